@@ -15,14 +15,16 @@ const WORKERS: u64 = 3;
 const VALUES: u64 = 100_000;
 const BUCKETS: usize = 16;
 /// Behind the buckets lies the largest value that was drawn.
-const LARGEST: u64 = 8 * BUCKETS as u64;
+const MAX_OFFSET: u64 = 8 * BUCKETS as u64;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match &args[..] {
-        [] => collect().await,
-        [flag, name, seed] if flag == "--worker" => work(name, seed.parse().unwrap_or(1)).await,
+        [] => run_collector().await,
+        [flag, name, seed] if flag == "--worker" => {
+            run_worker(name, seed.parse().unwrap_or(1)).await
+        }
         other => {
             eprintln!("atomics takes no arguments, not {other:?}");
             std::process::exit(2);
@@ -30,10 +32,10 @@ async fn main() -> Result<()> {
     }
 }
 
-async fn collect() -> Result<()> {
+async fn run_collector() -> Result<()> {
     let ep = Endpoint::bind("shm://").await?;
     let region = ep.domain().alloc(
-        LARGEST as usize + 8,
+        MAX_OFFSET as usize + 8,
         Access::REMOTE_READ | Access::REMOTE_WRITE,
     )?;
     let os = |call| move |error: std::io::Error| Error::os(call, error.raw_os_error().unwrap_or(0));
@@ -68,7 +70,7 @@ async fn collect() -> Result<()> {
     }
     println!(
         "the largest value drawn: {:.4}",
-        region.load::<f64>(LARGEST as usize)?
+        region.load::<f64>(MAX_OFFSET as usize)?
     );
     assert_eq!(
         counts.iter().sum::<u64>(),
@@ -83,9 +85,9 @@ async fn collect() -> Result<()> {
 
 /// Draws values, sums of three dice with a thousand faces, and counts them where the collector's
 /// memory lies.
-async fn work(collector: &str, seed: u64) -> Result<()> {
+async fn run_worker(collector: &str, seed: u64) -> Result<()> {
     let ep = Endpoint::bind("shm://").await?;
-    let peer = ep.lookup(collector).await?;
+    let peer = ep.add_peer(collector).await?;
     ep.send(peer, "where?").tag(1).await?;
     let remote = RemoteRegion::from_bytes(&ep.recv().from(peer).await?)?;
     let mut state = seed;
@@ -100,7 +102,7 @@ async fn work(collector: &str, seed: u64) -> Result<()> {
         let bucket = (value * BUCKETS as f64) as u64;
         ep.atomic(peer, remote.at(8 * bucket), AtomicOp::Sum, 1u64)
             .await?;
-        ep.atomic(peer, remote.at(LARGEST), AtomicOp::Max, value)
+        ep.atomic(peer, remote.at(MAX_OFFSET), AtomicOp::Max, value)
             .await?;
     }
     ep.send(peer, "done").tag(2).await?;

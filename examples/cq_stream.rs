@@ -18,7 +18,7 @@ async fn main() -> Result<()> {
         Endpoint::bind("shm://").await?,
         Endpoint::bind("shm://").await?,
     );
-    let peer = tx.lookup(rx.name()).await?;
+    let peer = tx.add_peer(rx.name()).await?;
 
     // The receiving side keeps some receives posted and posts each buffer again.
     let mut received = rx
@@ -54,7 +54,7 @@ async fn main() -> Result<()> {
             let request = tx.send(peer, b"some payload").data(posted).context(posted);
             match request.post() {
                 Ok(()) => posted += 1,
-                Err(failed) if matches!(failed.error, Error::Again(_)) => {
+                Err(failed) if matches!(failed.error, Error::WouldBlock(_)) => {
                     refused += 1;
                     break;
                 }

@@ -8,7 +8,7 @@ use fabric_async::{Endpoint, Error, Result};
 async fn main() -> Result<()> {
     let server = Endpoint::bind("shm://").await?; // a name of your own: "shm://echo"
     let client = Endpoint::bind("shm://").await?;
-    let peer = client.lookup(server.name()).await?;
+    let peer = client.add_peer(server.name()).await?;
     tokio::spawn(async move {
         let msg = server.recv().await?; // in memory of the domain's pool
         server.send(msg.source()?, msg.into_bytes()).await?;

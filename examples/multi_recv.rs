@@ -17,7 +17,7 @@ const MESSAGES: u64 = 1_000_000;
 /// Their lengths, in turn.
 const SIZES: [usize; 6] = [8, 200, 16, 64, 1000, 24];
 const BUFFERS: usize = 3;
-const BUFFER: usize = 256 << 10;
+const BUFFER_LEN: usize = 256 << 10;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
@@ -40,7 +40,7 @@ async fn receive() -> Result<()> {
     // All buffers are posted: when one is used up, the next is there already.
     let mut posted = std::collections::VecDeque::new();
     for _ in 0..BUFFERS {
-        posted.push_back(post(&ep, BytesMut::with_capacity(BUFFER))?);
+        posted.push_back(post(&ep, BytesMut::with_capacity(BUFFER_LEN))?);
     }
     let mut sender = Command::new(program)
         .args(["--sender", &name])
@@ -59,7 +59,7 @@ async fn receive() -> Result<()> {
             began.get_or_insert_with(Instant::now);
             let number = message.data().unwrap_or(u64::MAX);
             assert!(
-                number == received && message.len() == size(number),
+                number == received && message.len() == message_len(number),
                 "every message, and in order"
             );
             bytes += message.len();
@@ -70,8 +70,8 @@ async fn receive() -> Result<()> {
             // Here it is dropped. `message.into_buf()` would keep it, and its buffer with it.
         }
         let mut rest = messages.into_rest();
-        again += u64::from(rest.try_reclaim(BUFFER));
-        rest.reserve(BUFFER);
+        again += u64::from(rest.try_reclaim(BUFFER_LEN));
+        rest.reserve(BUFFER_LEN);
         posted.push_back(post(&ep, rest)?);
     }
     let took = began.map_or(0.0, |began| began.elapsed().as_secs_f64());
@@ -85,7 +85,7 @@ async fn receive() -> Result<()> {
     );
     println!(
         "{used} times a buffer of {} KiB, {} messages in each",
-        BUFFER >> 10,
+        BUFFER_LEN >> 10,
         received / used
     );
     println!("{again} times its memory was used again");
@@ -98,16 +98,16 @@ fn post(ep: &Endpoint, buf: BytesMut) -> Result<MultiRecv> {
     Ok(ep.recv_multi(buf).min_free(1000).start()?)
 }
 
-fn size(number: u64) -> usize {
+fn message_len(number: u64) -> usize {
     SIZES[number as usize % SIZES.len()]
 }
 
 async fn send(name: &str) -> Result<()> {
     let ep = Endpoint::bind("shm://").await?;
-    let peer = ep.lookup(name).await?;
+    let peer = ep.add_peer(name).await?;
     let payload = bytes::Bytes::from_static(&[7; 1000]);
     for number in 0..MESSAGES {
-        ep.send(peer, payload.slice(..size(number)))
+        ep.send(peer, payload.slice(..message_len(number)))
             .data(number)
             .await?;
     }

@@ -72,7 +72,7 @@ async fn main() -> Result<()> {
     println!("sends counted: {}", sends.wait(4).await?);
 
     // fi_mr_reg: a buffer under a key.
-    let region = domain.register(vec![0u8; 4096], Access::REMOTE_READ, None)?;
+    let region = domain.alloc_from(vec![0u8; 4096], Access::REMOTE_READ, None)?;
     println!("{region:?}");
     println!("{domain:#?}");
 

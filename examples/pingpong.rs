@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fabric_async::{Endpoint, Error, FiAddr, Result, WaitPolicy};
-use fabric_bench::peers::unless_lost;
+use fabric_bench::peers::with_loss_timeout;
 use fabric_bench::{floor, pin};
 use hdrhistogram::Histogram;
 
@@ -27,7 +27,7 @@ const SIZES: [usize; 8] = [8, 64, 256, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1
 /// Those of datagrams: the last fills a packet of Ethernet.
 const DATAGRAMS: [usize; 5] = [8, 64, 256, 1024, 1472];
 /// A peer that hears nothing for so long is alone.
-const ALONE: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time spent on one size: for the latency, and for the stream.
 const LATENCY_TIME: Duration = Duration::from_millis(700);
 const STREAM_TIME: Duration = Duration::from_millis(400);
@@ -64,37 +64,41 @@ fn main() -> Result<()> {
         })?;
     match peer_of {
         Some((name, core)) => {
-            core.map(pin::to_core);
-            runtime.block_on(in_a_task(peer(provider, name)))
+            core.map(pin::pin_to_core);
+            runtime.block_on(run_as_task(run_peer(provider, name)))
         }
         None => {
             let floor = (floor::core_to_core(), floor::memcpy(1 << 20));
-            let cores = pin::cores();
-            cores.first().map(|core| pin::to_core(*core));
-            runtime.block_on(in_a_task(measure(provider, floor, cores.last().copied())))
+            let cores = pin::available_cores();
+            cores.first().map(|core| pin::pin_to_core(*core));
+            runtime.block_on(run_as_task(run_measurements(
+                provider,
+                floor,
+                cores.last().copied(),
+            )))
         }
     }
 }
 
 /// Runs the work as services run: a task of its own is quicker than the future that `block_on`
 /// polls.
-async fn in_a_task(work: impl Future<Output = Result<()>> + Send + 'static) -> Result<()> {
+async fn run_as_task(work: impl Future<Output = Result<()>> + Send + 'static) -> Result<()> {
     tokio::spawn(work)
         .await
         .unwrap_or_else(|ended| std::panic::resume_unwind(ended.into_panic()))
 }
 
 /// The peer: does what it is asked until told to end, or until the other process is gone.
-async fn peer(provider: String, name: String) -> Result<()> {
-    let ep = endpoint(&provider).await?;
-    let other = ep.lookup(&name).await?;
+async fn run_peer(provider: String, name: String) -> Result<()> {
+    let ep = bind_endpoint(&provider).await?;
+    let other = ep.add_peer(&name).await?;
     if provider == "udp" {
-        return mirror(&ep, other).await;
+        return echo_datagrams(&ep, other).await;
     }
     ep.send(other, "ready").tag(CONTROL).await?;
     loop {
         let request = ep.recv().tag(CONTROL).from(other).await?;
-        let [what, size, count] = numbers(&request);
+        let [what, size, count] = decode_request(&request);
         let mut buf = vec![0u8; size as usize];
         match what {
             ECHO => {
@@ -115,12 +119,12 @@ async fn peer(provider: String, name: String) -> Result<()> {
 }
 
 /// Sends back what comes, until nothing does; the first word says where.
-async fn mirror(ep: &Endpoint, other: FiAddr) -> Result<()> {
+async fn echo_datagrams(ep: &Endpoint, other: FiAddr) -> Result<()> {
     ep.send(other, "ready").await?;
     let mut buf = vec![0; DATAGRAMS[DATAGRAMS.len() - 1]];
     loop {
         buf.resize(DATAGRAMS[DATAGRAMS.len() - 1], 0);
-        let Ok(got) = tokio::time::timeout(ALONE, ep.recv_into(buf)).await else {
+        let Ok(got) = tokio::time::timeout(IDLE_TIMEOUT, ep.recv_into(buf)).await else {
             return Ok(());
         };
         buf = ep.send(other, got?.into_buf()).await?.into_buf();
@@ -128,7 +132,7 @@ async fn mirror(ep: &Endpoint, other: FiAddr) -> Result<()> {
 }
 
 /// An endpoint at an address that the provider finds.
-async fn endpoint(provider: &str) -> Result<Endpoint> {
+async fn bind_endpoint(provider: &str) -> Result<Endpoint> {
     let anywhere = match provider {
         "tcp" => "tcp://127.0.0.1:0",
         "udp" => "udp://127.0.0.1:0",
@@ -140,13 +144,13 @@ async fn endpoint(provider: &str) -> Result<Endpoint> {
         .await
 }
 
-async fn measure(
+async fn run_measurements(
     provider: String,
     (line, memcpy): (Duration, f64),
     peer_core: Option<usize>,
 ) -> Result<()> {
-    let ep = endpoint(&provider).await?;
-    let _child = Peer::start(&provider, &ep.name().to_string(), peer_core)?;
+    let ep = bind_endpoint(&provider).await?;
+    let _child = ChildPeer::start(&provider, &ep.name().to_string(), peer_core)?;
     let datagrams = provider == "udp";
     let ready = if datagrams {
         ep.recv().await?
@@ -170,10 +174,10 @@ async fn measure(
     } else {
         &SIZES[..]
     } {
-        let latency = latency(&ep, peer, size, datagrams).await?;
+        let latency = measure_latency(&ep, peer, size, datagrams).await?;
         let mut rates = ["-".to_owned(), "-".to_owned(), "-".to_owned()];
         if !datagrams {
-            let rate = stream(&ep, peer, size).await?;
+            let rate = measure_stream(&ep, peer, size).await?;
             let bytes = rate * size as f64;
             rates = [
                 format!("{rate:.0}"),
@@ -182,10 +186,10 @@ async fn measure(
             ];
         }
         let at = |quantile| latency.value_at_quantile(quantile) as f64 / 1e3;
-        progress(None);
+        show_progress(None);
         println!(
             "{:>8}  {:>9.3} {:>9.3} {:>9.3}  {:>8.2}  {:>12} {:>8}  {:>8}",
-            label(size),
+            format_size(size),
             at(0.5),
             at(0.99),
             at(0.999),
@@ -199,11 +203,11 @@ async fn measure(
         // The mirror is ended with this process.
         return Ok(());
     }
-    ask(&ep, peer, [END, 0, 0]).await
+    send_request(&ep, peer, [END, 0, 0]).await
 }
 
 /// Half round trips, in nanoseconds.
-async fn latency(
+async fn measure_latency(
     ep: &Endpoint,
     peer: FiAddr,
     size: usize,
@@ -217,7 +221,7 @@ async fn latency(
     let mut warm = false;
     while start.elapsed() < LATENCY_TIME || histogram.is_empty() {
         if !datagrams {
-            ask(ep, peer, [ECHO, size as u64, batch]).await?;
+            send_request(ep, peer, [ECHO, size as u64, batch]).await?;
         }
         // The clock is looked at once a trip, which is a tenth of what is measured; what is done
         // with the time waits.
@@ -234,7 +238,7 @@ async fn latency(
             Ok::<_, Error>(())
         };
         if datagrams {
-            unless_lost(trips, &done)
+            with_loss_timeout(trips, &done)
                 .await
                 .expect("a datagram was lost, which ends a ping-pong")?;
         } else {
@@ -247,7 +251,7 @@ async fn latency(
         let per_trip = (times[times.len() - 1] - times[0]).as_secs_f64() / batch as f64;
         batch = ((LATENCY_TIME.as_secs_f64() / 10.0 / per_trip) as u64).clamp(10, 1 << 20);
         warm = true;
-        progress(Some((
+        show_progress(Some((
             size,
             "latency",
             start.elapsed().as_secs_f64() / LATENCY_TIME.as_secs_f64(),
@@ -262,30 +266,30 @@ async fn latency(
 }
 
 /// Messages per second in one direction.
-async fn stream(ep: &Endpoint, peer: FiAddr, size: usize) -> Result<f64> {
+async fn measure_stream(ep: &Endpoint, peer: FiAddr, size: usize) -> Result<f64> {
     let mut buffers: Vec<Vec<u8>> = (0..WINDOW).map(|_| vec![7u8; size]).collect();
     let mut count = 2000.min((256 << 20) / size as u64).max(64);
     let (start, mut rates) = (Instant::now(), Vec::new());
     while start.elapsed() < STREAM_TIME {
-        ask(ep, peer, [SINK, size as u64, count]).await?;
+        send_request(ep, peer, [SINK, size as u64, count]).await?;
         let began = Instant::now();
         let mut under_way = std::collections::VecDeque::with_capacity(WINDOW);
         for _ in 0..count {
             let buf = match buffers.pop() {
                 Some(buf) => buf,
-                None => finish(&mut under_way).await?,
+                None => await_oldest(&mut under_way).await?,
             };
             under_way.push_back(ep.send(peer, buf).start()?);
         }
         while !under_way.is_empty() {
-            buffers.push(finish(&mut under_way).await?);
+            buffers.push(await_oldest(&mut under_way).await?);
         }
         ep.recv().tag(CONTROL).from(peer).await?;
         let elapsed = began.elapsed().as_secs_f64();
         rates.push(count as f64 / elapsed);
         count =
             ((count as f64 * STREAM_TIME.as_secs_f64() / 5.0 / elapsed) as u64).clamp(64, 1 << 22);
-        progress(Some((
+        show_progress(Some((
             size,
             "stream ",
             start.elapsed().as_secs_f64() / STREAM_TIME.as_secs_f64(),
@@ -295,7 +299,7 @@ async fn stream(ep: &Endpoint, peer: FiAddr, size: usize) -> Result<f64> {
     Ok(rates[rates.len() / 2])
 }
 
-async fn finish(
+async fn await_oldest(
     under_way: &mut std::collections::VecDeque<fabric_async::Operation<Vec<u8>>>,
 ) -> Result<Vec<u8>> {
     match under_way.pop_front() {
@@ -304,7 +308,7 @@ async fn finish(
     }
 }
 
-async fn ask(ep: &Endpoint, peer: FiAddr, request: [u64; 3]) -> Result<()> {
+async fn send_request(ep: &Endpoint, peer: FiAddr, request: [u64; 3]) -> Result<()> {
     let bytes: Vec<u8> = request
         .iter()
         .flat_map(|number| number.to_le_bytes())
@@ -313,7 +317,7 @@ async fn ask(ep: &Endpoint, peer: FiAddr, request: [u64; 3]) -> Result<()> {
     Ok(())
 }
 
-fn numbers(bytes: &[u8]) -> [u64; 3] {
+fn decode_request(bytes: &[u8]) -> [u64; 3] {
     let mut numbers = [END, 0, 0];
     for (number, bytes) in numbers.iter_mut().zip(bytes.chunks_exact(8)) {
         *number = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
@@ -321,7 +325,7 @@ fn numbers(bytes: &[u8]) -> [u64; 3] {
     numbers
 }
 
-fn label(size: usize) -> String {
+fn format_size(size: usize) -> String {
     match size {
         _ if size >= 1 << 20 => format!("{} MiB", size >> 20),
         _ if size >= 1 << 10 => format!("{} KiB", size >> 10),
@@ -330,14 +334,19 @@ fn label(size: usize) -> String {
 }
 
 /// A line that is overwritten while work goes on; nothing when nobody watches.
-fn progress(at: Option<(usize, &str, f64)>) {
+fn show_progress(at: Option<(usize, &str, f64)>) {
     let mut out = std::io::stderr();
     if !out.is_terminal() {
         return;
     }
     let _ = match at {
         Some((size, what, part)) => {
-            write!(out, "\r{:>8}  {what} {:>3.0} %", label(size), part * 100.0)
+            write!(
+                out,
+                "\r{:>8}  {what} {:>3.0} %",
+                format_size(size),
+                part * 100.0
+            )
         }
         None => write!(out, "\r{:30}\r", ""),
     };
@@ -345,9 +354,9 @@ fn progress(at: Option<(usize, &str, f64)>) {
 }
 
 /// The second process; ended with this one.
-struct Peer(Child);
+struct ChildPeer(Child);
 
-impl Peer {
+impl ChildPeer {
     fn start(provider: &str, name: &str, core: Option<usize>) -> Result<Self> {
         let failed = |error: std::io::Error| Error::Os {
             call: "execve",
@@ -363,7 +372,7 @@ impl Peer {
     }
 }
 
-impl Drop for Peer {
+impl Drop for ChildPeer {
     fn drop(&mut self) {
         // It ends by itself when it was asked to, or when this process goes; this is for errors in
         // between.

@@ -16,15 +16,15 @@ use fabric_async::{Access, AtomicOp, Class, Endpoint, Error, OpKind, RemoteRegio
 const FRAME: usize = 1 << 20;
 const FRAMES: u64 = 500;
 /// Where the count of frames that were looked at lies: behind the two frames.
-const LOOKED_AT: usize = 2 * FRAME;
+const CREDIT_OFFSET: usize = 2 * FRAME;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match &args[..] {
-        [] => viewer("shm").await,
-        [flag, provider] if flag == "--provider" => viewer(provider).await,
-        [flag, name] if flag == "--camera" => camera(name).await,
+        [] => run_viewer("shm").await,
+        [flag, provider] if flag == "--provider" => run_viewer(provider).await,
+        [flag, name] if flag == "--camera" => run_camera(name).await,
         other => {
             eprintln!("rma takes --provider and its name, or nothing, not {other:?}");
             std::process::exit(2);
@@ -32,19 +32,20 @@ async fn main() -> Result<()> {
     }
 }
 
-async fn viewer(provider: &str) -> Result<()> {
+async fn run_viewer(provider: &str) -> Result<()> {
     let ep = Endpoint::bind(&format!("{provider}://")).await?;
-    let region = ep
-        .domain()
-        .alloc(LOOKED_AT + 8, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+    let region = ep.domain().alloc(
+        CREDIT_OFFSET + 8,
+        Access::REMOTE_READ | Access::REMOTE_WRITE,
+    )?;
     let mut completions = ep
         .completions()
         .ok_or(Error::Unbound(Class::CompletionQueue))?;
-    let program = std::env::current_exe().map_err(os("readlink"))?;
+    let program = std::env::current_exe().map_err(os_error("readlink"))?;
     let mut camera = Command::new(program)
         .args(["--camera", &ep.name().to_string()])
         .spawn()
-        .map_err(os("fork"))?;
+        .map_err(os_error("fork"))?;
 
     let hello = ep.recv().await?;
     ep.send(hello.source()?, region.remote().to_bytes().to_vec())
@@ -64,29 +65,29 @@ async fn viewer(provider: &str) -> Result<()> {
             frame.iter().all(|pixel| *pixel == number as u8),
             "all of frame {number}"
         );
-        region.atomic(LOOKED_AT, AtomicOp::Sum, 1u64)?;
+        region.atomic(CREDIT_OFFSET, AtomicOp::Sum, 1u64)?;
     }
     let rate = FRAMES as f64 / began.elapsed().as_secs_f64();
     println!(
         "{FRAMES} frames of 1 MiB written, looked at and checked: {rate:.0} frames per second"
     );
     ep.send(hello.source()?, "thank you").await?;
-    camera.wait().map_err(os("wait4"))?;
+    camera.wait().map_err(os_error("wait4"))?;
     Ok(())
 }
 
-async fn camera(viewer: &str) -> Result<()> {
+async fn run_camera(viewer: &str) -> Result<()> {
     let provider = viewer.split_once("://").map_or("shm", |(scheme, _)| scheme);
     // As libfabric writes them, with its prefix.
     let ep = Endpoint::bind(&format!("{}://", provider.trim_start_matches("fi_"))).await?;
-    let peer = ep.lookup(viewer).await?;
+    let peer = ep.add_peer(viewer).await?;
     ep.send(peer, "here I am").await?;
     let remote = RemoteRegion::from_bytes(&ep.recv().from(peer).await?)?;
     let mut frame = vec![0u8; FRAME];
     for number in 0..FRAMES {
         // Two frames may be under way: the one before the last must have been looked at.
         while ep
-            .atomic_load::<u64>(peer, remote.at(LOOKED_AT as u64))
+            .atomic_load::<u64>(peer, remote.at(CREDIT_OFFSET as u64))
             .await?
             + 2
             <= number
@@ -101,7 +102,7 @@ async fn camera(viewer: &str) -> Result<()> {
     Ok(())
 }
 
-fn os(call: &'static str) -> impl Fn(std::io::Error) -> Error {
+fn os_error(call: &'static str) -> impl Fn(std::io::Error) -> Error {
     move |error| Error::Os {
         call,
         errno: error.raw_os_error().unwrap_or(0),

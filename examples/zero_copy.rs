@@ -21,8 +21,8 @@ const STEP: usize = 64 << 10;
 async fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match &args[..] {
-        [] => render().await,
-        [flag, name] if flag == "--screen" => screen(name).await,
+        [] => run_renderer().await,
+        [flag, name] if flag == "--screen" => run_screen(name).await,
         other => {
             eprintln!("zero_copy takes no arguments, not {other:?}");
             std::process::exit(2);
@@ -30,7 +30,7 @@ async fn main() -> Result<()> {
     }
 }
 
-async fn render() -> Result<()> {
+async fn run_renderer() -> Result<()> {
     let ep = Endpoint::bind("shm://").await?;
     let os = |call| move |error: std::io::Error| Error::os(call, error.raw_os_error().unwrap_or(0));
     let program = std::env::current_exe().map_err(os("readlink"))?;
@@ -41,14 +41,14 @@ async fn render() -> Result<()> {
         .map_err(os("fork"))?;
     let peer = ep.recv().await?.source()?;
 
-    let lent = frames(&ep, peer, async |number| {
+    let lent = run_frames(&ep, peer, async |number| {
         let mut frame = ep.loan(FRAME)?;
         draw(&mut frame, number);
         Ok(ep.lend(peer, frame).await?)
     });
     let lent = lent.await?;
     let mut buf = vec![0u8; FRAME];
-    let copied = frames(&ep, peer, async |number| {
+    let copied = run_frames(&ep, peer, async |number| {
         draw(&mut buf, number);
         buf = ep.send(peer, std::mem::take(&mut buf)).await?.into_buf();
         Ok(())
@@ -63,7 +63,7 @@ async fn render() -> Result<()> {
 }
 
 /// Passes all frames on, each when the one before was seen.
-async fn frames(
+async fn run_frames(
     ep: &Endpoint,
     peer: FiAddr,
     mut pass: impl AsyncFnMut(u64) -> Result<()>,
@@ -83,15 +83,15 @@ fn draw(frame: &mut [u8], number: u64) {
         .for_each(|pixel| *pixel = number as u8);
 }
 
-async fn screen(name: &str) -> Result<()> {
+async fn run_screen(name: &str) -> Result<()> {
     let ep = Endpoint::bind("shm://").await?;
-    let renderer = ep.lookup(name).await?;
+    let renderer = ep.add_peer(name).await?;
     ep.send(renderer, "ready").await?;
     for number in 0..2 * FRAMES {
         // SAFETY: the renderer does not write a frame that it has lent.
-        let frame = unsafe { ep.recv_lent() }.from(renderer).await?;
+        let frame = unsafe { ep.recv_loan() }.from(renderer).await?;
         assert_eq!(
-            frame.buf.is_shared(),
+            frame.buf.is_in_place(),
             number < FRAMES,
             "the first half is lent"
         );

@@ -4,29 +4,29 @@ use fabric_async::{Endpoint, Result, WaitPolicy};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::Runtime;
 
-use crate::work::Work;
+use crate::work::Microbench;
 
 /// Passes of one repetition.
-const COUNT: usize = 64;
+const PASSES: usize = 64;
 /// Passes after which all peers that say nothing are left alone.
-const UNTIL_QUIET: usize = 3000;
+const PASSES_UNTIL_IDLE: usize = 3000;
 
-pub(crate) fn all() -> Vec<Work> {
+pub(crate) fn all() -> Vec<Microbench> {
     vec![
-        ("64 empty passes/1 idle peer", passes(1)),
-        ("64 empty passes/16 idle peers", passes(16)),
-        ("64 empty passes/256 idle peers", passes(256)),
+        ("64 empty passes/1 idle peer", empty_passes(1)),
+        ("64 empty passes/16 idle peers", empty_passes(16)),
+        ("64 empty passes/256 idle peers", empty_passes(256)),
     ]
 }
 
 /// An endpoint that each of its peers has sent a message to.
-struct Host {
+struct IdlePeersFixture {
     ep: Endpoint,
     _peers: Vec<Endpoint>,
     _runtime: Runtime,
 }
 
-impl Host {
+impl IdlePeersFixture {
     fn open(peers: usize) -> Self {
         // More than many shells allow at first.
         let limit = getrlimit(Resource::Nofile);
@@ -47,7 +47,7 @@ impl Host {
             let mut peers_open = Vec::new();
             for _ in 0..peers {
                 let peer = options.clone().bind("shm://").await?;
-                let to = peer.lookup(ep.name()).await?;
+                let to = peer.add_peer(ep.name()).await?;
                 peer.send(to, "here").await?;
                 drop(ep.recv().await?);
                 peers_open.push(peer);
@@ -55,7 +55,7 @@ impl Host {
             Ok((ep, peers_open))
         });
         let (ep, _peers) = opened.expect("shared memory");
-        for _ in 0..UNTIL_QUIET {
+        for _ in 0..PASSES_UNTIL_IDLE {
             ep.domain().progress();
         }
         Self {
@@ -67,11 +67,11 @@ impl Host {
 }
 
 /// Opened with the first repetition, so that others do without.
-fn passes(peers: usize) -> Box<dyn FnMut() -> usize> {
+fn empty_passes(peers: usize) -> Box<dyn FnMut() -> usize> {
     let mut host = None;
     Box::new(move || {
-        let host = host.get_or_insert_with(|| Host::open(peers));
+        let host = host.get_or_insert_with(|| IdlePeersFixture::open(peers));
         let domain = host.ep.domain();
-        (0..COUNT).filter(|_| !domain.progress()).count()
+        (0..PASSES).filter(|_| !domain.progress()).count()
     })
 }

@@ -5,25 +5,25 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use fabric_core::Address;
-use fabric_core::buf::Pool;
+use fabric_core::buf::BufferPool;
 use fabric_core::flags::Access;
-use fabric_core::matching::{Envelope, Matcher, PeerKey, Posted, RecvSpec, TagMatch};
+use fabric_core::matching::{Envelope, Matcher, PeerKey, RecvPostResult, RecvSpec, TagMatch};
 use fabric_core::mr::{LocalMemory, RegionTable, check_access, check_range};
 
 /// A piece of work, with its name; the result keeps the compiler from leaving it out, and is zero
 /// when the work has failed.
-pub(crate) type Work = (&'static str, Box<dyn FnMut() -> usize>);
+pub(crate) type Microbench = (&'static str, Box<dyn FnMut() -> usize>);
 
 /// All of it, each ready to be repeated.
-pub(crate) fn all() -> Vec<Work> {
-    let mut all = fabric_reactor::work::all();
-    all.extend(pure());
+pub(crate) fn all() -> Vec<Microbench> {
+    let mut all = fabric_reactor::microbench::all();
+    all.extend(pure_benchmarks());
     all.extend(crate::message::all());
     all.extend(crate::peers::all());
     all
 }
 
-fn pure() -> Vec<Work> {
+fn pure_benchmarks() -> Vec<Microbench> {
     vec![
         ("matching/posted", posted(0)),
         ("matching/posted behind 1000 others", posted(1000)),
@@ -51,7 +51,7 @@ fn envelope(matcher: &mut Matcher<u32, u32>, tag: u64) -> Envelope {
         len: 8,
         data: None,
         arrival,
-        receipt: None,
+        ack: None,
     }
 }
 
@@ -60,14 +60,16 @@ fn posted(others: u64) -> Box<dyn FnMut() -> usize> {
     let mut matcher = Matcher::new();
     for tag in 0..others {
         assert!(
-            matches!(matcher.post(tagged(tag), 0), Posted::Queued(_)),
+            matches!(matcher.post(tagged(tag), 0), RecvPostResult::Queued(_)),
             "nothing has arrived yet"
         );
     }
     Box::new(move || {
-        let queued = matches!(matcher.post(tagged(1 << 40), 1), Posted::Queued(_));
+        let queued = matches!(matcher.post(tagged(1 << 40), 1), RecvPostResult::Queued(_));
         let message = envelope(&mut matcher, 1 << 40);
-        let receive = matcher.arrive(black_box(&message)).filter(|_| queued);
+        let receive = matcher
+            .match_message(black_box(&message))
+            .filter(|_| queued);
         receive.map_or(0, |receive| receive as usize)
     })
 }
@@ -77,12 +79,12 @@ fn unexpected() -> Box<dyn FnMut() -> usize> {
     let mut matcher = Matcher::new();
     Box::new(move || {
         let message = envelope(&mut matcher, 7);
-        if matcher.arrive(black_box(&message)).is_none() {
-            matcher.wait(message, 3);
+        if matcher.match_message(black_box(&message)).is_none() {
+            matcher.add_unexpected(message, 3);
         }
         match matcher.post(tagged(7), 1) {
-            Posted::Matched(envelope, _) => envelope.len,
-            Posted::Queued(_) => 0,
+            RecvPostResult::Matched(envelope, _) => envelope.len,
+            RecvPostResult::Queued(_) => 0,
         }
     })
 }
@@ -132,7 +134,7 @@ fn address() -> Box<dyn FnMut() -> usize> {
 }
 
 fn pool() -> Box<dyn FnMut() -> usize> {
-    let pool = Pool::new();
+    let pool = BufferPool::new();
     Box::new(move || {
         let mut buf = pool.take(black_box(4096));
         buf.extend_from_slice(&[7; 64]);

@@ -6,24 +6,27 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::choice::{Api, Bench, Drive, Op, Runtime, Wait};
-use crate::compare::{Scope, choose, compare};
-use crate::goals::{self, goals};
-use crate::info::{EpKind, describe, hints};
-use crate::measure::{Budget, Plan, WINDOW, measure};
+use crate::compare::{CompareConfig, compare, select_peers};
+use crate::goals::{self, run_goals};
+use crate::info::{EpTypeArg, build_hints, format_offers};
+use crate::measure::{Budget, DEFAULT_WINDOW, Plan, measure};
+use crate::options::{Api, Bench, BenchOp, ProgressMode, RuntimeKind, WaitMode};
 use crate::output::{Output, print};
-use crate::pair::{Pair, serve, until_stdin_ends};
-use crate::peers::{Case, Datagrams, Ours, Peer, Sockets, all, echo, echo_datagrams, tied};
-use crate::pin::Pin;
+use crate::peer_process::{PeerProcess, exit_on_stdin_eof, serve};
+use crate::peers::{
+    BenchCase, BenchPeer, FabricPeer, FabricUdp, TokioSocket, all_peers, echo_datagrams, exec_tied,
+    serve_echo,
+};
+use crate::pin::CorePinning;
 use crate::size::Size;
 use crate::soak::soak;
 use crate::stop::Stop;
 use crate::{Error, Result, congestion, floor, record, report};
 
 /// Sizes in bytes, unless said otherwise.
-const LATENCIES: &[usize] = &[8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
-const STREAMS: &[usize] = &[4 << 10, 64 << 10, 1 << 20];
-const RATES: &[usize] = &[8];
+const LATENCY_SIZES: &[usize] = &[8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
+const BANDWIDTH_SIZES: &[usize] = &[4 << 10, 64 << 10, 1 << 20];
+const RATE_SIZES: &[usize] = &[8];
 
 /// Measures the fabric, what this machine can do at all, and others beside it.
 #[derive(Debug, Parser)]
@@ -60,7 +63,7 @@ enum Command {
     },
     /// The other side of a soak
     #[command(hide = true)]
-    SoakFar {
+    SoakReceiver {
         #[arg(long)]
         listen: String,
     },
@@ -68,14 +71,14 @@ enum Command {
     #[command(hide = true)]
     Echo {
         #[arg(value_enum)]
-        socket: Sockets,
+        socket: TokioSocket,
     },
     /// The other side of a measurement of datagrams
     #[command(hide = true)]
     EchoDatagrams,
     /// A program of others that ends with the process that started it
     #[command(hide = true)]
-    Tied {
+    ExecTied {
         #[arg(long)]
         parent: u32,
         #[arg(long)]
@@ -93,14 +96,14 @@ enum Command {
 struct FloorArgs {
     /// Cores: auto, none, or two of them
     #[arg(long, default_value = "auto", value_name = "auto|none|A,B")]
-    pin: Pin,
+    pin: CorePinning,
     /// One JSON object a line instead of a table
     #[arg(long)]
     json: bool,
 }
 
 /// What the measuring side tells the other.
-const SAID_ELSEWHERE: [&str; 17] = [
+const CONFLICTS_WITH_LISTEN: [&str; 17] = [
     "provider",
     "op",
     "size",
@@ -127,7 +130,7 @@ struct MeasureArgs {
     provider: String,
     /// The operation that moves the bytes
     #[arg(long, value_enum, default_value = "send")]
-    op: Op,
+    op: BenchOp,
     /// Sizes of messages: 8,64KiB,1MiB
     #[arg(
         long,
@@ -141,13 +144,13 @@ struct MeasureArgs {
     api: Api,
     /// How waiting is done
     #[arg(long, value_enum, default_value = "spin")]
-    wait: Wait,
+    wait: WaitMode,
     /// Who makes progress
     #[arg(long, value_enum, default_value = "manual")]
-    progress: Drive,
+    progress: ProgressMode,
     /// The Tokio runtime of each thread
     #[arg(long, value_enum, default_value = "current")]
-    runtime: Runtime,
+    runtime: RuntimeKind,
     /// Measuring threads, each with an endpoint and a domain of its own
     #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     threads: usize,
@@ -163,12 +166,12 @@ struct MeasureArgs {
     )]
     iters: Option<u64>,
     /// Time for each size
-    #[arg(long, default_value_t = 1.5, value_parser = seconds, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 1.5, value_parser = parse_seconds, allow_negative_numbers = true)]
     seconds: f64,
     /// From which size on messages are copied once instead of twice, by themselves or not: 0,
     /// 64KiB, 1GiB
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
-    single_copy_from: Option<Size>,
+    single_copy_threshold: Option<Size>,
     /// Endpoints on the other side that are connected as well, and silent, for each thread
     #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     idle: usize,
@@ -177,10 +180,10 @@ struct MeasureArgs {
     congestion: Option<String>,
     /// Cores, dealt out in turn to this side and the other
     #[arg(long, default_value = "auto", value_name = "auto|none|A,B,..")]
-    pin: Pin,
+    pin: CorePinning,
     /// Only be the other side, at this address, for one measurement; all else is said where it is
     /// measured
-    #[arg(long, value_name = "ADDR", conflicts_with_all = SAID_ELSEWHERE)]
+    #[arg(long, value_name = "ADDR", conflicts_with_all = CONFLICTS_WITH_LISTEN)]
     listen: Option<String>,
     /// Measure with the other side at this address, started with --listen
     #[arg(long, value_name = "ADDR")]
@@ -195,7 +198,7 @@ struct StreamArgs {
     #[command(flatten)]
     measure: MeasureArgs,
     /// Messages under way; --op inject has none under way, and no window
-    #[arg(long, default_value_t = WINDOW, allow_negative_numbers = true, conflicts_with = "listen")]
+    #[arg(long, default_value_t = DEFAULT_WINDOW, allow_negative_numbers = true, conflicts_with = "listen")]
     window: usize,
 }
 
@@ -205,7 +208,7 @@ struct SoakArgs {
     #[arg(long, default_value = "shm")]
     provider: String,
     /// For how long
-    #[arg(long, default_value = "60", value_parser = seconds, allow_negative_numbers = true)]
+    #[arg(long, default_value = "60", value_parser = parse_seconds, allow_negative_numbers = true)]
     seconds: f64,
 }
 
@@ -215,8 +218,8 @@ struct CompareArgs {
     #[arg(long, default_value = "shm")]
     provider: String,
     /// What is compared; peers that have nothing like it are left out
-    #[arg(long, value_enum, default_value_t = Op::Send)]
-    op: Op,
+    #[arg(long, value_enum, default_value_t = BenchOp::Send)]
+    op: BenchOp,
     /// Fewer sizes and shorter runs: within three minutes
     #[arg(long)]
     quick: bool,
@@ -238,11 +241,11 @@ struct CompareArgs {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=100), allow_negative_numbers = true)]
     repeat: Option<u16>,
     /// Time of one measurement
-    #[arg(long, value_parser = seconds, allow_negative_numbers = true)]
+    #[arg(long, value_parser = parse_seconds, allow_negative_numbers = true)]
     seconds: Option<f64>,
     /// Cores: auto, none, or two of them
     #[arg(long, default_value = "auto", value_name = "auto|none|A,B")]
-    pin: Pin,
+    pin: CorePinning,
     /// One JSON object a line for every single run, instead of tables
     #[arg(long)]
     json: bool,
@@ -268,7 +271,7 @@ struct InfoArgs {
     provider: Option<String>,
     /// Only endpoints of this type
     #[arg(short = 't', long, value_enum)]
-    ep_type: Option<EpKind>,
+    ep_type: Option<EpTypeArg>,
     /// Only what has these capabilities: msg,tagged
     #[arg(short, long, value_name = "LIST")]
     caps: Option<String>,
@@ -296,44 +299,45 @@ impl Cli {
                     records.extend(record::read(file)?);
                 }
                 let at = args.output.display();
-                std::fs::write(&args.output, report::page(&records)?)
+                std::fs::write(&args.output, report::render_page(&records)?)
                     .map_err(Error::io(format!("writing {at}")))?;
                 print(&format!("{at}: {} results", records.len()))
             }
             Command::Info(args) => {
-                let hints = hints(args.provider.as_deref(), args.ep_type, args.caps.as_deref())?;
-                let offers = Runtime::Current
+                let hints =
+                    build_hints(args.provider.as_deref(), args.ep_type, args.caps.as_deref())?;
+                let offers = RuntimeKind::Current
                     .run(async move { Ok(fabric_async::discover(&hints).await?) })?;
-                print(describe(&offers, args.verbose).trim_end())
+                print(format_offers(&offers, args.verbose).trim_end())
             }
             Command::Soak(args) => {
                 let stop = Stop::on_ctrl_c()?;
                 soak(&args.provider, Duration::from_secs_f64(args.seconds), &stop)
             }
-            Command::SoakFar { listen } => {
-                until_stdin_ends()?;
-                crate::soak::serve(&listen)
+            Command::SoakReceiver { listen } => {
+                exit_on_stdin_eof()?;
+                crate::soak::serve_soak(&listen)
             }
             Command::Serve { listen } => {
-                until_stdin_ends()?;
+                exit_on_stdin_eof()?;
                 serve(&listen)
             }
             Command::Echo { socket } => {
-                until_stdin_ends()?;
-                echo(socket)
+                exit_on_stdin_eof()?;
+                serve_echo(socket)
             }
             Command::EchoDatagrams => {
-                until_stdin_ends()?;
+                exit_on_stdin_eof()?;
                 echo_datagrams()
             }
-            Command::Tied {
+            Command::ExecTied {
                 parent,
                 core,
                 command,
-            } => tied(parent, core, &command),
+            } => exec_tied(parent, core, &command),
             #[cfg(feature = "iceoryx2")]
             Command::EchoIceoryx2 { name, size } => {
-                until_stdin_ends()?;
+                exit_on_stdin_eof()?;
                 crate::peers::echo_iceoryx2(&name, size)
             }
         }
@@ -344,15 +348,20 @@ impl CompareArgs {
     fn run(self) -> Result<()> {
         let stop = Stop::on_ctrl_c()?;
         if self.goals {
-            goals::check(&self.provider)?;
+            goals::check_provider(&self.provider)?;
             return self.goals(&stop);
         }
         let asked: Vec<usize> = self.size.iter().map(|size| size.0).collect();
         let (latencies, streams, repeat, time) = match self.quick {
             true => (vec![8, 4 << 10, 64 << 10], vec![64 << 10], 3, 0.4),
-            false => (LATENCIES.to_vec(), [RATES, STREAMS].concat(), 5, 1.0),
+            false => (
+                LATENCY_SIZES.to_vec(),
+                [RATE_SIZES, BANDWIDTH_SIZES].concat(),
+                5,
+                1.0,
+            ),
         };
-        let asked = if self.op == Op::Atomic && asked.is_empty() {
+        let asked = if self.op == BenchOp::Atomic && asked.is_empty() {
             vec![8]
         } else {
             asked
@@ -364,7 +373,7 @@ impl CompareArgs {
                 asked.clone()
             }
         };
-        let scope = Scope {
+        let scope = CompareConfig {
             op: self.op,
             latencies: or(latencies),
             streams: or(streams),
@@ -373,22 +382,23 @@ impl CompareArgs {
             pin: self.pin.clone(),
         };
         self.check(&scope)?;
-        let peers = choose(all(&self.provider), &self.peer)?;
+        let peers = select_peers(all_peers(&self.provider), &self.peer)?;
         compare(&peers, &scope, self.json, &stop)?;
-        let everything = self.size.is_empty() && self.peer.is_empty() && self.op == Op::Send;
+        let everything = self.size.is_empty() && self.peer.is_empty() && self.op == BenchOp::Send;
         if !self.json {
-            congestion::note(&self.provider, None).map_or(Ok(()), |note| print(&note))?;
+            congestion::describe(&self.provider, None).map_or(Ok(()), |note| print(&note))?;
         }
-        if everything && !self.quick && !self.json && goals::check(&self.provider).is_ok() {
+        if everything && !self.quick && !self.json && goals::check_provider(&self.provider).is_ok()
+        {
             self.goals(&stop)?;
         }
         Ok(())
     }
 
     /// Whether the fabric can be measured like this.
-    fn check(&self, scope: &Scope) -> Result<()> {
-        let (op, time, cores) = (scope.op, scope.time, scope.pin.lane(0));
-        let case = |bench, size| Case {
+    fn check(&self, scope: &CompareConfig) -> Result<()> {
+        let (op, time, cores) = (scope.op, scope.time, scope.pin.worker_cores(0));
+        let case = |bench, size| BenchCase {
             bench,
             op,
             size,
@@ -396,28 +406,28 @@ impl CompareArgs {
             cores,
         };
         if self.provider == "udp" {
-            let refused = |size: &&Size| !Datagrams.measures(&case(Bench::Lat, size.0));
+            let refused = |size: &&Size| !FabricUdp.supports(&case(Bench::Lat, size.0));
             return match self.size.iter().find(refused) {
-                _ if op != Op::Send => {
-                    Err(Error::Refused("over udp only --op send is measured".into()))
-                }
-                Some(size) => Err(Error::Refused(format!(
+                _ if op != BenchOp::Send => Err(Error::InvalidRequest(
+                    "over udp only --op send is measured".into(),
+                )),
+                Some(size) => Err(Error::InvalidRequest(format!(
                     "a datagram has no room for messages of {size}"
                 ))),
                 None => Ok(()),
             };
         }
-        let ours = Ours::new(&self.provider);
+        let ours = FabricPeer::new(&self.provider);
         for (bench, sizes) in [(Bench::Lat, &scope.latencies), (Bench::Bw, &scope.streams)] {
             let plan = ours.plan(&case(bench, sizes.iter().copied().max().unwrap_or(0)));
-            Runtime::Current.run(async move { plan.check().await })?;
+            RuntimeKind::Current.run(async move { plan.check().await })?;
         }
         Ok(())
     }
 
     fn goals(&self, stop: &Stop) -> Result<()> {
         let time = Duration::from_secs_f64(self.seconds.unwrap_or(0.4));
-        goals(
+        run_goals(
             &self.provider,
             self.repeat.unwrap_or(3).into(),
             time,
@@ -439,8 +449,8 @@ impl MeasureArgs {
         );
         let plan = self.plan(bench, window)?;
         let mut pair = match connect {
-            Some(at) => Pair::connect(&at)?,
-            None => Pair::start(&plan.provider)?,
+            Some(at) => PeerProcess::connect(&at)?,
+            None => PeerProcess::start(&plan.provider)?,
         };
         let (mut floor, mut timer, mut idle) = (None, 0.0, None);
         measure(&plan, &mut pair, &stop, |record| {
@@ -450,7 +460,7 @@ impl MeasureArgs {
             output.emit(&record)
         })?;
         stop.check()?;
-        if let Some(note) = congestion::note(&plan.provider, plan.congestion.as_deref()) {
+        if let Some(note) = congestion::describe(&plan.provider, plan.congestion.as_deref()) {
             output.note(&note)?;
         }
         if let Some(bytes) = idle {
@@ -482,9 +492,9 @@ impl MeasureArgs {
     fn plan(self, bench: Bench, window: usize) -> Result<Plan> {
         let sizes: Vec<usize> = match (self.size.is_empty(), bench) {
             (false, _) => self.size.iter().map(|size| size.0).collect(),
-            (true, Bench::Lat) => LATENCIES.to_vec(),
-            (true, Bench::Bw) => STREAMS.to_vec(),
-            (true, Bench::Rate) => RATES.to_vec(),
+            (true, Bench::Lat) => LATENCY_SIZES.to_vec(),
+            (true, Bench::Bw) => BANDWIDTH_SIZES.to_vec(),
+            (true, Bench::Rate) => RATE_SIZES.to_vec(),
         };
         let cut = self.size.is_empty();
         let mut plan = Plan {
@@ -501,15 +511,17 @@ impl MeasureArgs {
             budget: self
                 .iters
                 .map_or(Budget::Seconds(self.seconds), Budget::Iters),
-            single_copy_from: self.single_copy_from.map(|size| size.0),
+            single_copy_threshold: self.single_copy_threshold.map(|size| size.0),
             idle: self.idle,
             congestion: self.congestion,
             sizes,
-            cores: (0..self.threads).map(|lane| self.pin.lane(lane)).collect(),
+            cores: (0..self.threads)
+                .map(|lane| self.pin.worker_cores(lane))
+                .collect(),
         };
-        Runtime::Current.run(async move {
+        RuntimeKind::Current.run(async move {
             if cut {
-                plan.cut_sizes().await?;
+                plan.drop_oversized().await?;
             }
             plan.check().await?;
             Ok(plan)
@@ -517,7 +529,7 @@ impl MeasureArgs {
     }
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+fn parse_seconds(text: &str) -> Result<f64, String> {
     let seconds: Option<f64> = text.parse().ok();
     seconds
         .filter(|seconds| (0.001..=3600.0).contains(seconds))

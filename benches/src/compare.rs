@@ -4,21 +4,21 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::choice::{Bench, Op};
+use crate::options::{Bench, BenchOp};
 use crate::output::{Output, print};
-use crate::peers::{Case, Peer};
-use crate::pin::Pin;
+use crate::peers::{BenchCase, BenchPeer};
+use crate::pin::CorePinning;
 use crate::record::Record;
 use crate::samples::median;
 use crate::size::Size;
 use crate::stop::Stop;
-use crate::{Error, Result, progress, table};
+use crate::{Error, Result, progress_bar, table};
 
 /// What is compared.
 #[derive(Clone, Debug)]
-pub struct Scope {
+pub struct CompareConfig {
     /// The operation; peers that have none like it are not measured.
-    pub op: Op,
+    pub op: BenchOp,
     /// Sizes of the half round trips, in bytes.
     pub latencies: Vec<usize>,
     /// Sizes of the streams, in bytes.
@@ -28,11 +28,11 @@ pub struct Scope {
     /// The time of one measurement.
     pub time: Duration,
     /// Where the two sides run.
-    pub pin: Pin,
+    pub pin: CorePinning,
 }
 
 /// The runs of one peer, by what was measured.
-type Runs = BTreeMap<(usize, usize), Vec<Record>>;
+type RunsByCase = BTreeMap<(usize, usize), Vec<Record>>;
 
 /// Compares these peers; the first is the one that ratios are to. In JSON every single run is
 /// printed when it is there, otherwise the tables at the end.
@@ -43,11 +43,16 @@ type Runs = BTreeMap<(usize, usize), Vec<Record>>;
 ///
 /// # Errors
 /// The first peer fails; [`Error::Interrupted`]; nothing can be printed.
-pub fn compare(peers: &[Box<dyn Peer>], scope: &Scope, json: bool, stop: &Stop) -> Result<()> {
+pub fn compare(
+    peers: &[Box<dyn BenchPeer>],
+    scope: &CompareConfig,
+    json: bool,
+    stop: &Stop,
+) -> Result<()> {
     let mut output = Output::new(json);
-    let mut left_out: Vec<Option<String>> = peers.iter().map(|peer| peer.missing()).collect();
-    let cases: Vec<Case> = cases(scope);
-    let mut runs = Runs::new();
+    let mut left_out: Vec<Option<String>> = peers.iter().map(|peer| peer.unavailable()).collect();
+    let cases: Vec<BenchCase> = bench_cases(scope);
+    let mut runs = RunsByCase::new();
     let total = (scope.repeat * cases.len() * peers.len()) as f64;
     let mut done = 0.0;
     let mut ended = Ok(());
@@ -55,10 +60,10 @@ pub fn compare(peers: &[Box<dyn Peer>], scope: &Scope, json: bool, stop: &Stop) 
         for (at, case) in cases.iter().enumerate() {
             for (number, peer) in peers.iter().enumerate() {
                 done += 1.0;
-                if left_out[number].is_some() || !peer.measures(case) {
+                if left_out[number].is_some() || !peer.supports(case) {
                     continue;
                 }
-                progress::show(
+                progress_bar::show(
                     &format!("{} {}", peer.name(), Size(case.size)),
                     done / total,
                 );
@@ -83,10 +88,10 @@ pub fn compare(peers: &[Box<dyn Peer>], scope: &Scope, json: bool, stop: &Stop) 
             }
         }
     }
-    progress::clear();
+    progress_bar::clear();
     if !json {
         for bench in [Bench::Lat, Bench::Bw] {
-            show(&runs, &cases, bench)?;
+            print_table(&runs, &cases, bench)?;
         }
         let mut timers: Vec<f64> = runs
             .values()
@@ -111,14 +116,14 @@ pub fn compare(peers: &[Box<dyn Peer>], scope: &Scope, json: bool, stop: &Stop) 
     ended
 }
 
-fn cases(scope: &Scope) -> Vec<Case> {
+fn bench_cases(scope: &CompareConfig) -> Vec<BenchCase> {
     let case = |bench| {
-        move |size: &usize| Case {
+        move |size: &usize| BenchCase {
             bench,
             op: scope.op,
             size: *size,
             time: scope.time,
-            cores: scope.pin.lane(0),
+            cores: scope.pin.worker_cores(0),
         }
     };
     let latencies = scope.latencies.iter().map(case(Bench::Lat));
@@ -127,13 +132,13 @@ fn cases(scope: &Scope) -> Vec<Case> {
         .collect()
 }
 
-fn show(runs: &Runs, cases: &[Case], bench: Bench) -> Result<()> {
-    let rows: Vec<_> = rows(runs, cases, bench);
+fn print_table(runs: &RunsByCase, cases: &[BenchCase], bench: Bench) -> Result<()> {
+    let rows: Vec<_> = table_rows(runs, cases, bench);
     if rows.is_empty() {
         return Ok(());
     }
     let (what, unit) = match bench {
-        Bench::Lat if cases.iter().all(|case| !case.op.is_answered()) => {
+        Bench::Lat if cases.iter().all(|case| !case.op.is_ping_pong()) => {
             ("whole operations, less is better", "us")
         }
         Bench::Lat => ("half round trips, less is better", "us"),
@@ -153,22 +158,22 @@ fn show(runs: &Runs, cases: &[Case], bench: Bench) -> Result<()> {
         "\n{what}: the median of the runs, and all between which they lie\n"
     ))?;
     let widths = [8, 17, 12, 20, 8, 5, 8];
-    let line = |cells: [String; 7]| table::line(cells.into_iter().zip(widths));
+    let line = |cells: [String; 7]| table::format_cells(cells.into_iter().zip(widths));
     print(&line(titles.map(str::to_owned)))?;
     rows.into_iter().try_for_each(|row| print(&line(row)))
 }
 
 /// What stands for a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Of {
+enum Statistic {
     P50,
     Mean,
     Rate,
 }
 
-impl Of {
+impl Statistic {
     /// What all of these say. Who does not say the median is compared by means.
-    fn choose(bench: Bench, records: &[Record]) -> Self {
+    fn common_to(bench: Bench, records: &[Record]) -> Self {
         match bench {
             Bench::Lat if records.iter().all(|record| record.p50_ns.is_some()) => Self::P50,
             Bench::Lat => Self::Mean,
@@ -193,7 +198,7 @@ impl Of {
     }
 
     /// The lowest, the median and the highest of these runs.
-    fn spread(self, records: &[Record]) -> Option<(f64, f64, f64)> {
+    fn min_median_max(self, records: &[Record]) -> Option<(f64, f64, f64)> {
         let mut values: Vec<f64> = records
             .iter()
             .filter_map(|record| self.value(record))
@@ -203,7 +208,7 @@ impl Of {
     }
 }
 
-fn rows(runs: &Runs, cases: &[Case], bench: Bench) -> Vec<[String; 7]> {
+fn table_rows(runs: &RunsByCase, cases: &[BenchCase], bench: Bench) -> Vec<[String; 7]> {
     let mut rows = Vec::new();
     for (at, case) in cases
         .iter()
@@ -215,14 +220,15 @@ fn rows(runs: &Runs, cases: &[Case], bench: Bench) -> Vec<[String; 7]> {
                 .map(|((_, number), records)| (*number, &records[..]))
         };
         let ours: &[Record] = runs.get(&(at, 0)).map_or(&[], |records| &records[..]);
-        let by_mean = these().any(|(_, records)| Of::choose(bench, records) == Of::Mean);
+        let by_mean =
+            these().any(|(_, records)| Statistic::common_to(bench, records) == Statistic::Mean);
         let mut size = Size(case.size).to_string();
         for (number, records) in these() {
-            let of = Of::choose(bench, records);
+            let of = Statistic::common_to(bench, records);
             // What is held against our mean has it above.
-            let more = (number == 0 && by_mean && of != Of::Mean).then_some(Of::Mean);
+            let more = (number == 0 && by_mean && of != Statistic::Mean).then_some(Statistic::Mean);
             for of in [Some(of), more].into_iter().flatten() {
-                let Some((low, median, high)) = of.spread(records) else {
+                let Some((low, median, high)) = of.min_median_max(records) else {
                     continue;
                 };
                 rows.push([
@@ -232,7 +238,7 @@ fn rows(runs: &Runs, cases: &[Case], bench: Bench) -> Vec<[String; 7]> {
                         .map_or_else(String::new, |record| record.provider.clone()),
                     format!("{median:.3}"),
                     format!("{low:.3}..{high:.3}"),
-                    table::ratio(Some(median), of.spread(ours).map(|ours| ours.1)),
+                    table::ratio(Some(median), of.min_median_max(ours).map(|ours| ours.1)),
                     records.len().to_string(),
                     of.name().into(),
                 ]);
@@ -247,14 +253,17 @@ fn rows(runs: &Runs, cases: &[Case], bench: Bench) -> Vec<[String; 7]> {
 ///
 /// # Errors
 /// [`Error::Refused`] for a name nobody has; it lists the known ones.
-pub fn choose(mut peers: Vec<Box<dyn Peer>>, names: &[String]) -> Result<Vec<Box<dyn Peer>>> {
-    let is_asked = |peer: &dyn Peer, asked: &str| {
+pub fn select_peers(
+    mut peers: Vec<Box<dyn BenchPeer>>,
+    names: &[String],
+) -> Result<Vec<Box<dyn BenchPeer>>> {
+    let is_asked = |peer: &dyn BenchPeer, asked: &str| {
         !asked.is_empty() && peer.name().to_lowercase().contains(&asked.to_lowercase())
     };
     for asked in names {
         if !peers.iter().any(|peer| is_asked(&**peer, asked)) {
             let known: Vec<_> = peers.iter().skip(1).map(|peer| peer.name()).collect();
-            return Err(Error::Refused(format!(
+            return Err(Error::InvalidRequest(format!(
                 "unknown peer {asked:?}; known: {}",
                 known.join(", ")
             )));
@@ -273,10 +282,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_mean_stands_above_those_who_only_say_theirs() {
-        let case = Case {
+    fn mean_row_is_added_for_peers_that_report_only_means() {
+        let case = BenchCase {
             bench: Bench::Lat,
-            op: Op::Send,
+            op: BenchOp::Send,
             size: 8,
             time: Duration::ZERO,
             cores: (None, None),
@@ -292,13 +301,13 @@ mod tests {
             run("ours", Some(3000.0), 2500.0),
         ];
         let theirs = vec![run("theirs", None, 4000.0)];
-        let runs = Runs::from([((0, 0), ours), ((0, 1), theirs)]);
+        let runs = RunsByCase::from([((0, 0), ours), ((0, 1), theirs)]);
         let expected = [
             ["8B", "ours", "2.000", "1.000..3.000", "1.00", "2", "p50"],
             ["", "ours", "2.000", "1.500..2.500", "1.00", "2", "mean"],
             ["", "theirs", "4.000", "4.000..4.000", "2.00", "1", "mean"],
         ];
-        assert_eq!(rows(&runs, &[case], Bench::Lat), expected);
-        assert!(rows(&runs, &[case], Bench::Bw).is_empty());
+        assert_eq!(table_rows(&runs, &[case], Bench::Lat), expected);
+        assert!(table_rows(&runs, &[case], Bench::Bw).is_empty());
     }
 }

@@ -5,7 +5,7 @@ use fabric_async::SocketOptions;
 
 /// What connections have here that say nothing; `None` without `/proc`.
 #[must_use]
-pub fn machine() -> Option<String> {
+pub fn system_default() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").ok()?;
     Some(name.trim().to_owned())
 }
@@ -13,10 +13,10 @@ pub fn machine() -> Option<String> {
 /// A line on both sides of a comparison over this provider, ours having been told this or nothing.
 /// Only connections over TCP have any.
 #[must_use]
-pub fn note(provider: &str, told: Option<&str>) -> Option<String> {
-    let machine = machine().unwrap_or_else(|| "unknown".into());
+pub fn describe(provider: &str, told: Option<&str>) -> Option<String> {
+    let machine = system_default().unwrap_or_else(|| "unknown".into());
     (provider == "tcp").then(|| {
-        let ours = told.unwrap_or(SocketOptions::INSIDE);
+        let ours = told.unwrap_or(SocketOptions::LOCAL_CONGESTION_CONTROL);
         format!("Congestion control: {ours} of the fabric, unless it is said to be as others; {machine} of all others.")
     })
 }
@@ -26,13 +26,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_sides_are_named() {
-        let note = note("tcp", Some("vegas")).expect("it has one");
+    fn description_names_both_algorithms() {
+        let note = describe("tcp", Some("vegas")).expect("it has one");
         assert!(note.contains("vegas of the fabric"), "{note}");
         assert!(
-            machine().is_none_or(|name| note.contains(&format!("{name} of all others"))),
+            system_default().is_none_or(|name| note.contains(&format!("{name} of all others"))),
             "{note}"
         );
-        assert_eq!(super::note("shm", None), None);
+        assert_eq!(super::describe("shm", None), None);
     }
 }

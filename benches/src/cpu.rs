@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 
 /// Processor time in seconds, as exact as the kernel's clock ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Cpu {
+pub struct CpuTime {
     /// In user mode.
     pub user: f64,
     /// In the kernel.
     pub sys: f64,
 }
 
-impl Cpu {
+impl CpuTime {
     /// What this process has used so far; `None` without `/proc`.
     #[must_use]
     pub fn now() -> Option<Self> {
@@ -36,7 +36,7 @@ impl Cpu {
     }
 }
 
-impl Add for Cpu {
+impl Add for CpuTime {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
@@ -47,7 +47,7 @@ impl Add for Cpu {
     }
 }
 
-impl Sub for Cpu {
+impl Sub for CpuTime {
     type Output = Self;
 
     fn sub(self, other: Self) -> Self {
@@ -63,16 +63,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_the_kernel_writes() {
+    fn proc_stat_is_parsed() {
         let stat = "42 (a) name)) S 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20";
         assert_eq!(
-            Cpu::from_stat(stat, 100.0),
-            Some(Cpu {
+            CpuTime::from_stat(stat, 100.0),
+            Some(CpuTime {
                 user: 2.5,
                 sys: 0.5
             })
         );
-        assert_eq!(Cpu::from_stat("42 (cut", 100.0), None);
-        assert!(Cpu::now().is_some());
+        assert_eq!(CpuTime::from_stat("42 (cut", 100.0), None);
+        assert!(CpuTime::now().is_some());
     }
 }

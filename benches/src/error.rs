@@ -6,7 +6,7 @@ use std::io;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The exit code of a process that was interrupted.
-pub(crate) const INTERRUPTED: u8 = 130;
+pub(crate) const EXIT_INTERRUPTED: u8 = 130;
 
 /// Why a command ended without what it was asked for.
 #[derive(Debug, thiserror::Error)]
@@ -25,28 +25,28 @@ pub enum Error {
     },
     /// The reader of what is printed has enough, as `head` has.
     #[error("nobody reads any more")]
-    NobodyReads,
+    OutputClosed,
     /// Ctrl-C came before everything was measured.
     #[error("interrupted: only what is printed was measured")]
     Interrupted,
     /// What was asked for cannot be done; the text says why, and what can.
     #[error("{0}")]
-    Refused(String),
+    InvalidRequest(String),
     /// A process that was started for the measurement has died.
-    #[error("{who} died ({status}){}", said(stderr))]
-    PeerDied {
+    #[error("{process} died ({status}){}", format_stderr(stderr))]
+    ProcessDied {
         /// Which one.
-        who: String,
+        process: String,
         /// How.
         status: String,
         /// What it had to say.
         stderr: String,
     },
     /// Somebody said something that is not understood.
-    #[error("{who} said what is not understood: {text:?}")]
-    NotUnderstood {
+    #[error("{origin}: malformed data: {text:?}")]
+    Malformed {
         /// Who.
-        who: String,
+        origin: String,
         /// What.
         text: String,
     },
@@ -66,9 +66,11 @@ impl Error {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Refused(_) | Self::Fabric(fabric_async::Error::UnknownProvider { .. }) => 2,
-            Self::NobodyReads => 0,
-            Self::Interrupted => INTERRUPTED,
+            Self::InvalidRequest(_) | Self::Fabric(fabric_async::Error::UnknownProvider { .. }) => {
+                2
+            }
+            Self::OutputClosed => 0,
+            Self::Interrupted => EXIT_INTERRUPTED,
             _ => 1,
         }
     }
@@ -80,7 +82,7 @@ impl<B> From<fabric_async::Failed<B>> for Error {
     }
 }
 
-fn said(stderr: &str) -> String {
+fn format_stderr(stderr: &str) -> String {
     let stderr = stderr.trim();
     if stderr.is_empty() {
         "; it wrote nothing to stderr".into()

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 
 /// A kind of endpoint, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum EpKind {
+pub enum EpTypeArg {
     /// Reliable and connected.
     Msg,
     /// Unreliable and connectionless.
@@ -18,7 +18,7 @@ pub enum EpKind {
     Rdm,
 }
 
-impl EpKind {
+impl EpTypeArg {
     /// The endpoint type of this name.
     #[must_use]
     pub fn ep_type(self) -> EpType {
@@ -34,7 +34,11 @@ impl EpKind {
 ///
 /// # Errors
 /// A capability that does not exist; the error lists those that do.
-pub fn hints(provider: Option<&str>, ep_kind: Option<EpKind>, caps: Option<&str>) -> Result<Hints> {
+pub fn build_hints(
+    provider: Option<&str>,
+    ep_kind: Option<EpTypeArg>,
+    caps: Option<&str>,
+) -> Result<Hints> {
     let mut hints = Hints::new();
     if let Some(provider) = provider {
         hints = hints.provider(provider);
@@ -50,7 +54,7 @@ pub fn hints(provider: Option<&str>, ep_kind: Option<EpKind>, caps: Option<&str>
 
 /// The offers as text: a paragraph each, or with every attribute.
 #[must_use]
-pub fn describe(offers: &[Info], verbose: bool) -> String {
+pub fn format_offers(offers: &[Info], verbose: bool) -> String {
     let mut text = String::new();
     for info in offers {
         let names: Vec<_> = info.caps.iter_names().map(|(name, _)| name).collect();
@@ -83,7 +87,7 @@ fn parse_caps(text: &str) -> Result<Caps> {
                 .iter_names()
                 .map(|(name, _)| name.to_ascii_lowercase())
                 .collect();
-            Error::Refused(format!(
+            Error::InvalidRequest(format!(
                 "unknown capability {name:?}; known: {}",
                 known.join(", ")
             ))

@@ -15,7 +15,6 @@
 //! | [`info`] | what the providers offer |
 //! | [`stop`], [`error`] | Ctrl-C; what can go wrong |
 
-pub mod choice;
 pub mod cli;
 pub mod compare;
 pub mod congestion;
@@ -27,11 +26,12 @@ pub mod info;
 pub mod limits;
 pub mod measure;
 pub mod memory;
+pub mod options;
 pub mod output;
-pub mod pair;
+pub mod peer_process;
 pub mod peers;
 pub mod pin;
-pub mod progress;
+pub mod progress_bar;
 pub mod record;
 pub mod report;
 pub mod samples;

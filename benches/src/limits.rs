@@ -8,13 +8,13 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// [`Error::Refused`] when that is more than it may raise its limit to.
-pub fn descriptors(count: u64) -> Result<()> {
+pub fn raise_descriptor_limit(count: u64) -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_none_or(|current| current >= count) {
         return Ok(());
     }
     if limit.maximum.is_some_and(|most| most < count) {
-        return Err(Error::Refused(format!(
+        return Err(Error::InvalidRequest(format!(
             "{count} descriptors are needed; see ulimit -Hn"
         )));
     }
@@ -30,10 +30,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_is_raised_and_not_lowered() {
+    fn descriptor_limit_is_raised_and_never_lowered() {
         let before = getrlimit(Resource::Nofile).current;
-        assert!(descriptors(8).is_ok());
+        assert!(raise_descriptor_limit(8).is_ok());
         assert_eq!(getrlimit(Resource::Nofile).current, before);
-        assert!(before.is_none() || descriptors(u64::MAX - 1).is_err());
+        assert!(before.is_none() || raise_descriptor_limit(u64::MAX - 1).is_err());
     }
 }

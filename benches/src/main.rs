@@ -10,7 +10,7 @@ use fabric_bench::cli::Cli;
 
 fn main() -> ExitCode {
     match Cli::parse().run() {
-        Ok(()) | Err(Error::NobodyReads) => ExitCode::SUCCESS,
+        Ok(()) | Err(Error::OutputClosed) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("fabric-bench: {error}");
             ExitCode::from(error.exit_code())

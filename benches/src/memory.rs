@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_the_kernel_writes() {
+    fn meminfo_is_parsed() {
         let text = "MemTotal:       8000000 kB\nMemFree:  1 kB\nMemAvailable:    6000000 kB\nBuffers: 7 kB\n";
         assert_eq!(from_meminfo(text), Some(6_000_000 * 1024));
         assert_eq!(from_meminfo("MemTotal: 8 kB\n"), None);

@@ -3,20 +3,23 @@
 use std::io::{self, Write};
 
 use crate::record::Record;
-use crate::{Error, Result, progress, table};
+use crate::{Error, Result, progress_bar, table};
 
 /// Prints results as they come.
 #[derive(Debug)]
 pub struct Output {
     json: bool,
-    began: bool,
+    has_header: bool,
 }
 
 impl Output {
     /// JSON, or a table.
     #[must_use]
     pub fn new(json: bool) -> Self {
-        Self { json, began: false }
+        Self {
+            json,
+            has_header: false,
+        }
     }
 
     /// Prints one result.
@@ -24,12 +27,12 @@ impl Output {
     /// # Errors
     /// [`Error::NobodyReads`]; the disk is full.
     pub fn emit(&mut self, record: &Record) -> Result<()> {
-        progress::clear();
+        progress_bar::clear();
         if self.json {
             return print(&record.to_json()?);
         }
-        if !self.began {
-            self.began = true;
+        if !self.has_header {
+            self.has_header = true;
             print(&format!(
                 "{}\n\n{}",
                 table::heading(record),
@@ -61,7 +64,7 @@ pub fn print(line: &str) -> Result<()> {
     writeln!(out, "{line}")
         .and_then(|()| out.flush())
         .map_err(|error| match error.kind() {
-            io::ErrorKind::BrokenPipe => Error::NobodyReads,
+            io::ErrorKind::BrokenPipe => Error::OutputClosed,
             _ => Error::Io {
                 what: "printing".into(),
                 error,

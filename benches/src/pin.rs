@@ -7,7 +7,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The cores this process may use, in order.
 #[must_use]
-pub fn cores() -> Vec<usize> {
+pub fn available_cores() -> Vec<usize> {
     let Ok(set) = sched_getaffinity(None) else {
         return vec![0];
     };
@@ -17,17 +17,17 @@ pub fn cores() -> Vec<usize> {
 }
 
 /// Keeps the calling thread, and those it starts later, on this core. True when the system agreed.
-pub fn to_core(core: usize) -> bool {
+pub fn pin_to_core(core: usize) -> bool {
     let mut set = CpuSet::new();
     set.set(core);
     sched_setaffinity(None, &set).is_ok()
 }
 
 /// Does this on the core, if one is named: processes started there stay there.
-pub fn on<T: Send>(core: Option<usize>, work: impl FnOnce() -> T + Send) -> T {
+pub fn run_on_core<T: Send>(core: Option<usize>, work: impl FnOnce() -> T + Send) -> T {
     let Some(core) = core else { return work() };
     let pinned = || {
-        to_core(core);
+        pin_to_core(core);
         work()
     };
     thread::scope(|scope| match scope.spawn(pinned).join() {
@@ -47,29 +47,29 @@ pub fn on<T: Send>(core: Option<usize>, work: impl FnOnce() -> T + Send) -> T {
 /// # Ok::<(), String>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pin(Vec<usize>);
+pub struct CorePinning(Vec<usize>);
 
-impl Pin {
+impl CorePinning {
     /// All cores of this process.
     #[must_use]
     pub fn auto() -> Self {
-        Self(cores())
+        Self(available_cores())
     }
 
     /// The core of the measuring side and that of the other side, for the lane of this number: the
     /// cores are dealt out in turn, and with one core both are on it.
     #[must_use]
-    pub fn lane(&self, lane: usize) -> (Option<usize>, Option<usize>) {
+    pub fn worker_cores(&self, lane: usize) -> (Option<usize>, Option<usize>) {
         let core = |at: usize| (!self.0.is_empty()).then(|| self.0[at % self.0.len()]);
         (core(2 * lane), core(2 * lane + 1))
     }
 }
 
-impl FromStr for Pin {
+impl FromStr for CorePinning {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let known = cores();
+        let known = available_cores();
         match text {
             "auto" => Ok(Self::auto()),
             "none" => Ok(Self(Vec::new())),

@@ -93,8 +93,8 @@ impl Record {
     /// # Errors
     /// None that are known: numbers and text always serialise.
     pub fn to_json(&self) -> Result<String> {
-        serde_json::to_string(self).map_err(|error| Error::NotUnderstood {
-            who: "the JSON writer".into(),
+        serde_json::to_string(self).map_err(|error| Error::Malformed {
+            origin: "the JSON writer".into(),
             text: error.to_string(),
         })
     }
@@ -107,8 +107,8 @@ impl Record {
 pub fn read(path: &Path) -> Result<Vec<Record>> {
     let at = path.display();
     let text = std::fs::read_to_string(path)
-        .map_err(|error| Error::Refused(format!("reading {at}: {error}")))?;
-    parse(&text).map_err(|(line, why)| Error::Refused(format!("{at}:{line}: {why}")))
+        .map_err(|error| Error::InvalidRequest(format!("reading {at}: {error}")))?;
+    parse(&text).map_err(|(line, why)| Error::InvalidRequest(format!("{at}:{line}: {why}")))
 }
 
 /// The results in this text; else the number of the first line that is none, and why.

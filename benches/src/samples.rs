@@ -8,7 +8,7 @@ use hdrhistogram::Histogram;
 use crate::record::Record;
 
 /// Parts of a nanosecond in the histogram.
-const PARTS: f64 = 10.0;
+const TICKS_PER_NS: f64 = 10.0;
 
 /// Measured times, in nanoseconds.
 ///
@@ -40,14 +40,14 @@ impl Samples {
     /// Adds one time.
     pub fn add(&mut self, ns: f64) {
         self.histogram
-            .saturating_record((ns * PARTS).round() as u64);
+            .saturating_record((ns * TICKS_PER_NS).round() as u64);
         self.sum += ns;
     }
 
     /// Adds what these stamps say: each step between two of them, divided by `parts`.
-    pub fn add_stamps(&mut self, stamps: &Stamps, parts: u32) {
+    pub fn add_stamps(&mut self, stamps: &TimeStamps, parts: u32) {
         let mut last = 0;
-        for stamp in &stamps.at {
+        for stamp in &stamps.elapsed_ns {
             self.add((stamp - last) as f64 / f64::from(parts));
             last = *stamp;
         }
@@ -68,20 +68,20 @@ impl Samples {
     /// The median.
     #[must_use]
     pub fn median(&self) -> f64 {
-        self.histogram.value_at_quantile(0.5) as f64 / PARTS
+        self.histogram.value_at_quantile(0.5) as f64 / TICKS_PER_NS
     }
 
     /// Writes percentiles, mean and count into a result; leaves it alone when there are none.
-    pub fn describe(&self, record: &mut Record) {
+    pub fn fill_record(&self, record: &mut Record) {
         record.samples = self.count();
         if self.count() == 0 {
             return;
         }
-        let at = |quantile| Some(self.histogram.value_at_quantile(quantile) as f64 / PARTS);
+        let at = |quantile| Some(self.histogram.value_at_quantile(quantile) as f64 / TICKS_PER_NS);
         (record.p50_ns, record.p90_ns) = (at(0.5), at(0.9));
         (record.p99_ns, record.p999_ns) = (at(0.99), at(0.999));
-        record.max_ns = Some(self.histogram.max() as f64 / PARTS);
-        record.mean_ns = Some(tenths(self.sum / self.count() as f64));
+        record.max_ns = Some(self.histogram.max() as f64 / TICKS_PER_NS);
+        record.mean_ns = Some(round_to_tenths(self.sum / self.count() as f64));
     }
 }
 
@@ -93,18 +93,18 @@ impl Default for Samples {
 
 /// Time stamps of one round, in memory that was allocated before it began.
 #[derive(Debug)]
-pub struct Stamps {
-    at: Vec<u64>,
-    began: Instant,
+pub struct TimeStamps {
+    elapsed_ns: Vec<u64>,
+    started: Instant,
 }
 
-impl Stamps {
+impl TimeStamps {
     /// Room for so many.
     #[must_use]
     pub fn new(count: usize) -> Self {
         let mut stamps = Self {
-            at: Vec::new(),
-            began: Instant::now(),
+            elapsed_ns: Vec::new(),
+            started: Instant::now(),
         };
         stamps.reserve(count);
         stamps
@@ -113,34 +113,35 @@ impl Stamps {
     /// Makes room for a round of up to `count` stamps, and touches it: no page of it is missing
     /// later.
     pub fn reserve(&mut self, count: usize) {
-        if self.at.capacity() < count {
-            self.at.resize(count, u64::MAX);
+        if self.elapsed_ns.capacity() < count {
+            self.elapsed_ns.resize(count, u64::MAX);
         }
-        self.at.clear();
+        self.elapsed_ns.clear();
     }
 
     /// The round begins now.
     pub fn begin(&mut self) {
-        self.at.clear();
-        self.began = Instant::now();
+        self.elapsed_ns.clear();
+        self.started = Instant::now();
     }
 
     /// Something has ended, and the next begins.
     #[inline]
     pub fn stamp(&mut self) {
-        self.at.push(self.began.elapsed().as_nanos() as u64);
+        self.elapsed_ns
+            .push(self.started.elapsed().as_nanos() as u64);
     }
 
     /// From the beginning to the last stamp.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
-        Duration::from_nanos(self.at.last().copied().unwrap_or(0))
+        Duration::from_nanos(self.elapsed_ns.last().copied().unwrap_or(0))
     }
 }
 
 /// Rounded to tenths of a nanosecond.
-pub(crate) fn tenths(ns: f64) -> f64 {
-    (ns * PARTS).round() / PARTS
+pub(crate) fn round_to_tenths(ns: f64) -> f64 {
+    (ns * TICKS_PER_NS).round() / TICKS_PER_NS
 }
 
 /// The middle of these numbers: of an even count, half way between the two in the middle.
@@ -159,7 +160,7 @@ pub fn median(values: &mut [f64]) -> Option<f64> {
 #[must_use]
 pub fn timer_cost() -> f64 {
     const STAMPS: usize = 10_000;
-    let mut stamps = Stamps::new(STAMPS);
+    let mut stamps = TimeStamps::new(STAMPS);
     let mut rounds: Vec<f64> = (0..15)
         .map(|_| {
             stamps.begin();
@@ -175,11 +176,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_of_known_times() {
+    fn percentiles_of_known_samples() {
         let mut samples = Samples::new();
         (1..=1000).for_each(|ns| samples.add(f64::from(ns) / 10.0));
         let mut record = Record::default();
-        samples.describe(&mut record);
+        samples.fill_record(&mut record);
         assert_eq!((record.samples, record.mean_ns), (1000, Some(50.1)));
         assert_eq!(
             (record.p50_ns, record.p90_ns, record.max_ns),
@@ -188,15 +189,15 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_is_in_one_sample() {
-        let stamps = Stamps {
-            at: vec![10, 20, 1_000_020, 1_000_030],
-            began: Instant::now(),
+    fn stall_affects_one_sample_only() {
+        let stamps = TimeStamps {
+            elapsed_ns: vec![10, 20, 1_000_020, 1_000_030],
+            started: Instant::now(),
         };
         let mut samples = Samples::new();
         samples.add_stamps(&stamps, 2);
         let mut record = Record::default();
-        samples.describe(&mut record);
+        samples.fill_record(&mut record);
         assert_eq!(record.p50_ns, Some(5.0));
         assert!(
             record
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_is_in_the_middle() {
+    fn median_of_odd_and_even_counts() {
         assert_eq!(median(&mut []), None);
         assert_eq!(median(&mut [7.0]), Some(7.0));
         assert_eq!(median(&mut [9.0, 1.0]), Some(5.0));
@@ -215,9 +216,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_says_nothing() {
+    fn no_samples_leave_the_record_empty() {
         let mut record = Record::default();
-        Samples::new().describe(&mut record);
+        Samples::new().fill_record(&mut record);
         assert_eq!(record, Record::default());
     }
 }

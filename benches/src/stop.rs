@@ -6,8 +6,8 @@ use std::thread;
 
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::choice::Runtime;
-use crate::error::INTERRUPTED;
+use crate::error::EXIT_INTERRUPTED;
+use crate::options::RuntimeKind;
 use crate::{Error, Result};
 
 /// Whether the work should come to an end.
@@ -22,7 +22,7 @@ impl Stop {
     pub fn on_ctrl_c() -> Result<Self> {
         let stop = Self::default();
         let raised = stop.clone();
-        let runtime = Runtime::Current
+        let runtime = RuntimeKind::Current
             .build()
             .map_err(Error::io("starting a runtime"))?;
         let listening = runtime.block_on(async { signal(SignalKind::interrupt()) });
@@ -32,7 +32,7 @@ impl Stop {
                 if interrupts.recv().await.is_some() {
                     raised.raise();
                     if interrupts.recv().await.is_some() {
-                        std::process::exit(INTERRUPTED.into());
+                        std::process::exit(EXIT_INTERRUPTED.into());
                     }
                 }
             });

@@ -6,7 +6,7 @@ use crate::size::Size;
 /// A column: its title, its width, and what stands in it.
 type Column = (&'static str, usize, fn(&Record) -> String);
 
-const LATENCY: &[Column] = &[
+const LATENCY_COLUMNS: &[Column] = &[
     ("size", 8, |record| Size(record.size).to_string()),
     ("p50 us", 9, |record| micros(record.p50_ns)),
     ("p90 us", 9, |record| micros(record.p90_ns)),
@@ -19,11 +19,15 @@ const LATENCY: &[Column] = &[
     ("samples", 9, |record| record.samples.to_string()),
 ];
 
-const STREAM: &[Column] = &[
+const STREAM_COLUMNS: &[Column] = &[
     ("size", 8, |record| Size(record.size).to_string()),
     ("window", 7, window),
-    ("messages/s", 12, |record| number(record.msgs_per_s, 1.0, 0)),
-    ("GB/s", 9, |record| number(record.bytes_per_s, 1e9, 3)),
+    ("messages/s", 12, |record| {
+        format_number(record.msgs_per_s, 1.0, 0)
+    }),
+    ("GB/s", 9, |record| {
+        format_number(record.bytes_per_s, 1e9, 3)
+    }),
     ("p50 us", 9, |record| micros(record.p50_ns)),
     ("max us", 9, |record| micros(record.max_ns)),
     ("x memcpy", 9, |record| {
@@ -33,28 +37,30 @@ const STREAM: &[Column] = &[
     ("rounds", 7, |record| record.samples.to_string()),
 ];
 
-const FLOOR: &[Column] = &[
+const FLOOR_COLUMNS: &[Column] = &[
     ("what", 13, |record| record.provider.clone()),
     ("how", 10, |record| record.op.clone()),
     ("waiting", 8, |record| record.wait.clone()),
     ("size", 8, |record| Size(record.size).to_string()),
     ("p50 us", 9, |record| micros(record.p50_ns)),
     ("p99 us", 9, |record| micros(record.p99_ns)),
-    ("GB/s", 8, |record| number(record.bytes_per_s, 1e9, 2)),
+    ("GB/s", 8, |record| {
+        format_number(record.bytes_per_s, 1e9, 2)
+    }),
 ];
 
 fn columns(bench: &str) -> &'static [Column] {
     match bench {
-        "lat" => LATENCY,
-        "floor" => FLOOR,
-        _ => STREAM,
+        "lat" => LATENCY_COLUMNS,
+        "floor" => FLOOR_COLUMNS,
+        _ => STREAM_COLUMNS,
     }
 }
 
 /// The titles of the table that results of this kind go into.
 #[must_use]
 pub fn titles(bench: &str) -> String {
-    line(
+    format_cells(
         columns(bench)
             .iter()
             .map(|(title, width, _)| (title.to_string(), *width)),
@@ -64,7 +70,7 @@ pub fn titles(bench: &str) -> String {
 /// A result as a row of it.
 #[must_use]
 pub fn row(record: &Record) -> String {
-    line(
+    format_cells(
         columns(&record.bench)
             .iter()
             .map(|(_, width, cell)| (cell(record), *width)),
@@ -102,7 +108,7 @@ pub fn heading(record: &Record) -> String {
 }
 
 /// Cells on the right of their columns.
-pub(crate) fn line(cells: impl Iterator<Item = (String, usize)>) -> String {
+pub(crate) fn format_cells(cells: impl Iterator<Item = (String, usize)>) -> String {
     let line: String = cells
         .map(|(cell, width)| format!("{cell:>width$}  "))
         .collect();
@@ -112,7 +118,7 @@ pub(crate) fn line(cells: impl Iterator<Item = (String, usize)>) -> String {
 /// Nanoseconds as microseconds; `-` where nothing was measured.
 #[must_use]
 pub fn micros(ns: Option<f64>) -> String {
-    number(ns, 1e3, 3)
+    format_number(ns, 1e3, 3)
 }
 
 /// A quotient; `-` where a part of it is missing.
@@ -124,7 +130,7 @@ pub fn ratio(this: Option<f64>, that: Option<f64>) -> String {
     }
 }
 
-fn number(value: Option<f64>, unit: f64, digits: usize) -> String {
+fn format_number(value: Option<f64>, unit: f64, digits: usize) -> String {
     value.map_or_else(|| "-".into(), |value| format!("{:.digits$}", value / unit))
 }
 
@@ -137,7 +143,7 @@ fn window(record: &Record) -> String {
 }
 
 fn cpu(record: &Record) -> String {
-    number(
+    format_number(
         record
             .cpu_user_s
             .zip(record.cpu_sys_s)

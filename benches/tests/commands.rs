@@ -8,21 +8,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fabric_bench::Error;
-use fabric_bench::pair::Child;
+use fabric_bench::peer_process::ChildProcess;
 use fabric_bench::record::{Record, parse};
 
-fn bench(args: &[&str]) -> Command {
+fn bench_command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fabric-bench"));
     command.args(args).stdin(Stdio::null());
     command
 }
 
 /// A process that is killed where a test fails before it ends.
-struct Running(Option<process::Child>);
+struct BenchProcess(Option<process::Child>);
 
-impl Running {
+impl BenchProcess {
     fn start(args: &[&str]) -> Self {
-        let mut command = bench(args);
+        let mut command = bench_command(args);
         let process = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -55,7 +55,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for BenchProcess {
     fn drop(&mut self) {
         if let Some(process) = &mut self.0 {
             let _ = process.kill();
@@ -64,12 +64,12 @@ impl Drop for Running {
     }
 }
 
-fn run(args: &[&str]) -> Output {
-    bench(args).output().expect("the harness starts")
+fn run_bench(args: &[&str]) -> Output {
+    bench_command(args).output().expect("the harness starts")
 }
 
-fn records(args: &[&str]) -> Vec<Record> {
-    let output = run(args);
+fn run_records(args: &[&str]) -> Vec<Record> {
+    let output = run_bench(args);
     let (out, err) = (
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr),
@@ -79,8 +79,8 @@ fn records(args: &[&str]) -> Vec<Record> {
 }
 
 #[track_caller]
-fn refused(args: &[&str], parts: &[&str]) {
-    let output = run(args);
+fn assert_refused(args: &[&str], parts: &[&str]) {
+    let output = run_bench(args);
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{args:?}: {err}");
     for part in parts {
@@ -89,77 +89,77 @@ fn refused(args: &[&str], parts: &[&str]) {
 }
 
 #[test]
-fn unknown_names_list_the_known_ones() {
-    refused(
+fn unknown_names_are_refused_with_the_known_ones() {
+    assert_refused(
         &["lat", "--op", "sned"],
         &["sned", "send", "tagged", "inject", "atomic"],
     );
-    refused(&["lat", "--api", "x"], &["await", "cq", "batch"]);
-    refused(&["lat", "--wait", "x"], &["spin", "adaptive", "park"]);
-    refused(&["lat", "--progress", "x"], &["manual", "auto"]);
-    refused(&["lat", "--runtime", "x"], &["current", "multi"]);
-    refused(
+    assert_refused(&["lat", "--api", "x"], &["await", "cq", "batch"]);
+    assert_refused(&["lat", "--wait", "x"], &["spin", "adaptive", "park"]);
+    assert_refused(&["lat", "--progress", "x"], &["manual", "auto"]);
+    assert_refused(&["lat", "--runtime", "x"], &["current", "multi"]);
+    assert_refused(
         &["lat", "--provider", "carrier-pigeon"],
         &["carrier-pigeon", "known: ", "shm"],
     );
-    refused(
+    assert_refused(
         &["info", "--caps", "msg,wings"],
         &["wings", "tagged", "rma"],
     );
-    refused(&["lad"], &["lad", "lat"]);
-    refused(&["lat", "--size", "8,9KB"], &["9KB", "64KiB"]);
-    refused(&["lat", "--pin", "zero"], &["zero", "auto", "none"]);
-    refused(&["lat", "--size", "-1"], &["\"-1\" is no size"]);
-    refused(&["lat", "--window", "3"], &["--window"]);
-    refused(&["bw", "--window", "-3"], &["-3"]);
-    refused(
+    assert_refused(&["lad"], &["lad", "lat"]);
+    assert_refused(&["lat", "--size", "8,9KB"], &["9KB", "64KiB"]);
+    assert_refused(&["lat", "--pin", "zero"], &["zero", "auto", "none"]);
+    assert_refused(&["lat", "--size", "-1"], &["\"-1\" is no size"]);
+    assert_refused(&["lat", "--window", "3"], &["--window"]);
+    assert_refused(&["bw", "--window", "-3"], &["-3"]);
+    assert_refused(
         &["lat", "--listen", "shm://", "--op", "tagged"],
         &["--listen", "--op"],
     );
-    refused(
+    assert_refused(
         &["bw", "--listen", "shm://", "--window", "3"],
         &["--listen", "--window"],
     );
-    refused(
+    assert_refused(
         &["info", "--provider", "carrier-pigeon"],
         &["carrier-pigeon", "known: ", "shm"],
     );
-    refused(&["report", "no such file"], &["no such file"]);
-    refused(&["lat", "--seconds", "0"], &["between 0.001 and 3600"]);
+    assert_refused(&["report", "no such file"], &["no such file"]);
+    assert_refused(&["lat", "--seconds", "0"], &["between 0.001 and 3600"]);
 }
 
 #[test]
-fn impossible_combinations_say_what_is_missing() {
-    refused(
+fn impossible_combinations_are_refused_with_the_reason() {
+    assert_refused(
         &["lat", "--op", "atomic", "--size", "16"],
         &["atomic over shm", "8 bytes"],
     );
-    refused(
+    assert_refused(
         &["bw", "--op", "write", "--api", "cq"],
         &["write over shm", "--api await"],
     );
-    refused(
+    assert_refused(
         &["lat", "--op", "writedata", "--peers", "2"],
         &["writedata over shm", "one peer"],
     );
-    refused(
+    assert_refused(
         &["lat", "--op", "read", "--size", "0,8"],
         &["read over shm", "0 bytes"],
     );
-    refused(
+    assert_refused(
         &["lat", "--op", "loan", "--api", "batch"],
         &["loan over shm", "--api await"],
     );
-    refused(
+    assert_refused(
         &["lat", "--op", "inject", "--size", "8,64KiB"],
         &["64KiB", "4KiB"],
     );
-    refused(
+    assert_refused(
         &["lat", "--provider", "sim"],
         &["inside one process", "shm"],
     );
-    refused(&["rate", "--window", "100000"], &["--window 100000", "512"]);
-    refused(
+    assert_refused(&["rate", "--window", "100000"], &["--window 100000", "512"]);
+    assert_refused(
         &[
             "bw",
             "--size",
@@ -171,14 +171,14 @@ fn impossible_combinations_say_what_is_missing() {
         ],
         &["1GiB", "MiB are available"],
     );
-    refused(
+    assert_refused(
         &["lat", "--iters", "5", "--seconds", "1"],
         &["--iters", "--seconds"],
     );
 }
 
 #[test]
-fn every_way_of_measuring_measures() {
+fn every_measurement_mode_yields_records() {
     for (command, more) in [
         ("lat", &["--size", "8,5000", "--api", "await"][..]),
         ("lat", &["--size", "8", "--api", "cq", "--op", "tagged"]),
@@ -231,7 +231,7 @@ fn every_way_of_measuring_measures() {
         ),
     ] {
         let args = [&[command, "--json", "--iters", "200"][..], more].concat();
-        let records = records(&args);
+        let records = run_records(&args);
         assert!(!records.is_empty(), "{args:?}");
         for record in records {
             assert_eq!(
@@ -253,8 +253,8 @@ fn every_way_of_measuring_measures() {
 }
 
 #[test]
-fn a_soak_accounts_for_every_message() {
-    let output = run(&["soak", "--seconds", "0.4"]);
+fn soak_accounts_for_every_message() {
+    let output = run_bench(&["soak", "--seconds", "0.4"]);
     let (out, err) = (
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr),
@@ -264,15 +264,15 @@ fn a_soak_accounts_for_every_message() {
         out.contains("every message is accounted for") && out.contains("twice 0, damaged 0"),
         "{out}"
     );
-    refused(
+    assert_refused(
         &["soak", "--provider", "carrier-pigeon", "--seconds", "0.1"],
         &["carrier-pigeon"],
     );
 }
 
 #[test]
-fn iterations_are_counted_exactly_and_warm_up_is_not() {
-    let records = records(&["lat", "--json", "--iters", "777", "--size", "8,16"]);
+fn iterations_are_exact_and_exclude_warm_up() {
+    let records = run_records(&["lat", "--json", "--iters", "777", "--size", "8,16"]);
     let samples: Vec<_> = records
         .iter()
         .map(|record| (record.size, record.samples))
@@ -281,15 +281,15 @@ fn iterations_are_counted_exactly_and_warm_up_is_not() {
 }
 
 #[test]
-fn the_usual_sizes_are_cut_to_what_can_be_injected() {
-    let records = records(&["lat", "--json", "--iters", "10", "--op", "inject"]);
+fn default_sizes_are_limited_to_inject_size() {
+    let records = run_records(&["lat", "--json", "--iters", "10", "--op", "inject"]);
     let sizes: Vec<_> = records.iter().map(|record| record.size).collect();
     assert_eq!(sizes, [8, 64, 512, 4096]);
 }
 
 #[test]
-fn a_reader_that_has_enough_is_no_failure() {
-    let mut info = bench(&["info", "-v"]);
+fn closed_stdout_is_not_an_error() {
+    let mut info = bench_command(&["info", "-v"]);
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
     let output = info
@@ -306,8 +306,8 @@ fn a_reader_that_has_enough_is_no_failure() {
 }
 
 #[test]
-fn the_table_says_what_the_timer_costs() {
-    let output = run(&["lat", "--iters", "100", "--size", "8"]);
+fn table_prints_the_timer_overhead() {
+    let output = run_bench(&["lat", "--iters", "100", "--size", "8"]);
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(
         out.contains("shm, send") && out.contains("x floor") && out.contains("the clock takes"),
@@ -320,12 +320,12 @@ fn the_table_says_what_the_timer_costs() {
 }
 
 #[test]
-fn both_sides_by_hand() {
+fn listen_and_connect_measure_between_two_processes() {
     let name = format!("shm://by-hand-{}", std::process::id());
-    let mut far = Running::start(&["lat", "--listen", &name]);
+    let mut far = BenchProcess::start(&["lat", "--listen", &name]);
     let began = Instant::now();
     let records = loop {
-        let output = run(&[
+        let output = run_bench(&[
             "lat",
             "--connect",
             &name,
@@ -354,10 +354,10 @@ fn both_sides_by_hand() {
 }
 
 #[test]
-fn ctrl_c_ends_both_and_prints_what_was_measured() {
+fn ctrl_c_ends_both_sides_and_prints_the_results() {
     const SIZES: usize = 300;
     let sizes = vec!["8"; SIZES].join(",");
-    let mut measuring = Running::start(&["lat", "--json", "--seconds", "1", "--size", &sizes]);
+    let mut measuring = BenchProcess::start(&["lat", "--json", "--seconds", "1", "--size", &sizes]);
     let peer = child_of(measuring.id());
     let mut out = BufReader::new(measuring.stdout());
     let mut text = String::new();
@@ -384,8 +384,8 @@ fn ctrl_c_ends_both_and_prints_what_was_measured() {
 }
 
 #[test]
-fn a_peer_that_is_killed_is_reported() {
-    let mut measuring = Running::start(&["lat", "--seconds", "600", "--size", "8"]);
+fn killed_peer_is_reported() {
+    let mut measuring = BenchProcess::start(&["lat", "--seconds", "600", "--size", "8"]);
     signal(child_of(measuring.id()), "KILL");
     let output = measuring.output();
     let err = String::from_utf8_lossy(&output.stderr);
@@ -397,11 +397,11 @@ fn a_peer_that_is_killed_is_reported() {
 }
 
 #[test]
-fn a_peer_that_dies_is_reported_with_its_stderr() {
+fn dead_peer_is_reported_with_its_stderr() {
     let mut command = Command::new("sh");
     command.args(["-c", "echo no such luck >&2; exit 7"]);
-    match Child::start("the unlucky one", command).map(drop) {
-        Err(error @ Error::PeerDied { .. }) => {
+    match ChildProcess::start("the unlucky one", command).map(drop) {
+        Err(error @ Error::ProcessDied { .. }) => {
             let text = error.to_string();
             assert!(
                 text.contains("the unlucky one died") && text.contains("no such luck"),
@@ -414,22 +414,22 @@ fn a_peer_that_dies_is_reported_with_its_stderr() {
 }
 
 #[test]
-fn a_peer_that_is_slow_to_die_is_the_reason_all_the_same() {
+fn late_death_of_the_peer_is_reported_as_the_cause() {
     let mut command = Command::new("sh");
     command.args([
         "-c",
         "echo listening on nothing; sleep 1; echo too late >&2; exit 7",
     ]);
-    let (mut child, _) = Child::start("the slow one", command).expect("it starts");
+    let (mut child, _) = ChildProcess::start("the slow one", command).expect("it starts");
     assert!(matches!(
-        child.explain(Error::Interrupted),
+        child.or_death_error(Error::Interrupted),
         Error::Interrupted
     ));
-    let broken = Error::NotUnderstood {
-        who: "the connection".into(),
+    let broken = Error::Malformed {
+        origin: "the connection".into(),
         text: "broken".into(),
     };
-    let text = child.explain(broken).to_string();
+    let text = child.or_death_error(broken).to_string();
     assert!(
         text.contains("the slow one died (exit status: 7)") && text.contains("too late"),
         "{text}"
@@ -437,16 +437,16 @@ fn a_peer_that_is_slow_to_die_is_the_reason_all_the_same() {
 }
 
 #[test]
-fn info_shows_offers_and_says_why_there_are_none() {
-    let text = |args: &[&str]| String::from_utf8_lossy(&run(args).stdout).into_owned();
+fn info_prints_offers_or_the_mismatch() {
+    let text = |args: &[&str]| String::from_utf8_lossy(&run_bench(args).stdout).into_owned();
     assert!(text(&["info"]).contains("provider: shm"));
     assert!(text(&["info", "-v", "-p", "shm", "-c", "FI_TAGGED"]).contains("inject_size: 4096"));
-    let none = run(&["info", "-p", "shm", "-t", "dgram"]);
+    let none = run_bench(&["info", "-p", "shm", "-t", "dgram"]);
     assert!(!none.status.success() && String::from_utf8_lossy(&none.stderr).contains("shm"));
 }
 
 #[test]
-fn peers_are_compared_in_turn() {
+fn peers_are_compared_round_robin() {
     let args = [
         "compare",
         "--json",
@@ -459,7 +459,7 @@ fn peers_are_compared_in_turn() {
         "--peer",
         "Tokio",
     ];
-    let providers: Vec<_> = records(&args)
+    let providers: Vec<_> = run_records(&args)
         .into_iter()
         .map(|record| (record.bench, record.provider))
         .collect();
@@ -480,8 +480,8 @@ fn peers_are_compared_in_turn() {
 }
 
 #[test]
-fn datagrams_are_compared_by_round_trips() {
-    let found = records(&[
+fn udp_is_compared_by_round_trips() {
+    let found = run_records(&[
         "compare",
         "--provider",
         "udp",
@@ -506,22 +506,22 @@ fn datagrams_are_compared_by_round_trips() {
             .iter()
             .all(|record| record.provider != "fabric udp" || record.bench == "lat")
     );
-    refused(
+    assert_refused(
         &["compare", "--provider", "udp", "--size", "8,4KiB"],
         &["no room", "4KiB"],
     );
-    refused(
+    assert_refused(
         &["compare", "--provider", "udp", "--op", "tagged"],
         &["--op send"],
     );
-    refused(
+    assert_refused(
         &["compare", "--goals", "--provider", "sim"],
         &["sim", "shm, tcp, udp"],
     );
 }
 
 #[test]
-fn silent_connections_are_counted() {
+fn idle_connection_memory_is_reported() {
     let lat = [
         "lat",
         "--provider",
@@ -534,16 +534,16 @@ fn silent_connections_are_counted() {
         "--congestion",
         "reno",
     ];
-    assert_eq!(records(&lat)[0].idle_bytes, None);
-    let found = records(&[&lat[..], &["--idle", "300"]].concat());
+    assert_eq!(run_records(&lat)[0].idle_bytes, None);
+    let found = run_records(&[&lat[..], &["--idle", "300"]].concat());
     let taken = found[0].idle_bytes.expect("there are some");
     assert!(taken > 0.0 && taken < 64.0 * 1024.0, "{taken} bytes");
-    refused(&["lat", "--idle", "10001"], &["--idle 10001", "10000"]);
+    assert_refused(&["lat", "--idle", "10001"], &["--idle 10001", "10000"]);
 }
 
 #[test]
-fn ctrl_c_ends_a_comparison_with_the_tables_of_what_was_measured() {
-    let mut measuring = Running::start(&[
+fn ctrl_c_ends_a_comparison_and_prints_partial_tables() {
+    let mut measuring = BenchProcess::start(&[
         "compare",
         "--seconds",
         "600",
@@ -573,8 +573,8 @@ fn ctrl_c_ends_a_comparison_with_the_tables_of_what_was_measured() {
 }
 
 #[test]
-fn missing_peers_are_named_with_how_to_install_them() {
-    let mut command = bench(&[
+fn missing_peers_are_listed_with_install_commands() {
+    let mut command = bench_command(&[
         "compare",
         "--repeat",
         "1",
@@ -601,18 +601,18 @@ fn missing_peers_are_named_with_how_to_install_them() {
     ] {
         assert!(out.contains(part), "{part}: {out}");
     }
-    refused(
+    assert_refused(
         &["compare", "--peer", "smoke signals"],
         &["smoke signals", "fi_pingpong shm", "tokio TcpStream"],
     );
-    refused(
+    assert_refused(
         &["compare", "--peer", ""],
         &["unknown peer \"\"", "tokio TcpStream"],
     );
 }
 
 #[test]
-fn a_program_of_others_ends_with_the_harness_that_is_killed() {
+fn peer_program_ends_when_the_harness_is_killed() {
     let here = std::env::temp_dir().join(format!("fabric-bench-tests-{}", std::process::id()));
     std::fs::create_dir_all(&here).expect("a directory");
     let program = here.join("fi_pingpong");
@@ -625,7 +625,7 @@ fn a_program_of_others_ends_with_the_harness_that_is_killed() {
         here.display(),
         std::env::var("PATH").unwrap_or_default()
     );
-    let mut comparing = bench(&[
+    let mut comparing = bench_command(&[
         "compare",
         "--seconds",
         "0.01",
@@ -638,7 +638,7 @@ fn a_program_of_others_ends_with_the_harness_that_is_killed() {
         .env("PATH", path)
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    let mut comparing = Running(Some(comparing.spawn().expect("the harness starts")));
+    let mut comparing = BenchProcess(Some(comparing.spawn().expect("the harness starts")));
     let pid = wait_for("the program", || {
         std::fs::read_to_string(here.join("fi_pingpong.pid"))
             .ok()

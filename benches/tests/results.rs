@@ -4,7 +4,7 @@ use fabric_bench::record::{Record, parse};
 use fabric_bench::{report, table};
 
 /// The keys, in their order. They are a promise.
-const KEYS: [&str; 25] = [
+const RECORD_KEYS: [&str; 25] = [
     "bench",
     "provider",
     "op",
@@ -32,7 +32,7 @@ const KEYS: [&str; 25] = [
     "samples",
 ];
 
-fn latency() -> Record {
+fn latency_record() -> Record {
     Record {
         bench: "lat".into(),
         provider: "shm".into(),
@@ -63,28 +63,28 @@ fn latency() -> Record {
 }
 
 #[test]
-fn a_record_comes_back_as_it_was_under_the_promised_keys() {
-    let record = latency();
+fn record_round_trips_with_stable_keys() {
+    let record = latency_record();
     let json = record.to_json().expect("serialises");
     assert_eq!(parse(&json), Ok(vec![record]));
     let mut at = 0;
-    for key in KEYS {
+    for key in RECORD_KEYS {
         at += json[at..]
             .find(&format!("\"{key}\":"))
             .unwrap_or_else(|| panic!("{key} is missing or misplaced"));
     }
     assert_eq!(
         json.matches("\":").count(),
-        KEYS.len(),
+        RECORD_KEYS.len(),
         "no other keys: {json}"
     );
 }
 
 #[test]
-fn what_was_not_measured_is_null() {
+fn unmeasured_values_are_null() {
     let record = Record {
         p999_ns: None,
-        ..latency()
+        ..latency_record()
     };
     let json = record.to_json().expect("serialises");
     assert!(json.contains("\"p999_ns\":null"));
@@ -95,8 +95,8 @@ fn what_was_not_measured_is_null() {
 }
 
 #[test]
-fn results_from_before_a_key_was_there_are_read() {
-    let json = latency().to_json().expect("serialises");
+fn records_without_newer_keys_are_read() {
+    let json = latency_record().to_json().expect("serialises");
     let old = [
         "\"timer_ns\":20.0,",
         "\"idle_bytes\":9000.0,",
@@ -111,13 +111,13 @@ fn results_from_before_a_key_was_there_are_read() {
         Ok(vec![Record {
             timer_ns: None,
             idle_bytes: None,
-            ..latency()
+            ..latency_record()
         }])
     );
 }
 
 #[test]
-fn a_line_that_is_no_record_is_named() {
+fn parse_error_names_the_line() {
     let (line, why) = parse("\n{\"bench\":\"lat\"}").expect_err("it lacks nearly everything");
     assert_eq!(line, 2);
     assert!(why.contains("missing field"), "{why}");
@@ -130,17 +130,20 @@ fn a_line_that_is_no_record_is_named() {
 }
 
 #[test]
-fn the_table_of_a_fixed_record() {
+fn table_rows_of_a_fixed_record() {
     assert_eq!(
-        table::row(&latency()),
+        table::row(&latency_record()),
         "    4KiB      1.400      1.500      2.000     30.000    1000.000      1.450      7.00     1.50     500000"
     );
-    assert_eq!(table::titles("lat").len(), table::row(&latency()).len());
+    assert_eq!(
+        table::titles("lat").len(),
+        table::row(&latency_record()).len()
+    );
     let stream = Record {
         bench: "bw".into(),
         window: 16,
         p999_ns: None,
-        ..latency()
+        ..latency_record()
     };
     assert_eq!(
         table::row(&stream),
@@ -150,34 +153,35 @@ fn the_table_of_a_fixed_record() {
         bench: "floor".into(),
         bytes_per_s: None,
         p99_ns: None,
-        ..latency()
+        ..latency_record()
     };
     assert!(table::row(&floor).ends_with("1.400          -         -"));
 }
 
 #[test]
-fn the_page_of_fixed_records() {
+fn report_page_of_fixed_records() {
     let stranger = Record {
         provider: "<other & \"co\">".into(),
         p50_ns: None,
         p90_ns: None,
         floor_ns: None,
         size: 0,
-        ..latency()
+        ..latency_record()
     };
     let rate = Record {
         bench: "rate".into(),
         size: 8,
         window: 32,
-        ..latency()
+        ..latency_record()
     };
     let floor = Record {
         bench: "floor".into(),
         op: "line".into(),
         p50_ns: Some(100.0),
-        ..latency()
+        ..latency_record()
     };
-    let page = report::page(&[latency(), stranger, rate, floor]).expect("something to draw");
+    let page =
+        report::render_page(&[latency_record(), stranger, rate, floor]).expect("something to draw");
     for part in [
         "Latency by size",
         "Percentiles at 4KiB",
@@ -200,17 +204,17 @@ fn the_page_of_fixed_records() {
 }
 
 #[test]
-fn several_runs_are_one_point_and_other_ways_are_other_lines() {
+fn repeated_runs_merge_and_other_modes_get_own_series() {
     let run = |p50| Record {
         p50_ns: Some(p50),
-        ..latency()
+        ..latency_record()
     };
     let tagged = Record {
         op: "tagged".into(),
-        ..latency()
+        ..latency_record()
     };
-    let page =
-        report::page(&[run(1100.0), run(9900.0), run(1200.0), tagged]).expect("something to draw");
+    let page = report::render_page(&[run(1100.0), run(9900.0), run(1200.0), tagged])
+        .expect("something to draw");
     assert!(
         page.contains("fabric shm, send, 4KiB: 1.2 µs")
             && page.contains("fabric shm, tagged, 4KiB: 1.4 µs")
@@ -219,18 +223,18 @@ fn several_runs_are_one_point_and_other_ways_are_other_lines() {
 }
 
 #[test]
-fn names_tell_what_differs_of_two_that_are_not_the_first() {
+fn series_names_show_what_differs() {
     let run = |op: &str, api: &str| Record {
         op: op.into(),
         api: api.into(),
-        ..latency()
+        ..latency_record()
     };
     let stream = Record {
         bench: "bw".into(),
         window: 16,
-        ..latency()
+        ..latency_record()
     };
-    let page = report::page(&[
+    let page = report::render_page(&[
         run("send", "cq"),
         run("tagged", "cq"),
         run("tagged", "batch"),
@@ -250,25 +254,29 @@ fn names_tell_what_differs_of_two_that_are_not_the_first() {
 }
 
 #[test]
-fn what_has_no_place_is_not_drawn() {
+fn values_that_cannot_be_plotted_are_not_drawn() {
     for bench in ["bw", "rate"] {
         let stream = |size, rate| Record {
             bench: bench.into(),
             size,
             msgs_per_s: Some(rate),
             bytes_per_s: Some(size as f64 * rate),
-            ..latency()
+            ..latency_record()
         };
         let floor = Record {
             bench: "floor".into(),
             op: "line".into(),
             p50_ns: Some(0.0),
-            ..latency()
+            ..latency_record()
         };
         let sound = stream(64, 1e6);
         for odd in [0.0, -5.0, f64::NAN, f64::INFINITY, 1e6] {
-            let page =
-                report::page(&[stream(0, odd), stream(8, odd), sound.clone(), floor.clone()]);
+            let page = report::render_page(&[
+                stream(0, odd),
+                stream(8, odd),
+                sound.clone(),
+                floor.clone(),
+            ]);
             let page = page.expect("something to draw");
             assert!(page.contains("fabric shm, 64B: 64 MB/s"), "{bench} {odd}");
             assert!(
@@ -281,7 +289,10 @@ fn what_has_no_place_is_not_drawn() {
                 "{bench} {odd}"
             );
             for part in ["NaN", "inf", "-5"] {
-                assert!(!pictures(&page).contains(part), "{bench} {odd}: {part}");
+                assert!(
+                    !plot_coordinates(&page).contains(part),
+                    "{bench} {odd}: {part}"
+                );
             }
         }
     }
@@ -291,17 +302,17 @@ fn what_has_no_place_is_not_drawn() {
             p90_ns: Some(odd),
             floor_ns: Some(odd),
             size: 0,
-            ..latency()
+            ..latency_record()
         };
-        let page = report::page(&[odd, latency()]).expect("something to draw");
+        let page = report::render_page(&[odd, latency_record()]).expect("something to draw");
         for part in ["NaN", "inf", "-5"] {
-            assert!(!pictures(&page).contains(part), "{part}");
+            assert!(!plot_coordinates(&page).contains(part), "{part}");
         }
     }
 }
 
 /// Places and sizes in the pictures of a page, without the text in them and the shapes of points.
-fn pictures(page: &str) -> String {
+fn plot_coordinates(page: &str) -> String {
     let starts = |tag: &str| {
         [" d=\"M", " x=\"", " y=\"", " width=\""]
             .iter()
@@ -316,12 +327,13 @@ fn pictures(page: &str) -> String {
 }
 
 #[test]
-fn a_page_of_nothing_is_refused() {
+fn report_without_data_is_refused() {
     let floor = Record {
         bench: "floor".into(),
-        ..latency()
+        ..latency_record()
     };
     assert!(
-        report::page(&[floor]).is_err_and(|error| error.to_string().contains("nothing to draw"))
+        report::render_page(&[floor])
+            .is_err_and(|error| error.to_string().contains("nothing to draw"))
     );
 }

@@ -8,7 +8,7 @@ mod peers;
 mod work;
 
 #[test]
-fn every_piece_of_work_works() {
+fn every_microbenchmark_runs() {
     for (name, mut work) in work::all() {
         for time in 1..=1000 {
             assert!(work() > 0, "{name}: nothing came of it at time {time}");

@@ -22,15 +22,15 @@ use crate::Result;
 use crate::options::Options;
 
 /// How a `sockaddr` says which family it is of, and how long it is.
-const INET: (u16, usize) = (2, 16);
-const INET6: (u16, usize) = (10, 28);
+const SOCKADDR_IN: (u16, usize) = (2, 16);
+const SOCKADDR_IN6: (u16, usize) = (10, 28);
 /// The names that libfabric has for the two formats.
 const FI_SOCKADDR_IN: u32 = 2;
 const FI_SOCKADDR_IN6: u32 = 3;
 
-const READY_QUESTION: &[u8; 2] = b"q\0";
-const READY_ANSWER: &[u8; 2] = b"a\0";
-const COUNT_ANSWER: &[u8; 7] = b"cnt ok\0";
+const READY_REQUEST: &[u8; 2] = b"q\0";
+const READY_REPLY: &[u8; 2] = b"a\0";
+const COUNT_REPLY: &[u8; 7] = b"cnt ok\0";
 
 /// The connection, and which side of it this is.
 pub(crate) struct Control {
@@ -40,14 +40,14 @@ pub(crate) struct Control {
 
 impl Control {
     /// Calls a server.
-    pub(crate) async fn call(server: &str, options: &Options) -> Result<Self> {
+    pub(crate) async fn connect(server: &str, options: &Options) -> Result<Self> {
         let mut addresses = lookup_host((server, options.destination_port)).await?;
         let to = addresses
             .find(|at| at.is_ipv6() == options.is_ipv6)
             .ok_or_else(|| format!("{server} has no address of the family that is asked for"))?;
-        let socket = socket(options)?;
+        let socket = new_socket(options)?;
         if let Some(port) = options.source_port {
-            socket.bind(anywhere(options, port))?;
+            socket.bind(any_address(options, port))?;
         }
         let called = socket.connect(to).await;
         Self::new(
@@ -57,9 +57,9 @@ impl Control {
     }
 
     /// Waits for a client.
-    pub(crate) async fn answer(options: &Options) -> Result<Self> {
-        let socket = socket(options)?;
-        socket.bind(anywhere(
+    pub(crate) async fn accept(options: &Options) -> Result<Self> {
+        let socket = new_socket(options)?;
+        socket.bind(any_address(
             options,
             options.source_port.unwrap_or(options.destination_port),
         ))?;
@@ -81,54 +81,54 @@ impl Control {
         Ok(self.stream.local_addr()?.ip())
     }
 
-    pub(crate) async fn tell_name(&mut self, name: SocketAddr) -> Result<()> {
-        Ok(self.stream.write_all(&encode(name)).await?)
+    pub(crate) async fn send_address(&mut self, name: SocketAddr) -> Result<()> {
+        Ok(self.stream.write_all(&encode_address(name)).await?)
     }
 
-    pub(crate) async fn hear_name(&mut self) -> Result<SocketAddr> {
+    pub(crate) async fn recv_address(&mut self) -> Result<SocketAddr> {
         let (len, _format) = (
             self.stream.read_u32().await?,
             self.stream.read_u32_le().await?,
         );
         // Nothing but a length that is known makes for memory.
         let mut name = match len as usize {
-            len if len == INET.1 || len == INET6.1 => vec![0; len],
+            len if len == SOCKADDR_IN.1 || len == SOCKADDR_IN6.1 => vec![0; len],
             len => return Err(format!("a name of {len} bytes is no address of a socket").into()),
         };
         self.stream.read_exact(&mut name).await?;
-        decode(&name).ok_or_else(|| "the name of the peer is no address of a socket".into())
+        decode_address(&name).ok_or_else(|| "the name of the peer is no address of a socket".into())
     }
 
     /// Both are ready.
     pub(crate) async fn sync(&mut self) -> Result<()> {
         if self.is_client {
-            self.stream.write_all(READY_QUESTION).await?;
-            self.expect(READY_ANSWER).await
+            self.stream.write_all(READY_REQUEST).await?;
+            self.expect_bytes(READY_REPLY).await
         } else {
-            self.expect(READY_QUESTION).await?;
-            Ok(self.stream.write_all(READY_ANSWER).await?)
+            self.expect_bytes(READY_REQUEST).await?;
+            Ok(self.stream.write_all(READY_REPLY).await?)
         }
     }
 
     /// The client says how many messages there were. Returns how many that is.
-    pub(crate) async fn count(&mut self, count: usize) -> Result<usize> {
+    pub(crate) async fn exchange_count(&mut self, count: usize) -> Result<usize> {
         let mut digits = [0; 10];
         if self.is_client {
             let text = count.to_string();
             digits[..text.len()].copy_from_slice(text.as_bytes());
             self.stream.write_all(&digits).await?;
-            self.expect(COUNT_ANSWER).await?;
+            self.expect_bytes(COUNT_REPLY).await?;
             return Ok(count);
         }
         self.stream.read_exact(&mut digits).await?;
-        self.stream.write_all(COUNT_ANSWER).await?;
+        self.stream.write_all(COUNT_REPLY).await?;
         let text = std::str::from_utf8(&digits)?.trim_end_matches('\0');
         Ok(text
             .parse()
             .map_err(|_| format!("{text:?} is not a number of messages"))?)
     }
 
-    async fn expect<const LEN: usize>(&mut self, what: &[u8; LEN]) -> Result<()> {
+    async fn expect_bytes<const LEN: usize>(&mut self, what: &[u8; LEN]) -> Result<()> {
         let mut got = [0; LEN];
         self.stream.read_exact(&mut got).await?;
         if got == *what {
@@ -147,7 +147,7 @@ fn ascii(bytes: &[u8]) -> String {
     bytes.escape_ascii().to_string()
 }
 
-fn socket(options: &Options) -> io::Result<TcpSocket> {
+fn new_socket(options: &Options) -> io::Result<TcpSocket> {
     let socket = if options.is_ipv6 {
         TcpSocket::new_v6()
     } else {
@@ -157,7 +157,7 @@ fn socket(options: &Options) -> io::Result<TcpSocket> {
     Ok(socket)
 }
 
-fn anywhere(options: &Options, port: u16) -> SocketAddr {
+fn any_address(options: &Options, port: u16) -> SocketAddr {
     let any = if options.is_ipv6 {
         Ipv6Addr::UNSPECIFIED.into()
     } else {
@@ -167,7 +167,7 @@ fn anywhere(options: &Options, port: u16) -> SocketAddr {
 }
 
 /// The address of this machine that the route to another has. Nothing is sent.
-pub(crate) fn address_towards(peer: SocketAddr) -> Result<IpAddr> {
+pub(crate) fn local_ip_for(peer: SocketAddr) -> Result<IpAddr> {
     let any: IpAddr = if peer.is_ipv6() {
         Ipv6Addr::UNSPECIFIED.into()
     } else {
@@ -179,10 +179,10 @@ pub(crate) fn address_towards(peer: SocketAddr) -> Result<IpAddr> {
 }
 
 /// A name as it is said. What C leaves to fill up with is zero: peers compare whole names.
-fn encode(name: SocketAddr) -> Vec<u8> {
+fn encode_address(name: SocketAddr) -> Vec<u8> {
     let ((family, len), format) = match name {
-        SocketAddr::V4(_) => (INET, FI_SOCKADDR_IN),
-        SocketAddr::V6(_) => (INET6, FI_SOCKADDR_IN6),
+        SocketAddr::V4(_) => (SOCKADDR_IN, FI_SOCKADDR_IN),
+        SocketAddr::V6(_) => (SOCKADDR_IN6, FI_SOCKADDR_IN6),
     };
     let mut bytes = Vec::with_capacity(8 + len);
     bytes.extend((len as u32).to_be_bytes());
@@ -201,12 +201,12 @@ fn encode(name: SocketAddr) -> Vec<u8> {
 }
 
 /// The address in a `sockaddr`.
-fn decode(name: &[u8]) -> Option<SocketAddr> {
+fn decode_address(name: &[u8]) -> Option<SocketAddr> {
     let family = u16::from_ne_bytes(*name.first_chunk()?);
     let port = u16::from_be_bytes(*name.get(2..)?.first_chunk()?);
     let ip = match (family, name.len()) {
-        INET => IpAddr::from(*name.get(4..)?.first_chunk::<4>()?),
-        INET6 => IpAddr::from(*name.get(8..)?.first_chunk::<16>()?),
+        SOCKADDR_IN => IpAddr::from(*name.get(4..)?.first_chunk::<4>()?),
+        SOCKADDR_IN6 => IpAddr::from(*name.get(8..)?.first_chunk::<16>()?),
         _ => return None,
     };
     Some(SocketAddr::new(ip, port))

@@ -4,12 +4,12 @@ use crate::Result;
 
 const ALPHABET: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
 /// By how much further on in the alphabet each message begins than the one before.
-const STEP: usize = 7;
+const PATTERN_SHIFT: usize = 7;
 
 /// Without `-S`.
-pub(crate) const USUAL: [usize; 6] = [64, 256, 1 << 10, 4 << 10, 64 << 10, 1 << 20];
+pub(crate) const DEFAULT_SIZES: [usize; 6] = [64, 256, 1 << 10, 4 << 10, 64 << 10, 1 << 20];
 /// The longest message of `-S all`.
-const LONGEST: usize = 6 << 20;
+const MAX_SIZE: usize = 6 << 20;
 
 /// The bytes of all messages in one direction: the alphabet over and over, from another letter in
 /// each message.
@@ -20,21 +20,21 @@ pub(crate) struct Pattern {
 
 impl Pattern {
     /// The alphabet as the next message has it.
-    fn next(&mut self) -> [u8; 62] {
+    fn next_pattern(&mut self) -> [u8; 62] {
         let mut turned = *ALPHABET;
-        turned.rotate_left(self.messages * STEP % ALPHABET.len());
+        turned.rotate_left(self.messages * PATTERN_SHIFT % ALPHABET.len());
         self.messages += 1;
         turned
     }
 
     pub(crate) fn fill(&mut self, buf: &mut [u8]) {
-        let turned = self.next();
+        let turned = self.next_pattern();
         buf.chunks_mut(turned.len())
             .for_each(|piece| piece.copy_from_slice(&turned[..piece.len()]));
     }
 
     pub(crate) fn check(&mut self, message: &[u8]) -> Result<()> {
-        let (number, turned) = (self.messages, self.next());
+        let (number, turned) = (self.messages, self.next_pattern());
         let mut pieces = message.chunks(turned.len());
         match pieces.position(|piece| *piece != turned[..piece.len()]) {
             None => Ok(()),
@@ -53,12 +53,12 @@ pub(crate) fn all_sizes() -> Vec<usize> {
         .flat_map(|size| [Some(size), (size > 1).then_some(size + size / 2)])
         .flatten();
     std::iter::once(0)
-        .chain(sizes.take_while(|size| *size <= LONGEST))
+        .chain(sizes.take_while(|size| *size <= MAX_SIZE))
         .collect()
 }
 
 /// A number in few places, as `fi_pingpong` writes it.
-pub(crate) fn short(number: usize) -> String {
+pub(crate) fn format_short(number: usize) -> String {
     let (unit, power) = match number {
         _ if number >= 1 << 30 => ("g", 30),
         _ if number >= 1 << 20 => ("m", 20),

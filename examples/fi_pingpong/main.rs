@@ -52,7 +52,7 @@ use fabric_async::{Address, Endpoint, EpType, FiAddr, Operation, PassiveEndpoint
 
 use control::Control;
 use data::Pattern;
-use options::{Asked, Options};
+use options::{Options, ParsedArgs};
 
 /// What goes wrong is told to the user, and no more is made of it.
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
@@ -64,8 +64,8 @@ const FIN: &[u8] = b"fin\0";
 
 fn main() -> ExitCode {
     let options = match Options::parse(std::env::args().skip(1)) {
-        Ok(Asked::Run(options)) => options,
-        Ok(Asked::Help) => {
+        Ok(ParsedArgs::Run(options)) => options,
+        Ok(ParsedArgs::Help) => {
             println!("{}", options::USAGE);
             return ExitCode::SUCCESS;
         }
@@ -91,13 +91,13 @@ fn main() -> ExitCode {
 
 async fn run(options: &Options) -> Result<()> {
     let mut control = match &options.server {
-        Some(server) => Control::call(server, options).await?,
-        None => Control::answer(options).await?,
+        Some(server) => Control::connect(server, options).await?,
+        None => Control::accept(options).await?,
     };
     let (ep, peer) = if options.ep_type == EpType::Msg {
-        connect(&mut control).await?
+        open_msg(&mut control).await?
     } else {
-        meet(&mut control, options).await?
+        open_rdm(&mut control, options).await?
     };
     // Datagrams have a length that they cannot have more of.
     let limit = ep.info().ep.max_msg_size;
@@ -108,7 +108,7 @@ async fn run(options: &Options) -> Result<()> {
         .max()
         .ok_or_else(|| format!("messages have at most {limit} bytes here"))?;
     let room = FIN.len().max(*longest);
-    let mut talk = Talk::begin(ep, peer, options, room)?;
+    let mut talk = PingPong::new(ep, peer, options, room)?;
     println!(
         "{:<8}{:<8}{:<9}{:<9}{:>7}{:>11}{:>13}{:>12}",
         "bytes", "#sent", "#ack", "total", "time", "MB/sec", "usec/xfer", "Mxfers/sec"
@@ -116,42 +116,42 @@ async fn run(options: &Options) -> Result<()> {
     for size in sizes {
         control.sync().await?;
         let time = talk
-            .rally(control.is_client(), size, options.iterations)
+            .run_round(control.is_client(), size, options.iterations)
             .await?;
-        let acknowledged = control.count(options.iterations).await?;
-        report(size, options.iterations, acknowledged, time);
+        let acknowledged = control.exchange_count(options.iterations).await?;
+        print_row(size, options.iterations, acknowledged, time);
     }
-    talk.end().await
+    talk.finish().await
 }
 
 /// Endpoints that know each other by name.
-async fn meet(control: &mut Control, options: &Options) -> Result<(Endpoint, FiAddr)> {
+async fn open_rdm(control: &mut Control, options: &Options) -> Result<(Endpoint, FiAddr)> {
     // A peer is known by the address it calls from, so it has to be the one that the route to the
     // other has.
     let (ep, theirs) = if control.is_client() {
-        let theirs = control.hear_name().await?;
-        let ep = bind(control::address_towards(theirs)?, options).await?;
-        control.tell_name(address_of(ep.name())?).await?;
+        let theirs = control.recv_address().await?;
+        let ep = bind(control::local_ip_for(theirs)?, options).await?;
+        control.send_address(address_of(ep.name())?).await?;
         (ep, theirs)
     } else {
         let ep = bind(control.local_ip()?, options).await?;
-        control.tell_name(address_of(ep.name())?).await?;
-        (ep, control.hear_name().await?)
+        control.send_address(address_of(ep.name())?).await?;
+        (ep, control.recv_address().await?)
     };
-    let theirs = Address::of_socket(ep.name().scheme(), theirs)?;
+    let theirs = Address::from_socket_addr(ep.name().scheme(), theirs)?;
     let peer = ep.address_vector().insert(&theirs)?;
     Ok((ep, peer))
 }
 
 /// Endpoints that are connected with each other.
-async fn connect(control: &mut Control) -> Result<(Endpoint, FiAddr)> {
+async fn open_msg(control: &mut Control) -> Result<(Endpoint, FiAddr)> {
     let ep = if control.is_client() {
-        Endpoint::connect(format!("tcp://{}", control.hear_name().await?)).await?
+        Endpoint::connect(format!("tcp://{}", control.recv_address().await?)).await?
     } else {
         let mut door =
             PassiveEndpoint::bind(format!("tcp://{}", SocketAddr::new(control.local_ip()?, 0)))
                 .await?;
-        control.tell_name(address_of(door.name())?).await?;
+        control.send_address(address_of(door.name())?).await?;
         let request = door.next().await.ok_or("nobody calls any more")?;
         request.accept("").await?
     };
@@ -172,51 +172,51 @@ async fn bind(ip: std::net::IpAddr, options: &Options) -> Result<Endpoint> {
 }
 
 fn address_of(name: &Address) -> Result<SocketAddr> {
-    name.socket()
+    name.socket_addr()
         .ok_or_else(|| "an endpoint over sockets has the address of one".into())
 }
 
 /// The messages of the two programs.
-struct Talk {
+struct PingPong {
     ep: Endpoint,
     peer: FiAddr,
     /// From whom messages are received, where that has to be said.
-    from: Option<FiAddr>,
+    recv_from: Option<FiAddr>,
     is_tagged: bool,
     /// What is to be sent, and to be received, where that is checked.
     patterns: Option<(Pattern, Pattern)>,
     /// The buffer that is sent from.
-    out: Vec<u8>,
+    send_buf: Vec<u8>,
     /// There is always one receive.
-    next: Operation<Vec<u8>>,
+    posted_recv: Operation<Vec<u8>>,
 }
 
-impl Talk {
-    fn begin(ep: Endpoint, peer: FiAddr, options: &Options, room: usize) -> Result<Self> {
+impl PingPong {
+    fn new(ep: Endpoint, peer: FiAddr, options: &Options, room: usize) -> Result<Self> {
         // One that is connected has no other peer, and datagrams are received from any.
         let from = (options.ep_type == EpType::Rdm).then_some(peer);
-        let next = receive(&ep, from, options.is_tagged, vec![0; room])?;
+        let next = post_recv(&ep, from, options.is_tagged, vec![0; room])?;
         let patterns = options.is_checked.then(Default::default);
         Ok(Self {
             ep,
             peer,
-            from,
+            recv_from: from,
             is_tagged: options.is_tagged,
             patterns,
-            out: vec![0; room],
-            next,
+            send_buf: vec![0; room],
+            posted_recv: next,
         })
     }
 
     /// So many messages there and back. Returns how long it took.
-    async fn rally(&mut self, is_first: bool, size: usize, count: usize) -> Result<Duration> {
+    async fn run_round(&mut self, is_first: bool, size: usize, count: usize) -> Result<Duration> {
         let start = Instant::now();
         for _ in 0..count {
             if is_first {
                 self.send(size).await?;
-                self.receive(size).await?;
+                self.recv_message(size).await?;
             } else {
-                self.receive(size).await?;
+                self.recv_message(size).await?;
                 self.send(size).await?;
             }
         }
@@ -224,12 +224,12 @@ impl Talk {
     }
 
     async fn send(&mut self, size: usize) -> Result<()> {
-        let mut buf = std::mem::take(&mut self.out);
+        let mut buf = std::mem::take(&mut self.send_buf);
         buf.resize(size, 0);
         if let Some((sent, _)) = &mut self.patterns {
             sent.fill(&mut buf);
         }
-        self.out = self.send_bytes(buf).await?;
+        self.send_buf = self.send_bytes(buf).await?;
         Ok(())
     }
 
@@ -239,8 +239,8 @@ impl Talk {
         Ok(send.await?.into_buf())
     }
 
-    async fn receive(&mut self, size: usize) -> Result<()> {
-        let got = (&mut self.next).await?;
+    async fn recv_message(&mut self, size: usize) -> Result<()> {
+        let got = (&mut self.posted_recv).await?;
         if got.len() != size {
             return Err(format!(
                 "a message of {} bytes has come, where {size} were expected",
@@ -251,14 +251,14 @@ impl Talk {
         if let Some((_, received)) = &mut self.patterns {
             received.check(&got)?;
         }
-        self.next = receive(&self.ep, self.from, self.is_tagged, got.into_buf())?;
+        self.posted_recv = post_recv(&self.ep, self.recv_from, self.is_tagged, got.into_buf())?;
         Ok(())
     }
 
     /// Takes leave, and hears that the other does.
-    async fn end(self) -> Result<()> {
+    async fn finish(self) -> Result<()> {
         self.send_bytes(FIN.to_vec()).await?;
-        let got = self.next.await?;
+        let got = self.posted_recv.await?;
         if got[..] == *FIN {
             Ok(())
         } else {
@@ -268,7 +268,7 @@ impl Talk {
 }
 
 /// Posts the receive for the next message.
-fn receive(
+fn post_recv(
     ep: &Endpoint,
     from: Option<FiAddr>,
     is_tagged: bool,
@@ -285,15 +285,15 @@ fn receive(
 }
 
 /// One line of what `fi_pingpong` prints.
-fn report(size: usize, count: usize, acknowledged: usize, time: Duration) {
+fn print_row(size: usize, count: usize, acknowledged: usize, time: Duration) {
     let (messages, seconds) = (2 * count, time.as_secs_f64());
     let mega = |count: usize| count as f64 / seconds / 1e6;
     println!(
         "{:<8}{:<8}={:<8}{:<9}{:>6.2}s{:>11.2}{:>13.2}{:>12.2}",
-        data::short(size),
-        data::short(count),
-        data::short(acknowledged),
-        data::short(size * messages),
+        data::format_short(size),
+        data::format_short(count),
+        data::format_short(acknowledged),
+        data::format_short(size * messages),
         seconds,
         mega(size * messages),
         seconds * 1e6 / messages as f64,

@@ -8,7 +8,7 @@ use fabric_async::{EpType, Protocol};
 use crate::data;
 
 /// The port on which the two programs agree on what comes next.
-const PORT: u16 = 47592;
+const DEFAULT_PORT: u16 = 47592;
 
 pub(crate) const USAGE: &str = "\
 Usage:
@@ -30,7 +30,7 @@ Options:
  -h        this";
 
 /// What the user wants.
-pub(crate) enum Asked {
+pub(crate) enum ParsedArgs {
     Run(Options),
     Help,
 }
@@ -56,12 +56,12 @@ impl Default for Options {
         Self {
             server: None,
             source_port: None,
-            destination_port: PORT,
+            destination_port: DEFAULT_PORT,
             protocol: Protocol::Tcp,
             ep_type: EpType::Rdm,
             is_tagged: false,
             iterations: 10,
-            sizes: data::USUAL.to_vec(),
+            sizes: data::DEFAULT_SIZES.to_vec(),
             is_checked: false,
             is_ipv6: false,
         }
@@ -70,7 +70,7 @@ impl Default for Options {
 
 impl Options {
     /// Understands a command line; otherwise says what is wrong with it.
-    pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
+    pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<ParsedArgs, String> {
         let (mut options, mut arguments) = (Self::default(), arguments);
         let (mut provider, mut ep_type) = (None, None);
         while let Some(argument) = arguments.next() {
@@ -85,7 +85,7 @@ impl Options {
             while let Some(letter) = letters.chars().next() {
                 letters = &letters[letter.len_utf8()..];
                 match letter {
-                    'h' => return Ok(Asked::Help),
+                    'h' => return Ok(ParsedArgs::Help),
                     'c' => options.is_checked = true,
                     '6' => options.is_ipv6 = true,
                     'B' | 'P' | 'p' | 'e' | 'm' | 'I' | 'S' => {
@@ -98,7 +98,7 @@ impl Options {
                         match letter {
                             'p' => provider = Some(value),
                             'e' => ep_type = Some(value),
-                            _ => options.set(letter, &value)?,
+                            _ => options.set_option(letter, &value)?,
                         }
                     }
                     _ => return Err(format!("unknown option -{letter}")),
@@ -106,7 +106,7 @@ impl Options {
             }
         }
         options.choose(provider.as_deref(), ep_type.as_deref())?;
-        Ok(Asked::Run(options))
+        Ok(ParsedArgs::Run(options))
     }
 
     /// The provider and the endpoint type, each of which follows from the other where it is not
@@ -147,22 +147,22 @@ impl Options {
         Ok(())
     }
 
-    fn set(&mut self, letter: char, value: &str) -> Result<(), String> {
+    fn set_option(&mut self, letter: char, value: &str) -> Result<(), String> {
         match (letter, value) {
-            ('B', _) => self.source_port = Some(number(letter, value)?),
-            ('P', _) => self.destination_port = number(letter, value)?,
+            ('B', _) => self.source_port = Some(parse_number(letter, value)?),
+            ('P', _) => self.destination_port = parse_number(letter, value)?,
             ('m', "msg") => self.is_tagged = false,
             ('m', "tagged") => self.is_tagged = true,
             ('m', _) => return Err(format!("-m {value}: there are msg and tagged")),
-            ('I', _) => self.iterations = number::<NonZeroU32>(letter, value)?.get() as usize,
+            ('I', _) => self.iterations = parse_number::<NonZeroU32>(letter, value)?.get() as usize,
             ('S', "all") => self.sizes = data::all_sizes(),
-            _ => self.sizes = vec![number::<u32>(letter, value)? as usize],
+            _ => self.sizes = vec![parse_number::<u32>(letter, value)? as usize],
         }
         Ok(())
     }
 }
 
-fn number<T: FromStr>(letter: char, value: &str) -> Result<T, String> {
+fn parse_number<T: FromStr>(letter: char, value: &str) -> Result<T, String> {
     value
         .parse()
         .map_err(|_| format!("-{letter} {value}: not a number that it takes"))

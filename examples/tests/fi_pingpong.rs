@@ -8,26 +8,26 @@ use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// How long one game may take. There to find hangs, not to measure.
-const LIMIT: Duration = Duration::from_secs(120);
+const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Who plays a part.
 #[derive(Clone, Copy, Debug)]
-enum Program {
+enum PingPongProgram {
     Ours,
     /// libfabric's, with this provider.
     Theirs(&'static str),
     /// The same with endpoints that are connected.
-    OursConnected,
-    TheirsConnected,
+    OursMsg,
+    TheirsMsg,
     /// The same with datagrams.
-    OursDatagrams,
-    TheirsDatagrams,
+    OursDgram,
+    TheirsDgram,
 }
 
-impl Program {
+impl PingPongProgram {
     fn command(self) -> Command {
         match self {
-            Self::Ours | Self::OursConnected | Self::OursDatagrams => {
+            Self::Ours | Self::OursMsg | Self::OursDgram => {
                 // Beside the directory of this test: Cargo builds examples before it runs tests.
                 let mut path = std::env::current_exe().expect("a path");
                 path.pop();
@@ -41,19 +41,19 @@ impl Program {
                 command.args([
                     "-e",
                     match self {
-                        Self::OursConnected => "msg",
-                        Self::OursDatagrams => "dgram",
+                        Self::OursMsg => "msg",
+                        Self::OursDgram => "dgram",
                         _ => "rdm",
                     },
                 ]);
                 command
             }
-            Self::TheirsConnected => {
+            Self::TheirsMsg => {
                 let mut command = Command::new("fi_pingpong");
                 command.args(["-p", "tcp", "-e", "msg"]);
                 command
             }
-            Self::TheirsDatagrams => {
+            Self::TheirsDgram => {
                 let mut command = Command::new("fi_pingpong");
                 // Its server is at the address of the network that is named.
                 command.args(["-p", "udp", "-e", "dgram", "-d", "lo"]);
@@ -69,7 +69,7 @@ impl Program {
 }
 
 /// libfabric's program, or nothing, and why.
-fn theirs() -> Option<Program> {
+fn libfabric_program() -> Option<PingPongProgram> {
     // The native wire is spoken by `net` in 1.16 and 1.17, and by `tcp` since.
     let has = |provider| {
         Command::new("fi_info")
@@ -78,8 +78,8 @@ fn theirs() -> Option<Program> {
     };
     let installed = Command::new("fi_pingpong").arg("-h").output().is_ok();
     match has("net") {
-        Ok(output) if installed && output.status.success() => Some(Program::Theirs("net")),
-        Ok(_) if installed => Some(Program::Theirs("tcp")),
+        Ok(output) if installed && output.status.success() => Some(PingPongProgram::Theirs("net")),
+        Ok(_) if installed => Some(PingPongProgram::Theirs("tcp")),
         _ => {
             eprintln!("skipped: fi_pingpong is not installed (Debian: libfabric-bin)");
             None
@@ -89,8 +89,8 @@ fn theirs() -> Option<Program> {
 
 /// libfabric's program where RXM is spoken: over the tcp provider, whose long messages are read
 /// from where they lie, and over the other one, whose longer messages come in segments.
-fn theirs_in_rxm() -> Vec<Program> {
-    if theirs().is_none() {
+fn libfabric_rxm_programs() -> Vec<PingPongProgram> {
+    if libfabric_program().is_none() {
         return Vec::new();
     }
     let is_there = |provider: &&str| {
@@ -106,39 +106,39 @@ fn theirs_in_rxm() -> Vec<Program> {
     ["tcp;ofi_rxm", "net;ofi_rxm"]
         .into_iter()
         .filter(is_there)
-        .map(Program::Theirs)
+        .map(PingPongProgram::Theirs)
         .collect()
 }
 
 /// Both programs with endpoints that are connected, or nothing, and why.
-fn connected() -> Option<(Program, Program)> {
+fn msg_programs() -> Option<(PingPongProgram, PingPongProgram)> {
     let has = Command::new("fi_info")
         .args(["-p", "tcp", "-t", "FI_EP_MSG"])
         .output();
-    if theirs().is_some() && has.is_ok_and(|output| output.status.success()) {
-        return Some((Program::TheirsConnected, Program::OursConnected));
+    if libfabric_program().is_some() && has.is_ok_and(|output| output.status.success()) {
+        return Some((PingPongProgram::TheirsMsg, PingPongProgram::OursMsg));
     }
     eprintln!("skipped: libfabric has no connected endpoints over tcp here");
     None
 }
 
 /// Both programs with datagrams, or nothing, and why.
-fn datagrams() -> Option<(Program, Program)> {
+fn dgram_programs() -> Option<(PingPongProgram, PingPongProgram)> {
     let has = Command::new("fi_info")
         .args(["-p", "udp", "-t", "FI_EP_DGRAM", "-d", "lo"])
         .output();
-    if theirs().is_some() && has.is_ok_and(|output| output.status.success()) {
-        return Some((Program::TheirsDatagrams, Program::OursDatagrams));
+    if libfabric_program().is_some() && has.is_ok_and(|output| output.status.success()) {
+        return Some((PingPongProgram::TheirsDgram, PingPongProgram::OursDgram));
     }
     eprintln!("skipped: libfabric has no datagrams over udp here");
     None
 }
 
 /// A program that is ended with the test.
-struct Player(Option<Child>);
+struct PingPongProcess(Option<Child>);
 
-impl Player {
-    fn start(program: Program, options: &[&str]) -> Self {
+impl PingPongProcess {
+    fn start(program: PingPongProgram, options: &[&str]) -> Self {
         let mut command = program.command();
         command
             .args(options)
@@ -148,7 +148,7 @@ impl Player {
         Self(Some(command.spawn().expect("a program that is installed")))
     }
 
-    fn is_over(&mut self) -> bool {
+    fn has_exited(&mut self) -> bool {
         self.0
             .as_mut()
             .is_none_or(|child| child.try_wait().expect("a child").is_some())
@@ -163,7 +163,7 @@ impl Player {
     }
 }
 
-impl Drop for Player {
+impl Drop for PingPongProcess {
     fn drop(&mut self) {
         if let Some(mut child) = self.0.take() {
             let _ = child.kill();
@@ -199,24 +199,27 @@ fn is_listening(port: u16) -> bool {
 }
 
 /// A whole game; what the server and the client ended with.
-fn play(
-    server: Program,
-    client: Program,
+fn run_pair(
+    server: PingPongProgram,
+    client: PingPongProgram,
     (host, [theirs, ours]): (&str, [&[&str]; 2]),
 ) -> [Output; 2] {
     let port = free_port().to_string();
-    let options = |program: Program| match program {
-        Program::Ours | Program::OursConnected | Program::OursDatagrams => ours,
-        Program::Theirs(_) | Program::TheirsConnected | Program::TheirsDatagrams => theirs,
+    let options = |program: PingPongProgram| match program {
+        PingPongProgram::Ours | PingPongProgram::OursMsg | PingPongProgram::OursDgram => ours,
+        PingPongProgram::Theirs(_) | PingPongProgram::TheirsMsg | PingPongProgram::TheirsDgram => {
+            theirs
+        }
     };
-    let mut serving = Player::start(server, &[options(server), &["-B", &port]].concat());
-    let deadline = Instant::now() + LIMIT;
-    while !is_listening(port.parse().expect("a port")) && !serving.is_over() {
+    let mut serving = PingPongProcess::start(server, &[options(server), &["-B", &port]].concat());
+    let deadline = Instant::now() + RUN_TIMEOUT;
+    while !is_listening(port.parse().expect("a port")) && !serving.has_exited() {
         assert!(Instant::now() < deadline, "the server does not serve");
         std::thread::sleep(Duration::from_millis(2));
     }
-    let mut calling = Player::start(client, &[options(client), &["-P", &port, host]].concat());
-    while !(serving.is_over() && calling.is_over()) {
+    let mut calling =
+        PingPongProcess::start(client, &[options(client), &["-P", &port, host]].concat());
+    while !(serving.has_exited() && calling.has_exited()) {
         assert!(Instant::now() < deadline, "the game does not end");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -224,14 +227,25 @@ fn play(
 }
 
 /// Everything goes well in a game, and all rounds are told of.
-fn goes_well(server: Program, client: Program, host: &str, options: &[&str], rounds: usize) {
-    goes_well_each(server, client, (host, [options, options]), rounds);
+fn assert_run_succeeds(
+    server: PingPongProgram,
+    client: PingPongProgram,
+    host: &str,
+    options: &[&str],
+    rounds: usize,
+) {
+    assert_run_succeeds_with(server, client, (host, [options, options]), rounds);
 }
 
 /// Likewise, with options of their own.
-fn goes_well_each(server: Program, client: Program, at: (&str, [&[&str]; 2]), rounds: usize) {
+fn assert_run_succeeds_with(
+    server: PingPongProgram,
+    client: PingPongProgram,
+    at: (&str, [&[&str]; 2]),
+    rounds: usize,
+) {
     let (_, [options, _]) = at;
-    for output in play(server, client, at) {
+    for output in run_pair(server, client, at) {
         let (told, wrong) = (
             String::from_utf8_lossy(&output.stdout),
             String::from_utf8_lossy(&output.stderr),
@@ -243,12 +257,17 @@ fn goes_well_each(server: Program, client: Program, at: (&str, [&[&str]; 2]), ro
 }
 
 #[test]
-fn every_size_goes_there_and_back_whole_in_both_roles() {
-    let Some(theirs) = theirs() else { return };
+fn every_size_round_trips_in_both_roles() {
+    let Some(theirs) = libfabric_program() else {
+        return;
+    };
     for mode in ["msg", "tagged"] {
-        for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
+        for (server, client) in [
+            (theirs, PingPongProgram::Ours),
+            (PingPongProgram::Ours, theirs),
+        ] {
             // None, the powers of two to 4 MiB, and what lies halfway between.
-            goes_well(
+            assert_run_succeeds(
                 server,
                 client,
                 "127.0.0.1",
@@ -260,11 +279,16 @@ fn every_size_goes_there_and_back_whole_in_both_roles() {
 }
 
 #[test]
-fn many_messages_go_there_and_back_in_both_roles() {
-    let Some(theirs) = theirs() else { return };
+fn many_messages_round_trip_in_both_roles() {
+    let Some(theirs) = libfabric_program() else {
+        return;
+    };
     for mode in ["msg", "tagged"] {
-        for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
-            goes_well(
+        for (server, client) in [
+            (theirs, PingPongProgram::Ours),
+            (PingPongProgram::Ours, theirs),
+        ] {
+            assert_run_succeeds(
                 server,
                 client,
                 "127.0.0.1",
@@ -276,26 +300,32 @@ fn many_messages_go_there_and_back_in_both_roles() {
 }
 
 #[test]
-fn every_size_goes_there_and_back_in_rxm_whoever_knows_of_it() {
-    for theirs in theirs_in_rxm() {
+fn every_size_round_trips_over_rxm() {
+    for theirs in libfabric_rxm_programs() {
         for mode in ["msg", "tagged"] {
             let options = ["-c", "-S", "all", "-I", "2", "-m", mode];
             // Who asks in the native dialect finds out.
             let told = [&["-p", "tcp;ofi_rxm"][..], &options].concat();
-            for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
-                goes_well_each(server, client, ("127.0.0.1", [&options, &options]), 46);
-                goes_well_each(server, client, ("127.0.0.1", [&options, &told]), 46);
+            for (server, client) in [
+                (theirs, PingPongProgram::Ours),
+                (PingPongProgram::Ours, theirs),
+            ] {
+                assert_run_succeeds_with(server, client, ("127.0.0.1", [&options, &options]), 46);
+                assert_run_succeeds_with(server, client, ("127.0.0.1", [&options, &told]), 46);
             }
         }
     }
 }
 
 #[test]
-fn many_messages_go_there_and_back_in_rxm() {
-    for theirs in theirs_in_rxm() {
+fn many_messages_round_trip_over_rxm() {
+    for theirs in libfabric_rxm_programs() {
         for (mode, size) in [("msg", "100"), ("tagged", "100"), ("msg", "20000")] {
-            for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
-                goes_well(
+            for (server, client) in [
+                (theirs, PingPongProgram::Ours),
+                (PingPongProgram::Ours, theirs),
+            ] {
+                assert_run_succeeds(
                     server,
                     client,
                     "127.0.0.1",
@@ -309,11 +339,16 @@ fn many_messages_go_there_and_back_in_rxm() {
 
 /// Who asks in RXM and is not understood asks in the native dialect.
 #[test]
-fn who_begins_in_rxm_finds_the_native_dialect() {
-    let Some(theirs) = theirs() else { return };
+fn rxm_side_falls_back_to_the_native_protocol() {
+    let Some(theirs) = libfabric_program() else {
+        return;
+    };
     let told = ["-p", "tcp;ofi_rxm", "-c", "-m", "tagged"];
-    for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
-        goes_well_each(
+    for (server, client) in [
+        (theirs, PingPongProgram::Ours),
+        (PingPongProgram::Ours, theirs),
+    ] {
+        assert_run_succeeds_with(
             server,
             client,
             ("127.0.0.1", [&["-c", "-m", "tagged"], &told]),
@@ -323,35 +358,43 @@ fn who_begins_in_rxm_finds_the_native_dialect() {
 }
 
 #[test]
-fn over_ipv6_too() {
-    let Some(theirs) = theirs() else { return };
+fn messages_round_trip_over_ipv6() {
+    let Some(theirs) = libfabric_program() else {
+        return;
+    };
     if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
         return eprintln!("skipped: this machine has no IPv6");
     }
-    for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
-        goes_well(server, client, "::1", &["-6", "-c"], 6);
+    for (server, client) in [
+        (theirs, PingPongProgram::Ours),
+        (PingPongProgram::Ours, theirs),
+    ] {
+        assert_run_succeeds(server, client, "::1", &["-6", "-c"], 6);
     }
-    for theirs in theirs_in_rxm() {
-        for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
-            goes_well(server, client, "::1", &["-6", "-c"], 6);
+    for theirs in libfabric_rxm_programs() {
+        for (server, client) in [
+            (theirs, PingPongProgram::Ours),
+            (PingPongProgram::Ours, theirs),
+        ] {
+            assert_run_succeeds(server, client, "::1", &["-6", "-c"], 6);
         }
     }
 }
 
 #[test]
-fn connected_endpoints_play_in_both_roles() {
-    let Some((theirs, ours)) = connected() else {
+fn connected_endpoints_work_in_both_roles() {
+    let Some((theirs, ours)) = msg_programs() else {
         return;
     };
     for (server, client) in [(theirs, ours), (ours, theirs)] {
-        goes_well(
+        assert_run_succeeds(
             server,
             client,
             "127.0.0.1",
             &["-c", "-S", "all", "-I", "3"],
             46,
         );
-        goes_well(
+        assert_run_succeeds(
             server,
             client,
             "127.0.0.1",
@@ -359,23 +402,24 @@ fn connected_endpoints_play_in_both_roles() {
             1,
         );
         if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
-            goes_well(server, client, "::1", &["-6", "-c"], 6);
+            assert_run_succeeds(server, client, "::1", &["-6", "-c"], 6);
         }
     }
-    goes_well(ours, ours, "127.0.0.1", &["-c", "-S", "all"], 46);
+    assert_run_succeeds(ours, ours, "127.0.0.1", &["-c", "-S", "all"], 46);
 }
 
 /// Connected endpoints; RDM endpoints over the native wire and over RXM, with and without tags;
 /// datagrams: each with either program as the server.
 #[test]
-fn all_twelve_combinations_play() {
-    let (Some(native), Some(connected), Some(datagrams)) = (theirs(), connected(), datagrams())
+fn all_endpoint_types_and_roles_run() {
+    let (Some(native), Some(connected), Some(datagrams)) =
+        (libfabric_program(), msg_programs(), dgram_programs())
     else {
         return;
     };
-    let Some(rxm) = theirs_in_rxm()
+    let Some(rxm) = libfabric_rxm_programs()
         .into_iter()
-        .find(|theirs| matches!(theirs, Program::Theirs("tcp;ofi_rxm")))
+        .find(|theirs| matches!(theirs, PingPongProgram::Theirs("tcp;ofi_rxm")))
     else {
         return;
     };
@@ -385,16 +429,16 @@ fn all_twelve_combinations_play() {
     // What libfabric's program and what the example is told, and how many sizes they play.
     let rows = [
         (connected, [plain, plain], 6),
-        ((native, Program::Ours), [plain, plain], 6),
-        ((native, Program::Ours), [tagged, tagged], 6),
-        ((rxm, Program::Ours), [plain, plain_rxm], 6),
-        ((rxm, Program::Ours), [tagged, tagged_rxm], 6),
+        ((native, PingPongProgram::Ours), [plain, plain], 6),
+        ((native, PingPongProgram::Ours), [tagged, tagged], 6),
+        ((rxm, PingPongProgram::Ours), [plain, plain_rxm], 6),
+        ((rxm, PingPongProgram::Ours), [tagged, tagged_rxm], 6),
         (datagrams, [plain, plain], 3),
     ];
     let mut played = 0;
     for ((theirs, ours), [told, told_ours], rounds) in rows {
         for (server, client) in [(theirs, ours), (ours, theirs)] {
-            goes_well_each(server, client, ("127.0.0.1", [told, told_ours]), rounds);
+            assert_run_succeeds_with(server, client, ("127.0.0.1", [told, told_ours]), rounds);
             played += 1;
         }
     }
@@ -402,40 +446,62 @@ fn all_twelve_combinations_play() {
 }
 
 #[test]
-fn datagrams_of_every_size_go_there_and_back() {
-    let Some((theirs, ours)) = datagrams() else {
+fn datagrams_of_every_size_round_trip() {
+    let Some((theirs, ours)) = dgram_programs() else {
         return;
     };
     for (server, client) in [(theirs, ours), (ours, theirs), (ours, ours)] {
         // None, the powers of two to 1024, and what lies halfway between.
         let all = ["-c", "-S", "all", "-I", "3"];
-        goes_well(server, client, "127.0.0.1", &all, 21);
+        assert_run_succeeds(server, client, "127.0.0.1", &all, 21);
         let many = ["-c", "-S", "100", "-I", "2000"];
-        goes_well(server, client, "127.0.0.1", &many, 1);
+        assert_run_succeeds(server, client, "127.0.0.1", &many, 1);
     }
 }
 
 #[test]
-fn with_itself_too() {
+fn example_runs_against_itself() {
     let options = ["-c", "-S", "all", "-m", "tagged"];
-    goes_well(Program::Ours, Program::Ours, "127.0.0.1", &options, 46);
+    assert_run_succeeds(
+        PingPongProgram::Ours,
+        PingPongProgram::Ours,
+        "127.0.0.1",
+        &options,
+        46,
+    );
     let told = [&["-p", "tcp;ofi_rxm"][..], &options].concat();
-    goes_well(Program::Ours, Program::Ours, "127.0.0.1", &told, 46);
+    assert_run_succeeds(
+        PingPongProgram::Ours,
+        PingPongProgram::Ours,
+        "127.0.0.1",
+        &told,
+        46,
+    );
 }
 
 /// What is checked is what the other has sent: who fills messages with something else is told so.
 #[test]
-fn wrong_bytes_are_noticed_on_both_sides() {
-    let Some(theirs) = theirs() else { return };
+fn corrupted_messages_are_detected_by_both_sides() {
+    let Some(theirs) = libfabric_program() else {
+        return;
+    };
     // One message each way: libfabric's server would wait for the next one whatever has become of
     // its peer.
     let (checked, unchecked): (&[&str], &[&str]) =
         (&["-S", "64", "-I", "1", "-c"], &["-S", "64", "-I", "1"]);
-    let [_, client] = play(theirs, Program::Ours, ("127.0.0.1", [unchecked, checked]));
+    let [_, client] = run_pair(
+        theirs,
+        PingPongProgram::Ours,
+        ("127.0.0.1", [unchecked, checked]),
+    );
     assert!(
         !client.status.success() && String::from_utf8_lossy(&client.stderr).contains("message 0")
     );
-    let [server, _] = play(theirs, Program::Ours, ("127.0.0.1", [checked, unchecked]));
+    let [server, _] = run_pair(
+        theirs,
+        PingPongProgram::Ours,
+        ("127.0.0.1", [checked, unchecked]),
+    );
     assert!(
         !server.status.success(),
         "libfabric has not noticed what was wrong"
@@ -443,7 +509,7 @@ fn wrong_bytes_are_noticed_on_both_sides() {
 }
 
 #[test]
-fn what_is_not_there_is_refused_by_name() {
+fn unsupported_options_are_refused_by_name() {
     for (options, part) in [
         (&["-e", "raw"][..], "endpoint type raw"),
         (&["-p", "udp", "-e", "msg"], "-p udp -e msg"),
@@ -455,7 +521,7 @@ fn what_is_not_there_is_refused_by_name() {
         (&["-I", "0"], "-I 0"),
         (&["-S"], "-S without a value"),
     ] {
-        let output = Program::Ours
+        let output = PingPongProgram::Ours
             .command()
             .args(options)
             .output()

@@ -5,13 +5,13 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use fabric_core::host::HostName;
-use fabric_core::tree::{Class, Node};
+use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use fabric_reactor::AvId;
 
 use crate::close::CloseError;
 use crate::domain::{Domain, DomainInner};
-use crate::model::{Shared, ThreadModel};
+use crate::thread_model::{Shared, ThreadModel};
 
 /// An address vector (`fid_av`): peers by number (`FI_AV_TABLE`).
 ///
@@ -24,11 +24,11 @@ pub struct AddressVector<M: ThreadModel = Shared> {
 }
 
 pub(crate) struct AvInner {
-    pub(crate) node: Arc<Node>,
+    pub(crate) node: Arc<ObjectNode>,
     pub(crate) id: AvId,
     pub(crate) domain: Arc<DomainInner>,
     /// It holds the one peer of a connected endpoint, or nobody, and stays as it is.
-    is_fixed: bool,
+    is_read_only: bool,
 }
 
 /// What names an endpoint: an [`Address`], or text like `shm://echo`.
@@ -111,15 +111,15 @@ impl<T: ToAddress + ?Sized> ToAddress for &T {
 impl AvInner {
     /// One with this peer in it, for an endpoint that is connected with it. It is part of the
     /// endpoint, and not counted.
-    pub(crate) fn of(domain: &Arc<DomainInner>, peer: &Address) -> (Arc<Self>, FiAddr) {
-        let node = Node::new(Class::AddressVector, Some(domain.node.clone()));
-        let (id, number) = domain.core.open_av_of(peer);
+    pub(crate) fn with_peer(domain: &Arc<DomainInner>, peer: &Address) -> (Arc<Self>, FiAddr) {
+        let node = ObjectNode::new(Class::AddressVector, Some(domain.node.clone()));
+        let (id, number) = domain.core.open_single_peer_av(peer);
         (
             Arc::new(Self {
                 node,
                 id,
                 domain: domain.clone(),
-                is_fixed: true,
+                is_read_only: true,
             }),
             number,
         )
@@ -127,20 +127,20 @@ impl AvInner {
 
     /// One with nobody in it, for a receive context of endpoints that are connected, each with a
     /// peer of its own. It is part of the context, and not counted.
-    pub(crate) fn of_nobody(domain: &Arc<DomainInner>) -> Arc<Self> {
-        let node = Node::new(Class::AddressVector, Some(domain.node.clone()));
+    pub(crate) fn empty(domain: &Arc<DomainInner>) -> Arc<Self> {
+        let node = ObjectNode::new(Class::AddressVector, Some(domain.node.clone()));
         let id = domain.core.open_av(false);
         Arc::new(Self {
             node,
             id,
             domain: domain.clone(),
-            is_fixed: true,
+            is_read_only: true,
         })
     }
 
-    fn check_changeable(&self) -> Result<()> {
+    fn check_writable(&self) -> Result<()> {
         self.node.check_open()?;
-        if self.is_fixed {
+        if self.is_read_only {
             return Err(Error::NotSupported(
                 "addresses of connected endpoints, which have one peer each",
             ));
@@ -152,13 +152,13 @@ impl AvInner {
 impl<M: ThreadModel> AddressVector<M> {
     pub(crate) fn open(domain: &Domain<M>, welcoming: bool) -> Result<Self> {
         domain.inner.node.check_open()?;
-        let node = Node::new(Class::AddressVector, Some(domain.inner.node.clone()));
+        let node = ObjectNode::new(Class::AddressVector, Some(domain.inner.node.clone()));
         let id = domain.inner.core.open_av(welcoming);
         let inner = AvInner {
             node,
             id,
             domain: domain.inner.clone(),
-            is_fixed: false,
+            is_read_only: false,
         };
         inner.node.publish()?;
         Ok(Self {
@@ -183,9 +183,9 @@ impl<M: ThreadModel> AddressVector<M> {
     /// where it is that of a connected endpoint; [`Error::Closed`].
     #[doc(alias = "fi_av_insert")]
     pub fn insert(&self, peer: impl ToAddress) -> Result<FiAddr> {
-        self.inner.check_changeable()?;
+        self.inner.check_writable()?;
         let address = self.inner.domain.address(peer)?;
-        let provider = self.inner.domain.fabric.inner.provider.name();
+        let provider = self.inner.domain.fabric.inner.transport.name();
         if address.scheme().provider() != provider {
             return Err(Error::WrongScheme { provider, address });
         }
@@ -204,8 +204,8 @@ impl<M: ThreadModel> AddressVector<M> {
     /// [`Error::StaleAddress`], [`Error::Closed`].
     #[doc(alias = "fi_av_remove")]
     pub fn remove(&self, peer: FiAddr) -> Result<Address> {
-        if self.inner.is_fixed {
-            self.inner.check_changeable()?;
+        if self.inner.is_read_only {
+            self.inner.check_writable()?;
         }
         self.inner.domain.core.remove_address(self.inner.id, peer)
     }
@@ -232,8 +232,8 @@ impl<M: ThreadModel> AddressVector<M> {
     /// [`Error::Busy`] while endpoints are bound to it.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        let closed = match self.inner.is_fixed {
-            true => self.inner.check_changeable(),
+        let closed = match self.inner.is_read_only {
+            true => self.inner.check_writable(),
             false => self.inner.node.close(),
         };
         if let Err(error) = closed {
@@ -259,7 +259,7 @@ impl<M: ThreadModel> Clone for AddressVector<M> {
 impl Drop for AvInner {
     fn drop(&mut self) {
         self.domain.core.close_av(self.id);
-        self.node.retire();
+        self.node.uncount();
     }
 }
 

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::task::ready;
 
 use fabric_core::flags::{Caps, CounterBind};
-use fabric_core::tree::{Class, Hold, Node};
+use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Error, Result};
 use fabric_reactor::{CounterId, Counters};
 use tokio::task::coop;
 
 use crate::close::CloseError;
 use crate::domain::{Domain, DomainInner};
-use crate::model::{Shared, ThreadModel};
+use crate::thread_model::{Shared, ThreadModel};
 
 /// A counter (`fid_cntr`): how many operations of an endpoint ended well, and how many badly.
 ///
@@ -28,7 +28,7 @@ pub struct Counter<M: ThreadModel = Shared> {
 }
 
 pub(crate) struct CounterInner {
-    pub(crate) node: Arc<Node>,
+    pub(crate) node: Arc<ObjectNode>,
     pub(crate) id: CounterId,
     pub(crate) domain: Arc<DomainInner>,
 }
@@ -36,7 +36,7 @@ pub(crate) struct CounterInner {
 impl<M: ThreadModel> Counter<M> {
     pub(crate) fn open(domain: &Domain<M>) -> Result<Self> {
         domain.inner.node.check_open()?;
-        let node = Node::new(Class::Counter, Some(domain.inner.node.clone()));
+        let node = ObjectNode::new(Class::Counter, Some(domain.inner.node.clone()));
         let inner = CounterInner {
             node,
             id: domain.inner.core.open_counter(),
@@ -66,13 +66,19 @@ impl<M: ThreadModel> Counter<M> {
     /// Adds to the value (`fi_cntr_add`).
     #[doc(alias = "fi_cntr_add")]
     pub fn add(&self, count: u64) {
-        self.inner.domain.core.add_counter(self.inner.id, count, 0);
+        self.inner
+            .domain
+            .core
+            .add_to_counter(self.inner.id, count, 0);
     }
 
     /// Adds to the error count (`fi_cntr_adderr`).
     #[doc(alias = "fi_cntr_adderr")]
     pub fn add_errors(&self, count: u64) {
-        self.inner.domain.core.add_counter(self.inner.id, 0, count);
+        self.inner
+            .domain
+            .core
+            .add_to_counter(self.inner.id, 0, count);
     }
 
     /// Waits until the value is at least `threshold`, and returns it (`fi_cntr_wait`).
@@ -86,7 +92,7 @@ impl<M: ThreadModel> Counter<M> {
     #[doc(alias = "fi_cntr_wait")]
     pub async fn wait(&self, threshold: u64) -> Result<u64> {
         let errors_before = self.errors();
-        let mut waiter = Waiter {
+        let mut waiter = CounterWaitGuard {
             counter: &self.inner,
             id: None,
         };
@@ -102,7 +108,7 @@ impl<M: ThreadModel> Counter<M> {
         match reached {
             None => Err(Error::Closed(Class::Counter)),
             Some((value, _)) if value >= threshold => Ok(value),
-            Some((value, errors)) => Err(Error::CountedError {
+            Some((value, errors)) => Err(Error::CounterError {
                 value,
                 threshold,
                 errors,
@@ -130,9 +136,9 @@ impl<M: ThreadModel> Counter<M> {
 
 /// The counters that are bound to a region: one for each kind at most.
 #[derive(Default)]
-pub(crate) struct RegionCounters(Option<Box<[Option<Bound>; 2]>>);
+pub(crate) struct RegionCounters(Option<Box<[Option<BoundCounter>; 2]>>);
 
-type Bound = (Arc<CounterInner>, Hold);
+type BoundCounter = (Arc<CounterInner>, DependencyGuard);
 
 impl RegionCounters {
     /// Counts what peers do to the region of this key.
@@ -160,13 +166,13 @@ impl RegionCounters {
             .parent()
             .is_some_and(|parent| Arc::ptr_eq(parent, &domain.node))
         {
-            return Err(Error::Foreign(Class::Counter, Class::Domain));
+            return Err(Error::WrongDomain(Class::Counter, Class::Domain));
         }
-        let hold = Hold::new(&counter.node, Class::MemoryRegion)?;
+        let hold = DependencyGuard::new(&counter.node, Class::MemoryRegion)?;
         let of = |kind| what.contains(kind).then_some(counter.id);
         let (remote_read, remote_write) =
             (of(CounterBind::REMOTE_READ), of(CounterBind::REMOTE_WRITE));
-        domain.core.count_region(
+        domain.core.bind_region_counters(
             key,
             Counters {
                 remote_read,
@@ -187,18 +193,18 @@ impl RegionCounters {
 }
 
 /// A registration that goes when the wait is dropped.
-struct Waiter<'a> {
+struct CounterWaitGuard<'a> {
     counter: &'a CounterInner,
     id: Option<u64>,
 }
 
-impl Drop for Waiter<'_> {
+impl Drop for CounterWaitGuard<'_> {
     fn drop(&mut self) {
         if let Some(id) = self.id {
             self.counter
                 .domain
                 .core
-                .forget_counter_waiter(self.counter.id, id);
+                .remove_counter_waiter(self.counter.id, id);
         }
     }
 }
@@ -215,7 +221,7 @@ impl<M: ThreadModel> Clone for Counter<M> {
 impl Drop for CounterInner {
     fn drop(&mut self) {
         self.domain.core.close_counter(self.id);
-        self.node.retire();
+        self.node.uncount();
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use fabric_core::completion::Completion;
-use fabric_core::tree::{Class, Node};
+use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Error, Result};
 use fabric_reactor::CqId;
 use futures_core::Stream;
@@ -16,12 +16,12 @@ use tokio::task::coop;
 
 use crate::close::CloseError;
 use crate::domain::{Domain, DomainInner};
-use crate::model::{Shared, ThreadModel};
+use crate::thread_model::{Shared, ThreadModel};
 
 /// The largest capacity of a queue.
-const MAX_CAPACITY: usize = 1 << 20;
+const MAX_CQ_CAPACITY: usize = 1 << 20;
 /// Completions that the stream takes out of the queue at once.
-const BATCH: usize = 32;
+const STREAM_BATCH: usize = 32;
 
 /// A completion queue (`fid_cq`): the completions of operations that were posted with `.post()`, as
 /// a stream.
@@ -41,13 +41,13 @@ const BATCH: usize = 32;
 pub struct CompletionQueue<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<CqInner>,
     /// Taken out of the queue in one go, handed out one by one.
-    batch: VecDeque<Completion>,
-    spare: Vec<Completion>,
+    buffered: VecDeque<Completion>,
+    scratch: Vec<Completion>,
     model: PhantomData<M>,
 }
 
 pub(crate) struct CqInner {
-    pub(crate) node: Arc<Node>,
+    pub(crate) node: Arc<ObjectNode>,
     pub(crate) id: CqId,
     pub(crate) domain: Arc<DomainInner>,
 }
@@ -55,14 +55,14 @@ pub(crate) struct CqInner {
 impl<M: ThreadModel> CompletionQueue<M> {
     pub(crate) fn open(domain: &Domain<M>, capacity: usize) -> Result<Self> {
         domain.inner.node.check_open()?;
-        if !(1..=MAX_CAPACITY).contains(&capacity) {
-            let why = format!("{capacity} is not within 1 to {MAX_CAPACITY}");
+        if !(1..=MAX_CQ_CAPACITY).contains(&capacity) {
+            let why = format!("{capacity} is not within 1 to {MAX_CQ_CAPACITY}");
             return Err(Error::Invalid {
                 what: "completion queue capacity",
                 why,
             });
         }
-        let node = Node::new(Class::CompletionQueue, Some(domain.inner.node.clone()));
+        let node = ObjectNode::new(Class::CompletionQueue, Some(domain.inner.node.clone()));
         let id = domain.inner.core.open_cq(capacity);
         let inner = CqInner {
             node,
@@ -70,11 +70,14 @@ impl<M: ThreadModel> CompletionQueue<M> {
             domain: domain.inner.clone(),
         };
         inner.node.publish()?;
-        let (batch, spare) = (VecDeque::with_capacity(BATCH), Vec::with_capacity(BATCH));
+        let (batch, spare) = (
+            VecDeque::with_capacity(STREAM_BATCH),
+            Vec::with_capacity(STREAM_BATCH),
+        );
         Ok(Self {
             inner: Arc::new(inner),
-            batch,
-            spare,
+            buffered: batch,
+            scratch: spare,
             model: PhantomData,
         })
     }
@@ -87,11 +90,11 @@ impl<M: ThreadModel> CompletionQueue<M> {
     /// Safe: no completion is lost.
     #[doc(alias = "fi_cq_sread")]
     pub async fn next_batch(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
-        std::future::poll_fn(|cx| self.poll_batch(cx, out, max)).await
+        std::future::poll_fn(|cx| self.poll_next_batch(cx, out, max)).await
     }
 
     /// The same as a poll function. 0 only when `max` is 0.
-    pub fn poll_batch(
+    pub fn poll_next_batch(
         &mut self,
         cx: &mut Context<'_>,
         out: &mut Vec<Completion>,
@@ -100,9 +103,9 @@ impl<M: ThreadModel> CompletionQueue<M> {
         if max == 0 {
             return Poll::Ready(0);
         }
-        if !self.batch.is_empty() {
-            let count = self.batch.len().min(max);
-            out.extend(self.batch.drain(..count));
+        if !self.buffered.is_empty() {
+            let count = self.buffered.len().min(max);
+            out.extend(self.buffered.drain(..count));
             return Poll::Ready(count);
         }
         let budget = ready!(coop::poll_proceed(cx));
@@ -114,15 +117,15 @@ impl<M: ThreadModel> CompletionQueue<M> {
     /// Makes progress once and moves what is there to `out`, up to `max`; returns how many
     /// (`fi_cq_read`).
     #[doc(alias = "fi_cq_read")]
-    pub fn try_batch(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
-        let count = self.batch.len().min(max);
-        out.extend(self.batch.drain(..count));
+    pub fn try_next_batch(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
+        let count = self.buffered.len().min(max);
+        out.extend(self.buffered.drain(..count));
         count
             + self
                 .inner
                 .domain
                 .core
-                .try_cq(self.inner.id, out, max - count)
+                .try_read_cq(self.inner.id, out, max - count)
     }
 
     /// Closes the queue; completions in it are lost.
@@ -145,17 +148,17 @@ impl<M: ThreadModel> Stream for CompletionQueue<M> {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Completion>> {
         let this = &mut *self;
         let budget = ready!(coop::poll_proceed(cx));
-        if this.batch.is_empty() {
-            ready!(
-                this.inner
-                    .domain
-                    .core
-                    .poll_cq(this.inner.id, &mut this.spare, BATCH, cx)
-            );
-            this.batch.extend(this.spare.drain(..));
+        if this.buffered.is_empty() {
+            ready!(this.inner.domain.core.poll_cq(
+                this.inner.id,
+                &mut this.scratch,
+                STREAM_BATCH,
+                cx
+            ));
+            this.buffered.extend(this.scratch.drain(..));
         }
         budget.made_progress();
-        Poll::Ready(this.batch.pop_front())
+        Poll::Ready(this.buffered.pop_front())
     }
 }
 
@@ -164,7 +167,7 @@ impl<M: ThreadModel> Unpin for CompletionQueue<M> {}
 impl Drop for CqInner {
     fn drop(&mut self) {
         self.domain.core.close_cq(self.id);
-        self.node.retire();
+        self.node.uncount();
     }
 }
 

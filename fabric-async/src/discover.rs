@@ -2,7 +2,7 @@
 
 use fabric_core::info::{Hints, Info, select};
 use fabric_core::{Error, Result};
-use fabric_reactor::provider;
+use fabric_reactor::transport;
 
 /// Asks every provider for what the hints describe (`fi_getinfo`); best first.
 ///
@@ -47,11 +47,11 @@ use fabric_reactor::provider;
 /// Nothing is held across an await.
 #[doc(alias = "fi_getinfo")]
 pub async fn discover(hints: &Hints) -> Result<Vec<Info>> {
-    search(hints)
+    discover_sync(hints)
 }
 
-pub(crate) fn search(hints: &Hints) -> Result<Vec<Info>> {
-    let all = provider::all();
+pub(crate) fn discover_sync(hints: &Hints) -> Result<Vec<Info>> {
+    let all = transport::all();
     if let Some(asked) = &hints.provider
         && !all
             .iter()

@@ -8,9 +8,9 @@ use fabric_core::buf::{FlatBuf, IoBufMut};
 use fabric_core::completion::Failed;
 use fabric_core::flags::{Access, MrMode};
 use fabric_core::info::{Info, Progress};
-use fabric_core::provider::SocketIo;
 use fabric_core::stats::DomainStats;
-use fabric_core::tree::{Children, Class, Hold, Node};
+use fabric_core::transport::SocketIo;
+use fabric_core::tree::{Children, Class, DependencyGuard, ObjectNode};
 use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
 use fabric_reactor as reactor;
 use fabric_reactor::WaitPolicy;
@@ -20,13 +20,13 @@ use crate::close::CloseError;
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
 use crate::driver;
-use crate::endpoint::{EndpointBuilder, SharedReceiveBuilder};
+use crate::endpoint::{EndpointBuilder, SharedRxContextBuilder};
 use crate::eq::EventQueue;
 use crate::fabric::Fabric;
 use crate::flush::flush;
-use crate::model::{Shared, ThreadModel};
 use crate::mr::{Allocated, MemoryRegion};
 use crate::registered::RegisteredBuffer;
+use crate::thread_model::{Shared, ThreadModel};
 
 /// A domain (`fid_domain`): the boundary within which endpoints, queues, address vectors, memory
 /// regions and counters work together, and within which progress is made.
@@ -45,13 +45,13 @@ pub struct Domain<M: ThreadModel = Shared> {
 /// reference goes.
 pub(crate) struct DomainInner {
     state: Arc<DomainCore>,
-    eq: OnceLock<(Arc<crate::eq::EventQueueInner>, Hold)>,
+    eq: OnceLock<(Arc<crate::eq::EventQueueInner>, DependencyGuard)>,
 }
 
 /// A domain, open or closed. Operations refer to it: a result that was not taken yet lies here.
 pub(crate) struct DomainCore {
-    pub(crate) node: Arc<Node>,
-    pub(crate) core: reactor::Domain,
+    pub(crate) node: Arc<ObjectNode>,
+    pub(crate) core: reactor::DomainHandle,
     pub(crate) fabric: Fabric,
     pub(crate) info: Info,
     context: u64,
@@ -69,8 +69,8 @@ pub struct DomainBuilder<'a> {
 /// What can be said of a domain that is to be opened, whichever builder opens it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DomainOptions {
-    pub(crate) policy: WaitPolicy,
-    pub(crate) single_copy_from: Option<usize>,
+    pub(crate) wait_policy: WaitPolicy,
+    pub(crate) single_copy_threshold: Option<usize>,
     pub(crate) socket_io: SocketIo,
     pub(crate) socket_options: SocketOptions,
 }
@@ -93,7 +93,7 @@ impl std::ops::Deref for DomainInner {
 impl DomainCore {
     /// What is meant where the text leaves that open: addresses that the domain's provider serves.
     pub(crate) fn scheme(&self) -> Scheme {
-        Scheme::of_provider(self.fabric.inner.provider.name()).unwrap_or(Scheme::Tcp)
+        Scheme::from_provider(self.fabric.inner.transport.name()).unwrap_or(Scheme::Tcp)
     }
 
     pub(crate) fn address(&self, of: impl ToAddress) -> Result<Address> {
@@ -117,7 +117,7 @@ impl<'a> DomainBuilder<'a> {
 
     /// How waiting is done: [`WaitPolicy::Adaptive`] unless said otherwise.
     pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
-        self.options.policy = policy;
+        self.options.wait_policy = policy;
         self
     }
 
@@ -144,8 +144,8 @@ impl<'a> DomainBuilder<'a> {
     /// let domain = fabric.domain_builder(&info[0]).single_copy_from(1 << 20).open()?;
     /// # drop(domain); Ok(()) }
     /// ```
-    pub fn single_copy_from(mut self, len: usize) -> Self {
-        self.options.single_copy_from = Some(len);
+    pub fn single_copy_threshold(mut self, len: usize) -> Self {
+        self.options.single_copy_threshold = Some(len);
         self
     }
 
@@ -215,22 +215,22 @@ impl<'a> DomainBuilder<'a> {
 
     /// The same as an object of this class: passive endpoints make progress as domains do.
     pub(crate) fn open_as(self, class: Class) -> Result<Arc<DomainInner>> {
-        self.fabric.check(self.info)?;
-        let provider = self.fabric.inner.provider;
-        let node = Node::new(class, Some(self.fabric.inner.node.clone()));
+        self.fabric.check_info(self.info)?;
+        let provider = self.fabric.inner.transport;
+        let node = ObjectNode::new(class, Some(self.fabric.inner.node.clone()));
         let name = format!("{}-{}", provider.name(), node.id());
         let DomainOptions {
-            policy,
-            single_copy_from,
+            wait_policy,
+            single_copy_threshold: single_copy_from,
             socket_io,
             socket_options,
         } = self.options;
-        let core = reactor::Domain::open(provider, self.info, policy, &name)?;
+        let core = reactor::DomainHandle::open(provider, self.info, wait_policy, &name)?;
         if let Some(len) = single_copy_from {
-            core.single_copy_from(len);
+            core.set_single_copy_threshold(len);
         }
-        core.socket_io(socket_io)?;
-        core.socket_options(&socket_options)?;
+        core.set_socket_io(socket_io)?;
+        core.set_socket_options(&socket_options)?;
         if self.info.domain.data_progress != Progress::Auto {
             driver::spawn(&core)?;
         }
@@ -265,7 +265,7 @@ impl<M: ThreadModel> Domain<M> {
     #[doc(alias = "fi_endpoint")]
     pub fn endpoint(&self, info: &Info) -> Result<EndpointBuilder<M>> {
         self.inner.node.check_open()?;
-        self.inner.fabric.check(info)?;
+        self.inner.fabric.check_info(info)?;
         Ok(EndpointBuilder::new(self.clone(), info.clone()))
     }
 
@@ -275,10 +275,10 @@ impl<M: ThreadModel> Domain<M> {
     /// # Errors
     /// As [`endpoint`](Self::endpoint).
     #[doc(alias = "fi_srx_context")]
-    pub fn shared_receive(&self, info: &Info) -> Result<SharedReceiveBuilder<M>> {
+    pub fn shared_rx_context(&self, info: &Info) -> Result<SharedRxContextBuilder<M>> {
         self.inner.node.check_open()?;
-        self.inner.fabric.check(info)?;
-        Ok(SharedReceiveBuilder::new(self.clone(), info.clone()))
+        self.inner.fabric.check_info(info)?;
+        Ok(SharedRxContextBuilder::new(self.clone(), info.clone()))
     }
 
     /// Opens a completion queue for up to `capacity` completions (`fi_cq_open`).
@@ -310,7 +310,7 @@ impl<M: ThreadModel> Domain<M> {
     ///
     /// # Errors
     /// [`Error::Closed`].
-    pub fn welcoming_address_vector(&self) -> Result<AddressVector<M>> {
+    pub fn auto_insert_address_vector(&self) -> Result<AddressVector<M>> {
         AddressVector::open(self, true)
     }
 
@@ -361,17 +361,17 @@ impl<M: ThreadModel> Domain<M> {
     /// # Errors
     /// [`Error::Key`] when the key is taken; and as [`alloc`](Self::alloc).
     #[doc(alias = "fi_mr_reg")]
-    pub fn register<B: IoBufMut + FlatBuf>(
+    pub fn alloc_from<B: IoBufMut + FlatBuf>(
         &self,
         buf: B,
         access: Access,
         key: Option<u64>,
     ) -> Result<MemoryRegion<B, M>> {
-        MemoryRegion::register(self, buf, access, key)
+        MemoryRegion::alloc_from(self, buf, access, key)
     }
 
     /// Whether peers name places in memory of this domain by their addresses.
-    pub(crate) fn by_address(&self) -> bool {
+    pub(crate) fn uses_virt_addr(&self) -> bool {
         self.inner.info.domain.mr_mode.contains(MrMode::VIRT_ADDR)
     }
 
@@ -384,7 +384,7 @@ impl<M: ThreadModel> Domain<M> {
     /// [`Error::Key`] when the key is taken; [`Error::BadFlags`] when no access is granted;
     /// [`Error::Closed`].
     #[doc(alias = "fi_mr_reg")]
-    pub fn register_buffer<B: IoBufMut + FlatBuf>(
+    pub fn register<B: IoBufMut + FlatBuf>(
         &self,
         buf: B,
         access: Access,
@@ -402,14 +402,14 @@ impl<M: ThreadModel> Domain<M> {
     #[doc(alias = "fi_domain_bind")]
     pub fn bind_eq(&self, eq: &EventQueue) -> Result<()> {
         self.inner.node.check_open()?;
-        let hold = eq.inner.hold(&self.inner.fabric, Class::Domain)?;
+        let hold = eq.inner.dependency_for(&self.inner.fabric, Class::Domain)?;
         let bound = self.inner.eq.set((eq.inner.clone(), hold));
         bound.map_err(|_| Error::Invalid {
             what: "event queue",
             why: "one is bound already".into(),
         })?;
-        self.inner.core.set_eq(Some(eq.inner.ring.clone()));
-        eq.inner.attach(&self.inner);
+        self.inner.core.set_domain_eq(Some(eq.inner.state.clone()));
+        eq.inner.attach_domain(&self.inner);
         Ok(())
     }
 
@@ -484,7 +484,7 @@ impl<M: ThreadModel> Clone for Domain<M> {
 
 impl Drop for DomainInner {
     fn drop(&mut self) {
-        self.state.node.retire();
+        self.state.node.uncount();
     }
 }
 
@@ -500,7 +500,7 @@ impl<M: ThreadModel> fmt::Debug for Domain<M> {
             .field("mode", &self.inner.info.mode)
             .field("threading", &attr.threading)
             .field("progress", &attr.data_progress)
-            .field("wait", &self.inner.core.policy())
+            .field("wait", &self.inner.core.wait_policy())
             .field("mr_mode", &attr.mr_mode)
             .field("mr_key_size", &attr.mr_key_size)
             .field("cq_data_size", &attr.cq_data_size)

@@ -5,28 +5,28 @@ use std::future::poll_fn;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use fabric_core::{Error, Result};
-use fabric_reactor::{Domain, Doorbell};
+use fabric_reactor::{DomainHandle, WaitFd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 
 use crate::io_driver;
 
-struct Descriptor(Doorbell);
+struct WaitFdSource(WaitFd);
 
-impl AsRawFd for Descriptor {
+impl AsRawFd for WaitFdSource {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_fd().as_raw_fd()
     }
 }
 
 /// Starts the driver of a domain on the current runtime. It ends with the domain.
-pub(crate) fn spawn(domain: &Domain) -> Result<()> {
+pub(crate) fn spawn(domain: &DomainHandle) -> Result<()> {
     let runtime = Handle::try_current().map_err(|_| {
         Error::Runtime("no Tokio runtime is running on this thread; open the domain inside one")
     })?;
-    let mut driver = domain.driver();
-    let doorbell = Descriptor(driver.doorbell());
+    let mut driver = domain.task_driver();
+    let doorbell = WaitFdSource(driver.wait_fd());
     let watched = io_driver::with_io(&runtime, || {
         // SAFETY: the descriptor is that of the set which the doorbell owns a share of, so it stays
         // open, and the same, for as long as the doorbell exists; `AsyncFd` deregisters it before

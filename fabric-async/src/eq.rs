@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 
 use fabric_core::event::Event;
-use fabric_core::tree::{Class, Hold, Node};
+use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Error, Result};
-use fabric_reactor::EventRing;
+use fabric_reactor::EqState;
 use futures_core::Stream;
 use tokio::task::coop;
 
@@ -33,8 +33,8 @@ pub struct EventQueue {
 }
 
 pub(crate) struct EventQueueInner {
-    pub(crate) node: Arc<Node>,
-    pub(crate) ring: Arc<EventRing>,
+    pub(crate) node: Arc<ObjectNode>,
+    pub(crate) state: Arc<EqState>,
     /// What reports to it: whoever waits here drives these.
     domains: Mutex<Vec<Weak<DomainInner>>>,
     _fabric: Fabric,
@@ -48,14 +48,14 @@ impl EventQueue {
                 why: "it is 0".into(),
             });
         }
-        let node = Node::new(Class::EventQueue, Some(fabric.inner.node.clone()));
-        let ring = Arc::new(EventRing::new(capacity));
+        let node = ObjectNode::new(Class::EventQueue, Some(fabric.inner.node.clone()));
+        let ring = Arc::new(EqState::new(capacity));
         node.publish()?;
         let domains = Mutex::new(Vec::new());
         Ok(Self {
             inner: Arc::new(EventQueueInner {
                 node,
-                ring,
+                state: ring,
                 domains,
                 _fabric: fabric.clone(),
             }),
@@ -65,7 +65,7 @@ impl EventQueue {
     /// The next event if there is one (`fi_eq_read`).
     #[doc(alias = "fi_eq_read")]
     pub fn try_next(&mut self) -> Option<Event> {
-        self.inner.ring.pop()
+        self.inner.state.pop()
     }
 
     /// Waits for the next event (`fi_eq_sread`).
@@ -75,13 +75,13 @@ impl EventQueue {
     #[doc(alias = "fi_eq_sread")]
     pub async fn next(&mut self) -> Event {
         /// A reader that gives up is not waited for.
-        struct Leave(Arc<EventRing>);
-        impl Drop for Leave {
+        struct UnregisterOnDrop(Arc<EqState>);
+        impl Drop for UnregisterOnDrop {
             fn drop(&mut self) {
-                self.0.unregister();
+                self.0.unregister_waker();
             }
         }
-        let _leave = Leave(self.inner.ring.clone());
+        let _leave = UnregisterOnDrop(self.inner.state.clone());
         std::future::poll_fn(|cx| self.poll_event(cx)).await
     }
 
@@ -99,13 +99,13 @@ impl EventQueue {
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
         let budget = ready!(coop::poll_proceed(cx));
-        let mut event = self.inner.ring.pop_or_register(cx.waker());
+        let mut event = self.inner.state.pop_or_register(cx.waker());
         if event.is_none() {
             let mut stay_runnable = false;
             for domain in self.inner.domains() {
-                stay_runnable |= domain.core.attend();
+                stay_runnable |= domain.core.progress_before_wait();
             }
-            event = self.inner.ring.pop();
+            event = self.inner.state.pop();
             if event.is_none() && stay_runnable {
                 cx.waker().wake_by_ref();
             }
@@ -122,20 +122,20 @@ impl EventQueue {
 
 impl EventQueueInner {
     /// Holds it on behalf of an object of this fabric, which is one of class `by`.
-    pub(crate) fn hold(&self, fabric: &Fabric, by: Class) -> Result<Hold> {
+    pub(crate) fn dependency_for(&self, fabric: &Fabric, by: Class) -> Result<DependencyGuard> {
         if !self
             .node
             .parent()
             .is_some_and(|parent| Arc::ptr_eq(parent, &fabric.inner.node))
         {
-            return Err(Error::Foreign(Class::EventQueue, Class::Fabric));
+            return Err(Error::WrongDomain(Class::EventQueue, Class::Fabric));
         }
-        Hold::new(&self.node, by)
+        DependencyGuard::new(&self.node, by)
     }
 
     /// From now on this domain reports here.
-    pub(crate) fn attach(&self, domain: &Arc<DomainInner>) {
-        domain.core.add_eq(&self.ring);
+    pub(crate) fn attach_domain(&self, domain: &Arc<DomainInner>) {
+        domain.core.register_eq(&self.state);
         let mut domains = self.domains.lock().unwrap_or_else(PoisonError::into_inner);
         domains.retain(|known| known.strong_count() > 0);
         domains.push(Arc::downgrade(domain));
@@ -157,7 +157,7 @@ impl Stream for EventQueue {
 
 impl Drop for EventQueueInner {
     fn drop(&mut self) {
-        self.node.retire();
+        self.node.uncount();
     }
 }
 

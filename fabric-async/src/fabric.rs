@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use fabric_core::info::{FabricAttr, Hints, Info, NoMatch};
-use fabric_core::provider::Provider;
-use fabric_core::tree::{Children, Class, Node};
+use fabric_core::transport::Transport;
+use fabric_core::tree::{Children, Class, ObjectNode};
 use fabric_core::{Result, info};
-use fabric_reactor::provider;
+use fabric_reactor::transport;
 
 use crate::close::CloseError;
 use crate::domain::{Domain, DomainBuilder};
@@ -23,8 +23,8 @@ pub struct Fabric {
 }
 
 pub(crate) struct FabricInner {
-    pub(crate) node: Arc<Node>,
-    pub(crate) provider: &'static dyn Provider,
+    pub(crate) node: Arc<ObjectNode>,
+    pub(crate) transport: &'static dyn Transport,
     attr: FabricAttr,
 }
 
@@ -35,12 +35,12 @@ impl Fabric {
     /// [`Error::UnknownProvider`](crate::Error::UnknownProvider), which names those that exist.
     #[doc(alias = "fi_fabric")]
     pub fn open(info: &Info) -> Result<Self> {
-        let provider = provider::by_name(&info.fabric.provider)?;
-        let node = Node::new(Class::Fabric, None);
+        let transport = transport::by_name(&info.fabric.provider)?;
+        let node = ObjectNode::new(Class::Fabric, None);
         Ok(Self {
             inner: Arc::new(FabricInner {
                 node,
-                provider,
+                transport,
                 attr: info.fabric.clone(),
             }),
         })
@@ -98,18 +98,21 @@ impl Fabric {
 
     /// Phase one of creating a domain or an endpoint: is this fabric open, is the info its own, and
     /// is all of it something the provider offers?
-    pub(crate) fn check(&self, info: &Info) -> Result<()> {
+    pub(crate) fn check_info(&self, info: &Info) -> Result<()> {
         self.inner.node.check_open()?;
-        info::check_domain((self.inner.provider.name(), &self.inner.attr.name), info)?;
+        info::check_domain((self.inner.transport.name(), &self.inner.attr.name), info)?;
         let wanted = Hints::from(info);
         let mut refusals = Vec::new();
-        for offer in self.inner.provider.offers() {
+        for offer in self.inner.transport.offers() {
             match info::negotiate(&wanted, &offer) {
                 Ok(_) => return Ok(()),
                 Err(mismatch) => refusals.push(mismatch),
             }
         }
-        Err(NoMatch { refusals }.into())
+        Err(NoMatch {
+            mismatches: refusals,
+        }
+        .into())
     }
 }
 

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::task::ready;
 
 use fabric_core::Result;
-use fabric_core::provider::{EpId, OpKey};
+use fabric_core::transport::{EpId, OpKey};
 use tokio::task::coop;
 
 use crate::domain::DomainCore;
@@ -17,7 +17,7 @@ struct Flushing<'a> {
 
 impl Drop for Flushing<'_> {
     fn drop(&mut self) {
-        self.domain.core.abandon(self.key);
+        self.domain.core.detach(self.key);
     }
 }
 

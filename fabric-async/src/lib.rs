@@ -57,15 +57,15 @@ mod endpoint;
 mod eq;
 mod fabric;
 mod flush;
-mod group;
+pub mod guide;
 mod io_driver;
-pub mod manual;
-mod model;
 mod mr;
+mod multicast;
 mod op;
 mod passive;
 mod registered;
 mod resolve;
+mod thread_model;
 mod window;
 
 pub use av::{AddressVector, ToAddress};
@@ -75,27 +75,28 @@ pub use cq::CompletionQueue;
 pub use discover::discover;
 pub use domain::{Domain, DomainBuilder};
 pub use endpoint::{
-    BindOptions, Connect, Endpoint, EndpointBuilder, SharedReceive, SharedReceiveBuilder,
+    BindOptions, Connect, Endpoint, EndpointBuilder, SharedRxContext, SharedRxContextBuilder,
 };
 pub use eq::EventQueue;
 pub use fabric::Fabric;
-pub use group::Group;
-pub use model::{Shared, ThreadModel};
 pub use mr::{Allocated, MemoryRegion, RegionBuf, RemoteAddr, RemoteRegion, RemoteSlice};
+pub use multicast::MulticastGroup;
 pub use op::{
-    Answer, AtomicOperation, AtomicRequest, BatchStopped, Batchable, Canceled, Claim, Claimed,
-    ClaimedRecv, Fetch, LendOperation, LendRequest, Message, MessageSlice, MultiRecv,
-    MultiRecvRequest, Operation, Permit, PostedMultiRecv, Probe, Quiet, ReadRequest, RecvRequest,
-    Reserve, SendRequest, WriteRequest,
+    AtomicMode, AtomicOperation, AtomicRequest, BatchError, Batchable, CancelOutcome, Claim,
+    Claimed, ClaimedRecvRequest, Fetching, LendOperation, LendRequest, Message, MessageSlice,
+    MultiRecv, MultiRecvRequest, NoFetch, Operation, Permit, PostedMultiRecv, Probe, ReadRequest,
+    RecvRequest, Reserve, SendRequest, WriteRequest,
 };
 pub use passive::{ConnectionRequest, PassiveEndpoint, PassiveEndpointBuilder};
-pub use registered::{Look, RegisteredBuffer};
+pub use registered::{RegisteredBuffer, RegisteredGuard};
 pub use resolve::resolve;
+pub use thread_model::{Shared, ThreadModel};
 pub use window::RemoteWindow;
 
-pub use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicType, Datatype, Row};
+pub use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicType, AtomicValues, Datatype};
 pub use fabric_core::buf::{
-    AnyBuf, CustomBuf, FlatBuf, Gather, IoBuf, IoBufMut, Lent, Loan, Payload, PooledBuf, Scatter,
+    AnyBuf, CustomBuf, FlatBuf, Gather, IoBuf, IoBufMut, Loan, LoanedBuf, Payload, PooledBuf,
+    Scatter,
 };
 pub use fabric_core::completion::{Completion, Done, Failed, OpKind, Transfer};
 pub use fabric_core::event::{DownReason, Event, EventKind};
@@ -105,8 +106,10 @@ pub use fabric_core::info::{
     Progress, Protocol, ResourceMgmt, RxAttr, SHARED_CONTEXT, Threading, TrafficClass, TxAttr,
     Version,
 };
-pub use fabric_core::provider::{MAX_PRIVATE_DATA, SocketIo};
-pub use fabric_core::stats::{DomainStats, EndpointStats, Moved};
+pub use fabric_core::stats::{DomainStats, EndpointStats, OpStats};
+pub use fabric_core::transport::{MAX_PRIVATE_DATA, SocketIo};
 pub use fabric_core::tree::{Children, Class};
-pub use fabric_core::{Address, Error, FiAddr, Refusal, Result, Scarce, Scheme, SocketOptions};
+pub use fabric_core::{
+    Address, Error, FiAddr, RejectReason, Resource, Result, Scheme, SocketOptions,
+};
 pub use fabric_reactor::WaitPolicy;

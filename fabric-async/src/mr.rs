@@ -8,14 +8,14 @@ use std::sync::Arc;
 use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, AtomicType};
 use fabric_core::buf::{FlatBuf, IoBufMut};
 use fabric_core::flags::{Access, CounterBind};
-use fabric_core::mr::{Memory, check_range};
-use fabric_core::tree::{Class, Node};
+use fabric_core::mr::{RegionMemory, check_range};
+use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Error, Result};
 
 use crate::close::CloseError;
 use crate::counter::{Counter, RegionCounters};
 use crate::domain::{Domain, DomainInner};
-use crate::model::{Shared, ThreadModel};
+use crate::thread_model::{Shared, ThreadModel};
 
 /// A memory region (`fid_mr`): memory under a key, that peers read, write and change atomically by
 /// themselves.
@@ -43,11 +43,11 @@ use crate::model::{Shared, ThreadModel};
 /// ```
 #[doc(alias = "fid_mr")]
 pub struct MemoryRegion<B = Allocated, M: ThreadModel = Shared> {
-    node: Arc<Node>,
+    node: Arc<ObjectNode>,
     domain: Arc<DomainInner>,
     /// Boxed, so that a handle is small.
     remote: Box<RemoteRegion>,
-    memory: Arc<dyn Memory>,
+    memory: Arc<dyn RegionMemory>,
     buf: Option<B>,
     counters: RegionCounters,
     model: PhantomData<M>,
@@ -62,11 +62,11 @@ pub struct Allocated;
 pub trait RegionBuf: Sized + 'static {
     /// The same, with the bytes of the memory.
     #[must_use]
-    fn restored(self, memory: &dyn Memory) -> Self;
+    fn with_bytes_of(self, memory: &dyn RegionMemory) -> Self;
 }
 
 impl<B: IoBufMut + FlatBuf> RegionBuf for B {
-    fn restored(self, memory: &dyn Memory) -> Self {
+    fn with_bytes_of(self, memory: &dyn RegionMemory) -> Self {
         let mut bytes = vec![0; memory.len()];
         memory.read(0, &mut bytes);
         let mut any = self.into_any();
@@ -77,7 +77,7 @@ impl<B: IoBufMut + FlatBuf> RegionBuf for B {
 }
 
 impl RegionBuf for Allocated {
-    fn restored(self, _: &dyn Memory) -> Self {
+    fn with_bytes_of(self, _: &dyn RegionMemory) -> Self {
         self
     }
 }
@@ -121,7 +121,7 @@ pub struct RemoteSlice {
 
 impl RemoteRegion {
     /// The length of [`RemoteRegion::to_bytes`].
-    pub const ENCODED: usize = 25;
+    pub const ENCODED_LEN: usize = 25;
 
     /// A description from its parts, however they came here.
     #[must_use]
@@ -147,7 +147,7 @@ impl RemoteRegion {
     pub fn at(&self, offset: u64) -> RemoteAddr {
         RemoteAddr {
             key: self.key,
-            offset: self.called(offset),
+            offset: self.rma_offset(offset),
         }
     }
 
@@ -168,13 +168,13 @@ impl RemoteRegion {
         let len = usize::try_from(end.saturating_sub(start)).unwrap_or(usize::MAX);
         RemoteSlice {
             key: self.key,
-            offset: self.called(start),
+            offset: self.rma_offset(start),
             len,
         }
     }
 
     /// What this place is called. One behind the last address is no place, and stays none.
-    fn called(&self, offset: u64) -> u64 {
+    fn rma_offset(&self, offset: u64) -> u64 {
         self.base
             .checked_add(offset)
             .unwrap_or(self.base.wrapping_sub(1))
@@ -182,8 +182,8 @@ impl RemoteRegion {
 
     /// As bytes, to be sent to the peer.
     #[must_use]
-    pub fn to_bytes(&self) -> [u8; Self::ENCODED] {
-        let mut bytes = [0; Self::ENCODED];
+    pub fn to_bytes(&self) -> [u8; Self::ENCODED_LEN] {
+        let mut bytes = [0; Self::ENCODED_LEN];
         bytes[..8].copy_from_slice(&self.key.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.len.to_le_bytes());
         bytes[16] = self.access.bits() as u8;
@@ -200,11 +200,11 @@ impl RemoteRegion {
             what: "description of a region",
             why: why.into(),
         };
-        let bytes: [u8; Self::ENCODED] = bytes.try_into().map_err(|_| {
+        let bytes: [u8; Self::ENCODED_LEN] = bytes.try_into().map_err(|_| {
             invalid(&format!(
                 "it has {} bytes instead of {}",
                 bytes.len(),
-                Self::ENCODED
+                Self::ENCODED_LEN
             ))
         })?;
         let word = |at: usize| {
@@ -236,7 +236,7 @@ impl<M: ThreadModel> MemoryRegion<Allocated, M> {
 }
 
 impl<B: IoBufMut + FlatBuf, M: ThreadModel> MemoryRegion<B, M> {
-    pub(crate) fn register(
+    pub(crate) fn alloc_from(
         domain: &Domain<M>,
         buf: B,
         access: Access,
@@ -259,9 +259,9 @@ impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
         buf: B,
     ) -> Result<Self> {
         domain.inner.node.check_open()?;
-        let node = Node::new(Class::MemoryRegion, Some(domain.inner.node.clone()));
-        let memory = domain.inner.fabric.inner.provider.alloc(len, access)?;
-        let by_address = domain.by_address();
+        let node = ObjectNode::new(Class::MemoryRegion, Some(domain.inner.node.clone()));
+        let memory = domain.inner.fabric.inner.transport.alloc(len, access)?;
+        let by_address = domain.uses_virt_addr();
         let key = domain
             .inner
             .core
@@ -305,7 +305,7 @@ impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
         }
         self.domain.core.close_region(self.remote.key);
         match self.buf.take() {
-            Some(buf) => Ok(buf.restored(&*self.memory)),
+            Some(buf) => Ok(buf.with_bytes_of(&*self.memory)),
             None => Err(CloseError {
                 error: Error::Closed(Class::MemoryRegion),
                 handle: self,
@@ -387,7 +387,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// multiple of its size.
     pub fn load<T: AtomicType>(&self, offset: usize) -> Result<T> {
         let zero = T::from_bits(0);
-        execute(
+        execute_atomic(
             &*self.memory,
             offset,
             AtomicCall::Fetch,
@@ -403,7 +403,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// As [`load`](Self::load); [`Error::NotSupported`] when there is no such operation on this
     /// type.
     pub fn atomic<T: AtomicType>(&self, offset: usize, op: AtomicOp, operand: T) -> Result<T> {
-        execute(
+        execute_atomic(
             &*self.memory,
             offset,
             AtomicCall::Fetch,
@@ -424,7 +424,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         operand: T,
         comparand: T,
     ) -> Result<T> {
-        execute(
+        execute_atomic(
             &*self.memory,
             offset,
             AtomicCall::Compare,
@@ -435,8 +435,8 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
 }
 
 /// Executes an atomic operation on one value of a region.
-pub(crate) fn execute<T: AtomicType>(
-    memory: &dyn Memory,
+pub(crate) fn execute_atomic<T: AtomicType>(
+    memory: &dyn RegionMemory,
     offset: usize,
     call: AtomicCall,
     op: AtomicOp,
@@ -450,7 +450,7 @@ pub(crate) fn execute<T: AtomicType>(
     .check()?;
     let size = T::DATATYPE.size();
     let at = check_range(memory.len(), offset as u64, size, size)?;
-    Ok(T::from_bits(memory.execute(
+    Ok(T::from_bits(memory.execute_atomic(
         at,
         op,
         T::DATATYPE,
@@ -464,7 +464,7 @@ impl<B, M: ThreadModel> Drop for MemoryRegion<B, M> {
         if self.buf.is_some() {
             self.domain.core.close_region(self.remote.key);
         }
-        self.node.retire();
+        self.node.uncount();
     }
 }
 
@@ -482,7 +482,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_description_travels_as_bytes() {
+    fn remote_region_encoding_round_trips() {
         let remote = RemoteRegion::new(u64::MAX - 1, 1 << 40, Access::REMOTE_READ);
         assert_eq!(RemoteRegion::from_bytes(&remote.to_bytes()), Ok(remote));
         let called = remote.with_base(1 << 63);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use fabric_core::info::{EpType, Info};
-use fabric_core::provider::{EpId, MAX_PRIVATE_DATA, Request};
-use fabric_core::tree::{Class, Hold};
+use fabric_core::transport::{ConnReq, EpId, MAX_PRIVATE_DATA};
+use fabric_core::tree::{Class, DependencyGuard};
 use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
 use fabric_reactor::{Bindings, Counters, WaitPolicy};
 use futures_core::Stream;
@@ -15,7 +15,7 @@ use tokio::task::coop;
 
 use crate::av::ToAddress;
 use crate::domain::{Domain, DomainInner, DomainOptions};
-use crate::endpoint::{BindOptions, Endpoint, equipped, set};
+use crate::endpoint::{BindOptions, Endpoint, builder_with_queues, set_once};
 use crate::eq::{EventQueue, EventQueueInner};
 use crate::fabric::Fabric;
 use crate::resolve;
@@ -42,10 +42,10 @@ pub struct PassiveEndpoint {
     name: Address,
     info: Arc<Info>,
     /// What moves it, which is in the object tree as the passive endpoint.
-    engine: Arc<DomainInner>,
+    domain: Arc<DomainInner>,
     /// Where requests are accepted that nobody takes elsewhere.
-    home: Option<Domain>,
-    _hold: Option<Hold>,
+    accept_domain: Option<Domain>,
+    _eq_guard: Option<DependencyGuard>,
 }
 
 /// A passive endpoint that does not listen yet.
@@ -53,10 +53,10 @@ pub struct PassiveEndpoint {
 pub struct PassiveEndpointBuilder {
     fabric: Fabric,
     info: Info,
-    at: Option<Address>,
+    address: Option<Address>,
     context: u64,
-    engine: DomainOptions,
-    eq: Option<(Arc<EventQueueInner>, Hold)>,
+    options: DomainOptions,
+    eq: Option<(Arc<EventQueueInner>, DependencyGuard)>,
 }
 
 impl Fabric {
@@ -67,7 +67,7 @@ impl Fabric {
     /// when it asks for more than the provider offers; [`Error::Closed`].
     #[doc(alias = "fi_passive_ep")]
     pub fn passive_endpoint(&self, info: &Info) -> Result<PassiveEndpointBuilder> {
-        self.check(info)?;
+        self.check_info(info)?;
         if info.ep.ep_type != EpType::Msg {
             let why = format!(
                 "the info is of type {:?}, and connections are of type Msg",
@@ -83,9 +83,9 @@ impl Fabric {
         Ok(PassiveEndpointBuilder {
             fabric,
             info,
-            at,
+            address: at,
             context: 0,
-            engine,
+            options: engine,
             eq: None,
         })
     }
@@ -99,8 +99,9 @@ impl PassiveEndpointBuilder {
     /// [`Error::BadAddress`].
     #[doc(alias = "fi_setname")]
     pub fn name(mut self, at: impl ToAddress) -> Result<Self> {
-        let scheme = Scheme::of_provider(self.fabric.inner.provider.name());
-        self.at = Some(scheme.map_or_else(|| at.to_address(), |scheme| at.to_address_for(scheme))?);
+        let scheme = Scheme::from_provider(self.fabric.inner.transport.name());
+        self.address =
+            Some(scheme.map_or_else(|| at.to_address(), |scheme| at.to_address_for(scheme))?);
         Ok(self)
     }
 
@@ -112,7 +113,7 @@ impl PassiveEndpointBuilder {
 
     /// How waiting is done: [`WaitPolicy::Adaptive`] unless said otherwise.
     pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
-        self.engine.policy = policy;
+        self.options.wait_policy = policy;
         self
     }
 
@@ -132,7 +133,7 @@ impl PassiveEndpointBuilder {
     /// # Ok(()) }
     /// ```
     pub fn socket_options(mut self, options: SocketOptions) -> Self {
-        self.engine.socket_options = options;
+        self.options.socket_options = options;
         self
     }
 
@@ -145,8 +146,10 @@ impl PassiveEndpointBuilder {
     /// [`Error::Closed`].
     #[doc(alias = "fi_pep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
-        let hold = eq.inner.hold(&self.fabric, Class::PassiveEndpoint)?;
-        set("event queue", &mut self.eq, (eq.inner.clone(), hold))?;
+        let hold = eq
+            .inner
+            .dependency_for(&self.fabric, Class::PassiveEndpoint)?;
+        set_once("event queue", &mut self.eq, (eq.inner.clone(), hold))?;
         Ok(self)
     }
 
@@ -159,34 +162,36 @@ impl PassiveEndpointBuilder {
     /// [`Error::Os`].
     #[doc(alias = "fi_listen")]
     pub fn listen(self) -> Result<PassiveEndpoint> {
-        let engine = self.fabric.domain_builder(&self.info).options(self.engine);
+        let engine = self.fabric.domain_builder(&self.info).options(self.options);
         let engine = engine.open_as(Class::PassiveEndpoint)?;
         let (eq, hold) = self.eq.unzip();
         if let Some(eq) = &eq {
-            eq.attach(&engine);
+            eq.attach_domain(&engine);
         }
         let bound = Bindings {
-            object: engine.node.id(),
+            object_id: engine.node.id(),
             context: self.context,
             av: engine.core.open_av(false),
             tx_cq: None,
             rx_cq: None,
             counters: Counters::default(),
-            shared: None,
-            eq: eq.map(|eq| eq.ring.clone()),
+            shared_rx: None,
+            eq: eq.map(|eq| eq.state.clone()),
             tx_size: 1,
             rx_size: 1,
             max_msg_size: 0,
             inject_size: 0,
         };
-        let (id, name) = engine.core.listen(&self.info, self.at.as_ref(), bound)?;
+        let (id, name) = engine
+            .core
+            .listen(&self.info, self.address.as_ref(), bound)?;
         Ok(PassiveEndpoint {
             id,
             name,
             info: self.info.into(),
-            engine,
-            home: None,
-            _hold: hold,
+            domain: engine,
+            accept_domain: None,
+            _eq_guard: hold,
         })
     }
 }
@@ -215,13 +220,13 @@ impl PassiveEndpoint {
     /// # Cancel safety
     /// Safe: no request is lost.
     pub async fn next(&mut self) -> Option<ConnectionRequest> {
-        std::future::poll_fn(|cx| self.poll_request(cx)).await
+        std::future::poll_fn(|cx| self.poll_connreq(cx)).await
     }
 
     /// The next request if there is one, after looking once.
     pub fn try_next(&mut self) -> Option<ConnectionRequest> {
-        let request = self.engine.core.try_request(self.id)?;
-        Some(self.request(request))
+        let request = self.domain.core.try_connreq(self.id)?;
+        Some(self.connection_request(request))
     }
 
     /// The address it listens at (`fi_getname`).
@@ -240,7 +245,7 @@ impl PassiveEndpoint {
     /// Its number in events.
     #[must_use]
     pub fn id(&self) -> u64 {
-        self.engine.node.id()
+        self.domain.node.id()
     }
 
     /// Closes it (`fi_close`), as dropping it does: requests that wait are refused. Nothing holds
@@ -248,21 +253,21 @@ impl PassiveEndpoint {
     #[doc(alias = "fi_close")]
     pub fn close(self) {}
 
-    fn request(&self, request: Request) -> ConnectionRequest {
-        let (info, home) = (self.info.clone(), self.home.clone());
+    fn connection_request(&self, request: ConnReq) -> ConnectionRequest {
+        let (info, home) = (self.info.clone(), self.accept_domain.clone());
         ConnectionRequest {
-            request,
-            takes_tags: false,
+            connreq: request,
+            peer_supports_tags: false,
             info,
-            home,
+            accept_domain: home,
         }
     }
 
-    fn poll_request(&mut self, cx: &mut Context<'_>) -> Poll<Option<ConnectionRequest>> {
+    fn poll_connreq(&mut self, cx: &mut Context<'_>) -> Poll<Option<ConnectionRequest>> {
         let budget = ready!(coop::poll_proceed(cx));
-        let request = ready!(self.engine.core.poll_request(self.id, cx));
+        let request = ready!(self.domain.core.poll_connreq(self.id, cx));
         budget.made_progress();
-        Poll::Ready(request.map(|request| self.request(request)))
+        Poll::Ready(request.map(|request| self.connection_request(request)))
     }
 }
 
@@ -273,7 +278,7 @@ impl BindOptions {
     /// As [`PassiveEndpoint::bind`].
     #[doc(alias = "fi_listen")]
     pub async fn listen(self, at: impl ToAddress) -> Result<PassiveEndpoint> {
-        let found = resolve::found(&at, Scheme::Tcp, |_| true).await?;
+        let found = resolve::resolve_filtered(&at, Scheme::Tcp, |_| true).await?;
         let (last, others) = found.split_last().expect("there is one at least");
         others
             .iter()
@@ -282,19 +287,19 @@ impl BindOptions {
     }
 
     fn listen_at(&self, at: &Address) -> Result<PassiveEndpoint> {
-        let domain = self.connected_domain(at.scheme())?;
+        let domain = self.open_msg_domain(at.scheme())?;
         let DomainOptions {
-            policy,
+            wait_policy,
             socket_options,
             ..
         } = self.options.clone();
         let door = domain
             .fabric()
             .passive_endpoint(domain.info())?
-            .wait_policy(policy)
+            .wait_policy(wait_policy)
             .name(at)?;
         let mut door = door.socket_options(socket_options).listen()?;
-        door.home = Some(domain);
+        door.accept_domain = Some(domain);
         Ok(door)
     }
 }
@@ -306,13 +311,13 @@ impl Stream for PassiveEndpoint {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<ConnectionRequest>> {
-        self.poll_request(cx)
+        self.poll_connreq(cx)
     }
 }
 
 impl Drop for PassiveEndpoint {
     fn drop(&mut self) {
-        self.engine.core.close_endpoint(self.id);
+        self.domain.core.close_endpoint(self.id);
     }
 }
 
@@ -321,7 +326,7 @@ impl fmt::Debug for PassiveEndpoint {
         f.debug_struct("PassiveEndpoint")
             .field("id", &self.id())
             .field("name", &format_args!("{}", self.name))
-            .field("state", &format_args!("{}", self.engine.core.describe()))
+            .field("state", &format_args!("{}", self.domain.core.describe()))
             .finish_non_exhaustive()
     }
 }
@@ -334,29 +339,29 @@ impl fmt::Debug for PassiveEndpoint {
 #[doc(alias = "FI_CONNREQ")]
 #[must_use = "a request that is dropped is rejected"]
 pub struct ConnectionRequest {
-    request: Request,
-    takes_tags: bool,
+    connreq: ConnReq,
+    peer_supports_tags: bool,
     info: Arc<Info>,
-    home: Option<Domain>,
+    accept_domain: Option<Domain>,
 }
 
 impl ConnectionRequest {
     /// Where it calls from: the address of its socket, where nobody listens.
     #[must_use]
     pub fn peer(&self) -> &Address {
-        &self.request.peer
+        &self.connreq.peer
     }
 
     /// What it says.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
-        &self.request.data
+        &self.connreq.data
     }
 
     /// Who asks takes tagged messages, although it does not say so: as
     /// [`Connect::peer_takes_tags`](crate::Connect::peer_takes_tags).
-    pub fn peer_takes_tags(mut self) -> Self {
-        self.takes_tags = true;
+    pub fn peer_supports_tags(mut self) -> Self {
+        self.peer_supports_tags = true;
         self
     }
 
@@ -380,8 +385,13 @@ impl ConnectionRequest {
     /// Nothing is held across an await.
     #[doc(alias = "fi_accept")]
     pub async fn accept(self, data: impl AsRef<[u8]>) -> Result<Endpoint> {
-        let home = self.home.as_ref().ok_or(Error::Unbound(Class::Domain))?;
-        equipped(home, &self.info)?.accept(self, data).await
+        let home = self
+            .accept_domain
+            .as_ref()
+            .ok_or(Error::Unbound(Class::Domain))?;
+        builder_with_queues(home, &self.info)?
+            .accept(self, data)
+            .await
     }
 
     /// Rejects it (`fi_reject`): who has called gets [`Error::Rejected`] with these bytes.
@@ -399,13 +409,13 @@ impl ConnectionRequest {
                 limit: MAX_PRIVATE_DATA,
             });
         }
-        self.request.handle.refuse(data);
+        self.connreq.handle.reject(data);
         Ok(())
     }
 
     /// The request, and whether the program knows that who asks takes tags.
-    pub(crate) fn into_inner(self) -> (Request, bool) {
-        (self.request, self.takes_tags)
+    pub(crate) fn into_parts(self) -> (ConnReq, bool) {
+        (self.connreq, self.peer_supports_tags)
     }
 }
 

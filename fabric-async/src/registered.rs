@@ -8,15 +8,15 @@ use std::sync::Arc;
 use fabric_core::buf::{AnyBuf, FlatBuf, IoBufMut};
 use fabric_core::completion::Failed;
 use fabric_core::flags::{Access, CounterBind};
-use fabric_core::mr::{Memory, Registered};
-use fabric_core::tree::{Class, Node};
+use fabric_core::mr::{RegionMemory, RegisteredMemory};
+use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Error, Result};
 
 use crate::close::CloseError;
 use crate::counter::{Counter, RegionCounters};
 use crate::domain::{Domain, DomainInner};
-use crate::model::{Shared, ThreadModel};
 use crate::mr::RemoteRegion;
+use crate::thread_model::{Shared, ThreadModel};
 
 /// A buffer of yours under a key (`fi_mr_reg`): peers read, write and change it atomically where it
 /// lies.
@@ -53,20 +53,20 @@ use crate::mr::RemoteRegion;
 #[doc(alias = "fid_mr")]
 #[doc(alias = "fi_mr_reg")]
 pub struct RegisteredBuffer<B, M: ThreadModel = Shared> {
-    node: Arc<Node>,
+    node: Arc<ObjectNode>,
     domain: Arc<DomainInner>,
     /// Boxed, so that a handle is small.
     remote: Box<RemoteRegion>,
-    memory: Arc<Registered>,
+    memory: Arc<RegisteredMemory>,
     is_open: bool,
     counters: RegionCounters,
-    kind: PhantomData<(fn() -> B, M)>,
+    marker: PhantomData<(fn() -> B, M)>,
 }
 
 /// The bytes of a registered buffer in the hands of their owner: peers wait until it is dropped,
 /// and everything behind that they have sent on the same connection with them. Keep it short.
-pub struct Look<'a> {
-    memory: &'a Registered,
+pub struct RegisteredGuard<'a> {
+    memory: &'a RegisteredMemory,
     domain: &'a DomainInner,
     key: u64,
     buf: AnyBuf,
@@ -82,12 +82,12 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
         if let Err(error) = domain.inner.node.check_open() {
             return Err(Failed::new(error, buf));
         }
-        let memory = match Registered::new(buf.into_any()) {
+        let memory = match RegisteredMemory::new(buf.into_any()) {
             Ok(memory) => Arc::new(memory),
-            Err((error, any)) => return Err(Failed::new(error, back(any))),
+            Err((error, any)) => return Err(Failed::new(error, downcast_buf(any))),
         };
-        let node = Node::new(Class::MemoryRegion, Some(domain.inner.node.clone()));
-        let (core, by_address) = (&domain.inner.core, domain.by_address());
+        let node = ObjectNode::new(Class::MemoryRegion, Some(domain.inner.node.clone()));
+        let (core, by_address) = (&domain.inner.core, domain.uses_virt_addr());
         let opened = core
             .open_region(memory.clone(), access, key, by_address)
             .and_then(|key| {
@@ -107,21 +107,21 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
                     memory,
                     is_open: true,
                     counters: RegionCounters::default(),
-                    kind: PhantomData,
+                    marker: PhantomData,
                 })
             }
             Err(error) => {
                 let any = memory.take().unwrap_or_default();
-                Err(Failed::new(error, back(any)))
+                Err(Failed::new(error, downcast_buf(any)))
             }
         }
     }
 
     /// The bytes, to be read and written by their owner. Waits for an access by a peer that is
     /// under way, at most 64 KiB of it.
-    pub fn look(&mut self) -> Look<'_> {
+    pub fn lock(&mut self) -> RegisteredGuard<'_> {
         let buf = self.memory.take().unwrap_or_default();
-        Look {
+        RegisteredGuard {
             memory: &self.memory,
             domain: &self.domain,
             key: self.remote.key,
@@ -142,9 +142,9 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
                 handle: self,
             });
         }
-        self.withdraw();
+        self.revoke();
         match self.memory.take() {
-            Some(any) => Ok(back(any)),
+            Some(any) => Ok(downcast_buf(any)),
             None => Err(CloseError {
                 error: Error::Closed(Class::MemoryRegion),
                 handle: self,
@@ -153,7 +153,7 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
     }
 }
 
-fn back<B: IoBufMut>(any: AnyBuf) -> B {
+fn downcast_buf<B: IoBufMut>(any: AnyBuf) -> B {
     B::from_any(any).unwrap_or_else(|_| unreachable!("the same type comes back"))
 }
 
@@ -177,10 +177,10 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
     }
 
     /// Takes the key back; those who wait for the buffer hear of it.
-    fn withdraw(&mut self) {
+    fn revoke(&mut self) {
         self.is_open = false;
         self.domain.core.close_region(self.remote.key);
-        self.domain.core.region_free(self.remote.key);
+        self.domain.core.region_released(self.remote.key);
     }
 
     /// The key (`fi_mr_key`).
@@ -200,9 +200,9 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
 impl<B, M: ThreadModel> Drop for RegisteredBuffer<B, M> {
     fn drop(&mut self) {
         if self.is_open {
-            self.withdraw();
+            self.revoke();
         }
-        self.node.retire();
+        self.node.uncount();
     }
 }
 
@@ -215,7 +215,7 @@ impl<B, M: ThreadModel> fmt::Debug for RegisteredBuffer<B, M> {
     }
 }
 
-impl Deref for Look<'_> {
+impl Deref for RegisteredGuard<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -223,23 +223,23 @@ impl Deref for Look<'_> {
     }
 }
 
-impl DerefMut for Look<'_> {
+impl DerefMut for RegisteredGuard<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.buf.bytes_mut()
     }
 }
 
-impl Drop for Look<'_> {
+impl Drop for RegisteredGuard<'_> {
     fn drop(&mut self) {
         // A look that was forgotten has kept the buffer, and left nothing for the next.
         if !matches!(self.buf, AnyBuf::None) {
-            self.memory.put(std::mem::take(&mut self.buf));
+            self.memory.put_back(std::mem::take(&mut self.buf));
         }
-        self.domain.core.region_free(self.key);
+        self.domain.core.region_released(self.key);
     }
 }
 
-impl fmt::Debug for Look<'_> {
+impl fmt::Debug for RegisteredGuard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Look({} bytes)", self.len())
     }

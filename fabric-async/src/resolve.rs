@@ -36,54 +36,57 @@ use crate::av::ToAddress;
 #[doc(alias = "getaddrinfo")]
 #[doc(alias = "fi_av_insertsvc")]
 pub async fn resolve(of: impl ToAddress) -> Result<Vec<Address>> {
-    found(&of, Scheme::Tcp, |_| true).await
+    resolve_filtered(&of, Scheme::Tcp, |_| true).await
 }
 
 /// The same where addresses of this kind are expected, and only those of hosts that can be used
 /// here.
-pub(crate) async fn found(
+pub(crate) async fn resolve_filtered(
     of: &impl ToAddress,
     expected: Scheme,
     is_useful: impl Fn(SocketAddr) -> bool,
 ) -> Result<Vec<Address>> {
-    Place::of(of, expected)?.found(is_useful).await
+    AddressOrHost::parse(of, expected)?.resolve(is_useful).await
 }
 
 /// Where somebody is to be found: at an address, or at one of those that a host has.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
-    At(Address),
+pub(crate) enum AddressOrHost {
+    Address(Address),
     Host(HostName),
 }
 
-impl Place {
-    pub(crate) fn of(text: &impl ToAddress, expected: Scheme) -> Result<Self> {
+impl AddressOrHost {
+    pub(crate) fn parse(text: &impl ToAddress, expected: Scheme) -> Result<Self> {
         Ok(match text.to_host_for(expected) {
             Some(host) => Self::Host(host),
-            None => Self::At(text.to_address_for(expected)?),
+            None => Self::Address(text.to_address_for(expected)?),
         })
     }
 
     pub(crate) fn scheme(&self) -> Scheme {
         match self {
-            Self::At(address) => address.scheme(),
+            Self::Address(address) => address.scheme(),
             Self::Host(host) => host.scheme(),
         }
     }
 
     /// Its addresses, one at least, but of a host only those that can be used here.
-    pub(crate) async fn found(
+    pub(crate) async fn resolve(
         self,
         is_useful: impl Fn(SocketAddr) -> bool,
     ) -> Result<Vec<Address>> {
         match self {
-            Self::At(address) => Ok(vec![address]),
-            Self::Host(name) => look_up(&name, is_useful).await,
+            Self::Address(address) => Ok(vec![address]),
+            Self::Host(name) => resolve_host(&name, is_useful).await,
         }
     }
 }
 
-async fn look_up(name: &HostName, is_useful: impl Fn(SocketAddr) -> bool) -> Result<Vec<Address>> {
+async fn resolve_host(
+    name: &HostName,
+    is_useful: impl Fn(SocketAddr) -> bool,
+) -> Result<Vec<Address>> {
     let none = |why: String| Error::NoSuchHost {
         host: name.host().into(),
         why,
@@ -97,7 +100,7 @@ async fn look_up(name: &HostName, is_useful: impl Fn(SocketAddr) -> bool) -> Res
     let found = found.map_err(|error| none(error.to_string()))?;
     let mut addresses = Vec::new();
     for at in found.filter(|at| is_useful(*at)) {
-        match name.at(at) {
+        match name.to_address(at) {
             Ok(address) if !addresses.contains(&address) => addresses.push(address),
             _ => {}
         }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicType};
 use fabric_core::flags::Access;
-use fabric_core::mr::{Memory, Reached, check_access, check_range};
+use fabric_core::mr::{DirectRegion, RegionMemory, check_access, check_range};
 use fabric_core::{Error, Result};
 
-use crate::mr::execute;
+use crate::mr::execute_atomic;
 
 /// A region of a peer's that is mapped here (`ucp_rkey_ptr`, `shmem_ptr`), from
 /// [`Endpoint::window`](crate::Endpoint::window): each access is a call that has ended when it
@@ -48,14 +48,14 @@ use crate::mr::execute;
 #[doc(alias = "shmem_ptr")]
 pub struct RemoteWindow {
     key: u64,
-    memory: Arc<dyn Memory>,
+    memory: Arc<dyn RegionMemory>,
     /// Its length, which does not change.
     len: usize,
     access: Access,
 }
 
 impl RemoteWindow {
-    pub(crate) fn new(key: u64, reached: Reached) -> Self {
+    pub(crate) fn new(key: u64, reached: DirectRegion) -> Self {
         Self {
             key,
             len: reached.memory.len(),
@@ -129,7 +129,7 @@ impl RemoteWindow {
     pub fn load<T: AtomicType>(&self, offset: usize) -> Result<T> {
         self.check(Access::REMOTE_READ)?;
         let zero = T::from_bits(0);
-        execute(
+        execute_atomic(
             &*self.memory,
             offset,
             AtomicCall::Fetch,
@@ -145,7 +145,7 @@ impl RemoteWindow {
     /// such operation on this type.
     pub fn atomic<T: AtomicType>(&self, offset: usize, op: AtomicOp, operand: T) -> Result<T> {
         self.check(Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-        execute(
+        execute_atomic(
             &*self.memory,
             offset,
             AtomicCall::Fetch,
@@ -167,7 +167,7 @@ impl RemoteWindow {
         comparand: T,
     ) -> Result<T> {
         self.check(Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-        execute(
+        execute_atomic(
             &*self.memory,
             offset,
             AtomicCall::Compare,

@@ -16,17 +16,17 @@ thread_local! {
     static LARGE_ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-const LARGE: usize = 1 << 20;
+const LARGE_ALLOCATION: usize = 1 << 20;
 
 /// Counts allocations. A reallocation is counted as the allocation and the copy that it may be.
-struct Counting;
+struct CountingAllocator;
 
 // SAFETY: everything is passed on to the system's allocator; the counter is a constant-initialised
 // thread local without a destructor, so that counting allocates nothing itself.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        if layout.size() >= LARGE {
+        if layout.size() >= LARGE_ALLOCATION {
             LARGE_ALLOCATIONS.with(|count| count.set(count.get() + 1));
         }
         // SAFETY: as the caller promises.
@@ -40,11 +40,11 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Round trips, with the buffers handed back and forth.
-async fn trips(a: &Endpoint, b: &Endpoint, count: usize) -> Result<u64> {
-    let (to_b, to_a) = (a.lookup(b.name()).await?, b.lookup(a.name()).await?);
+async fn count_round_trip_allocations(a: &Endpoint, b: &Endpoint, count: usize) -> Result<u64> {
+    let (to_b, to_a) = (a.add_peer(b.name()).await?, b.add_peer(a.name()).await?);
     let (mut out, mut back, mut into) = (vec![1u8; 8], vec![2u8; 200], vec![0u8; 256]);
     let before = ALLOCATIONS.with(Cell::get);
     for _ in 0..count {
@@ -59,7 +59,7 @@ async fn trips(a: &Endpoint, b: &Endpoint, count: usize) -> Result<u64> {
 }
 
 #[test]
-fn a_small_message_allocates_nothing() {
+fn small_messages_do_not_allocate() {
     for policy in [WaitPolicy::Spin, WaitPolicy::Adaptive] {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -71,8 +71,8 @@ fn a_small_message_allocates_nothing() {
                 options.clone().bind("shm://").await?,
                 options.bind("shm://").await?,
             );
-            trips(&a, &b, 100).await?;
-            trips(&a, &b, 10_000).await
+            count_round_trip_allocations(&a, &b, 100).await?;
+            count_round_trip_allocations(&a, &b, 10_000).await
         });
         assert_eq!(
             allocations.unwrap(),
@@ -83,8 +83,8 @@ fn a_small_message_allocates_nothing() {
 }
 
 /// Messages into one buffer, some of which are kept: what is allocated after the first.
-async fn shared(a: &Endpoint, b: &Endpoint, count: usize) -> Result<u64> {
-    let to_b = a.lookup(b.name()).await?;
+async fn count_multi_recv_allocations(a: &Endpoint, b: &Endpoint, count: usize) -> Result<u64> {
+    let to_b = a.add_peer(b.name()).await?;
     let (mut out, mut kept) = (vec![1u8; 50], Vec::with_capacity(count));
     let mut messages = b
         .recv_multi(BytesMut::with_capacity(count * 50))
@@ -105,7 +105,7 @@ async fn shared(a: &Endpoint, b: &Endpoint, count: usize) -> Result<u64> {
 }
 
 #[test]
-fn a_message_in_a_shared_buffer_allocates_nothing() {
+fn multi_recv_messages_do_not_allocate() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -115,15 +115,15 @@ fn a_message_in_a_shared_buffer_allocates_nothing() {
             Endpoint::bind("shm://").await?,
             Endpoint::bind("shm://").await?,
         );
-        trips(&a, &b, 100).await?;
-        shared(&a, &b, 10_000).await
+        count_round_trip_allocations(&a, &b, 100).await?;
+        count_multi_recv_allocations(&a, &b, 10_000).await
     });
     assert_eq!(allocations.unwrap(), 0, "allocations in 10,000 messages");
 }
 
 /// Large allocations between the moment when a message of this length begins to arrive and its end.
-async fn long_receive(a: &Endpoint, b: &Endpoint, len: usize) -> Result<u64> {
-    let to_b = a.lookup(b.name()).await?;
+async fn count_long_recv_allocations(a: &Endpoint, b: &Endpoint, len: usize) -> Result<u64> {
+    let to_b = a.add_peer(b.name()).await?;
     a.send(to_b, "the connection exists").await?;
     b.recv().await?;
     let message = vec![7u8; len];
@@ -140,7 +140,7 @@ async fn long_receive(a: &Endpoint, b: &Endpoint, len: usize) -> Result<u64> {
 /// Memory for a message is reserved once, when its header has arrived. It never grows, so nothing
 /// that has arrived is copied again.
 #[test]
-fn a_long_pooled_receive_allocates_once() {
+fn long_pooled_receive_allocates_once() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -151,9 +151,9 @@ fn a_long_pooled_receive_allocates_once() {
         ("tcp://127.0.0.1:0", usize::MAX),
     ] {
         let allocations = runtime.block_on(async {
-            let options = Endpoint::options().single_copy_from(single_copy_from);
+            let options = Endpoint::options().single_copy_threshold(single_copy_from);
             let (a, b) = (options.clone().bind(name).await?, options.bind(name).await?);
-            long_receive(&a, &b, 64 << 20).await
+            count_long_recv_allocations(&a, &b, 64 << 20).await
         });
         assert_eq!(
             allocations.unwrap(),

@@ -12,38 +12,38 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 /// What was heard, each with its fields.
-static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static RECORDED_EVENTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 /// What a subscriber uses whenever it hears of anything.
-static USED: OnceLock<Endpoint> = OnceLock::new();
+static SUBSCRIBER_ENDPOINT: OnceLock<Endpoint> = OnceLock::new();
 
 thread_local! {
     static USES: Cell<bool> = const { Cell::new(false) };
 }
 
-struct Meddler;
+struct ReentrantSubscriber;
 
-struct Text(String);
+struct FieldVisitor(String);
 
-impl Visit for Text {
+impl Visit for FieldVisitor {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         self.0 += &format!(" {}={value:?}", field.name());
     }
 }
 
-impl Subscriber for Meddler {
+impl Subscriber for ReentrantSubscriber {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.target().starts_with("fabric::")
     }
 
     fn event(&self, event: &Event<'_>) {
-        let mut text = Text(format!(
+        let mut text = FieldVisitor(format!(
             "{} {}",
             event.metadata().level(),
             event.metadata().target()
         ));
         event.record(&mut text);
-        HEARD.lock().unwrap().push(text.0);
-        if let Some(ep) = USED.get()
+        RECORDED_EVENTS.lock().unwrap().push(text.0);
+        if let Some(ep) = SUBSCRIBER_ENDPOINT.get()
             && !USES.replace(true)
         {
             // Every one of these takes the lock of the domain.
@@ -68,9 +68,9 @@ impl Subscriber for Meddler {
 }
 
 /// Waits until something was heard with all of these words in it, and returns how often.
-async fn hears(words: &[&str]) -> usize {
+async fn wait_for_event(words: &[&str]) -> usize {
     loop {
-        let heard = HEARD
+        let heard = RECORDED_EVENTS
             .lock()
             .unwrap()
             .iter()
@@ -83,12 +83,12 @@ async fn hears(words: &[&str]) -> usize {
     }
 }
 
-async fn everything(progress: Progress) {
+async fn check_all_events(progress: Progress) {
     let options = Endpoint::options().progress(progress);
     let host = options.clone().bind("shm://").await.unwrap();
     let number = format!("endpoint={} ", host.id());
     let name = host.name().to_string();
-    hears(&[
+    wait_for_event(&[
         "DEBUG fabric::endpoint message=endpoint opened",
         &format!("name={name}"),
     ])
@@ -98,20 +98,20 @@ async fn everything(progress: Progress) {
     } else {
         "task"
     };
-    hears(&[
+    wait_for_event(&[
         "DEBUG fabric::progress message=driver started",
         &format!("driver={driver:?}"),
     ])
     .await;
-    let _ = USED.set(host.clone());
+    let _ = SUBSCRIBER_ENDPOINT.set(host.clone());
 
     // A peer that comes, gets loans, and goes with them.
     let guest = options.clone().bind("shm://").await.unwrap();
-    let to_host = guest.lookup(host.name()).await.unwrap();
-    let before = HEARD.lock().unwrap().len();
+    let to_host = guest.add_peer(host.name()).await.unwrap();
+    let before = RECORDED_EVENTS.lock().unwrap().len();
     guest.send(to_host, "hello").await.unwrap();
     let peer = host.recv().await.unwrap().source().unwrap();
-    hears(&[
+    wait_for_event(&[
         "message=peer connected",
         &number,
         &format!("peer={}", guest.name()),
@@ -121,15 +121,15 @@ async fn everything(progress: Progress) {
         guest.send(to_host, "more").await.unwrap();
         host.recv().await.unwrap();
     }
-    let of_messages = HEARD.lock().unwrap().len() - before;
+    let of_messages = RECORDED_EVENTS.lock().unwrap().len() - before;
     assert!(
         of_messages <= 2,
         "one connection, a hundred messages, {of_messages} lines"
     );
     host.lend(peer, host.loan(5000).unwrap()).await.unwrap();
     drop(guest);
-    hears(&["message=peer closed", &number]).await;
-    hears(&[
+    wait_for_event(&["message=peer closed", &number]).await;
+    wait_for_event(&[
         "INFO fabric::connection message=loans given up",
         &number,
         "loans=1",
@@ -148,7 +148,7 @@ async fn everything(progress: Progress) {
     };
     rustix::net::connect(&socket, &address).unwrap();
     rustix::net::send(&socket, b"hi", rustix::net::SendFlags::empty()).unwrap();
-    hears(&[
+    wait_for_event(&[
         "WARN fabric::connection message=caller refused",
         &number,
         "short hello",
@@ -162,11 +162,14 @@ async fn everything(progress: Progress) {
     let (caller, accepted) = tokio::join!(options.clone().connect(name), accepted);
     for ep in [caller.unwrap(), accepted] {
         let number = format!("endpoint={} ", ep.id());
-        hears(&["message=connected", &number]).await;
+        wait_for_event(&["message=connected", &number]).await;
         let name = format!("name={}", ep.name());
-        assert_eq!(hears(&["message=endpoint opened", &number, &name]).await, 1);
+        assert_eq!(
+            wait_for_event(&["message=endpoint opened", &number, &name]).await,
+            1
+        );
         drop(ep);
-        hears(&["message=endpoint closed", number.trim_end()]).await;
+        wait_for_event(&["message=endpoint closed", number.trim_end()]).await;
     }
 
     // An endpoint of its own, since the subscriber keeps the other.
@@ -175,14 +178,14 @@ async fn everything(progress: Progress) {
         (format!("endpoint={}", other.id()), other)
     };
     drop(other);
-    hears(&["message=endpoint closed", &number]).await;
-    hears(&["message=driver ended", &format!("driver={driver:?}")]).await;
+    wait_for_event(&["message=endpoint closed", &number]).await;
+    wait_for_event(&["message=driver ended", &format!("driver={driver:?}")]).await;
 }
 
 /// A subscriber that is told of something under the domain's lock would wait for itself.
 #[test]
-fn a_subscriber_may_use_the_endpoint_it_hears_of() {
-    tracing::subscriber::set_global_default(Meddler).unwrap();
+fn subscriber_may_use_the_endpoint_during_its_event() {
+    tracing::subscriber::set_global_default(ReentrantSubscriber).unwrap();
     let (done, is_done) = channel();
     let scenario = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -190,15 +193,15 @@ fn a_subscriber_may_use_the_endpoint_it_hears_of() {
             .enable_all()
             .build()
             .unwrap();
-        runtime.block_on(everything(Progress::Manual));
-        runtime.block_on(everything(Progress::Auto));
+        runtime.block_on(check_all_events(Progress::Manual));
+        runtime.block_on(check_all_events(Progress::Auto));
         done.send(()).unwrap();
     });
     let ended = is_done.recv_timeout(Duration::from_secs(60));
     assert!(
         ended.is_ok() || scenario.is_finished(),
         "stuck; heard: {:#?}",
-        HEARD.lock().unwrap()
+        RECORDED_EVENTS.lock().unwrap()
     );
     scenario.join().unwrap();
 }

@@ -62,7 +62,7 @@ impl Scheme {
 
     /// The kind of address that this provider serves.
     #[must_use]
-    pub fn of_provider(name: &str) -> Option<Self> {
+    pub fn from_provider(name: &str) -> Option<Self> {
         Self::ALL
             .into_iter()
             .find(|scheme| scheme.provider() == name)
@@ -71,14 +71,14 @@ impl Scheme {
     /// The kind that text means before the `://`, where this one is expected.
     pub(crate) fn parse_for(text: &str, expected: Self) -> Option<Self> {
         match text.strip_prefix("fi_").unwrap_or(text) {
-            "sockaddr_in" | "sockaddr_in6" if expected.names_sockets() => Some(expected),
+            "sockaddr_in" | "sockaddr_in6" if expected.is_socket_addr() => Some(expected),
             "sockaddr_in" | "sockaddr_in6" => Some(Self::Tcp),
-            scheme => Self::of_provider(scheme),
+            scheme => Self::from_provider(scheme),
         }
     }
 
     /// Whether a name is the IP address and port of a socket.
-    pub(crate) fn names_sockets(self) -> bool {
+    pub(crate) fn is_socket_addr(self) -> bool {
         matches!(self, Self::Tcp | Self::Udp)
     }
 }
@@ -101,7 +101,7 @@ impl Address {
         if name.len() > MAX_NAME {
             return bad("the name is longer than 80 bytes");
         }
-        if scheme.names_sockets() && !name.is_empty() {
+        if scheme.is_socket_addr() && !name.is_empty() {
             let Ok(at) = name.parse::<SocketAddr>() else {
                 return bad(
                     "it takes an IP address and a port, as in tcp://127.0.0.1:5000 or tcp://[::1]:5000; `resolve` looks up the name of a host",
@@ -112,7 +112,7 @@ impl Address {
                     "it takes an address by which peers reach this one machine, and 0.0.0.0 or a group is none",
                 );
             }
-            return Self::of_socket(scheme, at);
+            return Self::from_socket_addr(scheme, at);
         }
         if !name
             .bytes()
@@ -131,13 +131,13 @@ impl Address {
     /// # Errors
     /// [`Error::BadAddress`] when addresses of this kind name no sockets.
     #[doc(hidden)]
-    pub fn of_socket(scheme: Scheme, at: SocketAddr) -> Result<Self> {
+    pub fn from_socket_addr(scheme: Scheme, at: SocketAddr) -> Result<Self> {
         let text = match at {
             SocketAddr::V4(at) => at.to_string(),
             // Neither the flow nor the scope of an address means anything elsewhere.
             SocketAddr::V6(at) => format!("[{}]:{}", at.ip(), at.port()),
         };
-        if scheme.names_sockets() {
+        if scheme.is_socket_addr() {
             return Ok(Self {
                 scheme,
                 name: text.into(),
@@ -151,9 +151,9 @@ impl Address {
 
     /// The address of the socket behind this, if it names one.
     #[must_use]
-    pub fn socket(&self) -> Option<SocketAddr> {
+    pub fn socket_addr(&self) -> Option<SocketAddr> {
         self.scheme
-            .names_sockets()
+            .is_socket_addr()
             .then(|| self.name.parse().ok())
             .flatten()
     }
@@ -166,7 +166,7 @@ impl Address {
     pub fn check_peer(&self) -> Result<()> {
         let why = if self.name.is_empty() {
             format!("{self} has no name")
-        } else if self.socket().is_some_and(|at| at.port() == 0) {
+        } else if self.socket_addr().is_some_and(|at| at.port() == 0) {
             format!(
                 "{self} has port 0, which asks for one where it is bound; `name` tells which it got"
             )
@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prints_what_it_parses() {
+    fn display_and_parse_round_trip() {
         for text in [
             "fi_tcp://127.0.0.1:5000",
             "fi_tcp://[::1]:5000",
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_with_the_reason_and_the_text() {
+    fn parse_error_names_reason_and_text() {
         for (text, part) in [
             ("echo", "SCHEME://NAME"),
             ("tcq://x", "unknown scheme"),

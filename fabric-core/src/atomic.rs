@@ -10,16 +10,16 @@
 mod cell;
 mod code;
 mod compute;
-mod row;
+mod values;
 
 use crate::error::{Error, Result};
 
-pub use cell::Cell;
+pub use cell::AtomicCell;
 pub use compute::AtomicType;
-pub use row::{Row, bits_at, put};
+pub use values::{AtomicValues, append_value, bits_at};
 
 /// The longest row of values of one atomic operation, in bytes.
-pub const MAX_ATOMIC: usize = 4096;
+pub const MAX_ATOMIC_BYTES: usize = 4096;
 
 /// The type of an operand (`fi_datatype`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -177,15 +177,15 @@ impl AtomicOp {
             return false;
         }
         match call {
-            AtomicCall::Base => !self.compares() && self != Self::Read,
-            AtomicCall::Fetch => !self.compares(),
-            AtomicCall::Compare => self.compares(),
+            AtomicCall::Base => !self.has_comparand() && self != Self::Read,
+            AtomicCall::Fetch => !self.has_comparand(),
+            AtomicCall::Compare => self.has_comparand(),
         }
     }
 
     /// Whether it has a comparand.
     #[must_use]
-    pub fn compares(self) -> bool {
+    pub fn has_comparand(self) -> bool {
         use AtomicOp::{Cswap, CswapGe, CswapGt, CswapLe, CswapLt, CswapNe, Mswap};
         matches!(
             self,
@@ -231,11 +231,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_op_type_combinations_are_refused() {
         for &op in AtomicOp::ALL {
             let valid = |datatype, call| op.is_valid(datatype, call);
-            assert_eq!(valid(Datatype::U64, AtomicCall::Compare), op.compares());
-            assert_eq!(valid(Datatype::U64, AtomicCall::Fetch), !op.compares());
+            assert_eq!(
+                valid(Datatype::U64, AtomicCall::Compare),
+                op.has_comparand()
+            );
+            assert_eq!(valid(Datatype::U64, AtomicCall::Fetch), !op.has_comparand());
         }
         assert!(!AtomicOp::Read.is_valid(Datatype::U8, AtomicCall::Base));
         assert!(!AtomicOp::Bor.is_valid(Datatype::F32, AtomicCall::Fetch));

@@ -11,28 +11,28 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 #[doc(alias = "fi_av_open")]
 pub struct AddressTable {
-    vector: u16,
-    rows: Vec<Row>,
+    av_id: u16,
+    entries: Vec<AvEntry>,
     free: Vec<u32>,
     by_address: HashMap<Address, u32>,
 }
 
 #[derive(Debug)]
-struct Row {
+struct AvEntry {
     generation: u16,
     address: Option<Address>,
 }
 
-static NEXT_VECTOR: AtomicU16 = AtomicU16::new(0);
+static NEXT_AV_ID: AtomicU16 = AtomicU16::new(0);
 
 impl AddressTable {
     /// An empty table.
     #[must_use]
     pub fn new() -> Self {
-        let vector = NEXT_VECTOR.fetch_add(1, Ordering::Relaxed);
+        let av_id = NEXT_AV_ID.fetch_add(1, Ordering::Relaxed);
         Self {
-            vector,
-            rows: Vec::new(),
+            av_id,
+            entries: Vec::new(),
             free: Vec::new(),
             by_address: HashMap::new(),
         }
@@ -53,14 +53,14 @@ impl AddressTable {
         let index = match lowest {
             Some(at) => self.free.swap_remove(at),
             None => {
-                self.rows.push(Row {
+                self.entries.push(AvEntry {
                     generation: 0,
                     address: None,
                 });
-                (self.rows.len() - 1) as u32
+                (self.entries.len() - 1) as u32
             }
         };
-        self.rows[index as usize].address = Some(address.clone());
+        self.entries[index as usize].address = Some(address.clone());
         self.by_address.insert(address, index);
         self.handle(index)
     }
@@ -71,9 +71,9 @@ impl AddressTable {
     /// [`Error::StaleAddress`] when the number was removed, or is of another vector.
     pub fn get(&self, addr: FiAddr) -> Result<&Address> {
         let row = self
-            .rows
+            .entries
             .get(addr.index as usize)
-            .filter(|row| addr.vector == self.vector && row.generation == addr.generation);
+            .filter(|row| addr.vector == self.av_id && row.generation == addr.generation);
         row.and_then(|row| row.address.as_ref())
             .ok_or_else(|| Error::StaleAddress(addr))
     }
@@ -105,7 +105,7 @@ impl AddressTable {
     /// [`Error::StaleAddress`].
     pub fn remove(&mut self, addr: FiAddr) -> Result<Address> {
         self.detach(addr)?;
-        let row = &mut self.rows[addr.index as usize];
+        let row = &mut self.entries[addr.index as usize];
         // A position whose generations are used up is not used again.
         let next = row.generation.checked_add(1);
         row.generation = next.unwrap_or(row.generation);
@@ -122,7 +122,7 @@ impl AddressTable {
     /// Every address with its handle, in the order of the handles. Those that were
     /// [detached](Self::detach) are left out.
     pub fn iter(&self) -> impl Iterator<Item = (FiAddr, &Address)> {
-        self.rows.iter().enumerate().filter_map(|(index, row)| {
+        self.entries.iter().enumerate().filter_map(|(index, row)| {
             let (addr, address) = (self.handle(index as u32), row.address.as_ref()?);
             (self.find(address) == Some(addr)).then_some((addr, address))
         })
@@ -143,8 +143,8 @@ impl AddressTable {
     fn handle(&self, index: u32) -> FiAddr {
         FiAddr {
             index,
-            generation: self.rows[index as usize].generation,
-            vector: self.vector,
+            generation: self.entries[index as usize].generation,
+            vector: self.av_id,
         }
     }
 }
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_reused_but_never_confused() {
+    fn reused_address_index_gets_a_new_generation() {
         let mut table = AddressTable::new();
         let (a, b) = (table.insert(address("a")), table.insert(address("b")));
         assert_eq!((a.index(), b.index()), (0, 1));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_another_vector_is_refused() {
+    fn address_of_another_av_is_refused() {
         let (mut one, mut two) = (AddressTable::new(), AddressTable::new());
         let (a, b) = (one.insert(address("a")), two.insert(address("a")));
         assert!(two.get(a).is_err() && one.get(b).is_err());

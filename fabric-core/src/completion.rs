@@ -33,7 +33,7 @@ pub enum OpKind {
     FetchAtomic,
     /// A buffer that took several messages comes back: it takes no more of them (an entry of its
     /// own with `FI_MULTI_RECV`).
-    Release,
+    MultiRecvRelease,
     /// A peer wrote memory here, and data for a completion with it (`FI_RMA | FI_REMOTE_WRITE |
     /// FI_REMOTE_CQ_DATA`).
     RemoteWrite,
@@ -42,14 +42,17 @@ pub enum OpKind {
 impl OpKind {
     /// Whether it reports to the receive queue of an endpoint.
     #[must_use]
-    pub fn receives(self) -> bool {
-        matches!(self, Self::Recv | Self::Release | Self::RemoteWrite)
+    pub fn is_rx(self) -> bool {
+        matches!(
+            self,
+            Self::Recv | Self::MultiRecvRelease | Self::RemoteWrite
+        )
     }
 
     /// Whether its buffer is filled.
     #[doc(hidden)]
     #[must_use]
-    pub fn fills(self) -> bool {
+    pub fn fills_buffer(self) -> bool {
         matches!(self, Self::Recv | Self::Read | Self::FetchAtomic)
     }
 }
@@ -76,7 +79,7 @@ pub enum CompletionLevel {
 impl CompletionLevel {
     /// The highest level among these flags.
     #[must_use]
-    pub fn of(flags: OpFlags) -> Self {
+    pub fn from_flags(flags: OpFlags) -> Self {
         if flags.contains(OpFlags::DELIVERY_COMPLETE) {
             Self::Delivered
         } else if flags.contains(OpFlags::MATCH_COMPLETE) {
@@ -89,7 +92,7 @@ impl CompletionLevel {
     /// Whether it takes a word of the peer's to know.
     #[must_use]
     #[inline]
-    pub fn is_confirmed(self) -> bool {
+    pub fn needs_ack(self) -> bool {
         self != Self::Transmitted
     }
 }
@@ -168,7 +171,7 @@ impl Transfer {
             data: self.data,
             arrival: self.arrival,
             // The sender was told when it was received.
-            receipt: None,
+            ack: None,
         }
     }
 }
@@ -203,7 +206,7 @@ impl Outcome {
 
     /// Failure after part of it was moved.
     #[must_use]
-    pub fn cut(transfer: Transfer, error: Error) -> Self {
+    pub fn partial(transfer: Transfer, error: Error) -> Self {
         Self {
             transfer,
             error: Some(Box::new(error)),

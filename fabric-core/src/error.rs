@@ -20,7 +20,7 @@ pub enum Error {
     /// again after progress, or use the awaiting form. `FI_EAGAIN`.
     #[doc(alias = "FI_EAGAIN")]
     #[error("try again: no free {0}")]
-    Again(Scarce),
+    WouldBlock(Resource),
     /// No provider can satisfy the hints. `FI_ENODATA`.
     #[error("{0}")]
     NoMatch(Box<NoMatch>),
@@ -52,7 +52,7 @@ pub enum Error {
     /// `errors` badly, since the counter was opened. The failed one's own error is with its future,
     /// queue or event. `FI_EAVAIL`.
     #[error("an operation failed: {value} of {threshold} ended well, {errors} badly")]
-    CountedError {
+    CounterError {
         /// What the counter counted.
         value: u64,
         /// What was waited for.
@@ -88,15 +88,15 @@ pub enum Error {
     PeerGone(Address),
     /// The peer refused the connection, with its reason. `FI_ECONNREFUSED`.
     #[error("{peer} refused the connection: {reason}")]
-    Refused {
+    ConnectionRefused {
         /// Who refused.
         peer: Address,
         /// Its reason.
-        reason: Refusal,
+        reason: RejectReason,
     },
     /// The program at the other end does not want to be connected, and says so with these bytes.
     /// `FI_ECONNREFUSED`.
-    #[error("{peer} rejected the connection, {}", reason_given(data))]
+    #[error("{peer} rejected the connection, {}", describe_private_data(data))]
     Rejected {
         /// Who.
         peer: Address,
@@ -208,7 +208,7 @@ pub enum Error {
     },
     /// Two objects belong to different domains, or to different fabrics. `FI_EDOMAIN`.
     #[error("the {0} belongs to another {1}")]
-    Foreign(Class, Class),
+    WrongDomain(Class, Class),
     /// The provider does not offer this. `FI_EOPNOTSUPP`.
     #[error("not supported: {0}")]
     NotSupported(&'static str),
@@ -228,7 +228,7 @@ pub enum Error {
 /// What there was not enough of when a post was refused with [`Error::Again`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Scarce {
+pub enum Resource {
     /// Transmit credit of the endpoint or of one peer.
     TransmitCredit,
     /// Posted-receive entry of the endpoint.
@@ -236,16 +236,16 @@ pub enum Scarce {
     /// Entry in the completion queue.
     CompletionEntry,
     /// Memory to lend: peers have not returned what was lent before.
-    LendingMemory,
+    LoanMemory,
 }
 
-impl fmt::Display for Scarce {
+impl fmt::Display for Resource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::TransmitCredit => "transmit credit",
             Self::ReceiveEntry => "receive entry",
             Self::CompletionEntry => "completion queue entry",
-            Self::LendingMemory => "memory to lend",
+            Self::LoanMemory => "memory to lend",
         })
     }
 }
@@ -253,7 +253,7 @@ impl fmt::Display for Scarce {
 /// Why a peer refused a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum RejectReason {
     /// The two sides speak different versions of the protocol.
     Version {
         /// The version the peer speaks.
@@ -271,7 +271,7 @@ pub enum Refusal {
     Other(u16),
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Version { theirs, ours } => {
@@ -285,7 +285,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-fn reason_given(data: &[u8]) -> String {
+fn describe_private_data(data: &[u8]) -> String {
     match data.len() {
         0 => "without saying why".into(),
         len => format!("with {len} bytes of private data"),
@@ -299,16 +299,16 @@ impl Error {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Self::Again(_) => 11,
+            Self::WouldBlock(_) => 11,
             Self::NoMatch(_) => 61,
             Self::Busy(_) => 16,
             Self::Closed(_) => 258,
             Self::Canceled => 125,
             Self::Truncated { .. } => 265,
-            Self::CountedError { .. } => 259,
+            Self::CounterError { .. } => 259,
             Self::TooLong { .. } => 90,
             Self::OutOfMemory { .. } => 12,
-            Self::NoSuchPeer(_) | Self::Refused { .. } | Self::Rejected { .. } => 111,
+            Self::NoSuchPeer(_) | Self::ConnectionRefused { .. } | Self::Rejected { .. } => 111,
             Self::TimedOut(_) => 110,
             Self::Unreachable { .. } => 113,
             Self::PeerGone(_) => 104,
@@ -322,7 +322,7 @@ impl Error {
             Self::Unbound(Class::CompletionQueue) => 263,
             Self::Unbound(_) => 267,
             Self::Key { .. } => 266,
-            Self::Foreign(..) => 262,
+            Self::WrongDomain(..) => 262,
             Self::NotSupported(_) => 95,
             Self::Runtime(_) => 38,
             Self::Os { errno, .. } => *errno,
@@ -359,8 +359,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_those_of_fi_errno() {
-        assert_eq!(Error::Again(Scarce::TransmitCredit).errno(), 11);
+    fn errno_values_match_fi_errno() {
+        assert_eq!(Error::WouldBlock(Resource::TransmitCredit).errno(), 11);
         assert_eq!(Error::Truncated { len: 1, lost: 2 }.errno(), 265);
         assert_eq!(Error::os("mmap", 12).errno(), 12);
     }
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn text_names_the_thing_and_the_limit() {
+    fn too_long_text_names_subject_and_limit() {
         let error = Error::TooLong {
             what: "message",
             len: 10,

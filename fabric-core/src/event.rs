@@ -10,7 +10,7 @@ use crate::error::Error;
 pub struct Event {
     /// The number of the endpoint it happened on, which `Endpoint::id` tells; 0 for the queue
     /// itself.
-    pub object: u64,
+    pub endpoint_id: u64,
     /// The context that object was opened with.
     pub context: u64,
     /// What happened.
@@ -21,9 +21,9 @@ impl Event {
     /// An event; for the progress engine.
     #[doc(hidden)]
     #[must_use]
-    pub fn new(object: u64, context: u64, kind: EventKind) -> Self {
+    pub fn new(endpoint_id: u64, context: u64, kind: EventKind) -> Self {
         Self {
-            object,
+            endpoint_id,
             context,
             kind,
         }

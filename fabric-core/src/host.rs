@@ -7,7 +7,7 @@ use crate::address::{Address, Scheme};
 use crate::error::Result;
 
 /// The longest name of a host, in bytes.
-const MAX_HOST: usize = 253;
+const MAX_HOST_NAME: usize = 253;
 
 /// A host by its name, and a port: `tcp://localhost:7000`. Nothing can be reached there before the
 /// name was looked up.
@@ -31,12 +31,13 @@ impl HostName {
     #[must_use]
     pub fn parse_for(text: &str, expected: Scheme) -> Option<Self> {
         let (scheme, rest) = text.split_once("://")?;
-        let scheme = Scheme::parse_for(scheme, expected).filter(|scheme| scheme.names_sockets())?;
+        let scheme =
+            Scheme::parse_for(scheme, expected).filter(|scheme| scheme.is_socket_addr())?;
         let (host, port) = rest.rsplit_once(':')?;
         let port = port.parse().ok()?;
         // What ends in a number is meant to be an IP address, and is none.
         let last = host.strip_suffix('.').unwrap_or(host).rsplit('.').next()?;
-        let is_name = host.len() <= MAX_HOST
+        let is_name = host.len() <= MAX_HOST_NAME
             && last.bytes().any(|byte| byte.is_ascii_alphabetic())
             && host
                 .bytes()
@@ -70,8 +71,11 @@ impl HostName {
     ///
     /// # Errors
     /// [`Error::BadAddress`](crate::Error::BadAddress) when it is not that of one machine.
-    pub fn at(&self, found: SocketAddr) -> Result<Address> {
-        Address::new(self.scheme, Address::of_socket(self.scheme, found)?.name())
+    pub fn to_address(&self, found: SocketAddr) -> Result<Address> {
+        Address::new(
+            self.scheme,
+            Address::from_socket_addr(self.scheme, found)?.name(),
+        )
     }
 }
 
@@ -92,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_are_told_from_addresses() {
+    fn host_names_are_distinguished_from_addresses() {
         let parse = |text| HostName::parse_for(text, Scheme::Udp);
         for text in [
             "fi_tcp://localhost:0",
@@ -127,14 +131,16 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_becomes_an_address() {
+    fn resolved_socket_addr_becomes_an_address() {
         let name = HostName::parse_for("tcp://localhost:5", Scheme::Tcp).unwrap();
         assert_eq!(
-            name.at(([127, 0, 0, 1], 5).into()).unwrap().to_string(),
+            name.to_address(([127, 0, 0, 1], 5).into())
+                .unwrap()
+                .to_string(),
             "fi_tcp://127.0.0.1:5"
         );
         assert!(
-            name.at(([0, 0, 0, 0], 5).into()).is_err(),
+            name.to_address(([0, 0, 0, 0], 5).into()).is_err(),
             "nobody can be reached there"
         );
     }

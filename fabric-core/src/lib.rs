@@ -29,14 +29,14 @@ pub mod host;
 pub mod info;
 pub mod matching;
 pub mod mr;
-pub mod provider;
 pub mod rx;
 pub mod sim;
 pub mod sockets;
 pub mod stats;
 pub mod tcp;
+pub mod transport;
 pub mod tree;
 
 pub use address::{Address, FiAddr, Scheme};
-pub use error::{Error, Refusal, Result, Scarce};
+pub use error::{Error, RejectReason, Resource, Result};
 pub use sockets::SocketOptions;

@@ -4,7 +4,7 @@
 //! A peer names a region by its key. Every access is checked before a byte moves: the key exists,
 //! the right was granted, and the range lies inside the region.
 
-mod denied;
+mod access_error;
 mod registered;
 
 use std::any::Any;
@@ -16,14 +16,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::atomic::{AtomicOp, AtomicSpec, Datatype, bits_at};
 use crate::error::{Error, Result};
 use crate::flags::Access;
-use crate::provider::Remote;
+use crate::transport::RmaIov;
 
-pub use denied::Denied;
-pub use registered::Registered;
+pub use access_error::AccessError;
+pub use registered::RegisteredMemory;
 
 /// Memory that peers reach, as its owner sees it. Others write to it at the same time: bytes are
 /// copied in and out, never borrowed.
-pub trait Memory: Any + Debug + Send + Sync {
+pub trait RegionMemory: Any + Debug + Send + Sync {
     /// Bytes.
     fn len(&self) -> usize;
 
@@ -49,7 +49,7 @@ pub trait Memory: Any + Debug + Send + Sync {
     ///
     /// # Panics
     /// When the value leaves the memory, or lies across its size.
-    fn execute(
+    fn execute_atomic(
         &self,
         at: usize,
         op: AtomicOp,
@@ -75,19 +75,19 @@ pub trait Memory: Any + Debug + Send + Sync {
     }
 
     /// Whether peers reach it by way of its owner's process alone.
-    fn is_served(&self) -> bool {
+    fn is_served_by_owner(&self) -> bool {
         false
     }
 
     /// An access by a peer begins: false when its owner has it in hand just now, or has closed it.
     /// Otherwise it [ends](Memory::end), soon.
     #[must_use]
-    fn begin(&self) -> bool {
+    fn begin_access(&self) -> bool {
         true
     }
 
     /// The access has ended.
-    fn end(&self) {}
+    fn end_access(&self) {}
 }
 
 /// What a key stands for.
@@ -95,13 +95,13 @@ pub trait Memory: Any + Debug + Send + Sync {
 #[non_exhaustive]
 pub struct Region {
     /// The memory.
-    pub memory: Arc<dyn Memory>,
+    pub memory: Arc<dyn RegionMemory>,
     /// What the owner granted.
     pub access: Access,
     /// What peers call its first byte: 0, or its address where a domain has agreed to that.
     pub base: u64,
     /// Whether the owner wants to hear of everything that peers do there.
-    pub heeds: bool,
+    pub rma_events: bool,
 }
 
 impl Region {
@@ -110,7 +110,7 @@ impl Region {
     ///
     /// # Errors
     /// As [`check_range`].
-    pub fn start(&self, offset: u64, len: usize, align: usize) -> Result<usize> {
+    pub fn checked_offset(&self, offset: u64, len: usize, align: usize) -> Result<usize> {
         check_range(
             self.memory.len(),
             offset.wrapping_sub(self.base),
@@ -122,21 +122,21 @@ impl Region {
 
 /// A region of a peer's that this process reaches by itself: nobody has to help with an access.
 #[derive(Clone, Debug)]
-pub struct Reached {
+pub struct DirectRegion {
     /// The memory. It says that it is closed when its owner has taken it back, or is gone.
-    pub memory: Arc<dyn Memory>,
+    pub memory: Arc<dyn RegionMemory>,
     /// What the owner granted.
     pub access: Access,
 }
 
-impl Reached {
+impl DirectRegion {
     /// What a region is that its owner serves.
     #[doc(hidden)]
-    pub const SERVED: Error = Error::NotSupported("windows of a registered buffer");
+    pub const NOT_MAPPABLE: Error = Error::NotSupported("windows of a registered buffer");
 
     /// What a region is that its owner wants to hear of.
     #[doc(hidden)]
-    pub const HEEDED: Error =
+    pub const NEEDS_RMA_EVENTS: Error =
         Error::NotSupported("windows of memory whose owner counts what peers do");
 }
 
@@ -171,7 +171,7 @@ pub fn check_range(region: usize, offset: u64, len: usize, align: usize) -> Resu
 /// The rights that an operation needs.
 #[must_use]
 #[inline]
-pub fn wanted(kind: crate::completion::OpKind, atomic: Option<AtomicOp>) -> Access {
+pub fn required_access(kind: crate::completion::OpKind, atomic: Option<AtomicOp>) -> Access {
     use crate::completion::OpKind;
     match (kind, atomic) {
         (OpKind::Read, _) | (_, Some(AtomicOp::Read)) => Access::REMOTE_READ,
@@ -199,12 +199,12 @@ pub fn check_access(key: u64, granted: Access, wanted: Access) -> Result<()> {
 #[derive(Debug)]
 pub struct RegionTable {
     regions: HashMap<u64, Region>,
-    next: u64,
+    next_key: u64,
 }
 
 /// From one fresh key to the next: odd, so that all are used, and far, so that a key of another run
 /// is unknown.
-const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
+const KEY_STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl RegionTable {
     /// An empty table, whose fresh keys begin anywhere: a key that somebody kept from another run
@@ -213,7 +213,7 @@ impl RegionTable {
     pub fn new(seed: u64) -> Self {
         Self {
             regions: HashMap::new(),
-            next: seed,
+            next_key: seed,
         }
     }
 
@@ -225,7 +225,7 @@ impl RegionTable {
     /// granted.
     pub fn insert(
         &mut self,
-        memory: Arc<dyn Memory>,
+        memory: Arc<dyn RegionMemory>,
         access: Access,
         key: Option<u64>,
         by_address: bool,
@@ -245,8 +245,8 @@ impl RegionTable {
             }
             Some(key) => key,
             None => loop {
-                let key = self.next;
-                self.next = self.next.wrapping_add(STRIDE);
+                let key = self.next_key;
+                self.next_key = self.next_key.wrapping_add(KEY_STRIDE);
                 if !self.regions.contains_key(&key) {
                     break key;
                 }
@@ -259,7 +259,7 @@ impl RegionTable {
                 memory,
                 access,
                 base,
-                heeds: false,
+                rma_events: false,
             },
         );
         Ok(key)
@@ -284,9 +284,9 @@ impl RegionTable {
     }
 
     /// The owner wants to hear of everything that peers do to this region from now on.
-    pub fn heed(&mut self, key: u64) -> Option<&Region> {
+    pub fn enable_rma_events(&mut self, key: u64) -> Option<&Region> {
         let region = self.regions.get_mut(&key)?;
-        region.heeds = true;
+        region.rma_events = true;
         Some(region)
     }
 
@@ -301,10 +301,10 @@ impl RegionTable {
 /// Executes an atomic operation on a row of values from byte `at` on. `operands` holds the operands
 /// and behind them the comparands, if there are some; `result` takes what was there before, if it
 /// is as long.
-pub fn execute(
-    memory: &dyn Memory,
+pub fn execute_atomic_array(
+    memory: &dyn RegionMemory,
     at: usize,
-    remote: &Remote,
+    remote: &RmaIov,
     operands: &[u8],
     result: &mut [u8],
 ) {
@@ -318,7 +318,7 @@ pub fn execute(
             bits_at(operands, index, size),
             bits_at(operands, count + index, size),
         );
-        let old = memory.execute(at + index * size, op, datatype, operand, comparand);
+        let old = memory.execute_atomic(at + index * size, op, datatype, operand, comparand);
         if let Some(result) = result.get_mut(index * size..(index + 1) * size) {
             result.copy_from_slice(&old.to_le_bytes()[..size]);
         }
@@ -326,7 +326,7 @@ pub fn execute(
 }
 
 /// Bytes copied in one go: nobody keeps others from the memory for long.
-const PIECE: usize = 256 << 10;
+const COPY_CHUNK: usize = 256 << 10;
 
 /// Memory of this process alone: peers reach it through a provider of this process.
 #[derive(Debug)]
@@ -355,7 +355,7 @@ impl LocalMemory {
         })
     }
 
-    fn locked<T>(&self, access: impl FnOnce(&mut [u8]) -> T) -> T {
+    fn with_bytes<T>(&self, access: impl FnOnce(&mut [u8]) -> T) -> T {
         access(
             &mut self
                 .bytes
@@ -365,26 +365,26 @@ impl LocalMemory {
     }
 }
 
-impl Memory for LocalMemory {
+impl RegionMemory for LocalMemory {
     fn len(&self) -> usize {
         self.len
     }
 
     fn read(&self, at: usize, out: &mut [u8]) {
-        for (number, piece) in out.chunks_mut(PIECE).enumerate() {
-            let at = at + number * PIECE;
-            self.locked(|bytes| piece.copy_from_slice(&bytes[at..at + piece.len()]));
+        for (number, piece) in out.chunks_mut(COPY_CHUNK).enumerate() {
+            let at = at + number * COPY_CHUNK;
+            self.with_bytes(|bytes| piece.copy_from_slice(&bytes[at..at + piece.len()]));
         }
     }
 
     fn write(&self, at: usize, from: &[u8]) {
-        for (number, piece) in from.chunks(PIECE).enumerate() {
-            let at = at + number * PIECE;
-            self.locked(|bytes| bytes[at..at + piece.len()].copy_from_slice(piece));
+        for (number, piece) in from.chunks(COPY_CHUNK).enumerate() {
+            let at = at + number * COPY_CHUNK;
+            self.with_bytes(|bytes| bytes[at..at + piece.len()].copy_from_slice(piece));
         }
     }
 
-    fn execute(
+    fn execute_atomic(
         &self,
         at: usize,
         op: AtomicOp,
@@ -397,7 +397,7 @@ impl Memory for LocalMemory {
             at.is_multiple_of(size),
             "a value lies at a multiple of its size"
         );
-        self.locked(|bytes| {
+        self.with_bytes(|bytes| {
             let value = crate::atomic::bits_at(&bytes[at..at + size], 0, size);
             let new = op.compute(datatype, value, operand, comparand);
             bytes[at..at + size].copy_from_slice(&new.to_le_bytes()[..size]);
@@ -410,7 +410,7 @@ impl Memory for LocalMemory {
     }
 
     fn address(&self) -> u64 {
-        self.locked(|bytes| bytes.as_ptr().addr() as u64)
+        self.with_bytes(|bytes| bytes.as_ptr().addr() as u64)
     }
 
     fn is_open(&self) -> bool {
@@ -423,7 +423,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_unique_and_a_key_is_free_again() {
+    fn keys_are_unique_and_reusable_after_removal() {
         let mut table = RegionTable::new(7);
         let memory = || Arc::new(LocalMemory::new(100).unwrap());
         let key = table
@@ -457,17 +457,20 @@ mod tests {
     }
 
     #[test]
-    fn rights_and_ranges_are_checked() {
+    fn access_rights_and_ranges_are_checked() {
         use crate::completion::OpKind;
         let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
-        assert_eq!(wanted(OpKind::Read, None), read);
-        assert_eq!(wanted(OpKind::Write, None), write);
-        assert_eq!(wanted(OpKind::Atomic, Some(AtomicOp::Sum)), write);
+        assert_eq!(required_access(OpKind::Read, None), read);
+        assert_eq!(required_access(OpKind::Write, None), write);
+        assert_eq!(required_access(OpKind::Atomic, Some(AtomicOp::Sum)), write);
         assert_eq!(
-            wanted(OpKind::FetchAtomic, Some(AtomicOp::Sum)),
+            required_access(OpKind::FetchAtomic, Some(AtomicOp::Sum)),
             read | write
         );
-        assert_eq!(wanted(OpKind::FetchAtomic, Some(AtomicOp::Read)), read);
+        assert_eq!(
+            required_access(OpKind::FetchAtomic, Some(AtomicOp::Read)),
+            read
+        );
         assert!(check_access(1, read | write, write).is_ok());
         assert!(
             check_access(1, read, write).is_err() && check_access(1, write, read | write).is_err()

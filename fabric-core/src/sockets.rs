@@ -7,10 +7,11 @@ use crate::error::{Error, Result};
 
 /// The largest buffer that a socket can be asked for, in bytes: the kernel doubles it, and counts
 /// with 31 bits.
-const MAX_BUFFER: usize = 1 << 30;
+const MAX_SOCKET_BUFFER: usize = 1 << 30;
 
 /// How long a peer may be silent, at least and at most.
-const SILENCE: RangeInclusive<Duration> = Duration::from_secs(4)..=Duration::from_secs(32_000);
+const IDLE_TIMEOUT_RANGE: RangeInclusive<Duration> =
+    Duration::from_secs(4)..=Duration::from_secs(32_000);
 
 /// What is set on the sockets of a domain, where its provider has some. What is not said stays as
 /// the machine has it.
@@ -31,20 +32,20 @@ pub struct SocketOptions {
     /// See [`receive_buffer`](Self::receive_buffer).
     pub receive_buffer: Option<usize>,
     /// See [`ports`](Self::ports).
-    pub ports: Option<RangeInclusive<u16>>,
+    pub port_range: Option<RangeInclusive<u16>>,
     /// See [`silence`](Self::silence).
-    pub silence: Option<Duration>,
+    pub idle_timeout: Option<Duration>,
     /// See [`zero_copy_from`](Self::zero_copy_from).
-    pub zero_copy_from: Option<usize>,
+    pub zero_copy_threshold: Option<usize>,
     /// Zero copy goes on where the kernel copies all the same, to be tested and measured.
     #[doc(hidden)]
-    pub insists_on_zero_copy: bool,
+    pub force_zero_copy: bool,
 }
 
 impl SocketOptions {
     /// The congestion control of connections inside this machine, unless another is
     /// [said](Self::congestion_control).
-    pub const INSIDE: &'static str = "reno";
+    pub const LOCAL_CONGESTION_CONTROL: &'static str = "reno";
 
     /// Everything as usual.
     #[must_use]
@@ -93,8 +94,8 @@ impl SocketOptions {
     #[doc(alias = "FI_TCP_PORT_LOW_RANGE")]
     #[doc(alias = "FI_TCP_PORT_HIGH_RANGE")]
     #[must_use]
-    pub fn ports(mut self, ports: RangeInclusive<u16>) -> Self {
-        self.ports = Some(ports);
+    pub fn port_range(mut self, ports: RangeInclusive<u16>) -> Self {
+        self.port_range = Some(ports);
         self
     }
 
@@ -105,8 +106,8 @@ impl SocketOptions {
     /// gives up, and later.
     #[doc(alias = "SO_KEEPALIVE")]
     #[must_use]
-    pub fn silence(mut self, at_most: Duration) -> Self {
-        self.silence = Some(at_most);
+    pub fn idle_timeout(mut self, at_most: Duration) -> Self {
+        self.idle_timeout = Some(at_most);
         self
     }
 
@@ -123,14 +124,14 @@ impl SocketOptions {
     /// [`EndpointStats::zero_copy`](crate::stats::EndpointStats::zero_copy) and
     /// [`copied_anyway`](crate::stats::EndpointStats::copied_anyway) tell what has become of it.
     ///
-    /// It needs [`SocketIo::IoUring`](crate::provider::SocketIo::IoUring); with epoll this says
+    /// It needs [`SocketIo::IoUring`](crate::transport::SocketIo::IoUring); with epoll this says
     /// nothing. Answers to reads, messages in RXM, which its peers read, and vectors of more than
     /// 15 buffers are copied.
     #[doc(alias = "IORING_OP_SENDMSG_ZC")]
     #[doc(alias = "FI_TCP_ZEROCOPY_SIZE")]
     #[must_use]
-    pub fn zero_copy_from(mut self, bytes: usize) -> Self {
-        self.zero_copy_from = Some(bytes);
+    pub fn zero_copy_threshold(mut self, bytes: usize) -> Self {
+        self.zero_copy_threshold = Some(bytes);
         self
     }
 
@@ -149,17 +150,17 @@ impl SocketOptions {
         ] {
             match bytes {
                 Some(0) => return invalid(what, "it has no bytes".into()),
-                Some(len @ MAX_BUFFER..) => {
+                Some(len @ MAX_SOCKET_BUFFER..) => {
                     return Err(Error::TooLong {
                         what,
                         len,
-                        limit: MAX_BUFFER,
+                        limit: MAX_SOCKET_BUFFER,
                     });
                 }
                 _ => {}
             }
         }
-        if let Some(ports) = &self.ports
+        if let Some(ports) = &self.port_range
             && (ports.is_empty() || *ports.start() == 0)
         {
             let why = format!(
@@ -169,8 +170,8 @@ impl SocketOptions {
             );
             return invalid("port range", why);
         }
-        if let Some(silence) = self.silence
-            && !SILENCE.contains(&silence)
+        if let Some(silence) = self.idle_timeout
+            && !IDLE_TIMEOUT_RANGE.contains(&silence)
         {
             return invalid(
                 "silence",
@@ -195,7 +196,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::reversed_empty_ranges, reason = "it is to be refused")]
-    fn what_cannot_be_is_refused_by_name() {
+    fn invalid_socket_options_are_refused_by_name() {
         let new = SocketOptions::new;
         for (options, part) in [
             (new().send_buffer(0), "send buffer"),
@@ -204,10 +205,10 @@ mod tests {
                 new().receive_buffer(usize::MAX),
                 "receive buffer of 18446744073709551615 bytes exceeds",
             ),
-            (new().ports(0..=10), "0 to 10"),
-            (new().ports(10..=9), "10 to 9"),
-            (new().silence(Duration::from_secs(3)), "3s"),
-            (new().silence(Duration::MAX), "silence"),
+            (new().port_range(0..=10), "0 to 10"),
+            (new().port_range(10..=9), "10 to 9"),
+            (new().idle_timeout(Duration::from_secs(3)), "3s"),
+            (new().idle_timeout(Duration::MAX), "silence"),
             (new().congestion_control(""), "congestion control"),
             (new().congestion_control("a\0b"), "congestion control"),
             (
@@ -221,7 +222,7 @@ mod tests {
         let all = new()
             .send_buffer(1)
             .receive_buffer(1 << 29)
-            .ports(1..=1)
+            .port_range(1..=1)
             .congestion_control("bbr");
         assert_eq!(all.check(), Ok(()));
         assert_eq!(new().check(), Ok(()));

@@ -119,10 +119,10 @@ impl fmt::Display for Children {
 
 /// One object of the tree.
 #[derive(Debug)]
-pub struct Node {
+pub struct ObjectNode {
     class: Class,
     id: u64,
-    parent: Option<Arc<Node>>,
+    parent: Option<Arc<ObjectNode>>,
     children: [AtomicU32; Class::ALL.len()],
     counted: AtomicBool,
     closed: AtomicBool,
@@ -130,11 +130,11 @@ pub struct Node {
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-impl Node {
+impl ObjectNode {
     /// A new object below `parent`, not yet counted there: call [`Node::publish`] when nothing can
     /// fail any more.
     #[must_use]
-    pub fn new(class: Class, parent: Option<Arc<Node>>) -> Arc<Self> {
+    pub fn new(class: Class, parent: Option<Arc<ObjectNode>>) -> Arc<Self> {
         Arc::new(Self {
             class,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -156,7 +156,7 @@ impl Node {
             parent.children[self.class as usize].fetch_add(1, Ordering::SeqCst);
             // SYNC: pairs with `close`: either it sees the count, or this sees its flag.
             if parent.closed.load(Ordering::SeqCst) {
-                self.retire();
+                self.uncount();
                 return Err(Error::Closed(parent.class));
             }
         }
@@ -177,12 +177,12 @@ impl Node {
             self.closed.store(false, Ordering::SeqCst);
             return Err(Error::Busy(children));
         }
-        self.retire();
+        self.uncount();
         Ok(())
     }
 
     /// Stops counting this object at its parent; for the drop of a handle. Idempotent.
-    pub fn retire(&self) {
+    pub fn uncount(&self) {
         if let Some(parent) = &self.parent
             && self.counted.swap(false, Ordering::AcqRel)
         {
@@ -216,7 +216,7 @@ impl Node {
 
     /// The parent; `None` for a fabric.
     #[must_use]
-    pub fn parent(&self) -> Option<&Arc<Node>> {
+    pub fn parent(&self) -> Option<&Arc<ObjectNode>> {
         self.parent.as_ref()
     }
 
@@ -232,30 +232,30 @@ impl Node {
 /// Keeps an object from being closed while another of class `by` uses it without being its child,
 /// as an endpoint uses a completion queue.
 #[derive(Debug)]
-pub struct Hold {
-    node: Arc<Node>,
-    by: Class,
+pub struct DependencyGuard {
+    node: Arc<ObjectNode>,
+    holder_class: Class,
 }
 
-impl Hold {
+impl DependencyGuard {
     /// Holds `node` on behalf of an object of class `by`.
     ///
     /// # Errors
     /// [`Error::Closed`].
-    pub fn new(node: &Arc<Node>, by: Class) -> Result<Self> {
+    pub fn new(node: &Arc<ObjectNode>, by: Class) -> Result<Self> {
         node.children[by as usize].fetch_add(1, Ordering::SeqCst);
         let hold = Self {
             node: node.clone(),
-            by,
+            holder_class: by,
         };
         // SYNC: pairs with `Node::close`, as in `Node::publish`.
         node.check_open().map(|()| hold)
     }
 }
 
-impl Drop for Hold {
+impl Drop for DependencyGuard {
     fn drop(&mut self) {
-        self.node.children[self.by as usize].fetch_sub(1, Ordering::SeqCst);
+        self.node.children[self.holder_class as usize].fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -264,10 +264,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn close_refuses_while_children_are_open_and_says_which() {
-        let domain = Node::new(Class::Domain, None);
+    fn close_with_open_children_is_busy_and_names_them() {
+        let domain = ObjectNode::new(Class::Domain, None);
         let queues: Vec<_> = (0..2)
-            .map(|_| Node::new(Class::CompletionQueue, Some(domain.clone())))
+            .map(|_| ObjectNode::new(Class::CompletionQueue, Some(domain.clone())))
             .collect();
         assert_eq!(
             domain.children().total(),
@@ -284,30 +284,30 @@ mod tests {
             "a refused close changes nothing"
         );
         queues[0].close().unwrap();
-        queues[1].retire();
-        queues[1].retire();
+        queues[1].uncount();
+        queues[1].uncount();
         domain.close().unwrap();
         assert_eq!(domain.close(), Err(Error::Closed(Class::Domain)));
     }
 
     #[test]
-    fn a_hold_keeps_open_without_being_a_child() {
-        let queue = Node::new(Class::CompletionQueue, None);
-        let hold = Hold::new(&queue, Class::Endpoint).unwrap();
+    fn dependency_guard_keeps_object_open() {
+        let queue = ObjectNode::new(Class::CompletionQueue, None);
+        let hold = DependencyGuard::new(&queue, Class::Endpoint).unwrap();
         assert_eq!(
             queue.close().unwrap_err().to_string(),
             "busy: still open: 1 endpoint"
         );
         drop(hold);
         queue.close().unwrap();
-        assert!(Hold::new(&queue, Class::Endpoint).is_err());
+        assert!(DependencyGuard::new(&queue, Class::Endpoint).is_err());
         assert_eq!(queue.children().total(), 0);
     }
 
     #[test]
-    fn a_closed_parent_accepts_no_child() {
-        let domain = Node::new(Class::Domain, None);
-        let child = Node::new(Class::Counter, Some(domain.clone()));
+    fn closed_parent_accepts_no_child() {
+        let domain = ObjectNode::new(Class::Domain, None);
+        let child = ObjectNode::new(Class::Counter, Some(domain.clone()));
         domain.close().unwrap();
         assert_eq!(child.publish(), Err(Error::Closed(Class::Domain)));
         assert_eq!(domain.children().total(), 0);

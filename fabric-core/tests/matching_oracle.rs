@@ -9,7 +9,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use fabric_core::av::AddressTable;
 use fabric_core::matching::{
-    Envelope, Matcher, PeerKey, PostKey, Posted, RecvSpec, TagMatch, WaitKey,
+    Envelope, Matcher, PeerKey, PostKey, RecvPostResult, RecvSpec, TagMatch, UnexpectedKey,
 };
 use fabric_core::{Address, FiAddr, Scheme};
 
@@ -18,40 +18,40 @@ const PEERS: usize = 2;
 /// One call. A `usize` is a peer, or chooses among what exists at that moment, modulo how many
 /// there are.
 #[derive(Clone, Debug)]
-enum Step {
+enum MatcherCall {
     /// A message arrives; it waits if no receive takes it.
-    Arrive(Sent),
-    Post(Wish),
-    Peek(Wish),
+    Arrive(TestMessage),
+    Post(RecvFilter),
+    Peek(RecvFilter),
     /// Posts without looking at what waits.
-    Queue(Wish),
+    Queue(RecvFilter),
     /// Asks what falls to each posted receive.
-    WaitingFor,
+    UnexpectedFor,
     /// With any key ever given out, live or stale.
-    Withdraw(usize),
-    Touch(usize),
-    Take(usize),
+    RemovePosted(usize),
+    Modify(usize),
+    TakeMessage(usize),
     /// A message taken earlier comes back with its old arrival; offered to the receives first, or
     /// not.
-    PutBack(usize, bool),
-    Resolve(usize),
-    Forget(usize),
+    Requeue(usize, bool),
+    AssignSource(usize),
+    ClearSource(usize),
     TakeDirected(usize),
     TakePosted,
-    TakeWaiting,
+    TakeUnexpected,
 }
 
 /// From which peer, and which tag and ignored bits.
-type Wish = (Option<usize>, Option<(u64, u64)>);
+type RecvFilter = (Option<usize>, Option<(u64, u64)>);
 
 #[derive(Clone, Debug)]
-struct Sent {
+struct TestMessage {
     peer: usize,
     /// Whether the peer's address is known by now.
-    known: bool,
+    source_known: bool,
     tag: Option<u64>,
     /// Whether the receives are asked before it waits, as they should.
-    offered: bool,
+    match_first: bool,
 }
 
 /// One number per peer, as an address vector gives them out.
@@ -62,22 +62,26 @@ fn sources() -> [FiAddr; PEERS] {
     })
 }
 
-fn tag() -> impl Strategy<Value = Option<u64>> {
+fn any_tag() -> impl Strategy<Value = Option<u64>> {
     prop_oneof![1 => Just(None), 3 => (0..3u64).prop_map(Some)]
 }
 
-fn sent() -> impl Strategy<Value = Sent> {
-    (0..PEERS, any::<bool>(), tag(), prop::bool::weighted(0.95)).prop_map(
-        |(peer, known, tag, offered)| Sent {
-            peer,
-            known,
-            tag,
-            offered,
-        },
+fn any_message() -> impl Strategy<Value = TestMessage> {
+    (
+        0..PEERS,
+        any::<bool>(),
+        any_tag(),
+        prop::bool::weighted(0.95),
     )
+        .prop_map(|(peer, known, tag, offered)| TestMessage {
+            peer,
+            source_known: known,
+            tag,
+            match_first: offered,
+        })
 }
 
-fn wish() -> impl Strategy<Value = Wish> {
+fn any_filter() -> impl Strategy<Value = RecvFilter> {
     let from = prop_oneof![2 => Just(None), 3 => (0..PEERS).prop_map(Some)];
     let ignore = prop_oneof![3 => Just(0), 1 => Just(1), 1 => Just(2), 2 => Just(u64::MAX)];
     (
@@ -86,41 +90,41 @@ fn wish() -> impl Strategy<Value = Wish> {
     )
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn any_call() -> impl Strategy<Value = MatcherCall> {
     let pick = 0..1000usize;
     prop_oneof![
-        32 => sent().prop_map(Step::Arrive),
-        32 => wish().prop_map(Step::Post),
-        8 => wish().prop_map(Step::Peek),
-        8 => wish().prop_map(Step::Queue),
-        12 => Just(Step::WaitingFor),
-        6 => pick.clone().prop_map(Step::Withdraw),
-        4 => pick.clone().prop_map(Step::Touch),
-        4 => pick.clone().prop_map(Step::Take),
-        10 => (pick, prop::bool::weighted(0.8)).prop_map(|(pick, offered)| Step::PutBack(pick, offered)),
-        6 => (0..PEERS).prop_map(Step::Resolve),
-        4 => (0..PEERS).prop_map(Step::Forget),
-        2 => (0..PEERS).prop_map(Step::TakeDirected),
-        1 => prop_oneof![Just(Step::TakePosted), Just(Step::TakeWaiting)],
+        32 => any_message().prop_map(MatcherCall::Arrive),
+        32 => any_filter().prop_map(MatcherCall::Post),
+        8 => any_filter().prop_map(MatcherCall::Peek),
+        8 => any_filter().prop_map(MatcherCall::Queue),
+        12 => Just(MatcherCall::UnexpectedFor),
+        6 => pick.clone().prop_map(MatcherCall::RemovePosted),
+        4 => pick.clone().prop_map(MatcherCall::Modify),
+        4 => pick.clone().prop_map(MatcherCall::TakeMessage),
+        10 => (pick, prop::bool::weighted(0.8)).prop_map(|(pick, offered)| MatcherCall::Requeue(pick, offered)),
+        6 => (0..PEERS).prop_map(MatcherCall::AssignSource),
+        4 => (0..PEERS).prop_map(MatcherCall::ClearSource),
+        2 => (0..PEERS).prop_map(MatcherCall::TakeDirected),
+        1 => prop_oneof![Just(MatcherCall::TakePosted), Just(MatcherCall::TakeUnexpected)],
     ]
 }
 
-fn history() -> impl Strategy<Value = Vec<Step>> {
-    prop::collection::vec(step(), 1..=60)
+fn any_history() -> impl Strategy<Value = Vec<MatcherCall>> {
+    prop::collection::vec(any_call(), 1..=60)
 }
 
 /// What a message is to the tests: its name, and how often it was touched.
-type Body = (u64, u32);
+type MessageBody = (u64, u32);
 
 /// Every receive and message by name, in the order the rules speak of.
 #[derive(Default)]
-struct Oracle {
+struct MatcherOracle {
     posted: Vec<(RecvSpec, u64)>,
-    waiting: Vec<(Envelope, Body)>,
+    unexpected: Vec<(Envelope, MessageBody)>,
 }
 
 /// The rule of the manual, word for word.
-fn fits(spec: &RecvSpec, envelope: &Envelope) -> bool {
+fn accepts(spec: &RecvSpec, envelope: &Envelope) -> bool {
     let tags = match (spec.tag, envelope.tag) {
         (None, None) => true,
         (Some(wanted), Some(sent)) => sent & !wanted.ignore == wanted.tag & !wanted.ignore,
@@ -134,34 +138,35 @@ fn fits(spec: &RecvSpec, envelope: &Envelope) -> bool {
     tags && sources
 }
 
-impl Oracle {
-    fn arrive(&mut self, envelope: &Envelope) -> Option<u64> {
+impl MatcherOracle {
+    fn match_message(&mut self, envelope: &Envelope) -> Option<u64> {
         let place = self
             .posted
             .iter()
-            .position(|(spec, _)| fits(spec, envelope))?;
+            .position(|(spec, _)| accepts(spec, envelope))?;
         Some(self.posted.remove(place).1)
     }
 
-    fn wait(&mut self, envelope: Envelope, body: Body) {
-        self.waiting.push((envelope, body));
-        self.waiting.sort_by_key(|(envelope, _)| envelope.arrival);
+    fn add_unexpected(&mut self, envelope: Envelope, body: MessageBody) {
+        self.unexpected.push((envelope, body));
+        self.unexpected
+            .sort_by_key(|(envelope, _)| envelope.arrival);
     }
 
     fn peek(&self, spec: &RecvSpec) -> Option<&Envelope> {
-        self.waiting
+        self.unexpected
             .iter()
             .map(|(envelope, _)| envelope)
-            .find(|envelope| fits(spec, envelope))
+            .find(|envelope| accepts(spec, envelope))
     }
 
-    fn post(&mut self, spec: RecvSpec, receive: u64) -> Option<(Envelope, Body)> {
+    fn post(&mut self, spec: RecvSpec, receive: u64) -> Option<(Envelope, MessageBody)> {
         match self
-            .waiting
+            .unexpected
             .iter()
-            .position(|(envelope, _)| fits(&spec, envelope))
+            .position(|(envelope, _)| accepts(&spec, envelope))
         {
-            Some(place) => Some(self.waiting.remove(place)),
+            Some(place) => Some(self.unexpected.remove(place)),
             None => {
                 self.posted.push((spec, receive));
                 None
@@ -170,38 +175,47 @@ impl Oracle {
     }
 
     /// The earliest message that would go to this receive if all were offered.
-    fn waiting_for(&self, receive: u64) -> Option<&Envelope> {
-        let first = |envelope: &Envelope| self.posted.iter().find(|(spec, _)| fits(spec, envelope));
+    fn unexpected_for(&self, receive: u64) -> Option<&Envelope> {
+        let first =
+            |envelope: &Envelope| self.posted.iter().find(|(spec, _)| accepts(spec, envelope));
         let falls =
             |envelope: &&Envelope| first(envelope).is_some_and(|(_, name)| *name == receive);
-        self.waiting
+        self.unexpected
             .iter()
             .map(|(envelope, _)| envelope)
             .find(falls)
     }
 
-    fn withdraw(&mut self, receive: u64) -> Option<u64> {
+    fn remove_posted(&mut self, receive: u64) -> Option<u64> {
         let place = self.posted.iter().position(|&(_, name)| name == receive)?;
         Some(self.posted.remove(place).1)
     }
 
-    fn resolve(&mut self, peer: PeerKey, source: FiAddr) -> Vec<(u64, Envelope, Body)> {
+    fn assign_source_and_match(
+        &mut self,
+        peer: PeerKey,
+        source: FiAddr,
+    ) -> Vec<(u64, Envelope, MessageBody)> {
         let mut matched = Vec::new();
-        for (mut envelope, body) in std::mem::take(&mut self.waiting) {
+        for (mut envelope, body) in std::mem::take(&mut self.unexpected) {
             let news = envelope.peer == peer && envelope.source.is_none();
             if news {
                 envelope.source = Some(source);
             }
-            match if news { self.arrive(&envelope) } else { None } {
+            match if news {
+                self.match_message(&envelope)
+            } else {
+                None
+            } {
                 Some(receive) => matched.push((receive, envelope, body)),
-                None => self.waiting.push((envelope, body)),
+                None => self.unexpected.push((envelope, body)),
             }
         }
         matched
     }
 
-    fn forget(&mut self, source: FiAddr) {
-        for (envelope, _) in &mut self.waiting {
+    fn clear_source(&mut self, source: FiAddr) {
+        for (envelope, _) in &mut self.unexpected {
             if envelope.source == Some(source) {
                 envelope.source = None;
             }
@@ -219,44 +233,44 @@ impl Oracle {
 }
 
 /// How often the interesting things happened.
-type Tally = BTreeMap<&'static str, usize>;
+type EventCounts = BTreeMap<&'static str, usize>;
 
 /// The matcher, the oracle, and every key ever given out with the name of what it stood for.
-struct Pair {
-    matcher: Matcher<u64, Body>,
-    oracle: Oracle,
+struct MatcherComparison {
+    matcher: Matcher<u64, MessageBody>,
+    oracle: MatcherOracle,
     sources: [FiAddr; PEERS],
-    posts: Vec<(PostKey, u64)>,
+    post_keys: Vec<(PostKey, u64)>,
     /// With the number of the stay: a key is live while the body's latest stay is this one.
-    waits: Vec<(WaitKey, u64)>,
+    unexpected_keys: Vec<(UnexpectedKey, u64)>,
     /// The key's position in `waits` of each message's latest stay.
-    latest: BTreeMap<u64, usize>,
+    latest_key: BTreeMap<u64, usize>,
     /// Messages that were matched or taken, to be put back.
-    out: Vec<(Envelope, Body)>,
-    names: u64,
-    tally: Tally,
+    taken: Vec<(Envelope, MessageBody)>,
+    next_receive: u64,
+    counts: EventCounts,
 }
 
-impl Pair {
+impl MatcherComparison {
     fn new() -> Self {
         Self {
             matcher: Matcher::new(),
-            oracle: Oracle::default(),
+            oracle: MatcherOracle::default(),
             sources: sources(),
-            posts: Vec::new(),
-            waits: Vec::new(),
-            latest: BTreeMap::new(),
-            out: Vec::new(),
-            names: 0,
-            tally: Tally::new(),
+            post_keys: Vec::new(),
+            unexpected_keys: Vec::new(),
+            latest_key: BTreeMap::new(),
+            taken: Vec::new(),
+            next_receive: 0,
+            counts: EventCounts::new(),
         }
     }
 
-    fn count(&mut self, what: &'static str, times: usize) {
-        *self.tally.entry(what).or_default() += times;
+    fn record(&mut self, what: &'static str, times: usize) {
+        *self.counts.entry(what).or_default() += times;
     }
 
-    fn spec(&self, (from, tag): Wish) -> RecvSpec {
+    fn recv_spec(&self, (from, tag): RecvFilter) -> RecvSpec {
         let tag = tag.map(|(tag, ignore)| TagMatch { tag, ignore });
         RecvSpec {
             from: from.map(|peer| self.sources[peer]),
@@ -264,9 +278,9 @@ impl Pair {
         }
     }
 
-    fn message(&mut self, sent: &Sent) -> (Envelope, Body) {
+    fn next_message(&mut self, sent: &TestMessage) -> (Envelope, MessageBody) {
         let arrival = self.matcher.next_arrival();
-        let source = sent.known.then_some(self.sources[sent.peer]);
+        let source = sent.source_known.then_some(self.sources[sent.peer]);
         let (peer, len) = (PeerKey(sent.peer as u32), arrival as usize * 3);
         (
             Envelope {
@@ -276,91 +290,94 @@ impl Pair {
                 len,
                 data: Some(!arrival),
                 arrival,
-                receipt: None,
+                ack: None,
             },
             (arrival, 0),
         )
     }
 
-    fn keep(&mut self, envelope: Envelope, body: Body) {
-        let key = self.matcher.wait(envelope.clone(), body);
-        self.latest.insert(body.0, self.waits.len());
-        self.waits.push((key, body.0));
-        self.oracle.wait(envelope, body);
+    fn add_unexpected(&mut self, envelope: Envelope, body: MessageBody) {
+        let key = self.matcher.add_unexpected(envelope.clone(), body);
+        self.latest_key.insert(body.0, self.unexpected_keys.len());
+        self.unexpected_keys.push((key, body.0));
+        self.oracle.add_unexpected(envelope, body);
     }
 
     /// Offers a message to both sides; whether a receive took it.
-    fn offer(&mut self, envelope: &Envelope, body: Body) -> bool {
+    fn match_on_both(&mut self, envelope: &Envelope, body: MessageBody) -> bool {
         let expected = self
             .oracle
             .posted
             .iter()
-            .any(|(spec, _)| fits(spec, envelope));
+            .any(|(spec, _)| accepts(spec, envelope));
         assert_eq!(self.matcher.would_match(envelope), expected);
-        let found = self.matcher.find(envelope).map(|(_, receive)| receive);
-        let receive = self.matcher.arrive(envelope);
+        let found = self
+            .matcher
+            .find_receive(envelope)
+            .map(|(_, receive)| receive);
+        let receive = self.matcher.match_message(envelope);
         assert_eq!(found, receive);
-        assert_eq!(receive, self.oracle.arrive(envelope));
+        assert_eq!(receive, self.oracle.match_message(envelope));
         if receive.is_some() {
-            self.out.push((envelope.clone(), body));
+            self.taken.push((envelope.clone(), body));
         }
         receive.is_some()
     }
 
     /// Where the oracle keeps the message of this key, if the key is still good.
-    fn place(&mut self, at: usize) -> Option<usize> {
-        let (_, name) = self.waits[at];
+    fn oracle_index(&mut self, at: usize) -> Option<usize> {
+        let (_, name) = self.unexpected_keys[at];
         let place = self
             .oracle
-            .waiting
+            .unexpected
             .iter()
             .position(|(_, body)| body.0 == name);
-        let place = place.filter(|_| self.latest[&name] == at);
-        self.count("stale message keys", place.is_none().into());
+        let place = place.filter(|_| self.latest_key[&name] == at);
+        self.record("stale message keys", place.is_none().into());
         place
     }
 
-    fn run(&mut self, step: Step) {
+    fn apply(&mut self, step: MatcherCall) {
         match step {
-            Step::Arrive(sent) => {
-                let (envelope, body) = self.message(&sent);
-                if sent.offered && self.offer(&envelope, body) {
-                    self.count("arrivals matched", 1);
+            MatcherCall::Arrive(sent) => {
+                let (envelope, body) = self.next_message(&sent);
+                if sent.match_first && self.match_on_both(&envelope, body) {
+                    self.record("arrivals matched", 1);
                 } else {
-                    self.keep(envelope, body);
+                    self.add_unexpected(envelope, body);
                 }
             }
-            Step::Post(wish) => {
-                let spec = self.spec(wish);
-                let receive = self.names;
-                self.names += 1;
+            MatcherCall::Post(wish) => {
+                let spec = self.recv_spec(wish);
+                let receive = self.next_receive;
+                self.next_receive += 1;
                 let expected = self.oracle.post(spec, receive);
                 match self.matcher.post(spec, receive) {
-                    Posted::Queued(key) => {
+                    RecvPostResult::Queued(key) => {
                         assert_eq!(expected, None);
-                        self.posts.push((key, receive));
+                        self.post_keys.push((key, receive));
                     }
-                    Posted::Matched(envelope, body) => {
+                    RecvPostResult::Matched(envelope, body) => {
                         assert_eq!(expected, Some((envelope.clone(), body)));
-                        self.out.push((envelope, body));
-                        self.count("posts matched", 1);
+                        self.taken.push((envelope, body));
+                        self.record("posts matched", 1);
                     }
                 }
             }
-            Step::Peek(wish) => {
-                let spec = self.spec(wish);
+            MatcherCall::Peek(wish) => {
+                let spec = self.recv_spec(wish);
                 assert_eq!(self.matcher.peek(&spec), self.oracle.peek(&spec));
                 let free = |envelope: &&Envelope| {
                     !self
                         .oracle
                         .posted
                         .iter()
-                        .any(|(spec, _)| fits(spec, envelope))
+                        .any(|(spec, _)| accepts(spec, envelope))
                 };
-                let wanted = |envelope: &&Envelope| fits(&spec, envelope) && free(envelope);
+                let wanted = |envelope: &&Envelope| accepts(&spec, envelope) && free(envelope);
                 let expected = self
                     .oracle
-                    .waiting
+                    .unexpected
                     .iter()
                     .map(|(envelope, _)| envelope)
                     .find(wanted);
@@ -369,26 +386,28 @@ impl Pair {
                     expected
                 );
                 assert!(expected.is_none_or(|envelope| spec.accepts(envelope)));
-                self.count("peeks that found", self.oracle.peek(&spec).is_some().into());
+                self.record("peeks that found", self.oracle.peek(&spec).is_some().into());
             }
-            Step::Queue(wish) => {
-                let spec = self.spec(wish);
-                self.posts
-                    .push((self.matcher.queue(spec, self.names), self.names));
-                self.oracle.posted.push((spec, self.names));
-                self.names += 1;
+            MatcherCall::Queue(wish) => {
+                let spec = self.recv_spec(wish);
+                self.post_keys.push((
+                    self.matcher.queue(spec, self.next_receive),
+                    self.next_receive,
+                ));
+                self.oracle.posted.push((spec, self.next_receive));
+                self.next_receive += 1;
             }
-            Step::WaitingFor => {
+            MatcherCall::UnexpectedFor => {
                 for (spec, receive) in self.oracle.posted.clone() {
                     let key = self
-                        .posts
+                        .post_keys
                         .iter()
                         .find(|(_, name)| *name == receive)
                         .expect("it was posted")
                         .0;
                     let (found, expected) = (
-                        self.matcher.waiting_for(&spec, key),
-                        self.oracle.waiting_for(receive),
+                        self.matcher.unexpected_for(&spec, key),
+                        self.oracle.unexpected_for(receive),
                     );
                     assert_eq!(found.map(|(_, envelope)| envelope), expected);
                     assert_eq!(
@@ -396,22 +415,22 @@ impl Pair {
                         expected
                     );
                     let falls = expected.is_some().into();
-                    self.count("messages that fall to a receive", falls);
+                    self.record("messages that fall to a receive", falls);
                 }
             }
-            Step::Withdraw(pick) if !self.posts.is_empty() => {
-                let (key, receive) = self.posts[pick % self.posts.len()];
-                let expected = self.oracle.withdraw(receive);
-                assert_eq!(self.matcher.withdraw(key), expected);
-                assert_eq!(self.matcher.withdraw(key), None);
-                self.count("stale receive keys", expected.is_none().into());
-                self.count("withdrawn", expected.is_some().into());
+            MatcherCall::RemovePosted(pick) if !self.post_keys.is_empty() => {
+                let (key, receive) = self.post_keys[pick % self.post_keys.len()];
+                let expected = self.oracle.remove_posted(receive);
+                assert_eq!(self.matcher.remove_posted(key), expected);
+                assert_eq!(self.matcher.remove_posted(key), None);
+                self.record("stale receive keys", expected.is_none().into());
+                self.record("withdrawn", expected.is_some().into());
             }
-            Step::Touch(pick) if !self.waits.is_empty() => {
-                let at = pick % self.waits.len();
-                let place = self.place(at);
-                let found = self.matcher.message_mut(self.waits[at].0);
-                let expected = place.map(|place| &mut self.oracle.waiting[place]);
+            MatcherCall::Modify(pick) if !self.unexpected_keys.is_empty() => {
+                let at = pick % self.unexpected_keys.len();
+                let place = self.oracle_index(at);
+                let found = self.matcher.message_mut(self.unexpected_keys[at].0);
+                let expected = place.map(|place| &mut self.oracle.unexpected[place]);
                 match (found, expected) {
                     (Some((envelope, body)), Some((wanted, wanted_body))) => {
                         assert_eq!((envelope, *body), (&*wanted, *wanted_body));
@@ -421,53 +440,56 @@ impl Pair {
                     (found, expected) => assert!(found.is_none() && expected.is_none()),
                 }
             }
-            Step::Take(pick) if !self.waits.is_empty() => {
-                let at = pick % self.waits.len();
+            MatcherCall::TakeMessage(pick) if !self.unexpected_keys.is_empty() => {
+                let at = pick % self.unexpected_keys.len();
                 let expected = self
-                    .place(at)
-                    .map(|place| self.oracle.waiting.remove(place));
-                let taken = self.matcher.take_message(self.waits[at].0);
+                    .oracle_index(at)
+                    .map(|place| self.oracle.unexpected.remove(place));
+                let taken = self.matcher.take_message(self.unexpected_keys[at].0);
                 assert_eq!(taken, expected);
-                self.out.extend(taken);
+                self.taken.extend(taken);
             }
-            Step::PutBack(pick, offered) if !self.out.is_empty() => {
-                let (envelope, body) = self.out.swap_remove(pick % self.out.len());
-                if !(offered && self.offer(&envelope, body)) {
+            MatcherCall::Requeue(pick, offered) if !self.taken.is_empty() => {
+                let (envelope, body) = self.taken.swap_remove(pick % self.taken.len());
+                if !(offered && self.match_on_both(&envelope, body)) {
                     let last = self
                         .oracle
-                        .waiting
+                        .unexpected
                         .last()
                         .map(|(envelope, _)| envelope.arrival);
-                    self.count(
+                    self.record(
                         "put back before a later one",
                         (last > Some(envelope.arrival)).into(),
                     );
-                    self.keep(envelope, body);
+                    self.add_unexpected(envelope, body);
                 }
             }
             // Nothing to choose from yet.
-            Step::Withdraw(_) | Step::Touch(_) | Step::Take(_) | Step::PutBack(..) => {}
-            Step::Resolve(peer) => {
+            MatcherCall::RemovePosted(_)
+            | MatcherCall::Modify(_)
+            | MatcherCall::TakeMessage(_)
+            | MatcherCall::Requeue(..) => {}
+            MatcherCall::AssignSource(peer) => {
                 let (peer, source) = (PeerKey(peer as u32), self.sources[peer]);
-                let matched = self.matcher.resolve(&[peer], source);
-                assert_eq!(matched, self.oracle.resolve(peer, source));
-                self.count("matched by an insert", matched.len());
-                self.out.extend(
+                let matched = self.matcher.assign_source_and_match(&[peer], source);
+                assert_eq!(matched, self.oracle.assign_source_and_match(peer, source));
+                self.record("matched by an insert", matched.len());
+                self.taken.extend(
                     matched
                         .into_iter()
                         .map(|(_, envelope, body)| (envelope, body)),
                 );
             }
-            Step::Forget(peer) => {
-                self.matcher.forget(self.sources[peer]);
-                self.oracle.forget(self.sources[peer]);
+            MatcherCall::ClearSource(peer) => {
+                self.matcher.clear_source(self.sources[peer]);
+                self.oracle.clear_source(self.sources[peer]);
             }
-            Step::TakeDirected(peer) => {
+            MatcherCall::TakeDirected(peer) => {
                 let taken = self.matcher.take_directed(self.sources[peer]);
                 assert_eq!(taken, self.oracle.take_directed(self.sources[peer]));
-                self.count("directed receives taken", taken.len());
+                self.record("directed receives taken", taken.len());
             }
-            Step::TakePosted => {
+            MatcherCall::TakePosted => {
                 let expected: Vec<_> = self
                     .oracle
                     .posted
@@ -476,8 +498,8 @@ impl Pair {
                     .collect();
                 assert_eq!(self.matcher.take_posted(), expected);
             }
-            Step::TakeWaiting => {
-                let keys = self.matcher.waiting_keys();
+            MatcherCall::TakeUnexpected => {
+                let keys = self.matcher.unexpected_keys();
                 let shown: Vec<_> = keys
                     .iter()
                     .filter_map(|key| self.matcher.message(*key))
@@ -485,28 +507,28 @@ impl Pair {
                 assert!(
                     shown.iter().copied().eq(self
                         .oracle
-                        .waiting
+                        .unexpected
                         .iter()
                         .map(|(envelope, _)| envelope))
                 );
-                let taken = self.matcher.take_waiting();
-                assert_eq!(taken, std::mem::take(&mut self.oracle.waiting));
-                self.out.extend(taken);
+                let taken = self.matcher.take_unexpected();
+                assert_eq!(taken, std::mem::take(&mut self.oracle.unexpected));
+                self.taken.extend(taken);
             }
         }
         assert_eq!(self.matcher.posted_len(), self.oracle.posted.len());
-        assert_eq!(self.matcher.waiting_len(), self.oracle.waiting.len());
+        assert_eq!(self.matcher.unexpected_len(), self.oracle.unexpected.len());
     }
 
     /// Runs a history and empties both sides at its end, so that everything left is compared too.
-    fn run_all(mut self, history: Vec<Step>) -> Tally {
+    fn apply_all(mut self, history: Vec<MatcherCall>) -> EventCounts {
         for step in history
             .into_iter()
-            .chain([Step::TakePosted, Step::TakeWaiting])
+            .chain([MatcherCall::TakePosted, MatcherCall::TakeUnexpected])
         {
-            self.run(step);
+            self.apply(step);
         }
-        self.tally
+        self.counts
     }
 }
 
@@ -514,22 +536,22 @@ proptest! {
     #![proptest_config(Config { cases: 256, failure_persistence: None, ..Config::default() })]
 
     #[test]
-    fn every_answer_is_the_oracles(history in history()) {
-        Pair::new().run_all(history);
+    fn matcher_agrees_with_oracle(history in any_history()) {
+        MatcherComparison::new().apply_all(history);
     }
 }
 
 /// A generator that never lets anything match would prove nothing.
 #[test]
-fn the_histories_reach_what_they_are_for() {
+fn random_histories_cover_all_events() {
     let mut runner = TestRunner::deterministic();
-    let mut seen = Tally::new();
+    let mut seen = EventCounts::new();
     for _ in 0..256 {
-        let history = history()
+        let history = any_history()
             .new_tree(&mut runner)
             .expect("nothing is filtered")
             .current();
-        for (what, times) in Pair::new().run_all(history) {
+        for (what, times) in MatcherComparison::new().apply_all(history) {
             *seen.entry(what).or_default() += times;
         }
     }

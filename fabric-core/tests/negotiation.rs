@@ -9,7 +9,7 @@ use fabric_core::{Address, Error};
 use proptest::prelude::*;
 
 /// An offer with a limit everywhere, and every level in the middle where there is one.
-fn offer() -> Info {
+fn test_offer() -> Info {
     let mut offer = Info::template("sim", "net", "net0");
     offer.caps =
         Caps::MSG | Caps::TAGGED | Caps::RMA | Caps::DIRECTED_RECV | Caps::FENCE | Caps::SOURCE;
@@ -59,7 +59,7 @@ fn offer() -> Info {
 }
 
 /// Hints that agree to the duties of [`offer`] and ask for nothing.
-fn agreeable() -> Hints {
+fn accepting_hints() -> Hints {
     Hints::new()
         .mode(Mode::CONTEXT | Mode::ASYNC_IOV)
         .domain_mode(Mode::RESTRICTED_COMP)
@@ -69,7 +69,7 @@ fn address(text: &str) -> Address {
     text.parse().unwrap()
 }
 
-fn refused(hints: &Hints, offer: &Info) -> &'static str {
+fn mismatch_attribute(hints: &Hints, offer: &Info) -> &'static str {
     negotiate(hints, offer)
         .expect_err("must be refused")
         .attribute
@@ -215,18 +215,18 @@ const RULES: &[Rule] = &[
     ),
     (
         "max_order_raw_size",
-        |h| rma(h).max_order_raw_size(64),
-        |h| rma(h).max_order_raw_size(65),
+        |h| with_rma(h).max_order_raw_size(64),
+        |h| with_rma(h).max_order_raw_size(65),
     ),
     (
         "max_order_war_size",
-        |h| rma(h).max_order_war_size(32),
-        |h| rma(h).max_order_war_size(33),
+        |h| with_rma(h).max_order_war_size(32),
+        |h| with_rma(h).max_order_war_size(33),
     ),
     (
         "max_order_waw_size",
-        |h| rma(h).max_order_waw_size(128),
-        |h| rma(h).max_order_waw_size(129),
+        |h| with_rma(h).max_order_waw_size(128),
+        |h| with_rma(h).max_order_waw_size(129),
     ),
     (
         "ep_auth_key",
@@ -295,19 +295,19 @@ const RULES: &[Rule] = &[
 ];
 
 /// Asks for one-sided operations, unless the hints ask for something already.
-fn rma(mut hints: Hints) -> Hints {
+fn with_rma(mut hints: Hints) -> Hints {
     hints.caps = hints.caps.map(|caps| caps | Caps::RMA).or(Some(Caps::RMA));
     hints
 }
 
 #[test]
-fn every_rule_accepts_its_limit_and_names_itself_beyond() {
-    let offer = offer();
+fn every_rule_accepts_its_limit_and_rejects_beyond() {
+    let offer = test_offer();
     for &(attribute, good, bad) in RULES {
-        if let Err(refusal) = negotiate(&good(agreeable()), &offer) {
+        if let Err(refusal) = negotiate(&good(accepting_hints()), &offer) {
             panic!("{attribute}: {refusal}");
         }
-        let refusal = negotiate(&bad(agreeable()), &offer).expect_err(attribute);
+        let refusal = negotiate(&bad(accepting_hints()), &offer).expect_err(attribute);
         assert_eq!(refusal.attribute, attribute, "{refusal}");
         assert_eq!(
             (refusal.provider.as_str(), refusal.domain.as_str()),
@@ -318,12 +318,12 @@ fn every_rule_accepts_its_limit_and_names_itself_beyond() {
 }
 
 #[test]
-fn of_two_disagreements_the_earlier_is_reported() {
-    let offer = offer();
+fn first_mismatch_in_check_order_is_reported() {
+    let offer = test_offer();
     for (at, &(first, _, bad)) in RULES.iter().enumerate() {
         for &(second, _, worse) in &RULES[at + 1..] {
             assert_eq!(
-                refused(&bad(worse(agreeable())), &offer),
+                mismatch_attribute(&bad(worse(accepting_hints())), &offer),
                 first,
                 "{first} before {second}"
             );
@@ -332,14 +332,17 @@ fn of_two_disagreements_the_earlier_is_reported() {
 }
 
 #[test]
-fn av_type_is_checked_between_resource_management_and_completion_data() {
-    let mut offer = offer();
+fn av_type_is_checked_after_resource_mgmt() {
+    let mut offer = test_offer();
     offer.domain.av_type = Some(AvType::Map);
-    let table = agreeable().av_type(AvType::Table);
-    assert_eq!(refused(&table, &offer), "av_type");
-    assert_eq!(refused(&table.clone().cq_data_size(9), &offer), "av_type");
+    let table = accepting_hints().av_type(AvType::Table);
+    assert_eq!(mismatch_attribute(&table, &offer), "av_type");
     assert_eq!(
-        refused(&table.resource_mgmt(ResourceMgmt::Enabled), &offer),
+        mismatch_attribute(&table.clone().cq_data_size(9), &offer),
+        "av_type"
+    );
+    assert_eq!(
+        mismatch_attribute(&table.resource_mgmt(ResourceMgmt::Enabled), &offer),
         "resource_mgmt"
     );
 
@@ -351,7 +354,7 @@ fn av_type_is_checked_between_resource_management_and_completion_data() {
         (Some(AvType::Map), None),
     ] {
         offer.domain.av_type = has;
-        let mut hints = agreeable();
+        let mut hints = accepting_hints();
         hints.av_type = asked;
         assert_eq!(
             negotiate(&hints, &offer).unwrap().domain.av_type,
@@ -361,12 +364,12 @@ fn av_type_is_checked_between_resource_management_and_completion_data() {
 }
 
 #[test]
-fn a_level_is_satisfied_by_its_own_rank_and_any_lower_one() {
-    let mut offer = offer();
+fn level_accepts_equal_or_higher_requested_rank() {
+    let mut offer = test_offer();
     for has in Threading::ALL {
         offer.domain.threading = has;
         for asked in Threading::ALL {
-            let result = negotiate(&agreeable().threading(asked), &offer);
+            let result = negotiate(&accepting_hints().threading(asked), &offer);
             assert_eq!(
                 result.is_ok(),
                 asked.rank() >= has.rank(),
@@ -377,7 +380,7 @@ fn a_level_is_satisfied_by_its_own_rank_and_any_lower_one() {
     for has in Progress::ALL {
         (offer.domain.control_progress, offer.domain.data_progress) = (has, Progress::Auto);
         for asked in Progress::ALL {
-            let result = negotiate(&agreeable().progress(asked), &offer);
+            let result = negotiate(&accepting_hints().progress(asked), &offer);
             assert_eq!(
                 result.is_ok(),
                 asked.rank() >= has.rank(),
@@ -388,11 +391,11 @@ fn a_level_is_satisfied_by_its_own_rank_and_any_lower_one() {
 }
 
 #[test]
-fn nothing_asked_accepts_everything_but_duties() {
-    let offer = offer();
-    assert!(negotiate(&agreeable(), &offer).is_ok());
-    assert_eq!(refused(&Hints::new(), &offer), "mode");
-    let zeros = agreeable()
+fn empty_hints_fail_only_on_required_mode_bits() {
+    let offer = test_offer();
+    assert!(negotiate(&accepting_hints(), &offer).is_ok());
+    assert_eq!(mismatch_attribute(&Hints::new(), &offer), "mode");
+    let zeros = accepting_hints()
         .caps(Caps::empty())
         .auth_key([])
         .cq_data_size(0)
@@ -404,12 +407,15 @@ fn nothing_asked_accepts_everything_but_duties() {
         .mem_tag_format(0)
         .tx_op_flags(OpFlags::empty())
         .tx_msg_order(MsgOrder::empty());
-    assert_eq!(negotiate(&zeros, &offer), negotiate(&agreeable(), &offer));
+    assert_eq!(
+        negotiate(&zeros, &offer),
+        negotiate(&accepting_hints(), &offer)
+    );
 }
 
 #[test]
-fn advice_is_never_refused() {
-    let mut hints = agreeable()
+fn advisory_hints_never_mismatch() {
+    let mut hints = accepting_hints()
         .cq_cnt(usize::MAX)
         .ep_cnt(usize::MAX)
         .mr_key_size(usize::MAX);
@@ -421,14 +427,14 @@ fn advice_is_never_refused() {
     hints = hints
         .tclass(TrafficClass::LowLatency)
         .tx_tclass(TrafficClass::Dscp(46));
-    let info = negotiate(&hints, &offer()).unwrap();
-    assert_eq!(info.domain.cq_cnt, offer().domain.cq_cnt);
+    let info = negotiate(&hints, &test_offer()).unwrap();
+    assert_eq!(info.domain.cq_cnt, test_offer().domain.cq_cnt);
     assert_eq!(info.domain.tclass, Some(TrafficClass::LowLatency));
 }
 
 #[test]
-fn what_came_with_a_version_is_looked_at_from_that_version_on() {
-    let offer = offer();
+fn attributes_are_checked_from_their_api_version_on() {
+    let offer = test_offer();
     for (major, minor, many_counters, expected) in [
         (1, 4, true, None),
         (1, 17, true, Some("cntr_cnt")),
@@ -436,7 +442,7 @@ fn what_came_with_a_version_is_looked_at_from_that_version_on() {
         (1, 20, false, Some("max_ep_auth_key")),
         (2, 5, false, Some("max_ep_auth_key")),
     ] {
-        let mut hints = agreeable()
+        let mut hints = accepting_hints()
             .api_version(major, minor)
             .max_ep_auth_key(9)
             .max_cntr_value(u64::MAX);
@@ -449,105 +455,118 @@ fn what_came_with_a_version_is_looked_at_from_that_version_on() {
             "{major}.{minor}"
         );
     }
-    let counters = agreeable().max_cntr_value(u64::MAX);
+    let counters = accepting_hints().max_cntr_value(u64::MAX);
     assert!(negotiate(&counters.clone().api_version(2, 4), &offer).is_ok());
     assert_eq!(
-        refused(&counters.api_version(2, 5), &offer),
+        mismatch_attribute(&counters.api_version(2, 5), &offer),
         "max_cntr_value"
     );
 }
 
 #[test]
-fn order_sizes_matter_only_to_one_sided_operations() {
+fn order_sizes_are_checked_only_with_rma() {
     assert!(
         negotiate(
-            &agreeable().max_order_raw_size(65).caps(Caps::MSG),
-            &offer()
+            &accepting_hints().max_order_raw_size(65).caps(Caps::MSG),
+            &test_offer()
         )
         .is_ok()
     );
 }
 
 #[test]
-fn a_chain_of_providers_admits_each_of_them() {
-    assert!(negotiate(&agreeable().provider("util;sim"), &offer()).is_ok());
+fn provider_chain_matches_each_provider() {
+    assert!(negotiate(&accepting_hints().provider("util;sim"), &test_offer()).is_ok());
     assert_eq!(
-        refused(&agreeable().provider("util;simple"), &offer()),
+        mismatch_attribute(&accepting_hints().provider("util;simple"), &test_offer()),
         "provider"
     );
 }
 
 /// Who names the layer gets it, and nothing else; who does not may get it too.
 #[test]
-fn rxm_in_a_chain_is_the_protocol() {
+fn ofi_rxm_in_chain_selects_rxm_protocol() {
     let layered = || {
-        let mut offer = offer();
+        let mut offer = test_offer();
         offer.ep.protocol = Some(Protocol::Rxm);
         offer
     };
     for chain in ["sim;ofi_rxm", "ofi_rxm;sim", "SIM;OFI_RXM"] {
-        assert!(negotiate(&agreeable().provider(chain), &layered()).is_ok());
-        assert_eq!(refused(&agreeable().provider(chain), &offer()), "provider");
+        assert!(negotiate(&accepting_hints().provider(chain), &layered()).is_ok());
+        assert_eq!(
+            mismatch_attribute(&accepting_hints().provider(chain), &test_offer()),
+            "provider"
+        );
     }
     assert_eq!(
-        refused(&agreeable().provider("ofi_rxm"), &layered()),
+        mismatch_attribute(&accepting_hints().provider("ofi_rxm"), &layered()),
         "provider"
     );
-    assert!(negotiate(&agreeable().provider("sim"), &layered()).is_ok());
-    assert!(negotiate(&agreeable(), &layered()).is_ok());
+    assert!(negotiate(&accepting_hints().provider("sim"), &layered()).is_ok());
+    assert!(negotiate(&accepting_hints(), &layered()).is_ok());
 }
 
-mod memory {
+mod mr_mode {
     use super::*;
 
-    const TARGET: Caps = Caps::RMA;
-    const BASIC: MrMode = MrMode::BASIC_DUTIES;
+    const TARGET_CAPS: Caps = Caps::RMA;
+    const BASIC_BITS: MrMode = MrMode::BASIC_BITS;
 
-    fn with(mr_mode: MrMode) -> Info {
+    fn offer_with(mr_mode: MrMode) -> Info {
         let mut offer = Info::template("sim", "net", "net0");
         offer.caps = Caps::MSG | Caps::RMA | Caps::HMEM | Caps::RMA_EVENT;
         offer.domain.mr_mode = mr_mode;
         offer
     }
 
-    fn outcome(hints: &Hints, offered: MrMode) -> Result<MrMode, &'static str> {
-        negotiate(hints, &with(offered))
+    fn negotiated_mr_mode(hints: &Hints, offered: MrMode) -> Result<MrMode, &'static str> {
+        negotiate(hints, &offer_with(offered))
             .map(|info| info.domain.mr_mode)
             .map_err(|e| e.attribute)
     }
 
     #[test]
-    fn duties_are_needed_where_their_reason_is_asked_for() {
-        let all = BASIC | MrMode::LOCAL | MrMode::HMEM | MrMode::RAW;
+    fn mr_mode_bits_are_required_by_requested_caps() {
+        let all = BASIC_BITS | MrMode::LOCAL | MrMode::HMEM | MrMode::RAW;
         let target = MrMode::VIRT_ADDR | MrMode::PROV_KEY | MrMode::RAW;
         for (caps, offered, agreed, expected) in [
-            (TARGET, BASIC, BASIC, Ok(BASIC)),
-            (TARGET, MrMode::PROV_KEY, BASIC, Ok(MrMode::PROV_KEY)),
-            (TARGET, BASIC, MrMode::PROV_KEY, Err("mr_mode")),
-            (TARGET, BASIC, MrMode::empty(), Err("mr_mode")),
+            (TARGET_CAPS, BASIC_BITS, BASIC_BITS, Ok(BASIC_BITS)),
             (
-                TARGET,
+                TARGET_CAPS,
+                MrMode::PROV_KEY,
+                BASIC_BITS,
+                Ok(MrMode::PROV_KEY),
+            ),
+            (TARGET_CAPS, BASIC_BITS, MrMode::PROV_KEY, Err("mr_mode")),
+            (TARGET_CAPS, BASIC_BITS, MrMode::empty(), Err("mr_mode")),
+            (
+                TARGET_CAPS,
                 MrMode::empty(),
                 MrMode::empty(),
                 Ok(MrMode::empty()),
             ),
-            (TARGET, MrMode::HMEM, MrMode::empty(), Ok(MrMode::empty())),
             (
-                TARGET | Caps::HMEM,
+                TARGET_CAPS,
+                MrMode::HMEM,
+                MrMode::empty(),
+                Ok(MrMode::empty()),
+            ),
+            (
+                TARGET_CAPS | Caps::HMEM,
                 MrMode::HMEM,
                 MrMode::empty(),
                 Err("mr_mode"),
             ),
             (
-                TARGET | Caps::HMEM,
+                TARGET_CAPS | Caps::HMEM,
                 MrMode::HMEM,
                 MrMode::HMEM,
                 Ok(MrMode::HMEM),
             ),
-            (Caps::MSG, BASIC, MrMode::empty(), Ok(MrMode::empty())),
+            (Caps::MSG, BASIC_BITS, MrMode::empty(), Ok(MrMode::empty())),
             (
                 Caps::RMA | Caps::WRITE,
-                BASIC,
+                BASIC_BITS,
                 MrMode::empty(),
                 Ok(MrMode::empty()),
             ),
@@ -560,16 +579,16 @@ mod memory {
                 Ok(MrMode::LOCAL | MrMode::ALLOCATED),
             ),
             (
-                TARGET,
+                TARGET_CAPS,
                 all,
                 all.difference(MrMode::HMEM),
                 Ok(all.difference(MrMode::HMEM)),
             ),
-            (TARGET, target, target, Ok(target)),
+            (TARGET_CAPS, target, target, Ok(target)),
         ] {
             let hints = Hints::new().caps(caps).mr_mode(agreed);
             assert_eq!(
-                outcome(&hints, offered),
+                negotiated_mr_mode(&hints, offered),
                 expected,
                 "{caps:?} of {offered:?} with {agreed:?}"
             );
@@ -577,14 +596,18 @@ mod memory {
     }
 
     #[test]
-    fn the_old_names_stand_alone_and_mean_what_they_meant() {
+    fn mr_basic_and_scalable_exclude_other_bits() {
         for (asked, offered, expected) in [
-            (MrMode::BASIC, BASIC, Ok(BASIC)),
-            (MrMode::BASIC, MrMode::empty(), Ok(BASIC)),
-            (MrMode::BASIC, BASIC | MrMode::RAW, Err("mr_mode")),
-            (MrMode::BASIC, MrMode::BASIC | BASIC, Ok(BASIC)),
+            (MrMode::BASIC, BASIC_BITS, Ok(BASIC_BITS)),
+            (MrMode::BASIC, MrMode::empty(), Ok(BASIC_BITS)),
+            (MrMode::BASIC, BASIC_BITS | MrMode::RAW, Err("mr_mode")),
+            (MrMode::BASIC, MrMode::BASIC | BASIC_BITS, Ok(BASIC_BITS)),
             (MrMode::BASIC, MrMode::SCALABLE, Err("mr_mode")),
-            (MrMode::BASIC | MrMode::VIRT_ADDR, BASIC, Err("mr_mode")),
+            (
+                MrMode::BASIC | MrMode::VIRT_ADDR,
+                BASIC_BITS,
+                Err("mr_mode"),
+            ),
             (MrMode::LEGACY, MrMode::empty(), Err("mr_mode")),
             (MrMode::SCALABLE, MrMode::empty(), Ok(MrMode::empty())),
             (MrMode::SCALABLE, MrMode::PROV_KEY, Err("mr_mode")),
@@ -595,9 +618,9 @@ mod memory {
                 Err("mr_mode"),
             ),
         ] {
-            let hints = Hints::new().caps(TARGET).mr_mode(asked);
+            let hints = Hints::new().caps(TARGET_CAPS).mr_mode(asked);
             assert_eq!(
-                outcome(&hints, offered),
+                negotiated_mr_mode(&hints, offered),
                 expected,
                 "{asked:?} of {offered:?}"
             );
@@ -605,19 +628,22 @@ mod memory {
     }
 
     #[test]
-    fn before_1_5_there_are_only_the_old_names_and_nothing_means_either() {
+    fn api_before_1_5_knows_only_basic_and_scalable() {
         for (asked, offered, expected) in [
-            (MrMode::empty(), BASIC, Ok(BASIC)),
+            (MrMode::empty(), BASIC_BITS, Ok(BASIC_BITS)),
             (MrMode::empty(), MrMode::empty(), Ok(MrMode::empty())),
-            (MrMode::empty(), MrMode::BASIC, Ok(BASIC)),
+            (MrMode::empty(), MrMode::BASIC, Ok(BASIC_BITS)),
             (MrMode::empty(), MrMode::RAW, Err("mr_mode")),
-            (MrMode::BASIC, BASIC, Ok(BASIC)),
+            (MrMode::BASIC, BASIC_BITS, Ok(BASIC_BITS)),
             (MrMode::SCALABLE, MrMode::SCALABLE, Ok(MrMode::empty())),
-            (BASIC, BASIC, Err("mr_mode")),
+            (BASIC_BITS, BASIC_BITS, Err("mr_mode")),
         ] {
-            let hints = Hints::new().api_version(1, 4).caps(TARGET).mr_mode(asked);
+            let hints = Hints::new()
+                .api_version(1, 4)
+                .caps(TARGET_CAPS)
+                .mr_mode(asked);
             assert_eq!(
-                outcome(&hints, offered),
+                negotiated_mr_mode(&hints, offered),
                 expected,
                 "{asked:?} of {offered:?}"
             );
@@ -625,23 +651,29 @@ mod memory {
     }
 
     #[test]
-    fn the_old_mode_bit_agrees_to_local_registration() {
+    fn fi_local_mr_accepts_fi_mr_local() {
         let hints = Hints::new().caps(Caps::MSG).mode(Mode::LOCAL_MR);
-        assert_eq!(outcome(&hints, MrMode::LOCAL), Ok(MrMode::LOCAL));
+        assert_eq!(negotiated_mr_mode(&hints, MrMode::LOCAL), Ok(MrMode::LOCAL));
         assert_eq!(
-            negotiate(&hints, &with(MrMode::LOCAL)).unwrap().mode,
+            negotiate(&hints, &offer_with(MrMode::LOCAL)).unwrap().mode,
             Mode::LOCAL_MR
         );
         assert_eq!(
-            negotiate(&hints, &with(MrMode::empty())).unwrap().mode,
+            negotiate(&hints, &offer_with(MrMode::empty()))
+                .unwrap()
+                .mode,
             Mode::empty()
         );
     }
 
     #[test]
-    fn without_a_wish_the_agreed_duties_decide_what_is_granted() {
+    fn mr_mode_limits_caps_granted_by_default() {
         let caps = |agreed| {
-            negotiate(&Hints::new().mr_mode(agreed), &with(BASIC | MrMode::HMEM)).map(|i| i.caps)
+            negotiate(
+                &Hints::new().mr_mode(agreed),
+                &offer_with(BASIC_BITS | MrMode::HMEM),
+            )
+            .map(|i| i.caps)
         };
         let nothing = caps(MrMode::empty()).unwrap();
         assert!(nothing.contains(Caps::MSG | Caps::RMA | Caps::READ | Caps::WRITE));
@@ -649,16 +681,16 @@ mod memory {
             !nothing
                 .intersects(Caps::HMEM | Caps::REMOTE_READ | Caps::REMOTE_WRITE | Caps::RMA_EVENT)
         );
-        let target = caps(BASIC).unwrap();
+        let target = caps(BASIC_BITS).unwrap();
         assert!(
             target.contains(Caps::REMOTE_WRITE | Caps::RMA_EVENT) && !target.contains(Caps::HMEM)
         );
         assert_eq!(
-            caps(BASIC | MrMode::HMEM).unwrap(),
-            with(MrMode::empty()).caps.with_directions()
+            caps(BASIC_BITS | MrMode::HMEM).unwrap(),
+            offer_with(MrMode::empty()).caps.with_directions()
         );
 
-        let mut target_only = with(BASIC);
+        let mut target_only = offer_with(BASIC_BITS);
         target_only.caps = Caps::MSG | Caps::RMA | Caps::REMOTE_WRITE;
         let left = negotiate(&Hints::new(), &target_only).unwrap().caps;
         assert_eq!(
@@ -670,7 +702,7 @@ mod memory {
 }
 
 #[test]
-fn all_of_the_1_17_vocabulary_is_accepted() {
+fn all_api_1_17_values_are_accepted() {
     let mut offer = Info::template("shm", "shm", "shm");
     offer.caps = Caps::MSG | Caps::TAGGED | Caps::RMA;
     offer.domain.control_progress = Progress::Auto;
@@ -710,8 +742,8 @@ fn all_of_the_1_17_vocabulary_is_accepted() {
 }
 
 #[test]
-fn the_result_is_the_offer_adjusted_to_the_hints() {
-    let hints = agreeable()
+fn result_is_the_offer_narrowed_by_the_hints() {
+    let hints = accepting_hints()
         .caps(Caps::TAGGED | Caps::RMA | Caps::WRITE)
         .threading(Threading::Domain)
         .progress(Progress::ControlUnified)
@@ -724,7 +756,7 @@ fn the_result_is_the_offer_adjusted_to_the_hints() {
         .tx_op_flags(OpFlags::INJECT)
         .source(address("sim://me"))
         .dest(address("sim://you"));
-    let info = negotiate(&hints, &offer()).unwrap();
+    let info = negotiate(&hints, &test_offer()).unwrap();
 
     let asked = Caps::TAGGED | Caps::SEND | Caps::RECV | Caps::RMA | Caps::WRITE;
     assert_eq!(info.caps, asked | Caps::FENCE | Caps::SOURCE);
@@ -750,16 +782,16 @@ fn the_result_is_the_offer_adjusted_to_the_hints() {
         (info.tx.op_flags, info.rx.op_flags),
         (OpFlags::INJECT, OpFlags::empty())
     );
-    assert_eq!(info.tx.msg_order, offer().tx.msg_order);
+    assert_eq!(info.tx.msg_order, test_offer().tx.msg_order);
     assert_eq!(info.src_addr, Some(address("sim://me")));
     assert_eq!(info.dest_addr, Some(address("sim://you")));
 }
 
 #[test]
 fn counters_without_a_limit_hold_64_bits() {
-    let mut offer = offer();
+    let mut offer = test_offer();
     (offer.domain.max_cntr_value, offer.domain.max_err_cntr_value) = (0, 0);
-    let info = negotiate(&agreeable().max_cntr_value(u64::MAX), &offer).unwrap();
+    let info = negotiate(&accepting_hints().max_cntr_value(u64::MAX), &offer).unwrap();
     assert_eq!(
         (info.domain.max_cntr_value, info.domain.max_err_cntr_value),
         (u64::MAX, u64::MAX)
@@ -767,7 +799,7 @@ fn counters_without_a_limit_hold_64_bits() {
 }
 
 #[test]
-fn secondary_capabilities_come_unasked_only_where_they_change_nothing() {
+fn only_free_secondary_caps_are_granted_unrequested() {
     let mut offer = Info::template("sim", "net", "net0");
     offer.caps = Caps::all();
     let granted = |caps, ep_type| {
@@ -790,7 +822,7 @@ fn secondary_capabilities_come_unasked_only_where_they_change_nothing() {
 }
 
 #[test]
-fn a_context_has_its_share_of_the_endpoint_and_no_more() {
+fn context_caps_are_a_subset_of_endpoint_caps() {
     let mut offer = Info::template("sim", "net", "net0");
     offer.caps = Caps::MSG | Caps::RMA;
     offer.tx.caps = Caps::MSG | Caps::RMA | Caps::SEND | Caps::READ | Caps::WRITE;
@@ -807,7 +839,7 @@ fn a_context_has_its_share_of_the_endpoint_and_no_more() {
     );
 
     let beyond = Hints::new().caps(Caps::MSG).tx_caps(Caps::RMA);
-    assert_eq!(refused(&beyond, &offer), "tx_caps");
+    assert_eq!(mismatch_attribute(&beyond, &offer), "tx_caps");
     let other_direction = Hints::new().rx_caps(Caps::MSG | Caps::SEND | Caps::RECV);
     assert_eq!(
         negotiate(&other_direction, &offer).unwrap().rx.caps,
@@ -816,8 +848,8 @@ fn a_context_has_its_share_of_the_endpoint_and_no_more() {
 }
 
 #[test]
-fn an_offer_for_one_network_has_an_address_there() {
-    let mut offer = offer();
+fn source_address_is_on_the_offered_network() {
+    let mut offer = test_offer();
     offer.fabric.provider = "tcp".into();
     offer.src_addr = Some(address("tcp://192.0.2.2:0"));
     let granted = |hints: &Hints| {
@@ -827,39 +859,42 @@ fn an_offer_for_one_network_has_an_address_there() {
             .unwrap()
             .to_string()
     };
-    assert_eq!(granted(&agreeable()), "fi_tcp://192.0.2.2:0");
+    assert_eq!(granted(&accepting_hints()), "fi_tcp://192.0.2.2:0");
     assert_eq!(
-        granted(&agreeable().source(address("tcp://"))),
+        granted(&accepting_hints().source(address("tcp://"))),
         "fi_tcp://192.0.2.2:0"
     );
     assert_eq!(
-        granted(&agreeable().source(address("tcp://192.0.2.2:7"))),
+        granted(&accepting_hints().source(address("tcp://192.0.2.2:7"))),
         "fi_tcp://192.0.2.2:7"
     );
     assert_eq!(
-        granted(&agreeable().dest(address("tcp://198.51.100.1:7"))),
+        granted(&accepting_hints().dest(address("tcp://198.51.100.1:7"))),
         "fi_tcp://192.0.2.2:0"
     );
     assert_eq!(
-        refused(&agreeable().source(address("tcp://192.0.2.3:0")), &offer),
+        mismatch_attribute(
+            &accepting_hints().source(address("tcp://192.0.2.3:0")),
+            &offer
+        ),
         "src_addr"
     );
     assert_eq!(
-        refused(&agreeable().source(address("tcp://[::1]:0")), &offer),
+        mismatch_attribute(&accepting_hints().source(address("tcp://[::1]:0")), &offer),
         "src_addr"
     );
     assert_eq!(
-        refused(&agreeable().dest(address("tcp://[::1]:7")), &offer),
+        mismatch_attribute(&accepting_hints().dest(address("tcp://[::1]:7")), &offer),
         "dest_addr"
     );
 }
 
 #[test]
-fn select_keeps_the_order_and_explains_an_empty_result() {
-    let fast = offer();
-    let mut slow = offer();
+fn select_keeps_order_and_reports_mismatches() {
+    let fast = test_offer();
+    let mut slow = test_offer();
     slow.domain.name = "net1".into();
-    let mut other = offer();
+    let mut other = test_offer();
     other.fabric.provider = "shm".into();
     other.ep.ep_type = EpType::Msg;
     let offers = [fast.clone(), other, slow];
@@ -871,14 +906,14 @@ fn select_keeps_the_order_and_explains_an_empty_result() {
             .map(|info| info.domain.name)
             .collect()
     };
-    assert_eq!(names(&agreeable().provider("sim")), ["net0", "net1"]);
+    assert_eq!(names(&accepting_hints().provider("sim")), ["net0", "net1"]);
     assert_eq!(
-        names(&agreeable().provider("sim").domain_name("net1")),
+        names(&accepting_hints().provider("sim").domain_name("net1")),
         ["net1"]
     );
 
     let none = select(
-        &agreeable()
+        &accepting_hints()
             .provider("sim")
             .tx_size(1000)
             .ep_type(EpType::Rdm),
@@ -886,7 +921,7 @@ fn select_keeps_the_order_and_explains_an_empty_result() {
     )
     .unwrap_err();
     let attributes: Vec<_> = none
-        .refusals
+        .mismatches
         .iter()
         .map(|refusal| refusal.attribute)
         .collect();
@@ -902,10 +937,10 @@ fn select_keeps_the_order_and_explains_an_empty_result() {
 }
 
 #[test]
-fn a_refusal_says_what_is_missing() {
-    let text = |hints: Hints| negotiate(&hints, &offer()).unwrap_err().to_string();
+fn mismatch_text_names_requested_and_offered() {
+    let text = |hints: Hints| negotiate(&hints, &test_offer()).unwrap_err().to_string();
     assert_eq!(
-        text(agreeable().threading(Threading::Safe)),
+        text(accepting_hints().threading(Threading::Safe)),
         "sim: threading: asked for Safe, offers Endpoint"
     );
     assert_eq!(
@@ -913,35 +948,38 @@ fn a_refusal_says_what_is_missing() {
         "sim: mode: asked for none, offers only with CONTEXT"
     );
     assert!(
-        text(agreeable().caps(Caps::MSG | Caps::ATOMIC))
+        text(accepting_hints().caps(Caps::MSG | Caps::ATOMIC))
             .starts_with("sim: caps: asked for ATOMIC, offers ")
     );
 }
 
 #[test]
-fn an_open_instance_narrows_to_its_domain() {
-    let mut offer = offer();
+fn domain_hint_matches_only_that_open_domain() {
+    let mut offer = test_offer();
     offer.domain.domain = Some(17);
     assert_eq!(
-        negotiate(&agreeable().domain(17), &offer)
+        negotiate(&accepting_hints().domain(17), &offer)
             .unwrap()
             .domain
             .domain,
         Some(17)
     );
-    assert_eq!(refused(&agreeable().domain(18), &offer), "domain");
+    assert_eq!(
+        mismatch_attribute(&accepting_hints().domain(18), &offer),
+        "domain"
+    );
 }
 
-fn flags<F: bitflags::Flags<Bits = u64> + std::fmt::Debug>() -> impl Strategy<Value = F> {
+fn any_flags<F: bitflags::Flags<Bits = u64> + std::fmt::Debug>() -> impl Strategy<Value = F> {
     any::<u64>().prop_map(F::from_bits_truncate)
 }
 
 prop_compose! {
     /// Offers with arbitrary limits that do not contradict themselves.
-    fn offers()(
-        (caps, tx_share, rx_share) in (flags::<Caps>(), flags::<Caps>(), flags::<Caps>()),
-        (mode, tx_mode, rx_mode) in (flags::<Mode>(), flags::<Mode>(), flags::<Mode>()),
-        (tx_order, rx_order) in (flags::<MsgOrder>(), flags::<MsgOrder>()),
+    fn any_offer()(
+        (caps, tx_share, rx_share) in (any_flags::<Caps>(), any_flags::<Caps>(), any_flags::<Caps>()),
+        (mode, tx_mode, rx_mode) in (any_flags::<Mode>(), any_flags::<Mode>(), any_flags::<Mode>()),
+        (tx_order, rx_order) in (any_flags::<MsgOrder>(), any_flags::<MsgOrder>()),
         (duties, flags) in (any::<u32>(), any::<u32>()),
         (threading, control, data) in (0..5_usize, 0..3_usize, 0..3_usize),
         (enabled, table) in (any::<bool>(), any::<Option<bool>>()),
@@ -1029,14 +1067,14 @@ const LIMITS: &[Limit] = &[
 
 proptest! {
     #[test]
-    fn an_offer_satisfies_hints_made_of_its_own_values(offer in offers()) {
+    fn offer_satisfies_hints_made_from_it(offer in any_offer()) {
         let info = negotiate(&Hints::from(&offer), &offer);
         prop_assert!(info.is_ok(), "{}", info.unwrap_err());
         prop_assert_eq!(info.unwrap().caps, offer.caps);
     }
 
     #[test]
-    fn a_result_asked_for_again_is_itself(offer in offers(), wish in flags::<Caps>()) {
+    fn negotiation_is_idempotent(offer in any_offer(), wish in any_flags::<Caps>()) {
         let mut hints = Hints::from(&offer).caps(offer.caps & wish & !Caps::DIRECTIONS);
         (hints.tx_caps, hints.rx_caps) = (None, None);
         let info = negotiate(&hints, &offer).unwrap();
@@ -1046,7 +1084,7 @@ proptest! {
     }
 
     #[test]
-    fn one_more_than_offered_is_refused_by_name(offer in offers(), which in 0..LIMITS.len()) {
+    fn value_above_limit_mismatches_its_attribute(offer in any_offer(), which in 0..LIMITS.len()) {
         let (attribute, limit, ask) = LIMITS[which];
         let over = ask(Hints::from(&offer), limit(&offer) + 1);
         let refusal = negotiate(&over, &offer).unwrap_err();

@@ -8,44 +8,44 @@
 use fabric_core::buf::{IoBuf, IoBufMut};
 use fabric_core::completion::Failed;
 use fabric_core::matching::RecvSpec;
-use fabric_core::provider::{EpId, Remote, SendSpec};
+use fabric_core::transport::{EpId, RmaIov, TxOp};
 use fabric_core::{Error, Result};
 
-use crate::domain::Domain;
-use crate::engine::Locked;
-use crate::ops::{Credit, Route};
+use crate::domain::DomainHandle;
+use crate::engine::EngineGuard;
+use crate::ops::{CompletionTarget, CreditMode};
 
 /// Posts under one lock, at most.
-pub const CHUNK: usize = 32;
+pub const MAX_BATCH_POSTS: usize = 32;
 /// Bytes that are copied under one lock, about.
-pub const CHUNK_BYTES: usize = 64 * 1024;
+pub const MAX_BATCH_BYTES: usize = 64 * 1024;
 
 /// Posts of one endpoint, made while the domain is locked: no call of the user's code may be made
 /// while it lives.
 ///
 /// Nobody is woken before its end: [`Batch::end`], or the drop.
-pub struct Batch<'a> {
-    domain: &'a Domain,
-    locked: Locked<'a>,
+pub struct PostBatch<'a> {
+    domain: &'a DomainHandle,
+    engine: EngineGuard<'a>,
     ep: EpId,
     posts: u32,
-    ended: bool,
+    finished: bool,
 }
 
-impl Domain {
+impl DomainHandle {
     /// Locks the domain for a chunk of posts.
-    pub fn batch(&self, ep: EpId) -> Batch<'_> {
-        Batch {
+    pub fn batch(&self, ep: EpId) -> PostBatch<'_> {
+        PostBatch {
             domain: self,
-            locked: self.engine().lock(),
+            engine: self.engine().lock(),
             ep,
             posts: 0,
-            ended: false,
+            finished: false,
         }
     }
 }
 
-impl Batch<'_> {
+impl PostBatch<'_> {
     /// Posts a send or a write that reports to the transmit queue. The spec says that more follows.
     ///
     /// # Errors
@@ -54,14 +54,14 @@ impl Batch<'_> {
     #[allow(clippy::result_large_err)] // as of every post
     pub fn send<B: IoBuf>(
         &mut self,
-        spec: &SendSpec,
+        spec: &TxOp,
         buf: B,
-        route: Route,
+        route: CompletionTarget,
     ) -> Result<(), Failed<B>> {
         debug_assert!(spec.more, "somebody would be woken for each");
         self.posts += 1;
-        self.locked
-            .send(self.ep, spec, buf, route, Credit::Now)
+        self.engine
+            .send(self.ep, spec, buf, route, CreditMode::NoWait)
             .map(drop)
     }
 
@@ -70,16 +70,16 @@ impl Batch<'_> {
     /// # Errors
     /// With the buffer, as [`Domain::write_to`].
     #[allow(clippy::result_large_err)] // as of every post
-    pub fn write_to<B: IoBuf>(
+    pub fn write_rma_iov<B: IoBuf>(
         &mut self,
-        spec: SendSpec,
-        places: &[Remote],
+        spec: TxOp,
+        places: &[RmaIov],
         buf: B,
-        route: Route,
+        route: CompletionTarget,
     ) -> Result<(), Failed<B>> {
         self.posts += 1;
-        self.locked
-            .write_to(self.ep, spec, places, buf, route, Credit::Now)
+        self.engine
+            .write_rma_iov(self.ep, spec, places, buf, route, CreditMode::NoWait)
             .map(drop)
     }
 
@@ -88,10 +88,10 @@ impl Batch<'_> {
     /// # Errors
     /// As [`Domain::inject`].
     #[inline]
-    pub fn inject(&mut self, spec: &SendSpec, bytes: &[u8]) -> Result<()> {
+    pub fn inject(&mut self, spec: &TxOp, bytes: &[u8]) -> Result<()> {
         debug_assert!(spec.more, "somebody would be woken for each");
         self.posts += 1;
-        self.locked.inject(self.ep, spec, bytes, self.domain.pool())
+        self.engine.inject(self.ep, spec, bytes, self.domain.pool())
     }
 
     /// Posts a receive that reports to the receive queue.
@@ -104,54 +104,54 @@ impl Batch<'_> {
         &mut self,
         spec: RecvSpec,
         buf: B,
-        route: Route,
+        route: CompletionTarget,
     ) -> Result<(), Failed<B>> {
         self.posts += 1;
-        self.locked
-            .recv(self.ep, spec, buf, route, Credit::Now)
+        self.engine
+            .recv(self.ep, spec, buf, route, CreditMode::NoWait)
             .map(drop)
     }
 
     /// Bytes of messages that the endpoint has received.
     pub fn received_bytes(&self) -> u64 {
-        self.locked
-            .hub
-            .eps
+        self.engine
+            .domain
+            .endpoints
             .get(self.ep.0)
             .map_or(0, |ep| ep.stats.received.bytes)
     }
 
     /// Gives others their turn.
-    pub fn pause(&mut self) {
-        self.locked.finish_all(std::mem::take(&mut self.posts));
-        self.locked.pause();
+    pub fn yield_lock(&mut self) {
+        self.engine.finish_posts(std::mem::take(&mut self.posts));
+        self.engine.yield_lock();
     }
 
     /// Wakes whom the posts were for, and lets go of the lock.
     ///
     /// # Errors
     /// [`Error::PeerGone`] when a peer has closed meanwhile.
-    pub fn end(mut self) -> Result<()> {
+    pub fn finish(mut self) -> Result<()> {
         self.flush()
     }
 
     /// Makes up for what was left out.
     fn flush(&mut self) -> Result<()> {
-        self.ended = true;
-        let state = &mut *self.locked;
-        let flushed = match state.provider.flush(&mut state.hub, self.ep) {
+        self.finished = true;
+        let state = &mut *self.engine;
+        let flushed = match state.transport.flush(&mut state.domain, self.ep) {
             // Every post has said so already, if there was one.
             Err(Error::Closed(_)) => Ok(()),
             flushed => flushed,
         };
-        self.locked.finish_all(self.posts);
+        self.engine.finish_posts(self.posts);
         flushed
     }
 }
 
-impl Drop for Batch<'_> {
+impl Drop for PostBatch<'_> {
     fn drop(&mut self) {
-        if !self.ended {
+        if !self.finished {
             // Nobody is left to be told: a peer's end is an event as well.
             let _ = self.flush();
         }

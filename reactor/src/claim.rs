@@ -11,40 +11,40 @@ use fabric_core::Result;
 use fabric_core::buf::{AnyBuf, IoBufMut};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
-use fabric_core::provider::{EpId, Host, OpKey};
 use fabric_core::rx::ClaimId;
+use fabric_core::transport::{EngineContext, EpId, OpKey};
 use fabric_core::tree::Class;
 
-use crate::domain::Domain;
-use crate::engine::Locked;
-use crate::ops::{Credit, Op, Route};
+use crate::domain::DomainHandle;
+use crate::engine::EngineGuard;
+use crate::ops::{CompletionTarget, CreditMode, OpState};
 
-impl Locked<'_> {
+impl EngineGuard<'_> {
     fn probe(&mut self, ep: EpId, spec: RecvSpec) -> Result<OpKey> {
         let state = &mut **self;
-        state.hub.ep(ep)?;
+        state.domain.endpoint(ep)?;
         if let Some(from) = spec.from {
-            state.hub.check_address(ep, from)?;
+            state.domain.check_address(ep, from)?;
         }
         // Of what kind it is does not matter: it moves nothing, and is not counted.
-        let mut op = Op::new(ep, OpKind::Connect, Route::Future, AnyBuf::None);
-        op.permit = true;
-        let key = state.hub.ops.insert(op);
-        state.at_receive_side(ep, |rx, hub| rx.probe(hub, key, spec));
+        let mut op = OpState::new(ep, OpKind::Connect, CompletionTarget::Future, AnyBuf::None);
+        op.no_transfer = true;
+        let key = state.domain.ops.insert(op);
+        state.with_rx_queue(ep, |rx, hub| rx.probe(hub, key, spec));
         Ok(key)
     }
 
     /// What is there, after a look at what has come.
     fn peek(&mut self, ep: EpId, spec: RecvSpec) -> Result<Option<Transfer>> {
         let key = self.probe(ep, spec)?;
-        let mut ended = self.hub.take_done(key);
+        let mut ended = self.domain.take_op_result(key);
         if ended.is_none() {
-            self.glance();
-            ended = self.hub.take_done(key);
+            self.poll_once();
+            ended = self.domain.take_op_result(key);
         }
         let Some(ended) = ended else {
-            self.withdraw(key);
-            self.hub.discard(key);
+            self.try_cancel(key);
+            self.domain.discard_op(key);
             return Ok(None);
         };
         ended
@@ -56,18 +56,18 @@ impl Locked<'_> {
         if self.peek(ep, spec)?.is_none() {
             return Ok(None);
         }
-        let claimed = self.at_receive_side(ep, |rx, _| rx.claim(&spec));
+        let claimed = self.with_rx_queue(ep, |rx, _| rx.claim(&spec));
         claimed.ok_or_else(|| Error::Closed(Class::Endpoint))
     }
 }
 
-impl Domain {
+impl DomainHandle {
     /// The message that a receive like this would take now.
     ///
     /// # Errors
     /// [`Error::StaleAddress`], [`Error::Closed`]; [`Error::PeerGone`] when nothing can come.
     pub fn peek(&self, ep: EpId, spec: RecvSpec) -> Result<Option<Transfer>> {
-        self.with(|locked| locked.peek(ep, spec))
+        self.with_engine(|locked| locked.peek(ep, spec))
     }
 
     /// Asks to be told when there is such a message: polled with [`Domain::poll_op`], taken back
@@ -76,12 +76,12 @@ impl Domain {
     /// # Errors
     /// As [`Domain::peek`].
     pub fn probe(&self, ep: EpId, spec: RecvSpec) -> Result<OpKey> {
-        self.with(|locked| locked.probe(ep, spec))
+        self.with_engine(|locked| locked.probe(ep, spec))
     }
 
     /// Drives until the probe has found a message, or has failed.
     pub fn poll_probe(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<Transfer>> {
-        let ended = std::task::ready!(self.poll_ended(key, cx));
+        let ended = std::task::ready!(self.poll_op_result(key, cx));
         Poll::Ready(ended.error.map_or(Ok(ended.transfer), |error| Err(*error)))
     }
 
@@ -90,7 +90,7 @@ impl Domain {
     /// # Errors
     /// As [`Domain::peek`].
     pub fn claim(&self, ep: EpId, spec: RecvSpec) -> Result<Option<(ClaimId, Transfer)>> {
-        self.with(|locked| locked.claim(ep, spec))
+        self.with_engine(|locked| locked.claim(ep, spec))
     }
 
     /// Receives a claimed message; the claim has ended then.
@@ -102,20 +102,20 @@ impl Domain {
         ep: EpId,
         claim: ClaimId,
         buf: B,
-        route: Route,
-        credit: Credit,
+        route: CompletionTarget,
+        credit: CreditMode,
     ) -> Result<OpKey, Failed<B>> {
-        self.with(|locked| {
-            if let Some(error) = locked.hub.admit_recv(ep, None, route, credit) {
+        self.with_engine(|locked| {
+            if let Some(error) = locked.domain.admit_recv(ep, None, route, credit) {
                 return Err(Failed::new(error, buf));
             }
-            let key = locked.hub.ops.insert_recv(ep, route, buf.into_any());
+            let key = locked.domain.ops.insert_recv(ep, route, buf.into_any());
             if locked
-                .at_receive_side(ep, |rx, hub| rx.receive_claimed(hub, key, claim))
+                .with_rx_queue(ep, |rx, hub| rx.receive_claimed(hub, key, claim))
                 .is_none()
             {
                 locked
-                    .hub
+                    .domain
                     .complete(key, Outcome::failed(Error::Closed(Class::Endpoint)));
             }
             Ok(key)
@@ -123,16 +123,16 @@ impl Domain {
     }
 
     /// Puts a claimed message back to its old place.
-    pub fn put_claimed_back(&self, ep: EpId, claim: ClaimId) {
-        self.with(|locked| locked.at_receive_side(ep, |rx, hub| rx.unclaim(hub, claim)));
+    pub fn release_claim(&self, ep: EpId, claim: ClaimId) {
+        self.with_engine(|locked| locked.with_rx_queue(ep, |rx, hub| rx.release_claim(hub, claim)));
     }
 
     /// Discards a claimed message.
     pub fn discard_claimed(&self, ep: EpId, claim: ClaimId) {
-        self.with(|locked| {
-            locked.at_receive_side(ep, |rx, hub| {
+        self.with_engine(|locked| {
+            locked.with_rx_queue(ep, |rx, hub| {
                 let source = rx.discard_claimed(claim);
-                hub.seen(source);
+                hub.on_message_consumed(source);
             })
         });
     }

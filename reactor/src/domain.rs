@@ -5,27 +5,27 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
-use fabric_core::buf::{IoBuf, Loan, Pool};
+use fabric_core::buf::{BufferPool, IoBuf, Loan};
 use fabric_core::completion::{Done, Failed};
 use fabric_core::info::{Info, Progress};
-use fabric_core::provider::{Lender, OpKey, Provider, SocketIo};
 use fabric_core::stats::DomainStats;
+use fabric_core::transport::{LoanAllocator, OpKey, SocketIo, Transport};
 use fabric_core::{Result, SocketOptions};
 
+use crate::domain_state::DomainState;
 use crate::driver::{self, TaskDriver};
-use crate::engine::{Engine, Locked};
-use crate::hub::Hub;
-use crate::ops::Ended;
-use crate::wait::{PollSet, WaitPolicy};
+use crate::engine::{Engine, EngineGuard};
+use crate::ops::OpResult;
+use crate::wait::{EpollSet, WaitPolicy};
 
 /// An operation that has ended; nobody else gets at its domain until its result is taken.
 #[must_use = "the result is still in its slot"]
-pub struct Finished<'a> {
-    locked: Locked<'a>,
+pub struct CompletedOp<'a> {
+    engine: EngineGuard<'a>,
     key: OpKey,
 }
 
-impl Finished<'_> {
+impl CompletedOp<'_> {
     /// The result.
     ///
     /// # Errors
@@ -35,8 +35,8 @@ impl Finished<'_> {
     /// When the buffer that was posted is not of type `B`.
     #[inline(always)] // on the way of a small message, and its result is large
     pub fn take<B: IoBuf>(mut self) -> Result<Done<B>, Failed<B>> {
-        let (buf, transfer, error) = self.locked.hub.take_result(self.key);
-        self.locked.leave();
+        let (buf, transfer, error) = self.engine.domain.take_typed_result(self.key);
+        self.engine.unlock();
         match error {
             None => Ok(Done { buf, transfer }),
             Some(error) => Err(Failed {
@@ -52,38 +52,41 @@ impl Finished<'_> {
 ///
 /// Cheap to clone; the last clone closes it.
 #[derive(Clone)]
-pub struct Domain {
+pub struct DomainHandle {
     engine: Arc<Engine>,
-    pool: Arc<Pool>,
-    lender: Option<Arc<dyn Lender>>,
+    pool: Arc<BufferPool>,
+    loan_allocator: Option<Arc<dyn LoanAllocator>>,
 }
 
-impl Domain {
+impl DomainHandle {
     /// Opens a domain on a provider, and its driver thread if progress is automatic.
     ///
     /// # Errors
     /// What the provider or the operating system refuses.
     pub fn open(
-        provider: &dyn Provider,
+        provider: &dyn Transport,
         info: &Info,
         policy: WaitPolicy,
         name: &str,
     ) -> Result<Self> {
-        let set = Arc::new(PollSet::new()?);
+        let set = Arc::new(EpollSet::new()?);
         let domain = provider.open_domain(info, set.clone())?;
         let progress = info.domain.data_progress;
         let engine = Arc::new(Engine::new(domain, set, policy, progress));
         let (pool, lender) = {
             let locked = engine.lock();
-            (locked.hub.pool.clone(), locked.provider.lender())
+            (
+                locked.domain.pool.clone(),
+                locked.transport.loan_allocator(),
+            )
         };
         if progress == Progress::Auto {
-            driver::spawn(&engine, format!("fab-{name}"))?;
+            driver::spawn_thread(&engine, format!("fab-{name}"))?;
         }
         Ok(Self {
             engine,
             pool,
-            lender,
+            loan_allocator: lender,
         })
     }
 
@@ -93,7 +96,7 @@ impl Domain {
 
     /// Does something under the lock, and then what that has made possible for others.
     #[inline(always)] // on the way of a small message, and what comes back is large
-    pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Locked<'_>) -> T) -> T {
+    pub(crate) fn with_engine<T>(&self, act: impl FnOnce(&mut EngineGuard<'_>) -> T) -> T {
         let mut locked = self.engine.lock();
         let done = act(&mut locked);
         locked.finish();
@@ -102,42 +105,42 @@ impl Domain {
 
     /// Messages of at least this many bytes are copied once, where the provider can. To be said
     /// before endpoints are opened.
-    pub fn single_copy_from(&self, len: usize) {
-        self.engine.lock().provider.single_copy_from(len);
+    pub fn set_single_copy_threshold(&self, len: usize) {
+        self.engine.lock().transport.set_single_copy_threshold(len);
     }
 
     /// How sockets are waited for. To be said before endpoints are opened.
     ///
     /// # Errors
     /// The kernel refuses what was asked for by name.
-    pub fn socket_io(&self, io: SocketIo) -> Result<()> {
-        self.engine.lock().provider.socket_io(io)
+    pub fn set_socket_io(&self, io: SocketIo) -> Result<()> {
+        self.engine.lock().transport.set_socket_io(io)
     }
 
     /// What is set on sockets. To be said before endpoints are opened.
     ///
     /// # Errors
     /// What cannot be set, or the kernel does not have.
-    pub fn socket_options(&self, options: &SocketOptions) -> Result<()> {
-        self.engine.lock().provider.socket_options(options)
+    pub fn set_socket_options(&self, options: &SocketOptions) -> Result<()> {
+        self.engine.lock().transport.set_socket_options(options)
     }
 
     /// The pool that received messages without a buffer of their own come from.
     #[must_use]
-    pub fn pool(&self) -> &Arc<Pool> {
+    pub fn pool(&self) -> &Arc<BufferPool> {
         &self.pool
     }
 
     /// How this domain waits.
     #[must_use]
-    pub fn policy(&self) -> WaitPolicy {
+    pub fn wait_policy(&self) -> WaitPolicy {
         self.engine.policy
     }
 
     /// Makes one pass without waiting; true when something moved. For whoever is a passive target
     /// under manual progress, or wants to drive by hand.
     pub fn progress(&self) -> bool {
-        self.engine.pass()
+        self.engine.progress()
     }
 
     /// A few words on the provider's state.
@@ -146,9 +149,9 @@ impl Domain {
         let locked = self.engine.lock();
         format!(
             "{}, {} operations, {} waiting, {}{:?}",
-            locked.provider.describe(),
-            locked.hub.ops.len(),
-            locked.hub.waiters,
+            locked.transport.describe(),
+            locked.domain.ops.len(),
+            locked.domain.waiters,
             if locked.armed {
                 "armed, driver "
             } else {
@@ -163,13 +166,13 @@ impl Domain {
     pub fn stats(&self) -> DomainStats {
         let locked = self.engine.lock();
         let mut stats = DomainStats::default();
-        stats.polls = self.engine.polls.load(Ordering::Relaxed);
+        stats.polls = self.engine.app_polls.load(Ordering::Relaxed);
         stats.passes = locked.passes();
-        (stats.spins_paid, stats.spins_lost) = locked.spinner.paid_and_lost();
+        (stats.spins_succeeded, stats.spins_timed_out) = locked.spinner.spin_stats();
         stats.parks = locked.parks;
-        stats.operations = locked.hub.ops.len();
-        stats.waiting = locked.hub.waiters;
-        stats.regions = locked.hub.regions.len();
+        stats.operations = locked.domain.ops.len();
+        stats.waiting_tasks = locked.domain.waiters;
+        stats.regions = locked.domain.regions.len();
         stats
     }
 
@@ -178,45 +181,50 @@ impl Domain {
     /// # Errors
     /// [`Error::Again`](fabric_core::Error::Again) when peers have too much; what the operating
     /// system refuses.
-    pub fn loan(&self, len: usize) -> Result<Loan> {
-        let Some(lender) = &self.lender else {
-            return Loan::copied(len);
+    pub fn alloc_loan(&self, len: usize) -> Result<Loan> {
+        let Some(lender) = &self.loan_allocator else {
+            return Loan::from_heap(len);
         };
-        if let Some(loan) = lender.reuse(len) {
+        if let Some(loan) = lender.take_free(len) {
             return Ok(loan);
         }
-        self.engine.lock().provider.collect_loans();
-        lender.reuse(len).map_or_else(|| lender.grow(len), Ok)
+        self.engine.lock().transport.collect_loans();
+        lender
+            .take_free(len)
+            .map_or_else(|| lender.allocate(len), Ok)
     }
 
-    /// Looks at the descriptors, as [`AtOnce::Due`](fabric_core::provider::AtOnce::Due) says.
+    /// Looks at the descriptors, as [`AtOnce::Due`](fabric_core::transport::AtOnce::Due) says.
     #[cold]
-    pub fn look(&self) {
-        self.with(|locked| locked.look_up());
+    pub fn poll_fds(&self) {
+        self.with_engine(|locked| locked.poll_fds_and_disarm());
     }
 
     /// Drives until the operation has ended.
     #[inline]
-    pub fn poll_op(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Finished<'_>> {
-        let is_done = |hub: &mut Hub| hub.ops.is_done(key);
-        let driven = self
-            .engine
-            .drive(cx.waker(), is_done, |hub, waker| hub.register(key, waker));
-        driven.map(|locked| Finished { locked, key })
+    pub fn poll_op(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<CompletedOp<'_>> {
+        let is_done = |hub: &mut DomainState| hub.ops.is_done(key);
+        let driven = self.engine.drive(cx.waker(), is_done, |hub, waker| {
+            hub.register_op_waker(key, waker)
+        });
+        driven.map(|locked| CompletedOp {
+            engine: locked,
+            key,
+        })
     }
 
     /// Likewise, and takes what it has come to.
-    pub(crate) fn poll_ended(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Ended> {
+    pub(crate) fn poll_op_result(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<OpResult> {
         self.engine.poll(
             cx.waker(),
-            |hub| hub.take_done(key),
-            |hub, waker| hub.register(key, waker),
+            |hub| hub.take_op_result(key),
+            |hub, waker| hub.register_op_waker(key, waker),
         )
     }
 
     /// A handle by which a task can drive this domain without keeping it open.
     #[must_use]
-    pub fn driver(&self) -> TaskDriver {
+    pub fn task_driver(&self) -> TaskDriver {
         TaskDriver::new(&self.engine)
     }
 }

@@ -5,76 +5,84 @@ use std::sync::Arc;
 use fabric_core::completion::Outcome;
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
-use fabric_core::provider::{EpId, Express, Host};
 use fabric_core::stats::EndpointStats;
+use fabric_core::transport::{EngineContext, EpId, FastPath};
 use fabric_core::{Address, Error, Result};
 
-use crate::domain::Domain;
-use crate::engine::State;
-use crate::hub::{Bindings, Hub};
-use crate::notes::Note;
-use crate::shared::receiving;
+use crate::domain::DomainHandle;
+use crate::domain_state::{Bindings, DomainState};
+use crate::engine::EngineState;
+use crate::shared_rx::rx_source;
+use crate::trace::TraceEvent;
 
 /// What is asked of a provider for an endpoint with these bindings.
-pub(crate) fn heeded(info: &Info, bound: &Bindings) -> Info {
+pub(crate) fn info_for_bindings(info: &Info, bound: &Bindings) -> Info {
     let mut info = info.clone();
-    if !bound.counters.heed_peers() {
+    if !bound.counters.wants_rma_events() {
         // Peers need not tell of what nobody counts.
         info.caps -= Caps::RMA_EVENT;
     }
     info
 }
 
-impl State {
+impl EngineState {
     /// Tells the provider who has a number in the vector of a new endpoint.
-    fn tell_numbers(&mut self, id: EpId) {
-        let Some(ep) = self.hub.eps.get(id.0) else {
+    fn publish_existing_addrs(&mut self, id: EpId) {
+        let Some(ep) = self.domain.endpoints.get(id.0) else {
             return;
         };
-        let vector = self.hub.vectors.get(ep.bound.av.0);
+        let vector = self.domain.avs.get(ep.bindings.av.0);
         let known = vector.into_iter().flat_map(|vector| vector.table.iter());
         let known: Vec<_> = known
             .map(|(addr, address)| (addr, address.clone()))
             .collect();
         for (addr, address) in known {
-            self.provider
-                .address_inserted(&mut self.hub, id, addr, &address);
+            self.transport
+                .address_inserted(&mut self.domain, id, addr, &address);
         }
     }
 
     /// Asks the provider for a quicker way to the peers of a new endpoint. What is counted goes
     /// through the hub.
-    pub(crate) fn ask_express(&mut self, id: EpId) {
-        let Self { hub, provider, .. } = self;
-        if let Some(ep) = hub.eps.get_mut(id.0) {
-            ep.express = (!ep.bound.counters.heed_own())
-                .then(|| provider.express(id))
+    pub(crate) fn open_fast_path(&mut self, id: EpId) {
+        let Self {
+            domain: hub,
+            transport: provider,
+            ..
+        } = self;
+        if let Some(ep) = hub.endpoints.get_mut(id.0) {
+            ep.fast_path = (!ep.bindings.counters.counts_local_ops())
+                .then(|| provider.fast_path(id))
                 .flatten();
         }
     }
 
     fn close_endpoint(&mut self, id: EpId) {
-        self.hub.leave_door(id);
-        let Ok(ep) = self.hub.ep(id) else { return };
-        let (av, object) = (ep.bound.av, ep.bound.object);
-        for key in ep.transmit.drain() {
-            self.hub.complete(key, Outcome::failed(Error::Canceled));
+        self.domain.drop_cm_waiter(id);
+        let Ok(ep) = self.domain.endpoint(id) else {
+            return;
+        };
+        let (av, object) = (ep.bindings.av, ep.bindings.object_id);
+        for key in ep.tx_credits.drain() {
+            self.domain.complete(key, Outcome::failed(Error::Canceled));
         }
-        if !self.close_shared(id) {
-            self.provider.close_endpoint(&mut self.hub, id);
-            self.hub.later.note(Note::Closed(object));
+        if !self.close_shared_rx(id) {
+            self.transport.close_endpoint(&mut self.domain, id);
+            self.domain
+                .deferred
+                .trace(TraceEvent::EndpointClosed(object));
         }
         debug_assert!(
-            !self.hub.has_unended(id),
+            !self.domain.has_unended(id),
             "closing an endpoint ends its operations, but for those whose buffers the kernel has"
         );
-        self.hub.appoint_heirs(id);
-        self.hub.eps.remove(id.0);
-        self.hub.seen_all(av);
+        self.domain.orphan_endpoint(id);
+        self.domain.endpoints.remove(id.0);
+        self.domain.recheck_departing_addrs(av);
     }
 }
 
-impl Domain {
+impl DomainHandle {
     /// Opens an endpoint.
     ///
     /// # Errors
@@ -85,18 +93,26 @@ impl Domain {
         at: Option<&Address>,
         bound: Bindings,
     ) -> Result<(EpId, Address)> {
-        let info = heeded(info, &bound);
-        let object = bound.object;
+        let info = info_for_bindings(info, &bound);
+        let object = bound.object_id;
         // Under auto progress the thread has to learn of the new descriptors' owner.
-        self.with(|state| {
-            let shared = state.context_of(&bound)?;
-            let id = EpId(state.hub.eps.insert(Hub::new_ep(bound)));
-            let receiving = receiving(shared.as_ref(), self);
-            let opened = state.provider.open_endpoint(id, &info, at, receiving);
-            let address = opened.inspect_err(|_| drop(state.hub.eps.remove(id.0)))?;
-            state.tell_numbers(id);
-            state.ask_express(id);
-            state.hub.later.note(Note::Opened(object, address.clone()));
+        self.with_engine(|state| {
+            let shared = state.shared_rx_for(&bound)?;
+            let id = EpId(
+                state
+                    .domain
+                    .endpoints
+                    .insert(DomainState::new_endpoint(bound)),
+            );
+            let receiving = rx_source(shared.as_ref(), self);
+            let opened = state.transport.open_endpoint(id, &info, at, receiving);
+            let address = opened.inspect_err(|_| drop(state.domain.endpoints.remove(id.0)))?;
+            state.publish_existing_addrs(id);
+            state.open_fast_path(id);
+            state
+                .domain
+                .deferred
+                .trace(TraceEvent::EndpointOpened(object, address.clone()));
             Ok((id, address))
         })
     }
@@ -104,23 +120,29 @@ impl Domain {
     /// Closes an endpoint, or a shared context. Operations on it end as cancelled; their buffers
     /// come back with that.
     pub fn close_endpoint(&self, id: EpId) {
-        self.with(|state| state.close_endpoint(id));
+        self.with_engine(|state| state.close_endpoint(id));
     }
 
     /// A way to the endpoint's peers that is quicker where it can be gone, and is to be tried
     /// before.
     #[must_use]
-    pub fn express(&self, ep: EpId) -> Option<Arc<dyn Express>> {
-        self.engine().lock().hub.eps.get(ep.0)?.express.clone()
+    pub fn fast_path(&self, ep: EpId) -> Option<Arc<dyn FastPath>> {
+        self.engine()
+            .lock()
+            .domain
+            .endpoints
+            .get(ep.0)?
+            .fast_path
+            .clone()
     }
 
     /// What an endpoint has done; nothing when it is closed.
     #[must_use]
     pub fn endpoint_stats(&self, ep: EpId) -> EndpointStats {
         let locked = self.engine().lock();
-        let stats = locked.hub.eps.get(ep.0).map(|ep| ep.stats);
+        let stats = locked.domain.endpoints.get(ep.0).map(|ep| ep.stats);
         stats.map_or_else(EndpointStats::default, |stats| {
-            stats.with(locked.provider_stats(ep))
+            stats.with_transport(locked.transport_stats(ep))
         })
     }
 }

@@ -5,11 +5,11 @@ use std::task::{Context, Poll};
 use fabric_core::Result;
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::OpKind;
-use fabric_core::provider::{EpId, OpKey};
+use fabric_core::transport::{EpId, OpKey};
 
-use crate::domain::Domain;
-use crate::hub::Hub;
-use crate::ops::{Op, Phase, Route};
+use crate::domain::DomainHandle;
+use crate::domain_state::DomainState;
+use crate::ops::{CompletionTarget, OpPhase, OpState};
 
 /// The endpoint of a flush: a flush of a domain is of no endpoint, and one of an endpoint outlives
 /// it.
@@ -24,15 +24,15 @@ pub(crate) struct Flush {
     waits_for: Vec<OpKey>,
 }
 
-impl Op {
+impl OpState {
     /// Whether bytes that it gives away are still to be handed over.
     fn is_unsent(&self) -> bool {
         let gives = matches!(self.kind, OpKind::Send | OpKind::Write | OpKind::Atomic);
-        gives && !self.permit && !self.has_left && self.phase != Phase::Done
+        gives && !self.no_transfer && !self.has_left && self.phase != OpPhase::Done
     }
 }
 
-impl Hub {
+impl DomainState {
     /// Begins a flush, of an endpoint or of all. It ends at once where there is nothing to wait
     /// for.
     fn begin_flush(&mut self, ep: Option<EpId>) -> OpKey {
@@ -40,9 +40,14 @@ impl Hub {
             let is_meant = ep.is_none_or(|ep| op.ep == ep);
             is_meant && op.is_unsent()
         });
-        let mut op = Op::new(NO_ENDPOINT, OpKind::Send, Route::Future, AnyBuf::None);
-        op.permit = true;
-        op.phase = Phase::Waiting;
+        let mut op = OpState::new(
+            NO_ENDPOINT,
+            OpKind::Send,
+            CompletionTarget::Future,
+            AnyBuf::None,
+        );
+        op.no_transfer = true;
+        op.phase = OpPhase::Queued;
         let key = self.ops.insert(op);
         self.flushes.push(Flush { key, waits_for });
         self.end_flushes();
@@ -60,7 +65,7 @@ impl Hub {
             // until it has left, and never again.
             while !is_dropped
                 && let Some(last) = waits_for.last()
-                && !ops.get(*last).is_some_and(Op::is_unsent)
+                && !ops.get(*last).is_some_and(OpState::is_unsent)
             {
                 waits_for.pop();
             }
@@ -70,19 +75,19 @@ impl Hub {
             !is_dropped && !waits_for.is_empty()
         });
         for key in ended {
-            self.done(key);
+            self.complete_future(key);
         }
     }
 }
 
-impl Domain {
+impl DomainHandle {
     /// Begins to wait until everything that was posted, on this endpoint or on all of the domain,
     /// has been handed over; [`Domain::poll_flush`] waits, and [`Domain::abandon`] forgets it.
     #[must_use]
     pub fn flush(&self, ep: Option<EpId>) -> OpKey {
-        self.with(|locked| {
+        self.with_engine(|locked| {
             locked.write_collected();
-            locked.hub.begin_flush(ep)
+            locked.domain.begin_flush(ep)
         })
     }
 

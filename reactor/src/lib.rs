@@ -13,52 +13,52 @@
 //! | `uring` | operations that the kernel carries on with while nobody looks |
 //! | [`provider`] | the registry, and the providers: shared memory, tcp, udp |
 
+mod av;
 mod batch;
+mod cancel;
 mod claim;
-mod connecting;
+mod cm;
+mod completions;
+mod deferred;
 pub mod domain;
+mod domain_state;
 mod driver;
 mod endpoints;
 mod engine;
-mod entrusted;
+mod engine_context;
 mod flush;
-mod groups;
-mod host;
-mod hub;
-mod later;
+mod id_map;
+mod in_flight;
+#[cfg(all(feature = "work", not(loom)))]
+#[doc(hidden)]
+pub mod microbench;
 #[cfg(all(test, loom))]
 mod models;
-mod multi;
-mod notes;
+mod multi_recv;
+mod multicast;
 mod onesided;
 mod ops;
 mod post;
-pub mod provider;
-mod queue;
+mod queues;
 mod regions;
-mod reports;
-mod shared;
+mod shared_rx;
 mod sync;
-mod table;
-mod transmit;
+mod trace;
+pub mod transport;
+mod tx_credits;
 mod uring;
-mod vectors;
 mod wait;
-mod withdraw;
-#[cfg(all(feature = "work", not(loom)))]
-#[doc(hidden)]
-pub mod work;
 
 #[cfg(all(feature = "fuzz", not(loom)))]
 #[doc(hidden)]
-pub use provider::shm::fuzz;
+pub use transport::shm::fuzz;
 
-pub use batch::{Batch, CHUNK, CHUNK_BYTES};
-pub use domain::{Domain, Finished};
-pub use driver::{Doorbell, TaskDriver};
-pub use hub::{AvId, Bindings, CounterId, Counters, CqId};
-pub use multi::{MultiSink, Part};
+pub use batch::{MAX_BATCH_BYTES, MAX_BATCH_POSTS, PostBatch};
+pub use domain::{CompletedOp, DomainHandle};
+pub use domain_state::{AvId, Bindings, CounterId, Counters, CqId};
+pub use driver::{TaskDriver, WaitFd};
+pub use multi_recv::{MultiRecvItem, MultiRecvTarget};
 pub use onesided::check_atomic;
-pub use ops::{Credit, Ended, Posted, Route};
-pub use queue::EventRing;
+pub use ops::{CompletionTarget, CreditMode, OpResult, PostResult};
+pub use queues::EqState;
 pub use wait::WaitPolicy;

@@ -3,18 +3,18 @@
 //! A write is posted like a send: both give bytes away. A read takes bytes, an atomic operation
 //! does both.
 
-use fabric_core::atomic::{AtomicSpec, MAX_ATOMIC};
+use fabric_core::atomic::{AtomicSpec, MAX_ATOMIC_BYTES};
 use fabric_core::buf::{IoBuf, IoBufMut};
 use fabric_core::completion::{Failed, OpKind};
-use fabric_core::mr::Reached;
-use fabric_core::provider::{EpId, Remote, SendNow, SendSpec, Spread};
+use fabric_core::mr::DirectRegion;
+use fabric_core::transport::{EpId, RmaIov, RmaIovId, TrySend, TxOp};
 use fabric_core::{Error, FiAddr, Result};
 
-use crate::domain::Domain;
-use crate::engine::Locked;
-use crate::ops::{Credit, Posted, Route};
+use crate::domain::DomainHandle;
+use crate::engine::EngineGuard;
+use crate::ops::{CompletionTarget, CreditMode, PostResult};
 
-impl Domain {
+impl DomainHandle {
     /// Posts a read of a peer's memory.
     ///
     /// # Errors
@@ -23,44 +23,44 @@ impl Domain {
     pub fn read<B: IoBufMut>(
         &self,
         ep: EpId,
-        spec: SendSpec,
+        spec: TxOp,
         buf: B,
-        route: Route,
-        credit: Credit,
-    ) -> Result<Posted<B>, Failed<B>> {
-        self.with(|locked| locked.read(ep, spec, buf, route, credit))
+        route: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<B>, Failed<B>> {
+        self.with_engine(|locked| locked.read(ep, spec, buf, route, credit))
     }
 
     /// Posts a write of this buffer to several places, which have as many bytes.
     ///
     /// # Errors
     /// As [`Domain::send`].
-    pub fn write_to<B: IoBuf>(
+    pub fn write_rma_iov<B: IoBuf>(
         &self,
         ep: EpId,
-        spec: SendSpec,
-        places: &[Remote],
+        spec: TxOp,
+        places: &[RmaIov],
         buf: B,
-        route: Route,
-        credit: Credit,
-    ) -> Result<Posted<B>, Failed<B>> {
-        self.with(|locked| locked.write_to(ep, spec, places, buf, route, credit))
+        route: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<B>, Failed<B>> {
+        self.with_engine(|locked| locked.write_rma_iov(ep, spec, places, buf, route, credit))
     }
 
     /// Posts a read of several places; the spec says how many bytes they have together.
     ///
     /// # Errors
     /// As [`Domain::read`].
-    pub fn read_from<B: IoBufMut>(
+    pub fn read_rma_iov<B: IoBufMut>(
         &self,
         ep: EpId,
-        spec: SendSpec,
-        places: &[Remote],
+        spec: TxOp,
+        places: &[RmaIov],
         buf: B,
-        route: Route,
-        credit: Credit,
-    ) -> Result<Posted<B>, Failed<B>> {
-        self.with(|locked| locked.read_from(ep, spec, places, buf, route, credit))
+        route: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<B>, Failed<B>> {
+        self.with_engine(|locked| locked.read_rma_iov(ep, spec, places, buf, route, credit))
     }
 
     /// Executes an atomic operation at once if nothing stands in the way.
@@ -68,14 +68,14 @@ impl Domain {
     /// # Errors
     /// [`Error::Key`], [`Error::TooLong`] and [`Error::Invalid`] for the place, and as
     /// [`Domain::send`].
-    pub fn atomic_now(
+    pub fn try_atomic(
         &self,
         ep: EpId,
-        spec: &SendSpec,
+        spec: &TxOp,
         operands: &[u8],
         result: &mut [u8],
-    ) -> Result<SendNow> {
-        self.with(|locked| locked.atomic_now(ep, spec, operands, result))
+    ) -> Result<TrySend> {
+        self.with_engine(|locked| locked.try_atomic(ep, spec, operands, result))
     }
 
     /// A region of a peer's that has been accessed, to be reached without the domain; `None` when
@@ -84,10 +84,12 @@ impl Domain {
     /// # Errors
     /// [`Error::NotSupported`] when the provider or the peer has to take part in accesses;
     /// [`Error::Closed`].
-    pub fn reach(&self, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
+    pub fn direct_region(&self, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<DirectRegion>> {
         let mut locked = self.engine().lock();
         let state = &mut *locked;
-        state.provider.reach(&mut state.hub, ep, peer, key)
+        state
+            .transport
+            .direct_region(&mut state.domain, ep, peer, key)
     }
 
     /// Posts an atomic operation; the buffer holds operands and comparands, and takes the result.
@@ -97,30 +99,30 @@ impl Domain {
     pub fn atomic(
         &self,
         ep: EpId,
-        spec: SendSpec,
+        spec: TxOp,
         buf: Vec<u8>,
-        route: Route,
-        credit: Credit,
-    ) -> Result<Posted<Vec<u8>>> {
-        self.with(|locked| locked.atomic(ep, spec, buf, route, credit))
+        route: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<Vec<u8>>> {
+        self.with_engine(|locked| locked.atomic(ep, spec, buf, route, credit))
     }
 }
 
-impl Locked<'_> {
+impl EngineGuard<'_> {
     /// Posts a read of a peer's memory into this buffer, which has the room.
     pub(crate) fn read<B: IoBufMut>(
         &mut self,
         ep: EpId,
-        spec: SendSpec,
+        spec: TxOp,
         buf: B,
-        route: Route,
-        credit: Credit,
-    ) -> Result<Posted<B>, Failed<B>> {
+        route: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<B>, Failed<B>> {
         let len = spec.remote.map_or(0, |remote| remote.len);
         let back =
             |any| B::from_any(any).unwrap_or_else(|_| unreachable!("the same type comes back"));
         let mut any = buf.into_any();
-        let room = any.room();
+        let room = any.recv_capacity();
         if len > room {
             let error = Error::TooLong {
                 what: "read into a buffer",
@@ -129,99 +131,99 @@ impl Locked<'_> {
             };
             return Err(Failed::new(error, back(any)));
         }
-        if let Err(error) = any.expect(len) {
+        if let Err(error) = any.begin_fill(len) {
             return Err(Failed::new(error, back(any)));
         }
-        self.attempt(ep, &spec, len, (any, back), route, credit, |locked, any| {
-            locked.at_once(
+        self.post_or_queue(ep, &spec, len, (any, back), route, credit, |locked, any| {
+            locked.try_inline(
                 ep,
                 &spec,
                 len,
                 |_| Ok(()),
-                |provider, hub| provider.read_now(hub, ep, &spec, any),
+                |provider, hub| provider.try_read(hub, ep, &spec, any),
             )
         })
     }
 
     /// Posts a write of this payload to several places.
-    pub(crate) fn write_to<B: IoBuf>(
+    pub(crate) fn write_rma_iov<B: IoBuf>(
         &mut self,
         ep: EpId,
-        spec: SendSpec,
-        places: &[Remote],
+        spec: TxOp,
+        places: &[RmaIov],
         buf: B,
-        route: Route,
-        credit: Credit,
-    ) -> Result<Posted<B>, Failed<B>> {
-        let spread = self.spread(places);
+        route: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<B>, Failed<B>> {
+        let spread = self.insert_rma_iov(places);
         let posted = self.send(
             ep,
-            &SendSpec {
-                spread: Some(spread),
+            &TxOp {
+                rma_iov_id: Some(spread),
                 ..spec
             },
             buf,
             route,
             credit,
         );
-        self.forget_refused(spread, posted)
+        self.remove_rma_iov_if_refused(spread, posted)
     }
 
     /// Posts a read of several places into this buffer, which has the room.
-    pub(crate) fn read_from<B: IoBufMut>(
+    pub(crate) fn read_rma_iov<B: IoBufMut>(
         &mut self,
         ep: EpId,
-        spec: SendSpec,
-        places: &[Remote],
+        spec: TxOp,
+        places: &[RmaIov],
         buf: B,
-        route: Route,
-        credit: Credit,
-    ) -> Result<Posted<B>, Failed<B>> {
-        let spread = self.spread(places);
+        route: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<B>, Failed<B>> {
+        let spread = self.insert_rma_iov(places);
         let posted = self.read(
             ep,
-            SendSpec {
-                spread: Some(spread),
+            TxOp {
+                rma_iov_id: Some(spread),
                 ..spec
             },
             buf,
             route,
             credit,
         );
-        self.forget_refused(spread, posted)
+        self.remove_rma_iov_if_refused(spread, posted)
     }
 
-    fn spread(&mut self, places: &[Remote]) -> Spread {
-        Spread(self.hub.spreads.insert(places.into()) as u32)
+    fn insert_rma_iov(&mut self, places: &[RmaIov]) -> RmaIovId {
+        RmaIovId(self.domain.rma_iovs.insert(places.into()) as u32)
     }
 
     /// The places are the operation's, unless there is none.
-    fn forget_refused<B>(
+    fn remove_rma_iov_if_refused<B>(
         &mut self,
-        spread: Spread,
-        posted: Result<Posted<B>, Failed<B>>,
-    ) -> Result<Posted<B>, Failed<B>> {
+        spread: RmaIovId,
+        posted: Result<PostResult<B>, Failed<B>>,
+    ) -> Result<PostResult<B>, Failed<B>> {
         if posted.is_err() {
-            self.hub.spreads.try_remove(spread.0 as usize);
+            self.domain.rma_iovs.try_remove(spread.0 as usize);
         }
         posted
     }
 
     /// Executes an atomic operation at once if nothing stands in the way.
-    pub(crate) fn atomic_now(
+    pub(crate) fn try_atomic(
         &mut self,
         ep: EpId,
-        spec: &SendSpec,
+        spec: &TxOp,
         operands: &[u8],
         result: &mut [u8],
-    ) -> Result<SendNow> {
+    ) -> Result<TrySend> {
         let len = spec.remote.map_or(0, |remote| remote.len);
-        self.at_once(
+        self.try_inline(
             ep,
             spec,
             len,
             |_| Ok(()),
-            |provider, hub| provider.atomic_now(hub, ep, spec, operands, result),
+            |provider, hub| provider.try_atomic(hub, ep, spec, operands, result),
         )
     }
 
@@ -229,13 +231,13 @@ impl Locked<'_> {
     pub(crate) fn atomic(
         &mut self,
         ep: EpId,
-        spec: SendSpec,
+        spec: TxOp,
         buf: Vec<u8>,
-        route: Route,
-        credit: Credit,
-    ) -> Result<Posted<Vec<u8>>> {
+        route: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<Vec<u8>>> {
         let len = spec.remote.map_or(0, |remote| remote.len);
-        let posted = self.attempt(
+        let posted = self.post_or_queue(
             ep,
             &spec,
             len,
@@ -251,8 +253,8 @@ impl Locked<'_> {
                         0
                     }
                 ];
-                let done = locked.atomic_now(ep, &spec, buf, &mut result)?;
-                if done == SendNow::Done && !result.is_empty() {
+                let done = locked.try_atomic(ep, &spec, buf, &mut result)?;
+                if done == TrySend::Done && !result.is_empty() {
                     *buf = result;
                 }
                 Ok(done)
@@ -268,11 +270,11 @@ impl Locked<'_> {
 /// [`Error::NotSupported`], [`Error::TooLong`].
 pub fn check_atomic(atomic: AtomicSpec, len: usize) -> Result<()> {
     atomic.check()?;
-    if len > MAX_ATOMIC {
+    if len > MAX_ATOMIC_BYTES {
         return Err(Error::TooLong {
             what: "row of atomic values",
             len,
-            limit: MAX_ATOMIC,
+            limit: MAX_ATOMIC_BYTES,
         });
     }
     Ok(())

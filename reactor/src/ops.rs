@@ -9,47 +9,47 @@ use std::task::Waker;
 
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
-use fabric_core::provider::{EpId, OpKey, SendSpec};
+use fabric_core::transport::{EpId, OpKey, TxOp};
 use fabric_core::{Error, FiAddr};
 
 /// Who hears of the completion. Exactly one of these does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Route {
+pub enum CompletionTarget {
     /// The future of the operation.
     Future,
     /// The completion queue of that direction, with this context.
-    Queue(u64),
+    Cq(u64),
     /// That queue, with this context, if it fails; nobody, if it ends well.
-    Failure(u64),
+    CqOnError(u64),
     /// Nobody; a failure becomes an event.
-    Nobody,
+    Discard,
     /// The receive of this number that takes several messages: of that receive itself, and of its
     /// parts.
-    Multi(u32),
+    MultiRecv(u32),
 }
 
-impl Route {
+impl CompletionTarget {
     /// Whether it may come to need an entry of a queue, which is reserved at the post.
     #[inline]
-    pub(crate) fn reserves(self) -> bool {
-        matches!(self, Self::Queue(_) | Self::Failure(_))
+    pub(crate) fn reserves_cq_entry(self) -> bool {
+        matches!(self, Self::Cq(_) | Self::CqOnError(_))
     }
 }
 
 /// Whether a post may queue for credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Credit {
+pub enum CreditMode {
     /// Without a free credit the post fails with [`Error::Again`].
-    Now,
+    NoWait,
     /// Without a free credit the operation waits for one, in the order of posting.
     Wait,
     /// The post uses up a permit, which holds a credit.
-    Held,
+    FromPermit,
 }
 
 /// What an operation became when it was posted.
 #[derive(Debug)]
-pub enum Posted<B> {
+pub enum PostResult<B> {
     /// It has ended already.
     Done(Transfer, B),
     /// It is under way, or reports to a queue.
@@ -60,7 +60,7 @@ pub enum Posted<B> {
 
 /// How an operation ended, with its buffer.
 #[derive(Debug)]
-pub struct Ended {
+pub struct OpResult {
     /// What was moved.
     pub transfer: Transfer,
     /// Why it failed, if it did.
@@ -71,9 +71,9 @@ pub struct Ended {
 
 /// How far an operation has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum OpPhase {
     /// Waits for credit; the provider has not seen it.
-    Waiting,
+    Queued,
     /// The provider has it.
     Posted,
     /// It has ended, as its outcome says, and its future has not looked yet.
@@ -82,38 +82,38 @@ pub(crate) enum Phase {
 
 /// One operation.
 #[derive(Debug)]
-pub(crate) struct Op {
+pub(crate) struct OpState {
     generation: u32,
     pub(crate) ep: EpId,
     pub(crate) kind: OpKind,
-    pub(crate) phase: Phase,
+    pub(crate) phase: OpPhase,
     /// How it ended, once it is done.
     pub(crate) outcome: Outcome,
-    pub(crate) route: Route,
+    pub(crate) target: CompletionTarget,
     /// Set for everything that is done at a peer.
-    pub(crate) spec: Option<SendSpec>,
+    pub(crate) spec: Option<TxOp>,
     /// Holds a transmit credit, or a place among the posted receives, to be given back at the end.
-    pub(crate) credit: bool,
+    pub(crate) holds_credit: bool,
     /// Only asks, for a credit or whether a message waits, and ends when there is one.
-    pub(crate) permit: bool,
+    pub(crate) no_transfer: bool,
     /// Its bytes were handed over, and it waits for its peer's word.
     pub(crate) has_left: bool,
     pub(crate) buf: AnyBuf,
     pub(crate) waker: Option<Waker>,
 }
 
-impl Op {
-    pub(crate) fn new(ep: EpId, kind: OpKind, route: Route, buf: AnyBuf) -> Self {
+impl OpState {
+    pub(crate) fn new(ep: EpId, kind: OpKind, target: CompletionTarget, buf: AnyBuf) -> Self {
         Self {
             generation: 0,
             ep,
             kind,
-            phase: Phase::Posted,
+            phase: OpPhase::Posted,
             outcome: Outcome::ok(Transfer::default()),
-            route,
+            target,
             spec: None,
-            credit: false,
-            permit: false,
+            holds_credit: false,
+            no_transfer: false,
             has_left: false,
             buf,
             waker: None,
@@ -122,19 +122,19 @@ impl Op {
 }
 
 /// The generation of a slot that is free.
-const FREE: u32 = 0;
+const FREE_GENERATION: u32 = 0;
 
 /// All operations of a domain. Slots are filled and emptied in place: an operation is large, and
 /// moving it about is what a small message would spend most of its time on.
 #[derive(Debug, Default)]
 pub(crate) struct OpTable {
-    slots: Vec<Op>,
+    slots: Vec<OpState>,
     free: Vec<u32>,
     generation: u32,
 }
 
 impl OpTable {
-    pub(crate) fn insert(&mut self, op: Op) -> OpKey {
+    pub(crate) fn insert(&mut self, op: OpState) -> OpKey {
         let key = self.next_key();
         match self.slots.get_mut(key.index as usize) {
             Some(slot) => *slot = op,
@@ -146,23 +146,23 @@ impl OpTable {
 
     /// Fills a slot with a posted receive.
     #[inline(always)] // on the way of a small message
-    pub(crate) fn insert_recv(&mut self, ep: EpId, route: Route, buf: AnyBuf) -> OpKey {
+    pub(crate) fn insert_recv(&mut self, ep: EpId, route: CompletionTarget, buf: AnyBuf) -> OpKey {
         let key = self.next_key();
         let Some(slot) = self.slots.get_mut(key.index as usize) else {
-            let mut op = Op::new(ep, OpKind::Recv, route, buf);
+            let mut op = OpState::new(ep, OpKind::Recv, route, buf);
             op.generation = key.generation;
-            op.credit = true;
+            op.holds_credit = true;
             self.slots.push(op);
             return key;
         };
         slot.generation = key.generation;
         slot.ep = ep;
         slot.kind = OpKind::Recv;
-        slot.phase = Phase::Posted;
-        slot.route = route;
+        slot.phase = OpPhase::Posted;
+        slot.target = route;
         slot.spec = None;
-        slot.credit = true;
-        slot.permit = false;
+        slot.holds_credit = true;
+        slot.no_transfer = false;
         slot.has_left = false;
         // A slot that is free has none: there is nothing to drop, and no need to find that out.
         let none = std::mem::replace(&mut slot.buf, buf);
@@ -176,28 +176,28 @@ impl OpTable {
     pub(crate) fn insert_send(
         &mut self,
         ep: EpId,
-        spec: &SendSpec,
-        route: Route,
+        spec: &TxOp,
+        route: CompletionTarget,
         buf: AnyBuf,
         credit: bool,
     ) -> OpKey {
         let key = self.next_key();
         let Some(slot) = self.slots.get_mut(key.index as usize) else {
-            let mut op = Op::new(ep, spec.kind, route, buf);
+            let mut op = OpState::new(ep, spec.kind, route, buf);
             op.generation = key.generation;
             op.spec = Some(*spec);
-            op.credit = credit;
+            op.holds_credit = credit;
             self.slots.push(op);
             return key;
         };
         slot.generation = key.generation;
         slot.ep = ep;
         slot.kind = spec.kind;
-        slot.phase = Phase::Posted;
-        slot.route = route;
+        slot.phase = OpPhase::Posted;
+        slot.target = route;
         slot.spec = Some(*spec);
-        slot.credit = credit;
-        slot.permit = false;
+        slot.holds_credit = credit;
+        slot.no_transfer = false;
         slot.has_left = false;
         // As above: there is nothing to drop.
         let none = std::mem::replace(&mut slot.buf, buf);
@@ -208,7 +208,10 @@ impl OpTable {
 
     #[inline]
     fn next_key(&mut self) -> OpKey {
-        self.generation = self.generation.checked_add(1).unwrap_or(FREE + 1);
+        self.generation = self
+            .generation
+            .checked_add(1)
+            .unwrap_or(FREE_GENERATION + 1);
         OpKey {
             index: self.free.pop().unwrap_or(self.slots.len() as u32),
             generation: self.generation,
@@ -216,14 +219,14 @@ impl OpTable {
     }
 
     #[inline]
-    pub(crate) fn get(&self, key: OpKey) -> Option<&Op> {
+    pub(crate) fn get(&self, key: OpKey) -> Option<&OpState> {
         self.slots
             .get(key.index as usize)
             .filter(|op| op.generation == key.generation)
     }
 
     #[inline]
-    pub(crate) fn get_mut(&mut self, key: OpKey) -> Option<&mut Op> {
+    pub(crate) fn get_mut(&mut self, key: OpKey) -> Option<&mut OpState> {
         self.slots
             .get_mut(key.index as usize)
             .filter(|op| op.generation == key.generation)
@@ -232,14 +235,14 @@ impl OpTable {
     /// Whether it has ended, and its future has not looked.
     #[inline]
     pub(crate) fn is_done(&self, key: OpKey) -> bool {
-        self.get(key).is_some_and(|op| op.phase == Phase::Done)
+        self.get(key).is_some_and(|op| op.phase == OpPhase::Done)
     }
 
-    pub(crate) fn remove(&mut self, key: OpKey) -> Option<Op> {
+    pub(crate) fn remove(&mut self, key: OpKey) -> Option<OpState> {
         let slot = self.get_mut(key)?;
-        let vacant = Op {
-            generation: FREE,
-            ..Op::new(slot.ep, slot.kind, slot.route, AnyBuf::None)
+        let vacant = OpState {
+            generation: FREE_GENERATION,
+            ..OpState::new(slot.ep, slot.kind, slot.target, AnyBuf::None)
         };
         let op = std::mem::replace(slot, vacant);
         self.free.push(key.index);
@@ -252,7 +255,7 @@ impl OpTable {
     pub(crate) fn free(&mut self, key: OpKey) {
         if let Some(slot) = self.get_mut(key) {
             debug_assert!(slot.waker.is_none() && matches!(slot.buf, AnyBuf::None));
-            slot.generation = FREE;
+            slot.generation = FREE_GENERATION;
             self.free.push(key.index);
         }
     }
@@ -260,23 +263,23 @@ impl OpTable {
     /// Frees the slot of an operation that has ended, and shows what is left in it: its result and
     /// its waker, to be taken out now.
     #[inline]
-    pub(crate) fn free_done(&mut self, key: OpKey) -> &mut Op {
+    pub(crate) fn free_done(&mut self, key: OpKey) -> &mut OpState {
         let slot = &mut self.slots[key.index as usize];
         assert!(
             slot.generation == key.generation,
             "an operation that has ended has its slot"
         );
-        slot.generation = FREE;
+        slot.generation = FREE_GENERATION;
         self.free.push(key.index);
         slot
     }
 
     /// Whether the provider has something to do at this peer. Looks at all operations: only for
     /// those that are fenced.
-    pub(crate) fn is_under_way(&self, ep: EpId, peer: FiAddr) -> bool {
+    pub(crate) fn has_posted_ops_to(&self, ep: EpId, peer: FiAddr) -> bool {
         self.slots.iter().any(|op| {
-            op.generation != FREE
-                && op.phase == Phase::Posted
+            op.generation != FREE_GENERATION
+                && op.phase == OpPhase::Posted
                 && op.ep == ep
                 && op.spec.is_some_and(|spec| spec.peer == peer)
         })
@@ -285,8 +288,9 @@ impl OpTable {
     /// The operations of this endpoint that have not ended.
     pub(crate) fn unended(&self, ep: EpId) -> impl Iterator<Item = OpKey> {
         let slots = self.slots.iter().zip(0..);
-        let unended = slots
-            .filter(move |(op, _)| op.generation != FREE && op.ep == ep && op.phase != Phase::Done);
+        let unended = slots.filter(move |(op, _)| {
+            op.generation != FREE_GENERATION && op.ep == ep && op.phase != OpPhase::Done
+        });
         unended.map(|(op, index)| OpKey {
             index,
             generation: op.generation,
@@ -294,9 +298,9 @@ impl OpTable {
     }
 
     /// The operations of which this is true.
-    pub(crate) fn keys_of(&self, is_meant: impl Fn(&Op) -> bool) -> Vec<OpKey> {
+    pub(crate) fn keys_of(&self, is_meant: impl Fn(&OpState) -> bool) -> Vec<OpKey> {
         let slots = self.slots.iter().zip(0..);
-        let meant = slots.filter(|(op, _)| op.generation != FREE && is_meant(op));
+        let meant = slots.filter(|(op, _)| op.generation != FREE_GENERATION && is_meant(op));
         meant
             .map(|(op, index)| OpKey {
                 index,
@@ -306,20 +310,20 @@ impl OpTable {
     }
 
     /// The operations that report to queues.
-    pub(crate) fn posted_to_queues(&self) -> Vec<OpKey> {
-        self.keys_of(|op| op.route.reserves())
+    pub(crate) fn keys_reporting_to_cqs(&self) -> Vec<OpKey> {
+        self.keys_of(|op| op.target.reserves_cq_entry())
     }
 
     /// Takes every waker out.
-    pub(crate) fn wakers(&mut self) -> impl Iterator<Item = Waker> {
+    pub(crate) fn take_wakers(&mut self) -> impl Iterator<Item = Waker> {
         self.slots.iter_mut().filter_map(|op| op.waker.take())
     }
 
     /// Whether a message of this source lies in a receive that nobody has looked at.
-    pub(crate) fn has_unseen(&self, endpoints: &[EpId], source: FiAddr) -> bool {
+    pub(crate) fn has_unconsumed(&self, endpoints: &[EpId], source: FiAddr) -> bool {
         self.slots.iter().any(|op| {
-            op.generation != FREE
-                && op.phase == Phase::Done
+            op.generation != FREE_GENERATION
+                && op.phase == OpPhase::Done
                 && op.outcome.transfer.source == Some(source)
                 && endpoints.contains(&op.ep)
         })
@@ -335,9 +339,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stale_name_reaches_nobody() {
+    fn stale_op_key_finds_no_operation() {
         let mut ops = OpTable::default();
-        let op = || Op::new(EpId(0), OpKind::Recv, Route::Future, AnyBuf::None);
+        let op = || {
+            OpState::new(
+                EpId(0),
+                OpKind::Recv,
+                CompletionTarget::Future,
+                AnyBuf::None,
+            )
+        };
         let first = ops.insert(op());
         assert!(ops.remove(first).is_some());
         let second = ops.insert(op());

@@ -5,35 +5,38 @@ use std::sync::Arc;
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
 use fabric_core::flags::Access;
-use fabric_core::mr::Memory;
-use fabric_core::provider::{Deed, EpId};
+use fabric_core::mr::RegionMemory;
+use fabric_core::transport::{EpId, RemoteAccess};
 use fabric_core::{Error, Result};
 
-use crate::domain::Domain;
-use crate::engine::State;
-use crate::hub::{CounterId, Counters, Hub};
+use crate::domain::DomainHandle;
+use crate::domain_state::{CounterId, Counters, DomainState};
+use crate::engine::EngineState;
 
-impl State {
+impl EngineState {
     /// Memory that peers reach by a key.
     pub(crate) fn open_region(
         &mut self,
-        memory: Arc<dyn Memory>,
+        memory: Arc<dyn RegionMemory>,
         access: Access,
         key: Option<u64>,
         by_address: bool,
     ) -> Result<u64> {
-        let key = self.hub.regions.insert(memory, access, key, by_address)?;
-        if let Some(region) = self.hub.regions.get(key) {
-            self.provider.region_opened(key, region);
+        let key = self
+            .domain
+            .regions
+            .insert(memory, access, key, by_address)?;
+        if let Some(region) = self.domain.regions.get(key) {
+            self.transport.region_opened(key, region);
         }
         Ok(key)
     }
 
     /// Counts what peers do to a region from now on, with the remote ones of these counters; those
     /// of it that are not given stay as they are.
-    pub(crate) fn count_region(&mut self, key: u64, counters: Counters) -> Result<()> {
+    pub(crate) fn bind_region_counters(&mut self, key: u64, counters: Counters) -> Result<()> {
         let bound = self
-            .hub
+            .domain
             .region_counters
             .get(&key)
             .copied()
@@ -47,64 +50,74 @@ impl State {
                 why: "one is bound already".into(),
             });
         }
-        let region = self.hub.regions.heed(key).ok_or(Error::Key {
-            key,
-            why: "is unknown",
-        })?;
-        self.provider.region_opened(key, region);
+        let region = self
+            .domain
+            .regions
+            .enable_rma_events(key)
+            .ok_or(Error::Key {
+                key,
+                why: "is unknown",
+            })?;
+        self.transport.region_opened(key, region);
         let bound = Counters {
             remote_read: bound.remote_read.or(counters.remote_read),
             remote_write: bound.remote_write.or(counters.remote_write),
             ..bound
         };
-        self.hub.region_counters.insert(key, bound);
+        self.domain.region_counters.insert(key, bound);
         Ok(())
     }
 
     pub(crate) fn close_region(&mut self, key: u64) {
-        self.hub.region_counters.remove(&key);
-        if self.hub.regions.remove(key).is_some() {
-            self.provider.region_closed(key);
+        self.domain.region_counters.remove(&key);
+        if self.domain.regions.remove(key).is_some() {
+            self.transport.region_closed(key);
         }
     }
 }
 
-impl Hub {
+impl DomainState {
     /// A peer has done something to memory here: counts it, and reports what came with data. False
     /// when the queue is full.
-    pub(crate) fn hear_of(&mut self, ep: EpId, key: u64, deed: Deed, transfer: Transfer) -> bool {
-        let Some(bound) = self.eps.get(ep.0).map(|ep| &ep.bound) else {
+    pub(crate) fn report_remote_access(
+        &mut self,
+        ep: EpId,
+        key: u64,
+        deed: RemoteAccess,
+        transfer: Transfer,
+    ) -> bool {
+        let Some(bound) = self.endpoints.get(ep.0).map(|ep| &ep.bindings) else {
             return true;
         };
-        let counter = bound.counters.of_deed(deed);
+        let counter = bound.counters.for_remote_access(deed);
         if transfer.data.is_some()
             && let Some(ring) = bound.rx_cq.and_then(|id| self.cqs.get_mut(id.0))
         {
             if !ring.reserve() {
-                self.held_notice = true;
+                self.blocked_on_cq = true;
                 return false;
             }
             let completion =
                 Completion::new(0, OpKind::RemoteWrite, Outcome::ok(transfer), AnyBuf::None);
             let waiter = ring.push(completion);
             self.wake_waiter(waiter);
-            self.seen(transfer.source);
+            self.on_message_consumed(transfer.source);
         }
-        if let Some(ep) = self.eps.get_mut(ep.0) {
-            ep.stats.moved(OpKind::RemoteWrite, transfer.len);
+        if let Some(ep) = self.endpoints.get_mut(ep.0) {
+            ep.stats.record(OpKind::RemoteWrite, transfer.len);
         }
         let of_region = self
             .region_counters
             .get(&key)
-            .and_then(|counters| counters.of_deed(deed));
+            .and_then(|counters| counters.for_remote_access(deed));
         for counter in [counter, of_region].into_iter().flatten() {
-            self.count_at(counter, true);
+            self.add_to_counter(counter, true);
         }
         true
     }
 }
 
-impl Domain {
+impl DomainHandle {
     /// Lets peers reach memory of the provider's by a key: the requested one, or a fresh one.
     /// `by_address`: they name places in it by their addresses here.
     ///
@@ -112,7 +125,7 @@ impl Domain {
     /// [`Error::Key`] when the key is taken; [`Error::BadFlags`] without a right.
     pub fn open_region(
         &self,
-        memory: Arc<dyn Memory>,
+        memory: Arc<dyn RegionMemory>,
         access: Access,
         key: Option<u64>,
         by_address: bool,
@@ -126,8 +139,8 @@ impl Domain {
     ///
     /// # Errors
     /// [`Error::Invalid`] when one of them is bound already; [`Error::Key`].
-    pub fn count_region(&self, key: u64, counters: Counters) -> Result<()> {
-        self.engine().lock().count_region(key, counters)
+    pub fn bind_region_counters(&self, key: u64, counters: Counters) -> Result<()> {
+        self.engine().lock().bind_region_counters(key, counters)
     }
 
     /// Takes the key of a region back: peers reach it no longer.
@@ -136,8 +149,8 @@ impl Domain {
     }
 
     /// The owner of a region has given it back to its peers: what waits for it moves on.
-    pub fn region_free(&self, key: u64) {
-        self.engine().lock().provider.region_free(key);
-        self.engine().pass();
+    pub fn region_released(&self, key: u64) {
+        self.engine().lock().transport.region_released(key);
+        self.engine().progress();
     }
 }

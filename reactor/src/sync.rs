@@ -30,7 +30,7 @@ pub(crate) fn full_fence() {
 }
 
 /// Between two looks of a thread that has nothing else to do.
-pub(crate) fn spin() {
+pub(crate) fn spin_loop() {
     #[cfg(not(loom))]
     std::hint::spin_loop();
     #[cfg(loom)]
@@ -73,16 +73,16 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// taken looks again, gives its core away, and sleeps at last, should the holder be of lower
 /// priority, to which yielding would mean nothing.
 #[inline]
-pub(crate) fn look_for<T>(lock: &SpinLock<T>) -> SpinGuard<'_, T> {
+pub(crate) fn lock_spin<T>(lock: &SpinLock<T>) -> SpinGuard<'_, T> {
     #[cfg(not(loom))]
-    return lock.try_lock().unwrap_or_else(|| wait_for(lock));
+    return lock.try_lock().unwrap_or_else(|| lock_spin_slow(lock));
     #[cfg(loom)]
     lock.lock().unwrap()
 }
 
 #[cfg(not(loom))]
 #[cold]
-fn wait_for<T>(lock: &SpinLock<T>) -> SpinGuard<'_, T> {
+fn lock_spin_slow<T>(lock: &SpinLock<T>) -> SpinGuard<'_, T> {
     let mut looks = 0;
     loop {
         if let Some(guard) = lock.try_lock() {
@@ -90,10 +90,10 @@ fn wait_for<T>(lock: &SpinLock<T>) -> SpinGuard<'_, T> {
         }
         looks += 1;
         match looks {
-            0..SPINS => spin(),
-            SPINS..YIELDS => yield_now(),
+            0..SPIN_LIMIT => spin_loop(),
+            SPIN_LIMIT..YIELD_LIMIT => yield_now(),
             _ => {
-                std::thread::sleep(NAP);
+                std::thread::sleep(BACKOFF_SLEEP);
                 looks = 0;
             }
         }
@@ -103,9 +103,9 @@ fn wait_for<T>(lock: &SpinLock<T>) -> SpinGuard<'_, T> {
 /// How often a taken lock is looked at before this thread gives its core away, and before it
 /// sleeps.
 #[cfg(not(loom))]
-const SPINS: u32 = 64;
+const SPIN_LIMIT: u32 = 64;
 #[cfg(not(loom))]
-const YIELDS: u32 = SPINS + 64;
+const YIELD_LIMIT: u32 = SPIN_LIMIT + 64;
 /// How long it sleeps.
 #[cfg(not(loom))]
-const NAP: std::time::Duration = std::time::Duration::from_micros(20);
+const BACKOFF_SLEEP: std::time::Duration = std::time::Duration::from_micros(20);

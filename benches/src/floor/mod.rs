@@ -8,34 +8,34 @@
 //! | `wake` | passing it by eventfd and by futex: what waking a sleeper costs |
 //! | `socket` | passing it over loopback TCP and Unix sockets, sleeping and spinning |
 
-mod bounce;
-mod copy;
-mod line;
+mod cache_line;
+mod memcpy;
+mod ping_pong;
 mod socket;
 mod wake;
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::pin::{self, Pin};
+use crate::pin::{self, CorePinning};
 use crate::record::Record;
 use crate::samples::median;
 use crate::stop::Stop;
-use crate::{Error, Result, progress};
+use crate::{Error, Result, progress_bar};
 
-use copy::copy;
-use line::line;
+use cache_line::measure_cache_line;
+use memcpy::measure_memcpy;
 
 /// Sizes whose copying is shown.
-const COPIES: [usize; 6] = [64, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20];
+const MEMCPY_SIZES: [usize; 6] = [64, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20];
 /// How long one way of waking is measured, and how long a cache line is passed.
-const TIME: Duration = Duration::from_millis(500);
-const LINE_TIME: Duration = Duration::from_millis(100);
+const WAKE_TIME: Duration = Duration::from_millis(500);
+const CACHE_LINE_TIME: Duration = Duration::from_millis(100);
 /// One look of many at the cache line: how long, how long the first one may take on busy cores, and
 /// how much time lies between two.
-const LOOK: Duration = Duration::from_millis(1);
-const FIRST_LOOK: Duration = Duration::from_millis(50);
-const BETWEEN: Duration = Duration::from_millis(80);
+const SAMPLE_TIME: Duration = Duration::from_millis(1);
+const FIRST_SAMPLE_TIME: Duration = Duration::from_millis(50);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(80);
 
 /// The least that a message takes on a pair of cores.
 ///
@@ -46,13 +46,13 @@ const BETWEEN: Duration = Duration::from_millis(80);
 pub struct Floor {
     cores: (Option<usize>, Option<usize>),
     stop: Stop,
-    looks: Mutex<Looks>,
+    samples: Mutex<CacheLineSamples>,
 }
 
 #[derive(Debug, Default)]
-struct Looks {
-    line_ns: Vec<f64>,
-    last: Option<Instant>,
+struct CacheLineSamples {
+    cache_line_ns: Vec<f64>,
+    last_sample: Option<Instant>,
 }
 
 impl Floor {
@@ -62,36 +62,40 @@ impl Floor {
         Self {
             cores,
             stop: stop.clone(),
-            looks: Mutex::default(),
+            samples: Mutex::default(),
         }
     }
 
     /// Whether the last look at the cache line is so long ago that it is time for another.
     #[must_use]
     pub fn is_due(&self) -> bool {
-        self.looks()
-            .last
-            .is_none_or(|last| last.elapsed() >= BETWEEN)
+        self.lock_samples()
+            .last_sample
+            .is_none_or(|last| last.elapsed() >= SAMPLE_INTERVAL)
     }
 
     /// Looks how long a cache line takes from core to core. Both should be idle.
-    pub fn look(&self) {
-        let mut looks = self.looks();
-        let first = if looks.line_ns.is_empty() {
-            FIRST_LOOK
+    pub fn sample(&self) {
+        let mut looks = self.lock_samples();
+        let first = if looks.cache_line_ns.is_empty() {
+            FIRST_SAMPLE_TIME
         } else {
-            LOOK
+            SAMPLE_TIME
         };
-        let ns = median(&mut line(self.cores, (LOOK, first), &self.stop));
-        looks.line_ns.extend(ns);
-        looks.last = Some(Instant::now());
+        let ns = median(&mut measure_cache_line(
+            self.cores,
+            (SAMPLE_TIME, first),
+            &self.stop,
+        ));
+        looks.cache_line_ns.extend(ns);
+        looks.last_sample = Some(Instant::now());
     }
 
     /// A cache line from core to core, in nanoseconds: the median of the looks since this was asked
     /// last. `None` when there are none, or only one core.
     #[must_use]
-    pub fn line_ns(&self) -> Option<f64> {
-        median(&mut std::mem::take(&mut *self.looks()).line_ns)
+    pub fn cache_line_ns(&self) -> Option<f64> {
+        median(&mut std::mem::take(&mut *self.lock_samples()).cache_line_ns)
     }
 
     /// One copy of a message of this size on the first of the cores, in nanoseconds; measured now,
@@ -100,13 +104,13 @@ impl Floor {
     pub fn copy_ns(&self, size: usize) -> Option<f64> {
         match size {
             0 => Some(0.0),
-            _ => pin::on(self.cores.0, || copy(size, &self.stop))
+            _ => pin::run_on_core(self.cores.0, || measure_memcpy(size, &self.stop))
                 .map(|(rate, _)| size as f64 / rate * 1e9),
         }
     }
 
-    fn looks(&self) -> std::sync::MutexGuard<'_, Looks> {
-        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_samples(&self) -> std::sync::MutexGuard<'_, CacheLineSamples> {
+        self.samples.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -114,16 +118,20 @@ impl Floor {
 /// process may use; zero where there is only one.
 #[must_use]
 pub fn core_to_core() -> Duration {
-    let cores = pin::cores();
+    let cores = pin::available_cores();
     let cores = (cores.first().copied(), cores.last().copied());
-    let ns = median(&mut line(cores, (LINE_TIME, LINE_TIME), &Stop::default()));
+    let ns = median(&mut measure_cache_line(
+        cores,
+        (CACHE_LINE_TIME, CACHE_LINE_TIME),
+        &Stop::default(),
+    ));
     Duration::from_secs_f64(ns.unwrap_or_default() / 1e9)
 }
 
 /// Bytes per second that one core copies between two buffers of this size.
 #[must_use]
 pub fn memcpy(size: usize) -> f64 {
-    copy(size, &Stop::default()).map_or(0.0, |(rate, _)| rate)
+    measure_memcpy(size, &Stop::default()).map_or(0.0, |(rate, _)| rate)
 }
 
 /// Half a round trip of eight bytes over loopback TCP, by calls that never sleep: the median, in
@@ -131,11 +139,14 @@ pub fn memcpy(size: usize) -> f64 {
 ///
 /// # Errors
 /// The system has no descriptors or threads left.
-pub fn bounced(cores: (Option<usize>, Option<usize>), time: Duration) -> Result<Option<f64>> {
+pub fn tcp_half_round_trip(
+    cores: (Option<usize>, Option<usize>),
+    time: Duration,
+) -> Result<Option<f64>> {
     let mut record = Record::default();
     socket::tcp_spinning(cores, time)
         .map_err(Error::io("tcp socket"))?
-        .describe(&mut record);
+        .fill_record(&mut record);
     Ok(record.p50_ns)
 }
 
@@ -144,16 +155,20 @@ pub fn bounced(cores: (Option<usize>, Option<usize>), time: Duration) -> Result<
 ///
 /// # Errors
 /// As above.
-pub fn sent(cores: (Option<usize>, Option<usize>), time: Duration) -> Result<f64> {
-    socket::tcp_sends(cores, time).map_err(Error::io("tcp socket"))
+pub fn tcp_message_rate(cores: (Option<usize>, Option<usize>), time: Duration) -> Result<f64> {
+    socket::tcp_send_rate(cores, time).map_err(Error::io("tcp socket"))
 }
 
 /// Measures all of it on the first two cores; each result is passed on when it is there.
 ///
 /// # Errors
 /// The system has no descriptors or threads left.
-pub fn measure(pin: &Pin, stop: &Stop, mut emit: impl FnMut(Record) -> Result<()>) -> Result<()> {
-    let (here, there) = pin.lane(0);
+pub fn measure(
+    pin: &CorePinning,
+    stop: &Stop,
+    mut emit: impl FnMut(Record) -> Result<()>,
+) -> Result<()> {
+    let (here, there) = pin.worker_cores(0);
     let blank = |provider: &str, op: &str, wait: &str, size| Record {
         bench: "floor".into(),
         provider: provider.into(),
@@ -165,8 +180,8 @@ pub fn measure(pin: &Pin, stop: &Stop, mut emit: impl FnMut(Record) -> Result<()
         threads: 1,
         ..Record::default()
     };
-    progress::show("core to core", 0.0);
-    let mut runs = line((here, there), (LINE_TIME, LINE_TIME), stop);
+    progress_bar::show("core to core", 0.0);
+    let mut runs = measure_cache_line((here, there), (CACHE_LINE_TIME, CACHE_LINE_TIME), stop);
     if let Some(ns) = median(&mut runs) {
         emit(Record {
             p50_ns: Some(ns),
@@ -174,9 +189,9 @@ pub fn measure(pin: &Pin, stop: &Stop, mut emit: impl FnMut(Record) -> Result<()
             ..blank("core to core", "line", "spin", 8)
         })?;
     }
-    for size in COPIES {
-        progress::show("memcpy", 0.1);
-        let Some((rate, runs)) = pin::on(here, || copy(size, stop)) else {
+    for size in MEMCPY_SIZES {
+        progress_bar::show("memcpy", 0.1);
+        let Some((rate, runs)) = pin::run_on_core(here, || measure_memcpy(size, stop)) else {
             return Ok(());
         };
         emit(Record {
@@ -189,8 +204,8 @@ pub fn measure(pin: &Pin, stop: &Stop, mut emit: impl FnMut(Record) -> Result<()
     type Way =
         fn((Option<usize>, Option<usize>), Duration) -> std::io::Result<crate::samples::Samples>;
     let ways: [(&str, &str, Way); 6] = [
-        ("eventfd", "block", wake::eventfds),
-        ("futex", "block", wake::futexes),
+        ("eventfd", "block", wake::eventfd_ping_pong),
+        ("futex", "block", wake::futex_ping_pong),
         ("tcp socket", "block", socket::tcp_blocking),
         ("tcp socket", "spin", socket::tcp_spinning),
         ("unix socket", "block", socket::unix_blocking),
@@ -200,10 +215,10 @@ pub fn measure(pin: &Pin, stop: &Stop, mut emit: impl FnMut(Record) -> Result<()
         if stop.raised() {
             break;
         }
-        progress::show(&format!("{what}, {wait}"), 0.4 + number as f64 * 0.1);
-        let samples = way((here, there), TIME).map_err(Error::io(what))?;
+        progress_bar::show(&format!("{what}, {wait}"), 0.4 + number as f64 * 0.1);
+        let samples = way((here, there), WAKE_TIME).map_err(Error::io(what))?;
         let mut record = blank(what, "ping-pong", wait, 8);
-        samples.describe(&mut record);
+        samples.fill_record(&mut record);
         emit(record)?;
     }
     Ok(())
@@ -214,40 +229,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_floor_is_somewhere() {
+    fn floor_is_measured_once_per_sample() {
         let stop = Stop::default();
         let floor = Floor::new((None, None), &stop);
         assert!(floor.is_due());
-        floor.look();
-        assert!(floor.line_ns().is_none_or(|ns| ns > 0.0));
-        assert_eq!(floor.line_ns(), None, "every look counts once");
-        assert!(copy(4096, &stop).is_some_and(|(rate, runs)| rate > 0.0 && runs > 0));
+        floor.sample();
+        assert!(floor.cache_line_ns().is_none_or(|ns| ns > 0.0));
+        assert_eq!(floor.cache_line_ns(), None, "every look counts once");
+        assert!(measure_memcpy(4096, &stop).is_some_and(|(rate, runs)| rate > 0.0 && runs > 0));
         assert_eq!(floor.copy_ns(0), Some(0.0));
     }
 
     #[test]
-    fn one_core_has_no_line_and_nothing_is_measured_after_the_end() {
-        let (core, stop) = (pin::cores().first().copied(), Stop::default());
+    fn no_cache_line_floor_on_one_core_or_after_stop() {
+        let (core, stop) = (pin::available_cores().first().copied(), Stop::default());
         let floor = Floor::new((core, core), &stop);
-        floor.look();
-        assert_eq!(floor.line_ns(), None);
+        floor.sample();
+        assert_eq!(floor.cache_line_ns(), None);
         stop.raise();
         assert!(
-            line(
+            measure_cache_line(
                 (None, None),
                 (Duration::from_secs(600), Duration::from_secs(600)),
                 &stop
             )
             .is_empty()
         );
-        assert_eq!(copy(64, &stop), None);
+        assert_eq!(measure_memcpy(64, &stop), None);
     }
 
     #[test]
-    fn a_turn_is_passed_in_every_way() {
+    fn every_ping_pong_floor_yields_samples() {
         let ways = [
-            wake::eventfds,
-            wake::futexes,
+            wake::eventfd_ping_pong,
+            wake::futex_ping_pong,
             socket::tcp_blocking,
             socket::unix_blocking,
             socket::unix_spinning,
@@ -258,6 +273,8 @@ mod tests {
                     .is_ok_and(|samples| samples.count() > 0)
             );
         }
-        assert!(sent((None, None), Duration::from_millis(5)).is_ok_and(|rate| rate > 0.0));
+        assert!(
+            tcp_message_rate((None, None), Duration::from_millis(5)).is_ok_and(|rate| rate > 0.0)
+        );
     }
 }

@@ -7,57 +7,57 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::bounce::{End, bounce};
+use super::ping_pong::{PingPongEnd, ping_pong};
 use crate::pin;
 use crate::samples::Samples;
 
 /// Messages between two looks at the clock.
-const SENDS: u64 = 100;
+const SENDS_PER_CLOCK_READ: u64 = 100;
 
-type Cores = (Option<usize>, Option<usize>);
+type CorePair = (Option<usize>, Option<usize>);
 
-pub(super) fn tcp_blocking(cores: Cores, time: Duration) -> io::Result<Samples> {
+pub(super) fn tcp_blocking(cores: CorePair, time: Duration) -> io::Result<Samples> {
     let (near, far) = tcp_pair()?;
-    bounce(cores, (Ends(near), Ends(far)), time)
+    ping_pong(cores, (SocketEnd(near), SocketEnd(far)), time)
 }
 
-pub(super) fn tcp_spinning(cores: Cores, time: Duration) -> io::Result<Samples> {
+pub(super) fn tcp_spinning(cores: CorePair, time: Duration) -> io::Result<Samples> {
     let (near, far) = tcp_pair()?;
     near.set_nonblocking(true)?;
     far.set_nonblocking(true)?;
-    bounce(cores, (Ends(near), Ends(far)), time)
+    ping_pong(cores, (SocketEnd(near), SocketEnd(far)), time)
 }
 
-pub(super) fn unix_blocking(cores: Cores, time: Duration) -> io::Result<Samples> {
+pub(super) fn unix_blocking(cores: CorePair, time: Duration) -> io::Result<Samples> {
     let (near, far) = UnixStream::pair()?;
-    bounce(cores, (Ends(near), Ends(far)), time)
+    ping_pong(cores, (SocketEnd(near), SocketEnd(far)), time)
 }
 
-pub(super) fn unix_spinning(cores: Cores, time: Duration) -> io::Result<Samples> {
+pub(super) fn unix_spinning(cores: CorePair, time: Duration) -> io::Result<Samples> {
     let (near, far) = UnixStream::pair()?;
     near.set_nonblocking(true)?;
     far.set_nonblocking(true)?;
-    bounce(cores, (Ends(near), Ends(far)), time)
+    ping_pong(cores, (SocketEnd(near), SocketEnd(far)), time)
 }
 
 /// Messages of eight bytes per second in one direction, each with a call of its own; the other side
 /// reads as much as there is.
-pub(super) fn tcp_sends((here, there): Cores, time: Duration) -> io::Result<f64> {
+pub(super) fn tcp_send_rate((here, there): CorePair, time: Duration) -> io::Result<f64> {
     let (mut near, mut far) = tcp_pair()?;
     let read = move || {
-        there.map(pin::to_core);
+        there.map(pin::pin_to_core);
         let mut buf = vec![0; 64 << 10];
         while far.read(&mut buf)? > 0 {}
         io::Result::Ok(())
     };
     let send = move || {
-        here.map(pin::to_core);
+        here.map(pin::pin_to_core);
         let (began, mut count) = (Instant::now(), 0u64);
         while began.elapsed() < time {
-            for _ in 0..SENDS {
+            for _ in 0..SENDS_PER_CLOCK_READ {
                 near.write_all(&[7; 8])?;
             }
-            count += SENDS;
+            count += SENDS_PER_CLOCK_READ;
         }
         io::Result::Ok(count as f64 / began.elapsed().as_secs_f64())
     };
@@ -78,10 +78,10 @@ fn tcp_pair() -> io::Result<(TcpStream, TcpStream)> {
     Ok((near, far))
 }
 
-struct Ends<S>(S);
+struct SocketEnd<S>(S);
 
-impl<S: Read + Write + Send> End for Ends<S> {
-    fn pass(&mut self) -> io::Result<()> {
+impl<S: Read + Write + Send> PingPongEnd for SocketEnd<S> {
+    fn signal(&mut self) -> io::Result<()> {
         // Eight bytes always have room: one turn is under way at most.
         self.0.write_all(&[7; 8])
     }

@@ -10,36 +10,36 @@
 //! | `table` | the goals |
 //! | `figure` | what is measured for them, and how it is shown |
 
-mod figure;
+mod metric;
 mod table;
 
 use std::time::Duration;
 
-use crate::choice::{Api, Bench, Op};
 use crate::floor::{self, Floor};
+use crate::options::{Api, Bench, BenchOp};
 use crate::output::print;
-use crate::pair::program;
-use crate::peers::{Case, Datagrams, Ours, Peer};
-use crate::pin::Pin;
+use crate::peer_process::current_program;
+use crate::peers::{BenchCase, BenchPeer, FabricPeer, FabricUdp};
+use crate::pin::CorePinning;
 use crate::record::{self, Record};
 use crate::samples::median;
 use crate::size::Size;
 use crate::stop::Stop;
-use crate::{Error, Result, congestion, progress, table as tables};
+use crate::{Error, Result, congestion, progress_bar, table as tables};
 
 use Bench::{Bw, Lat, Rate};
-use figure::{Bound, Figure, Goal, Whose};
+use metric::{Goal, GoalBound, Metric, PeerProgram};
 
 /// Messages under way in streams over sockets.
-const UNDER_WAY: usize = 64;
+const SOCKET_WINDOW: usize = 64;
 
 /// Whether anything is aimed at over this provider.
 ///
 /// # Errors
 /// [`Error::Refused`], with those over which something is.
-pub fn check(provider: &str) -> Result<()> {
-    match table::of(provider) {
-        [] => Err(Error::Refused(format!(
+pub fn check_provider(provider: &str) -> Result<()> {
+    match table::for_provider(provider) {
+        [] => Err(Error::InvalidRequest(format!(
             "nothing is aimed at over {provider}; known: shm, tcp, udp"
         ))),
         _ => Ok(()),
@@ -52,51 +52,57 @@ pub fn check(provider: &str) -> Result<()> {
 ///
 /// # Errors
 /// The fabric fails; [`Error::Interrupted`]; nothing can be printed.
-pub fn goals(provider: &str, repeat: usize, time: Duration, pin: &Pin, stop: &Stop) -> Result<()> {
-    let goals = table::of(provider);
-    let mut board = Board {
+pub fn run_goals(
+    provider: &str,
+    repeat: usize,
+    time: Duration,
+    pin: &CorePinning,
+    stop: &Stop,
+) -> Result<()> {
+    let goals = table::for_provider(provider);
+    let mut board = GoalRunner {
         provider,
         time,
-        cores: pin.lane(0),
+        cores: pin.worker_cores(0),
         stop,
-        values: figures(goals),
-        missing: Vec::new(),
+        values: distinct_metrics(goals),
+        unavailable: Vec::new(),
     };
     let mut ended = Ok(());
     for round in 0..repeat {
-        ended = board.round(round, repeat);
+        ended = board.run_round(round, repeat);
         if ended.is_err() {
             break;
         }
     }
-    progress::clear();
+    progress_bar::clear();
     print(&format!(
         "\ngoals over {provider}: medians, and what they are to be\n"
     ))?;
     let widths = [15, 8, 12, 18, 12, 9, 9, 4];
-    let line = |cells: [String; 8]| tables::line(cells.into_iter().zip(widths));
+    let line = |cells: [String; 8]| tables::format_cells(cells.into_iter().zip(widths));
     print(&line(
         ["", "size", "ours", "beside", "", "ratio", "goal", "met"].map(str::to_owned),
     ))?;
     goals
         .iter()
-        .try_for_each(|goal| print(&line(board.row(goal))))?;
-    board.missing.iter().try_for_each(|why| print(why))?;
-    congestion::note(provider, None).map_or(Ok(()), |note| print(&note))?;
+        .try_for_each(|goal| print(&line(board.table_row(goal))))?;
+    board.unavailable.iter().try_for_each(|why| print(why))?;
+    congestion::describe(provider, None).map_or(Ok(()), |note| print(&note))?;
     ended
 }
 
 /// What one measurement said.
 #[derive(Clone, Copy, Debug)]
-struct Value {
+struct Measurement {
     /// The median of a latency, or the rate.
     typical: f64,
     mean: Option<f64>,
 }
 
 /// Each figure of the goals once, in their order.
-fn figures(goals: &[Goal]) -> Vec<(Figure, Vec<Value>)> {
-    let mut figures: Vec<(Figure, Vec<Value>)> = Vec::new();
+fn distinct_metrics(goals: &[Goal]) -> Vec<(Metric, Vec<Measurement>)> {
+    let mut figures: Vec<(Metric, Vec<Measurement>)> = Vec::new();
     for figure in goals.iter().flat_map(|(_, ours, other, _)| [*ours, *other]) {
         if figures.iter().all(|(known, _)| *known != figure) {
             figures.push((figure, Vec::new()));
@@ -105,23 +111,23 @@ fn figures(goals: &[Goal]) -> Vec<(Figure, Vec<Value>)> {
     figures
 }
 
-struct Board<'a> {
+struct GoalRunner<'a> {
     provider: &'a str,
     time: Duration,
     cores: (Option<usize>, Option<usize>),
     stop: &'a Stop,
-    values: Vec<(Figure, Vec<Value>)>,
+    values: Vec<(Metric, Vec<Measurement>)>,
     /// Why something could not be measured.
-    missing: Vec<String>,
+    unavailable: Vec<String>,
 }
 
-impl Board<'_> {
-    fn round(&mut self, round: usize, rounds: usize) -> Result<()> {
+impl GoalRunner<'_> {
+    fn run_round(&mut self, round: usize, rounds: usize) -> Result<()> {
         let count = self.values.len();
         for at in 0..count {
             let figure = self.values[at].0;
             let done = (round * count + at) as f64 / (rounds * count) as f64;
-            progress::show(&figure.name(self.provider), done);
+            progress_bar::show(&figure.name(self.provider), done);
             let value = self.measure(figure);
             self.stop.check()?;
             self.values[at].1.extend(value?);
@@ -131,101 +137,112 @@ impl Board<'_> {
 
     /// Measures it once, in nanoseconds, bytes or messages per second. Nothing where it cannot be
     /// measured.
-    fn measure(&mut self, figure: Figure) -> Result<Option<Value>> {
-        let case = |bench, op, size| Case {
+    fn measure(&mut self, figure: Metric) -> Result<Option<Measurement>> {
+        let case = |bench, op, size| BenchCase {
             bench,
             op,
             size,
             time: self.time,
             cores: self.cores,
         };
-        let ours = Ours::new(self.provider);
+        let ours = FabricPeer::new(self.provider);
         let (bench, record) = match figure {
-            Figure::Ours(bench, op, size) => {
+            Metric::Fabric(bench, op, size) => {
                 (bench, ours.measure(&case(bench, op, size), self.stop)?)
             }
-            Figure::Batch(op, size) => {
+            Metric::FabricBatch(op, size) => {
                 let mut plan = ours.plan(&case(Rate, op, size));
                 plan.api = Api::Batch;
                 (Rate, ours.run(&plan, self.stop)?)
             }
-            Figure::Window(bench, op, size) => {
+            Metric::Window(bench, op, size) => {
                 let mut plan = ours.plan(&case(bench, op, size));
                 plan.api = Api::Window;
                 (bench, ours.run(&plan, self.stop)?)
             }
-            Figure::Driven(wait, drive, size) => {
-                let mut plan = ours.plan(&case(Lat, Op::Send, size));
+            Metric::FabricWithModes(wait, drive, size) => {
+                let mut plan = ours.plan(&case(Lat, BenchOp::Send, size));
                 (plan.wait, plan.progress) = (wait, drive);
                 (Lat, ours.run(&plan, self.stop)?)
             }
-            Figure::Alike(bench, op, size) => {
+            Metric::FabricAsSockets(bench, op, size) => {
                 let mut plan = ours.plan(&case(bench, op, size));
-                (plan.window, plan.congestion) = (UNDER_WAY, congestion::machine());
+                (plan.window, plan.congestion) = (SOCKET_WINDOW, congestion::system_default());
                 (bench, ours.run(&plan, self.stop)?)
             }
-            Figure::AlikeBatch(op, size) => {
+            Metric::FabricAsSocketsBatch(op, size) => {
                 let mut plan = ours.plan(&case(Rate, op, size));
                 (plan.window, plan.congestion, plan.api) =
-                    (UNDER_WAY, congestion::machine(), Api::Batch);
+                    (SOCKET_WINDOW, congestion::system_default(), Api::Batch);
                 (Rate, ours.run(&plan, self.stop)?)
             }
-            Figure::Crowd(count, size) => {
-                let mut plan = ours.plan(&case(Lat, Op::Send, size));
+            Metric::FabricIdlePeers(count, size) => {
+                let mut plan = ours.plan(&case(Lat, BenchOp::Send, size));
                 plan.idle = count;
                 (Lat, ours.run(&plan, self.stop)?)
             }
-            Figure::PerConnection(count) => return Ok(self.per_connection(count)?.map(Value::of)),
-            Figure::Datagram(size) => (
+            Metric::BytesPerIdleConnection(count) => {
+                return Ok(self
+                    .bytes_per_connection(count)?
+                    .map(Measurement::from_typical));
+            }
+            Metric::FabricDatagram(size) => (
                 Lat,
-                Datagrams.measure(&case(Lat, Op::Send, size), self.stop)?,
+                FabricUdp.measure(&case(Lat, BenchOp::Send, size), self.stop)?,
             ),
-            Figure::Theirs(whose, bench, op, size) => {
-                let Some(record) = self.theirs(whose, &case(bench, op, size)) else {
+            Metric::Peer(whose, bench, op, size) => {
+                let Some(record) = self.measure_peer(whose, &case(bench, op, size)) else {
                     return Ok(None);
                 };
                 (bench, record)
             }
-            Figure::Pingpong(whose, size) => {
-                let record = self.theirs(whose, &case(Lat, Op::Send, size));
+            Metric::PeerPingPong(whose, size) => {
+                let record = self.measure_peer(whose, &case(Lat, BenchOp::Send, size));
                 let ns = record.and_then(|record| record.mean_ns);
-                return Ok(ns.map(|ns| Value::of(size as f64 / ns * 1e9)));
+                return Ok(ns.map(|ns| Measurement::from_typical(size as f64 / ns * 1e9)));
             }
-            Figure::Bounce => return Ok(floor::bounced(self.cores, self.time)?.map(Value::of)),
-            Figure::Sends => return Ok(Some(Value::of(floor::sent(self.cores, self.time)?))),
-            Figure::Limit(bytes) => return Ok(Some(Value::of(bytes as f64))),
-            Figure::Line => {
+            Metric::TcpSpinPingPong => {
+                return Ok(floor::tcp_half_round_trip(self.cores, self.time)?
+                    .map(Measurement::from_typical));
+            }
+            Metric::TcpSendRate => {
+                return Ok(Some(Measurement::from_typical(floor::tcp_message_rate(
+                    self.cores, self.time,
+                )?)));
+            }
+            Metric::Constant(bytes) => return Ok(Some(Measurement::from_typical(bytes as f64))),
+            Metric::CacheLine => {
                 let floor = Floor::new(self.cores, self.stop);
-                floor.look();
-                return Ok(floor.line_ns().map(Value::of));
+                floor.sample();
+                return Ok(floor.cache_line_ns().map(Measurement::from_typical));
             }
-            Figure::Memcpy(size) => {
+            Metric::Memcpy(size) => {
                 let floor = Floor::new(self.cores, self.stop);
                 return Ok(floor
                     .copy_ns(size)
-                    .map(|ns| Value::of(size as f64 / ns * 1e9)));
+                    .map(|ns| Measurement::from_typical(size as f64 / ns * 1e9)));
             }
         };
-        Ok(value(bench, figure.size(), &record))
+        Ok(measurement(bench, figure.size(), &record))
     }
 
     /// What somebody else's program says; nothing where it cannot be measured.
-    fn theirs(&mut self, whose: Whose, case: &Case) -> Option<Record> {
+    fn measure_peer(&mut self, whose: PeerProgram, case: &BenchCase) -> Option<Record> {
         let peer = whose.peer();
-        let measured = match peer.missing() {
+        let measured = match peer.unavailable() {
             Some(why) => Err(why),
             None => peer
                 .measure(case, self.stop)
                 .map_err(|error| error.to_string()),
         };
         measured
-            .map_err(|why| self.note(format!("{} is left out: {why}", peer.name())))
+            .map_err(|why| self.add_unavailable(format!("{} is left out: {why}", peer.name())))
             .ok()
     }
 
     /// Measured in a fresh process: this one has memory left from what it did before.
-    fn per_connection(&self, count: usize) -> Result<Option<f64>> {
-        let mut command = program()?;
+    fn bytes_per_connection(&self, count: usize) -> Result<Option<f64>> {
+        let mut command = current_program()?;
         command.args([
             "lat",
             "--provider",
@@ -243,38 +260,40 @@ impl Board<'_> {
             Ok(records) if output.status.success() => {
                 Ok(records.first().and_then(|record| record.idle_bytes))
             }
-            _ => Err(Error::NotUnderstood {
-                who: "fabric-bench lat".into(),
+            _ => Err(Error::Malformed {
+                origin: "fabric-bench lat".into(),
                 text: text + &String::from_utf8_lossy(&output.stderr),
             }),
         }
     }
 
-    fn note(&mut self, why: String) {
-        if !self.missing.contains(&why) {
-            self.missing.push(why);
+    fn add_unavailable(&mut self, why: String) {
+        if !self.unavailable.contains(&why) {
+            self.unavailable.push(why);
         }
     }
 
     /// The median of what was measured: of means, where the other says no more.
-    fn value(&self, figure: Figure, means: bool) -> Option<f64> {
+    fn median_of(&self, figure: Metric, means: bool) -> Option<f64> {
         let (_, values) = self.values.iter().find(|(known, _)| *known == figure)?;
-        let of = |value: &Value| if means { value.mean } else { None }.unwrap_or(value.typical);
+        let of =
+            |value: &Measurement| if means { value.mean } else { None }.unwrap_or(value.typical);
         median(&mut values.iter().map(of).collect::<Vec<_>>())
     }
 
-    fn row(&self, (what, ours, other, bound): &Goal) -> [String; 8] {
-        let means = matches!(other, Figure::Theirs(whose, ..) if whose.says_means());
-        let (mine, theirs) = (self.value(*ours, means), self.value(*other, means));
-        let shown = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| ours.show(value));
+    fn table_row(&self, (what, ours, other, bound): &Goal) -> [String; 8] {
+        let means = matches!(other, Metric::Peer(whose, ..) if whose.reports_only_means());
+        let (mine, theirs) = (self.median_of(*ours, means), self.median_of(*other, means));
+        let shown =
+            |value: Option<f64>| value.map_or_else(|| "-".into(), |value| ours.format_value(value));
         let goal = match bound {
-            Bound::AtMost(times) => format!("<= {times}"),
-            Bound::AtLeast(times) => format!(">= {times}"),
-            Bound::Above(ns) => format!("+{ns:.0} ns"),
+            GoalBound::AtMost(times) => format!("<= {times}"),
+            GoalBound::AtLeast(times) => format!(">= {times}"),
+            GoalBound::AtMostPlusNs(ns) => format!("+{ns:.0} ns"),
         };
         let met = mine
             .zip(theirs)
-            .map(|(mine, theirs)| bound.holds(mine, theirs));
+            .map(|(mine, theirs)| bound.is_met(mine, theirs));
         [
             (*what).to_owned(),
             Size(ours.size()).to_string(),
@@ -289,8 +308,8 @@ impl Board<'_> {
     }
 }
 
-impl Value {
-    fn of(typical: f64) -> Self {
+impl Measurement {
+    fn from_typical(typical: f64) -> Self {
         Self {
             typical,
             mean: None,
@@ -299,14 +318,14 @@ impl Value {
 }
 
 /// What a run says about this. Small messages are counted, large ones weighed.
-fn value(bench: Bench, size: usize, record: &Record) -> Option<Value> {
+fn measurement(bench: Bench, size: usize, record: &Record) -> Option<Measurement> {
     match bench {
-        Lat => record.typical_ns().map(|typical| Value {
+        Lat => record.typical_ns().map(|typical| Measurement {
             typical,
             mean: record.mean_ns,
         }),
-        Bw if size >= 1024 => record.bytes_per_s.map(Value::of),
-        Rate | Bw => record.msgs_per_s.map(Value::of),
+        Bw if size >= 1024 => record.bytes_per_s.map(Measurement::from_typical),
+        Rate | Bw => record.msgs_per_s.map(Measurement::from_typical),
     }
 }
 
@@ -315,18 +334,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_goal_is_met_on_its_side_of_the_bound() {
-        use Bound::{Above, AtLeast, AtMost};
-        assert!(AtMost(0.5).holds(5.0, 10.0) && !AtMost(0.5).holds(5.1, 10.0));
-        assert!(AtLeast(0.9).holds(9.0, 10.0) && !AtLeast(0.9).holds(8.9, 10.0));
-        assert!(Above(50.0).holds(150.0, 100.0) && !Above(50.0).holds(151.0, 100.0));
+    fn goals_are_met_on_the_right_side_of_the_bound() {
+        use GoalBound::{AtLeast, AtMost, AtMostPlusNs};
+        assert!(AtMost(0.5).is_met(5.0, 10.0) && !AtMost(0.5).is_met(5.1, 10.0));
+        assert!(AtLeast(0.9).is_met(9.0, 10.0) && !AtLeast(0.9).is_met(8.9, 10.0));
+        assert!(
+            AtMostPlusNs(50.0).is_met(150.0, 100.0) && !AtMostPlusNs(50.0).is_met(151.0, 100.0)
+        );
     }
 
     #[test]
-    fn both_figures_of_a_goal_have_one_unit() {
-        for (what, ours, other, _) in ["shm", "tcp", "udp"].into_iter().flat_map(table::of) {
-            let unit = |figure: Figure| figure.show(1.0).rsplit(' ').next().map(str::to_owned);
-            let counted = matches!(other, Figure::Theirs(_, Bw, _, size) if *size < 1024);
+    fn both_metrics_of_a_goal_have_the_same_unit() {
+        for (what, ours, other, _) in ["shm", "tcp", "udp"]
+            .into_iter()
+            .flat_map(table::for_provider)
+        {
+            let unit = |figure: Metric| {
+                figure
+                    .format_value(1.0)
+                    .rsplit(' ')
+                    .next()
+                    .map(str::to_owned)
+            };
+            let counted = matches!(other, Metric::Peer(_, Bw, _, size) if *size < 1024);
             assert!(
                 counted || unit(*ours) == unit(*other),
                 "{what}: {ours:?} and {other:?}"
@@ -335,30 +365,30 @@ mod tests {
     }
 
     #[test]
-    fn rows_show_what_was_measured_and_what_was_not() {
-        let (stop, goals) = (Stop::default(), table::of("shm"));
-        let mut board = Board {
+    fn table_rows_show_measured_and_missing_values() {
+        let (stop, goals) = (Stop::default(), table::for_provider("shm"));
+        let mut board = GoalRunner {
             provider: "shm",
             time: Duration::ZERO,
             cores: (None, None),
             stop: &stop,
-            values: figures(goals),
-            missing: Vec::new(),
+            values: distinct_metrics(goals),
+            unavailable: Vec::new(),
         };
-        let row = board.row(&goals[0]);
+        let row = board.table_row(&goals[0]);
         assert_eq!(row[2..].join(" "), "- cache line - - <= 1.8 -");
-        let of = |typical| Value {
+        let of = |typical| Measurement {
             typical,
             mean: Some(400.0),
         };
         board.values[0].1 = vec![of(300.0), of(200.0), of(100.0)];
-        board.values[1].1 = vec![Value::of(100.0)];
+        board.values[1].1 = vec![Measurement::from_typical(100.0)];
         board.values[2].1 = vec![of(900.0)];
         assert_eq!(
-            board.row(&goals[0]).join(" "),
+            board.table_row(&goals[0]).join(" "),
             "send 8B 0.200 us cache line 0.100 us 2.00 <= 1.8 no"
         );
-        let means = board.row(&goals[1]).join(" ");
+        let means = board.table_row(&goals[1]).join(" ");
         assert_eq!(
             means,
             " 8B 0.400 us fi_pingpong shm 0.400 us 1.00 <= 0.45 no"

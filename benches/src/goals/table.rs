@@ -1,23 +1,24 @@
 //! What is aimed at, by provider.
 
-use super::figure::Bound::{Above, AtLeast, AtMost};
-use super::figure::Figure::{
-    Alike, AlikeBatch, Batch, Bounce, Crowd, Datagram, Driven, Limit, Line, Memcpy, Ours as Us,
-    PerConnection, Pingpong, Sends, Theirs, Window,
+use super::metric::Goal;
+use super::metric::GoalBound::{AtLeast, AtMost, AtMostPlusNs};
+use super::metric::Metric::{
+    BytesPerIdleConnection, CacheLine, Constant, Fabric as Us, FabricAsSockets,
+    FabricAsSocketsBatch, FabricBatch, FabricDatagram, FabricIdlePeers, FabricWithModes, Memcpy,
+    Peer, PeerPingPong, TcpSendRate, TcpSpinPingPong, Window,
 };
-use super::figure::Goal;
-use super::figure::Whose::{Libfabric, LibfabricTcp, LibfabricUdp, Tokio, Ucx, UcxAm};
-use crate::choice::Bench::{Bw, Lat, Rate};
-use crate::choice::{Drive, Op, Wait};
+use super::metric::PeerProgram::{Libfabric, LibfabricTcp, LibfabricUdp, Tokio, Ucx, UcxAm};
+use crate::options::Bench::{Bw, Lat, Rate};
+use crate::options::{BenchOp, ProgressMode, WaitMode};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
 /// Peers that are connected and silent.
-const CROWD: usize = 1000;
+const IDLE_PEERS: usize = 1000;
 
 /// The goals of this provider, as they are printed; none where nothing is aimed at.
-pub(super) fn of(provider: &str) -> &'static [Goal] {
+pub(super) fn for_provider(provider: &str) -> &'static [Goal] {
     match provider {
         "shm" => SHM,
         "tcp" => TCP,
@@ -27,183 +28,188 @@ pub(super) fn of(provider: &str) -> &'static [Goal] {
 }
 
 const SHM: &[Goal] = &[
-    ("send", Us(Lat, Op::Send, 8), Line, AtMost(1.8)),
+    ("send", Us(Lat, BenchOp::Send, 8), CacheLine, AtMost(1.8)),
     (
         "",
-        Us(Lat, Op::Send, 8),
-        Theirs(Libfabric, Lat, Op::Send, 8),
+        Us(Lat, BenchOp::Send, 8),
+        Peer(Libfabric, Lat, BenchOp::Send, 8),
         AtMost(0.45),
     ),
     (
         "",
-        Us(Lat, Op::Send, 8),
-        Theirs(Ucx, Lat, Op::Send, 8),
+        Us(Lat, BenchOp::Send, 8),
+        Peer(Ucx, Lat, BenchOp::Send, 8),
         AtMost(0.75),
     ),
     (
         "",
-        Us(Lat, Op::Send, 64),
-        Theirs(Libfabric, Lat, Op::Send, 64),
+        Us(Lat, BenchOp::Send, 64),
+        Peer(Libfabric, Lat, BenchOp::Send, 64),
         AtMost(0.45),
     ),
     (
         "",
-        Us(Lat, Op::Send, 256),
-        Theirs(Libfabric, Lat, Op::Send, 256),
+        Us(Lat, BenchOp::Send, 256),
+        Peer(Libfabric, Lat, BenchOp::Send, 256),
         AtMost(0.45),
     ),
     (
         "",
-        Us(Lat, Op::Send, 4 * KIB),
-        Theirs(Libfabric, Lat, Op::Send, 4 * KIB),
+        Us(Lat, BenchOp::Send, 4 * KIB),
+        Peer(Libfabric, Lat, BenchOp::Send, 4 * KIB),
         AtMost(0.4),
     ),
     (
         "",
-        Us(Lat, Op::Send, 4 * KIB),
-        Theirs(UcxAm, Lat, Op::Send, 4 * KIB),
+        Us(Lat, BenchOp::Send, 4 * KIB),
+        Peer(UcxAm, Lat, BenchOp::Send, 4 * KIB),
         AtMost(1.0),
     ),
     (
         "",
-        Us(Lat, Op::Send, 64 * KIB),
-        Theirs(Libfabric, Lat, Op::Send, 64 * KIB),
+        Us(Lat, BenchOp::Send, 64 * KIB),
+        Peer(Libfabric, Lat, BenchOp::Send, 64 * KIB),
         AtMost(1.0),
     ),
     (
         "",
-        Us(Lat, Op::Send, MIB),
-        Theirs(Libfabric, Lat, Op::Send, MIB),
+        Us(Lat, BenchOp::Send, MIB),
+        Peer(Libfabric, Lat, BenchOp::Send, MIB),
         AtMost(1.0),
     ),
     (
         "loan",
-        Us(Lat, Op::Loan, 64 * KIB),
-        Theirs(Libfabric, Lat, Op::Send, 64 * KIB),
+        Us(Lat, BenchOp::Loan, 64 * KIB),
+        Peer(Libfabric, Lat, BenchOp::Send, 64 * KIB),
         AtMost(0.6),
     ),
     (
         "",
-        Us(Lat, Op::Loan, MIB),
-        Theirs(Libfabric, Lat, Op::Send, MIB),
+        Us(Lat, BenchOp::Loan, MIB),
+        Peer(Libfabric, Lat, BenchOp::Send, MIB),
         AtMost(0.7),
     ),
     (
         "",
-        Us(Lat, Op::Loan, MIB),
-        Us(Lat, Op::Send, 8),
+        Us(Lat, BenchOp::Loan, MIB),
+        Us(Lat, BenchOp::Send, 8),
         AtMost(3.0),
     ),
     (
         "send, batches",
-        Batch(Op::Send, 8),
-        Theirs(Ucx, Bw, Op::Send, 8),
+        FabricBatch(BenchOp::Send, 8),
+        Peer(Ucx, Bw, BenchOp::Send, 8),
         AtLeast(1.0),
     ),
-    ("write", Us(Lat, Op::Write, 8), Line, AtMost(1.3)),
+    ("write", Us(Lat, BenchOp::Write, 8), CacheLine, AtMost(1.3)),
     (
         "",
-        Us(Lat, Op::Write, 8),
-        Theirs(Ucx, Lat, Op::Write, 8),
+        Us(Lat, BenchOp::Write, 8),
+        Peer(Ucx, Lat, BenchOp::Write, 8),
         AtMost(1.0),
     ),
     (
         "",
-        Us(Rate, Op::Write, 8),
-        Theirs(Ucx, Bw, Op::Write, 8),
+        Us(Rate, BenchOp::Write, 8),
+        Peer(Ucx, Bw, BenchOp::Write, 8),
         AtLeast(1.0),
     ),
     (
         "",
-        Us(Bw, Op::Write, 4 * KIB),
+        Us(Bw, BenchOp::Write, 4 * KIB),
         Memcpy(4 * KIB),
         AtLeast(0.9),
     ),
     (
         "",
-        Us(Bw, Op::Write, 64 * KIB),
+        Us(Bw, BenchOp::Write, 64 * KIB),
         Memcpy(64 * KIB),
         AtLeast(0.9),
     ),
-    ("", Us(Bw, Op::Write, MIB), Memcpy(MIB), AtLeast(0.9)),
+    ("", Us(Bw, BenchOp::Write, MIB), Memcpy(MIB), AtLeast(0.9)),
     (
         "",
-        Us(Bw, Op::Write, 4 * KIB),
-        Theirs(Ucx, Bw, Op::Write, 4 * KIB),
+        Us(Bw, BenchOp::Write, 4 * KIB),
+        Peer(Ucx, Bw, BenchOp::Write, 4 * KIB),
         AtLeast(1.0),
     ),
     (
         "",
-        Us(Bw, Op::Write, 64 * KIB),
-        Theirs(Ucx, Bw, Op::Write, 64 * KIB),
+        Us(Bw, BenchOp::Write, 64 * KIB),
+        Peer(Ucx, Bw, BenchOp::Write, 64 * KIB),
         AtLeast(1.0),
     ),
     (
         "",
-        Us(Bw, Op::Write, MIB),
-        Theirs(Ucx, Bw, Op::Write, MIB),
+        Us(Bw, BenchOp::Write, MIB),
+        Peer(Ucx, Bw, BenchOp::Write, MIB),
         AtLeast(1.0),
     ),
     (
         "write, window",
-        Window(Lat, Op::Write, 8),
-        Line,
+        Window(Lat, BenchOp::Write, 8),
+        CacheLine,
         AtMost(1.3),
     ),
     (
         "",
-        Window(Lat, Op::Write, 8),
-        Theirs(Ucx, Lat, Op::Write, 8),
+        Window(Lat, BenchOp::Write, 8),
+        Peer(Ucx, Lat, BenchOp::Write, 8),
         AtMost(1.0),
     ),
     (
         "",
-        Window(Rate, Op::Write, 8),
-        Theirs(Ucx, Bw, Op::Write, 8),
+        Window(Rate, BenchOp::Write, 8),
+        Peer(Ucx, Bw, BenchOp::Write, 8),
         AtLeast(1.0),
     ),
     (
         "",
-        Window(Bw, Op::Write, 4 * KIB),
+        Window(Bw, BenchOp::Write, 4 * KIB),
         Memcpy(4 * KIB),
         AtLeast(0.9),
     ),
     (
         "",
-        Window(Bw, Op::Write, 4 * KIB),
-        Theirs(Ucx, Bw, Op::Write, 4 * KIB),
+        Window(Bw, BenchOp::Write, 4 * KIB),
+        Peer(Ucx, Bw, BenchOp::Write, 4 * KIB),
         AtLeast(1.0),
     ),
     (
         "",
-        Window(Bw, Op::Write, 64 * KIB),
+        Window(Bw, BenchOp::Write, 64 * KIB),
         Memcpy(64 * KIB),
         AtLeast(0.9),
     ),
     (
         "read",
-        Us(Bw, Op::Read, 4 * KIB),
+        Us(Bw, BenchOp::Read, 4 * KIB),
         Memcpy(4 * KIB),
         AtLeast(0.9),
     ),
     (
         "",
-        Us(Bw, Op::Read, 64 * KIB),
+        Us(Bw, BenchOp::Read, 64 * KIB),
         Memcpy(64 * KIB),
         AtLeast(0.9),
     ),
-    ("", Us(Bw, Op::Read, MIB), Memcpy(MIB), AtLeast(0.9)),
-    ("fetch-add", Us(Lat, Op::Atomic, 8), Line, Above(50.0)),
+    ("", Us(Bw, BenchOp::Read, MIB), Memcpy(MIB), AtLeast(0.9)),
+    (
+        "fetch-add",
+        Us(Lat, BenchOp::Atomic, 8),
+        CacheLine,
+        AtMostPlusNs(50.0),
+    ),
     (
         "send, adaptive",
-        Driven(Wait::Adaptive, Drive::Manual, 8),
-        Us(Lat, Op::Send, 8),
+        FabricWithModes(WaitMode::Adaptive, ProgressMode::Manual, 8),
+        Us(Lat, BenchOp::Send, 8),
         AtMost(1.3),
     ),
     (
         "send, auto",
-        Driven(Wait::Spin, Drive::Auto, 8),
-        Us(Lat, Op::Send, 8),
+        FabricWithModes(WaitMode::Spin, ProgressMode::Auto, 8),
+        Us(Lat, BenchOp::Send, 8),
         AtMost(1.3),
     ),
 ];
@@ -213,65 +219,70 @@ const SHM: &[Goal] = &[
 const TCP: &[Goal] = &[
     (
         "send",
-        Us(Lat, Op::Send, 8),
-        Theirs(LibfabricTcp, Lat, Op::Send, 8),
+        Us(Lat, BenchOp::Send, 8),
+        Peer(LibfabricTcp, Lat, BenchOp::Send, 8),
         AtMost(1.0),
     ),
-    ("", Us(Lat, Op::Send, 8), Bounce, AtMost(1.15)),
+    ("", Us(Lat, BenchOp::Send, 8), TcpSpinPingPong, AtMost(1.15)),
     (
         "send, parked",
-        Driven(Wait::Park, Drive::Manual, 8),
-        Theirs(Tokio, Lat, Op::Send, 8),
+        FabricWithModes(WaitMode::Park, ProgressMode::Manual, 8),
+        Peer(Tokio, Lat, BenchOp::Send, 8),
         AtMost(1.05),
     ),
     (
         "stream",
-        Alike(Bw, Op::Send, 64 * KIB),
-        Pingpong(LibfabricTcp, 64 * KIB),
+        FabricAsSockets(Bw, BenchOp::Send, 64 * KIB),
+        PeerPingPong(LibfabricTcp, 64 * KIB),
         AtLeast(1.2),
     ),
     (
         "",
-        Alike(Bw, Op::Send, 64 * KIB),
-        Theirs(Tokio, Bw, Op::Send, 64 * KIB),
+        FabricAsSockets(Bw, BenchOp::Send, 64 * KIB),
+        Peer(Tokio, Bw, BenchOp::Send, 64 * KIB),
         AtLeast(1.0),
     ),
     (
         "",
-        Alike(Bw, Op::Send, MIB),
-        Pingpong(LibfabricTcp, MIB),
+        FabricAsSockets(Bw, BenchOp::Send, MIB),
+        PeerPingPong(LibfabricTcp, MIB),
         AtLeast(1.2),
     ),
     (
         "",
-        Alike(Bw, Op::Send, MIB),
-        Theirs(Tokio, Bw, Op::Send, MIB),
+        FabricAsSockets(Bw, BenchOp::Send, MIB),
+        Peer(Tokio, Bw, BenchOp::Send, MIB),
         AtLeast(1.0),
     ),
-    ("rate", Alike(Rate, Op::Send, 8), Sends, AtLeast(5.0)),
+    (
+        "rate",
+        FabricAsSockets(Rate, BenchOp::Send, 8),
+        TcpSendRate,
+        AtLeast(5.0),
+    ),
     (
         "rate, batches",
-        AlikeBatch(Op::Send, 8),
-        Sends,
+        FabricAsSocketsBatch(BenchOp::Send, 8),
+        TcpSendRate,
         AtLeast(5.0),
     ),
     (
         "1000 silent",
-        Crowd(CROWD, 8),
-        Us(Lat, Op::Send, 8),
+        FabricIdlePeers(IDLE_PEERS, 8),
+        Us(Lat, BenchOp::Send, 8),
         AtMost(1.2),
     ),
     (
         "memory of each",
-        PerConnection(CROWD),
-        Limit(32 * KIB),
+        BytesPerIdleConnection(IDLE_PEERS),
+        Constant(32 * KIB),
         AtMost(1.0),
     ),
 ];
 
 const UDP: &[Goal] = &[(
     "send",
-    Datagram(8),
-    Theirs(LibfabricUdp, Lat, Op::Send, 8),
+    FabricDatagram(8),
+    Peer(LibfabricUdp, Lat, BenchOp::Send, 8),
     AtMost(1.0),
 )];

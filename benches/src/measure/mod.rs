@@ -21,26 +21,26 @@
 //! | `near` | the measuring side of a lane |
 //! | `far` | the other side |
 
-pub(crate) mod far;
-mod near;
+mod endpoint;
+mod initiator;
 mod onesided;
 mod plan;
+pub(crate) mod responder;
 pub(crate) mod rounds;
-mod station;
 
-pub use plan::{Budget, Plan, WINDOW};
+pub use plan::{Budget, DEFAULT_WINDOW, Plan};
 
 use std::sync::Arc;
 
-use crate::choice::Bench;
-use crate::cpu::Cpu;
+use crate::cpu::CpuTime;
 use crate::floor::Floor;
-use crate::pair::Pair;
+use crate::options::Bench;
+use crate::peer_process::PeerProcess;
 use crate::record::Record;
-use crate::samples::{tenths, timer_cost};
+use crate::samples::{round_to_tenths, timer_cost};
 use crate::stop::Stop;
-use crate::{Result, pin, progress};
-use near::Lane;
+use crate::{Result, pin, progress_bar};
+use initiator::Worker;
 
 /// Measures all sizes of the plan; each result is passed on when it is there. Ends early, with what
 /// it has, when it is told to stop.
@@ -49,66 +49,82 @@ use near::Lane;
 /// The other side died or failed.
 pub fn measure(
     plan: &Plan,
-    pair: &mut Pair,
+    pair: &mut PeerProcess,
     stop: &Stop,
     mut emit: impl FnMut(Record) -> Result<()>,
 ) -> Result<()> {
     let here = plan.cores.first().and_then(|cores| cores.0);
-    let timer = pin::on(here, timer_cost);
+    let timer = pin::run_on_core(here, timer_cost);
     let floor = Arc::new(Floor::new(
         plan.cores.first().copied().unwrap_or_default(),
         stop,
     ));
-    let ended = lanes(plan, pair, stop, &floor).and_then(|lanes| {
+    let ended = start_workers(plan, pair, stop, &floor).and_then(|lanes| {
         for size in plan.sizes.iter().copied() {
             if stop.raised() {
                 break;
             }
             let copy = floor.copy_ns(size);
-            let mut record = one_size(plan, pair, &lanes, size)?;
+            let mut record = measure_size(plan, pair, &lanes, size)?;
             let least = match plan.bench {
-                Bench::Lat => floor.line_ns().zip(copy).map(|(line, copy)| line + copy),
+                Bench::Lat => floor
+                    .cache_line_ns()
+                    .zip(copy)
+                    .map(|(line, copy)| line + copy),
                 Bench::Bw | Bench::Rate => copy,
             };
-            record.floor_ns = least.map(tenths);
-            record.timer_ns = Some(tenths(timer));
+            record.floor_ns = least.map(round_to_tenths);
+            record.timer_ns = Some(round_to_tenths(timer));
             if record.samples > 0 {
-                progress::clear();
+                progress_bar::clear();
                 emit(record)?;
             }
         }
-        pair.end()
+        pair.shutdown()
     });
-    progress::clear();
-    ended.map_err(|error| pair.explain(error))
+    progress_bar::clear();
+    ended.map_err(|error| pair.or_death_error(error))
 }
 
 /// The first lane looks at the floor and shows progress.
-fn lanes(plan: &Plan, pair: &mut Pair, stop: &Stop, floor: &Arc<Floor>) -> Result<Vec<Lane>> {
-    let names = pair.set_up(plan)?;
+fn start_workers(
+    plan: &Plan,
+    pair: &mut PeerProcess,
+    stop: &Stop,
+    floor: &Arc<Floor>,
+) -> Result<Vec<Worker>> {
+    let names = pair.start_workers(plan)?;
     let lanes = names.into_iter().enumerate();
     let leads = |number| (number == 0).then(|| floor.clone());
     lanes
-        .map(|(number, names)| Lane::start(plan, number, names, (stop.clone(), leads(number))))
+        .map(|(number, names)| Worker::start(plan, number, names, (stop.clone(), leads(number))))
         .collect()
 }
 
-fn one_size(plan: &Plan, pair: &mut Pair, lanes: &[Lane], size: usize) -> Result<Record> {
-    let cpu = |pair: &mut Pair| Ok::<_, crate::Error>((Cpu::now(), pair.cpu()?));
+fn measure_size(
+    plan: &Plan,
+    pair: &mut PeerProcess,
+    lanes: &[Worker],
+    size: usize,
+) -> Result<Record> {
+    let cpu = |pair: &mut PeerProcess| Ok::<_, crate::Error>((CpuTime::now(), pair.cpu_time()?));
     let before = cpu(pair)?;
-    lanes.iter().for_each(|lane| lane.begin(size));
-    let outcomes: Vec<_> = lanes.iter().map(Lane::finish).collect::<Result<_>>()?;
+    lanes.iter().for_each(|lane| lane.start_size(size));
+    let outcomes: Vec<_> = lanes.iter().map(Worker::finish).collect::<Result<_>>()?;
     let after = cpu(pair)?;
-    let mut record = plan.record(size);
-    rounds::describe(&outcomes, &mut record);
+    let mut record = plan.empty_record(size);
+    rounds::fill_record(&outcomes, &mut record);
     if let ((Some(here), Some(there)), (Some(here_after), Some(there_after))) = (before, after) {
         let spent = (here_after - here) + (there_after - there);
-        (record.cpu_user_s, record.cpu_sys_s) = (Some(cents(spent.user)), Some(cents(spent.sys)));
+        (record.cpu_user_s, record.cpu_sys_s) = (
+            Some(round_to_hundredths(spent.user)),
+            Some(round_to_hundredths(spent.sys)),
+        );
     }
     Ok(record)
 }
 
 /// Rounded to the kernel's clock ticks, of which the differences are made.
-fn cents(seconds: f64) -> f64 {
+fn round_to_hundredths(seconds: f64) -> f64 {
     (seconds * 100.0).round() / 100.0
 }

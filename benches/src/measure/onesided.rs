@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 
 use fabric_async::{Access, AtomicOp, FiAddr, MemoryRegion, RemoteRegion, RemoteWindow};
 
-use super::station::Station;
-use crate::choice::{Api, Op};
-use crate::samples::Stamps;
+use super::endpoint::BenchEndpoint;
+use crate::options::{Api, BenchOp};
+use crate::samples::TimeStamps;
 use crate::{Error, Result};
 
 /// Looks at memory between two looks at whether the peer is still there.
-const LOOKS: u32 = 1 << 16;
+const POLLS_PER_PEER_CHECK: u32 = 1 << 16;
 
 /// Memory of both sides.
-pub(super) struct Reach {
+pub(super) struct RmaBuffers {
     pub(super) size: usize,
     region: MemoryRegion,
     remote: RemoteRegion,
@@ -28,17 +28,17 @@ pub(super) struct Reach {
 }
 
 /// Memory for operations of this size.
-pub(super) fn memory(station: &Station, size: usize) -> Result<MemoryRegion> {
+pub(super) fn alloc_region(station: &BenchEndpoint, size: usize) -> Result<MemoryRegion> {
     Ok(station
         .ep
         .domain()
         .alloc(size.max(8), Access::REMOTE_READ | Access::REMOTE_WRITE)?)
 }
 
-impl Reach {
+impl RmaBuffers {
     /// Memory here, and there as the peer has told of it; mapped when this returns.
     pub(super) async fn new(
-        station: &Station,
+        station: &BenchEndpoint,
         api: Api,
         (size, region): (usize, MemoryRegion),
         (peer, told): (FiAddr, &[u8]),
@@ -59,15 +59,15 @@ impl Reach {
     }
 
     /// Before a round of writes: none has come yet.
-    pub(super) fn reset(&self) -> Result<()> {
+    pub(super) fn clear_marker(&self) -> Result<()> {
         Ok(self.region.write(self.size - 1, &[0])?)
     }
 
     /// Waits until the other side has written this number. Writes go from the first byte to the
     /// last.
-    async fn seen(&self, station: &Station, number: u8) -> Result<()> {
+    async fn wait_marker(&self, station: &BenchEndpoint, number: u8) -> Result<()> {
         loop {
-            for _ in 0..LOOKS {
+            for _ in 0..POLLS_PER_PEER_CHECK {
                 if self.region.load::<u8>(self.size - 1)? == number {
                     return Ok(());
                 }
@@ -82,7 +82,12 @@ impl Reach {
         }
     }
 
-    async fn write(&self, station: &Station, mut buf: Vec<u8>, number: u8) -> Result<Vec<u8>> {
+    async fn write(
+        &self,
+        station: &BenchEndpoint,
+        mut buf: Vec<u8>,
+        number: u8,
+    ) -> Result<Vec<u8>> {
         if let Some(last) = buf.last_mut() {
             *last = number;
         }
@@ -97,7 +102,7 @@ impl Reach {
             .into_buf())
     }
 
-    async fn write_data(&self, station: &Station, buf: Vec<u8>) -> Result<Vec<u8>> {
+    async fn write_data(&self, station: &BenchEndpoint, buf: Vec<u8>) -> Result<Vec<u8>> {
         Ok(station
             .ep
             .write(self.peer, self.remote.at(0), buf)
@@ -107,42 +112,47 @@ impl Reach {
     }
 
     /// One operation, and for writes its counterpart.
-    async fn trip(
+    async fn round_trip(
         &self,
-        station: &mut Station,
-        op: Op,
+        station: &mut BenchEndpoint,
+        op: BenchOp,
         buf: Vec<u8>,
         number: u8,
     ) -> Result<Vec<u8>> {
         match op {
-            Op::Write => {
+            BenchOp::Write => {
                 let buf = self.write(station, buf, number).await?;
-                self.seen(station, number).await?;
+                self.wait_marker(station, number).await?;
                 Ok(buf)
             }
-            Op::Writedata => {
+            BenchOp::Writedata => {
                 let buf = self.write_data(station, buf).await?;
-                station.written(1).await?;
+                station.wait_remote_writes(1).await?;
                 Ok(buf)
             }
-            _ => self.one(station, op, buf).await,
+            _ => self.run_op(station, op, buf).await,
         }
     }
 
     /// One operation.
-    async fn one(&self, station: &Station, op: Op, mut buf: Vec<u8>) -> Result<Vec<u8>> {
+    async fn run_op(
+        &self,
+        station: &BenchEndpoint,
+        op: BenchOp,
+        mut buf: Vec<u8>,
+    ) -> Result<Vec<u8>> {
         if let Some(window) = &self.window {
-            call(window, op, &mut buf)?;
+            access_mapping(window, op, &mut buf)?;
             return Ok(buf);
         }
         match op {
-            Op::Write => self.write(station, buf, 0).await,
-            Op::Writedata => self.write_data(station, buf).await,
-            Op::Read => {
+            BenchOp::Write => self.write(station, buf, 0).await,
+            BenchOp::Writedata => self.write_data(station, buf).await,
+            BenchOp::Read => {
                 let all = self.remote.slice(..self.size as u64);
                 Ok(station.ep.read_into(self.peer, all, buf).await?.into_buf())
             }
-            Op::Atomic => station
+            BenchOp::Atomic => station
                 .ep
                 .fetch_add(self.peer, self.remote.at(0), 1u64)
                 .await
@@ -155,67 +165,72 @@ impl Reach {
     }
 
     /// Trips, with a time stamp after each.
-    pub(super) async fn trips(
+    pub(super) async fn run_round_trips(
         &self,
-        station: &mut Station,
-        op: Op,
+        station: &mut BenchEndpoint,
+        op: BenchOp,
         count: u64,
-        stamps: &mut Stamps,
+        stamps: &mut TimeStamps,
     ) -> Result<Duration> {
         let mut buf = station.buffers(1, self.size).swap_remove(0);
         stamps.begin();
         for trip in 1..=count {
-            buf = self.trip(station, op, buf, trip as u8).await?;
+            buf = self.round_trip(station, op, buf, trip as u8).await?;
             stamps.stamp();
         }
-        station.leave([buf]);
+        station.recycle([buf]);
         Ok(stamps.elapsed())
     }
 
     /// Operations one after the other, without a counterpart.
-    pub(super) async fn stream(
+    pub(super) async fn run_stream(
         &self,
-        station: &mut Station,
-        op: Op,
+        station: &mut BenchEndpoint,
+        op: BenchOp,
         count: u64,
     ) -> Result<Instant> {
         let mut buf = station.buffers(1, self.size).swap_remove(0);
         let began = Instant::now();
         if let Some(window) = &self.window {
-            (0..count).try_for_each(|_| call(window, op, &mut buf))?;
-            station.leave([buf]);
+            (0..count).try_for_each(|_| access_mapping(window, op, &mut buf))?;
+            station.recycle([buf]);
             return Ok(began);
         }
         for _ in 0..count {
-            buf = self.one(station, op, buf).await?;
+            buf = self.run_op(station, op, buf).await?;
         }
-        station.leave([buf]);
+        station.recycle([buf]);
         Ok(began)
     }
 
     /// The counterpart: writes back what it sees, so often.
-    pub(super) async fn bounce(&self, station: &mut Station, op: Op, count: u64) -> Result<()> {
+    pub(super) async fn write_back(
+        &self,
+        station: &mut BenchEndpoint,
+        op: BenchOp,
+        count: u64,
+    ) -> Result<()> {
         let mut buf = station.buffers(1, self.size).swap_remove(0);
         for trip in 1..=count {
-            buf = if op == Op::Writedata {
-                station.written(1).await?;
+            buf = if op == BenchOp::Writedata {
+                station.wait_remote_writes(1).await?;
                 self.write_data(station, buf).await?
             } else {
-                self.seen(station, trip as u8).await?;
+                self.wait_marker(station, trip as u8).await?;
                 self.write(station, buf, trip as u8).await?
             };
         }
-        station.leave([buf]);
+        station.recycle([buf]);
         Ok(())
     }
 }
 
 /// One call on a window.
 #[inline]
-fn call(window: &RemoteWindow, op: Op, buf: &mut [u8]) -> Result<()> {
+fn access_mapping(window: &RemoteWindow, op: BenchOp, buf: &mut [u8]) -> Result<()> {
     match op {
-        Op::Read => window.read(0, buf)?,
-        Op::Atomic => window.atomic(0, AtomicOp::Sum, 1u64).map(drop)?,
+        BenchOp::Read => window.read(0, buf)?,
+        BenchOp::Atomic => window.atomic(0, AtomicOp::Sum, 1u64).map(drop)?,
         _ => window.write(0, buf)?,
     }
     Ok(())

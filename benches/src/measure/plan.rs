@@ -3,7 +3,7 @@
 use fabric_async::{Caps, EpType, Error as FabricError, Hints, Info, discover};
 use serde::{Deserialize, Serialize};
 
-use crate::choice::{Api, Bench, Drive, Op, Runtime, Wait, name};
+use crate::options::{Api, Bench, BenchOp, ProgressMode, RuntimeKind, WaitMode, name};
 use crate::record::Record;
 use crate::size::Size;
 use crate::{Error, Result, memory};
@@ -16,15 +16,15 @@ pub struct Plan {
     /// Over which provider.
     pub provider: String,
     /// By which operation.
-    pub op: Op,
+    pub op: BenchOp,
     /// How completions are heard of.
     pub api: Api,
     /// How waiting is done.
-    pub wait: Wait,
+    pub wait: WaitMode,
     /// Who makes progress.
-    pub progress: Drive,
+    pub progress: ProgressMode,
     /// On which runtime.
-    pub runtime: Runtime,
+    pub runtime: RuntimeKind,
     /// Messages under way, of streams.
     pub window: usize,
     /// Endpoints on the other side, per thread.
@@ -35,7 +35,7 @@ pub struct Plan {
     pub budget: Budget,
     /// From which length on messages are copied once; as the provider does unless said otherwise.
     #[serde(default)]
-    pub single_copy_from: Option<usize>,
+    pub single_copy_threshold: Option<usize>,
     /// Endpoints on the other side that are connected as well, and silent, per thread.
     #[serde(default)]
     pub idle: usize,
@@ -58,15 +58,15 @@ pub enum Budget {
 }
 
 /// Messages under way in a stream, unless said otherwise.
-pub const WINDOW: usize = 32;
+pub const DEFAULT_WINDOW: usize = 32;
 /// Bytes of an atomic operation.
-const ATOMIC: usize = 8;
+const ATOMIC_BYTES: usize = 8;
 /// Most messages under way, most peers and most threads.
-const MOST: usize = 512;
+const MAX_COUNT: usize = 512;
 /// Most endpoints that are silent.
-const MOST_IDLE: usize = 10_000;
+const MAX_IDLE_PEERS: usize = 10_000;
 /// The provider that reaches no other process.
-const ALONE: &str = "sim";
+const IN_PROCESS_PROVIDER: &str = "sim";
 
 impl Plan {
     /// Checks it against what the provider offers.
@@ -74,77 +74,81 @@ impl Plan {
     /// # Errors
     /// [`Error::Refused`], with what is missing and what is allowed.
     pub async fn check(&self) -> Result<()> {
-        let offer = self.offer().await?;
-        let windowed = matches!(self.op, Op::Write | Op::Read | Op::Atomic);
+        let offer = self.discover_info().await?;
+        let windowed = matches!(self.op, BenchOp::Write | BenchOp::Read | BenchOp::Atomic);
         match self.api {
             Api::Await => {}
             Api::Window if windowed => {}
             Api::Window => {
-                return Err(Error::Refused(
+                return Err(Error::InvalidRequest(
                     "--api window is for write, read and atomic".into(),
                 ));
             }
-            Api::Cq | Api::Batch if !self.op.is_one_sided() && self.op != Op::Loan => {}
-            _ if windowed => return Err(self.refuse("only measured with --api await or window")),
-            _ => return Err(self.refuse("only measured with --api await")),
+            Api::Cq | Api::Batch if !self.op.is_one_sided() && self.op != BenchOp::Loan => {}
+            _ if windowed => {
+                return Err(self.invalid_request("only measured with --api await or window"));
+            }
+            _ => return Err(self.invalid_request("only measured with --api await")),
         }
         if self.op.is_one_sided() {
             if self.peers > 1 {
-                return Err(self.refuse("only measured with one peer"));
+                return Err(self.invalid_request("only measured with one peer"));
             }
             if self.sizes.contains(&0) {
-                return Err(self.refuse("there is nothing to see of 0 bytes"));
+                return Err(self.invalid_request("there is nothing to see of 0 bytes"));
             }
-            if self.op == Op::Atomic && self.sizes.iter().any(|size| *size != ATOMIC) {
-                return Err(self.refuse(&format!("only measured with values of {ATOMIC} bytes")));
+            if self.op == BenchOp::Atomic && self.sizes.iter().any(|size| *size != ATOMIC_BYTES) {
+                return Err(self.invalid_request(&format!(
+                    "only measured with values of {ATOMIC_BYTES} bytes"
+                )));
             }
         }
-        if self.provider == ALONE {
+        if self.provider == IN_PROCESS_PROVIDER {
             let mut others: Vec<_> = discover(&self.hints())
                 .await?
                 .into_iter()
                 .map(|info| info.fabric.provider)
                 .collect();
-            others.retain(|name| name != ALONE);
+            others.retain(|name| name != IN_PROCESS_PROVIDER);
             others.dedup();
-            return Err(Error::Refused(format!(
-                "the provider {ALONE} lives inside one process, a measurement takes two; known to reach another: {}",
+            return Err(Error::InvalidRequest(format!(
+                "the provider {IN_PROCESS_PROVIDER} lives inside one process, a measurement takes two; known to reach another: {}",
                 others.join(", ")
             )));
         }
         let largest = self.sizes.iter().copied().max().unwrap_or(0);
-        let limit = self.limit(&offer);
+        let limit = self.max_size(&offer);
         if largest > limit {
             let why = format!(
                 "messages of {} are over its limit of {}",
                 Size(largest),
                 Size(limit)
             );
-            return Err(self.refuse(&why));
+            return Err(self.invalid_request(&why));
         }
         for (what, count) in [
             ("window", self.window),
             ("peers", self.peers),
             ("threads", self.threads),
         ] {
-            if !(1..=MOST).contains(&count) {
-                return Err(Error::Refused(format!(
-                    "--{what} {count} is not within 1 to {MOST}"
+            if !(1..=MAX_COUNT).contains(&count) {
+                return Err(Error::InvalidRequest(format!(
+                    "--{what} {count} is not within 1 to {MAX_COUNT}"
                 )));
             }
         }
-        if self.idle > MOST_IDLE {
-            return Err(Error::Refused(format!(
-                "--idle {} is more than {MOST_IDLE}",
+        if self.idle > MAX_IDLE_PEERS {
+            return Err(Error::InvalidRequest(format!(
+                "--idle {} is more than {MAX_IDLE_PEERS}",
                 self.idle
             )));
         }
         let (needed, there) = (
-            self.memory(largest),
+            self.buffer_bytes(largest),
             memory::available().unwrap_or(u64::MAX),
         );
         if needed > there.into() {
-            return Err(Error::Refused(format!(
+            return Err(Error::InvalidRequest(format!(
                 "messages of {} take {} MiB in buffers of both sides, {} MiB are available; less is needed with a \
                  smaller --size, --window, --threads or --peers",
                 Size(largest),
@@ -157,24 +161,27 @@ impl Plan {
 
     /// Bytes of the buffers of both sides for messages of this size, or of the floor's if they are
     /// more.
-    fn memory(&self, size: usize) -> u128 {
-        let (near, far) = (self.near_buffers(), self.far_buffers() * self.peers);
+    fn buffer_bytes(&self, size: usize) -> u128 {
+        let (near, far) = (
+            self.initiator_buffers(),
+            self.responder_buffers() * self.peers,
+        );
         let lanes = (near as u128 + far as u128) * self.threads as u128;
         lanes.max(2) * size as u128
     }
 
     /// How many buffers the measuring side of a lane has: a ping and a pong, or those under way.
-    pub(super) fn near_buffers(&self) -> usize {
+    pub(super) fn initiator_buffers(&self) -> usize {
         match (self.bench, self.op) {
             (Bench::Lat, _) => 2,
-            (_, op) if op == Op::Inject || op == Op::Loan || op.is_one_sided() => 1,
+            (_, op) if op == BenchOp::Inject || op == BenchOp::Loan || op.is_one_sided() => 1,
             _ => self.window,
         }
     }
 
     /// How many buffers each endpoint of the other side has: streams that report to a queue post
     /// ahead.
-    pub(super) fn far_buffers(&self) -> usize {
+    pub(super) fn responder_buffers(&self) -> usize {
         match (self.bench, self.api) {
             (Bench::Lat, _) | (_, Api::Await) => 1,
             _ => self.window,
@@ -186,8 +193,8 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::Refused`], when the provider cannot do this at any size.
-    pub async fn cut_sizes(&mut self) -> Result<()> {
-        let limit = self.limit(&self.offer().await?);
+    pub async fn drop_oversized(&mut self) -> Result<()> {
+        let limit = self.max_size(&self.discover_info().await?);
         self.sizes.retain(|size| *size <= limit);
         if self.sizes.is_empty() {
             self.sizes.push(limit);
@@ -195,10 +202,10 @@ impl Plan {
         Ok(())
     }
 
-    fn limit(&self, offer: &Info) -> usize {
+    fn max_size(&self, offer: &Info) -> usize {
         match self.op {
-            Op::Inject => offer.tx.inject_size,
-            Op::Atomic => ATOMIC,
+            BenchOp::Inject => offer.tx.inject_size,
+            BenchOp::Atomic => ATOMIC_BYTES,
             _ => offer.ep.max_msg_size,
         }
     }
@@ -214,19 +221,19 @@ impl Plan {
         Hints::new()
             .ep_type(EpType::Rdm)
             .caps(self.caps())
-            .progress(self.progress.progress())
+            .progress(self.progress.model())
     }
 
     /// What the provider offers, if it can do this.
-    pub(super) async fn offer(&self) -> Result<Info> {
+    pub(super) async fn discover_info(&self) -> Result<Info> {
         match discover(&self.hints().provider(&self.provider)).await {
             Ok(mut offers) => Ok(offers.swap_remove(0)),
             Err(FabricError::NoMatch(none)) => {
                 let theirs = none
-                    .refusals
+                    .mismatches
                     .iter()
                     .find(|refusal| refusal.provider == self.provider);
-                Err(self.refuse(&match theirs {
+                Err(self.invalid_request(&match theirs {
                     Some(refusal) if refusal.attribute == "caps" => {
                         let names = refusal.asked.split(" | ").map(|name| format!("FI_{name}"));
                         format!(
@@ -239,14 +246,14 @@ impl Plan {
                 }))
             }
             Err(unknown @ FabricError::UnknownProvider { .. }) => {
-                Err(Error::Refused(unknown.to_string()))
+                Err(Error::InvalidRequest(unknown.to_string()))
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    fn refuse(&self, why: &str) -> Error {
-        Error::Refused(format!(
+    fn invalid_request(&self, why: &str) -> Error {
+        Error::InvalidRequest(format!(
             "--op {} over {}: {why}",
             name(self.op),
             self.provider
@@ -254,7 +261,7 @@ impl Plan {
     }
 
     /// A result of this plan without numbers.
-    pub(super) fn record(&self, size: usize) -> Record {
+    pub(super) fn empty_record(&self, size: usize) -> Record {
         Record {
             bench: name(self.bench),
             provider: self.provider.clone(),
@@ -267,7 +274,7 @@ impl Plan {
             window: match (self.bench, self.op) {
                 (Bench::Lat, _) => 1,
                 // Nothing is under way: the bytes are copied at once.
-                (_, op) if op == Op::Inject || op == Op::Loan || op.is_one_sided() => 0,
+                (_, op) if op == BenchOp::Inject || op == BenchOp::Loan || op.is_one_sided() => 0,
                 _ => self.window,
             },
             peers: self.peers,

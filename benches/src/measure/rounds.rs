@@ -3,81 +3,87 @@
 use std::time::{Duration, Instant};
 
 use super::plan::Budget;
-use crate::choice::Bench;
+use crate::options::Bench;
 use crate::record::Record;
-use crate::samples::{Samples, Stamps, tenths};
+use crate::samples::{Samples, TimeStamps, round_to_tenths};
 use crate::stop::Stop;
 
 /// The length of a round: long enough that asking for it does not count, short enough to be
 /// stopped.
-const ROUND: Duration = Duration::from_millis(100);
+const ROUND_TIME: Duration = Duration::from_millis(100);
 /// Messages of the first round, which is warm-up and not counted; and most bytes of it.
-const WARM_UP: u64 = 512;
+const WARM_UP_MESSAGES: u64 = 512;
 const WARM_UP_BYTES: u64 = 64 << 20;
 /// Most messages in one round; of latencies there is memory for as many time stamps.
-const LONGEST_ROUND: u64 = 1 << 20;
+const MAX_ROUND_MESSAGES: u64 = 1 << 20;
 
 /// What was measured of one size.
 #[derive(Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct MeasureOutcome {
     /// Of each message, or of each round.
     pub(crate) samples: Samples,
     /// Messages in one direction.
     pub(crate) messages: u64,
     /// How long they took.
-    pub(crate) busy: Duration,
+    pub(crate) elapsed: Duration,
     /// Memory for each silent peer.
     pub(crate) idle_bytes: Option<f64>,
 }
 
 /// Rounds until it is enough; the first is warm-up.
 #[derive(Debug)]
-pub(crate) struct Rounds {
+pub(crate) struct RoundScheduler {
     bench: Bench,
     budget: Budget,
     /// Latencies are such a part of a trip.
-    parts: u32,
+    trip_divisor: u32,
     count: u64,
     /// When the warm-up ended.
-    began: Option<Instant>,
-    outcome: Outcome,
+    warm_up_ended: Option<Instant>,
+    outcome: MeasureOutcome,
 }
 
-impl Rounds {
+impl RoundScheduler {
     pub(crate) fn new(bench: Bench, budget: Budget, size: usize) -> Self {
-        let count = WARM_UP.min(WARM_UP_BYTES / size.max(1) as u64).max(1);
-        let outcome = Outcome {
+        let count = WARM_UP_MESSAGES
+            .min(WARM_UP_BYTES / size.max(1) as u64)
+            .max(1);
+        let outcome = MeasureOutcome {
             samples: Samples::new(),
             messages: 0,
-            busy: Duration::ZERO,
+            elapsed: Duration::ZERO,
             idle_bytes: None,
         };
         Self {
             bench,
             budget,
-            parts: 2,
+            trip_divisor: 2,
             count,
-            began: None,
+            warm_up_ended: None,
             outcome,
         }
     }
 
     /// Latencies are whole trips, not halves.
-    pub(crate) fn whole(mut self) -> Self {
-        self.parts = 1;
+    pub(crate) fn whole_trips(mut self) -> Self {
+        self.trip_divisor = 1;
         self
     }
 
     /// How many messages the next round has, a multiple of `share`; `None` when it is enough.
     /// However short the time is, and whoever else had the core meanwhile: one round is measured.
-    pub(crate) fn next(&self, share: u64, stop: &Stop) -> Option<u64> {
-        let enough = self.part() >= 1.0 && self.outcome.messages > 0 || stop.raised();
-        (!enough).then(|| self.count.clamp(1, LONGEST_ROUND).next_multiple_of(share))
+    pub(crate) fn next_round(&self, share: u64, stop: &Stop) -> Option<u64> {
+        let enough = self.progress_fraction() >= 1.0 && self.outcome.messages > 0 || stop.raised();
+        (!enough).then(|| {
+            self.count
+                .clamp(1, MAX_ROUND_MESSAGES)
+                .next_multiple_of(share)
+        })
     }
 
     /// Which part of the budget is used up.
-    pub(crate) fn part(&self) -> f64 {
-        match (self.budget, self.began) {
+    pub(crate) fn progress_fraction(&self) -> f64 {
+        match (self.budget, self.warm_up_ended) {
             (_, None) => 0.0,
             (Budget::Seconds(seconds), Some(began)) => began.elapsed().as_secs_f64() / seconds,
             (Budget::Iters(iters), Some(_)) => self.outcome.messages as f64 / iters as f64,
@@ -86,12 +92,12 @@ impl Rounds {
 
     /// A round of so many messages has taken so long. Latencies have left a stamp for each round
     /// trip.
-    pub(crate) fn ended(&mut self, count: u64, took: Duration, stamps: &Stamps) {
-        if self.began.is_some() {
+    pub(crate) fn record_round(&mut self, count: u64, took: Duration, stamps: &TimeStamps) {
+        if self.warm_up_ended.is_some() {
             self.outcome.messages += count;
-            self.outcome.busy += took;
+            self.outcome.elapsed += took;
             match self.bench {
-                Bench::Lat => self.outcome.samples.add_stamps(stamps, self.parts),
+                Bench::Lat => self.outcome.samples.add_stamps(stamps, self.trip_divisor),
                 Bench::Bw | Bench::Rate => {
                     self.outcome
                         .samples
@@ -99,40 +105,40 @@ impl Rounds {
                 }
             }
         }
-        self.began.get_or_insert_with(Instant::now);
+        self.warm_up_ended.get_or_insert_with(Instant::now);
         let (longest, left) = match self.budget {
             Budget::Seconds(seconds) => (seconds / 10.0, u64::MAX),
             Budget::Iters(iters) => (f64::INFINITY, iters.saturating_sub(self.outcome.messages)),
         };
         let per_message = (took.as_secs_f64() / count as f64).max(1e-9);
-        self.count = ((ROUND.as_secs_f64().min(longest) / per_message) as u64).min(left);
+        self.count = ((ROUND_TIME.as_secs_f64().min(longest) / per_message) as u64).min(left);
     }
 
-    pub(crate) fn outcome(self) -> Outcome {
+    pub(crate) fn into_outcome(self) -> MeasureOutcome {
         self.outcome
     }
 }
 
 /// Writes times and rates into a result: those of lanes that began together. Some may have ended
 /// before others, so the rate is that of all messages within the longest of their times.
-pub(crate) fn describe(lanes: &[Outcome], record: &mut Record) {
+pub(crate) fn fill_record(lanes: &[MeasureOutcome], record: &mut Record) {
     let mut samples = Samples::new();
     let (mut messages, mut busy, mut longest) = (0, Duration::ZERO, Duration::ZERO);
     for lane in lanes {
         samples.merge(&lane.samples);
         messages += lane.messages;
-        busy += lane.busy;
-        longest = longest.max(lane.busy);
+        busy += lane.elapsed;
+        longest = longest.max(lane.elapsed);
     }
     let rate = if longest.is_zero() {
         0.0
     } else {
         messages as f64 / longest.as_secs_f64()
     };
-    samples.describe(record);
+    samples.fill_record(record);
     // Rounds of a stream differ in length, and a mean of their means would count them alike.
     if record.bench != "lat" && messages > 0 {
-        record.mean_ns = Some(tenths(busy.as_nanos() as f64 / messages as f64));
+        record.mean_ns = Some(round_to_tenths(busy.as_nanos() as f64 / messages as f64));
     }
     record.idle_bytes = lanes
         .iter()
@@ -147,26 +153,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_that_is_over_at_once_has_a_round() {
-        let mut rounds = Rounds::new(Bench::Bw, Budget::Seconds(1e-9), 8);
+    fn shortest_budget_has_one_round() {
+        let mut rounds = RoundScheduler::new(Bench::Bw, Budget::Seconds(1e-9), 8);
         let stop = Stop::default();
         for measured in [0, 0, 1] {
-            assert_eq!(rounds.next(1, &stop).is_some(), measured == 0);
-            rounds.ended(1, Duration::from_secs(1), &Stamps::new(0));
+            assert_eq!(rounds.next_round(1, &stop).is_some(), measured == 0);
+            rounds.record_round(1, Duration::from_secs(1), &TimeStamps::new(0));
             std::thread::sleep(Duration::from_millis(1));
         }
-        let mut stopped = Rounds::new(Bench::Bw, Budget::Seconds(1e-9), 8);
-        stopped.ended(1, Duration::from_secs(1), &Stamps::new(0));
+        let mut stopped = RoundScheduler::new(Bench::Bw, Budget::Seconds(1e-9), 8);
+        stopped.record_round(1, Duration::from_secs(1), &TimeStamps::new(0));
         stop.raise();
-        assert_eq!(stopped.next(1, &stop), None);
+        assert_eq!(stopped.next_round(1, &stop), None);
     }
 
     #[test]
-    fn the_rate_of_lanes_is_within_the_longest_of_their_times() {
-        let lane = |busy| Outcome {
+    fn rate_of_workers_uses_the_longest_time() {
+        let lane = |busy| MeasureOutcome {
             samples: Samples::new(),
             messages: 600,
-            busy: Duration::from_secs(busy),
+            elapsed: Duration::from_secs(busy),
             idle_bytes: None,
         };
         let mut record = Record {
@@ -174,27 +180,27 @@ mod tests {
             size: 8,
             ..Record::default()
         };
-        describe(&[lane(1), lane(3)], &mut record);
+        fill_record(&[lane(1), lane(3)], &mut record);
         assert_eq!(
             (record.msgs_per_s, record.bytes_per_s),
             (Some(400.0), Some(3200.0))
         );
-        describe(&[], &mut record);
+        fill_record(&[], &mut record);
         assert_eq!(record.msgs_per_s, Some(0.0));
     }
 
     #[test]
-    fn the_mean_of_a_stream_is_of_messages_and_not_of_rounds() {
-        let mut rounds = Rounds::new(Bench::Bw, Budget::Iters(u64::MAX), 8);
+    fn stream_mean_is_per_message_not_per_round() {
+        let mut rounds = RoundScheduler::new(Bench::Bw, Budget::Iters(u64::MAX), 8);
         for (count, nanos) in [(1, 7), (100, 1000), (300, 9000)] {
-            rounds.ended(count, Duration::from_nanos(nanos), &Stamps::new(0));
+            rounds.record_round(count, Duration::from_nanos(nanos), &TimeStamps::new(0));
         }
         let mut record = Record {
             bench: "bw".into(),
             size: 8,
             ..Record::default()
         };
-        describe(&[rounds.outcome()], &mut record);
+        fill_record(&[rounds.into_outcome()], &mut record);
         assert_eq!(
             (record.samples, record.p50_ns, record.max_ns),
             (2, Some(10.0), Some(30.0))

@@ -4,8 +4,8 @@
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Case, Peer, program};
-use crate::choice::{Bench, Op};
+use super::{BenchCase, BenchPeer, program};
+use crate::options::{Bench, BenchOp};
 use crate::record::Record;
 use crate::stop::Stop;
 use crate::{Error, Result};
@@ -18,11 +18,11 @@ pub struct FiPingpong {
     name: &'static str,
     provider: &'static str,
     /// The type of the endpoints.
-    ep: &'static str,
+    ep_type: &'static str,
     /// A round trip of a small message is guessed to take as long.
-    guess: Duration,
+    estimated_trip: Duration,
     /// The longest message.
-    limit: usize,
+    max_size: usize,
 }
 
 impl FiPingpong {
@@ -36,38 +36,39 @@ impl FiPingpong {
     const fn new(
         name: &'static str,
         provider: &'static str,
-        ep: &'static str,
+        ep_type: &'static str,
         micros: u64,
-        limit: usize,
+        max_size: usize,
     ) -> Self {
         Self {
             name,
             provider,
-            ep,
-            guess: Duration::from_micros(micros),
-            limit,
+            ep_type,
+            estimated_trip: Duration::from_micros(micros),
+            max_size,
         }
     }
 }
 
-impl Peer for FiPingpong {
+impl BenchPeer for FiPingpong {
     fn name(&self) -> &str {
         self.name
     }
 
-    fn missing(&self) -> Option<String> {
-        program::missing(PROGRAM, "libfabric-bin")
+    fn unavailable(&self) -> Option<String> {
+        program::unavailable(PROGRAM, "libfabric-bin")
     }
 
-    fn measures(&self, case: &Case) -> bool {
-        (case.bench, case.op) == (Bench::Lat, Op::Send) && case.size <= self.limit
+    fn supports(&self, case: &BenchCase) -> bool {
+        (case.bench, case.op) == (Bench::Lat, BenchOp::Send) && case.size <= self.max_size
     }
 
-    fn measure(&self, case: &Case, stop: &Stop) -> Result<Record> {
-        let count = case.count(self.guess + Duration::from_nanos(case.size as u64));
+    fn measure(&self, case: &BenchCase, stop: &Stop) -> Result<Record> {
+        let count =
+            case.estimate_count(self.estimated_trip + Duration::from_nanos(case.size as u64));
         let build = |port: u16, server: bool| {
             let mut command = Command::new(PROGRAM);
-            command.args(["-e", self.ep, "-p", self.provider]);
+            command.args(["-e", self.ep_type, "-p", self.provider]);
             command.args(["-I", &count.to_string(), "-S", &case.size.to_string()]);
             match server {
                 true => command.args(["-B", &port.to_string()]),
@@ -75,9 +76,9 @@ impl Peer for FiPingpong {
             };
             command
         };
-        let text = program::run(self.name, case, stop, build)?;
-        let mean = parse(&text).ok_or(Error::NotUnderstood {
-            who: self.name.into(),
+        let text = program::run_server_and_client(self.name, case, stop, build)?;
+        let mean = parse_output(&text).ok_or(Error::Malformed {
+            origin: self.name.into(),
             text,
         })?;
         let per_second = (1e9 / mean).round();
@@ -88,13 +89,13 @@ impl Peer for FiPingpong {
             msgs_per_s: Some((per_second / 2.0).round()),
             bytes_per_s: Some((per_second / 2.0 * case.size as f64).round()),
             samples: count,
-            ..case.record(self)
+            ..case.empty_record(self)
         })
     }
 }
 
 /// The half round trip in nanoseconds: the column `usec/xfer` of the last line.
-fn parse(text: &str) -> Option<f64> {
+fn parse_output(text: &str) -> Option<f64> {
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let column = lines
         .next()?
@@ -114,11 +115,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_the_program_prints() {
+    fn fi_pingpong_output_is_parsed() {
         let text = "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n\
                     64      20k     =20k     2.4m        0.04s      72.32       0.88       1.13\n";
-        assert_eq!(parse(text), Some(880.0));
-        assert_eq!(parse("bytes   #sent\n64   20k\n"), None);
-        assert_eq!(parse(""), None);
+        assert_eq!(parse_output(text), Some(880.0));
+        assert_eq!(parse_output("bytes   #sent\n64   20k\n"), None);
+        assert_eq!(parse_output(""), None);
     }
 }

@@ -28,39 +28,39 @@
 //!    what does not apply stays empty.
 //! 5. When `stop` is raised it ends within a second or so; what it returns then does not count.
 
-mod datagrams;
+mod fabric;
+mod fabric_udp;
 mod fi_pingpong;
 #[cfg(feature = "iceoryx2")]
 mod iceoryx2;
-mod ours;
 mod program;
-mod sockets;
+mod tokio_sockets;
 mod ucx_perftest;
 
 use std::time::Duration;
 
-pub use datagrams::{Datagrams, echo_datagrams, unless_lost};
+pub use fabric::FabricPeer;
+pub use fabric_udp::{FabricUdp, echo_datagrams, with_loss_timeout};
 pub use fi_pingpong::FiPingpong;
 #[cfg(feature = "iceoryx2")]
 pub use iceoryx2::{Iceoryx2, echo_iceoryx2};
-pub use ours::Ours;
-pub use program::tied;
-pub use sockets::{Sockets, echo};
+pub use program::exec_tied;
+pub use tokio_sockets::{TokioSocket, serve_echo};
 pub use ucx_perftest::UcxPerftest;
 
-use crate::choice::{Bench, Op, name};
+use crate::options::{Bench, BenchOp, name};
 use crate::record::Record;
-use crate::samples::{tenths, timer_cost};
+use crate::samples::{round_to_tenths, timer_cost};
 use crate::stop::Stop;
 use crate::{Result, pin};
 
 /// Two processes that pass messages of one size.
 #[derive(Clone, Copy, Debug)]
-pub struct Case {
+pub struct BenchCase {
     /// Half round trips, or a stream.
     pub bench: Bench,
     /// By which operation.
-    pub op: Op,
+    pub op: BenchOp,
     /// Bytes of a message.
     pub size: usize,
     /// About how long.
@@ -70,32 +70,32 @@ pub struct Case {
 }
 
 /// Something that passes messages between two processes and can be measured doing it.
-pub trait Peer {
+pub trait BenchPeer {
     /// Its name in results.
     fn name(&self) -> &str;
 
     /// What keeps it from being measured here, and how to install it; `None` when nothing does.
-    fn missing(&self) -> Option<String>;
+    fn unavailable(&self) -> Option<String>;
 
     /// Whether this can be measured with it. Only messages, where nothing else is said.
-    fn measures(&self, case: &Case) -> bool;
+    fn supports(&self, case: &BenchCase) -> bool;
 
     /// Measures it once; ends early when it is told to stop. The other side is a fresh process, and
     /// programs of others measure in a fresh one as well.
     ///
     /// # Errors
     /// One of the processes failed, or said what is not understood.
-    fn measure(&self, case: &Case, stop: &Stop) -> Result<Record>;
+    fn measure(&self, case: &BenchCase, stop: &Stop) -> Result<Record>;
 }
 
 /// All peers there are, the fabric over this provider first.
 #[must_use]
-pub fn all(provider: &str) -> Vec<Box<dyn Peer>> {
+pub fn all_peers(provider: &str) -> Vec<Box<dyn BenchPeer>> {
     vec![
         if provider == "udp" {
-            Box::new(Datagrams)
+            Box::new(FabricUdp)
         } else {
-            Box::new(Ours::new(provider))
+            Box::new(FabricPeer::new(provider))
         },
         #[cfg(feature = "iceoryx2")]
         Box::new(Iceoryx2),
@@ -104,15 +104,15 @@ pub fn all(provider: &str) -> Vec<Box<dyn Peer>> {
         Box::new(FiPingpong::SHM),
         Box::new(FiPingpong::TCP),
         Box::new(FiPingpong::UDP),
-        Box::new(Sockets::Unix),
-        Box::new(Sockets::Tcp),
+        Box::new(TokioSocket::Unix),
+        Box::new(TokioSocket::Tcp),
     ]
 }
 
-impl Case {
+impl BenchCase {
     /// A result of this case without numbers. Nobody says how many messages of a stream are under
     /// way.
-    fn record(&self, peer: &dyn Peer) -> Record {
+    fn empty_record(&self, peer: &dyn BenchPeer) -> Record {
         Record {
             bench: name(self.bench),
             provider: peer.name().to_owned(),
@@ -127,11 +127,11 @@ impl Case {
 
     /// What a look at the clock costs where this is measured.
     fn timer_ns(&self) -> f64 {
-        tenths(pin::on(self.cores.0, timer_cost))
+        round_to_tenths(pin::run_on_core(self.cores.0, timer_cost))
     }
 
     /// How many round trips, or messages, fill the time if one takes about so long.
-    fn count(&self, per_message: Duration) -> u64 {
+    fn estimate_count(&self, per_message: Duration) -> u64 {
         ((self.time.as_secs_f64() / per_message.as_secs_f64()) as u64).max(100)
     }
 }

@@ -10,23 +10,23 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-use super::Case;
-use crate::pair::drain::Drain;
-use crate::pair::program;
+use super::BenchCase;
+use crate::peer_process::current_program;
+use crate::peer_process::pipe_reader::PipeReader;
 use crate::stop::Stop;
 use crate::{Error, Result, pin};
 
 /// How long a server may take until it listens, and how long its client may run beyond four times
 /// what was planned: how many messages fill the time is guessed.
-const STARTS: Duration = Duration::from_secs(10);
-const RUNS: Duration = Duration::from_secs(30);
+const SERVER_START_TIMEOUT: Duration = Duration::from_secs(10);
+const CLIENT_EXTRA_TIME: Duration = Duration::from_secs(30);
 /// How long one of them may outlive the other when that has failed.
-const GRACE: Duration = Duration::from_secs(1);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Between two looks at them.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Why this program cannot be run, and how to install it; `None` when it is there.
-pub(super) fn missing(program: &str, package: &str) -> Option<String> {
+pub(super) fn unavailable(program: &str, package: &str) -> Option<String> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&paths).any(|path: PathBuf| path.join(program).is_file());
     (!found).then(|| format!("{program} is not installed; on Debian: apt-get install {package}"))
@@ -37,9 +37,9 @@ pub(super) fn missing(program: &str, package: &str) -> Option<String> {
 ///
 /// # Errors
 /// One of them fails or takes too long; [`Error::Interrupted`].
-pub(super) fn run(
+pub(super) fn run_server_and_client(
     name: &str,
-    case: &Case,
+    case: &BenchCase,
     stop: &Stop,
     build: impl Fn(u16, bool) -> Command + Sync,
 ) -> Result<String> {
@@ -47,26 +47,26 @@ pub(super) fn run(
         .and_then(|listener| listener.local_addr())
         .map_err(Error::io("finding a free port"))?
         .port();
-    let mut server = Running::start(
+    let mut server = RunningProgram::start(
         &format!("{name}, as server,"),
-        tie(&build(port, true), case.cores.1)?,
+        tied_command(&build(port, true), case.cores.1)?,
     )?;
     let began = Instant::now();
-    while !listens(port) {
-        if server.status()?.is_some() || began.elapsed() > STARTS {
-            return Err(server.failed("did not begin to listen"));
+    while !is_listening(port) {
+        if server.status()?.is_some() || began.elapsed() > SERVER_START_TIMEOUT {
+            return Err(server.kill_with_error("did not begin to listen"));
         }
         stop.check()?;
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
-    let client = Running::start(name, tie(&build(port, false), case.cores.0)?)?;
-    finish(client, server, RUNS + 4 * case.time, stop)
+    let client = RunningProgram::start(name, tied_command(&build(port, false), case.cores.0)?)?;
+    wait_client(client, server, CLIENT_EXTRA_TIME + 4 * case.time, stop)
 }
 
 /// Waits for the client, and returns what it printed. Without its server it may wait for ever.
-fn finish(
-    mut client: Running,
-    mut server: Running,
+fn wait_client(
+    mut client: RunningProgram,
+    mut server: RunningProgram,
     longest: Duration,
     stop: &Stop,
 ) -> Result<String> {
@@ -77,34 +77,36 @@ fn finish(
         }
         let failed = server.status()?.filter(|status| !status.success());
         if let Some(status) = failed
-            && alone.get_or_insert_with(Instant::now).elapsed() > GRACE
+            && alone.get_or_insert_with(Instant::now).elapsed() > EXIT_TIMEOUT
         {
-            return Err(server.died(&status.to_string()));
+            return Err(server.death_error(&status.to_string()));
         }
         if began.elapsed() > longest {
-            return Err(client.failed("did not end in time"));
+            return Err(client.kill_with_error("did not end in time"));
         }
         stop.check()?;
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     };
     if status.success() {
-        return Ok(client.stdout.text());
+        return Ok(client.stdout.take_text());
     }
     // Either may have failed because the other did: both are reported.
-    let ended = server.wait(GRACE)?.filter(|status| !status.success());
+    let ended = server
+        .wait_timeout(EXIT_TIMEOUT)?
+        .filter(|status| !status.success());
     Err(match ended {
-        Some(ended) => Error::PeerDied {
-            who: client.name.clone(),
+        Some(ended) => Error::ProcessDied {
+            process: client.name.clone(),
             status: format!("{status}; its server: {ended}"),
-            stderr: client.stderr.text() + &server.stderr.text(),
+            stderr: client.stderr.take_text() + &server.stderr.take_text(),
         },
-        None => client.died(&status.to_string()),
+        None => client.death_error(&status.to_string()),
     })
 }
 
 /// The command that becomes this one by way of [`tied`].
-fn tie(command: &Command, core: Option<usize>) -> Result<Command> {
-    let mut tied = program()?;
+fn tied_command(command: &Command, core: Option<usize>) -> Result<Command> {
+    let mut tied = current_program()?;
     tied.args(["tied", "--parent", &std::process::id().to_string()]);
     if let Some(core) = core {
         tied.args(["--core", &core.to_string()]);
@@ -126,8 +128,8 @@ fn tie(command: &Command, core: Option<usize>) -> Result<Command> {
 ///
 /// # Errors
 /// The program cannot be started; the parent has ended already.
-pub fn tied(parent: u32, core: Option<usize>, command: &[OsString]) -> Result<()> {
-    core.map(pin::to_core);
+pub fn exec_tied(parent: u32, core: Option<usize>, command: &[OsString]) -> Result<()> {
+    core.map(pin::pin_to_core);
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| Error::io("asking for a signal")(error.into()))?;
     let Some((name, args)) = command.split_first().filter(|_| parent_id() == parent) else {
@@ -139,14 +141,14 @@ pub fn tied(parent: u32, core: Option<usize>, command: &[OsString]) -> Result<()
 }
 
 /// A program that is ended with this value.
-struct Running {
+struct RunningProgram {
     name: String,
     process: Child,
-    stdout: Drain,
-    stderr: Drain,
+    stdout: PipeReader,
+    stderr: PipeReader,
 }
 
-impl Running {
+impl RunningProgram {
     fn start(name: &str, mut command: Command) -> Result<Self> {
         command
             .stdin(Stdio::null())
@@ -158,8 +160,8 @@ impl Running {
             .spawn()
             .map_err(Error::io(format!("starting {name}")))?;
         let (stdout, stderr) = (
-            Drain::of(process.stdout.take()),
-            Drain::of(process.stderr.take()),
+            PipeReader::spawn(process.stdout.take()),
+            PipeReader::spawn(process.stderr.take()),
         );
         Ok(Self {
             name: name.to_owned(),
@@ -177,36 +179,36 @@ impl Running {
     }
 
     /// Likewise, within this time.
-    fn wait(&mut self, time: Duration) -> Result<Option<ExitStatus>> {
+    fn wait_timeout(&mut self, time: Duration) -> Result<Option<ExitStatus>> {
         let began = Instant::now();
         loop {
             match self.status()? {
-                None if began.elapsed() < time => thread::sleep(LOOK),
+                None if began.elapsed() < time => thread::sleep(POLL_INTERVAL),
                 ended => return Ok(ended),
             }
         }
     }
 
     /// Ends it and says what it had to say.
-    fn failed(&mut self, how: &str) -> Error {
+    fn kill_with_error(&mut self, how: &str) -> Error {
         let _ = self.process.kill();
         let status = self
             .process
             .wait()
             .map_or_else(|error| error.to_string(), |status| status.to_string());
-        self.died(&format!("{how}; {status}"))
+        self.death_error(&format!("{how}; {status}"))
     }
 
-    fn died(&self, status: &str) -> Error {
-        Error::PeerDied {
-            who: self.name.clone(),
+    fn death_error(&self, status: &str) -> Error {
+        Error::ProcessDied {
+            process: self.name.clone(),
             status: status.to_owned(),
-            stderr: self.stderr.text(),
+            stderr: self.stderr.take_text(),
         }
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -214,7 +216,7 @@ impl Drop for Running {
 }
 
 /// Whether somebody listens on this TCP port. Connecting would be taken for the client.
-fn listens(port: u16) -> bool {
+fn is_listening(port: u16) -> bool {
     const LISTEN: &str = "0A";
     let port = format!(":{port:04X}");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
@@ -236,29 +238,33 @@ fn listens(port: u16) -> bool {
 mod tests {
     use super::*;
 
-    fn sh(name: &str, script: &str) -> Running {
+    fn start_shell(name: &str, script: &str) -> RunningProgram {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        Running::start(name, command).expect("it starts")
+        RunningProgram::start(name, command).expect("it starts")
     }
 
-    fn text(client: &str, server: &str) -> Result<String, String> {
-        let (client, server) = (sh("the client", client), sh("the server", server));
-        finish(client, server, RUNS, &Stop::default()).map_err(|error| error.to_string())
+    fn run_scripts(client: &str, server: &str) -> Result<String, String> {
+        let (client, server) = (
+            start_shell("the client", client),
+            start_shell("the server", server),
+        );
+        wait_client(client, server, CLIENT_EXTRA_TIME, &Stop::default())
+            .map_err(|error| error.to_string())
     }
 
-    const CHATTER: &str = "head -c 300000 /dev/zero; head -c 300000 /dev/zero >&2; ";
+    const OVERFLOW_PIPES: &str = "head -c 300000 /dev/zero; head -c 300000 /dev/zero >&2; ";
 
     #[test]
-    fn a_program_may_print_more_than_a_pipe_holds() {
-        let said = text(
-            &format!("{CHATTER} echo done"),
-            &format!("{CHATTER} exec sleep 600"),
+    fn output_larger_than_a_pipe_is_read() {
+        let said = run_scripts(
+            &format!("{OVERFLOW_PIPES} echo done"),
+            &format!("{OVERFLOW_PIPES} exec sleep 600"),
         );
         assert!(said.is_ok_and(|said| said.len() == 300_005 && said.ends_with("done\n")));
-        let mut chatty = sh("the chatty one", &format!("{CHATTER} exit 7"));
+        let mut chatty = start_shell("the chatty one", &format!("{OVERFLOW_PIPES} exit 7"));
         let status = chatty
-            .wait(RUNS)
+            .wait_timeout(CLIENT_EXTRA_TIME)
             .expect("it is watched")
             .and_then(|status| status.code());
         assert_eq!(
@@ -269,18 +275,21 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_dies_is_the_reason() {
-        let why = text("exec sleep 600", "echo no room >&2; exit 7").expect_err("it has no server");
+    fn dead_server_is_reported_as_the_cause() {
+        let why = run_scripts("exec sleep 600", "echo no room >&2; exit 7")
+            .expect_err("it has no server");
         assert!(
             why.contains("the server died (exit status: 7)") && why.contains("no room"),
             "{why}"
         );
         let (client, mut server) = (
-            sh("the client", "echo lost >&2; exit 3"),
-            sh("the server", "echo no room >&2; exit 7"),
+            start_shell("the client", "echo lost >&2; exit 3"),
+            start_shell("the server", "echo no room >&2; exit 7"),
         );
-        server.wait(RUNS).expect("it is watched");
-        let why = finish(client, server, RUNS, &Stop::default())
+        server
+            .wait_timeout(CLIENT_EXTRA_TIME)
+            .expect("it is watched");
+        let why = wait_client(client, server, CLIENT_EXTRA_TIME, &Stop::default())
             .expect_err("both failed")
             .to_string();
         for part in [
@@ -293,18 +302,18 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_fails_alone_is_the_reason() {
-        let why = text("echo lost >&2; exit 3", "exec sleep 600").expect_err("it failed");
+    fn failed_client_is_reported_as_the_cause() {
+        let why = run_scripts("echo lost >&2; exit 3", "exec sleep 600").expect_err("it failed");
         assert!(
             why.contains("the client died (exit status: 3)") && why.contains("lost"),
             "{why}"
         );
         let (client, server) = (
-            sh("the client", "exec sleep 600"),
-            sh("the server", "exec sleep 600"),
+            start_shell("the client", "exec sleep 600"),
+            start_shell("the server", "exec sleep 600"),
         );
-        let why =
-            finish(client, server, Duration::ZERO, &Stop::default()).expect_err("it is too slow");
+        let why = wait_client(client, server, Duration::ZERO, &Stop::default())
+            .expect_err("it is too slow");
         assert!(
             why.to_string()
                 .contains("the client died (did not end in time; signal: 9"),

@@ -4,8 +4,8 @@
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Case, Peer, program};
-use crate::choice::{Bench, Op, name};
+use super::{BenchCase, BenchPeer, program};
+use crate::options::{Bench, BenchOp, name};
 use crate::record::Record;
 use crate::stop::Stop;
 use crate::{Error, Result};
@@ -18,63 +18,65 @@ const MEGABYTE: f64 = 1024.0 * 1024.0;
 #[derive(Debug)]
 pub struct UcxPerftest {
     name: &'static str,
-    messages: &'static str,
+    op_name: &'static str,
     /// Its tests of messages: half round trips, and streams.
-    tests: [&'static str; 2],
-    one_sided: bool,
+    test_names: [&'static str; 2],
+    has_one_sided: bool,
 }
 
 impl UcxPerftest {
     /// Tagged messages, and one-sided operations.
     pub const TAG: Self = Self {
         name: "ucx_perftest shm",
-        messages: "tagged",
-        tests: ["tag_lat", "tag_bw"],
-        one_sided: true,
+        op_name: "tagged",
+        test_names: ["tag_lat", "tag_bw"],
+        has_one_sided: true,
     };
     /// Active messages: no tag is matched, a function is called.
     pub const AM: Self = Self {
         name: "ucx_perftest am",
-        messages: "am",
-        tests: ["ucp_am_lat", "ucp_am_bw"],
-        one_sided: false,
+        op_name: "am",
+        test_names: ["ucp_am_lat", "ucp_am_bw"],
+        has_one_sided: false,
     };
 
     /// Its test for this, and how many operations are in one that it counts. Messages go through
     /// its protocol layer, one-sided operations straight to the transport.
-    fn test_of(&self, case: &Case) -> Option<(&'static str, u32)> {
-        let [lat, bw] = self.tests;
+    fn test_for(&self, case: &BenchCase) -> Option<(&'static str, u32)> {
+        let [lat, bw] = self.test_names;
         match (case.op, case.bench) {
-            (Op::Send, Bench::Lat) => Some((lat, 2)),
-            (Op::Send, _) => Some((bw, 1)),
-            _ if !self.one_sided => None,
-            (Op::Write, Bench::Lat) => Some(("put_lat", 2)),
-            (Op::Write, _) => Some(("put_bw", 1)),
-            (Op::Atomic, _) if case.size == 8 => Some(("fadd", 1)),
+            (BenchOp::Send, Bench::Lat) => Some((lat, 2)),
+            (BenchOp::Send, _) => Some((bw, 1)),
+            _ if !self.has_one_sided => None,
+            (BenchOp::Write, Bench::Lat) => Some(("put_lat", 2)),
+            (BenchOp::Write, _) => Some(("put_bw", 1)),
+            (BenchOp::Atomic, _) if case.size == 8 => Some(("fadd", 1)),
             _ => None,
         }
     }
 }
 
-impl Peer for UcxPerftest {
+impl BenchPeer for UcxPerftest {
     fn name(&self) -> &str {
         self.name
     }
 
-    fn missing(&self) -> Option<String> {
-        program::missing(PROGRAM, "ucx-utils")
+    fn unavailable(&self) -> Option<String> {
+        program::unavailable(PROGRAM, "ucx-utils")
     }
 
-    fn measures(&self, case: &Case) -> bool {
-        self.test_of(case).is_some()
+    fn supports(&self, case: &BenchCase) -> bool {
+        self.test_for(case).is_some()
     }
 
-    fn measure(&self, case: &Case, stop: &Stop) -> Result<Record> {
-        let Some((test, trips)) = self.test_of(case) else {
-            return Err(Error::Refused(format!("{PROGRAM} has no test for this")));
+    fn measure(&self, case: &BenchCase, stop: &Stop) -> Result<Record> {
+        let Some((test, trips)) = self.test_for(case) else {
+            return Err(Error::InvalidRequest(format!(
+                "{PROGRAM} has no test for this"
+            )));
         };
         let transport = case.op.is_one_sided();
-        let count = case.count(trips * Duration::from_nanos(400 + case.size as u64 / 4));
+        let count = case.estimate_count(trips * Duration::from_nanos(400 + case.size as u64 / 4));
         let build = |port: u16, server: bool| {
             let mut command = Command::new(PROGRAM);
             command
@@ -97,22 +99,22 @@ impl Peer for UcxPerftest {
             }
             command
         };
-        let text = program::run(self.name(), case, stop, build)?;
-        let row = parse(&text).ok_or_else(|| Error::NotUnderstood {
-            who: self.name().into(),
+        let text = program::run_server_and_client(self.name(), case, stop, build)?;
+        let row = parse_output(&text).ok_or_else(|| Error::Malformed {
+            origin: self.name().into(),
             text,
         })?;
         let mut record = Record {
             op: if transport {
                 name(case.op)
             } else {
-                self.messages.into()
+                self.op_name.into()
             },
             wait: "spin".into(),
             progress: "manual".into(),
             mean_ns: Some(row.mean_ns),
             samples: count,
-            ..case.record(self)
+            ..case.empty_record(self)
         };
         if case.bench == Bench::Lat {
             record.p50_ns = Some(row.p50_ns);
@@ -124,7 +126,7 @@ impl Peer for UcxPerftest {
     }
 }
 
-struct Row {
+struct PerftestRow {
     p50_ns: f64,
     mean_ns: f64,
     bytes_per_s: f64,
@@ -132,7 +134,7 @@ struct Row {
 }
 
 /// The last line of numbers, under the titles that the program gives them.
-fn parse(text: &str) -> Option<Row> {
+fn parse_output(text: &str) -> Option<PerftestRow> {
     let titles: Vec<_> = text
         .lines()
         .find(|line| line.starts_with("iterations,"))?
@@ -151,7 +153,7 @@ fn parse(text: &str) -> Option<Row> {
             .get(titles.iter().position(|known| *known == title)?)
             .copied()
     };
-    Some(Row {
+    Some(PerftestRow {
         p50_ns: number("50.0_percentile_lat")? * 1e3,
         mean_ns: number("overall_lat")? * 1e3,
         bytes_per_s: number("overall_bw")? * MEGABYTE,
@@ -164,15 +166,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_the_program_prints() {
+    fn ucx_perftest_output_is_parsed() {
         let text = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n\
                     20000,0.347,0.406,0.406,150.26,150.26,2461843,2461843\n";
-        let row = parse(text).expect("a row");
+        let row = parse_output(text).expect("a row");
         assert!((row.p50_ns - 347.0).abs() < 1e-6 && (row.mean_ns - 406.0).abs() < 1e-6);
         assert!((row.bytes_per_s - 150.26 * MEGABYTE).abs() < 1.0 && row.msgs_per_s > 2.4e6);
         let indented = text.replace("20000,", " 476,");
-        assert!(parse(&indented).is_some(), "small counts are indented");
-        assert!(parse("Connection refused\n").is_none());
-        assert!(parse("iterations,overall_lat\n5,0.1\n").is_none());
+        assert!(
+            parse_output(&indented).is_some(),
+            "small counts are indented"
+        );
+        assert!(parse_output("Connection refused\n").is_none());
+        assert!(parse_output("iterations,overall_lat\n5,0.1\n").is_none());
     }
 }

@@ -2,13 +2,13 @@
 
 use std::fmt::Write;
 
-use super::page::{Figure, escape};
+use super::page::{ReportFigure, escape};
 
-const WIDTH: f64 = 520.0;
-const BAR: f64 = 22.0;
-const STEP: f64 = 50.0;
+const CHART_WIDTH: f64 = 520.0;
+const BAR_HEIGHT: f64 = 22.0;
+const BAR_STRIDE: f64 = 50.0;
 /// Room for the number behind the longest bar.
-const NUMBER: f64 = 84.0;
+const VALUE_WIDTH: f64 = 84.0;
 
 /// A bar. Its value is more than nothing.
 pub(super) struct Bar {
@@ -18,13 +18,13 @@ pub(super) struct Bar {
 }
 
 /// The picture with its numbers; `None` without bars.
-pub(super) fn figure(
+pub(super) fn bar_chart(
     bars: &[Bar],
     floor: Option<f64>,
     title: &str,
     text: &str,
     words: fn(f64) -> String,
-) -> Option<Figure> {
+) -> Option<ReportFigure> {
     if bars.is_empty() {
         return None;
     }
@@ -33,18 +33,18 @@ pub(super) fn figure(
         .map(|bar| bar.value)
         .chain(floor)
         .fold(0.0, f64::max);
-    let length = |value: f64| value / most * (WIDTH - NUMBER);
-    let height = bars.len() as f64 * STEP + 26.0;
+    let length = |value: f64| value / most * (CHART_WIDTH - VALUE_WIDTH);
+    let height = bars.len() as f64 * BAR_STRIDE + 26.0;
     let mut svg = format!(
-        "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">",
+        "<svg viewBox=\"0 0 {CHART_WIDTH} {height}\" role=\"img\" aria-label=\"{}\">",
         escape(title)
     );
     for (at, bar) in bars.iter().enumerate() {
-        let (top, long) = (at as f64 * STEP + 20.0, length(bar.value).max(2.0));
+        let (top, long) = (at as f64 * BAR_STRIDE + 20.0, length(bar.value).max(2.0));
         let _ = write!(
             svg,
             "<text x=\"0\" y=\"{:.1}\">{}</text>\
-             <rect class=\"bar c{}\" x=\"0\" y=\"{top:.1}\" width=\"{long:.1}\" height=\"{BAR}\" rx=\"3\"/>\
+             <rect class=\"bar c{}\" x=\"0\" y=\"{top:.1}\" width=\"{long:.1}\" height=\"{BAR_HEIGHT}\" rx=\"3\"/>\
              <text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
             top - 5.0,
             escape(&bar.label),
@@ -65,11 +65,11 @@ pub(super) fn figure(
         );
     }
     svg += "</svg>";
-    Some(Figure {
+    Some(ReportFigure {
         title: title.to_owned(),
-        text: text.to_owned(),
+        caption: text.to_owned(),
         legend: Vec::new(),
-        dashed: None,
+        dashed_label: None,
         svg,
         columns: vec!["rate".into()],
         rows: bars

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use super::page::{Figure, escape, marker};
-use super::scale::{Scale, is_drawn};
+use super::page::{ReportFigure, escape, marker};
+use super::scale::{Scale, is_plottable};
 
 const WIDTH: f64 = 520.0;
 const HEIGHT: f64 = 330.0;
@@ -12,23 +12,23 @@ const RIGHT: f64 = 14.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 34.0;
 /// Room for a name below the axis.
-const NAME: f64 = 46.0;
+const LABEL_WIDTH: f64 = 46.0;
 
 /// Lines, and what is known of the floor. Values have a place on powers of ten.
 pub(super) struct Chart {
-    lines: Vec<Line>,
+    lines: Vec<ChartLine>,
     floor: Vec<(f64, f64)>,
     /// Values in words.
-    text: fn(f64) -> String,
+    format_value: fn(f64) -> String,
     /// Whether places along the bottom are powers.
     log_x: bool,
 }
 
 /// A line through places that have names.
-pub(super) struct Line {
+pub(super) struct ChartLine {
     pub(super) label: String,
     pub(super) colour: usize,
-    pub(super) strong: bool,
+    pub(super) is_emphasized: bool,
     pub(super) points: Vec<(f64, String, f64)>,
 }
 
@@ -36,27 +36,27 @@ impl Chart {
     /// Of these lines and this floor, what has a place: no bytes per second, as messages of no size
     /// have, are not drawn.
     pub(super) fn new(
-        lines: impl Iterator<Item = Line>,
+        lines: impl Iterator<Item = ChartLine>,
         mut floor: Vec<(f64, f64)>,
-        text: fn(f64) -> String,
+        format_value: fn(f64) -> String,
         log_x: bool,
     ) -> Self {
         let mut lines: Vec<_> = lines.collect();
         for line in &mut lines {
-            line.points.retain(|(_, _, y)| is_drawn(*y));
+            line.points.retain(|(_, _, y)| is_plottable(*y));
         }
         lines.retain(|line| !line.points.is_empty());
-        floor.retain(|(_, y)| is_drawn(*y));
+        floor.retain(|(_, y)| is_plottable(*y));
         Self {
             lines,
             floor,
-            text,
+            format_value,
             log_x,
         }
     }
 
     /// The picture with its numbers; `None` without lines.
-    pub(super) fn figure(&self, title: &str, text: &str) -> Option<Figure> {
+    pub(super) fn figure(&self, title: &str, text: &str) -> Option<ReportFigure> {
         if self.lines.is_empty() {
             return None;
         }
@@ -76,18 +76,18 @@ impl Chart {
             };
             let cells = names
                 .iter()
-                .map(|name| value(name).map_or_else(String::new, self.text));
+                .map(|name| value(name).map_or_else(String::new, self.format_value));
             (line.label.clone(), cells.collect())
         });
-        Some(Figure {
+        Some(ReportFigure {
             title: title.to_owned(),
-            text: text.to_owned(),
+            caption: text.to_owned(),
             legend: self
                 .lines
                 .iter()
                 .map(|line| (line.label.clone(), line.colour))
                 .collect(),
-            dashed: (!self.floor.is_empty()).then_some("floor"),
+            dashed_label: (!self.floor.is_empty()).then_some("floor"),
             svg: self.svg(title, &names),
             columns: names.iter().map(|(_, name)| name.clone()).collect(),
             rows: rows.collect(),
@@ -97,7 +97,7 @@ impl Chart {
     fn svg(&self, title: &str, names: &[(f64, String)]) -> String {
         // A size of 0 has no logarithm; it stands where 1 does.
         let least = |x: f64| if self.log_x { x.max(1.0) } else { x };
-        let x = Scale::over(
+        let x = Scale::from_values(
             names.iter().map(|(x, _)| least(*x)),
             (LEFT, WIDTH - RIGHT),
             self.log_x,
@@ -107,7 +107,7 @@ impl Chart {
             .lines
             .iter()
             .flat_map(|line| line.points.iter().map(|point| point.2));
-        let y = Scale::over(
+        let y = Scale::from_values(
             values.chain(self.floor.iter().map(|(_, y)| *y)),
             (HEIGHT - BOTTOM, TOP),
             true,
@@ -118,26 +118,26 @@ impl Chart {
             escape(title)
         );
         for tick in y.ticks() {
-            let (at, right) = (y.at(tick), WIDTH - RIGHT);
+            let (at, right) = (y.position(tick), WIDTH - RIGHT);
             let _ = write!(
                 svg,
                 "<path class=\"grid\" d=\"M{LEFT} {at:.1}H{right}\"/>\
                  <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
                 LEFT - 7.0,
                 at + 4.5,
-                (self.text)(tick)
+                (self.format_value)(tick)
             );
         }
         let mut free = f64::NEG_INFINITY;
         for (place, name) in names {
-            let at = x.at(least(*place));
+            let at = x.position(least(*place));
             let _ = write!(
                 svg,
                 "<path class=\"tick\" d=\"M{at:.1} {:.1}v5\"/>",
                 HEIGHT - BOTTOM
             );
-            if at - NAME / 2.0 >= free {
-                free = at + NAME / 2.0;
+            if at - LABEL_WIDTH / 2.0 >= free {
+                free = at + LABEL_WIDTH / 2.0;
                 let _ = write!(
                     svg,
                     "<text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
@@ -153,7 +153,8 @@ impl Chart {
             WIDTH - RIGHT
         );
         let path = |points: &mut dyn Iterator<Item = (f64, f64)>| {
-            let places = points.map(|(px, py)| format!("{:.1} {:.1}", x.at(least(px)), y.at(py)));
+            let places = points
+                .map(|(px, py)| format!("{:.1} {:.1}", x.position(least(px)), y.position(py)));
             places.collect::<Vec<_>>().join("L")
         };
         if !self.floor.is_empty() {
@@ -165,7 +166,11 @@ impl Chart {
         }
         // Ours last, on top of the others.
         for strong in [false, true] {
-            for line in self.lines.iter().filter(|line| line.strong == strong) {
+            for line in self
+                .lines
+                .iter()
+                .filter(|line| line.is_emphasized == strong)
+            {
                 let class = if strong { "line strong" } else { "line" };
                 let places = path(&mut line.points.iter().map(|(px, _, py)| (*px, *py)));
                 let _ = write!(
@@ -174,8 +179,12 @@ impl Chart {
                     line.colour % 8
                 );
                 for (px, name, py) in &line.points {
-                    let title = format!("{}, {name}: {}", line.label, (self.text)(*py));
-                    svg += &marker(line.colour, (x.at(least(*px)), y.at(*py)), &title);
+                    let title = format!("{}, {name}: {}", line.label, (self.format_value)(*py));
+                    svg += &marker(
+                        line.colour,
+                        (x.position(least(*px)), y.position(*py)),
+                        &title,
+                    );
                 }
             }
         }

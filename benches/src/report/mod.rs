@@ -20,21 +20,21 @@ use crate::size::Size;
 use crate::{Error, Result};
 use bars::Bar;
 use chart::Chart;
-use page::Figure;
-use scale::{is_drawn, rate_text, throughput_text, time_text};
-use series::{Names, Series};
+use page::ReportFigure;
+use scale::{is_plottable, rate_text, throughput_text, time_text};
+use series::{Series, SeriesLabels};
 
 /// The largest message whose rate is shown as a rate of messages.
-const SMALL: usize = 64;
+const MAX_RATE_SIZE: usize = 64;
 
 /// The page for these results.
 ///
 /// # Errors
 /// [`Error::Refused`] when there is nothing in them to draw.
-pub fn page(records: &[Record]) -> Result<String> {
-    let names = Names::of(records);
-    let latencies = series::group(&names, records, |record| record.bench == "lat");
-    let streams = series::group(&names, records, |record| {
+pub fn render_page(records: &[Record]) -> Result<String> {
+    let names = SeriesLabels::from_records(records);
+    let latencies = series::group_series(&names, records, |record| record.bench == "lat");
+    let streams = series::group_series(&names, records, |record| {
         matches!(&record.bench[..], "bw" | "rate")
     });
     let mut figures = Vec::new();
@@ -43,17 +43,17 @@ pub fn page(records: &[Record]) -> Result<String> {
     figures.extend(bandwidth(&streams));
     figures.extend(message_rate(&streams, records));
     if figures.is_empty() {
-        return Err(Error::Refused(
+        return Err(Error::InvalidRequest(
             "nothing to draw: no results of lat, bw, rate or compare".into(),
         ));
     }
     Ok(page::html(&latencies, &figures, records))
 }
 
-fn latency_by_size(series: &[Series]) -> Option<Figure> {
+fn latency_by_size(series: &[Series]) -> Option<ReportFigure> {
     let lines = series
         .iter()
-        .map(|one| one.line(|record| record.typical_ns()));
+        .map(|one| one.line_by_size(|record| record.typical_ns()));
     Chart::new(lines, floor_line(series, |_, ns| ns), time_text, true).figure(
         "Latency by size",
         "Half round trip between two processes: the median, or the mean of programs that print nothing else. Dashed: \
@@ -62,23 +62,26 @@ fn latency_by_size(series: &[Series]) -> Option<Figure> {
 }
 
 fn floor_line(series: &[Series], value: impl Fn(usize, f64) -> f64) -> Vec<(f64, f64)> {
-    series::floor(series)
+    series::floor_by_size(series)
         .into_iter()
         .map(|(size, ns)| (size as f64, value(size, ns)))
         .collect()
 }
 
-fn percentiles(series: &[Series]) -> Option<Figure> {
+fn percentiles(series: &[Series]) -> Option<ReportFigure> {
     let sized = |size| {
         series
             .iter()
-            .filter(|one| one.at(size).is_some_and(|record| record.p90_ns.is_some()))
+            .filter(|one| {
+                one.record_at(size)
+                    .is_some_and(|record| record.p90_ns.is_some())
+            })
             .count()
     };
     let sizes = series.iter().flat_map(|one| one.points.keys().copied());
     let size = sizes.filter(|size| sized(*size) > 0).min()?;
     let lines = series.iter().map(|one| {
-        let record = one.at(size);
+        let record = one.record_at(size);
         let steps = record
             .filter(|record| record.p90_ns.is_some())
             .map(|record| {
@@ -99,13 +102,13 @@ fn percentiles(series: &[Series]) -> Option<Figure> {
                 ]
             });
         let steps = steps.into_iter().flatten().enumerate();
-        one.drawn(
+        one.chart_line(
             steps
                 .filter_map(|(at, (name, ns))| Some((at as f64, name.to_owned(), (*ns)?)))
                 .collect(),
         )
     });
-    let floor = series::floor(series)
+    let floor = series::floor_by_size(series)
         .get(&size)
         .map(|ns| vec![(0.0, *ns), (4.0, *ns)])
         .unwrap_or_default();
@@ -116,10 +119,10 @@ fn percentiles(series: &[Series]) -> Option<Figure> {
     )
 }
 
-fn bandwidth(series: &[Series]) -> Option<Figure> {
+fn bandwidth(series: &[Series]) -> Option<ReportFigure> {
     let lines = series
         .iter()
-        .map(|one| one.line(|record| record.bytes_per_s));
+        .map(|one| one.line_by_size(|record| record.bytes_per_s));
     let floor = floor_line(series, |size, ns| size as f64 / ns * 1e9);
     Chart::new(lines, floor, throughput_text, true).figure(
         "Bandwidth by size",
@@ -128,16 +131,16 @@ fn bandwidth(series: &[Series]) -> Option<Figure> {
     )
 }
 
-fn message_rate(series: &[Series], records: &[Record]) -> Option<Figure> {
+fn message_rate(series: &[Series], records: &[Record]) -> Option<ReportFigure> {
     let size = series
         .iter()
         .flat_map(|one| one.points.keys().copied())
         .min()
-        .filter(|size| *size <= SMALL)?;
+        .filter(|size| *size <= MAX_RATE_SIZE)?;
     let rates = series
         .iter()
-        .filter_map(|one| Some((one, one.at(size)?.msgs_per_s?)));
-    let rates = rates.filter(|(_, rate)| is_drawn(*rate));
+        .filter_map(|one| Some((one, one.record_at(size)?.msgs_per_s?)));
+    let rates = rates.filter(|(_, rate)| is_plottable(*rate));
     let mut bars: Vec<Bar> = rates
         .map(|(one, value)| Bar {
             label: one.label.clone(),
@@ -152,7 +155,7 @@ fn message_rate(series: &[Series], records: &[Record]) -> Option<Figure> {
     let floor = line
         .and_then(|record| record.p50_ns)
         .map(|ns| 1e9 / ns)
-        .filter(|rate| is_drawn(*rate));
+        .filter(|rate| is_plottable(*rate));
     let text = match floor {
         Some(_) => {
             "Messages per second in one direction. Dashed: cache lines that go from core to core one after the \
@@ -160,7 +163,7 @@ fn message_rate(series: &[Series], records: &[Record]) -> Option<Figure> {
         }
         None => "Messages per second in one direction. More is better.",
     };
-    bars::figure(
+    bars::bar_chart(
         &bars,
         floor,
         &format!("Message rate at {}", Size(size)),

@@ -11,13 +11,13 @@ use crate::table::ratio;
 const STYLE: &str = include_str!("page.css");
 
 /// A picture with what belongs to it.
-pub(super) struct Figure {
+pub(super) struct ReportFigure {
     pub(super) title: String,
-    pub(super) text: String,
+    pub(super) caption: String,
     /// Names, and the numbers of their colours.
     pub(super) legend: Vec<(String, usize)>,
     /// The name of the dashed line.
-    pub(super) dashed: Option<&'static str>,
+    pub(super) dashed_label: Option<&'static str>,
     pub(super) svg: String,
     /// The same as numbers.
     pub(super) columns: Vec<String>,
@@ -25,14 +25,14 @@ pub(super) struct Figure {
 }
 
 /// The whole page.
-pub(super) fn html(latencies: &[Series], figures: &[Figure], records: &[Record]) -> String {
+pub(super) fn html(latencies: &[Series], figures: &[ReportFigure], records: &[Record]) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n\
          <title>Fabric, measured</title>\n<style>\n{STYLE}</style>\n<main>\n<h1>Fabric, measured</h1>\n"
     );
-    page += &lead(latencies);
+    page += &headline(latencies);
     page += "<div class=\"figures\">\n";
     for figure in figures {
         page += &figure.html();
@@ -48,9 +48,9 @@ pub(super) fn html(latencies: &[Series], figures: &[Figure], records: &[Record])
 }
 
 /// The smallest message of each of our lines, in figures that can be read from afar.
-fn lead(latencies: &[Series]) -> String {
-    let (mut text, floor) = (String::new(), series::floor(latencies));
-    for one in latencies.iter().filter(|one| one.ours).take(3) {
+fn headline(latencies: &[Series]) -> String {
+    let (mut text, floor) = (String::new(), series::floor_by_size(latencies));
+    for one in latencies.iter().filter(|one| one.is_fabric).take(3) {
         let Some((size, record)) = one.points.first_key_value() else {
             continue;
         };
@@ -72,9 +72,11 @@ fn lead(latencies: &[Series]) -> String {
     text
 }
 
-impl Figure {
+impl ReportFigure {
     fn html(&self) -> String {
-        let Self { svg, text, .. } = self;
+        let Self {
+            svg, caption: text, ..
+        } = self;
         let mut html = format!(
             "<figure>\n<h2>{}</h2>\n<figcaption>{}</figcaption>\n",
             escape(&self.title),
@@ -92,7 +94,7 @@ impl Figure {
                     escape(label)
                 );
             }
-            if let Some(name) = self.dashed {
+            if let Some(name) = self.dashed_label {
                 let _ = write!(
                     html,
                     "<li><svg viewBox=\"0 0 22 14\" aria-hidden=\"true\"><path class=\"floor\" d=\"M0 7H22\"/></svg>\

@@ -12,12 +12,12 @@ pub(super) struct Scale {
 
 impl Scale {
     /// From the least to the largest of these values.
-    pub(super) fn over(
+    pub(super) fn from_values(
         values: impl Iterator<Item = f64>,
         (start, end): (f64, f64),
         log: bool,
     ) -> Self {
-        let values = values.filter(|value| !log || is_drawn(*value));
+        let values = values.filter(|value| !log || is_plottable(*value));
         let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
             (low.min(value), high.max(value))
         });
@@ -56,7 +56,7 @@ impl Scale {
     }
 
     /// Where this value stands.
-    pub(super) fn at(&self, value: f64) -> f64 {
+    pub(super) fn position(&self, value: f64) -> f64 {
         let value = if self.log { value.log10() } else { value };
         self.start + (value - self.from) / (self.to - self.from) * (self.end - self.start)
     }
@@ -77,18 +77,18 @@ impl Scale {
 }
 
 /// Whether a value has a place on powers of ten, and a bar a length.
-pub(super) fn is_drawn(value: f64) -> bool {
+pub(super) fn is_plottable(value: f64) -> bool {
     value.is_finite() && value > 0.0
 }
 
 /// Nanoseconds.
 pub(super) fn time_text(ns: f64) -> String {
-    unit(ns, &[(1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")])
+    format_with_unit(ns, &[(1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")])
 }
 
 /// Bytes per second.
 pub(super) fn throughput_text(rate: f64) -> String {
-    unit(
+    format_with_unit(
         rate,
         &[(1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s")],
     )
@@ -96,10 +96,10 @@ pub(super) fn throughput_text(rate: f64) -> String {
 
 /// Messages per second.
 pub(super) fn rate_text(rate: f64) -> String {
-    unit(rate, &[(1e6, "M/s"), (1e3, "k/s"), (1.0, "/s")])
+    format_with_unit(rate, &[(1e6, "M/s"), (1e3, "k/s"), (1.0, "/s")])
 }
 
-fn unit(value: f64, units: &[(f64, &str)]) -> String {
+fn format_with_unit(value: f64, units: &[(f64, &str)]) -> String {
     let (size, name) = units
         .iter()
         .find(|(size, _)| value >= *size)
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_for_numbers() {
+    fn numbers_are_formatted_with_units() {
         assert_eq!(time_text(465.0), "465 ns");
         assert_eq!(time_text(1400.0), "1.4 µs");
         assert_eq!(time_text(100_000.0), "100 µs");
@@ -137,16 +137,19 @@ mod tests {
     }
 
     #[test]
-    fn places_and_ticks() {
-        let scale = Scale::over([10.0, 1000.0].into_iter(), (0.0, 100.0), true);
-        assert!((scale.at(100.0) - 50.0).abs() < 1e-6);
+    fn log_scale_positions_and_ticks() {
+        let scale = Scale::from_values([10.0, 1000.0].into_iter(), (0.0, 100.0), true);
+        assert!((scale.position(100.0) - 50.0).abs() < 1e-6);
         assert_eq!(
-            Scale::over([1.0, 1e6].into_iter(), (0.0, 1.0), true)
+            Scale::from_values([1.0, 1e6].into_iter(), (0.0, 1.0), true)
                 .ticks()
                 .len(),
             7
         );
-        let one = Scale::over([5.0].into_iter(), (0.0, 100.0), true).padded(0.1);
-        assert!(one.at(5.0).is_finite(), "a single value has a place too");
+        let one = Scale::from_values([5.0].into_iter(), (0.0, 100.0), true).padded(0.1);
+        assert!(
+            one.position(5.0).is_finite(),
+            "a single value has a place too"
+        );
     }
 }

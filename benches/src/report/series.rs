@@ -2,23 +2,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::chart::Line;
+use super::chart::ChartLine;
 use crate::record::Record;
 use crate::samples;
 use crate::size::Size;
 
 /// The names of all lines of a page, in the order of their colours: ours first.
-pub(super) struct Names {
+pub(super) struct SeriesLabels {
     labels: Vec<String>,
     /// For each provider, the attributes that tell its results apart.
-    telling: BTreeMap<String, BTreeSet<usize>>,
+    distinguishing: BTreeMap<String, BTreeSet<usize>>,
 }
 
 /// The results of one name, by size.
 pub(super) struct Series {
     pub(super) label: String,
     pub(super) colour: usize,
-    pub(super) ours: bool,
+    pub(super) is_fabric: bool,
     pub(super) points: BTreeMap<usize, Record>,
     /// The floor, where it is known, as each run found it.
     floors: BTreeMap<usize, Vec<f64>>,
@@ -47,24 +47,24 @@ fn attributes(record: &Record) -> [(&'static str, String); 8] {
 
 /// Only our own measurements know the processor time and, where there is more than one core, the
 /// floor.
-fn is_ours(record: &Record) -> bool {
+fn is_fabric(record: &Record) -> bool {
     record.floor_ns.or(record.cpu_user_s).is_some()
 }
 
-fn provider(record: &Record) -> String {
+fn provider_label(record: &Record) -> String {
     match &record.provider {
-        name if is_ours(record) && !name.starts_with("fabric ") => format!("fabric {name}"),
+        name if is_fabric(record) && !name.starts_with("fabric ") => format!("fabric {name}"),
         name => name.clone(),
     }
 }
 
 /// Latencies have a window of one: it tells nothing about how streams differ.
-fn kind(record: &Record) -> (String, bool) {
-    (provider(record), record.bench == "lat")
+fn series_kind(record: &Record) -> (String, bool) {
+    (provider_label(record), record.bench == "lat")
 }
 
-impl Names {
-    pub(super) fn of(records: &[Record]) -> Self {
+impl SeriesLabels {
+    pub(super) fn from_records(records: &[Record]) -> Self {
         let records: Vec<_> = records
             .iter()
             .filter(|record| record.bench != "floor")
@@ -74,19 +74,21 @@ impl Names {
         for record in &records {
             // What any two of a kind differ in, one of them has otherwise than the first.
             let these = attributes(record);
-            let first = first.entry(kind(record)).or_insert_with(|| these.clone());
+            let first = first
+                .entry(series_kind(record))
+                .or_insert_with(|| these.clone());
             let differing = (0..these.len()).filter(|at| these[*at] != first[*at]);
             telling
-                .entry(provider(record))
+                .entry(provider_label(record))
                 .or_default()
                 .extend(differing);
         }
         let mut names = Self {
             labels: Vec::new(),
-            telling,
+            distinguishing: telling,
         };
         for ours in [true, false] {
-            for record in records.iter().filter(|record| is_ours(record) == ours) {
+            for record in records.iter().filter(|record| is_fabric(record) == ours) {
                 let label = names.label(record);
                 if !names.labels.contains(&label) {
                     names.labels.push(label);
@@ -97,8 +99,8 @@ impl Names {
     }
 
     fn label(&self, record: &Record) -> String {
-        let (mut label, attributes) = (provider(record), attributes(record));
-        for at in self.telling.get(&label).into_iter().flatten() {
+        let (mut label, attributes) = (provider_label(record), attributes(record));
+        for at in self.distinguishing.get(&label).into_iter().flatten() {
             let (name, value) = &attributes[*at];
             if !(value.is_empty() || *name == "window " && record.bench == "lat") {
                 label += &format!(", {name}{value}");
@@ -110,8 +112,8 @@ impl Names {
 
 /// The results that this picks, line by line. Of several runs of the same, the median one stands
 /// for all; of an even count, the slower of the two in the middle.
-pub(super) fn group(
-    names: &Names,
+pub(super) fn group_series(
+    names: &SeriesLabels,
     records: &[Record],
     pick: impl Fn(&Record) -> bool,
 ) -> Vec<Series> {
@@ -133,12 +135,12 @@ pub(super) fn group(
         let mut one = Series {
             label: names.labels[colour].clone(),
             colour,
-            ours: false,
+            is_fabric: false,
             points: BTreeMap::new(),
             floors: BTreeMap::new(),
         };
         for (size, runs) in sizes {
-            one.ours |= runs.iter().any(|record| is_ours(record));
+            one.is_fabric |= runs.iter().any(|record| is_fabric(record));
             let floors = runs
                 .iter()
                 .filter_map(|record| record.floor_ns)
@@ -170,7 +172,7 @@ fn median(mut runs: Vec<&Record>) -> Option<&Record> {
 
 /// The floor by size in nanoseconds: the median of what all runs of all lines found. It moves with
 /// the machine, also downwards, so the lowest would be held against runs that had another one.
-pub(super) fn floor(series: &[Series]) -> BTreeMap<usize, f64> {
+pub(super) fn floor_by_size(series: &[Series]) -> BTreeMap<usize, f64> {
     let mut floors: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     for (size, found) in series.iter().flat_map(|one| &one.floors) {
         floors.entry(*size).or_default().extend(found);
@@ -182,14 +184,14 @@ pub(super) fn floor(series: &[Series]) -> BTreeMap<usize, f64> {
 }
 
 impl Series {
-    pub(super) fn at(&self, size: usize) -> Option<&Record> {
+    pub(super) fn record_at(&self, size: usize) -> Option<&Record> {
         self.points.get(&size)
     }
 
     /// A line over sizes.
-    pub(super) fn line(&self, value: impl Fn(&Record) -> Option<f64>) -> Line {
+    pub(super) fn line_by_size(&self, value: impl Fn(&Record) -> Option<f64>) -> ChartLine {
         let points = self.points.iter();
-        self.drawn(
+        self.chart_line(
             points
                 .filter_map(|(size, record)| {
                     Some((*size as f64, Size(*size).to_string(), value(record)?))
@@ -199,11 +201,11 @@ impl Series {
     }
 
     /// A line through these places, each with its name.
-    pub(super) fn drawn(&self, points: Vec<(f64, String, f64)>) -> Line {
-        Line {
+    pub(super) fn chart_line(&self, points: Vec<(f64, String, f64)>) -> ChartLine {
+        ChartLine {
             label: self.label.clone(),
             colour: self.colour,
-            strong: self.ours,
+            is_emphasized: self.is_fabric,
             points,
         }
     }

@@ -7,44 +7,44 @@
 //! | `far` | the side it is done to, and that keeps the book |
 //! | `book` | which messages have come |
 
-mod book;
-mod far;
-mod near;
+mod ledger;
+mod receiver;
+mod sender;
 
 use std::time::Duration;
 
 use fabric_async::{Caps, Hints, discover};
 use serde::{Deserialize, Serialize};
 
-pub use far::serve;
+pub use receiver::serve_soak;
 
-use crate::choice::Runtime;
+use crate::options::RuntimeKind;
 use crate::output::print;
-use crate::pair::{Child, program};
+use crate::peer_process::{ChildProcess, current_program};
 use crate::size::Size;
 use crate::stop::Stop;
-use crate::{Error, Result, progress};
+use crate::{Error, Result, progress_bar};
 
 /// What the near side asks the far one.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-enum Ask {
+enum SoakRequest {
     /// Where is your memory?
-    Region,
+    GetRegion,
     /// How is it going?
-    Status,
+    GetStatus,
     /// That was all, so many messages and so many additions: wait for those that are missing.
     End { messages: u64, added: u64 },
 }
 
 /// What the far side has found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Status {
+struct SoakStatus {
     /// Different messages that have come.
     received: u64,
     /// Messages that came once more.
-    twice: u64,
+    duplicates: u64,
     /// Messages whose bytes are not those that were sent.
-    damaged: u64,
+    corrupted: u64,
     /// Additions to the counter.
     added: u64,
     /// Memory of the process, in bytes.
@@ -53,18 +53,18 @@ struct Status {
 
 /// Memory may grow by so much between the second quarter of the time and its end: what allocators
 /// and page tables do.
-const GROWTH: u64 = 16 << 20;
+const MAX_MEMORY_GROWTH: u64 = 16 << 20;
 
 /// What the near side has done and seen.
 #[derive(Debug, Default)]
-struct Done {
+struct SoakTotals {
     messages: u64,
     bytes: u64,
     added: u64,
     /// Memory of both sides, from time to time.
-    here: Vec<u64>,
-    there: Vec<u64>,
-    last: Status,
+    local_memory: Vec<u64>,
+    remote_memory: Vec<u64>,
+    last_status: SoakStatus,
 }
 
 /// Soaks a provider for so long.
@@ -75,14 +75,14 @@ pub fn soak(provider: &str, time: Duration, stop: &Stop) -> Result<()> {
     let hints = Hints::new()
         .provider(provider)
         .caps(Caps::MSG | Caps::TAGGED | Caps::RMA | Caps::ATOMIC);
-    Runtime::Current.run(async move { Ok(discover(&hints).await.map(drop)?) })?;
-    let mut command = program()?;
+    RuntimeKind::Current.run(async move { Ok(discover(&hints).await.map(drop)?) })?;
+    let mut command = current_program()?;
     command.args(["soak-far", "--listen", &format!("{provider}://")]);
-    let (mut child, at) = Child::start("the other side", command)?;
-    let near = near::run(provider.to_owned(), at, time, stop.clone());
-    let done = Runtime::Current.run(near);
-    progress::clear();
-    let done = done.map_err(|error| child.explain(error))?;
+    let (mut child, at) = ChildProcess::start("the other side", command)?;
+    let near = sender::run_sender(provider.to_owned(), at, time, stop.clone());
+    let done = RuntimeKind::Current.run(near);
+    progress_bar::clear();
+    let done = done.map_err(|error| child.or_death_error(error))?;
     let seconds = time.as_secs_f64();
     print(&format!(
         "{} messages and writes with data, {} in all, {} atomic additions, in {seconds:.0} s",
@@ -90,35 +90,38 @@ pub fn soak(provider: &str, time: Duration, stop: &Stop) -> Result<()> {
         Size(usize::try_from(done.bytes >> 20 << 20).unwrap_or(usize::MAX)),
         done.added,
     ))?;
-    let Status {
+    let SoakStatus {
         received,
-        twice,
-        damaged,
+        duplicates: twice,
+        corrupted: damaged,
         added,
         ..
-    } = done.last;
+    } = done.last_status;
     print(&format!(
         "received {received}, twice {twice}, damaged {damaged}, additions counted {added}"
     ))?;
-    let (here, there) = (grown(&done.here), grown(&done.there));
+    let (here, there) = (
+        memory_growth(&done.local_memory),
+        memory_growth(&done.remote_memory),
+    );
     print(&format!(
         "memory: {} here, {} there",
-        described(&done.here),
-        described(&done.there)
+        format_memory(&done.local_memory),
+        format_memory(&done.remote_memory)
     ))?;
     let whole = (received, twice, damaged, added) == (done.messages, 0, 0, done.added);
-    let flat = here.max(there) <= GROWTH;
+    let flat = here.max(there) <= MAX_MEMORY_GROWTH;
     match (whole, flat) {
         (true, true) => print("every message is accounted for, and memory is flat"),
-        (false, _) => Err(Error::Refused(
+        (false, _) => Err(Error::InvalidRequest(
             "messages are missing, came twice or are damaged".into(),
         )),
-        (_, false) => Err(Error::Refused("memory has grown".into())),
+        (_, false) => Err(Error::InvalidRequest("memory has grown".into())),
     }
 }
 
 /// By how much memory grew from the second quarter of the time on.
-fn grown(samples: &[u64]) -> u64 {
+fn memory_growth(samples: &[u64]) -> u64 {
     let quarter = samples.len() / 4;
     let before = samples
         .get(quarter..2 * quarter.max(1))
@@ -127,7 +130,7 @@ fn grown(samples: &[u64]) -> u64 {
     last.saturating_sub(before.copied().unwrap_or(last))
 }
 
-fn described(samples: &[u64]) -> String {
+fn format_memory(samples: &[u64]) -> String {
     let mebibytes = |bytes: Option<&u64>| bytes.copied().unwrap_or(0) as f64 / f64::from(1 << 20);
     format!(
         "{:.1} MiB after a quarter and {:.1} MiB at the end",
@@ -137,7 +140,7 @@ fn described(samples: &[u64]) -> String {
 }
 
 /// Memory of this process, in bytes.
-fn memory() -> u64 {
+fn resident_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: Option<u64> = text.split(' ').nth(1).and_then(|pages| pages.parse().ok());
     pages.unwrap_or(0) * rustix::param::page_size() as u64
@@ -148,10 +151,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_grows_late_is_seen() {
-        assert_eq!(grown(&[1, 50, 60, 55, 58, 60, 57, 61]), 1);
-        assert_eq!(grown(&[10, 10, 10, 10, 20, 30, 40, 50]), 40);
-        assert_eq!(grown(&[]), 0);
-        assert!(memory() > 100_000);
+    fn late_memory_growth_is_detected() {
+        assert_eq!(memory_growth(&[1, 50, 60, 55, 58, 60, 57, 61]), 1);
+        assert_eq!(memory_growth(&[10, 10, 10, 10, 20, 30, 40, 50]), 40);
+        assert_eq!(memory_growth(&[]), 0);
+        assert!(resident_bytes() > 100_000);
     }
 }

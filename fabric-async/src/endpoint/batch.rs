@@ -1,13 +1,13 @@
 //! Many messages in one go.
 
 use fabric_core::completion::OpKind;
-use fabric_core::provider::SendSpec;
+use fabric_core::transport::TxOp;
 use fabric_core::{FiAddr, Result};
-use fabric_reactor::CHUNK;
+use fabric_reactor::MAX_BATCH_POSTS;
 
 use super::Endpoint;
-use crate::model::ThreadModel;
-use crate::op::{self, BatchStopped, Batchable};
+use crate::op::{self, BatchError, Batchable};
+use crate::thread_model::ThreadModel;
 
 /// # Batches
 ///
@@ -45,9 +45,9 @@ impl<M: ThreadModel> Endpoint<M> {
         peer: FiAddr,
         messages: impl IntoIterator<Item = &'b [u8]>,
     ) -> (usize, Result<()>) {
-        let spec = SendSpec {
+        let spec = TxOp {
             more: true,
-            ..SendSpec::new(OpKind::Send, peer)
+            ..TxOp::new(OpKind::Send, peer)
         };
         if let Err(error) = self.inner.check_send(&spec) {
             return (0, Err(error));
@@ -55,7 +55,7 @@ impl<M: ThreadModel> Endpoint<M> {
         let mut messages = messages.into_iter();
         let mut accepted = 0;
         loop {
-            let mut chunk: [&[u8]; CHUNK] = [&[]; CHUNK];
+            let mut chunk: [&[u8]; MAX_BATCH_POSTS] = [&[]; MAX_BATCH_POSTS];
             let mut count = 0;
             for (place, message) in chunk.iter_mut().zip(messages.by_ref()) {
                 *place = message;
@@ -71,7 +71,7 @@ impl<M: ThreadModel> Endpoint<M> {
                 Ok(())
             });
             // A refusal says more than the end of a peer.
-            let ended = stopped.and(posts.end());
+            let ended = stopped.and(posts.finish());
             if ended.is_err() {
                 return (accepted, ended);
             }
@@ -103,7 +103,7 @@ impl<M: ThreadModel> Endpoint<M> {
     pub fn post_all<'a, R: Batchable<'a, M>>(
         &'a self,
         requests: impl IntoIterator<Item = R>,
-    ) -> Result<usize, BatchStopped<R>> {
+    ) -> Result<usize, BatchError<R>> {
         op::post_all(self, requests)
     }
 }

@@ -2,23 +2,23 @@
 
 use fabric_core::flags::{Caps, CqBind};
 use fabric_core::info::{EpType, Hints, Info, Progress, Protocol};
-use fabric_core::provider::SocketIo;
+use fabric_core::transport::SocketIo;
 use fabric_core::{Address, Result, Scheme, SocketOptions};
 use fabric_reactor::WaitPolicy;
 
-use super::{Endpoint, EndpointBuilder, Own};
+use super::{Endpoint, EndpointBuilder, OwnedQueues};
 use crate::av::ToAddress;
 use crate::cq::CompletionQueue;
-use crate::discover::search;
+use crate::discover::discover_sync;
 use crate::domain::{Domain, DomainOptions};
 use crate::eq::EventQueue;
 use crate::fabric::Fabric;
 use crate::resolve;
 
 /// Completions that the queue of such an endpoint has room for.
-const COMPLETIONS: usize = 1024;
+const DEFAULT_CQ_CAPACITY: usize = 1024;
 /// Events likewise.
-const EVENTS: usize = 256;
+const DEFAULT_EQ_CAPACITY: usize = 256;
 
 /// Options of [`Endpoint::bind`].
 ///
@@ -89,7 +89,7 @@ impl Endpoint {
 impl BindOptions {
     /// How waiting is done: [`WaitPolicy::Adaptive`] unless said otherwise.
     pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
-        self.options.policy = policy;
+        self.options.wait_policy = policy;
         self
     }
 
@@ -101,8 +101,8 @@ impl BindOptions {
 
     /// From which length on messages are copied once instead of twice: as
     /// [`DomainBuilder::single_copy_from`](crate::DomainBuilder::single_copy_from).
-    pub fn single_copy_from(mut self, len: usize) -> Self {
-        self.options.single_copy_from = Some(len);
+    pub fn single_copy_threshold(mut self, len: usize) -> Self {
+        self.options.single_copy_threshold = Some(len);
         self
     }
 
@@ -157,7 +157,7 @@ impl BindOptions {
     /// # Errors
     /// As [`Endpoint::bind`].
     pub async fn bind(self, at: impl ToAddress) -> Result<Endpoint> {
-        let found = resolve::found(&at, Scheme::Tcp, |_| true).await?;
+        let found = resolve::resolve_filtered(&at, Scheme::Tcp, |_| true).await?;
         let (last, others) = found.split_last().expect("there is one at least");
         others
             .iter()
@@ -172,40 +172,41 @@ impl BindOptions {
         if let Some(protocol) = self.protocol {
             hints = hints.protocol(protocol);
         }
-        let reliable = |caps| search(&hints.clone().ep_type(EpType::Rdm).caps(caps));
+        let reliable = |caps| discover_sync(&hints.clone().ep_type(EpType::Rdm).caps(caps));
         let messages = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
         let datagrams = Caps::MSG | Caps::SOURCE | Caps::MULTICAST;
         // The most that the provider has.
         let info = reliable(messages | Caps::RMA | Caps::ATOMIC)
             .or_else(|_| reliable(messages))
             .or_else(|refused| {
-                search(&hints.clone().ep_type(EpType::Dgram).caps(datagrams)).map_err(|_| refused)
+                discover_sync(&hints.clone().ep_type(EpType::Dgram).caps(datagrams))
+                    .map_err(|_| refused)
             })?
             .swap_remove(0);
-        let domain = self.domain(&info)?;
-        let (completions, events) = queues(&domain)?;
+        let domain = self.open_domain(&info)?;
+        let (completions, events) = open_queues(&domain)?;
         domain.bind_eq(&events)?;
         domain
             .endpoint(&info)?
             .name(at)?
             .bind_cq(&completions, CqBind::TRANSMIT | CqBind::RECV)?
-            .bind_av(&domain.welcoming_address_vector()?)?
-            .own(Own {
+            .bind_av(&domain.auto_insert_address_vector()?)?
+            .owned_queues(OwnedQueues {
                 completions: Some(completions),
                 events: Some(events),
             })
-            .enable_now()
+            .enable_sync()
     }
 
     /// A domain for connected endpoints, whose addresses are of this kind.
-    pub(crate) fn connected_domain(&self, scheme: Scheme) -> Result<Domain> {
+    pub(crate) fn open_msg_domain(&self, scheme: Scheme) -> Result<Domain> {
         let hints = Hints::new()
             .provider(scheme.provider())
             .progress(self.progress);
-        self.domain(&search(&hints.ep_type(EpType::Msg))?.swap_remove(0))
+        self.open_domain(&discover_sync(&hints.ep_type(EpType::Msg))?.swap_remove(0))
     }
 
-    fn domain(&self, info: &Info) -> Result<Domain> {
+    fn open_domain(&self, info: &Info) -> Result<Domain> {
         Fabric::open(info)?
             .domain_builder(info)
             .options(self.options.clone())
@@ -213,20 +214,20 @@ impl BindOptions {
     }
 }
 
-fn queues(domain: &Domain) -> Result<(CompletionQueue, EventQueue)> {
+fn open_queues(domain: &Domain) -> Result<(CompletionQueue, EventQueue)> {
     Ok((
-        domain.completion_queue(COMPLETIONS)?,
-        domain.fabric().event_queue(EVENTS)?,
+        domain.completion_queue(DEFAULT_CQ_CAPACITY)?,
+        domain.fabric().event_queue(DEFAULT_EQ_CAPACITY)?,
     ))
 }
 
 /// An endpoint of this domain with queues of its own, to be connected.
-pub(crate) fn equipped(domain: &Domain, info: &Info) -> Result<EndpointBuilder> {
-    let (completions, events) = queues(domain)?;
+pub(crate) fn builder_with_queues(domain: &Domain, info: &Info) -> Result<EndpointBuilder> {
+    let (completions, events) = open_queues(domain)?;
     let ep = domain
         .endpoint(info)?
         .bind_cq(&completions, CqBind::TRANSMIT | CqBind::RECV)?;
-    Ok(ep.bind_eq(&events)?.own(Own {
+    Ok(ep.bind_eq(&events)?.owned_queues(OwnedQueues {
         completions: Some(completions),
         events: Some(events),
     }))

@@ -5,23 +5,23 @@ use std::sync::Arc;
 use fabric_core::completion::CompletionLevel;
 use fabric_core::flags::{Caps, CounterBind, CqBind, OpFlags};
 use fabric_core::info::{EpType, Info, SHARED_CONTEXT};
-use fabric_core::provider::EpId;
-use fabric_core::tree::{Class, Hold, Node};
+use fabric_core::transport::EpId;
+use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Address, Error, Result};
 use fabric_reactor::{AvId, Bindings, Counters, CqId};
 
-use super::connected::Connection;
-use super::shared::check_shares;
-use super::{Dependencies, Endpoint, EndpointInner, OpenEndpoint, Own, SharedReceive};
+use super::connected::ConnectedPeer;
+use super::shared_rx::check_shared_rx_info;
+use super::{Dependencies, Endpoint, EndpointInner, OpenEndpoint, OwnedQueues, SharedRxContext};
 use crate::av::{AddressVector, AvInner, ToAddress};
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
 use crate::domain::Domain;
 use crate::eq::{EventQueue, EventQueueInner};
-use crate::model::{Shared, ThreadModel};
+use crate::thread_model::{Shared, ThreadModel};
 
 /// The most operations of one direction that may be asked for.
-const MAX_SIZE: usize = 1 << 16;
+const MAX_QUEUE_SIZE: usize = 1 << 16;
 
 /// An endpoint that is not enabled yet (`fi_endpoint` before `fi_enable`).
 ///
@@ -38,36 +38,36 @@ const MAX_SIZE: usize = 1 << 16;
 pub struct EndpointBuilder<M: ThreadModel = Shared> {
     pub(super) domain: Domain<M>,
     pub(super) info: Info,
-    pub(super) at: Option<Address>,
+    pub(super) address: Option<Address>,
     context: u64,
     av: Option<Arc<AvInner>>,
-    shared: Option<Arc<OpenEndpoint>>,
+    shared_rx: Option<Arc<OpenEndpoint>>,
     tx_cq: Option<CqId>,
     rx_cq: Option<CqId>,
     /// Directions that report success only when asked to.
-    quiet: CqBind,
+    selective: CqBind,
     counters: Counters,
     eq: Option<Arc<EventQueueInner>>,
-    holds: Vec<Hold>,
-    own: Own,
+    dependencies: Vec<DependencyGuard>,
+    owned_queues: OwnedQueues,
 }
 
 impl<M: ThreadModel> EndpointBuilder<M> {
     pub(crate) fn new(domain: Domain<M>, info: Info) -> Self {
         Self {
             domain,
-            at: info.src_addr.clone(),
+            address: info.src_addr.clone(),
             info,
             context: 0,
             av: None,
-            shared: None,
+            shared_rx: None,
             tx_cq: None,
             rx_cq: None,
-            quiet: CqBind::empty(),
+            selective: CqBind::empty(),
             counters: Counters::default(),
             eq: None,
-            holds: Vec::new(),
-            own: Own::default(),
+            dependencies: Vec::new(),
+            owned_queues: OwnedQueues::default(),
         }
     }
 
@@ -77,7 +77,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// [`Error::BadAddress`].
     #[doc(alias = "fi_setname")]
     pub fn name(mut self, at: impl ToAddress) -> Result<Self> {
-        self.at = Some(self.domain.inner.address(at)?);
+        self.address = Some(self.domain.inner.address(at)?);
         Ok(self)
     }
 
@@ -106,15 +106,15 @@ impl<M: ThreadModel> EndpointBuilder<M> {
                 flags: "neither TRANSMIT nor RECV".into(),
             });
         }
-        self.hold(&cq.inner.node)?;
+        self.add_dependency(&cq.inner.node)?;
         if directions.contains(CqBind::TRANSMIT) {
-            set("transmit completion queue", &mut self.tx_cq, cq.inner.id)?;
+            set_once("transmit completion queue", &mut self.tx_cq, cq.inner.id)?;
         }
         if directions.contains(CqBind::RECV) {
-            set("receive completion queue", &mut self.rx_cq, cq.inner.id)?;
+            set_once("receive completion queue", &mut self.rx_cq, cq.inner.id)?;
         }
         if directions.contains(CqBind::SELECTIVE_COMPLETION) {
-            self.quiet |= directions;
+            self.selective |= directions;
         }
         Ok(self)
     }
@@ -126,9 +126,9 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// connected with one peer; [`Error::Foreign`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_av(mut self, av: &AddressVector<M>) -> Result<Self> {
-        check_vector(&self.info)?;
-        self.hold(&av.inner.node)?;
-        set("address vector", &mut self.av, av.inner.clone())?;
+        check_av_allowed(&self.info)?;
+        self.add_dependency(&av.inner.node)?;
+        set_once("address vector", &mut self.av, av.inner.clone())?;
         Ok(self)
     }
 
@@ -147,8 +147,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// own, or of another type than the context's; [`Error::Foreign`] when it is of another domain;
     /// [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
-    pub fn bind_shared(mut self, shared: &SharedReceive<M>) -> Result<Self> {
-        check_shares(&self.info)?;
+    pub fn bind_shared_rx(mut self, shared: &SharedRxContext<M>) -> Result<Self> {
+        check_shared_rx_info(&self.info)?;
         let (ours, its) = (self.info.ep.ep_type, shared.info().ep.ep_type);
         if ours != its {
             let why =
@@ -158,10 +158,10 @@ impl<M: ThreadModel> EndpointBuilder<M> {
                 why,
             });
         }
-        self.hold(&shared.ep.inner.node)?;
-        set(
+        self.add_dependency(&shared.ep.inner.node)?;
+        set_once(
             "shared receive context",
-            &mut self.shared,
+            &mut self.shared_rx,
             shared.ep.open.clone(),
         )?;
         Ok(self)
@@ -191,7 +191,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
                 "counting what peers do (the endpoint has no FI_RMA_EVENT)",
             ));
         }
-        self.hold(&counter.inner.node)?;
+        self.add_dependency(&counter.inner.node)?;
         let counters = &mut self.counters;
         for (kind, name, slot) in [
             (CounterBind::SEND, "send counter", &mut counters.send),
@@ -210,7 +210,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             ),
         ] {
             if what.contains(kind) {
-                set(name, slot, counter.inner.id)?;
+                set_once(name, slot, counter.inner.id)?;
             }
         }
         Ok(self)
@@ -223,10 +223,12 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
-        self.holds
-            .push(eq.inner.hold(&self.domain.inner.fabric, Class::Endpoint)?);
-        set("event queue", &mut self.eq, eq.inner.clone())?;
-        eq.inner.attach(&self.domain.inner);
+        self.dependencies.push(
+            eq.inner
+                .dependency_for(&self.domain.inner.fabric, Class::Endpoint)?,
+        );
+        set_once("event queue", &mut self.eq, eq.inner.clone())?;
+        eq.inner.attach_domain(&self.domain.inner);
         Ok(self)
     }
 
@@ -243,15 +245,15 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// Nothing is held across an await.
     #[doc(alias = "fi_enable")]
     pub async fn enable(self) -> Result<Endpoint<M>> {
-        self.enable_now()
+        self.enable_sync()
     }
 
-    pub(crate) fn own(mut self, own: Own) -> Self {
-        self.own = own;
+    pub(crate) fn owned_queues(mut self, own: OwnedQueues) -> Self {
+        self.owned_queues = own;
         self
     }
 
-    pub(crate) fn enable_now(self) -> Result<Endpoint<M>> {
+    pub(crate) fn enable_sync(self) -> Result<Endpoint<M>> {
         if self.info.ep.ep_type == EpType::Msg {
             let why = "one of type FI_EP_MSG begins with `connect` or `accept`".into();
             return Err(Error::Invalid {
@@ -264,7 +266,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             .clone()
             .ok_or(Error::Unbound(Class::AddressVector))?;
         if self
-            .shared
+            .shared_rx
             .as_ref()
             .is_some_and(|shared| shared.av.id != av.id)
         {
@@ -279,29 +281,29 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             .domain
             .inner
             .core
-            .open_endpoint(&self.info, self.at.as_ref(), bound);
-        self.opened(node, opened?, av, None)
+            .open_endpoint(&self.info, self.address.as_ref(), bound);
+        self.into_endpoint(node, opened?, av, None)
     }
 
     /// What the endpoint is called in the object tree, and what it is bound to.
-    pub(super) fn bindings(&self, av: AvId) -> Result<(Arc<Node>, Bindings)> {
-        if self.shared.is_none() && self.info.ep.rx_ctx_cnt == SHARED_CONTEXT {
+    pub(super) fn bindings(&self, av: AvId) -> Result<(Arc<ObjectNode>, Bindings)> {
+        if self.shared_rx.is_none() && self.info.ep.rx_ctx_cnt == SHARED_CONTEXT {
             return Err(Error::Unbound(Class::SharedReceive));
         }
         check_size("transmit size", self.info.tx.size)?;
         check_size("receive size", self.info.rx.size)?;
         let domain = &self.domain.inner;
         domain.node.check_open()?;
-        let node = Node::new(Class::Endpoint, Some(domain.node.clone()));
+        let node = ObjectNode::new(Class::Endpoint, Some(domain.node.clone()));
         let bound = Bindings {
-            object: node.id(),
+            object_id: node.id(),
             context: self.context,
             av,
             tx_cq: self.tx_cq,
             rx_cq: self.rx_cq,
             counters: self.counters,
-            shared: self.shared.as_ref().map(|shared| shared.inner.id),
-            eq: self.eq.as_ref().map(|eq| eq.ring.clone()),
+            shared_rx: self.shared_rx.as_ref().map(|shared| shared.inner.id),
+            eq: self.eq.as_ref().map(|eq| eq.state.clone()),
             tx_size: self.info.tx.size,
             rx_size: self.info.rx.size,
             max_msg_size: self.info.ep.max_msg_size,
@@ -311,81 +313,82 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     }
 
     /// The endpoint that has been opened.
-    pub(super) fn opened(
+    pub(super) fn into_endpoint(
         self,
-        node: Arc<Node>,
+        node: Arc<ObjectNode>,
         (id, name): (EpId, Address),
         av: Arc<AvInner>,
-        connection: Option<Connection>,
+        connection: Option<ConnectedPeer>,
     ) -> Result<Endpoint<M>> {
-        let express = self.domain.inner.core.express(id);
+        let express = self.domain.inner.core.fast_path(id);
         let inner = EndpointInner {
             node,
             id,
             domain: self.domain.inner.state().clone(),
             name: Some(name),
-            connection,
-            caps: if self.shared.is_some() {
+            connected_peer: connection,
+            caps: if self.shared_rx.is_some() {
                 self.info.caps - Caps::RECV
             } else {
                 self.info.caps
             },
-            quiet_tx: self.quiet.contains(CqBind::TRANSMIT)
+            selective_tx: self.selective.contains(CqBind::TRANSMIT)
                 && !self.info.tx.op_flags.contains(OpFlags::COMPLETION),
-            quiet_rx: self.quiet.contains(CqBind::RECV)
+            selective_rx: self.selective.contains(CqBind::RECV)
                 && !self.info.rx.op_flags.contains(OpFlags::COMPLETION),
-            level: CompletionLevel::of(self.info.tx.op_flags),
-            express,
+            completion_level: CompletionLevel::from_flags(self.info.tx.op_flags),
+            fast_path: express,
             info: self.info,
-            shares_receives: self.shared.is_some(),
+            shares_receives: self.shared_rx.is_some(),
         };
         let published = inner.node.publish();
         let on = Dependencies {
             domain: self.domain.inner,
             av,
-            shared: self.shared,
-            holds: self.holds,
-            own: self.own,
+            shared: self.shared_rx,
+            holds: self.dependencies,
+            own: self.owned_queues,
         };
         // Dropped, and with it closed, when the domain was closed meanwhile.
         let ep = Endpoint::opened(inner, on);
         published.map(|()| ep)
     }
 
-    fn hold(&mut self, node: &Arc<Node>) -> Result<()> {
-        self.holds.push(hold(&self.domain, node, Class::Endpoint)?);
+    fn add_dependency(&mut self, node: &Arc<ObjectNode>) -> Result<()> {
+        self.dependencies
+            .push(dependency_on(&self.domain, node, Class::Endpoint)?);
         Ok(())
     }
 }
 
 /// Holds an object of this domain on behalf of one of class `by`.
-pub(super) fn hold<M: ThreadModel>(
+pub(super) fn dependency_on<M: ThreadModel>(
     domain: &Domain<M>,
-    node: &Arc<Node>,
+    node: &Arc<ObjectNode>,
     by: Class,
-) -> Result<Hold> {
+) -> Result<DependencyGuard> {
     if !node
         .parent()
         .is_some_and(|parent| Arc::ptr_eq(parent, &domain.inner.node))
     {
-        return Err(Error::Foreign(node.class(), Class::Domain));
+        return Err(Error::WrongDomain(node.class(), Class::Domain));
     }
-    Hold::new(node, by)
+    DependencyGuard::new(node, by)
 }
 
 /// Whether so many operations of one direction may be asked for.
 pub(super) fn check_size(what: &'static str, size: usize) -> Result<()> {
-    if (1..=MAX_SIZE).contains(&size) {
+    if (1..=MAX_QUEUE_SIZE).contains(&size) {
         return Ok(());
     }
     Err(Error::Invalid {
         what,
-        why: format!("{size} is not within 1 to {MAX_SIZE}"),
+        why: format!("{size} is not within 1 to {MAX_QUEUE_SIZE}"),
     })
 }
 
 /// Whether endpoints of this kind have address vectors to be bound to.
-pub(super) fn check_vector(info: &Info) -> Result<()> {
+pub(super) fn check_av_allowed(info: &Info) -> Result<()> {
     if info.ep.ep_type == EpType::Msg {
         return Err(Error::NotSupported(
             "address vectors of connected endpoints, which have one peer each",
@@ -394,7 +397,7 @@ pub(super) fn check_vector(info: &Info) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn set<T>(what: &'static str, slot: &mut Option<T>, value: T) -> Result<()> {
+pub(crate) fn set_once<T>(what: &'static str, slot: &mut Option<T>, value: T) -> Result<()> {
     if slot.is_some() {
         return Err(Error::Invalid {
             what,

@@ -4,14 +4,14 @@ use fabric_core::buf::{IoBuf, IoBufMut};
 use fabric_core::completion::OpKind;
 use fabric_core::flags::Caps;
 use fabric_core::matching::RecvSpec;
-use fabric_core::provider::SendSpec;
+use fabric_core::transport::TxOp;
 use fabric_core::{Error, Result};
 
 use super::EndpointInner;
 
 impl EndpointInner {
     #[inline]
-    pub(crate) fn check_send(&self, spec: &SendSpec) -> Result<()> {
+    pub(crate) fn check_send(&self, spec: &TxOp) -> Result<()> {
         self.node.check_open()?;
         if spec.fence && !self.caps.contains(Caps::FENCE) {
             return Err(Error::NotSupported(
@@ -32,14 +32,14 @@ impl EndpointInner {
     /// Whether the operation may have so many buffers: one, mostly, as is known when this is
     /// compiled.
     #[inline]
-    pub(crate) fn check_gather(&self, buf: &impl IoBuf) -> Result<()> {
-        check_count(buf.count(), self.info.tx.iov_limit)
+    pub(crate) fn check_tx_iov(&self, buf: &impl IoBuf) -> Result<()> {
+        check_iov_count(buf.count(), self.info.tx.iov_limit)
     }
 
     /// Likewise, of a receive.
     #[inline]
-    pub(crate) fn check_scatter(&self, buf: &impl IoBufMut) -> Result<()> {
-        check_count(buf.count(), self.info.rx.iov_limit)
+    pub(crate) fn check_rx_iov(&self, buf: &impl IoBufMut) -> Result<()> {
+        check_iov_count(buf.count(), self.info.rx.iov_limit)
     }
 
     fn check_one_sided(&self, kind: OpKind) -> Result<()> {
@@ -104,13 +104,13 @@ impl EndpointInner {
             ));
         }
         if !caps.contains(direction) {
-            return Err(self.wrong_direction(direction));
+            return Err(self.direction_error(direction));
         }
         Ok(())
     }
 
     #[cold]
-    fn wrong_direction(&self, direction: Caps) -> Error {
+    fn direction_error(&self, direction: Caps) -> Error {
         Error::NotSupported(if direction == Caps::RECV && self.shares_receives {
             "receives of an endpoint that shares a receive context: they are posted to that"
         } else {
@@ -120,7 +120,7 @@ impl EndpointInner {
 }
 
 #[inline]
-fn check_count(count: usize, limit: usize) -> Result<()> {
+fn check_iov_count(count: usize, limit: usize) -> Result<()> {
     if count > 1 && count > limit {
         return Err(Error::TooLong {
             what: "vector of buffers",

@@ -6,26 +6,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_core::info::EpType;
-use fabric_core::provider::{EpId, Joined, Meeting, Way};
-use fabric_core::tree::Node;
+use fabric_core::transport::{ConnectMode, ConnectParams, Connected, EpId};
+use fabric_core::tree::ObjectNode;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
-use super::bind::equipped;
+use super::bind::builder_with_queues;
 use super::{BindOptions, Endpoint, EndpointBuilder};
 use crate::av::{AvInner, ToAddress};
 use crate::domain::DomainInner;
-use crate::model::{Shared, ThreadModel};
 use crate::passive::ConnectionRequest;
-use crate::resolve::Place;
+use crate::resolve::AddressOrHost;
+use crate::thread_model::{Shared, ThreadModel};
 
 /// How long an answer is waited for, unless said otherwise.
-const PATIENCE: Duration = Duration::from_secs(10);
+const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Whom an endpoint is connected with.
-pub(super) struct Connection {
-    peer: FiAddr,
-    name: Address,
-    data: Vec<u8>,
+pub(super) struct ConnectedPeer {
+    fi_addr: FiAddr,
+    address: Address,
+    private_data: Vec<u8>,
 }
 
 /// An endpoint that is to be connected (`fi_connect`): begins when it is awaited.
@@ -37,42 +37,42 @@ pub(super) struct Connection {
 #[must_use = "nothing happens before it is awaited"]
 pub struct Connect<M: ThreadModel = Shared> {
     builder: Result<EndpointBuilder<M>>,
-    to: Result<Place>,
-    data: Vec<u8>,
-    takes_tags: bool,
-    patience: Duration,
+    target: Result<AddressOrHost>,
+    private_data: Vec<u8>,
+    peer_supports_tags: bool,
+    timeout: Duration,
 }
 
 impl<M: ThreadModel> Connect<M> {
-    pub(super) fn new(builder: Result<EndpointBuilder<M>>, to: Result<Place>) -> Self {
+    pub(super) fn new(builder: Result<EndpointBuilder<M>>, target: Result<AddressOrHost>) -> Self {
         Self {
             builder,
-            to,
-            data: Vec::new(),
-            takes_tags: false,
-            patience: PATIENCE,
+            target,
+            private_data: Vec::new(),
+            peer_supports_tags: false,
+            timeout: DEFAULT_CONNECT_TIMEOUT,
         }
     }
 
     /// What the peer is told with the request: up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA)
     /// bytes.
     pub fn private_data(mut self, data: impl Into<Vec<u8>>) -> Self {
-        self.data = data.into();
+        self.private_data = data.into();
         self
     }
 
     /// The peer takes tagged messages, although it does not say so: a libfabric program whose
     /// endpoint has a shared receive context. See [the manual](crate::manual::connections#tags).
     /// Peers of this library say so themselves, or that they do not, and then this means nothing.
-    pub fn peer_takes_tags(mut self) -> Self {
-        self.takes_tags = true;
+    pub fn peer_supports_tags(mut self) -> Self {
+        self.peer_supports_tags = true;
         self
     }
 
     /// How long an answer is waited for; ten seconds unless said otherwise. Then it is
     /// [`Error::TimedOut`].
     pub fn timeout(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+        self.timeout = patience;
         self
     }
 }
@@ -92,20 +92,24 @@ impl<M: ThreadModel> IntoFuture for Connect<M> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let (builder, to) = (self.builder?, self.to?);
-            let own = builder.at.as_ref().and_then(Address::socket);
+            let (builder, to) = (self.builder?, self.target?);
+            let own = builder.address.as_ref().and_then(Address::socket_addr);
             let found = to
-                .found(|at| own.is_none_or(|own| own.is_ipv4() == at.is_ipv4()))
+                .resolve(|at| own.is_none_or(|own| own.is_ipv4() == at.is_ipv4()))
                 .await?;
             let mut nobody = None;
             for to in found {
                 match builder
-                    .reach(&to, (&self.data, self.takes_tags), self.patience)
+                    .try_connect(
+                        &to,
+                        (&self.private_data, self.peer_supports_tags),
+                        self.timeout,
+                    )
                     .await
                 {
                     Ok((attempt, joined)) => {
                         let data = joined.data.clone();
-                        return attempt.joined(builder, joined, to, data);
+                        return attempt.into_endpoint(builder, joined, to, data);
                     }
                     Err(error @ (Error::NoSuchPeer(_) | Error::TimedOut(_))) => {
                         nobody = Some(error)
@@ -119,45 +123,45 @@ impl<M: ThreadModel> IntoFuture for Connect<M> {
 }
 
 /// An endpoint that is not connected yet.
-struct Attempt {
-    node: Arc<Node>,
+struct UnconnectedEndpoint {
+    node: Arc<ObjectNode>,
     av: Arc<AvInner>,
-    peer: FiAddr,
-    open: Open,
+    fi_addr: FiAddr,
+    close_guard: CloseOnDrop,
 }
 
 /// It is closed with this.
-struct Open {
+struct CloseOnDrop {
     domain: Arc<DomainInner>,
     id: EpId,
-    is_kept: bool,
+    disarmed: bool,
 }
 
-impl Drop for Open {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
-        if !self.is_kept {
+        if !self.disarmed {
             self.domain.core.close_endpoint(self.id);
         }
     }
 }
 
-impl Attempt {
-    fn joined<M: ThreadModel>(
+impl UnconnectedEndpoint {
+    fn into_endpoint<M: ThreadModel>(
         mut self,
         builder: EndpointBuilder<M>,
-        joined: Joined,
+        joined: Connected,
         name: Address,
         data: Vec<u8>,
     ) -> Result<Endpoint<M>> {
-        self.open.is_kept = true;
-        let connection = Connection {
-            peer: self.peer,
-            name,
-            data,
+        self.close_guard.disarmed = true;
+        let connection = ConnectedPeer {
+            fi_addr: self.fi_addr,
+            address: name,
+            private_data: data,
         };
-        builder.opened(
+        builder.into_endpoint(
             self.node,
-            (self.open.id, joined.name),
+            (self.close_guard.id, joined.name),
             self.av,
             Some(connection),
         )
@@ -201,7 +205,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// Those of [`Connect`], when it is awaited.
     #[doc(alias = "fi_connect")]
     pub fn connect(self, to: impl ToAddress) -> Connect<M> {
-        let to = Place::of(&to, self.domain.inner.scheme());
+        let to = AddressOrHost::parse(&to, self.domain.inner.scheme());
         Connect::new(Ok(self), to)
     }
 
@@ -223,42 +227,53 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         request: ConnectionRequest,
         data: impl AsRef<[u8]>,
     ) -> Result<Endpoint<M>> {
-        let (request, takes_tags) = request.into_inner();
+        let (request, takes_tags) = request.into_parts();
         let told = (data.as_ref(), takes_tags);
-        let attempt = self.meet(&request.peer, told, Way::Accept(request.handle))?;
-        let joined = attempt.open.domain.core.joined(attempt.open.id);
+        let attempt =
+            self.open_connected(&request.peer, told, ConnectMode::Accept(request.handle))?;
+        let joined = attempt
+            .close_guard
+            .domain
+            .core
+            .take_connect_result(attempt.close_guard.id);
         let joined = joined.unwrap_or_else(|| Err(Error::PeerGone(request.peer.clone())))?;
-        attempt.joined(self, joined, request.peer, request.data)
+        attempt.into_endpoint(self, joined, request.peer, request.data)
     }
 
     /// Asks whoever listens at this address, and waits for the answer.
-    async fn reach(
+    async fn try_connect(
         &self,
         to: &Address,
         told: (&[u8], bool),
         patience: Duration,
-    ) -> Result<(Attempt, Joined)> {
+    ) -> Result<(UnconnectedEndpoint, Connected)> {
         to.check_peer()?;
-        let attempt = self.meet(
+        let attempt = self.open_connected(
             to,
             told,
-            Way::Connect {
-                from: self.at.as_ref(),
-                patience,
+            ConnectMode::Connect {
+                from: self.address.as_ref(),
+                timeout: patience,
             },
         )?;
-        let joined =
-            poll_fn(|cx| attempt.open.domain.core.poll_joined(attempt.open.id, cx)).await?;
+        let joined = poll_fn(|cx| {
+            attempt
+                .close_guard
+                .domain
+                .core
+                .poll_connected(attempt.close_guard.id, cx)
+        })
+        .await?;
         Ok((attempt, joined))
     }
 
     /// Meets a peer that is told this, and of which it is known whether it takes tags.
-    fn meet(
+    fn open_connected(
         &self,
         peer: &Address,
         (data, takes_tags): (&[u8], bool),
-        way: Way<'_>,
-    ) -> Result<Attempt> {
+        way: ConnectMode<'_>,
+    ) -> Result<UnconnectedEndpoint> {
         if self.info.ep.ep_type != EpType::Msg {
             let why = format!(
                 "the info is of type {:?}, and connections are of type Msg",
@@ -270,24 +285,24 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             });
         }
         let domain = self.domain.inner.clone();
-        let (av, number) = AvInner::of(&domain, peer);
+        let (av, number) = AvInner::with_peer(&domain, peer);
         let (node, bound) = self.bindings(av.id)?;
-        let meeting = Meeting {
-            number,
+        let meeting = ConnectParams {
+            fi_addr: number,
             peer,
             data,
-            takes_tags,
-            way,
+            peer_supports_tags: takes_tags,
+            mode: way,
         };
         let id = domain.core.open_connected(&self.info, meeting, bound)?;
-        Ok(Attempt {
+        Ok(UnconnectedEndpoint {
             node,
             av,
-            peer: number,
-            open: Open {
+            fi_addr: number,
+            close_guard: CloseOnDrop {
                 domain,
                 id,
-                is_kept: false,
+                disarmed: false,
             },
         })
     }
@@ -334,10 +349,10 @@ impl BindOptions {
     /// # Errors
     /// As [`Endpoint::connect`].
     pub fn connect(self, to: impl ToAddress) -> Connect {
-        let to = Place::of(&to, Scheme::Tcp);
+        let to = AddressOrHost::parse(&to, Scheme::Tcp);
         let builder = to.clone().and_then(|to| {
-            let domain = self.connected_domain(to.scheme())?;
-            equipped(&domain, domain.info())
+            let domain = self.open_msg_domain(to.scheme())?;
+            builder_with_queues(&domain, domain.info())
         });
         Connect::new(builder, to)
     }
@@ -351,7 +366,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Errors
     /// [`Error::NotSupported`] of endpoints that talk with many.
     pub fn peer(&self) -> Result<FiAddr> {
-        Ok(self.connection()?.peer)
+        Ok(self.connected_peer()?.fi_addr)
     }
 
     /// The address of the one peer of a connected endpoint (`fi_getpeer`), also when it has gone.
@@ -361,7 +376,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [`Error::NotSupported`] of endpoints that talk with many.
     #[doc(alias = "fi_getpeer")]
     pub fn peer_name(&self) -> Result<&Address> {
-        Ok(&self.connection()?.name)
+        Ok(&self.connected_peer()?.address)
     }
 
     /// What the peer of a connected endpoint has asked, or answered, with; nothing of endpoints
@@ -369,9 +384,9 @@ impl<M: ThreadModel> Endpoint<M> {
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         self.inner
-            .connection
+            .connected_peer
             .as_ref()
-            .map_or(&[], |connection| &connection.data)
+            .map_or(&[], |connection| &connection.private_data)
     }
 
     /// Ends the connection of a connected endpoint (`fi_shutdown`), which stays open. Sends that
@@ -386,16 +401,16 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "fi_shutdown")]
     pub fn shutdown(&self) -> Result<()> {
         self.inner.node.check_open()?;
-        self.connection()?;
+        self.connected_peer()?;
         self.inner.domain.core.shutdown(self.inner.id)
     }
 
-    fn connection(&self) -> Result<&Connection> {
+    fn connected_peer(&self) -> Result<&ConnectedPeer> {
         let none = || {
             Error::NotSupported(
                 "the one peer, and its connection, of an endpoint that talks with many",
             )
         };
-        self.inner.connection.as_ref().ok_or_else(none)
+        self.inner.connected_peer.as_ref().ok_or_else(none)
     }
 }

@@ -1,16 +1,16 @@
 //! Messages of an endpoint: sent, received, asked for, and lent.
 
 use bytes::BytesMut;
-use fabric_core::buf::{IoBuf, IoBufMut, Lent, Loan, Payload, PooledBuf};
+use fabric_core::buf::{IoBuf, IoBufMut, Loan, LoanedBuf, Payload, PooledBuf};
 use fabric_core::completion::{Failed, OpKind};
-use fabric_core::provider::{AtOnce, Express, SendSpec};
+use fabric_core::transport::{FastPath, FastPathResult, TxOp};
 use fabric_core::{FiAddr, Result};
 
 use super::{Endpoint, EndpointInner};
-use crate::model::ThreadModel;
 use crate::op::{
     LendRequest, MultiRecvRequest, Operation, Probe, RecvRequest, Reserve, SendRequest,
 };
+use crate::thread_model::ThreadModel;
 
 /// # Messages
 impl<M: ThreadModel> Endpoint<M> {
@@ -71,7 +71,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [`Error::Closed`](crate::Error::Closed).
     #[doc(alias = "fi_inject")]
     pub fn inject(&self, peer: FiAddr, bytes: &[u8]) -> Result<()> {
-        self.inject_spec(SendSpec::new(OpKind::Send, peer), bytes)
+        self.inject_op(TxOp::new(OpKind::Send, peer), bytes)
     }
 
     /// Sends a copy of borrowed bytes as a tagged message (`fi_tinject`).
@@ -82,10 +82,10 @@ impl<M: ThreadModel> Endpoint<M> {
     /// it](crate::manual::connections#tags).
     #[doc(alias = "fi_tinject")]
     pub fn inject_tagged(&self, peer: FiAddr, tag: u64, bytes: &[u8]) -> Result<()> {
-        self.inject_spec(
-            SendSpec {
+        self.inject_op(
+            TxOp {
                 tag: Some(tag),
-                ..SendSpec::new(OpKind::Send, peer)
+                ..TxOp::new(OpKind::Send, peer)
             },
             bytes,
         )
@@ -109,10 +109,10 @@ impl<M: ThreadModel> Endpoint<M> {
     /// As [`Endpoint::inject`].
     #[doc(alias = "fi_injectdata")]
     pub fn inject_data(&self, peer: FiAddr, bytes: &[u8], data: u64) -> Result<()> {
-        self.inject_spec(
-            SendSpec {
+        self.inject_op(
+            TxOp {
                 data: Some(data),
-                ..SendSpec::new(OpKind::Send, peer)
+                ..TxOp::new(OpKind::Send, peer)
             },
             bytes,
         )
@@ -130,19 +130,19 @@ impl<M: ThreadModel> Endpoint<M> {
         bytes: &[u8],
         data: u64,
     ) -> Result<()> {
-        let spec = SendSpec {
+        let spec = TxOp {
             tag: Some(tag),
             data: Some(data),
-            ..SendSpec::new(OpKind::Send, peer)
+            ..TxOp::new(OpKind::Send, peer)
         };
-        self.inject_spec(spec, bytes)
+        self.inject_op(spec, bytes)
     }
 
-    pub(super) fn inject_spec(&self, spec: SendSpec, bytes: &[u8]) -> Result<()> {
+    pub(super) fn inject_op(&self, spec: TxOp, bytes: &[u8]) -> Result<()> {
         self.inner.check_send(&spec)?;
-        let whole = Payload::Whole(bytes);
+        let whole = Payload::Contiguous(bytes);
         if bytes.len() <= self.inner.info.tx.inject_size
-            && self.inner.express(|way| way.send_now(&spec, whole))
+            && self.inner.try_fast_path(|way| way.try_send(&spec, whole))
         {
             return Ok(());
         }
@@ -246,7 +246,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [`Error::Closed`](crate::Error::Closed); [`Error::Os`](crate::Error::Os) without the memory.
     pub fn loan(&self, len: usize) -> Result<Loan> {
         self.inner.node.check_open()?;
-        self.inner.domain.core.loan(len)
+        self.inner.domain.core.alloc_loan(len)
     }
 
     /// A message that is lent to this peer instead of being copied, to be awaited, started or
@@ -292,9 +292,11 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Cancel safety
     /// Safe, as [`Endpoint::recv`].
     #[allow(unsafe_code)] // passes the duty on
-    pub unsafe fn recv_lent(&self) -> RecvRequest<'_, Lent, M> {
+    pub unsafe fn recv_loan(&self) -> RecvRequest<'_, LoanedBuf, M> {
         // SAFETY: the caller's promise.
-        RecvRequest::new(self, unsafe { Lent::empty(self.inner.domain.core.pool()) })
+        RecvRequest::new(self, unsafe {
+            LoanedBuf::empty(self.inner.domain.core.pool())
+        })
     }
 
     /// Waits for a transmit credit to this peer, which the returned [`Permit`](crate::Permit)
@@ -315,14 +317,18 @@ impl<M: ThreadModel> Endpoint<M> {
 impl EndpointInner {
     /// Does something at a peer without the domain, if that can be done now.
     #[inline]
-    pub(crate) fn express(&self, act: impl FnOnce(&dyn Express) -> AtOnce) -> bool {
-        match self.express.as_deref().map_or(AtOnce::No, act) {
-            AtOnce::Done => true,
-            AtOnce::Due => {
-                self.domain.core.look();
+    pub(crate) fn try_fast_path(&self, act: impl FnOnce(&dyn FastPath) -> FastPathResult) -> bool {
+        match self
+            .fast_path
+            .as_deref()
+            .map_or(FastPathResult::WouldBlock, act)
+        {
+            FastPathResult::Done => true,
+            FastPathResult::SentPollDue => {
+                self.domain.core.poll_fds();
                 true
             }
-            AtOnce::No => false,
+            FastPathResult::WouldBlock => false,
         }
     }
 }

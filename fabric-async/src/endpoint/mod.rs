@@ -16,14 +16,14 @@ mod checks;
 mod connected;
 mod messages;
 mod onesided;
-mod shared;
+mod shared_rx;
 
 pub use bind::BindOptions;
-pub(crate) use bind::equipped;
+pub(crate) use bind::builder_with_queues;
 pub use builder::EndpointBuilder;
-pub(crate) use builder::set;
+pub(crate) use builder::set_once;
 pub use connected::Connect;
-pub use shared::{SharedReceive, SharedReceiveBuilder};
+pub use shared_rx::{SharedRxContext, SharedRxContextBuilder};
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -32,13 +32,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fabric_core::completion::{CompletionLevel, OpKind};
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
-use fabric_core::provider::{EpId, Express, SendSpec};
 use fabric_core::stats::EndpointStats;
-use fabric_core::tree::{Hold, Node};
+use fabric_core::transport::{EpId, FastPath, TxOp};
+use fabric_core::tree::{DependencyGuard, ObjectNode};
 use fabric_core::{Address, FiAddr, Result};
-use fabric_reactor::{Credit, Posted, Route};
+use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 
-use connected::Connection;
+use connected::ConnectedPeer;
 
 use crate::av::{AddressVector, AvInner, ToAddress};
 use crate::close::CloseError;
@@ -46,9 +46,9 @@ use crate::cq::CompletionQueue;
 use crate::domain::{Domain, DomainCore, DomainInner};
 use crate::eq::EventQueue;
 use crate::flush::flush;
-use crate::model::{Shared, ThreadModel};
 use crate::op::Operation;
 use crate::resolve;
+use crate::thread_model::{Shared, ThreadModel};
 
 /// An endpoint (`fid_ep`): sends and receives messages.
 ///
@@ -89,9 +89,9 @@ pub(crate) struct OpenEndpoint {
     /// The shared receive context, if it receives with one.
     _shared: Option<Arc<OpenEndpoint>>,
     /// What it is bound to cannot be closed before it.
-    holds: Mutex<Vec<Hold>>,
+    holds: Mutex<Vec<DependencyGuard>>,
     /// The queues that `bind` made and that were not taken yet.
-    own: Mutex<Own>,
+    own: Mutex<OwnedQueues>,
 }
 
 /// What an endpoint keeps open while it is open itself.
@@ -99,37 +99,37 @@ pub(super) struct Dependencies {
     pub(super) domain: Arc<DomainInner>,
     pub(super) av: Arc<AvInner>,
     pub(super) shared: Option<Arc<OpenEndpoint>>,
-    pub(super) holds: Vec<Hold>,
-    pub(super) own: Own,
+    pub(super) holds: Vec<DependencyGuard>,
+    pub(super) own: OwnedQueues,
 }
 
 /// An endpoint, open or closed. Operations refer to it.
 pub(crate) struct EndpointInner {
-    pub(crate) node: Arc<Node>,
+    pub(crate) node: Arc<ObjectNode>,
     pub(crate) id: EpId,
     pub(crate) domain: Arc<DomainCore>,
     /// None of a shared receive context, which is the receive side of others.
     name: Option<Address>,
     /// Whom it is connected with, if it is of that kind.
-    connection: Option<Connection>,
+    connected_peer: Option<ConnectedPeer>,
     pub(crate) info: Info,
     /// What it may be asked to do.
     caps: Caps,
     /// Success of what is posted to the transmit queue is reported only when asked for; likewise,
     /// of receives.
-    pub(crate) quiet_tx: bool,
-    pub(crate) quiet_rx: bool,
+    pub(crate) selective_tx: bool,
+    pub(crate) selective_rx: bool,
     /// When messages have ended, unless they say otherwise.
-    pub(crate) level: CompletionLevel,
+    pub(crate) completion_level: CompletionLevel,
     /// What is done at once goes this way.
-    express: Option<Arc<dyn Express>>,
+    fast_path: Option<Arc<dyn FastPath>>,
     /// It receives with a shared receive context.
     shares_receives: bool,
 }
 
 /// Queues that belong to an endpoint from `bind`.
 #[derive(Default)]
-pub(crate) struct Own {
+pub(crate) struct OwnedQueues {
     pub(crate) completions: Option<CompletionQueue>,
     pub(crate) events: Option<EventQueue>,
 }
@@ -179,36 +179,41 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Dropping the future leaves the number in the address vector; the connection is made
     /// nevertheless.
     #[doc(alias = "fi_av_insert")]
-    pub async fn lookup(&self, peer: impl ToAddress) -> Result<FiAddr> {
+    pub async fn add_peer(&self, peer: impl ToAddress) -> Result<FiAddr> {
         // Of a host with several addresses, the one where somebody is.
-        let is_ipv4 = self.name().socket().is_none_or(|at| at.is_ipv4());
-        let found = resolve::found(&peer, self.inner.domain.scheme(), |at| {
+        let is_ipv4 = self.name().socket_addr().is_none_or(|at| at.is_ipv4());
+        let found = resolve::resolve_filtered(&peer, self.inner.domain.scheme(), |at| {
             at.is_ipv4() == is_ipv4
         })
         .await?;
         let (last, others) = found.split_last().expect("there is one at least");
         for address in others {
-            if let Ok(peer) = self.meet(address).await {
+            if let Ok(peer) = self.insert_and_connect(address).await {
                 return Ok(peer);
             }
         }
-        self.meet(last).await
+        self.insert_and_connect(last).await
     }
 
-    async fn meet(&self, address: &Address) -> Result<FiAddr> {
+    async fn insert_and_connect(&self, address: &Address) -> Result<FiAddr> {
         let av = self.address_vector();
         let known = av.peers().iter().any(|(_, known)| known == address);
         let peer = av.insert(address)?;
-        let spec = SendSpec::new(OpKind::Connect, peer);
+        let spec = TxOp::new(OpKind::Connect, peer);
         let core = &self.inner.domain.core;
-        let connected =
-            match core.send(self.inner.id, spec, Vec::new(), Route::Future, Credit::Wait) {
-                Ok(Posted::Pending(key)) => {
-                    Operation::posted(self.inner.clone(), key).await.map(drop)
-                }
-                Ok(_) => Ok(()),
-                Err(failed) => Err(failed),
-            };
+        let connected = match core.send(
+            self.inner.id,
+            spec,
+            Vec::new(),
+            CompletionTarget::Future,
+            CreditMode::Wait,
+        ) {
+            Ok(PostResult::Pending(key)) => {
+                Operation::posted(self.inner.clone(), key).await.map(drop)
+            }
+            Ok(_) => Ok(()),
+            Err(failed) => Err(failed),
+        };
         if let Err(failed) = connected {
             if !known {
                 // Gone already if the peer knocked and left meanwhile.
@@ -343,7 +348,7 @@ impl Drop for OpenEndpoint {
         // Fails only when it was closed before: what shares its receives has a reference to this.
         let _ = self.inner.node.close();
         self.inner.domain.core.close_endpoint(self.inner.id);
-        self.inner.node.retire();
+        self.inner.node.uncount();
     }
 }
 

@@ -1,16 +1,16 @@
 //! One-sided operations of an endpoint.
 
-use fabric_core::atomic::{AtomicOp, AtomicType, Row};
+use fabric_core::atomic::{AtomicOp, AtomicType, AtomicValues};
 use fabric_core::buf::{IoBuf, IoBufMut, PooledBuf};
 use fabric_core::completion::OpKind;
 use fabric_core::flags::Access;
-use fabric_core::provider::{Remote, SendSpec};
+use fabric_core::transport::{RmaIov, TxOp};
 use fabric_core::{Error, FiAddr, Result};
 
 use super::Endpoint;
-use crate::model::ThreadModel;
 use crate::mr::{RemoteAddr, RemoteRegion, RemoteSlice};
-use crate::op::{AtomicRequest, Fetch, Quiet, ReadRequest, WriteRequest};
+use crate::op::{AtomicRequest, Fetching, NoFetch, ReadRequest, WriteRequest};
+use crate::thread_model::ThreadModel;
 use crate::window::RemoteWindow;
 
 /// # One-sided operations
@@ -70,13 +70,13 @@ impl<M: ThreadModel> Endpoint<M> {
     /// As [`write`](Self::write).
     #[doc(alias = "fi_writemsg")]
     #[doc(alias = "fi_rma_iov")]
-    pub fn write_to<B: IoBuf>(
+    pub fn write_rma_iov<B: IoBuf>(
         &self,
         peer: FiAddr,
         to: &[RemoteSlice],
         buf: B,
     ) -> WriteRequest<'_, B, M> {
-        WriteRequest::to(self, peer, to, buf)
+        WriteRequest::to_iov(self, peer, to, buf)
     }
 
     /// Reads several places in a peer's memory as one operation (`fi_readmsg` with several
@@ -89,8 +89,12 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     #[doc(alias = "fi_readmsg")]
-    pub fn read_from(&self, peer: FiAddr, from: &[RemoteSlice]) -> ReadRequest<'_, PooledBuf, M> {
-        self.read_from_into(peer, from, PooledBuf::empty(self.inner.domain.core.pool()))
+    pub fn read_rma_iov(
+        &self,
+        peer: FiAddr,
+        from: &[RemoteSlice],
+    ) -> ReadRequest<'_, PooledBuf, M> {
+        self.read_rma_iov_into(peer, from, PooledBuf::empty(self.inner.domain.core.pool()))
     }
 
     /// Likewise, into this buffer, which must have the room: [`Error::TooLong`] else. A
@@ -99,13 +103,13 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Cancel safety
     /// Dropping the future changes nothing; the buffer is dropped.
     #[doc(alias = "fi_readmsg")]
-    pub fn read_from_into<B: IoBufMut>(
+    pub fn read_rma_iov_into<B: IoBufMut>(
         &self,
         peer: FiAddr,
         from: &[RemoteSlice],
         buf: B,
     ) -> ReadRequest<'_, B, M> {
-        ReadRequest::from(self, peer, from, buf)
+        ReadRequest::from_iov(self, peer, from, buf)
     }
 
     /// Writes a copy of borrowed bytes (`fi_inject_write`): nothing comes back, and a later failure
@@ -116,13 +120,13 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [`WriteRequest::start`].
     #[doc(alias = "fi_inject_write")]
     pub fn inject_write(&self, peer: FiAddr, to: RemoteAddr, bytes: &[u8]) -> Result<()> {
-        let remote = Remote {
+        let remote = RmaIov {
             key: to.key,
             offset: to.offset,
             len: bytes.len(),
             atomic: None,
         };
-        self.inject_spec(SendSpec::one_sided(OpKind::Write, peer, remote), bytes)
+        self.inject_op(TxOp::one_sided(OpKind::Write, peer, remote), bytes)
     }
 
     /// Likewise, with [data](WriteRequest::data) (`fi_inject_writedata`).
@@ -137,17 +141,17 @@ impl<M: ThreadModel> Endpoint<M> {
         bytes: &[u8],
         data: u64,
     ) -> Result<()> {
-        let remote = Remote {
+        let remote = RmaIov {
             key: to.key,
             offset: to.offset,
             len: bytes.len(),
             atomic: None,
         };
-        let spec = SendSpec {
+        let spec = TxOp {
             data: Some(data),
-            ..SendSpec::one_sided(OpKind::Write, peer, remote)
+            ..TxOp::one_sided(OpKind::Write, peer, remote)
         };
-        self.inject_spec(spec, bytes)
+        self.inject_op(spec, bytes)
     }
 
     /// Reads part of a peer's memory (`fi_read`) into memory of the domain's pool.
@@ -196,18 +200,23 @@ impl<M: ThreadModel> Endpoint<M> {
         } else {
             OpKind::Write
         };
-        let remote = Remote {
+        let remote = RmaIov {
             key,
             offset: 0,
             len: 0,
             atomic: None,
         };
         self.inner
-            .check_send(&SendSpec::one_sided(kind, peer, remote))?;
+            .check_send(&TxOp::one_sided(kind, peer, remote))?;
         // An access to nothing brings the answer. A region that is closed meanwhile is asked for
         // once more.
         for _ in 0..2 {
-            if let Some(reached) = self.inner.domain.core.reach(self.inner.id, peer, key)? {
+            if let Some(reached) = self
+                .inner
+                .domain
+                .core
+                .direct_region(self.inner.id, peer, key)?
+            {
                 return Ok(RemoteWindow::new(key, reached));
             }
             match kind {
@@ -218,7 +227,11 @@ impl<M: ThreadModel> Endpoint<M> {
                 _ => self.write(peer, region.at(0), Vec::new()).await.map(drop)?,
             }
         }
-        let reached = self.inner.domain.core.reach(self.inner.id, peer, key)?;
+        let reached = self
+            .inner
+            .domain
+            .core
+            .direct_region(self.inner.id, peer, key)?;
         reached
             .map(|reached| RemoteWindow::new(key, reached))
             .ok_or(Error::Key {
@@ -246,25 +259,25 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Ok(()) }
     /// ```
     #[doc(alias = "fi_atomic")]
-    pub fn atomic<R: Row>(
+    pub fn atomic<R: AtomicValues>(
         &self,
         peer: FiAddr,
         at: RemoteAddr,
         op: AtomicOp,
         operands: R,
-    ) -> AtomicRequest<'_, R, Quiet, M> {
+    ) -> AtomicRequest<'_, R, NoFetch, M> {
         AtomicRequest::new(self, peer, at, op, operands, None)
     }
 
     /// As [`atomic`](Self::atomic), and returns what was there before (`fi_fetch_atomic`).
     #[doc(alias = "fi_fetch_atomic")]
-    pub fn fetch_atomic<R: Row>(
+    pub fn fetch_atomic<R: AtomicValues>(
         &self,
         peer: FiAddr,
         at: RemoteAddr,
         op: AtomicOp,
         operands: R,
-    ) -> AtomicRequest<'_, R, Fetch, M> {
+    ) -> AtomicRequest<'_, R, Fetching, M> {
         AtomicRequest::new(self, peer, at, op, operands, None)
     }
 
@@ -272,14 +285,14 @@ impl<M: ThreadModel> Endpoint<M> {
     /// (`fi_compare_atomic`): first what is put there, then what it is compared with;
     /// [`compare_swap`](Self::compare_swap) has them in the order of the standard library.
     #[doc(alias = "fi_compare_atomic")]
-    pub fn compare_atomic<R: Row>(
+    pub fn compare_atomic<R: AtomicValues>(
         &self,
         peer: FiAddr,
         at: RemoteAddr,
         op: AtomicOp,
         operands: R,
         comparands: R,
-    ) -> AtomicRequest<'_, R, Fetch, M> {
+    ) -> AtomicRequest<'_, R, Fetching, M> {
         AtomicRequest::new(self, peer, at, op, operands, Some(comparands))
     }
 
@@ -288,7 +301,7 @@ impl<M: ThreadModel> Endpoint<M> {
         &self,
         peer: FiAddr,
         at: RemoteAddr,
-    ) -> AtomicRequest<'_, T, Fetch, M> {
+    ) -> AtomicRequest<'_, T, Fetching, M> {
         self.fetch_atomic(peer, at, AtomicOp::Read, T::from_bits(0))
     }
 
@@ -298,7 +311,7 @@ impl<M: ThreadModel> Endpoint<M> {
         peer: FiAddr,
         at: RemoteAddr,
         value: T,
-    ) -> AtomicRequest<'_, T, Quiet, M> {
+    ) -> AtomicRequest<'_, T, NoFetch, M> {
         self.atomic(peer, at, AtomicOp::Write, value)
     }
 
@@ -308,7 +321,7 @@ impl<M: ThreadModel> Endpoint<M> {
         peer: FiAddr,
         at: RemoteAddr,
         add: T,
-    ) -> AtomicRequest<'_, T, Fetch, M> {
+    ) -> AtomicRequest<'_, T, Fetching, M> {
         self.fetch_atomic(peer, at, AtomicOp::Sum, add)
     }
 
@@ -319,7 +332,7 @@ impl<M: ThreadModel> Endpoint<M> {
         at: RemoteAddr,
         expected: T,
         new: T,
-    ) -> AtomicRequest<'_, T, Fetch, M> {
+    ) -> AtomicRequest<'_, T, Fetching, M> {
         self.compare_atomic(peer, at, AtomicOp::Cswap, new, expected)
     }
 }

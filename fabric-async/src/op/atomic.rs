@@ -5,22 +5,24 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, AtomicType, Row, bits_at, put};
+use fabric_core::atomic::{
+    AtomicCall, AtomicOp, AtomicSpec, AtomicType, AtomicValues, append_value, bits_at,
+};
 use fabric_core::completion::{Failed, OpKind};
-use fabric_core::provider::{Remote, SendNow, SendSpec};
+use fabric_core::transport::{RmaIov, TrySend, TxOp};
 use fabric_core::{FiAddr, Result};
-use fabric_reactor::{Credit, Posted, Route, check_atomic};
+use fabric_reactor::{CompletionTarget, CreditMode, PostResult, check_atomic};
 
-use super::{Operation, Report};
+use super::{CompletionOptions, Operation};
 use crate::endpoint::Endpoint;
-use crate::model::{Shared, ThreadModel};
 use crate::mr::RemoteAddr;
+use crate::thread_model::{Shared, ThreadModel};
 
 /// How many bytes of operands, comparands or results are handled without an allocation.
-const SMALL: usize = 64;
+const INLINE_BYTES: usize = 64;
 
 /// What comes back from an atomic operation: nothing, or the values that were there.
-pub trait Answer<R>: Unpin + sealed::Sealed {
+pub trait AtomicMode<R>: Unpin + sealed::Sealed {
     /// What its future resolves to.
     type Output: Unpin;
     /// Whether something comes back.
@@ -28,37 +30,37 @@ pub trait Answer<R>: Unpin + sealed::Sealed {
     const FETCHES: bool;
     /// Reads the answer.
     #[doc(hidden)]
-    fn answer(row: &R, bytes: &[u8]) -> Self::Output;
+    fn decode(row: &R, bytes: &[u8]) -> Self::Output;
 }
 
 /// Nothing comes back ([`Endpoint::atomic`]).
 #[derive(Clone, Copy, Debug)]
-pub enum Quiet {}
+pub enum NoFetch {}
 
 /// The values that were there come back ([`Endpoint::fetch_atomic`], [`Endpoint::compare_atomic`]).
 #[derive(Clone, Copy, Debug)]
-pub enum Fetch {}
+pub enum Fetching {}
 
 mod sealed {
     pub trait Sealed {}
-    impl Sealed for super::Quiet {}
-    impl Sealed for super::Fetch {}
+    impl Sealed for super::NoFetch {}
+    impl Sealed for super::Fetching {}
 }
 
-impl<R: Row> Answer<R> for Quiet {
+impl<R: AtomicValues> AtomicMode<R> for NoFetch {
     type Output = ();
     const FETCHES: bool = false;
 
-    fn answer(_: &R, _: &[u8]) {}
+    fn decode(_: &R, _: &[u8]) {}
 }
 
-impl<R: Row> Answer<R> for Fetch {
+impl<R: AtomicValues> AtomicMode<R> for Fetching {
     type Output = R;
     const FETCHES: bool = true;
 
-    fn answer(row: &R, bytes: &[u8]) -> R {
+    fn decode(row: &R, bytes: &[u8]) -> R {
         let size = R::Element::DATATYPE.size();
-        row.like(|index| R::Element::from_bits(bits_at(bytes, index, size)))
+        row.like_from_fn(|index| R::Element::from_bits(bits_at(bytes, index, size)))
     }
 }
 
@@ -75,20 +77,20 @@ impl<R: Row> Answer<R> for Fetch {
 #[doc(alias = "fi_atomicmsg")]
 pub struct AtomicRequest<'a, R, A, M: ThreadModel = Shared> {
     ep: &'a Endpoint<M>,
-    spec: SendSpec,
-    row: R,
+    spec: TxOp,
+    values: R,
     comparands: Option<R>,
-    report: Report,
-    answer: PhantomData<A>,
+    report: CompletionOptions,
+    mode: PhantomData<A>,
 }
 
-impl<'a, R: Row, A: Answer<R>, M: ThreadModel> AtomicRequest<'a, R, A, M> {
+impl<'a, R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> AtomicRequest<'a, R, A, M> {
     pub(crate) fn new(
         ep: &'a Endpoint<M>,
         peer: FiAddr,
         at: RemoteAddr,
         op: AtomicOp,
-        row: R,
+        values: R,
         comparands: Option<R>,
     ) -> Self {
         let datatype = R::Element::DATATYPE;
@@ -98,27 +100,27 @@ impl<'a, R: Row, A: Answer<R>, M: ThreadModel> AtomicRequest<'a, R, A, M> {
             (true, Some(_)) => (OpKind::FetchAtomic, AtomicCall::Compare),
         };
         let atomic = Some(AtomicSpec { op, datatype, call });
-        let len = row.elements().len() * datatype.size();
-        let remote = Remote {
+        let len = values.elements().len() * datatype.size();
+        let remote = RmaIov {
             key: at.key,
             offset: at.offset,
             len,
             atomic,
         };
-        let spec = SendSpec::one_sided(kind, peer, remote);
+        let spec = TxOp::one_sided(kind, peer, remote);
         Self {
             ep,
             spec,
-            row,
+            values,
             comparands,
-            report: Report::default(),
-            answer: PhantomData,
+            report: CompletionOptions::default(),
+            mode: PhantomData,
         }
     }
 
-    reported!();
-    fenced!();
-    delivered!();
+    completion_methods!();
+    fence_method!();
+    delivery_complete_method!();
 
     /// Posts now; the result is awaited later, or never.
     ///
@@ -128,7 +130,7 @@ impl<'a, R: Row, A: Answer<R>, M: ThreadModel> AtomicRequest<'a, R, A, M> {
     /// size, or operands and comparands are not equally many; and as
     /// [`WriteRequest::start`](crate::WriteRequest::start).
     pub fn start(self) -> Result<AtomicOperation<R, A>> {
-        self.submit(Credit::Now)
+        self.submit(CreditMode::NoWait)
     }
 
     /// Posts now; the completion goes to the endpoint's transmit queue.
@@ -138,48 +140,58 @@ impl<'a, R: Row, A: Answer<R>, M: ThreadModel> AtomicRequest<'a, R, A, M> {
     /// As [`start`](Self::start), and as [`SendRequest::post`](crate::SendRequest::post).
     pub fn post(self) -> Result<()> {
         self.check()?;
-        let (ep, route) = (self.ep, self.report.route(self.ep.inner.quiet_tx));
-        let operands = self.operands();
+        let (ep, route) = (self.ep, self.report.target(self.ep.inner.selective_tx));
+        let operands = self.encode_operands();
         ep.inner
             .domain
             .core
-            .atomic(ep.inner.id, self.spec, operands, route, Credit::Now)
+            .atomic(ep.inner.id, self.spec, operands, route, CreditMode::NoWait)
             .map(drop)
     }
 
-    fn submit(self, credit: Credit) -> Result<AtomicOperation<R, A>> {
+    fn submit(self, credit: CreditMode) -> Result<AtomicOperation<R, A>> {
         self.check()?;
         let (ep, len) = (self.ep, self.spec.remote.map_or(0, |remote| remote.len));
         let core = &ep.inner.domain.core;
-        if len <= SMALL {
-            let (mut operands, mut result) = ([0; 2 * SMALL], [0; SMALL]);
+        if len <= INLINE_BYTES {
+            let (mut operands, mut result) = ([0; 2 * INLINE_BYTES], [0; INLINE_BYTES]);
             let operands = &mut operands[..if self.comparands.is_some() {
                 2 * len
             } else {
                 len
             }];
-            self.fill(operands);
+            self.write_operands(operands);
             let result = &mut result[..if A::FETCHES { len } else { 0 }];
             let done = ep
                 .inner
-                .express(|way| way.atomic_now(&self.spec, operands, result));
-            if done || core.atomic_now(ep.inner.id, &self.spec, operands, result)? == SendNow::Done
+                .try_fast_path(|way| way.try_atomic(&self.spec, operands, result));
+            if done || core.try_atomic(ep.inner.id, &self.spec, operands, result)? == TrySend::Done
             {
-                return Ok(AtomicOperation(State::Ended(Some(A::answer(
-                    &self.row, result,
-                )))));
+                return Ok(AtomicOperation(AtomicOperationState::Done(Some(
+                    A::decode(&self.values, result),
+                ))));
             }
         }
-        let operands = self.operands();
-        let posted = core.atomic(ep.inner.id, self.spec, operands, Route::Future, credit)?;
+        let operands = self.encode_operands();
+        let posted = core.atomic(
+            ep.inner.id,
+            self.spec,
+            operands,
+            CompletionTarget::Future,
+            credit,
+        )?;
         Ok(AtomicOperation(match posted {
-            Posted::Done(_, result) => State::Ended(Some(A::answer(&self.row, &result))),
-            posted => State::Posted(Operation::of(ep, posted), self.row),
+            PostResult::Done(_, result) => {
+                AtomicOperationState::Done(Some(A::decode(&self.values, &result)))
+            }
+            posted => {
+                AtomicOperationState::Posted(Operation::from_post_result(ep, posted), self.values)
+            }
         }))
     }
 
     fn check(&self) -> Result<()> {
-        let count = self.row.elements().len();
+        let count = self.values.elements().len();
         let comparands = self
             .comparands
             .as_ref()
@@ -201,35 +213,39 @@ impl<'a, R: Row, A: Answer<R>, M: ThreadModel> AtomicRequest<'a, R, A, M> {
         self.ep.inner.check_send(&self.spec)
     }
 
-    fn rows(&self) -> impl Iterator<Item = R::Element> {
+    fn operands_and_comparands(&self) -> impl Iterator<Item = R::Element> {
         let comparands = self
             .comparands
             .as_ref()
             .map_or(&[][..], |comparands| comparands.elements());
-        self.row.elements().iter().chain(comparands).copied()
+        self.values.elements().iter().chain(comparands).copied()
     }
 
-    fn fill(&self, bytes: &mut [u8]) {
+    fn write_operands(&self, bytes: &mut [u8]) {
         let size = R::Element::DATATYPE.size();
-        for (place, value) in bytes.chunks_exact_mut(size).zip(self.rows()) {
+        for (place, value) in bytes
+            .chunks_exact_mut(size)
+            .zip(self.operands_and_comparands())
+        {
             place.copy_from_slice(&value.bits().to_le_bytes()[..size]);
         }
     }
 
-    fn operands(&self) -> Vec<u8> {
+    fn encode_operands(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        self.rows().for_each(|value| put(value, &mut bytes));
+        self.operands_and_comparands()
+            .for_each(|value| append_value(value, &mut bytes));
         bytes
     }
 }
 
-impl<R: Row, A: Answer<R>, M: ThreadModel> IntoFuture for AtomicRequest<'_, R, A, M> {
+impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> IntoFuture for AtomicRequest<'_, R, A, M> {
     type Output = Result<A::Output>;
     type IntoFuture = AtomicOperation<R, A>;
 
     fn into_future(self) -> AtomicOperation<R, A> {
-        self.submit(Credit::Wait)
-            .unwrap_or_else(|error| AtomicOperation(State::Refused(Some(error))))
+        self.submit(CreditMode::Wait)
+            .unwrap_or_else(|error| AtomicOperation(AtomicOperationState::PostFailed(Some(error))))
     }
 }
 
@@ -241,38 +257,40 @@ impl<R: Row, A: Answer<R>, M: ThreadModel> IntoFuture for AtomicRequest<'_, R, A
 /// # Panics
 /// When polled after it has resolved.
 #[must_use = "dropping an operation abandons it"]
-pub struct AtomicOperation<R: Row, A: Answer<R>>(State<R, A>);
+pub struct AtomicOperation<R: AtomicValues, A: AtomicMode<R>>(AtomicOperationState<R, A>);
 
-enum State<R: Row, A: Answer<R>> {
-    Ended(Option<A::Output>),
-    Refused(Option<crate::Error>),
+enum AtomicOperationState<R: AtomicValues, A: AtomicMode<R>> {
+    Done(Option<A::Output>),
+    PostFailed(Option<crate::Error>),
     Posted(Operation<Vec<u8>>, R),
 }
 
-impl<R: Row, A: Answer<R>> Future for AtomicOperation<R, A> {
+impl<R: AtomicValues, A: AtomicMode<R>> Future for AtomicOperation<R, A> {
     type Output = Result<A::Output>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         const AGAIN: &str = "an operation was polled after it had resolved";
         Poll::Ready(match &mut self.0 {
-            State::Ended(answer) => {
+            AtomicOperationState::Done(answer) => {
                 let budget = ready!(tokio::task::coop::poll_proceed(cx));
                 budget.made_progress();
                 Ok(answer.take().expect(AGAIN))
             }
-            State::Refused(error) => Err(error.take().expect(AGAIN)),
-            State::Posted(operation, row) => match ready!(Pin::new(operation).poll(cx)) {
-                Ok(done) => Ok(A::answer(row, &done.buf)),
-                Err(Failed { error, .. }) => Err(error),
-            },
+            AtomicOperationState::PostFailed(error) => Err(error.take().expect(AGAIN)),
+            AtomicOperationState::Posted(operation, row) => {
+                match ready!(Pin::new(operation).poll(cx)) {
+                    Ok(done) => Ok(A::decode(row, &done.buf)),
+                    Err(Failed { error, .. }) => Err(error),
+                }
+            }
         })
     }
 }
 
-impl<R: Row, A: Answer<R>> std::fmt::Debug for AtomicOperation<R, A> {
+impl<R: AtomicValues, A: AtomicMode<R>> std::fmt::Debug for AtomicOperation<R, A> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self.0 {
-            State::Posted(..) => "AtomicOperation(posted)",
+            AtomicOperationState::Posted(..) => "AtomicOperation(posted)",
             _ => "AtomicOperation(ended)",
         })
     }

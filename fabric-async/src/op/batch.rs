@@ -5,48 +5,48 @@ use std::sync::Arc;
 
 use fabric_core::buf::IoBuf;
 use fabric_core::completion::Failed;
-use fabric_core::provider::SendSpec;
+use fabric_core::transport::TxOp;
 use fabric_core::{Error, Result};
-use fabric_reactor::{CHUNK, CHUNK_BYTES};
+use fabric_reactor::{MAX_BATCH_BYTES, MAX_BATCH_POSTS};
 
-use super::Report;
+use super::CompletionOptions;
 use crate::endpoint::Endpoint;
-use crate::model::ThreadModel;
+use crate::thread_model::ThreadModel;
 
 /// A request that can be posted together with others of its type:
 /// [`SendRequest`](crate::SendRequest), [`WriteRequest`](crate::WriteRequest) or
 /// [`RecvRequest`](crate::RecvRequest).
-pub trait Batchable<'a, M: ThreadModel>: sealed::Batchable<'a, M> {}
+pub trait Batchable<'a, M: ThreadModel>: sealed::BatchPost<'a, M> {}
 
 pub(crate) mod sealed {
-    use super::{Endpoint, Result, Stopped, ThreadModel};
+    use super::{ChunkResult, Endpoint, Result, ThreadModel};
 
-    pub trait Batchable<'a, M: ThreadModel>: Sized {
+    pub trait BatchPost<'a, M: ThreadModel>: Sized {
         /// What is posted of it.
-        type Ready;
+        type Prepared;
         /// Whether this endpoint can post it.
         fn check_for(&self, ep: &Endpoint<M>) -> Result<()>;
         /// Bytes that the post copies, as far as the request tells.
-        fn len(&self) -> usize;
+        fn copied_len(&self) -> usize;
         /// Makes it one of several.
-        fn ready(self) -> Self::Ready;
+        fn prepare(self) -> Self::Prepared;
         /// The request again, of one that was not posted; nothing of one that was.
-        fn again(ep: &'a Endpoint<M>, ready: Self::Ready) -> Option<Self>;
+        fn restore(ep: &'a Endpoint<M>, ready: Self::Prepared) -> Option<Self>;
         /// Posts a chunk.
-        fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut [Self::Ready]) -> Stopped;
+        fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut [Self::Prepared]) -> ChunkResult;
     }
 }
 
 /// How many of a chunk were posted, and why no more, or that a peer is gone. What was not posted
 /// has its buffer still.
-pub(crate) type Stopped = (usize, Result<()>);
+pub(crate) type ChunkResult = (usize, Result<()>);
 
 /// A request that is posted with others, from where it lies: it is large.
-pub struct Ready<S, B> {
+pub struct PreparedRequest<S, B> {
     pub(super) spec: S,
     /// Its own until it is posted.
     pub(super) buf: Option<B>,
-    pub(super) report: Report,
+    pub(super) report: CompletionOptions,
 }
 
 /// A batch that stopped before its end ([`Endpoint::post_all`]).
@@ -54,37 +54,37 @@ pub struct Ready<S, B> {
 /// `?` turns it into its [`Error`] and drops the requests that are left. Only after
 /// [`Error::Again`] is the same to be tried again: after any other error the first request that is
 /// left would be refused again.
-pub struct BatchStopped<R> {
+pub struct BatchError<R> {
     /// Why.
     pub error: Error,
     /// How many requests were posted before.
     pub posted: usize,
     /// Requests that were taken from the iterator and not posted, the refused one first. Chained
     /// with the rest of the iterator they can be tried again.
-    pub rest: Vec<R>,
+    pub unposted: Vec<R>,
 }
 
-impl<R> fmt::Debug for BatchStopped<R> {
+impl<R> fmt::Debug for BatchError<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("BatchStopped");
         debug
             .field("error", &self.error)
             .field("posted", &self.posted)
-            .field("rest", &self.rest.len())
+            .field("rest", &self.unposted.len())
             .finish()
     }
 }
 
-impl<R> fmt::Display for BatchStopped<R> {
+impl<R> fmt::Display for BatchError<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "stopped after {} requests: {}", self.posted, self.error)
     }
 }
 
-impl<R> std::error::Error for BatchStopped<R> {}
+impl<R> std::error::Error for BatchError<R> {}
 
-impl<R> From<BatchStopped<R>> for Error {
-    fn from(stopped: BatchStopped<R>) -> Self {
+impl<R> From<BatchError<R>> for Error {
+    fn from(stopped: BatchError<R>) -> Self {
         stopped.error
     }
 }
@@ -92,14 +92,14 @@ impl<R> From<BatchStopped<R>> for Error {
 pub(crate) fn post_all<'a, R: Batchable<'a, M>, M: ThreadModel>(
     ep: &'a Endpoint<M>,
     requests: impl IntoIterator<Item = R>,
-) -> Result<usize, BatchStopped<R>> {
+) -> Result<usize, BatchError<R>> {
     let mut requests = requests.into_iter();
     let mut posted = 0;
-    let mut chunk = Vec::with_capacity(CHUNK);
+    let mut chunk = Vec::with_capacity(MAX_BATCH_POSTS);
     loop {
         // The iterator is the user's code, and runs without the lock.
         let (mut refused, mut bytes) = (None, 0);
-        while chunk.len() < CHUNK && bytes < CHUNK_BYTES {
+        while chunk.len() < MAX_BATCH_POSTS && bytes < MAX_BATCH_BYTES {
             let Some(request) = requests.next() else {
                 break;
             };
@@ -107,8 +107,8 @@ pub(crate) fn post_all<'a, R: Batchable<'a, M>, M: ThreadModel>(
                 refused = Some((request, error));
                 break;
             }
-            bytes += request.len();
-            chunk.push(request.ready());
+            bytes += request.copied_len();
+            chunk.push(request.prepare());
         }
         if chunk.is_empty() && refused.is_none() {
             return Ok(posted);
@@ -129,23 +129,23 @@ pub(crate) fn post_all<'a, R: Batchable<'a, M>, M: ThreadModel>(
         };
         let mut rest: Vec<R> = chunk
             .into_iter()
-            .filter_map(|ready| R::again(ep, ready))
+            .filter_map(|ready| R::restore(ep, ready))
             .collect();
         rest.extend(request);
-        return Err(BatchStopped {
+        return Err(BatchError {
             error,
             posted,
-            rest,
+            unposted: rest,
         });
     }
 }
 
 /// Posts a chunk, request by request, until one is refused.
 #[inline(always)] // on the way of a small message
-pub(super) fn post_each<S, B>(
-    chunk: &mut [Ready<S, B>],
-    mut post: impl FnMut(&S, B, Report) -> Result<(), Failed<B>>,
-) -> Stopped {
+pub(super) fn post_until_error<S, B>(
+    chunk: &mut [PreparedRequest<S, B>],
+    mut post: impl FnMut(&S, B, CompletionOptions) -> Result<(), Failed<B>>,
+) -> ChunkResult {
     for (at, ready) in chunk.iter_mut().enumerate() {
         let Some(buf) = ready.buf.take() else {
             continue;
@@ -159,18 +159,21 @@ pub(super) fn post_each<S, B>(
 }
 
 /// Whether this endpoint can send a request that was made with `of`.
-pub(super) fn check<M: ThreadModel>(
+pub(super) fn check_send<M: ThreadModel>(
     ep: &Endpoint<M>,
     of: &Endpoint<M>,
-    spec: &SendSpec,
+    spec: &TxOp,
     buf: &impl IoBuf,
 ) -> Result<()> {
-    check_endpoint(ep, of)?;
+    check_same_endpoint(ep, of)?;
     ep.inner.check_send(spec)?;
-    ep.inner.check_gather(buf)
+    ep.inner.check_tx_iov(buf)
 }
 
-pub(super) fn check_endpoint<M: ThreadModel>(ep: &Endpoint<M>, of: &Endpoint<M>) -> Result<()> {
+pub(super) fn check_same_endpoint<M: ThreadModel>(
+    ep: &Endpoint<M>,
+    of: &Endpoint<M>,
+) -> Result<()> {
     if Arc::ptr_eq(&of.inner, &ep.inner) {
         return Ok(());
     }

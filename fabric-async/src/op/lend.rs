@@ -8,26 +8,26 @@ use std::task::{Context, Poll, ready};
 use fabric_core::FiAddr;
 use fabric_core::buf::Loan;
 use fabric_core::completion::{Failed, OpKind};
-use fabric_core::provider::SendSpec;
-use fabric_reactor::Credit;
+use fabric_core::transport::TxOp;
+use fabric_reactor::CreditMode;
 
-use super::{Operation, Report, send};
+use super::{CompletionOptions, Operation, send};
 use crate::endpoint::Endpoint;
-use crate::model::{Shared, ThreadModel};
+use crate::thread_model::{Shared, ThreadModel};
 
 /// A message to be lent: posted by `.await`, [`start`](Self::start) or [`post`](Self::post).
 #[must_use = "nothing is lent before the request is awaited, started or posted"]
 pub struct LendRequest<'a, M: ThreadModel = Shared> {
     ep: &'a Endpoint<M>,
-    spec: SendSpec,
+    spec: TxOp,
     loan: Loan,
-    report: Report,
+    report: CompletionOptions,
 }
 
 impl<'a, M: ThreadModel> LendRequest<'a, M> {
     pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, loan: Loan) -> Self {
-        let (plain, level) = (SendSpec::new(OpKind::Send, peer), ep.inner.level);
-        let spec = SendSpec {
+        let (plain, level) = (TxOp::new(OpKind::Send, peer), ep.inner.completion_level);
+        let spec = TxOp {
             loan: loan.key(),
             level,
             ..plain
@@ -36,7 +36,7 @@ impl<'a, M: ThreadModel> LendRequest<'a, M> {
             ep,
             spec,
             loan,
-            report: Report::default(),
+            report: CompletionOptions::default(),
         }
     }
 
@@ -52,9 +52,9 @@ impl<'a, M: ThreadModel> LendRequest<'a, M> {
         self
     }
 
-    reported!();
-    fenced!();
-    leveled!();
+    completion_methods!();
+    fence_method!();
+    completion_level_methods!();
 
     /// Posts now; the result is awaited later, or never.
     ///
@@ -62,8 +62,8 @@ impl<'a, M: ThreadModel> LendRequest<'a, M> {
     /// With the loan, as [`SendRequest::start`](crate::SendRequest::start).
     #[allow(clippy::result_large_err)] // as of every request
     pub fn start(self) -> Result<LendOperation, Failed<Loan>> {
-        send::submit(self.ep, &self.spec, self.loan, None, Credit::Now)
-            .accepted()
+        send::submit(self.ep, &self.spec, self.loan, None, CreditMode::NoWait)
+            .into_post_result()
             .map(LendOperation)
     }
 
@@ -74,8 +74,16 @@ impl<'a, M: ThreadModel> LendRequest<'a, M> {
     /// With the loan, as [`SendRequest::post`](crate::SendRequest::post).
     #[allow(clippy::result_large_err)] // as of every request
     pub fn post(self) -> Result<(), Failed<Loan>> {
-        let route = self.report.route(self.ep.inner.quiet_tx);
-        send::post(self.ep, self.spec, self.loan, None, route, Credit::Now).map(drop)
+        let route = self.report.target(self.ep.inner.selective_tx);
+        send::post(
+            self.ep,
+            self.spec,
+            self.loan,
+            None,
+            route,
+            CreditMode::NoWait,
+        )
+        .map(drop)
     }
 }
 
@@ -89,7 +97,7 @@ impl<M: ThreadModel> IntoFuture for LendRequest<'_, M> {
             &self.spec,
             self.loan,
             None,
-            Credit::Wait,
+            CreditMode::Wait,
         ))
     }
 }

@@ -1,7 +1,7 @@
 //! Operations: requests, and what they become when they are posted.
 
 /// The methods by which every request says how it is to be reported.
-macro_rules! reported {
+macro_rules! completion_methods {
     () => {
         /// The number that comes with the completion when the request is [posted](Self::post).
         pub fn context(mut self, context: u64) -> Self {
@@ -15,14 +15,14 @@ macro_rules! reported {
         /// one anyway.
         #[doc(alias = "FI_COMPLETION")]
         pub fn completion(mut self) -> Self {
-            self.report.asked = true;
+            self.report.completion = true;
             self
         }
     };
 }
 
 /// The method by which every request is fenced.
-macro_rules! fenced {
+macro_rules! fence_method {
     () => {
         /// Begins when everything that was posted before it for that peer on this endpoint has
         /// ended, and nothing that is posted after it overtakes it (`FI_FENCE`; needs
@@ -38,7 +38,7 @@ macro_rules! fenced {
 }
 
 /// The methods by which a message says when it has ended.
-macro_rules! leveled {
+macro_rules! completion_level_methods {
     () => {
         /// Ends when all of the message that the receive has room for is in the buffer of the
         /// receive that took it, and that receive has ended (`FI_DELIVERY_COMPLETE`), whatever the
@@ -78,7 +78,7 @@ macro_rules! leveled {
 }
 
 /// The method by which a change of a peer's memory says when it has ended.
-macro_rules! delivered {
+macro_rules! delivery_complete_method {
     () => {
         /// Ends when the peer's memory has been changed (`FI_DELIVERY_COMPLETE`). That is when such
         /// an operation ends anyway, with all providers there are: this says that the program
@@ -95,21 +95,21 @@ macro_rules! delivered {
 mod atomic;
 mod batch;
 mod lend;
-mod multi;
+mod multi_recv;
 mod onesided;
 mod permit;
 mod probe;
 mod recv;
 mod send;
 
-pub use atomic::{Answer, AtomicOperation, AtomicRequest, Fetch, Quiet};
+pub use atomic::{AtomicMode, AtomicOperation, AtomicRequest, Fetching, NoFetch};
 pub(crate) use batch::post_all;
-pub use batch::{BatchStopped, Batchable};
+pub use batch::{BatchError, Batchable};
 pub use lend::{LendOperation, LendRequest};
-pub use multi::{MessageSlice, MultiRecv, MultiRecvRequest, PostedMultiRecv};
+pub use multi_recv::{MessageSlice, MultiRecv, MultiRecvRequest, PostedMultiRecv};
 pub use onesided::{ReadRequest, WriteRequest};
 pub use permit::{Permit, Reserve};
-pub use probe::{Claim, Claimed, ClaimedRecv, Probe};
+pub use probe::{Claim, Claimed, ClaimedRecvRequest, Probe};
 pub use recv::{Message, RecvRequest};
 pub use send::SendRequest;
 
@@ -121,28 +121,28 @@ use std::task::{Context, Poll, ready};
 
 use fabric_core::buf::IoBuf;
 use fabric_core::completion::{Done, Failed, Transfer};
-use fabric_core::provider::OpKey;
-use fabric_reactor::{Posted, Route};
+use fabric_core::transport::OpKey;
+use fabric_reactor::{CompletionTarget, PostResult};
 use tokio::task::coop;
 
 use crate::endpoint::{Endpoint, EndpointInner};
-use crate::model::ThreadModel;
+use crate::thread_model::ThreadModel;
 
 /// What a request that is posted has for its queue.
 #[derive(Clone, Copy, Debug, Default)]
-struct Report {
+struct CompletionOptions {
     context: u64,
     /// Asked for, where success is not reported by itself.
-    asked: bool,
+    completion: bool,
 }
 
-impl Report {
+impl CompletionOptions {
     /// Who hears of the operation, on an endpoint that is quiet about success or not.
-    fn route(self, quiet: bool) -> Route {
-        if quiet && !self.asked {
-            Route::Failure(self.context)
+    fn target(self, quiet: bool) -> CompletionTarget {
+        if quiet && !self.completion {
+            CompletionTarget::CqOnError(self.context)
         } else {
-            Route::Queue(self.context)
+            CompletionTarget::Cq(self.context)
         }
     }
 }
@@ -164,59 +164,59 @@ impl Report {
 /// When polled after it has resolved.
 #[must_use = "nobody hears how a dropped operation ends; a receive that is dropped takes nothing"]
 pub struct Operation<B> {
-    state: State<B>,
+    state: OperationState<B>,
 }
 
-enum State<B> {
+enum OperationState<B> {
     /// Sent when it was posted: so many bytes, with this tag.
-    Sent(B, usize, Option<u64>),
-    Refused(Box<Failed<B>>),
+    DoneInline(B, usize, Option<u64>),
+    PostFailed(Box<Failed<B>>),
     Posted {
         /// Not a handle: the endpoint may be closed.
         ep: Arc<EndpointInner>,
         /// Until its result was taken.
         key: Option<OpKey>,
     },
-    Taken,
+    Resolved,
 }
 
 /// Why an operation panics.
-const RESOLVED: &str = "an operation was polled after it had resolved";
+const POLLED_AFTER_COMPLETION: &str = "an operation was polled after it had resolved";
 
 /// What became of a cancelled operation.
 #[derive(Debug)]
-pub enum Canceled<B> {
+pub enum CancelOutcome<B> {
     /// It had not begun and never will; here is its buffer.
-    Withdrawn(B),
+    Canceled(B),
     /// It was too late: it ended like this.
     Completed(Result<Done<B>, Failed<B>>),
 }
 
 impl<B: IoBuf> Operation<B> {
     #[inline]
-    pub(crate) fn sent(buf: B, len: usize, tag: Option<u64>) -> Self {
+    pub(crate) fn done_inline(buf: B, len: usize, tag: Option<u64>) -> Self {
         Self {
-            state: State::Sent(buf, len, tag),
+            state: OperationState::DoneInline(buf, len, tag),
         }
     }
 
     #[cold]
-    pub(crate) fn refused(failed: Failed<B>) -> Self {
+    pub(crate) fn post_failed(failed: Failed<B>) -> Self {
         Self {
-            state: State::Refused(Box::new(failed)),
+            state: OperationState::PostFailed(Box::new(failed)),
         }
     }
 
     pub(crate) fn posted(ep: Arc<EndpointInner>, key: OpKey) -> Self {
         Self {
-            state: State::Posted { ep, key: Some(key) },
+            state: OperationState::Posted { ep, key: Some(key) },
         }
     }
 
     /// This, unless it was refused when it was posted.
-    pub(crate) fn accepted(mut self) -> Result<Self, Failed<B>> {
-        match std::mem::replace(&mut self.state, State::Taken) {
-            State::Refused(failed) => Err(*failed),
+    pub(crate) fn into_post_result(mut self) -> Result<Self, Failed<B>> {
+        match std::mem::replace(&mut self.state, OperationState::Resolved) {
+            OperationState::PostFailed(failed) => Err(*failed),
             state => {
                 self.state = state;
                 Ok(self)
@@ -225,11 +225,14 @@ impl<B: IoBuf> Operation<B> {
     }
 
     /// What became of a post for a future.
-    pub(crate) fn of<M: ThreadModel>(ep: &Endpoint<M>, posted: Posted<B>) -> Self {
+    pub(crate) fn from_post_result<M: ThreadModel>(
+        ep: &Endpoint<M>,
+        posted: PostResult<B>,
+    ) -> Self {
         match posted {
-            Posted::Done(transfer, buf) => Self::sent(buf, transfer.len, transfer.tag),
-            Posted::Pending(key) => Self::posted(ep.inner.clone(), key),
-            Posted::Reported => unreachable!("only queues are reported to"),
+            PostResult::Done(transfer, buf) => Self::done_inline(buf, transfer.len, transfer.tag),
+            PostResult::Pending(key) => Self::posted(ep.inner.clone(), key),
+            PostResult::Reported => unreachable!("only queues are reported to"),
         }
     }
 
@@ -242,18 +245,18 @@ impl<B: IoBuf> Operation<B> {
     /// # Cancel safety
     /// Dropping this is dropping the operation.
     #[doc(alias = "fi_cancel")]
-    pub async fn cancel(mut self) -> Canceled<B> {
+    pub async fn cancel(mut self) -> CancelOutcome<B> {
         std::future::poll_fn(|cx| {
             if let Some(buf) = self.withdraw() {
-                return Poll::Ready(Canceled::Withdrawn(buf));
+                return Poll::Ready(CancelOutcome::Canceled(buf));
             }
             if let Poll::Ready(result) = Pin::new(&mut self).poll(cx) {
-                return Poll::Ready(Canceled::Completed(result));
+                return Poll::Ready(CancelOutcome::Completed(result));
             }
             // A receive can be withdrawn again when the sender of its message has ended. If that
             // happens later, it wakes this task.
             match self.withdraw() {
-                Some(buf) => Poll::Ready(Canceled::Withdrawn(buf)),
+                Some(buf) => Poll::Ready(CancelOutcome::Canceled(buf)),
                 None => Poll::Pending,
             }
         })
@@ -262,11 +265,11 @@ impl<B: IoBuf> Operation<B> {
 
     /// Takes the operation back if it has not begun.
     fn withdraw(&mut self) -> Option<B> {
-        let State::Posted { ep, key: Some(key) } = &self.state else {
+        let OperationState::Posted { ep, key: Some(key) } = &self.state else {
             return None;
         };
         let buf = ep.domain.core.cancel(*key).ok()?;
-        self.state = State::Taken;
+        self.state = OperationState::Resolved;
         let buf = B::from_any(buf);
         Some(buf.unwrap_or_else(|_| unreachable!("a slot returns what it was given")))
     }
@@ -278,20 +281,24 @@ impl<B: IoBuf> Future for Operation<B> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let budget = ready!(coop::poll_proceed(cx));
         // What is returned is large: it is made where it belongs, not moved there.
-        if let State::Posted { ep, key } = &mut self.state {
-            let finished = ready!(ep.domain.core.poll_op(key.expect(RESOLVED), cx));
+        if let OperationState::Posted { ep, key } = &mut self.state {
+            let finished = ready!(
+                ep.domain
+                    .core
+                    .poll_op(key.expect(POLLED_AFTER_COMPLETION), cx)
+            );
             *key = None;
             budget.made_progress();
             return Poll::Ready(finished.take());
         }
         budget.made_progress();
-        match std::mem::replace(&mut self.state, State::Taken) {
-            State::Sent(buf, len, tag) => Poll::Ready(Ok(Done {
+        match std::mem::replace(&mut self.state, OperationState::Resolved) {
+            OperationState::DoneInline(buf, len, tag) => Poll::Ready(Ok(Done {
                 buf,
                 transfer: Transfer::sent(len, tag),
             })),
-            State::Refused(failed) => Poll::Ready(Err(*failed)),
-            _ => panic!("{RESOLVED}"),
+            OperationState::PostFailed(failed) => Poll::Ready(Err(*failed)),
+            _ => panic!("{POLLED_AFTER_COMPLETION}"),
         }
     }
 }
@@ -301,8 +308,8 @@ impl<B> Unpin for Operation<B> {}
 
 impl<B> Drop for Operation<B> {
     fn drop(&mut self) {
-        if let State::Posted { ep, key: Some(key) } = &self.state {
-            ep.domain.core.abandon(*key);
+        if let OperationState::Posted { ep, key: Some(key) } = &self.state {
+            ep.domain.core.detach(*key);
         }
     }
 }
@@ -310,9 +317,9 @@ impl<B> Drop for Operation<B> {
 impl<B> fmt::Debug for Operation<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.state {
-            State::Sent(..) | State::Refused(_) => "Operation(ended)",
-            State::Posted { key: Some(_), .. } => "Operation(posted)",
-            State::Posted { .. } | State::Taken => "Operation(resolved)",
+            OperationState::DoneInline(..) | OperationState::PostFailed(_) => "Operation(ended)",
+            OperationState::Posted { key: Some(_), .. } => "Operation(posted)",
+            OperationState::Posted { .. } | OperationState::Resolved => "Operation(resolved)",
         })
     }
 }

@@ -4,24 +4,24 @@ use std::future::IntoFuture;
 
 use fabric_core::buf::{IoBuf, IoBufMut};
 use fabric_core::completion::{Done, Failed, OpKind};
-use fabric_core::provider::{Remote, SendSpec};
+use fabric_core::transport::{RmaIov, TxOp};
 use fabric_core::{Error, FiAddr, Result};
-use fabric_reactor::{Credit, Posted, Route};
+use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 
-use super::batch::{self, Batchable, Ready, Stopped, sealed};
-use super::{Operation, Report, send};
+use super::batch::{self, Batchable, ChunkResult, PreparedRequest, sealed};
+use super::{CompletionOptions, Operation, send};
 use crate::endpoint::Endpoint;
-use crate::model::{Shared, ThreadModel};
 use crate::mr::{RemoteAddr, RemoteSlice};
+use crate::thread_model::{Shared, ThreadModel};
 
 /// Where a request was made with a list of places: all of them.
 #[derive(Default)]
-pub struct Places(Option<Box<[Remote]>>);
+pub struct RmaTargets(Option<Box<[RmaIov]>>);
 
-impl Places {
+impl RmaTargets {
     /// These, and what the spec says of them: where the first is, and how many bytes all have.
-    fn of(list: &[RemoteSlice]) -> (Remote, Self) {
-        let place = |of: &RemoteSlice| Remote {
+    fn from_slices(list: &[RemoteSlice]) -> (RmaIov, Self) {
+        let place = |of: &RemoteSlice| RmaIov {
             key: of.key,
             offset: of.offset,
             len: of.len,
@@ -35,7 +35,7 @@ impl Places {
             .iter()
             .fold(0usize, |sum, place| sum.saturating_add(place.len));
         (
-            Remote {
+            RmaIov {
                 key: first.0,
                 offset: first.1,
                 len,
@@ -47,12 +47,12 @@ impl Places {
 
     /// There was no list.
     #[inline]
-    fn are_plain(&self) -> bool {
+    fn is_unlisted(&self) -> bool {
         self.0.is_none()
     }
 
     /// All of them, if there are several.
-    fn several(&self) -> Option<&[Remote]> {
+    fn as_list(&self) -> Option<&[RmaIov]> {
         self.0.as_deref().filter(|places| places.len() > 1)
     }
 
@@ -83,50 +83,50 @@ impl Places {
 #[doc(alias = "fi_write")]
 pub struct WriteRequest<'a, B, M: ThreadModel = Shared> {
     ep: &'a Endpoint<M>,
-    spec: SendSpec,
-    places: Places,
+    spec: TxOp,
+    targets: RmaTargets,
     buf: B,
-    report: Report,
+    report: CompletionOptions,
 }
 
 impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
     pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, to: RemoteAddr, buf: B) -> Self {
-        let remote = Remote {
+        let remote = RmaIov {
             key: to.key,
             offset: to.offset,
             len: buf.payload().len(),
             atomic: None,
         };
-        Self::at(
+        Self::with_op(
             ep,
-            SendSpec::one_sided(OpKind::Write, peer, remote),
-            Places::default(),
+            TxOp::one_sided(OpKind::Write, peer, remote),
+            RmaTargets::default(),
             buf,
         )
     }
 
-    pub(crate) fn to(ep: &'a Endpoint<M>, peer: FiAddr, to: &[RemoteSlice], buf: B) -> Self {
-        let (remote, places) = Places::of(to);
-        Self::at(
+    pub(crate) fn to_iov(ep: &'a Endpoint<M>, peer: FiAddr, to: &[RemoteSlice], buf: B) -> Self {
+        let (remote, places) = RmaTargets::from_slices(to);
+        Self::with_op(
             ep,
-            SendSpec::one_sided(OpKind::Write, peer, remote),
+            TxOp::one_sided(OpKind::Write, peer, remote),
             places,
             buf,
         )
     }
 
-    fn at(ep: &'a Endpoint<M>, spec: SendSpec, places: Places, buf: B) -> Self {
+    fn with_op(ep: &'a Endpoint<M>, spec: TxOp, targets: RmaTargets, buf: B) -> Self {
         Self {
             ep,
             spec,
-            places,
+            targets,
             buf,
-            report: Report::default(),
+            report: CompletionOptions::default(),
         }
     }
 
-    fn check(&self) -> Result<()> {
-        self.places.check(self.ep)?;
+    fn check_targets(&self) -> Result<()> {
+        self.targets.check(self.ep)?;
         let (places, len) = (
             self.spec.remote.map_or(0, |remote| remote.len),
             self.buf.payload().len(),
@@ -150,9 +150,9 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
         self
     }
 
-    reported!();
-    fenced!();
-    delivered!();
+    completion_methods!();
+    fence_method!();
+    delivery_complete_method!();
 
     /// The buffer back, and nothing is written.
     pub fn into_buf(self) -> B {
@@ -166,7 +166,7 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
     /// [`Error::TooLong`](crate::Error::TooLong) when the place is known to be out of reach, and as
     /// [`SendRequest::start`](crate::SendRequest::start).
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
-        self.submit(Credit::Now).accepted()
+        self.submit(CreditMode::NoWait).into_post_result()
     }
 
     /// Posts now; the completion goes to the endpoint's transmit queue.
@@ -174,45 +174,59 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
     /// # Errors
     /// As [`start`](Self::start), and as [`SendRequest::post`](crate::SendRequest::post).
     pub fn post(self) -> Result<(), Failed<B>> {
-        let route = self.report.route(self.ep.inner.quiet_tx);
-        if self.places.are_plain() {
-            return send::post(self.ep, self.spec, self.buf, None, route, Credit::Now).map(drop);
+        let route = self.report.target(self.ep.inner.selective_tx);
+        if self.targets.is_unlisted() {
+            return send::post(
+                self.ep,
+                self.spec,
+                self.buf,
+                None,
+                route,
+                CreditMode::NoWait,
+            )
+            .map(drop);
         }
-        self.post_to(route, Credit::Now).map(drop)
+        self.post_rma_iov(route, CreditMode::NoWait).map(drop)
     }
 
     #[inline]
-    fn submit(self, credit: Credit) -> Operation<B> {
-        if self.places.are_plain() {
+    fn submit(self, credit: CreditMode) -> Operation<B> {
+        if self.targets.is_unlisted() {
             return send::submit(self.ep, &self.spec, self.buf, None, credit);
         }
         let ep = self.ep;
-        self.post_to(Route::Future, credit)
-            .map_or_else(Operation::refused, |posted| Operation::of(ep, posted))
+        self.post_rma_iov(CompletionTarget::Future, credit)
+            .map_or_else(Operation::post_failed, |posted| {
+                Operation::from_post_result(ep, posted)
+            })
     }
 
     /// Posts a write that was made of a list of places.
     #[cold]
-    fn post_to(self, route: Route, credit: Credit) -> Result<Posted<B>, Failed<B>> {
+    fn post_rma_iov(
+        self,
+        route: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<B>, Failed<B>> {
         let checked = self
             .ep
             .inner
             .check_send(&self.spec)
-            .and_then(|()| self.ep.inner.check_gather(&self.buf));
-        if let Err(error) = checked.and_then(|()| self.check()) {
+            .and_then(|()| self.ep.inner.check_tx_iov(&self.buf));
+        if let Err(error) = checked.and_then(|()| self.check_targets()) {
             return Err(Failed::new(error, self.buf));
         }
         let Self {
             ep,
             spec,
-            places,
+            targets: places,
             buf,
             ..
         } = self;
         let core = &ep.inner.domain.core;
-        match places.several() {
+        match places.as_list() {
             None => core.send(ep.inner.id, spec, buf, route, credit),
-            Some(places) => core.write_to(ep.inner.id, spec, places, buf, route, credit),
+            Some(places) => core.write_rma_iov(ep.inner.id, spec, places, buf, route, credit),
         }
     }
 }
@@ -222,67 +236,70 @@ impl<B: IoBuf, M: ThreadModel> IntoFuture for WriteRequest<'_, B, M> {
     type IntoFuture = Operation<B>;
 
     fn into_future(self) -> Operation<B> {
-        self.submit(Credit::Wait)
+        self.submit(CreditMode::Wait)
     }
 }
 
 impl<'a, B: IoBuf, M: ThreadModel> Batchable<'a, M> for WriteRequest<'a, B, M> {}
 
-impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for WriteRequest<'a, B, M> {
-    type Ready = Ready<(SendSpec, Places), B>;
+impl<'a, B: IoBuf, M: ThreadModel> sealed::BatchPost<'a, M> for WriteRequest<'a, B, M> {
+    type Prepared = PreparedRequest<(TxOp, RmaTargets), B>;
 
     fn check_for(&self, ep: &Endpoint<M>) -> Result<()> {
-        batch::check(ep, self.ep, &self.spec, &self.buf)?;
-        if self.places.are_plain() {
+        batch::check_send(ep, self.ep, &self.spec, &self.buf)?;
+        if self.targets.is_unlisted() {
             Ok(())
         } else {
-            self.check()
+            self.check_targets()
         }
     }
 
-    fn len(&self) -> usize {
+    fn copied_len(&self) -> usize {
         self.buf.payload().len()
     }
 
-    fn ready(self) -> Ready<(SendSpec, Places), B> {
-        let spec = SendSpec {
+    fn prepare(self) -> PreparedRequest<(TxOp, RmaTargets), B> {
+        let spec = TxOp {
             more: true,
             ..self.spec
         };
-        Ready {
-            spec: (spec, self.places),
+        PreparedRequest {
+            spec: (spec, self.targets),
             buf: Some(self.buf),
             report: self.report,
         }
     }
 
-    fn again(ep: &'a Endpoint<M>, ready: Ready<(SendSpec, Places), B>) -> Option<Self> {
+    fn restore(ep: &'a Endpoint<M>, ready: PreparedRequest<(TxOp, RmaTargets), B>) -> Option<Self> {
         let (spec, places) = ready.spec;
-        let spec = SendSpec {
+        let spec = TxOp {
             more: false,
             ..spec
         };
         Some(Self {
             ep,
             spec,
-            places,
+            targets: places,
             buf: ready.buf?,
             report: ready.report,
         })
     }
 
-    fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut [Ready<(SendSpec, Places), B>]) -> Stopped {
-        let quiet = ep.inner.quiet_tx;
+    fn post_chunk(
+        ep: &'a Endpoint<M>,
+        chunk: &mut [PreparedRequest<(TxOp, RmaTargets), B>],
+    ) -> ChunkResult {
+        let quiet = ep.inner.selective_tx;
         let mut posts = ep.inner.domain.core.batch(ep.inner.id);
-        let (count, stopped) = batch::post_each(chunk, |(spec, places), buf, report| {
-            let route = report.route(quiet);
-            match places.several() {
+        let (count, stopped) = batch::post_until_error(chunk, |(spec, places), buf, report| {
+            let route = report.target(quiet);
+            match places.as_list() {
                 None => posts.send(spec, buf, route),
-                Some(all) => posts.write_to(*spec, all, buf, route),
+                Some(all) => posts.write_rma_iov(*spec, all, buf, route),
             }
         });
         // A refusal says more than the end of a peer.
-        (count, stopped.and(posts.end()))
+        (count, stopped.and(posts.finish()))
     }
 }
 
@@ -292,44 +309,49 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for WriteRequest<'a,
 #[doc(alias = "fi_read")]
 pub struct ReadRequest<'a, B, M: ThreadModel = Shared> {
     ep: &'a Endpoint<M>,
-    spec: SendSpec,
-    places: Places,
+    spec: TxOp,
+    targets: RmaTargets,
     buf: B,
-    report: Report,
+    report: CompletionOptions,
 }
 
 impl<'a, B: IoBufMut, M: ThreadModel> ReadRequest<'a, B, M> {
     pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, from: RemoteSlice, buf: B) -> Self {
-        let remote = Remote {
+        let remote = RmaIov {
             key: from.key,
             offset: from.offset,
             len: from.len,
             atomic: None,
         };
-        let spec = SendSpec::one_sided(OpKind::Read, peer, remote);
+        let spec = TxOp::one_sided(OpKind::Read, peer, remote);
         Self {
             ep,
             spec,
-            places: Places::default(),
+            targets: RmaTargets::default(),
             buf,
-            report: Report::default(),
+            report: CompletionOptions::default(),
         }
     }
 
-    pub(crate) fn from(ep: &'a Endpoint<M>, peer: FiAddr, from: &[RemoteSlice], buf: B) -> Self {
-        let (remote, places) = Places::of(from);
-        let spec = SendSpec::one_sided(OpKind::Read, peer, remote);
+    pub(crate) fn from_iov(
+        ep: &'a Endpoint<M>,
+        peer: FiAddr,
+        from: &[RemoteSlice],
+        buf: B,
+    ) -> Self {
+        let (remote, targets) = RmaTargets::from_slices(from);
+        let spec = TxOp::one_sided(OpKind::Read, peer, remote);
         Self {
             ep,
             spec,
-            places,
+            targets,
             buf,
-            report: Report::default(),
+            report: CompletionOptions::default(),
         }
     }
 
-    reported!();
-    fenced!();
+    completion_methods!();
+    fence_method!();
 
     /// Posts now; the result is awaited later.
     ///
@@ -337,7 +359,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> ReadRequest<'a, B, M> {
     /// With the buffer: [`Error::TooLong`](crate::Error::TooLong) when it has not the room, or the
     /// place is known to be out of reach, and otherwise as [`WriteRequest::start`].
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
-        self.submit(Credit::Now)
+        self.submit(CreditMode::NoWait)
     }
 
     /// Posts now; the completion goes to the endpoint's transmit queue, with the buffer.
@@ -345,34 +367,41 @@ impl<'a, B: IoBufMut, M: ThreadModel> ReadRequest<'a, B, M> {
     /// # Errors
     /// As [`start`](Self::start), and as [`SendRequest::post`](crate::SendRequest::post).
     pub fn post(self) -> Result<(), Failed<B>> {
-        let route = self.report.route(self.ep.inner.quiet_tx);
-        self.post_to(route, Credit::Now).map(drop)
+        let route = self.report.target(self.ep.inner.selective_tx);
+        self.post_with_target(route, CreditMode::NoWait).map(drop)
     }
 
-    fn submit(self, credit: Credit) -> Result<Operation<B>, Failed<B>> {
+    fn submit(self, credit: CreditMode) -> Result<Operation<B>, Failed<B>> {
         let ep = self.ep;
-        Ok(Operation::of(ep, self.post_to(Route::Future, credit)?))
+        Ok(Operation::from_post_result(
+            ep,
+            self.post_with_target(CompletionTarget::Future, credit)?,
+        ))
     }
 
-    fn post_to(self, route: Route, credit: Credit) -> Result<Posted<B>, Failed<B>> {
+    fn post_with_target(
+        self,
+        route: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<PostResult<B>, Failed<B>> {
         let Self {
             ep,
             spec,
-            places,
+            targets: places,
             buf,
             ..
         } = self;
         let checked = ep
             .inner
             .check_send(&spec)
-            .and_then(|()| ep.inner.check_gather(&buf));
+            .and_then(|()| ep.inner.check_tx_iov(&buf));
         if let Err(error) = checked.and_then(|()| places.check(ep)) {
             return Err(Failed::new(error, buf));
         }
         let core = &ep.inner.domain.core;
-        match places.several() {
+        match places.as_list() {
             None => core.read(ep.inner.id, spec, buf, route, credit),
-            Some(places) => core.read_from(ep.inner.id, spec, places, buf, route, credit),
+            Some(places) => core.read_rma_iov(ep.inner.id, spec, places, buf, route, credit),
         }
     }
 }
@@ -382,6 +411,7 @@ impl<B: IoBufMut, M: ThreadModel> IntoFuture for ReadRequest<'_, B, M> {
     type IntoFuture = Operation<B>;
 
     fn into_future(self) -> Operation<B> {
-        self.submit(Credit::Wait).unwrap_or_else(Operation::refused)
+        self.submit(CreditMode::Wait)
+            .unwrap_or_else(Operation::post_failed)
     }
 }

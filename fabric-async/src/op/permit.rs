@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use fabric_core::buf::IoBuf;
-use fabric_core::provider::OpKey;
+use fabric_core::transport::OpKey;
 use fabric_core::{FiAddr, Result};
 use tokio::task::coop;
 
 use super::SendRequest;
 use crate::endpoint::{Endpoint, EndpointInner};
-use crate::model::{Shared, ThreadModel};
+use crate::thread_model::{Shared, ThreadModel};
 
 /// A request for a transmit credit; awaiting it waits for one, in order with the sends that wait.
 ///
@@ -35,12 +35,12 @@ pub struct Permit<M: ThreadModel = Shared> {
     ep: Arc<EndpointInner>,
     key: OpKey,
     peer: FiAddr,
-    used: bool,
+    consumed: bool,
     model: PhantomData<M>,
 }
 
 /// Waits for a credit.
-pub struct Reserving<M: ThreadModel> {
+pub struct ReserveFuture<M: ThreadModel> {
     state: Result<Option<Permit<M>>>,
 }
 
@@ -52,30 +52,30 @@ impl<'a, M: ThreadModel> Reserve<'a, M> {
 
 impl<M: ThreadModel> IntoFuture for Reserve<'_, M> {
     type Output = Result<Permit<M>>;
-    type IntoFuture = Reserving<M>;
+    type IntoFuture = ReserveFuture<M>;
 
-    fn into_future(self) -> Reserving<M> {
+    fn into_future(self) -> ReserveFuture<M> {
         let ep = &self.ep.inner;
         let asked = ep
             .node
             .check_open()
-            .and_then(|()| ep.domain.core.reserve(ep.id, self.peer));
+            .and_then(|()| ep.domain.core.reserve_credit(ep.id, self.peer));
         let permit = |key| {
             Some(Permit {
                 ep: ep.clone(),
                 key,
                 peer: self.peer,
-                used: false,
+                consumed: false,
                 model: PhantomData,
             })
         };
-        Reserving {
+        ReserveFuture {
             state: asked.map(permit),
         }
     }
 }
 
-impl<M: ThreadModel> Future for Reserving<M> {
+impl<M: ThreadModel> Future for ReserveFuture<M> {
     type Output = Result<Permit<M>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -93,7 +93,7 @@ impl<M: ThreadModel> Future for Reserving<M> {
     }
 }
 
-impl<M: ThreadModel> Unpin for Reserving<M> {}
+impl<M: ThreadModel> Unpin for ReserveFuture<M> {}
 
 impl<M: ThreadModel> Permit<M> {
     /// Sends with this credit: to be awaited, started or posted like any send, to the peer it was
@@ -102,7 +102,7 @@ impl<M: ThreadModel> Permit<M> {
     pub fn send<B: IoBuf>(self, ep: &Endpoint<M>, buf: B) -> SendRequest<'_, B, M> {
         let peer = self.peer;
         if Arc::ptr_eq(&ep.inner, &self.ep) {
-            SendRequest::new(ep, peer, buf).with(self)
+            SendRequest::new(ep, peer, buf).with_permit(self)
         } else {
             // A credit of another endpoint does not count here.
             SendRequest::new(ep, peer, buf)
@@ -110,14 +110,14 @@ impl<M: ThreadModel> Permit<M> {
     }
 
     /// The send was posted, and has the credit; or it was refused.
-    pub(crate) fn used(mut self, posted: bool) {
-        self.used = posted;
+    pub(crate) fn finish(mut self, posted: bool) {
+        self.consumed = posted;
     }
 }
 
 impl<M: ThreadModel> Drop for Permit<M> {
     fn drop(&mut self) {
-        self.ep.domain.core.release_permit(self.key, self.used);
+        self.ep.domain.core.release_permit(self.key, self.consumed);
     }
 }
 

@@ -10,15 +10,15 @@ use std::task::{Context, Poll, ready};
 use fabric_core::buf::{IoBufMut, PooledBuf};
 use fabric_core::completion::{Done, Failed, Transfer};
 use fabric_core::matching::{RecvSpec, TagMatch};
-use fabric_core::provider::OpKey;
 use fabric_core::rx::ClaimId;
+use fabric_core::transport::OpKey;
 use fabric_core::{Error, FiAddr, Result};
-use fabric_reactor::{Credit, Route};
+use fabric_reactor::{CompletionTarget, CreditMode};
 use tokio::task::coop;
 
-use super::{Operation, Report};
+use super::{CompletionOptions, Operation};
 use crate::endpoint::{Endpoint, EndpointInner};
-use crate::model::{Shared, ThreadModel};
+use crate::thread_model::{Shared, ThreadModel};
 
 /// Asks for a message that a receive like it would take (`FI_PEEK`). What is found stays where it
 /// is.
@@ -80,7 +80,7 @@ impl<'a, M: ThreadModel> Probe<'a, M> {
     ///
     /// # Errors
     /// As of the [probe](Self).
-    pub fn now(&self) -> Result<Option<Transfer>> {
+    pub fn try_probe(&self) -> Result<Option<Transfer>> {
         let ep = &self.ep.inner;
         ep.check_recv(&self.spec)?;
         ep.domain.core.peek(ep.id, self.spec)
@@ -95,10 +95,10 @@ impl<'a, M: ThreadModel> Probe<'a, M> {
 
 impl<M: ThreadModel> IntoFuture for Probe<'_, M> {
     type Output = Result<Transfer>;
-    type IntoFuture = Probing;
+    type IntoFuture = ProbeFuture;
 
-    fn into_future(self) -> Probing {
-        Probing {
+    fn into_future(self) -> ProbeFuture {
+        ProbeFuture {
             ep: self.ep.inner.clone(),
             spec: self.spec,
             key: None,
@@ -107,13 +107,13 @@ impl<M: ThreadModel> IntoFuture for Probe<'_, M> {
 }
 
 /// Waits for a message to be there.
-pub struct Probing {
+pub struct ProbeFuture {
     ep: Arc<EndpointInner>,
     spec: RecvSpec,
     key: Option<OpKey>,
 }
 
-impl Future for Probing {
+impl Future for ProbeFuture {
     type Output = Result<Transfer>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -133,7 +133,7 @@ impl Future for Probing {
     }
 }
 
-impl Drop for Probing {
+impl Drop for ProbeFuture {
     fn drop(&mut self) {
         if let Some(key) = self.key {
             self.ep.domain.core.release_permit(key, false);
@@ -158,55 +158,58 @@ impl<M: ThreadModel> Claim<'_, M> {
     ///
     /// # Errors
     /// As of a [`Probe`].
-    pub fn now(&self) -> Result<Option<Claimed<M>>> {
+    pub fn try_claim(&self) -> Result<Option<Claimed<M>>> {
         self.probe.ep.inner.check_recv(&self.probe.spec)?;
-        claim(&self.probe.ep.inner, self.probe.spec)
+        try_claim_message(&self.probe.ep.inner, self.probe.spec)
     }
 }
 
-fn claim<M: ThreadModel>(ep: &Arc<EndpointInner>, spec: RecvSpec) -> Result<Option<Claimed<M>>> {
+fn try_claim_message<M: ThreadModel>(
+    ep: &Arc<EndpointInner>,
+    spec: RecvSpec,
+) -> Result<Option<Claimed<M>>> {
     let claimed = ep.domain.core.claim(ep.id, spec)?;
     Ok(claimed.map(|(id, found)| Claimed {
         ep: ep.clone(),
         id: Some(id),
-        found,
+        transfer: found,
         model: PhantomData,
     }))
 }
 
 impl<M: ThreadModel> IntoFuture for Claim<'_, M> {
     type Output = Result<Claimed<M>>;
-    type IntoFuture = Claiming<M>;
+    type IntoFuture = ClaimFuture<M>;
 
-    fn into_future(self) -> Claiming<M> {
-        Claiming {
-            probing: self.probe.into_future(),
+    fn into_future(self) -> ClaimFuture<M> {
+        ClaimFuture {
+            probe: self.probe.into_future(),
             model: PhantomData,
         }
     }
 }
 
 /// Waits for a message, and takes it.
-pub struct Claiming<M: ThreadModel> {
-    probing: Probing,
+pub struct ClaimFuture<M: ThreadModel> {
+    probe: ProbeFuture,
     model: PhantomData<M>,
 }
 
-impl<M: ThreadModel> Future for Claiming<M> {
+impl<M: ThreadModel> Future for ClaimFuture<M> {
     type Output = Result<Claimed<M>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
-            ready!(Pin::new(&mut self.probing).poll(cx))?;
+            ready!(Pin::new(&mut self.probe).poll(cx))?;
             // Somebody else may have been faster; then it goes on waiting.
-            if let Some(claimed) = claim(&self.probing.ep, self.probing.spec)? {
+            if let Some(claimed) = try_claim_message(&self.probe.ep, self.probe.spec)? {
                 return Poll::Ready(Ok(claimed));
             }
         }
     }
 }
 
-impl<M: ThreadModel> Unpin for Claiming<M> {}
+impl<M: ThreadModel> Unpin for ClaimFuture<M> {}
 
 /// A message that was claimed: nobody else receives it. All of it need not have arrived.
 ///
@@ -219,7 +222,7 @@ pub struct Claimed<M: ThreadModel = Shared> {
     ep: Arc<EndpointInner>,
     /// None once it was received or discarded.
     id: Option<ClaimId>,
-    found: Transfer,
+    transfer: Transfer,
     model: PhantomData<M>,
 }
 
@@ -228,19 +231,19 @@ impl<M: ThreadModel> Claimed<M> {
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // not a container
     pub fn len(&self) -> usize {
-        self.found.len
+        self.transfer.len
     }
 
     /// Its tag, if it is a tagged message.
     #[must_use]
     pub fn tag(&self) -> Option<u64> {
-        self.found.tag
+        self.transfer.tag
     }
 
     /// The remote completion data, if some came with it.
     #[must_use]
     pub fn data(&self) -> Option<u64> {
-        self.found.data
+        self.transfer.data
     }
 
     /// The sender, as a handle to answer to.
@@ -248,21 +251,21 @@ impl<M: ThreadModel> Claimed<M> {
     /// # Errors
     /// [`Error::UnknownSource`] when the sender is in no address vector of the endpoint.
     pub fn source(&self) -> Result<FiAddr> {
-        self.found.source.ok_or(Error::UnknownSource)
+        self.transfer.source.ok_or(Error::UnknownSource)
     }
 
     /// Receives it into memory of the domain's pool, as [`Endpoint::recv`].
-    pub fn recv(self) -> ClaimedRecv<PooledBuf, M> {
+    pub fn recv(self) -> ClaimedRecvRequest<PooledBuf, M> {
         let buf = PooledBuf::empty(self.ep.domain.core.pool());
         self.recv_into(buf)
     }
 
     /// Receives it into this buffer, as [`Endpoint::recv_into`].
-    pub fn recv_into<B: IoBufMut>(self, buf: B) -> ClaimedRecv<B, M> {
-        ClaimedRecv {
+    pub fn recv_into<B: IoBufMut>(self, buf: B) -> ClaimedRecvRequest<B, M> {
+        ClaimedRecvRequest {
             claimed: self,
             buf,
-            report: Report::default(),
+            report: CompletionOptions::default(),
         }
     }
 
@@ -278,14 +281,14 @@ impl<M: ThreadModel> Claimed<M> {
 impl<M: ThreadModel> Drop for Claimed<M> {
     fn drop(&mut self) {
         if let Some(id) = self.id.take() {
-            self.ep.domain.core.put_claimed_back(self.ep.id, id);
+            self.ep.domain.core.release_claim(self.ep.id, id);
         }
     }
 }
 
 impl<M: ThreadModel> fmt::Debug for Claimed<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Claimed").field(&self.found).finish()
+        f.debug_tuple("Claimed").field(&self.transfer).finish()
     }
 }
 
@@ -299,14 +302,14 @@ impl<M: ThreadModel> fmt::Debug for Claimed<M> {
 /// # Cancel safety
 /// Safe: see [`Operation`].
 #[must_use = "nothing is received before the request is awaited, started or posted"]
-pub struct ClaimedRecv<B, M: ThreadModel = Shared> {
+pub struct ClaimedRecvRequest<B, M: ThreadModel = Shared> {
     claimed: Claimed<M>,
     buf: B,
-    report: Report,
+    report: CompletionOptions,
 }
 
-impl<B: IoBufMut, M: ThreadModel> ClaimedRecv<B, M> {
-    reported!();
+impl<B: IoBufMut, M: ThreadModel> ClaimedRecvRequest<B, M> {
+    completion_methods!();
 
     /// Posts now; the result is awaited later.
     ///
@@ -314,7 +317,7 @@ impl<B: IoBufMut, M: ThreadModel> ClaimedRecv<B, M> {
     /// With the buffer: as [`RecvRequest::start`](crate::RecvRequest::start).
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
         let ep = self.claimed.ep.clone();
-        let key = self.submit(Route::Future, Credit::Now)?;
+        let key = self.submit(CompletionTarget::Future, CreditMode::NoWait)?;
         Ok(Operation::posted(ep, key))
     }
 
@@ -323,16 +326,16 @@ impl<B: IoBufMut, M: ThreadModel> ClaimedRecv<B, M> {
     /// # Errors
     /// With the buffer: as [`RecvRequest::post`](crate::RecvRequest::post).
     pub fn post(self) -> Result<(), Failed<B>> {
-        let route = self.report.route(self.claimed.ep.quiet_rx);
-        self.submit(route, Credit::Now).map(drop)
+        let route = self.report.target(self.claimed.ep.selective_rx);
+        self.submit(route, CreditMode::NoWait).map(drop)
     }
 
-    fn submit(self, route: Route, credit: Credit) -> Result<OpKey, Failed<B>> {
+    fn submit(self, route: CompletionTarget, credit: CreditMode) -> Result<OpKey, Failed<B>> {
         let Self {
             mut claimed, buf, ..
         } = self;
         let ep = claimed.ep.clone();
-        if let Err(error) = ep.check_scatter(&buf) {
+        if let Err(error) = ep.check_rx_iov(&buf) {
             return Err(Failed::new(error, buf));
         }
         let Some(id) = claimed.id else {
@@ -345,15 +348,15 @@ impl<B: IoBufMut, M: ThreadModel> ClaimedRecv<B, M> {
 }
 
 /// Posts when the request is awaited.
-impl<B: IoBufMut, M: ThreadModel> IntoFuture for ClaimedRecv<B, M> {
+impl<B: IoBufMut, M: ThreadModel> IntoFuture for ClaimedRecvRequest<B, M> {
     type Output = Result<Done<B>, Failed<B>>;
     type IntoFuture = Operation<B>;
 
     fn into_future(self) -> Operation<B> {
         let ep = self.claimed.ep.clone();
-        match self.submit(Route::Future, Credit::Wait) {
+        match self.submit(CompletionTarget::Future, CreditMode::Wait) {
             Ok(key) => Operation::posted(ep, key),
-            Err(failed) => Operation::refused(failed),
+            Err(failed) => Operation::post_failed(failed),
         }
     }
 }

@@ -6,12 +6,12 @@ use fabric_core::buf::{IoBufMut, PooledBuf};
 use fabric_core::completion::{Done, Failed};
 use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_core::{FiAddr, Result};
-use fabric_reactor::{CHUNK_BYTES, Credit, Route};
+use fabric_reactor::{CompletionTarget, CreditMode, MAX_BATCH_BYTES};
 
-use super::batch::{self, Batchable, Ready, Stopped, sealed};
-use super::{Operation, Report};
+use super::batch::{self, Batchable, ChunkResult, PreparedRequest, sealed};
+use super::{CompletionOptions, Operation};
 use crate::endpoint::Endpoint;
-use crate::model::{Shared, ThreadModel};
+use crate::thread_model::{Shared, ThreadModel};
 
 /// A received message in a buffer of the domain's pool.
 ///
@@ -35,7 +35,7 @@ pub struct RecvRequest<'a, B, M: ThreadModel = Shared> {
     ep: &'a Endpoint<M>,
     spec: RecvSpec,
     buf: B,
-    report: Report,
+    report: CompletionOptions,
 }
 
 impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
@@ -47,7 +47,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
                 tag: None,
             },
             buf,
-            report: Report::default(),
+            report: CompletionOptions::default(),
         }
     }
 
@@ -84,7 +84,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
         self
     }
 
-    reported!();
+    completion_methods!();
 
     /// The buffer back, and nothing is posted.
     pub fn into_buf(self) -> B {
@@ -100,7 +100,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
     /// [`Error::Closed`](crate::Error::Closed).
     #[inline]
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
-        self.submit(Route::Future, Credit::Now)
+        self.submit(CompletionTarget::Future, CreditMode::NoWait)
     }
 
     /// Posts now; the completion goes to the endpoint's receive queue, with the buffer.
@@ -111,29 +111,33 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
     /// endpoint has no receive queue.
     #[doc(alias = "fi_recv")]
     pub fn post(self) -> Result<(), Failed<B>> {
-        let route = self.report.route(self.ep.inner.quiet_rx);
+        let route = self.report.target(self.ep.inner.selective_rx);
         let (ep, spec, buf) = (self.ep, self.spec, self.buf);
         if let Err(error) = ep
             .inner
             .check_recv(&spec)
-            .and_then(|()| ep.inner.check_scatter(&buf))
+            .and_then(|()| ep.inner.check_rx_iov(&buf))
         {
             return Err(Failed::new(error, buf));
         }
         ep.inner
             .domain
             .core
-            .recv(ep.inner.id, spec, buf, route, Credit::Now)
+            .recv(ep.inner.id, spec, buf, route, CreditMode::NoWait)
             .map(drop)
     }
 
     #[inline(always)] // on the way of a small message
-    fn submit(self, route: Route, credit: Credit) -> Result<Operation<B>, Failed<B>> {
+    fn submit(
+        self,
+        route: CompletionTarget,
+        credit: CreditMode,
+    ) -> Result<Operation<B>, Failed<B>> {
         let (ep, spec, buf) = (self.ep, self.spec, self.buf);
         if let Err(error) = ep
             .inner
             .check_recv(&spec)
-            .and_then(|()| ep.inner.check_scatter(&buf))
+            .and_then(|()| ep.inner.check_rx_iov(&buf))
         {
             return Err(Failed::new(error, buf));
         }
@@ -148,29 +152,29 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
 
 impl<'a, B: IoBufMut, M: ThreadModel> Batchable<'a, M> for RecvRequest<'a, B, M> {}
 
-impl<'a, B: IoBufMut, M: ThreadModel> sealed::Batchable<'a, M> for RecvRequest<'a, B, M> {
-    type Ready = Ready<RecvSpec, B>;
+impl<'a, B: IoBufMut, M: ThreadModel> sealed::BatchPost<'a, M> for RecvRequest<'a, B, M> {
+    type Prepared = PreparedRequest<RecvSpec, B>;
 
     fn check_for(&self, ep: &Endpoint<M>) -> Result<()> {
-        batch::check_endpoint(ep, self.ep)?;
+        batch::check_same_endpoint(ep, self.ep)?;
         ep.inner.check_recv(&self.spec)?;
-        ep.inner.check_scatter(&self.buf)
+        ep.inner.check_rx_iov(&self.buf)
     }
 
-    fn len(&self) -> usize {
+    fn copied_len(&self) -> usize {
         // What waits for it, if anything, is not known before.
         0
     }
 
-    fn ready(self) -> Ready<RecvSpec, B> {
-        Ready {
+    fn prepare(self) -> PreparedRequest<RecvSpec, B> {
+        PreparedRequest {
             spec: self.spec,
             buf: Some(self.buf),
             report: self.report,
         }
     }
 
-    fn again(ep: &'a Endpoint<M>, ready: Ready<RecvSpec, B>) -> Option<Self> {
+    fn restore(ep: &'a Endpoint<M>, ready: PreparedRequest<RecvSpec, B>) -> Option<Self> {
         Some(Self {
             ep,
             spec: ready.spec,
@@ -179,19 +183,19 @@ impl<'a, B: IoBufMut, M: ThreadModel> sealed::Batchable<'a, M> for RecvRequest<'
         })
     }
 
-    fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut [Ready<RecvSpec, B>]) -> Stopped {
-        let (core, id, quiet) = (&ep.inner.domain.core, ep.inner.id, ep.inner.quiet_rx);
+    fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut [PreparedRequest<RecvSpec, B>]) -> ChunkResult {
+        let (core, id, quiet) = (&ep.inner.domain.core, ep.inner.id, ep.inner.selective_rx);
         let mut posts = core.batch(id);
         let mut began = posts.received_bytes();
-        let (count, stopped) = batch::post_each(chunk, |spec, buf, report| {
-            if posts.received_bytes() - began >= CHUNK_BYTES as u64 {
+        let (count, stopped) = batch::post_until_error(chunk, |spec, buf, report| {
+            if posts.received_bytes() - began >= MAX_BATCH_BYTES as u64 {
                 // Messages waited for these receives, and copying them took its time.
-                posts.pause();
+                posts.yield_lock();
                 began = posts.received_bytes();
             }
-            posts.recv(*spec, buf, report.route(quiet))
+            posts.recv(*spec, buf, report.target(quiet))
         });
-        (count, stopped.and(posts.end()))
+        (count, stopped.and(posts.finish()))
     }
 }
 
@@ -202,7 +206,7 @@ impl<B: IoBufMut, M: ThreadModel> IntoFuture for RecvRequest<'_, B, M> {
 
     #[inline]
     fn into_future(self) -> Operation<B> {
-        self.submit(Route::Future, Credit::Wait)
-            .unwrap_or_else(|failed| Operation::refused(failed))
+        self.submit(CompletionTarget::Future, CreditMode::Wait)
+            .unwrap_or_else(|failed| Operation::post_failed(failed))
     }
 }

@@ -4,14 +4,14 @@ use std::future::IntoFuture;
 
 use fabric_core::buf::IoBuf;
 use fabric_core::completion::{Done, Failed, OpKind};
-use fabric_core::provider::SendSpec;
+use fabric_core::transport::TxOp;
 use fabric_core::{Error, FiAddr, Result};
-use fabric_reactor::{Credit, Posted, Route};
+use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 
-use super::batch::{self, Batchable, Ready, Stopped, sealed};
-use super::{Operation, Permit, Report};
+use super::batch::{self, Batchable, ChunkResult, PreparedRequest, sealed};
+use super::{CompletionOptions, Operation, Permit};
 use crate::endpoint::Endpoint;
-use crate::model::{Shared, ThreadModel};
+use crate::thread_model::{Shared, ThreadModel};
 
 /// A message to be sent: posted by `.await`, [`start`](Self::start) or [`post`](Self::post).
 ///
@@ -28,24 +28,24 @@ use crate::model::{Shared, ThreadModel};
 #[must_use = "nothing is sent before the request is awaited, started or posted"]
 pub struct SendRequest<'a, B, M: ThreadModel = Shared> {
     ep: &'a Endpoint<M>,
-    spec: SendSpec,
+    spec: TxOp,
     buf: B,
-    report: Report,
+    report: CompletionOptions,
     permit: Option<Permit<M>>,
 }
 
 impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     #[inline]
     pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, buf: B) -> Self {
-        let spec = SendSpec {
-            level: ep.inner.level,
-            ..SendSpec::new(OpKind::Send, peer)
+        let spec = TxOp {
+            level: ep.inner.completion_level,
+            ..TxOp::new(OpKind::Send, peer)
         };
         Self {
             ep,
             spec,
             buf,
-            report: Report::default(),
+            report: CompletionOptions::default(),
             permit: None,
         }
     }
@@ -66,9 +66,9 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
         self
     }
 
-    reported!();
-    fenced!();
-    leveled!();
+    completion_methods!();
+    fence_method!();
+    completion_level_methods!();
 
     /// The buffer back, and nothing is sent.
     pub fn into_buf(self) -> B {
@@ -76,7 +76,7 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     }
 
     /// Posts with a credit that was reserved.
-    pub(crate) fn with(mut self, permit: Permit<M>) -> Self {
+    pub(crate) fn with_permit(mut self, permit: Permit<M>) -> Self {
         self.permit = Some(permit);
         self
     }
@@ -93,7 +93,14 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     /// [`Error::Closed`](crate::Error::Closed), or what is known to be impossible at once, such as
     /// [`Error::NoSuchPeer`](crate::Error::NoSuchPeer).
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
-        submit(self.ep, &self.spec, self.buf, self.permit, Credit::Now).accepted()
+        submit(
+            self.ep,
+            &self.spec,
+            self.buf,
+            self.permit,
+            CreditMode::NoWait,
+        )
+        .into_post_result()
     }
 
     /// Posts now; the completion goes to the endpoint's transmit queue.
@@ -104,14 +111,14 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     /// endpoint has no transmit queue.
     #[doc(alias = "fi_send")]
     pub fn post(self) -> Result<(), Failed<B>> {
-        let route = self.report.route(self.ep.inner.quiet_tx);
+        let route = self.report.target(self.ep.inner.selective_tx);
         post(
             self.ep,
             self.spec,
             self.buf,
             self.permit,
             route,
-            Credit::Now,
+            CreditMode::NoWait,
         )
         .map(drop)
     }
@@ -119,8 +126,8 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
 
 impl<'a, B: IoBuf, M: ThreadModel> Batchable<'a, M> for SendRequest<'a, B, M> {}
 
-impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for SendRequest<'a, B, M> {
-    type Ready = Ready<SendSpec, B>;
+impl<'a, B: IoBuf, M: ThreadModel> sealed::BatchPost<'a, M> for SendRequest<'a, B, M> {
+    type Prepared = PreparedRequest<TxOp, B>;
 
     fn check_for(&self, ep: &Endpoint<M>) -> Result<()> {
         if self.permit.is_some() {
@@ -129,16 +136,16 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for SendRequest<'a, 
                 why: "a request has a permit of its own".into(),
             });
         }
-        batch::check(ep, self.ep, &self.spec, &self.buf)
+        batch::check_send(ep, self.ep, &self.spec, &self.buf)
     }
 
-    fn len(&self) -> usize {
+    fn copied_len(&self) -> usize {
         self.buf.payload().len()
     }
 
-    fn ready(self) -> Ready<SendSpec, B> {
-        Ready {
-            spec: SendSpec {
+    fn prepare(self) -> PreparedRequest<TxOp, B> {
+        PreparedRequest {
+            spec: TxOp {
                 more: true,
                 ..self.spec
             },
@@ -147,8 +154,8 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for SendRequest<'a, 
         }
     }
 
-    fn again(ep: &'a Endpoint<M>, ready: Ready<SendSpec, B>) -> Option<Self> {
-        let spec = SendSpec {
+    fn restore(ep: &'a Endpoint<M>, ready: PreparedRequest<TxOp, B>) -> Option<Self> {
+        let spec = TxOp {
             more: false,
             ..ready.spec
         };
@@ -161,14 +168,14 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for SendRequest<'a, 
         })
     }
 
-    fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut [Ready<SendSpec, B>]) -> Stopped {
-        let quiet = ep.inner.quiet_tx;
+    fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut [PreparedRequest<TxOp, B>]) -> ChunkResult {
+        let quiet = ep.inner.selective_tx;
         let mut posts = ep.inner.domain.core.batch(ep.inner.id);
-        let (count, stopped) = batch::post_each(chunk, |spec, buf, report| {
-            posts.send(spec, buf, report.route(quiet))
+        let (count, stopped) = batch::post_until_error(chunk, |spec, buf, report| {
+            posts.send(spec, buf, report.target(quiet))
         });
         // A refusal says more than the end of a peer.
-        (count, stopped.and(posts.end()))
+        (count, stopped.and(posts.finish()))
     }
 }
 
@@ -176,18 +183,18 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for SendRequest<'a, 
 #[inline(always)] // on the way of a small message
 pub(super) fn submit<B: IoBuf, M: ThreadModel>(
     ep: &Endpoint<M>,
-    spec: &SendSpec,
+    spec: &TxOp,
     buf: B,
     permit: Option<Permit<M>>,
-    credit: Credit,
+    credit: CreditMode,
 ) -> Operation<B> {
     // One that waits for its receiver's word never ends at once.
-    let at_once = permit.is_none() && !spec.level.is_confirmed();
-    if at_once && ep.inner.check_send(spec).is_ok() && ep.inner.check_gather(&buf).is_ok() {
+    let at_once = permit.is_none() && !spec.level.needs_ack();
+    if at_once && ep.inner.check_send(spec).is_ok() && ep.inner.check_tx_iov(&buf).is_ok() {
         let payload = buf.payload();
         let len = payload.len();
-        if ep.inner.express(|way| way.send_now(spec, payload)) {
-            return Operation::sent(buf, len, spec.tag);
+        if ep.inner.try_fast_path(|way| way.try_send(spec, payload)) {
+            return Operation::done_inline(buf, len, spec.tag);
         }
     }
     submit_to_domain(ep, spec, buf, permit, credit)
@@ -197,34 +204,34 @@ pub(super) fn submit<B: IoBuf, M: ThreadModel>(
 #[inline(never)]
 fn submit_to_domain<B: IoBuf, M: ThreadModel>(
     ep: &Endpoint<M>,
-    spec: &SendSpec,
+    spec: &TxOp,
     buf: B,
     permit: Option<Permit<M>>,
-    credit: Credit,
+    credit: CreditMode,
 ) -> Operation<B> {
-    match post(ep, *spec, buf, permit, Route::Future, credit) {
-        Ok(posted) => Operation::of(ep, posted),
-        Err(failed) => Operation::refused(failed),
+    match post(ep, *spec, buf, permit, CompletionTarget::Future, credit) {
+        Ok(posted) => Operation::from_post_result(ep, posted),
+        Err(failed) => Operation::post_failed(failed),
     }
 }
 
 pub(super) fn post<B: IoBuf, M: ThreadModel>(
     ep: &Endpoint<M>,
-    spec: SendSpec,
+    spec: TxOp,
     buf: B,
     permit: Option<Permit<M>>,
-    route: Route,
-    credit: Credit,
-) -> Result<Posted<B>, Failed<B>> {
+    route: CompletionTarget,
+    credit: CreditMode,
+) -> Result<PostResult<B>, Failed<B>> {
     if let Err(error) = ep
         .inner
         .check_send(&spec)
-        .and_then(|()| ep.inner.check_gather(&buf))
+        .and_then(|()| ep.inner.check_tx_iov(&buf))
     {
         return Err(Failed::new(error, buf));
     }
     let credit = if permit.is_some() {
-        Credit::Held
+        CreditMode::FromPermit
     } else {
         credit
     };
@@ -234,7 +241,7 @@ pub(super) fn post<B: IoBuf, M: ThreadModel>(
         .core
         .send(ep.inner.id, spec, buf, route, credit);
     if let Some(permit) = permit {
-        permit.used(posted.is_ok());
+        permit.finish(posted.is_ok());
     }
     posted
 }
@@ -247,6 +254,6 @@ impl<B: IoBuf, M: ThreadModel> IntoFuture for SendRequest<'_, B, M> {
 
     #[inline(always)] // the request is large
     fn into_future(self) -> Operation<B> {
-        submit(self.ep, &self.spec, self.buf, self.permit, Credit::Wait)
+        submit(self.ep, &self.spec, self.buf, self.permit, CreditMode::Wait)
     }
 }

@@ -3,25 +3,25 @@
 use fabric_async::{Address, Error, FiAddr, Scheme};
 use futures_util::StreamExt;
 
-use crate::payload::{poll_once, settled};
+use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, flush};
+use crate::payload::{poll_once, wait_until_stable};
 use crate::setup::Setup;
-use crate::station::{Plan, Station, fence, pair};
 
 /// A sender, and a receiver that gives nobody a number on its own.
-async fn strangers(setup: &Setup) -> (Station, Station, FiAddr) {
-    crate::station::pair_of(
+async fn pair_without_auto_insert(setup: &Setup) -> (EndpointFixture, EndpointFixture, FiAddr) {
+    crate::endpoint_fixture::endpoint_pair_with(
         setup,
-        Plan::default(),
-        Plan {
-            welcoming: false,
-            ..Plan::default()
+        EndpointConfig::default(),
+        EndpointConfig {
+            auto_insert: false,
+            ..EndpointConfig::default()
         },
     )
     .await
 }
 
-pub(crate) async fn a_stranger_has_no_source_until_inserted(setup: Setup) {
-    let (a, b, to_b) = strangers(&setup).await;
+pub(crate) async fn source_is_unknown_until_av_insert(setup: Setup) {
+    let (a, b, to_b) = pair_without_auto_insert(&setup).await;
     a.ep.send(to_b, "one").await.unwrap();
     let got = b.ep.recv().await.unwrap();
     assert_eq!(
@@ -29,7 +29,7 @@ pub(crate) async fn a_stranger_has_no_source_until_inserted(setup: Setup) {
         (&b"one"[..], Err(Error::UnknownSource))
     );
     a.ep.send(to_b, "two").await.unwrap();
-    fence(&a, &b, to_b).await;
+    flush(&a, &b, to_b).await;
     let from_a = b.av.insert(a.ep.name()).unwrap();
     a.ep.send(to_b, "three").await.unwrap();
     for text in ["two", "three"] {
@@ -42,10 +42,10 @@ pub(crate) async fn a_stranger_has_no_source_until_inserted(setup: Setup) {
     }
 }
 
-pub(crate) async fn a_directed_receive_gets_a_stranger_once_inserted(setup: Setup) {
-    let (a, b, to_b) = strangers(&setup).await;
+pub(crate) async fn directed_receive_matches_after_av_insert(setup: Setup) {
+    let (a, b, to_b) = pair_without_auto_insert(&setup).await;
     a.ep.send(to_b, "early").await.unwrap();
-    fence(&a, &b, to_b).await;
+    flush(&a, &b, to_b).await;
     let from_a = b.av.insert(a.ep.name()).unwrap();
     assert_eq!(&b.ep.recv().from(from_a).await.unwrap()[..], b"early");
     a.ep.send(to_b, "late").await.unwrap();
@@ -54,13 +54,13 @@ pub(crate) async fn a_directed_receive_gets_a_stranger_once_inserted(setup: Setu
 
 /// A receive directed at a number that the peer gets only later: removed, and inserted at another
 /// position.
-pub(crate) async fn waiting_messages_are_matched_by_the_insertion(setup: Setup) {
-    let (a, b, to_b) = strangers(&setup).await;
-    let (c, c_name) = (setup.station().await, setup.name("nobody"));
+pub(crate) async fn av_insert_assigns_source_to_unexpected_messages(setup: Setup) {
+    let (a, b, to_b) = pair_without_auto_insert(&setup).await;
+    let (c, c_name) = (setup.open_endpoint().await, setup.unique_address("nobody"));
     let other = b.av.insert(c.ep.name()).unwrap();
     let mut directed = b.ep.recv().from(other).start().unwrap();
     a.ep.send(to_b, "from a stranger").await.unwrap();
-    fence(&a, &b, to_b).await;
+    flush(&a, &b, to_b).await;
     assert!(
         poll_once(&mut directed).await.is_pending(),
         "a stranger reaches receives from anybody only"
@@ -73,13 +73,13 @@ pub(crate) async fn waiting_messages_are_matched_by_the_insertion(setup: Setup) 
         (&got[..], got.source()),
         (&b"from a stranger"[..], Ok(from_a))
     );
-    let to_b = c.meet(&b).await;
+    let to_b = c.add_peer(&b).await;
     c.ep.send(to_b, "from c").await.unwrap();
     assert_eq!(&directed.await.unwrap()[..], b"from c");
 }
 
-pub(crate) async fn a_removed_number_is_stale(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn removed_address_is_stale(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     assert_eq!(a.av.lookup(to_b).as_ref(), Ok(b.ep.name()));
     assert_eq!(a.av.remove(to_b).as_ref(), Ok(b.ep.name()));
     assert_eq!(a.av.lookup(to_b), Err(Error::StaleAddress(to_b)));
@@ -102,8 +102,8 @@ pub(crate) async fn a_removed_number_is_stale(setup: Setup) {
     assert_eq!(a.ep.inject(to_b, b"x"), Err(Error::StaleAddress(to_b)));
 
     // The position is used again, the number is not.
-    let c = setup.station().await;
-    let to_c = a.meet(&c).await;
+    let c = setup.open_endpoint().await;
+    let to_c = a.add_peer(&c).await;
     assert_eq!(to_c.index(), to_b.index(), "the lowest free position");
     assert_eq!(
         a.ep.send(to_b, "stale").await.unwrap_err().error,
@@ -111,16 +111,16 @@ pub(crate) async fn a_removed_number_is_stale(setup: Setup) {
     );
     a.ep.send(to_c, "to c").await.unwrap();
     assert_eq!(&c.ep.recv().await.unwrap()[..], b"to c");
-    let to_b = a.meet(&b).await;
+    let to_b = a.add_peer(&b).await;
     a.ep.send(to_b, "to b").await.unwrap();
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"to b");
 }
 
-pub(crate) async fn a_removed_peer_still_arrives_as_a_stranger(setup: Setup) {
-    let (a, b, to_b) = strangers(&setup).await;
+pub(crate) async fn removed_peer_is_received_with_unknown_source(setup: Setup) {
+    let (a, b, to_b) = pair_without_auto_insert(&setup).await;
     let from_a = b.av.insert(a.ep.name()).unwrap();
     a.ep.send(to_b, "waiting").await.unwrap();
-    fence(&a, &b, to_b).await;
+    flush(&a, &b, to_b).await;
     b.av.remove(from_a).unwrap();
     a.ep.send(to_b, "after").await.unwrap();
     for text in ["waiting", "after"] {
@@ -132,9 +132,9 @@ pub(crate) async fn a_removed_peer_still_arrives_as_a_stranger(setup: Setup) {
     }
 }
 
-pub(crate) async fn a_number_of_another_vector_is_stale(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let to_a = b.meet(&a).await;
+pub(crate) async fn address_of_another_av_is_stale(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let to_a = b.add_peer(&a).await;
     let refused = a.ep.send(to_a, vec![9]).await.unwrap_err();
     assert_eq!(
         (refused.error, refused.buf),
@@ -144,15 +144,15 @@ pub(crate) async fn a_number_of_another_vector_is_stale(setup: Setup) {
     assert!(a.av.lookup(to_b).is_ok());
 }
 
-pub(crate) async fn inserting_twice_gives_one_number(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn inserting_twice_returns_the_same_address(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     assert_eq!(a.av.insert(b.ep.name()), Ok(to_b));
     assert_eq!(
         a.av.insert(b.ep.name().to_string()),
         Ok(to_b),
         "as text too"
     );
-    assert_eq!(a.meet(&b).await, to_b);
+    assert_eq!(a.add_peer(&b).await, to_b);
     let peers = a.av.peers();
     assert_eq!(
         peers.iter().filter(|(_, name)| name == b.ep.name()).count(),
@@ -160,23 +160,23 @@ pub(crate) async fn inserting_twice_gives_one_number(setup: Setup) {
     );
 }
 
-pub(crate) async fn looking_up_nobody_names_it(setup: Setup) {
-    let a = setup.station().await;
-    let nobody: Address = setup.name("nobody").parse().unwrap();
+pub(crate) async fn add_peer_error_names_the_missing_peer(setup: Setup) {
+    let a = setup.open_endpoint().await;
+    let nobody: Address = setup.unique_address("nobody").parse().unwrap();
     assert_eq!(
-        a.ep.lookup(&nobody).await,
+        a.ep.add_peer(&nobody).await,
         Err(Error::NoSuchPeer(nobody.clone()))
     );
     assert_eq!(
-        a.ep.lookup(&nobody).await,
+        a.ep.add_peer(&nobody).await,
         Err(Error::NoSuchPeer(nobody)),
         "every time"
     );
 }
 
-pub(crate) async fn sending_to_nobody_names_it(setup: Setup) {
-    let a = setup.station().await;
-    let nobody: Address = setup.name("nobody").parse().unwrap();
+pub(crate) async fn send_error_names_the_missing_peer(setup: Setup) {
+    let a = setup.open_endpoint().await;
+    let nobody: Address = setup.unique_address("nobody").parse().unwrap();
     let number = a.av.insert(&nobody).unwrap();
     for len in [3, 100_000] {
         let refused = a.ep.send(number, vec![0; len]).await.unwrap_err();
@@ -201,8 +201,8 @@ pub(crate) async fn sending_to_nobody_names_it(setup: Setup) {
     assert_eq!(&got.unwrap()[..], b"there you are");
 }
 
-pub(crate) async fn addresses_of_other_kinds_are_refused(setup: Setup) {
-    let a = setup.station().await;
+pub(crate) async fn wrong_scheme_and_malformed_addresses_are_refused(setup: Setup) {
+    let a = setup.open_endpoint().await;
     let others = [Scheme::Shm, Scheme::Sim]
         .into_iter()
         .filter(|other| other.provider() != setup.provider);
@@ -216,7 +216,7 @@ pub(crate) async fn addresses_of_other_kinds_are_refused(setup: Setup) {
             _ => false,
         };
         assert!(expected(&a.av.insert(&address).unwrap_err()));
-        assert!(expected(&a.ep.lookup(&address).await.unwrap_err()));
+        assert!(expected(&a.ep.add_peer(&address).await.unwrap_err()));
         let builder = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap();
         assert!(expected(
             &builder.name(&address).unwrap().enable().await.unwrap_err()
@@ -230,18 +230,18 @@ pub(crate) async fn addresses_of_other_kinds_are_refused(setup: Setup) {
         "shm://a b",
         "sim://\u{e9}",
     ] {
-        let error = a.ep.lookup(text).await.unwrap_err();
+        let error = a.ep.add_peer(text).await.unwrap_err();
         assert!(
             matches!(&error, Error::BadAddress { text: named, .. } if named == text),
             "{text:?}: {error}"
         );
     }
-    let empty = a.ep.lookup(setup.fresh()).await.unwrap_err();
+    let empty = a.ep.add_peer(setup.unnamed_address()).await.unwrap_err();
     assert!(
         matches!(empty, Error::Invalid { .. }),
         "nobody has no name: {empty}"
     );
-    if a.ep.name().socket().is_none() {
+    if a.ep.name().socket_addr().is_none() {
         return;
     }
     let unbound = format!("{}://127.0.0.1:0", setup.provider);
@@ -265,14 +265,14 @@ pub(crate) async fn addresses_of_other_kinds_are_refused(setup: Setup) {
     );
 }
 
-pub(crate) async fn guests_are_welcomed_and_forgotten(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let c = setup.station().await;
+pub(crate) async fn auto_inserted_peers_are_released_on_close(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let c = setup.open_endpoint().await;
     let kept = b.av.insert(c.ep.name()).unwrap();
     a.ep.send(to_b, "hello").await.unwrap();
     let guest = b.ep.recv().await.unwrap().source().unwrap();
     assert_eq!(b.av.lookup(guest).as_ref(), Ok(a.ep.name()));
-    let to_b = c.meet(&b).await;
+    let to_b = c.add_peer(&b).await;
     c.ep.send(to_b, "hello").await.unwrap();
     assert_eq!(
         b.ep.recv().await.unwrap().source(),
@@ -289,20 +289,20 @@ pub(crate) async fn guests_are_welcomed_and_forgotten(setup: Setup) {
         }
     };
     watch.await;
-    settled(|| b.av.peers().len() as u64).await;
+    wait_until_stable(|| b.av.peers().len() as u64).await;
     assert!(b.av.lookup(kept).is_ok(), "who was inserted by hand stays");
 }
 
 /// The same when the sender is gone by then.
-pub(crate) async fn waiting_messages_of_the_gone_are_matched_by_the_insertion(setup: Setup) {
+pub(crate) async fn av_insert_assigns_source_after_peer_closed(setup: Setup) {
     let b = setup
-        .planned(Plan {
-            welcoming: false,
-            ..Plan::default()
+        .open_endpoint_with(EndpointConfig {
+            auto_insert: false,
+            ..EndpointConfig::default()
         })
         .await;
-    let a = setup.station().await;
-    let (name, to_b) = (a.ep.name().clone(), a.meet(&b).await);
+    let a = setup.open_endpoint().await;
+    let (name, to_b) = (a.ep.name().clone(), a.add_peer(&b).await);
     for tag in [1, 2] {
         a.ep.send(to_b, "from one that is gone")
             .tag(tag)
@@ -313,9 +313,9 @@ pub(crate) async fn waiting_messages_of_the_gone_are_matched_by_the_insertion(se
         b.ep.recv().tag(1).await.unwrap().source(),
         Err(Error::UnknownSource)
     );
-    let moving = b.keep_moving();
+    let moving = b.spawn_progress();
     drop(a);
-    settled(|| 0).await;
+    wait_until_stable(|| 0).await;
     moving.abort();
     let number = b.av.insert(&name).unwrap();
     assert_eq!(
@@ -325,8 +325,8 @@ pub(crate) async fn waiting_messages_of_the_gone_are_matched_by_the_insertion(se
 }
 
 /// A receive that is directed at a number ends with the number.
-pub(crate) async fn directed_receives_end_with_their_number(setup: Setup) {
-    let (a, mut b, _) = pair(&setup).await;
+pub(crate) async fn av_remove_fails_directed_receives(setup: Setup) {
+    let (a, mut b, _) = endpoint_pair(&setup).await;
     let number = b.av.insert(a.ep.name()).unwrap();
     let directed = b.ep.recv_into(vec![0; 8]).from(number).start().unwrap();
     b.ep.recv().from(number).context(3).post().unwrap();
@@ -344,8 +344,8 @@ pub(crate) async fn directed_receives_end_with_their_number(setup: Setup) {
 }
 
 /// Two endpoints share a vector, and a guest of one is known to the other only by its number.
-pub(crate) async fn a_guest_that_leaves_ends_directed_receives_everywhere(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn auto_inserted_peer_close_fails_all_directed_receives(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let other = b
         .domain
         .endpoint(&b.info)
@@ -367,8 +367,8 @@ pub(crate) async fn a_guest_that_leaves_ends_directed_receives_everywhere(setup:
 
 /// A number that was taken back and given again by the same guest is not counted down by its old
 /// connection.
-pub(crate) async fn a_number_given_again_is_not_taken_back_for_the_old(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn reinserted_address_survives_old_connection_close(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let other = b
         .domain
         .endpoint(&b.info)
@@ -381,13 +381,13 @@ pub(crate) async fn a_number_given_again_is_not_taken_back_for_the_old(setup: Se
     a.ep.send(to_b, "one").await.unwrap();
     let first = b.ep.recv().await.unwrap().source().unwrap();
     b.av.remove(first).unwrap();
-    let to_other = a.ep.lookup(other.name()).await.unwrap();
+    let to_other = a.ep.add_peer(other.name()).await.unwrap();
     a.ep.send(to_other, "two").await.unwrap();
     let second = other.recv().await.unwrap().source().unwrap();
     assert_ne!(first, second);
-    let moving = b.keep_moving();
+    let moving = b.spawn_progress();
     b.ep.close().unwrap();
-    settled(|| 0).await;
+    wait_until_stable(|| 0).await;
     moving.abort();
     a.ep.send(to_other, "three").await.unwrap();
     assert_eq!(

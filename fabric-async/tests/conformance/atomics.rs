@@ -2,17 +2,17 @@
 
 use fabric_async::{Access, AtomicCall, AtomicOp, AtomicType, CounterBind, Error, OpKind};
 
+use crate::endpoint_fixture::endpoint_pair;
 use crate::setup::Setup;
-use crate::station::pair;
 
-const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 /// Every operation on this type, in every call: what is left and what comes back are what the
 /// arithmetic says.
-async fn all_of<T: AtomicType>(setup: &Setup, values: [T; 3]) {
-    let (a, b, to_b) = pair(setup).await;
-    let _moving = b.keep_moving();
-    let region = b.domain.alloc(64, BOTH).unwrap();
+async fn check_all_ops<T: AtomicType>(setup: &Setup, values: [T; 3]) {
+    let (a, b, to_b) = endpoint_pair(setup).await;
+    let _moving = b.spawn_progress();
+    let region = b.domain.alloc(64, READ_WRITE).unwrap();
     let (remote, size) = (region.remote(), T::DATATYPE.size());
     for &op in AtomicOp::ALL {
         for (value, operand) in values
@@ -64,25 +64,25 @@ async fn all_of<T: AtomicType>(setup: &Setup, values: [T; 3]) {
 }
 
 pub(crate) async fn every_operation_on_every_type(setup: Setup) {
-    all_of(&setup, [1i8, -3, 0]).await;
-    all_of(&setup, [1u8, 200, 0]).await;
-    all_of(&setup, [1i16, -300, 0]).await;
-    all_of(&setup, [1u16, 60_000, 0]).await;
-    all_of(&setup, [1i32, -70_000, 0]).await;
-    all_of(&setup, [1u32, u32::MAX, 0]).await;
-    all_of(&setup, [1i64, i64::MIN, 0]).await;
-    all_of(&setup, [1u64, u64::MAX, 0]).await;
-    all_of(&setup, [1f32, -2.5, 0.0]).await;
-    all_of(&setup, [1f64, -2.5, 0.0]).await;
+    check_all_ops(&setup, [1i8, -3, 0]).await;
+    check_all_ops(&setup, [1u8, 200, 0]).await;
+    check_all_ops(&setup, [1i16, -300, 0]).await;
+    check_all_ops(&setup, [1u16, 60_000, 0]).await;
+    check_all_ops(&setup, [1i32, -70_000, 0]).await;
+    check_all_ops(&setup, [1u32, u32::MAX, 0]).await;
+    check_all_ops(&setup, [1i64, i64::MIN, 0]).await;
+    check_all_ops(&setup, [1u64, u64::MAX, 0]).await;
+    check_all_ops(&setup, [1f32, -2.5, 0.0]).await;
+    check_all_ops(&setup, [1f64, -2.5, 0.0]).await;
 }
 
 /// Nothing is lost between peers that add at the same time, the owner among them.
-pub(crate) async fn concurrent_additions_add_up(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let c = setup.station().await;
-    let c_to_b = c.meet(&b).await;
-    let _moving = b.keep_moving();
-    let region = b.domain.alloc(64, BOTH).unwrap();
+pub(crate) async fn concurrent_adds_are_not_lost(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let c = setup.open_endpoint().await;
+    let c_to_b = c.add_peer(&b).await;
+    let _moving = b.spawn_progress();
+    let region = b.domain.alloc(64, READ_WRITE).unwrap();
     let remote = region.remote();
     let add = |ep: fabric_async::Endpoint, peer| {
         tokio::spawn(async move {
@@ -110,12 +110,12 @@ pub(crate) async fn concurrent_additions_add_up(setup: Setup) {
 }
 
 /// A lock made of compare-and-swap keeps what it guards together.
-pub(crate) async fn a_lock_by_compare_and_swap(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let c = setup.station().await;
-    let c_to_b = c.meet(&b).await;
-    let _moving = b.keep_moving();
-    let region = b.domain.alloc(64, BOTH).unwrap();
+pub(crate) async fn compare_and_swap_implements_a_lock(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let c = setup.open_endpoint().await;
+    let c_to_b = c.add_peer(&b).await;
+    let _moving = b.spawn_progress();
+    let region = b.domain.alloc(64, READ_WRITE).unwrap();
     let remote = region.remote();
     let work = |ep: fabric_async::Endpoint, peer, me: u64| {
         tokio::spawn(async move {
@@ -138,10 +138,10 @@ pub(crate) async fn a_lock_by_compare_and_swap(setup: Setup) {
     assert_eq!((region.load(0), region.load(8)), (Ok(0u64), Ok(400u64)));
 }
 
-pub(crate) async fn rows_of_values(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let _moving = b.keep_moving();
-    let region = b.domain.alloc(8192, BOTH).unwrap();
+pub(crate) async fn atomics_operate_on_arrays(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    let region = b.domain.alloc(8192, READ_WRITE).unwrap();
     let remote = region.remote();
     let long: Vec<u32> = (0..1024).collect();
     a.ep.atomic(to_b, remote.at(0), AtomicOp::Write, long.clone())
@@ -189,10 +189,10 @@ pub(crate) async fn rows_of_values(setup: Setup) {
     );
 }
 
-pub(crate) async fn misplaced_ones_fail_alone(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let _moving = b.keep_moving();
-    let region = b.domain.alloc(64, BOTH).unwrap();
+pub(crate) async fn misaligned_atomic_fails_only_its_op(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    let region = b.domain.alloc(64, READ_WRITE).unwrap();
     let readable = b.domain.alloc(64, Access::REMOTE_READ).unwrap();
     let remote = region.remote();
     for _ in 0..2 {
@@ -219,10 +219,10 @@ pub(crate) async fn misplaced_ones_fail_alone(setup: Setup) {
     assert_eq!(region.load(56), Ok(2u64));
 }
 
-pub(crate) async fn posted_ones_report_what_they_fetched(setup: Setup) {
-    let (mut a, b, to_b) = pair(&setup).await;
-    let _moving = b.keep_moving();
-    let region = b.domain.alloc(64, BOTH).unwrap();
+pub(crate) async fn posted_atomics_report_fetched_values(setup: Setup) {
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    let region = b.domain.alloc(64, READ_WRITE).unwrap();
     let remote = region.remote();
     region.atomic(8, AtomicOp::Write, 40i32).unwrap();
     a.ep.atomic(to_b, remote.at(0), AtomicOp::Sum, 2i32)
@@ -247,8 +247,8 @@ pub(crate) async fn posted_ones_report_what_they_fetched(setup: Setup) {
 }
 
 /// What is done, and cannot be told to its owner any more, is not done again on another way.
-pub(crate) async fn what_fails_is_done_once_at_most(setup: Setup) {
-    let (a, b) = (setup.station().await, setup.station().await);
+pub(crate) async fn failed_atomic_executes_at_most_once(setup: Setup) {
+    let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
     // One without counters, and so with the shortest way there is.
     let ep = a
         .domain
@@ -259,14 +259,14 @@ pub(crate) async fn what_fails_is_done_once_at_most(setup: Setup) {
         .enable()
         .await
         .unwrap();
-    let to_b = ep.lookup(b.ep.name()).await.unwrap();
-    let mut region = b.domain.alloc(64, BOTH).unwrap();
+    let to_b = ep.add_peer(b.ep.name()).await.unwrap();
+    let mut region = b.domain.alloc(64, READ_WRITE).unwrap();
     let counter = b.domain.counter().unwrap();
     region
         .bind_counter(&counter, CounterBind::REMOTE_WRITE)
         .unwrap();
     let remote = region.remote();
-    let moving = b.keep_moving();
+    let moving = b.spawn_progress();
     assert_eq!(ep.fetch_add(to_b, remote.at(0), 1u64).await, Ok(0));
     moving.abort();
     b.ep.clone().close().unwrap();

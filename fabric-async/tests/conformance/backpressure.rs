@@ -3,39 +3,40 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fabric_async::{Error, Scarce};
+use fabric_async::{Error, Resource};
 
-use crate::payload::{number_of, numbered, poll_once, settled};
+use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair_with};
+use crate::payload::{message_number, numbered_message, poll_once, wait_until_stable};
 use crate::setup::Setup;
-use crate::station::{Plan, Station, pair_of};
 
-const LEN: usize = 64 << 10;
+const MESSAGE_LEN: usize = 64 << 10;
 
 /// Few credits.
-fn few() -> Plan {
-    Plan {
+fn few_credits() -> EndpointConfig {
+    EndpointConfig {
         tx_size: Some(16),
-        ..Plan::default()
+        ..EndpointConfig::default()
     }
 }
 
 /// The sender makes no call any more once nothing goes: what is on its way leaves by itself as
 /// there is room.
-pub(crate) async fn what_fills_the_way_leaves_without_another_call(setup: Setup) {
-    let (a, b, to_b) = pair_of(&setup, Plan::default(), Plan::default()).await;
+pub(crate) async fn injected_messages_leave_without_further_calls(setup: Setup) {
+    let (a, b, to_b) =
+        endpoint_pair_with(&setup, EndpointConfig::default(), EndpointConfig::default()).await;
     let len = a.info.tx.inject_size.min(4096);
     let mut sent = 0u64;
-    while sent < 4096 && a.ep.inject(to_b, &numbered(sent, len)).is_ok() {
+    while sent < 4096 && a.ep.inject(to_b, &numbered_message(sent, len)).is_ok() {
         sent += 1;
     }
     assert!(sent > 0);
     for number in 0..sent {
-        assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
+        assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
     }
 }
 
 pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
-    let (a, b, to_b) = pair_of(&setup, few(), Plan::default()).await;
+    let (a, b, to_b) = endpoint_pair_with(&setup, few_credits(), EndpointConfig::default()).await;
     for round in 0..3 {
         let mut posted = Vec::new();
         let refused = loop {
@@ -43,7 +44,7 @@ pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
                 posted.len() < 4096,
                 "256 MiB without a receive, and no end of it"
             );
-            let message = numbered(posted.len() as u64, LEN);
+            let message = numbered_message(posted.len() as u64, MESSAGE_LEN);
             let at = message.as_ptr();
             match a.ep.try_send(to_b, message) {
                 Ok(op) => posted.push(op),
@@ -51,11 +52,11 @@ pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
             }
         };
         let (failed, at) = refused;
-        assert_eq!(failed.error, Error::Again(Scarce::TransmitCredit));
+        assert_eq!(failed.error, Error::WouldBlock(Resource::TransmitCredit));
         assert_eq!(failed.error.errno(), 11);
         assert_eq!(
             (failed.buf.as_ptr(), failed.buf.len()),
-            (at, LEN),
+            (at, MESSAGE_LEN),
             "the buffer comes back"
         );
         // Under automatic progress a credit may have come back meanwhile.
@@ -65,7 +66,7 @@ pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
                 None
             }
             Err(again) => {
-                assert_eq!(again.error, Error::Again(Scarce::TransmitCredit));
+                assert_eq!(again.error, Error::WouldBlock(Resource::TransmitCredit));
                 Some(again.buf)
             }
         };
@@ -78,7 +79,7 @@ pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
         let receives = async {
             for number in 0..count {
                 assert_eq!(
-                    number_of(&b.ep.recv().await.unwrap()),
+                    message_number(&b.ep.recv().await.unwrap()),
                     number,
                     "round {round}"
                 );
@@ -88,28 +89,39 @@ pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
         if let Some(buf) = refused_again {
             let (last, got) = tokio::join!(a.ep.try_send(to_b, buf).unwrap(), b.ep.recv());
             last.unwrap();
-            assert_eq!(got.unwrap().len(), LEN, "what was refused was not sent");
+            assert_eq!(
+                got.unwrap().len(),
+                MESSAGE_LEN,
+                "what was refused was not sent"
+            );
         }
     }
 }
 
 /// Sends until there is no credit left; returns how many are under way.
-fn fill(a: &Station, to_b: fabric_async::FiAddr) -> u64 {
+fn use_up_credits(a: &EndpointFixture, to_b: fabric_async::FiAddr) -> u64 {
     let mut count = 0;
-    while let Ok(op) = a.ep.try_send(to_b, numbered(count, LEN)) {
+    while let Ok(op) = a.ep.try_send(to_b, numbered_message(count, MESSAGE_LEN)) {
         drop(op);
         count += 1;
     }
     count
 }
 
-pub(crate) async fn an_awaited_send_waits_for_the_receiver(setup: Setup) {
-    let (a, b, to_b) = pair_of(&setup, few().narrow(), Plan::default().narrow()).await;
+pub(crate) async fn awaited_send_is_pending_until_receiver_reads(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair_with(
+        &setup,
+        few_credits().with_small_socket_buffers(),
+        EndpointConfig::default().with_small_socket_buffers(),
+    )
+    .await;
     // More than the receiver, whom nobody asks for anything, takes, and than is kept between the
     // two.
     let mut count = 0;
     let mut waiting = loop {
-        let mut op = a.ep.send(to_b, numbered(count, LEN)).into_future();
+        let mut op =
+            a.ep.send(to_b, numbered_message(count, MESSAGE_LEN))
+                .into_future();
         let _ = poll_once(&mut op).await;
         count += 1;
         assert!(count < 4096, "no end of it");
@@ -118,39 +130,47 @@ pub(crate) async fn an_awaited_send_waits_for_the_receiver(setup: Setup) {
         }
         drop(tokio::spawn(op));
     };
-    settled(|| 0).await;
+    wait_until_stable(|| 0).await;
     assert!(poll_once(&mut waiting).await.is_pending());
     let receives = async {
         for number in 0..count {
-            assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
+            assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
         }
     };
     let (sent, ()) = tokio::join!(waiting, receives);
-    assert_eq!(sent.unwrap().len(), LEN);
+    assert_eq!(sent.unwrap().len(), MESSAGE_LEN);
 }
 
-pub(crate) async fn sends_that_wait_keep_their_order(setup: Setup) {
-    let (a, b, to_b) = pair_of(&setup, few().narrow(), Plan::default().narrow()).await;
-    let before = fill(&a, to_b);
+pub(crate) async fn queued_sends_keep_their_order(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair_with(
+        &setup,
+        few_credits().with_small_socket_buffers(),
+        EndpointConfig::default().with_small_socket_buffers(),
+    )
+    .await;
+    let before = use_up_credits(&a, to_b);
     // Long and short ones: none may slip past those that wait. They are more than the receiver,
     // whom nobody asks for anything, takes, and than is kept between the two, so that some wait
     // however far it has come.
     let count = before + 800;
     let waiting: Vec<_> = (before..count)
         .map(|number| {
-            let len = if number % 2 == 0 { LEN } else { 8 };
-            a.ep.send(to_b, numbered(number, len)).into_future()
+            let len = if number % 2 == 0 { MESSAGE_LEN } else { 8 };
+            a.ep.send(to_b, numbered_message(number, len)).into_future()
         })
         .collect();
-    let refused = a.ep.try_send(to_b, numbered(0, 8)).map(drop).unwrap_err();
+    let refused =
+        a.ep.try_send(to_b, numbered_message(0, 8))
+            .map(drop)
+            .unwrap_err();
     assert_eq!(
         refused.error,
-        Error::Again(Scarce::TransmitCredit),
+        Error::WouldBlock(Resource::TransmitCredit),
         "a short one does not overtake either"
     );
     assert_eq!(
         a.ep.inject(to_b, b"x"),
-        Err(Error::Again(Scarce::TransmitCredit))
+        Err(Error::WouldBlock(Resource::TransmitCredit))
     );
     let sends = async {
         for op in waiting {
@@ -159,25 +179,29 @@ pub(crate) async fn sends_that_wait_keep_their_order(setup: Setup) {
     };
     let receives = async {
         for number in 0..count {
-            assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
+            assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
         }
     };
     tokio::join!(sends, receives);
 }
 
-pub(crate) async fn one_stalled_peer_does_not_stop_the_rest(setup: Setup) {
-    let (a, stalled, to_stalled) = pair_of(&setup, few(), Plan::default()).await;
-    let c = setup.station().await;
-    let to_c = a.meet(&c).await;
-    let before = fill(&a, to_stalled);
+pub(crate) async fn stalled_peer_does_not_block_other_peers(setup: Setup) {
+    let (a, stalled, to_stalled) =
+        endpoint_pair_with(&setup, few_credits(), EndpointConfig::default()).await;
+    let c = setup.open_endpoint().await;
+    let to_c = a.add_peer(&c).await;
+    let before = use_up_credits(&a, to_stalled);
     let waiting: Vec<_> = (before..before + 50)
-        .map(|n| a.ep.send(to_stalled, numbered(n, LEN)).into_future())
+        .map(|n| {
+            a.ep.send(to_stalled, numbered_message(n, MESSAGE_LEN))
+                .into_future()
+        })
         .collect();
     for number in 0..100 {
         let len = if number % 10 == 0 { 200_000 } else { 100 };
-        let (sent, got) = tokio::join!(a.ep.send(to_c, numbered(number, len)), c.ep.recv());
+        let (sent, got) = tokio::join!(a.ep.send(to_c, numbered_message(number, len)), c.ep.recv());
         sent.unwrap();
-        assert_eq!(number_of(&got.unwrap()), number);
+        assert_eq!(message_number(&got.unwrap()), number);
     }
     let sends = async {
         for op in waiting {
@@ -186,28 +210,31 @@ pub(crate) async fn one_stalled_peer_does_not_stop_the_rest(setup: Setup) {
     };
     let receives = async {
         for number in 0..before + 50 {
-            assert_eq!(number_of(&stalled.ep.recv().await.unwrap()), number);
+            assert_eq!(message_number(&stalled.ep.recv().await.unwrap()), number);
         }
     };
     tokio::join!(sends, receives);
 }
 
-pub(crate) async fn two_endpoints_flooding_each_other_go_on(setup: Setup) {
+pub(crate) async fn endpoints_flooding_each_other_make_progress(setup: Setup) {
     const COUNT: u64 = 1500;
-    let (a, b, to_b) = pair_of(&setup, few(), few()).await;
-    let to_a = b.meet(&a).await;
+    let (a, b, to_b) = endpoint_pair_with(&setup, few_credits(), few_credits()).await;
+    let to_a = b.add_peer(&a).await;
     let done = Arc::new(AtomicU64::new(0));
-    let flood = |own: Station, peer, done: Arc<AtomicU64>| async move {
+    let flood = |own: EndpointFixture, peer, done: Arc<AtomicU64>| async move {
         let sends = async {
             for number in 0..COUNT {
                 let len = if number % 4 == 0 { 30_000 } else { 3_000 };
-                own.ep.send(peer, numbered(number, len)).await.unwrap();
+                own.ep
+                    .send(peer, numbered_message(number, len))
+                    .await
+                    .unwrap();
                 done.fetch_add(1, Ordering::Relaxed);
             }
         };
         let receives = async {
             for number in 0..COUNT {
-                assert_eq!(number_of(&own.ep.recv().await.unwrap()), number);
+                assert_eq!(message_number(&own.ep.recv().await.unwrap()), number);
             }
         };
         tokio::join!(sends, receives);
@@ -222,13 +249,13 @@ pub(crate) async fn two_endpoints_flooding_each_other_go_on(setup: Setup) {
     assert_eq!(done.load(Ordering::Relaxed), 2 * COUNT);
 }
 
-pub(crate) async fn receive_entries_are_limited(setup: Setup) {
-    let (a, b, to_b) = pair_of(
+pub(crate) async fn started_receives_are_limited_to_rx_size(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair_with(
         &setup,
-        Plan::default(),
-        Plan {
+        EndpointConfig::default(),
+        EndpointConfig {
             rx_size: Some(2),
-            ..Plan::default()
+            ..EndpointConfig::default()
         },
     )
     .await;
@@ -237,10 +264,10 @@ pub(crate) async fn receive_entries_are_limited(setup: Setup) {
     let refused = b.ep.recv_into(vec![3]).start().unwrap_err();
     assert_eq!(
         (refused.error, refused.buf),
-        (Error::Again(Scarce::ReceiveEntry), vec![3])
+        (Error::WouldBlock(Resource::ReceiveEntry), vec![3])
     );
     let refused = b.ep.recv_into(vec![3]).post().unwrap_err();
-    assert_eq!(refused.error, Error::Again(Scarce::ReceiveEntry));
+    assert_eq!(refused.error, Error::WouldBlock(Resource::ReceiveEntry));
     // Those that are awaited are not limited.
     let third = b.ep.recv_into(vec![0; 2]).into_future();
     drop(first);

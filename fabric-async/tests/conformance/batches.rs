@@ -2,16 +2,16 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use fabric_async::{Access, Batchable, Class, CompletionQueue, Error, OpKind, Scarce, Shared};
+use fabric_async::{Access, Batchable, Class, CompletionQueue, Error, OpKind, Resource, Shared};
 
-use crate::payload::{assert_bytes, number_of, numbered, pattern, settled};
+use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with};
+use crate::payload::{assert_bytes, message_number, numbered_message, pattern, wait_until_stable};
 use crate::setup::Setup;
-use crate::station::{Plan, Station, pair, pair_of};
 
 /// Around the borders of a chunk.
-const COUNTS: [u64; 8] = [0, 1, 2, 31, 32, 33, 64, 500];
+const BATCH_SIZES: [u64; 8] = [0, 1, 2, 31, 32, 33, 64, 500];
 
-async fn contexts(cq: &mut CompletionQueue, count: usize) -> Vec<u64> {
+async fn completed_contexts(cq: &mut CompletionQueue, count: usize) -> Vec<u64> {
     let mut out = Vec::new();
     while out.len() < count {
         cq.next_batch(&mut out, count).await;
@@ -23,15 +23,15 @@ async fn contexts(cq: &mut CompletionQueue, count: usize) -> Vec<u64> {
     out.iter().map(|entry| entry.context).collect()
 }
 
-async fn numbers(station: &Station, numbers: impl Iterator<Item = u64>) {
+async fn expect_numbers(station: &EndpointFixture, numbers: impl Iterator<Item = u64>) {
     for number in numbers {
-        assert_eq!(number_of(&station.ep.recv().await.unwrap()), number);
+        assert_eq!(message_number(&station.ep.recv().await.unwrap()), number);
     }
 }
 
 /// Posts all of them, however often credit runs out in between.
-async fn all_posted<'a, R: Batchable<'a, Shared>>(
-    a: &'a Station,
+async fn post_all_retrying<'a, R: Batchable<'a, Shared>>(
+    a: &'a EndpointFixture,
     requests: impl Iterator<Item = R>,
 ) {
     let mut requests = requests;
@@ -44,19 +44,19 @@ async fn all_posted<'a, R: Batchable<'a, Shared>>(
         ) {
             Ok(_) => return,
             Err(stopped) => {
-                assert_eq!(stopped.error, Error::Again(Scarce::TransmitCredit));
-                rest = stopped.rest;
+                assert_eq!(stopped.error, Error::WouldBlock(Resource::TransmitCredit));
+                rest = stopped.unposted;
                 tokio::task::yield_now().await;
             }
         }
     }
 }
 
-pub(crate) async fn injected_ones_arrive_in_order(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    for count in COUNTS {
+pub(crate) async fn inject_all_arrives_in_order(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for count in BATCH_SIZES {
         let messages: Vec<_> = (0..count)
-            .map(|number| numbered(number, 8 + number as usize))
+            .map(|number| numbered_message(number, 8 + number as usize))
             .collect();
         let sends = async {
             let mut rest = &messages[..];
@@ -66,22 +66,24 @@ pub(crate) async fn injected_ones_arrive_in_order(setup: Setup) {
                 rest = &rest[accepted..];
                 match ended {
                     Ok(()) => break,
-                    Err(Error::Again(Scarce::TransmitCredit)) => tokio::task::yield_now().await,
+                    Err(Error::WouldBlock(Resource::TransmitCredit)) => {
+                        tokio::task::yield_now().await
+                    }
                     Err(error) => panic!("{error}"),
                 }
             }
             assert!(rest.is_empty());
         };
-        tokio::join!(sends, numbers(&b, 0..count));
+        tokio::join!(sends, expect_numbers(&b, 0..count));
     }
 }
 
-pub(crate) async fn posted_ones_arrive_and_report_in_order(setup: Setup) {
-    let (mut a, b, to_b) = pair(&setup).await;
-    for count in COUNTS.into_iter().filter(|count| *count <= 64) {
+pub(crate) async fn post_all_arrives_and_completes_in_order(setup: Setup) {
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
+    for count in BATCH_SIZES.into_iter().filter(|count| *count <= 64) {
         for expected in [false, true] {
             let request = |number: u64| {
-                a.ep.send(to_b, numbered(number, 8))
+                a.ep.send(to_b, numbered_message(number, 8))
                     .tag(number)
                     .context(number)
             };
@@ -96,13 +98,13 @@ pub(crate) async fn posted_ones_arrive_and_report_in_order(setup: Setup) {
                 count
             );
             for receive in receives {
-                number_of(&receive.await.unwrap());
+                message_number(&receive.await.unwrap());
             }
             for tag in (0..count).filter(|_| !expected) {
-                assert_eq!(number_of(&b.ep.recv().tag(tag).await.unwrap()), tag);
+                assert_eq!(message_number(&b.ep.recv().tag(tag).await.unwrap()), tag);
             }
             assert_eq!(
-                contexts(&mut a.cq, count as usize).await,
+                completed_contexts(&mut a.cq, count as usize).await,
                 (0..count).collect::<Vec<_>>()
             );
         }
@@ -110,8 +112,8 @@ pub(crate) async fn posted_ones_arrive_and_report_in_order(setup: Setup) {
 }
 
 /// Long and short ones of one batch keep their order, also where they wait for room.
-pub(crate) async fn all_lengths_go_together(setup: Setup) {
-    let (mut a, b, to_b) = pair(&setup).await;
+pub(crate) async fn mixed_length_batch_keeps_order(setup: Setup) {
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
     let lengths = [8, 9000, 60, 300_000, 8, 8192, 0, 200_000, 4096, 1];
     let posts = lengths
         .iter()
@@ -122,33 +124,33 @@ pub(crate) async fn all_lengths_go_together(setup: Setup) {
         assert_bytes(&b.ep.recv().await.unwrap(), pattern(len, 2));
     }
     assert_eq!(
-        contexts(&mut a.cq, lengths.len()).await.len(),
+        completed_contexts(&mut a.cq, lengths.len()).await.len(),
         lengths.len()
     );
 }
 
 /// Those who sleep are woken by one ring each; where there are no doorbells none is counted.
-pub(crate) async fn sleepers_are_woken_once(setup: Setup) {
-    let a = setup.station().await;
+pub(crate) async fn batch_rings_each_peer_doorbell_once(setup: Setup) {
+    let a = setup.open_endpoint().await;
     let others = [
-        setup.station().await,
-        setup.station().await,
-        setup.station().await,
+        setup.open_endpoint().await,
+        setup.open_endpoint().await,
+        setup.open_endpoint().await,
     ];
     let mut tasks = Vec::new();
     let mut peers = Vec::new();
     for station in others {
-        peers.push(a.meet(&station).await);
+        peers.push(a.add_peer(&station).await);
         tasks.push(tokio::spawn(async move {
-            numbers(&station, 0..10).await;
+            expect_numbers(&station, 0..10).await;
             station
         }));
     }
     // Most likely they sleep by then.
-    settled(|| a.ep.stats().doorbells).await;
+    wait_until_stable(|| a.ep.stats().doorbells).await;
     let before = a.ep.stats().doorbells;
     let posts = (0..10).flat_map(|number| peers.iter().map(move |&peer| (number, peer)));
-    let posts = posts.map(|(number, peer)| a.ep.send(peer, numbered(number, 8)));
+    let posts = posts.map(|(number, peer)| a.ep.send(peer, numbered_message(number, 8)));
     assert_eq!(a.ep.post_all(posts).unwrap(), 30);
     let rung = a.ep.stats().doorbells - before;
     assert!(rung <= 3, "{rung} doorbells for three peers");
@@ -157,10 +159,10 @@ pub(crate) async fn sleepers_are_woken_once(setup: Setup) {
     }
 }
 
-pub(crate) async fn a_refusal_stops_there_and_gives_the_rest_back(setup: Setup) {
-    let (mut a, b, to_b) = pair(&setup).await;
+pub(crate) async fn failed_request_stops_batch_and_returns_the_rest(setup: Setup) {
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
     let limit = a.info.tx.inject_size;
-    let (short, long) = (numbered(0, 8), vec![0; limit + 1]);
+    let (short, long) = (numbered_message(0, 8), vec![0; limit + 1]);
     let messages = [&short[..], &short, &long, &short];
     let (accepted, refused) = a.ep.inject_all(to_b, messages);
     assert_eq!(accepted, 2);
@@ -172,13 +174,13 @@ pub(crate) async fn a_refusal_stops_there_and_gives_the_rest_back(setup: Setup) 
             limit
         })
     );
-    numbers(&b, [0, 0].into_iter()).await;
+    expect_numbers(&b, [0, 0].into_iter()).await;
 
     // One of another endpoint, in the second chunk.
     let foreign = b.av.insert(a.ep.name()).unwrap();
     let request = |number: u64| match number {
-        70 => b.ep.send(foreign, numbered(number, 8)),
-        _ => a.ep.send(to_b, numbered(number, 8)).context(number),
+        70 => b.ep.send(foreign, numbered_message(number, 8)),
+        _ => a.ep.send(to_b, numbered_message(number, 8)).context(number),
     };
     let mut requests = (30..100).map(request);
     let stopped = a.ep.post_all(requests.by_ref()).unwrap_err();
@@ -187,11 +189,11 @@ pub(crate) async fn a_refusal_stops_there_and_gives_the_rest_back(setup: Setup) 
         "{}",
         stopped.error
     );
-    assert_eq!((stopped.posted, stopped.rest.len()), (40, 1));
-    let rest = stopped.rest.into_iter().skip(1).chain(requests);
-    let taking = numbers(&b, (30..100).filter(|number| *number != 70));
-    tokio::join!(all_posted(&a, rest), taking);
-    assert_eq!(contexts(&mut a.cq, 69).await.len(), 69);
+    assert_eq!((stopped.posted, stopped.unposted.len()), (40, 1));
+    let rest = stopped.unposted.into_iter().skip(1).chain(requests);
+    let taking = expect_numbers(&b, (30..100).filter(|number| *number != 70));
+    tokio::join!(post_all_retrying(&a, rest), taking);
+    assert_eq!(completed_contexts(&mut a.cq, 69).await.len(), 69);
 
     let permit = a.ep.reserve(to_b).await.unwrap();
     let stopped = a.ep.post_all([permit.send(&a.ep, "x")]).unwrap_err();
@@ -201,13 +203,14 @@ pub(crate) async fn a_refusal_stops_there_and_gives_the_rest_back(setup: Setup) 
     ));
 }
 
-pub(crate) async fn a_full_queue_stops_a_batch_and_nothing_is_lost(setup: Setup) {
-    let plan = Plan {
-        entries: 50,
-        ..Plan::default()
+pub(crate) async fn full_cq_stops_batch_without_loss(setup: Setup) {
+    let plan = EndpointConfig {
+        cq_capacity: 50,
+        ..EndpointConfig::default()
     };
-    let (mut a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
-    let mut requests = (0..300).map(|number| a.ep.send(to_b, numbered(number, 8)).context(number));
+    let (mut a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
+    let mut requests =
+        (0..300).map(|number| a.ep.send(to_b, numbered_message(number, 8)).context(number));
     let (mut rest, mut reported, mut arrived) = (Vec::new(), Vec::new(), 0);
     loop {
         let ended = a.ep.post_all(
@@ -219,54 +222,60 @@ pub(crate) async fn a_full_queue_stops_a_batch_and_nothing_is_lost(setup: Setup)
             Ok(_) => break,
             Err(stopped) => stopped,
         };
-        assert_eq!(stopped.error, Error::Again(Scarce::CompletionEntry));
-        rest = stopped.rest;
-        numbers(&b, arrived..arrived + stopped.posted as u64).await;
+        assert_eq!(stopped.error, Error::WouldBlock(Resource::CompletionEntry));
+        rest = stopped.unposted;
+        expect_numbers(&b, arrived..arrived + stopped.posted as u64).await;
         arrived += stopped.posted as u64;
-        reported.extend(contexts(&mut a.cq, stopped.posted).await);
+        reported.extend(completed_contexts(&mut a.cq, stopped.posted).await);
     }
-    numbers(&b, arrived..300).await;
-    reported.extend(contexts(&mut a.cq, 300 - reported.len()).await);
+    expect_numbers(&b, arrived..300).await;
+    reported.extend(completed_contexts(&mut a.cq, 300 - reported.len()).await);
     assert_eq!(reported, (0..300).collect::<Vec<_>>());
 }
 
-pub(crate) async fn want_of_credit_stops_a_batch(setup: Setup) {
-    let plan = Plan {
+pub(crate) async fn missing_credit_stops_batch(setup: Setup) {
+    let plan = EndpointConfig {
         tx_size: Some(16),
-        ..Plan::default()
+        ..EndpointConfig::default()
     };
-    let (mut a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
-    let requests =
-        (0..40).map(|number| a.ep.send(to_b, numbered(number, 2_000_000)).context(number));
+    let (mut a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
+    let requests = (0..40).map(|number| {
+        a.ep.send(to_b, numbered_message(number, 2_000_000))
+            .context(number)
+    });
     let stopped = a.ep.post_all(requests).unwrap_err();
-    assert_eq!(stopped.error, Error::Again(Scarce::TransmitCredit));
-    let first = stopped.rest.into_iter().next().unwrap();
-    numbers(&b, 0..stopped.posted as u64).await;
+    assert_eq!(stopped.error, Error::WouldBlock(Resource::TransmitCredit));
+    let first = stopped.unposted.into_iter().next().unwrap();
+    expect_numbers(&b, 0..stopped.posted as u64).await;
     assert_eq!(
-        contexts(&mut a.cq, stopped.posted).await.len(),
+        completed_contexts(&mut a.cq, stopped.posted).await.len(),
         stopped.posted
     );
     let (sent, ()) = tokio::join!(
         first,
-        numbers(&b, stopped.posted as u64..stopped.posted as u64 + 1)
+        expect_numbers(&b, stopped.posted as u64..stopped.posted as u64 + 1)
     );
     sent.unwrap();
 }
 
 /// Receives are posted in order: those that find messages waiting take them, long ones with a pause
 /// of the lock in between.
-pub(crate) async fn receives_go_together(setup: Setup) {
-    let (a, mut b, to_b) = pair(&setup).await;
-    let _moving = b.keep_moving();
+pub(crate) async fn receives_are_posted_in_one_batch(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
     for (len, waiting) in [(8, 0), (8, 100), (9000, 40), (100_000, 3)] {
         for number in 0..waiting {
-            a.ep.send(to_b, numbered(number, len)).await.unwrap();
+            a.ep.send(to_b, numbered_message(number, len))
+                .await
+                .unwrap();
         }
         let room = |number: u64| b.ep.recv_into(Vec::with_capacity(len)).context(number);
         assert_eq!(b.ep.post_all((0..100).map(room)).unwrap(), 100);
         let sends = async {
             for number in waiting..100 {
-                a.ep.send(to_b, numbered(number, len)).await.unwrap();
+                a.ep.send(to_b, numbered_message(number, len))
+                    .await
+                    .unwrap();
             }
         };
         let mut got = Vec::new();
@@ -279,7 +288,7 @@ pub(crate) async fn receives_go_together(setup: Setup) {
         for (number, entry) in got.into_iter().enumerate() {
             assert_eq!(entry.context, number as u64);
             assert_eq!(
-                number_of(&entry.into_result::<Vec<u8>>().unwrap()),
+                message_number(&entry.into_result::<Vec<u8>>().unwrap()),
                 number as u64
             );
         }
@@ -292,22 +301,22 @@ pub(crate) async fn receives_go_together(setup: Setup) {
     ];
     let stopped = b.ep.post_all(rooms).unwrap_err();
     assert_eq!(
-        (stopped.posted, stopped.rest.len()),
+        (stopped.posted, stopped.unposted.len()),
         (1, 2),
         "{}",
         stopped.error
     );
-    let plan = Plan {
-        entries: 10,
-        ..Plan::default()
+    let plan = EndpointConfig {
+        cq_capacity: 10,
+        ..EndpointConfig::default()
     };
-    let (d, mut c, to_c) = pair_of(&setup, Plan::default(), plan).await;
-    let _moving = c.keep_moving();
+    let (d, mut c, to_c) = endpoint_pair_with(&setup, EndpointConfig::default(), plan).await;
+    let _moving = c.spawn_progress();
     let stopped =
         c.ep.post_all((0..50).map(|number| c.ep.recv().context(number)))
             .unwrap_err();
-    assert_eq!(stopped.error, Error::Again(Scarce::CompletionEntry));
-    assert_eq!((stopped.posted, stopped.rest.len()), (10, 22));
+    assert_eq!(stopped.error, Error::WouldBlock(Resource::CompletionEntry));
+    assert_eq!((stopped.posted, stopped.unposted.len()), (10, 22));
     d.ep.send(to_c, "first").await.unwrap();
     let mut got = Vec::new();
     c.cq.next_batch(&mut got, 1).await;
@@ -315,26 +324,26 @@ pub(crate) async fn receives_go_together(setup: Setup) {
 }
 
 /// What was posted before is on its way, and the domain goes on.
-pub(crate) async fn an_iterator_that_panics_holds_nothing_up(setup: Setup) {
-    let (mut a, b, to_b) = pair(&setup).await;
+pub(crate) async fn panicking_iterator_does_not_block_the_domain(setup: Setup) {
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
     let request = |number: u64| {
         assert!(number < 40, "meant to panic");
-        a.ep.send(to_b, numbered(number, 8)).context(number)
+        a.ep.send(to_b, numbered_message(number, 8)).context(number)
     };
     let posted = catch_unwind(AssertUnwindSafe(|| {
         a.ep.post_all((0..100).map(request)).map(drop).is_ok()
     }));
     assert!(posted.is_err());
-    numbers(&b, 0..32).await;
-    assert_eq!(contexts(&mut a.cq, 32).await.len(), 32);
+    expect_numbers(&b, 0..32).await;
+    assert_eq!(completed_contexts(&mut a.cq, 32).await.len(), 32);
     let (sent, got) = tokio::join!(a.ep.send(to_b, "after"), b.ep.recv());
     sent.unwrap();
     assert_eq!(&got.unwrap()[..], b"after");
 }
 
-pub(crate) async fn writes_go_together_and_tell(setup: Setup) {
-    let (mut a, mut b, to_b) = pair(&setup).await;
-    let _moving = b.keep_moving();
+pub(crate) async fn batched_writes_report_data_in_order(setup: Setup) {
+    let (mut a, mut b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
     let region = b
         .domain
         .alloc(800, Access::REMOTE_WRITE | Access::REMOTE_READ)
@@ -347,7 +356,7 @@ pub(crate) async fn writes_go_together_and_tell(setup: Setup) {
                 .data(at)
                 .context(at)
         };
-        all_posted(&a, (0..100).map(row)).await;
+        post_all_retrying(&a, (0..100).map(row)).await;
         let (mut written, mut told) = (Vec::new(), Vec::new());
         while written.len() < 100 {
             a.cq.next_batch(&mut written, 100).await;
@@ -366,11 +375,11 @@ pub(crate) async fn writes_go_together_and_tell(setup: Setup) {
     }
 }
 
-pub(crate) async fn a_closed_peer_ends_a_batch(setup: Setup) {
-    if setup.is_far().await {
+pub(crate) async fn closed_peer_stops_batch(setup: Setup) {
+    if setup.has_remote_comm().await {
         return eprintln!("skipped: that a peer has closed is not known at once");
     }
-    let (a, b, to_b) = pair(&setup).await;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     b.ep.close().unwrap();
     let (accepted, refused) = a.ep.inject_all(to_b, [&b"one"[..]; 40]);
     assert!(accepted < 40 && matches!(refused, Err(Error::PeerGone(_) | Error::NoSuchPeer(_))));
@@ -382,29 +391,29 @@ pub(crate) async fn a_closed_peer_ends_a_batch(setup: Setup) {
     );
     let stopped = a.ep.post_all([a.ep.send(to_b, "x")]).unwrap_err();
     assert_eq!(
-        (stopped.error, stopped.rest.len()),
+        (stopped.error, stopped.unposted.len()),
         (Error::Closed(Class::Endpoint), 1)
     );
 }
 
 /// What a batch gives back is a request like any other, whoever posts it: it leaves, and wakes who
 /// sleeps.
-pub(crate) async fn what_is_left_of_a_batch_wakes_sleepers(setup: Setup) {
-    let plan = Plan {
-        entries: 8,
-        ..Plan::default()
+pub(crate) async fn request_returned_by_batch_wakes_receiver_when_sent(setup: Setup) {
+    let plan = EndpointConfig {
+        cq_capacity: 8,
+        ..EndpointConfig::default()
     };
-    let (a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
-    let sends = (0..).map(|number| a.ep.send(to_b, numbered(number, 8)));
+    let (a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
+    let sends = (0..).map(|number| a.ep.send(to_b, numbered_message(number, 8)));
     let stopped = a.ep.post_all(sends.take(9)).unwrap_err();
-    assert_eq!(stopped.error, Error::Again(Scarce::CompletionEntry));
-    numbers(&b, 0..stopped.posted as u64).await;
+    assert_eq!(stopped.error, Error::WouldBlock(Resource::CompletionEntry));
+    expect_numbers(&b, 0..stopped.posted as u64).await;
     let waits = tokio::spawn(b.ep.recv().start().unwrap());
-    settled(|| b.domain.stats().parks).await;
-    let left = stopped.rest.into_iter().next().unwrap();
+    wait_until_stable(|| b.domain.stats().parks).await;
+    let left = stopped.unposted.into_iter().next().unwrap();
     left.await.unwrap();
     assert_eq!(
-        number_of(&waits.await.unwrap().unwrap()),
+        message_number(&waits.await.unwrap().unwrap()),
         stopped.posted as u64
     );
 }

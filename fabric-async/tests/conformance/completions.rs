@@ -4,26 +4,26 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fabric_async::{Class, Completion, Error, OpKind, Scarce};
+use fabric_async::{Class, Completion, Error, OpKind, Resource};
 use futures_util::StreamExt;
 
+use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with};
 use crate::payload::{assert_bytes, pattern, poll_once};
 use crate::setup::Setup;
-use crate::station::{Plan, Station, pair, pair_of};
 
-fn entries(entries: usize) -> Plan {
-    Plan {
-        entries,
-        ..Plan::default()
+fn config_with_cq_capacity(entries: usize) -> EndpointConfig {
+    EndpointConfig {
+        cq_capacity: entries,
+        ..EndpointConfig::default()
     }
 }
 
-async fn next(station: &mut Station) -> Completion {
+async fn next_completion(station: &mut EndpointFixture) -> Completion {
     station.cq.next().await.expect("the queue is open")
 }
 
-pub(crate) async fn posts_report_with_their_context(setup: Setup) {
-    let (mut a, mut b, to_b) = pair(&setup).await;
+pub(crate) async fn posted_ops_complete_with_their_context(setup: Setup) {
+    let (mut a, mut b, to_b) = endpoint_pair(&setup).await;
     for (context, len) in [0, 50, 5000, 200_000].into_iter().enumerate() {
         let context = context as u64;
         b.ep.recv_into(Vec::with_capacity(len))
@@ -35,7 +35,7 @@ pub(crate) async fn posts_report_with_their_context(setup: Setup) {
             .context(context)
             .post()
             .unwrap();
-        let (mut sent, got) = tokio::join!(next(&mut a), next(&mut b));
+        let (mut sent, got) = tokio::join!(next_completion(&mut a), next_completion(&mut b));
         assert_eq!(
             (sent.context, sent.kind, sent.transfer.len),
             (context, OpKind::Send, len)
@@ -54,14 +54,22 @@ pub(crate) async fn posts_report_with_their_context(setup: Setup) {
     }
     let mut none = Vec::new();
     assert_eq!(
-        (a.cq.try_batch(&mut none, 10), b.cq.try_batch(&mut none, 10)),
+        (
+            a.cq.try_next_batch(&mut none, 10),
+            b.cq.try_next_batch(&mut none, 10)
+        ),
         (0, 0),
         "each exactly once"
     );
 }
 
-pub(crate) async fn a_full_queue_refuses_posts(setup: Setup) {
-    let (mut a, mut b, to_b) = pair_of(&setup, entries(4), entries(4)).await;
+pub(crate) async fn full_cq_refuses_posts(setup: Setup) {
+    let (mut a, mut b, to_b) = endpoint_pair_with(
+        &setup,
+        config_with_cq_capacity(4),
+        config_with_cq_capacity(4),
+    )
+    .await;
     for round in 0..3 {
         for context in 0..4 {
             b.ep.recv_into(vec![0; 8]).context(context).post().unwrap();
@@ -69,7 +77,7 @@ pub(crate) async fn a_full_queue_refuses_posts(setup: Setup) {
         let refused = b.ep.recv_into(vec![7; 8]).post().unwrap_err();
         assert_eq!(
             (refused.error, refused.buf),
-            (Error::Again(Scarce::CompletionEntry), vec![7; 8])
+            (Error::WouldBlock(Resource::CompletionEntry), vec![7; 8])
         );
         for context in 0..4 {
             a.ep.send(to_b, vec![round])
@@ -80,11 +88,11 @@ pub(crate) async fn a_full_queue_refuses_posts(setup: Setup) {
         let refused = a.ep.send(to_b, vec![8]).post().unwrap_err();
         assert_eq!(
             (refused.error, refused.buf),
-            (Error::Again(Scarce::CompletionEntry), vec![8])
+            (Error::WouldBlock(Resource::CompletionEntry), vec![8])
         );
         // Futures need no entry.
         for context in 0..4 {
-            let (sent, got) = tokio::join!(next(&mut a), next(&mut b));
+            let (sent, got) = tokio::join!(next_completion(&mut a), next_completion(&mut b));
             assert_eq!(
                 (sent.context, got.context, got.bytes()),
                 (context, context, &[round][..])
@@ -100,12 +108,19 @@ pub(crate) async fn a_full_queue_refuses_posts(setup: Setup) {
     );
 }
 
-pub(crate) async fn a_refused_post_leaves_its_entry_free(setup: Setup) {
-    if setup.is_far().await {
+pub(crate) async fn refused_post_releases_its_cq_entry(setup: Setup) {
+    if setup.has_remote_comm().await {
         return eprintln!("skipped: that a peer is not there is not known at once");
     }
-    let (mut a, _b, to_b) = pair_of(&setup, entries(1), Plan::default()).await;
-    let nobody = a.av.insert(setup.name("nobody").as_str()).unwrap();
+    let (mut a, _b, to_b) = endpoint_pair_with(
+        &setup,
+        config_with_cq_capacity(1),
+        EndpointConfig::default(),
+    )
+    .await;
+    let nobody =
+        a.av.insert(setup.unique_address("nobody").as_str())
+            .unwrap();
     for len in [8, 100_000] {
         for _ in 0..3 {
             let refused = a.ep.send(nobody, vec![0; len]).post().unwrap_err();
@@ -117,11 +132,11 @@ pub(crate) async fn a_refused_post_leaves_its_entry_free(setup: Setup) {
         }
     }
     a.ep.send(to_b, "x").context(5).post().unwrap();
-    assert_eq!(next(&mut a).await.context, 5);
+    assert_eq!(next_completion(&mut a).await.context, 5);
 }
 
-pub(crate) async fn a_failure_is_an_entry_like_any_other(setup: Setup) {
-    let (a, mut b, to_b) = pair(&setup).await;
+pub(crate) async fn failed_ops_report_in_order(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
     for context in 0..6 {
         let room = if context % 2 == 0 { 4 } else { 100 };
         b.ep.recv_into(vec![0; room].into_boxed_slice())
@@ -133,7 +148,7 @@ pub(crate) async fn a_failure_is_an_entry_like_any_other(setup: Setup) {
         a.ep.send(to_b, "ten bytes.").await.unwrap();
     }
     for context in 0..6 {
-        let got = next(&mut b).await;
+        let got = next_completion(&mut b).await;
         assert_eq!(got.context, context);
         if context % 2 == 0 {
             assert_eq!(
@@ -154,8 +169,8 @@ pub(crate) async fn a_failure_is_an_entry_like_any_other(setup: Setup) {
     }
 }
 
-pub(crate) async fn closing_the_endpoint_cancels_what_is_posted(setup: Setup) {
-    let (a, mut b, to_b) = pair(&setup).await;
+pub(crate) async fn close_cancels_posted_receives(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
     for context in 0..3 {
         b.ep.recv_into(vec![context as u8; 8])
             .context(context)
@@ -163,7 +178,7 @@ pub(crate) async fn closing_the_endpoint_cancels_what_is_posted(setup: Setup) {
             .unwrap();
     }
     a.ep.send(to_b, "one").await.unwrap();
-    assert_eq!(next(&mut b).await.context, 0);
+    assert_eq!(next_completion(&mut b).await.context, 0);
     b.ep.close().unwrap();
     let mut contexts = BTreeSet::new();
     for _ in 0..2 {
@@ -185,12 +200,12 @@ pub(crate) async fn closing_the_endpoint_cancels_what_is_posted(setup: Setup) {
     );
 }
 
-pub(crate) async fn closing_the_endpoint_ends_futures(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn close_cancels_futures(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let mut polled = b.ep.recv().start().unwrap();
     assert!(poll_once(&mut polled).await.is_pending());
     let task = tokio::spawn(b.ep.recv_into(vec![1, 2, 3]).tag(4).start().unwrap());
-    crate::payload::yields(10).await;
+    crate::payload::yield_times(10).await;
     b.ep.close().unwrap();
     assert_eq!(polled.await.unwrap_err().error, Error::Canceled);
     let canceled = task.await.unwrap().unwrap_err();
@@ -213,9 +228,9 @@ pub(crate) async fn closing_the_endpoint_ends_futures(setup: Setup) {
     }
 }
 
-pub(crate) async fn batches_are_bounded(setup: Setup) {
-    let (a, mut b, to_b) = pair(&setup).await;
-    let moving = b.keep_moving();
+pub(crate) async fn batch_reads_are_bounded_and_ordered(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
+    let moving = b.spawn_progress();
     for context in 0..100 {
         b.ep.recv_into(vec![0; 8]).context(context).post().unwrap();
         a.ep.send(to_b, "x").await.unwrap();
@@ -223,11 +238,11 @@ pub(crate) async fn batches_are_bounded(setup: Setup) {
     moving.abort();
     let mut out = Vec::new();
     assert_eq!(b.cq.next_batch(&mut out, 0).await, 0);
-    out.push(next(&mut b).await);
+    out.push(next_completion(&mut b).await);
     while out.len() < 100 {
         let before = out.len();
         let count = if before % 2 == 0 {
-            b.cq.try_batch(&mut out, 7)
+            b.cq.try_next_batch(&mut out, 7)
         } else {
             b.cq.next_batch(&mut out, 4).await
         };
@@ -245,8 +260,8 @@ pub(crate) async fn batches_are_bounded(setup: Setup) {
     );
 }
 
-pub(crate) async fn dropping_a_pending_next_loses_nothing(setup: Setup) {
-    let (a, mut b, to_b) = pair(&setup).await;
+pub(crate) async fn dropped_cq_next_loses_no_completion(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
     for context in 0..50 {
         b.ep.recv_into(vec![0; 8]).context(context).post().unwrap();
     }
@@ -261,7 +276,7 @@ pub(crate) async fn dropping_a_pending_next_loses_nothing(setup: Setup) {
     while contexts.len() < 50 {
         tokio::select! {
             biased;
-            () = crate::payload::yields(1 + contexts.len() as u64 % 3) => {}
+            () = crate::payload::yield_times(1 + contexts.len() as u64 % 3) => {}
             Some(got) = b.cq.next() => contexts.push(got.context),
         }
     }
@@ -270,18 +285,23 @@ pub(crate) async fn dropping_a_pending_next_loses_nothing(setup: Setup) {
 }
 
 /// A task that always finds a completion must let others run all the same.
-pub(crate) async fn a_busy_queue_lets_other_tasks_run(setup: Setup) {
-    let (mut a, b, to_b) = pair_of(&setup, entries(1 << 12), Plan::default()).await;
+pub(crate) async fn busy_cq_yields_to_other_tasks(setup: Setup) {
+    let (mut a, b, to_b) = endpoint_pair_with(
+        &setup,
+        config_with_cq_capacity(1 << 12),
+        EndpointConfig::default(),
+    )
+    .await;
     let ran = Arc::new(AtomicBool::new(false));
     let other = tokio::spawn({
         let ran = ran.clone();
         async move { ran.store(true, Ordering::SeqCst) }
     });
-    let moving = b.keep_moving();
+    let moving = b.spawn_progress();
     let mut rounds = 0;
     while !ran.load(Ordering::SeqCst) {
         a.ep.send(to_b, vec![0; 8]).context(rounds).post().unwrap();
-        assert_eq!(next(&mut a).await.context, rounds);
+        assert_eq!(next_completion(&mut a).await.context, rounds);
         rounds += 1;
         if setup.is_multi_thread() && rounds == 1000 {
             // The other task is on a thread of its own, which may be late: this says nothing.
@@ -299,8 +319,8 @@ pub(crate) async fn a_busy_queue_lets_other_tasks_run(setup: Setup) {
     }
 }
 
-pub(crate) async fn posts_need_a_queue_futures_do_not(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn posts_need_a_cq_and_futures_do_not(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let ep = a
         .domain
         .endpoint(&a.info)

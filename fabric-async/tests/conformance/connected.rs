@@ -12,25 +12,27 @@ use fabric_async::{
 };
 use futures_util::StreamExt;
 
-use crate::meeting::{Room, Side, pair, pair_at_a_door};
-use crate::payload::{LONG, assert_bytes, pattern, poll_once, yields};
-use crate::raw::frame;
+use crate::connected_pair::{
+    MsgDomainFixture, MsgEndpointFixture, connected_pair, connected_pair_with_listener,
+};
+use crate::payload::{LONG_LEN, assert_bytes, pattern, poll_once, yield_times};
+use crate::raw_peer::frame_header;
 use crate::setup::Setup;
 
-async fn send(side: &Side, bytes: &'static [u8]) {
+async fn send_to_peer(side: &MsgEndpointFixture, bytes: &'static [u8]) {
     side.ep.send(side.ep.peer().unwrap(), bytes).await.unwrap();
 }
 
 /// Makes passes until so many messages wait.
-async fn until_waiting(side: &Side, count: usize) {
+async fn wait_for_unexpected(side: &MsgEndpointFixture, count: usize) {
     while side.ep.stats().unexpected < count {
-        side.room.domain.progress();
+        side.domain_fixture.domain.progress();
         tokio::task::yield_now().await;
     }
 }
 
-async fn ended(side: &mut Side) -> DownReason {
-    match side.room.next_event().await {
+async fn shutdown_reason(side: &mut MsgEndpointFixture) -> DownReason {
+    match side.domain_fixture.next_other_event().await {
         EventKind::Shutdown { peer, reason } => {
             assert_eq!(&peer, side.ep.peer_name().unwrap());
             reason
@@ -39,8 +41,8 @@ async fn ended(side: &mut Side) -> DownReason {
     }
 }
 
-pub(crate) async fn every_length_goes_both_ways(setup: Setup) {
-    let (a, b) = pair(&setup).await;
+pub(crate) async fn every_length_arrives_in_both_directions(setup: Setup) {
+    let (a, b) = connected_pair(&setup).await;
     let lens = [
         0,
         1,
@@ -55,7 +57,7 @@ pub(crate) async fn every_length_goes_both_ways(setup: Setup) {
         65_536,
         100_000,
         1 << 20,
-        LONG,
+        LONG_LEN,
     ];
     for len in lens {
         let (to_b, to_a) = (pattern(len, 1), pattern(len, 2));
@@ -76,7 +78,7 @@ pub(crate) async fn every_length_goes_both_ways(setup: Setup) {
             a.ep.send(a.ep.peer().unwrap(), pattern(len, 3))
                 .start()
                 .unwrap();
-        until_waiting(&b, 1).await;
+        wait_for_unexpected(&b, 1).await;
         assert_bytes(&b.ep.recv().await.unwrap(), pattern(len, 3));
         sending.await.unwrap();
     }
@@ -87,8 +89,8 @@ pub(crate) async fn every_length_goes_both_ways(setup: Setup) {
     );
 }
 
-pub(crate) async fn every_kind_of_buffer_and_call(setup: Setup) {
-    let (a, b) = pair(&setup).await;
+pub(crate) async fn every_buffer_type_and_send_call_works(setup: Setup) {
+    let (a, b) = connected_pair(&setup).await;
     let to_b = a.ep.peer().unwrap();
     a.ep.inject(to_b, b"injected").unwrap();
     a.ep.inject_data(to_b, b"with data", 7).unwrap();
@@ -133,8 +135,8 @@ pub(crate) async fn every_kind_of_buffer_and_call(setup: Setup) {
         b.ep.recv_into(vec![0; 4].into_boxed_slice())
             .start()
             .unwrap();
-    send(&a, b"cut to the room").await;
-    send(&a, b"whole").await;
+    send_to_peer(&a, b"cut to the room").await;
+    send_to_peer(&a, b"whole").await;
     let cut = short.await.unwrap_err();
     assert_eq!(
         (cut.error, &cut.buf[..]),
@@ -143,9 +145,12 @@ pub(crate) async fn every_kind_of_buffer_and_call(setup: Setup) {
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"whole");
 }
 
-pub(crate) async fn queues_and_counters_hear_of_all(setup: Setup) {
-    let (here, there) = (Room::open(&setup).await, Room::open(&setup).await);
-    let mut door = there.door(&setup);
+pub(crate) async fn ops_report_to_cqs_counters_and_event_queues(setup: Setup) {
+    let (here, there) = (
+        MsgDomainFixture::open(&setup).await,
+        MsgDomainFixture::open(&setup).await,
+    );
+    let mut door = there.listen(&setup);
     let (sends, recvs) = (
         here.domain.counter().unwrap(),
         there.domain.counter().unwrap(),
@@ -170,7 +175,16 @@ pub(crate) async fn queues_and_counters_hear_of_all(setup: Setup) {
     };
     let (a, b) = tokio::join!(connecting.into_future(), accepting);
     let a = a.unwrap();
-    let (mut a, mut b) = (Side { ep: a, room: here }, Side { ep: b, room: there });
+    let (mut a, mut b) = (
+        MsgEndpointFixture {
+            ep: a,
+            domain_fixture: here,
+        },
+        MsgEndpointFixture {
+            ep: b,
+            domain_fixture: there,
+        },
+    );
     for number in 0..20 {
         b.ep.recv_into(vec![0; 8]).context(number).post().unwrap();
     }
@@ -184,8 +198,8 @@ pub(crate) async fn queues_and_counters_hear_of_all(setup: Setup) {
     recvs.wait(20).await.unwrap();
     for number in 0..20u64 {
         let (sent, mut got) = (
-            a.room.cq.next().await.unwrap(),
-            b.room.cq.next().await.unwrap(),
+            a.domain_fixture.cq.next().await.unwrap(),
+            b.domain_fixture.cq.next().await.unwrap(),
         );
         assert_eq!((sent.context, sent.kind), (100 + number, OpKind::Send));
         assert_eq!(
@@ -197,20 +211,22 @@ pub(crate) async fn queues_and_counters_hear_of_all(setup: Setup) {
     // What is posted when the peer goes is reported too.
     b.ep.recv_into(vec![0; 8]).context(77).post().unwrap();
     a.ep.close().unwrap();
-    let failed = b.room.cq.next().await.unwrap();
+    let failed = b.domain_fixture.cq.next().await.unwrap();
     assert_eq!(failed.context, 77);
     assert!(failed.error.unwrap().is_peer_gone());
     assert_eq!(recvs.errors(), 1);
     let mut own = own;
     let events = [own.next().await, own.next().await];
     assert!(matches!(&events[0].kind, EventKind::Connected { .. }) && events[0].context == 5);
-    assert!(matches!(&events[1].kind, EventKind::Shutdown { .. }) && events[1].object == b.ep.id());
+    assert!(
+        matches!(&events[1].kind, EventKind::Shutdown { .. }) && events[1].endpoint_id == b.ep.id()
+    );
 }
 
 /// Both sides, by `shutdown` and by dropping.
-pub(crate) async fn either_side_may_end_it(setup: Setup) {
+pub(crate) async fn shutdown_or_close_of_either_side_disconnects(setup: Setup) {
     for round in 0..4 {
-        let (active, passive) = pair(&setup).await;
+        let (active, passive) = connected_pair(&setup).await;
         let (mut ending, mut other) = if round % 2 == 0 {
             (active, passive)
         } else {
@@ -218,11 +234,11 @@ pub(crate) async fn either_side_may_end_it(setup: Setup) {
         };
         let waiting = other.ep.recv().start().unwrap();
         let further = other.ep.recv().start().unwrap();
-        send(&ending, b"the last word").await;
+        send_to_peer(&ending, b"the last word").await;
         let own = ending.ep.recv().start().unwrap();
         if round < 2 {
             ending.ep.shutdown().unwrap();
-            assert_eq!(ended(&mut ending).await, DownReason::Closed);
+            assert_eq!(shutdown_reason(&mut ending).await, DownReason::Closed);
             assert_eq!(own.await.unwrap_err().error, Error::Canceled);
             let closed = Error::Closed(Class::Endpoint);
             let to_other = ending.ep.peer().unwrap();
@@ -238,7 +254,7 @@ pub(crate) async fn either_side_may_end_it(setup: Setup) {
             ending.ep.close().unwrap();
         }
         assert_eq!(&waiting.await.unwrap()[..], b"the last word");
-        assert_eq!(ended(&mut other).await, DownReason::Closed);
+        assert_eq!(shutdown_reason(&mut other).await, DownReason::Closed);
         let gone = Error::PeerGone(other.ep.peer_name().unwrap().clone());
         assert_eq!(further.await.unwrap_err().error, gone);
         let to_ending = other.ep.peer().unwrap();
@@ -269,7 +285,7 @@ pub(crate) async fn either_side_may_end_it(setup: Setup) {
         other.ep.shutdown().unwrap();
         assert!(
             other
-                .room
+                .domain_fixture
                 .eq
                 .try_next()
                 .is_none_or(|event| !matches!(event.kind, EventKind::Shutdown { .. }))
@@ -279,9 +295,9 @@ pub(crate) async fn either_side_may_end_it(setup: Setup) {
 
 /// A message that has begun does not end: who sends it has it back, and who receives it hears that
 /// the sender is gone.
-pub(crate) async fn ending_in_the_middle_of_a_message(setup: Setup) {
+pub(crate) async fn shutdown_mid_message_fails_send_and_receive(setup: Setup) {
     for is_received in [false, true] {
-        let (a, mut b) = pair(&setup).await;
+        let (a, mut b) = connected_pair(&setup).await;
         let receiving = is_received.then(|| {
             b.ep.recv_into(Vec::with_capacity(64 << 20))
                 .start()
@@ -319,15 +335,15 @@ pub(crate) async fn ending_in_the_middle_of_a_message(setup: Setup) {
             (failed.error, failed.buf.len()),
             (Error::Canceled, 64 << 20)
         );
-        ended(&mut b).await;
+        shutdown_reason(&mut b).await;
         assert!(b.ep.recv().await.unwrap_err().error.is_peer_gone());
     }
 }
 
 /// Two messages come together. The second one is nobody's when the first is received, and is there
 /// all the same.
-pub(crate) async fn what_has_been_seen_outlives_the_connection(setup: Setup) {
-    let (a, b) = pair(&setup).await;
+pub(crate) async fn buffered_message_survives_local_shutdown(setup: Setup) {
+    let (a, b) = connected_pair(&setup).await;
     let to_b = a.ep.peer().unwrap();
     assert_eq!(a.ep.inject_all(to_b, [&b"one"[..], b"two"]), (2, Ok(())));
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"one");
@@ -340,23 +356,23 @@ pub(crate) async fn what_has_been_seen_outlives_the_connection(setup: Setup) {
 }
 
 /// Where the domain drives itself nobody has to look for what comes to be taken in.
-pub(crate) async fn nobody_need_look_from_the_beginning(setup: Setup) {
+pub(crate) async fn auto_progress_receives_without_polling(setup: Setup) {
     if setup.progress != Progress::Auto {
         return;
     }
-    let (a, b) = pair(&setup).await;
+    let (a, b) = connected_pair(&setup).await;
     for number in 0..5u8 {
         a.ep.send(a.ep.peer().unwrap(), vec![number; 100])
             .await
             .unwrap();
     }
     while b.ep.stats().unexpected < 5 {
-        yields(1).await;
+        yield_times(1).await;
     }
 }
 
-pub(crate) async fn what_has_come_outlives_the_connection(setup: Setup) {
-    let (a, mut b) = pair(&setup).await;
+pub(crate) async fn buffered_messages_survive_peer_close(setup: Setup) {
+    let (a, mut b) = connected_pair(&setup).await;
     for number in 0..50u8 {
         a.ep.send(
             a.ep.peer().unwrap(),
@@ -366,7 +382,7 @@ pub(crate) async fn what_has_come_outlives_the_connection(setup: Setup) {
         .unwrap();
     }
     a.ep.close().unwrap();
-    assert_eq!(ended(&mut b).await, DownReason::Closed);
+    assert_eq!(shutdown_reason(&mut b).await, DownReason::Closed);
     assert_eq!(b.ep.stats().unexpected, 50);
     for number in 0..50u8 {
         // A message that was received and not looked at keeps its place.
@@ -383,9 +399,9 @@ pub(crate) async fn what_has_come_outlives_the_connection(setup: Setup) {
 }
 
 /// More than is buffered.
-pub(crate) async fn what_was_held_back_outlives_the_connection(setup: Setup) {
+pub(crate) async fn messages_over_budget_survive_peer_close(setup: Setup) {
     const MANY: usize = 24;
-    let (a, mut b) = pair(&setup).await;
+    let (a, mut b) = connected_pair(&setup).await;
     let sending = tokio::spawn(async move {
         for number in 0..MANY {
             a.ep.send(a.ep.peer().unwrap(), vec![number as u8; 1 << 20])
@@ -393,19 +409,19 @@ pub(crate) async fn what_was_held_back_outlives_the_connection(setup: Setup) {
                 .unwrap();
         }
         a.ep.close().unwrap();
-        a.room
+        a.domain_fixture
     });
-    until_waiting(&b, 15).await;
+    wait_for_unexpected(&b, 15).await;
     for number in 0..MANY {
         assert_eq!(b.ep.recv().await.unwrap()[..], vec![number as u8; 1 << 20]);
     }
     assert!(b.ep.recv().await.unwrap_err().error.is_peer_gone());
-    assert_eq!(ended(&mut b).await, DownReason::Closed);
+    assert_eq!(shutdown_reason(&mut b).await, DownReason::Closed);
     sending.await.unwrap();
 }
 
-pub(crate) async fn everything_that_waits_ends_with_the_connection(setup: Setup) {
-    let (a, mut b) = pair(&setup).await;
+pub(crate) async fn peer_close_fails_all_pending_ops(setup: Setup) {
+    let (a, mut b) = connected_pair(&setup).await;
     let mut several =
         b.ep.recv_multi(BytesMut::with_capacity(4096))
             .start()
@@ -415,7 +431,7 @@ pub(crate) async fn everything_that_waits_ends_with_the_connection(setup: Setup)
     let plain = b.ep.recv().start().unwrap();
     let unsent = vec![0; 64 << 20];
     let sending = b.ep.send(b.ep.peer().unwrap(), unsent).start().unwrap();
-    send(&a, b"one").await;
+    send_to_peer(&a, b"one").await;
     assert_eq!(&several.next().await.unwrap().unwrap()[..], b"one");
     let ending = async {
         tokio::task::yield_now().await;
@@ -437,16 +453,16 @@ pub(crate) async fn everything_that_waits_ends_with_the_connection(setup: Setup)
     assert!(plain.await.unwrap_err().error.is_peer_gone());
     let failed = sending.await.unwrap_err();
     assert!(failed.error.is_peer_gone() && failed.buf.len() == 64 << 20);
-    ended(&mut b).await;
+    shutdown_reason(&mut b).await;
 }
 
-pub(crate) async fn several_messages_into_one_buffer(setup: Setup) {
-    let (a, mut b) = pair(&setup).await;
+pub(crate) async fn multi_recv_takes_messages_after_peer_close(setup: Setup) {
+    let (a, mut b) = connected_pair(&setup).await;
     for number in 0..100u8 {
         a.ep.inject(a.ep.peer().unwrap(), &[number; 10]).unwrap();
     }
     a.ep.close().unwrap();
-    ended(&mut b).await;
+    shutdown_reason(&mut b).await;
     // It is posted after the end, and takes what had come before.
     let mut several =
         b.ep.recv_multi(BytesMut::with_capacity(4096))
@@ -466,8 +482,8 @@ pub(crate) async fn several_messages_into_one_buffer(setup: Setup) {
     );
 }
 
-pub(crate) async fn dropped_receives_lose_nothing(setup: Setup) {
-    let (a, b) = pair(&setup).await;
+pub(crate) async fn dropped_receives_lose_no_message(setup: Setup) {
+    let (a, b) = connected_pair(&setup).await;
     let sending = async {
         for number in 0..200u32 {
             let len = if number % 10 == 0 { 300_000 } else { 8 };
@@ -497,8 +513,8 @@ pub(crate) async fn dropped_receives_lose_nothing(setup: Setup) {
 }
 
 /// What a send has taken over leaves after the end too, as long as the other side takes it.
-pub(crate) async fn closing_hands_over_what_was_sent(setup: Setup) {
-    let (a, b) = pair(&setup).await;
+pub(crate) async fn close_delivers_injected_messages(setup: Setup) {
+    let (a, b) = connected_pair(&setup).await;
     for number in 0..200u8 {
         a.ep.inject(a.ep.peer().unwrap(), &[number; 4000]).unwrap();
     }
@@ -512,22 +528,22 @@ pub(crate) async fn closing_hands_over_what_was_sent(setup: Setup) {
     assert!(b.ep.recv().await.unwrap_err().error.is_peer_gone());
 }
 
-const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 /// A task that waits for something that never comes, and so keeps the domain moving.
-pub(crate) fn keep_moving(side: &Side) -> tokio::task::JoinHandle<()> {
-    let never = side.room.domain.counter().unwrap();
+pub(crate) fn spawn_progress(side: &MsgEndpointFixture) -> tokio::task::JoinHandle<()> {
+    let never = side.domain_fixture.domain.counter().unwrap();
     tokio::spawn(async move {
         let _ = never.wait(u64::MAX).await;
     })
 }
 
-pub(crate) async fn memory_is_written_and_read(setup: Setup) {
-    let (a, b) = pair(&setup).await;
-    let _moving = keep_moving(&b);
-    let region = b.room.domain.alloc(LONG, BOTH).unwrap();
+pub(crate) async fn every_length_is_written_and_read(setup: Setup) {
+    let (a, b) = connected_pair(&setup).await;
+    let _moving = spawn_progress(&b);
+    let region = b.domain_fixture.domain.alloc(LONG_LEN, READ_WRITE).unwrap();
     let (remote, to_b) = (region.remote(), a.ep.peer().unwrap());
-    for len in [0, 1, 8, 4096, 65_537, 1 << 20, LONG] {
+    for len in [0, 1, 8, 4096, 65_537, 1 << 20, LONG_LEN] {
         a.ep.write(to_b, remote.at(0), pattern(len, 1))
             .await
             .unwrap();
@@ -539,16 +555,19 @@ pub(crate) async fn memory_is_written_and_read(setup: Setup) {
     }
     // Messages and accesses keep their order.
     a.ep.inject_write(to_b, remote.at(0), b"before").unwrap();
-    send(&a, b"look").await;
+    send_to_peer(&a, b"look").await;
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"look");
     let mut there = [0; 6];
     region.read(0, &mut there).unwrap();
     assert_eq!(&there, b"before");
 }
 
-pub(crate) async fn writes_are_heard_of_and_counted(setup: Setup) {
-    let (here, there) = (Room::open(&setup).await, Room::open(&setup).await);
-    let mut door = there.door(&setup);
+pub(crate) async fn writes_report_data_and_count_at_target(setup: Setup) {
+    let (here, there) = (
+        MsgDomainFixture::open(&setup).await,
+        MsgDomainFixture::open(&setup).await,
+    );
+    let mut door = there.listen(&setup);
     let writes = there.domain.counter().unwrap();
     let calling = here.connect(&door).into_future();
     let accepting = async {
@@ -559,8 +578,14 @@ pub(crate) async fn writes_are_heard_of_and_counted(setup: Setup) {
         ep.accept(door.next().await.unwrap(), b"").await.unwrap()
     };
     let (a, b) = tokio::join!(calling, accepting);
-    let (a, mut b) = (a.unwrap(), Side { ep: b, room: there });
-    let region = b.room.domain.alloc(100, BOTH).unwrap();
+    let (a, mut b) = (
+        a.unwrap(),
+        MsgEndpointFixture {
+            ep: b,
+            domain_fixture: there,
+        },
+    );
+    let region = b.domain_fixture.domain.alloc(100, READ_WRITE).unwrap();
     let writing = async {
         a.write(a.peer().unwrap(), region.remote().at(10), "with data")
             .data(9)
@@ -570,14 +595,14 @@ pub(crate) async fn writes_are_heard_of_and_counted(setup: Setup) {
             .await
             .unwrap();
     };
-    let ((), heard, counted) = tokio::join!(writing, b.room.cq.next(), writes.wait(2));
+    let ((), heard, counted) = tokio::join!(writing, b.domain_fixture.cq.next(), writes.wait(2));
     let heard = heard.unwrap();
     assert_eq!((heard.transfer.data, heard.transfer.len), (Some(9), 9));
     counted.unwrap();
 }
 
-pub(crate) async fn delivery_is_confirmed(setup: Setup) {
-    let (a, b) = pair(&setup).await;
+pub(crate) async fn delivery_complete_waits_for_the_peer(setup: Setup) {
+    let (a, b) = connected_pair(&setup).await;
     let to_b = a.ep.peer().unwrap();
     for len in [0, 8, 100_000, 1 << 20] {
         let (sent, got) = tokio::join!(
@@ -599,19 +624,19 @@ pub(crate) async fn delivery_is_confirmed(setup: Setup) {
     assert!(sending.await.unwrap_err().error.is_peer_gone());
 }
 
-pub(crate) async fn what_breaks_the_rules_ends_the_connection(setup: Setup) {
-    let room = Room::open(&setup).await;
+pub(crate) async fn protocol_violation_closes_connection(setup: Setup) {
+    let room = MsgDomainFixture::open(&setup).await;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let name = format!("tcp://{}", listener.local_addr().unwrap());
     for bad in [
-        frame(0, 2, 0, 16, 16),      // an acknowledgement of nothing
-        frame(0, 0, 0, 15, 16),      // a header that is too short
-        frame(0, 0, 0, 121, 200),    // and one that is too long
-        frame(0, 0, 0, 16, 15),      // less than its header
-        frame(0, 0, 0, 16, 1 << 60), // longer than memory
-        frame(3, 0, 0, 16, 16),      // an answer to no read
-        frame(6, 0, 0, 16, 16),      // a rendezvous that was not agreed on
-        frame(200, 0, 0, 16, 16),
+        frame_header(0, 2, 0, 16, 16),      // an acknowledgement of nothing
+        frame_header(0, 0, 0, 15, 16),      // a header that is too short
+        frame_header(0, 0, 0, 121, 200),    // and one that is too long
+        frame_header(0, 0, 0, 16, 15),      // less than its header
+        frame_header(0, 0, 0, 16, 1 << 60), // longer than memory
+        frame_header(3, 0, 0, 16, 16),      // an answer to no read
+        frame_header(6, 0, 0, 16, 16),      // a rendezvous that was not agreed on
+        frame_header(200, 0, 0, 16, 16),
     ] {
         let (listener, bad) = (listener.try_clone().unwrap(), bad);
         let peer = tokio::task::spawn_blocking(move || {
@@ -620,7 +645,7 @@ pub(crate) async fn what_breaks_the_rules_ends_the_connection(setup: Setup) {
             let mut said = vec![3, 1];
             said.resize(24, 0);
             said.extend(1u64.to_ne_bytes());
-            said.extend(frame(0, 0, 0, 16, 20));
+            said.extend(frame_header(0, 0, 0, 16, 20));
             said.extend(b"good");
             said.extend(bad);
             socket.write_all(&said).unwrap();
@@ -644,8 +669,8 @@ pub(crate) async fn what_breaks_the_rules_ends_the_connection(setup: Setup) {
     }
 }
 
-pub(crate) async fn what_makes_no_sense_is_refused(setup: Setup) {
-    let (a, b) = pair(&setup).await;
+pub(crate) async fn unsupported_calls_are_refused(setup: Setup) {
+    let (a, b) = connected_pair(&setup).await;
     let unsupported = |error: Error| assert!(matches!(error, Error::NotSupported(_)), "{error}");
     let (ep, to_b) = (&a.ep, a.ep.peer().unwrap());
     unsupported(ep.recv().from(to_b).await.unwrap_err().error);
@@ -653,11 +678,15 @@ pub(crate) async fn what_makes_no_sense_is_refused(setup: Setup) {
     unsupported(ep.send(to_b, "").tag(1).await.unwrap_err().error);
     unsupported(ep.inject_tagged(to_b, 1, b"").unwrap_err());
     unsupported(ep.send(to_b, "").match_complete().await.unwrap_err().error);
-    unsupported(ep.lookup(b.ep.name()).await.unwrap_err());
+    unsupported(ep.add_peer(b.ep.name()).await.unwrap_err());
     unsupported(ep.address_vector().insert(b.ep.name()).unwrap_err());
     unsupported(ep.address_vector().remove(to_b).unwrap_err());
     unsupported(ep.address_vector().close().unwrap_err().error);
-    unsupported(ep.join("udp://239.1.2.3:1").map(drop).unwrap_err());
+    unsupported(
+        ep.join_multicast("udp://239.1.2.3:1")
+            .map(drop)
+            .unwrap_err(),
+    );
     assert_eq!(
         ep.address_vector().peers(),
         [(to_b, ep.peer_name().unwrap().clone())]
@@ -668,10 +697,10 @@ pub(crate) async fn what_makes_no_sense_is_refused(setup: Setup) {
         Error::StaleAddress(stale)
     );
     // Nothing of it has done any harm.
-    send(&a, b"all the same").await;
+    send_to_peer(&a, b"all the same").await;
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"all the same");
 
-    let room = &a.room;
+    let room = &a.domain_fixture;
     let av = room.domain.address_vector().unwrap();
     unsupported(room.endpoint().bind_av(&av).map(drop).unwrap_err());
     let invalid = |error: Error| assert!(matches!(error, Error::Invalid { .. }), "{error}");
@@ -704,14 +733,14 @@ pub(crate) async fn what_makes_no_sense_is_refused(setup: Setup) {
     assert!(matches!(discover(&directed).await, Err(Error::NoMatch(_))));
 }
 
-pub(crate) async fn the_front_door_leads_here(setup: Setup) {
+pub(crate) async fn listen_and_connect_conveniences_work(setup: Setup) {
     let options = || {
         let options = Endpoint::options()
-            .wait_policy(setup.policy)
+            .wait_policy(setup.wait_policy)
             .progress(setup.progress);
         options.socket_io(setup.socket_io)
     };
-    let mut door = options().listen(&setup.fresh()).await.unwrap();
+    let mut door = options().listen(&setup.unnamed_address()).await.unwrap();
     let name = door.name().clone();
     let accepting = async { door.next().await.unwrap().accept("welcome").await.unwrap() };
     let (active, passive) = tokio::join!(options().connect(&name), accepting);
@@ -749,12 +778,21 @@ pub(crate) async fn the_front_door_leads_here(setup: Setup) {
     assert!(matches!(none, Error::NoMatch(_)), "{none}");
 }
 
-pub(crate) async fn the_object_tree_knows_them(setup: Setup) {
-    let (a, b, door) = pair_at_a_door(&setup).await;
-    assert_eq!(a.room.domain.children().of(Class::Endpoint), 1);
-    assert_eq!(a.room.domain.children().of(Class::AddressVector), 0);
-    assert_eq!(b.room.fabric.children().of(Class::PassiveEndpoint), 1);
-    let Room { eq, fabric, .. } = b.room;
+pub(crate) async fn object_tree_counts_connected_endpoints(setup: Setup) {
+    let (a, b, door) = connected_pair_with_listener(&setup).await;
+    assert_eq!(a.domain_fixture.domain.children().of(Class::Endpoint), 1);
+    assert_eq!(
+        a.domain_fixture.domain.children().of(Class::AddressVector),
+        0
+    );
+    assert_eq!(
+        b.domain_fixture
+            .fabric
+            .children()
+            .of(Class::PassiveEndpoint),
+        1
+    );
+    let MsgDomainFixture { eq, fabric, .. } = b.domain_fixture;
     let refused = eq.close().unwrap_err();
     assert!(
         refused.to_string().contains("1 passive endpoint"),

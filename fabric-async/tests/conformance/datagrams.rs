@@ -5,29 +5,32 @@ use std::net::UdpSocket;
 
 use bytes::Bytes;
 use fabric_async::{
-    Canceled, Caps, Endpoint, EpType, Error, FiAddr, Gather, Protocol, Scatter, Scheme,
+    CancelOutcome, Caps, Endpoint, EpType, Error, FiAddr, Gather, Protocol, Scatter, Scheme,
 };
 use futures_util::StreamExt;
 
-use crate::payload::{assert_bytes, number_of, numbered, pattern, poll_once};
+use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with};
+use crate::payload::{assert_bytes, message_number, numbered_message, pattern, poll_once};
 use crate::setup::Setup;
-use crate::station::{Plan, Station, pair, pair_of};
 
 /// Makes passes until it holds: inside one machine everything arrives, if its receiver looks in
 /// time.
-async fn until(station: &Station, mut holds: impl FnMut(&Station) -> bool) {
+async fn progress_until(
+    station: &EndpointFixture,
+    mut holds: impl FnMut(&EndpointFixture) -> bool,
+) {
     while !holds(station) {
         station.domain.progress();
         tokio::task::yield_now().await;
     }
 }
 
-fn waiting(station: &Station) -> usize {
+fn unexpected_count(station: &EndpointFixture) -> usize {
     station.ep.stats().unexpected
 }
 
 pub(crate) async fn every_length_arrives_whole(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let limit = a.info.ep.max_msg_size;
     for len in (0..70)
         .chain(70..limit)
@@ -47,10 +50,10 @@ pub(crate) async fn every_length_arrives_whole(setup: Setup) {
         assert_eq!((got.tag(), got.data()), (None, None));
         // Nobody waits for it.
         a.ep.inject(to_b, pattern(len, 1)).unwrap();
-        until(&b, |b| waiting(b) == 1).await;
+        progress_until(&b, |b| unexpected_count(b) == 1).await;
         let got = b.ep.recv_into(Vec::with_capacity(len)).await.unwrap();
         assert_bytes(&got, pattern(len, 1));
-        assert_eq!(waiting(&b), 0);
+        assert_eq!(unexpected_count(&b), 0);
     }
     assert_eq!(
         (
@@ -62,8 +65,8 @@ pub(crate) async fn every_length_arrives_whole(setup: Setup) {
     );
 }
 
-pub(crate) async fn vectors_and_loans_are_messages_too(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn vectors_and_loans_are_sent_as_datagrams(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     for (first, second) in [(0, 0), (1, 0), (0, 7), (700, 772)] {
         let gather = Gather::from((
             pattern(first, 1).to_vec(),
@@ -86,8 +89,8 @@ pub(crate) async fn vectors_and_loans_are_messages_too(setup: Setup) {
     assert_bytes(&got.unwrap(), pattern(1000, 3));
 }
 
-pub(crate) async fn longer_ones_are_refused(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn send_beyond_max_msg_size_is_refused(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let limit = a.info.ep.max_msg_size;
     assert_eq!(a.info.tx.inject_size, limit);
     let long = vec![7; limit + 1];
@@ -115,16 +118,16 @@ pub(crate) async fn longer_ones_are_refused(setup: Setup) {
 }
 
 /// What is longer than the room, than this endpoint takes, and than the fabric would send.
-pub(crate) async fn what_does_not_fit_is_cut(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn long_datagrams_are_truncated(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let limit = a.info.ep.max_msg_size;
     let small = setup
-        .planned(Plan {
+        .open_endpoint_with(EndpointConfig {
             max_msg_size: Some(100),
-            ..Plan::default()
+            ..EndpointConfig::default()
         })
         .await;
-    let to_small = a.meet(&small).await;
+    let to_small = a.add_peer(&small).await;
     for early in [true, false] {
         for (len, room) in [(1, 0), (100, 10), (limit, limit - 1), (limit, 0)] {
             let buf = vec![0xee; room].into_boxed_slice();
@@ -133,7 +136,7 @@ pub(crate) async fn what_does_not_fit_is_cut(setup: Setup) {
             let failed = match early {
                 Some(early) => early.await.unwrap_err(),
                 None => {
-                    until(&b, |b| waiting(b) == 1).await;
+                    progress_until(&b, |b| unexpected_count(b) == 1).await;
                     b.ep.recv_into(buf).await.unwrap_err()
                 }
             };
@@ -152,7 +155,7 @@ pub(crate) async fn what_does_not_fit_is_cut(setup: Setup) {
         let failed = match early {
             Some(early) => early.await.unwrap_err(),
             None => {
-                until(&small, |small| waiting(small) == 1).await;
+                progress_until(&small, |small| unexpected_count(small) == 1).await;
                 small.ep.recv().await.unwrap_err()
             }
         };
@@ -163,7 +166,7 @@ pub(crate) async fn what_does_not_fit_is_cut(setup: Setup) {
         stranger
             .send_to(pattern(60_000, 3), b.ep.name().name())
             .unwrap();
-        until(&b, |b| waiting(b) == 1).await;
+        progress_until(&b, |b| unexpected_count(b) == 1).await;
         let failed = b.ep.recv().await.unwrap_err();
         assert_eq!(
             failed.error,
@@ -176,10 +179,10 @@ pub(crate) async fn what_does_not_fit_is_cut(setup: Setup) {
     }
 }
 
-pub(crate) async fn senders_have_numbers(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let c = setup.station().await;
-    let (kept, to_b_of_c) = (b.av.insert(c.ep.name()).unwrap(), c.meet(&b).await);
+pub(crate) async fn datagram_sources_have_stable_addresses(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let c = setup.open_endpoint().await;
+    let (kept, to_b_of_c) = (b.av.insert(c.ep.name()).unwrap(), c.add_peer(&b).await);
     a.ep.send(to_b, "from a guest").await.unwrap();
     let got = b.ep.recv().await.unwrap();
     let guest = got.source().unwrap();
@@ -209,12 +212,12 @@ pub(crate) async fn senders_have_numbers(setup: Setup) {
     );
 }
 
-pub(crate) async fn strangers_stay_strangers_until_inserted(setup: Setup) {
-    let closed = Plan {
-        welcoming: false,
-        ..Plan::default()
+pub(crate) async fn source_is_unknown_until_av_insert(setup: Setup) {
+    let closed = EndpointConfig {
+        auto_insert: false,
+        ..EndpointConfig::default()
     };
-    let (a, b, to_b) = pair_of(&setup, Plan::default(), closed).await;
+    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), closed).await;
     a.ep.send(to_b, "one").await.unwrap();
     assert_eq!(
         b.ep.recv().await.unwrap().source(),
@@ -223,7 +226,7 @@ pub(crate) async fn strangers_stay_strangers_until_inserted(setup: Setup) {
     for text in ["two", "three"] {
         a.ep.send(to_b, text).await.unwrap();
     }
-    until(&b, |b| waiting(b) == 2).await;
+    progress_until(&b, |b| unexpected_count(b) == 2).await;
     let dropped = b.ep.recv().start().unwrap();
     let number = b.av.insert(a.ep.name()).unwrap();
     drop(dropped);
@@ -238,13 +241,13 @@ pub(crate) async fn strangers_stay_strangers_until_inserted(setup: Setup) {
     assert_eq!(b.av.peers().len(), 1);
 }
 
-pub(crate) async fn nobody_there_is_no_error(setup: Setup) {
-    let (mut a, b, to_b) = pair(&setup).await;
-    let gone = setup.station().await;
-    let nobody = a.meet(&gone).await;
+pub(crate) async fn send_to_closed_port_succeeds(setup: Setup) {
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
+    let gone = setup.open_endpoint().await;
+    let nobody = a.add_peer(&gone).await;
     drop(gone);
     assert_eq!(
-        a.ep.lookup(&a.av.lookup(nobody).unwrap()).await,
+        a.ep.add_peer(&a.av.lookup(nobody).unwrap()).await,
         Ok(nobody),
         "nobody is asked"
     );
@@ -252,20 +255,25 @@ pub(crate) async fn nobody_there_is_no_error(setup: Setup) {
         a.ep.send(nobody, "into the dark").await.unwrap();
         a.ep.inject(nobody, b"likewise").unwrap();
         // What the network says of those concerns nobody else.
-        a.ep.send(to_b, numbered(number, 8)).await.unwrap();
-        assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
+        a.ep.send(to_b, numbered_message(number, 8)).await.unwrap();
+        assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
     }
     assert_eq!((a.ep.stats().failed, a.eq.try_next()), (0, None));
 }
 
-pub(crate) async fn what_was_not_asked_for_is_kept_or_dropped_and_counted(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn unexpected_datagrams_over_budget_are_dropped_and_counted(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let limit = a.info.ep.max_msg_size;
     let mut sent = 0;
     while b.ep.stats().dropped < 10 {
-        a.ep.send(to_b, numbered(sent, limit)).await.unwrap();
+        a.ep.send(to_b, numbered_message(sent, limit))
+            .await
+            .unwrap();
         sent += 1;
-        until(&b, |b| waiting(b) as u64 + b.ep.stats().dropped == sent).await;
+        progress_until(&b, |b| {
+            unexpected_count(b) as u64 + b.ep.stats().dropped == sent
+        })
+        .await;
         assert!(sent < 1 << 16, "there is an end of it");
     }
     let stats = b.ep.stats();
@@ -275,7 +283,7 @@ pub(crate) async fn what_was_not_asked_for_is_kept_or_dropped_and_counted(setup:
     );
     for number in 0..stats.unexpected as u64 {
         assert_eq!(
-            number_of(&b.ep.recv().await.unwrap()),
+            message_number(&b.ep.recv().await.unwrap()),
             number,
             "what was there first is kept"
         );
@@ -285,56 +293,56 @@ pub(crate) async fn what_was_not_asked_for_is_kept_or_dropped_and_counted(setup:
         (stats.unexpected, stats.unexpected_bytes, stats.dropped),
         (0, 0, 10)
     );
-    let (got, late) = tokio::join!(b.ep.recv(), a.ep.send(to_b, numbered(sent, limit)));
+    let (got, late) = tokio::join!(b.ep.recv(), a.ep.send(to_b, numbered_message(sent, limit)));
     late.unwrap();
-    assert_eq!(number_of(&got.unwrap()), sent);
+    assert_eq!(message_number(&got.unwrap()), sent);
 }
 
-pub(crate) async fn dropped_receives_give_messages_back(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn dropped_receives_requeue_messages(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let mut early = b.ep.recv().start().unwrap();
     assert!(poll_once(&mut early).await.is_pending());
     for number in 0..4 {
-        a.ep.send(to_b, numbered(number, 8)).await.unwrap();
+        a.ep.send(to_b, numbered_message(number, 8)).await.unwrap();
     }
     // One has a message and nobody has looked; one took it and was dropped before.
-    until(&b, |b| waiting(b) == 3).await;
+    progress_until(&b, |b| unexpected_count(b) == 3).await;
     let late = b.ep.recv().start().unwrap();
     drop(early);
     drop(late);
-    assert_eq!(waiting(&b), 4);
+    assert_eq!(unexpected_count(&b), 4);
     for number in 0..4 {
-        assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
+        assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
     }
     let unmatched = b.ep.recv_into(vec![1, 2, 3]).start().unwrap();
-    let Canceled::Withdrawn(buf) = unmatched.cancel().await else {
+    let CancelOutcome::Canceled(buf) = unmatched.cancel().await else {
         panic!("nothing came")
     };
     assert_eq!(buf, [1, 2, 3]);
 }
 
-pub(crate) async fn batches_of_every_kind_arrive(setup: Setup) {
-    let (mut a, b, to_b) = pair(&setup).await;
-    let c = setup.station().await;
-    let to_c = a.meet(&c).await;
+pub(crate) async fn inject_all_and_post_all_batches_arrive(setup: Setup) {
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
+    let c = setup.open_endpoint().await;
+    let to_c = a.add_peer(&c).await;
     for count in [1, 31, 32, 33, 100] {
         let messages: Vec<Vec<u8>> = (0..count)
-            .map(|number| numbered(number, 8 + number as usize))
+            .map(|number| numbered_message(number, 8 + number as usize))
             .collect();
         let (injected, stopped) =
             a.ep.inject_all(to_b, messages.iter().map(|message| &message[..]));
         assert_eq!((injected as u64, stopped), (count, Ok(())));
-        until(&b, |b| waiting(b) as u64 == count).await;
+        progress_until(&b, |b| unexpected_count(b) as u64 == count).await;
         // A single one behind them, and to somebody else.
         a.ep.send(to_c, "not one of them").await.unwrap();
         let posts = messages.iter().cloned().enumerate();
         let posts = posts.map(|(at, message)| a.ep.send(to_b, message).context(at as u64));
         a.ep.post_all(posts).unwrap();
-        until(&b, |b| waiting(b) as u64 == 2 * count).await;
+        progress_until(&b, |b| unexpected_count(b) as u64 == 2 * count).await;
         for round in 0..2 {
             for number in 0..count {
                 assert_eq!(
-                    number_of(&b.ep.recv().await.unwrap()),
+                    message_number(&b.ep.recv().await.unwrap()),
                     number,
                     "round {round} of {count}"
                 );
@@ -355,9 +363,9 @@ pub(crate) async fn batches_of_every_kind_arrive(setup: Setup) {
     assert_eq!((b.ep.stats().dropped, a.ep.stats().failed), (0, 0));
 }
 
-pub(crate) async fn probes_see_what_waits(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    assert_eq!(b.ep.probe().now().unwrap(), None);
+pub(crate) async fn probes_find_unexpected_datagrams(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    assert_eq!(b.ep.probe().try_probe().unwrap(), None);
     let (seen, sent) = tokio::join!(b.ep.probe(), a.ep.send(to_b, "hello"));
     sent.unwrap();
     assert_eq!(seen.unwrap().len, 5);
@@ -378,8 +386,8 @@ pub(crate) async fn probes_see_what_waits(setup: Setup) {
     );
 }
 
-pub(crate) async fn there_are_no_tags_and_no_data(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn unsupported_caps_and_ops_are_refused(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let info = a.ep.info();
     assert_eq!(
         (info.ep.ep_type, info.ep.protocol),
@@ -430,21 +438,21 @@ pub(crate) async fn there_are_no_tags_and_no_data(setup: Setup) {
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"none of it was sent");
 }
 
-pub(crate) async fn the_front_door_leads_here(setup: Setup) {
+pub(crate) async fn bind_convenience_works(setup: Setup) {
     for (server, client) in [("127.0.0.1:0", ""), ("[::1]:0", "[::1]:0")] {
         let bind = async |name: &str| {
             let options = Endpoint::options()
                 .progress(setup.progress)
-                .wait_policy(setup.policy);
+                .wait_policy(setup.wait_policy);
             options
                 .bind(format!("{}://{name}", setup.provider))
                 .await
                 .unwrap()
         };
         let (server, client) = (bind(server).await, bind(client).await);
-        let socket = server.name().socket().unwrap();
+        let socket = server.name().socket_addr().unwrap();
         assert!(socket.ip().is_loopback() && socket.port() != 0);
-        let peer = client.lookup(server.name()).await.unwrap();
+        let peer = client.add_peer(server.name()).await.unwrap();
         client.send(peer, "hello, fabric").await.unwrap();
         let asked = server.recv().await.unwrap();
         server
@@ -455,9 +463,9 @@ pub(crate) async fn the_front_door_leads_here(setup: Setup) {
     }
 }
 
-pub(crate) async fn addresses_of_sockets_are_understood(setup: Setup) {
-    let (a, b) = (setup.station().await, setup.station().await);
-    let port = b.ep.name().socket().unwrap().port();
+pub(crate) async fn av_accepts_and_checks_socket_addresses(setup: Setup) {
+    let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
+    let port = b.ep.name().socket_addr().unwrap().port();
     let to_b =
         a.av.insert(format!("fi_sockaddr_in://127.0.0.1:{port}"))
             .unwrap();
@@ -492,8 +500,8 @@ pub(crate) async fn addresses_of_sockets_are_understood(setup: Setup) {
     }
 }
 
-pub(crate) async fn ended_endpoints_take_what_is_posted_with_them(setup: Setup) {
-    let (a, mut b, to_b) = pair(&setup).await;
+pub(crate) async fn close_cancels_posted_receives(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
     let started = b.ep.recv().start().unwrap();
     b.ep.recv().context(5).post().unwrap();
     a.ep.send(to_b, "one").await.unwrap();

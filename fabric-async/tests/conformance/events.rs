@@ -2,23 +2,28 @@
 
 use fabric_async::{Address, DownReason, Error, Event, EventKind};
 
-use crate::payload::{poll_once, settled};
+use crate::endpoint_fixture::{
+    ENDPOINT_CONTEXT, EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with,
+};
+use crate::payload::{poll_once, wait_until_stable};
 use crate::setup::Setup;
-use crate::station::{CONTEXT, Plan, Station, pair, pair_of};
 
-async fn next(station: &mut Station) -> Event {
+async fn next_event(station: &mut EndpointFixture) -> Event {
     station.eq.next().await
 }
 
-fn is_connected(event: Event, station: &Station) -> bool {
+fn is_peer_connected(event: Event, station: &EndpointFixture) -> bool {
     matches!(event.kind, EventKind::PeerConnected { peer, .. } if peer == *station.ep.name())
 }
 
-pub(crate) async fn a_peer_connects_and_closes(setup: Setup) {
-    let (a, mut b, to_b) = pair(&setup).await;
+pub(crate) async fn peer_connect_and_close_are_events(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
     let name = a.ep.name().clone();
-    let event = next(&mut b).await;
-    assert_eq!((event.object, event.context), (b.ep.id(), CONTEXT));
+    let event = next_event(&mut b).await;
+    assert_eq!(
+        (event.endpoint_id, event.context),
+        (b.ep.id(), ENDPOINT_CONTEXT)
+    );
     let EventKind::PeerConnected {
         peer,
         source: number,
@@ -32,8 +37,11 @@ pub(crate) async fn a_peer_connects_and_closes(setup: Setup) {
     assert_eq!(number, Some(source));
     assert_eq!(b.eq.try_next(), None, "a message is not an event");
     a.ep.close().unwrap();
-    let event = next(&mut b).await;
-    assert_eq!((event.object, event.context), (b.ep.id(), CONTEXT));
+    let event = next_event(&mut b).await;
+    assert_eq!(
+        (event.endpoint_id, event.context),
+        (b.ep.id(), ENDPOINT_CONTEXT)
+    );
     let down = EventKind::PeerDown {
         peer: name,
         source: Some(source),
@@ -41,12 +49,12 @@ pub(crate) async fn a_peer_connects_and_closes(setup: Setup) {
     };
     assert_eq!(event.kind, down);
     // Both directions go down as one.
-    settled(|| 0).await;
+    wait_until_stable(|| 0).await;
     assert_eq!(b.eq.try_next(), None);
 }
 
-pub(crate) async fn an_endpoint_can_have_a_queue_of_its_own(setup: Setup) {
-    let (a, mut b) = (setup.station().await, setup.station().await);
+pub(crate) async fn endpoint_can_bind_its_own_event_queue(setup: Setup) {
+    let (a, mut b) = (setup.open_endpoint().await, setup.open_endpoint().await);
     let mut own = b.fabric.event_queue(8).unwrap();
     let ep = b
         .domain
@@ -57,28 +65,28 @@ pub(crate) async fn an_endpoint_can_have_a_queue_of_its_own(setup: Setup) {
         .bind_eq(&own)
         .unwrap();
     let ep = ep.context(5).enable().await.unwrap();
-    a.ep.lookup(ep.name()).await.unwrap();
+    a.ep.add_peer(ep.name()).await.unwrap();
     let event = own.next().await;
-    assert_eq!((event.object, event.context), (ep.id(), 5));
+    assert_eq!((event.endpoint_id, event.context), (ep.id(), 5));
     assert!(matches!(event.kind, EventKind::PeerConnected { peer, .. } if peer == *a.ep.name()));
     assert_eq!(
         b.eq.try_next(),
         None,
         "the domain's queue hears nothing of it"
     );
-    a.meet(&b).await;
-    assert_eq!(next(&mut b).await.object, b.ep.id());
+    a.add_peer(&b).await;
+    assert_eq!(next_event(&mut b).await.endpoint_id, b.ep.id());
     assert_eq!(own.try_next(), None);
 }
 
-pub(crate) async fn a_failed_send_nobody_awaits_is_an_event(setup: Setup) {
-    let (mut a, b, to_b) = pair_of(
+pub(crate) async fn failure_of_dropped_send_is_an_event(setup: Setup) {
+    let (mut a, b, to_b) = endpoint_pair_with(
         &setup,
-        Plan {
+        EndpointConfig {
             tx_size: Some(16),
-            ..Plan::default()
+            ..EndpointConfig::default()
         },
-        Plan::default(),
+        EndpointConfig::default(),
     )
     .await;
     // It is there before anything is abandoned.
@@ -90,47 +98,50 @@ pub(crate) async fn a_failed_send_nobody_awaits_is_an_event(setup: Setup) {
     let name = b.ep.name().clone();
     b.ep.close().unwrap();
     loop {
-        let event = next(&mut a).await;
+        let event = next_event(&mut a).await;
         if let EventKind::OperationFailed { peer, error } = event.kind {
-            assert_eq!((event.object, event.context), (a.ep.id(), CONTEXT));
+            assert_eq!(
+                (event.endpoint_id, event.context),
+                (a.ep.id(), ENDPOINT_CONTEXT)
+            );
             assert_eq!((peer, error), (Some(to_b), Error::PeerGone(name)));
             return;
         }
     }
 }
 
-pub(crate) async fn events_beyond_the_capacity_are_counted(setup: Setup) {
+pub(crate) async fn event_queue_overrun_is_counted(setup: Setup) {
     let mut r = setup
-        .planned(Plan {
-            events: 2,
-            ..Plan::default()
+        .open_endpoint_with(EndpointConfig {
+            eq_capacity: 2,
+            ..EndpointConfig::default()
         })
         .await;
     let mut peers = Vec::new();
     for _ in 0..5 {
-        let peer = setup.station().await;
-        let to_r = peer.meet(&r).await;
+        let peer = setup.open_endpoint().await;
+        let to_r = peer.add_peer(&r).await;
         peer.ep.send(to_r, "hello").await.unwrap();
         r.ep.recv().await.unwrap();
         peers.push(peer);
     }
     for peer in &peers[..2] {
-        assert!(is_connected(next(&mut r).await, peer));
+        assert!(is_peer_connected(next_event(&mut r).await, peer));
     }
-    let event = next(&mut r).await;
+    let event = next_event(&mut r).await;
     assert_eq!(
-        (event.object, event.kind),
+        (event.endpoint_id, event.kind),
         (0, EventKind::Overrun { lost: 3 })
     );
     assert_eq!(r.eq.try_next(), None);
-    let late = setup.station().await;
-    late.meet(&r).await;
-    assert!(is_connected(next(&mut r).await, &late));
+    let late = setup.open_endpoint().await;
+    late.add_peer(&r).await;
+    assert!(is_peer_connected(next_event(&mut r).await, &late));
 }
 
-pub(crate) async fn a_closed_peer_fails_sends_and_directed_receives(setup: Setup) {
-    let (mut a, b, to_b) = pair(&setup).await;
-    let to_a = b.meet(&a).await;
+pub(crate) async fn peer_close_fails_sends_and_directed_receives(setup: Setup) {
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
+    let to_a = b.add_peer(&a).await;
     b.ep.send(to_a, "hello").await.unwrap();
     a.ep.recv().await.unwrap();
     let directed = a.ep.recv_into(vec![1, 2]).from(to_b).start().unwrap();
@@ -144,7 +155,7 @@ pub(crate) async fn a_closed_peer_fails_sends_and_directed_receives(setup: Setup
             peer,
             source,
             reason,
-        } = next(&mut a).await.kind
+        } = next_event(&mut a).await.kind
         {
             assert_eq!(
                 (peer, source, reason),
@@ -165,16 +176,16 @@ pub(crate) async fn a_closed_peer_fails_sends_and_directed_receives(setup: Setup
     }
     // The address vector of this side was not asked to forget it.
     assert_eq!(a.av.lookup(to_b), Ok(name));
-    let c = setup.station().await;
-    let to_a = c.meet(&a).await;
+    let c = setup.open_endpoint().await;
+    let to_a = c.add_peer(&a).await;
     c.ep.send(to_a, "from another").await.unwrap();
     assert_eq!(&any.await.unwrap()[..], b"from another");
 }
 
 /// A send that has completed is with the peer, whatever becomes of the sender.
-pub(crate) async fn what_a_peer_sent_before_it_closed_arrives(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let moving = b.keep_moving();
+pub(crate) async fn messages_sent_before_close_arrive(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let moving = b.spawn_progress();
     for number in 0..100_u32 {
         a.ep.send(to_b, number.to_le_bytes().to_vec())
             .await
@@ -182,7 +193,7 @@ pub(crate) async fn what_a_peer_sent_before_it_closed_arrives(setup: Setup) {
     }
     a.ep.send(to_b, vec![5; 50_000]).await.unwrap();
     drop(a);
-    settled(|| 0).await;
+    wait_until_stable(|| 0).await;
     moving.abort();
     for number in 0..100_u32 {
         assert_eq!(&b.ep.recv().await.unwrap()[..], number.to_le_bytes());
@@ -192,8 +203,8 @@ pub(crate) async fn what_a_peer_sent_before_it_closed_arrives(setup: Setup) {
 
 /// A guest's number lasts until its last message was received, so that these can be told apart and
 /// asked for.
-pub(crate) async fn what_a_peer_sent_stays_its_own(setup: Setup) {
-    let (a, mut b, to_b) = pair(&setup).await;
+pub(crate) async fn source_stays_valid_until_last_message_is_consumed(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
     for tag in [1, 2, 3, 2] {
         a.ep.send(to_b, vec![tag as u8; 10]).tag(tag).await.unwrap();
     }
@@ -201,8 +212,8 @@ pub(crate) async fn what_a_peer_sent_stays_its_own(setup: Setup) {
     let guest = first.source().unwrap();
     let name = a.ep.name().clone();
     drop(a);
-    while !matches!(next(&mut b).await.kind, EventKind::PeerDown { .. }) {}
-    settled(|| 0).await;
+    while !matches!(next_event(&mut b).await.kind, EventKind::PeerDown { .. }) {}
+    wait_until_stable(|| 0).await;
     assert_eq!(b.av.lookup(guest).as_ref(), Ok(&name));
     let second = b.ep.recv().tag(2).from(guest).await.unwrap();
     assert_eq!((&second[..], second.source()), (&[2; 10][..], Ok(guest)));
@@ -216,7 +227,7 @@ pub(crate) async fn what_a_peer_sent_stays_its_own(setup: Setup) {
     // A receive that nobody has looked at, and gives its message back, is no reason to forget whose
     // it is.
     let taken = b.ep.recv().tag(3).start().unwrap();
-    settled(|| 0).await;
+    wait_until_stable(|| 0).await;
     drop(taken);
     assert_eq!(
         b.ep.recv().tag(3).from(guest).await.unwrap().source(),
@@ -234,13 +245,13 @@ pub(crate) async fn what_a_peer_sent_stays_its_own(setup: Setup) {
 /// An auto-inserted handle stands for one endpoint: what is opened under its name later gets
 /// another one, while messages of the first still carry theirs.
 pub(crate) async fn reopened_guest_gets_a_new_handle(setup: Setup) {
-    let (mut b, host) = (setup.station().await, setup.station().await);
-    let name: Address = setup.name("guest").parse().unwrap();
+    let (mut b, host) = (setup.open_endpoint().await, setup.open_endpoint().await);
+    let name: Address = setup.unique_address("guest").parse().unwrap();
     let (at, to) = (name.clone(), b.ep.name().clone());
     let open = async || {
         let builder = host.domain.endpoint(&host.info).unwrap().name(&at).unwrap();
         let ep = builder.bind_av(&host.av).unwrap().enable().await.unwrap();
-        let to_b = ep.lookup(&to).await.unwrap();
+        let to_b = ep.add_peer(&to).await.unwrap();
         (ep, to_b)
     };
     let (first, to_b) = open().await;
@@ -250,10 +261,10 @@ pub(crate) async fn reopened_guest_gets_a_new_handle(setup: Setup) {
     let old = b.ep.recv().tag(1).await.unwrap().source().unwrap();
     assert_eq!(b.av.lookup(old).as_ref(), Ok(&name));
     first.close().unwrap();
-    while !matches!(next(&mut b).await.kind, EventKind::PeerDown { .. }) {}
+    while !matches!(next_event(&mut b).await.kind, EventKind::PeerDown { .. }) {}
     let (second, to_b) = open().await;
     let new = loop {
-        if let EventKind::PeerConnected { source, .. } = next(&mut b).await.kind {
+        if let EventKind::PeerConnected { source, .. } = next_event(&mut b).await.kind {
             break source.expect("a handle");
         }
     };
@@ -293,13 +304,13 @@ pub(crate) async fn reopened_guest_gets_a_new_handle(setup: Setup) {
 
 /// A receive that is directed at the endpoint that has closed takes nothing of its successor.
 pub(crate) async fn directed_receives_do_not_match_a_successor(setup: Setup) {
-    let (mut b, host) = (setup.station().await, setup.station().await);
-    let name: Address = setup.name("guest").parse().unwrap();
+    let (mut b, host) = (setup.open_endpoint().await, setup.open_endpoint().await);
+    let name: Address = setup.unique_address("guest").parse().unwrap();
     let (at, to) = (name.clone(), b.ep.name().clone());
     let open = async || {
         let builder = host.domain.endpoint(&host.info).unwrap().name(&at).unwrap();
         let ep = builder.bind_av(&host.av).unwrap().enable().await.unwrap();
-        let to_b = ep.lookup(&to).await.unwrap();
+        let to_b = ep.add_peer(&to).await.unwrap();
         (ep, to_b)
     };
     let (first, to_b) = open().await;
@@ -312,7 +323,7 @@ pub(crate) async fn directed_receives_do_not_match_a_successor(setup: Setup) {
     second.send(to_b, "of the second").tag(3).await.unwrap();
     let error = directed.await.unwrap_err().error;
     assert!(error.is_peer_gone(), "{error}");
-    while !matches!(next(&mut b).await.kind, EventKind::PeerDown { .. }) {}
+    while !matches!(next_event(&mut b).await.kind, EventKind::PeerDown { .. }) {}
     let failed = b.ep.recv().tag(3).from(old).await.unwrap_err();
     assert_eq!(failed.error, Error::PeerGone(name));
     let got = b.ep.recv().tag(3).await.unwrap();
@@ -324,14 +335,14 @@ pub(crate) async fn directed_receives_do_not_match_a_successor(setup: Setup) {
 
 /// An endpoint that connects again is the same one, and keeps its handle.
 pub(crate) async fn guest_that_connects_again_keeps_its_handle(setup: Setup) {
-    let (b, a) = (setup.station().await, setup.station().await);
-    let to_b = a.ep.lookup(b.ep.name()).await.unwrap();
+    let (b, a) = (setup.open_endpoint().await, setup.open_endpoint().await);
+    let to_b = a.ep.add_peer(b.ep.name()).await.unwrap();
     a.ep.send(to_b, "one").tag(1).await.unwrap();
     a.ep.send(to_b, "two").tag(2).await.unwrap();
     let guest = b.ep.recv().tag(1).await.unwrap().source().unwrap();
     a.av.remove(to_b).unwrap();
-    settled(|| 0).await;
-    let to_b = a.ep.lookup(b.ep.name()).await.unwrap();
+    wait_until_stable(|| 0).await;
+    let to_b = a.ep.add_peer(b.ep.name()).await.unwrap();
     a.ep.send(to_b, "three").tag(3).await.unwrap();
     for tag in [3, 2] {
         let got = b.ep.recv().tag(tag).await.unwrap();
@@ -343,7 +354,7 @@ pub(crate) async fn guest_that_connects_again_keeps_its_handle(setup: Setup) {
 
 /// An endpoint that has closed is known to have: nothing seems to arrive there.
 pub(crate) async fn sends_to_a_closed_peer_fail_at_once(setup: Setup) {
-    let (mut a, b, to_b) = pair(&setup).await;
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
     for len in [8, 100_000] {
         let (sent, got) = tokio::join!(a.ep.send(to_b, vec![0; len]), b.ep.recv());
         sent.unwrap();
@@ -351,8 +362,8 @@ pub(crate) async fn sends_to_a_closed_peer_fail_at_once(setup: Setup) {
     }
     let name = b.ep.name().clone();
     b.ep.close().unwrap();
-    if setup.is_far().await {
-        while !matches!(next(&mut a).await.kind, EventKind::PeerDown { .. }) {}
+    if setup.has_remote_comm().await {
+        while !matches!(next_event(&mut a).await.kind, EventKind::PeerDown { .. }) {}
     }
     for len in [8, 8, 100_000] {
         let failed = a.ep.send(to_b, vec![0; len]).await.unwrap_err();
@@ -362,9 +373,9 @@ pub(crate) async fn sends_to_a_closed_peer_fail_at_once(setup: Setup) {
 }
 
 /// The end of the first endpoint of a name is no reason to give up the second.
-pub(crate) async fn a_name_that_is_used_again_is_somebody_else(setup: Setup) {
-    let (b, host) = (setup.station().await, setup.station().await);
-    let name: Address = setup.name("again").parse().unwrap();
+pub(crate) async fn reused_endpoint_name_is_a_new_peer(setup: Setup) {
+    let (b, host) = (setup.open_endpoint().await, setup.open_endpoint().await);
+    let name: Address = setup.unique_address("again").parse().unwrap();
     let open = async || {
         let builder = host
             .domain
@@ -376,11 +387,11 @@ pub(crate) async fn a_name_that_is_used_again_is_somebody_else(setup: Setup) {
     };
     for round in 0..20 {
         let ep = open().await;
-        let to_b = ep.lookup(b.ep.name()).await.unwrap();
+        let to_b = ep.add_peer(b.ep.name()).await.unwrap();
         ep.send(to_b, "here").await.unwrap();
         b.ep.recv().await.unwrap();
         // Nobody has looked for the end of the last one yet.
-        let to_ep = b.ep.lookup(&name).await.unwrap();
+        let to_ep = b.ep.add_peer(&name).await.unwrap();
         let (sent, got) = tokio::join!(b.ep.send(to_ep, "there"), ep.recv());
         assert!(sent.is_ok() && got.is_ok(), "round {round}");
         ep.close().unwrap();
@@ -388,11 +399,11 @@ pub(crate) async fn a_name_that_is_used_again_is_somebody_else(setup: Setup) {
 }
 
 /// Who is told goodbye may leave at once: the word has arrived all the same, whoever is faster.
-pub(crate) async fn a_last_word_has_arrived(setup: Setup) {
-    let b = setup.station().await;
+pub(crate) async fn send_succeeds_when_receiver_closes_after_receiving(setup: Setup) {
+    let b = setup.open_endpoint().await;
     for round in 0..40 {
-        let a = setup.station().await;
-        let to_a = b.ep.lookup(a.ep.name()).await.unwrap();
+        let a = setup.open_endpoint().await;
+        let to_a = b.ep.add_peer(a.ep.name()).await.unwrap();
         let hears = async move {
             a.ep.recv().await.unwrap();
             a.ep.close().unwrap();

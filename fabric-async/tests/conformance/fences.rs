@@ -1,33 +1,38 @@
 //! Operations that wait until everything before them has ended.
 
-use fabric_async::{Access, AtomicOp, Canceled, Caps, Error, OpKind, Operation, Scarce};
+use fabric_async::{Access, AtomicOp, CancelOutcome, Caps, Error, OpKind, Operation, Resource};
 
-use crate::payload::{LONG, assert_bytes, pattern, poll_once, yields};
+use crate::endpoint_fixture::{
+    EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with, flush,
+};
+use crate::payload::{LONG_LEN, assert_bytes, pattern, poll_once, yield_times};
 use crate::setup::Setup;
-use crate::station::{Plan, Station, fence as flush, pair, pair_of};
 
 /// Long messages that nobody receives: more than the peer and a network buffer, so the last one is
 /// under way and stays so.
-const HELD: usize = 12;
+const LONG_SENDS: usize = 12;
 
-fn held_up(a: &Station, peer: fabric_async::FiAddr) -> Vec<Operation<&'static [u8]>> {
-    (0..HELD)
-        .map(|_| a.ep.send(peer, pattern(LONG, 1)).start().unwrap())
+fn start_long_sends(
+    a: &EndpointFixture,
+    peer: fabric_async::FiAddr,
+) -> Vec<Operation<&'static [u8]>> {
+    (0..LONG_SENDS)
+        .map(|_| a.ep.send(peer, pattern(LONG_LEN, 1)).start().unwrap())
         .collect()
 }
 
-async fn received(b: &Station, expected: &[&[u8]]) {
+async fn expect_received(b: &EndpointFixture, expected: &[&[u8]]) {
     for message in expected {
         assert_bytes(&b.ep.recv().await.unwrap(), message);
     }
 }
 
 /// Without the fence what follows is accepted at once.
-pub(crate) async fn a_fence_begins_when_all_before_it_has_ended(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let _moving = b.keep_moving();
+pub(crate) async fn fenced_op_starts_after_prior_ops_complete(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
     for fenced in [false, true] {
-        let before = held_up(&a, to_b);
+        let before = start_long_sends(&a, to_b);
         let request = a.ep.send(to_b, vec![1]);
         let request = if fenced { request.fence() } else { request };
         let request = request.start().unwrap();
@@ -36,17 +41,17 @@ pub(crate) async fn a_fence_begins_when_all_before_it_has_ended(setup: Setup) {
         let mut behind = match behind {
             Ok(operation) => operation,
             Err(refused) => {
-                assert_eq!(refused.error, Error::Again(Scarce::TransmitCredit));
+                assert_eq!(refused.error, Error::WouldBlock(Resource::TransmitCredit));
                 assert_eq!(
                     a.ep.inject(to_b, b"x"),
-                    Err(Error::Again(Scarce::TransmitCredit))
+                    Err(Error::WouldBlock(Resource::TransmitCredit))
                 );
                 a.ep.send(to_b, refused.buf).into_future()
             }
         };
         // Without it a short message may end before a long one.
         assert!(!fenced || poll_once(&mut behind).await.is_pending());
-        let long = [pattern(LONG, 1); HELD];
+        let long = [pattern(LONG_LEN, 1); LONG_SENDS];
         let order = async {
             for operation in before {
                 operation.await.unwrap();
@@ -55,43 +60,43 @@ pub(crate) async fn a_fence_begins_when_all_before_it_has_ended(setup: Setup) {
             behind.await.unwrap();
         };
         tokio::join!(order, async {
-            received(&b, &long).await;
-            received(&b, &[&[1], &[2]]).await;
+            expect_received(&b, &long).await;
+            expect_received(&b, &[&[1], &[2]]).await;
         });
     }
     // With nothing before it a fence is no different from others, and ends where it is posted.
     a.ep.send(to_b, "free").fence().await.unwrap();
-    received(&b, &[b"free"]).await;
+    expect_received(&b, &[b"free"]).await;
 }
 
-pub(crate) async fn other_peers_do_not_wait_for_a_fence(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let c = setup.station().await;
-    let to_c = a.meet(&c).await;
-    let _moving = b.keep_moving();
-    let before = held_up(&a, to_b);
+pub(crate) async fn fence_does_not_delay_other_peers(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let c = setup.open_endpoint().await;
+    let to_c = a.add_peer(&c).await;
+    let _moving = b.spawn_progress();
+    let before = start_long_sends(&a, to_b);
     let fenced = a.ep.send(to_b, "fenced").fence().start().unwrap();
     let (sent, ()) = tokio::join!(
         a.ep.send(to_c, "to another").fence(),
-        received(&c, &[b"to another"])
+        expect_received(&c, &[b"to another"])
     );
     sent.unwrap();
     drop((before, fenced));
-    received(&b, &[pattern(LONG, 1); HELD]).await;
-    received(&b, &[b"fenced"]).await;
+    expect_received(&b, &[pattern(LONG_LEN, 1); LONG_SENDS]).await;
+    expect_received(&b, &[b"fenced"]).await;
 }
 
 /// Completions come in order, and what a fenced message tells of is there when it arrives.
 pub(crate) async fn every_kind_of_operation_can_be_fenced(setup: Setup) {
-    let (mut a, b, to_b) = pair(&setup).await;
-    let _moving = b.keep_moving();
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
     let region = b
         .domain
         .alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)
         .unwrap();
     let at = |offset| region.remote().at(offset);
     for round in 1..=3u64 {
-        drop(held_up(&a, to_b));
+        drop(start_long_sends(&a, to_b));
         a.ep.write(to_b, at(0), round.to_le_bytes().to_vec())
             .fence()
             .context(1)
@@ -114,7 +119,7 @@ pub(crate) async fn every_kind_of_operation_can_be_fenced(setup: Setup) {
             a.ep.send(to_b, "there").fence().tag(1).await.unwrap();
         };
         let taking = async {
-            received(&b, &[pattern(LONG, 1); HELD]).await;
+            expect_received(&b, &[pattern(LONG_LEN, 1); LONG_SENDS]).await;
             assert_eq!(b.ep.recv().await.unwrap().len(), 100);
             b.ep.recv().tag(1).await.unwrap();
             assert_eq!(
@@ -132,48 +137,49 @@ pub(crate) async fn every_kind_of_operation_can_be_fenced(setup: Setup) {
     }
 }
 
-pub(crate) async fn a_fence_that_is_taken_back_lets_others_go(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let _moving = b.keep_moving();
-    let before = held_up(&a, to_b);
+pub(crate) async fn cancelled_fence_releases_later_ops(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    let before = start_long_sends(&a, to_b);
     let fenced = a.ep.send(to_b, vec![7]).fence().start().unwrap();
     let mut behind = a.ep.send(to_b, "behind").into_future();
     assert!(poll_once(&mut behind).await.is_pending());
     match fenced.cancel().await {
-        Canceled::Withdrawn(buf) => assert_eq!(buf, [7]),
-        Canceled::Completed(ended) => panic!("it had begun: {ended:?}"),
+        CancelOutcome::Canceled(buf) => assert_eq!(buf, [7]),
+        CancelOutcome::Completed(ended) => panic!("it had begun: {ended:?}"),
     }
     // The next one is accepted again, because nothing waits in front of it.
     let last = a.ep.send(to_b, "last").start().unwrap();
     drop(before);
-    received(&b, &[pattern(LONG, 1); HELD]).await;
-    received(&b, &[b"behind", b"last"]).await;
+    expect_received(&b, &[pattern(LONG_LEN, 1); LONG_SENDS]).await;
+    expect_received(&b, &[b"behind", b"last"]).await;
     behind.await.unwrap();
     last.await.unwrap();
     flush(&a, &b, to_b).await;
     assert_eq!(a.ep.stats().failed, 0);
 }
 
-pub(crate) async fn a_dropped_fence_goes_on(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let _moving = b.keep_moving();
-    drop(held_up(&a, to_b));
+pub(crate) async fn dropped_fenced_send_is_delivered(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    drop(start_long_sends(&a, to_b));
     drop(a.ep.send(to_b, "dropped").fence().start().unwrap());
-    received(&b, &[pattern(LONG, 1); HELD]).await;
-    received(&b, &[b"dropped"]).await;
+    expect_received(&b, &[pattern(LONG_LEN, 1); LONG_SENDS]).await;
+    expect_received(&b, &[b"dropped"]).await;
 }
 
-pub(crate) async fn fences_end_with_their_peer_and_with_their_endpoint(setup: Setup) {
-    let plan = Plan {
+pub(crate) async fn close_fails_pending_fenced_ops(setup: Setup) {
+    let plan = EndpointConfig {
         tx_size: Some(64),
-        ..Plan::default()
+        ..EndpointConfig::default()
     };
     for closing_here in [false, true] {
-        let (mut a, b, to_b) = pair_of(&setup, plan.clone(), Plan::default()).await;
-        let moving = b.keep_moving();
-        drop(held_up(&a, to_b));
+        let (mut a, b, to_b) =
+            endpoint_pair_with(&setup, plan.clone(), EndpointConfig::default()).await;
+        let moving = b.spawn_progress();
+        drop(start_long_sends(&a, to_b));
         a.ep.send(to_b, "first").fence().context(1).post().unwrap();
-        yields(10).await;
+        yield_times(10).await;
         moving.abort();
         if closing_here {
             a.ep.clone().close().unwrap()
@@ -192,8 +198,8 @@ pub(crate) async fn fences_end_with_their_peer_and_with_their_endpoint(setup: Se
 }
 
 /// Providers grant it unasked; who leaves it out does without.
-pub(crate) async fn a_fence_needs_its_capability(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn fence_requires_fi_fence(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     assert!(a.info.caps.contains(Caps::FENCE));
     let mut info = a.info.clone();
     info.caps -= Caps::FENCE;
@@ -211,6 +217,6 @@ pub(crate) async fn a_fence_needs_its_capability(setup: Setup) {
         refused.error,
         Error::NotSupported("fenced operations (the endpoint has no FI_FENCE)")
     );
-    let (sent, ()) = tokio::join!(plain.send(to_b, "y"), received(&b, &[b"y"]));
+    let (sent, ()) = tokio::join!(plain.send(to_b, "y"), expect_received(&b, &[b"y"]));
     sent.unwrap();
 }

@@ -7,25 +7,27 @@ use bytes::BytesMut;
 use fabric_async::{Access, AtomicOp, CompletionQueue, Endpoint, Error, OpKind};
 use futures_util::StreamExt;
 
-use crate::hall::Hall;
-use crate::levels::has_levels;
-use crate::meeting;
-use crate::payload::{numbered, pattern, poll_once};
+use crate::completion_levels::supports_levels;
+use crate::connected_pair;
+use crate::endpoint_fixture::{
+    EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with, flush,
+};
+use crate::payload::{numbered_message, pattern, poll_once};
 use crate::setup::Setup;
-use crate::station::{Plan, Station, fence, pair, pair_of};
+use crate::shared_rx_fixture::SharedRxFixture;
 
 /// What is left of a station without its endpoint, for the others to go on.
-fn without_endpoint(station: Station) -> (Endpoint, CompletionQueue, impl Drop) {
+fn without_endpoint(station: EndpointFixture) -> (Endpoint, CompletionQueue, impl Drop) {
     struct Rest<T>(#[allow(dead_code)] T);
     impl<T> Drop for Rest<T> {
         fn drop(&mut self) {}
     }
-    let Station {
+    let EndpointFixture {
         ep,
         cq,
         av,
-        sends,
-        recvs,
+        send_counter: sends,
+        recv_counter: recvs,
         domain,
         eq,
         fabric,
@@ -35,7 +37,7 @@ fn without_endpoint(station: Station) -> (Endpoint, CompletionQueue, impl Drop) 
 }
 
 pub(crate) async fn receives_end_with_the_last_handle(setup: Setup) {
-    let (ep, mut cq, _rest) = without_endpoint(setup.station().await);
+    let (ep, mut cq, _rest) = without_endpoint(setup.open_endpoint().await);
     let clone = ep.clone();
     let mut polled = ep.recv().start().unwrap();
     assert!(poll_once(&mut polled).await.is_pending());
@@ -72,7 +74,7 @@ pub(crate) async fn receives_end_with_the_last_handle(setup: Setup) {
 }
 
 pub(crate) async fn claimed_messages_end_with_the_last_handle(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     for _ in 0..4 {
         a.ep.send(to_b, "kept").await.unwrap();
     }
@@ -93,11 +95,11 @@ pub(crate) async fn claimed_messages_end_with_the_last_handle(setup: Setup) {
 }
 
 pub(crate) async fn sends_end_with_the_last_handle(setup: Setup) {
-    let few = Plan {
+    let few = EndpointConfig {
         tx_size: Some(8),
-        ..Plan::default()
+        ..EndpointConfig::default()
     };
-    let (a, _b, to_b) = pair_of(&setup, few, Plan::default()).await;
+    let (a, _b, to_b) = endpoint_pair_with(&setup, few, EndpointConfig::default()).await;
     let mut permits = Vec::new();
     let mut reserving = loop {
         let mut next = a.ep.reserve(to_b).into_future();
@@ -110,7 +112,7 @@ pub(crate) async fn sends_end_with_the_last_handle(setup: Setup) {
     // Long enough not to leave at once, for it waits for a credit.
     let mut send = a.ep.send(to_b, pattern(1_000_000, 1)).into_future();
     assert!(poll_once(&mut send).await.is_pending());
-    let other = setup.station().await;
+    let other = setup.open_endpoint().await;
     let (ep, _cq, _rest) = without_endpoint(a);
     drop(ep);
     assert_eq!(reserving.await.map(drop), Err(Error::Canceled));
@@ -121,17 +123,17 @@ pub(crate) async fn sends_end_with_the_last_handle(setup: Setup) {
     );
     // A permit is of no use any more.
     let permit = permits.pop().unwrap();
-    let to_itself = other.ep.lookup(other.ep.name()).await.unwrap();
+    let to_itself = other.ep.add_peer(other.ep.name()).await.unwrap();
     drop(permit.send(&other.ep, "not posted"));
     other.ep.send(to_itself, "works").await.unwrap();
     drop(permits);
 }
 
 pub(crate) async fn unreceived_sends_end_with_the_last_handle(setup: Setup) {
-    if !has_levels(&setup).await {
+    if !supports_levels(&setup).await {
         return;
     }
-    let (a, b, to_b) = pair(&setup).await;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let delivered =
         a.ep.send(to_b, vec![1; 10])
             .delivery_complete()
@@ -142,7 +144,7 @@ pub(crate) async fn unreceived_sends_end_with_the_last_handle(setup: Setup) {
             .match_complete()
             .start()
             .unwrap();
-    fence(&a, &b, to_b).await;
+    flush(&a, &b, to_b).await;
     let (ep, _cq, _rest) = without_endpoint(a);
     drop(ep);
     for (send, len) in [(delivered, 10), (matched, 9000)] {
@@ -152,16 +154,23 @@ pub(crate) async fn unreceived_sends_end_with_the_last_handle(setup: Setup) {
 }
 
 pub(crate) async fn streams_end_with_the_last_handle(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let room = || BytesMut::with_capacity(1000);
     let mut messages = b.ep.recv_multi(room()).tag(1).start().unwrap();
     let posted = b.ep.recv_multi(room()).context(2).post().unwrap();
-    a.ep.send(to_b, numbered(1, 10)).tag(1).await.unwrap();
-    fence(&a, &b, to_b).await;
+    a.ep.send(to_b, numbered_message(1, 10))
+        .tag(1)
+        .await
+        .unwrap();
+    flush(&a, &b, to_b).await;
     let (ep, mut cq, _rest) = without_endpoint(b);
     drop(ep);
     let first = messages.next().await.unwrap().unwrap();
-    assert_eq!(&first.buf[..], numbered(1, 10), "what had come is there");
+    assert_eq!(
+        &first.buf[..],
+        numbered_message(1, 10),
+        "what had come is there"
+    );
     assert_eq!(
         messages.next().await.unwrap().unwrap_err().error,
         Error::Canceled
@@ -171,19 +180,19 @@ pub(crate) async fn streams_end_with_the_last_handle(setup: Setup) {
     let released = cq.next().await.unwrap();
     assert_eq!(
         (released.kind, released.error.as_deref()),
-        (OpKind::Release, Some(&Error::Canceled))
+        (OpKind::MultiRecvRelease, Some(&Error::Canceled))
     );
     posted.cancel();
 }
 
 pub(crate) async fn one_sided_operations_end_with_the_last_handle(setup: Setup) {
     const LEN: usize = 1 << 20;
-    let (a, b, to_b) = pair(&setup).await;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
     // Served by its owner, who does not look meanwhile.
     let region = b
         .domain
-        .register_buffer(vec![0u8; LEN], rights, None)
+        .register(vec![0u8; LEN], rights, None)
         .map_err(|failed| failed.error)
         .unwrap();
     let remote = region.remote();
@@ -220,7 +229,7 @@ pub(crate) async fn one_sided_operations_end_with_the_last_handle(setup: Setup) 
 }
 
 pub(crate) async fn an_operation_keeps_no_object_open(setup: Setup) {
-    let station = setup.station().await;
+    let station = setup.open_endpoint().await;
     let name = station.ep.name().clone();
     let receive = station.ep.recv().start().unwrap();
     let ended = station.ep.recv().start().unwrap();
@@ -230,7 +239,7 @@ pub(crate) async fn an_operation_keeps_no_object_open(setup: Setup) {
     assert_eq!(fabric.children().total(), 0, "{}", fabric.children());
     fabric.close().unwrap();
     // Its name is free.
-    let other = setup.station().await;
+    let other = setup.open_endpoint().await;
     let eps = other.domain.endpoint(&other.info).unwrap();
     let again = eps.name(&name).unwrap().bind_av(&other.av).unwrap();
     again.enable().await.unwrap();
@@ -238,12 +247,12 @@ pub(crate) async fn an_operation_keeps_no_object_open(setup: Setup) {
 }
 
 pub(crate) async fn shared_receives_end_with_the_last_handle(setup: Setup) {
-    let Some(hall) = Hall::open(&setup, 1, Plan::default()).await else {
+    let Some(hall) = SharedRxFixture::open(&setup, 1, EndpointConfig::default()).await else {
         return;
     };
-    let Hall {
-        mut doors,
-        shared,
+    let SharedRxFixture {
+        endpoints: mut doors,
+        shared_rx: shared,
         cq,
         av,
         domain,
@@ -266,14 +275,14 @@ pub(crate) async fn shared_receives_end_with_the_last_handle(setup: Setup) {
 }
 
 pub(crate) async fn connected_operations_end_with_the_last_handle(setup: Setup) {
-    let (client, server) = meeting::pair(&setup).await;
+    let (client, server) = connected_pair::connected_pair(&setup).await;
     let mut receive = client.ep.recv().start().unwrap();
     assert!(poll_once(&mut receive).await.is_pending());
     let peer = client.ep.peer().unwrap();
     let sends: Vec<_> = (0..8)
         .map(|_| client.ep.send(peer, pattern(1 << 20, 1)).into_future())
         .collect();
-    let room = client.room;
+    let room = client.domain_fixture;
     drop(client.ep);
     assert_eq!(receive.await.unwrap_err().error, Error::Canceled);
     for send in sends {
@@ -285,8 +294,11 @@ pub(crate) async fn connected_operations_end_with_the_last_handle(setup: Setup) 
 }
 
 pub(crate) async fn a_group_keeps_no_endpoint_open(setup: Setup) {
-    let station = setup.station().await;
-    let group = station.ep.join(crate::groups::group(&setup)).unwrap();
+    let station = setup.open_endpoint().await;
+    let group = station
+        .ep
+        .join_multicast(crate::multicast::unique_group(&setup))
+        .unwrap();
     let (ep, _cq, _rest) = without_endpoint(station);
     let receive = ep.recv().start().unwrap();
     drop(ep);

@@ -3,12 +3,12 @@
 use fabric_async::CqBind;
 use futures_util::StreamExt;
 
-use crate::payload::{LONG, assert_bytes, number_of, numbered, pattern};
+use crate::payload::{LONG_LEN, assert_bytes, message_number, numbered_message, pattern};
 use crate::setup::Setup;
 
-pub(crate) async fn an_endpoint_talks_to_itself(setup: Setup) {
-    let a = setup.station().await;
-    let me = a.meet(&a).await;
+pub(crate) async fn endpoint_sends_messages_to_itself(setup: Setup) {
+    let a = setup.open_endpoint().await;
+    let me = a.add_peer(&a).await;
     for len in [0, 8, 5000, 100_000] {
         let (sent, got) = tokio::join!(
             a.ep.send(me, pattern(len, 1)).tag(1).data(2),
@@ -25,26 +25,26 @@ pub(crate) async fn an_endpoint_talks_to_itself(setup: Setup) {
     }
 }
 
-pub(crate) async fn long_messages_to_itself(setup: Setup) {
-    let a = setup.station().await;
-    let me = a.meet(&a).await;
+pub(crate) async fn endpoint_sends_long_messages_to_itself(setup: Setup) {
+    let a = setup.open_endpoint().await;
+    let me = a.add_peer(&a).await;
     for which in 0..4 {
-        let (first, second) = (a.ep.recv(), a.ep.recv_into(Vec::with_capacity(LONG)));
+        let (first, second) = (a.ep.recv(), a.ep.recv_into(Vec::with_capacity(LONG_LEN)));
         let (sent, also, got, and) = tokio::join!(
-            a.ep.send(me, pattern(LONG, which)),
-            a.ep.send(me, pattern(LONG, which + 10)),
+            a.ep.send(me, pattern(LONG_LEN, which)),
+            a.ep.send(me, pattern(LONG_LEN, which + 10)),
             first,
             second
         );
         sent.unwrap();
         also.unwrap();
-        assert_bytes(&got.unwrap(), pattern(LONG, which));
-        assert_bytes(&and.unwrap(), pattern(LONG, which + 10));
+        assert_bytes(&got.unwrap(), pattern(LONG_LEN, which));
+        assert_bytes(&and.unwrap(), pattern(LONG_LEN, which + 10));
     }
 }
 
-pub(crate) async fn endpoints_of_one_domain_talk(setup: Setup) {
-    let mut a = setup.station().await;
+pub(crate) async fn endpoints_of_one_domain_exchange_messages(setup: Setup) {
+    let mut a = setup.open_endpoint().await;
     let second = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap();
     let second = second
         .bind_cq(&a.cq, CqBind::RECV)
@@ -53,8 +53,8 @@ pub(crate) async fn endpoints_of_one_domain_talk(setup: Setup) {
         .await
         .unwrap();
     let (to_second, to_first) = (
-        a.ep.lookup(second.name()).await.unwrap(),
-        second.lookup(a.ep.name()).await.unwrap(),
+        a.ep.add_peer(second.name()).await.unwrap(),
+        second.add_peer(a.ep.name()).await.unwrap(),
     );
     for which in 0..200 {
         let len = if which % 20 == 0 { 100_000 } else { which };
@@ -81,10 +81,10 @@ pub(crate) async fn endpoints_of_one_domain_talk(setup: Setup) {
     assert_eq!(got, [(10, b"to a".to_vec()), (20, b"to b".to_vec())]);
 }
 
-pub(crate) async fn a_ring_of_endpoints_in_one_domain(setup: Setup) {
+pub(crate) async fn messages_circulate_among_endpoints_of_one_domain(setup: Setup) {
     const ENDPOINTS: usize = 6;
     const ROUNDS: u64 = 200;
-    let station = setup.station().await;
+    let station = setup.open_endpoint().await;
     let mut ring = Vec::new();
     for _ in 0..ENDPOINTS {
         let ep = station
@@ -99,15 +99,20 @@ pub(crate) async fn a_ring_of_endpoints_in_one_domain(setup: Setup) {
     for (at, ep) in ring.iter().enumerate() {
         let (ep, next) = (
             ep.clone(),
-            ep.lookup(ring[(at + 1) % ENDPOINTS].name()).await.unwrap(),
+            ep.add_peer(ring[(at + 1) % ENDPOINTS].name())
+                .await
+                .unwrap(),
         );
         tasks.push(tokio::spawn(async move {
             for round in 0..ROUNDS {
                 if at == 0 {
-                    ep.send(next, numbered(round, 10 + (round % 3) as usize * 9000))
-                        .await
-                        .unwrap();
-                    assert_eq!(number_of(&ep.recv().await.unwrap()), round);
+                    ep.send(
+                        next,
+                        numbered_message(round, 10 + (round % 3) as usize * 9000),
+                    )
+                    .await
+                    .unwrap();
+                    assert_eq!(message_number(&ep.recv().await.unwrap()), round);
                 } else {
                     let got = ep.recv().await.unwrap();
                     ep.send(next, got.into_buf()).await.unwrap();

@@ -9,12 +9,12 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `needs` | what scenarios need of a provider |
+//! | `requirements` | what scenarios need of a provider |
 //! | `setup` | what a scenario runs on, and how it is run |
-//! | `station` | an endpoint with everything around it |
-//! | `hall` | several endpoints that share their receives |
-//! | `meeting` | two endpoints that are connected with each other |
-//! | `raw` | peers that are nothing but a socket |
+//! | `endpoint_fixture` | an endpoint with everything around it |
+//! | `shared_rx_fixture` | several endpoints that share their receives |
+//! | `connected_pair` | two endpoints that are connected with each other |
+//! | `raw_peer` | peers that are nothing but a socket |
 //! | `payload` | contents that show where they come from, and small helpers |
 //! | the others | scenarios |
 
@@ -23,47 +23,47 @@ mod atomics;
 mod backpressure;
 mod batches;
 mod cancellation;
+mod completion_levels;
 mod completions;
+mod connect;
 mod connected;
-mod connecting;
-mod copies;
+mod connected_pair;
+mod connected_rma;
+mod connected_tagged;
 mod counters;
-mod credits;
 mod datagrams;
-mod details;
+mod endpoint_fixture;
 mod events;
 mod fences;
-mod groups;
-mod hall;
 mod handles;
-mod lending;
-mod levels;
+mod loans;
 mod loopback;
 mod matching;
-mod meeting;
+mod message_metadata;
 mod messages;
-mod multi;
-mod needs;
+mod multi_recv;
+mod multicast;
 mod objects;
-mod onesided;
 mod ordering;
 mod payload;
-mod places;
-mod pooling;
+mod permits;
 mod probes;
-mod raw;
-mod reaching;
+mod raw_peer;
 mod regions;
-mod registered;
-mod selecting;
-mod selective;
+mod registered_buffers;
+mod requirements;
+mod rma;
+mod rma_iov;
+mod select_races;
+mod selective_completion;
 mod setup;
-mod sharing;
-mod sharing_ends;
+mod shared_rx;
+mod shared_rx_connected;
+mod shared_rx_fixture;
+mod shared_rx_lifecycle;
+mod single_copy;
 mod sockets;
-mod station;
 mod statistics;
-mod tagging;
 mod truncation;
 mod vectors;
 mod waiters;
@@ -73,12 +73,12 @@ use setup::Setup;
 
 /// Makes a test of every scenario of the table, for one combination.
 macro_rules! tests {
-    ($($module:ident { $($scenario:ident: $needs:ident,)* })*) => {$(
+    ($($module:ident { $($scenario:ident: $requirement:ident,)* })*) => {$(
         mod $module {
             $(
                 #[test]
                 fn $scenario() {
-                    crate::setup::run(super::setup(), crate::needs::$needs, crate::$module::$scenario);
+                    crate::setup::run(super::setup(), crate::requirements::$requirement, crate::$module::$scenario);
                 }
             )*
         }
@@ -96,494 +96,494 @@ macro_rules! scenarios {
                 unexpected_messages_arrive_whole: MSG,
                 every_kind_of_buffer_can_be_sent: MSG,
                 every_kind_of_buffer_can_receive: MSG,
-                a_received_message_can_be_sent_on: SOURCE,
-                the_front_door_leads_to_the_same_place: DIRECTED,
+                received_buffer_can_be_sent_without_copy: SOURCE,
+                bind_convenience_works: DIRECTED,
             }
-            details {
-                data_tag_and_source_come_with_the_message: DIRECTED,
-                what_was_not_given_is_absent: BOTH,
-                a_send_reports_its_length_and_tag: BOTH,
-                injected_messages_arrive_and_have_a_limit: BOTH,
-                injected_messages_bring_their_data: BOTH,
-                a_message_beyond_the_limit_is_refused: ANY,
-                what_was_not_asked_for_is_refused: ANY,
+            message_metadata {
+                message_carries_data_tag_and_source: DIRECTED,
+                omitted_tag_and_data_are_absent: MSG_TAGGED,
+                send_reports_its_length_and_tag: MSG_TAGGED,
+                inject_delivers_up_to_inject_size: MSG_TAGGED,
+                inject_data_delivers_cq_data: MSG_TAGGED,
+                send_beyond_max_msg_size_is_refused: ANY_EP_TYPE,
+                ops_without_requested_caps_are_refused: ANY_EP_TYPE,
             }
             datagrams {
                 every_length_arrives_whole: DATAGRAMS,
-                vectors_and_loans_are_messages_too: DATAGRAMS,
-                longer_ones_are_refused: DATAGRAMS,
-                what_does_not_fit_is_cut: DATAGRAMS,
-                senders_have_numbers: DATAGRAMS,
-                strangers_stay_strangers_until_inserted: DATAGRAMS,
-                nobody_there_is_no_error: DATAGRAMS,
-                what_was_not_asked_for_is_kept_or_dropped_and_counted: DATAGRAMS,
-                dropped_receives_give_messages_back: DATAGRAMS,
-                batches_of_every_kind_arrive: DATAGRAMS,
-                probes_see_what_waits: DATAGRAMS,
-                there_are_no_tags_and_no_data: DATAGRAMS,
-                the_front_door_leads_here: DATAGRAMS,
-                addresses_of_sockets_are_understood: DATAGRAMS,
-                ended_endpoints_take_what_is_posted_with_them: DATAGRAMS,
+                vectors_and_loans_are_sent_as_datagrams: DATAGRAMS,
+                send_beyond_max_msg_size_is_refused: DATAGRAMS,
+                long_datagrams_are_truncated: DATAGRAMS,
+                datagram_sources_have_stable_addresses: DATAGRAMS,
+                source_is_unknown_until_av_insert: DATAGRAMS,
+                send_to_closed_port_succeeds: DATAGRAMS,
+                unexpected_datagrams_over_budget_are_dropped_and_counted: DATAGRAMS,
+                dropped_receives_requeue_messages: DATAGRAMS,
+                inject_all_and_post_all_batches_arrive: DATAGRAMS,
+                probes_find_unexpected_datagrams: DATAGRAMS,
+                unsupported_caps_and_ops_are_refused: DATAGRAMS,
+                bind_convenience_works: DATAGRAMS,
+                av_accepts_and_checks_socket_addresses: DATAGRAMS,
+                close_cancels_posted_receives: DATAGRAMS,
             }
-            connecting {
-                both_sides_have_the_others_data: CONNECTED,
-                a_rejection_tells_why: CONNECTED,
-                private_data_has_a_limit: CONNECTED,
-                dropping_an_attempt_gives_it_up: CONNECTED,
-                many_connect_with_one: CONNECTED,
-                nobody_and_silence: CONNECTED,
-                the_silent_make_room: CONNECTED,
-                requests_may_come_in_pieces: CONNECTED,
-                bad_requests_are_turned_away: CONNECTED,
-                answers_may_come_in_pieces: CONNECTED,
-                bad_answers_end_the_attempt: CONNECTED,
-                requests_are_of_no_domain: CONNECTED,
+            connect {
+                private_data_is_exchanged_on_connect: CONNECTED,
+                rejection_carries_private_data: CONNECTED,
+                private_data_beyond_limit_is_refused: CONNECTED,
+                dropped_connect_aborts_the_attempt: CONNECTED,
+                many_clients_connect_to_one_passive_endpoint: CONNECTED,
+                connect_fails_on_timeout_or_closed_port: CONNECTED,
+                oldest_pending_handshake_is_evicted: CONNECTED,
+                connect_request_is_accepted_at_every_split: CONNECTED,
+                malformed_connect_request_closes_socket: CONNECTED,
+                connect_response_is_accepted_at_every_split: CONNECTED,
+                malformed_connect_response_fails_connect: CONNECTED,
+                connreq_can_be_accepted_in_any_domain: CONNECTED,
             }
             connected {
-                every_length_goes_both_ways: CONNECTED,
-                every_kind_of_buffer_and_call: CONNECTED,
-                queues_and_counters_hear_of_all: CONNECTED,
-                either_side_may_end_it: CONNECTED,
-                ending_in_the_middle_of_a_message: CONNECTED,
-                nobody_need_look_from_the_beginning: CONNECTED,
-                what_has_come_outlives_the_connection: CONNECTED,
-                what_has_been_seen_outlives_the_connection: CONNECTED,
-                what_was_held_back_outlives_the_connection: CONNECTED,
-                everything_that_waits_ends_with_the_connection: CONNECTED_MULTI,
-                several_messages_into_one_buffer: CONNECTED_MULTI,
-                dropped_receives_lose_nothing: CONNECTED,
-                closing_hands_over_what_was_sent: CONNECTED,
-                memory_is_written_and_read: CONNECTED_RMA,
-                writes_are_heard_of_and_counted: CONNECTED_EVENT,
-                delivery_is_confirmed: CONNECTED,
-                what_breaks_the_rules_ends_the_connection: CONNECTED,
-                what_makes_no_sense_is_refused: CONNECTED,
-                the_front_door_leads_here: CONNECTED,
-                the_object_tree_knows_them: CONNECTED,
+                every_length_arrives_in_both_directions: CONNECTED,
+                every_buffer_type_and_send_call_works: CONNECTED,
+                ops_report_to_cqs_counters_and_event_queues: CONNECTED,
+                shutdown_or_close_of_either_side_disconnects: CONNECTED,
+                shutdown_mid_message_fails_send_and_receive: CONNECTED,
+                auto_progress_receives_without_polling: CONNECTED,
+                buffered_messages_survive_peer_close: CONNECTED,
+                buffered_message_survives_local_shutdown: CONNECTED,
+                messages_over_budget_survive_peer_close: CONNECTED,
+                peer_close_fails_all_pending_ops: CONNECTED_MULTI_RECV,
+                multi_recv_takes_messages_after_peer_close: CONNECTED_MULTI_RECV,
+                dropped_receives_lose_no_message: CONNECTED,
+                close_delivers_injected_messages: CONNECTED,
+                every_length_is_written_and_read: CONNECTED_RMA,
+                writes_report_data_and_count_at_target: CONNECTED_RMA_EVENT,
+                delivery_complete_waits_for_the_peer: CONNECTED,
+                protocol_violation_closes_connection: CONNECTED,
+                unsupported_calls_are_refused: CONNECTED,
+                listen_and_connect_conveniences_work: CONNECTED,
+                object_tree_counts_connected_endpoints: CONNECTED,
             }
-            tagging {
-                every_length_goes_both_ways_under_a_tag: CONNECTED_TAGGED,
-                every_call_has_tags: CONNECTED_TAGGED,
-                receives_take_their_tags: CONNECTED_TAGGED,
-                tags_come_to_a_pool_of_receives: CONNECTED_TAGGED,
-                who_takes_no_tags_is_sent_none: CONNECTED_TAGGED,
-                strangers_are_sent_tags_when_the_program_says_so: CONNECTED_TAGGED,
-                tags_of_strangers_come_split_anywhere: CONNECTED_TAGGED,
-                marks_are_not_taken_at_more_than_their_word: CONNECTED_TAGGED,
-                a_tag_ends_a_connection_that_takes_none: CONNECTED,
+            connected_tagged {
+                every_length_arrives_tagged_in_both_directions: CONNECTED_TAGGED,
+                every_send_call_accepts_a_tag: CONNECTED_TAGGED,
+                receives_match_by_tag: CONNECTED_TAGGED,
+                shared_rx_receives_match_by_tag: CONNECTED_TAGGED,
+                tagged_send_to_untagged_peer_is_refused: CONNECTED_TAGGED,
+                peer_supports_tags_option_enables_tagged_sends: CONNECTED_TAGGED,
+                tagged_frame_of_raw_peer_is_read_at_every_split: CONNECTED_TAGGED,
+                vendor_extension_enables_only_announced_caps: CONNECTED_TAGGED,
+                tagged_frame_closes_untagged_connection: CONNECTED,
             }
-            reaching {
-                every_operation_goes_both_ways: CONNECTED_ATOMIC,
-                concurrent_additions_add_up: CONNECTED_ATOMIC,
-                posted_and_counted: CONNECTED_ATOMIC_EVENT,
-                what_is_out_of_reach_fails_alone: CONNECTED_RMA,
-                misplaced_atomics_fail_alone: CONNECTED_ATOMIC,
-                who_has_no_atomics_is_asked_for_none: CONNECTED_ATOMIC,
-                who_is_no_target_says_so: CONNECTED_RMA,
-                strangers_are_asked_for_nothing_they_do_not_know: CONNECTED_ATOMIC,
-                what_strangers_reach_for_ends_their_connection: CONNECTED_RMA,
-                strangers_that_say_they_are_kin_are_served: CONNECTED_ATOMIC,
+            connected_rma {
+                every_atomic_op_works_in_both_directions: CONNECTED_ATOMIC,
+                concurrent_atomic_adds_are_not_lost: CONNECTED_ATOMIC,
+                posted_atomics_report_and_count_at_target: CONNECTED_ATOMIC_RMA_EVENT,
+                bad_key_or_range_fails_only_its_op: CONNECTED_RMA,
+                misaligned_atomic_fails_only_its_op: CONNECTED_ATOMIC,
+                atomics_to_peer_without_support_are_refused: CONNECTED_ATOMIC,
+                rma_to_msg_only_endpoint_fails_with_unknown_key: CONNECTED_RMA,
+                atomics_to_unannounced_peer_are_refused: CONNECTED_ATOMIC,
+                bad_rma_of_unannounced_peer_closes_connection: CONNECTED_RMA,
+                peer_with_vendor_extension_gets_atomics_and_nacks: CONNECTED_ATOMIC,
             }
-            pooling {
-                many_connections_live_on_one_pool_of_receives: CONNECTED,
-                who_called_and_who_was_called_share_alike: CONNECTED,
-                every_kind_of_receive_hears_all_connections: CONNECTED_MULTI,
-                what_has_come_outlives_its_connection: CONNECTED,
-                what_is_given_back_keeps_its_source: CONNECTED,
-                one_budget_serves_all_connections: CONNECTED,
-                an_endpoint_that_closes_in_the_middle_ends_one_receive: CONNECTED,
-                wrong_bindings_are_refused: CONNECTED,
+            shared_rx_connected {
+                many_connections_share_few_posted_receives: CONNECTED,
+                active_and_passive_ends_share_receives_in_order: CONNECTED,
+                every_receive_kind_takes_from_all_connections: CONNECTED_MULTI_RECV,
+                buffered_messages_survive_their_connection: CONNECTED,
+                requeued_message_keeps_its_source: CONNECTED,
+                unexpected_budget_is_shared_by_connections: CONNECTED,
+                endpoint_close_mid_message_fails_one_receive: CONNECTED,
+                invalid_bindings_are_refused: CONNECTED,
             }
-            groups {
-                everybody_in_a_group_hears_what_is_sent_to_it: GROUPS,
-                a_group_is_left_with_its_last_handle: GROUPS,
-                what_is_no_group_is_refused: GROUPS,
-                groups_need_their_capability: DATAGRAMS,
+            multicast {
+                group_send_reaches_every_member: MULTICAST,
+                dropping_the_last_handle_leaves_the_group: MULTICAST,
+                invalid_group_address_is_refused: MULTICAST,
+                groups_require_fi_multicast: DATAGRAMS,
             }
             matching {
-                ignored_bits_of_a_tag_do_not_count: TAGGED,
-                tagged_and_untagged_never_meet: BOTH,
-                the_receive_posted_first_gets_the_message: ANY,
-                posting_order_counts_not_polling_order: ANY,
-                a_late_receive_takes_the_earliest_arrival: TAGGED,
-                an_earlier_receive_for_any_tag_wins: TAGGED,
-                directed_and_any_compete_by_posting_time: DIRECTED,
-                a_directed_receive_leaves_other_messages_waiting: DIRECTED,
+                ignored_tag_bits_do_not_affect_matching: TAGGED,
+                tagged_and_untagged_never_match: MSG_TAGGED,
+                receive_posted_first_gets_the_message: ANY_EP_TYPE,
+                matching_follows_posting_order_not_polling_order: ANY_EP_TYPE,
+                late_receive_matches_earliest_unexpected: TAGGED,
+                earlier_any_tag_receive_wins_over_exact_tag: TAGGED,
+                directed_and_any_source_match_in_posting_order: DIRECTED,
+                directed_receive_skips_other_sources: DIRECTED,
             }
             addresses {
-                a_stranger_has_no_source_until_inserted: DIRECTED,
-                a_directed_receive_gets_a_stranger_once_inserted: DIRECTED,
-                waiting_messages_are_matched_by_the_insertion: DIRECTED,
-                waiting_messages_of_the_gone_are_matched_by_the_insertion: DIRECTED,
-                directed_receives_end_with_their_number: DIRECTED,
-                a_guest_that_leaves_ends_directed_receives_everywhere: DIRECTED,
-                a_number_given_again_is_not_taken_back_for_the_old: DIRECTED,
-                a_removed_number_is_stale: DIRECTED,
-                a_removed_peer_still_arrives_as_a_stranger: DIRECTED,
-                a_number_of_another_vector_is_stale: ANY,
-                inserting_twice_gives_one_number: ANY,
-                looking_up_nobody_names_it: MSG,
-                sending_to_nobody_names_it: MSG,
-                addresses_of_other_kinds_are_refused: ANY,
-                guests_are_welcomed_and_forgotten: SOURCE,
+                source_is_unknown_until_av_insert: DIRECTED,
+                directed_receive_matches_after_av_insert: DIRECTED,
+                av_insert_assigns_source_to_unexpected_messages: DIRECTED,
+                av_insert_assigns_source_after_peer_closed: DIRECTED,
+                av_remove_fails_directed_receives: DIRECTED,
+                auto_inserted_peer_close_fails_all_directed_receives: DIRECTED,
+                reinserted_address_survives_old_connection_close: DIRECTED,
+                removed_address_is_stale: DIRECTED,
+                removed_peer_is_received_with_unknown_source: DIRECTED,
+                address_of_another_av_is_stale: ANY_EP_TYPE,
+                inserting_twice_returns_the_same_address: ANY_EP_TYPE,
+                add_peer_error_names_the_missing_peer: MSG,
+                send_error_names_the_missing_peer: MSG,
+                wrong_scheme_and_malformed_addresses_are_refused: ANY_EP_TYPE,
+                auto_inserted_peers_are_released_on_close: SOURCE,
             }
             truncation {
-                expected_messages_are_cut_to_the_room: BOTH,
-                unexpected_messages_are_cut_to_the_room: BOTH,
-                the_rest_of_a_long_message_is_lost_and_the_next_is_whole: MSG,
-                details_survive_truncation: DIRECTED,
-                an_endpoint_receives_no_more_than_its_limit: MSG,
+                expected_messages_are_truncated_to_the_buffer: MSG_TAGGED,
+                unexpected_messages_are_truncated_to_the_buffer: MSG_TAGGED,
+                message_after_a_truncated_one_arrives_whole: MSG,
+                truncated_receive_reports_tag_data_and_source: DIRECTED,
+                receives_are_limited_to_max_msg_size: MSG,
             }
             ordering {
-                three_senders_keep_their_order: SOURCE,
-                a_window_of_receives_fills_in_posting_order: MSG,
+                messages_of_each_of_three_senders_stay_in_order: SOURCE,
+                posted_receives_fill_in_posting_order: MSG,
                 long_and_short_messages_keep_their_order: MSG,
-                unexpected_bytes_are_bounded_and_nothing_is_lost: BOTH,
-                what_is_held_back_does_not_hold_back_others: DIRECTED,
+                unexpected_bytes_are_bounded_and_nothing_is_lost: MSG_TAGGED,
+                stalled_sender_does_not_block_other_senders: DIRECTED,
             }
             cancellation {
-                dropping_an_unmatched_receive_takes_nothing: ANY,
-                dropping_an_arrived_receive_gives_the_message_back: BOTH,
-                given_back_messages_keep_their_place: BOTH,
-                a_waiting_receive_takes_what_is_given_back: BOTH,
-                dropping_in_the_middle_of_a_message_loses_nothing: MSG,
-                cancel_returns_the_buffer_of_an_unmatched_receive: ANY,
-                cancel_reports_a_matched_receive_once: BOTH,
-                cancel_in_the_middle_of_a_message_waits_for_it: MSG,
-                a_send_without_credit_can_be_taken_back: MSG,
+                dropped_unmatched_receive_takes_no_message: ANY_EP_TYPE,
+                dropped_matched_receive_requeues_its_message: MSG_TAGGED,
+                requeued_messages_keep_arrival_order: MSG_TAGGED,
+                requeued_message_goes_to_posted_receive: MSG_TAGGED,
+                dropping_receive_mid_message_loses_nothing: MSG,
+                cancel_returns_the_buffer_of_an_unmatched_receive: ANY_EP_TYPE,
+                cancel_reports_a_matched_receive_once: MSG_TAGGED,
+                cancel_mid_message_waits_for_the_message: MSG,
+                send_without_credit_can_be_cancelled: MSG,
                 dropping_a_send_without_credit_sends_nothing: MSG,
-                a_dropped_send_is_delivered: MSG,
-            a_started_send_goes_on_by_itself: MSG,
+                dropped_send_is_delivered: MSG,
+            started_send_progresses_without_sender_polling: MSG,
             }
-            selecting {
-                select_loses_nothing: MSG,
-                select_over_two_kinds_loses_nothing: BOTH,
-                timeouts_lose_nothing: MSG,
+            select_races {
+                select_loses_no_message: MSG,
+                select_over_tagged_and_untagged_loses_no_message: MSG_TAGGED,
+                receive_timeouts_lose_no_message: MSG,
             }
             backpressure {
-                what_fills_the_way_leaves_without_another_call: MSG,
+                injected_messages_leave_without_further_calls: MSG,
                 sends_run_out_of_credit_and_recover: MSG,
-                an_awaited_send_waits_for_the_receiver: MSG,
-                sends_that_wait_keep_their_order: MSG,
-                one_stalled_peer_does_not_stop_the_rest: MSG,
-                two_endpoints_flooding_each_other_go_on: MSG,
-                receive_entries_are_limited: ANY,
+                awaited_send_is_pending_until_receiver_reads: MSG,
+                queued_sends_keep_their_order: MSG,
+                stalled_peer_does_not_block_other_peers: MSG,
+                endpoints_flooding_each_other_make_progress: MSG,
+                started_receives_are_limited_to_rx_size: ANY_EP_TYPE,
             }
-            credits {
-                a_permit_does_not_overtake_a_send: MSG,
-                a_permit_is_a_credit: MSG,
-                a_dropped_permit_gives_its_credit_back: MSG,
-                a_reservation_that_is_given_up_gives_way: ANY,
-                a_used_permit_gives_its_credit_back_once: MSG,
-                a_refused_send_gives_its_permit_back_once: MSG,
-                a_permit_for_a_stale_number_is_refused: ANY,
-                closing_ends_a_reservation: ANY,
+            permits {
+                permit_send_does_not_overtake_queued_send: MSG,
+                permit_holds_one_credit: MSG,
+                dropped_permit_returns_its_credit: MSG,
+                dropped_reservation_passes_its_credit_on: ANY_EP_TYPE,
+                used_permit_returns_its_credit_once: MSG,
+                failed_permit_send_returns_its_credit_once: MSG,
+                permit_for_stale_address_is_refused: ANY_EP_TYPE,
+                close_cancels_pending_reservation: ANY_EP_TYPE,
             }
             completions {
-                posts_report_with_their_context: MSG,
-                a_full_queue_refuses_posts: ANY,
-                a_refused_post_leaves_its_entry_free: ANY,
-                a_failure_is_an_entry_like_any_other: ANY,
-                closing_the_endpoint_cancels_what_is_posted: ANY,
-                closing_the_endpoint_ends_futures: BOTH,
-                batches_are_bounded: ANY,
-                dropping_a_pending_next_loses_nothing: ANY,
-                a_busy_queue_lets_other_tasks_run: MSG,
-                posts_need_a_queue_futures_do_not: ANY,
+                posted_ops_complete_with_their_context: MSG,
+                full_cq_refuses_posts: ANY_EP_TYPE,
+                refused_post_releases_its_cq_entry: ANY_EP_TYPE,
+                failed_ops_report_in_order: ANY_EP_TYPE,
+                close_cancels_posted_receives: ANY_EP_TYPE,
+                close_cancels_futures: MSG_TAGGED,
+                batch_reads_are_bounded_and_ordered: ANY_EP_TYPE,
+                dropped_cq_next_loses_no_completion: ANY_EP_TYPE,
+                busy_cq_yields_to_other_tasks: MSG,
+                posts_need_a_cq_and_futures_do_not: ANY_EP_TYPE,
             }
             counters {
                 sends_and_receives_are_counted: MSG,
-                every_ending_is_counted: ANY,
-                waiting_ends_at_the_threshold: ANY,
-                a_failure_wakes_who_waits: ANY,
-                counting_by_hand_wakes_who_waits: ANY,
-                a_wait_that_is_dropped_leaves_others_alone: ANY,
-                closing_ends_who_waits: ANY,
+                every_way_to_complete_is_counted: ANY_EP_TYPE,
+                wait_completes_at_the_threshold: ANY_EP_TYPE,
+                failed_op_ends_counter_wait: ANY_EP_TYPE,
+                manual_add_ends_counter_wait: ANY_EP_TYPE,
+                dropped_wait_does_not_affect_other_waits: ANY_EP_TYPE,
+                close_fails_pending_waits: ANY_EP_TYPE,
             }
             events {
-                a_last_word_has_arrived: MSG,
-                a_peer_connects_and_closes: SOURCE,
-                an_endpoint_can_have_a_queue_of_its_own: MSG,
-                a_failed_send_nobody_awaits_is_an_event: MSG,
-                events_beyond_the_capacity_are_counted: MSG,
-                a_closed_peer_fails_sends_and_directed_receives: DIRECTED,
-                what_a_peer_sent_before_it_closed_arrives: MSG,
-                what_a_peer_sent_stays_its_own: DIRECTED,
+                send_succeeds_when_receiver_closes_after_receiving: MSG,
+                peer_connect_and_close_are_events: SOURCE,
+                endpoint_can_bind_its_own_event_queue: MSG,
+                failure_of_dropped_send_is_an_event: MSG,
+                event_queue_overrun_is_counted: MSG,
+                peer_close_fails_sends_and_directed_receives: DIRECTED,
+                messages_sent_before_close_arrive: MSG,
+                source_stays_valid_until_last_message_is_consumed: DIRECTED,
                 reopened_guest_gets_a_new_handle: DIRECTED,
                 directed_receives_do_not_match_a_successor: DIRECTED,
                 guest_that_connects_again_keeps_its_handle: DIRECTED,
                 sends_to_a_closed_peer_fail_at_once: MSG,
-                a_name_that_is_used_again_is_somebody_else: MSG,
+                reused_endpoint_name_is_a_new_peer: MSG,
             }
-            lending {
+            loans {
                 every_length_arrives_whole: SOURCE,
-                ordinary_messages_are_received_likewise: MSG,
-                memory_goes_round: MSG,
-                they_are_messages_like_any_other: BOTH,
-                dropping_a_receive_loses_nothing: MSG,
-                what_is_held_outlives_its_sender: MSG,
-                a_peer_that_returns_nothing_gets_copies: MSG,
-                what_was_lent_is_given_back_once: MSG,
+                recv_loan_takes_ordinary_messages: MSG,
+                returned_loan_memory_is_reused: MSG,
+                loans_follow_message_semantics: MSG_TAGGED,
+                dropped_loan_receive_loses_no_message: MSG,
+                held_loan_outlives_its_sender: MSG,
+                unreturned_loans_fall_back_to_copies: MSG,
+                loan_memory_is_returned_once: MSG,
                 loans_of_another_domain_are_copied: MSG,
-                a_loan_has_a_longest_length: MSG,
-                a_promise_is_for_one_receive: MSG,
-                many_pieces_of_memory_go_to_one_peer: MSG,
-                long_ones_are_copied_by_and_by: MSG,
+                loan_beyond_the_length_limit_is_refused: MSG,
+                reused_loan_buffer_receives_a_copy: MSG,
+                more_loans_than_mappings_reach_one_peer: MSG,
+                long_loans_are_copied_in_chunks: MSG,
             }
             vectors {
-                every_length_goes_out_of_pieces_into_pieces: MSG,
-                unexpected_ones_arrive_whole: BOTH,
-                parts_come_back_as_they_were: MSG,
-                empty_ones_are_messages_too: ANY,
-                truncation_fills_what_there_is: TAGGED,
-                more_than_the_limit_is_refused: RMA,
-                they_are_written_and_read: RMA,
-                queues_bring_them_back: ANY,
-                a_dropped_receive_loses_nothing: MSG,
-                they_wait_for_credit_like_others: MSG,
+                every_length_is_gathered_and_scattered: MSG,
+                unexpected_vectors_arrive_whole: MSG_TAGGED,
+                completed_ops_return_the_original_buffers: MSG,
+                empty_vectors_are_sent_and_received: ANY_EP_TYPE,
+                truncation_fills_every_scatter_buffer: TAGGED,
+                vector_beyond_iov_limit_is_refused: RMA,
+                vectors_are_written_and_read_by_rma: RMA,
+                cq_entries_return_the_vector: ANY_EP_TYPE,
+                dropped_scatter_receive_loses_no_message: MSG,
+                vector_sends_run_out_of_credit: MSG,
             }
             batches {
-                injected_ones_arrive_in_order: MSG,
-                posted_ones_arrive_and_report_in_order: BOTH,
-                all_lengths_go_together: MSG,
-                sleepers_are_woken_once: ANY,
-                a_refusal_stops_there_and_gives_the_rest_back: ANY,
-                a_full_queue_stops_a_batch_and_nothing_is_lost: ANY,
-                want_of_credit_stops_a_batch: MSG,
-                receives_go_together: DIRECTED,
-                an_iterator_that_panics_holds_nothing_up: ANY,
-                writes_go_together_and_tell: RMA_SOURCE,
-                a_closed_peer_ends_a_batch: MSG,
-                what_is_left_of_a_batch_wakes_sleepers: MSG,
+                inject_all_arrives_in_order: MSG,
+                post_all_arrives_and_completes_in_order: MSG_TAGGED,
+                mixed_length_batch_keeps_order: MSG,
+                batch_rings_each_peer_doorbell_once: ANY_EP_TYPE,
+                failed_request_stops_batch_and_returns_the_rest: ANY_EP_TYPE,
+                full_cq_stops_batch_without_loss: ANY_EP_TYPE,
+                missing_credit_stops_batch: MSG,
+                receives_are_posted_in_one_batch: DIRECTED,
+                panicking_iterator_does_not_block_the_domain: ANY_EP_TYPE,
+                batched_writes_report_data_in_order: RMA_SOURCE,
+                closed_peer_stops_batch: MSG,
+                request_returned_by_batch_wakes_receiver_when_sent: MSG,
             }
-            selective {
-                success_is_reported_when_asked_for: BOTH,
-                failure_always_is: BOTH,
-                a_silent_operation_holds_an_entry: BOTH,
-                an_entry_given_back_lets_a_write_in: RMA,
-                the_default_can_be_to_report: MSG,
-                every_kind_of_operation_asks: ATOMIC,
+            selective_completion {
+                success_reports_only_with_fi_completion: MSG_TAGGED,
+                failure_always_reports: MSG_TAGGED,
+                unreported_op_reserves_a_cq_entry: MSG_TAGGED,
+                released_cq_entry_admits_pending_write: RMA,
+                endpoint_op_flags_can_default_to_fi_completion: MSG,
+                every_op_kind_supports_fi_completion: ATOMIC,
             }
-            multi {
-                messages_share_one_buffer: MULTI_DIRECTED,
-                what_does_not_fit_goes_to_the_next: MULTI,
-                only_a_whole_buffer_truncates: MULTI,
-                competing_by_posting_time: MULTI,
-                several_senders_at_once: MULTI_DIRECTED,
-                dropping_gives_messages_back_in_order: MULTI,
-                dropping_in_the_middle_of_a_message_loses_nothing: MULTI,
-                a_stream_that_is_not_read_holds_the_sender_back: MULTI,
-                what_waits_for_a_full_stream_goes_to_nobody_else: MULTI,
-                posted_ones_report_each_message_and_the_release: MULTI,
-                a_full_queue_holds_messages_back: MULTI,
-                cancel_gives_the_rest_back: MULTI,
-                cancel_in_the_middle_of_a_message_waits_for_it: MULTI,
-                closing_ends_them: MULTI,
-                a_queue_that_is_dropped_swallows_no_message: MULTI,
-                directed_ones_end_with_their_peer: MULTI_DIRECTED,
-                a_stranger_is_matched_once_inserted: MULTI_DIRECTED,
-                lent_messages_keep_their_place: MULTI,
-                what_cannot_be_is_refused: MULTI_DIRECTED,
+            multi_recv {
+                messages_share_one_buffer: MULTI_RECV_DIRECTED,
+                message_too_long_for_the_rest_goes_to_next_receive: MULTI_RECV,
+                only_an_unused_buffer_truncates: MULTI_RECV,
+                multi_recv_matches_in_posting_order: MULTI_RECV,
+                several_senders_fill_multi_recv_buffers: MULTI_RECV_DIRECTED,
+                dropped_multi_recv_requeues_in_order: MULTI_RECV,
+                dropping_mid_message_loses_nothing: MULTI_RECV,
+                unread_message_stream_stalls_sender: MULTI_RECV,
+                full_message_stream_keeps_its_matched_messages: MULTI_RECV,
+                posted_multi_recv_reports_messages_and_release: MULTI_RECV,
+                full_cq_stalls_multi_recv: MULTI_RECV,
+                cancel_returns_the_unused_buffer: MULTI_RECV,
+                cancel_mid_message_waits_for_the_message: MULTI_RECV,
+                close_cancels_multi_recvs: MULTI_RECV,
+                dropped_cq_loses_no_message: MULTI_RECV,
+                peer_close_ends_directed_multi_recv: MULTI_RECV_DIRECTED,
+                directed_multi_recv_matches_after_av_insert: MULTI_RECV_DIRECTED,
+                loaned_messages_keep_their_order: MULTI_RECV,
+                invalid_multi_recv_is_refused: MULTI_RECV_DIRECTED,
             }
             probes {
-                they_see_and_take_nothing: DIRECTED,
-                they_wait_for_what_comes: BOTH,
-                posted_receives_come_first: MULTI,
-                claimed_ones_are_nobody_elses: DIRECTED,
-                dropped_claims_go_back_to_their_place: BOTH,
-                claims_work_while_the_message_arrives: BOTH,
-                what_is_held_back_is_found: BOTH,
-                claimants_share_nothing: BOTH,
-                claimed_ones_are_posted_too: BOTH,
-                they_end_with_their_peer_and_endpoint: DIRECTED,
-                a_claim_keeps_the_number_of_a_guest: DIRECTED,
-                strangers_are_found_once_inserted: DIRECTED,
-                lent_ones_are_claimed_where_they_lie: BOTH,
-                what_a_receive_of_several_leaves_is_found: MULTI,
+                probe_reports_without_receiving: DIRECTED,
+                probe_waits_for_a_message: MSG_TAGGED,
+                posted_receives_take_precedence_over_probes: MULTI_RECV,
+                claimed_message_matches_no_receive: DIRECTED,
+                dropped_claim_requeues_message_in_order: MSG_TAGGED,
+                claim_works_on_partial_message: MSG_TAGGED,
+                probe_finds_message_over_budget: MSG_TAGGED,
+                concurrent_claims_take_each_message_once: MSG_TAGGED,
+                claimed_message_can_be_received_by_post: MSG_TAGGED,
+                close_ends_probes_and_claims: DIRECTED,
+                claim_keeps_auto_inserted_address_valid: DIRECTED,
+                probe_by_source_matches_after_av_insert: DIRECTED,
+                loaned_message_can_be_claimed: MSG_TAGGED,
+                claim_finds_messages_of_dropped_multi_recv: MULTI_RECV,
             }
-            sharing {
-                many_endpoints_live_on_one_pool_of_receives: DIRECTED,
-                posting_order_counts_at_every_door: DIRECTED,
-                what_waits_is_taken_in_order_of_arrival: BOTH,
-                directed_receives_hear_one_peer_at_all_doors: DIRECTED,
-                a_stranger_at_several_doors_is_one: DIRECTED,
-                dropping_receives_loses_nothing: MSG,
-                one_budget_serves_all_doors: MSG,
-                posts_report_to_the_queue_of_the_context: MSG,
-                one_buffer_takes_messages_of_all_doors: MULTI,
-                probes_and_claims_see_all_doors: BOTH,
-                lent_messages_come_by_any_door: MSG,
-                senders_hear_what_was_received: MSG,
+            shared_rx {
+                many_endpoints_share_few_posted_receives: DIRECTED,
+                posting_order_holds_across_endpoints: DIRECTED,
+                unexpected_messages_match_in_arrival_order: MSG_TAGGED,
+                directed_receive_matches_on_every_endpoint: DIRECTED,
+                av_insert_assigns_source_across_endpoints: DIRECTED,
+                dropped_receives_lose_no_message: MSG,
+                unexpected_budget_is_shared_by_endpoints: MSG,
+                posts_report_to_the_shared_context_cq: MSG,
+                multi_recv_takes_from_all_endpoints: MULTI_RECV,
+                probes_and_claims_cover_all_endpoints: MSG_TAGGED,
+                loans_arrive_through_any_endpoint: MSG,
+                acks_reach_senders_through_any_endpoint: MSG,
             }
-            sharing_ends {
-                doors_take_no_receives: MULTI_DIRECTED,
-                wrong_bindings_are_refused: MSG,
-                it_outlives_its_doors: MULTI_DIRECTED,
-                a_door_that_closes_in_the_middle_ends_one_receive: MSG,
-                sources_outlive_the_door: DIRECTED,
-                guests_are_forgotten_after_their_last_message: DIRECTED,
+            shared_rx_lifecycle {
+                endpoints_of_shared_context_refuse_receives: MULTI_RECV_DIRECTED,
+                invalid_bindings_are_refused: MSG,
+                shared_context_outlives_its_endpoints: MULTI_RECV_DIRECTED,
+                endpoint_close_mid_message_fails_one_receive: MSG,
+                message_sources_survive_endpoint_close: DIRECTED,
+                auto_inserted_peer_is_released_after_last_message: DIRECTED,
             }
             fences {
-                a_fence_begins_when_all_before_it_has_ended: FENCED,
-                other_peers_do_not_wait_for_a_fence: FENCED,
-                every_kind_of_operation_can_be_fenced: FENCED_ATOMIC,
-                a_fence_that_is_taken_back_lets_others_go: FENCED,
-                a_dropped_fence_goes_on: FENCED,
-                fences_end_with_their_peer_and_with_their_endpoint: FENCED,
-                a_fence_needs_its_capability: FENCED,
+                fenced_op_starts_after_prior_ops_complete: FENCE,
+                fence_does_not_delay_other_peers: FENCE,
+                every_kind_of_operation_can_be_fenced: FENCE_ATOMIC,
+                cancelled_fence_releases_later_ops: FENCE,
+                dropped_fenced_send_is_delivered: FENCE,
+                close_fails_pending_fenced_ops: FENCE,
+                fence_requires_fi_fence: FENCE,
             }
-            levels {
-                a_message_ends_when_a_receive_has_it: BOTH,
-                a_posted_receive_lets_it_end: BOTH,
-                completions_come_in_the_order_of_receipt: BOTH,
-                every_kind_of_message_asks: BOTH,
-                the_default_is_the_endpoints: BOTH,
-                what_is_discarded_has_ended: BOTH,
-                a_claim_that_is_put_back_is_no_receipt: BOTH,
-                a_receive_that_is_dropped_says_nothing_twice: BOTH,
-                receives_that_go_midway_say_nothing_early: MSG,
-                a_dropped_send_is_confirmed_to_nobody: BOTH,
-                a_cancelled_one_waits_for_its_receipt: BOTH,
-                a_truncated_message_has_ended: BOTH,
-                receives_of_several_confirm_each: MULTI,
-                a_stranger_is_confirmed_once_inserted: DIRECTED,
-                two_flooding_each_other_go_on: BOTH,
-                a_fence_waits_for_the_receipt: FENCED,
-                closing_ends_them: BOTH,
-                one_that_talks_to_itself_is_its_own_receiver: BOTH,
-                what_changes_memory_is_delivered_at_its_end: ATOMIC,
-                what_is_not_offered_is_refused: MSG,
-                what_is_delivered_is_there: BOTH,
+            completion_levels {
+                unexpected_send_completes_when_received: MSG_TAGGED,
+                send_completes_with_a_posted_receive: MSG_TAGGED,
+                send_completions_follow_receive_order: MSG_TAGGED,
+                every_send_kind_supports_levels: MSG_TAGGED,
+                endpoint_op_flags_set_the_default_level: MSG_TAGGED,
+                discarded_message_completes_its_send: MSG_TAGGED,
+                dropped_claim_does_not_acknowledge: MSG_TAGGED,
+                requeued_message_is_acknowledged_once: MSG_TAGGED,
+                receive_dropped_mid_message_does_not_acknowledge: MSG,
+                dropped_send_returns_its_credit_on_ack: MSG_TAGGED,
+                cancel_waits_for_the_ack: MSG_TAGGED,
+                truncated_receive_acknowledges: MSG_TAGGED,
+                multi_recv_acknowledges_each_message: MULTI_RECV,
+                directed_receive_after_av_insert_acknowledges: DIRECTED,
+                endpoints_flooding_each_other_make_progress: MSG_TAGGED,
+                fence_waits_for_the_ack: FENCE,
+                close_fails_unacknowledged_sends: MSG_TAGGED,
+                loopback_sends_support_levels: MSG_TAGGED,
+                rma_and_atomics_complete_after_delivery: ATOMIC,
+                unsupported_level_is_refused: MSG,
+                delivery_complete_means_the_peer_has_the_message: MSG_TAGGED,
             }
-            copies {
-                the_threshold_says_which_way: MSG,
-                those_by_themselves_and_those_in_a_stream: MSG,
-                two_may_send_before_they_receive: MSG,
-                what_waits_with_its_sender_holds_up_nothing: BOTH,
-                receives_come_and_go: MSG,
-                closing_takes_back_what_was_not_received: BOTH,
-                own_kinds_of_buffers_are_not_read_by_others: MSG,
+            single_copy {
+                threshold_selects_the_copy_path: MSG,
+                lone_and_streamed_messages_arrive_in_order: MSG,
+                both_peers_can_send_before_receiving: MSG,
+                unreceived_single_copy_messages_block_nothing: MSG_TAGGED,
+                dropped_and_truncated_receives_lose_no_message: MSG,
+                close_returns_unreceived_messages: MSG_TAGGED,
+                custom_buffers_are_not_single_copied: MSG,
             }
             statistics {
                 messages_are_counted_on_both_sides: MSG,
-                each_message_is_received_once: BOTH,
-                each_part_is_received_once: MULTI,
+                each_message_is_received_once: MSG_TAGGED,
+                each_part_is_received_once: MULTI_RECV,
                 each_shared_message_is_received_once: MSG,
                 each_write_with_data_is_heard_once: RMA_SOURCE,
                 one_sided_operations_are_counted: ATOMIC,
-                a_domain_tells_what_is_under_way: ANY,
+                domain_stats_report_ops_in_progress: ANY_EP_TYPE,
             }
-            onesided {
-                a_window_is_the_memory_itself: ATOMIC,
+            rma {
+                window_accesses_region_directly: ATOMIC,
                 a_window_says_why_it_has_closed: RMA,
-                there_is_no_window_on_memory_that_is_heeded: RMA_EVENT,
+                window_on_counted_region_is_refused: RMA_EVENT,
                 every_length_is_written_and_read: RMA,
-                a_window_of_operations_before_the_first_answer: RMA,
-                what_is_out_of_reach_fails_alone: RMA,
-                a_key_lasts_as_long_as_its_region: RMA,
-                a_registered_buffer_comes_back: RMA,
-                data_comes_with_a_write: RMA_SOURCE,
-                a_full_queue_holds_back_writes_with_data: RMA,
-                a_message_follows_what_was_written: RMA,
-                posts_report_to_the_transmit_queue: RMA,
-                both_sides_count: RMA_EVENT,
-                what_was_not_asked_for_is_refused: ATOMIC,
-                who_is_no_target_lends_nothing: ATOMIC,
-                dropped_operations_end: RMA,
-                a_cancelled_operation_leaves_the_rest_in_order: RMA,
-                a_region_that_closes_midway_ends_the_operation: RMA,
-                an_emptied_queue_lets_the_rest_in: RMA,
+                ops_queue_until_their_key_is_resolved: RMA,
+                bad_key_or_range_fails_only_its_op: RMA,
+                key_is_valid_until_its_region_closes: RMA,
+                close_returns_the_registered_buffer: RMA,
+                write_data_reports_at_target: RMA_SOURCE,
+                full_cq_stalls_writes_with_data: RMA,
+                message_arrives_after_earlier_write: RMA,
+                posted_rma_reports_to_transmit_cq: RMA,
+                initiator_and_target_count_rma: RMA_EVENT,
+                ops_without_requested_caps_are_refused: ATOMIC,
+                endpoint_without_fi_rma_exposes_no_memory: ATOMIC,
+                dropped_rma_ops_complete: RMA,
+                cancelled_op_keeps_later_ops_in_order: RMA,
+                region_close_ends_op_in_progress: RMA,
+                drained_cq_admits_pending_writes: RMA,
             }
-            places {
-                every_length_goes_to_its_places: RMA,
-                vectors_on_both_sides: RMA,
-                what_is_out_of_reach_changes_nothing: RMA,
-                what_cannot_be_is_refused: RMA,
-                each_has_one_completion: RMA,
-                data_comes_once_behind_all_bytes: RMA,
-                the_target_counts_each_place: RMA_EVENT,
-                places_are_addresses_where_that_was_agreed: RMA,
-                they_end_as_others_do: RMA,
+            rma_iov {
+                every_length_reaches_its_segments: RMA,
+                local_and_remote_vectors_combine: RMA,
+                invalid_segment_leaves_memory_unchanged: RMA,
+                invalid_segment_lists_are_refused: RMA,
+                multi_segment_op_has_one_completion: RMA,
+                write_data_reports_once_after_all_bytes: RMA,
+                target_counts_each_segment: RMA_EVENT,
+                fi_mr_virt_addr_uses_addresses: RMA,
+                multi_segment_ops_fail_like_single: RMA,
             }
             regions {
-                places_are_addresses_where_that_was_agreed: ATOMIC,
-                what_peers_do_is_counted_by_region: ATOMIC_EVENT,
-                counting_is_to_be_asked_for: RMA,
+                fi_mr_virt_addr_uses_addresses: ATOMIC,
+                remote_accesses_are_counted_per_region: ATOMIC_RMA_EVENT,
+                region_counters_require_fi_rma_event: RMA,
             }
-            registered {
+            registered_buffers {
                 every_length_is_written_and_read_in_place: RMA,
-                atomics_of_many_add_up: ATOMIC,
-                what_is_out_of_reach_fails_alone: ATOMIC,
-                the_owner_has_it_alone: RMA,
-                a_key_lasts_as_long_as_its_buffer: RMA,
-                closing_midway_ends_the_operation: RMA,
-                data_comes_with_a_write: RMA_SOURCE,
-                the_owner_counts: ATOMIC_EVENT,
-                no_answer_is_missed: RMA,
+                concurrent_atomic_adds_are_not_lost: ATOMIC,
+                bad_key_or_range_fails_only_its_op: ATOMIC,
+                owner_lock_excludes_peers: RMA,
+                key_is_valid_until_its_buffer_closes: RMA,
+                close_ends_op_in_progress: RMA,
+                write_data_reports_at_target: RMA_SOURCE,
+                owner_counts_remote_accesses: ATOMIC_RMA_EVENT,
+                answer_wakes_sleeping_initiator: RMA,
             }
             atomics {
                 every_operation_on_every_type: ATOMIC,
-                concurrent_additions_add_up: ATOMIC,
-                a_lock_by_compare_and_swap: ATOMIC,
-                rows_of_values: ATOMIC,
-                misplaced_ones_fail_alone: ATOMIC,
-                what_fails_is_done_once_at_most: ATOMIC_EVENT,
-                posted_ones_report_what_they_fetched: ATOMIC,
+                concurrent_adds_are_not_lost: ATOMIC,
+                compare_and_swap_implements_a_lock: ATOMIC,
+                atomics_operate_on_arrays: ATOMIC,
+                misaligned_atomic_fails_only_its_op: ATOMIC,
+                failed_atomic_executes_at_most_once: ATOMIC_RMA_EVENT,
+                posted_atomics_report_fetched_values: ATOMIC,
             }
             objects {
-                a_busy_domain_names_its_children: ANY,
-                queues_and_vectors_are_busy_while_bound: ANY,
-                an_endpoint_closes_for_all_its_clones: ANY,
-                closing_with_clones_alive_frees_what_was_bound: ANY,
-                operations_on_a_closed_endpoint_are_refused: BOTH,
-                a_closed_domain_accepts_no_children: ANY,
-                a_name_is_taken_while_its_endpoint_lives: ANY,
-                objects_of_another_domain_are_foreign: ANY,
-                wrong_bindings_are_refused: ANY,
-                an_endpoint_needs_an_address_vector: ANY,
+                busy_domain_reports_open_children: ANY_EP_TYPE,
+                queues_and_avs_are_busy_while_bound: ANY_EP_TYPE,
+                closing_an_endpoint_closes_all_clones: ANY_EP_TYPE,
+                close_releases_bindings_despite_clones: ANY_EP_TYPE,
+                operations_on_closed_endpoint_are_refused: MSG_TAGGED,
+                closed_domain_accepts_no_children: ANY_EP_TYPE,
+                endpoint_name_is_in_use_until_close: ANY_EP_TYPE,
+                objects_of_another_domain_cannot_be_bound: ANY_EP_TYPE,
+                invalid_bindings_are_refused: ANY_EP_TYPE,
+                endpoint_needs_an_address_vector: ANY_EP_TYPE,
                 dropped_handles_close_their_objects: MSG,
-                a_closed_vector_is_closed_for_all_its_clones: ANY,
-                a_queue_that_is_dropped_swallows_no_message: ANY,
+                closing_an_av_closes_all_clones: ANY_EP_TYPE,
+                dropped_cq_loses_no_message: ANY_EP_TYPE,
             }
             handles {
-                receives_end_with_the_last_handle: ANY,
-                claimed_messages_end_with_the_last_handle: ANY,
+                receives_end_with_the_last_handle: ANY_EP_TYPE,
+                claimed_messages_end_with_the_last_handle: ANY_EP_TYPE,
                 sends_end_with_the_last_handle: MSG,
-                unreceived_sends_end_with_the_last_handle: BOTH,
-                streams_end_with_the_last_handle: MULTI,
+                unreceived_sends_end_with_the_last_handle: MSG_TAGGED,
+                streams_end_with_the_last_handle: MULTI_RECV,
                 one_sided_operations_end_with_the_last_handle: ATOMIC,
-                an_operation_keeps_no_object_open: ANY,
+                an_operation_keeps_no_object_open: ANY_EP_TYPE,
                 shared_receives_end_with_the_last_handle: MSG,
                 connected_operations_end_with_the_last_handle: CONNECTED,
-                a_group_keeps_no_endpoint_open: GROUPS,
+                a_group_keeps_no_endpoint_open: MULTICAST,
             }
             sockets {
-                all_options_together_change_no_message: ANY,
-                ports_of_a_range_run_out: ANY,
-                the_name_of_a_host_leads_there: ANY,
+                messages_arrive_with_all_socket_options_set: ANY_EP_TYPE,
+                exhausted_port_range_is_address_in_use: ANY_EP_TYPE,
+                host_name_is_resolved: ANY_EP_TYPE,
             }
             zero_copy {
-                buffers_may_be_used_when_they_are_back: MSG,
-                dropped_futures_leave_buffers_where_they_are: MSG,
-                an_endpoint_that_closes_gives_them_back: MSG,
-                a_peer_that_closes_gives_them_back: MSG,
-                writes_are_taken_likewise: RMA,
-                short_ones_go_on_behind_them: MSG,
-                where_the_kernel_copies_it_is_given_up: MSG,
+                returned_buffers_can_be_overwritten: MSG,
+                dropped_send_keeps_buffer_until_transmitted: MSG,
+                endpoint_close_returns_buffers: MSG,
+                peer_close_returns_buffers: MSG,
+                rma_writes_use_zero_copy: RMA,
+                short_and_zero_copy_messages_keep_order: MSG,
+                zero_copy_is_disabled_when_the_kernel_copies: MSG,
             }
             waiters {
                 eight_tasks_wait_on_one_endpoint: TAGGED,
-                the_last_to_poll_may_go: TAGGED,
-                a_busy_holder_of_a_ticket_stops_nobody: TAGGED,
-                one_operation_moves_between_tasks: ANY,
-                messages_wake_sleepers: ANY,
-                many_peers_that_end_at_once_are_all_noticed: MSG,
+                tasks_wake_after_last_poller_is_aborted: TAGGED,
+                unpolled_operation_does_not_block_other_tasks: TAGGED,
+                operation_can_move_between_tasks: ANY_EP_TYPE,
+                messages_wake_sleeping_tasks: ANY_EP_TYPE,
+                many_simultaneous_peer_closes_are_all_reported: MSG,
             }
             loopback {
-                an_endpoint_talks_to_itself: DIRECTED,
-                long_messages_to_itself: MSG,
-                endpoints_of_one_domain_talk: SOURCE,
-                a_ring_of_endpoints_in_one_domain: MSG,
+                endpoint_sends_messages_to_itself: DIRECTED,
+                endpoint_sends_long_messages_to_itself: MSG,
+                endpoints_of_one_domain_exchange_messages: SOURCE,
+                messages_circulate_among_endpoints_of_one_domain: MSG,
             }
         }
     };
@@ -632,26 +632,26 @@ combinations! {
         spin_auto: Setup::new("shm").spin().auto().multi_thread(),
         park_manual: Setup::new("shm").park(),
         park_auto: Setup::new("shm").park().auto().multi_thread(),
-        copied_once: Setup::new("shm").single_copy_from(0).auto().multi_thread(),
-        copied_twice: Setup::new("shm").single_copy_from(usize::MAX),
+        single_copy_always: Setup::new("shm").single_copy_threshold(0).auto().multi_thread(),
+        single_copy_never: Setup::new("shm").single_copy_threshold(usize::MAX),
     }
     tcp {
         manual_current_thread: Setup::new("tcp"),
         auto_multi_thread: Setup::new("tcp").auto().multi_thread(),
-        park_auto: Setup::new("tcp").epoll().park().auto().multi_thread(),
-        ring_manual_multi_thread: Setup::new("tcp").io_uring().multi_thread(),
-        ring_auto_current_thread: Setup::new("tcp").io_uring().auto(),
-        ring_park_manual: Setup::new("tcp").io_uring().park(),
-        ring_park_auto: Setup::new("tcp").io_uring().park().auto().multi_thread(),
+        epoll_park_auto: Setup::new("tcp").epoll().park().auto().multi_thread(),
+        uring_manual_multi_thread: Setup::new("tcp").io_uring().multi_thread(),
+        uring_auto_current_thread: Setup::new("tcp").io_uring().auto(),
+        uring_park_manual: Setup::new("tcp").io_uring().park(),
+        uring_park_auto: Setup::new("tcp").io_uring().park().auto().multi_thread(),
         // Under automatic progress only: a long send waits for its peer's machine, which may wait
         // for the peer.
-        ring_zero_copy: Setup::new("tcp").io_uring().zero_copy().auto().multi_thread(),
+        uring_zero_copy: Setup::new("tcp").io_uring().zero_copy().auto().multi_thread(),
     }
     // The other dialect. Over a ring under automatic progress only: a long send waits for its
     // receiver, and nobody listens there under manual progress where nobody waits.
     rxm {
         manual_current_thread: Setup::new("tcp").rxm(),
-        ring_auto_multi_thread: Setup::new("tcp").rxm().io_uring().auto().multi_thread(),
+        uring_auto_multi_thread: Setup::new("tcp").rxm().io_uring().auto().multi_thread(),
     }
     udp {
         manual_multi_thread: Setup::new("udp").multi_thread(),

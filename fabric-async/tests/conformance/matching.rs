@@ -1,11 +1,11 @@
 //! Which receive gets which message.
 
+use crate::endpoint_fixture::{endpoint_pair, flush};
 use crate::payload::poll_once;
 use crate::setup::Setup;
-use crate::station::{fence, pair};
 
-pub(crate) async fn ignored_bits_of_a_tag_do_not_count(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn ignored_tag_bits_do_not_affect_matching(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let upper = b.ep.recv().tag_mask(0xab00, 0xff).start().unwrap();
     let exact = b.ep.recv().tag(0xac01).start().unwrap();
     let any = b.ep.recv().tag_mask(0, u64::MAX).start().unwrap();
@@ -37,11 +37,11 @@ pub(crate) async fn ignored_bits_of_a_tag_do_not_count(setup: Setup) {
     );
 }
 
-pub(crate) async fn tagged_and_untagged_never_meet(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn tagged_and_untagged_never_match(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let mut untagged = b.ep.recv().start().unwrap();
     a.ep.send(to_b, "tagged").tag(0).await.unwrap();
-    fence(&a, &b, to_b).await;
+    flush(&a, &b, to_b).await;
     assert!(
         poll_once(&mut untagged).await.is_pending(),
         "an untagged receive takes no tagged message"
@@ -52,7 +52,7 @@ pub(crate) async fn tagged_and_untagged_never_meet(setup: Setup) {
 
     let mut tagged = b.ep.recv().tag_mask(0, u64::MAX >> 1).start().unwrap();
     a.ep.send(to_b, "untagged").await.unwrap();
-    fence(&a, &b, to_b).await;
+    flush(&a, &b, to_b).await;
     assert!(
         poll_once(&mut tagged).await.is_pending(),
         "no mask takes an untagged message"
@@ -62,8 +62,8 @@ pub(crate) async fn tagged_and_untagged_never_meet(setup: Setup) {
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"untagged");
 }
 
-pub(crate) async fn the_receive_posted_first_gets_the_message(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn receive_posted_first_gets_the_message(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let first = b.ep.recv().start().unwrap();
     let second = b.ep.recv_into(Vec::with_capacity(8)).start().unwrap();
     let third = b.ep.recv().start().unwrap();
@@ -78,8 +78,8 @@ pub(crate) async fn the_receive_posted_first_gets_the_message(setup: Setup) {
 
 /// An awaited receive is posted when it is awaited, in the order of the program, not when it
 /// happens to be polled.
-pub(crate) async fn posting_order_counts_not_polling_order(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn matching_follows_posting_order_not_polling_order(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let mut first = b.ep.recv().into_future();
     let mut second = b.ep.recv().into_future();
     assert!(poll_once(&mut second).await.is_pending());
@@ -94,20 +94,20 @@ pub(crate) async fn posting_order_counts_not_polling_order(setup: Setup) {
     assert_eq!(&first.await.unwrap()[..], b"one");
 }
 
-pub(crate) async fn a_late_receive_takes_the_earliest_arrival(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn late_receive_matches_earliest_unexpected(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     for (tag, len) in [(1, 3), (2, 20_000), (1, 5), (2, 1)] {
         a.ep.send(to_b, vec![0; len]).tag(tag).await.unwrap();
     }
-    fence(&a, &b, to_b).await;
+    flush(&a, &b, to_b).await;
     assert_eq!(b.ep.recv().tag(2).await.unwrap().len(), 20_000);
     assert_eq!(b.ep.recv().tag_mask(0, 3).await.unwrap().len(), 3);
     assert_eq!(b.ep.recv().tag_mask(0, 3).await.unwrap().len(), 5);
     assert_eq!(b.ep.recv().tag_mask(0, 3).await.unwrap().len(), 1);
 }
 
-pub(crate) async fn an_earlier_receive_for_any_tag_wins(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn earlier_any_tag_receive_wins_over_exact_tag(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let any = b.ep.recv().tag_mask(0, u64::MAX).start().unwrap();
     let exact = b.ep.recv().tag(6).start().unwrap();
     a.ep.send(to_b, "first").tag(6).await.unwrap();
@@ -116,10 +116,10 @@ pub(crate) async fn an_earlier_receive_for_any_tag_wins(setup: Setup) {
     assert_eq!(&exact.await.unwrap()[..], b"second");
 }
 
-pub(crate) async fn directed_and_any_compete_by_posting_time(setup: Setup) {
-    let (a, r, a_to_r) = pair(&setup).await;
-    let b = setup.station().await;
-    let b_to_r = b.meet(&r).await;
+pub(crate) async fn directed_and_any_source_match_in_posting_order(setup: Setup) {
+    let (a, r, a_to_r) = endpoint_pair(&setup).await;
+    let b = setup.open_endpoint().await;
+    let b_to_r = b.add_peer(&r).await;
     let (from_a, from_b) = (
         r.av.insert(a.ep.name()).unwrap(),
         r.av.insert(b.ep.name()).unwrap(),
@@ -146,18 +146,18 @@ pub(crate) async fn directed_and_any_compete_by_posting_time(setup: Setup) {
     assert_eq!(&to_b.await.unwrap()[..], b"b one");
 }
 
-pub(crate) async fn a_directed_receive_leaves_other_messages_waiting(setup: Setup) {
-    let (a, r, a_to_r) = pair(&setup).await;
-    let b = setup.station().await;
-    let b_to_r = b.meet(&r).await;
+pub(crate) async fn directed_receive_skips_other_sources(setup: Setup) {
+    let (a, r, a_to_r) = endpoint_pair(&setup).await;
+    let b = setup.open_endpoint().await;
+    let b_to_r = b.add_peer(&r).await;
     let (from_a, from_b) = (
         r.av.insert(a.ep.name()).unwrap(),
         r.av.insert(b.ep.name()).unwrap(),
     );
     a.ep.send(a_to_r, "a").tag(4).await.unwrap();
-    fence(&a, &r, a_to_r).await;
+    flush(&a, &r, a_to_r).await;
     b.ep.send(b_to_r, "b").tag(4).await.unwrap();
-    fence(&b, &r, b_to_r).await;
+    flush(&b, &r, b_to_r).await;
     assert_eq!(&r.ep.recv().tag(4).from(from_b).await.unwrap()[..], b"b");
     let mut again = r.ep.recv().tag(4).from(from_b).start().unwrap();
     assert!(poll_once(&mut again).await.is_pending());

@@ -3,12 +3,12 @@
 use bytes::{Bytes, BytesMut};
 use fabric_async::{Endpoint, FiAddr, FlatBuf, IoBufMut};
 
-use crate::payload::{LONG, assert_bytes, lengths, pattern};
+use crate::endpoint_fixture::endpoint_pair;
+use crate::payload::{LONG_LEN, assert_bytes, lengths, pattern};
 use crate::setup::Setup;
-use crate::station::pair;
 
 pub(crate) async fn every_length_arrives_whole_in_pooled_memory(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, len) in lengths().enumerate() {
         let message = pattern(len, which).to_vec();
         let at = message.as_ptr();
@@ -27,7 +27,7 @@ pub(crate) async fn every_length_arrives_whole_in_pooled_memory(setup: Setup) {
 }
 
 pub(crate) async fn every_length_arrives_whole_in_own_buffers(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, len) in lengths().enumerate() {
         let room = Vec::with_capacity(len + which % 3);
         let at = room.as_ptr();
@@ -45,7 +45,7 @@ pub(crate) async fn every_length_arrives_whole_in_own_buffers(setup: Setup) {
 }
 
 pub(crate) async fn every_length_arrives_whole_under_a_tag(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, len) in lengths().enumerate() {
         let tag = u64::MAX - which as u64;
         let send = a.ep.send(to_b, pattern(len, which)).tag(tag);
@@ -59,8 +59,8 @@ pub(crate) async fn every_length_arrives_whole_under_a_tag(setup: Setup) {
 
 /// A sender is done with messages of this size before anybody receives them.
 pub(crate) async fn unexpected_messages_arrive_whole(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let lengths: Vec<usize> = lengths().filter(|len| *len < LONG).collect();
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let lengths: Vec<usize> = lengths().filter(|len| *len < LONG_LEN).collect();
     let sent: Vec<_> = lengths
         .iter()
         .enumerate()
@@ -96,7 +96,7 @@ pub(crate) async fn every_kind_of_buffer_can_be_sent(setup: Setup) {
         assert_bytes(&sent, &expected);
         sent.into_buf()
     }
-    let (a, b, to_b) = pair(&setup).await;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let (a, b) = (&a.ep, &b.ep);
     for len in [0, 8, 3000, 100_000] {
         let bytes = pattern(len, 5);
@@ -139,7 +139,7 @@ pub(crate) async fn every_kind_of_buffer_can_receive(setup: Setup) {
         assert_bytes(&got, pattern(len, 9));
         got.into_buf()
     }
-    let (a, b, to_b) = pair(&setup).await;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let (a, b) = (&a.ep, &b.ep);
     for len in [0, 8, 3000, 100_000] {
         let boxed = receive(a, b, to_b, len, vec![7; len + 10].into_boxed_slice()).await;
@@ -168,8 +168,8 @@ pub(crate) async fn every_kind_of_buffer_can_receive(setup: Setup) {
 }
 
 /// An echo without copies: the pooled buffer itself, and the same as `Bytes`.
-pub(crate) async fn a_received_message_can_be_sent_on(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn received_buffer_can_be_sent_without_copy(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, len) in [0, 60, 9000, 200_000].into_iter().enumerate() {
         for as_bytes in [false, true] {
             let echo = async {
@@ -194,19 +194,19 @@ pub(crate) async fn a_received_message_can_be_sent_on(setup: Setup) {
     }
 }
 
-pub(crate) async fn the_front_door_leads_to_the_same_place(setup: Setup) {
+pub(crate) async fn bind_convenience_works(setup: Setup) {
     let options = Endpoint::options()
         .progress(setup.progress)
-        .wait_policy(setup.policy);
+        .wait_policy(setup.wait_policy);
     let server = options
         .clone()
-        .bind(setup.name("front-door"))
+        .bind(setup.unique_address("front-door"))
         .await
         .unwrap();
-    let client = options.bind(setup.fresh()).await.unwrap();
+    let client = options.bind(setup.unnamed_address()).await.unwrap();
     assert_eq!(server.domain().info().domain.data_progress, setup.progress);
     assert!(!client.name().name().is_empty(), "a fresh name was found");
-    let peer = client.lookup(server.name()).await.unwrap();
+    let peer = client.add_peer(server.name()).await.unwrap();
     let serve = async {
         let question = server.recv().await.unwrap();
         assert_eq!(

@@ -2,25 +2,25 @@
 
 use fabric_async::{Access, Address, Caps, Class, CounterBind, CqBind, Error, FiAddr};
 
+use crate::endpoint_fixture::{EndpointFixture, endpoint_pair};
 use crate::setup::Setup;
-use crate::station::{Station, pair};
 
-pub(crate) async fn a_busy_domain_names_its_children(setup: Setup) {
-    let Station {
+pub(crate) async fn busy_domain_reports_open_children(setup: Setup) {
+    let EndpointFixture {
         ep,
         cq,
         av,
-        sends,
-        recvs,
+        send_counter: sends,
+        recv_counter: recvs,
         domain,
         eq,
         fabric,
         ..
-    } = setup.station().await;
+    } = setup.open_endpoint().await;
     let regions = u32::from(setup.offers(Caps::RMA).await);
     let region = (regions > 0).then(|| {
         domain
-            .register(vec![0_u8; 64], Access::REMOTE_READ, None)
+            .alloc_from(vec![0_u8; 64], Access::REMOTE_READ, None)
             .unwrap()
     });
     let refused = domain.close().unwrap_err();
@@ -70,16 +70,16 @@ pub(crate) async fn a_busy_domain_names_its_children(setup: Setup) {
     fabric.close().unwrap();
 }
 
-pub(crate) async fn queues_and_vectors_are_busy_while_bound(setup: Setup) {
-    let Station {
+pub(crate) async fn queues_and_avs_are_busy_while_bound(setup: Setup) {
+    let EndpointFixture {
         ep,
         cq,
         av,
-        sends,
+        send_counter: sends,
         domain,
         eq,
         ..
-    } = setup.station().await;
+    } = setup.open_endpoint().await;
     let busy = |error: &Error, class| matches!(error, Error::Busy(by) if by.of(class) == 1 && by.total() == 1);
     let refused = cq.close().unwrap_err();
     assert!(busy(&refused.error, Class::Endpoint), "{refused}");
@@ -110,8 +110,8 @@ pub(crate) async fn queues_and_vectors_are_busy_while_bound(setup: Setup) {
     drop(domain);
 }
 
-pub(crate) async fn an_endpoint_closes_for_all_its_clones(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn closing_an_endpoint_closes_all_clones(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let clone = b.ep.clone();
     a.ep.send(to_b, "before").await.unwrap();
     assert_eq!(&clone.recv().await.unwrap()[..], b"before");
@@ -123,10 +123,10 @@ pub(crate) async fn an_endpoint_closes_for_all_its_clones(setup: Setup) {
 
 /// Closed is closed: a clone that lies around somewhere does not keep what the endpoint was bound
 /// to.
-pub(crate) async fn closing_with_clones_alive_frees_what_was_bound(setup: Setup) {
-    let Station {
+pub(crate) async fn close_releases_bindings_despite_clones(setup: Setup) {
+    let EndpointFixture {
         ep, cq, av, domain, ..
-    } = setup.station().await;
+    } = setup.open_endpoint().await;
     let clone = ep.clone();
     ep.close().unwrap();
     cq.close().unwrap();
@@ -134,8 +134,8 @@ pub(crate) async fn closing_with_clones_alive_frees_what_was_bound(setup: Setup)
     drop((clone, domain));
 }
 
-pub(crate) async fn operations_on_a_closed_endpoint_are_refused(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn operations_on_closed_endpoint_are_refused(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let clone = a.ep.clone();
     a.ep.close().unwrap();
     let closed = Error::Closed(Class::Endpoint);
@@ -152,10 +152,10 @@ pub(crate) async fn operations_on_a_closed_endpoint_are_refused(setup: Setup) {
     assert_eq!(clone.recv_into(vec![2]).post().unwrap_err().error, closed);
     assert_eq!(clone.inject(to_b, b"x"), Err(closed.clone()));
     assert_eq!(clone.reserve(to_b).await.map(drop), Err(closed.clone()));
-    assert_eq!(clone.lookup(b.ep.name()).await, Err(closed));
+    assert_eq!(clone.add_peer(b.ep.name()).await, Err(closed));
 }
 
-pub(crate) async fn a_closed_domain_accepts_no_children(setup: Setup) {
+pub(crate) async fn closed_domain_accepts_no_children(setup: Setup) {
     let (fabric, info) = setup.fabric().await;
     let domain = fabric.domain(&info).unwrap();
     let clone = domain.clone();
@@ -164,14 +164,14 @@ pub(crate) async fn a_closed_domain_accepts_no_children(setup: Setup) {
     assert_eq!(clone.completion_queue(4).map(drop), Err(closed.clone()));
     assert_eq!(clone.address_vector().map(drop), Err(closed.clone()));
     assert_eq!(
-        clone.welcoming_address_vector().map(drop),
+        clone.auto_insert_address_vector().map(drop),
         Err(closed.clone())
     );
     assert_eq!(clone.counter().map(drop), Err(closed.clone()));
     assert_eq!(clone.endpoint(&info).map(drop), Err(closed.clone()));
     assert_eq!(
         clone
-            .register(vec![0_u8; 8], Access::REMOTE_READ, None)
+            .alloc_from(vec![0_u8; 8], Access::REMOTE_READ, None)
             .map(drop),
         Err(closed.clone())
     );
@@ -188,10 +188,10 @@ pub(crate) async fn a_closed_domain_accepts_no_children(setup: Setup) {
     );
 }
 
-pub(crate) async fn a_name_is_taken_while_its_endpoint_lives(setup: Setup) {
-    let a = setup.station().await;
-    let name: Address = setup.name("taken").parse().unwrap();
-    let open = async |station: &Station| {
+pub(crate) async fn endpoint_name_is_in_use_until_close(setup: Setup) {
+    let a = setup.open_endpoint().await;
+    let name: Address = setup.unique_address("taken").parse().unwrap();
+    let open = async |station: &EndpointFixture| {
         let builder = station
             .domain
             .endpoint(&station.info)
@@ -202,7 +202,7 @@ pub(crate) async fn a_name_is_taken_while_its_endpoint_lives(setup: Setup) {
     };
     let first = open(&a).await.unwrap();
     assert_eq!(first.name(), &name);
-    let b = setup.station().await;
+    let b = setup.open_endpoint().await;
     for station in [&a, &b] {
         assert_eq!(
             open(station).await.map(drop),
@@ -214,23 +214,23 @@ pub(crate) async fn a_name_is_taken_while_its_endpoint_lives(setup: Setup) {
         2,
         "nothing is left of the attempt"
     );
-    let to_first: FiAddr = b.ep.lookup(&name).await.unwrap();
+    let to_first: FiAddr = b.ep.add_peer(&name).await.unwrap();
     let (sent, got) = tokio::join!(b.ep.send(to_first, "first"), first.recv());
     sent.unwrap();
     assert_eq!(&got.unwrap()[..], b"first", "the endpoint did not notice");
     first.close().unwrap();
     let second = open(&b).await.expect("the name is free again");
-    let c = setup.station().await;
-    let to_second = c.ep.lookup(&name).await.unwrap();
+    let c = setup.open_endpoint().await;
+    let to_second = c.ep.add_peer(&name).await.unwrap();
     let (sent, got) = tokio::join!(c.ep.send(to_second, "second"), second.recv());
     sent.unwrap();
     assert_eq!(&got.unwrap()[..], b"second");
 }
 
-pub(crate) async fn objects_of_another_domain_are_foreign(setup: Setup) {
-    let (a, b) = (setup.station().await, setup.station().await);
+pub(crate) async fn objects_of_another_domain_cannot_be_bound(setup: Setup) {
+    let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
     let builder = || a.domain.endpoint(&a.info).unwrap();
-    let foreign = |class| Err(Error::Foreign(class, Class::Domain));
+    let foreign = |class| Err(Error::WrongDomain(class, Class::Domain));
     assert_eq!(
         builder().bind_cq(&b.cq, CqBind::RECV).map(drop),
         foreign(Class::CompletionQueue)
@@ -241,23 +241,23 @@ pub(crate) async fn objects_of_another_domain_are_foreign(setup: Setup) {
     );
     assert_eq!(
         builder()
-            .bind_counter(&b.sends, CounterBind::SEND)
+            .bind_counter(&b.send_counter, CounterBind::SEND)
             .map(drop),
         foreign(Class::Counter)
     );
-    let of_fabric = Err(Error::Foreign(Class::EventQueue, Class::Fabric));
+    let of_fabric = Err(Error::WrongDomain(Class::EventQueue, Class::Fabric));
     assert_eq!(builder().bind_eq(&b.eq).map(drop), of_fabric);
     let fresh = a.fabric.domain(&a.info).unwrap();
     assert_eq!(fresh.bind_eq(&b.eq), of_fabric.clone().map(drop));
     // A refused bind holds nothing.
-    let Station { ep, cq, av, .. } = b;
+    let EndpointFixture { ep, cq, av, .. } = b;
     ep.close().unwrap();
     cq.close().unwrap();
     av.close().unwrap();
 }
 
-pub(crate) async fn wrong_bindings_are_refused(setup: Setup) {
-    let a = setup.station().await;
+pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
+    let a = setup.open_endpoint().await;
     let builder = || a.domain.endpoint(&a.info).unwrap();
     for flags in [CqBind::empty(), CqBind::SELECTIVE_COMPLETION] {
         let refused = builder().bind_cq(&a.cq, flags).map(drop).unwrap_err();
@@ -265,12 +265,15 @@ pub(crate) async fn wrong_bindings_are_refused(setup: Setup) {
         assert_eq!(refused.errno(), 260);
     }
     let refused = builder()
-        .bind_counter(&a.sends, CounterBind::empty())
+        .bind_counter(&a.send_counter, CounterBind::empty())
         .map(drop)
         .unwrap_err();
     assert!(matches!(refused, Error::BadFlags { .. }), "{refused}");
     let refused = builder()
-        .bind_counter(&a.sends, CounterBind::SEND | CounterBind::REMOTE_READ)
+        .bind_counter(
+            &a.send_counter,
+            CounterBind::SEND | CounterBind::REMOTE_READ,
+        )
         .map(drop);
     assert!(matches!(refused, Err(Error::NotSupported(what)) if what.contains("FI_RMA_EVENT")));
     let twice = builder()
@@ -301,8 +304,8 @@ pub(crate) async fn wrong_bindings_are_refused(setup: Setup) {
     ));
 }
 
-pub(crate) async fn an_endpoint_needs_an_address_vector(setup: Setup) {
-    let a = setup.station().await;
+pub(crate) async fn endpoint_needs_an_address_vector(setup: Setup) {
+    let a = setup.open_endpoint().await;
     let builder = a
         .domain
         .endpoint(&a.info)
@@ -317,28 +320,28 @@ pub(crate) async fn an_endpoint_needs_an_address_vector(setup: Setup) {
 }
 
 pub(crate) async fn dropped_handles_close_their_objects(setup: Setup) {
-    let Station {
+    let EndpointFixture {
         ep,
         cq,
         av,
-        sends,
-        recvs,
+        send_counter: sends,
+        recv_counter: recvs,
         domain,
         eq,
         fabric,
         info,
-    } = setup.station().await;
+    } = setup.open_endpoint().await;
     let name = ep.name().clone();
     drop((cq, av, sends, recvs));
-    let other = setup.station().await;
+    let other = setup.open_endpoint().await;
     assert!(
-        other.ep.lookup(&name).await.is_ok(),
+        other.ep.add_peer(&name).await.is_ok(),
         "the endpoint works without the handles it was bound with"
     );
     drop(ep);
     assert_eq!(domain.children().total(), 0, "{}", domain.children());
     assert_eq!(
-        setup.station().await.ep.lookup(&name).await,
+        setup.open_endpoint().await.ep.add_peer(&name).await,
         Err(Error::NoSuchPeer(name))
     );
     domain.close().unwrap();
@@ -348,8 +351,8 @@ pub(crate) async fn dropped_handles_close_their_objects(setup: Setup) {
     fabric.close().unwrap();
 }
 
-pub(crate) async fn a_closed_vector_is_closed_for_all_its_clones(setup: Setup) {
-    let a = setup.station().await;
+pub(crate) async fn closing_an_av_closes_all_clones(setup: Setup) {
+    let a = setup.open_endpoint().await;
     let av = a.domain.address_vector().unwrap();
     let (clone, number) = (av.clone(), av.insert(a.ep.name()).unwrap());
     av.close().unwrap();
@@ -361,12 +364,12 @@ pub(crate) async fn a_closed_vector_is_closed_for_all_its_clones(setup: Setup) {
 }
 
 /// Its receives take no messages that nobody could ever get.
-pub(crate) async fn a_queue_that_is_dropped_swallows_no_message(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn dropped_cq_loses_no_message(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     for context in 0..3 {
         b.ep.recv_into(vec![0; 8]).context(context).post().unwrap();
     }
-    let Station { ep, cq, .. } = b;
+    let EndpointFixture { ep, cq, .. } = b;
     drop(cq);
     let failed = ep.recv().post().map(drop).unwrap_err();
     assert_eq!(failed.error, Error::Closed(Class::CompletionQueue));

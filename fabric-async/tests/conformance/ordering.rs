@@ -4,17 +4,17 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::payload::{number_of, numbered, pattern, settled};
+use crate::endpoint_fixture::{EndpointConfig, endpoint_pair, endpoint_pair_with};
+use crate::payload::{message_number, numbered_message, pattern, wait_until_stable};
 use crate::setup::Setup;
-use crate::station::{Plan, pair, pair_of};
 
-pub(crate) async fn three_senders_keep_their_order(setup: Setup) {
+pub(crate) async fn messages_of_each_of_three_senders_stay_in_order(setup: Setup) {
     const EACH: u64 = 5000;
-    let r = setup.station().await;
+    let r = setup.open_endpoint().await;
     let mut senders = Vec::new();
     for _ in 0..3 {
-        let s = setup.station().await;
-        let (to_r, source) = (s.meet(&r).await, r.av.insert(s.ep.name()).unwrap());
+        let s = setup.open_endpoint().await;
+        let (to_r, source) = (s.add_peer(&r).await, r.av.insert(s.ep.name()).unwrap());
         senders.push((s, to_r, source));
     }
     let mut next: HashMap<_, u64> = senders.iter().map(|(_, _, source)| (*source, 0)).collect();
@@ -28,7 +28,9 @@ pub(crate) async fn three_senders_keep_their_order(setup: Setup) {
                     } else {
                         8 + (number % 50) as usize
                     };
-                    s.ep.send(to_r, numbered(number, len)).await.unwrap();
+                    s.ep.send(to_r, numbered_message(number, len))
+                        .await
+                        .unwrap();
                 }
                 s
             })
@@ -39,7 +41,7 @@ pub(crate) async fn three_senders_keep_their_order(setup: Setup) {
         let expected = next
             .get_mut(&got.source().unwrap())
             .expect("one of the three");
-        assert_eq!(number_of(&got), *expected);
+        assert_eq!(message_number(&got), *expected);
         *expected += 1;
     }
     assert!(next.values().all(|count| *count == EACH));
@@ -48,14 +50,14 @@ pub(crate) async fn three_senders_keep_their_order(setup: Setup) {
     }
 }
 
-pub(crate) async fn a_window_of_receives_fills_in_posting_order(setup: Setup) {
+pub(crate) async fn posted_receives_fill_in_posting_order(setup: Setup) {
     const COUNT: u64 = 1000;
-    let (a, b, to_b) = pair(&setup).await;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let post = || b.ep.recv_into(Vec::with_capacity(64)).start().unwrap();
     let mut window: VecDeque<_> = (0..32).map(|_| post()).collect();
     let sender = tokio::spawn(async move {
         for number in 0..COUNT {
-            a.ep.send(to_b, numbered(number, 16)).await.unwrap();
+            a.ep.send(to_b, numbered_message(number, 16)).await.unwrap();
         }
         a
     });
@@ -65,21 +67,21 @@ pub(crate) async fn a_window_of_receives_fills_in_posting_order(setup: Setup) {
             .expect("one is always posted")
             .await
             .unwrap();
-        assert_eq!(number_of(&got), number);
+        assert_eq!(message_number(&got), number);
         window.push_back(post());
     }
     sender.await.unwrap();
 }
 
 pub(crate) async fn long_and_short_messages_keep_their_order(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let lengths = [8, 200_000, 8, 9000, 60, 17_000, 8, 1 << 20, 8];
     let sends = async {
         let posted: Vec<_> = lengths
             .iter()
             .enumerate()
             .map(|(number, &len)| {
-                a.ep.send(to_b, numbered(number as u64, len))
+                a.ep.send(to_b, numbered_message(number as u64, len))
                     .start()
                     .unwrap()
             })
@@ -91,7 +93,7 @@ pub(crate) async fn long_and_short_messages_keep_their_order(setup: Setup) {
     let receives = async {
         for (number, len) in lengths.into_iter().enumerate() {
             let got = b.ep.recv().await.unwrap();
-            assert_eq!((number_of(&got), got.len()), (number as u64, len));
+            assert_eq!((message_number(&got), got.len()), (number as u64, len));
         }
     };
     tokio::join!(sends, receives);
@@ -101,12 +103,14 @@ pub(crate) async fn long_and_short_messages_keep_their_order(setup: Setup) {
 pub(crate) async fn unexpected_bytes_are_bounded_and_nothing_is_lost(setup: Setup) {
     const COUNT: u64 = 1024;
     const LEN: usize = 64 << 10;
-    let (a, b, to_b) = pair(&setup).await;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let sent = Arc::new(AtomicU64::new(0));
     let count = sent.clone();
     let sender = tokio::spawn(async move {
         for number in 0..COUNT {
-            a.ep.send(to_b, numbered(number, LEN)).await.unwrap();
+            a.ep.send(to_b, numbered_message(number, LEN))
+                .await
+                .unwrap();
             count.fetch_add(1, Ordering::SeqCst);
         }
         a
@@ -114,14 +118,14 @@ pub(crate) async fn unexpected_bytes_are_bounded_and_nothing_is_lost(setup: Setu
     // Keeps the receiver's domain moving without taking anything.
     let never = b.ep.clone();
     let idle = tokio::spawn(async move { never.recv().tag(0xdead).await.map(drop) });
-    let stopped = settled(|| sent.load(Ordering::SeqCst)).await;
+    let stopped = wait_until_stable(|| sent.load(Ordering::SeqCst)).await;
     assert!(
         stopped < COUNT,
         "all of {COUNT} messages were taken in while nobody receives"
     );
     for number in 0..COUNT {
         let got = b.ep.recv().await.unwrap();
-        assert_eq!((number_of(&got), got.len()), (number, LEN));
+        assert_eq!((message_number(&got), got.len()), (number, LEN));
     }
     sender.await.unwrap();
     idle.abort();
@@ -129,20 +133,22 @@ pub(crate) async fn unexpected_bytes_are_bounded_and_nothing_is_lost(setup: Setu
 }
 
 /// One sender has filled the budget; another one's messages for a posted receive go through.
-pub(crate) async fn what_is_held_back_does_not_hold_back_others(setup: Setup) {
-    let small = Plan {
+pub(crate) async fn stalled_sender_does_not_block_other_senders(setup: Setup) {
+    let small = EndpointConfig {
         tx_size: Some(16),
-        ..Plan::default()
+        ..EndpointConfig::default()
     };
-    let (a, r, a_to_r) = pair_of(&setup, small, Plan::default()).await;
-    let c = setup.station().await;
-    let c_to_r = c.meet(&r).await;
+    let (a, r, a_to_r) = endpoint_pair_with(&setup, small, EndpointConfig::default()).await;
+    let c = setup.open_endpoint().await;
+    let c_to_r = c.add_peer(&r).await;
     let from_c = r.av.insert(c.ep.name()).unwrap();
     let sent = Arc::new(AtomicU64::new(0));
     let count = sent.clone();
     let stalled = tokio::spawn(async move {
         for number in 0..1024 {
-            a.ep.send(a_to_r, numbered(number, 64 << 10)).await.unwrap();
+            a.ep.send(a_to_r, numbered_message(number, 64 << 10))
+                .await
+                .unwrap();
             count.fetch_add(1, Ordering::SeqCst);
         }
         a
@@ -151,7 +157,7 @@ pub(crate) async fn what_is_held_back_does_not_hold_back_others(setup: Setup) {
         let ep = r.ep.clone();
         async move { ep.recv().tag(0xdead).await.map(drop) }
     });
-    settled(|| sent.load(Ordering::SeqCst)).await;
+    wait_until_stable(|| sent.load(Ordering::SeqCst)).await;
     for which in 0..50 {
         let (got, sent) = tokio::join!(
             r.ep.recv().from(from_c),
@@ -161,7 +167,7 @@ pub(crate) async fn what_is_held_back_does_not_hold_back_others(setup: Setup) {
         assert_eq!(&got.unwrap()[..], pattern(100 + 1000 * which, which));
     }
     for number in 0..1024 {
-        assert_eq!(number_of(&r.ep.recv().await.unwrap()), number);
+        assert_eq!(message_number(&r.ep.recv().await.unwrap()), number);
     }
     stalled.await.unwrap();
     idle.abort();

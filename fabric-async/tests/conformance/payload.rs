@@ -9,19 +9,25 @@ use std::task::Poll;
 pub(crate) fn lengths() -> impl Iterator<Item = usize> {
     let short = [0, 1, 8].into_iter().chain(47..=60);
     let middle = [511, 512, 513, 4095, 4096, 4097, 8191, 8192, 8193, 16 << 10];
-    let long = [(128 << 10) - 1, 128 << 10, (128 << 10) + 1, 1 << 20, LONG];
+    let long = [
+        (128 << 10) - 1,
+        128 << 10,
+        (128 << 10) + 1,
+        1 << 20,
+        LONG_LEN,
+    ];
     short.chain(middle).chain(long)
 }
 
 /// A message that travels in many pieces whatever the provider.
-pub(crate) const LONG: usize = 5 << 20;
+pub(crate) const LONG_LEN: usize = 5 << 20;
 
 /// `len` bytes that differ by position, and by `which`, which is at most 4095.
 pub(crate) fn pattern(len: usize, which: usize) -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     let bytes = BYTES.get_or_init(|| {
-        let mut draw = Draw::new(1);
-        (0..(LONG + 4096) / 8)
+        let mut draw = TestRng::new(1);
+        (0..(LONG_LEN + 4096) / 8)
             .flat_map(|_| draw.next().to_le_bytes())
             .collect()
     });
@@ -46,7 +52,7 @@ pub(crate) fn assert_bytes(got: &[u8], expected: &[u8]) {
 
 /// Whether all bytes are the same. By pieces, because a loop over single bytes takes seconds in a
 /// debug build.
-pub(crate) fn all_are(bytes: &[u8], byte: u8) -> bool {
+pub(crate) fn all_bytes_equal(bytes: &[u8], byte: u8) -> bool {
     let piece = [byte; 4096];
     bytes
         .chunks(piece.len())
@@ -54,7 +60,7 @@ pub(crate) fn all_are(bytes: &[u8], byte: u8) -> bool {
 }
 
 /// How many bytes are the same on both sides, from the beginning.
-pub(crate) fn same_from_the_beginning(one: &[u8], other: &[u8]) -> usize {
+pub(crate) fn common_prefix_len(one: &[u8], other: &[u8]) -> usize {
     let whole = one
         .chunks(4096)
         .zip(other.chunks(4096))
@@ -68,7 +74,7 @@ pub(crate) fn same_from_the_beginning(one: &[u8], other: &[u8]) -> usize {
 }
 
 /// A message that begins with a number.
-pub(crate) fn numbered(number: u64, len: usize) -> Vec<u8> {
+pub(crate) fn numbered_message(number: u64, len: usize) -> Vec<u8> {
     let mut bytes = pattern(len.max(8), (number % 4096) as usize).to_vec();
     bytes[..8].copy_from_slice(&number.to_le_bytes());
     bytes
@@ -76,7 +82,7 @@ pub(crate) fn numbered(number: u64, len: usize) -> Vec<u8> {
 
 /// The number of such a message, which must be whole.
 #[track_caller]
-pub(crate) fn number_of(bytes: &[u8]) -> u64 {
+pub(crate) fn message_number(bytes: &[u8]) -> u64 {
     let number = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes at least"));
     assert_bytes(
         &bytes[8..],
@@ -91,7 +97,7 @@ pub(crate) async fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Outp
 }
 
 /// Lets other tasks run so many times.
-pub(crate) async fn yields(count: u64) {
+pub(crate) async fn yield_times(count: u64) {
     for _ in 0..count {
         tokio::task::yield_now().await;
     }
@@ -99,10 +105,10 @@ pub(crate) async fn yields(count: u64) {
 
 /// Waits until `value` has not changed for a long while. Only makes a scenario more telling:
 /// nothing is asserted about time.
-pub(crate) async fn settled(value: impl Fn() -> u64) -> u64 {
+pub(crate) async fn wait_until_stable(value: impl Fn() -> u64) -> u64 {
     let (mut last, mut same) = (value(), 0);
     while same < 10 {
-        yields(50).await;
+        yield_times(50).await;
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         let now = value();
         same = if now == last { same + 1 } else { 0 };
@@ -112,9 +118,9 @@ pub(crate) async fn settled(value: impl Fn() -> u64) -> u64 {
 }
 
 /// A small generator of numbers, the same in every run.
-pub(crate) struct Draw(u64);
+pub(crate) struct TestRng(u64);
 
-impl Draw {
+impl TestRng {
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }

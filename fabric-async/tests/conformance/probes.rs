@@ -3,33 +3,34 @@
 use std::task::Poll;
 
 use bytes::BytesMut;
-use fabric_async::{Endpoint, Error, FiAddr, OpKind, Scarce};
+use fabric_async::{Endpoint, Error, FiAddr, OpKind, Resource};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 
+use crate::endpoint_fixture::{EndpointConfig, endpoint_pair, endpoint_pair_with, flush};
 use crate::payload::{
-    LONG, all_are, assert_bytes, number_of, numbered, pattern, poll_once, yields,
+    LONG_LEN, all_bytes_equal, assert_bytes, message_number, numbered_message, pattern, poll_once,
+    yield_times,
 };
 use crate::setup::Setup;
-use crate::station::{Plan, fence, pair, pair_of};
 
 async fn send_numbers(a: &Endpoint, to: FiAddr, numbers: std::ops::Range<u64>) {
     for number in numbers {
-        a.send(to, numbered(number, 30)).await.unwrap();
+        a.send(to, numbered_message(number, 30)).await.unwrap();
     }
 }
 
-pub(crate) async fn they_see_and_take_nothing(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let from_a = b.meet(&a).await;
-    assert_eq!(b.ep.probe().now(), Ok(None));
+pub(crate) async fn probe_reports_without_receiving(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let from_a = b.add_peer(&a).await;
+    assert_eq!(b.ep.probe().try_probe(), Ok(None));
     a.ep.send(to_b, pattern(100, 1)).data(5).await.unwrap();
     a.ep.send(to_b, pattern(9000, 2)).tag(0x17).await.unwrap();
     a.ep.send(to_b, "").tag(0x27).await.unwrap();
-    fence(&a, &b, to_b).await;
-    let received = b.recvs.value();
+    flush(&a, &b, to_b).await;
+    let received = b.recv_counter.value();
     for _ in 0..3 {
-        let found = b.ep.probe().now().unwrap().unwrap();
+        let found = b.ep.probe().try_probe().unwrap().unwrap();
         assert_eq!(
             (found.len, found.tag, found.source, found.data),
             (100, None, Some(from_a), Some(5))
@@ -39,25 +40,25 @@ pub(crate) async fn they_see_and_take_nothing(setup: Setup) {
         assert_eq!((first.len, first.tag, first.data), (9000, Some(0x17), None));
         let exact = b.ep.probe().tag(0x27).from(from_a).await.unwrap();
         assert_eq!((exact.len, exact.tag), (0, Some(0x27)));
-        assert_eq!(b.ep.probe().tag(0x37).now(), Ok(None));
+        assert_eq!(b.ep.probe().tag(0x37).try_probe(), Ok(None));
     }
-    assert_eq!(b.recvs.value(), received, "nothing was received");
+    assert_eq!(b.recv_counter.value(), received, "nothing was received");
     assert_bytes(&b.ep.recv().await.unwrap(), pattern(100, 1));
     assert_bytes(&b.ep.recv().tag(0x17).await.unwrap(), pattern(9000, 2));
     b.ep.recv().tag(0x27).await.unwrap();
-    assert_eq!(b.ep.probe().tag_mask(0, !0).now(), Ok(None));
+    assert_eq!(b.ep.probe().tag_mask(0, !0).try_probe(), Ok(None));
 }
 
-pub(crate) async fn they_wait_for_what_comes(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    for (which, len) in [8, 3000, 300_000, LONG].into_iter().enumerate() {
+pub(crate) async fn probe_waits_for_a_message(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for (which, len) in [8, 3000, 300_000, LONG_LEN].into_iter().enumerate() {
         // One that is dropped, several that are woken by one message, and some that ask for others.
         drop(poll_once(&mut Box::pin(async { b.ep.probe().await })).await);
         let probes: Vec<_> = (0..3)
             .map(|_| tokio::spawn(b.ep.probe().tag(7).into_future()))
             .collect();
         let other = tokio::spawn(b.ep.probe().tag(8).into_future());
-        yields(5).await;
+        yield_times(5).await;
         let long = a.ep.send(to_b, pattern(len, which)).tag(7).start().unwrap();
         let long = tokio::spawn(long);
         for probe in probes {
@@ -72,46 +73,46 @@ pub(crate) async fn they_wait_for_what_comes(setup: Setup) {
     }
 }
 
-pub(crate) async fn posted_receives_come_first(setup: Setup) {
-    let plan = Plan {
+pub(crate) async fn posted_receives_take_precedence_over_probes(setup: Setup) {
+    let plan = EndpointConfig {
         rx_size: Some(2),
-        ..Plan::default()
+        ..EndpointConfig::default()
     };
-    let (a, b, to_b) = pair_of(&setup, Plan::default(), plan).await;
+    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), plan).await;
     let receive = b.ep.recv().start().unwrap();
     send_numbers(&a.ep, to_b, 0..2).await;
     let found = b.ep.probe().await.unwrap();
-    assert_eq!(number_of(&receive.await.unwrap()), 0);
-    assert_eq!(b.ep.probe().now(), Ok(Some(found)), "the second");
-    assert_eq!(number_of(&b.ep.recv().await.unwrap()), 1);
+    assert_eq!(message_number(&receive.await.unwrap()), 0);
+    assert_eq!(b.ep.probe().try_probe(), Ok(Some(found)), "the second");
+    assert_eq!(message_number(&b.ep.recv().await.unwrap()), 1);
     // What waits until there is room in a stream is not to be had.
     send_numbers(&a.ep, to_b, 0..6).await;
-    fence(&a, &b, to_b).await;
+    flush(&a, &b, to_b).await;
     let mut messages =
         b.ep.recv_multi(BytesMut::with_capacity(1000))
             .start()
             .unwrap();
-    assert_eq!(b.ep.probe().now(), Ok(None));
-    assert!(b.ep.probe().claim().now().unwrap().is_none());
-    assert_eq!(number_of(&messages.next().await.unwrap().unwrap()), 0);
+    assert_eq!(b.ep.probe().try_probe(), Ok(None));
+    assert!(b.ep.probe().claim().try_claim().unwrap().is_none());
+    assert_eq!(message_number(&messages.next().await.unwrap().unwrap()), 0);
     drop(messages);
     let claimed = b.ep.probe().claim().await.unwrap();
-    assert_eq!(number_of(&claimed.recv().await.unwrap()), 1);
+    assert_eq!(message_number(&claimed.recv().await.unwrap()), 1);
 }
 
-pub(crate) async fn claimed_ones_are_nobody_elses(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let from_a = b.meet(&a).await;
+pub(crate) async fn claimed_message_matches_no_receive(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let from_a = b.add_peer(&a).await;
     send_numbers(&a.ep, to_b, 0..4).await;
     a.ep.send(to_b, pattern(500, 9))
         .tag(3)
         .data(4)
         .await
         .unwrap();
-    fence(&a, &b, to_b).await;
-    let first = b.ep.probe().claim().now().unwrap().unwrap();
+    flush(&a, &b, to_b).await;
+    let first = b.ep.probe().claim().try_claim().unwrap().unwrap();
     let second = b.ep.probe().claim().await.unwrap();
-    assert_eq!(number_of(&b.ep.recv().await.unwrap()), 2);
+    assert_eq!(message_number(&b.ep.recv().await.unwrap()), 2);
     let tagged =
         b.ep.probe()
             .tag_mask(0, !0)
@@ -124,9 +125,12 @@ pub(crate) async fn claimed_ones_are_nobody_elses(setup: Setup) {
         (500, Some(3), Some(4))
     );
     assert_eq!(tagged.source(), Ok(from_a));
-    assert_eq!(b.ep.probe().tag(3).now(), Ok(None));
-    assert_eq!(number_of(&second.recv().await.unwrap()), 1);
-    assert_eq!(number_of(&first.recv_into(vec![0; 30]).await.unwrap()), 0);
+    assert_eq!(b.ep.probe().tag(3).try_probe(), Ok(None));
+    assert_eq!(message_number(&second.recv().await.unwrap()), 1);
+    assert_eq!(
+        message_number(&first.recv_into(vec![0; 30]).await.unwrap()),
+        0
+    );
     let message = tagged.recv_into(vec![0; 100]).await.unwrap_err();
     assert_eq!(
         message.error,
@@ -136,15 +140,15 @@ pub(crate) async fn claimed_ones_are_nobody_elses(setup: Setup) {
         }
     );
     assert_bytes(&message.buf[..100], &pattern(500, 9)[..100]);
-    assert_eq!(number_of(&b.ep.recv().await.unwrap()), 3);
+    assert_eq!(message_number(&b.ep.recv().await.unwrap()), 3);
 }
 
-pub(crate) async fn dropped_claims_go_back_to_their_place(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn dropped_claim_requeues_message_in_order(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     send_numbers(&a.ep, to_b, 0..4).await;
-    fence(&a, &b, to_b).await;
+    flush(&a, &b, to_b).await;
     let claims: Vec<_> = (0..3)
-        .map(|_| b.ep.probe().claim().now().unwrap().unwrap())
+        .map(|_| b.ep.probe().claim().try_claim().unwrap().unwrap())
         .collect();
     let mut claims: Vec<_> = claims.into_iter().rev().collect();
     let last = claims.remove(0);
@@ -153,15 +157,15 @@ pub(crate) async fn dropped_claims_go_back_to_their_place(setup: Setup) {
     let mut found = b.ep.probe().tag(1).into_future();
     assert!(poll_once(&mut found).await.is_pending());
     drop(found);
-    assert_eq!(number_of(&b.ep.recv().await.unwrap()), 0);
-    assert_eq!(number_of(&b.ep.recv().await.unwrap()), 1);
-    assert_eq!(number_of(&b.ep.recv().await.unwrap()), 3);
+    assert_eq!(message_number(&b.ep.recv().await.unwrap()), 0);
+    assert_eq!(message_number(&b.ep.recv().await.unwrap()), 1);
+    assert_eq!(message_number(&b.ep.recv().await.unwrap()), 3);
     let waiting = b.ep.recv().start().unwrap();
     drop(last);
-    assert_eq!(number_of(&waiting.await.unwrap()), 2);
+    assert_eq!(message_number(&waiting.await.unwrap()), 2);
     // So does what was claimed by a receive that is dropped, and what nobody received.
     send_numbers(&a.ep, to_b, 10..13).await;
-    fence(&a, &b, to_b).await;
+    flush(&a, &b, to_b).await;
     drop(b.ep.probe().claim().await.unwrap().recv().start().unwrap());
     drop(
         b.ep.probe()
@@ -175,54 +179,57 @@ pub(crate) async fn dropped_claims_go_back_to_their_place(setup: Setup) {
     assert!(poll_once(&mut waiting).await.is_pending());
     drop(probe);
     for number in 10..13 {
-        assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
+        assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
     }
 }
 
 /// All of it, whatever is done with the claim at whatever time.
-pub(crate) async fn claims_work_while_the_message_arrives(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn claim_works_on_partial_message(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, polls) in [0u64, 1, 2, 5, 20, 50].into_iter().enumerate() {
         for end in 0..4 {
-            let long = a.ep.send(to_b, pattern(LONG, which)).start().unwrap();
-            let after = a.ep.send(to_b, numbered(7, 30)).start().unwrap();
+            let long = a.ep.send(to_b, pattern(LONG_LEN, which)).start().unwrap();
+            let after = a.ep.send(to_b, numbered_message(7, 30)).start().unwrap();
             let sending = tokio::spawn(async move { (long.await.unwrap(), after.await.unwrap()) });
             let claimed = b.ep.probe().claim().await.unwrap();
-            assert_eq!(claimed.len(), LONG);
+            assert_eq!(claimed.len(), LONG_LEN);
             for _ in 0..polls {
                 b.domain.progress();
-                yields(1).await;
+                yield_times(1).await;
             }
             match end {
                 0 => assert_bytes(
-                    &claimed.recv_into(Vec::with_capacity(LONG)).await.unwrap(),
-                    pattern(LONG, which),
+                    &claimed
+                        .recv_into(Vec::with_capacity(LONG_LEN))
+                        .await
+                        .unwrap(),
+                    pattern(LONG_LEN, which),
                 ),
                 1 => claimed.discard(),
                 2 => {
                     drop(claimed);
-                    assert_bytes(&b.ep.recv().await.unwrap(), pattern(LONG, which));
+                    assert_bytes(&b.ep.recv().await.unwrap(), pattern(LONG_LEN, which));
                 }
                 _ => {
                     let mut receive = claimed.recv().start().unwrap();
                     if let Poll::Ready(message) = poll_once(&mut receive).await {
-                        assert_bytes(&message.unwrap(), pattern(LONG, which));
+                        assert_bytes(&message.unwrap(), pattern(LONG_LEN, which));
                     } else {
                         drop(receive);
-                        assert_bytes(&b.ep.recv().await.unwrap(), pattern(LONG, which));
+                        assert_bytes(&b.ep.recv().await.unwrap(), pattern(LONG_LEN, which));
                     }
                 }
             }
-            assert_eq!(number_of(&b.ep.recv().await.unwrap()), 7);
+            assert_eq!(message_number(&b.ep.recv().await.unwrap()), 7);
             sending.await.unwrap();
         }
     }
 }
 
 /// What is longer than the budget is found, taken in, and the next one after it.
-pub(crate) async fn what_is_held_back_is_found(setup: Setup) {
+pub(crate) async fn probe_finds_message_over_budget(setup: Setup) {
     const OVER: usize = 17 << 20;
-    let (a, b, to_b) = pair(&setup).await;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     for round in 0..3u8 {
         let sends =
             [round, round + 100].map(|byte| a.ep.send(to_b, vec![byte; OVER]).start().unwrap());
@@ -231,7 +238,7 @@ pub(crate) async fn what_is_held_back_is_found(setup: Setup) {
             // It is held back before anybody asks.
             for _ in 0..20 {
                 b.domain.progress();
-                yields(1).await;
+                yield_times(1).await;
             }
         }
         assert_eq!(b.ep.probe().await.unwrap().len, OVER);
@@ -242,17 +249,17 @@ pub(crate) async fn what_is_held_back_is_found(setup: Setup) {
             b.ep.probe().claim().await.unwrap()
         } else {
             let first = claimed.recv_into(Vec::with_capacity(OVER)).await.unwrap();
-            assert!(first.len() == OVER && all_are(&first, round));
+            assert!(first.len() == OVER && all_bytes_equal(&first, round));
             b.ep.probe().claim().await.unwrap()
         };
         let second = second.recv().await.unwrap();
-        assert!(second.len() == OVER && all_are(&second, round + 100));
+        assert!(second.len() == OVER && all_bytes_equal(&second, round + 100));
         assert!(sending.await.unwrap().into_iter().all(|sent| sent.is_ok()));
     }
 }
 
-pub(crate) async fn claimants_share_nothing(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn concurrent_claims_take_each_message_once(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     const COUNT: u64 = 200;
     let claimants: Vec<_> = (0..4)
         .map(|_| {
@@ -261,10 +268,10 @@ pub(crate) async fn claimants_share_nothing(setup: Setup) {
                 let mut numbers = Vec::new();
                 loop {
                     let claimed = ep.probe().claim().await.unwrap();
-                    yields(1).await;
+                    yield_times(1).await;
                     match claimed.len() {
                         0 => break numbers,
-                        _ => numbers.push(number_of(&claimed.recv().await.unwrap())),
+                        _ => numbers.push(message_number(&claimed.recv().await.unwrap())),
                     }
                 }
             })
@@ -283,46 +290,50 @@ pub(crate) async fn claimants_share_nothing(setup: Setup) {
     assert_eq!(all, (0..COUNT).collect::<Vec<_>>());
 }
 
-pub(crate) async fn claimed_ones_are_posted_too(setup: Setup) {
-    let plan = Plan {
-        entries: 1,
-        ..Plan::default()
+pub(crate) async fn claimed_message_can_be_received_by_post(setup: Setup) {
+    let plan = EndpointConfig {
+        cq_capacity: 1,
+        ..EndpointConfig::default()
     };
-    let (a, mut b, to_b) = pair_of(&setup, Plan::default(), plan).await;
+    let (a, mut b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), plan).await;
     send_numbers(&a.ep, to_b, 0..2).await;
-    fence(&a, &b, to_b).await;
+    flush(&a, &b, to_b).await;
     let first = b.ep.probe().claim().await.unwrap();
     let second = b.ep.probe().claim().await.unwrap();
     second.recv().context(9).post().unwrap();
     let refused = first.recv_into(vec![0; 64]).post().unwrap_err();
     assert_eq!(
         (refused.error, refused.buf.len()),
-        (Error::Again(Scarce::CompletionEntry), 64)
+        (Error::WouldBlock(Resource::CompletionEntry), 64)
     );
     let entry = b.cq.next().await.unwrap();
     assert_eq!(
-        (entry.context, entry.kind, number_of(entry.bytes())),
+        (entry.context, entry.kind, message_number(entry.bytes())),
         (9, OpKind::Recv, 1)
     );
     assert_eq!(
-        number_of(&b.ep.recv().await.unwrap()),
+        message_number(&b.ep.recv().await.unwrap()),
         0,
         "the refused one was put back"
     );
     assert_eq!(
-        b.recvs.value(),
+        b.recv_counter.value(),
         3,
         "each message is counted once, the fence with them"
     );
 }
 
-pub(crate) async fn they_end_with_their_peer_and_endpoint(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let from_a = b.meet(&a).await;
+pub(crate) async fn close_ends_probes_and_claims(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let from_a = b.add_peer(&a).await;
     let mut directed = b.ep.probe().tag(1).from(from_a).into_future();
     assert!(poll_once(&mut directed).await.is_pending());
     a.ep.send(to_b, "kept").await.unwrap();
-    let long = a.ep.send(to_b, pattern(LONG, 1)).tag(2).start().unwrap();
+    let long =
+        a.ep.send(to_b, pattern(LONG_LEN, 1))
+            .tag(2)
+            .start()
+            .unwrap();
     let kept = b.ep.probe().claim().await.unwrap();
     let half = b.ep.probe().tag(2).claim().await.unwrap();
     let name = a.ep.name().clone();
@@ -331,11 +342,11 @@ pub(crate) async fn they_end_with_their_peer_and_endpoint(setup: Setup) {
     assert_eq!(directed.await, Err(Error::PeerGone(name.clone())));
     match half.recv().await {
         // All of it had come before the end.
-        Ok(whole) => assert_bytes(&whole, pattern(LONG, 1)),
+        Ok(whole) => assert_bytes(&whole, pattern(LONG_LEN, 1)),
         Err(cut) => {
             assert_eq!(cut.error, Error::PeerGone(name));
-            assert!(cut.buf.len() < LONG, "{}", cut.buf.len());
-            assert_bytes(&cut.buf, &pattern(LONG, 1)[..cut.buf.len()]);
+            assert!(cut.buf.len() < LONG_LEN, "{}", cut.buf.len());
+            assert_bytes(&cut.buf, &pattern(LONG_LEN, 1)[..cut.buf.len()]);
         }
     }
     let mut waiting = b.ep.probe().into_future();
@@ -346,37 +357,37 @@ pub(crate) async fn they_end_with_their_peer_and_endpoint(setup: Setup) {
         kept.recv().await.unwrap_err().error,
         Error::Closed(_)
     ));
-    assert!(matches!(b.ep.probe().now(), Err(Error::Closed(_))));
+    assert!(matches!(b.ep.probe().try_probe(), Err(Error::Closed(_))));
     assert!(matches!(b.ep.probe().await, Err(Error::Closed(_))));
 }
 
 /// The number of a guest lives as long as a message of it is claimed.
-pub(crate) async fn a_claim_keeps_the_number_of_a_guest(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn claim_keeps_auto_inserted_address_valid(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     a.ep.send(to_b, "from a guest").await.unwrap();
     let claimed = b.ep.probe().claim().await.unwrap();
     let guest = claimed.source().unwrap();
     let name = a.ep.name().clone();
     a.ep.close().unwrap();
-    let _moving = b.keep_moving();
-    yields(100).await;
+    let _moving = b.spawn_progress();
+    yield_times(100).await;
     assert_eq!(b.av.lookup(guest), Ok(name));
     claimed.discard();
     while b.av.lookup(guest).is_ok() {
         b.domain.progress();
-        yields(1).await;
+        yield_times(1).await;
     }
     let refused = b.ep.probe().from(guest).await;
     assert_eq!(refused, Err(Error::StaleAddress(guest)));
 }
 
 /// A stranger that gets a number is found by it, also when its message was claimed meanwhile.
-pub(crate) async fn strangers_are_found_once_inserted(setup: Setup) {
-    let plan = Plan {
-        welcoming: false,
-        ..Plan::default()
+pub(crate) async fn probe_by_source_matches_after_av_insert(setup: Setup) {
+    let plan = EndpointConfig {
+        auto_insert: false,
+        ..EndpointConfig::default()
     };
-    let (a, b, to_b) = pair_of(&setup, Plan::default(), plan).await;
+    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), plan).await;
     send_numbers(&a.ep, to_b, 0..2).await;
     let claimed = b.ep.probe().claim().await.unwrap();
     assert_eq!(claimed.source(), Err(Error::UnknownSource));
@@ -384,30 +395,30 @@ pub(crate) async fn strangers_are_found_once_inserted(setup: Setup) {
     let found = b.ep.probe().from(from_a).await.unwrap();
     assert_eq!((found.len, found.source), (30, Some(from_a)));
     drop(claimed);
-    assert_eq!(number_of(&b.ep.recv().from(from_a).await.unwrap()), 0);
+    assert_eq!(message_number(&b.ep.recv().from(from_a).await.unwrap()), 0);
     b.av.remove(from_a).unwrap();
-    assert_eq!(b.ep.probe().now().unwrap().unwrap().source, None);
+    assert_eq!(b.ep.probe().try_probe().unwrap().unwrap().source, None);
     let message = b.ep.recv().await.unwrap();
     assert_eq!(
-        (number_of(&message), message.source()),
+        (message_number(&message), message.source()),
         (1, Err(Error::UnknownSource))
     );
 }
 
-pub(crate) async fn lent_ones_are_claimed_where_they_lie(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn loaned_message_can_be_claimed(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     // What is discarded still has to be taken in.
-    let _moving = b.keep_moving();
+    let _moving = b.spawn_progress();
     for end in 0..3 {
-        let mut loan = a.ep.loan(LONG).unwrap();
-        loan.copy_from_slice(pattern(LONG, 3));
+        let mut loan = a.ep.loan(LONG_LEN).unwrap();
+        loan.copy_from_slice(pattern(LONG_LEN, 3));
         let lent = tokio::spawn(a.ep.lend(to_b, loan).start().unwrap());
         let claimed = b.ep.probe().claim().await.unwrap();
         match end {
-            0 => assert_bytes(&claimed.recv().await.unwrap(), pattern(LONG, 3)),
+            0 => assert_bytes(&claimed.recv().await.unwrap(), pattern(LONG_LEN, 3)),
             1 => {
                 drop(claimed);
-                assert_bytes(&b.ep.recv().await.unwrap(), pattern(LONG, 3));
+                assert_bytes(&b.ep.recv().await.unwrap(), pattern(LONG_LEN, 3));
             }
             _ => claimed.discard(),
         }
@@ -416,14 +427,14 @@ pub(crate) async fn lent_ones_are_claimed_where_they_lie(setup: Setup) {
 }
 
 /// What fell to a receive of several messages can be found once that has left.
-pub(crate) async fn what_a_receive_of_several_leaves_is_found(setup: Setup) {
-    let plan = Plan {
+pub(crate) async fn claim_finds_messages_of_dropped_multi_recv(setup: Setup) {
+    let plan = EndpointConfig {
         rx_size: Some(4),
-        ..Plan::default()
+        ..EndpointConfig::default()
     };
-    let (a, b, to_b) = pair_of(&setup, Plan::default(), plan).await;
+    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), plan).await;
     send_numbers(&a.ep, to_b, 0..10).await;
-    fence(&a, &b, to_b).await;
+    flush(&a, &b, to_b).await;
     let several =
         b.ep.recv_multi(BytesMut::with_capacity(4096))
             .start()
@@ -434,8 +445,11 @@ pub(crate) async fn what_a_receive_of_several_leaves_is_found(setup: Setup) {
         "all of it falls to the receive"
     );
     drop(several);
-    assert_eq!(number_of(&claim.await.unwrap().recv().await.unwrap()), 0);
+    assert_eq!(
+        message_number(&claim.await.unwrap().recv().await.unwrap()),
+        0
+    );
     for number in 1..10 {
-        assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
+        assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
     }
 }

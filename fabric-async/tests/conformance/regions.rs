@@ -7,14 +7,14 @@ use fabric_async::{
 };
 use tokio::task::JoinHandle;
 
+use crate::endpoint_fixture::endpoint_pair;
 use crate::payload::{assert_bytes, pattern};
 use crate::setup::Setup;
-use crate::station::pair;
 
-const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 /// An endpoint whose domain has agreed to call places by their addresses, and a task that moves it.
-pub(crate) async fn owner_by_address(
+pub(crate) async fn open_virt_addr_owner(
     setup: &Setup,
 ) -> (Domain, Endpoint, JoinHandle<Result<(), Error>>) {
     let hints = setup.hints().caps(setup.caps);
@@ -26,10 +26,10 @@ pub(crate) async fn owner_by_address(
     let fabric = Fabric::open(&info).unwrap();
     let domain = fabric
         .domain_builder(&info)
-        .wait_policy(setup.policy)
+        .wait_policy(setup.wait_policy)
         .open()
         .unwrap();
-    let av = domain.welcoming_address_vector().unwrap();
+    let av = domain.auto_insert_address_vector().unwrap();
     let owner = domain
         .endpoint(&info)
         .unwrap()
@@ -45,16 +45,16 @@ pub(crate) async fn owner_by_address(
 
 /// Where the domain has agreed to it, places are called by their addresses, whoever executes;
 /// elsewhere by offsets.
-pub(crate) async fn places_are_addresses_where_that_was_agreed(setup: Setup) {
-    let (domain, owner, driver) = owner_by_address(&setup).await;
-    let a = setup.station().await;
-    let to_b = a.ep.lookup(owner.name()).await.unwrap();
+pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
+    let (domain, owner, driver) = open_virt_addr_owner(&setup).await;
+    let a = setup.open_endpoint().await;
+    let to_b = a.ep.add_peer(owner.name()).await.unwrap();
 
     let mut buf = vec![0u8; 100_000];
     let at = buf.as_ptr().addr() as u64;
     buf[5] = 5;
-    let mut registered = domain.register_buffer(buf, BOTH, None).unwrap();
-    let region = domain.alloc(100_000, BOTH).unwrap();
+    let mut registered = domain.register(buf, READ_WRITE, None).unwrap();
+    let region = domain.alloc(100_000, READ_WRITE).unwrap();
     region.write(5, &[5]).unwrap();
     assert_eq!(
         (registered.remote().base, registered.remote().at(7).offset),
@@ -95,37 +95,37 @@ pub(crate) async fn places_are_addresses_where_that_was_agreed(setup: Setup) {
         }
     }
     // The owner's own way, and that of a window, count from the start.
-    assert_bytes(&registered.look()[90_000..], pattern(10_000, 1));
+    assert_bytes(&registered.lock()[90_000..], pattern(10_000, 1));
     assert_eq!(region.load::<u64>(16), Ok(9));
-    if setup.has_windows().await {
+    if setup.supports_windows().await {
         let window = a.ep.window(to_b, region.remote()).await.unwrap();
         let mut there = [0];
         window.read(5, &mut there).unwrap();
         assert_eq!(there, [5]);
     }
     // Nobody agreed to it there.
-    assert_eq!(a.domain.alloc(8, BOTH).unwrap().remote().base, 0);
+    assert_eq!(a.domain.alloc(8, READ_WRITE).unwrap().remote().base, 0);
     driver.abort();
 }
 
 /// Each region has counters of its own, whether its memory is mapped or served, and whatever the
 /// endpoint counts.
-pub(crate) async fn what_peers_do_is_counted_by_region(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let _moving = b.keep_moving();
+pub(crate) async fn remote_accesses_are_counted_per_region(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
     let counter = || b.domain.counter().unwrap();
     let counters = [counter(), counter(), counter()];
     let [writes, reads, served] = &counters;
     let (write, read) = (CounterBind::REMOTE_WRITE, CounterBind::REMOTE_READ);
-    let mut mapped = b.domain.alloc(300_000, BOTH).unwrap();
+    let mut mapped = b.domain.alloc(300_000, READ_WRITE).unwrap();
     mapped.bind_counter(writes, write).unwrap();
     mapped.bind_counter(reads, read).unwrap();
     let mut registered = b
         .domain
-        .register_buffer(vec![0u8; 100_000], BOTH, None)
+        .register(vec![0u8; 100_000], READ_WRITE, None)
         .unwrap();
     registered.bind_counter(served, read | write).unwrap();
-    let silent = b.domain.alloc(100, BOTH).unwrap();
+    let silent = b.domain.alloc(100, READ_WRITE).unwrap();
     let values = || counters.each_ref().map(|counter| counter.value());
     for round in 1..4 {
         for remote in [mapped.remote(), registered.remote(), silent.remote()] {
@@ -159,7 +159,7 @@ pub(crate) async fn what_peers_do_is_counted_by_region(setup: Setup) {
     ));
     assert!(matches!(
         bind(&mut mapped, &foreign, read).unwrap_err(),
-        Error::Foreign(..)
+        Error::WrongDomain(..)
     ));
     for what in [
         CounterBind::empty(),
@@ -182,12 +182,12 @@ pub(crate) async fn what_peers_do_is_counted_by_region(setup: Setup) {
     writes.clone().close().unwrap();
 }
 
-pub(crate) async fn counting_is_to_be_asked_for(setup: Setup) {
+pub(crate) async fn region_counters_require_fi_rma_event(setup: Setup) {
     let (fabric, mut info) = setup.fabric().await;
     info.caps -= Caps::RMA_EVENT;
     let domain = fabric.domain_builder(&info).open().unwrap();
     let counter = domain.counter().unwrap();
-    let mut region = domain.alloc(8, BOTH).unwrap();
+    let mut region = domain.alloc(8, READ_WRITE).unwrap();
     let refused = region
         .bind_counter(&counter, CounterBind::REMOTE_WRITE)
         .unwrap_err();

@@ -11,11 +11,11 @@ use fabric_async::{
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
-use crate::needs::Needs;
-use crate::station::{Plan, Station};
+use crate::endpoint_fixture::{EndpointConfig, EndpointFixture};
+use crate::requirements::Requirements;
 
 /// Longer than any scenario takes on a slow machine: only tells a hang from the rest.
-const HANGS: Duration = Duration::from_secs(30);
+const SCENARIO_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One combination of provider, progress, wait policy and runtime.
 #[derive(Clone, Copy, Debug)]
@@ -23,20 +23,20 @@ pub(crate) struct Setup {
     /// The provider, which is also the scheme of its addresses.
     pub(crate) provider: &'static str,
     pub(crate) progress: Progress,
-    pub(crate) policy: WaitPolicy,
+    pub(crate) wait_policy: WaitPolicy,
     /// What endpoints are asked to do: what the scenario needs.
     pub(crate) caps: Caps,
     /// Of which type endpoints are; `None` where it does not matter.
     ep_type: Option<EpType>,
     /// From which length on messages are copied once, if the scenario does not say.
-    pub(crate) single_copy_from: Option<usize>,
+    pub(crate) single_copy_threshold: Option<usize>,
     /// How sockets are waited for.
     pub(crate) socket_io: SocketIo,
     /// Long messages are taken from where they lie, also where that does not pay.
     pub(crate) zero_copy: bool,
     /// What is asked for where that is more than the provider.
-    chain: Option<&'static str>,
-    workers: Option<usize>,
+    provider_chain: Option<&'static str>,
+    worker_threads: Option<usize>,
 }
 
 /// Runs a scenario, unless the provider does not offer what it needs.
@@ -45,12 +45,12 @@ pub(crate) struct Setup {
 /// there are some.
 pub(crate) fn run<F: Future<Output = ()>>(
     mut setup: Setup,
-    needs: impl Into<Needs>,
+    needs: impl Into<Requirements>,
     scenario: impl FnOnce(Setup) -> F,
 ) {
     let needs = needs.into();
     (setup.caps, setup.ep_type) = (needs.caps, needs.ep_type);
-    let runtime = Background(Some(setup.runtime()));
+    let runtime = BackgroundRuntime(Some(setup.runtime()));
     let runtime = runtime.0.as_ref().expect("present until drop");
     match runtime.block_on(setup.discover(needs.caps)) {
         Ok(_) => {}
@@ -59,20 +59,20 @@ pub(crate) fn run<F: Future<Output = ()>>(
         }
         Err(error) => panic!("{error}"),
     }
-    if let Err(error) = runtime.block_on(setup.can_open()) {
+    if let Err(error) = runtime.block_on(setup.check_can_open()) {
         return eprintln!(
             "skipped, the machine does not offer {:?}: {error}",
             setup.socket_io
         );
     }
-    let ended = runtime.block_on(async { timeout(HANGS, scenario(setup)).await });
-    assert!(ended.is_ok(), "still not done after {HANGS:?}");
+    let ended = runtime.block_on(async { timeout(SCENARIO_TIMEOUT, scenario(setup)).await });
+    assert!(ended.is_ok(), "still not done after {SCENARIO_TIMEOUT:?}");
 }
 
 /// Tasks that hang must not keep a test from failing.
-struct Background(Option<Runtime>);
+struct BackgroundRuntime(Option<Runtime>);
 
-impl Drop for Background {
+impl Drop for BackgroundRuntime {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
@@ -83,18 +83,18 @@ impl Drop for Background {
 impl Setup {
     /// This provider under manual progress, on a runtime of one thread.
     pub(crate) fn new(provider: &'static str) -> Self {
-        let (progress, policy) = (Progress::Manual, WaitPolicy::default());
+        let (progress, wait_policy) = (Progress::Manual, WaitPolicy::default());
         Self {
             provider,
             progress,
-            policy,
+            wait_policy,
             caps: Caps::empty(),
             ep_type: None,
-            single_copy_from: None,
+            single_copy_threshold: None,
             socket_io: SocketIo::default(),
             zero_copy: false,
-            chain: None,
-            workers: None,
+            provider_chain: None,
+            worker_threads: None,
         }
     }
 
@@ -107,21 +107,21 @@ impl Setup {
 
     pub(crate) fn spin(self) -> Self {
         Self {
-            policy: WaitPolicy::Spin,
+            wait_policy: WaitPolicy::Spin,
             ..self
         }
     }
 
     pub(crate) fn park(self) -> Self {
         Self {
-            policy: WaitPolicy::Park,
+            wait_policy: WaitPolicy::Park,
             ..self
         }
     }
 
-    pub(crate) fn single_copy_from(self, len: usize) -> Self {
+    pub(crate) fn single_copy_threshold(self, len: usize) -> Self {
         Self {
-            single_copy_from: Some(len),
+            single_copy_threshold: Some(len),
             ..self
         }
     }
@@ -148,47 +148,47 @@ impl Setup {
     }
 
     /// What is set on sockets where the scenario does not say.
-    pub(crate) fn sockets(&self, mut sockets: SocketOptions) -> SocketOptions {
+    pub(crate) fn socket_options(&self, mut sockets: SocketOptions) -> SocketOptions {
         if self.zero_copy {
-            sockets = sockets.zero_copy_from(0);
-            sockets.insists_on_zero_copy = true;
+            sockets = sockets.zero_copy_threshold(0);
+            sockets.force_zero_copy = true;
         }
         sockets
     }
 
     /// Whether long messages are taken from where they lie where that is asked for: Linux can since
     /// 6.2, and in RXM they are read by peers.
-    pub(crate) fn has_zero_copy(&self) -> bool {
+    pub(crate) fn supports_zero_copy(&self) -> bool {
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let mut parts = release
             .split(|c: char| !c.is_ascii_digit())
             .map(|part| part.parse::<u32>().unwrap_or(0));
         let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
-        self.socket_io == SocketIo::IoUring && self.chain.is_none() && version >= (6, 2)
+        self.socket_io == SocketIo::IoUring && self.provider_chain.is_none() && version >= (6, 2)
     }
 
     /// Endpoints that connect in RXM.
     pub(crate) fn rxm(self) -> Self {
         Self {
-            chain: Some("tcp;ofi_rxm"),
+            provider_chain: Some("tcp;ofi_rxm"),
             ..self
         }
     }
 
     pub(crate) fn multi_thread(self) -> Self {
         Self {
-            workers: Some(2),
+            worker_threads: Some(2),
             ..self
         }
     }
 
     /// Whether tasks may run at the same time.
     pub(crate) fn is_multi_thread(&self) -> bool {
-        self.workers.is_some()
+        self.worker_threads.is_some()
     }
 
     fn runtime(&self) -> Runtime {
-        let built = match self.workers {
+        let built = match self.worker_threads {
             None => Builder::new_current_thread().enable_all().build(),
             Some(workers) => Builder::new_multi_thread()
                 .worker_threads(workers)
@@ -201,7 +201,7 @@ impl Setup {
     /// What every scenario asks for.
     pub(crate) fn hints(&self) -> Hints {
         Hints::new()
-            .provider(self.chain.unwrap_or(self.provider))
+            .provider(self.provider_chain.unwrap_or(self.provider))
             .progress(self.progress)
     }
 
@@ -214,7 +214,7 @@ impl Setup {
     }
 
     /// Whether the machine has what the domain is to be opened with.
-    async fn can_open(&self) -> fabric_async::Result<()> {
+    async fn check_can_open(&self) -> fabric_async::Result<()> {
         if self.socket_io != SocketIo::IoUring {
             return Ok(());
         }
@@ -233,7 +233,7 @@ impl Setup {
     }
 
     /// The same, for endpoints that can do this and no more.
-    pub(crate) fn only(self, caps: Caps) -> Self {
+    pub(crate) fn with_caps(self, caps: Caps) -> Self {
         Self { caps, ..self }
     }
 
@@ -245,14 +245,14 @@ impl Setup {
     }
 
     /// Whether peers may be on other machines: what becomes of them is learned later then.
-    pub(crate) async fn is_far(&self) -> bool {
+    pub(crate) async fn has_remote_comm(&self) -> bool {
         self.info().await.domain.caps.contains(Caps::REMOTE_COMM)
     }
 
     /// Whether peers map each other's memory, so that there are windows on it; they do not where
     /// they may be on other machines.
-    pub(crate) async fn has_windows(&self) -> bool {
-        let is_far = self.is_far().await;
+    pub(crate) async fn supports_windows(&self) -> bool {
+        let is_far = self.has_remote_comm().await;
         if is_far {
             eprintln!("skipped, there are no windows on memory of other machines");
         }
@@ -265,7 +265,7 @@ impl Setup {
     }
 
     /// The offer for endpoints that share their receives; nothing when there is none.
-    pub(crate) async fn sharing(&self) -> Option<Info> {
+    pub(crate) async fn shared_rx_info(&self) -> Option<Info> {
         let mut hints = self.hints().caps(self.caps).ep_rx_ctx_cnt(SHARED_CONTEXT);
         if let Some(ep_type) = self.ep_type {
             hints = hints.ep_type(ep_type);
@@ -289,22 +289,22 @@ impl Setup {
     }
 
     /// An endpoint with a domain of its own, at a fresh address.
-    pub(crate) async fn station(&self) -> Station {
-        self.planned(Plan::default()).await
+    pub(crate) async fn open_endpoint(&self) -> EndpointFixture {
+        self.open_endpoint_with(EndpointConfig::default()).await
     }
 
     /// Likewise, with some things otherwise than usual.
-    pub(crate) async fn planned(&self, plan: Plan) -> Station {
-        Station::open(self, plan).await
+    pub(crate) async fn open_endpoint_with(&self, plan: EndpointConfig) -> EndpointFixture {
+        EndpointFixture::open(self, plan).await
     }
 
     /// The address that asks for a fresh one.
-    pub(crate) fn fresh(&self) -> String {
+    pub(crate) fn unnamed_address(&self) -> String {
         format!("{}://", self.provider)
     }
 
     /// A name no other test has.
-    pub(crate) fn name(&self, what: &str) -> String {
+    pub(crate) fn unique_address(&self, what: &str) -> String {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         if let provider @ ("tcp" | "udp") = self.provider {

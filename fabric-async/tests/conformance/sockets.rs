@@ -2,59 +2,59 @@
 
 use fabric_async::{CqBind, Error, SocketOptions, TrafficClass};
 
-use crate::payload::{number_of, numbered};
+use crate::endpoint_fixture::{EndpointConfig, endpoint_pair_with};
+use crate::payload::{message_number, numbered_message};
 use crate::setup::Setup;
-use crate::station::{Plan, pair_of};
 
-const PORTS: std::ops::RangeInclusive<u16> = 21_000..=21_999;
+const PORT_RANGE: std::ops::RangeInclusive<u16> = 21_000..=21_999;
 
 /// Whoever has no sockets takes no notice.
-pub(crate) async fn all_options_together_change_no_message(setup: Setup) {
+pub(crate) async fn messages_arrive_with_all_socket_options_set(setup: Setup) {
     let options = SocketOptions::new()
         .congestion_control("reno")
         .send_buffer(1 << 18)
         .receive_buffer(1 << 18)
-        .ports(PORTS);
+        .port_range(PORT_RANGE);
     for class in [
         TrafficClass::LowLatency,
         TrafficClass::Dscp(63),
         TrafficClass::BestEffort,
     ] {
-        let plan = Plan {
-            sockets: options.clone(),
-            class: Some(class),
-            ..Plan::default()
+        let plan = EndpointConfig {
+            socket_options: options.clone(),
+            tclass: Some(class),
+            ..EndpointConfig::default()
         };
-        let (a, b, to_b) = pair_of(&setup, plan.clone(), plan).await;
+        let (a, b, to_b) = endpoint_pair_with(&setup, plan.clone(), plan).await;
         for number in 0..20 {
             let (sent, got) = tokio::join!(
-                a.ep.send(to_b, numbered(number, 8 + 60 * number as usize)),
+                a.ep.send(to_b, numbered_message(number, 8 + 60 * number as usize)),
                 b.ep.recv()
             );
             sent.unwrap();
-            assert_eq!(number_of(&got.unwrap()), number);
+            assert_eq!(message_number(&got.unwrap()), number);
         }
         for at in [&a, &b]
             .into_iter()
-            .filter_map(|station| station.ep.name().socket())
+            .filter_map(|station| station.ep.name().socket_addr())
         {
-            assert!(PORTS.contains(&at.port()), "{at}");
+            assert!(PORT_RANGE.contains(&at.port()), "{at}");
         }
     }
 }
 
 /// A port is given once, and a port that is asked for by number need not be among them.
-pub(crate) async fn ports_of_a_range_run_out(setup: Setup) {
+pub(crate) async fn exhausted_port_range_is_address_in_use(setup: Setup) {
     let first = setup
-        .planned(Plan {
-            sockets: SocketOptions::new().ports(PORTS),
-            ..Plan::default()
+        .open_endpoint_with(EndpointConfig {
+            socket_options: SocketOptions::new().port_range(PORT_RANGE),
+            ..EndpointConfig::default()
         })
         .await;
-    let Some(taken) = first.ep.name().socket() else {
+    let Some(taken) = first.ep.name().socket_addr() else {
         return;
     };
-    let only = SocketOptions::new().ports(taken.port()..=taken.port());
+    let only = SocketOptions::new().port_range(taken.port()..=taken.port());
     let domain = first
         .fabric
         .domain_builder(&first.info)
@@ -79,21 +79,21 @@ pub(crate) async fn ports_of_a_range_run_out(setup: Setup) {
         .await
         .unwrap();
     assert_eq!(
-        elsewhere.name().socket().unwrap().port(),
+        elsewhere.name().socket_addr().unwrap().port(),
         taken.port(),
         "it is free at another address"
     );
 }
 
 /// Both ends are on this machine, so its own name leads from one to the other.
-pub(crate) async fn the_name_of_a_host_leads_there(setup: Setup) {
-    let a = setup.station().await;
-    let b = setup.station().await;
-    let Some(at) = b.ep.name().socket() else {
+pub(crate) async fn host_name_is_resolved(setup: Setup) {
+    let a = setup.open_endpoint().await;
+    let b = setup.open_endpoint().await;
+    let Some(at) = b.ep.name().socket_addr() else {
         return;
     };
     let name = format!("{}://localhost:{}", setup.provider, at.port());
-    let to_b = a.ep.lookup(&name[..]).await.unwrap();
+    let to_b = a.ep.add_peer(&name[..]).await.unwrap();
     assert_eq!(
         a.av.lookup(to_b).unwrap(),
         b.ep.name().clone(),
@@ -113,7 +113,7 @@ pub(crate) async fn the_name_of_a_host_leads_there(setup: Setup) {
         "x".repeat(64),
         at.port()
     );
-    let error = a.ep.lookup(&nobody[..]).await.unwrap_err();
+    let error = a.ep.add_peer(&nobody[..]).await.unwrap_err();
     assert!(
         matches!(&error, Error::NoSuchHost { host, .. } if nobody.contains(host)),
         "{error}"

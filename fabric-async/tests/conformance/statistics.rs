@@ -1,23 +1,23 @@
 //! Statistics: what was done is counted once, and what is under way is seen.
 
 use bytes::BytesMut;
-use fabric_async::{Access, AtomicOp, Error, Moved};
+use fabric_async::{Access, AtomicOp, Error, OpStats};
 use futures_util::StreamExt;
 
-use crate::hall::Hall;
-use crate::payload::{LONG, pattern, settled, yields};
+use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, flush};
+use crate::payload::{LONG_LEN, pattern, wait_until_stable, yield_times};
 use crate::setup::Setup;
-use crate::station::{Plan, Station, fence, pair};
+use crate::shared_rx_fixture::SharedRxFixture;
 
-fn moved(count: u64, bytes: u64) -> Moved {
-    Moved { count, bytes }
+fn op_stats(count: u64, bytes: u64) -> OpStats {
+    OpStats { count, bytes }
 }
 
 pub(crate) async fn messages_are_counted_on_both_sides(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     assert_eq!(
         (a.ep.stats().sent, b.ep.stats().received),
-        (moved(0, 0), moved(0, 0))
+        (op_stats(0, 0), op_stats(0, 0))
     );
     for len in [10, 20, 300_000] {
         let (sent, got) = tokio::join!(a.ep.send(to_b, vec![7; len]), b.ep.recv());
@@ -33,15 +33,15 @@ pub(crate) async fn messages_are_counted_on_both_sides(setup: Setup) {
         b.ep.recv().await.unwrap();
     }
     let (sender, receiver) = (a.ep.stats(), b.ep.stats());
-    assert_eq!(sender.sent, moved(6, 10 + 20 + 300_000 + 4 + 6 + 5000));
+    assert_eq!(sender.sent, op_stats(6, 10 + 20 + 300_000 + 4 + 6 + 5000));
     assert_eq!(receiver.received, sender.sent);
     assert_eq!(
         (sender.failed, receiver.failed, sender.received),
-        (0, 0, moved(0, 0))
+        (0, 0, op_stats(0, 0))
     );
-    assert!(sender.at_once >= 2 && sender.at_once <= 6, "{sender:?}");
+    assert!(sender.inline >= 2 && sender.inline <= 6, "{sender:?}");
     assert!(
-        sender.lent <= 1 && receiver.peers == 1,
+        sender.loaned <= 1 && receiver.peers == 1,
         "{sender:?} {receiver:?}"
     );
     let failed =
@@ -56,7 +56,7 @@ pub(crate) async fn messages_are_counted_on_both_sides(setup: Setup) {
     assert_eq!((b.ep.stats().failed, b.ep.stats().received.count), (1, 6));
     a.ep.send(to_b, vec![0; 100]).await.unwrap();
     a.ep.send(to_b, vec![0; 100]).await.unwrap();
-    settled(|| b.ep.stats().unexpected as u64).await;
+    wait_until_stable(|| b.ep.stats().unexpected as u64).await;
     while b.ep.stats().unexpected < 2 {
         b.domain.progress();
         tokio::task::yield_now().await;
@@ -71,8 +71,8 @@ pub(crate) async fn messages_are_counted_on_both_sides(setup: Setup) {
 }
 
 pub(crate) async fn one_sided_operations_are_counted(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let _moving = b.keep_moving();
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
     let region = b
         .domain
         .alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)
@@ -94,16 +94,20 @@ pub(crate) async fn one_sided_operations_are_counted(setup: Setup) {
     let stats = a.ep.stats();
     assert_eq!(
         (stats.written, stats.read, stats.atomics),
-        (moved(3, 16), moved(1, 64), moved(2, 12))
+        (op_stats(3, 16), op_stats(1, 64), op_stats(2, 12))
     );
-    while b.ep.stats().heard.count == 0 {
+    while b.ep.stats().remote_ops.count == 0 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(b.ep.stats().heard, moved(1, 4), "what came with data");
+    assert_eq!(
+        b.ep.stats().remote_ops,
+        op_stats(1, 4),
+        "what came with data"
+    );
 }
 
-pub(crate) async fn a_domain_tells_what_is_under_way(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn domain_stats_report_ops_in_progress(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let receives: Vec<_> = (0..3).map(|_| b.ep.recv().start().unwrap()).collect();
     assert_eq!(b.domain.stats().operations, 3);
     let before = b.domain.stats();
@@ -116,7 +120,7 @@ pub(crate) async fn a_domain_tells_what_is_under_way(setup: Setup) {
         after.polls >= before.polls && after.passes > before.passes,
         "{before:?} {after:?}"
     );
-    assert!(after.spins_paid >= before.spins_paid && after.parks >= before.parks);
+    assert!(after.spins_succeeded >= before.spins_succeeded && after.parks >= before.parks);
     assert_eq!((after.operations, after.regions), (0, 0));
     let ep = b.ep.clone();
     b.ep.close().unwrap();
@@ -131,10 +135,10 @@ pub(crate) async fn a_domain_tells_what_is_under_way(setup: Setup) {
 /// Every way by which a message comes to its receive, and back from one: counted once, when the
 /// program has it.
 pub(crate) async fn each_message_is_received_once(setup: Setup) {
-    let (a, mut b, to_b) = pair(&setup).await;
-    let _moving = b.keep_moving();
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
     // Awaited, unexpected, and long.
-    for len in [10, 20_000, LONG] {
+    for len in [10, 20_000, LONG_LEN] {
         let (sent, got) = tokio::join!(a.ep.send(to_b, pattern(len, 1)), b.ep.recv());
         sent.unwrap();
         got.unwrap();
@@ -147,11 +151,11 @@ pub(crate) async fn each_message_is_received_once(setup: Setup) {
         // Received, not looked at, and put back.
         let first = b.ep.recv().start().unwrap();
         a.ep.send(to_b, pattern(len, 3)).await.unwrap();
-        fence(&a, &b, to_b).await;
+        flush(&a, &b, to_b).await;
         let before = b.ep.stats().received;
         drop(first);
         let second = b.ep.recv_into(Vec::with_capacity(len)).start().unwrap();
-        yields(3).await;
+        yield_times(3).await;
         drop(second);
         assert_eq!(b.ep.stats().received, before, "the program has not had it");
         assert_eq!(b.ep.recv().await.unwrap().len(), len);
@@ -169,11 +173,11 @@ pub(crate) async fn each_message_is_received_once(setup: Setup) {
     loan.fill(1);
     a.ep.lend(to_b, loan).await.unwrap();
     // SAFETY: these peers keep to what they have lent.
-    let lent = unsafe { b.ep.recv_lent() }.start().unwrap();
-    fence(&a, &b, to_b).await;
+    let lent = unsafe { b.ep.recv_loan() }.start().unwrap();
+    flush(&a, &b, to_b).await;
     drop(lent);
     // SAFETY: as above.
-    unsafe { b.ep.recv_lent() }.await.unwrap();
+    unsafe { b.ep.recv_loan() }.await.unwrap();
     compare(&a, &b);
     // To a queue.
     b.ep.recv_into(vec![0; 8]).post().unwrap();
@@ -185,13 +189,13 @@ pub(crate) async fn each_message_is_received_once(setup: Setup) {
 
 /// The parts of a buffer that takes several messages.
 pub(crate) async fn each_part_is_received_once(setup: Setup) {
-    let (a, mut b, to_b) = pair(&setup).await;
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
     let room = || BytesMut::with_capacity(10_000);
     let mut messages = b.ep.recv_multi(room()).start().unwrap();
     for number in 0..6 {
         a.ep.send(to_b, vec![number; 100]).await.unwrap();
     }
-    fence(&a, &b, to_b).await;
+    flush(&a, &b, to_b).await;
     for _ in 0..2 {
         messages.next().await.unwrap().unwrap();
     }
@@ -211,29 +215,29 @@ pub(crate) async fn each_part_is_received_once(setup: Setup) {
 
 /// What comes to an endpoint that shares its receives is counted there and at the context.
 pub(crate) async fn each_shared_message_is_received_once(setup: Setup) {
-    let Some(hall) = Hall::open(&setup, 2, Plan::default()).await else {
+    let Some(hall) = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await else {
         return;
     };
-    let a = setup.station().await;
-    for door in &hall.doors {
-        let peer = a.ep.lookup(door.name()).await.unwrap();
+    let a = setup.open_endpoint().await;
+    for door in &hall.endpoints {
+        let peer = a.ep.add_peer(door.name()).await.unwrap();
         for len in [10, 20_000] {
-            let first = hall.shared.recv().start().unwrap();
+            let first = hall.shared_rx.recv().start().unwrap();
             a.ep.send(peer, pattern(len, 1)).await.unwrap();
-            while hall.received.value() == 0 {
+            while hall.recv_counter.value() == 0 {
                 tokio::task::yield_now().await;
                 hall.domain.progress();
             }
             drop(first);
-            hall.shared.recv().await.unwrap();
+            hall.shared_rx.recv().await.unwrap();
         }
     }
-    let received = hall.shared.stats().received;
+    let received = hall.shared_rx.stats().received;
     assert_eq!(received, a.ep.stats().sent);
-    let mut at_doors = moved(0, 0);
-    for door in &hall.doors {
+    let mut at_doors = op_stats(0, 0);
+    for door in &hall.endpoints {
         let received = door.stats().received;
-        assert_eq!(received, moved(2, 20_010));
+        assert_eq!(received, op_stats(2, 20_010));
         at_doors += received;
     }
     assert_eq!(received, at_doors);
@@ -241,11 +245,11 @@ pub(crate) async fn each_shared_message_is_received_once(setup: Setup) {
 
 /// Writes that come with data are heard of once each.
 pub(crate) async fn each_write_with_data_is_heard_once(setup: Setup) {
-    let (a, mut b, to_b) = pair(&setup).await;
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
     let rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
-    let region = b.domain.alloc(LONG, rights).unwrap();
+    let region = b.domain.alloc(LONG_LEN, rights).unwrap();
     let remote = region.remote();
-    let lens = [0, 8, 5000, LONG];
+    let lens = [0, 8, 5000, LONG_LEN];
     for (data, len) in (0..).zip(lens) {
         let write = a.ep.write(to_b, remote.at(0), pattern(len, 1)).data(data);
         let (wrote, heard) = tokio::join!(write, b.cq.next());
@@ -253,13 +257,13 @@ pub(crate) async fn each_write_with_data_is_heard_once(setup: Setup) {
         assert_eq!(heard.unwrap().transfer.data, Some(data));
     }
     let total = lens.iter().sum::<usize>() as u64;
-    assert_eq!(b.ep.stats().heard, moved(4, total));
-    assert_eq!(a.ep.stats().written, b.ep.stats().heard);
-    assert_eq!(b.ep.stats().received, moved(0, 0));
+    assert_eq!(b.ep.stats().remote_ops, op_stats(4, total));
+    assert_eq!(a.ep.stats().written, b.ep.stats().remote_ops);
+    assert_eq!(b.ep.stats().received, op_stats(0, 0));
 }
 
 /// The receiver has what the sender sent.
 #[track_caller]
-fn compare(a: &Station, b: &Station) {
+fn compare(a: &EndpointFixture, b: &EndpointFixture) {
     assert_eq!(b.ep.stats().received, a.ep.stats().sent);
 }

@@ -2,12 +2,12 @@
 
 use fabric_async::Error;
 
-use crate::payload::{LONG, assert_bytes, pattern, yields};
+use crate::endpoint_fixture::{EndpointConfig, endpoint_pair, endpoint_pair_with, flush};
+use crate::payload::{LONG_LEN, assert_bytes, pattern, yield_times};
 use crate::setup::Setup;
-use crate::station::{Plan, fence, pair, pair_of};
 
 /// Length and room: in one piece, in several, cut in the first, cut later, cut on a border.
-const CASES: [(usize, usize); 9] = [
+const LEN_AND_CAPACITY: [(usize, usize); 9] = [
     (1, 0),
     (100, 10),
     (8000, 7999),
@@ -19,9 +19,9 @@ const CASES: [(usize, usize); 9] = [
     (1 << 20, 200_000),
 ];
 
-pub(crate) async fn expected_messages_are_cut_to_the_room(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    for (len, room) in CASES {
+pub(crate) async fn expected_messages_are_truncated_to_the_buffer(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for (len, room) in LEN_AND_CAPACITY {
         let recv =
             b.ep.recv_into(vec![0; room + 1].into_boxed_slice())
                 .tag(1)
@@ -51,10 +51,10 @@ pub(crate) async fn expected_messages_are_cut_to_the_room(setup: Setup) {
     }
 }
 
-pub(crate) async fn unexpected_messages_are_cut_to_the_room(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    for (len, room) in CASES {
-        let (sent, ()) = tokio::join!(a.ep.send(to_b, pattern(len, 1)), fence_behind(&a, &b, to_b));
+pub(crate) async fn unexpected_messages_are_truncated_to_the_buffer(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for (len, room) in LEN_AND_CAPACITY {
+        let (sent, ()) = tokio::join!(a.ep.send(to_b, pattern(len, 1)), flush_behind(&a, &b, to_b));
         sent.unwrap();
         let failed =
             b.ep.recv_into(vec![0xee; room].into_boxed_slice())
@@ -73,16 +73,16 @@ pub(crate) async fn unexpected_messages_are_cut_to_the_room(setup: Setup) {
 }
 
 /// A fence that is posted when it is first polled, behind what was posted before.
-async fn fence_behind(
-    a: &crate::station::Station,
-    b: &crate::station::Station,
+async fn flush_behind(
+    a: &crate::endpoint_fixture::EndpointFixture,
+    b: &crate::endpoint_fixture::EndpointFixture,
     to_b: fabric_async::FiAddr,
 ) {
-    fence(a, b, to_b).await;
+    flush(a, b, to_b).await;
 }
 
-pub(crate) async fn the_rest_of_a_long_message_is_lost_and_the_next_is_whole(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn message_after_a_truncated_one_arrives_whole(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     for early in [true, false] {
         let start = |room: usize| b.ep.recv_into(Vec::with_capacity(room)).start().unwrap();
         let early = early.then(|| (start(1000), start(300_000)));
@@ -108,8 +108,8 @@ pub(crate) async fn the_rest_of_a_long_message_is_lost_and_the_next_is_whole(set
     }
 }
 
-pub(crate) async fn details_survive_truncation(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn truncated_receive_reports_tag_data_and_source(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let from_a = b.av.insert(a.ep.name()).unwrap();
     for len in [50, 50_000] {
         let send = a.ep.send(to_b, pattern(len, 0)).tag(5).data(6);
@@ -123,14 +123,14 @@ pub(crate) async fn details_survive_truncation(setup: Setup) {
 }
 
 /// Expected or not, whole or in pieces: an endpoint receives no more than it agreed to.
-pub(crate) async fn an_endpoint_receives_no_more_than_its_limit(setup: Setup) {
+pub(crate) async fn receives_are_limited_to_max_msg_size(setup: Setup) {
     const LIMIT: usize = 3000;
-    let limited = Plan {
+    let limited = EndpointConfig {
         max_msg_size: Some(LIMIT),
-        ..Plan::default()
+        ..EndpointConfig::default()
     };
-    let (a, b, to_b) = pair_of(&setup, Plan::default(), limited).await;
-    for len in [LIMIT, LIMIT + 1, LONG] {
+    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), limited).await;
+    for len in [LIMIT, LIMIT + 1, LONG_LEN] {
         for expected in [true, false] {
             let receive = expected.then(|| b.ep.recv().start().unwrap());
             let sent = async {
@@ -140,7 +140,7 @@ pub(crate) async fn an_endpoint_receives_no_more_than_its_limit(setup: Setup) {
                 match receive {
                     Some(operation) => operation.await,
                     None => {
-                        yields(20).await;
+                        yield_times(20).await;
                         b.ep.recv().await
                     }
                 }

@@ -3,12 +3,12 @@
 use bytes::{Bytes, BytesMut};
 use fabric_async::{Access, Done, Error, Gather, Scatter};
 
-use crate::payload::{Draw, LONG, assert_bytes, lengths, pattern, poll_once};
+use crate::endpoint_fixture::{EndpointConfig, endpoint_pair, endpoint_pair_with};
+use crate::payload::{LONG_LEN, TestRng, assert_bytes, lengths, pattern, poll_once};
 use crate::setup::Setup;
-use crate::station::{Plan, pair, pair_of};
 
 /// Cuts `len` into `count` lengths, some of them nothing.
-fn cuts(len: usize, count: usize, draw: &mut Draw) -> Vec<usize> {
+fn split_lengths(len: usize, count: usize, draw: &mut TestRng) -> Vec<usize> {
     let mut borders: Vec<usize> = (1..count)
         .map(|_| (draw.next() % (len as u64 + 1)) as usize)
         .collect();
@@ -18,11 +18,12 @@ fn cuts(len: usize, count: usize, draw: &mut Draw) -> Vec<usize> {
 }
 
 /// These bytes in so many pieces of several kinds.
-fn gathered(bytes: &'static [u8], count: usize, draw: &mut Draw) -> Gather {
+fn gather_of(bytes: &'static [u8], count: usize, draw: &mut TestRng) -> Gather {
     let mut rest = bytes;
-    cuts(bytes.len(), count, draw).into_iter().enumerate().fold(
-        Gather::new(),
-        |gather, (which, len)| {
+    split_lengths(bytes.len(), count, draw)
+        .into_iter()
+        .enumerate()
+        .fold(Gather::new(), |gather, (which, len)| {
             let (piece, behind) = rest.split_at(len);
             rest = behind;
             match which % 4 {
@@ -31,13 +32,12 @@ fn gathered(bytes: &'static [u8], count: usize, draw: &mut Draw) -> Gather {
                 2 => gather.with(Bytes::copy_from_slice(piece)),
                 _ => gather.with(BytesMut::from(piece)),
             }
-        },
-    )
+        })
 }
 
 /// Room for `len` bytes in so many buffers of several kinds.
-fn scattered(len: usize, count: usize, draw: &mut Draw) -> Scatter {
-    cuts(len, count, draw)
+fn scatter_of(len: usize, count: usize, draw: &mut TestRng) -> Scatter {
+    split_lengths(len, count, draw)
         .into_iter()
         .enumerate()
         .fold(Scatter::new(), |scatter, (which, len)| match which % 3 {
@@ -47,58 +47,58 @@ fn scattered(len: usize, count: usize, draw: &mut Draw) -> Scatter {
         })
 }
 
-fn joined(scatter: &Scatter) -> Vec<u8> {
+fn concat_bytes(scatter: &Scatter) -> Vec<u8> {
     scatter.pieces().collect::<Vec<_>>().concat()
 }
 
-pub(crate) async fn every_length_goes_out_of_pieces_into_pieces(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let mut draw = Draw::new(7);
+pub(crate) async fn every_length_is_gathered_and_scattered(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let mut draw = TestRng::new(7);
     for (which, len) in lengths().enumerate() {
         let bytes = pattern(len, which);
-        let gather = gathered(bytes, 1 + which % 7, &mut draw);
+        let gather = gather_of(bytes, 1 + which % 7, &mut draw);
         let count = gather.count();
-        let room = scattered(len, 1 + which % 5, &mut draw);
+        let room = scatter_of(len, 1 + which % 5, &mut draw);
         let (sent, got) = tokio::join!(a.ep.send(to_b, gather), b.ep.recv_into(room));
         let (sent, got) = (sent.unwrap(), got.unwrap());
         assert_eq!((sent.len(), sent.buf.count(), got.len()), (len, count, len));
         assert_bytes(&sent.buf.pieces().collect::<Vec<_>>().concat(), bytes);
-        assert_bytes(&joined(&got.buf), bytes);
+        assert_bytes(&concat_bytes(&got.buf), bytes);
     }
 }
 
-pub(crate) async fn unexpected_ones_arrive_whole(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let mut draw = Draw::new(9);
+pub(crate) async fn unexpected_vectors_arrive_whole(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let mut draw = TestRng::new(9);
     let lengths = [0, 1, 60, 4096, 9000, 100_000];
     let tickets: Vec<_> = lengths
         .into_iter()
         .map(|len| {
-            a.ep.send(to_b, gathered(pattern(len, 3), 4, &mut draw))
+            a.ep.send(to_b, gather_of(pattern(len, 3), 4, &mut draw))
                 .tag(1)
                 .start()
                 .unwrap()
         })
         .collect();
-    let gather = gathered(pattern(200, 4), 3, &mut draw);
+    let gather = gather_of(pattern(200, 4), 3, &mut draw);
     let (last, marker) = tokio::join!(a.ep.send(to_b, gather).tag(2), b.ep.recv().tag(2));
     last.unwrap();
     assert_bytes(&marker.unwrap(), pattern(200, 4));
     for len in lengths {
         let got =
-            b.ep.recv_into(scattered(len, 3, &mut draw))
+            b.ep.recv_into(scatter_of(len, 3, &mut draw))
                 .tag(1)
                 .await
                 .unwrap();
-        assert_bytes(&joined(&got.buf), pattern(len, 3));
+        assert_bytes(&concat_bytes(&got.buf), pattern(len, 3));
     }
     for ticket in tickets {
         ticket.await.unwrap();
     }
 }
 
-pub(crate) async fn parts_come_back_as_they_were(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn completed_ops_return_the_original_buffers(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     let (head, body) = (vec![1u8; 16], Bytes::from_static(b"body"));
     let at = (head.as_ptr(), body.as_ptr());
     let mut sent =
@@ -129,8 +129,8 @@ pub(crate) async fn parts_come_back_as_they_were(setup: Setup) {
     assert!(got.take::<Vec<u8>>(0).is_none(), "it was taken");
 }
 
-pub(crate) async fn empty_ones_are_messages_too(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn empty_vectors_are_sent_and_received(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     for gather in [Gather::new(), Gather::from([Vec::new(), Vec::new()])] {
         a.ep.send(to_b, gather).await.unwrap();
     }
@@ -143,8 +143,8 @@ pub(crate) async fn empty_ones_are_messages_too(setup: Setup) {
     assert_eq!(failed.error, Error::Truncated { len: 0, lost: 4 });
 }
 
-pub(crate) async fn truncation_fills_what_there_is(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+pub(crate) async fn truncation_fills_every_scatter_buffer(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
     for len in [10, 9000, 300_000] {
         for unexpected in [false, true] {
             let room = Scatter::from([
@@ -153,7 +153,7 @@ pub(crate) async fn truncation_fills_what_there_is(setup: Setup) {
                 Vec::with_capacity(5),
             ]);
             let sends = async {
-                a.ep.send(to_b, gathered(pattern(len, 2), 3, &mut Draw::new(3)))
+                a.ep.send(to_b, gather_of(pattern(len, 2), 3, &mut TestRng::new(3)))
                     .tag(1)
                     .await
                     .unwrap();
@@ -183,9 +183,9 @@ pub(crate) async fn truncation_fills_what_there_is(setup: Setup) {
     }
 }
 
-pub(crate) async fn more_than_the_limit_is_refused(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let _moving = b.keep_moving();
+pub(crate) async fn vector_beyond_iov_limit_is_refused(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
     let most = a.info.tx.iov_limit;
     assert!(
         most > 1 && a.info.rx.iov_limit == most,
@@ -260,10 +260,10 @@ pub(crate) async fn more_than_the_limit_is_refused(setup: Setup) {
     assert_eq!(got.unwrap().buf.into_parts::<Vec<u8>>().unwrap(), row(most));
 }
 
-pub(crate) async fn they_are_written_and_read(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    let _moving = b.keep_moving();
-    let mut draw = Draw::new(11);
+pub(crate) async fn vectors_are_written_and_read_by_rma(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    let mut draw = TestRng::new(11);
     let region = b
         .domain
         .alloc((1 << 20) + 16, Access::REMOTE_READ | Access::REMOTE_WRITE)
@@ -272,7 +272,7 @@ pub(crate) async fn they_are_written_and_read(setup: Setup) {
     for len in [0, 1, 8, 4096, 100_001, 300_000, 1 << 20] {
         let bytes = pattern(len, 5);
         let done =
-            a.ep.write(to_b, remote.at(3), gathered(bytes, 6, &mut draw))
+            a.ep.write(to_b, remote.at(3), gather_of(bytes, 6, &mut draw))
                 .await
                 .unwrap();
         assert_eq!((done.len(), done.buf.count()), (len, 7));
@@ -281,11 +281,11 @@ pub(crate) async fn they_are_written_and_read(setup: Setup) {
         assert_bytes(&there, bytes);
         let slice = remote.slice(3..3 + len as u64);
         let done =
-            a.ep.read_into(to_b, slice, scattered(len, 6, &mut draw))
+            a.ep.read_into(to_b, slice, scatter_of(len, 6, &mut draw))
                 .await
                 .unwrap();
         assert_eq!(done.len(), len);
-        assert_bytes(&joined(&done.buf), bytes);
+        assert_bytes(&concat_bytes(&done.buf), bytes);
     }
     let small = Scatter::from([Vec::with_capacity(4), Vec::with_capacity(3)]);
     let failed =
@@ -303,8 +303,8 @@ pub(crate) async fn they_are_written_and_read(setup: Setup) {
     assert_eq!(failed.buf.count(), 2);
 }
 
-pub(crate) async fn queues_bring_them_back(setup: Setup) {
-    let (mut a, mut b, to_b) = pair(&setup).await;
+pub(crate) async fn cq_entries_return_the_vector(setup: Setup) {
+    let (mut a, mut b, to_b) = endpoint_pair(&setup).await;
     let (gather, room) = (
         Gather::from(["ab", "cde"]),
         Scatter::from([Vec::with_capacity(1), vec![0; 9]]),
@@ -339,11 +339,11 @@ pub(crate) async fn queues_bring_them_back(setup: Setup) {
 
 /// Whatever was placed in the pieces of a receive that nobody waits for any more goes to the next
 /// one.
-pub(crate) async fn a_dropped_receive_loses_nothing(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
-    for len in [7, 5000, LONG] {
+pub(crate) async fn dropped_scatter_receive_loses_no_message(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for len in [7, 5000, LONG_LEN] {
         let sending = async {
-            a.ep.send(to_b, gathered(pattern(len, 6), 5, &mut Draw::new(1)))
+            a.ep.send(to_b, gather_of(pattern(len, 6), 5, &mut TestRng::new(1)))
                 .await
                 .unwrap()
         };
@@ -351,11 +351,11 @@ pub(crate) async fn a_dropped_receive_loses_nothing(setup: Setup) {
             for polls in 0..20 {
                 let boxed = vec![3u8; 3].into_boxed_slice();
                 let room =
-                    Scatter::from((boxed, Vec::with_capacity(len), Vec::with_capacity(LONG)));
+                    Scatter::from((boxed, Vec::with_capacity(len), Vec::with_capacity(LONG_LEN)));
                 let mut receive = b.ep.recv_into(room).start().unwrap();
                 for _ in 0..polls % 4 {
                     if let std::task::Poll::Ready(got) = poll_once(&mut receive).await {
-                        return joined(&got.unwrap().buf);
+                        return concat_bytes(&got.unwrap().buf);
                     }
                 }
                 drop(receive);
@@ -369,17 +369,17 @@ pub(crate) async fn a_dropped_receive_loses_nothing(setup: Setup) {
 }
 
 /// A vector that waits for credit, and one that is taken back while it waits.
-pub(crate) async fn they_wait_for_credit_like_others(setup: Setup) {
-    let plan = Plan {
+pub(crate) async fn vector_sends_run_out_of_credit(setup: Setup) {
+    let plan = EndpointConfig {
         tx_size: Some(4),
-        ..Plan::default()
+        ..EndpointConfig::default()
     };
-    let (a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
+    let (a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
     let mut under_way = Vec::new();
     let refused = loop {
         match a
             .ep
-            .send(to_b, Gather::from([pattern(LONG, 0), b"end"]))
+            .send(to_b, Gather::from([pattern(LONG_LEN, 0), b"end"]))
             .start()
         {
             Ok(ticket) => under_way.push(ticket),
@@ -387,14 +387,14 @@ pub(crate) async fn they_wait_for_credit_like_others(setup: Setup) {
         }
     };
     assert!(
-        matches!(refused.error, Error::Again(_)),
+        matches!(refused.error, Error::WouldBlock(_)),
         "{}",
         refused.error
     );
-    assert_eq!(refused.buf.len(), LONG + 3);
+    assert_eq!(refused.buf.len(), LONG_LEN + 3);
     for ticket in under_way {
         let (sent, got) = tokio::join!(ticket, b.ep.recv());
         assert_eq!(sent.unwrap().buf.count(), 2);
-        assert_bytes(&got.unwrap()[LONG..], b"end");
+        assert_bytes(&got.unwrap()[LONG_LEN..], b"end");
     }
 }

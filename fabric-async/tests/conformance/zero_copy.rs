@@ -9,58 +9,65 @@ use fabric_async::{Access, Error, OpKind, SocketOptions};
 use futures_util::StreamExt;
 use tokio::task::JoinSet;
 
-use crate::payload::{number_of, numbered, pattern};
+use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair_with};
+use crate::payload::{message_number, numbered_message, pattern};
 use crate::setup::Setup;
-use crate::station::{Plan, Station, pair_of};
 
-const COUNT: u64 = 24;
+const MESSAGE_COUNT: u64 = 24;
 /// Long enough for the network to take it, and longer than it has room for when the peer reads
 /// nothing.
-const LEN: usize = 300_000;
+const MESSAGE_LEN: usize = 300_000;
 
 /// Everything long is taken from where it lies, if anything is; and the other side has little room.
-fn plans() -> (Plan, Plan) {
-    let mut sockets = SocketOptions::new().zero_copy_from(0);
-    sockets.insists_on_zero_copy = true;
+fn zero_copy_configs() -> (EndpointConfig, EndpointConfig) {
+    let mut sockets = SocketOptions::new().zero_copy_threshold(0);
+    sockets.force_zero_copy = true;
     let narrow = SocketOptions::new().receive_buffer(64 << 10);
     (
-        Plan {
-            sockets,
-            ..Plan::default()
+        EndpointConfig {
+            socket_options: sockets,
+            ..EndpointConfig::default()
         },
-        Plan {
-            sockets: narrow,
-            ..Plan::default()
+        EndpointConfig {
+            socket_options: narrow,
+            ..EndpointConfig::default()
         },
     )
 }
 
 /// Of different lengths, each of which says which it is.
-fn message(number: u64) -> Vec<u8> {
-    numbered(number, LEN + 40_000 * (number as usize % 5))
+fn test_message(number: u64) -> Vec<u8> {
+    numbered_message(number, MESSAGE_LEN + 40_000 * (number as usize % 5))
 }
 
-async fn receive_all(b: &Station) {
-    for number in 0..COUNT {
-        assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
+async fn receive_all(b: &EndpointFixture) {
+    for number in 0..MESSAGE_COUNT {
+        assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
     }
 }
 
 /// Whether what was sent went as it was asked for, where that is known.
-fn assert_counted(setup: &Setup, a: &Station, count: u64) {
+fn assert_zero_copy_counts(setup: &Setup, a: &EndpointFixture, count: u64) {
     let stats = a.ep.stats();
-    assert!(stats.zero_copy + stats.copied_anyway <= count, "{stats:?}");
-    if setup.has_zero_copy() {
-        assert_eq!(stats.zero_copy + stats.copied_anyway, count, "{stats:?}");
+    assert!(
+        stats.zero_copy + stats.zero_copy_fallbacks <= count,
+        "{stats:?}"
+    );
+    if setup.supports_zero_copy() {
+        assert_eq!(
+            stats.zero_copy + stats.zero_copy_fallbacks,
+            count,
+            "{stats:?}"
+        );
     }
 }
 
-pub(crate) async fn buffers_may_be_used_when_they_are_back(setup: Setup) {
-    let (a, b) = plans();
-    let (a, b, to_b) = pair_of(&setup, a, b).await;
+pub(crate) async fn returned_buffers_can_be_overwritten(setup: Setup) {
+    let (a, b) = zero_copy_configs();
+    let (a, b, to_b) = endpoint_pair_with(&setup, a, b).await;
     let mut sends = JoinSet::new();
-    for number in 0..COUNT {
-        let send = a.ep.send(to_b, message(number)).start().unwrap();
+    for number in 0..MESSAGE_COUNT {
+        let send = a.ep.send(to_b, test_message(number)).start().unwrap();
         sends.spawn(async move {
             let mut buf = send.await.unwrap().buf;
             buf.fill(0xff);
@@ -70,62 +77,69 @@ pub(crate) async fn buffers_may_be_used_when_they_are_back(setup: Setup) {
     while let Some(ended) = sends.join_next().await {
         ended.unwrap();
     }
-    assert_counted(&setup, &a, COUNT);
+    assert_zero_copy_counts(&setup, &a, MESSAGE_COUNT);
 }
 
 /// Bytes that are no longer the same when nobody has them, and say so.
-struct Fleeting(Vec<u8>, Sender<()>);
+struct PoisonOnDrop(Vec<u8>, Sender<()>);
 
-impl AsRef<[u8]> for Fleeting {
+impl AsRef<[u8]> for PoisonOnDrop {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
 }
 
-impl Drop for Fleeting {
+impl Drop for PoisonOnDrop {
     fn drop(&mut self) {
         self.0.fill(0xff);
         let _ = self.1.send(());
     }
 }
 
-fn fleeting(gone: &Sender<()>, number: u64) -> Bytes {
-    Bytes::from_owner(Fleeting(message(number), gone.clone()))
+fn poison_on_drop(gone: &Sender<()>, number: u64) -> Bytes {
+    Bytes::from_owner(PoisonOnDrop(test_message(number), gone.clone()))
 }
 
 /// All of them have gone.
-async fn all_gone(gone: Receiver<()>, count: u64) {
+async fn wait_for_drops(gone: Receiver<()>, count: u64) {
     tokio::task::spawn_blocking(move || (0..count).for_each(|_| gone.recv().unwrap()))
         .await
         .unwrap();
 }
 
-pub(crate) async fn dropped_futures_leave_buffers_where_they_are(setup: Setup) {
-    let (a, b) = plans();
-    let (a, b, to_b) = pair_of(&setup, a, b).await;
+pub(crate) async fn dropped_send_keeps_buffer_until_transmitted(setup: Setup) {
+    let (a, b) = zero_copy_configs();
+    let (a, b, to_b) = endpoint_pair_with(&setup, a, b).await;
     let (gone, is_gone) = channel();
-    for number in 0..COUNT {
-        drop(a.ep.send(to_b, fleeting(&gone, number)).start().unwrap());
+    for number in 0..MESSAGE_COUNT {
+        drop(
+            a.ep.send(to_b, poison_on_drop(&gone, number))
+                .start()
+                .unwrap(),
+        );
     }
-    let _moving = a.keep_moving();
+    let _moving = a.spawn_progress();
     receive_all(&b).await;
-    all_gone(is_gone, COUNT).await;
+    wait_for_drops(is_gone, MESSAGE_COUNT).await;
 }
 
 /// In the middle of messages: what arrives is whole or nothing, and every buffer comes back, once.
-pub(crate) async fn an_endpoint_that_closes_gives_them_back(setup: Setup) {
-    let (a, b) = plans();
-    let (mut a, b, to_b) = pair_of(&setup, a, b).await;
-    a.ep.send(to_b, numbered(0, 8)).await.unwrap();
+pub(crate) async fn endpoint_close_returns_buffers(setup: Setup) {
+    let (a, b) = zero_copy_configs();
+    let (mut a, b, to_b) = endpoint_pair_with(&setup, a, b).await;
+    a.ep.send(to_b, numbered_message(0, 8)).await.unwrap();
     let mut futures = Vec::new();
-    for number in 1..COUNT {
+    for number in 1..MESSAGE_COUNT {
         if number % 2 == 0 {
-            a.ep.send(to_b, message(number))
+            a.ep.send(to_b, test_message(number))
                 .context(number)
                 .post()
                 .unwrap();
         } else {
-            futures.push((number, a.ep.send(to_b, message(number)).start().unwrap()));
+            futures.push((
+                number,
+                a.ep.send(to_b, test_message(number)).start().unwrap(),
+            ));
         }
     }
     a.ep.close().unwrap();
@@ -133,7 +147,7 @@ pub(crate) async fn an_endpoint_that_closes_gives_them_back(setup: Setup) {
         let mut next = 0;
         loop {
             match b.ep.recv().await {
-                Ok(got) => assert_eq!(number_of(&got), next, "in order, and whole"),
+                Ok(got) => assert_eq!(message_number(&got), next, "in order, and whole"),
                 Err(failed) => assert!(matches!(failed.error, Error::PeerGone(_)), "{failed}"),
             }
             next += 1;
@@ -148,10 +162,10 @@ pub(crate) async fn an_endpoint_that_closes_gives_them_back(setup: Setup) {
                     failed.buf
                 }
             };
-            assert!(buf == message(number));
+            assert!(buf == test_message(number));
         }
         let mut posted = Vec::new();
-        while posted.len() < (2..COUNT).step_by(2).count() {
+        while posted.len() < (2..MESSAGE_COUNT).step_by(2).count() {
             let done = a.cq.next().await.expect("the queue is open");
             assert!(
                 done.kind == OpKind::Send
@@ -165,16 +179,16 @@ pub(crate) async fn an_endpoint_that_closes_gives_them_back(setup: Setup) {
             let buf = done
                 .into_result::<Vec<u8>>()
                 .map_or_else(|failed| failed.buf, |done| done.buf);
-            assert!(buf == message(context));
+            assert!(buf == test_message(context));
         }
         posted.sort_unstable();
         assert!(
-            posted.iter().copied().eq((2..COUNT).step_by(2)),
+            posted.iter().copied().eq((2..MESSAGE_COUNT).step_by(2)),
             "{posted:?}"
         );
         assert_eq!(
-            a.sends.value() + a.sends.errors(),
-            COUNT,
+            a.send_counter.value() + a.send_counter.errors(),
+            MESSAGE_COUNT,
             "each was counted once"
         );
     };
@@ -185,30 +199,33 @@ pub(crate) async fn an_endpoint_that_closes_gives_them_back(setup: Setup) {
 }
 
 /// In the middle of messages likewise.
-pub(crate) async fn a_peer_that_closes_gives_them_back(setup: Setup) {
-    let (a, b) = plans();
-    let (a, b, to_b) = pair_of(&setup, a, b).await;
-    let sends: Vec<_> = (0..COUNT)
-        .map(|number| a.ep.send(to_b, message(number)).start().unwrap())
+pub(crate) async fn peer_close_returns_buffers(setup: Setup) {
+    let (a, b) = zero_copy_configs();
+    let (a, b, to_b) = endpoint_pair_with(&setup, a, b).await;
+    let sends: Vec<_> = (0..MESSAGE_COUNT)
+        .map(|number| a.ep.send(to_b, test_message(number)).start().unwrap())
         .collect();
-    assert_eq!(number_of(&b.ep.recv().await.unwrap()), 0);
+    assert_eq!(message_number(&b.ep.recv().await.unwrap()), 0);
     drop(b);
     for (send, number) in sends.into_iter().zip(0..) {
         let buf = send.await.map_or_else(|failed| failed.buf, |done| done.buf);
-        assert!(buf == message(number), "it was not touched");
+        assert!(buf == test_message(number), "it was not touched");
     }
 }
 
-pub(crate) async fn writes_are_taken_likewise(setup: Setup) {
-    let (a, b) = plans();
-    let (a, b, to_b) = pair_of(&setup, a, b).await;
-    let _moving = b.keep_moving();
-    let region = b.domain.alloc(16 * LEN, Access::REMOTE_WRITE).unwrap();
+pub(crate) async fn rma_writes_use_zero_copy(setup: Setup) {
+    let (a, b) = zero_copy_configs();
+    let (a, b, to_b) = endpoint_pair_with(&setup, a, b).await;
+    let _moving = b.spawn_progress();
+    let region = b
+        .domain
+        .alloc(16 * MESSAGE_LEN, Access::REMOTE_WRITE)
+        .unwrap();
     let mut writes = JoinSet::new();
     for number in 0..16 {
-        let at = region.remote().at((number * LEN) as u64);
+        let at = region.remote().at((number * MESSAGE_LEN) as u64);
         let write =
-            a.ep.write(to_b, at, pattern(LEN, number).to_vec())
+            a.ep.write(to_b, at, pattern(MESSAGE_LEN, number).to_vec())
                 .start()
                 .unwrap();
         writes.spawn(async move { write.await.unwrap().buf.fill(0xff) });
@@ -217,21 +234,21 @@ pub(crate) async fn writes_are_taken_likewise(setup: Setup) {
         ended.unwrap();
     }
     for number in 0..16 {
-        let mut there = vec![0; LEN];
-        region.read(number * LEN, &mut there).unwrap();
-        assert!(there == pattern(LEN, number), "{number}");
+        let mut there = vec![0; MESSAGE_LEN];
+        region.read(number * MESSAGE_LEN, &mut there).unwrap();
+        assert!(there == pattern(MESSAGE_LEN, number), "{number}");
     }
-    assert_counted(&setup, &a, 16);
+    assert_zero_copy_counts(&setup, &a, 16);
 }
 
 /// Long and short ones keep their order, whichever way each goes; and a queue and counters hear of
 /// each once.
-pub(crate) async fn short_ones_go_on_behind_them(setup: Setup) {
-    let (a, b) = plans();
-    let (mut a, b, to_b) = pair_of(&setup, a, b).await;
-    for number in 0..COUNT {
-        let len = if number % 3 == 0 { LEN } else { 10 };
-        a.ep.send(to_b, numbered(number, len))
+pub(crate) async fn short_and_zero_copy_messages_keep_order(setup: Setup) {
+    let (a, b) = zero_copy_configs();
+    let (mut a, b, to_b) = endpoint_pair_with(&setup, a, b).await;
+    for number in 0..MESSAGE_COUNT {
+        let len = if number % 3 == 0 { MESSAGE_LEN } else { 10 };
+        a.ep.send(to_b, numbered_message(number, len))
             .context(number)
             .post()
             .unwrap();
@@ -241,14 +258,17 @@ pub(crate) async fn short_ones_go_on_behind_them(setup: Setup) {
         b.ep.recv().await.unwrap()
     };
     let ending = async {
-        let mut seen = vec![false; COUNT as usize];
-        for _ in 0..COUNT {
+        let mut seen = vec![false; MESSAGE_COUNT as usize];
+        for _ in 0..MESSAGE_COUNT {
             let done = a.cq.next().await.expect("the queue is open");
             assert!(
                 done.error.is_none() && !std::mem::replace(&mut seen[done.context as usize], true)
             );
         }
-        assert_eq!((a.sends.value(), a.sends.errors()), (COUNT, 0));
+        assert_eq!(
+            (a.send_counter.value(), a.send_counter.errors()),
+            (MESSAGE_COUNT, 0)
+        );
         a.ep.send(to_b, "the end").await.unwrap();
     };
     let (last, ()) = tokio::join!(reading, ending);
@@ -256,26 +276,26 @@ pub(crate) async fn short_ones_go_on_behind_them(setup: Setup) {
 }
 
 /// Inside this machine the kernel copies, and says so: without insisting that is the end of it.
-pub(crate) async fn where_the_kernel_copies_it_is_given_up(mut setup: Setup) {
-    let plan = Plan {
-        sockets: SocketOptions::new().zero_copy_from(100_000),
-        ..Plan::default()
+pub(crate) async fn zero_copy_is_disabled_when_the_kernel_copies(mut setup: Setup) {
+    let plan = EndpointConfig {
+        socket_options: SocketOptions::new().zero_copy_threshold(100_000),
+        ..EndpointConfig::default()
     };
     setup.zero_copy = false;
-    let (a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
+    let (a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
     for number in 0..5 {
         // The first ones are too short.
         let len = if number < 2 { 99_999 } else { 100_000 };
-        let (sent, got) = tokio::join!(a.ep.send(to_b, numbered(number, len)), b.ep.recv());
+        let (sent, got) = tokio::join!(a.ep.send(to_b, numbered_message(number, len)), b.ep.recv());
         sent.unwrap();
-        assert_eq!(number_of(&got.unwrap()), number);
+        assert_eq!(message_number(&got.unwrap()), number);
         let stats = a.ep.stats();
         assert!(
-            stats.zero_copy == 0 && stats.copied_anyway <= u64::from(number >= 2),
+            stats.zero_copy == 0 && stats.zero_copy_fallbacks <= u64::from(number >= 2),
             "{number}: {stats:?}"
         );
-        if setup.has_zero_copy() && number >= 2 {
-            assert_eq!(stats.copied_anyway, 1);
+        if setup.supports_zero_copy() && number >= 2 {
+            assert_eq!(stats.zero_copy_fallbacks, 1);
         }
     }
 }

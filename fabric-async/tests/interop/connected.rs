@@ -11,9 +11,9 @@ use fabric_async::{
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::program::Program;
+use crate::libfabric_peer::LibfabricPeer;
 
-const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 /// As the program has it.
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
@@ -21,13 +21,13 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
 }
 
 /// Plays with a program in every way that our side can be opened.
-fn play<F: Future<Output = ()>>(game: impl Fn(BindOptions, Program) -> F) {
-    play_with(Program::start_connected, game);
+fn run_against_msg_peer<F: Future<Output = ()>>(game: impl Fn(BindOptions, LibfabricPeer) -> F) {
+    run_with(LibfabricPeer::start_msg, game);
 }
 
-fn play_with<F: Future<Output = ()>>(
-    start: impl Fn() -> Option<Program>,
-    game: impl Fn(BindOptions, Program) -> F,
+fn run_with<F: Future<Output = ()>>(
+    start: impl Fn() -> Option<LibfabricPeer>,
+    game: impl Fn(BindOptions, LibfabricPeer) -> F,
 ) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -50,66 +50,73 @@ fn play_with<F: Future<Output = ()>>(
     runtime.shutdown_background();
 }
 
-async fn called(options: &BindOptions, program: &Program) -> (Endpoint, PassiveEndpoint) {
-    called_by(options, program, false).await
+async fn accept_from(
+    options: &BindOptions,
+    program: &LibfabricPeer,
+) -> (Endpoint, PassiveEndpoint) {
+    accept_from_with_tags(options, program, false).await
 }
 
 /// The program calls, and is known to take tags, or not.
-async fn called_by(
+async fn accept_from_with_tags(
     options: &BindOptions,
-    program: &Program,
+    program: &LibfabricPeer,
     takes_tags: bool,
 ) -> (Endpoint, PassiveEndpoint) {
     let mut door = options.clone().listen("tcp://").await.unwrap();
-    let port = door.name().socket().unwrap().port();
+    let port = door.name().socket_addr().unwrap().port();
     program
-        .must(format!("connect 127.0.0.1 {port} let-me-in"), "asked")
+        .expect_reply(format!("connect 127.0.0.1 {port} let-me-in"), "asked")
         .await;
     let (ep, answer) = tokio::join!(
         async {
             let request = door.next().await.unwrap();
             assert_eq!(request.private_data(), b"let-me-in");
             let request = if takes_tags {
-                request.peer_takes_tags()
+                request.peer_supports_tags()
             } else {
                 request
             };
             request.accept("welcome").await.unwrap()
         },
-        program.tell("event"),
+        program.request("event"),
     );
     assert_eq!(answer, "connected welcome");
     assert_eq!(ep.private_data(), b"let-me-in");
     (ep, door)
 }
 
-async fn calls(options: &BindOptions, program: &Program) -> Endpoint {
-    calls_to(options, program, false).await
+async fn connect_to(options: &BindOptions, program: &LibfabricPeer) -> Endpoint {
+    connect_to_with_tags(options, program, false).await
 }
 
 /// The program is called, and is known to take tags, or not.
-async fn calls_to(options: &BindOptions, program: &Program, takes_tags: bool) -> Endpoint {
+async fn connect_to_with_tags(
+    options: &BindOptions,
+    program: &LibfabricPeer,
+    takes_tags: bool,
+) -> Endpoint {
     let name = format!("tcp://127.0.0.1:{}", program.port);
     let calling = options.clone().connect(&name).private_data("let-me-in");
     let calling = if takes_tags {
-        calling.peer_takes_tags()
+        calling.peer_supports_tags()
     } else {
         calling
     };
     let calling = tokio::spawn(calling.into_future());
-    assert_eq!(program.tell("event").await, "request let-me-in");
-    program.must("accept welcome", "accepted").await;
-    assert_eq!(program.tell("event").await, "connected");
+    assert_eq!(program.request("event").await, "request let-me-in");
+    program.expect_reply("accept welcome", "accepted").await;
+    assert_eq!(program.request("event").await, "connected");
     let ep = calling.await.unwrap().unwrap();
     assert_eq!(ep.private_data(), b"welcome");
     ep
 }
 
-async fn talk(ep: &Endpoint, program: &Program, key: u64) {
+async fn check_messages_and_rma(ep: &Endpoint, program: &LibfabricPeer, key: u64) {
     let peer = ep.peer().unwrap();
     for (context, len) in [0, 8, 5000, 1 << 20].into_iter().enumerate() {
         program
-            .must(format!("recv {context} {len} - 0"), "posted")
+            .expect_reply(format!("recv {context} {len} - 0"), "posted")
             .await;
         let sending = ep
             .send(peer, pattern(len, 3))
@@ -117,22 +124,24 @@ async fn talk(ep: &Endpoint, program: &Program, key: u64) {
             .delivery_complete()
             .start()
             .unwrap();
-        assert_eq!(program.done(context as u64).await.1, 77);
+        assert_eq!(program.expect_done(context as u64).await.1, 77);
         sending.await.unwrap();
-        program.must(format!("seen {len} 3"), "same").await;
+        program.expect_reply(format!("seen {len} 3"), "same").await;
         program
-            .must(format!("send {context} {len} 5 da 99 0"), "posted")
+            .expect_reply(format!("send {context} {len} 5 da 99 0"), "posted")
             .await;
-        let (got, _) = tokio::join!(ep.recv(), program.done(context as u64));
+        let (got, _) = tokio::join!(ep.recv(), program.expect_done(context as u64));
         let got = got.unwrap();
         assert!(
             got[..] == pattern(len, 5)[..] && got.data() == Some(99) && got.source() == ep.peer()
         );
     }
     // Memory on both sides.
-    program.must(format!("region {key} 100000"), "region").await;
-    program.must("put 0 100000 9", "put").await;
-    let remote = RemoteRegion::new(key, 100_000, BOTH);
+    program
+        .expect_reply(format!("region {key} 100000"), "region")
+        .await;
+    program.expect_reply("put 0 100000 9", "put").await;
+    let remote = RemoteRegion::new(key, 100_000, READ_WRITE);
     let read = ep.read(peer, remote.slice(10..50_000)).start().unwrap();
     let got = read.await.unwrap();
     assert!(got[..] == pattern(50_000, 9)[10..]);
@@ -140,37 +149,39 @@ async fn talk(ep: &Endpoint, program: &Program, key: u64) {
         .delivery_complete()
         .await
         .unwrap();
-    program.must("look 0 60000 2", "same").await;
-    let region = ep.domain().alloc_with_key(100_000, BOTH, 41).unwrap();
-    let _moving = Moving::new(ep);
-    program.must("write 7 4 a 0 41:100:50000", "posted").await;
-    program.done(7).await;
+    program.expect_reply("look 0 60000 2", "same").await;
+    let region = ep.domain().alloc_with_key(100_000, READ_WRITE, 41).unwrap();
+    let _moving = ProgressTask::new(ep);
+    program
+        .expect_reply("write 7 4 a 0 41:100:50000", "posted")
+        .await;
+    program.expect_done(7).await;
     let mut there = vec![0; 50_000];
     region.read(100, &mut there).unwrap();
     assert!(there == pattern(50_000, 4));
-    program.must("read 8 41:100:50000", "posted").await;
-    program.done(8).await;
-    program.must("seen 50000 4", "same").await;
+    program.expect_reply("read 8 41:100:50000", "posted").await;
+    program.expect_done(8).await;
+    program.expect_reply("seen 50000 4", "same").await;
 }
 
 /// Somebody waits on our side for something that never comes, as manual progress wants it where
 /// only the program acts.
-struct Moving(JoinHandle<()>);
+struct ProgressTask(JoinHandle<()>);
 
-impl Moving {
+impl ProgressTask {
     fn new(ep: &Endpoint) -> Self {
         let never = ep.domain().counter().unwrap();
         Self(tokio::spawn(async move { drop(never.wait(1).await) }))
     }
 }
 
-impl Drop for Moving {
+impl Drop for ProgressTask {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-async fn hears_of_the_end(ep: &Endpoint) {
+async fn assert_disconnected(ep: &Endpoint) {
     let mut events = ep.events().unwrap();
     assert!(matches!(
         events.next().await.kind,
@@ -191,40 +202,40 @@ async fn hears_of_the_end(ep: &Endpoint) {
 }
 
 #[test]
-fn it_calls_and_talks_and_goes() {
-    play(async |options, program| {
-        let (ep, _door) = called(&options, &program).await;
-        talk(&ep, &program, 40).await;
-        program.must("shutdown", "shut").await;
-        hears_of_the_end(&ep).await;
+fn libfabric_client_connects_and_shuts_down() {
+    run_against_msg_peer(async |options, program| {
+        let (ep, _door) = accept_from(&options, &program).await;
+        check_messages_and_rma(&ep, &program, 40).await;
+        program.expect_reply("shutdown", "shut").await;
+        assert_disconnected(&ep).await;
     });
 }
 
 #[test]
-fn it_is_called_and_talks_and_is_left() {
-    play(async |options, program| {
-        let ep = calls(&options, &program).await;
-        talk(&ep, &program, 40).await;
+fn libfabric_server_accepts_again_after_shutdown() {
+    run_against_msg_peer(async |options, program| {
+        let ep = connect_to(&options, &program).await;
+        check_messages_and_rma(&ep, &program, 40).await;
         ep.shutdown().unwrap();
-        assert_eq!(program.tell("event").await, "shutdown");
+        assert_eq!(program.request("event").await, "shutdown");
         // It goes on, and is called again.
-        let ep = calls(&options, &program).await;
-        talk(&ep, &program, 50).await;
+        let ep = connect_to(&options, &program).await;
+        check_messages_and_rma(&ep, &program, 50).await;
         program.kill();
-        hears_of_the_end(&ep).await;
+        assert_disconnected(&ep).await;
     });
 }
 
 #[test]
-fn either_side_is_turned_away() {
-    play(async |options, program| {
+fn both_sides_can_reject_connections() {
+    run_against_msg_peer(async |options, program| {
         let mut door = options.clone().listen("tcp://").await.unwrap();
-        let port = door.name().socket().unwrap().port();
+        let port = door.name().socket_addr().unwrap().port();
         program
-            .must(format!("connect 127.0.0.1 {port} let-me-in"), "asked")
+            .expect_reply(format!("connect 127.0.0.1 {port} let-me-in"), "asked")
             .await;
         let rejecting = async { door.next().await.unwrap().reject("not-today").unwrap() };
-        let ((), answer) = tokio::join!(rejecting, program.tell("event"));
+        let ((), answer) = tokio::join!(rejecting, program.request("event"));
         assert_eq!(answer, "refused 111 not-today");
         let name = format!("tcp://127.0.0.1:{}", program.port);
         let calling = tokio::spawn(
@@ -234,8 +245,8 @@ fn either_side_is_turned_away() {
                 .private_data("hello")
                 .into_future(),
         );
-        assert_eq!(program.tell("event").await, "request hello");
-        program.must("reject go-away", "rejected").await;
+        assert_eq!(program.request("event").await, "request hello");
+        program.expect_reply("reject go-away", "rejected").await;
         let refused = calling.await.unwrap().unwrap_err();
         assert_eq!(
             refused,
@@ -250,14 +261,14 @@ fn either_side_is_turned_away() {
 /// libfabric takes tags where it has a shared receive context, and does not say so: the program
 /// here knows it.
 #[test]
-fn tags_go_where_receives_are_shared() {
-    play_with(Program::start_sharing, async |options, program| {
+fn tags_reach_libfabric_shared_rx_context() {
+    run_with(LibfabricPeer::start_srx, async |options, program| {
         for round in 0..3u64 {
             let mut _door = None;
             let ep = if round == 1 {
-                calls_to(&options, &program, true).await
+                connect_to_with_tags(&options, &program, true).await
             } else {
-                let (ep, at) = called_by(&options, &program, round == 0).await;
+                let (ep, at) = accept_from_with_tags(&options, &program, round == 0).await;
                 _door = Some(at);
                 ep
             };
@@ -266,9 +277,10 @@ fn tags_go_where_receives_are_shared() {
                 let tag = 0xffff_0000_0000_0000 + context as u64;
                 // It sends them to anybody who connects with it.
                 program
-                    .must(format!("send {context} {len} 5 dat 99 {tag}"), "posted")
+                    .expect_reply(format!("send {context} {len} 5 dat 99 {tag}"), "posted")
                     .await;
-                let (got, _) = tokio::join!(ep.recv().tag(tag), program.done(context as u64));
+                let (got, _) =
+                    tokio::join!(ep.recv().tag(tag), program.expect_done(context as u64));
                 let got = got.unwrap();
                 assert!(
                     got[..] == pattern(len, 5)[..]
@@ -277,11 +289,11 @@ fn tags_go_where_receives_are_shared() {
                 );
                 if round == 2 {
                     // What it sends is no proof of what it takes.
-                    refuses(&ep).await;
+                    assert_tags_refused(&ep).await;
                     continue;
                 }
                 program
-                    .must(format!("recv {context} {len} t {tag}"), "posted")
+                    .expect_reply(format!("recv {context} {len} t {tag}"), "posted")
                     .await;
                 let sending = ep
                     .send(peer, pattern(len, 3))
@@ -290,21 +302,21 @@ fn tags_go_where_receives_are_shared() {
                     .delivery_complete()
                     .start()
                     .unwrap();
-                let (sent, got) = tokio::join!(sending, program.done(context as u64));
+                let (sent, got) = tokio::join!(sending, program.expect_done(context as u64));
                 assert_eq!((sent.unwrap().transfer.tag, got.1), (Some(tag), 77));
-                program.must(format!("seen {len} 3"), "same").await;
+                program.expect_reply(format!("seen {len} 3"), "same").await;
             }
-            program.must("recv 9 20 - 0", "posted").await;
+            program.expect_reply("recv 9 20 - 0", "posted").await;
             ep.send(peer, pattern(20, 8)).await.unwrap();
-            program.done(9).await;
-            program.must("seen 20 8", "same").await;
+            program.expect_done(9).await;
+            program.expect_reply("seen 20 8", "same").await;
             ep.shutdown().unwrap();
-            assert_eq!(program.tell("event").await, "shutdown");
+            assert_eq!(program.request("event").await, "shutdown");
         }
     });
 }
 
-async fn refuses(ep: &Endpoint) {
+async fn assert_tags_refused(ep: &Endpoint) {
     let refused = ep
         .send(ep.peer().unwrap(), "a tag")
         .tag(1)
@@ -320,43 +332,43 @@ async fn refuses(ep: &Endpoint) {
 
 /// A program that would not survive a tag is sent none, and goes on.
 #[test]
-fn tags_are_not_sent_to_those_that_may_not_take_them() {
-    play(async |options, program| {
-        let (ep, _door) = called(&options, &program).await;
-        refuses(&ep).await;
-        talk(&ep, &program, 40).await;
+fn tags_are_refused_to_peers_without_tag_support() {
+    run_against_msg_peer(async |options, program| {
+        let (ep, _door) = accept_from(&options, &program).await;
+        assert_tags_refused(&ep).await;
+        check_messages_and_rma(&ep, &program, 40).await;
         ep.shutdown().unwrap();
-        assert_eq!(program.tell("event").await, "shutdown");
-        let ep = calls(&options, &program).await;
-        refuses(&ep).await;
-        talk(&ep, &program, 50).await;
+        assert_eq!(program.request("event").await, "shutdown");
+        let ep = connect_to(&options, &program).await;
+        assert_tags_refused(&ep).await;
+        check_messages_and_rma(&ep, &program, 50).await;
     });
 }
 
 /// What libfabric does not know is not said to it.
 #[test]
-fn atomics_are_for_our_own_kind() {
-    play(async |options, program| {
-        program.must("region 7 100", "region").await;
+fn atomics_to_libfabric_are_refused() {
+    run_against_msg_peer(async |options, program| {
+        program.expect_reply("region 7 100", "region").await;
         for calls_us in [false, true] {
             let mut _door = None;
             let ep = if calls_us {
-                let (ep, at) = called(&options, &program).await;
+                let (ep, at) = accept_from(&options, &program).await;
                 _door = Some(at);
                 ep
             } else {
-                calls(&options, &program).await
+                connect_to(&options, &program).await
             };
             let (peer, at) = (ep.peer().unwrap(), RemoteAddr { key: 7, offset: 0 });
             let refused = ep.fetch_add(peer, at, 1u64).await.unwrap_err();
             assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
             ep.write(peer, at, pattern(100, 1)).await.unwrap();
-            program.must("look 0 100 1", "same").await;
+            program.expect_reply("look 0 100 1", "same").await;
             // What it must not do ends the connection, as there is no word for it on its wire.
-            let (never, _moving) = (ep.recv().start().unwrap(), Moving::new(&ep));
-            program.must("read 1 99:0:10", "posted").await;
+            let (never, _moving) = (ep.recv().start().unwrap(), ProgressTask::new(&ep));
+            program.expect_reply("read 1 99:0:10", "posted").await;
             program.failed(1).await;
-            assert_eq!(program.tell("event").await, "shutdown");
+            assert_eq!(program.request("event").await, "shutdown");
             let error = never.await.unwrap_err().error;
             assert!(matches!(error, Error::Protocol { .. }), "{error}");
         }

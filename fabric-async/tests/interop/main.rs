@@ -15,12 +15,12 @@
 
 mod atomics;
 mod connected;
-mod connections;
-mod memory;
+mod libfabric_peer;
 mod messages;
-mod program;
-mod rxm;
-mod sharing;
+mod reconnect;
+mod rma;
+mod rxm_rma;
+mod shared_rx;
 
 use std::future::Future;
 use std::time::Duration;
@@ -32,21 +32,21 @@ use fabric_async::{
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use program::Program;
+use libfabric_peer::LibfabricPeer;
 
 /// Only tells a hang from the rest.
-const HANGS: Duration = Duration::from_secs(60);
+const SCENARIO_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Our side: an endpoint with everything around it, kept moving.
-pub(crate) struct Side {
+pub(crate) struct InteropFixture {
     pub(crate) domain: Domain,
     pub(crate) ep: Endpoint,
     pub(crate) av: AddressVector,
     pub(crate) cq: CompletionQueue,
-    moving: JoinHandle<()>,
+    progress_task: JoinHandle<()>,
 }
 
-impl Side {
+impl InteropFixture {
     /// An endpoint of this provider, which is `tcp`, or the chain that begins in RXM.
     async fn open(provider: &str, progress: Progress, io: SocketIo) -> fabric_async::Result<Self> {
         let caps =
@@ -61,7 +61,7 @@ impl Side {
         let domain = fabric.domain_builder(&info).socket_io(io).open()?;
         let (cq, av) = (
             domain.completion_queue(256)?,
-            domain.welcoming_address_vector()?,
+            domain.auto_insert_address_vector()?,
         );
         let ep = domain
             .endpoint(&info)?
@@ -75,7 +75,7 @@ impl Side {
             ep,
             av,
             cq,
-            moving,
+            progress_task: moving,
         })
     }
 
@@ -83,38 +83,40 @@ impl Side {
     pub(crate) fn port(&self) -> u16 {
         self.ep
             .name()
-            .socket()
+            .socket_addr()
             .expect("an address of a socket")
             .port()
     }
 
     /// The number of a program.
-    pub(crate) fn number(&self, peer: &Program) -> FiAddr {
+    pub(crate) fn fi_addr_of(&self, peer: &LibfabricPeer) -> FiAddr {
         self.av
             .insert(format!("tcp://127.0.0.1:{}", peer.port))
             .expect("an address")
     }
 }
 
-impl Drop for Side {
+impl Drop for InteropFixture {
     fn drop(&mut self) {
-        self.moving.abort();
+        self.progress_task.abort();
     }
 }
 
 /// Plays with a program in every way that our side can be opened.
-pub(crate) fn play<F: Future<Output = ()>>(game: impl Fn(Side, Program) -> F) {
-    play_with(|| Program::start(0), |_| "tcp", game);
+pub(crate) fn run_against_peer<F: Future<Output = ()>>(
+    game: impl Fn(InteropFixture, LibfabricPeer) -> F,
+) {
+    run_with(|| LibfabricPeer::start(0), |_| "tcp", game);
 }
 
 /// The same with programs that speak RXM, over every provider that they have for it. Our side finds
 /// that out when it asks, or knows it.
-pub(crate) fn play_in_rxm<F: Future<Output = ()>>(
+pub(crate) fn run_against_rxm_peer<F: Future<Output = ()>>(
     is_atomic: bool,
-    game: impl Fn(Side, Program) -> F,
+    game: impl Fn(InteropFixture, LibfabricPeer) -> F,
 ) {
     for provider in ["tcp;ofi_rxm", "net;ofi_rxm"] {
-        let start = || Program::start_in_rxm(provider, is_atomic);
+        let start = || LibfabricPeer::start_rxm(provider, is_atomic);
         let ours = |progress| {
             if progress == Progress::Auto {
                 "tcp;ofi_rxm"
@@ -122,14 +124,14 @@ pub(crate) fn play_in_rxm<F: Future<Output = ()>>(
                 "tcp"
             }
         };
-        play_with(start, ours, &game);
+        run_with(start, ours, &game);
     }
 }
 
-fn play_with<F: Future<Output = ()>>(
-    start: impl Fn() -> Option<Program>,
+fn run_with<F: Future<Output = ()>>(
+    start: impl Fn() -> Option<LibfabricPeer>,
     ours: impl Fn(Progress) -> &'static str,
-    game: impl Fn(Side, Program) -> F,
+    game: impl Fn(InteropFixture, LibfabricPeer) -> F,
 ) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -139,7 +141,7 @@ fn play_with<F: Future<Output = ()>>(
     for progress in [Progress::Manual, Progress::Auto] {
         for io in [SocketIo::Epoll, SocketIo::IoUring] {
             let Some(program) = start() else { return };
-            let side = match runtime.block_on(Side::open(ours(progress), progress, io)) {
+            let side = match runtime.block_on(InteropFixture::open(ours(progress), progress, io)) {
                 Ok(side) => side,
                 Err(error) if io == SocketIo::IoUring => {
                     eprintln!("skipped {io:?}: {error}");
@@ -147,10 +149,11 @@ fn play_with<F: Future<Output = ()>>(
                 }
                 Err(error) => panic!("{error}"),
             };
-            let ended = runtime.block_on(async { timeout(HANGS, game(side, program)).await });
+            let ended =
+                runtime.block_on(async { timeout(SCENARIO_TIMEOUT, game(side, program)).await });
             assert!(
                 ended.is_ok(),
-                "{progress:?}, {io:?}: still not done after {HANGS:?}"
+                "{progress:?}, {io:?}: still not done after {SCENARIO_TIMEOUT:?}"
             );
         }
     }

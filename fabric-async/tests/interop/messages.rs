@@ -2,19 +2,21 @@
 
 use fabric_async::Error;
 
-use crate::{pattern, play};
+use crate::{pattern, run_against_peer};
 
 const LENGTHS: [usize; 4] = [0, 100, 20_000, 1 << 20];
 const FI_REMOTE_CQ_DATA: u64 = 1 << 17;
 
 #[test]
-fn data_goes_both_ways() {
-    play(|us, they| async move {
-        let peer = us.number(&they);
-        they.must(format!("to 127.0.0.1 {}", us.port()), "to").await;
+fn cq_data_is_carried_in_both_directions() {
+    run_against_peer(|us, they| async move {
+        let peer = us.fi_addr_of(&they);
+        they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+            .await;
         for (number, len) in LENGTHS.into_iter().enumerate() {
             let (data, tag) = (u64::MAX - number as u64, number as u64 + 5);
-            they.must(format!("recv 1 {len} t {tag}"), "posted").await;
+            they.expect_reply(format!("recv 1 {len} t {tag}"), "posted")
+                .await;
             us.ep
                 .send(peer, pattern(len, 3))
                 .tag(tag)
@@ -22,22 +24,22 @@ fn data_goes_both_ways() {
                 .delivery_complete()
                 .await
                 .unwrap();
-            let (got, its, flags) = they.done(1).await;
+            let (got, its, flags) = they.expect_done(1).await;
             assert_eq!(
                 (got, its, flags & FI_REMOTE_CQ_DATA),
                 (len, data, FI_REMOTE_CQ_DATA)
             );
-            they.must(format!("seen {len} 3"), "same").await;
-            they.must(format!("recv 2 {len} -"), "posted").await;
+            they.expect_reply(format!("seen {len} 3"), "same").await;
+            they.expect_reply(format!("recv 2 {len} -"), "posted").await;
             us.ep.send(peer, pattern(len, 4)).await.unwrap();
-            assert_eq!(they.done(2).await.2 & FI_REMOTE_CQ_DATA, 0);
+            assert_eq!(they.expect_done(2).await.2 & FI_REMOTE_CQ_DATA, 0);
             for (letters, tag) in [
                 ("da", None),
                 ("dt", Some(tag)),
                 ("-", None),
                 ("ta", Some(tag)),
             ] {
-                they.must(
+                they.expect_reply(
                     format!("send 3 {len} 9 {letters} {data} {}", tag.unwrap_or(0)),
                     "posted",
                 )
@@ -54,7 +56,7 @@ fn data_goes_both_ways() {
                     "{letters}"
                 );
                 assert!(got[..] == pattern(len, 9)[..]);
-                they.done(3).await;
+                they.expect_done(3).await;
             }
         }
     });
@@ -62,12 +64,13 @@ fn data_goes_both_ways() {
 
 /// Each side hears of what the other has, in the order of its own posts, and of nothing else.
 #[test]
-fn deliveries_are_confirmed_in_order() {
-    play(|mut us, they| async move {
-        let peer = us.number(&they);
-        they.must(format!("to 127.0.0.1 {}", us.port()), "to").await;
+fn delivery_complete_sends_complete_in_order() {
+    run_against_peer(|mut us, they| async move {
+        let peer = us.fi_addr_of(&they);
+        they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+            .await;
         for number in 0..50u64 {
-            they.must(format!("recv {number} 100 t {number}"), "posted")
+            they.expect_reply(format!("recv {number} 100 t {number}"), "posted")
                 .await;
         }
         for number in 0..50u64 {
@@ -90,10 +93,10 @@ fn deliveries_are_confirmed_in_order() {
             .filter(|number| number % 3 != 0);
         assert!(confirmed.eq((0..50).filter(|number| number % 3 != 0)));
         for number in 0..50 {
-            they.done(number).await;
+            they.expect_done(number).await;
         }
         for number in 0..50 {
-            they.must(
+            they.expect_reply(
                 format!(
                     "send {number} 10 1 {} 0 0",
                     if number % 2 == 0 { "a" } else { "-" }
@@ -106,28 +109,29 @@ fn deliveries_are_confirmed_in_order() {
             us.ep.recv().await.unwrap();
         }
         for _ in 0..50 {
-            assert!(they.tell("entry").await.starts_with("done "));
+            assert!(they.request("entry").await.starts_with("done "));
         }
     });
 }
 
 /// Ours is cut to the room and goes on; libfabric of this age hangs up, and is asked again.
 #[test]
-fn what_is_too_long_is_cut() {
-    play(|us, they| async move {
-        let peer = us.number(&they);
-        they.must(format!("to 127.0.0.1 {}", us.port()), "to").await;
+fn message_longer_than_receive_is_truncated() {
+    run_against_peer(|us, they| async move {
+        let peer = us.fi_addr_of(&they);
+        they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+            .await;
         for _ in 0..2 {
-            they.must("send 1 1000 5 - 0 0", "posted").await;
+            they.expect_reply("send 1 1000 5 - 0 0", "posted").await;
             let failed = us.ep.recv_into(Vec::with_capacity(10)).await.unwrap_err();
             assert_eq!(failed.error, Error::Truncated { len: 10, lost: 990 });
             assert_eq!(failed.buf, pattern(10, 5));
-            they.done(1).await;
+            they.expect_done(1).await;
         }
-        they.must("recv 2 10 -", "posted").await;
+        they.expect_reply("recv 2 10 -", "posted").await;
         us.ep.send(peer, pattern(1000, 6)).await.unwrap();
         they.failed(2).await;
-        they.must("recv 3 1000 -", "posted").await;
+        they.expect_reply("recv 3 1000 -", "posted").await;
         // Some ends of the connection are learned of only by sending.
         while us
             .ep
@@ -136,7 +140,7 @@ fn what_is_too_long_is_cut() {
             .await
             .is_err()
         {}
-        they.done(3).await;
-        they.must("seen 1000 7", "same").await;
+        they.expect_done(3).await;
+        they.expect_reply("seen 1000 7", "same").await;
     });
 }

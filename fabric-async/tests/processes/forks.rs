@@ -7,13 +7,13 @@ use std::process::{Command, Stdio};
 
 use fabric_async::{DownReason, Endpoint, Error, EventQueue, FiAddr};
 
-use crate::census::alone;
-use crate::role::Peer;
+use crate::health::{assert_still_works, next_down_reason};
+use crate::leak_check::run_in_own_process;
 use crate::run;
-use crate::witness::{next_end, still_works};
+use crate::test_peer::TestPeer;
 
 /// Talks to a peer.
-async fn talks(ep: &Endpoint, peer: FiAddr) {
+async fn assert_echo_works(ep: &Endpoint, peer: FiAddr) {
     for word in 0..50u64 {
         ep.send(peer, word.to_le_bytes().to_vec()).await.unwrap();
         assert_eq!(
@@ -23,25 +23,25 @@ async fn talks(ep: &Endpoint, peer: FiAddr) {
     }
 }
 
-async fn with_friend() -> (Endpoint, Peer, FiAddr) {
+async fn endpoint_with_echo_peer() -> (Endpoint, TestPeer, FiAddr) {
     let ep = Endpoint::bind("shm://").await.unwrap();
-    let friend = Peer::start("echo", &ep.name().to_string());
+    let friend = TestPeer::start("echo", &ep.name().to_string());
     let peer = ep.recv().tag(3).await.unwrap().source().unwrap();
-    talks(&ep, peer).await;
+    assert_echo_works(&ep, peer).await;
     (ep, friend, peer)
 }
 
 /// An endpoint that is connected to this one, and what it hears.
-async fn watcher_of(ep: &Endpoint) -> (Endpoint, EventQueue) {
+async fn connected_watcher(ep: &Endpoint) -> (Endpoint, EventQueue) {
     let watcher = Endpoint::bind("shm://").await.unwrap();
     let events = watcher.events().unwrap();
-    let watched = watcher.lookup(ep.name()).await.unwrap();
+    let watched = watcher.add_peer(ep.name()).await.unwrap();
     watcher.send(watched, "hello").tag(5).await.unwrap();
     (watcher, events)
 }
 
 /// What the descriptors of a process lead to.
-fn descriptors(process: &str) -> Vec<String> {
+fn descriptor_targets(process: &str) -> Vec<String> {
     let open = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap();
     let links = open.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
     links.map(|to| to.to_string_lossy().into_owned()).collect()
@@ -49,13 +49,13 @@ fn descriptors(process: &str) -> Vec<String> {
 
 /// A program that is started inherits nothing of the fabric's, so it holds nothing back.
 #[test]
-fn a_program_that_is_started_keeps_nothing() {
-    alone("forks::a_program_that_is_started_keeps_nothing", || {
+fn exec_child_inherits_no_descriptors() {
+    run_in_own_process("forks::exec_child_inherits_no_descriptors", || {
         // Who started this test may have left it some.
-        let before = descriptors("self");
+        let before = descriptor_targets("self");
         run(async {
-            let (ep, _friend, peer) = with_friend().await;
-            let (_watcher, mut events) = watcher_of(&ep).await;
+            let (ep, _friend, peer) = endpoint_with_echo_peer().await;
+            let (_watcher, mut events) = connected_watcher(&ep).await;
             let name = ep.name().to_string();
             let mut sleep = Command::new("sleep");
             sleep
@@ -63,18 +63,18 @@ fn a_program_that_is_started_keeps_nothing() {
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(Stdio::null());
-            let child = Peer(sleep.spawn().unwrap());
-            let mut inherited = descriptors(&child.0.id().to_string());
+            let child = TestPeer(sleep.spawn().unwrap());
+            let mut inherited = descriptor_targets(&child.0.id().to_string());
             // The program opens some files of its own.
             let is_file = |to: &str| to.starts_with('/') && !to.starts_with("/memfd:");
             inherited.retain(|to| !is_file(to) && !before.contains(to));
             assert!(inherited.is_empty(), "{inherited:?}");
-            talks(&ep, peer).await;
+            assert_echo_works(&ep, peer).await;
             drop(ep);
-            assert_eq!(next_end(&mut events).await, DownReason::Closed);
+            assert_eq!(next_down_reason(&mut events).await, DownReason::Closed);
             // The name is free.
             let again = Endpoint::bind(&name[..]).await.unwrap();
-            still_works(&again).await;
+            assert_still_works(&again).await;
             drop(child);
         });
     });
@@ -82,7 +82,7 @@ fn a_program_that_is_started_keeps_nothing() {
 
 /// Forks a child that does something with what it has inherited, reports, and stays until the
 /// result is dropped.
-fn fork(mut act: impl FnMut() + Send + Sync + 'static) -> impl Drop {
+fn fork_child(mut act: impl FnMut() + Send + Sync + 'static) -> impl Drop {
     struct Forked(
         Option<std::io::PipeWriter>,
         Option<std::thread::JoinHandle<()>>,
@@ -121,31 +121,31 @@ fn fork(mut act: impl FnMut() + Send + Sync + 'static) -> impl Drop {
 /// A child that has not started another program shares everything, and may even close what it got:
 /// the parent goes on.
 #[test]
-fn a_child_that_closes_what_it_inherited_breaks_nothing() {
-    alone(
-        "forks::a_child_that_closes_what_it_inherited_breaks_nothing",
+fn fork_child_closing_endpoints_does_not_affect_parent() {
+    run_in_own_process(
+        "forks::fork_child_closing_endpoints_does_not_affect_parent",
         || {
             run(async {
-                let (ep, _friend, peer) = with_friend().await;
+                let (ep, _friend, peer) = endpoint_with_echo_peer().await;
                 // Too long to be taken in before somebody asks for it.
-                let copies = Endpoint::options().single_copy_from(0);
+                let copies = Endpoint::options().single_copy_threshold(0);
                 let (early, late) = (
                     copies.clone().bind("shm://").await.unwrap(),
                     copies.bind("shm://").await.unwrap(),
                 );
-                let to_late = early.lookup(late.name()).await.unwrap();
+                let to_late = early.add_peer(late.name()).await.unwrap();
                 let long = early.send(to_late, vec![5; 17 << 20]).start().unwrap();
                 let mut inherited = Some([ep.clone(), early.clone()]);
                 let child =
-                    fork(move || drop(inherited.take().map(|all| all.map(Endpoint::close))));
-                talks(&ep, peer).await;
-                still_works(&ep).await;
+                    fork_child(move || drop(inherited.take().map(|all| all.map(Endpoint::close))));
+                assert_echo_works(&ep, peer).await;
+                assert_still_works(&ep).await;
                 drop(child);
                 let (sent, got) = tokio::join!(long, late.recv());
                 assert_eq!(sent.unwrap().len(), 17 << 20);
                 assert!(got.unwrap().iter().all(|byte| *byte == 5));
-                talks(&ep, peer).await;
-                still_works(&ep).await;
+                assert_echo_works(&ep, peer).await;
+                assert_still_works(&ep).await;
             });
         },
     );
@@ -153,51 +153,56 @@ fn a_child_that_closes_what_it_inherited_breaks_nothing() {
 
 /// The same over TCP, where a connection could be ended by whoever has a copy.
 #[test]
-fn a_child_ends_no_connection_over_tcp() {
-    alone("forks::a_child_ends_no_connection_over_tcp", || {
-        run(async {
-            let ep = Endpoint::bind("tcp://").await.unwrap();
-            let _friend = Peer::start("tcp echo", &format!("tcp:// {}", ep.name()));
-            let peer = ep.recv().tag(3).await.unwrap().source().unwrap();
-            talks(&ep, peer).await;
-            let watcher = Endpoint::bind("tcp://").await.unwrap();
-            let mut events = watcher.events().unwrap();
-            let watched = watcher.lookup(ep.name()).await.unwrap();
-            let mut inherited = Some(ep.clone());
-            let child = fork(move || drop(inherited.take().map(Endpoint::close)));
-            talks(&ep, peer).await;
-            watcher.send(watched, "hello").tag(5).await.unwrap();
-            assert_eq!(ep.recv().tag(5).await.unwrap()[..], *b"hello");
-            // The child has all descriptors, and keeps neither the connections nor those who would
-            // connect.
-            let name = ep.name().to_string();
-            ep.close().unwrap();
-            assert_eq!(next_end(&mut events).await, DownReason::Closed);
-            assert!(matches!(
-                watcher.lookup(&name[..]).await,
-                Err(Error::NoSuchPeer(_))
-            ));
-            drop(child);
-        });
-    });
+fn fork_child_does_not_end_connections_over_tcp() {
+    run_in_own_process(
+        "forks::fork_child_does_not_end_connections_over_tcp",
+        || {
+            run(async {
+                let ep = Endpoint::bind("tcp://").await.unwrap();
+                let _friend = TestPeer::start("tcp echo", &format!("tcp:// {}", ep.name()));
+                let peer = ep.recv().tag(3).await.unwrap().source().unwrap();
+                assert_echo_works(&ep, peer).await;
+                let watcher = Endpoint::bind("tcp://").await.unwrap();
+                let mut events = watcher.events().unwrap();
+                let watched = watcher.add_peer(ep.name()).await.unwrap();
+                let mut inherited = Some(ep.clone());
+                let child = fork_child(move || drop(inherited.take().map(Endpoint::close)));
+                assert_echo_works(&ep, peer).await;
+                watcher.send(watched, "hello").tag(5).await.unwrap();
+                assert_eq!(ep.recv().tag(5).await.unwrap()[..], *b"hello");
+                // The child has all descriptors, and keeps neither the connections nor those who would
+                // connect.
+                let name = ep.name().to_string();
+                ep.close().unwrap();
+                assert_eq!(next_down_reason(&mut events).await, DownReason::Closed);
+                assert!(matches!(
+                    watcher.add_peer(&name[..]).await,
+                    Err(Error::NoSuchPeer(_))
+                ));
+                drop(child);
+            });
+        },
+    );
 }
 
 /// What comes by datagram is the parent's, also when the child ends the endpoint that it has
 /// inherited.
 #[test]
-fn a_child_takes_no_datagram() {
-    alone("forks::a_child_takes_no_datagram", || {
+fn fork_child_receives_no_datagrams() {
+    run_in_own_process("forks::fork_child_receives_no_datagrams", || {
         run(async {
             let (ep, friend) = (
                 Endpoint::bind("udp://").await.unwrap(),
                 Endpoint::bind("udp://").await.unwrap(),
             );
             let [.., high, low] = std::process::id().to_be_bytes();
-            let group = ep.join(format!("udp://239.{high}.{low}.252:7000")).unwrap();
+            let group = ep
+                .join_multicast(format!("udp://239.{high}.{low}.252:7000"))
+                .unwrap();
             let to_all = friend.address_vector().insert(group.address()).unwrap();
-            let to_ep = friend.lookup(ep.name()).await.unwrap();
+            let to_ep = friend.add_peer(ep.name()).await.unwrap();
             let mut inherited = Some(ep.clone());
-            let child = fork(move || drop(inherited.take().map(Endpoint::close)));
+            let child = fork_child(move || drop(inherited.take().map(Endpoint::close)));
             for number in 0..50u8 {
                 for to in [to_ep, to_all] {
                     friend.send(to, vec![number]).await.unwrap();
@@ -215,26 +220,29 @@ fn a_child_takes_no_datagram() {
 /// A child that lingers keeps peers from nothing: the parent's endpoint ends when the parent closes
 /// it. Only its name is taken as long as the child has it.
 #[test]
-fn a_child_that_lingers_keeps_no_connection() {
-    alone("forks::a_child_that_lingers_keeps_no_connection", || {
-        run(async {
-            let (ep, _friend, peer) = with_friend().await;
-            let (watcher, mut events) = watcher_of(&ep).await;
-            let child = fork(|| ());
-            talks(&ep, peer).await;
-            let name = ep.name().to_string();
-            drop(ep);
-            assert_eq!(next_end(&mut events).await, DownReason::Closed);
-            assert!(matches!(
-                watcher.lookup(&name[..]).await,
-                Err(Error::NoSuchPeer(_))
-            ));
-            assert!(matches!(
-                Endpoint::bind(&name[..]).await,
-                Err(Error::AddressInUse(_))
-            ));
-            drop(child);
-            still_works(&Endpoint::bind(&name[..]).await.unwrap()).await;
-        });
-    });
+fn live_fork_child_does_not_keep_connections_open() {
+    run_in_own_process(
+        "forks::live_fork_child_does_not_keep_connections_open",
+        || {
+            run(async {
+                let (ep, _friend, peer) = endpoint_with_echo_peer().await;
+                let (watcher, mut events) = connected_watcher(&ep).await;
+                let child = fork_child(|| ());
+                assert_echo_works(&ep, peer).await;
+                let name = ep.name().to_string();
+                drop(ep);
+                assert_eq!(next_down_reason(&mut events).await, DownReason::Closed);
+                assert!(matches!(
+                    watcher.add_peer(&name[..]).await,
+                    Err(Error::NoSuchPeer(_))
+                ));
+                assert!(matches!(
+                    Endpoint::bind(&name[..]).await,
+                    Err(Error::AddressInUse(_))
+                ));
+                drop(child);
+                assert_still_works(&Endpoint::bind(&name[..]).await.unwrap()).await;
+            });
+        },
+    );
 }

@@ -11,29 +11,29 @@ use rustix::net::{
     SocketType,
 };
 
-use crate::onesided::word;
-use crate::role::Peer;
+use crate::health::{assert_still_works, next_rejection};
+use crate::rma::encode_control;
 use crate::run;
-use crate::witness::{next_rejection, still_works};
+use crate::test_peer::TestPeer;
 
 /// What a receiver says to a process of its own user, before the hello.
-pub(crate) const READY: u16 = 109;
-const LINES: u32 = 64;
-const SEGMENT: usize = 4096 + 64 * LINES as usize;
+pub(crate) const READY_CODE: u16 = 109;
+const RING_LINES: u32 = 64;
+const SEGMENT_LEN: usize = 4096 + 64 * RING_LINES as usize;
 
 /// A connection to an endpoint of this process, which is ready for the hello.
-pub(crate) async fn knock(at: &Endpoint) -> OwnedFd {
-    let socket = knock_at(at.name().name());
+pub(crate) async fn connect_raw(at: &Endpoint) -> OwnedFd {
+    let socket = connect_raw_to(at.name().name());
     let mut ready = [0; 20];
     while rustix::net::recv(&socket, &mut ready, RecvFlags::DONTWAIT).is_err() {
         at.domain().progress();
         tokio::task::yield_now().await;
     }
-    assert_eq!(ready[..], word(READY, 0));
+    assert_eq!(ready[..], encode_control(READY_CODE, 0));
     socket
 }
 
-pub(crate) fn knock_at(name: &str) -> OwnedFd {
+pub(crate) fn connect_raw_to(name: &str) -> OwnedFd {
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     let name = format!("fabric-async/shm/{name}");
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
@@ -41,7 +41,7 @@ pub(crate) fn knock_at(name: &str) -> OwnedFd {
     socket
 }
 
-pub(crate) fn hello(name: &str, version: u16, lines: u32) -> Vec<u8> {
+pub(crate) fn encode_hello(name: &str, version: u16, lines: u32) -> Vec<u8> {
     let mut bytes = b"fab-shm\0".to_vec();
     bytes.extend(version.to_le_bytes());
     bytes.extend(lines.to_le_bytes());
@@ -50,18 +50,18 @@ pub(crate) fn hello(name: &str, version: u16, lines: u32) -> Vec<u8> {
     bytes
 }
 
-pub(crate) fn memory(size: usize, seals: SealFlags) -> OwnedFd {
+pub(crate) fn sealed_memfd(size: usize, seals: SealFlags) -> OwnedFd {
     let fd = rustix::fs::memfd_create("hostile", MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&fd, size as u64).unwrap();
     rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
     fd
 }
 
-pub(crate) fn say(socket: &OwnedFd, bytes: &[u8], fds: &[&OwnedFd]) {
-    try_say(socket, bytes, fds).unwrap();
+pub(crate) fn send_with_fds(socket: &OwnedFd, bytes: &[u8], fds: &[&OwnedFd]) {
+    try_send_with_fds(socket, bytes, fds).unwrap();
 }
 
-pub(crate) fn try_say(
+pub(crate) fn try_send_with_fds(
     socket: &OwnedFd,
     bytes: &[u8],
     fds: &[&OwnedFd],
@@ -81,49 +81,61 @@ pub(crate) fn try_say(
 }
 
 #[test]
-fn a_malformed_hello_is_refused_with_the_reason() {
+fn malformed_hello_is_rejected_with_reason() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut events = ep.events().unwrap();
         let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         let (good, loose, small) = (
-            memory(SEGMENT, all),
-            memory(SEGMENT, SealFlags::empty()),
-            memory(4096, all),
+            sealed_memfd(SEGMENT_LEN, all),
+            sealed_memfd(SEGMENT_LEN, SealFlags::empty()),
+            sealed_memfd(4096, all),
         );
         let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
         let cases: [(&str, Vec<u8>, Vec<&OwnedFd>); 11] = [
-            ("no sealed memory", hello("x", 1, LINES), vec![&file]),
-            ("not one descriptor", hello("x", 1, LINES), vec![]),
+            (
+                "no sealed memory",
+                encode_hello("x", 1, RING_LINES),
+                vec![&file],
+            ),
+            (
+                "not one descriptor",
+                encode_hello("x", 1, RING_LINES),
+                vec![],
+            ),
             ("short", b"hi".to_vec(), vec![]),
             ("something else", vec![7; 40], vec![]),
             ("too long", vec![7; 400], vec![]),
-            ("version", hello("x", 999, LINES), vec![&good]),
+            ("version", encode_hello("x", 999, RING_LINES), vec![&good]),
             (
                 "not one descriptor",
-                hello("x", 1, LINES),
+                encode_hello("x", 1, RING_LINES),
                 vec![&good, &good],
             ),
-            ("name", hello("no/slash", 1, LINES), vec![&good]),
-            ("not sealed", hello("x", 1, LINES), vec![&loose]),
-            ("another size", hello("x", 1, LINES), vec![&small]),
-            ("out of bounds", hello("x", 1, u32::MAX), vec![&good]),
+            ("name", encode_hello("no/slash", 1, RING_LINES), vec![&good]),
+            ("not sealed", encode_hello("x", 1, RING_LINES), vec![&loose]),
+            (
+                "another size",
+                encode_hello("x", 1, RING_LINES),
+                vec![&small],
+            ),
+            ("out of bounds", encode_hello("x", 1, u32::MAX), vec![&good]),
         ];
         for (reason, bytes, fds) in cases {
-            let socket = knock(&ep).await;
-            say(&socket, &bytes, &fds);
+            let socket = connect_raw(&ep).await;
+            send_with_fds(&socket, &bytes, &fds);
             let error = next_rejection(&mut events).await;
             assert!(error.to_string().contains(reason), "{reason}: {error}");
         }
         // Silence, and leaving without a word, are nobody's problem.
-        let _silent = knock(&ep).await;
-        drop(knock(&ep).await);
-        still_works(&ep).await;
+        let _silent = connect_raw(&ep).await;
+        drop(connect_raw(&ep).await);
+        assert_still_works(&ep).await;
     });
 }
 
 #[test]
-fn scribbling_over_the_segment_ends_that_connection_only() {
+fn corrupted_segment_ends_only_that_connection() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut events = ep.events().unwrap();
@@ -139,14 +151,14 @@ fn scribbling_over_the_segment_ends_that_connection_only() {
             other => panic!("{other:?}"),
         };
         for round in 0..200u64 {
-            let fd = memory(SEGMENT, all);
-            let socket = knock(&ep).await;
-            say(
+            let fd = sealed_memfd(SEGMENT_LEN, all);
+            let socket = connect_raw(&ep).await;
+            send_with_fds(
                 &socket,
-                &hello(&format!("scribbler-{round}"), 1, LINES),
+                &encode_hello(&format!("scribbler-{round}"), 1, RING_LINES),
                 &[&fd],
             );
-            let mut garbage = vec![0u8; SEGMENT - 4096];
+            let mut garbage = vec![0u8; SEGMENT_LEN - 4096];
             for byte in &mut garbage {
                 seed = seed
                     .wrapping_mul(6_364_136_223_846_793_005)
@@ -159,9 +171,9 @@ fn scribbling_over_the_segment_ends_that_connection_only() {
             let header = kind | (round % 7) << 8 | len << 16 | 1 << 40;
             garbage[..8].copy_from_slice(&header.to_le_bytes());
             rustix::io::pwrite(&fd, &garbage, 4096).unwrap();
-            say(&socket, b"fab-shm\0\x01\0\x65\0\0\0\0\0\0\0\0\0", &[]);
+            send_with_fds(&socket, b"fab-shm\0\x01\0\x65\0\0\0\0\0\0\0\0\0", &[]);
             if round % 10 == 0 {
-                still_works(&ep).await;
+                assert_still_works(&ep).await;
             }
             drop(socket);
             while let Some(event) = events.try_next() {
@@ -169,7 +181,7 @@ fn scribbling_over_the_segment_ends_that_connection_only() {
             }
         }
         // Every scribbler is noticed, as a breach or as gone, and nothing is left of any.
-        still_works(&ep).await;
+        assert_still_works(&ep).await;
         while !format!("{:?}", ep.domain()).contains("(0 callers") {
             count(events.next().await.kind);
         }
@@ -182,7 +194,7 @@ fn scribbling_over_the_segment_ends_that_connection_only() {
 }
 
 #[test]
-fn another_user_is_refused_on_both_sides() {
+fn peer_of_another_user_is_refused_on_both_sides() {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: needs root, to start a process of another user");
         return;
@@ -191,7 +203,7 @@ fn another_user_is_refused_on_both_sides() {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut events = ep.events().unwrap();
         let name = ep.name().to_string();
-        let mut stranger = match Peer::start_as("stranger", &name, 65_534) {
+        let mut stranger = match TestPeer::start_as_user("other_user", &name, 65_534) {
             Ok(stranger) => stranger,
             Err(error) => {
                 return println!(
@@ -216,13 +228,13 @@ fn another_user_is_refused_on_both_sides() {
             .unwrap()
             .unwrap();
         assert!(code.success(), "the stranger was not told why: {code}");
-        still_works(&ep).await;
+        assert_still_works(&ep).await;
     });
 }
 
 /// Two processes of which neither has a number for the other, as in two containers on one network.
 #[test]
-fn a_peer_in_another_process_namespace_is_a_peer() {
+fn peer_in_another_pid_namespace_works() {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: needs root, to make a process namespace");
         return;
@@ -230,7 +242,7 @@ fn a_peer_in_another_process_namespace_is_a_peer() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut events = ep.events().unwrap();
-        let mut apart = match Peer::start_apart("echo", &ep.name().to_string()) {
+        let mut apart = match TestPeer::start_in_pid_namespace("echo", &ep.name().to_string()) {
             Ok(apart) => apart,
             Err(error) => return println!("skipped: there is no unshare: {error}"),
         };
@@ -256,6 +268,6 @@ fn a_peer_in_another_process_namespace_is_a_peer() {
                 ..
             }
         ) {}
-        still_works(&ep).await;
+        assert_still_works(&ep).await;
     });
 }

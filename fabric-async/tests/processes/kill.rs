@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use fabric_async::{
-    Canceled, DownReason, Endpoint, Error, EventKind, EventQueue, Fabric, FiAddr, Hints,
+    CancelOutcome, DownReason, Endpoint, Error, EventKind, EventQueue, Fabric, FiAddr, Hints,
     SHARED_CONTEXT, discover,
 };
 use futures_util::StreamExt;
 
-use crate::role::Peer;
 use crate::run;
+use crate::test_peer::TestPeer;
 
 const KILLS: u64 = 100;
 
 /// Echoes what the victim sends until that fails; returns the failure.
-async fn talk(ep: &Endpoint, victim: FiAddr, mut first: Option<Vec<u8>>) -> Error {
+async fn echo_until_error(ep: &Endpoint, victim: FiAddr, mut first: Option<Vec<u8>>) -> Error {
     loop {
         let message = match first.take() {
             Some(message) => message,
@@ -30,17 +30,17 @@ async fn talk(ep: &Endpoint, victim: FiAddr, mut first: Option<Vec<u8>>) -> Erro
 }
 
 #[test]
-fn a_hundred_kills_each_noticed_and_none_contagious() {
+fn killed_peers_are_reported_and_do_not_affect_others() {
     let names = run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut names = vec![ep.name().name().to_owned()];
         let mut events = ep.events().unwrap();
-        let third = Peer::start("echo", &ep.name().to_string());
+        let third = TestPeer::start("echo", &ep.name().to_string());
         let ready = ep.recv().tag(3).await.unwrap();
         let friend = ready.source().unwrap();
         let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
         for kill in 0..KILLS {
-            let mut victim = Peer::start("chatter", &ep.name().to_string());
+            let mut victim = TestPeer::start("ping_forever", &ep.name().to_string());
             let first = ep.recv().tag(1).await.unwrap();
             let addr = first.source().unwrap();
             let name = ep.address_vector().lookup(addr).unwrap();
@@ -54,7 +54,7 @@ fn a_hundred_kills_each_noticed_and_none_contagious() {
                 victim.0.kill().unwrap();
                 victim.0.wait().unwrap();
             });
-            let error = talk(&ep, addr, Some(first.to_vec())).await;
+            let error = echo_until_error(&ep, addr, Some(first.to_vec())).await;
             assert!(
                 matches!(&error, Error::PeerGone(peer) | Error::NoSuchPeer(peer) if *peer == name)
                     || matches!(error, Error::StaleAddress(stale) if stale == addr),
@@ -109,14 +109,14 @@ fn a_hundred_kills_each_noticed_and_none_contagious() {
 }
 
 #[test]
-fn a_receive_directed_at_a_silent_peer_fails_with_it() {
+fn directed_receive_fails_when_silent_peer_is_killed() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut events = ep.events().unwrap();
         let name = format!("shm://silent-{}", std::process::id());
-        let mut silent = Peer::start("silent", &name);
+        let mut silent = TestPeer::start("silent_receiver", &name);
         let peer = loop {
-            match ep.lookup(&name).await {
+            match ep.add_peer(&name).await {
                 Ok(peer) => break peer,
                 Err(Error::NoSuchPeer(_)) => tokio::time::sleep(Duration::from_millis(1)).await,
                 Err(error) => panic!("{error}"),
@@ -142,7 +142,7 @@ fn a_receive_directed_at_a_silent_peer_fails_with_it() {
 }
 
 #[test]
-fn a_peer_that_leaves_in_good_order_has_not_died() {
+fn closed_peer_is_reported_as_closed_not_died() {
     run(async {
         for _ in 0..50 {
             let (watcher, leaver) = (
@@ -150,7 +150,7 @@ fn a_peer_that_leaves_in_good_order_has_not_died() {
                 Endpoint::bind("shm://").await.unwrap(),
             );
             let mut events = watcher.events().unwrap();
-            let peer = watcher.lookup(leaver.name()).await.unwrap();
+            let peer = watcher.add_peer(leaver.name()).await.unwrap();
             watcher.send(peer, "a word").await.unwrap();
             leaver.recv().await.unwrap();
             drop(leaver);
@@ -172,11 +172,11 @@ fn a_peer_that_leaves_in_good_order_has_not_died() {
 
 /// Starts a process that sends a short message and half of a long one, waits for the short one and
 /// until the other has begun to arrive, and kills it.
-async fn killed_halfway(ep: &Endpoint, events: &mut EventQueue) {
-    let mut victim = Peer::start("halfway", &ep.name().to_string());
+async fn kill_partial_sender(ep: &Endpoint, events: &mut EventQueue) {
+    let mut victim = TestPeer::start("halfway", &ep.name().to_string());
     let half = ep.recv().tag(1).await.unwrap();
     assert_eq!(&half[..], b"half");
-    ended_by_kill(&mut victim);
+    kill_and_wait(&mut victim);
     loop {
         if let EventKind::PeerDown { reason, .. } = events.next().await.kind {
             return assert_eq!(reason, DownReason::Died);
@@ -184,7 +184,7 @@ async fn killed_halfway(ep: &Endpoint, events: &mut EventQueue) {
     }
 }
 
-fn ended_by_kill(victim: &mut Peer) {
+fn kill_and_wait(victim: &mut TestPeer) {
     victim.0.kill().unwrap();
     victim.0.wait().unwrap();
 }
@@ -193,23 +193,23 @@ fn ended_by_kill(victim: &mut Peer) {
 /// in it is killed, and gets the next message whole.
 #[test]
 #[allow(unsafe_code)] // receiving where it lies
-fn receives_from_any_source_outlive_a_killed_sender() {
+fn any_source_receives_stay_posted_when_sender_is_killed() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let (mut events, mut queue) = (ep.events().unwrap(), ep.completions().unwrap());
         let friend = Endpoint::bind("shm://").await.unwrap();
-        let to_ep = friend.lookup(ep.name()).await.unwrap();
+        let to_ep = friend.add_peer(ep.name()).await.unwrap();
 
         let whole = ep.recv().start().unwrap();
         let pooled = ep.recv().start().unwrap();
-        killed_halfway(&ep, &mut events).await;
+        kill_partial_sender(&ep, &mut events).await;
         assert_eq!(&whole.await.unwrap()[..], b"whole");
         friend.send(to_ep, "next").await.unwrap();
         assert_eq!(&pooled.await.unwrap()[..], b"next");
 
         let whole = ep.recv().start().unwrap();
         let own = ep.recv_into(Vec::with_capacity(2 << 20)).start().unwrap();
-        killed_halfway(&ep, &mut events).await;
+        kill_partial_sender(&ep, &mut events).await;
         whole.await.unwrap();
         friend.send(to_ep, "next").await.unwrap();
         let own = own.await.unwrap();
@@ -217,15 +217,15 @@ fn receives_from_any_source_outlive_a_killed_sender() {
 
         let whole = ep.recv().start().unwrap();
         // SAFETY: nothing is lent here.
-        let lent = unsafe { ep.recv_lent() }.start().unwrap();
-        killed_halfway(&ep, &mut events).await;
+        let lent = unsafe { ep.recv_loan() }.start().unwrap();
+        kill_partial_sender(&ep, &mut events).await;
         whole.await.unwrap();
         friend.send(to_ep, "next").await.unwrap();
         assert_eq!(&lent.await.unwrap()[..], b"next");
 
         let whole = ep.recv().start().unwrap();
         ep.recv_into(vec![1; 64]).context(5).post().unwrap();
-        killed_halfway(&ep, &mut events).await;
+        kill_partial_sender(&ep, &mut events).await;
         whole.await.unwrap();
         friend.send(to_ep, "next").await.unwrap();
         let entry = queue.next().await.unwrap();
@@ -234,23 +234,23 @@ fn receives_from_any_source_outlive_a_killed_sender() {
         // It can be taken back again, and its buffer is empty.
         let whole = ep.recv().start().unwrap();
         let own = ep.recv_into(Vec::with_capacity(4096)).start().unwrap();
-        killed_halfway(&ep, &mut events).await;
+        kill_partial_sender(&ep, &mut events).await;
         whole.await.unwrap();
         match own.cancel().await {
-            Canceled::Withdrawn(buf) => assert_eq!((buf.len(), buf.capacity()), (0, 4096)),
-            Canceled::Completed(result) => panic!("{result:?}"),
+            CancelOutcome::Canceled(buf) => assert_eq!((buf.len(), buf.capacity()), (0, 4096)),
+            CancelOutcome::Completed(result) => panic!("{result:?}"),
         }
 
         // One that came meanwhile from another is taken at once.
         let whole = ep.recv().start().unwrap();
         let own = ep.recv().start().unwrap();
-        let mut victim = Peer::start("halfway", &ep.name().to_string());
+        let mut victim = TestPeer::start("halfway", &ep.name().to_string());
         ep.recv().tag(1).await.unwrap();
         friend.send(to_ep, "waits").await.unwrap();
         friend.send(to_ep, "too").tag(9).await.unwrap();
         ep.recv().tag(9).await.unwrap();
         assert_eq!(ep.stats().unexpected, 1);
-        ended_by_kill(&mut victim);
+        kill_and_wait(&mut victim);
         whole.await.unwrap();
         assert_eq!(&own.await.unwrap()[..], b"waits");
         assert_eq!(ep.domain().stats().operations, 0);
@@ -259,29 +259,29 @@ fn receives_from_any_source_outlive_a_killed_sender() {
 
 /// So do those of a context that endpoints share.
 #[test]
-fn receives_of_a_shared_context_outlive_a_killed_sender() {
+fn shared_rx_receives_stay_posted_when_sender_is_killed() {
     run(async {
         let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
         let info = discover(&hints).await.unwrap().swap_remove(0);
         let domain = Fabric::open(&info).unwrap().domain(&info).unwrap();
-        let av = domain.welcoming_address_vector().unwrap();
-        let shared = domain.shared_receive(&info).unwrap();
+        let av = domain.auto_insert_address_vector().unwrap();
+        let shared = domain.shared_rx_context(&info).unwrap();
         let shared = shared.bind_av(&av).unwrap().open().unwrap();
         let mut endpoints = Vec::new();
         for _ in 0..2 {
             let ep = domain.endpoint(&info).unwrap().bind_av(&av).unwrap();
-            endpoints.push(ep.bind_shared(&shared).unwrap().enable().await.unwrap());
+            endpoints.push(ep.bind_shared_rx(&shared).unwrap().enable().await.unwrap());
         }
         let friend = Endpoint::bind("shm://").await.unwrap();
-        let to_other = friend.lookup(endpoints[1].name()).await.unwrap();
+        let to_other = friend.add_peer(endpoints[1].name()).await.unwrap();
         let whole = shared.recv().start().unwrap();
         let (first, second) = (
             shared.recv().start().unwrap(),
             shared.recv().start().unwrap(),
         );
-        let mut victim = Peer::start("halfway", &endpoints[0].name().to_string());
+        let mut victim = TestPeer::start("halfway", &endpoints[0].name().to_string());
         shared.recv().tag(1).await.unwrap();
-        ended_by_kill(&mut victim);
+        kill_and_wait(&mut victim);
         assert_eq!(&whole.await.unwrap()[..], b"whole");
         friend.send(to_other, "one").await.unwrap();
         friend.send(to_other, "two").await.unwrap();

@@ -4,37 +4,37 @@
 //! A test starts this program again as its peer: the variable `FABRIC_ROLE` says which part it
 //! plays.
 
-mod census;
+mod blocking_close;
 mod churn;
-mod copying;
+mod completion_levels;
 mod forks;
-mod fuzz;
 mod guide;
+mod health;
 mod hostile;
 mod kill;
-mod leaving;
-mod lending;
-mod levels;
-mod limits;
-mod lingering;
-mod multi;
-mod onesided;
+mod leak_check;
+mod loans;
+mod memory_corruption;
+mod memory_corruptor;
+mod multi_recv;
+mod peer_death;
 mod probes;
+mod registered_buffers;
+mod resource_limits;
 mod restart;
-mod role;
+mod rma;
 mod runtime;
 mod scale;
-mod scribbler;
-mod select;
-mod serving;
-mod sharing;
+mod select_loop;
+mod sends_before_exit;
+mod shared_rx;
+mod single_copy;
 mod sockets;
-mod stages;
-mod stopped;
+mod stopped_peer;
 mod tcp;
+mod test_peer;
 mod udp;
-mod vectors;
-mod witness;
+mod vectored_buffers;
 
 use std::future::Future;
 use std::time::Duration;
@@ -55,5 +55,5 @@ fn run<T>(test: impl Future<Output = T>) -> T {
 /// Not a test of its own: the entry of the peers.
 #[test]
 fn peer() {
-    role::play();
+    test_peer::run_role();
 }

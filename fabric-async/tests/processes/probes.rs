@@ -2,16 +2,16 @@
 
 use fabric_async::{Endpoint, Error};
 
-use crate::role::Peer;
 use crate::run;
-use crate::select::{MESSAGES, check};
+use crate::select_loop::{MESSAGES, check_numbered_message};
+use crate::test_peer::TestPeer;
 
 /// Whatever is done with a claim, each message comes once, and in order.
 #[test]
-fn claims_of_all_fates_lose_nothing() {
+fn claims_lose_no_messages() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
-        let _sender = Peer::start("numbers", &ep.name().to_string());
+        let _sender = TestPeer::start("numbered_sender", &ep.name().to_string());
         let (mut seed, mut peer) = (7u64, None);
         for next in 0..MESSAGES {
             seed = seed
@@ -25,24 +25,24 @@ fn claims_of_all_fates_lose_nothing() {
             };
             if fate == 0 {
                 assert_eq!(ep.probe().await.unwrap().len, len);
-                check(&ep.recv().await.unwrap(), next);
+                check_numbered_message(&ep.recv().await.unwrap(), next);
                 continue;
             }
             let claimed = ep.probe().claim().await.unwrap();
             assert_eq!(claimed.len(), len);
             peer = claimed.source().ok();
             match fate {
-                1 => check(
+                1 => check_numbered_message(
                     &claimed.recv_into(Vec::with_capacity(len)).await.unwrap(),
                     next,
                 ),
                 2 => {
                     drop(claimed);
-                    check(&ep.recv().await.unwrap(), next);
+                    check_numbered_message(&ep.recv().await.unwrap(), next);
                 }
                 _ => {
                     drop(claimed.recv().start().unwrap());
-                    check(&ep.recv().await.unwrap(), next);
+                    check_numbered_message(&ep.recv().await.unwrap(), next);
                 }
             }
         }
@@ -52,12 +52,12 @@ fn claims_of_all_fates_lose_nothing() {
 
 /// A message that was claimed half is received half, with the reason; or given up.
 #[test]
-fn a_peer_that_dies_in_the_middle_of_a_claimed_message() {
+fn peer_death_truncates_claimed_message() {
     run(async {
         for end in 0..3 {
             let ep = Endpoint::bind("shm://").await.unwrap();
             let mut events = ep.events().unwrap();
-            let mut victim = Peer::start("halfway", &ep.name().to_string());
+            let mut victim = TestPeer::start("partial_sender", &ep.name().to_string());
             assert_eq!(&ep.recv().tag(1).await.unwrap()[..], b"half");
             let whole = ep.probe().claim().await.unwrap();
             let half = ep.probe().claim().await.unwrap();
@@ -83,7 +83,7 @@ fn a_peer_that_dies_in_the_middle_of_a_claimed_message() {
                 _ => drop(half),
             }
             assert_eq!(&whole.recv().await.unwrap()[..], b"whole");
-            assert_eq!(ep.probe().now(), Ok(None));
+            assert_eq!(ep.probe().try_probe(), Ok(None));
         }
     });
 }

@@ -2,9 +2,9 @@
 
 use fabric_async::{Endpoint, Error, EventKind, Protocol};
 
-use crate::role::Peer;
+use crate::peer_death::{kill_self, wait_exit};
 use crate::run;
-use crate::stages::{die, ended};
+use crate::test_peer::TestPeer;
 
 /// The transports of these tests, and a name to be used twice.
 fn transports(which: &str) -> [(&'static str, String); 3] {
@@ -23,7 +23,7 @@ fn transports(which: &str) -> [(&'static str, String); 3] {
 }
 
 /// An endpoint at this name that speaks what the transport says.
-async fn bind(transport: &str, name: &str) -> Endpoint {
+async fn bind_over(transport: &str, name: &str) -> Endpoint {
     let options = match transport {
         "rxm" => Endpoint::options().protocol(Protocol::Rxm),
         _ => Endpoint::options(),
@@ -37,7 +37,7 @@ async fn bind(transport: &str, name: &str) -> Endpoint {
     }
 }
 
-fn anywhere(transport: &str) -> &'static str {
+fn unnamed_address(transport: &str) -> &'static str {
     match transport {
         "shm" => "shm://",
         _ => "tcp://",
@@ -50,17 +50,17 @@ pub(crate) async fn client(args: &str) {
     let [transport, part, own, server] = args[..] else {
         panic!("four words, not {args:?}");
     };
-    let ep = bind(transport, own).await;
+    let ep = bind_over(transport, own).await;
     if part == "first" {
-        let server = ep.lookup(server).await.expect("the server is there");
+        let server = ep.add_peer(server).await.expect("the server is there");
         ep.send(server, "first").tag(1).await.expect("a peer");
         ep.send(server, "ask").tag(2).await.expect("a peer");
         ep.recv().tag(3).await.expect("the server has all of it");
-        die();
+        kill_self();
     }
     // The server hears of this process before it hears of this endpoint.
-    let other = bind(transport, anywhere(transport)).await;
-    let to_server = other.lookup(server).await.expect("the server is there");
+    let other = bind_over(transport, unnamed_address(transport)).await;
+    let to_server = other.add_peer(server).await.expect("the server is there");
     other.send(to_server, "bound").tag(4).await.expect("a peer");
     // Whatever comes before the server says so is not for this process.
     let mut early = Vec::new();
@@ -75,7 +75,7 @@ pub(crate) async fn client(args: &str) {
             got = ep.recv().tag_mask(0, !0) => early.extend_from_slice(&got.expect("a message")),
         }
     }
-    let server = ep.lookup(server).await.expect("the server is there");
+    let server = ep.add_peer(server).await.expect("the server is there");
     ep.send(server, "second").tag(1).await.expect("a peer");
     loop {
         let got = ep.recv().tag_mask(0, !0).await.expect("a message");
@@ -94,18 +94,18 @@ pub(crate) async fn client(args: &str) {
 fn restarted_client_gets_no_replies_for_its_predecessor() {
     run(async {
         for (transport, name) in transports("guest") {
-            let ep = bind(transport, anywhere(transport)).await;
+            let ep = bind_over(transport, unnamed_address(transport)).await;
             let mut events = ep.events().unwrap();
             let start = |part: &str| {
                 let args = format!("{transport} {part} {name} {}", ep.name());
-                Peer::start("restarted client", &args)
+                TestPeer::start("restarted client", &args)
             };
             let mut victim = start("first");
             let asked = ep.recv().tag(2).await.unwrap();
             let old = asked.source().unwrap();
             let directed = ep.recv().tag(8).from(old).start().unwrap();
             ep.send(old, "die").tag(3).await.unwrap();
-            ended(&mut victim).await;
+            wait_exit(&mut victim).await;
             let successor = start("second");
             let bound = ep.recv().tag(4).await.unwrap();
             let other = bound.source().unwrap();
@@ -159,17 +159,17 @@ fn restarted_client_gets_no_replies_for_its_predecessor() {
 fn inserted_handle_reaches_the_restarted_client() {
     run(async {
         for (transport, name) in transports("named") {
-            let ep = bind(transport, anywhere(transport)).await;
+            let ep = bind_over(transport, unnamed_address(transport)).await;
             let handle = ep.address_vector().insert(&name[..]).unwrap();
             let start = |part: &str| {
                 let args = format!("{transport} {part} {name} {}", ep.name());
-                Peer::start("restarted client", &args)
+                TestPeer::start("restarted client", &args)
             };
             let mut victim = start("first");
             let asked = ep.recv().tag(2).await.unwrap();
             assert_eq!(asked.source(), Ok(handle), "{transport}");
             ep.send(handle, "die").tag(3).await.unwrap();
-            ended(&mut victim).await;
+            wait_exit(&mut victim).await;
             let _successor = start("second");
             let other = ep.recv().tag(4).await.unwrap().source().unwrap();
             ep.send(other, "go on").tag(5).await.unwrap();

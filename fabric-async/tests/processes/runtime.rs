@@ -9,7 +9,7 @@ use fabric_async::{Endpoint, Error, Progress, WaitPolicy};
 use crate::run;
 
 #[test]
-fn a_runtime_without_io_is_refused_by_name() {
+fn runtime_without_enable_io_is_refused() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
@@ -27,7 +27,7 @@ fn a_runtime_without_io_is_refused_by_name() {
 }
 
 #[test]
-fn no_runtime_is_refused_by_name() {
+fn bind_without_tokio_runtime_is_refused() {
     let mut bind = std::pin::pin!(Endpoint::bind("shm://"));
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     let std::task::Poll::Ready(Err(error)) = bind.as_mut().poll(&mut cx) else {
@@ -40,7 +40,7 @@ fn no_runtime_is_refused_by_name() {
 }
 
 #[test]
-fn a_domain_outlives_the_runtime_that_drove_it() {
+fn domain_outlives_the_runtime_that_drove_it() {
     for policy in [WaitPolicy::Adaptive, WaitPolicy::Park, WaitPolicy::Spin] {
         let first = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
@@ -54,7 +54,7 @@ fn a_domain_outlives_the_runtime_that_drove_it() {
             let other = Endpoint::bind("shm://").await.unwrap();
             let name = ep.name().clone();
             let sent = tokio::spawn(async move {
-                let there = other.lookup(name).await?;
+                let there = other.add_peer(name).await?;
                 other.send(there, "still here").await?;
                 Ok::<_, Error>(())
             });
@@ -66,15 +66,15 @@ fn a_domain_outlives_the_runtime_that_drove_it() {
 
 /// The waiting itself wakes this thread now and then, a driver that polls would keep it busy.
 #[test]
-fn a_parked_domain_uses_no_cpu_of_the_runtime() {
+fn parked_domain_uses_no_cpu_of_the_runtime_thread() {
     run(async move {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let waiting = tokio::spawn(async move { ep.recv().await.map(drop) });
         // Parked before long; how soon depends on what else the machine does.
         for attempt in 0.. {
-            let (cpu, started) = (cpu_of_this_thread(), Instant::now());
+            let (cpu, started) = (thread_cpu_time(), Instant::now());
             tokio::time::sleep(Duration::from_millis(300)).await;
-            if (cpu_of_this_thread() - cpu) * 10 < started.elapsed() {
+            if (thread_cpu_time() - cpu) * 10 < started.elapsed() {
                 break;
             }
             assert!(attempt < 100, "the runtime's thread is still busy");
@@ -84,7 +84,7 @@ fn a_parked_domain_uses_no_cpu_of_the_runtime() {
 }
 
 #[test]
-fn a_parked_domain_uses_no_cpu_of_its_thread() {
+fn parked_progress_thread_does_not_wake() {
     run(async move {
         let ep = Endpoint::options()
             .progress(Progress::Auto)
@@ -93,9 +93,9 @@ fn a_parked_domain_uses_no_cpu_of_its_thread() {
             .unwrap();
         let waiting = tokio::spawn(async move { ep.recv().await.map(drop) });
         for attempt in 0.. {
-            let before = wake_ups();
+            let before = progress_thread_switches();
             tokio::time::sleep(Duration::from_millis(300)).await;
-            if wake_ups() == before {
+            if progress_thread_switches() == before {
                 assert!(!before.is_empty(), "there is no progress thread");
                 break;
             }
@@ -105,23 +105,28 @@ fn a_parked_domain_uses_no_cpu_of_its_thread() {
     });
 }
 
-fn cpu_of_this_thread() -> Duration {
+fn thread_cpu_time() -> Duration {
     let spent = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(spent.tv_sec as u64, spent.tv_nsec as u32)
 }
 
 /// How often each progress thread of this process has gone to sleep.
-fn wake_ups() -> Vec<(OsString, u64)> {
+fn progress_thread_switches() -> Vec<(OsString, u64)> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let read =
         |task: &DirEntry, file| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
     let threads = tasks.filter(|task| read(task, "comm").starts_with("fab-shm"));
     threads
-        .filter_map(|task| Some((task.file_name(), voluntary(&read(&task, "status"))?)))
+        .filter_map(|task| {
+            Some((
+                task.file_name(),
+                parse_voluntary_switches(&read(&task, "status"))?,
+            ))
+        })
         .collect()
 }
 
-fn voluntary(status: &str) -> Option<u64> {
+fn parse_voluntary_switches(status: &str) -> Option<u64> {
     let count = status
         .lines()
         .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;

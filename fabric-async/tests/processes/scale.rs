@@ -6,26 +6,26 @@ use std::sync::Arc;
 use fabric_async::{Domain, Endpoint, FiAddr, Hints, Progress};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::census::alone;
-use crate::role::Peer;
+use crate::leak_check::run_in_own_process;
 use crate::run;
+use crate::test_peer::TestPeer;
 
 /// Processes, and endpoints in each.
-const CROWDS: usize = 4;
-const EACH: usize = 64;
+const PROCESSES: usize = 4;
+const ENDPOINTS_PER_PROCESS: usize = 64;
 /// Passes that are enough for all peers to be known as silent.
-const PASSES: usize = 3000;
+const PASSES_UNTIL_IDLE: usize = 3000;
 /// Callers, and endpoints, that are looked at in every pass.
-const FEW: usize = 8;
+const MAX_ACTIVE: usize = 8;
 
 /// Says "here" from many endpoints, and then answers every number by its successor.
-pub(crate) async fn crowd(name: &str) {
+pub(crate) async fn many_endpoints(name: &str) {
     let mut tasks = tokio::task::JoinSet::new();
-    for _ in 0..EACH {
+    for _ in 0..ENDPOINTS_PER_PROCESS {
         let name = name.to_string();
         tasks.spawn(async move {
             let ep = Endpoint::bind("shm://").await.expect("bind");
-            let host = ep.lookup(&name[..]).await.expect("the host is there");
+            let host = ep.add_peer(&name[..]).await.expect("the host is there");
             ep.send(host, "here").tag(1).await.expect("the host hears");
             while let Ok(message) = ep.recv().from(host).await {
                 let number = u64::from_le_bytes(message[..].try_into().expect("eight bytes"));
@@ -44,7 +44,7 @@ pub(crate) async fn crowd(name: &str) {
 }
 
 /// Lets this process have so many descriptors; false when it may not.
-fn descriptors(count: u64) -> bool {
+fn raise_descriptor_limit(count: u64) -> bool {
     let limit = getrlimit(Resource::Nofile);
     let enough = limit.maximum.is_none_or(|most| most >= count);
     if enough {
@@ -63,7 +63,7 @@ fn descriptors(count: u64) -> bool {
 }
 
 /// Asks some peers a number each, all at the same time, and gets exactly their answers.
-async fn ask(ep: &Endpoint, peers: &[FiAddr], number: &mut u64) {
+async fn request_successors(ep: &Endpoint, peers: &[FiAddr], number: &mut u64) {
     let first = *number;
     for (peer, number) in peers.iter().zip(first..) {
         ep.send(*peer, number.to_le_bytes().to_vec()).await.unwrap();
@@ -82,9 +82,9 @@ async fn ask(ep: &Endpoint, peers: &[FiAddr], number: &mut u64) {
 }
 
 #[test]
-fn a_crowd_of_peers_is_heard_to_the_last() {
-    alone("scale::a_crowd_of_peers_is_heard_to_the_last", || {
-        if !descriptors(4096) {
+fn messages_of_idle_peers_are_not_lost() {
+    run_in_own_process("scale::messages_of_idle_peers_are_not_lost", || {
+        if !raise_descriptor_limit(4096) {
             return;
         }
         for progress in [Progress::Manual, Progress::Auto] {
@@ -95,29 +95,35 @@ fn a_crowd_of_peers_is_heard_to_the_last() {
                     .await
                     .unwrap();
                 let name = ep.name().to_string();
-                let crowds: Vec<_> = (0..CROWDS).map(|_| Peer::start("crowd", &name)).collect();
+                let crowds: Vec<_> = (0..PROCESSES)
+                    .map(|_| TestPeer::start("many_endpoints", &name))
+                    .collect();
                 let mut peers = Vec::new();
-                for _ in 0..CROWDS * EACH {
+                for _ in 0..PROCESSES * ENDPOINTS_PER_PROCESS {
                     peers.push(ep.recv().tag(1).await.unwrap().source().unwrap());
                 }
                 let mut number = 0;
                 for round in 0..4 {
-                    ask(&ep, &peers, &mut number).await;
+                    request_successors(&ep, &peers, &mut number).await;
                     // All fall silent, and then all but some.
-                    for _ in 0..PASSES {
+                    for _ in 0..PASSES_UNTIL_IDLE {
                         ep.domain().progress();
                     }
-                    let (all, domain) = (CROWDS * EACH, format!("{:?}", ep.domain()));
+                    let (all, domain) = (
+                        PROCESSES * ENDPOINTS_PER_PROCESS,
+                        format!("{:?}", ep.domain()),
+                    );
                     assert!(
-                        domain.contains(&format!("{all} callers, {FEW} attended")),
+                        domain.contains(&format!("{all} callers, {MAX_ACTIVE} attended")),
                         "{domain}"
                     );
                     for _ in 0..200 {
-                        ask(&ep, &peers[round * 50..round * 50 + 3], &mut number).await;
+                        request_successors(&ep, &peers[round * 50..round * 50 + 3], &mut number)
+                            .await;
                     }
-                    ask(&ep, &peers[255 - round..], &mut number).await;
+                    request_successors(&ep, &peers[255 - round..], &mut number).await;
                 }
-                assert_eq!(ep.stats().peers, CROWDS * EACH);
+                assert_eq!(ep.stats().peers, PROCESSES * ENDPOINTS_PER_PROCESS);
                 drop(crowds);
                 let mut events = ep.events().unwrap();
                 while ep.stats().peers > 0 {
@@ -129,7 +135,7 @@ fn a_crowd_of_peers_is_heard_to_the_last() {
 }
 
 /// Endpoints of one domain, each with a message for the next.
-async fn domain(count: usize) -> (Domain, Vec<Endpoint>) {
+async fn open_endpoints(count: usize) -> (Domain, Vec<Endpoint>) {
     let info = fabric_async::discover(&Hints::new().provider("shm"))
         .await
         .unwrap()
@@ -138,7 +144,7 @@ async fn domain(count: usize) -> (Domain, Vec<Endpoint>) {
         .unwrap()
         .domain(&info)
         .unwrap();
-    let av = domain.welcoming_address_vector().unwrap();
+    let av = domain.auto_insert_address_vector().unwrap();
     let mut endpoints = Vec::new();
     for _ in 0..count {
         endpoints.push(
@@ -156,7 +162,7 @@ async fn domain(count: usize) -> (Domain, Vec<Endpoint>) {
 }
 
 /// Memory of this process, what it shares with nobody else counted as a whole.
-fn memory() -> usize {
+fn pss_bytes() -> usize {
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").expect("procfs");
     let line = rollup
         .lines()
@@ -170,23 +176,23 @@ fn memory() -> usize {
 }
 
 #[test]
-fn thousands_of_endpoints_live_in_one_process() {
+fn thousands_of_endpoints_work_in_one_process() {
     const HALF: usize = 1000;
-    alone("scale::thousands_of_endpoints_live_in_one_process", || {
-        if !descriptors(16_384) {
+    run_in_own_process("scale::thousands_of_endpoints_work_in_one_process", || {
+        if !raise_descriptor_limit(16_384) {
             return;
         }
         run(async {
-            let (first, mut endpoints) = domain(HALF).await;
-            let (second, others) = domain(HALF).await;
+            let (first, mut endpoints) = open_endpoints(HALF).await;
+            let (second, others) = open_endpoints(HALF).await;
             endpoints.extend(others);
             let endpoints = Arc::new(endpoints);
-            let before = memory();
+            let before = pss_bytes();
             let mut next = Vec::new();
             for at in 0..endpoints.len() {
                 next.push(
                     endpoints[at]
-                        .lookup(endpoints[(at + 1) % endpoints.len()].name())
+                        .add_peer(endpoints[(at + 1) % endpoints.len()].name())
                         .await
                         .unwrap(),
                 );
@@ -199,14 +205,14 @@ fn thousands_of_endpoints_live_in_one_process() {
                         .await
                         .unwrap();
                 }
-                for _ in 0..PASSES {
+                for _ in 0..PASSES_UNTIL_IDLE {
                     first.progress();
                     second.progress();
                 }
                 for domain in [&first, &second] {
                     let domain = format!("{domain:?}");
                     assert!(
-                        domain.contains(&format!("], {FEW} endpoints attended")),
+                        domain.contains(&format!("], {MAX_ACTIVE} endpoints attended")),
                         "{domain}"
                     );
                 }
@@ -217,7 +223,7 @@ fn thousands_of_endpoints_live_in_one_process() {
                     assert_eq!(message[..], (sender as u64 + (round << 32)).to_le_bytes());
                 }
             }
-            let pair = (memory() - before) / endpoints.len();
+            let pair = (pss_bytes() - before) / endpoints.len();
             println!("{pair} bytes for each pair, one direction of which is in use");
             assert!(pair < 128 << 10, "{pair} bytes for a connection");
         });

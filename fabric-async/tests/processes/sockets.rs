@@ -11,7 +11,7 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_op
 
 /// Another descriptor of the socket of this kind (`tcp` or `udp`) at this address; of the one that
 /// listens there, or that is connected with nobody, or of the one that is connected with this peer.
-pub(crate) fn socket_of(kind: &str, here: SocketAddr, there: Option<SocketAddr>) -> OwnedFd {
+pub(crate) fn find_socket(kind: &str, here: SocketAddr, there: Option<SocketAddr>) -> OwnedFd {
     let wanted = if kind == "tcp" {
         SocketType::STREAM
     } else {

@@ -6,18 +6,18 @@ use super::{AtomicOp, Datatype};
 
 /// A place in memory that several processors change at the same time.
 #[derive(Clone, Copy, Debug)]
-pub enum Cell<'a> {
+pub enum AtomicCell<'a> {
     /// One byte.
-    One(&'a AtomicU8),
+    U8(&'a AtomicU8),
     /// Two.
-    Two(&'a AtomicU16),
+    U16(&'a AtomicU16),
     /// Four.
-    Four(&'a AtomicU32),
+    U32(&'a AtomicU32),
     /// Eight.
-    Eight(&'a AtomicU64),
+    U64(&'a AtomicU64),
 }
 
-impl Cell<'_> {
+impl AtomicCell<'_> {
     /// Executes an operation here; returns the value that was there before. Sequentially
     /// consistent.
     ///
@@ -26,7 +26,7 @@ impl Cell<'_> {
     #[must_use]
     pub fn execute(self, op: AtomicOp, datatype: Datatype, operand: u64, comparand: u64) -> u64 {
         debug_assert_eq!(self.size(), datatype.size());
-        macro_rules! on {
+        macro_rules! execute_on {
             ($cell:ident, $int:ty) => {{
                 // What the processor can do in one instruction; the type's sign does not matter for
                 // these.
@@ -58,19 +58,19 @@ impl Cell<'_> {
             }};
         }
         match self {
-            Self::One(cell) => on!(cell, u8),
-            Self::Two(cell) => on!(cell, u16),
-            Self::Four(cell) => on!(cell, u32),
-            Self::Eight(cell) => on!(cell, u64),
+            Self::U8(cell) => execute_on!(cell, u8),
+            Self::U16(cell) => execute_on!(cell, u16),
+            Self::U32(cell) => execute_on!(cell, u32),
+            Self::U64(cell) => execute_on!(cell, u64),
         }
     }
 
     fn size(self) -> usize {
         match self {
-            Self::One(_) => 1,
-            Self::Two(_) => 2,
-            Self::Four(_) => 4,
-            Self::Eight(_) => 8,
+            Self::U8(_) => 1,
+            Self::U16(_) => 2,
+            Self::U32(_) => 4,
+            Self::U64(_) => 8,
         }
     }
 }
@@ -83,7 +83,7 @@ mod tests {
     /// Every operation in a cell leaves what `compute` says and returns what was there: the short
     /// cuts as well.
     #[test]
-    fn cells_do_what_is_computed() {
+    fn atomic_cells_agree_with_compute() {
         let values = [
             0u64,
             1,
@@ -112,10 +112,10 @@ mod tests {
                         let (one, two) = (AtomicU8::new(value as u8), AtomicU16::new(value as u16));
                         let (four, eight) = (AtomicU32::new(value as u32), AtomicU64::new(value));
                         let cell = match datatype.size() {
-                            1 => Cell::One(&one),
-                            2 => Cell::Two(&two),
-                            4 => Cell::Four(&four),
-                            _ => Cell::Eight(&eight),
+                            1 => AtomicCell::U8(&one),
+                            2 => AtomicCell::U16(&two),
+                            4 => AtomicCell::U32(&four),
+                            _ => AtomicCell::U64(&eight),
                         };
                         assert_eq!(
                             cell.execute(op, datatype, operand, 1),

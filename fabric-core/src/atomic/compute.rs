@@ -9,17 +9,17 @@ impl AtomicOp {
     /// What becomes of `value`: bit patterns in, bit pattern out.
     #[must_use]
     pub fn compute(self, datatype: Datatype, value: u64, operand: u64, comparand: u64) -> u64 {
-        macro_rules! of {
+        macro_rules! dispatch {
             ($($variant:ident => $type:ty),*) => {
                 match datatype {
                     $(Datatype::$variant => {
                         let [value, operand, comparand] = [value, operand, comparand].map(<$type as AtomicType>::from_bits);
-                        AtomicType::bits(<$type as Value>::compute(self, value, operand, comparand))
+                        AtomicType::bits(<$type as AtomicArithmetic>::compute(self, value, operand, comparand))
                     })*
                 }
             };
         }
-        of!(I8 => i8, U8 => u8, I16 => i16, U16 => u16, I32 => i32, U32 => u32, I64 => i64, U64 => u64, F32 => f32, F64 => f64)
+        dispatch!(I8 => i8, U8 => u8, I16 => i16, U16 => u16, I32 => i32, U32 => u32, I64 => i64, U64 => u64, F32 => f32, F64 => f64)
     }
 }
 
@@ -40,13 +40,13 @@ pub trait AtomicType:
 }
 
 /// How operations compute on a type.
-trait Value: AtomicType + PartialOrd {
+trait AtomicArithmetic: AtomicType + PartialOrd {
     const ZERO: Self;
     const ONE: Self;
     fn sum(self, other: Self) -> Self;
     fn prod(self, other: Self) -> Self;
 
-    fn truth(self) -> bool {
+    fn is_nonzero(self) -> bool {
         self != Self::ZERO
     }
 
@@ -59,9 +59,9 @@ trait Value: AtomicType + PartialOrd {
             AtomicOp::Max => swap(operand > value),
             AtomicOp::Sum => value.sum(operand),
             AtomicOp::Prod => value.prod(operand),
-            AtomicOp::Lor => logical(value.truth() || operand.truth()),
-            AtomicOp::Land => logical(value.truth() && operand.truth()),
-            AtomicOp::Lxor => logical(value.truth() != operand.truth()),
+            AtomicOp::Lor => logical(value.is_nonzero() || operand.is_nonzero()),
+            AtomicOp::Land => logical(value.is_nonzero() && operand.is_nonzero()),
+            AtomicOp::Lxor => logical(value.is_nonzero() != operand.is_nonzero()),
             AtomicOp::Bor => bits(value.bits() | operand.bits()),
             AtomicOp::Band => bits(value.bits() & operand.bits()),
             AtomicOp::Bxor => bits(value.bits() ^ operand.bits()),
@@ -80,7 +80,7 @@ trait Value: AtomicType + PartialOrd {
     }
 }
 
-macro_rules! types {
+macro_rules! impl_atomic_types {
     ($($type:ident $variant:ident $bits:ty, |$a:ident, $b:ident| $sum:expr, $prod:expr, |$value:ident| $to:expr, |$from:ident| $of:expr;)*) => {$(
         impl sealed::Sealed for $type {}
         impl AtomicType for $type {
@@ -94,7 +94,7 @@ macro_rules! types {
                 $of
             }
         }
-        impl Value for $type {
+        impl AtomicArithmetic for $type {
             const ZERO: Self = 0 as $type;
             const ONE: Self = 1 as $type;
             fn sum(self, $b: Self) -> Self {
@@ -109,7 +109,7 @@ macro_rules! types {
     )*};
 }
 
-types! {
+impl_atomic_types! {
     i8 I8 u8, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v.cast_unsigned(), |bits| bits.cast_signed();
     u8 U8 u8, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v, |bits| bits;
     i16 I16 u16, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v.cast_unsigned(), |bits| bits.cast_signed();
@@ -126,34 +126,34 @@ types! {
 mod tests {
     use super::*;
 
-    fn run<T: AtomicType>(op: AtomicOp, value: T, operand: T, comparand: T) -> T {
+    fn compute_typed<T: AtomicType>(op: AtomicOp, value: T, operand: T, comparand: T) -> T {
         T::from_bits(op.compute(T::DATATYPE, value.bits(), operand.bits(), comparand.bits()))
     }
 
     #[test]
-    fn signs_and_widths_are_those_of_the_type() {
-        assert_eq!(run(AtomicOp::Min, -1i8, 1, 0), -1);
-        assert_eq!(run(AtomicOp::Min, 0xffu8, 1, 0), 1);
-        assert_eq!(run(AtomicOp::Max, -1i32, 1, 0), 1);
-        assert_eq!(run(AtomicOp::Sum, u16::MAX, 2, 0), 1);
-        assert_eq!(run(AtomicOp::Sum, i64::MAX, 1, 0), i64::MIN);
-        assert_eq!(run(AtomicOp::Prod, 200u8, 2, 0), 144);
-        assert_eq!(run(AtomicOp::Sum, 0.5f32, 0.25, 0.0), 0.75);
-        assert_eq!(run(AtomicOp::Max, -0.5f64, -1.5, 0.0), -0.5);
-        assert_eq!(run(AtomicOp::Prod, 3.0f64, -2.0, 0.0), -6.0);
+    fn compute_uses_sign_and_width_of_the_type() {
+        assert_eq!(compute_typed(AtomicOp::Min, -1i8, 1, 0), -1);
+        assert_eq!(compute_typed(AtomicOp::Min, 0xffu8, 1, 0), 1);
+        assert_eq!(compute_typed(AtomicOp::Max, -1i32, 1, 0), 1);
+        assert_eq!(compute_typed(AtomicOp::Sum, u16::MAX, 2, 0), 1);
+        assert_eq!(compute_typed(AtomicOp::Sum, i64::MAX, 1, 0), i64::MIN);
+        assert_eq!(compute_typed(AtomicOp::Prod, 200u8, 2, 0), 144);
+        assert_eq!(compute_typed(AtomicOp::Sum, 0.5f32, 0.25, 0.0), 0.75);
+        assert_eq!(compute_typed(AtomicOp::Max, -0.5f64, -1.5, 0.0), -0.5);
+        assert_eq!(compute_typed(AtomicOp::Prod, 3.0f64, -2.0, 0.0), -6.0);
         assert_eq!(
-            run(AtomicOp::Lor, 0.0f32, -0.0, 0.0),
+            compute_typed(AtomicOp::Lor, 0.0f32, -0.0, 0.0),
             0.0,
             "a negative zero is false"
         );
-        assert_eq!(run(AtomicOp::Land, 7i16, -3, 0), 1);
-        assert_eq!(run(AtomicOp::Lxor, 7u32, 9, 0), 0);
-        assert_eq!(run(AtomicOp::Bxor, 0b1100u8, 0b1010, 0), 0b0110);
+        assert_eq!(compute_typed(AtomicOp::Land, 7i16, -3, 0), 1);
+        assert_eq!(compute_typed(AtomicOp::Lxor, 7u32, 9, 0), 0);
+        assert_eq!(compute_typed(AtomicOp::Bxor, 0b1100u8, 0b1010, 0), 0b0110);
     }
 
     /// The comparand stands on the left: `FI_CSWAP_LT` swaps when it is less than the value.
     #[test]
-    fn comparing_swaps_say_whose_side_they_are_on() {
+    fn conditional_swaps_compare_comparand_with_target() {
         for (op, below, equal, above) in [
             (AtomicOp::Cswap, false, true, false),
             (AtomicOp::CswapNe, true, false, true),
@@ -164,12 +164,12 @@ mod tests {
         ] {
             for (comparand, swapped) in [(-2, below), (-1, equal), (0, above)] {
                 assert_eq!(
-                    run(op, -1i64, 9, comparand) == 9,
+                    compute_typed(op, -1i64, 9, comparand) == 9,
                     swapped,
                     "{op:?} with {comparand}"
                 );
             }
         }
-        assert_eq!(run(AtomicOp::Mswap, 0xf0u8, 0x0f, 0x3c), 0xcc);
+        assert_eq!(compute_typed(AtomicOp::Mswap, 0xf0u8, 0x0f, 0x3c), 0xcc);
     }
 }

@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 
 use bytes::{Bytes, BytesMut};
 
-use super::{Gather, Lent, Loan, Payload, PooledBuf, Scatter, Source};
+use super::{CopySource, Gather, Loan, LoanedBuf, Payload, PooledBuf, Scatter};
 use crate::error::Result;
 
 /// A buffer of your own kind: pinned, from an arena, on a device.
@@ -22,7 +22,7 @@ pub unsafe trait CustomBuf: Send + Sync + Any {
     /// The bytes to send, or the bytes received so far.
     fn bytes(&self) -> &[u8];
     /// The room for receiving; `None` when it can only be sent.
-    fn window(&mut self) -> Option<&mut [u8]>;
+    fn writable(&mut self) -> Option<&mut [u8]>;
     /// A message of this many bytes now lies at the start of the window.
     fn set_filled(&mut self, len: usize);
 }
@@ -53,7 +53,7 @@ pub enum AnyBuf {
     /// Memory to be lent; can be sent only.
     Loan(Loan),
     /// A message where its sender has it.
-    Lent(Lent),
+    Loaned(LoanedBuf),
     /// Several buffers, to be sent one behind the other.
     Gather(Gather),
     /// Several buffers, to be received into one behind the other.
@@ -78,7 +78,7 @@ impl AnyBuf {
             Self::String(buf) => buf.as_bytes(),
             Self::Pooled(buf) => buf,
             Self::Loan(buf) => buf,
-            Self::Lent(buf) => buf,
+            Self::Loaned(buf) => buf,
             Self::Custom(buf) => buf.bytes(),
         }
     }
@@ -90,7 +90,7 @@ impl AnyBuf {
         match self {
             Self::Gather(parts) => parts.payload(),
             Self::Scatter(parts) => parts.payload(),
-            buf => Payload::Whole(buf.bytes()),
+            buf => Payload::Contiguous(buf.bytes()),
         }
     }
 
@@ -104,7 +104,7 @@ impl AnyBuf {
             Self::Pooled(buf) => buf.vec_mut(),
             Self::Custom(buf) => {
                 let len = buf.bytes().len();
-                buf.window()
+                buf.writable()
                     .and_then(|window| window.get_mut(..len))
                     .unwrap_or_default()
             }
@@ -115,14 +115,14 @@ impl AnyBuf {
     /// How many bytes can be received; `usize::MAX` when the buffer grows to the message, 0 when it
     /// cannot receive.
     #[doc(hidden)]
-    pub fn room(&mut self) -> usize {
+    pub fn recv_capacity(&mut self) -> usize {
         match self {
             Self::Vec(buf) => buf.capacity(),
             Self::Boxed(buf) => buf.len(),
             Self::BytesMut(buf) => buf.capacity(),
-            Self::Pooled(_) | Self::Lent(_) => usize::MAX,
-            Self::Scatter(parts) => parts.room(),
-            Self::Custom(buf) => buf.window().map_or(0, |window| window.len()),
+            Self::Pooled(_) | Self::Loaned(_) => usize::MAX,
+            Self::Scatter(parts) => parts.recv_capacity(),
+            Self::Custom(buf) => buf.writable().map_or(0, |window| window.len()),
             _ => 0,
         }
     }
@@ -132,11 +132,11 @@ impl AnyBuf {
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     #[doc(hidden)]
-    pub fn expect(&mut self, len: usize) -> Result<()> {
+    pub fn begin_fill(&mut self, len: usize) -> Result<()> {
         match self {
-            Self::Pooled(buf) => buf.expect(len),
-            Self::Lent(buf) => buf.own().expect(len),
-            Self::Scatter(parts) => parts.expect(len),
+            Self::Pooled(buf) => buf.begin_fill(len),
+            Self::Loaned(buf) => buf.pooled_mut().begin_fill(len),
+            Self::Scatter(parts) => parts.begin_fill(len),
             _ => Ok(()),
         }
     }
@@ -147,16 +147,16 @@ impl AnyBuf {
     /// # Panics
     /// When the bytes do not fit into the room or lie outside of the source.
     #[doc(hidden)]
-    pub fn place(&mut self, at: usize, source: &dyn Source, from: usize, count: usize) {
+    pub fn write_at(&mut self, at: usize, source: &dyn CopySource, from: usize, count: usize) {
         match self {
             Self::Vec(buf) => append(buf, at, source, from, count),
             Self::Pooled(buf) => {
                 buf.grow(at, count);
                 append(buf.vec_mut(), at, source, from, count);
             }
-            Self::Lent(buf) => {
-                buf.own().grow(at, count);
-                append(buf.own().vec_mut(), at, source, from, count);
+            Self::Loaned(buf) => {
+                buf.pooled_mut().grow(at, count);
+                append(buf.pooled_mut().vec_mut(), at, source, from, count);
             }
             Self::BytesMut(buf) => {
                 buf.truncate(at);
@@ -166,11 +166,11 @@ impl AnyBuf {
                 // SAFETY: `fill` initialised the `count` bytes behind the current length `at`.
                 unsafe { buf.set_len(at + count) };
             }
-            Self::Boxed(buf) => source.copy_over(from, &mut buf[at..at + count]),
-            Self::Scatter(parts) => parts.place(at, source, from, count),
+            Self::Boxed(buf) => source.copy_to_init(from, &mut buf[at..at + count]),
+            Self::Scatter(parts) => parts.write_at(at, source, from, count),
             Self::Custom(buf) => {
-                if let Some(window) = buf.window() {
-                    source.copy_over(from, &mut window[at..at + count]);
+                if let Some(window) = buf.writable() {
+                    source.copy_to_init(from, &mut window[at..at + count]);
                 }
             }
             _ => assert_eq!(count, 0, "a buffer without room receives nothing"),
@@ -183,25 +183,25 @@ impl AnyBuf {
     /// As [`AnyBuf::expect`].
     #[doc(hidden)]
     #[inline]
-    pub fn receive(&mut self, source: &dyn Source) -> Result<usize> {
+    pub fn receive(&mut self, source: &dyn CopySource) -> Result<usize> {
         let Self::Vec(buf) = self else {
-            return self.receive_otherwise(source);
+            return self.receive_slow(source);
         };
         let count = source.len().min(buf.capacity());
         append(buf, 0, source, 0, count);
         Ok(count)
     }
 
-    fn receive_otherwise(&mut self, source: &dyn Source) -> Result<usize> {
+    fn receive_slow(&mut self, source: &dyn CopySource) -> Result<usize> {
         let len = source.len();
-        if let Self::Lent(buf) = self
-            && buf.take(source)
+        if let Self::Loaned(buf) = self
+            && buf.take_in_place(source)
         {
             return Ok(len);
         }
-        self.expect(len)?;
-        let count = self.room().min(len);
-        self.place(0, source, 0, count);
+        self.begin_fill(len)?;
+        let count = self.recv_capacity().min(len);
+        self.write_at(0, source, 0, count);
         self.finish(count);
         Ok(count)
     }
@@ -213,7 +213,7 @@ impl AnyBuf {
             Self::Vec(buf) => buf.truncate(len),
             Self::BytesMut(buf) => buf.truncate(len),
             Self::Pooled(buf) => buf.vec_mut().truncate(len),
-            Self::Lent(buf) => buf.finish(len),
+            Self::Loaned(buf) => buf.finish(len),
             Self::Scatter(parts) => parts.finish(len),
             Self::Custom(buf) => buf.set_filled(len),
             _ => {}
@@ -229,13 +229,13 @@ impl AnyBuf {
     pub fn clear(&mut self) -> Option<PooledBuf> {
         let grown = match self {
             Self::Pooled(buf) => buf,
-            Self::Lent(buf) => buf.own(),
+            Self::Loaned(buf) => buf.pooled_mut(),
             _ => {
                 self.finish(0);
                 return None;
             }
         };
-        let empty = PooledBuf::of(grown.pool().cloned());
+        let empty = PooledBuf::in_pool(grown.pool().cloned());
         Some(std::mem::replace(grown, empty))
     }
 }
@@ -253,7 +253,7 @@ impl fmt::Debug for AnyBuf {
             Self::String(_) => "String",
             Self::Pooled(_) => "Pooled",
             Self::Loan(_) => "Loan",
-            Self::Lent(_) => "Lent",
+            Self::Loaned(_) => "Lent",
             Self::Gather(_) => "Gather",
             Self::Scatter(_) => "Scatter",
             Self::Custom(_) => "Custom",
@@ -264,7 +264,13 @@ impl fmt::Debug for AnyBuf {
 
 /// Copies part of `source` behind the first `at` bytes of `buf`, which has the capacity for it.
 #[inline]
-pub(crate) fn append(buf: &mut Vec<u8>, at: usize, source: &dyn Source, from: usize, count: usize) {
+pub(crate) fn append(
+    buf: &mut Vec<u8>,
+    at: usize,
+    source: &dyn CopySource,
+    from: usize,
+    count: usize,
+) {
     buf.truncate(at);
     assert_eq!(buf.len(), at, "bytes are placed in order");
     fill(source, from, &mut buf.spare_capacity_mut()[..count]);
@@ -274,7 +280,7 @@ pub(crate) fn append(buf: &mut Vec<u8>, at: usize, source: &dyn Source, from: us
 
 /// Fills `spare` and checks that the source really did.
 #[inline]
-fn fill(source: &dyn Source, from: usize, spare: &mut [MaybeUninit<u8>]) {
+fn fill(source: &dyn CopySource, from: usize, spare: &mut [MaybeUninit<u8>]) {
     let (start, count) = (spare.as_ptr().cast::<u8>(), spare.len());
     let filled = source.copy_to(from, spare);
     assert!(

@@ -5,7 +5,7 @@
 //! usual buffer types are variants of an enum, so that lending one allocates nothing.
 
 mod any;
-mod lend;
+mod loan;
 mod payload;
 mod pool;
 mod source;
@@ -13,10 +13,10 @@ mod vectored;
 
 pub(crate) use any::append;
 pub use any::{AnyBuf, CustomBuf};
-pub use lend::{Lent, LentMemory, Loan, LoanMemory};
-pub use payload::{Payload, Pieces};
-pub use pool::{Pool, PooledBuf};
-pub use source::Source;
+pub use loan::{Loan, LoanMemory, LoanedBuf, PeerMemory};
+pub use payload::{Payload, VectoredPayload};
+pub use pool::{BufferPool, PooledBuf};
+pub use source::CopySource;
 pub use vectored::{Gather, Scatter};
 
 use bytes::{Bytes, BytesMut};
@@ -68,13 +68,13 @@ pub trait FlatBuf: IoBuf {
 )]
 pub trait IoBufMut: IoBuf {}
 
-macro_rules! lend {
+macro_rules! impl_flat_buf {
     ($($type:ty => $variant:ident, |$buf:ident| $bytes:expr;)*) => {$(
         impl sealed::Sealed for $type {}
         impl IoBuf for $type {
             #[inline]
             fn payload(&self) -> Payload<'_> {
-                Payload::Whole(FlatBuf::bytes(self))
+                Payload::Contiguous(FlatBuf::bytes(self))
             }
             fn into_any(self) -> AnyBuf {
                 AnyBuf::$variant(self)
@@ -92,7 +92,7 @@ macro_rules! lend {
     )*};
 }
 
-lend! {
+impl_flat_buf! {
     Vec<u8> => Vec, |buf| buf;
     Box<[u8]> => Boxed, |buf| buf;
     Bytes => Bytes, |buf| buf;
@@ -102,7 +102,7 @@ lend! {
     String => String, |buf| buf.as_bytes();
     PooledBuf => Pooled, |buf| buf;
     Loan => Loan, |buf| buf;
-    Lent => Lent, |buf| buf;
+    LoanedBuf => Loaned, |buf| buf;
     Box<dyn CustomBuf> => Custom, |buf| CustomBuf::bytes(&**buf);
 }
 
@@ -110,7 +110,7 @@ impl IoBufMut for Vec<u8> {}
 impl IoBufMut for Box<[u8]> {}
 impl IoBufMut for BytesMut {}
 impl IoBufMut for PooledBuf {}
-impl IoBufMut for Lent {}
+impl IoBufMut for LoanedBuf {}
 impl IoBufMut for Box<dyn CustomBuf> {}
 
 impl<const N: usize> sealed::Sealed for &'static [u8; N] {}
@@ -121,7 +121,7 @@ impl<const N: usize> FlatBuf for &'static [u8; N] {
 }
 impl<const N: usize> IoBuf for &'static [u8; N] {
     fn payload(&self) -> Payload<'_> {
-        Payload::Whole(*self)
+        Payload::Contiguous(*self)
     }
     fn into_any(self) -> AnyBuf {
         AnyBuf::Static(self)
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_comes_back_as_itself() {
+    fn every_buffer_type_round_trips() {
         round_trip(vec![1u8, 2]);
         round_trip(vec![1u8].into_boxed_slice());
         round_trip(Bytes::from_static(b"ab"));
@@ -159,18 +159,18 @@ mod tests {
     }
 
     #[test]
-    fn receiving_sets_the_length_and_respects_the_room() {
+    fn receiving_sets_length_within_capacity() {
         let source: &[u8] = b"hello";
         let mut any = Vec::with_capacity(8).into_any();
-        assert!(any.room() >= 8);
-        any.place(0, &source, 0, 5);
-        any.place(5, &source, 1, 3);
+        assert!(any.recv_capacity() >= 8);
+        any.write_at(0, &source, 0, 5);
+        any.write_at(5, &source, 1, 3);
         any.finish(8);
         assert_eq!(Vec::from_any(any).unwrap(), b"helloell");
 
         let mut any = vec![9u8; 4].into_boxed_slice().into_any();
-        assert_eq!(any.room(), 4);
-        any.place(0, &source, 0, 3);
+        assert_eq!(any.recv_capacity(), 4);
+        any.write_at(0, &source, 0, 3);
         any.finish(3);
         assert_eq!(any.bytes(), [b'h', b'e', b'l', 9]);
 
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_never_placed_behind_a_gap() {
+    fn write_behind_a_gap_panics() {
         let source: &[u8] = b"abcd";
         for any in [
             Vec::with_capacity(64).into_any(),
@@ -188,19 +188,19 @@ mod tests {
         ] {
             let mut any = any;
             let placed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                any.place(32, &source, 0, 4)
+                any.write_at(32, &source, 0, 4)
             }));
             assert!(placed.is_err());
         }
     }
 
     #[test]
-    fn pooled_buffers_grow_and_return() {
-        let pool = Pool::new();
+    fn pooled_buffers_grow_and_return_to_the_pool() {
+        let pool = BufferPool::new();
         let mut any = PooledBuf::empty(&pool).into_any();
-        any.expect(3000).unwrap();
+        any.begin_fill(3000).unwrap();
         for at in 0..3000 {
-            any.place(at, &b"x".as_slice(), 0, 1);
+            any.write_at(at, &b"x".as_slice(), 0, 1);
         }
         any.finish(3000);
         let buf = PooledBuf::from_any(any).unwrap();

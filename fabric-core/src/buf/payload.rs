@@ -6,14 +6,14 @@ use super::AnyBuf;
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
     /// In one place.
-    Whole(&'a [u8]),
+    Contiguous(&'a [u8]),
     /// In several.
-    Pieces(Pieces<'a>),
+    Vectored(VectoredPayload<'a>),
 }
 
 /// Part of what a row of buffers holds.
 #[derive(Clone, Copy, Debug)]
-pub struct Pieces<'a> {
+pub struct VectoredPayload<'a> {
     parts: &'a [AnyBuf],
     from: usize,
     len: usize,
@@ -21,8 +21,8 @@ pub struct Pieces<'a> {
 
 impl<'a> Payload<'a> {
     /// All bytes of a row of buffers.
-    pub(super) fn of(parts: &'a [AnyBuf]) -> Self {
-        Self::Pieces(Pieces {
+    pub(super) fn from_bufs(parts: &'a [AnyBuf]) -> Self {
+        Self::Vectored(VectoredPayload {
             parts,
             from: 0,
             len: parts.iter().map(|part| part.bytes().len()).sum(),
@@ -34,8 +34,8 @@ impl<'a> Payload<'a> {
     #[must_use]
     pub fn len(self) -> usize {
         match self {
-            Self::Whole(bytes) => bytes.len(),
-            Self::Pieces(pieces) => pieces.len,
+            Self::Contiguous(bytes) => bytes.len(),
+            Self::Vectored(pieces) => pieces.len,
         }
     }
 
@@ -47,10 +47,10 @@ impl<'a> Payload<'a> {
 
     /// The bytes as a slice, if they lie in one place.
     #[must_use]
-    pub fn whole(self) -> Option<&'a [u8]> {
+    pub fn as_contiguous(self) -> Option<&'a [u8]> {
         match self {
-            Self::Whole(bytes) => Some(bytes),
-            Self::Pieces(_) => None,
+            Self::Contiguous(bytes) => Some(bytes),
+            Self::Vectored(_) => None,
         }
     }
 
@@ -59,15 +59,15 @@ impl<'a> Payload<'a> {
     /// # Panics
     /// When the range lies outside.
     #[must_use]
-    pub fn part(self, from: usize, count: usize) -> Self {
+    pub fn slice(self, from: usize, count: usize) -> Self {
         match self {
-            Self::Whole(bytes) => Self::Whole(&bytes[from..from + count]),
-            Self::Pieces(pieces) => {
+            Self::Contiguous(bytes) => Self::Contiguous(&bytes[from..from + count]),
+            Self::Vectored(pieces) => {
                 assert!(
                     from <= pieces.len && count <= pieces.len - from,
                     "a part outside of the payload"
                 );
-                Self::Pieces(Pieces {
+                Self::Vectored(VectoredPayload {
                     from: pieces.from + from,
                     len: count,
                     ..pieces
@@ -80,8 +80,8 @@ impl<'a> Payload<'a> {
     #[inline(always)] // so that what is done with bytes in one place is compiled in place
     pub fn for_each(self, mut act: impl FnMut(usize, &'a [u8])) {
         match self {
-            Self::Whole(bytes) => act(0, bytes),
-            Self::Pieces(pieces) => pieces.for_each(act),
+            Self::Contiguous(bytes) => act(0, bytes),
+            Self::Vectored(pieces) => pieces.for_each(act),
         }
     }
 
@@ -94,7 +94,7 @@ impl<'a> Payload<'a> {
     }
 }
 
-impl<'a> Pieces<'a> {
+impl<'a> VectoredPayload<'a> {
     #[cold]
     fn for_each(self, mut act: impl FnMut(usize, &'a [u8])) {
         let (mut skip, mut at) = (self.from, 0);

@@ -9,10 +9,10 @@ use bytes::Bytes;
 use crate::error::{Error, Result};
 
 /// Smallest and largest size that is kept, as powers of two.
-const SMALLEST: u32 = 8;
-const LARGEST: u32 = 20;
+const MIN_CLASS_SHIFT: u32 = 8;
+const MAX_CLASS_SHIFT: u32 = 20;
 /// How many bytes of each size are kept at most.
-const KEPT_BYTES: usize = 1 << 22;
+const MAX_FREE_BYTES: usize = 1 << 22;
 
 /// Free buffers by size, powers of two from 256 B to 1 MiB. Larger ones come from the allocator and
 /// go back to it.
@@ -21,11 +21,11 @@ const KEPT_BYTES: usize = 1 << 22;
 /// is neither zero-filled nor copied to a larger one. For a large buffer the allocator reserves
 /// address space; the kernel provides pages as bytes arrive. So an announced length costs address
 /// space, and memory only for the bytes that a peer really sends.
-pub struct Pool {
-    free: [Mutex<Vec<Vec<u8>>>; (LARGEST - SMALLEST + 1) as usize],
+pub struct BufferPool {
+    free: [Mutex<Vec<Vec<u8>>>; (MAX_CLASS_SHIFT - MIN_CLASS_SHIFT + 1) as usize],
 }
 
-impl Pool {
+impl BufferPool {
     /// An empty pool.
     #[must_use]
     pub fn new() -> Arc<Self> {
@@ -50,7 +50,7 @@ impl Pool {
     }
 
     fn try_take_vec(&self, len: usize) -> Result<Vec<u8>> {
-        if len > 1 << LARGEST {
+        if len > 1 << MAX_CLASS_SHIFT {
             let mut data = Vec::new();
             reserve(&mut data, len)?;
             return Ok(data);
@@ -58,25 +58,27 @@ impl Pool {
         let class = len
             .next_power_of_two()
             .trailing_zeros()
-            .saturating_sub(SMALLEST);
+            .saturating_sub(MIN_CLASS_SHIFT);
         let kept = self.free[class as usize]
             .lock()
             .unwrap_or_else(|e| e.into_inner())
             .pop();
-        Ok(kept.unwrap_or_else(|| Vec::with_capacity(1 << (class + SMALLEST))))
+        Ok(kept.unwrap_or_else(|| Vec::with_capacity(1 << (class + MIN_CLASS_SHIFT))))
     }
 
-    fn give(&self, mut data: Vec<u8>) {
+    fn recycle(&self, mut data: Vec<u8>) {
         let capacity = data.capacity();
-        if !(1 << SMALLEST..=1 << LARGEST).contains(&capacity) || !capacity.is_power_of_two() {
+        if !(1 << MIN_CLASS_SHIFT..=1 << MAX_CLASS_SHIFT).contains(&capacity)
+            || !capacity.is_power_of_two()
+        {
             return;
         }
-        let class = capacity.trailing_zeros() - SMALLEST;
+        let class = capacity.trailing_zeros() - MIN_CLASS_SHIFT;
         data.clear();
         let mut free = self.free[class as usize]
             .lock()
             .unwrap_or_else(|e| e.into_inner());
-        if (free.len() + 1) * capacity <= KEPT_BYTES {
+        if (free.len() + 1) * capacity <= MAX_FREE_BYTES {
             free.push(data);
         }
     }
@@ -90,7 +92,7 @@ fn reserve(data: &mut Vec<u8>, len: usize) -> Result<()> {
     })
 }
 
-impl fmt::Debug for Pool {
+impl fmt::Debug for BufferPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Pool")
     }
@@ -101,21 +103,21 @@ impl fmt::Debug for Pool {
 /// Dereferences to its bytes. [`PooledBuf::into_bytes`] makes it a `Bytes` without copying.
 pub struct PooledBuf {
     data: Vec<u8>,
-    pool: Option<Arc<Pool>>,
+    pool: Option<Arc<BufferPool>>,
 }
 
 impl PooledBuf {
     /// A buffer without memory yet; it takes some when a message arrives.
     #[doc(hidden)]
     #[must_use]
-    pub fn empty(pool: &Arc<Pool>) -> Self {
-        Self::of(Some(pool.clone()))
+    pub fn empty(pool: &Arc<BufferPool>) -> Self {
+        Self::in_pool(Some(pool.clone()))
     }
 
     /// A buffer of this pool with the bytes of a vector, which are not copied.
     #[doc(hidden)]
     #[must_use]
-    pub fn from_vec(pool: &Arc<Pool>, data: Vec<u8>) -> Self {
+    pub fn from_vec(pool: &Arc<BufferPool>, data: Vec<u8>) -> Self {
         Self {
             data,
             pool: Some(pool.clone()),
@@ -123,14 +125,14 @@ impl PooledBuf {
     }
 
     /// Likewise, of the pool of another, if that has one.
-    pub(super) fn of(pool: Option<Arc<Pool>>) -> Self {
+    pub(super) fn in_pool(pool: Option<Arc<BufferPool>>) -> Self {
         Self {
             data: Vec::new(),
             pool,
         }
     }
 
-    pub(super) fn pool(&self) -> Option<&Arc<Pool>> {
+    pub(super) fn pool(&self) -> Option<&Arc<BufferPool>> {
         self.pool.as_ref()
     }
 
@@ -164,7 +166,7 @@ impl PooledBuf {
     /// # Errors
     /// [`Error::OutOfMemory`] when the allocator has no room. The buffer is as before.
     #[doc(hidden)]
-    pub fn expect(&mut self, len: usize) -> Result<()> {
+    pub fn begin_fill(&mut self, len: usize) -> Result<()> {
         if self.data.capacity() >= len && self.data.capacity() > 0 {
             return Ok(());
         }
@@ -178,7 +180,7 @@ impl PooledBuf {
         };
         let old = mem::replace(&mut self.data, larger);
         if let Some(pool) = &self.pool {
-            pool.give(old);
+            pool.recycle(old);
         }
         Ok(())
     }
@@ -196,7 +198,7 @@ impl PooledBuf {
         if at + count > self.data.capacity() {
             self.data.truncate(at);
             let needed = (at + count).max(2 * self.data.capacity());
-            if self.data.capacity() > 1 << LARGEST {
+            if self.data.capacity() > 1 << MAX_CLASS_SHIFT {
                 // The allocator may move pages instead of bytes.
                 return self.data.reserve_exact(needed - at);
             }
@@ -208,7 +210,7 @@ impl PooledBuf {
             larger.extend_from_slice(&self.data);
             let old = mem::replace(&mut self.data, larger);
             if let Some(pool) = &self.pool {
-                pool.give(old);
+                pool.recycle(old);
             }
         }
     }
@@ -221,7 +223,7 @@ impl PooledBuf {
 impl Drop for PooledBuf {
     fn drop(&mut self) {
         if let Some(pool) = &self.pool {
-            pool.give(mem::take(&mut self.data));
+            pool.recycle(mem::take(&mut self.data));
         }
     }
 }

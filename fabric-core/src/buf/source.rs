@@ -3,10 +3,10 @@
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use super::LentMemory;
+use super::PeerMemory;
 
 /// Bytes that can be copied out, but not borrowed: a peer may own them.
-pub trait Source {
+pub trait CopySource {
     /// How many bytes there are.
     fn len(&self) -> usize;
 
@@ -24,7 +24,7 @@ pub trait Source {
     fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8];
 
     /// The memory itself, if it can be held instead of copied.
-    fn lent(&self) -> Option<Arc<dyn LentMemory>> {
+    fn peer_memory(&self) -> Option<Arc<dyn PeerMemory>> {
         None
     }
 
@@ -32,10 +32,10 @@ pub trait Source {
     ///
     /// # Panics
     /// When the range lies outside of the source.
-    fn copy_over(&self, from: usize, dst: &mut [u8]);
+    fn copy_to_init(&self, from: usize, dst: &mut [u8]);
 }
 
-impl Source for &[u8] {
+impl CopySource for &[u8] {
     fn len(&self) -> usize {
         <[u8]>::len(self)
     }
@@ -45,7 +45,7 @@ impl Source for &[u8] {
         dst.write_copy_of_slice(&self[from..from + count])
     }
 
-    fn copy_over(&self, from: usize, dst: &mut [u8]) {
+    fn copy_to_init(&self, from: usize, dst: &mut [u8]) {
         dst.copy_from_slice(&self[from..from + dst.len()]);
     }
 }

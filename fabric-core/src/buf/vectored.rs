@@ -1,7 +1,7 @@
 //! Vectors of buffers: one message out of several places, or into several.
 
 use super::sealed::Sealed;
-use super::{AnyBuf, FlatBuf, IoBuf, IoBufMut, Payload, Source};
+use super::{AnyBuf, CopySource, FlatBuf, IoBuf, IoBufMut, Payload};
 use crate::error::Result;
 
 /// Buffers whose bytes go out one behind the other, as one message or one write (`fi_sendv`,
@@ -55,7 +55,7 @@ pub struct Scatter {
     filled: usize,
 }
 
-macro_rules! vector {
+macro_rules! impl_vectored_buf {
     ($type:ident, $($part:ident)+) => {
         impl $type {
             /// No buffer yet.
@@ -108,7 +108,7 @@ macro_rules! vector {
 
         impl<B: $($part +)+> FromIterator<B> for $type {
             fn from_iter<I: IntoIterator<Item = B>>(parts: I) -> Self {
-                Self::of(parts.into_iter().map(IoBuf::into_any).collect())
+                Self::from_parts(parts.into_iter().map(IoBuf::into_any).collect())
             }
         }
 
@@ -126,13 +126,13 @@ macro_rules! vector {
 
         impl<A: $($part +)+, B: $($part +)+> From<(A, B)> for $type {
             fn from((a, b): (A, B)) -> Self {
-                Self::of(vec![a.into_any(), b.into_any()])
+                Self::from_parts(vec![a.into_any(), b.into_any()])
             }
         }
 
         impl<A: $($part +)+, B: $($part +)+, C: $($part +)+> From<(A, B, C)> for $type {
             fn from((a, b, c): (A, B, C)) -> Self {
-                Self::of(vec![a.into_any(), b.into_any(), c.into_any()])
+                Self::from_parts(vec![a.into_any(), b.into_any(), c.into_any()])
             }
         }
 
@@ -158,13 +158,13 @@ macro_rules! vector {
     };
 }
 
-vector!(Gather, FlatBuf);
-vector!(Scatter, IoBufMut FlatBuf);
+impl_vectored_buf!(Gather, FlatBuf);
+impl_vectored_buf!(Scatter, IoBufMut FlatBuf);
 
 impl IoBufMut for Scatter {}
 
 impl Gather {
-    fn of(parts: Vec<AnyBuf>) -> Self {
+    fn from_parts(parts: Vec<AnyBuf>) -> Self {
         Self { parts }
     }
 
@@ -186,12 +186,12 @@ impl Gather {
     }
 
     pub(super) fn payload(&self) -> Payload<'_> {
-        Payload::of(&self.parts)
+        Payload::from_bufs(&self.parts)
     }
 }
 
 impl Scatter {
-    fn of(parts: Vec<AnyBuf>) -> Self {
+    fn from_parts(parts: Vec<AnyBuf>) -> Self {
         Self { parts, filled: 0 }
     }
 
@@ -220,38 +220,44 @@ impl Scatter {
 
     /// What was placed: all of it lies in front of what the buffers hold besides.
     pub(super) fn payload(&self) -> Payload<'_> {
-        let held = Payload::of(&self.parts);
-        held.part(0, self.filled.min(held.len()))
+        let held = Payload::from_bufs(&self.parts);
+        held.slice(0, self.filled.min(held.len()))
     }
 
     /// The room of all buffers together.
-    pub(super) fn room(&mut self) -> usize {
+    pub(super) fn recv_capacity(&mut self) -> usize {
         self.parts
             .iter_mut()
-            .fold(0, |room, part| room.saturating_add(part.room()))
+            .fold(0, |room, part| room.saturating_add(part.recv_capacity()))
     }
 
     /// A message of this length is about to come.
     ///
     /// # Errors
     /// As [`AnyBuf::expect`].
-    pub(super) fn expect(&mut self, len: usize) -> Result<()> {
+    pub(super) fn begin_fill(&mut self, len: usize) -> Result<()> {
         let mut left = len;
         for part in &mut self.parts {
-            part.expect(left)?;
-            left = left.saturating_sub(part.room());
+            part.begin_fill(left)?;
+            left = left.saturating_sub(part.recv_capacity());
         }
         Ok(())
     }
 
     /// As [`AnyBuf::place`].
-    pub(super) fn place(&mut self, at: usize, source: &dyn Source, from: usize, count: usize) {
+    pub(super) fn write_at(
+        &mut self,
+        at: usize,
+        source: &dyn CopySource,
+        from: usize,
+        count: usize,
+    ) {
         let (mut at, mut from, mut left) = (at, from, count);
         for part in &mut self.parts {
-            let room = part.room();
+            let room = part.recv_capacity();
             let count = room.saturating_sub(at).min(left);
             if count > 0 {
-                part.place(at, source, from, count);
+                part.write_at(at, source, from, count);
                 (from, left) = (from + count, left - count);
             }
             at = at.saturating_sub(room);
@@ -264,7 +270,7 @@ impl Scatter {
         self.filled = len;
         let mut left = len;
         for part in &mut self.parts {
-            let count = part.room().min(left);
+            let count = part.recv_capacity().min(left);
             part.finish(count);
             left -= count;
         }
@@ -274,40 +280,40 @@ impl Scatter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::buf::Pool;
+    use crate::buf::BufferPool;
 
-    fn filled(room: Scatter, message: &[u8]) -> (Scatter, usize) {
+    fn receive_into(room: Scatter, message: &[u8]) -> (Scatter, usize) {
         let mut any = room.into_any();
         let placed = any.receive(&message).unwrap();
         (Scatter::from_any(any).unwrap(), placed)
     }
 
     #[test]
-    fn parts_of_a_payload_cross_the_pieces() {
+    fn payload_slices_span_several_buffers() {
         let gather = Gather::from([&b"ab"[..], b"", b"cdef", b"g"]);
         let payload = gather.payload();
         for from in 0..=7 {
             for to in from..=7 {
                 let mut seen = Vec::new();
-                payload.part(from, to - from).for_each(|at, piece| {
+                payload.slice(from, to - from).for_each(|at, piece| {
                     assert_eq!(at, seen.len());
                     seen.extend_from_slice(piece);
                 });
                 assert_eq!(seen, b"abcdefg"[from..to], "{from}..{to}");
             }
         }
-        assert_eq!(payload.part(1, 5).part(2, 2).to_vec(), b"de");
+        assert_eq!(payload.slice(1, 5).slice(2, 2).to_vec(), b"de");
         assert!(Gather::new().payload().is_empty());
     }
 
     #[test]
-    fn a_message_fills_one_buffer_after_the_other() {
+    fn message_fills_scatter_buffers_in_order() {
         let message: Vec<u8> = (0..20).collect();
         for len in 0..=20 {
             let room = Scatter::from((Vec::with_capacity(3), vec![9u8; 5].into_boxed_slice()))
                 .with(bytes::BytesMut::with_capacity(0))
                 .with(bytes::BytesMut::with_capacity(8));
-            let (room, placed) = filled(room, &message[..len]);
+            let (room, placed) = receive_into(room, &message[..len]);
             assert_eq!((placed, room.len()), (len.min(16), len.min(16)));
             assert_eq!(
                 room.pieces().flatten().copied().collect::<Vec<_>>(),
@@ -318,12 +324,12 @@ mod tests {
     }
 
     #[test]
-    fn pieces_that_arrive_are_laid_behind_each_other() {
+    fn received_pieces_are_written_contiguously() {
         let mut any =
             Scatter::from([Vec::with_capacity(4), vec![7; 6], Vec::with_capacity(2)]).into_any();
-        assert_eq!(any.room(), 12);
+        assert_eq!(any.recv_capacity(), 12);
         for (at, piece) in [(0, &b"abc"[..]), (3, b"defgh"), (8, b""), (8, b"ij")] {
-            any.place(at, &piece, 0, piece.len());
+            any.write_at(at, &piece, 0, piece.len());
         }
         any.finish(10);
         let parts = Scatter::from_any(any)
@@ -334,17 +340,17 @@ mod tests {
     }
 
     #[test]
-    fn a_growing_buffer_takes_the_rest() {
-        let pool = Pool::new();
+    fn growing_buffer_takes_the_rest() {
+        let pool = BufferPool::new();
         let room = Scatter::from((Vec::with_capacity(2), pool.take(0)));
-        let (mut room, placed) = filled(room, &[5; 3000]);
+        let (mut room, placed) = receive_into(room, &[5; 3000]);
         assert_eq!((placed, room.take::<Vec<u8>>(0).unwrap().len()), (3000, 2));
         assert_eq!(room.take::<crate::buf::PooledBuf>(1).unwrap().len(), 2998);
         assert!(room.take::<crate::buf::PooledBuf>(1).is_none());
     }
 
     #[test]
-    fn a_row_of_other_buffers_stays_as_it_is() {
+    fn into_parts_of_mixed_types_returns_the_gather() {
         let mixed = Gather::from((vec![1], "two", vec![3]));
         let mixed = mixed.into_parts::<Vec<u8>>().unwrap_err();
         assert_eq!(mixed.pieces().collect::<Vec<_>>(), [&[1][..], b"two", &[3]]);

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_kinds_share_no_bit_and_leave_none_out() {
+    fn cap_classes_partition_all_bits() {
         assert!(!Caps::PRIMARY.intersects(Caps::SECONDARY | Caps::DIRECTIONS));
         assert!(!Caps::SECONDARY.intersects(Caps::DIRECTIONS));
         assert_eq!(
@@ -199,14 +199,14 @@ mod tests {
     }
 
     #[test]
-    fn a_direction_of_one_class_leaves_the_other_whole() {
+    fn direction_of_one_class_leaves_the_other_complete() {
         let caps = (Caps::TAGGED | Caps::RECV | Caps::ATOMIC).with_directions();
         assert_eq!(caps & Caps::DIRECTIONS, Caps::RECV | Caps::RMA_DIRECTIONS);
         assert_eq!(Caps::HMEM.with_directions(), Caps::HMEM);
     }
 
     #[test]
-    fn a_target_needs_one_sided_operations_and_a_remote_direction() {
+    fn rma_target_needs_rma_and_a_remote_direction() {
         assert!(Caps::RMA.is_rma_target());
         assert!((Caps::ATOMIC | Caps::REMOTE_READ).is_rma_target());
         assert!(!(Caps::RMA | Caps::READ | Caps::WRITE).is_rma_target());
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_bits_cannot_enter() {
+    fn unknown_bits_are_rejected() {
         assert_eq!(Caps::from_bits(1 << 63), None);
     }
 }

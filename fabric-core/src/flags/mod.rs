@@ -17,10 +17,10 @@
 
 mod call;
 mod caps;
-mod duty;
+mod mode;
 mod order;
 
 pub use call::{Access, CounterBind, CqBind, OpFlags};
 pub use caps::Caps;
-pub use duty::{Mode, MrMode};
+pub use mode::{Mode, MrMode};
 pub use order::MsgOrder;

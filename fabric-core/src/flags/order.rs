@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn general_order_implies_the_narrower_ones_and_not_the_reverse() {
+    fn general_order_implies_narrower_orders() {
         assert_eq!(MsgOrder::STRICT.with_implied(), MsgOrder::all());
         let narrow = MsgOrder::RMA_WAW | MsgOrder::ATOMIC_WAW;
         assert_eq!(narrow.with_implied(), narrow);

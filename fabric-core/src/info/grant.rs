@@ -17,7 +17,7 @@ pub(super) fn grant(hints: &Hints, offer: &Info) -> Info {
     if hints.mode.contains(Mode::LOCAL_MR) && offer.domain.mr_mode.contains(MrMode::LOCAL) {
         info.mode |= Mode::LOCAL_MR;
     }
-    set(&mut info.addr_format, hints.addr_format);
+    set_from_hint(&mut info.addr_format, hints.addr_format);
     // An address without a name asks for any; the offer may know where.
     if offer.src_addr.is_none()
         || hints
@@ -25,12 +25,12 @@ pub(super) fn grant(hints: &Hints, offer: &Info) -> Info {
             .as_ref()
             .is_some_and(|asked| !asked.name().is_empty())
     {
-        replace(&mut info.src_addr, &hints.src_addr);
+        clone_from_hint(&mut info.src_addr, &hints.src_addr);
     }
-    replace(&mut info.dest_addr, &hints.dest_addr);
-    set(&mut info.fabric.api_version, hints.api_version);
+    clone_from_hint(&mut info.dest_addr, &hints.dest_addr);
+    set_from_hint(&mut info.fabric.api_version, hints.api_version);
 
-    domain(&mut info, hints, offer);
+    grant_domain(&mut info, hints, offer);
 
     set_count(&mut info.ep.tx_ctx_cnt, hints.ep_tx_ctx_cnt);
     set_count(&mut info.ep.rx_ctx_cnt, hints.ep_rx_ctx_cnt);
@@ -55,12 +55,12 @@ pub(super) fn grant(hints: &Hints, offer: &Info) -> Info {
     info
 }
 
-fn domain(info: &mut Info, hints: &Hints, offer: &Info) {
+fn grant_domain(info: &mut Info, hints: &Hints, offer: &Info) {
     let caps = info.caps;
     let domain = &mut info.domain;
-    set(&mut domain.threading, hints.threading);
-    set(&mut domain.control_progress, hints.control_progress);
-    set(&mut domain.data_progress, hints.data_progress);
+    set_from_hint(&mut domain.threading, hints.threading);
+    set_from_hint(&mut domain.control_progress, hints.control_progress);
+    set_from_hint(&mut domain.data_progress, hints.data_progress);
     domain.av_type = hints.av_type.or(domain.av_type);
     domain.mr_mode = mr_mode::granted(hints, offer, caps);
     domain.tclass = hints.tclass.or(domain.tclass);
@@ -85,9 +85,9 @@ fn domain(info: &mut Info, hints: &Hints, offer: &Info) {
 /// secondary ones; or, when nothing was asked, all that the agreed duties allow.
 pub(super) fn endpoint_caps(hints: &Hints, offer: &Info) -> Caps {
     let all = offer.caps.with_directions();
-    if let Some(asked) = hints.asked_caps() {
-        let asked = expanded(asked, all);
-        return asked | harmless(all & Caps::SECONDARY, asked, offer);
+    if let Some(asked) = hints.requested_caps() {
+        let asked = with_offered_directions(asked, all);
+        return asked | free_secondary_caps(all & Caps::SECONDARY, asked, offer);
     }
 
     let agreed = mr_mode::agreed(hints, offer);
@@ -95,19 +95,19 @@ pub(super) fn endpoint_caps(hints: &Hints, offer: &Info) -> Caps {
     if offer.domain.mr_mode.contains(MrMode::HMEM) && !agreed.contains(MrMode::HMEM) {
         caps.remove(Caps::HMEM);
     }
-    if !agreed.contains(mr_mode::needed(caps, offer.domain.mr_mode)) {
+    if !agreed.contains(mr_mode::required(caps, offer.domain.mr_mode)) {
         caps.remove(Caps::REMOTE_READ | Caps::REMOTE_WRITE | Caps::RMA_EVENT);
     }
-    without_idle(caps)
+    drop_undirected(caps)
 }
 
 /// The asked capabilities with those directions that were left open and are offered.
-fn expanded(asked: Caps, offered: Caps) -> Caps {
+fn with_offered_directions(asked: Caps, offered: Caps) -> Caps {
     asked | (asked.with_directions() & offered)
 }
 
 /// Which secondary capabilities change nothing for an application that did not ask for them.
-fn harmless(secondary: Caps, asked: Caps, offer: &Info) -> Caps {
+fn free_secondary_caps(secondary: Caps, asked: Caps, offer: &Info) -> Caps {
     // Errors about unknown senders appear where there were none.
     let mut granted = secondary.difference(Caps::SOURCE_ERR);
     let receives = |kind| asked.intersects(kind) && asked.contains(Caps::RECV);
@@ -139,15 +139,15 @@ fn context_caps(asked: Option<Caps>, offered: Caps, endpoint: Caps) -> Caps {
     match asked.filter(|asked| !asked.is_empty()) {
         Some(asked) => {
             let both = offered & endpoint;
-            without_idle(expanded(asked & both, both)) | (both & Caps::SECONDARY)
+            drop_undirected(with_offered_directions(asked & both, both)) | (both & Caps::SECONDARY)
         }
-        None => without_idle(offered & endpoint),
+        None => drop_undirected(offered & endpoint),
     }
 }
 
 /// Takes out operations that have no direction left: an empty set of directions would mean all of
 /// them.
-fn without_idle(mut caps: Caps) -> Caps {
+fn drop_undirected(mut caps: Caps) -> Caps {
     if !caps.intersects(Caps::MSG_DIRECTIONS) {
         caps.remove(Caps::MSG | Caps::TAGGED);
     }
@@ -157,20 +157,20 @@ fn without_idle(mut caps: Caps) -> Caps {
     caps
 }
 
-fn set<T>(field: &mut T, hint: Option<T>) {
+fn set_from_hint<T>(field: &mut T, hint: Option<T>) {
     if let Some(value) = hint {
         *field = value;
     }
 }
 
-fn replace<T: Clone>(field: &mut Option<T>, hint: &Option<T>) {
+fn clone_from_hint<T: Clone>(field: &mut Option<T>, hint: &Option<T>) {
     if hint.is_some() {
         field.clone_from(hint);
     }
 }
 
 fn set_count(field: &mut usize, hint: Option<usize>) {
-    set(field, hint.filter(|&count| count != 0));
+    set_from_hint(field, hint.filter(|&count| count != 0));
 }
 
 fn set_key(key: &mut Option<Vec<u8>>, size: &mut usize, hint: Option<&[u8]>) {

@@ -10,7 +10,7 @@ use super::{Info, Version};
 
 /// Declares [`Hints`]: each attribute is a field (`None` is the wildcard) and a method of the same
 /// name and text.
-macro_rules! hints {
+macro_rules! define_hints {
     ($($(#[$text:meta])* $name:ident: $kind:ty,)*) => {
         /// What an application needs of a fabric: the least that will do, attribute by attribute.
         ///
@@ -74,7 +74,7 @@ macro_rules! hints {
     };
 }
 
-hints! {
+define_hints! {
     /// What the endpoint must be able to do. Without this hint, whatever is offered and the agreed
     /// duties allow.
     caps: Caps,
@@ -282,7 +282,7 @@ impl Hints {
     }
 
     /// The capabilities that are asked for; an empty set asks for none and is the wildcard too.
-    pub(super) fn asked_caps(&self) -> Option<Caps> {
+    pub(super) fn requested_caps(&self) -> Option<Caps> {
         self.caps.filter(|caps| !caps.is_empty())
     }
 

@@ -287,7 +287,7 @@ impl AddrFormat {
     /// Whether an application that asks for `asked` can use addresses of this format: the same
     /// format, or one of two of which the other is a special case.
     #[must_use]
-    pub fn serves(self, asked: Self) -> bool {
+    pub fn is_compatible(self, asked: Self) -> bool {
         self == asked || self.includes(asked) || asked.includes(self)
     }
 
@@ -308,14 +308,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_are_those_of_1_17_and_of_the_unified_progress_after_it() {
+    fn level_ranks_match_libfabric() {
         assert_eq!(Threading::ALL.map(Threading::rank), [1, 2, 3, 4, 5]);
         assert_eq!(Progress::ALL.map(Progress::rank), [1, 2, 3]);
         assert_eq!(ResourceMgmt::ALL.map(ResourceMgmt::rank), [1, 2]);
     }
 
     #[test]
-    fn special_address_formats_serve_general_ones_and_back() {
+    fn specific_and_general_address_formats_are_compatible() {
         use AddrFormat::{Sockaddr, SockaddrIn, SockaddrIn6, SockaddrIp, Str};
         for (offer, asked, good) in [
             (Str, Str, true),
@@ -325,7 +325,7 @@ mod tests {
             (SockaddrIp, SockaddrIn6, true),
             (SockaddrIn, SockaddrIn6, false),
         ] {
-            assert_eq!(offer.serves(asked), good, "{offer:?} for {asked:?}");
+            assert_eq!(offer.is_compatible(asked), good, "{offer:?} for {asked:?}");
         }
     }
 }

@@ -35,9 +35,9 @@ mod attr;
 mod grant;
 mod hints;
 mod level;
+mod mismatch;
 mod mr_mode;
 mod negotiate;
-mod refusal;
 
 use crate::address::Address;
 use crate::error::{Error, Result};
@@ -50,8 +50,8 @@ pub use hints::Hints;
 pub use level::{
     AddrFormat, AvType, EpType, Progress, Protocol, ResourceMgmt, Threading, TrafficClass,
 };
+pub use mismatch::{Mismatch, NoMatch};
 pub use negotiate::{negotiate, select};
-pub use refusal::{Mismatch, NoMatch};
 
 /// One way to communicate: a provider's offer, or what came of it after negotiation.
 ///
@@ -121,7 +121,7 @@ impl Info {
     /// This offer under manual and under automatic progress, in this order: who states no wish gets
     /// the first. For providers that leave progress to the engine, and serve both equally well.
     #[must_use]
-    pub fn under_either_progress(self) -> [Self; 2] {
+    pub fn for_both_progress_models(self) -> [Self; 2] {
         [Progress::Manual, Progress::Auto].map(|progress| {
             let mut info = self.clone();
             (info.domain.control_progress, info.domain.data_progress) = (progress, progress);
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_domain_opens_in_its_own_fabric_only() {
+    fn domain_opens_only_in_its_own_fabric() {
         let info = Info::template("shm", "machine", "shm0");
         assert_eq!(check_domain(("shm", "machine"), &info), Ok(()));
         for (fabric, what) in [
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_promises_nothing_it_cannot_keep() {
+    fn template_offers_no_caps_and_default_levels() {
         let info = Info::template("p", "f", "d");
         assert_eq!((info.caps, info.mode), (Caps::empty(), Mode::empty()));
         assert_eq!(

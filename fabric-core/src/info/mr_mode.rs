@@ -14,15 +14,15 @@
 
 use crate::flags::{Caps, Mode, MrMode};
 
-use super::refusal::{Mismatch, names};
+use super::mismatch::{Mismatch, flag_names};
 use super::{Hints, Info, Version};
 
 /// The first API in which the duties are named one by one.
-pub(super) const SEPARATE_DUTIES: Version = Version::new(1, 5);
+pub(super) const SEPARATE_MODE_BITS: Version = Version::new(1, 5);
 
 /// The duties that are left of `offered` for an endpoint of these capabilities (none named: no
 /// target, no devices).
-pub(super) fn needed(caps: Caps, offered: MrMode) -> MrMode {
+pub(super) fn required(caps: Caps, offered: MrMode) -> MrMode {
     let mut duties = offered.difference(MrMode::LEGACY);
     if !caps.contains(Caps::HMEM) {
         duties.remove(MrMode::HMEM);
@@ -38,8 +38,8 @@ pub(super) fn needed(caps: Caps, offered: MrMode) -> MrMode {
 
 /// The duties the application agrees to, by their names of today.
 pub(super) fn agreed(hints: &Hints, offer: &Info) -> MrMode {
-    let mut duties = match legacy(hints, offer) {
-        Some(MrMode::BASIC) => MrMode::BASIC_DUTIES,
+    let mut duties = match legacy_mode(hints, offer) {
+        Some(MrMode::BASIC) => MrMode::BASIC_BITS,
         Some(_) => MrMode::empty(),
         None => hints.mr_mode,
     };
@@ -50,9 +50,9 @@ pub(super) fn agreed(hints: &Hints, offer: &Info) -> MrMode {
 /// The duties in the result of a successful check, for an endpoint that is granted these
 /// capabilities.
 pub(super) fn granted(hints: &Hints, offer: &Info, caps: Caps) -> MrMode {
-    let needed = needed(caps, offer.domain.mr_mode);
-    if legacy(hints, offer) == Some(MrMode::BASIC) {
-        needed | MrMode::BASIC_DUTIES
+    let needed = required(caps, offer.domain.mr_mode);
+    if legacy_mode(hints, offer) == Some(MrMode::BASIC) {
+        needed | MrMode::BASIC_BITS
     } else {
         needed
     }
@@ -62,7 +62,14 @@ pub(super) fn granted(hints: &Hints, offer: &Info, caps: Caps) -> MrMode {
 /// not supported.
 pub(super) fn check(hints: &Hints, offer: &Info) -> Result<(), Mismatch> {
     let offered = offer.domain.mr_mode;
-    let refuse = |what: String| Err(Mismatch::new(offer, "mr_mode", names(hints.mr_mode), what));
+    let refuse = |what: String| {
+        Err(Mismatch::new(
+            offer,
+            "mr_mode",
+            flag_names(hints.mr_mode),
+            what,
+        ))
+    };
 
     if offered.contains(MrMode::LOCAL) && !agrees_to_local(hints) {
         return refuse("only with LOCAL".to_owned());
@@ -70,31 +77,31 @@ pub(super) fn check(hints: &Hints, offer: &Info) -> Result<(), Mismatch> {
     if hints.mr_mode.intersects(MrMode::LEGACY) && hints.mr_mode.bits().count_ones() > 1 {
         return refuse("BASIC or SCALABLE only without other duties".to_owned());
     }
-    if before_separate_duties(hints, offer) && !MrMode::LEGACY.contains(hints.mr_mode) {
-        return refuse(format!("BASIC or SCALABLE before API {SEPARATE_DUTIES}"));
+    if before_separate_mode_bits(hints, offer) && !MrMode::LEGACY.contains(hints.mr_mode) {
+        return refuse(format!("BASIC or SCALABLE before API {SEPARATE_MODE_BITS}"));
     }
-    if let Some(old) = legacy(hints, offer)
+    if let Some(old) = legacy_mode(hints, offer)
         && !supports(offer, old)
     {
-        return refuse(format!("no {}", names(old)));
+        return refuse(format!("no {}", flag_names(old)));
     }
-    let needed = needed(hints.caps.unwrap_or_default(), offered);
+    let needed = required(hints.caps.unwrap_or_default(), offered);
     if agreed(hints, offer).contains(needed) {
         Ok(())
     } else {
-        refuse(format!("only with {}", names(needed)))
+        refuse(format!("only with {}", flag_names(needed)))
     }
 }
 
 /// Which of the two old modes the hints mean, if any. Before 1.5, nothing means either: the one
 /// with fewer duties that the offer supports.
-fn legacy(hints: &Hints, offer: &Info) -> Option<MrMode> {
+fn legacy_mode(hints: &Hints, offer: &Info) -> Option<MrMode> {
     if hints.mr_mode.intersects(MrMode::LEGACY) {
         return Some(hints.mr_mode.intersection(MrMode::LEGACY));
     }
-    let either = hints.mr_mode.is_empty() && before_separate_duties(hints, offer);
-    let duties = needed(
-        hints.asked_caps().unwrap_or(offer.caps),
+    let either = hints.mr_mode.is_empty() && before_separate_mode_bits(hints, offer);
+    let duties = required(
+        hints.requested_caps().unwrap_or(offer.caps),
         offer.domain.mr_mode,
     )
     .difference(MrMode::LOCAL);
@@ -115,8 +122,8 @@ fn agrees_to_local(hints: &Hints) -> bool {
     hints.mr_mode.contains(MrMode::LOCAL) || hints.mode.contains(Mode::LOCAL_MR)
 }
 
-fn before_separate_duties(hints: &Hints, offer: &Info) -> bool {
-    hints.api_version.unwrap_or(offer.fabric.api_version) < SEPARATE_DUTIES
+fn before_separate_mode_bits(hints: &Hints, offer: &Info) -> bool {
+    hints.api_version.unwrap_or(offer.fabric.api_version) < SEPARATE_MODE_BITS
 }
 
 #[cfg(test)]
@@ -124,21 +131,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn duties_of_targets_fall_away_with_the_target() {
+    fn target_mode_bits_are_required_only_of_rma_targets() {
         let all = MrMode::all().difference(MrMode::LEGACY);
         let target = Caps::RMA | Caps::HMEM;
-        assert_eq!(needed(target, MrMode::all()), all);
-        assert_eq!(needed(Caps::RMA, all), all.difference(MrMode::HMEM));
+        assert_eq!(required(target, MrMode::all()), all);
+        assert_eq!(required(Caps::RMA, all), all.difference(MrMode::HMEM));
         assert_eq!(
-            needed(Caps::MSG, all),
+            required(Caps::MSG, all),
             all.difference(MrMode::HMEM | MrMode::TARGET_ONLY)
         );
         assert_eq!(
-            needed(Caps::MSG, all.difference(MrMode::LOCAL)),
+            required(Caps::MSG, all.difference(MrMode::LOCAL)),
             MrMode::empty()
         );
         assert_eq!(
-            needed(Caps::RMA | Caps::READ, MrMode::PROV_KEY | MrMode::LOCAL),
+            required(Caps::RMA | Caps::READ, MrMode::PROV_KEY | MrMode::LOCAL),
             MrMode::LOCAL
         );
     }

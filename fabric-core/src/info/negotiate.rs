@@ -27,16 +27,16 @@ use crate::flags::{Caps, Mode};
 
 use super::grant::{endpoint_caps, grant};
 use super::level::{AvType, Progress, Protocol, ResourceMgmt, Threading};
-use super::refusal::{Mismatch, NoMatch, names};
+use super::mismatch::{Mismatch, NoMatch, flag_names};
 use super::{Hints, Info, SHARED_CONTEXT, Version, mr_mode};
 
-type Check = Result<(), Mismatch>;
+type CheckResult = Result<(), Mismatch>;
 
 /// Capabilities that say nothing about a receive context.
-const SENDING: Caps = Caps::SEND.union(Caps::READ).union(Caps::WRITE);
+const TX_ONLY_CAPS: Caps = Caps::SEND.union(Caps::READ).union(Caps::WRITE);
 
 /// Capabilities that say nothing about a transmit context.
-const RECEIVING: Caps = Caps::RECV
+const RX_ONLY_CAPS: Caps = Caps::RECV
     .union(Caps::REMOTE_READ)
     .union(Caps::REMOTE_WRITE)
     .union(Caps::DIRECTED_RECV)
@@ -47,7 +47,7 @@ const RECEIVING: Caps = Caps::RECV
     .union(Caps::RMA_EVENT);
 
 /// What libfabric calls RXM in the chain of a provider's name.
-const RXM: &str = "ofi_rxm";
+const RXM_LAYER: &str = "ofi_rxm";
 
 /// All offers that satisfy the hints, adjusted to them, in the order of the offers (best first).
 ///
@@ -61,9 +61,9 @@ pub fn select(hints: &Hints, offers: &[Info]) -> Result<Vec<Info>, NoMatch> {
     let mut found = Vec::new();
     let mut refusals = Vec::new();
     for offer in offers {
-        let names = provider(hints, offer).and_then(|()| fabric_name(hints, offer));
+        let names = check_provider(hints, offer).and_then(|()| check_fabric_name(hints, offer));
         match names
-            .and_then(|()| domain_name(hints, offer))
+            .and_then(|()| check_domain_name(hints, offer))
             .and_then(|()| negotiate(hints, offer))
         {
             Ok(info) => found.push(info),
@@ -71,7 +71,9 @@ pub fn select(hints: &Hints, offers: &[Info]) -> Result<Vec<Info>, NoMatch> {
         }
     }
     if found.is_empty() {
-        Err(NoMatch { refusals })
+        Err(NoMatch {
+            mismatches: refusals,
+        })
     } else {
         Ok(found)
     }
@@ -83,23 +85,23 @@ pub fn select(hints: &Hints, offers: &[Info]) -> Result<Vec<Info>, NoMatch> {
 /// # Errors
 /// [`Mismatch`] naming the attribute, what was asked and what is offered.
 pub fn negotiate(hints: &Hints, offer: &Info) -> Result<Info, Mismatch> {
-    equal(offer, "ep_type", hints.ep_type, Some(offer.ep.ep_type))?;
-    within(offer, "caps", hints.caps, offer.caps.with_directions())?;
-    agreed(offer, "mode", hints.mode, offer.mode)?;
-    addresses(hints, offer)?;
-    fabric(hints, offer)?;
-    domain(hints, offer)?;
-    endpoint(hints, offer)?;
-    receive(hints, offer)?;
-    transmit(hints, offer)?;
+    check_equal(offer, "ep_type", hints.ep_type, Some(offer.ep.ep_type))?;
+    check_subset(offer, "caps", hints.caps, offer.caps.with_directions())?;
+    check_mode(offer, "mode", hints.mode, offer.mode)?;
+    check_addresses(hints, offer)?;
+    check_fabric(hints, offer)?;
+    check_domain_attr(hints, offer)?;
+    check_endpoint(hints, offer)?;
+    check_rx(hints, offer)?;
+    check_tx(hints, offer)?;
     Ok(grant(hints, offer))
 }
 
-fn addresses(hints: &Hints, offer: &Info) -> Check {
+fn check_addresses(hints: &Hints, offer: &Info) -> CheckResult {
     if let Some(asked) = hints.addr_format
-        && !offer.addr_format.serves(asked)
+        && !offer.addr_format.is_compatible(asked)
     {
-        return refuse(
+        return mismatch(
             offer,
             "addr_format",
             format!("{asked:?}"),
@@ -116,7 +118,7 @@ fn addresses(hints: &Hints, offer: &Info) -> Check {
                 .provider()
                 .eq_ignore_ascii_case(&offer.fabric.provider)
         {
-            return refuse(
+            return mismatch(
                 offer,
                 attribute,
                 address.to_string(),
@@ -125,18 +127,18 @@ fn addresses(hints: &Hints, offer: &Info) -> Check {
         }
     }
     // An offer for one network has the address that this side has there.
-    let socket = |address: &Option<Address>| address.as_ref().and_then(Address::socket);
+    let socket = |address: &Option<Address>| address.as_ref().and_then(Address::socket_addr);
     let Some(here) = socket(&offer.src_addr) else {
         return Ok(());
     };
     match (socket(&hints.src_addr), socket(&hints.dest_addr)) {
-        (Some(asked), _) if asked.ip() != here.ip() => refuse(
+        (Some(asked), _) if asked.ip() != here.ip() => mismatch(
             offer,
             "src_addr",
             asked.ip().to_string(),
             here.ip().to_string(),
         ),
-        (_, Some(asked)) if asked.is_ipv4() != here.is_ipv4() => refuse(
+        (_, Some(asked)) if asked.is_ipv4() != here.is_ipv4() => mismatch(
             offer,
             "dest_addr",
             asked.ip().to_string(),
@@ -146,31 +148,33 @@ fn addresses(hints: &Hints, offer: &Info) -> Check {
     }
 }
 
-fn fabric(hints: &Hints, offer: &Info) -> Check {
-    provider(hints, offer)?;
-    at_most(
+fn check_fabric(hints: &Hints, offer: &Info) -> CheckResult {
+    check_provider(hints, offer)?;
+    check_at_most(
         offer,
         "provider_version",
         hints.provider_version,
         offer.fabric.provider_version,
     )?;
-    at_most(
+    check_at_most(
         offer,
         "api_version",
         hints.api_version,
         offer.fabric.api_version,
     )?;
-    fabric_name(hints, offer)
+    check_fabric_name(hints, offer)
 }
 
-fn provider(hints: &Hints, offer: &Info) -> Check {
+fn check_provider(hints: &Hints, offer: &Info) -> CheckResult {
     // Who names the layer wants it; who does not may have it all the same.
     let is_layered = offer.ep.protocol == Some(Protocol::Rxm);
-    if hints.admits_provider(&offer.fabric.provider) && (is_layered || !hints.names_provider(RXM)) {
+    if hints.admits_provider(&offer.fabric.provider)
+        && (is_layered || !hints.names_provider(RXM_LAYER))
+    {
         return Ok(());
     }
     let asked = hints.provider.as_deref().unwrap_or_default();
-    refuse(
+    mismatch(
         offer,
         "provider",
         format!("{asked:?}"),
@@ -178,8 +182,8 @@ fn provider(hints: &Hints, offer: &Info) -> Check {
     )
 }
 
-fn fabric_name(hints: &Hints, offer: &Info) -> Check {
-    equal(
+fn check_fabric_name(hints: &Hints, offer: &Info) -> CheckResult {
+    check_equal(
         offer,
         "fabric_name",
         hints.fabric_name.as_deref(),
@@ -187,8 +191,8 @@ fn fabric_name(hints: &Hints, offer: &Info) -> Check {
     )
 }
 
-fn domain_name(hints: &Hints, offer: &Info) -> Check {
-    equal(
+fn check_domain_name(hints: &Hints, offer: &Info) -> CheckResult {
+    check_equal(
         offer,
         "domain_name",
         hints.domain_name.as_deref(),
@@ -196,44 +200,44 @@ fn domain_name(hints: &Hints, offer: &Info) -> Check {
     )
 }
 
-fn domain(hints: &Hints, offer: &Info) -> Check {
+fn check_domain_attr(hints: &Hints, offer: &Info) -> CheckResult {
     let has = &offer.domain;
     let api = hints.api_version.unwrap_or(offer.fabric.api_version);
 
     // libfabric leaves these two to its providers, which look at them before the attributes.
-    domain_name(hints, offer)?;
+    check_domain_name(hints, offer)?;
     match hints.domain {
         Some(asked) if has.domain != Some(asked) => {
             let open = has
                 .domain
                 .map_or("none that is open".to_owned(), |id| id.to_string());
-            return refuse(offer, "domain", asked.to_string(), open);
+            return mismatch(offer, "domain", asked.to_string(), open);
         }
         _ => {}
     }
 
-    ranked(
+    check_rank(
         offer,
         "threading",
         hints.threading,
         has.threading,
         Threading::rank,
     )?;
-    ranked(
+    check_rank(
         offer,
         "control_progress",
         hints.control_progress,
         has.control_progress,
         Progress::rank,
     )?;
-    ranked(
+    check_rank(
         offer,
         "data_progress",
         hints.data_progress,
         has.data_progress,
         Progress::rank,
     )?;
-    ranked(
+    check_rank(
         offer,
         "resource_mgmt",
         hints.resource_mgmt,
@@ -244,32 +248,32 @@ fn domain(hints: &Hints, offer: &Info) -> Check {
         (hints.av_type, has.av_type),
         (_, None) | (Some(AvType::Map), Some(AvType::Table))
     ) {
-        equal(offer, "av_type", hints.av_type, has.av_type)?;
+        check_equal(offer, "av_type", hints.av_type, has.av_type)?;
     }
-    at_most(offer, "cq_data_size", hints.cq_data_size, has.cq_data_size)?;
+    check_at_most(offer, "cq_data_size", hints.cq_data_size, has.cq_data_size)?;
     mr_mode::check(hints, offer)?;
-    if api < mr_mode::SEPARATE_DUTIES {
+    if api < mr_mode::SEPARATE_MODE_BITS {
         return Ok(());
     }
-    at_most(offer, "cntr_cnt", hints.cntr_cnt, has.cntr_cnt)?;
-    at_most(offer, "mr_iov_limit", hints.mr_iov_limit, has.mr_iov_limit)?;
-    within(
+    check_at_most(offer, "cntr_cnt", hints.cntr_cnt, has.cntr_cnt)?;
+    check_at_most(offer, "mr_iov_limit", hints.mr_iov_limit, has.mr_iov_limit)?;
+    check_subset(
         offer,
         "domain_caps",
         hints.domain_caps,
         has.caps.with_directions(),
     )?;
-    agreed(offer, "domain_mode", hints.domain_mode, has.mode)?;
-    at_most(offer, "max_err_data", hints.max_err_data, has.max_err_data)?;
-    at_most(offer, "mr_cnt", hints.mr_cnt, has.mr_cnt)?;
-    key(
+    check_mode(offer, "domain_mode", hints.domain_mode, has.mode)?;
+    check_at_most(offer, "max_err_data", hints.max_err_data, has.max_err_data)?;
+    check_at_most(offer, "mr_cnt", hints.mr_cnt, has.mr_cnt)?;
+    check_auth_key(
         offer,
         "auth_key",
         hints.auth_key.as_deref(),
         has.auth_key_size,
     )?;
     if api >= Version::new(1, 20) {
-        at_most(
+        check_at_most(
             offer,
             "max_ep_auth_key",
             hints.max_ep_auth_key,
@@ -278,13 +282,13 @@ fn domain(hints: &Hints, offer: &Info) -> Check {
     }
     if api >= Version::new(2, 5) {
         let limit = |value| if value == 0 { u64::MAX } else { value };
-        at_most(
+        check_at_most(
             offer,
             "max_cntr_value",
             hints.max_cntr_value,
             limit(has.max_cntr_value),
         )?;
-        at_most(
+        check_at_most(
             offer,
             "max_err_cntr_value",
             hints.max_err_cntr_value,
@@ -294,24 +298,24 @@ fn domain(hints: &Hints, offer: &Info) -> Check {
     Ok(())
 }
 
-fn endpoint(hints: &Hints, offer: &Info) -> Check {
+fn check_endpoint(hints: &Hints, offer: &Info) -> CheckResult {
     let (has, domain) = (&offer.ep, &offer.domain);
-    equal(offer, "protocol", hints.protocol, has.protocol)?;
-    at_most(
+    check_equal(offer, "protocol", hints.protocol, has.protocol)?;
+    check_at_most(
         offer,
         "protocol_version",
         hints.protocol_version,
         has.protocol_version,
     )?;
-    at_most(offer, "max_msg_size", hints.max_msg_size, has.max_msg_size)?;
-    contexts(
+    check_at_most(offer, "max_msg_size", hints.max_msg_size, has.max_msg_size)?;
+    check_context_count(
         offer,
         "ep_tx_ctx_cnt",
         hints.ep_tx_ctx_cnt,
         domain.max_ep_tx_ctx,
         domain.max_ep_stx_ctx,
     )?;
-    contexts(
+    check_context_count(
         offer,
         "ep_rx_ctx_cnt",
         hints.ep_rx_ctx_cnt,
@@ -319,29 +323,29 @@ fn endpoint(hints: &Hints, offer: &Info) -> Check {
         domain.max_ep_srx_ctx,
     )?;
     if hints
-        .asked_caps()
+        .requested_caps()
         .is_some_and(|caps| caps.intersects(Caps::RMA | Caps::ATOMIC))
     {
-        at_most(
+        check_at_most(
             offer,
             "max_order_raw_size",
             hints.max_order_raw_size,
             has.max_order_raw_size,
         )?;
-        at_most(
+        check_at_most(
             offer,
             "max_order_war_size",
             hints.max_order_war_size,
             has.max_order_war_size,
         )?;
-        at_most(
+        check_at_most(
             offer,
             "max_order_waw_size",
             hints.max_order_waw_size,
             has.max_order_waw_size,
         )?;
     }
-    key(
+    check_auth_key(
         offer,
         "ep_auth_key",
         hints.ep_auth_key.as_deref(),
@@ -351,7 +355,7 @@ fn endpoint(hints: &Hints, offer: &Info) -> Check {
     match hints.mem_tag_format {
         Some(asked) if width(asked) > width(has.mem_tag_format) => {
             let bits = |format| format!("{} bits", width(format));
-            refuse(
+            mismatch(
                 offer,
                 "mem_tag_format",
                 bits(asked),
@@ -362,46 +366,60 @@ fn endpoint(hints: &Hints, offer: &Info) -> Check {
     }
 }
 
-fn receive(hints: &Hints, offer: &Info) -> Check {
+fn check_rx(hints: &Hints, offer: &Info) -> CheckResult {
     let has = &offer.rx;
-    context_caps(hints, offer, "rx_caps", hints.rx_caps, has.caps, SENDING)?;
-    agreed(
+    check_context_caps(
+        hints,
+        offer,
+        "rx_caps",
+        hints.rx_caps,
+        has.caps,
+        TX_ONLY_CAPS,
+    )?;
+    check_mode(
         offer,
         "rx_mode",
-        inherited(hints.rx_mode, hints.mode),
+        or_inherited(hints.rx_mode, hints.mode),
         has.mode,
     )?;
-    within(offer, "rx_op_flags", hints.rx_op_flags, has.op_flags)?;
-    within(
+    check_subset(offer, "rx_op_flags", hints.rx_op_flags, has.op_flags)?;
+    check_subset(
         offer,
         "rx_msg_order",
         hints.rx_msg_order,
         has.msg_order.with_implied(),
     )?;
-    at_most(offer, "rx_size", hints.rx_size, has.size)?;
-    at_most(offer, "rx_iov_limit", hints.rx_iov_limit, has.iov_limit)
+    check_at_most(offer, "rx_size", hints.rx_size, has.size)?;
+    check_at_most(offer, "rx_iov_limit", hints.rx_iov_limit, has.iov_limit)
 }
 
-fn transmit(hints: &Hints, offer: &Info) -> Check {
+fn check_tx(hints: &Hints, offer: &Info) -> CheckResult {
     let has = &offer.tx;
-    context_caps(hints, offer, "tx_caps", hints.tx_caps, has.caps, RECEIVING)?;
-    agreed(
+    check_context_caps(
+        hints,
+        offer,
+        "tx_caps",
+        hints.tx_caps,
+        has.caps,
+        RX_ONLY_CAPS,
+    )?;
+    check_mode(
         offer,
         "tx_mode",
-        inherited(hints.tx_mode, hints.mode),
+        or_inherited(hints.tx_mode, hints.mode),
         has.mode,
     )?;
-    within(offer, "tx_op_flags", hints.tx_op_flags, has.op_flags)?;
-    within(
+    check_subset(offer, "tx_op_flags", hints.tx_op_flags, has.op_flags)?;
+    check_subset(
         offer,
         "tx_msg_order",
         hints.tx_msg_order,
         has.msg_order.with_implied(),
     )?;
-    at_most(offer, "tx_size", hints.tx_size, has.size)?;
-    at_most(offer, "tx_iov_limit", hints.tx_iov_limit, has.iov_limit)?;
-    at_most(offer, "inject_size", hints.inject_size, has.inject_size)?;
-    at_most(
+    check_at_most(offer, "tx_size", hints.tx_size, has.size)?;
+    check_at_most(offer, "tx_iov_limit", hints.tx_iov_limit, has.iov_limit)?;
+    check_at_most(offer, "inject_size", hints.inject_size, has.inject_size)?;
+    check_at_most(
         offer,
         "rma_iov_limit",
         hints.rma_iov_limit,
@@ -412,124 +430,141 @@ fn transmit(hints: &Hints, offer: &Info) -> Check {
 /// The capabilities of one context: part of those the context offers (the offer's, where it names
 /// none), and of those the endpoint is going to have. What only concerns the other context is not
 /// looked at.
-fn context_caps(
+fn check_context_caps(
     hints: &Hints,
     offer: &Info,
     attribute: &'static str,
     asked: Option<Caps>,
     has: Caps,
     elsewhere: Caps,
-) -> Check {
+) -> CheckResult {
     let has = if has.is_empty() { offer.caps } else { has };
     let asked = asked.map(|caps| caps.difference(elsewhere));
-    within(offer, attribute, asked, has.with_directions())?;
-    within(offer, attribute, asked, endpoint_caps(hints, offer))
+    check_subset(offer, attribute, asked, has.with_directions())?;
+    check_subset(offer, attribute, asked, endpoint_caps(hints, offer))
 }
 
-fn inherited(own: Option<Mode>, whole: Mode) -> Mode {
+fn or_inherited(own: Option<Mode>, whole: Mode) -> Mode {
     own.filter(|mode| !mode.is_empty()).unwrap_or(whole)
 }
 
 /// A limit: refused when more is asked than offered.
-fn at_most<T: Copy + Display + PartialOrd>(
+fn check_at_most<T: Copy + Display + PartialOrd>(
     offer: &Info,
     attribute: &'static str,
     asked: Option<T>,
     has: T,
-) -> Check {
+) -> CheckResult {
     match asked {
-        Some(asked) if asked > has => refuse(offer, attribute, asked.to_string(), has.to_string()),
-        _ => Ok(()),
-    }
-}
-
-/// A set of features: refused when one is asked that is not offered.
-fn within<F: Copy + Flags>(
-    offer: &Info,
-    attribute: &'static str,
-    asked: Option<F>,
-    has: F,
-) -> Check {
-    match asked {
-        Some(asked) if !has.contains(asked) => {
-            refuse(offer, attribute, names(asked.difference(has)), names(has))
+        Some(asked) if asked > has => {
+            mismatch(offer, attribute, asked.to_string(), has.to_string())
         }
         _ => Ok(()),
     }
 }
 
+/// A set of features: refused when one is asked that is not offered.
+fn check_subset<F: Copy + Flags>(
+    offer: &Info,
+    attribute: &'static str,
+    asked: Option<F>,
+    has: F,
+) -> CheckResult {
+    match asked {
+        Some(asked) if !has.contains(asked) => mismatch(
+            offer,
+            attribute,
+            flag_names(asked.difference(has)),
+            flag_names(has),
+        ),
+        _ => Ok(()),
+    }
+}
+
 /// A set of duties: refused when one is required that is not agreed to.
-fn agreed<F: Copy + Flags>(offer: &Info, attribute: &'static str, agreed: F, required: F) -> Check {
+fn check_mode<F: Copy + Flags>(
+    offer: &Info,
+    attribute: &'static str,
+    agreed: F,
+    required: F,
+) -> CheckResult {
     if agreed.contains(required) {
         return Ok(());
     }
-    refuse(
+    mismatch(
         offer,
         attribute,
-        names(agreed),
-        format!("only with {}", names(required)),
+        flag_names(agreed),
+        format!("only with {}", flag_names(required)),
     )
 }
 
 /// A level of service: refused when the application needs more of it (a lower rank) than is
 /// offered.
-fn ranked<T: Copy + Debug>(
+fn check_rank<T: Copy + Debug>(
     offer: &Info,
     attribute: &'static str,
     asked: Option<T>,
     has: T,
     rank: fn(T) -> u8,
-) -> Check {
+) -> CheckResult {
     match asked {
         Some(asked) if rank(asked) < rank(has) => {
-            refuse(offer, attribute, format!("{asked:?}"), format!("{has:?}"))
+            mismatch(offer, attribute, format!("{asked:?}"), format!("{has:?}"))
         }
         _ => Ok(()),
     }
 }
 
 /// A choice: refused when another one is asked than offered.
-fn equal<T: Debug + PartialEq>(
+fn check_equal<T: Debug + PartialEq>(
     offer: &Info,
     attribute: &'static str,
     asked: Option<T>,
     has: Option<T>,
-) -> Check {
+) -> CheckResult {
     match (asked, has) {
         (Some(asked), Some(has)) if asked != has => {
-            refuse(offer, attribute, format!("{asked:?}"), format!("{has:?}"))
+            mismatch(offer, attribute, format!("{asked:?}"), format!("{has:?}"))
         }
-        (Some(asked), None) => refuse(offer, attribute, format!("{asked:?}"), "none in particular"),
+        (Some(asked), None) => {
+            mismatch(offer, attribute, format!("{asked:?}"), "none in particular")
+        }
         _ => Ok(()),
     }
 }
 
 /// A count of contexts of one endpoint, or the wish to share one.
-fn contexts(
+fn check_context_count(
     offer: &Info,
     attribute: &'static str,
     asked: Option<usize>,
     limit: usize,
     sharers: usize,
-) -> Check {
+) -> CheckResult {
     match asked {
-        Some(SHARED_CONTEXT) if sharers == 0 => refuse(
+        Some(SHARED_CONTEXT) if sharers == 0 => mismatch(
             offer,
             attribute,
             "a shared context",
             "contexts of its own only",
         ),
         Some(SHARED_CONTEXT) => Ok(()),
-        _ => at_most(offer, attribute, asked, limit),
+        _ => check_at_most(offer, attribute, asked, limit),
     }
 }
 
 /// A key: none, or one of exactly the size the provider takes.
-fn key(offer: &Info, attribute: &'static str, asked: Option<&[u8]>, size: usize) -> Check {
+fn check_auth_key(
+    offer: &Info,
+    attribute: &'static str,
+    asked: Option<&[u8]>,
+    size: usize,
+) -> CheckResult {
     match asked.map_or(0, <[u8]>::len) {
         0 => Ok(()),
         asked if asked == size => Ok(()),
-        asked => refuse(
+        asked => mismatch(
             offer,
             attribute,
             format!("{asked} bytes"),
@@ -538,11 +573,11 @@ fn key(offer: &Info, attribute: &'static str, asked: Option<&[u8]>, size: usize)
     }
 }
 
-fn refuse(
+fn mismatch(
     offer: &Info,
     attribute: &'static str,
     asked: impl Into<String>,
     offered: impl Into<String>,
-) -> Check {
+) -> CheckResult {
     Err(Mismatch::new(offer, attribute, asked, offered))
 }

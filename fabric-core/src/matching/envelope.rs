@@ -4,7 +4,7 @@
 use crate::address::FiAddr;
 use crate::completion::CompletionLevel;
 
-use super::list::Kind;
+use super::list::QueueKind;
 
 /// Which sender a message came from, in the provider's own numbering.
 ///
@@ -30,12 +30,12 @@ pub struct Envelope {
     /// [`Matcher::next_arrival`](super::Matcher::next_arrival).
     pub arrival: u64,
     /// What the sender waits for, if it does.
-    pub receipt: Option<Receipt>,
+    pub ack: Option<AckRequest>,
 }
 
 /// The sender waits for word of its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Receipt {
+pub struct AckRequest {
     /// Which word, by the sender's numbering. It is said once.
     pub number: u32,
     /// What it says.
@@ -63,7 +63,7 @@ pub struct TagMatch {
 
 /// The part of an envelope that a scan compares.
 #[derive(Clone, Copy)]
-pub(super) struct Shown {
+pub(super) struct EnvelopeKey {
     pub(super) tag: u64,
     pub(super) source: Option<FiAddr>,
 }
@@ -73,16 +73,16 @@ pub(super) struct Shown {
 /// The untagged queue holds untagged entries only, so an untagged receive is written as one that
 /// ignores every bit: one comparison serves both queues.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct RecvKey {
     tag: u64,
     ignore: u64,
     pub(super) from: Option<FiAddr>,
 }
 
-impl Wanted {
+impl RecvKey {
     /// Whether this receive takes this message, given that both are of one kind.
     #[inline]
-    pub(super) fn accepts(&self, shown: Shown) -> bool {
+    pub(super) fn accepts(&self, shown: EnvelopeKey) -> bool {
         // A message of unknown source equals no `Some`, which keeps it from directed receives.
         (shown.tag ^ self.tag) & !self.ignore == 0
             && (self.from.is_none() || self.from == shown.source)
@@ -90,16 +90,16 @@ impl Wanted {
 }
 
 impl Envelope {
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> QueueKind {
         if self.tag.is_some() {
-            Kind::Tagged
+            QueueKind::Tagged
         } else {
-            Kind::Untagged
+            QueueKind::Untagged
         }
     }
 
-    pub(super) fn shown(&self) -> Shown {
-        Shown {
+    pub(super) fn key(&self) -> EnvelopeKey {
+        EnvelopeKey {
             tag: self.tag.unwrap_or(0),
             source: self.source,
         }
@@ -110,23 +110,23 @@ impl RecvSpec {
     /// Whether a receive like this takes this message.
     #[must_use]
     pub fn accepts(&self, envelope: &Envelope) -> bool {
-        self.tag.is_some() == envelope.tag.is_some() && self.wanted().accepts(envelope.shown())
+        self.tag.is_some() == envelope.tag.is_some() && self.key().accepts(envelope.key())
     }
 
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> QueueKind {
         if self.tag.is_some() {
-            Kind::Tagged
+            QueueKind::Tagged
         } else {
-            Kind::Untagged
+            QueueKind::Untagged
         }
     }
 
-    pub(super) fn wanted(&self) -> Wanted {
+    pub(super) fn key(&self) -> RecvKey {
         let TagMatch { tag, ignore } = self.tag.unwrap_or(TagMatch {
             tag: 0,
             ignore: u64::MAX,
         });
-        Wanted {
+        RecvKey {
             tag,
             ignore,
             from: self.from,

@@ -12,48 +12,48 @@ const VACANT: u64 = u64::MAX;
 
 /// Which of the two separate queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum QueueKind {
     Untagged,
     Tagged,
 }
 
-impl Kind {
+impl QueueKind {
     pub(super) const BOTH: [Self; 2] = [Self::Untagged, Self::Tagged];
 }
 
 /// Names an entry until it is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(super) struct EntryKey {
     index: u32,
     serial: u64,
 }
 
 /// The table and its two chains.
-pub(super) struct Chains<T> {
-    nodes: Vec<Node<T>>,
-    ends: [Ends; 2],
+pub(super) struct LinkedLists<T> {
+    nodes: Vec<ListNode<T>>,
+    ends: [ListEnds; 2],
     free: u32,
     next_serial: u64,
     len: usize,
 }
 
-struct Node<T> {
+struct ListNode<T> {
     serial: u64,
     prev: u32,
     next: u32,
-    kind: Kind,
+    kind: QueueKind,
     value: T,
 }
 
 #[derive(Clone, Copy)]
-struct Ends {
+struct ListEnds {
     head: u32,
     tail: u32,
 }
 
-impl<T: Copy> Chains<T> {
+impl<T: Copy> LinkedLists<T> {
     pub(super) fn new() -> Self {
-        let ends = [Ends {
+        let ends = [ListEnds {
             head: NIL,
             tail: NIL,
         }; 2];
@@ -70,12 +70,12 @@ impl<T: Copy> Chains<T> {
         self.len
     }
 
-    pub(super) fn push_back(&mut self, kind: Kind, value: T) -> Key {
+    pub(super) fn push_back(&mut self, kind: QueueKind, value: T) -> EntryKey {
         self.insert(kind, NIL, value)
     }
 
     /// Inserts in front of the entry at `before`, which must be linked in the chain of this kind.
-    pub(super) fn insert_before(&mut self, kind: Kind, before: usize, value: T) -> Key {
+    pub(super) fn insert_before(&mut self, kind: QueueKind, before: usize, value: T) -> EntryKey {
         debug_assert!(self.nodes[before].serial != VACANT && self.nodes[before].kind == kind);
         self.insert(kind, before as u32, value)
     }
@@ -89,7 +89,7 @@ impl<T: Copy> Chains<T> {
 
     /// Links an entry where its serial number belongs: behind the entries with lower ones. The
     /// number is one of an entry that was removed, or of [`take_serial`](Self::take_serial).
-    pub(super) fn insert_in_order(&mut self, kind: Kind, serial: u64, value: T) -> Key {
+    pub(super) fn insert_in_order(&mut self, kind: QueueKind, serial: u64, value: T) -> EntryKey {
         let mut next = self.ends[kind as usize].head;
         while next != NIL && self.nodes[next as usize].serial < serial {
             next = self.nodes[next as usize].next;
@@ -105,8 +105,8 @@ impl<T: Copy> Chains<T> {
         let (prev, next, kind, value) = (node.prev, node.next, node.kind, node.value);
         node.serial = VACANT;
         node.next = free;
-        *self.after(kind, prev) = next;
-        *self.before(kind, next) = prev;
+        *self.next_link(kind, prev) = next;
+        *self.prev_link(kind, next) = prev;
         self.free = index as u32;
         self.len -= 1;
         value
@@ -114,7 +114,7 @@ impl<T: Copy> Chains<T> {
 
     /// Unlinks the entry at `index`, which must be the first of this kind.
     #[inline]
-    pub(super) fn remove_first(&mut self, index: usize, kind: Kind) -> T {
+    pub(super) fn remove_first(&mut self, index: usize, kind: QueueKind) -> T {
         let free = std::mem::replace(&mut self.free, index as u32);
         let node = &mut self.nodes[index];
         debug_assert!(node.serial != VACANT && node.prev == NIL && node.kind == kind);
@@ -122,13 +122,13 @@ impl<T: Copy> Chains<T> {
         node.serial = VACANT;
         let value = node.value;
         self.ends[kind as usize].head = next;
-        *self.before(kind, next) = NIL;
+        *self.prev_link(kind, next) = NIL;
         self.len -= 1;
         value
     }
 
     /// Where the entry of this key is, unless it was removed.
-    pub(super) fn find(&self, key: Key) -> Option<usize> {
+    pub(super) fn find(&self, key: EntryKey) -> Option<usize> {
         let index = key.index as usize;
         self.nodes
             .get(index)
@@ -137,21 +137,25 @@ impl<T: Copy> Chains<T> {
     }
 
     /// The key of the entry at `index`, which must be linked.
-    pub(super) fn key(&self, index: usize) -> Key {
-        Key {
+    pub(super) fn key(&self, index: usize) -> EntryKey {
+        EntryKey {
             index: index as u32,
             serial: self.nodes[index].serial,
         }
     }
 
     /// The place of an entry in the table, good until it is removed.
-    pub(super) fn index(key: Key) -> usize {
+    pub(super) fn index(key: EntryKey) -> usize {
         key.index as usize
     }
 
     /// The first entry of a chain that passes the test.
     #[inline]
-    pub(super) fn search(&self, kind: Kind, mut test: impl FnMut(&T) -> bool) -> Option<usize> {
+    pub(super) fn search(
+        &self,
+        kind: QueueKind,
+        mut test: impl FnMut(&T) -> bool,
+    ) -> Option<usize> {
         self.search_at(kind, |_, value| test(value))
     }
 
@@ -159,7 +163,7 @@ impl<T: Copy> Chains<T> {
     #[inline]
     pub(super) fn search_at(
         &self,
-        kind: Kind,
+        kind: QueueKind,
         mut test: impl FnMut(usize, &T) -> bool,
     ) -> Option<usize> {
         let mut at = self.ends[kind as usize].head;
@@ -174,16 +178,16 @@ impl<T: Copy> Chains<T> {
     }
 
     #[inline]
-    pub(super) fn first(&self, kind: Kind) -> Option<usize> {
-        linked(self.ends[kind as usize].head)
+    pub(super) fn first(&self, kind: QueueKind) -> Option<usize> {
+        link_index(self.ends[kind as usize].head)
     }
 
-    pub(super) fn last(&self, kind: Kind) -> Option<usize> {
-        linked(self.ends[kind as usize].tail)
+    pub(super) fn last(&self, kind: QueueKind) -> Option<usize> {
+        link_index(self.ends[kind as usize].tail)
     }
 
     pub(super) fn next(&self, index: usize) -> Option<usize> {
-        linked(self.nodes[index].next)
+        link_index(self.nodes[index].next)
     }
 
     #[inline]
@@ -196,7 +200,7 @@ impl<T: Copy> Chains<T> {
     }
 
     /// The chain of the entry at `index`, which must be linked.
-    pub(super) fn kind(&self, index: usize) -> Kind {
+    pub(super) fn kind(&self, index: usize) -> QueueKind {
         self.nodes[index].kind
     }
 
@@ -206,15 +210,15 @@ impl<T: Copy> Chains<T> {
     }
 
     #[inline(always)] // on the way of a small message
-    fn insert(&mut self, kind: Kind, next: u32, value: T) -> Key {
+    fn insert(&mut self, kind: QueueKind, next: u32, value: T) -> EntryKey {
         let serial = self.take_serial();
         self.insert_with(kind, next, serial, value)
     }
 
     #[inline(always)] // on the way of a small message
-    fn insert_with(&mut self, kind: Kind, next: u32, serial: u64, value: T) -> Key {
-        let prev = *self.before(kind, next);
-        let node = Node {
+    fn insert_with(&mut self, kind: QueueKind, next: u32, serial: u64, value: T) -> EntryKey {
+        let prev = *self.prev_link(kind, next);
+        let node = ListNode {
             serial,
             prev,
             next,
@@ -235,14 +239,14 @@ impl<T: Copy> Chains<T> {
             self.nodes[index as usize] = node;
             index
         };
-        *self.after(kind, prev) = index;
-        *self.before(kind, next) = index;
+        *self.next_link(kind, prev) = index;
+        *self.prev_link(kind, next) = index;
         self.len += 1;
-        Key { index, serial }
+        EntryKey { index, serial }
     }
 
     /// The link that leads on from `index`; from nowhere, the head of the chain.
-    fn after(&mut self, kind: Kind, index: u32) -> &mut u32 {
+    fn next_link(&mut self, kind: QueueKind, index: u32) -> &mut u32 {
         if index == NIL {
             &mut self.ends[kind as usize].head
         } else {
@@ -252,7 +256,7 @@ impl<T: Copy> Chains<T> {
 
     /// The link that leads back from `index`; from nowhere, the tail of the chain.
     #[inline]
-    fn before(&mut self, kind: Kind, index: u32) -> &mut u32 {
+    fn prev_link(&mut self, kind: QueueKind, index: u32) -> &mut u32 {
         if index == NIL {
             &mut self.ends[kind as usize].tail
         } else {
@@ -261,6 +265,6 @@ impl<T: Copy> Chains<T> {
     }
 }
 
-fn linked(index: u32) -> Option<usize> {
+fn link_index(index: u32) -> Option<usize> {
     (index != NIL).then_some(index as usize)
 }

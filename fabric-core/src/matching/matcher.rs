@@ -6,7 +6,7 @@ use crate::address::FiAddr;
 
 use super::envelope::{Envelope, PeerKey, RecvSpec};
 use super::posted::{PostKey, PostPlace, PostedQueue};
-use super::waiting::{WaitKey, WaitingQueue};
+use super::unexpected::{UnexpectedKey, UnexpectedQueue};
 
 /// The posted receives and the waiting messages of one endpoint.
 ///
@@ -35,14 +35,14 @@ use super::waiting::{WaitKey, WaitingQueue};
 /// ```
 pub struct Matcher<R, M> {
     posted: PostedQueue<R>,
-    waiting: WaitingQueue<M>,
+    unexpected: UnexpectedQueue<M>,
     next_arrival: u64,
 }
 
 /// What became of a receive when it was posted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a matched message is only here"]
-pub enum Posted<M> {
+pub enum RecvPostResult<M> {
     /// Nothing fitting was there; the receive is queued under this key.
     Queued(PostKey),
     /// This message was waiting. It left the queue, and the receive was never on one.
@@ -55,7 +55,7 @@ impl<R: Copy, M> Matcher<R, M> {
     pub fn new() -> Self {
         Self {
             posted: PostedQueue::new(),
-            waiting: WaitingQueue::new(),
+            unexpected: UnexpectedQueue::new(),
             next_arrival: 0,
         }
     }
@@ -73,7 +73,7 @@ impl<R: Copy, M> Matcher<R, M> {
     /// `None` leaves everything as it was; the message may then be kept with [`wait`](Self::wait).
     /// Messages that already wait are not looked at. Linear in the receives in front of the match.
     #[must_use = "the receive is off the queue"]
-    pub fn arrive(&mut self, envelope: &Envelope) -> Option<R> {
+    pub fn match_message(&mut self, envelope: &Envelope) -> Option<R> {
         self.posted.take_match(envelope)
     }
 
@@ -81,7 +81,7 @@ impl<R: Copy, M> Matcher<R, M> {
     /// receive only: `None` says nothing. O(1).
     #[must_use = "the receive is off the queue"]
     #[inline]
-    pub fn arrive_first(&mut self, source: Option<FiAddr>) -> Option<R> {
+    pub fn match_first(&mut self, source: Option<FiAddr>) -> Option<R> {
         self.posted.take_first(source)
     }
 
@@ -93,7 +93,7 @@ impl<R: Copy, M> Matcher<R, M> {
 
     /// The receive that [`arrive`](Self::arrive) would find, which stays posted. Same cost.
     #[must_use]
-    pub fn find(&self, envelope: &Envelope) -> Option<(PostKey, R)> {
+    pub fn find_receive(&self, envelope: &Envelope) -> Option<(PostKey, R)> {
         self.posted.find(envelope)
     }
 
@@ -104,8 +104,8 @@ impl<R: Copy, M> Matcher<R, M> {
     /// equal numbers the one kept first is first. Posted receives are not looked at: ask
     /// [`arrive`](Self::arrive) before. The source is taken as the envelope states it: of a message
     /// that was out for a while, bring it up to date.
-    pub fn wait(&mut self, envelope: Envelope, message: M) -> WaitKey {
-        self.waiting.insert(envelope, message)
+    pub fn add_unexpected(&mut self, envelope: Envelope, message: M) -> UnexpectedKey {
+        self.unexpected.insert(envelope, message)
     }
 
     /// Posts a receive: takes the earliest waiting message that it accepts, or else queues the
@@ -113,10 +113,10 @@ impl<R: Copy, M> Matcher<R, M> {
     ///
     /// Linear in the waiting messages in front of the match.
     #[inline(always)] // on the way of a small message
-    pub fn post(&mut self, spec: RecvSpec, receive: R) -> Posted<M> {
-        match self.waiting.take_match(&spec) {
-            Some((envelope, message)) => Posted::Matched(envelope, message),
-            None => Posted::Queued(self.posted.push(&spec, receive)),
+    pub fn post(&mut self, spec: RecvSpec, receive: R) -> RecvPostResult<M> {
+        match self.unexpected.take_match(&spec) {
+            Some((envelope, message)) => RecvPostResult::Matched(envelope, message),
+            None => RecvPostResult::Queued(self.posted.push(&spec, receive)),
         }
     }
 
@@ -131,8 +131,12 @@ impl<R: Copy, M> Matcher<R, M> {
     ///
     /// Searches the receives once for each waiting message that this one accepts.
     #[must_use]
-    pub fn waiting_for(&self, spec: &RecvSpec, key: PostKey) -> Option<(WaitKey, &Envelope)> {
-        self.waiting.find(spec, |envelope| {
+    pub fn unexpected_for(
+        &self,
+        spec: &RecvSpec,
+        key: PostKey,
+    ) -> Option<(UnexpectedKey, &Envelope)> {
+        self.unexpected.find(spec, |envelope| {
             self.posted
                 .find(envelope)
                 .is_some_and(|(first, _)| first == key)
@@ -143,8 +147,8 @@ impl<R: Copy, M> Matcher<R, M> {
     ///
     /// Searches the receives once for each waiting message that this would accept.
     #[must_use]
-    pub fn unclaimed(&self, spec: &RecvSpec) -> Option<(WaitKey, &Envelope)> {
-        self.waiting
+    pub fn unclaimed(&self, spec: &RecvSpec) -> Option<(UnexpectedKey, &Envelope)> {
+        self.unexpected
             .find(spec, |envelope| !self.posted.would_match(envelope))
     }
 
@@ -165,49 +169,49 @@ impl<R: Copy, M> Matcher<R, M> {
     ///
     /// Linear in the receives, and in the waiting messages as
     /// [`waiting_for`](Self::waiting_for).
-    pub fn restore(&mut self, place: PostPlace, receive: R) -> (PostKey, Option<WaitKey>) {
+    pub fn restore(&mut self, place: PostPlace, receive: R) -> (PostKey, Option<UnexpectedKey>) {
         let key = self.posted.restore(place, receive);
         let falls_to_it = |envelope: &Envelope| {
             self.posted
                 .find(envelope)
                 .is_some_and(|(first, _)| first == key)
         };
-        (key, self.waiting.find_at(&place, falls_to_it))
+        (key, self.unexpected.find_at(&place, falls_to_it))
     }
 
     /// Takes back a posted receive. `None` when it is no longer queued: matched, withdrawn or
     /// taken. O(1).
-    pub fn withdraw(&mut self, key: PostKey) -> Option<R> {
-        self.posted.withdraw(key)
+    pub fn remove_posted(&mut self, key: PostKey) -> Option<R> {
+        self.posted.remove(key)
     }
 
     /// What a waiting message shows. `None` when it is no longer there. O(1).
     #[must_use]
-    pub fn message(&self, key: WaitKey) -> Option<&Envelope> {
-        self.waiting.get(key)
+    pub fn message(&self, key: UnexpectedKey) -> Option<&Envelope> {
+        self.unexpected.get(key)
     }
 
     /// Everything that waits, in arrival order. Reads all that waits.
     #[must_use]
-    pub fn waiting_keys(&self) -> Vec<WaitKey> {
-        self.waiting.keys()
+    pub fn unexpected_keys(&self) -> Vec<UnexpectedKey> {
+        self.unexpected.keys()
     }
 
     /// A waiting message in its place, to add to it while it waits. `None` when it is no longer
     /// there. O(1).
-    pub fn message_mut(&mut self, key: WaitKey) -> Option<(&Envelope, &mut M)> {
-        self.waiting.get_mut(key)
+    pub fn message_mut(&mut self, key: UnexpectedKey) -> Option<(&Envelope, &mut M)> {
+        self.unexpected.get_mut(key)
     }
 
     /// Takes a waiting message out (a claim, a discard). `None` when it is no longer there. O(1).
-    pub fn take_message(&mut self, key: WaitKey) -> Option<(Envelope, M)> {
-        self.waiting.take(key)
+    pub fn take_message(&mut self, key: UnexpectedKey) -> Option<(Envelope, M)> {
+        self.unexpected.take(key)
     }
 
     /// Takes every waiting message out of which this is true, tagged and untagged together. Reads
     /// all that waits.
     pub fn take_where(&mut self, which: impl FnMut(&Envelope, &M) -> bool) -> Vec<(Envelope, M)> {
-        self.waiting.take_where(which)
+        self.unexpected.take_where(which)
     }
 
     /// The message that [`post`](Self::post) would take for this receive; it keeps waiting. Same
@@ -215,7 +219,7 @@ impl<R: Copy, M> Matcher<R, M> {
     #[doc(alias = "FI_PEEK")]
     #[must_use]
     pub fn peek(&self, spec: &RecvSpec) -> Option<&Envelope> {
-        self.waiting.peek(spec)
+        self.unexpected.peek(spec)
     }
 
     /// An address was inserted: messages that wait without a source, of the peer that is known by
@@ -226,18 +230,22 @@ impl<R: Copy, M> Matcher<R, M> {
     /// envelope. Messages that have a source already keep it. Reads all that waits, and searches
     /// the receives once for each message of the peer.
     #[must_use = "the matched messages are only here"]
-    pub fn resolve(&mut self, peers: &[PeerKey], source: FiAddr) -> Vec<(R, Envelope, M)> {
+    pub fn assign_source_and_match(
+        &mut self,
+        peers: &[PeerKey],
+        source: FiAddr,
+    ) -> Vec<(R, Envelope, M)> {
         let mut matched = Vec::new();
-        for key in self.rename(peers, source) {
+        for key in self.assign_source(peers, source) {
             let Some(receive) = self
-                .waiting
+                .unexpected
                 .get(key)
                 .and_then(|envelope| self.posted.take_match(envelope))
             else {
                 continue;
             };
             matched.extend(
-                self.waiting
+                self.unexpected
                     .take(key)
                     .map(|(envelope, message)| (receive, envelope, message)),
             );
@@ -248,8 +256,8 @@ impl<R: Copy, M> Matcher<R, M> {
     /// As [`resolve`](Self::resolve), but offers the messages to nobody: returns which they are, in
     /// arrival order.
     #[must_use = "posted receives may want them"]
-    pub fn rename(&mut self, peers: &[PeerKey], source: FiAddr) -> Vec<WaitKey> {
-        self.waiting.rename(peers, source)
+    pub fn assign_source(&mut self, peers: &[PeerKey], source: FiAddr) -> Vec<UnexpectedKey> {
+        self.unexpected.assign_source(peers, source)
     }
 
     /// An address was removed: messages that wait with this source are from an unknown sender
@@ -258,14 +266,14 @@ impl<R: Copy, M> Matcher<R, M> {
     /// They stay in place, for receives from anybody: removing an address does not stop its traffic
     /// (`fi_av(3)`). Posted receives are left alone; see [`take_directed`](Self::take_directed).
     /// Reads all that waits.
-    pub fn forget(&mut self, source: FiAddr) {
-        self.waiting.forget(source);
+    pub fn clear_source(&mut self, source: FiAddr) {
+        self.unexpected.clear_source(source);
     }
 
     /// Whether a message from this source waits. Reads what waits in front of the first.
     #[must_use]
-    pub fn holds(&self, source: FiAddr) -> bool {
-        self.waiting.holds(source)
+    pub fn holds_messages_from(&self, source: FiAddr) -> bool {
+        self.unexpected.holds_messages_from(source)
     }
 
     /// Takes every posted receive that names this source (its peer died), in posting order. Reads
@@ -280,8 +288,8 @@ impl<R: Copy, M> Matcher<R, M> {
     }
 
     /// Takes all waiting messages, in arrival order, tagged and untagged together.
-    pub fn take_waiting(&mut self) -> Vec<(Envelope, M)> {
-        self.waiting.take_all()
+    pub fn take_unexpected(&mut self) -> Vec<(Envelope, M)> {
+        self.unexpected.take_all()
     }
 
     /// How many receives are posted, of both kinds. O(1).
@@ -292,8 +300,8 @@ impl<R: Copy, M> Matcher<R, M> {
 
     /// How many messages wait, of both kinds. O(1).
     #[must_use]
-    pub fn waiting_len(&self) -> usize {
-        self.waiting.len()
+    pub fn unexpected_len(&self) -> usize {
+        self.unexpected.len()
     }
 }
 
@@ -307,7 +315,7 @@ impl<R: Copy, M> fmt::Debug for Matcher<R, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Matcher")
             .field("posted", &self.posted_len())
-            .field("waiting", &self.waiting_len())
+            .field("waiting", &self.unexpected_len())
             .field("next_arrival", &self.next_arrival)
             .finish()
     }

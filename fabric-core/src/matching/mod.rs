@@ -40,12 +40,12 @@ mod envelope;
 mod list;
 mod matcher;
 mod posted;
-mod waiting;
+mod unexpected;
 
-pub use envelope::{Envelope, PeerKey, Receipt, RecvSpec, TagMatch};
-pub use matcher::{Matcher, Posted};
+pub use envelope::{AckRequest, Envelope, PeerKey, RecvSpec, TagMatch};
+pub use matcher::{Matcher, RecvPostResult};
 pub use posted::{PostKey, PostPlace};
-pub use waiting::WaitKey;
+pub use unexpected::UnexpectedKey;
 
 #[cfg(test)]
 mod tests;

@@ -2,8 +2,8 @@
 
 use crate::address::FiAddr;
 
-use super::envelope::{Envelope, RecvSpec, Wanted};
-use super::list::{Chains, Key, Kind};
+use super::envelope::{Envelope, RecvKey, RecvSpec};
+use super::list::{EntryKey, LinkedLists, QueueKind};
 
 /// Handle of a posted receive.
 ///
@@ -11,13 +11,13 @@ use super::list::{Chains, Key, Kind};
 /// finds nothing, also when its place in the table is used again. Good only with the
 /// [`Matcher`](super::Matcher) it came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PostKey(Key);
+pub struct PostKey(EntryKey);
 
 /// What a receive accepts and its place in posting order, kept while it is out of the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct PostPlace {
-    pub(super) wanted: Wanted,
-    pub(super) kind: Kind,
+    pub(super) wanted: RecvKey,
+    pub(super) kind: QueueKind,
     serial: u64,
 }
 
@@ -31,34 +31,34 @@ impl PostPlace {
 
 /// The queue of posted receives.
 pub(super) struct PostedQueue<R> {
-    chains: Chains<Entry<R>>,
+    lists: LinkedLists<PostedEntry<R>>,
 }
 
 /// The caller's name of the receive sits beside what is compared: a match at the head reads one
 /// entry.
 #[derive(Clone, Copy)]
-struct Entry<R> {
-    wanted: Wanted,
+struct PostedEntry<R> {
+    key: RecvKey,
     receive: R,
 }
 
 impl<R: Copy> PostedQueue<R> {
     pub(super) fn new() -> Self {
         Self {
-            chains: Chains::new(),
+            lists: LinkedLists::new(),
         }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.chains.len()
+        self.lists.len()
     }
 
     #[inline(always)] // on the way of a small message
     pub(super) fn push(&mut self, spec: &RecvSpec, receive: R) -> PostKey {
-        PostKey(self.chains.push_back(
+        PostKey(self.lists.push_back(
             spec.kind(),
-            Entry {
-                wanted: spec.wanted(),
+            PostedEntry {
+                key: spec.key(),
                 receive,
             },
         ))
@@ -70,48 +70,48 @@ impl<R: Copy> PostedQueue<R> {
 
     pub(super) fn take_match(&mut self, envelope: &Envelope) -> Option<R> {
         let index = self.search(envelope)?;
-        Some(self.chains.remove(index).receive)
+        Some(self.lists.remove(index).receive)
     }
 
     /// The first of the untagged receives, if it accepts messages of this source.
     #[inline]
     pub(super) fn take_first(&mut self, source: Option<FiAddr>) -> Option<R> {
-        let index = self.chains.first(Kind::Untagged)?;
-        let from = self.chains.get(index).wanted.from;
+        let index = self.lists.first(QueueKind::Untagged)?;
+        let from = self.lists.get(index).key.from;
         (from.is_none() || from == source)
-            .then(|| self.chains.remove_first(index, Kind::Untagged).receive)
+            .then(|| self.lists.remove_first(index, QueueKind::Untagged).receive)
     }
 
     /// The earliest receive that accepts this message; it stays.
     pub(super) fn find(&self, envelope: &Envelope) -> Option<(PostKey, R)> {
         let index = self.search(envelope)?;
         Some((
-            PostKey(self.chains.key(index)),
-            self.chains.get(index).receive,
+            PostKey(self.lists.key(index)),
+            self.lists.get(index).receive,
         ))
     }
 
-    pub(super) fn withdraw(&mut self, key: PostKey) -> Option<R> {
-        let index = self.chains.find(key.0)?;
-        Some(self.chains.remove(index).receive)
+    pub(super) fn remove(&mut self, key: PostKey) -> Option<R> {
+        let index = self.lists.find(key.0)?;
+        Some(self.lists.remove(index).receive)
     }
 
     /// The place of a queued receive. `None` when it is no longer queued.
     pub(super) fn place(&self, key: PostKey) -> Option<PostPlace> {
-        let index = self.chains.find(key.0)?;
+        let index = self.lists.find(key.0)?;
         Some(PostPlace {
-            wanted: self.chains.get(index).wanted,
-            kind: self.chains.kind(index),
-            serial: self.chains.serial(index),
+            wanted: self.lists.get(index).key,
+            kind: self.lists.kind(index),
+            serial: self.lists.serial(index),
         })
     }
 
     /// The place that a receive has which is posted now and is not queued.
     pub(super) fn take_place(&mut self, spec: &RecvSpec) -> PostPlace {
         PostPlace {
-            wanted: spec.wanted(),
+            wanted: spec.key(),
             kind: spec.kind(),
-            serial: self.chains.take_serial(),
+            serial: self.lists.take_serial(),
         }
     }
 
@@ -121,8 +121,11 @@ impl<R: Copy> PostedQueue<R> {
             kind,
             serial,
         } = place;
-        let entry = Entry { wanted, receive };
-        PostKey(self.chains.insert_in_order(kind, serial, entry))
+        let entry = PostedEntry {
+            key: wanted,
+            receive,
+        };
+        PostKey(self.lists.insert_in_order(kind, serial, entry))
     }
 
     pub(super) fn take_directed(&mut self, source: FiAddr) -> Vec<R> {
@@ -134,19 +137,19 @@ impl<R: Copy> PostedQueue<R> {
     }
 
     fn search(&self, envelope: &Envelope) -> Option<usize> {
-        let shown = envelope.shown();
-        self.chains
-            .search(envelope.kind(), |entry| entry.wanted.accepts(shown))
+        let shown = envelope.key();
+        self.lists
+            .search(envelope.kind(), |entry| entry.key.accepts(shown))
     }
 
-    fn take_if(&mut self, test: impl Fn(&Wanted) -> bool) -> Vec<R> {
+    fn take_if(&mut self, test: impl Fn(&RecvKey) -> bool) -> Vec<R> {
         let mut taken = Vec::new();
-        for kind in Kind::BOTH {
-            let mut at = self.chains.first(kind);
+        for kind in QueueKind::BOTH {
+            let mut at = self.lists.first(kind);
             while let Some(index) = at {
-                at = self.chains.next(index);
-                if test(&self.chains.get(index).wanted) {
-                    taken.push((self.chains.serial(index), self.chains.remove(index).receive));
+                at = self.lists.next(index);
+                if test(&self.lists.get(index).key) {
+                    taken.push((self.lists.serial(index), self.lists.remove(index).receive));
                 }
             }
         }

@@ -2,30 +2,30 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::Memory;
+use super::RegionMemory;
 use crate::atomic::{AtomicOp, Datatype, bits_at};
 use crate::buf::AnyBuf;
 use crate::error::{Error, Result};
 
 /// A buffer that peers reach as long as its owner has not got it in hand.
 #[derive(Debug)]
-pub struct Registered {
-    state: Mutex<State>,
+pub struct RegisteredMemory {
+    state: Mutex<RegisteredState>,
     /// An access has ended.
-    ended: Condvar,
+    access_ended: Condvar,
     len: usize,
 }
 
 #[derive(Debug)]
-struct State {
+struct RegisteredState {
     /// Nothing while the owner has it.
     buf: Option<AnyBuf>,
     /// Accesses that have begun and not ended.
-    under_way: usize,
+    accesses: usize,
     closed: bool,
 }
 
-impl Registered {
+impl RegisteredMemory {
     /// The bytes of this buffer, which must all be writable where they lie.
     ///
     /// # Errors
@@ -42,14 +42,14 @@ impl Registered {
                 buf,
             ));
         }
-        let state = State {
+        let state = RegisteredState {
             buf: Some(buf),
-            under_way: 0,
+            accesses: 0,
             closed: false,
         };
         Ok(Self {
             state: state.into(),
-            ended: Condvar::new(),
+            access_ended: Condvar::new(),
             len,
         })
     }
@@ -57,22 +57,24 @@ impl Registered {
     /// The buffer, in the hands of its owner until it is [put back](Self::put); nothing when it is
     /// there already. Waits for accesses that are under way, which are short.
     pub fn take(&self) -> Option<AnyBuf> {
-        let state = self.state();
-        let ended = self.ended.wait_while(state, |state| state.under_way > 0);
+        let state = self.lock();
+        let ended = self
+            .access_ended
+            .wait_while(state, |state| state.accesses > 0);
         ended.unwrap_or_else(PoisonError::into_inner).buf.take()
     }
 
     /// Gives the buffer back to its peers.
-    pub fn put(&self, buf: AnyBuf) {
-        self.state().buf = Some(buf);
+    pub fn put_back(&self, buf: AnyBuf) {
+        self.lock().buf = Some(buf);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RegisteredState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn access<T>(&self, access: impl FnOnce(&mut [u8]) -> T) -> T {
-        let mut state = self.state();
+    fn with_bytes<T>(&self, access: impl FnOnce(&mut [u8]) -> T) -> T {
+        let mut state = self.lock();
         let buf = state
             .buf
             .as_mut()
@@ -81,20 +83,20 @@ impl Registered {
     }
 }
 
-impl Memory for Registered {
+impl RegionMemory for RegisteredMemory {
     fn len(&self) -> usize {
         self.len
     }
 
     fn read(&self, at: usize, out: &mut [u8]) {
-        self.access(|bytes| out.copy_from_slice(&bytes[at..at + out.len()]));
+        self.with_bytes(|bytes| out.copy_from_slice(&bytes[at..at + out.len()]));
     }
 
     fn write(&self, at: usize, from: &[u8]) {
-        self.access(|bytes| bytes[at..at + from.len()].copy_from_slice(from));
+        self.with_bytes(|bytes| bytes[at..at + from.len()].copy_from_slice(from));
     }
 
-    fn execute(
+    fn execute_atomic(
         &self,
         at: usize,
         op: AtomicOp,
@@ -107,7 +109,7 @@ impl Memory for Registered {
             at.is_multiple_of(size),
             "a value lies at a multiple of its size"
         );
-        self.access(|bytes| {
+        self.with_bytes(|bytes| {
             let value = bits_at(&bytes[at..at + size], 0, size);
             let new = op.compute(datatype, value, operand, comparand);
             bytes[at..at + size].copy_from_slice(&new.to_le_bytes()[..size]);
@@ -116,31 +118,31 @@ impl Memory for Registered {
     }
 
     fn close(&self) {
-        self.state().closed = true;
+        self.lock().closed = true;
     }
 
     fn is_open(&self) -> bool {
-        !self.state().closed
+        !self.lock().closed
     }
 
     fn address(&self) -> u64 {
-        self.access(|bytes| bytes.as_ptr().addr() as u64)
+        self.with_bytes(|bytes| bytes.as_ptr().addr() as u64)
     }
 
-    fn is_served(&self) -> bool {
+    fn is_served_by_owner(&self) -> bool {
         true
     }
 
-    fn begin(&self) -> bool {
-        let mut state = self.state();
+    fn begin_access(&self) -> bool {
+        let mut state = self.lock();
         let is_there = state.buf.is_some() && !state.closed;
-        state.under_way += usize::from(is_there);
+        state.accesses += usize::from(is_there);
         is_there
     }
 
-    fn end(&self) {
-        self.state().under_way -= 1;
-        self.ended.notify_all();
+    fn end_access(&self) {
+        self.lock().accesses -= 1;
+        self.access_ended.notify_all();
     }
 }
 
@@ -150,41 +152,44 @@ mod tests {
     use crate::buf::{IoBuf, Loan};
 
     #[test]
-    fn owner_and_peers_take_turns() {
-        let memory = Registered::new(vec![0; 16].into_any()).unwrap();
-        assert!(memory.begin() && memory.begin());
+    fn owner_and_peer_access_are_exclusive() {
+        let memory = RegisteredMemory::new(vec![0; 16].into_any()).unwrap();
+        assert!(memory.begin_access() && memory.begin_access());
         memory.write(8, &7u64.to_le_bytes());
-        assert_eq!(memory.execute(8, AtomicOp::Sum, Datatype::U64, 5, 0), 7);
+        assert_eq!(
+            memory.execute_atomic(8, AtomicOp::Sum, Datatype::U64, 5, 0),
+            7
+        );
         let mut value = [0; 8];
         memory.read(8, &mut value);
         assert_eq!(value, 12u64.to_le_bytes());
         let taken = std::thread::scope(|scope| {
             let owner = scope.spawn(|| memory.take());
-            memory.end();
-            memory.end();
+            memory.end_access();
+            memory.end_access();
             owner.join().unwrap()
         });
         assert!(
-            !memory.begin() && memory.take().is_none(),
+            !memory.begin_access() && memory.take().is_none(),
             "it is in the owner's hands"
         );
         let mut buf = Vec::from_any(taken.unwrap()).unwrap();
         buf[0] = 1;
-        memory.put(buf.into_any());
-        assert!(memory.begin());
-        memory.end();
+        memory.put_back(buf.into_any());
+        assert!(memory.begin_access());
+        memory.end_access();
         memory.close();
-        assert!(!memory.begin() && !memory.is_open());
+        assert!(!memory.begin_access() && !memory.is_open());
         assert_eq!(memory.take().unwrap().bytes()[0], 1);
     }
 
     #[test]
-    fn what_cannot_be_written_is_refused() {
-        let refused = |buf: AnyBuf| Registered::new(buf).unwrap_err();
+    fn buffers_that_cannot_be_written_are_refused() {
+        let refused = |buf: AnyBuf| RegisteredMemory::new(buf).unwrap_err();
         let (error, buf) = refused("text".into_any());
         assert!(matches!(error, Error::Invalid { .. }) && buf.bytes() == b"text");
-        refused(Loan::copied(8).unwrap().into_any());
-        assert!(Registered::new(bytes::BytesMut::from(&b"abc"[..]).into_any()).is_ok());
-        assert!(Registered::new(vec![1; 3].into_boxed_slice().into_any()).is_ok());
+        refused(Loan::from_heap(8).unwrap().into_any());
+        assert!(RegisteredMemory::new(bytes::BytesMut::from(&b"abc"[..]).into_any()).is_ok());
+        assert!(RegisteredMemory::new(vec![1; 3].into_boxed_slice().into_any()).is_ok());
     }
 }

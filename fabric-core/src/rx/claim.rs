@@ -11,34 +11,34 @@ use crate::address::FiAddr;
 use crate::completion::{Outcome, Transfer};
 use crate::error::Error;
 use crate::matching::{Envelope, PeerKey, RecvSpec};
-use crate::provider::{Host, OpKey};
+use crate::transport::{EngineContext, OpKey};
 
-use super::landing::Target;
 use super::lost::OnLoss;
-use super::{RxContext, Unexpected};
+use super::partial::PartialTarget;
+use super::{RxQueue, UnexpectedMessage};
 
 /// A claimed message. The number is never used again at its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClaimId(u64);
 
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(super) struct ClaimedMessage {
     id: ClaimId,
     envelope: Envelope,
-    message: Unexpected,
+    message: UnexpectedMessage,
     /// Why the rest of it never came.
     error: Option<Error>,
 }
 
 /// Probes and claims of one endpoint.
 #[derive(Debug, Default)]
-pub(super) struct Claims {
+pub(super) struct ClaimTable {
     probes: Vec<(OpKey, RecvSpec)>,
-    claims: Vec<Claim>,
-    next: u64,
+    claims: Vec<ClaimedMessage>,
+    next_id: u64,
 }
 
-impl RxContext {
+impl RxQueue {
     /// What a receive like this would take, if it were posted now.
     #[must_use]
     pub fn peek(&self, spec: &RecvSpec) -> Option<&Envelope> {
@@ -46,34 +46,38 @@ impl RxContext {
     }
 
     /// Posts a probe: it ends when a message is there, with what is known of that.
-    pub fn probe(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
+    pub fn probe(&mut self, host: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
         if let Some(envelope) = self.peek(&spec) {
             let found = Transfer::received(envelope, envelope.len);
             return host.complete(op, Outcome::ok(found));
         }
-        match spec.from.and_then(|from| host.leaving(from)) {
+        match spec.from.and_then(|from| host.departing_address(from)) {
             Some(peer) => host.complete(op, Outcome::failed(Error::PeerGone(peer))),
-            None => self.asked.probes.push((op, spec)),
+            None => self.claims.probes.push((op, spec)),
         }
     }
 
     /// Takes a probe back that has found nothing.
-    pub(super) fn unprobe(&mut self, op: OpKey) -> bool {
-        let at = self.asked.probes.iter().position(|(probe, _)| *probe == op);
-        at.map(|at| self.asked.probes.remove(at)).is_some()
+    pub(super) fn cancel_probe(&mut self, op: OpKey) -> bool {
+        let at = self
+            .claims
+            .probes
+            .iter()
+            .position(|(probe, _)| *probe == op);
+        at.map(|at| self.claims.probes.remove(at)).is_some()
     }
 
     /// Something waits that did not: probes may have found it.
     #[inline]
-    pub(super) fn noticed(&mut self, host: &mut dyn Host) {
-        if !self.asked.probes.is_empty() {
-            self.answer_probes(host);
+    pub(super) fn check_probes(&mut self, host: &mut dyn EngineContext) {
+        if !self.claims.probes.is_empty() {
+            self.complete_probes(host);
         }
     }
 
     #[cold]
-    fn answer_probes(&mut self, host: &mut dyn Host) {
-        for (op, spec) in std::mem::take(&mut self.asked.probes) {
+    fn complete_probes(&mut self, host: &mut dyn EngineContext) {
+        for (op, spec) in std::mem::take(&mut self.claims.probes) {
             self.probe(host, op, spec);
         }
     }
@@ -81,20 +85,20 @@ impl RxContext {
     /// Ends the probes for which `fails` has a reason.
     pub(super) fn fail_probes(
         &mut self,
-        host: &mut dyn Host,
+        host: &mut dyn EngineContext,
         fails: impl Fn(&RecvSpec) -> Option<Error>,
     ) {
-        for (op, spec) in std::mem::take(&mut self.asked.probes) {
+        for (op, spec) in std::mem::take(&mut self.claims.probes) {
             match fails(&spec) {
                 Some(error) => host.complete(op, Outcome::failed(error)),
-                None => self.asked.probes.push((op, spec)),
+                None => self.claims.probes.push((op, spec)),
             }
         }
     }
 
     /// Whether a probe waits for this message.
-    pub(super) fn is_sought(&self, envelope: &Envelope) -> bool {
-        self.asked
+    pub(super) fn is_probed(&self, envelope: &Envelope) -> bool {
+        self.claims
             .probes
             .iter()
             .any(|(_, spec)| spec.accepts(envelope))
@@ -104,19 +108,19 @@ impl RxContext {
     pub fn claim(&mut self, spec: &RecvSpec) -> Option<(ClaimId, Transfer)> {
         let (key, _) = self.matcher.unclaimed(spec)?;
         let (envelope, message) = self.matcher.take_message(key)?;
-        let id = ClaimId(self.asked.next);
-        self.asked.next += 1;
+        let id = ClaimId(self.claims.next_id);
+        self.claims.next_id += 1;
         if let Some(landing) = message
-            .landing
-            .and_then(|landing| self.landings.get_mut(landing))
+            .partial
+            .and_then(|landing| self.partials.get_mut(landing))
         {
-            landing.target = Target::Claim(id);
+            landing.target = PartialTarget::Claim(id);
         }
-        if message.is_fleeting() {
-            self.unnote(envelope.arrival);
+        if message.is_unmapped() {
+            self.remove_unmapped(envelope.arrival);
         }
         let found = Transfer::received(&envelope, envelope.len);
-        self.asked.claims.push(Claim {
+        self.claims.claims.push(ClaimedMessage {
             id,
             envelope,
             message,
@@ -126,8 +130,8 @@ impl RxContext {
     }
 
     /// Gives a claimed message to this receive.
-    pub fn receive_claimed(&mut self, host: &mut dyn Host, op: OpKey, id: ClaimId) {
-        let Some(Claim {
+    pub fn receive_claimed(&mut self, host: &mut dyn EngineContext, op: OpKey, id: ClaimId) {
+        let Some(ClaimedMessage {
             envelope,
             message,
             error,
@@ -137,20 +141,22 @@ impl RxContext {
             return host.complete(op, Outcome::failed(Error::Canceled));
         };
         let Some(error) = error else {
-            return self.give(host, (op, OnLoss::Fail), envelope, message);
+            return self.deliver_buffered(host, (op, OnLoss::Fail), envelope, message);
         };
-        self.used = self.used.saturating_sub(message.cost(&envelope));
-        let placed = host.adopt(op, message.bytes);
+        self.budget_used = self
+            .budget_used
+            .saturating_sub(message.budget_cost(&envelope));
+        let placed = host.give_buffered(op, message.bytes);
         host.complete(
             op,
-            Outcome::cut(Transfer::received(&envelope, placed), error),
+            Outcome::partial(Transfer::received(&envelope, placed), error),
         );
     }
 
     /// Puts a claimed message back to its old place: if a posted receive accepts it, that gets it.
     /// One that can no longer be complete is discarded.
-    pub fn unclaim(&mut self, host: &mut dyn Host, id: ClaimId) {
-        let Some(Claim {
+    pub fn release_claim(&mut self, host: &mut dyn EngineContext, id: ClaimId) {
+        let Some(ClaimedMessage {
             envelope,
             message,
             error,
@@ -159,47 +165,51 @@ impl RxContext {
         else {
             return;
         };
-        self.used = self.used.saturating_sub(message.cost(&envelope));
+        self.budget_used = self
+            .budget_used
+            .saturating_sub(message.budget_cost(&envelope));
         if error.is_none() {
-            self.settle(host, envelope, message);
+            self.match_or_buffer(host, envelope, message);
         }
     }
 
     /// Discards a claimed message, and what still arrives of it. Returns its source.
     pub fn discard_claimed(&mut self, id: ClaimId) -> Option<FiAddr> {
-        let Claim {
+        let ClaimedMessage {
             envelope, message, ..
         } = self.take_claim(id)?;
-        self.used = self.used.saturating_sub(message.cost(&envelope));
+        self.budget_used = self
+            .budget_used
+            .saturating_sub(message.budget_cost(&envelope));
         if let Some(landing) = message
-            .landing
-            .and_then(|landing| self.landings.get_mut(landing))
+            .partial
+            .and_then(|landing| self.partials.get_mut(landing))
         {
-            landing.target = Target::Nobody;
+            landing.target = PartialTarget::Discard;
         }
-        self.let_go |= message.is_fleeting();
-        self.owe_receipt(&envelope);
+        self.discarded_unmapped |= message.is_unmapped();
+        self.queue_ack(&envelope);
         envelope.source
     }
 
-    fn take_claim(&mut self, id: ClaimId) -> Option<Claim> {
-        let at = self.asked.claims.iter().position(|claim| claim.id == id)?;
-        Some(self.asked.claims.swap_remove(at))
+    fn take_claim(&mut self, id: ClaimId) -> Option<ClaimedMessage> {
+        let at = self.claims.claims.iter().position(|claim| claim.id == id)?;
+        Some(self.claims.claims.swap_remove(at))
     }
 
     /// The rest of a claimed message will never come. Who receives it gets the part, and this
     /// error.
-    pub(super) fn cut_claim(&mut self, id: ClaimId, error: Error) {
-        if let Some(claim) = self.asked.claim(id) {
-            claim.message.landing = None;
+    pub(super) fn fail_claim(&mut self, id: ClaimId, error: Error) {
+        if let Some(claim) = self.claims.claim(id) {
+            claim.message.partial = None;
             claim.error = Some(error);
         }
     }
 
     /// Claimed messages that lie with this peer, and not here, are lost.
-    pub(super) fn lose_claims(&mut self, peer: PeerKey, error: &Error) {
-        for claim in &mut self.asked.claims {
-            if claim.envelope.peer == peer && claim.message.is_fleeting() {
+    pub(super) fn fail_unmapped_claims(&mut self, peer: PeerKey, error: &Error) {
+        for claim in &mut self.claims.claims {
+            if claim.envelope.peer == peer && claim.message.is_unmapped() {
                 claim.error = Some(error.clone());
             }
         }
@@ -207,15 +217,15 @@ impl RxContext {
 
     /// What matching is to know of the claimed messages, should they come back.
     pub(super) fn claimed_envelopes(&mut self) -> impl Iterator<Item = &mut Envelope> {
-        self.asked
+        self.claims
             .claims
             .iter_mut()
             .map(|claim| &mut claim.envelope)
     }
 
     /// Whether a claimed message has this source.
-    pub(super) fn holds_claim_of(&self, source: FiAddr) -> bool {
-        self.asked
+    pub(super) fn has_claim_from(&self, source: FiAddr) -> bool {
+        self.claims
             .claims
             .iter()
             .any(|claim| claim.envelope.source == Some(source))
@@ -223,17 +233,17 @@ impl RxContext {
 
     /// Discards all claimed messages; their claims come to nothing.
     pub(super) fn drop_claims(&mut self) {
-        self.asked.claims.clear();
+        self.claims.claims.clear();
     }
 }
 
-impl Claims {
+impl ClaimTable {
     /// The message of a claim, to add to it while it arrives.
-    pub(super) fn message(&mut self, id: ClaimId) -> Option<&mut Unexpected> {
+    pub(super) fn message(&mut self, id: ClaimId) -> Option<&mut UnexpectedMessage> {
         self.claim(id).map(|claim| &mut claim.message)
     }
 
-    fn claim(&mut self, id: ClaimId) -> Option<&mut Claim> {
+    fn claim(&mut self, id: ClaimId) -> Option<&mut ClaimedMessage> {
         self.claims.iter_mut().find(|claim| claim.id == id)
     }
 }

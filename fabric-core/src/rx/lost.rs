@@ -8,9 +8,9 @@
 use crate::completion::Outcome;
 use crate::error::Error;
 use crate::matching::{Envelope, PostPlace, RecvSpec};
-use crate::provider::{Host, OpKey};
+use crate::transport::{EngineContext, OpKey};
 
-use super::RxContext;
+use super::RxQueue;
 
 /// What becomes of a receive when the message that is arriving in it is lost.
 #[derive(Clone, Copy, Debug)]
@@ -52,18 +52,21 @@ pub(super) struct Filling {
     pub(super) on_loss: OnLoss,
 }
 
-impl RxContext {
+impl RxQueue {
     /// Nothing arrives in this receive any more.
     pub(super) fn take_filling(&mut self, op: OpKey) -> Option<Filling> {
-        let at = self.filling.iter().position(|filling| filling.op == op)?;
-        Some(self.filling.swap_remove(at))
+        let at = self
+            .partial_receives
+            .iter()
+            .position(|filling| filling.op == op)?;
+        Some(self.partial_receives.swap_remove(at))
     }
 
     /// The rest of the message that was arriving in this receive will never come; `placed` bytes
     /// of it are in the receive's buffer.
     pub(super) fn lost(
         &mut self,
-        host: &mut dyn Host,
+        host: &mut dyn EngineContext,
         op: OpKey,
         (envelope, placed): (&Envelope, usize),
         error: Error,
@@ -79,22 +82,22 @@ impl RxContext {
             OnLoss::Discard => host.discard_part(op),
             OnLoss::Fail => {
                 let transfer = Outcome::received(envelope, placed).transfer;
-                host.complete(op, Outcome::cut(transfer, error));
+                host.complete(op, Outcome::partial(transfer, error));
             }
         }
     }
 
     /// Posts a receive again at its old place. It takes the earliest message that waits for it.
-    fn restore(&mut self, host: &mut dyn Host, op: OpKey, place: PostPlace) {
+    fn restore(&mut self, host: &mut dyn EngineContext, op: OpKey, place: PostPlace) {
         let (key, waiting) = self.matcher.restore(place, op);
         let Some((envelope, message)) =
             waiting.and_then(|waiting| self.matcher.take_message(waiting))
         else {
-            self.note(op, key);
+            self.record_post_key(op, key);
             // A message that another peer holds back may be for it.
-            return host.unsettled();
+            return host.request_rearm();
         };
-        self.matcher.withdraw(key);
-        self.give(host, (op, OnLoss::Restore(place)), envelope, message);
+        self.matcher.remove_posted(key);
+        self.deliver_buffered(host, (op, OnLoss::Restore(place)), envelope, message);
     }
 }

@@ -7,61 +7,63 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::address::Address;
-use crate::buf::Pool;
+use crate::buf::BufferPool;
 use crate::error::Error;
 use crate::matching::PeerKey;
-use crate::provider::{EpId, Host};
+use crate::transport::{EngineContext, EpId};
 use crate::tree::Class;
 
-use super::{LandingId, RxContext};
+use super::{PartialId, RxQueue};
 
 /// A receive context that several endpoints share.
 ///
 /// Its lock is taken under that of the domain only, so nobody ever waits for it.
 #[derive(Clone, Debug)]
-pub struct SharedContext(Arc<Mutex<RxContext>>);
+pub struct SharedRxQueue(Arc<Mutex<RxQueue>>);
 
-impl SharedContext {
+impl SharedRxQueue {
     /// A context that no endpoint shares yet. `id` is its own, in the numbering of endpoints.
     #[must_use]
-    pub fn new(id: EpId, pool: Arc<Pool>) -> Self {
-        Self(Arc::new(Mutex::new(RxContext::new(id, 0, pool))))
+    pub fn new(id: EpId, pool: Arc<BufferPool>) -> Self {
+        Self(Arc::new(Mutex::new(RxQueue::new(id, 0, pool))))
     }
 
     /// The context. A second call of the same thread never returns.
-    pub fn lock(&self) -> MutexGuard<'_, RxContext> {
+    pub fn lock(&self) -> MutexGuard<'_, RxQueue> {
         // No user code runs under it, so a panic elsewhere does not spoil it.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl RxContext {
+impl RxQueue {
     /// The budget is that of the endpoint that has the largest.
-    pub(super) fn grow_budget(&mut self, budget: usize) {
+    pub(super) fn raise_budget(&mut self, budget: usize) {
         self.budget = self.budget.max(budget);
     }
 
     /// A peer has connected to one of the endpoints.
-    pub(super) fn join(&mut self, peer: PeerKey, name: Address, ep: EpId) {
-        self.present.push((peer, name, ep));
+    pub(super) fn peer_connected(&mut self, peer: PeerKey, name: Address, ep: EpId) {
+        self.connected_peers.push((peer, name, ep));
     }
 
     /// Whether a peer of this name is connected to one of the endpoints.
-    pub(super) fn is_present(&self, name: &Address) -> bool {
-        self.present.iter().any(|(_, present, _)| present == name)
+    pub(super) fn is_peer_connected(&self, name: &Address) -> bool {
+        self.connected_peers
+            .iter()
+            .any(|(_, present, _)| present == name)
     }
 
     /// Hands over what senders that are connected to this endpoint wait to hear. To those that are
     /// gone nothing is said.
-    pub(super) fn hand_over(&mut self, ep: EpId, to: &mut Self) {
-        let present = &self.present;
-        self.receipts.retain(|receipt| {
+    pub(super) fn move_acks(&mut self, ep: EpId, to: &mut Self) {
+        let present = &self.connected_peers;
+        self.pending_acks.retain(|receipt| {
             let at = present
                 .iter()
                 .find(|(key, ..)| *key == receipt.0)
                 .map(|(.., at)| *at);
             if at == Some(ep) {
-                to.receipts.push(*receipt);
+                to.pending_acks.push(*receipt);
             }
             at.is_some_and(|at| at != ep)
         });
@@ -69,26 +71,30 @@ impl RxContext {
 
     /// Whether a message was declined since this was asked last: what was changed since may make it
     /// welcome.
-    pub fn has_declined(&mut self) -> bool {
+    pub fn take_declined(&mut self) -> bool {
         self.declined.take()
     }
 
     /// An endpoint closes. Messages of which it does not have all yet will never be complete; those
     /// that it has wait on.
-    pub(super) fn leave(&mut self, host: &mut dyn Host, ep: EpId) {
+    pub(super) fn endpoint_closed(&mut self, host: &mut dyn EngineContext, ep: EpId) {
         let error = Error::Closed(Class::Endpoint);
         let of_it = |(.., at): &mut (PeerKey, Address, EpId)| *at == ep;
-        for (key, name, _) in self.present.extract_if(.., of_it).collect::<Vec<_>>() {
-            self.lose(host, key, &error);
-            let copied = |id| self.copying.iter().any(|(copied, _)| *copied == id);
+        for (key, name, _) in self
+            .connected_peers
+            .extract_if(.., of_it)
+            .collect::<Vec<_>>()
+        {
+            self.fail_unmapped_from(host, key, &error);
+            let copied = |id| self.peer_copies.iter().any(|(copied, _)| *copied == id);
             let landings = self
-                .landings
+                .partials
                 .iter()
                 .filter(|(id, landing)| landing.envelope.peer == key && !copied(*id));
             for id in landings.map(|(id, _)| id).collect::<Vec<_>>() {
-                self.fail(host, LandingId(id), error.clone());
+                self.fail_partial(host, PartialId(id), error.clone());
             }
-            self.depart(key, name);
+            self.peer_departed(key, name);
         }
     }
 }

@@ -46,10 +46,10 @@ impl SimConfig {
     /// # Errors
     /// [`Error::WrongScheme`] for another provider's address; [`Error::BadAddress`] when there is
     /// an `@` in the name and something else than one to three numbers behind it.
-    pub fn of(address: &Address) -> Result<Self> {
+    pub fn from_address(address: &Address) -> Result<Self> {
         check_scheme(address)?;
         let mut config = Self::default();
-        let Some((_, numbers)) = split(address.name()) else {
+        let Some((_, numbers)) = split_name(address.name()) else {
             return Ok(config);
         };
         let bad = |why| Error::BadAddress {
@@ -93,15 +93,15 @@ pub(super) fn check_scheme(address: &Address) -> Result<()> {
 }
 
 /// The label of a name, and its numbers if it has some.
-pub(super) fn split(name: &str) -> Option<(&str, &str)> {
+pub(super) fn split_name(name: &str) -> Option<(&str, &str)> {
     name.rsplit_once('@')
 }
 
 /// Draws delays: splitmix64, small and good enough.
 #[derive(Clone, Debug)]
-pub(super) struct Draw(u64);
+pub(super) struct DelayRng(u64);
 
-impl Draw {
+impl DelayRng {
     /// The sequence of packets from this sender, under this seed.
     pub(super) fn new(seed: u64, sender: &Address) -> Self {
         // FNV-1a: unlike the standard hasher it is the same in every run.
@@ -117,7 +117,7 @@ impl Draw {
     }
 
     /// The next delay, from 0 to `longest`.
-    pub(super) fn delay(&mut self, longest: u32) -> u64 {
+    pub(super) fn next_delay(&mut self, longest: u32) -> u64 {
         self.next() % (u64::from(longest) + 1)
     }
 

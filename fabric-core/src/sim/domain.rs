@@ -10,27 +10,27 @@ use crate::error::{Error, Result};
 use crate::flags::Caps;
 use crate::info::Info;
 use crate::matching::{Envelope, RecvSpec};
-use crate::mr::{Reached, Region};
-use crate::provider::{EpId, Host, OpKey, ProviderDomain, SendNow, SendSpec, WaitSet};
-use crate::rx::{Receiving, RxContext};
-use crate::stats::ProviderStats;
+use crate::mr::{DirectRegion, Region};
+use crate::rx::{RxQueue, RxSource};
+use crate::stats::TransportStats;
+use crate::transport::{EngineContext, EpId, OpKey, TransportDomain, TrySend, TxOp, WaitSet};
 use crate::tree::Class;
 
 use super::inbound::Inbound;
-use super::net::{self, Node, Regions};
+use super::net::{self, NodeId, RegionMap};
 use super::outbound::Outbound;
 
 /// A domain of the simulated network.
 pub(super) struct SimDomain {
     wait: Arc<dyn WaitSet>,
-    endpoints: BTreeMap<EpId, Endpoint>,
-    regions: Regions,
+    endpoints: BTreeMap<EpId, SimEndpoint>,
+    regions: RegionMap,
     armed: bool,
 }
 
 #[derive(Debug)]
-struct Endpoint {
-    node: Node,
+struct SimEndpoint {
+    node: NodeId,
     inbound: Inbound,
     outbound: Outbound,
 }
@@ -40,45 +40,45 @@ impl SimDomain {
         Self {
             wait,
             endpoints: BTreeMap::new(),
-            regions: Regions::default(),
+            regions: RegionMap::default(),
             armed: false,
         }
     }
 
-    fn endpoint(&mut self, ep: EpId) -> Result<&mut Endpoint> {
+    fn endpoint(&mut self, ep: EpId) -> Result<&mut SimEndpoint> {
         self.endpoints
             .get_mut(&ep)
             .ok_or(Error::Closed(Class::Endpoint))
     }
 
-    fn nodes(&self) -> impl Iterator<Item = Node> {
+    fn nodes(&self) -> impl Iterator<Item = NodeId> {
         self.endpoints.values().map(|endpoint| endpoint.node)
     }
 
     /// After a call that may have given a message to a receive: its sender may wait to hear of
     /// that. And after one that may have made a declined message welcome: no peer will ring for it.
-    fn look_at_held(&mut self, ep: EpId) {
+    fn retry_declined(&mut self, ep: EpId) {
         if let Some(endpoint) = self.endpoints.get_mut(&ep) {
-            endpoint.inbound.confirm();
+            endpoint.inbound.send_acks();
         }
         if self.armed
             && self
                 .endpoints
                 .get(&ep)
-                .is_some_and(|endpoint| endpoint.inbound.wants_held())
+                .is_some_and(|endpoint| endpoint.inbound.would_accept_declined())
         {
-            self.wait.kick();
+            self.wait.wake();
         }
     }
 }
 
-impl ProviderDomain for SimDomain {
+impl TransportDomain for SimDomain {
     fn open_endpoint(
         &mut self,
         ep: EpId,
         info: &Info,
         at: Option<&Address>,
-        receiving: Receiving<'_>,
+        receiving: RxSource<'_>,
     ) -> Result<Address> {
         if self.endpoints.contains_key(&ep) {
             return Err(Error::Invalid {
@@ -90,13 +90,13 @@ impl ProviderDomain for SimDomain {
         let reached = if info.caps.is_rma_target() {
             self.regions.clone()
         } else {
-            Regions::default()
+            RegionMap::default()
         };
         let (node, address) = net::open(at, (self.wait.clone(), self.armed), (reached, heeds))?;
         let (inbound, outbound) = (Inbound::new(ep, node, receiving), Outbound::new(ep, node));
         self.endpoints.insert(
             ep,
-            Endpoint {
+            SimEndpoint {
                 node,
                 inbound,
                 outbound,
@@ -105,7 +105,7 @@ impl ProviderDomain for SimDomain {
         Ok(address)
     }
 
-    fn close_endpoint(&mut self, host: &mut dyn Host, ep: EpId) {
+    fn close_endpoint(&mut self, host: &mut dyn EngineContext, ep: EpId) {
         let Some(endpoint) = self.endpoints.remove(&ep) else {
             return;
         };
@@ -114,47 +114,47 @@ impl ProviderDomain for SimDomain {
         endpoint.inbound.close(host);
     }
 
-    fn send_now(
+    fn try_send(
         &mut self,
-        host: &mut dyn Host,
+        host: &mut dyn EngineContext,
         ep: EpId,
-        spec: &SendSpec,
+        spec: &TxOp,
         payload: Payload<'_>,
-    ) -> Result<SendNow> {
-        self.endpoint(ep)?.outbound.send_now(host, spec, payload)
+    ) -> Result<TrySend> {
+        self.endpoint(ep)?.outbound.try_send(host, spec, payload)
     }
 
-    fn read_now(
+    fn try_read(
         &mut self,
-        host: &mut dyn Host,
+        host: &mut dyn EngineContext,
         ep: EpId,
-        spec: &SendSpec,
+        spec: &TxOp,
         into: &mut AnyBuf,
-    ) -> Result<SendNow> {
-        self.endpoint(ep)?.outbound.read_now(host, spec, into)
+    ) -> Result<TrySend> {
+        self.endpoint(ep)?.outbound.try_read(host, spec, into)
     }
 
-    fn atomic_now(
+    fn try_atomic(
         &mut self,
-        host: &mut dyn Host,
+        host: &mut dyn EngineContext,
         ep: EpId,
-        spec: &SendSpec,
+        spec: &TxOp,
         operands: &[u8],
         result: &mut [u8],
-    ) -> Result<SendNow> {
+    ) -> Result<TrySend> {
         self.endpoint(ep)?
             .outbound
-            .atomic_now(host, spec, operands, result)
+            .try_atomic(host, spec, operands, result)
     }
 
-    fn reach(
+    fn direct_region(
         &mut self,
-        host: &mut dyn Host,
+        host: &mut dyn EngineContext,
         ep: EpId,
         peer: FiAddr,
         key: u64,
-    ) -> Result<Option<Reached>> {
-        self.endpoint(ep)?.outbound.reach(host, peer, key)
+    ) -> Result<Option<DirectRegion>> {
+        self.endpoint(ep)?.outbound.direct_region(host, peer, key)
     }
 
     fn region_opened(&mut self, key: u64, region: &Region) {
@@ -171,98 +171,116 @@ impl ProviderDomain for SimDomain {
             .remove(&key);
     }
 
-    fn region_free(&mut self, _key: u64) {
+    fn region_released(&mut self, _key: u64) {
         net::wake_all();
     }
 
     fn queue_send(
         &mut self,
-        host: &mut dyn Host,
+        host: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
-        spec: &SendSpec,
+        spec: &TxOp,
     ) -> Result<()> {
         self.endpoint(ep)?.outbound.queue(host, op, spec)
     }
 
-    fn post_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: RecvSpec) {
+    fn post_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.endpoint(ep) {
             Ok(endpoint) => endpoint.inbound.rx.own.post(host, op, spec),
             Err(error) => host.complete(op, Outcome::failed(error)),
         }
-        self.look_at_held(ep);
+        self.retry_declined(ep);
     }
 
-    fn post_multi_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: RecvSpec) {
+    fn post_multi_recv(
+        &mut self,
+        host: &mut dyn EngineContext,
+        ep: EpId,
+        op: OpKey,
+        spec: RecvSpec,
+    ) {
         match self.endpoint(ep) {
             Ok(endpoint) => endpoint.inbound.rx.own.post_multi(host, op, spec),
             Err(error) => host.complete(op, Outcome::failed(error)),
         }
         // Messages may be left to be given to it.
-        host.unsettled();
-        self.look_at_held(ep);
+        host.request_rearm();
+        self.retry_declined(ep);
     }
 
-    fn receive_side(&mut self, ep: EpId) -> Option<&mut RxContext> {
+    fn rx_queue(&mut self, ep: EpId) -> Option<&mut RxQueue> {
         self.endpoint(ep)
             .ok()
             .map(|endpoint| &mut endpoint.inbound.rx.own)
     }
 
-    fn receive_side_changed(&mut self, host: &mut dyn Host, ep: EpId) {
-        host.unsettled();
-        self.look_at_held(ep);
+    fn on_rx_queue_changed(&mut self, host: &mut dyn EngineContext, ep: EpId) {
+        host.request_rearm();
+        self.retry_declined(ep);
     }
 
-    fn cancel(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) -> bool {
+    fn cancel(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
         let Ok(endpoint) = self.endpoint(ep) else {
             return false;
         };
         if endpoint.outbound.cancel(op) {
             // What waited behind it may go now.
             endpoint.outbound.flush(host);
-            host.unsettled();
+            host.request_rearm();
             return true;
         }
         let canceled = endpoint.inbound.rx.own.cancel(host, op);
-        endpoint.inbound.confirm();
+        endpoint.inbound.send_acks();
         canceled
     }
 
-    fn abandon_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) {
+    fn detach_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.inbound.rx.own.abandon(host, op);
-            endpoint.inbound.confirm();
+            endpoint.inbound.rx.own.detach(host, op);
+            endpoint.inbound.send_acks();
         }
     }
 
-    fn put_back(&mut self, host: &mut dyn Host, ep: EpId, envelope: Envelope, bytes: PooledBuf) {
+    fn requeue_message(
+        &mut self,
+        host: &mut dyn EngineContext,
+        ep: EpId,
+        envelope: Envelope,
+        bytes: PooledBuf,
+    ) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.inbound.put_back(host, envelope, bytes);
+            endpoint.inbound.requeue_message(host, envelope, bytes);
         }
     }
 
-    fn address_inserted(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr, address: &Address) {
+    fn address_inserted(
+        &mut self,
+        host: &mut dyn EngineContext,
+        ep: EpId,
+        addr: FiAddr,
+        address: &Address,
+    ) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.inbound.inserted(host, addr, address);
+            endpoint.inbound.address_inserted(host, addr, address);
         }
-        self.look_at_held(ep);
+        self.retry_declined(ep);
     }
 
-    fn address_removed(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr) {
+    fn address_removed(&mut self, host: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.inbound.removed(host, addr);
+            endpoint.inbound.address_removed(host, addr);
         }
-        self.look_at_held(ep);
+        self.retry_declined(ep);
     }
 
-    fn holds(&self, ep: EpId, source: FiAddr) -> bool {
+    fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool {
         self.endpoints
             .get(&ep)
-            .is_some_and(|endpoint| endpoint.inbound.rx.own.holds(source))
+            .is_some_and(|endpoint| endpoint.inbound.rx.own.holds_messages_from(source))
     }
 
-    fn progress(&mut self, host: &mut dyn Host) -> bool {
+    fn progress(&mut self, host: &mut dyn EngineContext) -> bool {
         let (mut moved, mut delayed) = (false, false);
         for endpoint in self.endpoints.values_mut() {
             moved |= endpoint.outbound.flush(host);
@@ -275,15 +293,15 @@ impl ProviderDomain for SimDomain {
         moved || (self.armed && delayed)
     }
 
-    fn ready(&mut self, _host: &mut dyn Host, _token: u64) {}
+    fn ready(&mut self, _host: &mut dyn EngineContext, _token: u64) {}
 
     fn arm(&mut self) -> bool {
         net::arm(self.nodes(), true);
         let news = self.endpoints.values().any(|endpoint| {
-            net::has_news(endpoint.node)
-                || endpoint.inbound.rx.own.has_chores()
-                || endpoint.inbound.wants_held()
-                || endpoint.outbound.could_flush()
+            net::has_pending(endpoint.node)
+                || endpoint.inbound.rx.own.has_work()
+                || endpoint.inbound.would_accept_declined()
+                || endpoint.outbound.can_flush()
         });
         self.armed = !news;
         if news {
@@ -297,18 +315,18 @@ impl ProviderDomain for SimDomain {
         net::arm(self.nodes(), false);
     }
 
-    fn stats(&self, ep: EpId) -> ProviderStats {
+    fn stats(&self, ep: EpId) -> TransportStats {
         let Some(endpoint) = self.endpoints.get(&ep) else {
-            return ProviderStats::default();
+            return TransportStats::default();
         };
         let (peers, unexpected) = (
             endpoint.inbound.peers(),
             endpoint.inbound.rx.own.unexpected(),
         );
-        ProviderStats {
+        TransportStats {
             peers,
             unexpected,
-            ..ProviderStats::default()
+            ..TransportStats::default()
         }
     }
 
@@ -319,7 +337,7 @@ impl ProviderDomain for SimDomain {
             .fold((0, 0), |(peers, sends), endpoint| {
                 (
                     peers + endpoint.inbound.peers(),
-                    sends + endpoint.outbound.waiting(),
+                    sends + endpoint.outbound.queued_sends(),
                 )
             });
         format!(

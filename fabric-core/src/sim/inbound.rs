@@ -8,52 +8,52 @@ use crate::completion::Transfer;
 use crate::error::Error;
 use crate::event::{DownReason, EventKind};
 use crate::matching::{Envelope, PeerKey};
-use crate::provider::{EpId, Host};
-use crate::rx::{LandingId, ReceiveSide, Receiving, RxContext};
+use crate::rx::{PartialId, RxBinding, RxQueue, RxSource};
+use crate::transport::{EngineContext, EpId};
 
-use super::net::{self, Head, Node, Packet, Taken};
+use super::net::{self, MessageHeader, NodeId, PacketPoll, SimPacket};
 
 /// Packets an endpoint takes in one pass.
-const PER_PASS: usize = 64;
+const MAX_PACKETS_PER_PASS: usize = 64;
 
 /// Bytes of messages that no receive has taken yet.
-pub(super) const BUDGET: usize = 4 << 20;
+pub(super) const UNEXPECTED_BUDGET: usize = 4 << 20;
 
 /// What an endpoint receives, and from whom.
 #[derive(Debug)]
 pub(super) struct Inbound {
     ep: EpId,
-    node: Node,
-    pub(super) rx: ReceiveSide,
-    peers: BTreeMap<Node, Peer>,
+    node: NodeId,
+    pub(super) rx: RxBinding,
+    peers: BTreeMap<NodeId, SimPeer>,
     /// Counts up; no key is used twice.
     next_key: u32,
     /// Who was served last.
-    last: Option<Node>,
+    last_served: Option<NodeId>,
 }
 
 #[derive(Debug)]
-struct Peer {
+struct SimPeer {
     key: PeerKey,
     address: Address,
     source: Option<FiAddr>,
     /// Its number when it connected.
-    number: Option<FiAddr>,
+    initial_addr: Option<FiAddr>,
     /// The message that is arriving in pieces.
-    landing: Option<LandingId>,
+    partial: Option<PartialId>,
     /// The first packet of a message that was declined. The rest of the pair waits behind it.
-    held: Option<Packet>,
+    declined: Option<SimPacket>,
 }
 
 /// What a pass came to.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Pass {
+pub(super) struct PassResult {
     pub(super) moved: bool,
     /// Something will come in later passes.
     pub(super) delayed: bool,
 }
 
-enum Step {
+enum PacketStep {
     /// A packet was taken in.
     Moved,
     /// Nothing is due, or it was declined.
@@ -63,70 +63,73 @@ enum Step {
 }
 
 impl Inbound {
-    pub(super) fn new(ep: EpId, node: Node, receiving: Receiving<'_>) -> Self {
+    pub(super) fn new(ep: EpId, node: NodeId, receiving: RxSource<'_>) -> Self {
         Self {
             ep,
             node,
-            rx: receiving.side(ep, BUDGET),
+            rx: receiving.bind(ep, UNEXPECTED_BUDGET),
             peers: BTreeMap::new(),
             next_key: 0,
-            last: None,
+            last_served: None,
         }
     }
 
     /// Takes in what is due, one packet of each peer in turn.
-    pub(super) fn pass(&mut self, host: &mut dyn Host) -> Pass {
-        let served = self.rx.own.serve(host);
-        let arrivals = net::begin(self.node);
-        let mut pass = Pass {
-            moved: served | !arrivals.contacts.is_empty(),
+    pub(super) fn pass(&mut self, host: &mut dyn EngineContext) -> PassResult {
+        let served = self.rx.own.drain_unexpected(host);
+        let arrivals = net::begin_pass(self.node);
+        let mut pass = PassResult {
+            moved: served | !arrivals.connected.is_empty(),
             delayed: arrivals.delayed,
         };
-        for (node, address) in arrivals.contacts {
-            self.welcome(host, node, address);
+        for (node, address) in arrivals.connected {
+            self.peer_connected(host, node, address);
         }
         // Whoever comes behind the last one served is first, also among those that were declined: a
         // scarce budget goes around as well.
         let mut turns = VecDeque::from(arrivals.ready);
         let behind = turns
             .iter()
-            .take_while(|&&node| self.last.is_some_and(|last| node <= last))
+            .take_while(|&&node| self.last_served.is_some_and(|last| node <= last))
             .count();
         turns.rotate_left(behind);
-        let mut left = PER_PASS;
+        let mut left = MAX_PACKETS_PER_PASS;
         while left > 0
             && let Some(node) = turns.pop_front()
         {
-            match self.step(host, node) {
-                Step::Moved => {
+            match self.take_next(host, node) {
+                PacketStep::Moved => {
                     left -= 1;
-                    self.last = Some(node);
+                    self.last_served = Some(node);
                     turns.push_back(node);
                     pass.moved = true;
                 }
-                Step::Departed => pass.moved = true,
-                Step::Idle => {}
+                PacketStep::Departed => pass.moved = true,
+                PacketStep::Idle => {}
             }
         }
-        self.confirm();
+        self.send_acks();
         pass
     }
 
     /// Tells senders what they wait to hear of their messages.
-    pub(super) fn confirm(&mut self) {
-        self.rx.gather();
-        while let Some((key, number)) = self.rx.own.next_receipt() {
+    pub(super) fn send_acks(&mut self) {
+        self.rx.collect_acks();
+        while let Some((key, number)) = self.rx.own.pop_ack() {
             if let Some((&node, _)) = self.peers.iter().find(|(_, peer)| peer.key == key) {
-                net::confirm(self.node, node, number);
+                net::send_ack(self.node, node, number);
             }
         }
     }
 
     /// Whether a pass would take something that was declined before.
-    pub(super) fn wants_held(&self) -> bool {
+    pub(super) fn would_accept_declined(&self) -> bool {
         self.peers.values().any(|peer| {
-            let head = peer.held.as_ref().and_then(|packet| packet.head);
-            head.is_some_and(|head| self.rx.view(|rx| rx.would_take(&peer.envelope(head))))
+            let head = peer.declined.as_ref().and_then(|packet| packet.header);
+            head.is_some_and(|head| {
+                self.rx
+                    .with_queue_ref(|rx| rx.would_accept(&peer.envelope(head)))
+            })
         })
     }
 
@@ -136,13 +139,23 @@ impl Inbound {
 
     /// A message that was received comes back. Its sender may have got a number meanwhile, or lost
     /// it.
-    pub(super) fn put_back(&mut self, host: &mut dyn Host, envelope: Envelope, bytes: PooledBuf) {
+    pub(super) fn requeue_message(
+        &mut self,
+        host: &mut dyn EngineContext,
+        envelope: Envelope,
+        bytes: PooledBuf,
+    ) {
         let peer = self.peers.values().find(|peer| peer.key == envelope.peer);
         let source = peer.and_then(|peer| peer.source);
-        self.rx.own.put_back(host, envelope, source, bytes);
+        self.rx.own.requeue_message(host, envelope, source, bytes);
     }
 
-    pub(super) fn inserted(&mut self, host: &mut dyn Host, addr: FiAddr, address: &Address) {
+    pub(super) fn address_inserted(
+        &mut self,
+        host: &mut dyn EngineContext,
+        addr: FiAddr,
+        address: &Address,
+    ) {
         let bound = host.incarnation_of(self.ep, addr);
         for (_, peer) in self.peers.iter_mut().filter(|(node, peer)| {
             peer.address == *address
@@ -150,12 +163,12 @@ impl Inbound {
                 && bound.is_none_or(|bound| bound == (**node).into())
         }) {
             peer.source = Some(addr);
-            self.rx.own.resolve(host, peer.key, addr);
+            self.rx.own.assign_source(host, peer.key, addr);
         }
-        self.rx.own.inserted(host, addr, address);
+        self.rx.own.address_inserted(host, addr, address);
     }
 
-    pub(super) fn removed(&mut self, host: &mut dyn Host, addr: FiAddr) {
+    pub(super) fn address_removed(&mut self, host: &mut dyn EngineContext, addr: FiAddr) {
         for peer in self
             .peers
             .values_mut()
@@ -163,19 +176,21 @@ impl Inbound {
         {
             peer.source = None;
         }
-        self.rx.own.forget(host, addr);
+        self.rx.own.clear_source(host, addr);
     }
 
-    pub(super) fn close(mut self, host: &mut dyn Host) {
-        self.confirm();
+    pub(super) fn close(mut self, host: &mut dyn EngineContext) {
+        self.send_acks();
         self.rx.close(host);
         for peer in self.peers.values() {
-            host.peer_disconnected(self.ep, peer.number);
+            host.peer_disconnected(self.ep, peer.initial_addr);
         }
     }
 
-    fn welcome(&mut self, host: &mut dyn Host, node: Node, address: Address) {
-        let key = self.rx.joined(host, PeerKey(self.next_key), &address);
+    fn peer_connected(&mut self, host: &mut dyn EngineContext, node: NodeId, address: Address) {
+        let key = self
+            .rx
+            .peer_connected(host, PeerKey(self.next_key), &address);
         self.next_key = self.next_key.saturating_add(1);
         let number = host.peer_connected(self.ep, &address, Some(node.into()));
         host.event(
@@ -187,46 +202,51 @@ impl Inbound {
         );
         self.peers.insert(
             node,
-            Peer {
+            SimPeer {
                 key,
                 address,
                 source: number,
-                number,
-                landing: None,
-                held: None,
+                initial_addr: number,
+                partial: None,
+                declined: None,
             },
         );
     }
 
-    fn step(&mut self, host: &mut dyn Host, node: Node) -> Step {
-        let held = self.peers.get_mut(&node).and_then(|peer| peer.held.take());
-        let packet = match held.map_or_else(|| net::take(self.node, node), Taken::Packet) {
-            Taken::Packet(packet) => packet,
-            Taken::Nothing => return Step::Idle,
-            Taken::Closed(address) => {
-                self.depart(host, node, address);
-                return Step::Departed;
-            }
-        };
+    fn take_next(&mut self, host: &mut dyn EngineContext, node: NodeId) -> PacketStep {
+        let held = self
+            .peers
+            .get_mut(&node)
+            .and_then(|peer| peer.declined.take());
+        let packet =
+            match held.map_or_else(|| net::take_packet(self.node, node), PacketPoll::Packet) {
+                PacketPoll::Packet(packet) => packet,
+                PacketPoll::NotDue => return PacketStep::Idle,
+                PacketPoll::Closed(address) => {
+                    self.peer_departed(host, node, address);
+                    return PacketStep::Departed;
+                }
+            };
         let (ep, Some(peer)) = (self.ep, self.peers.get_mut(&node)) else {
-            return Step::Idle;
+            return PacketStep::Idle;
         };
-        if let Some(declined) = self.rx.with(|rx| peer.accept(host, ep, rx, packet)) {
-            peer.held = Some(declined);
-            return Step::Idle;
+        if let Some(declined) = self.rx.with_queue(|rx| peer.accept(host, ep, rx, packet)) {
+            peer.declined = Some(declined);
+            return PacketStep::Idle;
         }
-        net::release(self.node, node);
-        Step::Moved
+        net::release_packet(self.node, node);
+        PacketStep::Moved
     }
 
     /// The peer is gone, and everything it sent was taken in.
-    fn depart(&mut self, host: &mut dyn Host, node: Node, address: Address) {
+    fn peer_departed(&mut self, host: &mut dyn EngineContext, node: NodeId, address: Address) {
         let peer = self.peers.remove(&node);
         let source = peer.as_ref().and_then(|peer| peer.source);
-        let source = source.or_else(|| host.number_of(self.ep, &address));
+        let source = source.or_else(|| host.fi_addr_of(self.ep, &address));
         let gone = Error::PeerGone(address.clone());
-        if let Some(landing) = peer.as_ref().and_then(|peer| peer.landing) {
-            self.rx.with(|rx| rx.fail(host, landing, gone.clone()));
+        if let Some(landing) = peer.as_ref().and_then(|peer| peer.partial) {
+            self.rx
+                .with_queue(|rx| rx.fail_partial(host, landing, gone.clone()));
         }
         let down = EventKind::PeerDown {
             peer: address.clone(),
@@ -235,7 +255,7 @@ impl Inbound {
         };
         host.event(self.ep, down);
         if let Some(peer) = &peer {
-            self.rx.departed(peer.key, address.clone());
+            self.rx.peer_departed(peer.key, address.clone());
         }
         // Another peer that made contact under this name already may have the same handle.
         let replaced = self
@@ -245,45 +265,46 @@ impl Inbound {
         if let Some(source) = source.filter(|_| !replaced) {
             self.rx.fail_directed(host, source, &address, &gone);
         }
-        if let Some(number) = peer.map(|peer| peer.number) {
+        if let Some(number) = peer.map(|peer| peer.initial_addr) {
             host.peer_disconnected(self.ep, number);
         }
     }
 }
 
-impl Peer {
+impl SimPeer {
     /// Takes the packet in, or gives it back.
     fn accept(
         &mut self,
-        host: &mut dyn Host,
+        host: &mut dyn EngineContext,
         ep: EpId,
-        rx: &mut RxContext,
-        packet: Packet,
-    ) -> Option<Packet> {
-        if let Some(notice) = packet.notice {
+        rx: &mut RxQueue,
+        packet: SimPacket,
+    ) -> Option<SimPacket> {
+        if let Some(notice) = packet.rma_notice {
             let transfer = Transfer::written(notice.len, notice.data, self.source);
-            return (!host.done_to_us(ep, notice.key, notice.deed, transfer)).then_some(packet);
+            return (!host.on_remote_access(ep, notice.key, notice.access, transfer))
+                .then_some(packet);
         }
         let bytes = &packet.bytes[..];
-        let landing = match packet.head {
+        let landing = match packet.header {
             Some(head) if bytes.len() == head.len => {
                 let taken = rx.deliver(host, self.envelope(head), &bytes);
                 return (!taken).then_some(packet);
             }
-            Some(head) => rx.begin(host, self.envelope(head)),
-            None => self.landing.take(),
+            Some(head) => rx.begin_partial(host, self.envelope(head)),
+            None => self.partial.take(),
         };
         match landing {
             Some(id) => {
-                self.landing = (!rx.land(host, id, &bytes)).then_some(id);
+                self.partial = (!rx.append(host, id, &bytes)).then_some(id);
                 None
             }
             // Only the first packet of a message is ever declined.
-            None => packet.head.is_some().then_some(packet),
+            None => packet.header.is_some().then_some(packet),
         }
     }
 
-    fn envelope(&self, head: Head) -> Envelope {
+    fn envelope(&self, head: MessageHeader) -> Envelope {
         Envelope {
             peer: self.key,
             source: self.source,
@@ -292,7 +313,7 @@ impl Peer {
             data: head.data,
             // Given by the receive context.
             arrival: 0,
-            receipt: head.receipt,
+            ack: head.ack,
         }
     }
 }

@@ -32,7 +32,7 @@ mod domain;
 mod inbound;
 mod net;
 mod outbound;
-mod spread;
+mod rma_iov;
 mod window;
 
 #[cfg(test)]
@@ -43,8 +43,8 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::flags::{Access, Caps, MrMode, MsgOrder, OpFlags};
 use crate::info::{AvType, EpType, Info, Protocol, Version};
-use crate::mr::{LocalMemory, Memory};
-use crate::provider::{Provider, ProviderDomain, WaitSet};
+use crate::mr::{LocalMemory, RegionMemory};
+use crate::transport::{Transport, TransportDomain, WaitSet};
 
 pub use config::SimConfig;
 
@@ -62,7 +62,7 @@ pub use config::SimConfig;
 ///
 /// ```
 /// use fabric_core::info::{Hints, Progress, select};
-/// use fabric_core::provider::Provider;
+/// use fabric_core::transport::Provider;
 /// use fabric_core::sim::SimProvider;
 ///
 /// let offers = SimProvider.offers();
@@ -72,22 +72,22 @@ pub use config::SimConfig;
 /// # Ok::<(), fabric_core::info::NoMatch>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
-pub struct SimProvider;
+pub struct SimTransport;
 
-impl Provider for SimProvider {
+impl Transport for SimTransport {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn offers(&self) -> Vec<Info> {
-        offer().under_either_progress().into()
+        base_offer().for_both_progress_models().into()
     }
 
-    fn alloc(&self, len: usize, _: Access) -> Result<Arc<dyn Memory>> {
+    fn alloc(&self, len: usize, _: Access) -> Result<Arc<dyn RegionMemory>> {
         Ok(Arc::new(LocalMemory::new(len)?))
     }
 
-    fn open_domain(&self, info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
+    fn open_domain(&self, info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn TransportDomain>> {
         if info.fabric.provider != NAME {
             let why = format!(
                 "it describes the provider {:?}, this is {NAME:?}",
@@ -109,7 +109,7 @@ impl Provider for SimProvider {
     }
 }
 
-fn offer() -> Info {
+fn base_offer() -> Info {
     let mut info = Info::template(NAME, NAME, NAME);
     info.caps = CAPS;
     info.fabric.provider_version = Version::new(0, 1);
@@ -117,10 +117,10 @@ fn offer() -> Info {
     info.domain.av_type = Some(AvType::Table);
     info.domain.mr_mode = MrMode::SCALABLE.union(MrMode::BASIC);
     info.domain.cq_data_size = 8;
-    info.domain.cq_cnt = OBJECTS;
-    info.domain.cntr_cnt = OBJECTS;
-    info.domain.ep_cnt = OBJECTS;
-    info.domain.max_ep_srx_ctx = OBJECTS;
+    info.domain.cq_cnt = OBJECT_COUNT;
+    info.domain.cntr_cnt = OBJECT_COUNT;
+    info.domain.ep_cnt = OBJECT_COUNT;
+    info.domain.max_ep_srx_ctx = OBJECT_COUNT;
     info.domain.caps = Caps::LOCAL_COMM;
 
     info.ep.ep_type = EpType::Rdm;
@@ -132,7 +132,7 @@ fn offer() -> Info {
     info.ep.max_order_war_size = usize::MAX;
     info.ep.max_order_waw_size = usize::MAX;
 
-    info.tx.caps = CAPS.difference(RECEIVING);
+    info.tx.caps = CAPS.difference(RX_ONLY_CAPS);
     info.tx.op_flags = OpFlags::COMPLETION
         | OpFlags::INJECT_COMPLETE
         | OpFlags::TRANSMIT_COMPLETE
@@ -183,7 +183,7 @@ const CAPS: Caps = Caps::MSG
     .union(Caps::RMA_EVENT)
     .union(Caps::LOCAL_COMM);
 
-const RECEIVING: Caps = Caps::RECV
+const RX_ONLY_CAPS: Caps = Caps::RECV
     .union(Caps::DIRECTED_RECV)
     .union(Caps::MULTI_RECV)
     .union(Caps::TAGGED_MULTI_RECV)
@@ -196,4 +196,4 @@ const RECEIVING: Caps = Caps::RECV
 const IOV_LIMIT: usize = 16;
 
 /// Endpoints, queues and counters a domain serves well: advice, nothing depends on it.
-const OBJECTS: usize = 1024;
+const OBJECT_COUNT: usize = 1024;

@@ -8,119 +8,122 @@ use crate::address::{Address, FiAddr};
 use crate::buf::{AnyBuf, Payload};
 use crate::completion::{OpKind, Outcome, Transfer};
 use crate::error::{Error, Result};
-use crate::matching::Receipt;
-use crate::mr::{Memory, Reached, check_access, execute, wanted};
-use crate::provider::{Deed, EpId, Host, OpKey, SendNow, SendSpec};
+use crate::matching::AckRequest;
+use crate::mr::{DirectRegion, RegionMemory, check_access, execute_atomic_array, required_access};
+use crate::transport::{EngineContext, EpId, OpKey, RemoteAccess, TrySend, TxOp};
 
 use slab::Slab;
 
-use super::net::{self, Head, Node, Notice, Packet};
+use super::net::{self, MessageHeader, NodeId, RmaNotice, SimPacket};
 use super::window::Window;
 
 /// Bytes of a packet; longer messages travel in pieces.
-pub(super) const PIECE: usize = 16 << 10;
+pub(super) const PACKET_SIZE: usize = 16 << 10;
 
 /// Packets for one peer in one pass.
-const PER_PASS: usize = 64;
+const MAX_PACKETS_PER_PASS: usize = 64;
 
 /// What an endpoint has to send.
 #[derive(Debug)]
 pub(super) struct Outbound {
     ep: EpId,
-    pub(super) node: Node,
+    pub(super) node: NodeId,
     /// Never empty ones.
-    waiting: BTreeMap<Node, Backlog>,
+    backlogs: BTreeMap<NodeId, Backlog>,
     /// Messages whose senders wait for word of the receiver, by the number of the receipt.
-    unconfirmed: Slab<Unconfirmed>,
+    unacked: Slab<UnackedSend>,
 }
 
 /// A message that has not ended before its receiver says so.
 #[derive(Debug)]
-struct Unconfirmed {
+struct UnackedSend {
     op: OpKey,
-    peer: Node,
+    peer: NodeId,
     to: Address,
     transfer: Transfer,
     /// The network has all of it.
     sent: bool,
-    confirmed: bool,
+    acked: bool,
 }
 
 /// What waits for one peer, in posting order.
 #[derive(Debug)]
 struct Backlog {
     to: Address,
-    sends: VecDeque<Sending>,
+    sends: VecDeque<BacklogEntry>,
 }
 
 #[derive(Debug)]
-struct Sending {
+struct BacklogEntry {
     op: OpKey,
-    spec: SendSpec,
+    spec: TxOp,
     /// Bytes the network has; `None` when the message has not begun.
     sent: Option<usize>,
     /// The number of its receipt, once it has begun.
-    number: Option<u32>,
+    ack_number: Option<u32>,
 }
 
 impl Outbound {
-    pub(super) fn new(ep: EpId, node: Node) -> Self {
+    pub(super) fn new(ep: EpId, node: NodeId) -> Self {
         Self {
             ep,
             node,
-            waiting: BTreeMap::new(),
-            unconfirmed: Slab::new(),
+            backlogs: BTreeMap::new(),
+            unacked: Slab::new(),
         }
     }
 
     /// Sends the whole message, or nothing.
-    pub(super) fn send_now(
+    pub(super) fn try_send(
         &self,
-        host: &dyn Host,
-        spec: &SendSpec,
+        host: &dyn EngineContext,
+        spec: &TxOp,
         payload: Payload<'_>,
-    ) -> Result<SendNow> {
+    ) -> Result<TrySend> {
         let (to, peer) = self.target(host, spec)?;
-        if spec.kind == OpKind::Write && spec.spread.is_none() {
-            let write = |memory: &dyn Memory, at| write(memory, at, payload);
-            return self.access_now(peer, spec, payload.len(), write);
+        if spec.kind == OpKind::Write && spec.rma_iov_id.is_none() {
+            let write = |memory: &dyn RegionMemory, at| write(memory, at, payload);
+            return self.try_access(peer, spec, payload.len(), write);
         }
-        let count = payload.len().div_ceil(PIECE).max(1);
-        if spec.kind != OpKind::Send
-            || spec.level.is_confirmed()
-            || self.waiting.contains_key(&peer)
+        let count = payload.len().div_ceil(PACKET_SIZE).max(1);
+        if spec.kind != OpKind::Send || spec.level.needs_ack() || self.backlogs.contains_key(&peer)
         {
-            return Ok(SendNow::Queue);
+            return Ok(TrySend::WouldBlock);
         }
-        if net::room(self.node, peer, false).is_some_and(|room| room < count) {
-            return Ok(SendNow::Queue);
+        if net::available(self.node, peer, false).is_some_and(|room| room < count) {
+            return Ok(TrySend::WouldBlock);
         }
         let mut sent = None;
         let packets = (0..count)
-            .map(|_| cut(payload, spec, None, &mut sent))
+            .map(|_| next_packet(payload, spec, None, &mut sent))
             .collect();
-        if net::push(self.node, peer, packets, false) {
-            Ok(SendNow::Done)
+        if net::push_packets(self.node, peer, packets, false) {
+            Ok(TrySend::Done)
         } else {
             Err(Error::NoSuchPeer(to))
         }
     }
 
     /// Sends in turn; as much as there is room for goes at once.
-    pub(super) fn queue(&mut self, host: &mut dyn Host, op: OpKey, spec: &SendSpec) -> Result<()> {
+    pub(super) fn queue(
+        &mut self,
+        host: &mut dyn EngineContext,
+        op: OpKey,
+        spec: &TxOp,
+    ) -> Result<()> {
         let (to, peer) = self.target(host, spec)?;
         match spec.kind {
             OpKind::Send | OpKind::Write | OpKind::Read | OpKind::Atomic | OpKind::FetchAtomic => {
-                let backlog = self.waiting.entry(peer);
+                let backlog = self.backlogs.entry(peer);
                 let backlog = backlog.or_insert_with(|| Backlog {
                     to,
                     sends: VecDeque::new(),
                 });
-                backlog.sends.push_back(Sending {
+                backlog.sends.push_back(BacklogEntry {
                     op,
                     spec: *spec,
                     sent: None,
-                    number: None,
+                    ack_number: None,
                 });
                 self.flush_to(host, peer);
                 Ok(())
@@ -130,16 +133,16 @@ impl Outbound {
                 Ok(())
             }
             OpKind::Connect => Err(Error::NoSuchPeer(to)),
-            OpKind::Recv | OpKind::Release | OpKind::RemoteWrite => {
+            OpKind::Recv | OpKind::MultiRecvRelease | OpKind::RemoteWrite => {
                 Err(Error::NotSupported("a receive among the sends"))
             }
         }
     }
 
     /// Sends what there is room for. Returns whether anything was sent, or has failed.
-    pub(super) fn flush(&mut self, host: &mut dyn Host) -> bool {
-        let ended = !self.unconfirmed.is_empty() && self.end_confirmed(host);
-        let peers: Vec<_> = self.waiting.keys().copied().collect();
+    pub(super) fn flush(&mut self, host: &mut dyn EngineContext) -> bool {
+        let ended = !self.unacked.is_empty() && self.complete_acked(host);
+        let peers: Vec<_> = self.backlogs.keys().copied().collect();
         peers
             .into_iter()
             .fold(ended, |moved, peer| self.flush_to(host, peer) | moved)
@@ -147,75 +150,75 @@ impl Outbound {
 
     /// Ends the messages of which receivers have said what was waited for, and those that wait for
     /// somebody who is gone.
-    fn end_confirmed(&mut self, host: &mut dyn Host) -> bool {
+    fn complete_acked(&mut self, host: &mut dyn EngineContext) -> bool {
         // Looked for first: who is gone by now has said all it had to say.
-        let gone = |message: &Unconfirmed| message.sent && !net::is_open(message.peer);
+        let gone = |message: &UnackedSend| message.sent && !net::is_open(message.peer);
         let gone: Vec<_> = self
-            .unconfirmed
+            .unacked
             .iter()
             .filter(|(_, message)| gone(message))
             .map(|(at, _)| at)
             .collect();
         let mut ended = false;
-        for (from, number) in net::confirmed(self.node) {
+        for (from, number) in net::take_acks(self.node) {
             let message = self
-                .unconfirmed
+                .unacked
                 .get_mut(number as usize)
                 .filter(|message| message.peer == from);
             let Some(message) = message else { continue };
-            message.confirmed = true;
-            ended |= self.end_one(host, number);
+            message.acked = true;
+            ended |= self.complete_if_acked(host, number);
         }
         for number in gone {
-            let Some(message) = self.unconfirmed.try_remove(number) else {
+            let Some(message) = self.unacked.try_remove(number) else {
                 continue;
             };
-            let Unconfirmed {
+            let UnackedSend {
                 op, to, transfer, ..
             } = message;
-            host.complete(op, Outcome::cut(transfer, Error::PeerGone(to)));
+            host.complete(op, Outcome::partial(transfer, Error::PeerGone(to)));
             ended = true;
         }
         ended
     }
 
     /// Ends a message that is sent and confirmed.
-    fn end_one(&mut self, host: &mut dyn Host, number: u32) -> bool {
+    fn complete_if_acked(&mut self, host: &mut dyn EngineContext, number: u32) -> bool {
         let ended = self
-            .unconfirmed
+            .unacked
             .get(number as usize)
-            .is_some_and(|it| it.sent && it.confirmed);
+            .is_some_and(|it| it.sent && it.acked);
         if ended {
-            let message = self.unconfirmed.remove(number as usize);
+            let message = self.unacked.remove(number as usize);
             host.complete(message.op, Outcome::ok(message.transfer));
         }
         ended
     }
 
     /// Whether [`Outbound::flush`] would do something.
-    pub(super) fn could_flush(&self) -> bool {
-        self.waiting.iter().any(|(&peer, backlog)| {
-            net::room(self.node, peer, true).is_none_or(|room| room > 0)
-                && !self.is_in_hand(peer, backlog)
-        }) || self.has_word()
+    pub(super) fn can_flush(&self) -> bool {
+        self.backlogs.iter().any(|(&peer, backlog)| {
+            net::available(self.node, peer, true).is_none_or(|room| room > 0)
+                && !self.is_blocked_on_region(peer, backlog)
+        }) || self.has_acks()
     }
 
-    fn has_word(&self) -> bool {
-        let peers = self.unconfirmed.iter().map(|(_, message)| message.peer);
-        !self.unconfirmed.is_empty() && net::has_word(self.node, peers)
+    fn has_acks(&self) -> bool {
+        let peers = self.unacked.iter().map(|(_, message)| message.peer);
+        !self.unacked.is_empty() && net::has_acks(self.node, peers)
     }
 
     /// Whether the first that waits is for memory that its owner has in hand.
-    fn is_in_hand(&self, peer: Node, backlog: &Backlog) -> bool {
+    fn is_blocked_on_region(&self, peer: NodeId, backlog: &Backlog) -> bool {
         let first = backlog
             .sends
             .front()
             .and_then(|sending| sending.spec.remote);
         let region = first.and_then(|remote| net::region(peer, remote.key)?.0);
         region.is_some_and(|region| {
-            let is_there = region.memory.begin();
+            let is_there = region.memory.begin_access();
             if is_there {
-                region.memory.end();
+                region.memory.end_access();
             }
             !is_there
         })
@@ -223,7 +226,7 @@ impl Outbound {
 
     /// Takes back a send of which nothing has left yet.
     pub(super) fn cancel(&mut self, op: OpKey) -> bool {
-        for (&peer, backlog) in &mut self.waiting {
+        for (&peer, backlog) in &mut self.backlogs {
             let Some(at) = backlog.sends.iter().position(|send| send.op == op) else {
                 continue;
             };
@@ -232,8 +235,8 @@ impl Outbound {
             }
             backlog.sends.remove(at);
             if backlog.sends.is_empty() {
-                self.waiting.remove(&peer);
-                net::content(self.node, peer);
+                self.backlogs.remove(&peer);
+                net::stop_waiting(self.node, peer);
             }
             return true;
         }
@@ -241,36 +244,39 @@ impl Outbound {
     }
 
     /// Ends everything that waits.
-    pub(super) fn close(self, host: &mut dyn Host) {
-        for send in self.waiting.into_values().flat_map(|backlog| backlog.sends) {
+    pub(super) fn close(self, host: &mut dyn EngineContext) {
+        for send in self
+            .backlogs
+            .into_values()
+            .flat_map(|backlog| backlog.sends)
+        {
             host.complete(send.op, Outcome::failed(Error::Canceled));
         }
         // Those that were not sent are among the others.
-        for (_, message) in self
-            .unconfirmed
-            .into_iter()
-            .filter(|(_, message)| message.sent)
-        {
-            host.complete(message.op, Outcome::cut(message.transfer, Error::Canceled));
+        for (_, message) in self.unacked.into_iter().filter(|(_, message)| message.sent) {
+            host.complete(
+                message.op,
+                Outcome::partial(message.transfer, Error::Canceled),
+            );
         }
     }
 
-    pub(super) fn waiting(&self) -> usize {
-        self.waiting
+    pub(super) fn queued_sends(&self) -> usize {
+        self.backlogs
             .values()
             .map(|backlog| backlog.sends.len())
             .sum()
     }
 
-    fn target(&self, host: &dyn Host, spec: &SendSpec) -> Result<(Address, Node)> {
+    fn target(&self, host: &dyn EngineContext, spec: &TxOp) -> Result<(Address, NodeId)> {
         let to = host.address_of(self.ep, spec.peer)?;
         let peer = self.node_of(host, spec.peer, &to)?;
         Ok((to, peer))
     }
 
     /// The endpoint that this handle stands for.
-    fn node_of(&self, host: &dyn Host, addr: FiAddr, to: &Address) -> Result<Node> {
-        let node = net::find(to)?;
+    fn node_of(&self, host: &dyn EngineContext, addr: FiAddr, to: &Address) -> Result<NodeId> {
+        let node = net::lookup(to)?;
         let bound = host.incarnation_of(self.ep, addr);
         if bound.is_some_and(|bound| bound != node.into()) {
             return Err(Error::PeerGone(to.clone()));
@@ -279,19 +285,19 @@ impl Outbound {
     }
 
     /// Reads memory, or does nothing.
-    pub(super) fn read_now(
+    pub(super) fn try_read(
         &self,
-        host: &dyn Host,
-        spec: &SendSpec,
+        host: &dyn EngineContext,
+        spec: &TxOp,
         into: &mut AnyBuf,
-    ) -> Result<SendNow> {
+    ) -> Result<TrySend> {
         let (_, peer) = self.target(host, spec)?;
-        if spec.spread.is_some() {
-            return Ok(SendNow::Queue);
+        if spec.rma_iov_id.is_some() {
+            return Ok(TrySend::WouldBlock);
         }
         let len = spec.remote.map_or(0, |remote| remote.len);
         let mut received = Ok(());
-        self.access_now(peer, spec, len, |memory, at| {
+        self.try_access(peer, spec, len, |memory, at| {
             let mut bytes = vec![0; len];
             memory.read(at, &mut bytes);
             received = into.receive(&&bytes[..]).map(drop);
@@ -300,51 +306,56 @@ impl Outbound {
     }
 
     /// Executes an atomic operation, or does nothing.
-    pub(super) fn atomic_now(
+    pub(super) fn try_atomic(
         &self,
-        host: &dyn Host,
-        spec: &SendSpec,
+        host: &dyn EngineContext,
+        spec: &TxOp,
         operands: &[u8],
         result: &mut [u8],
-    ) -> Result<SendNow> {
+    ) -> Result<TrySend> {
         let (_, peer) = self.target(host, spec)?;
         let Some(remote) = spec.remote else {
-            return Err(NOWHERE);
+            return Err(NO_RMA_IOV);
         };
-        self.access_now(peer, spec, remote.len, |memory, at| {
-            execute(memory, at, &remote, operands, result)
+        self.try_access(peer, spec, remote.len, |memory, at| {
+            execute_atomic_array(memory, at, &remote, operands, result)
         })
     }
 
-    fn access_now(
+    fn try_access(
         &self,
-        peer: Node,
-        spec: &SendSpec,
+        peer: NodeId,
+        spec: &TxOp,
         len: usize,
-        access: impl FnOnce(&dyn Memory, usize),
-    ) -> Result<SendNow> {
-        if self.waiting.contains_key(&peer) {
-            return Ok(SendNow::Queue);
+        access: impl FnOnce(&dyn RegionMemory, usize),
+    ) -> Result<TrySend> {
+        if self.backlogs.contains_key(&peer) {
+            return Ok(TrySend::WouldBlock);
         }
         Ok(if self.access(peer, spec, len, access)? {
-            SendNow::Done
+            TrySend::Done
         } else {
-            SendNow::Queue
+            TrySend::WouldBlock
         })
     }
 
     /// A region of the peer's.
-    pub(super) fn reach(&self, host: &dyn Host, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
+    pub(super) fn direct_region(
+        &self,
+        host: &dyn EngineContext,
+        peer: FiAddr,
+        key: u64,
+    ) -> Result<Option<DirectRegion>> {
         let owner = host.address_of(self.ep, peer)?;
         let node = self.node_of(host, peer, &owner)?;
         let Some((Some(region), heeds)) = net::region(node, key) else {
             return Ok(None);
         };
-        if region.memory.is_served() {
-            return Err(Reached::SERVED);
+        if region.memory.is_served_by_owner() {
+            return Err(DirectRegion::NOT_MAPPABLE);
         }
-        if heeds || region.heeds {
-            return Err(Reached::HEEDED);
+        if heeds || region.rma_events {
+            return Err(DirectRegion::NEEDS_RMA_EVENTS);
         }
         let window = Window {
             memory: region.memory,
@@ -352,7 +363,7 @@ impl Outbound {
             there: node,
             owner,
         };
-        Ok(Some(Reached {
+        Ok(Some(DirectRegion {
             memory: Arc::new(window),
             access: region.access,
         }))
@@ -362,12 +373,12 @@ impl Outbound {
     /// is no room for that, or the peer has its buffer in hand.
     fn access(
         &self,
-        peer: Node,
-        spec: &SendSpec,
+        peer: NodeId,
+        spec: &TxOp,
         len: usize,
-        access: impl FnOnce(&dyn Memory, usize),
+        access: impl FnOnce(&dyn RegionMemory, usize),
     ) -> Result<bool> {
-        let remote = spec.remote.ok_or(NOWHERE)?;
+        let remote = spec.remote.ok_or(NO_RMA_IOV)?;
         let gone = || Error::Key {
             key: remote.key,
             why: "is unknown",
@@ -378,42 +389,42 @@ impl Outbound {
         check_access(
             remote.key,
             region.access,
-            wanted(spec.kind, atomic.map(|atomic| atomic.op)),
+            required_access(spec.kind, atomic.map(|atomic| atomic.op)),
         )?;
         let align = atomic.map_or(1, |atomic| atomic.datatype.size());
-        let at = region.start(remote.offset, len, align)?;
-        let tells = heeds || region.heeds || spec.data.is_some();
-        if tells && net::room(self.node, peer, true).is_some_and(|room| room == 0) {
+        let at = region.checked_offset(remote.offset, len, align)?;
+        let tells = heeds || region.rma_events || spec.data.is_some();
+        if tells && net::available(self.node, peer, true).is_some_and(|room| room == 0) {
             return Ok(false);
         }
-        if !region.memory.begin() {
+        if !region.memory.begin_access() {
             return Ok(false);
         }
         access(&*region.memory, at);
-        region.memory.end();
+        region.memory.end_access();
         if tells {
-            let notice = Notice {
+            let notice = RmaNotice {
                 key: remote.key,
-                deed: Deed::of(spec.kind),
+                access: RemoteAccess::from_kind(spec.kind),
                 len,
                 data: spec.data,
             };
-            let packet = Packet {
-                head: None,
-                notice: Some(notice),
+            let packet = SimPacket {
+                header: None,
+                rma_notice: Some(notice),
                 bytes: Vec::new(),
             };
-            net::push(self.node, peer, vec![packet], false);
+            net::push_packets(self.node, peer, vec![packet], false);
         }
         Ok(true)
     }
 
     /// The one-sided operations that are first in turn for this peer. Returns whether one has
     /// ended.
-    fn access_in_turn(&mut self, host: &mut dyn Host, peer: Node) -> bool {
+    fn run_queued_accesses(&mut self, host: &mut dyn EngineContext, peer: NodeId) -> bool {
         let mut ended = false;
-        while let Some(backlog) = self.waiting.get(&peer)
-            && let Some(&Sending { op, spec, .. }) = backlog.sends.front()
+        while let Some(backlog) = self.backlogs.get(&peer)
+            && let Some(&BacklogEntry { op, spec, .. }) = backlog.sends.front()
             && let Some(remote) = spec.remote
         {
             let payload = host.payload(op);
@@ -423,7 +434,7 @@ impl Outbound {
             } else {
                 remote.len
             };
-            let places = spec.spread.map(|spread| host.places(spread));
+            let places = spec.rma_iov_id.map(|spread| host.rma_iovs(spread));
             let len = places.map_or(len, |places| places.iter().map(|place| place.len).sum());
             let mut in_hand = None;
             let accessed = if let Some(places) = places {
@@ -436,12 +447,12 @@ impl Outbound {
                         memory.read(at, &mut result);
                     }
                     kind => {
-                        result.resize(if kind.fills() { len } else { 0 }, 0);
-                        execute(
+                        result.resize(if kind.fills_buffer() { len } else { 0 }, 0);
+                        execute_atomic_array(
                             memory,
                             at,
                             &remote,
-                            payload.whole().unwrap_or_default(),
+                            payload.as_contiguous().unwrap_or_default(),
                             &mut result,
                         );
                     }
@@ -450,7 +461,7 @@ impl Outbound {
             let outcome = match accessed {
                 Ok(false) => {
                     let front = self
-                        .waiting
+                        .backlogs
                         .get_mut(&peer)
                         .and_then(|backlog| backlog.sends.front_mut());
                     if let Some(send) = front.filter(|_| in_hand.is_some()) {
@@ -463,12 +474,12 @@ impl Outbound {
                 Err(error) => Outcome::failed(error),
             };
             if !result.is_empty() && outcome.error.is_none() {
-                host.place(op, 0, &&result[..], 0, result.len());
+                host.write_at(op, 0, &&result[..], 0, result.len());
             }
-            if let Some(backlog) = self.waiting.get_mut(&peer) {
+            if let Some(backlog) = self.backlogs.get_mut(&peer) {
                 backlog.sends.pop_front();
                 if backlog.sends.is_empty() {
-                    self.waiting.remove(&peer);
+                    self.backlogs.remove(&peer);
                 }
             }
             host.complete(op, outcome);
@@ -477,15 +488,15 @@ impl Outbound {
         ended
     }
 
-    fn flush_to(&mut self, host: &mut dyn Host, peer: Node) -> bool {
-        let ended = self.access_in_turn(host, peer);
-        let Some(backlog) = self.waiting.get_mut(&peer) else {
+    fn flush_to(&mut self, host: &mut dyn EngineContext, peer: NodeId) -> bool {
+        let ended = self.run_queued_accesses(host, peer);
+        let Some(backlog) = self.backlogs.get_mut(&peer) else {
             return ended;
         };
         let mut sent = Vec::new();
         let mut packets = Vec::new();
-        let room = net::room(self.node, peer, true);
-        let limit = room.unwrap_or(0).min(PER_PASS);
+        let room = net::available(self.node, peer, true);
+        let limit = room.unwrap_or(0).min(MAX_PACKETS_PER_PASS);
         while packets.len() < limit
             && let Some(send) = backlog
                 .sends
@@ -494,50 +505,56 @@ impl Outbound {
         {
             let payload = host.payload(send.op);
             let transfer = Transfer::sent(payload.len(), send.spec.tag);
-            if send.sent.is_none() && send.spec.level.is_confirmed() {
+            if send.sent.is_none() && send.spec.level.needs_ack() {
                 let (op, to) = (send.op, backlog.to.clone());
-                let message = Unconfirmed {
+                let message = UnackedSend {
                     op,
                     peer,
                     to,
                     transfer,
                     sent: false,
-                    confirmed: false,
+                    acked: false,
                 };
-                send.number = Some(self.unconfirmed.insert(message) as u32);
+                send.ack_number = Some(self.unacked.insert(message) as u32);
             }
-            packets.push(cut(payload, &send.spec, send.number, &mut send.sent));
+            packets.push(next_packet(
+                payload,
+                &send.spec,
+                send.ack_number,
+                &mut send.sent,
+            ));
             if send.sent.is_some_and(|sent| sent >= payload.len()) {
-                sent.push((send.op, transfer, send.number));
+                sent.push((send.op, transfer, send.ack_number));
                 backlog.sends.pop_front();
             }
         }
         let moved = !packets.is_empty();
         let there = room.is_some()
-            && (!moved || net::push(self.node, peer, packets, !backlog.sends.is_empty()));
+            && (!moved || net::push_packets(self.node, peer, packets, !backlog.sends.is_empty()));
         if there {
             if backlog.sends.is_empty() {
-                self.waiting.remove(&peer);
+                self.backlogs.remove(&peer);
             }
             for (op, transfer, number) in sent {
-                let message = number.and_then(|number| self.unconfirmed.get_mut(number as usize));
+                let message = number.and_then(|number| self.unacked.get_mut(number as usize));
                 match message {
                     Some(message) => message.sent = true,
                     None => host.complete(op, Outcome::ok(transfer)),
                 }
                 if let Some(number) = number {
-                    self.end_one(host, number);
+                    self.complete_if_acked(host, number);
                 }
             }
             return moved | ended;
         }
         // Nothing of what was cut just now has arrived.
-        let lost = self.waiting.remove(&peer);
+        let lost = self.backlogs.remove(&peer);
         let ops = sent.into_iter().map(|(op, _, number)| (op, number));
         if let Some(Backlog { to, sends }) = lost {
-            for (op, number) in ops.chain(sends.into_iter().map(|send| (send.op, send.number))) {
+            for (op, number) in ops.chain(sends.into_iter().map(|send| (send.op, send.ack_number)))
+            {
                 if let Some(number) = number {
-                    self.unconfirmed.remove(number as usize);
+                    self.unacked.remove(number as usize);
                 }
                 host.complete(op, Outcome::failed(Error::PeerGone(to.clone())));
             }
@@ -547,37 +564,37 @@ impl Outbound {
 }
 
 /// Writes all pieces, one behind the other.
-fn write(memory: &dyn Memory, at: usize, payload: Payload<'_>) {
+fn write(memory: &dyn RegionMemory, at: usize, payload: Payload<'_>) {
     payload.for_each(|position, piece| memory.write(at + position, piece));
 }
 
 /// The next packet of a message of which `sent` bytes have left.
-fn cut(
+fn next_packet(
     payload: Payload<'_>,
-    spec: &SendSpec,
+    spec: &TxOp,
     number: Option<u32>,
     sent: &mut Option<usize>,
-) -> Packet {
-    let receipt = number.map(|number| Receipt {
+) -> SimPacket {
+    let receipt = number.map(|number| AckRequest {
         number,
         level: spec.level,
     });
     let (tag, data, len) = (spec.tag, spec.data, payload.len());
-    let head = sent.is_none().then_some(Head {
+    let head = sent.is_none().then_some(MessageHeader {
         tag,
         data,
         len,
-        receipt,
+        ack: receipt,
     });
     let from = sent.unwrap_or(0).min(payload.len());
-    let to = payload.len().min(from + PIECE);
+    let to = payload.len().min(from + PACKET_SIZE);
     *sent = Some(to);
-    Packet {
-        head,
-        notice: None,
-        bytes: payload.part(from, to - from).to_vec(),
+    SimPacket {
+        header: head,
+        rma_notice: None,
+        bytes: payload.slice(from, to - from).to_vec(),
     }
 }
 
 /// A one-sided operation that does not say where.
-const NOWHERE: Error = Error::NotSupported("a one-sided operation without a place");
+const NO_RMA_IOV: Error = Error::NotSupported("a one-sided operation without a place");

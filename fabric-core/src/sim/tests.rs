@@ -1,6 +1,6 @@
 //! Names, offers and delays; the data path is tested from outside of the crate.
 
-use super::config::Draw;
+use super::config::DelayRng;
 use super::*;
 use crate::address::Address;
 use crate::info::{Hints, Progress, Threading, select};
@@ -9,12 +9,12 @@ fn address(text: &str) -> Address {
     text.parse().unwrap()
 }
 
-fn config(text: &str) -> Result<SimConfig> {
-    SimConfig::of(&address(text))
+fn parse_config(text: &str) -> Result<SimConfig> {
+    SimConfig::from_address(&address(text))
 }
 
 #[test]
-fn a_name_says_what_differs_from_the_default() {
+fn name_suffix_overrides_the_defaults() {
     let default = SimConfig::default();
     assert_eq!(
         (default.seed, default.max_delay, default.pair_capacity),
@@ -41,12 +41,12 @@ fn a_name_says_what_differs_from_the_default() {
             },
         ),
     ] {
-        assert_eq!(config(text), Ok(expected), "{text}");
+        assert_eq!(parse_config(text), Ok(expected), "{text}");
     }
 }
 
 #[test]
-fn a_name_with_other_things_behind_the_at_is_refused() {
+fn invalid_name_suffix_is_refused() {
     for (text, part) in [
         ("sim://a@", "seed"),
         ("sim://a@x", "seed"),
@@ -56,11 +56,11 @@ fn a_name_with_other_things_behind_the_at_is_refused() {
         ("sim://a@1+1+0", "capacity"),
         ("sim://a@1+1+1+1", "at most three"),
     ] {
-        let error = config(text).unwrap_err().to_string();
+        let error = parse_config(text).unwrap_err().to_string();
         assert!(error.contains(part) && error.contains(text), "{error}");
     }
     assert!(matches!(
-        config("shm://a"),
+        parse_config("shm://a"),
         Err(Error::WrongScheme {
             provider: "sim",
             ..
@@ -71,20 +71,20 @@ fn a_name_with_other_things_behind_the_at_is_refused() {
 #[test]
 fn delays_depend_on_seed_and_sender_and_stay_in_range() {
     let delays = |seed, name| {
-        let mut draw = Draw::new(seed, &address(name));
-        (0..64).map(|_| draw.delay(5)).collect::<Vec<_>>()
+        let mut draw = DelayRng::new(seed, &address(name));
+        (0..64).map(|_| draw.next_delay(5)).collect::<Vec<_>>()
     };
     let some = delays(1, "sim://a");
     assert_eq!(some, delays(1, "sim://a"));
     assert!(some != delays(2, "sim://a") && some != delays(1, "sim://b"));
     assert!((0..=5).all(|delay| some.contains(&delay)) && some.iter().all(|&delay| delay <= 5));
-    assert_eq!(Draw::new(3, &address("sim://a")).delay(0), 0);
-    assert!(Draw::new(3, &address("sim://a")).delay(u32::MAX) <= u64::from(u32::MAX));
+    assert_eq!(DelayRng::new(3, &address("sim://a")).next_delay(0), 0);
+    assert!(DelayRng::new(3, &address("sim://a")).next_delay(u32::MAX) <= u64::from(u32::MAX));
 }
 
 #[test]
-fn progress_is_manual_unless_automatic_is_asked_for() {
-    let offers = SimProvider.offers();
+fn progress_is_manual_by_default() {
+    let offers = SimTransport.offers();
     let first = |hints: Hints| select(&hints, &offers).unwrap()[0].domain.clone();
     let none = first(Hints::new());
     assert_eq!(
@@ -110,8 +110,8 @@ fn progress_is_manual_unless_automatic_is_asked_for() {
 }
 
 #[test]
-fn capabilities_are_granted_whole_and_as_asked() {
-    let offers = SimProvider.offers();
+fn caps_are_granted_as_requested() {
+    let offers = SimTransport.offers();
     let all = &select(&Hints::new(), &offers).unwrap()[0];
     assert_eq!(all.caps, CAPS);
     assert!(!all.tx.caps.intersects(Caps::RECV) && !all.rx.caps.intersects(Caps::SEND));
@@ -124,21 +124,21 @@ fn capabilities_are_granted_whole_and_as_asked() {
 }
 
 #[test]
-fn a_domain_opens_only_from_what_was_offered() {
-    struct Deaf;
-    impl WaitSet for Deaf {
-        fn kick(&self) {}
+fn domain_opens_only_from_an_offer() {
+    struct NoopWaitSet;
+    impl WaitSet for NoopWaitSet {
+        fn wake(&self) {}
         fn watch(&self, _: std::os::fd::BorrowedFd<'_>, _: u64) -> std::io::Result<()> {
             Ok(())
         }
         fn unwatch(&self, _: std::os::fd::BorrowedFd<'_>) {}
     }
-    static PROVIDER: &dyn Provider = &SimProvider;
+    static PROVIDER: &dyn Transport = &SimTransport;
     let open = |change: fn(&mut Info)| {
         let mut info = PROVIDER.offers().swap_remove(0);
         change(&mut info);
         PROVIDER
-            .open_domain(&info, Arc::new(Deaf))
+            .open_domain(&info, Arc::new(NoopWaitSet))
             .map(|domain| domain.describe())
     };
     assert_eq!(

@@ -5,23 +5,23 @@ use std::sync::Arc;
 use crate::address::Address;
 use crate::atomic::{AtomicOp, Datatype};
 use crate::error::Error;
-use crate::mr::Memory;
+use crate::mr::RegionMemory;
 use crate::tree::Class;
 
-use super::net::{self, Node};
+use super::net::{self, NodeId};
 
 /// A peer's memory, as long as both endpoints are open.
 #[derive(Debug)]
 pub(super) struct Window {
-    pub(super) memory: Arc<dyn Memory>,
+    pub(super) memory: Arc<dyn RegionMemory>,
     /// The endpoint that asked for it.
-    pub(super) here: Node,
+    pub(super) here: NodeId,
     /// That of the owner, and its name.
-    pub(super) there: Node,
+    pub(super) there: NodeId,
     pub(super) owner: Address,
 }
 
-impl Memory for Window {
+impl RegionMemory for Window {
     fn len(&self) -> usize {
         self.memory.len()
     }
@@ -34,7 +34,7 @@ impl Memory for Window {
         self.memory.write(at, bytes);
     }
 
-    fn execute(
+    fn execute_atomic(
         &self,
         at: usize,
         op: AtomicOp,
@@ -42,7 +42,8 @@ impl Memory for Window {
         operand: u64,
         comparand: u64,
     ) -> u64 {
-        self.memory.execute(at, op, datatype, operand, comparand)
+        self.memory
+            .execute_atomic(at, op, datatype, operand, comparand)
     }
 
     fn close(&self) {}

@@ -3,27 +3,30 @@
 use std::sync::Arc;
 
 use crate::FiAddr;
-use crate::atomic::{AtomicCall, AtomicSpec, MAX_ATOMIC};
+use crate::atomic::{AtomicCall, AtomicSpec, MAX_ATOMIC_BYTES};
 use crate::completion::{OpKind, Transfer};
-use crate::mr::{Denied, Memory, execute};
-use crate::provider::{Deed, Host, Remote};
+use crate::mr::{AccessError, RegionMemory, execute_atomic_array};
+use crate::transport::{EngineContext, RemoteAccess, RmaIov};
 
-use super::rxm::{Atomic, EAGER, MOST_OPERANDS, PLACES, Packet, Status, decode_places, operands};
-use super::serving::{NOT_ITS, Replies};
-use super::writes::{Headway, Stuck};
-use super::{Broken, Denial, Frame, Rows};
+use super::responder::{ACCESS_VIOLATION, ResponseQueue};
+use super::rxm::{
+    ATOMIC_IOV_LEN, AtomicHeader, AtomicStatus, EAGER_LIMIT, MAX_OPERAND_BYTES, RxmPacket,
+    decode_rma_iovs, operand_bytes,
+};
+use super::writes::{Stall, WriteProgress};
+use super::{Frame, ProtocolViolation, RmaIovList, RmaNack};
 
 /// Executes an atomic operation, all of whose bytes are there. What it fetches becomes an answer.
-pub(super) fn frame(
+pub(super) fn execute_frame(
     (frame, atomic): (&Frame, AtomicSpec),
-    rows: &Rows,
+    rows: &RmaIovList,
     bytes: &[u8],
     source: Option<FiAddr>,
-    replies: &mut Replies,
-    host: &mut dyn Host,
-) -> Result<Headway, Broken> {
-    let Some(row) = rows.first().filter(|_| replies.is_kin) else {
-        return Err(NOT_ITS);
+    replies: &mut ResponseQueue,
+    host: &mut dyn EngineContext,
+) -> Result<WriteProgress, ProtocolViolation> {
+    let Some(row) = rows.first().filter(|_| replies.is_same_implementation) else {
+        return Err(ACCESS_VIOLATION);
     };
     let region = |key| host.region(key).filter(|_| replies.is_target);
     let answers = atomic.call != AtomicCall::Base;
@@ -32,12 +35,14 @@ pub(super) fn frame(
     } else {
         OpKind::Atomic
     };
-    let remote = Remote {
+    let remote = RmaIov {
         atomic: Some(atomic),
-        ..row.place()
+        ..row.to_rma_iov()
     };
-    if remote.len > MAX_ATOMIC {
-        return Err(Broken("an atomic operation on more than there may be"));
+    if remote.len > MAX_ATOMIC_BYTES {
+        return Err(ProtocolViolation(
+            "an atomic operation on more than there may be",
+        ));
     }
     let brings = if atomic.call == AtomicCall::Compare {
         2 * remote.len
@@ -45,89 +50,94 @@ pub(super) fn frame(
         remote.len
     };
     if brings != bytes.len() || !remote.len.is_multiple_of(atomic.datatype.size()) {
-        return Err(Broken(
+        return Err(ProtocolViolation(
             "an atomic operation with other operands than it takes",
         ));
     }
-    let owes = frame.owes();
+    let owes = frame.ack_due();
     if answers == owes.is_some() {
-        return Err(Broken(
+        return Err(ProtocolViolation(
             "an atomic operation that wants another answer than it gets",
         ));
     }
-    let (region, at) = match Denied::check(region(remote.key), kind, &remote, remote.len) {
+    let (region, at) = match AccessError::check(region(remote.key), kind, &remote, remote.len) {
         Ok(found) => found,
         Err(why) => {
-            let denial = Denial {
-                asked: answers,
-                row: 0,
-                why,
+            let denial = RmaNack {
+                is_read: answers,
+                iov_index: 0,
+                error: why,
             };
             if answers {
-                replies.refuse(denial);
+                replies.push_nack(denial);
             }
-            return Ok(Headway::Done(brings, owes.map(|owed| owed.refused(denial))));
+            return Ok(WriteProgress::Done(
+                brings,
+                owes.map(|owed| owed.nack(denial)),
+            ));
         }
     };
-    let (memory, heeds) = (region.memory.clone(), region.heeds);
-    if !memory.begin() {
-        return Ok(Headway::Stuck(0, None, Stuck::Memory(memory)));
+    let (memory, heeds) = (region.memory.clone(), region.rma_events);
+    if !memory.begin_access() {
+        return Ok(WriteProgress::Stalled(0, None, Stall::RegionBusy(memory)));
     }
     let mut result = vec![0; if answers { remote.len } else { 0 }];
-    execute(&*memory, at, &remote, bytes, &mut result);
-    memory.end();
-    if replies.heeds || heeds {
-        host.done_to_us(
+    execute_atomic_array(&*memory, at, &remote, bytes, &mut result);
+    memory.end_access();
+    if replies.rma_events || heeds {
+        host.on_remote_access(
             replies.ep,
             remote.key,
-            Deed::of(kind),
+            RemoteAccess::from_kind(kind),
             Transfer::written(remote.len, None, source),
         );
     }
     if answers {
-        replies.bytes(result);
+        replies.push_fetched(result);
     }
-    Ok(Headway::Done(brings, owes))
+    Ok(WriteProgress::Done(brings, owes))
 }
 
 /// A place of an operation, after it was checked.
-struct Place {
-    memory: Arc<dyn Memory>,
-    at: usize,
-    remote: Remote,
-    heeds: bool,
+struct AtomicSegment {
+    memory: Arc<dyn RegionMemory>,
+    offset: usize,
+    remote: RmaIov,
+    rma_events: bool,
 }
 
 /// What becomes of a packet that asks for an atomic operation, all of which is there: it is
 /// executed, or refused, and the response waits for its turn; or it waits for memory, and nothing
 /// has been done.
-pub(super) fn packet(
-    (packet, atomic): (&Packet, Atomic),
+pub(super) fn execute_packet(
+    (packet, atomic): (&RxmPacket, AtomicHeader),
     body: &[u8],
     source: Option<FiAddr>,
-    replies: &mut Replies,
-    host: &mut dyn Host,
-) -> Result<Option<Stuck>, Broken> {
+    replies: &mut ResponseQueue,
+    host: &mut dyn EngineContext,
+) -> Result<Option<Stall>, ProtocolViolation> {
     let Some((places, bytes)) = body
-        .split_first_chunk::<PLACES>()
-        .filter(|_| body.len() <= EAGER)
+        .split_first_chunk::<ATOMIC_IOV_LEN>()
+        .filter(|_| body.len() <= EAGER_LIMIT)
     else {
-        return Err(Broken(
+        return Err(ProtocolViolation(
             "an atomic operation that is longer or shorter than one",
         ));
     };
     if packet.len != body.len() as u64 {
-        return Err(Broken("an atomic operation that is not as long as it says"));
+        return Err(ProtocolViolation(
+            "an atomic operation that is not as long as it says",
+        ));
     }
-    let rows = decode_places(places, atomic.rows)?;
-    let to = (packet.message, atomic);
+    let rows = decode_rma_iovs(places, atomic.rma_iov_count)?;
+    let to = (packet.message_id, atomic);
     let Some(spec) = atomic.spec() else {
-        replies.respond(to, Status::UNKNOWN, Vec::new());
+        replies.push_atomic_response(to, AtomicStatus::NOT_SUPPORTED, Vec::new());
         return Ok(None);
     };
-    let (remotes, total) = remotes(&rows, spec)?;
-    if operands(spec, total) != Some(bytes.len()) {
-        return Err(Broken(
+    let (remotes, total) = to_rma_iovs(&rows, spec)?;
+    if operand_bytes(spec, total) != Some(bytes.len()) {
+        return Err(ProtocolViolation(
             "an atomic operation with other operands than it takes",
         ));
     }
@@ -137,37 +147,45 @@ pub(super) fn packet(
     } else {
         OpKind::Atomic
     };
-    let places = match find(&remotes, kind, replies, host) {
+    let places = match check_segments(&remotes, kind, replies, host) {
         Ok(places) => places,
         Err(why) => {
-            replies.respond(to, Status::denied(why), Vec::new());
+            replies.push_atomic_response(to, AtomicStatus::from_access_error(why), Vec::new());
             return Ok(None);
         }
     };
-    if let Some(memory) = begin(&places) {
-        return Ok(Some(Stuck::Memory(memory)));
+    if let Some(memory) = begin_access_all(&places) {
+        return Ok(Some(Stall::RegionBusy(memory)));
     }
     let mut fetched = vec![0; if answers { total } else { 0 }];
     execute_all(&places, bytes, &mut fetched);
-    for Place {
+    for AtomicSegment {
         memory,
         remote,
-        heeds,
+        rma_events: heeds,
         ..
     } in places
     {
-        memory.end();
-        if replies.heeds || heeds {
+        memory.end_access();
+        if replies.rma_events || heeds {
             let transfer = Transfer::written(remote.len, None, source);
-            host.done_to_us(replies.ep, remote.key, Deed::of(kind), transfer);
+            host.on_remote_access(
+                replies.ep,
+                remote.key,
+                RemoteAccess::from_kind(kind),
+                transfer,
+            );
         }
     }
-    replies.respond(to, Status::DONE, fetched);
+    replies.push_atomic_response(to, AtomicStatus::SUCCESS, fetched);
     Ok(None)
 }
 
 /// What each place is in bytes, and how many all of them are.
-fn remotes(rows: &Rows, spec: AtomicSpec) -> Result<(Vec<Remote>, usize), Broken> {
+fn to_rma_iovs(
+    rows: &RmaIovList,
+    spec: AtomicSpec,
+) -> Result<(Vec<RmaIov>, usize), ProtocolViolation> {
     let mut total = 0usize;
     let mut remotes = Vec::with_capacity(rows.len());
     for row in rows.iter() {
@@ -176,51 +194,60 @@ fn remotes(rows: &Rows, spec: AtomicSpec) -> Result<(Vec<Remote>, usize), Broken
             .and_then(|count| count.checked_mul(spec.datatype.size()));
         total = len
             .and_then(|len| total.checked_add(len))
-            .filter(|total| *total <= MOST_OPERANDS)
-            .ok_or(Broken("an atomic operation on more than there may be"))?;
-        remotes.push(Remote {
+            .filter(|total| *total <= MAX_OPERAND_BYTES)
+            .ok_or(ProtocolViolation(
+                "an atomic operation on more than there may be",
+            ))?;
+        remotes.push(RmaIov {
             len: len.unwrap_or_default(),
             atomic: Some(spec),
-            ..row.place()
+            ..row.to_rma_iov()
         });
     }
     Ok((remotes, total))
 }
 
 /// Checks all places.
-fn find(
-    remotes: &[Remote],
+fn check_segments(
+    remotes: &[RmaIov],
     kind: OpKind,
-    replies: &Replies,
-    host: &dyn Host,
-) -> Result<Vec<Place>, Denied> {
-    let check = |remote: &Remote| {
+    replies: &ResponseQueue,
+    host: &dyn EngineContext,
+) -> Result<Vec<AtomicSegment>, AccessError> {
+    let check = |remote: &RmaIov| {
         let region = host.region(remote.key).filter(|_| replies.is_target);
-        let (region, at) = Denied::check(region, kind, remote, remote.len)?;
-        Ok(Place {
+        let (region, at) = AccessError::check(region, kind, remote, remote.len)?;
+        Ok(AtomicSegment {
             memory: region.memory.clone(),
-            at,
+            offset: at,
             remote: *remote,
-            heeds: region.heeds,
+            rma_events: region.rma_events,
         })
     };
     remotes.iter().map(check).collect()
 }
 
 /// Begins an access to all of them, or to none: then the memory that its owner has in hand.
-fn begin(places: &[Place]) -> Option<Arc<dyn Memory>> {
-    let stuck = places.iter().position(|place| !place.memory.begin())?;
-    places[..stuck].iter().for_each(|place| place.memory.end());
+fn begin_access_all(places: &[AtomicSegment]) -> Option<Arc<dyn RegionMemory>> {
+    let stuck = places
+        .iter()
+        .position(|place| !place.memory.begin_access())?;
+    places[..stuck]
+        .iter()
+        .for_each(|place| place.memory.end_access());
     Some(places[stuck].memory.clone())
 }
 
 /// Executes it in one place after the other. Of operands and comparands those for all places stand
 /// together.
-fn execute_all(places: &[Place], bytes: &[u8], fetched: &mut [u8]) {
+fn execute_all(places: &[AtomicSegment], bytes: &[u8], fetched: &mut [u8]) {
     let total: usize = places.iter().map(|place| place.remote.len).sum();
     let mut from = 0;
-    for Place {
-        memory, at, remote, ..
+    for AtomicSegment {
+        memory,
+        offset: at,
+        remote,
+        ..
     } in places
     {
         let range = from..from + remote.len;
@@ -231,7 +258,7 @@ fn execute_all(places: &[Place], bytes: &[u8], fetched: &mut [u8]) {
         };
         let own = [part(0), part(total)].concat();
         let none = &mut [][..];
-        execute(
+        execute_atomic_array(
             &**memory,
             *at,
             remote,

@@ -1,15 +1,15 @@
 //! The header of everything that follows the beginning of a connection.
 
 use crate::atomic::AtomicSpec;
-use crate::mr::Denied;
+use crate::mr::AccessError;
 
-use super::rows::ROW;
-use super::{Broken, MOST_ROWS, Order, Row, Rows, Welcome};
+use super::rma_iov::RMA_IOV_LEN;
+use super::{ByteOrder, MAX_RMA_IOV, ProtocolViolation, RmaIovList, Supported, WireRmaIov};
 
 const VERSION: u8 = 3;
-const BASE: usize = 16;
+const BASE_HEADER_LEN: usize = 16;
 /// The longest header: data and four rows of a one-sided operation.
-pub const LONGEST_HEADER: usize = BASE + 8 + MOST_ROWS * ROW;
+pub const MAX_HEADER_LEN: usize = BASE_HEADER_LEN + 8 + MAX_RMA_IOV * RMA_IOV_LEN;
 
 const HAS_DATA: u16 = 0x0001;
 const WANTS_ACK: u16 = 0x0004;
@@ -17,17 +17,17 @@ const WANTS_COMMIT: u16 = 0x0008;
 /// A message with a tag, as libfabric 1.13 to 1.17 says it where RXM is spoken: without a packet.
 const RAW_TAGGED: u16 = 0x0080;
 /// What an acknowledgement has in the field of the operation.
-const ACK: u8 = 2;
+const ACK_OP: u8 = 2;
 
 const MESSAGE: u8 = 0;
 const TAGGED: u8 = 1;
 const READ: u8 = 2;
-const ANSWER: u8 = 3;
+const READ_RSP: u8 = 3;
 const WRITE: u8 = 4;
 /// What only peers of this library say, to each other. Others know no operation of these numbers.
 const ATOMIC: u8 = 0xf1;
-const REFUSED: u8 = 0xf2;
-const CHECKED: u8 = 0xf3;
+const NACK: u8 = 0xf2;
+const CHECKED_READ_RSP: u8 = 0xf3;
 
 /// What a frame is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,30 +41,30 @@ pub enum FrameKind {
     /// A question for bytes of so many places.
     Read(u8),
     /// The answer to one: the bytes.
-    Answer,
+    ReadResponse,
     /// Bytes for so many places.
     Write(u8),
     /// Operands for one place.
     Atomic(AtomicSpec),
     /// Nothing was done, and why.
-    Refused(Box<Denial>),
+    Nack(Box<RmaNack>),
     /// An answer to a question: the bytes, and behind them whether they are good.
-    Checked,
+    CheckedReadResponse,
 }
 
 /// Why nothing was done of what a peer has asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Denial {
+pub struct RmaNack {
     /// It has asked for bytes, not given some.
-    pub asked: bool,
+    pub is_read: bool,
     /// Which of its places is meant.
-    pub row: u8,
+    pub iov_index: u8,
     /// Why.
-    pub why: Denied,
+    pub error: AccessError,
 }
 
 /// Bytes of a verdict, behind those of a checked answer.
-pub(super) const VERDICT: usize = 16;
+pub(super) const STATUS_LEN: usize = 16;
 
 /// A header.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,12 +83,12 @@ pub struct Frame {
 /// one: a libfabric peer does not survive one that it has not asked for.
 #[derive(Debug)]
 #[must_use]
-pub struct Owed(Option<Box<Denial>>);
+pub struct AckDue(Option<Box<RmaNack>>);
 
-impl Owed {
+impl AckDue {
     /// What was to be acknowledged was not done, which is said instead, to a peer that understands
     /// it.
-    pub(super) fn refused(self, denial: Denial) -> Self {
+    pub(super) fn nack(self, denial: RmaNack) -> Self {
         Self(Some(denial.into()))
     }
 }
@@ -96,7 +96,7 @@ impl Owed {
 impl Frame {
     /// A message, with a tag for a peer that takes it.
     #[must_use]
-    pub fn message(tag: Option<Welcome<u64>>, data: Option<u64>, payload: usize) -> Self {
+    pub fn message(tag: Option<Supported<u64>>, data: Option<u64>, payload: usize) -> Self {
         let kind = tag.map_or(FrameKind::Message, |tag| {
             FrameKind::Tagged(tag.into_inner())
         });
@@ -110,7 +110,7 @@ impl Frame {
 
     /// The same, and an acknowledgement is asked for.
     #[must_use]
-    pub fn acknowledged(self) -> Self {
+    pub fn with_ack(self) -> Self {
         Self {
             wants_ack: true,
             ..self
@@ -119,7 +119,7 @@ impl Frame {
 
     /// A question for bytes of these places.
     #[must_use]
-    pub fn read(rows: &Rows) -> Self {
+    pub fn read(rows: &RmaIovList) -> Self {
         Self {
             kind: FrameKind::Read(rows.len() as u8),
             data: None,
@@ -130,7 +130,7 @@ impl Frame {
 
     /// Bytes for these places. An acknowledgement is asked for: it comes when they are there.
     #[must_use]
-    pub fn write(rows: &Rows, data: Option<u64>, payload: usize) -> Self {
+    pub fn write(rows: &RmaIovList, data: Option<u64>, payload: usize) -> Self {
         let kind = FrameKind::Write(rows.len() as u8);
         Self {
             kind,
@@ -143,7 +143,7 @@ impl Frame {
     /// Operands for a place of a peer that has such operations. Acknowledged, unless there is an
     /// answer.
     #[must_use]
-    pub fn atomic(atomic: Welcome<AtomicSpec>, answers: bool, payload: usize) -> Self {
+    pub fn atomic(atomic: Supported<AtomicSpec>, answers: bool, payload: usize) -> Self {
         let kind = FrameKind::Atomic(atomic.into_inner());
         Self {
             kind,
@@ -155,11 +155,11 @@ impl Frame {
 
     /// The answer to a question, of so many bytes; to a peer that `checks` it with a verdict behind
     /// them.
-    pub(super) fn answer(checks: bool, len: u64) -> Self {
+    pub(super) fn read_response(checks: bool, len: u64) -> Self {
         let (kind, more) = if checks {
-            (FrameKind::Checked, VERDICT as u64)
+            (FrameKind::CheckedReadResponse, STATUS_LEN as u64)
         } else {
-            (FrameKind::Answer, 0)
+            (FrameKind::ReadResponse, 0)
         };
         Self {
             kind,
@@ -170,9 +170,9 @@ impl Frame {
     }
 
     /// The refusal of a question.
-    pub(super) fn refused(denial: Denial) -> Self {
+    pub(super) fn nack(denial: RmaNack) -> Self {
         Self {
-            kind: FrameKind::Refused(denial.into()),
+            kind: FrameKind::Nack(denial.into()),
             data: None,
             wants_ack: false,
             payload: 0,
@@ -181,8 +181,8 @@ impl Frame {
 
     /// The answer to a frame that asked for it.
     #[must_use]
-    pub fn ack(owed: Owed) -> Self {
-        let kind = owed.0.map_or(FrameKind::Ack, FrameKind::Refused);
+    pub fn ack(owed: AckDue) -> Self {
+        let kind = owed.0.map_or(FrameKind::Ack, FrameKind::Nack);
         Self {
             kind,
             data: None,
@@ -192,8 +192,8 @@ impl Frame {
     }
 
     /// What is owed for this frame once all of it has arrived.
-    pub fn owes(&self) -> Option<Owed> {
-        self.wants_ack.then_some(Owed(None))
+    pub fn ack_due(&self) -> Option<AckDue> {
+        self.wants_ack.then_some(AckDue(None))
     }
 
     /// Writes the header with this number into the room, and returns its length. The rows are those
@@ -201,14 +201,14 @@ impl Frame {
     #[inline(always)] // on the way of a small message
     pub fn encode(
         &self,
-        rows: &[Row],
-        order: Order,
+        rows: &[WireRmaIov],
+        order: ByteOrder,
         number: u8,
-        into: &mut [u8; LONGEST_HEADER],
+        into: &mut [u8; MAX_HEADER_LEN],
     ) -> usize {
-        let mut len = BASE;
+        let mut len = BASE_HEADER_LEN;
         let mut extend = |value: u64| {
-            into[len..len + 8].copy_from_slice(&order.put_u64(value));
+            into[len..len + 8].copy_from_slice(&order.encode_u64(value));
             len += 8;
         };
         let code = if matches!(
@@ -224,49 +224,62 @@ impl Frame {
             u8::from(matches!(self.kind, FrameKind::Tagged(_)))
         } else {
             let code;
-            (code, len) = self.extend(rows, order, into);
+            (code, len) = self.encode_one_sided(rows, order, into);
             code
         };
         let flags = if self.data.is_some() { HAS_DATA } else { 0 }
             | if self.wants_ack { WANTS_ACK } else { 0 };
         into[0] = VERSION;
         into[1] = code;
-        into[2..4].copy_from_slice(&order.put_u16(flags));
-        into[4] = if self.kind == FrameKind::Ack { ACK } else { 0 };
+        into[2..4].copy_from_slice(&order.encode_u16(flags));
+        into[4] = if self.kind == FrameKind::Ack {
+            ACK_OP
+        } else {
+            0
+        };
         into[5] = rows.len() as u8;
         into[6] = len as u8;
         into[7] = number;
-        into[8..16].copy_from_slice(&order.put_u64(self.payload + len as u64));
+        into[8..16].copy_from_slice(&order.encode_u64(self.payload + len as u64));
         len
     }
 
     /// Writes the words of a frame that is no message; returns its code, and the length of the
     /// header.
     #[cold]
-    fn extend(&self, rows: &[Row], order: Order, into: &mut [u8; LONGEST_HEADER]) -> (u8, usize) {
-        let mut len = BASE;
+    fn encode_one_sided(
+        &self,
+        rows: &[WireRmaIov],
+        order: ByteOrder,
+        into: &mut [u8; MAX_HEADER_LEN],
+    ) -> (u8, usize) {
+        let mut len = BASE_HEADER_LEN;
         let mut extend = |value: u64| {
-            into[len..len + 8].copy_from_slice(&order.put_u64(value));
+            into[len..len + 8].copy_from_slice(&order.encode_u64(value));
             len += 8;
         };
         self.data.into_iter().for_each(&mut extend);
         let code = match self.kind {
             FrameKind::Message | FrameKind::Tagged(_) | FrameKind::Ack => MESSAGE,
             FrameKind::Read(_) => READ,
-            FrameKind::Answer => ANSWER,
+            FrameKind::ReadResponse => READ_RSP,
             FrameKind::Write(_) => WRITE,
             FrameKind::Atomic(atomic) => {
                 extend(u64::from(atomic.to_code()));
                 ATOMIC
             }
-            FrameKind::Refused(ref denial) => {
-                let Denial { asked, row, why } = **denial;
+            FrameKind::Nack(ref denial) => {
+                let RmaNack {
+                    is_read: asked,
+                    iov_index: row,
+                    error: why,
+                } = **denial;
                 let (code, detail) = why.to_words();
                 extend(code | u64::from(row) << 8 | u64::from(asked) << 16);
                 extend(detail);
-                REFUSED
+                NACK
             }
-            FrameKind::Checked => CHECKED,
+            FrameKind::CheckedReadResponse => CHECKED_READ_RSP,
         };
         for row in rows {
             [row.addr, row.len, row.key]
@@ -282,32 +295,47 @@ impl Frame {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn decode(bytes: &[u8], order: Order) -> Result<Option<(Self, usize)>, Broken> {
-        Self::decode_in(bytes, order, false)
+    pub fn decode(
+        bytes: &[u8],
+        order: ByteOrder,
+    ) -> Result<Option<(Self, usize)>, ProtocolViolation> {
+        Self::decode_for(bytes, order, false)
     }
 
     /// The same, perhaps of a connection on which RXM is spoken.
-    pub(super) fn decode_in(
+    pub(super) fn decode_for(
         bytes: &[u8],
-        order: Order,
+        order: ByteOrder,
         is_rxm: bool,
-    ) -> Result<Option<(Self, usize)>, Broken> {
-        let Some(base) = bytes.first_chunk::<BASE>() else {
+    ) -> Result<Option<(Self, usize)>, ProtocolViolation> {
+        let Some(base) = bytes.first_chunk::<BASE_HEADER_LEN>() else {
             return Ok(None);
         };
         let [_, code, f0, f1, op, rows, len, _, total @ ..] = *base;
-        let (flags, len, total) = (order.u16([f0, f1]), usize::from(len), order.u64(total));
-        if !(BASE..=LONGEST_HEADER).contains(&len) {
-            return Err(Broken("a header of a length that none has"));
+        let (flags, len, total) = (
+            order.decode_u16([f0, f1]),
+            usize::from(len),
+            order.decode_u64(total),
+        );
+        if !(BASE_HEADER_LEN..=MAX_HEADER_LEN).contains(&len) {
+            return Err(ProtocolViolation("a header of a length that none has"));
         }
         let Some(payload) = total.checked_sub(len as u64) else {
-            return Err(Broken("a frame that is shorter than its header"));
+            return Err(ProtocolViolation("a frame that is shorter than its header"));
         };
-        let Some(rest) = bytes.get(BASE..len) else {
+        let Some(rest) = bytes.get(BASE_HEADER_LEN..len) else {
             return Ok(None);
         };
-        let mut words = rest.as_chunks::<8>().0.iter().map(|word| order.u64(*word));
-        let mut next = || words.next().ok_or(Broken("a header that lacks a part"));
+        let mut words = rest
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|word| order.decode_u64(*word));
+        let mut next = || {
+            words
+                .next()
+                .ok_or(ProtocolViolation("a header that lacks a part"))
+        };
         let has_data = flags & HAS_DATA != 0;
         let (mut data, mut extended) = (None, 0);
         let code = if is_rxm && code == MESSAGE && flags & RAW_TAGGED != 0 {
@@ -316,10 +344,10 @@ impl Frame {
             code
         };
         let kind = match (code, op) {
-            (MESSAGE, ACK) if payload > 0 || len > BASE => {
-                return Err(Broken("an acknowledgement with something in it"));
+            (MESSAGE, ACK_OP) if payload > 0 || len > BASE_HEADER_LEN => {
+                return Err(ProtocolViolation("an acknowledgement with something in it"));
             }
-            (MESSAGE, ACK) => FrameKind::Ack,
+            (MESSAGE, ACK_OP) => FrameKind::Ack,
             (MESSAGE | TAGGED, _) => {
                 if has_data {
                     (data, extended) = (Some(next()?), 8);
@@ -333,12 +361,15 @@ impl Frame {
             }
             _ => {
                 let kind;
-                (kind, data, extended) = one_sided([code, rows], has_data, payload, rest, order)?;
+                (kind, data, extended) =
+                    decode_one_sided([code, rows], has_data, payload, rest, order)?;
                 kind
             }
         };
-        if BASE + extended != len {
-            return Err(Broken("a header whose length is not that of its parts"));
+        if BASE_HEADER_LEN + extended != len {
+            return Err(ProtocolViolation(
+                "a header whose length is not that of its parts",
+            ));
         }
         let wants_ack = flags & (WANTS_ACK | WANTS_COMMIT) != 0;
         Ok(Some((
@@ -355,46 +386,57 @@ impl Frame {
 
 /// What a frame is that is no message, its data, and how long its extension has to be.
 #[cold]
-fn one_sided(
+fn decode_one_sided(
     [code, rows]: [u8; 2],
     has_data: bool,
     payload: u64,
     rest: &[u8],
-    order: Order,
-) -> Result<(FrameKind, Option<u64>, usize), Broken> {
-    let mut words = rest.as_chunks::<8>().0.iter().map(|word| order.u64(*word));
-    let mut next = || words.next().ok_or(Broken("a header that lacks a part"));
-    let places = usize::from(rows) * ROW;
+    order: ByteOrder,
+) -> Result<(FrameKind, Option<u64>, usize), ProtocolViolation> {
+    let mut words = rest
+        .as_chunks::<8>()
+        .0
+        .iter()
+        .map(|word| order.decode_u64(*word));
+    let mut next = || {
+        words
+            .next()
+            .ok_or(ProtocolViolation("a header that lacks a part"))
+    };
+    let places = usize::from(rows) * RMA_IOV_LEN;
     let (kind, data, extended) = match code {
-        READ | WRITE if usize::from(rows) > MOST_ROWS => {
-            return Err(Broken("more rows than a one-sided operation has"));
+        READ | WRITE if usize::from(rows) > MAX_RMA_IOV => {
+            return Err(ProtocolViolation(
+                "more rows than a one-sided operation has",
+            ));
         }
         READ => (FrameKind::Read(rows), None, places),
         WRITE if has_data => (FrameKind::Write(rows), Some(next()?), 8 + places),
         WRITE => (FrameKind::Write(rows), None, places),
-        ANSWER => (FrameKind::Answer, None, 0),
-        5..=7 => return Err(Broken("a rendezvous that was not agreed on")),
+        READ_RSP => (FrameKind::ReadResponse, None, 0),
+        5..=7 => return Err(ProtocolViolation("a rendezvous that was not agreed on")),
         ATOMIC => {
             let atomic = u32::try_from(next()?).ok().and_then(AtomicSpec::from_code);
-            let atomic = atomic.ok_or(Broken("an atomic operation that there is not"))?;
-            (FrameKind::Atomic(atomic), None, 8 + ROW)
+            let atomic =
+                atomic.ok_or(ProtocolViolation("an atomic operation that there is not"))?;
+            (FrameKind::Atomic(atomic), None, 8 + RMA_IOV_LEN)
         }
-        REFUSED => {
+        NACK => {
             let (word, detail) = (next()?, next()?);
-            let why = Denied::from_words(word & 0xff, detail);
-            let why = why.ok_or(Broken("a refusal of nothing"))?;
-            let denial = Denial {
-                asked: word >> 16 & 1 == 1,
-                row: (word >> 8) as u8,
-                why,
+            let why = AccessError::from_words(word & 0xff, detail);
+            let why = why.ok_or(ProtocolViolation("a refusal of nothing"))?;
+            let denial = RmaNack {
+                is_read: word >> 16 & 1 == 1,
+                iov_index: (word >> 8) as u8,
+                error: why,
             };
-            (FrameKind::Refused(denial.into()), None, 16)
+            (FrameKind::Nack(denial.into()), None, 16)
         }
-        CHECKED => (FrameKind::Checked, None, 0),
-        _ => return Err(Broken("an unknown operation")),
+        CHECKED_READ_RSP => (FrameKind::CheckedReadResponse, None, 0),
+        _ => return Err(ProtocolViolation("an unknown operation")),
     };
-    if payload > 0 && matches!(kind, FrameKind::Read(_) | FrameKind::Refused(_)) {
-        return Err(Broken("a question with bytes behind it"));
+    if payload > 0 && matches!(kind, FrameKind::Read(_) | FrameKind::Nack(_)) {
+        return Err(ProtocolViolation("a question with bytes behind it"));
     }
     Ok((kind, data, extended))
 }

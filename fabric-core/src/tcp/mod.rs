@@ -18,35 +18,35 @@
 //! Control version 3 and data version 3: in use since libfabric 1.8, and between endpoints of both
 //! ages.
 
-mod asked;
 mod atomics;
-mod control;
-mod dialect;
+mod byte_order;
+mod cm;
 mod frame;
-mod inbox;
-mod mark;
+mod frame_reader;
+mod frame_writer;
 mod native;
-mod offers;
-mod order;
-mod outbox;
-mod rows;
+mod pending;
+mod protocol;
+mod rendezvous;
+mod responder;
+mod rma_iov;
 pub mod rxm;
-mod serving;
+mod vendor_extension;
 mod writes;
 
-pub use asked::Asked;
-pub use control::{Control, ControlKind, PRIVATE_BYTES};
-pub use dialect::{Agreed, Dialect, Question, Reply};
-pub use frame::{Denial, Frame, FrameKind, LONGEST_HEADER, Owed};
-pub use inbox::{Inbox, MAX_MESSAGE, Patience, Taken};
-pub use mark::{Mark, Takes, Welcome};
-pub use native::{Hello, Rivals, Verdict, arbitrate};
-pub use offers::Offers;
-pub use order::Order;
-pub use outbox::Outbox;
-pub use rows::{MOST_ROWS, Row, Rows};
-pub use serving::{Replies, Replying};
+pub use byte_order::ByteOrder;
+pub use cm::{CmKind, CmMessage, MAX_CM_PRIVATE_DATA};
+pub use frame::{AckDue, Frame, FrameKind, MAX_HEADER_LEN, RmaNack};
+pub use frame_reader::{FrameReader, MAX_MESSAGE, ReadOutcome, UnexpectedPolicy};
+pub use frame_writer::FrameWriter;
+pub use native::{ExistingConnection, RdmCmData, Resolution, resolve_simultaneous_connect};
+pub use pending::PendingRequests;
+pub use protocol::{ConnectReply, ConnectRequest, Negotiated, WireProtocol};
+pub use rendezvous::RendezvousSends;
+pub use responder::{ResponseQueue, ResponseStatus};
+pub use rma_iov::{MAX_RMA_IOV, RmaIovList, WireRmaIov};
+pub use vendor_extension::{PeerCaps, Supported, VendorExtension};
 
 /// The peer said what it must not: why its connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Broken(pub &'static str);
+pub struct ProtocolViolation(pub &'static str);

@@ -4,12 +4,12 @@
 use std::cmp::Ordering;
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Dialect, Question};
+use super::{ConnectRequest, WireProtocol};
 
 /// What an endpoint says of itself in the private data of a request, and its peer in the
 /// acceptance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hello {
+pub struct RdmCmData {
     /// The highest version of the protocol, or the one that was chosen.
     pub version: u8,
     /// Bit 0: behind a firewall. The others mean nothing to libfabric, which gives none of them
@@ -23,25 +23,25 @@ pub struct Hello {
 }
 
 /// The version without a rendezvous, which every peer speaks.
-const PLAIN: u8 = 0;
+const VERSION_NO_RENDEZVOUS: u8 = 0;
 /// What newer peers add to a version that they have chosen.
-const CHOSEN: u8 = 0x80;
+const VERSION_CHOSEN: u8 = 0x80;
 
 const FIREWALLED: u8 = 1;
 /// Among the features of a request, and of its acceptance, of this library.
-const KIN_ASKS: u8 = 0xa4;
-const KIN_ANSWERS: u8 = 0x58;
+const EXTENSION_REQUEST: u8 = 0xa4;
+const EXTENSION_ACCEPT: u8 = 0x58;
 
-impl Hello {
+impl RdmCmData {
     /// How many bytes it is.
-    pub const BYTES: usize = 8;
+    pub const LEN: usize = 8;
 
     /// What an endpoint asks with.
     #[must_use]
     pub fn new(port: u16, instance: u32) -> Self {
         Self {
-            version: PLAIN,
-            features: KIN_ASKS,
+            version: VERSION_NO_RENDEZVOUS,
+            features: EXTENSION_REQUEST,
             port,
             instance,
         }
@@ -49,7 +49,7 @@ impl Hello {
 
     /// The bytes.
     #[must_use]
-    pub fn encode(self) -> [u8; Self::BYTES] {
+    pub fn encode(self) -> [u8; Self::LEN] {
         let [p0, p1] = self.port.to_be_bytes();
         let [i0, i1, i2, i3] = self.instance.to_be_bytes();
         [self.version, self.features, p0, p1, i0, i1, i2, i3]
@@ -70,13 +70,17 @@ impl Hello {
 
     /// The answer to a request with this: the plain version, said as the asking side expects it.
     #[must_use]
-    pub fn accepted_by(self, instance: u32) -> Self {
-        let version = if self.version == PLAIN {
-            PLAIN
+    pub fn acceptance(self, instance: u32) -> Self {
+        let version = if self.version == VERSION_NO_RENDEZVOUS {
+            VERSION_NO_RENDEZVOUS
         } else {
-            PLAIN | CHOSEN
+            VERSION_NO_RENDEZVOUS | VERSION_CHOSEN
         };
-        let kin = if self.is_kin() { KIN_ANSWERS } else { 0 };
+        let kin = if self.requests_extension() {
+            EXTENSION_ACCEPT
+        } else {
+            0
+        };
         Self {
             version,
             features: self.features & FIREWALLED | kin,
@@ -88,39 +92,39 @@ impl Hello {
     /// Whether who asks with this is of this library, and of an age to understand what only that
     /// says.
     #[must_use]
-    pub fn is_kin(self) -> bool {
-        self.features & !FIREWALLED == KIN_ASKS
+    pub fn requests_extension(self) -> bool {
+        self.features & !FIREWALLED == EXTENSION_REQUEST
     }
 
     /// Whether who accepts with this is.
     #[must_use]
-    pub fn answers_kin(self) -> bool {
-        self.features & !FIREWALLED == KIN_ANSWERS
+    pub fn accepts_extension(self) -> bool {
+        self.features & !FIREWALLED == EXTENSION_ACCEPT
     }
 }
 
 /// What this side has of a connection with a peer that asks for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rivals {
+pub enum ExistingConnection {
     /// Nothing.
     None,
     /// It has asked too, in this dialect, and has no answer yet.
-    Asking(Dialect),
+    Connecting(WireProtocol),
     /// A connection with this instance of the peer; `None` while that is not known.
     Connected(Option<u32>),
 }
 
 /// What becomes of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Resolution {
     /// It is accepted.
     Accept,
     /// It is accepted, and what this side has of a connection is given up.
     Replace,
     /// It is accepted beside what this side has: an endpoint that talks with itself.
-    Both,
+    AcceptLoopback,
     /// It is refused.
-    Refuse,
+    Reject,
 }
 
 /// What becomes of a request from this peer. When both ask at once the connection stays that the
@@ -128,30 +132,34 @@ pub enum Verdict {
 /// When both ask in different dialects the one in RXM stays, whose asking side may not understand
 /// the other.
 #[must_use]
-pub fn arbitrate(
+pub fn resolve_simultaneous_connect(
     ours: SocketAddr,
     theirs: SocketAddr,
-    question: &Question,
-    rivals: Rivals,
-) -> Verdict {
-    match (rivals, rank(theirs).cmp(&rank(ours))) {
-        (Rivals::None, _) => Verdict::Accept,
-        (_, Ordering::Equal) => Verdict::Both,
-        (Rivals::Asking(asked), _) if asked != question.dialect() => match question.dialect() {
-            Dialect::Rxm => Verdict::Replace,
-            Dialect::Native => Verdict::Refuse,
-        },
-        (Rivals::Asking(_), Ordering::Less) => Verdict::Refuse,
-        (Rivals::Asking(_), Ordering::Greater) => Verdict::Replace,
-        (Rivals::Connected(None), _) => Verdict::Refuse,
-        (Rivals::Connected(Some(known)), _) if known == question.instance() => Verdict::Refuse,
-        (Rivals::Connected(Some(_)), _) => Verdict::Replace,
+    question: &ConnectRequest,
+    rivals: ExistingConnection,
+) -> Resolution {
+    match (rivals, wire_order(theirs).cmp(&wire_order(ours))) {
+        (ExistingConnection::None, _) => Resolution::Accept,
+        (_, Ordering::Equal) => Resolution::AcceptLoopback,
+        (ExistingConnection::Connecting(asked), _) if asked != question.protocol() => {
+            match question.protocol() {
+                WireProtocol::Rxm => Resolution::Replace,
+                WireProtocol::Native => Resolution::Reject,
+            }
+        }
+        (ExistingConnection::Connecting(_), Ordering::Less) => Resolution::Reject,
+        (ExistingConnection::Connecting(_), Ordering::Greater) => Resolution::Replace,
+        (ExistingConnection::Connected(None), _) => Resolution::Reject,
+        (ExistingConnection::Connected(Some(known)), _) if known == question.instance() => {
+            Resolution::Reject
+        }
+        (ExistingConnection::Connected(Some(_)), _) => Resolution::Replace,
     }
 }
 
 /// Addresses are compared as they are written on the wire: the bytes of the address, then those of
 /// the port.
-fn rank(at: SocketAddr) -> (Vec<u8>, u16) {
+fn wire_order(at: SocketAddr) -> (Vec<u8>, u16) {
     let bytes = match at.ip() {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),

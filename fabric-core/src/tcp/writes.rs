@@ -4,215 +4,223 @@ use std::sync::Arc;
 
 use crate::FiAddr;
 use crate::completion::{OpKind, Transfer};
-use crate::mr::{Denied, Memory};
-use crate::provider::{Deed, Host};
+use crate::mr::{AccessError, RegionMemory};
+use crate::transport::{EngineContext, RemoteAccess};
 
-use super::serving::{NOT_ITS, Replies, Spot, is_there};
-use super::{Broken, Denial, Frame, Owed, Rows};
+use super::responder::{ACCESS_VIOLATION, CheckedSegment, ResponseQueue, is_accessible};
+use super::{AckDue, Frame, ProtocolViolation, RmaIovList, RmaNack};
 
 /// A write that has begun to arrive.
 #[derive(Debug)]
-pub(super) struct Write {
-    spots: Vec<Spot>,
-    spot: usize,
-    within: usize,
+pub(super) struct IncomingWrite {
+    segments: Vec<CheckedSegment>,
+    segment: usize,
+    offset: usize,
     /// Bytes that are to come.
-    left: u64,
+    remaining: u64,
     len: usize,
     data: Option<u64>,
-    owes: Option<Owed>,
+    ack_due: Option<AckDue>,
     /// Nothing more of it is written.
-    denial: Option<Denial>,
-    told: Told,
+    nack: Option<RmaNack>,
+    notified: NotifyProgress,
 }
 
 /// How far the owner has been told.
 #[derive(Clone, Copy, Debug, Default)]
-struct Told {
-    spots: usize,
+struct NotifyProgress {
+    segments: usize,
     bytes: usize,
-    is_all: bool,
+    is_done: bool,
 }
 
 /// How far something has come.
 #[derive(Debug)]
-pub(super) enum Headway {
+pub(super) enum WriteProgress {
     /// It has used so many bytes and wants more.
     More(usize),
     /// It has used so many, and has ended.
-    Done(usize, Option<Owed>),
+    Done(usize, Option<AckDue>),
     /// It has used so many, and cannot go on now.
-    Stuck(usize, Option<Owed>, Stuck),
+    Stalled(usize, Option<AckDue>, Stall),
 }
 
 /// What is waited for.
 #[derive(Debug)]
-pub(super) enum Stuck {
+pub(super) enum Stall {
     /// The owner has this memory in hand.
-    Memory(Arc<dyn Memory>),
+    RegionBusy(Arc<dyn RegionMemory>),
     /// There is no room where the owner is told.
-    Notice,
+    CqFull,
 }
 
-impl Write {
+impl IncomingWrite {
     /// A write begins. What cannot be is refused, or ends the connection. Or it waits for memory
     /// that its owner has in hand: nothing is written before all of it can be.
     pub(super) fn begin(
         frame: &Frame,
-        rows: &Rows,
-        replies: &Replies,
-        host: &dyn Host,
-    ) -> Result<Result<Self, Stuck>, Broken> {
+        rows: &RmaIovList,
+        replies: &ResponseQueue,
+        host: &dyn EngineContext,
+    ) -> Result<Result<Self, Stall>, ProtocolViolation> {
         if rows.total() != Some(frame.payload) {
-            return Err(Broken("a write whose places are not as long as its bytes"));
+            return Err(ProtocolViolation(
+                "a write whose places are not as long as its bytes",
+            ));
         }
         // Data that comes with no bytes at all is an access too: there is an owner to be told.
         let is_wanted = replies.is_target || frame.data.is_none();
-        let unwanted = Denial {
-            asked: false,
-            row: 0,
-            why: Denied::Unknown,
+        let unwanted = RmaNack {
+            is_read: false,
+            iov_index: 0,
+            error: AccessError::UnknownKey,
         };
         let found = if is_wanted {
-            replies.find(rows, OpKind::Write, host)
+            replies.check_segments(rows, OpKind::Write, host)
         } else {
             Err(unwanted)
         };
         let (spots, denial) = match found {
             Ok(spots) => (spots, None),
-            Err(denial) if replies.is_kin && frame.owes().is_some() => (Vec::new(), Some(denial)),
-            Err(_) => return Err(NOT_ITS),
+            Err(denial) if replies.is_same_implementation && frame.ack_due().is_some() => {
+                (Vec::new(), Some(denial))
+            }
+            Err(_) => return Err(ACCESS_VIOLATION),
         };
-        if let Some(spot) = spots.iter().find(|spot| !is_there(spot)) {
-            return Ok(Err(Stuck::Memory(spot.memory.clone())));
+        if let Some(spot) = spots.iter().find(|spot| !is_accessible(spot)) {
+            return Ok(Err(Stall::RegionBusy(spot.memory.clone())));
         }
         let len = usize::try_from(frame.payload).unwrap_or(usize::MAX);
-        let (left, data, owes) = (frame.payload, frame.data, frame.owes());
+        let (left, data, owes) = (frame.payload, frame.data, frame.ack_due());
         Ok(Ok(Self {
-            spots,
-            spot: 0,
-            within: 0,
-            left,
+            segments: spots,
+            segment: 0,
+            offset: 0,
+            remaining: left,
             len,
             data,
-            owes,
-            denial,
-            told: Told::default(),
+            ack_due: owes,
+            nack: denial,
+            notified: NotifyProgress::default(),
         }))
     }
 
     /// Takes in what can be of these bytes.
-    pub(super) fn take(
+    pub(super) fn write(
         &mut self,
         bytes: &[u8],
         source: Option<FiAddr>,
-        replies: &Replies,
-        host: &mut dyn Host,
-    ) -> Result<Headway, Broken> {
+        replies: &ResponseQueue,
+        host: &mut dyn EngineContext,
+    ) -> Result<WriteProgress, ProtocolViolation> {
         let mut used = 0;
-        while self.left > 0 && used < bytes.len() {
+        while self.remaining > 0 && used < bytes.len() {
             let rest = &bytes[used..];
             let rest = &rest[..rest
                 .len()
-                .min(usize::try_from(self.left).unwrap_or(usize::MAX))];
-            let count = match self.spots.get(self.spot).filter(|_| self.denial.is_none()) {
+                .min(usize::try_from(self.remaining).unwrap_or(usize::MAX))];
+            let count = match self
+                .segments
+                .get(self.segment)
+                .filter(|_| self.nack.is_none())
+            {
                 None => rest.len(),
                 Some(spot) => {
-                    let count = rest.len().min(spot.len - self.within);
-                    if count > 0 && (!spot.memory.is_open() || !spot.memory.begin()) {
+                    let count = rest.len().min(spot.len - self.offset);
+                    if count > 0 && (!spot.memory.is_open() || !spot.memory.begin_access()) {
                         if spot.memory.is_open() {
-                            return Ok(Headway::Stuck(
+                            return Ok(WriteProgress::Stalled(
                                 used,
                                 None,
-                                Stuck::Memory(spot.memory.clone()),
+                                Stall::RegionBusy(spot.memory.clone()),
                             ));
                         }
-                        self.withdrawn(replies)?;
+                        self.on_region_closed(replies)?;
                         continue;
                     }
                     if count > 0 {
-                        spot.memory.write(spot.at + self.within, &rest[..count]);
-                        spot.memory.end();
+                        spot.memory.write(spot.offset + self.offset, &rest[..count]);
+                        spot.memory.end_access();
                     }
-                    self.within += count;
-                    if self.within == spot.len {
-                        (self.spot, self.within) = (self.spot + 1, 0);
+                    self.offset += count;
+                    if self.offset == spot.len {
+                        (self.segment, self.offset) = (self.segment + 1, 0);
                     }
                     count
                 }
             };
             used += count;
-            self.left -= count as u64;
+            self.remaining -= count as u64;
         }
-        if self.left > 0 {
-            return Ok(Headway::More(used));
+        if self.remaining > 0 {
+            return Ok(WriteProgress::More(used));
         }
         // The bytes are there, whether the owner has been told or not.
-        let owed = match self.denial {
-            Some(denial) => self.owes.take().map(|owed| owed.refused(denial)),
-            None => self.owes.take(),
+        let owed = match self.nack {
+            Some(denial) => self.ack_due.take().map(|owed| owed.nack(denial)),
+            None => self.ack_due.take(),
         };
-        if self.tell(source, replies, host) {
-            return Ok(Headway::Done(used, owed));
+        if self.notify(source, replies, host) {
+            return Ok(WriteProgress::Done(used, owed));
         }
-        Ok(Headway::Stuck(used, owed, Stuck::Notice))
+        Ok(WriteProgress::Stalled(used, owed, Stall::CqFull))
     }
 
     /// The memory was taken back meanwhile.
-    fn withdrawn(&mut self, replies: &Replies) -> Result<(), Broken> {
-        if !replies.is_kin || self.owes.is_none() {
-            return Err(NOT_ITS);
+    fn on_region_closed(&mut self, replies: &ResponseQueue) -> Result<(), ProtocolViolation> {
+        if !replies.is_same_implementation || self.ack_due.is_none() {
+            return Err(ACCESS_VIOLATION);
         }
-        self.denial = Some(Denial {
-            asked: false,
-            row: self.spot as u8,
-            why: Denied::Unknown,
+        self.nack = Some(RmaNack {
+            is_read: false,
+            iov_index: self.segment as u8,
+            error: AccessError::UnknownKey,
         });
         Ok(())
     }
 
     /// Tells the owner what it wants to hear: data comes once, with the last place. False when
     /// there is no room.
-    pub(super) fn tell(
+    pub(super) fn notify(
         &mut self,
         source: Option<FiAddr>,
-        replies: &Replies,
-        host: &mut dyn Host,
+        replies: &ResponseQueue,
+        host: &mut dyn EngineContext,
     ) -> bool {
-        if self.denial.is_some() || self.told.is_all {
+        if self.nack.is_some() || self.notified.is_done {
             return true;
         }
-        while let Some(spot) = self.spots.get(self.told.spots) {
+        while let Some(spot) = self.segments.get(self.notified.segments) {
             let data = self
                 .data
-                .filter(|_| self.told.spots + 1 == self.spots.len());
-            if replies.heeds || spot.heeds || data.is_some() {
+                .filter(|_| self.notified.segments + 1 == self.segments.len());
+            if replies.rma_events || spot.rma_events || data.is_some() {
                 // What comes with data tells of all that was not told of before.
                 let len = if data.is_some() {
-                    self.len - self.told.bytes
+                    self.len - self.notified.bytes
                 } else {
                     spot.len
                 };
                 let transfer = Transfer::written(len, data, source);
-                if !host.done_to_us(replies.ep, spot.key, Deed::Write, transfer) {
+                if !host.on_remote_access(replies.ep, spot.key, RemoteAccess::Write, transfer) {
                     return false;
                 }
-                self.told.bytes += len;
+                self.notified.bytes += len;
             }
-            self.told.spots += 1;
+            self.notified.segments += 1;
         }
-        if self.spots.is_empty()
+        if self.segments.is_empty()
             && self.data.is_some()
-            && !host.done_to_us(
+            && !host.on_remote_access(
                 replies.ep,
                 0,
-                Deed::Write,
+                RemoteAccess::Write,
                 Transfer::written(0, self.data, source),
             )
         {
             return false;
         }
-        self.told.is_all = true;
+        self.notified.is_done = true;
         true
     }
 }

@@ -3,12 +3,12 @@
 
 use std::path::Path;
 
-use fabric_core::tcp::Order;
+use fabric_core::tcp::ByteOrder;
 
-use crate::{Numbers, fuzzed};
+use crate::{SeededRng, fuzz_input};
 
 /// Every file of a corpus: whether it is good, and its bytes.
-fn files(corpus: &str) -> Vec<(String, bool, Vec<u8>)> {
+fn corpus_files(corpus: &str) -> Vec<(String, bool, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../fuzz/corpora")
         .join(corpus);
@@ -32,7 +32,12 @@ fn files(corpus: &str) -> Vec<(String, bool, Vec<u8>)> {
 }
 
 /// Many that differ in a few bytes, or in length.
-fn variants(bytes: &[u8], most: usize, numbers: &mut Numbers, mut each: impl FnMut(&[u8])) {
+fn for_each_mutation(
+    bytes: &[u8],
+    most: usize,
+    numbers: &mut SeededRng,
+    mut each: impl FnMut(&[u8]),
+) {
     for _ in 0..if cfg!(miri) { most.div_ceil(100) } else { most } {
         let mut changed = bytes.to_vec();
         for _ in 0..=numbers.next(3) {
@@ -47,37 +52,37 @@ fn variants(bytes: &[u8], most: usize, numbers: &mut Numbers, mut each: impl FnM
 }
 
 fn replay(corpus: &str, seed: u64, is_good: impl Fn(&[u8]) -> bool) {
-    let mut numbers = Numbers(seed);
-    for (name, expected, bytes) in files(corpus) {
+    let mut numbers = SeededRng(seed);
+    for (name, expected, bytes) in corpus_files(corpus) {
         assert_eq!(is_good(&bytes), expected, "{name}");
         // Those a fuzzer has found are many, and variants themselves.
         let most = if name.contains("found") { 20 } else { 2000 };
-        variants(&bytes, most, &mut numbers, |changed| {
+        for_each_mutation(&bytes, most, &mut numbers, |changed| {
             is_good(changed);
         });
     }
 }
 
 #[test]
-fn beginnings_are_replayed() {
-    replay("tcp-control", 1, fuzzed::control);
+fn control_corpus_is_replayed() {
+    replay("tcp-control", 1, fuzz_input::control);
 }
 
 #[test]
-fn streams_are_replayed() {
-    replay("tcp-stream", 2, fuzzed::stream);
+fn stream_corpus_is_replayed() {
+    replay("tcp-stream", 2, fuzz_input::stream);
 }
 
 /// What peers of this library say to each other.
 #[test]
-fn streams_of_kin_are_replayed() {
-    replay("tcp-kin", 2, fuzzed::kin);
+fn vendor_extension_corpus_is_replayed() {
+    replay("tcp-extension", 2, fuzz_input::vendor_stream);
 }
 
 /// What is said in the other dialect.
 #[test]
-fn streams_of_rxm_are_replayed() {
-    if Order::NATIVE == Order::Little {
-        replay("tcp-rxm", 2, fuzzed::rxm);
+fn rxm_corpus_is_replayed() {
+    if ByteOrder::NATIVE == ByteOrder::Little {
+        replay("tcp-rxm", 2, fuzz_input::rxm);
     }
 }

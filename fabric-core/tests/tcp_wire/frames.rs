@@ -1,21 +1,21 @@
 //! The headers of what follows the beginning of a connection.
 
-use fabric_core::tcp::{Frame, FrameKind, LONGEST_HEADER, Order};
+use fabric_core::tcp::{ByteOrder, Frame, FrameKind, MAX_HEADER_LEN};
 
-use crate::{hex, tag};
+use crate::{hex, supported_tag};
 
 /// What libfabric's provider has been seen to send.
 pub(crate) const MESSAGE: &str = "03 00 0000 00 00 10 00 d800000000000000";
 pub(crate) const FIN: &str = "03 00 0400 00 00 10 00 1400000000000000 66696e00";
 pub(crate) const ACK: &str = "03 00 0000 02 00 10 00 1000000000000000";
 
-fn encoded(frame: &Frame, order: Order, number: u8) -> Vec<u8> {
-    let mut header = [0; LONGEST_HEADER];
+fn encode(frame: &Frame, order: ByteOrder, number: u8) -> Vec<u8> {
+    let mut header = [0; MAX_HEADER_LEN];
     let len = frame.encode(&[], order, number, &mut header);
     header[..len].to_vec()
 }
 
-fn whole(bytes: &[u8], order: Order) -> Frame {
+fn decode_whole(bytes: &[u8], order: ByteOrder) -> Frame {
     let (frame, len) = Frame::decode(bytes, order)
         .unwrap()
         .expect("all of it is there");
@@ -24,43 +24,43 @@ fn whole(bytes: &[u8], order: Order) -> Frame {
 }
 
 #[test]
-fn headers_read_as_libfabric_writes_them() {
+fn frame_headers_match_libfabric_bytes() {
     let message = Frame::message(None, None, 200);
-    assert_eq!(whole(&hex(MESSAGE), Order::Little), message);
-    assert_eq!(encoded(&message, Order::Little, 0), hex(MESSAGE));
-    let fin = whole(&hex(FIN), Order::Little);
+    assert_eq!(decode_whole(&hex(MESSAGE), ByteOrder::Little), message);
+    assert_eq!(encode(&message, ByteOrder::Little, 0), hex(MESSAGE));
+    let fin = decode_whole(&hex(FIN), ByteOrder::Little);
     assert_eq!(
         (fin.kind.clone(), fin.data, fin.payload),
         (FrameKind::Message, None, 4)
     );
-    let ack = Frame::ack(fin.owes().expect("it asks for one"));
-    assert_eq!(encoded(&ack, Order::Little, 0), hex(ACK));
-    assert_eq!(whole(&hex(ACK), Order::Little), ack);
-    assert!(message.owes().is_none() && ack.owes().is_none());
+    let ack = Frame::ack(fin.ack_due().expect("it asks for one"));
+    assert_eq!(encode(&ack, ByteOrder::Little, 0), hex(ACK));
+    assert_eq!(decode_whole(&hex(ACK), ByteOrder::Little), ack);
+    assert!(message.ack_due().is_none() && ack.ack_due().is_none());
 }
 
 /// The data come before the tag.
 #[test]
-fn tags_and_data_have_their_places() {
-    let frame = Frame::message(tag(Some(0x4d2)), Some(0x11), 3);
+fn data_precedes_tag_in_header() {
+    let frame = Frame::message(supported_tag(Some(0x4d2)), Some(0x11), 3);
     assert_eq!(
-        encoded(&frame, Order::Little, 9),
+        encode(&frame, ByteOrder::Little, 9),
         hex("03 01 0100 00 00 20 09 2300000000000000 1100000000000000 d204000000000000")
     );
     assert_eq!(
-        encoded(&frame, Order::Big, 255),
+        encode(&frame, ByteOrder::Big, 255),
         hex("03 01 0001 00 00 20 ff 0000000000000023 0000000000000011 00000000000004d2")
     );
 }
 
 #[test]
-fn frames_come_back_and_may_be_split_anywhere() {
-    for order in [Order::Little, Order::Big] {
-        for tag in [None, Some(0), Some(u64::MAX - 1)].map(tag) {
+fn frames_round_trip_at_every_split() {
+    for order in [ByteOrder::Little, ByteOrder::Big] {
+        for tag in [None, Some(0), Some(u64::MAX - 1)].map(supported_tag) {
             for data in [None, Some(0), Some(0x0102_0304_0506_0708)] {
                 for payload in [0, 1, 0x1234_5678] {
                     let frame = Frame::message(tag, data, payload);
-                    let bytes = encoded(&frame, order, 1);
+                    let bytes = encode(&frame, order, 1);
                     for cut in 0..bytes.len() {
                         assert_eq!(
                             Frame::decode(&bytes[..cut], order),
@@ -68,7 +68,7 @@ fn frames_come_back_and_may_be_split_anywhere() {
                             "{frame:?} cut at {cut}"
                         );
                     }
-                    assert_eq!(whole(&bytes, order), frame);
+                    assert_eq!(decode_whole(&bytes, order), frame);
                 }
             }
         }
@@ -76,16 +76,16 @@ fn frames_come_back_and_may_be_split_anywhere() {
 }
 
 /// A header with everything at will.
-fn header(code: u8, flags: u16, op: u8, rows: u8, len: u8, total: u64) -> Vec<u8> {
+fn raw_header(code: u8, flags: u16, op: u8, rows: u8, len: u8, total: u64) -> Vec<u8> {
     let mut bytes = vec![3, code, 0, 0, op, rows, len, 0];
     bytes[2..4].copy_from_slice(&flags.to_le_bytes());
     bytes.extend_from_slice(&total.to_le_bytes());
-    bytes.resize(LONGEST_HEADER, 0);
+    bytes.resize(MAX_HEADER_LEN, 0);
     bytes
 }
 
 /// Whether a peer may send this header, said once more and in another way.
-fn is_allowed(code: u8, flags: u16, op: u8, rows: u8, len: u8) -> bool {
+fn is_valid_header(code: u8, flags: u16, op: u8, rows: u8, len: u8) -> bool {
     let data = 8 * u8::from(flags & 1 != 0);
     match code {
         0 if op == 2 => len == 16,
@@ -102,7 +102,7 @@ fn is_allowed(code: u8, flags: u16, op: u8, rows: u8, len: u8) -> bool {
 }
 
 #[test]
-fn every_header_is_allowed_or_refused_as_a_whole() {
+fn every_header_is_accepted_or_rejected() {
     for code in (0..=8).chain([127, 200, 0xf1, 0xf2, 0xf3, 255]) {
         for flags in [0, 1, 4, 5, 0xffff] {
             for op in [0, 1, 2, 255] {
@@ -114,9 +114,9 @@ fn every_header_is_allowed_or_refused_as_a_whole() {
                             } else {
                                 5
                             };
-                        let bytes = header(code, flags, op, rows, len, total);
-                        let read = Frame::decode(&bytes, Order::Little);
-                        let allowed = is_allowed(code, flags, op, rows, len);
+                        let bytes = raw_header(code, flags, op, rows, len, total);
+                        let read = Frame::decode(&bytes, ByteOrder::Little);
+                        let allowed = is_valid_header(code, flags, op, rows, len);
                         assert_eq!(
                             read.is_ok(),
                             allowed,
@@ -130,36 +130,36 @@ fn every_header_is_allowed_or_refused_as_a_whole() {
 }
 
 #[test]
-fn a_frame_is_not_shorter_than_its_header() {
+fn frame_shorter_than_its_header_is_rejected() {
     for total in 0..16 {
         assert!(
-            Frame::decode(&header(0, 0, 0, 0, 16, total), Order::Little).is_err(),
+            Frame::decode(&raw_header(0, 0, 0, 0, 16, total), ByteOrder::Little).is_err(),
             "{total}"
         );
     }
     assert!(
-        Frame::decode(&header(0, 0, 2, 0, 16, 17), Order::Little).is_err(),
+        Frame::decode(&raw_header(0, 0, 2, 0, 16, 17), ByteOrder::Little).is_err(),
         "an acknowledgement with a payload"
     );
-    let frame = whole(&header(0, 0, 0, 0, 16, u64::MAX), Order::Little);
+    let frame = decode_whole(&raw_header(0, 0, 0, 0, 16, u64::MAX), ByteOrder::Little);
     assert_eq!(frame.payload, u64::MAX - 16);
 }
 
 /// Released peers write anything there.
 #[test]
-fn version_and_number_and_idle_rows_mean_nothing() {
+fn version_id_and_unused_iov_count_are_ignored() {
     let mut bytes = hex(MESSAGE);
     for byte in 0..=255 {
         (bytes[0], bytes[7], bytes[5]) = (byte, byte, byte);
         assert_eq!(
-            whole(&bytes, Order::Little),
+            decode_whole(&bytes, ByteOrder::Little),
             Frame::message(None, None, 200)
         );
     }
 }
 
 #[test]
-fn both_wishes_for_an_answer_get_one() {
+fn both_ack_request_flags_need_an_ack() {
     for (flags, owes) in [
         (0, false),
         (2, false),
@@ -168,7 +168,7 @@ fn both_wishes_for_an_answer_get_one() {
         (12, true),
         (0x80, false),
     ] {
-        let frame = whole(&header(0, flags, 0, 0, 16, 20), Order::Little);
-        assert_eq!(frame.owes().is_some(), owes, "{flags:#x}");
+        let frame = decode_whole(&raw_header(0, flags, 0, 0, 16, 20), ByteOrder::Little);
+        assert_eq!(frame.ack_due().is_some(), owes, "{flags:#x}");
     }
 }

@@ -17,34 +17,34 @@
 
 #![allow(unsafe_code)] // an allocator that notes what is asked of it
 
-mod beginning;
+mod cm;
 mod corpora;
-mod dialects;
 mod frames;
-mod fuzzed;
-mod host;
-mod marks;
-mod onesided;
+mod fuzz_input;
+mod protocol;
+mod receiver;
+mod rma;
 mod rxm;
-mod rxm_memory;
+mod rxm_rma;
 mod streams;
+mod vendor_extension;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use fabric_core::tcp::{Takes, Welcome};
+use fabric_core::tcp::{PeerCaps, Supported};
 
 thread_local! {
-    static LARGEST: Cell<usize> = const { Cell::new(0) };
+    static LARGEST_ALLOC: Cell<usize> = const { Cell::new(0) };
 }
 
-struct Noting;
+struct RecordingAllocator;
 
 // SAFETY: everything is passed on to the system's allocator; the note is a constant-initialised
 // thread local without a destructor, so that taking it allocates nothing itself.
-unsafe impl GlobalAlloc for Noting {
+unsafe impl GlobalAlloc for RecordingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LARGEST.with(|largest| largest.set(largest.get().max(layout.size())));
+        LARGEST_ALLOC.with(|largest| largest.set(largest.get().max(layout.size())));
         // SAFETY: as the caller promises.
         unsafe { System.alloc(layout) }
     }
@@ -56,18 +56,18 @@ unsafe impl GlobalAlloc for Noting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Noting = Noting;
+static ALLOCATOR: RecordingAllocator = RecordingAllocator;
 
 /// The largest piece of memory that this takes.
 fn largest_allocation(of: impl FnOnce()) -> usize {
-    LARGEST.with(|largest| largest.set(0));
+    LARGEST_ALLOC.with(|largest| largest.set(0));
     of();
-    LARGEST.with(Cell::get)
+    LARGEST_ALLOC.with(Cell::get)
 }
 
 /// A tag for a peer that takes it.
-fn tag(tag: Option<u64>) -> Option<Welcome<u64>> {
-    Takes::of_many(false).tag(tag).expect("it takes tags")
+fn supported_tag(tag: Option<u64>) -> Option<Supported<u64>> {
+    PeerCaps::rdm(false).tag(tag).expect("it takes tags")
 }
 
 /// Bytes written as hexadecimal digits, with spaces where it pleases.
@@ -80,9 +80,9 @@ fn hex(digits: &str) -> Vec<u8> {
 }
 
 /// Numbers from a seed, the same in every run.
-struct Numbers(u64);
+struct SeededRng(u64);
 
-impl Numbers {
+impl SeededRng {
     fn next(&mut self, below: usize) -> usize {
         self.0 = self
             .0

@@ -3,45 +3,49 @@
 use fabric_core::Error;
 use fabric_core::buf::Payload;
 use fabric_core::completion::Transfer;
-use fabric_core::provider::OpKey;
 use fabric_core::tcp::rxm::{
-    EAGER, MESSAGES_IN_SEGMENTS, Outgoing, PREFIX, Packet, PacketKind, Step, WINDOW,
+    EAGER_LIMIT, MAX_READS_IN_FLIGHT, MAX_SEGMENTED_MESSAGES, PACKET_HEADER_LEN, PacketKind,
+    RxmPacket, RxmSender, SegmentType,
 };
-use fabric_core::tcp::{Broken, Frame, MAX_MESSAGE, Order, Outbox, Patience, Row, Rows};
+use fabric_core::tcp::{
+    ByteOrder, Frame, FrameWriter, MAX_MESSAGE, ProtocolViolation, RmaIovList, UnexpectedPolicy,
+    WireRmaIov,
+};
+use fabric_core::transport::OpKey;
 use proptest::prelude::*;
 
-use crate::host::{ANY_TAG, PEER, Receiver, UNTAGGED};
+use crate::receiver::{ANY_TAG, PEER, TcpReceiver, UNTAGGED};
 use crate::{hex, largest_allocation};
 
-const BUDGET: usize = 1 << 20;
+const UNEXPECTED_BUDGET: usize = 1 << 20;
 /// What packets quote.
-const HERE: u32 = 5;
+const CONNECTION_ID: u32 = 5;
 
 /// What libfabric 1.17 has been seen to send: ten bytes; the same under a tag, without a packet; an
 /// offer of 20000 bytes.
-const EAGER_PACKET: &str = "03 00 0000 00 00 10 00 5a00000000000000 0400 0000 00000000 0500000000000000 0000000000000000 \
+const EAGER_BYTES: &str = "03 00 0000 00 00 10 00 5a00000000000000 0400 0000 00000000 0500000000000000 0000000000000000 \
     0000000000000000 0200 0000 00000000 0a00000000000000 0000000000000000 0000000000000000 30313233343536373839";
-const RAW_TAGGED: &str =
+const RAW_TAGGED_BYTES: &str =
     "03 00 8000 00 00 18 00 2200000000000000 d204000000000000 30313233343536373839";
-const OFFER: &str = "03 00 0000 00 00 10 00 b800000000000000 0402 0000 00000000 0500000000000000 0000000000000000 \
+const RENDEZVOUS_BYTES: &str = "03 00 0000 00 00 10 00 b800000000000000 0402 0000 00000000 0500000000000000 0000000000000000 \
     0000000000000000 0200 0100 00000000 204e000000000000 0000000000000000 d204000000000000 \
     0000000000000000 204e000000000000 0000008000000000 000000000000000000000000000000000000000000000000 \
     000000000000000000000000000000000000000000000000 000000000000000000000000000000000000000000000000 \
     0100000000000000";
 
-fn contents(number: usize, len: usize) -> Vec<u8> {
+fn test_pattern(number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + number) as u8).collect()
 }
 
-fn receiver() -> Receiver {
-    Receiver::of_rxm(BUDGET, HERE)
+fn rxm_receiver() -> TcpReceiver {
+    TcpReceiver::rxm(UNEXPECTED_BUDGET, CONNECTION_ID)
 }
 
-fn packet(kind: PacketKind, message: u64, len: u64) -> Packet {
-    Packet {
+fn rxm_packet(kind: PacketKind, message: u64, len: u64) -> RxmPacket {
+    RxmPacket {
         kind,
-        connection: HERE,
-        message,
+        connection_id: CONNECTION_ID,
+        message_id: message,
         tag: None,
         data: None,
         len,
@@ -49,15 +53,15 @@ fn packet(kind: PacketKind, message: u64, len: u64) -> Packet {
 }
 
 /// A packet within its frame.
-fn framed(packet: &Packet, body: &[u8]) -> Vec<u8> {
-    let mut outbox = Outbox::new(Order::NATIVE);
-    assert!(outbox.packet(packet, Payload::Whole(body)));
+fn encode_packet(packet: &RxmPacket, body: &[u8]) -> Vec<u8> {
+    let mut outbox = FrameWriter::new(ByteOrder::NATIVE);
+    assert!(outbox.push_packet(packet, Payload::Contiguous(body)));
     outbox.pending().to_vec()
 }
 
-fn segment(message: u64, step: Step, body: &[u8], len: usize) -> Vec<u8> {
-    framed(
-        &packet(
+fn encode_segment(message: u64, step: SegmentType, body: &[u8], len: usize) -> Vec<u8> {
+    encode_packet(
+        &rxm_packet(
             PacketKind::Segment(step, 0, body.len() as u16),
             message,
             len as u64,
@@ -67,7 +71,7 @@ fn segment(message: u64, step: Step, body: &[u8], len: usize) -> Vec<u8> {
 }
 
 /// Where a message lies, as it is written.
-fn places(rows: &[Row], count: u8) -> Vec<u8> {
+fn encode_rma_iovs(rows: &[WireRmaIov], count: u8) -> Vec<u8> {
     let mut bytes: Vec<u8> = rows
         .iter()
         .flat_map(|row| [row.addr, row.len, row.key])
@@ -79,138 +83,148 @@ fn places(rows: &[Row], count: u8) -> Vec<u8> {
 }
 
 #[test]
-fn packets_read_as_libfabric_writes_them() {
-    if Order::NATIVE == Order::Big {
+fn packets_match_libfabric_bytes() {
+    if ByteOrder::NATIVE == ByteOrder::Big {
         return;
     }
-    let mut receiver = receiver();
+    let mut receiver = rxm_receiver();
     let ops = [
-        receiver.post(UNTAGGED, None),
-        receiver.post(ANY_TAG, None),
-        receiver.post(ANY_TAG, None),
+        receiver.post_recv(UNTAGGED, None),
+        receiver.post_recv(ANY_TAG, None),
+        receiver.post_recv(ANY_TAG, None),
     ];
-    let bytes = [hex(EAGER_PACKET), hex(RAW_TAGGED), hex(OFFER)].concat();
-    assert_eq!(receiver.take(&bytes).unwrap().bytes, bytes.len());
+    let bytes = [
+        hex(EAGER_BYTES),
+        hex(RAW_TAGGED_BYTES),
+        hex(RENDEZVOUS_BYTES),
+    ]
+    .concat();
+    assert_eq!(receiver.read(&bytes).unwrap().consumed, bytes.len());
     for (op, tag) in [(ops[0], None), (ops[1], Some(1234))] {
-        let (transfer, bytes) = receiver.got(op);
+        let (transfer, bytes) = receiver.received(op);
         assert_eq!(
             (transfer.tag, transfer.data, bytes),
             (tag, None, &b"0123456789"[..])
         );
     }
-    let row = Row {
+    let row = WireRmaIov {
         addr: 0,
         len: 20_000,
         key: 0x8000_0000,
     };
-    assert_eq!(receiver.inbox.ask(), Some(row));
-    assert_eq!(receiver.inbox.ask(), None);
-    let mut outbox = Outbox::of_rxm(Order::NATIVE, Outgoing::new(HERE));
-    assert!(outbox.push(None, None, Payload::Whole(&b"0123456789"[..])));
-    assert_eq!(outbox.pending(), hex(EAGER_PACKET));
+    assert_eq!(receiver.reader.next_rendezvous_read(), Some(row));
+    assert_eq!(receiver.reader.next_rendezvous_read(), None);
+    let mut outbox = FrameWriter::with_rxm(ByteOrder::NATIVE, RxmSender::new(CONNECTION_ID));
+    assert!(outbox.push_message(None, None, Payload::Contiguous(&b"0123456789"[..])));
+    assert_eq!(outbox.pending(), hex(EAGER_BYTES));
     // The number of the message is the sender's choice: ours is the key.
-    let mut theirs = hex(OFFER);
+    let mut theirs = hex(RENDEZVOUS_BYTES);
     theirs[16 + 16..][..8].copy_from_slice(&row.key.to_ne_bytes());
-    let mut outbox = Outbox::of_rxm(Order::NATIVE, Outgoing::new(HERE));
-    assert!(outbox.offer(row, Some(1234), None));
+    let mut outbox = FrameWriter::with_rxm(ByteOrder::NATIVE, RxmSender::new(CONNECTION_ID));
+    assert!(outbox.push_rendezvous(row, Some(1234), None));
     assert_eq!(outbox.pending(), theirs);
 }
 
 prop_compose! {
     fn any_packet()(
         kind in prop_oneof![
-            Just(PacketKind::Eager), Just(PacketKind::Offer),
-            (prop_oneof![Just(Step::First), Just(Step::Middle), Just(Step::Last)], any::<u32>(), any::<u16>())
+            Just(PacketKind::Eager), Just(PacketKind::Rendezvous),
+            (prop_oneof![Just(SegmentType::First), Just(SegmentType::Middle), Just(SegmentType::Last)], any::<u32>(), any::<u16>())
                 .prop_map(|(step, number, size)| PacketKind::Segment(step, number, size)),
         ],
-        connection: u32, message: u64, tag: Option<u64>, data: Option<u64>, len: u64,
-    ) -> Packet {
-        Packet { kind, connection, message, tag, data, len }
+        connection_id: u32, message_id: u64, tag: Option<u64>, data: Option<u64>, len: u64,
+    ) -> RxmPacket {
+        RxmPacket { kind, connection_id, message_id, tag, data, len }
     }
 }
 
 /// One end of a connection.
-struct Side {
-    receiver: Receiver,
-    outbox: Outbox,
+struct RxmPeer {
+    receiver: TcpReceiver,
+    writer: FrameWriter,
     unread: Vec<u8>,
     /// Reads that were asked for and not answered, at most.
-    most_reads: usize,
+    max_reads: usize,
 }
 
-impl Side {
-    fn pair() -> [Self; 2] {
-        [(HERE, 6), (6, HERE)].map(|(ours, theirs)| Self {
-            receiver: Receiver::of_rxm(16 * BUDGET, ours),
-            outbox: Outbox::of_rxm(Order::NATIVE, Outgoing::new(theirs)),
+impl RxmPeer {
+    fn connected_pair() -> [Self; 2] {
+        [(CONNECTION_ID, 6), (6, CONNECTION_ID)].map(|(ours, theirs)| Self {
+            receiver: TcpReceiver::rxm(16 * UNEXPECTED_BUDGET, ours),
+            writer: FrameWriter::with_rxm(ByteOrder::NATIVE, RxmSender::new(theirs)),
             unread: Vec::new(),
-            most_reads: 0,
+            max_reads: 0,
         })
     }
 
     fn send(&mut self, tag: Option<u64>, data: Option<u64>, bytes: &[u8]) -> Option<OpKey> {
-        if bytes.len() <= EAGER {
-            assert!(
-                self.outbox
-                    .push(crate::tag(tag), data, Payload::Whole(bytes))
-            );
+        if bytes.len() <= EAGER_LIMIT {
+            assert!(self.writer.push_message(
+                crate::supported_tag(tag),
+                data,
+                Payload::Contiguous(bytes)
+            ));
             return None;
         }
-        let op = self.receiver.sending(bytes);
-        let row = self
-            .receiver
-            .inbox
-            .replies
-            .offers
-            .add(op, tag, bytes.len(), &self.receiver.maps);
-        assert!(self.outbox.offer(row, tag, data));
+        let op = self.receiver.new_send_op(bytes);
+        let row = self.receiver.reader.responses.rendezvous.add(
+            op,
+            tag,
+            bytes.len(),
+            &self.receiver.context,
+        );
+        assert!(self.writer.push_rendezvous(row, tag, data));
         Some(op)
     }
 
     /// Asks and answers; then so many bytes leave.
-    fn work(&mut self, most: usize) -> Vec<u8> {
-        let (mut reads, no_bytes) = (0, Payload::Whole(&[]));
-        while !self.outbox.is_open()
-            && let Some(row) = self.receiver.inbox.ask()
+    fn progress(&mut self, most: usize) -> Vec<u8> {
+        let (mut reads, no_bytes) = (0, Payload::Contiguous(&[]));
+        while !self.writer.is_open()
+            && let Some(row) = self.receiver.reader.next_rendezvous_read()
         {
-            let rows = Rows::of(&[row.place()]).unwrap();
-            assert!(self.outbox.push_frame(&Frame::read(&rows), &rows, no_bytes));
+            let rows = RmaIovList::from_rma_iovs(&[row.to_rma_iov()]).unwrap();
+            assert!(self.writer.push_frame(&Frame::read(&rows), &rows, no_bytes));
             reads += 1;
         }
-        self.most_reads = self.most_reads.max(reads);
-        let Receiver { inbox, maps, .. } = &mut self.receiver;
+        self.max_reads = self.max_reads.max(reads);
+        let TcpReceiver {
+            reader: inbox,
+            context: maps,
+            ..
+        } = &mut self.receiver;
         inbox
-            .replies
-            .answer(&mut self.outbox, (64 << 10, usize::MAX), PEER, maps)
+            .responses
+            .write_responses(&mut self.writer, (64 << 10, usize::MAX), PEER, maps)
             .unwrap();
-        let count = self.outbox.pending().len().min(most);
-        let bytes = self.outbox.pending()[..count].to_vec();
-        self.outbox.left(count);
+        let count = self.writer.pending().len().min(most);
+        let bytes = self.writer.pending()[..count].to_vec();
+        self.writer.advance(count);
         bytes
     }
 
-    fn hear(&mut self, bytes: &[u8]) {
+    fn deliver(&mut self, bytes: &[u8]) {
         self.unread.extend_from_slice(bytes);
-        let taken = self.receiver.take(&self.unread).unwrap();
-        assert!(!taken.held);
-        self.unread.drain(..taken.bytes);
+        let taken = self.receiver.read(&self.unread).unwrap();
+        assert!(!taken.blocked);
+        self.unread.drain(..taken.consumed);
         taken
-            .fetched
+            .rendezvous_done
             .into_iter()
-            .for_each(|message| self.outbox.fetched(message));
+            .for_each(|message| self.writer.push_rendezvous_done(message));
     }
 }
 
 /// Both work until neither has anything to say.
-fn talk([a, b]: &mut [Side; 2], cuts: &[usize]) {
+fn exchange_until_idle([a, b]: &mut [RxmPeer; 2], cuts: &[usize]) {
     for turn in 0.. {
         let cut = cuts[turn % cuts.len()];
-        let (to_b, to_a) = (a.work(cut), b.work(cut));
+        let (to_b, to_a) = (a.progress(cut), b.progress(cut));
         if to_a.is_empty() && to_b.is_empty() {
             return;
         }
-        a.hear(&to_a);
-        b.hear(&to_b);
+        a.deliver(&to_a);
+        b.deliver(&to_b);
     }
 }
 
@@ -218,61 +232,61 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 60 }))]
 
     #[test]
-    fn prefixes_come_back(packet in any_packet()) {
-        prop_assert_eq!(Packet::decode(&packet.encode()), Ok(packet));
+    fn packet_headers_round_trip(packet in any_packet()) {
+        prop_assert_eq!(RxmPacket::decode(&packet.encode()), Ok(packet));
     }
 
     /// Messages of all lengths both ways, short and offered ones: each comes once, whole, in order
     /// and with all it carries, however the streams were cut, whether somebody waits or not; and
     /// what was offered ends.
     #[test]
-    fn what_goes_in_comes_out(
+    fn messages_arrive_once_in_order_at_any_split(
         list in prop::collection::vec(
             (any::<bool>(), any::<Option<u64>>(), any::<Option<u64>>(),
-             prop_oneof![0..4usize, 0..200usize, EAGER - 2..EAGER + 3, 100_000..1_300_000usize]),
+             prop_oneof![0..4usize, 0..200usize, EAGER_LIMIT - 2..EAGER_LIMIT + 3, 100_000..1_300_000usize]),
             1..8,
         ),
         cuts in prop::collection::vec(prop_oneof![1000..2000usize, 1..100_000usize, Just(usize::MAX)], 1..6),
         is_awaited: bool,
     ) {
-        let mut sides = Side::pair();
-        let post = |sides: &mut [Side; 2]| list.iter().map(|(to_b, tag, ..)| {
+        let mut sides = RxmPeer::connected_pair();
+        let post = |sides: &mut [RxmPeer; 2]| list.iter().map(|(to_b, tag, ..)| {
             let spec = if tag.is_some() { ANY_TAG } else { UNTAGGED };
-            sides[usize::from(*to_b)].receiver.post(spec, None)
+            sides[usize::from(*to_b)].receiver.post_recv(spec, None)
         }).collect::<Vec<_>>();
         let posted = is_awaited.then(|| post(&mut sides));
         let mut offered = Vec::new();
         for (number, (to_b, tag, data, len)) in list.iter().enumerate() {
             let from = usize::from(!to_b);
-            let op = sides[from].send(*tag, *data, &contents(number, *len));
+            let op = sides[from].send(*tag, *data, &test_pattern(number, *len));
             offered.extend(op.map(|op| (from, op, *len)));
         }
-        talk(&mut sides, &cuts);
+        exchange_until_idle(&mut sides, &cuts);
         let ops = posted.unwrap_or_else(|| post(&mut sides));
         for (number, ((to_b, tag, data, len), op)) in list.iter().zip(ops).enumerate() {
-            let (transfer, bytes) = sides[usize::from(*to_b)].receiver.got(op);
+            let (transfer, bytes) = sides[usize::from(*to_b)].receiver.received(op);
             prop_assert_eq!((transfer.len, transfer.tag, transfer.data), (*len, *tag, *data));
-            prop_assert!(bytes == contents(number, *len));
+            prop_assert!(bytes == test_pattern(number, *len));
         }
         for (from, op, len) in offered {
-            prop_assert_eq!(sides[from].receiver.got(op).0.len, len);
+            prop_assert_eq!(sides[from].receiver.received(op).0.len, len);
         }
         for side in &mut sides {
-            prop_assert!(side.receiver.inbox.end().is_empty() && side.receiver.inbox.replies.offers.is_empty());
-            prop_assert!(side.most_reads <= WINDOW);
+            prop_assert!(side.receiver.reader.abort().is_empty() && side.receiver.reader.responses.rendezvous.is_empty());
+            prop_assert!(side.max_reads <= MAX_READS_IN_FLIGHT);
         }
     }
 
     /// Messages in segments that come between each other, in as many pieces as anybody likes.
     #[test]
-    fn segments_find_their_messages(
+    fn interleaved_segments_are_reassembled(
         lens in prop::collection::vec(2..40_000usize, 1..6),
         parts in prop::collection::vec(1..9_000usize, 1..5),
         cuts in prop::collection::vec(prop_oneof![1..3usize, 1..100usize, 1..30_000usize], 1..8),
         is_awaited: bool,
     ) {
-        let mut receiver = receiver();
-        let post = |receiver: &mut Receiver| lens.iter().map(|_| receiver.post(UNTAGGED, None)).collect::<Vec<_>>();
+        let mut receiver = rxm_receiver();
+        let post = |receiver: &mut TcpReceiver| lens.iter().map(|_| receiver.post_recv(UNTAGGED, None)).collect::<Vec<_>>();
         let posted = is_awaited.then(|| post(&mut receiver));
         let (mut stream, mut sent) = (Vec::new(), vec![0; lens.len()]);
         let mut turn = 0;
@@ -284,11 +298,11 @@ proptest! {
                 }
                 let part = parts[turn % parts.len()].min(if from == 0 { left - 1 } else { left });
                 let step = match from {
-                    0 => Step::First,
-                    _ if part == left => Step::Last,
-                    _ => Step::Middle,
+                    0 => SegmentType::First,
+                    _ if part == left => SegmentType::Last,
+                    _ => SegmentType::Middle,
                 };
-                stream.extend(segment(number as u64, step, &contents(number, *len)[from..from + part], *len));
+                stream.extend(encode_segment(number as u64, step, &test_pattern(number, *len)[from..from + part], *len));
                 (sent[number], turn) = (from + part, turn + 1);
             }
         }
@@ -297,45 +311,45 @@ proptest! {
             let count = cuts[turn % cuts.len()].min(stream.len() - at);
             rest.extend_from_slice(&stream[at..at + count]);
             (at, turn) = (at + count, turn + 1);
-            let taken = receiver.take(&rest).unwrap();
-            rest.drain(..taken.bytes);
+            let taken = receiver.read(&rest).unwrap();
+            rest.drain(..taken.consumed);
         }
-        prop_assert!(rest.is_empty() && receiver.inbox.end().is_empty());
+        prop_assert!(rest.is_empty() && receiver.reader.abort().is_empty());
         let ops = posted.unwrap_or_else(|| post(&mut receiver));
         for (number, (len, op)) in lens.iter().zip(ops).enumerate() {
-            prop_assert!(receiver.got(op).1 == contents(number, *len));
+            prop_assert!(receiver.received(op).1 == test_pattern(number, *len));
         }
     }
 
     /// Whatever a peer says is taken or refused.
     #[test]
-    fn garbage_ends_or_waits(
+    fn random_packets_close_or_wait(
         packet in any_packet(),
         is_ours: bool,
         body in prop::collection::vec(any::<u8>(), 0..200),
         cut in 0..300usize,
     ) {
-        let mut receiver = receiver();
-        let _ = receiver.post(UNTAGGED, Some(16));
-        let connection = if is_ours { HERE } else { packet.connection };
-        let bytes = framed(&Packet { connection, ..packet }, &body);
+        let mut receiver = rxm_receiver();
+        let _ = receiver.post_recv(UNTAGGED, Some(16));
+        let connection_id = if is_ours { CONNECTION_ID } else { packet.connection_id };
+        let bytes = encode_packet(&RxmPacket { connection_id, ..packet }, &body);
         let cut = cut.min(bytes.len());
         let most = largest_allocation(|| {
-            if let Ok(taken) = receiver.take(&bytes[..cut]) && !taken.held {
-                let _ = receiver.take(&bytes[taken.bytes..]);
+            if let Ok(taken) = receiver.read(&bytes[..cut]) && !taken.blocked {
+                let _ = receiver.read(&bytes[taken.consumed..]);
             }
         });
         prop_assert!(most <= 4 << 20, "{most}");
-        prop_assert!(receiver.rx.unexpected().1 <= BUDGET);
+        prop_assert!(receiver.rx.unexpected().1 <= UNEXPECTED_BUDGET);
     }
 }
 
 #[test]
-fn a_packet_may_be_split_anywhere() {
-    let offer = framed(
-        &packet(PacketKind::Offer, 3, 8),
-        &places(
-            &[Row {
+fn packet_is_read_at_every_split() {
+    let offer = encode_packet(
+        &rxm_packet(PacketKind::Rendezvous, 3, 8),
+        &encode_rma_iovs(
+            &[WireRmaIov {
                 addr: 0,
                 len: 8,
                 key: 1,
@@ -343,59 +357,63 @@ fn a_packet_may_be_split_anywhere() {
             1,
         ),
     );
-    let eager = framed(&packet(PacketKind::Eager, 0, 10), b"0123456789");
+    let eager = encode_packet(&rxm_packet(PacketKind::Eager, 0, 10), b"0123456789");
     for (bytes, is_offer) in [(eager, false), (offer, true)] {
         for cut in 0..bytes.len() {
-            let mut receiver = receiver();
-            let op = receiver.post(UNTAGGED, None);
-            let taken = receiver.take(&bytes[..cut]).unwrap().bytes;
+            let mut receiver = rxm_receiver();
+            let op = receiver.post_recv(UNTAGGED, None);
+            let taken = receiver.read(&bytes[..cut]).unwrap().consumed;
             assert_eq!(
-                taken + receiver.take(&bytes[taken..]).unwrap().bytes,
+                taken + receiver.read(&bytes[taken..]).unwrap().consumed,
                 bytes.len(),
                 "cut at {cut}"
             );
             if is_offer {
                 assert_eq!(
-                    receiver.inbox.ask(),
-                    Some(Row {
+                    receiver.reader.next_rendezvous_read(),
+                    Some(WireRmaIov {
                         addr: 0,
                         len: 8,
                         key: 1
                     })
                 );
             } else {
-                assert_eq!(receiver.got(op).1, b"0123456789");
+                assert_eq!(receiver.received(op).1, b"0123456789");
             }
         }
     }
 }
 
 #[test]
-fn what_is_no_packet_of_this_connection_ends_it() {
-    use PacketKind::{Done, Eager, Offer, Segment};
-    let row = |len| Row {
+fn invalid_packets_close_connection() {
+    use PacketKind::{Eager, Rendezvous, RendezvousDone, Segment};
+    let row = |len| WireRmaIov {
         addr: 0,
         len,
         key: 1,
     };
-    let first = |len| segment(1, Step::First, &[0; 10], len);
+    let first = |len| encode_segment(1, SegmentType::First, &[0; 10], len);
     let with = |mut bytes: Vec<u8>, at: usize, byte: u8| {
         bytes[16 + at] = byte;
         bytes
     };
-    let eager = || framed(&packet(Eager, 0, 3), b"abc");
+    let eager = || encode_packet(&rxm_packet(Eager, 0, 3), b"abc");
     let cases = [
         ("prefix", {
-            let mut outbox = Outbox::new(Order::NATIVE);
-            assert!(outbox.push(None, None, Payload::Whole(&[0; PREFIX - 1][..])));
+            let mut outbox = FrameWriter::new(ByteOrder::NATIVE);
+            assert!(outbox.push_message(
+                None,
+                None,
+                Payload::Contiguous(&[0; PACKET_HEADER_LEN - 1][..])
+            ));
             outbox.pending().to_vec()
         }),
         (
             "quotes",
-            framed(
-                &Packet {
-                    connection: HERE + 1,
-                    ..packet(Eager, 0, 3)
+            encode_packet(
+                &RxmPacket {
+                    connection_id: CONNECTION_ID + 1,
+                    ..rxm_packet(Eager, 0, 3)
                 },
                 b"abc",
             ),
@@ -409,63 +427,101 @@ fn what_is_no_packet_of_this_connection_ends_it() {
         ("by writing", with(eager(), 1, 7)),
         ("by writing", with(eager(), 1, 8)),
         ("unknown packet", with(eager(), 1, 9)),
-        ("as long as it says", framed(&packet(Eager, 0, 4), b"abc")),
+        (
+            "as long as it says",
+            encode_packet(&rxm_packet(Eager, 0, 4), b"abc"),
+        ),
         (
             "longer than memory",
-            framed(&packet(Eager, 0, MAX_MESSAGE as u64 + 1), b"abc"),
+            encode_packet(&rxm_packet(Eager, 0, MAX_MESSAGE as u64 + 1), b"abc"),
         ),
         ("neither first", with(first(100), 24, 0)),
-        ("has not begun", segment(1, Step::Middle, b"abc", 100)),
-        ("has not begun", segment(1, Step::Last, b"abc", 3)),
+        (
+            "has not begun",
+            encode_segment(1, SegmentType::Middle, b"abc", 100),
+        ),
+        (
+            "has not begun",
+            encode_segment(1, SegmentType::Last, b"abc", 3),
+        ),
         ("that has begun", [first(100), first(100)].concat()),
         ("longer than their message", first(9)),
         (
             "longer than their message",
-            [first(15), segment(1, Step::Last, &[0; 6], 15)].concat(),
+            [first(15), encode_segment(1, SegmentType::Last, &[0; 6], 15)].concat(),
         ),
         (
             "last segment",
-            [first(100), segment(1, Step::Last, &[0; 10], 100)].concat(),
+            [
+                first(100),
+                encode_segment(1, SegmentType::Last, &[0; 10], 100),
+            ]
+            .concat(),
         ),
         (
             "last segment",
-            [first(20), segment(1, Step::Middle, &[0; 10], 20)].concat(),
+            [
+                first(20),
+                encode_segment(1, SegmentType::Middle, &[0; 10], 20),
+            ]
+            .concat(),
         ),
         (
             "nothing in it",
-            [first(100), segment(1, Step::Middle, &[], 100)].concat(),
+            [first(100), encode_segment(1, SegmentType::Middle, &[], 100)].concat(),
         ),
-        ("nothing in it", segment(1, Step::First, &[], 100)),
+        (
+            "nothing in it",
+            encode_segment(1, SegmentType::First, &[], 100),
+        ),
         (
             "longer or shorter",
-            framed(&packet(Offer, 1, 8), &places(&[row(8)], 1)[..103]),
+            encode_packet(
+                &rxm_packet(Rendezvous, 1, 8),
+                &encode_rma_iovs(&[row(8)], 1)[..103],
+            ),
         ),
         (
             "places",
-            framed(&packet(Offer, 1, 8), &places(&[row(8)], 0)),
+            encode_packet(
+                &rxm_packet(Rendezvous, 1, 8),
+                &encode_rma_iovs(&[row(8)], 0),
+            ),
         ),
         (
             "places",
-            framed(&packet(Offer, 1, 8), &places(&[row(8)], 5)),
+            encode_packet(
+                &rxm_packet(Rendezvous, 1, 8),
+                &encode_rma_iovs(&[row(8)], 5),
+            ),
         ),
         (
             "as long as its message",
-            framed(&packet(Offer, 1, 9), &places(&[row(8)], 1)),
+            encode_packet(
+                &rxm_packet(Rendezvous, 1, 9),
+                &encode_rma_iovs(&[row(8)], 1),
+            ),
         ),
         (
             "as long as its message",
-            framed(&packet(Offer, 1, 0), &places(&[row(0)], 1)),
+            encode_packet(
+                &rxm_packet(Rendezvous, 1, 0),
+                &encode_rma_iovs(&[row(0)], 1),
+            ),
         ),
         (
             "as long as its message",
-            framed(&packet(Offer, 1, 6), &places(&[row(u64::MAX), row(7)], 2)),
+            encode_packet(
+                &rxm_packet(Rendezvous, 1, 6),
+                &encode_rma_iovs(&[row(u64::MAX), row(7)], 2),
+            ),
         ),
         (
             "beyond the end",
-            framed(
-                &packet(Offer, 1, 8),
-                &places(
-                    &[Row {
+            encode_packet(
+                &rxm_packet(Rendezvous, 1, 8),
+                &encode_rma_iovs(
+                    &[WireRmaIov {
                         addr: u64::MAX,
                         len: 8,
                         key: 1,
@@ -474,39 +530,45 @@ fn what_is_no_packet_of_this_connection_ends_it() {
                 ),
             ),
         ),
-        ("something in it", framed(&packet(Done, 1, 0), b"abc")),
-        ("not offered", framed(&packet(Done, 1, 0), b"")),
+        (
+            "something in it",
+            encode_packet(&rxm_packet(RendezvousDone, 1, 0), b"abc"),
+        ),
+        (
+            "not offered",
+            encode_packet(&rxm_packet(RendezvousDone, 1, 0), b""),
+        ),
         (
             "no question",
             hex("03 03 0000 00 00 10 00 1400000000000000 00000000"),
         ),
     ];
     for (why, bytes) in cases {
-        let mut receiver = receiver();
-        let _ = receiver.post(UNTAGGED, None);
-        let Broken(what) = receiver.take(&bytes).unwrap_err();
+        let mut receiver = rxm_receiver();
+        let _ = receiver.post_recv(UNTAGGED, None);
+        let ProtocolViolation(what) = receiver.read(&bytes).unwrap_err();
         assert!(what.contains(why), "{what} for {why}");
     }
-    let mut receiver = receiver();
-    for number in 0..=MESSAGES_IN_SEGMENTS {
-        let taken = receiver.take(&framed(
-            &packet(Segment(Step::First, 0, 1), number as u64, 2),
+    let mut receiver = rxm_receiver();
+    for number in 0..=MAX_SEGMENTED_MESSAGES {
+        let taken = receiver.read(&encode_packet(
+            &rxm_packet(Segment(SegmentType::First, 0, 1), number as u64, 2),
             b"a",
         ));
-        assert_eq!(taken.is_ok(), number < MESSAGES_IN_SEGMENTS, "{taken:?}");
+        assert_eq!(taken.is_ok(), number < MAX_SEGMENTED_MESSAGES, "{taken:?}");
     }
-    assert_eq!(receiver.inbox.end().len(), MESSAGES_IN_SEGMENTS);
+    assert_eq!(receiver.reader.abort().len(), MAX_SEGMENTED_MESSAGES);
 }
 
 /// Nothing is allocated for an announced length before a receive takes the message, and no more than
 /// that length then.
 #[test]
-fn claims_cost_no_memory() {
+fn claimed_lengths_allocate_nothing() {
     let long = 64 << 20;
-    let offer = framed(
-        &packet(PacketKind::Offer, 1, long),
-        &places(
-            &[Row {
+    let offer = encode_packet(
+        &rxm_packet(PacketKind::Rendezvous, 1, long),
+        &encode_rma_iovs(
+            &[WireRmaIov {
                 addr: 0,
                 len: long,
                 key: 1,
@@ -514,35 +576,39 @@ fn claims_cost_no_memory() {
             1,
         ),
     );
-    for bytes in [offer, segment(1, Step::First, &[0; 10], long as usize)] {
-        let mut receiver = receiver();
+    for bytes in [
+        offer,
+        encode_segment(1, SegmentType::First, &[0; 10], long as usize),
+    ] {
+        let mut receiver = rxm_receiver();
         let most = largest_allocation(|| {
-            let taken = receiver.take(&bytes).unwrap();
-            assert!(!taken.held && taken.bytes == bytes.len());
+            let taken = receiver.read(&bytes).unwrap();
+            assert!(!taken.blocked && taken.consumed == bytes.len());
         });
         assert!(most < 4096, "{most}");
-        assert!(receiver.inbox.has_aside() && receiver.inbox.ask().is_none());
-        let _ = receiver.post(UNTAGGED, None);
-        let most = largest_allocation(|| assert_eq!(receiver.take(b"").unwrap().bytes, 0));
+        assert!(receiver.reader.has_deferred() && receiver.reader.next_rendezvous_read().is_none());
+        let _ = receiver.post_recv(UNTAGGED, None);
+        let most = largest_allocation(|| assert_eq!(receiver.read(b"").unwrap().consumed, 0));
         assert_eq!(most, long as usize);
-        assert!(!receiver.inbox.has_aside());
-        assert_eq!(receiver.inbox.end().len(), 1);
+        assert!(!receiver.reader.has_deferred());
+        assert_eq!(receiver.reader.abort().len(), 1);
     }
 }
 
 #[test]
-fn what_is_offered_is_read_within_its_bounds_and_ends_once() {
-    let [mut a, _] = Side::pair();
-    let op = a.send(None, None, &contents(1, 100_000)).unwrap();
+fn rendezvous_reads_are_bounded_and_complete_once() {
+    let [mut a, _] = RxmPeer::connected_pair();
+    let op = a.send(None, None, &test_pattern(1, 100_000)).unwrap();
     let read = |addr, len, key| {
-        let rows = Rows::of(&[Row { addr, len, key }.place()]).unwrap();
-        let mut outbox = Outbox::new(Order::NATIVE);
-        assert!(outbox.push_frame(&Frame::read(&rows), &rows, Payload::Whole(&[])));
+        let rows =
+            RmaIovList::from_rma_iovs(&[WireRmaIov { addr, len, key }.to_rma_iov()]).unwrap();
+        let mut outbox = FrameWriter::new(ByteOrder::NATIVE);
+        assert!(outbox.push_frame(&Frame::read(&rows), &rows, Payload::Contiguous(&[])));
         outbox.pending().to_vec()
     };
-    let pending = a.work(usize::MAX);
+    let pending = a.progress(usize::MAX);
     let message = u64::from_ne_bytes(*pending[16 + 16..].first_chunk().unwrap());
-    let done = framed(&packet(PacketKind::Done, message, 0), b"");
+    let done = encode_packet(&rxm_packet(PacketKind::RendezvousDone, message, 0), b"");
     for (addr, len, key) in [
         (1, 100_000, message),
         (u64::MAX, 2, message),
@@ -550,30 +616,30 @@ fn what_is_offered_is_read_within_its_bounds_and_ends_once() {
         (0, 1, message + 1),
     ] {
         assert!(
-            a.receiver.take(&read(addr, len, key)).is_err(),
+            a.receiver.read(&read(addr, len, key)).is_err(),
             "{len} bytes at {addr} of {key}"
         );
     }
-    a.receiver.take(&read(7, 50, message)).unwrap();
-    let answer = a.work(usize::MAX);
-    assert_eq!(&answer[16..], &contents(1, 100_000)[7..57]);
+    a.receiver.read(&read(7, 50, message)).unwrap();
+    let answer = a.progress(usize::MAX);
+    assert_eq!(&answer[16..], &test_pattern(1, 100_000)[7..57]);
     // Word comes while a read is still answered.
-    a.receiver.take(&read(0, 90_000, message)).unwrap();
-    let _ = a.work(10);
-    assert!(a.receiver.end(op).is_none());
-    let Broken(what) = a.receiver.take(&done).unwrap_err();
+    a.receiver.read(&read(0, 90_000, message)).unwrap();
+    let _ = a.progress(10);
+    assert!(a.receiver.outcome(op).is_none());
+    let ProtocolViolation(what) = a.receiver.read(&done).unwrap_err();
     assert!(what.contains("still being read"), "{what}");
-    assert_eq!(a.receiver.got(op).0, Transfer::sent(100_000, None));
-    assert!(a.receiver.take(&done).is_err(), "once");
+    assert_eq!(a.receiver.received(op).0, Transfer::sent(100_000, None));
+    assert!(a.receiver.read(&done).is_err(), "once");
     // A peer that goes leaves nothing behind.
-    let [mut a, _] = Side::pair();
+    let [mut a, _] = RxmPeer::connected_pair();
     let op = a.send(Some(3), None, &[0; 20_000]).unwrap();
     a.receiver
-        .inbox
-        .replies
-        .fail(&mut a.receiver.maps, &Error::Canceled);
+        .reader
+        .responses
+        .fail(&mut a.receiver.context, &Error::Canceled);
     assert_eq!(
-        a.receiver.end(op).unwrap().error.as_deref(),
+        a.receiver.outcome(op).unwrap().error.as_deref(),
         Some(&Error::Canceled)
     );
 }
@@ -581,115 +647,136 @@ fn what_is_offered_is_read_within_its_bounds_and_ends_once() {
 /// A message that nobody has asked for, and for which there is no room, holds up messages, and
 /// nothing else.
 #[test]
-fn what_waits_is_put_aside() {
-    let mut sides = Side::pair();
-    sides[1].receiver = Receiver::of_rxm(BUDGET, 6);
-    let len = BUDGET - 1000;
-    let offers = [0, 1].map(|number| sides[0].send(None, None, &contents(number, len)).unwrap());
-    assert!(sides[0].send(None, Some(9), &contents(2, 5000)).is_none());
-    for (number, step) in [(0, Step::First), (1, Step::Middle), (2, Step::Last)] {
-        let packet = Packet {
-            connection: 6,
-            ..packet(PacketKind::Segment(step, number, 10), 7, 30)
+fn messages_over_budget_are_deferred() {
+    let mut sides = RxmPeer::connected_pair();
+    sides[1].receiver = TcpReceiver::rxm(UNEXPECTED_BUDGET, 6);
+    let len = UNEXPECTED_BUDGET - 1000;
+    let offers = [0, 1].map(|number| {
+        sides[0]
+            .send(None, None, &test_pattern(number, len))
+            .unwrap()
+    });
+    assert!(
+        sides[0]
+            .send(None, Some(9), &test_pattern(2, 5000))
+            .is_none()
+    );
+    for (number, step) in [
+        (0, SegmentType::First),
+        (1, SegmentType::Middle),
+        (2, SegmentType::Last),
+    ] {
+        let packet = RxmPacket {
+            connection_id: 6,
+            ..rxm_packet(PacketKind::Segment(step, number, 10), 7, 30)
         };
         assert!(
             sides[0]
-                .outbox
-                .packet(&packet, Payload::Whole(&[number as u8; 10][..]))
+                .writer
+                .push_packet(&packet, Payload::Contiguous(&[number as u8; 10][..]))
         );
     }
     // The other way round as well.
-    let op = sides[1].send(None, None, &contents(4, len)).unwrap();
-    let back = sides[0].receiver.post(UNTAGGED, None);
-    talk(&mut sides, &[70_000]);
+    let op = sides[1].send(None, None, &test_pattern(4, len)).unwrap();
+    let back = sides[0].receiver.post_recv(UNTAGGED, None);
+    exchange_until_idle(&mut sides, &[70_000]);
     let [a, b] = &sides;
-    assert!(a.receiver.got(offers[0]).0.len == len && a.receiver.end(offers[1]).is_none());
-    assert!(a.receiver.got(back).1 == contents(4, len) && b.receiver.got(op).0.len == len);
-    assert!(b.receiver.inbox.has_aside());
-    let ops = [0; 4].map(|_| sides[1].receiver.post(UNTAGGED, None));
+    assert!(a.receiver.received(offers[0]).0.len == len && a.receiver.outcome(offers[1]).is_none());
+    assert!(
+        a.receiver.received(back).1 == test_pattern(4, len) && b.receiver.received(op).0.len == len
+    );
+    assert!(b.receiver.reader.has_deferred());
+    let ops = [0; 4].map(|_| sides[1].receiver.post_recv(UNTAGGED, None));
     assert!(
         sides[1]
             .receiver
-            .inbox
-            .is_aside_wanted(PEER, &sides[1].receiver.rx)
+            .reader
+            .can_resume_deferred(PEER, &sides[1].receiver.rx)
     );
-    sides[1].hear(b"");
-    talk(&mut sides, &[usize::MAX]);
+    sides[1].deliver(b"");
+    exchange_until_idle(&mut sides, &[usize::MAX]);
     let b = &sides[1].receiver;
-    assert!(!b.inbox.has_aside());
+    assert!(!b.reader.has_deferred());
     for (number, op) in ops.iter().take(2).enumerate() {
-        assert!(b.got(*op).1 == contents(number, len), "{number}");
+        assert!(b.received(*op).1 == test_pattern(number, len), "{number}");
     }
-    assert!(b.got(ops[2]).1 == contents(2, 5000) && b.got(ops[2]).0.data == Some(9));
-    assert_eq!(b.got(ops[3]).1, [[0; 10], [1; 10], [2; 10]].concat());
-    assert_eq!(sides[0].receiver.got(offers[1]).0.len, len);
+    assert!(b.received(ops[2]).1 == test_pattern(2, 5000) && b.received(ops[2]).0.data == Some(9));
+    assert_eq!(b.received(ops[3]).1, [[0; 10], [1; 10], [2; 10]].concat());
+    assert_eq!(sides[0].receiver.received(offers[1]).0.len, len);
 }
 
 /// What was put aside has waited: when there is room it is taken in, and does not ask for yet
 /// another look, for ever.
 #[test]
-fn what_was_put_aside_is_not_put_off() {
-    let mut receiver = Receiver::of_rxm(1500, HERE);
+fn deferred_message_is_taken_without_another_delay() {
+    let mut receiver = TcpReceiver::rxm(1500, CONNECTION_ID);
     let bytes = [1, 2]
-        .map(|byte| framed(&packet(PacketKind::Eager, 0, 1000), &[byte; 1000]))
+        .map(|byte| encode_packet(&rxm_packet(PacketKind::Eager, 0, 1000), &[byte; 1000]))
         .concat();
-    assert_eq!(receiver.take(&bytes).unwrap().bytes, bytes.len());
-    assert!(receiver.inbox.has_aside() && !receiver.inbox.is_aside_wanted(PEER, &receiver.rx));
-    let first = receiver.post(UNTAGGED, None);
-    assert_eq!(receiver.got(first).1, [1; 1000]);
+    assert_eq!(receiver.read(&bytes).unwrap().consumed, bytes.len());
     assert!(
-        receiver.inbox.is_aside_wanted(PEER, &receiver.rx),
+        receiver.reader.has_deferred() && !receiver.reader.can_resume_deferred(PEER, &receiver.rx)
+    );
+    let first = receiver.post_recv(UNTAGGED, None);
+    assert_eq!(receiver.received(first).1, [1; 1000]);
+    assert!(
+        receiver.reader.can_resume_deferred(PEER, &receiver.rx),
         "there is room again"
     );
-    receiver.inbox.be_patient(Patience::Left);
-    let taken = receiver.take(&[]).unwrap();
-    assert!(!taken.is_put_off && !receiver.inbox.has_aside());
-    let second = receiver.post(UNTAGGED, None);
-    assert_eq!(receiver.got(second).1, [2; 1000]);
+    receiver
+        .reader
+        .set_unexpected_policy(UnexpectedPolicy::Defer);
+    let taken = receiver.read(&[]).unwrap();
+    assert!(!taken.is_deferred && !receiver.reader.has_deferred());
+    let second = receiver.post_recv(UNTAGGED, None);
+    assert_eq!(receiver.received(second).1, [2; 1000]);
 }
 
 /// There is an end to that.
 #[test]
-fn what_is_put_aside_is_bounded() {
-    let mut receiver = Receiver::of_rxm(0, HERE);
-    let bytes = framed(&packet(PacketKind::Eager, 0, EAGER as u64), &[7; EAGER]);
+fn deferred_bytes_are_bounded() {
+    let mut receiver = TcpReceiver::rxm(0, CONNECTION_ID);
+    let bytes = encode_packet(
+        &rxm_packet(PacketKind::Eager, 0, EAGER_LIMIT as u64),
+        &[7; EAGER_LIMIT],
+    );
     let mut kept = 0;
     loop {
-        let taken = receiver.take(&bytes).unwrap();
-        if taken.held {
-            assert_eq!(taken.bytes, 0);
+        let taken = receiver.read(&bytes).unwrap();
+        if taken.blocked {
+            assert_eq!(taken.consumed, 0);
             break;
         }
-        kept += taken.bytes;
+        kept += taken.consumed;
         assert!(kept <= 8 << 20);
     }
-    assert!(kept > 7 << 20 && !receiver.wants(&bytes));
-    let op = receiver.post(UNTAGGED, None);
-    assert!(receiver.wants(&bytes));
+    assert!(kept > 7 << 20 && !receiver.would_read_held(&bytes));
+    let op = receiver.post_recv(UNTAGGED, None);
+    assert!(receiver.would_read_held(&bytes));
     assert_eq!(
-        receiver.take(&bytes).unwrap().bytes,
+        receiver.read(&bytes).unwrap().consumed,
         bytes.len(),
         "one has made room for another"
     );
-    assert_eq!(receiver.got(op).1, [7; EAGER]);
+    assert_eq!(receiver.received(op).1, [7; EAGER_LIMIT]);
     // What is longer than any packet is held at once.
-    let mut receiver = Receiver::of_rxm(0, HERE);
-    let long = framed(
-        &packet(PacketKind::Eager, 0, 2 * EAGER as u64),
-        &[7; 2 * EAGER],
+    let mut receiver = TcpReceiver::rxm(0, CONNECTION_ID);
+    let long = encode_packet(
+        &rxm_packet(PacketKind::Eager, 0, 2 * EAGER_LIMIT as u64),
+        &[7; 2 * EAGER_LIMIT],
     );
-    assert!(receiver.take(&long).unwrap().held);
+    assert!(receiver.read(&long).unwrap().blocked);
 }
 
 /// Of a peer that has gone comes what it has sent, and nothing that it has only offered.
 #[test]
-fn what_was_only_offered_goes_with_the_peer() {
-    let mut receiver = Receiver::of_rxm(BUDGET, HERE);
+fn rendezvous_fails_when_the_peer_disconnects() {
+    let mut receiver = TcpReceiver::rxm(UNEXPECTED_BUDGET, CONNECTION_ID);
     let offer = |len| {
-        framed(
-            &packet(PacketKind::Offer, 1, len),
-            &places(
-                &[Row {
+        encode_packet(
+            &rxm_packet(PacketKind::Rendezvous, 1, len),
+            &encode_rma_iovs(
+                &[WireRmaIov {
                     addr: 0,
                     len,
                     key: 1,
@@ -701,49 +788,49 @@ fn what_was_only_offered_goes_with_the_peer() {
     let bytes = [
         offer(1000),
         offer(2 << 20),
-        framed(&packet(PacketKind::Eager, 0, 3), b"abc"),
+        encode_packet(&rxm_packet(PacketKind::Eager, 0, 3), b"abc"),
     ]
     .concat();
-    assert_eq!(receiver.take(&bytes).unwrap().bytes, bytes.len());
-    assert!(receiver.inbox.has_aside() && receiver.inbox.awaits_fetches());
-    let begun = receiver.inbox.end_fetches();
+    assert_eq!(receiver.read(&bytes).unwrap().consumed, bytes.len());
+    assert!(receiver.reader.has_deferred() && receiver.reader.accepts_rendezvous());
+    let begun = receiver.reader.end_rendezvous_reads();
     assert_eq!(begun.len(), 1);
     receiver
         .rx
-        .fail(&mut receiver.maps, begun[0], Error::Canceled);
-    assert!(!receiver.inbox.awaits_fetches());
-    let op = receiver.post(UNTAGGED, None);
+        .fail_partial(&mut receiver.context, begun[0], Error::Canceled);
+    assert!(!receiver.reader.accepts_rendezvous());
+    let op = receiver.post_recv(UNTAGGED, None);
     let rest = offer(5);
-    assert_eq!(receiver.take(&rest).unwrap().bytes, rest.len());
-    assert_eq!(receiver.got(op).1, b"abc");
-    assert!(!receiver.inbox.has_aside() && receiver.inbox.end().is_empty());
+    assert_eq!(receiver.read(&rest).unwrap().consumed, rest.len());
+    assert_eq!(receiver.received(op).1, b"abc");
+    assert!(!receiver.reader.has_deferred() && receiver.reader.abort().is_empty());
 }
 
 /// What was put aside is looked at later, and may be wrong then: the message that is in the middle
 /// of arriving is lost with the connection, as any other, and its receive waits for the next one.
 #[test]
-fn a_lie_that_was_put_aside_leaves_no_message_behind() {
-    let mut receiver = Receiver::of_rxm(300, HERE);
-    let halved = receiver.post(UNTAGGED, None);
-    let too_much = framed(&packet(PacketKind::Eager, 0, 1000), &[1; 1000]);
-    let lie = framed(
-        &Packet {
-            connection: HERE + 1,
-            ..packet(PacketKind::Eager, 0, 3)
+fn invalid_deferred_packet_fails_partial_message() {
+    let mut receiver = TcpReceiver::rxm(300, CONNECTION_ID);
+    let halved = receiver.post_recv(UNTAGGED, None);
+    let too_much = encode_packet(&rxm_packet(PacketKind::Eager, 0, 1000), &[1; 1000]);
+    let lie = encode_packet(
+        &RxmPacket {
+            connection_id: CONNECTION_ID + 1,
+            ..rxm_packet(PacketKind::Eager, 0, 3)
         },
         b"abc",
     );
-    let begun = segment(1, Step::First, &[2; 10], 30);
-    let last = segment(1, Step::Last, &[2; 20], 30);
+    let begun = encode_segment(1, SegmentType::First, &[2; 10], 30);
+    let last = encode_segment(1, SegmentType::Last, &[2; 20], 30);
     let bytes = [begun, too_much, lie, last[..last.len() - 5].to_vec()].concat();
-    assert_eq!(receiver.take(&bytes).unwrap().bytes, bytes.len());
-    let aside = receiver.post(UNTAGGED, None);
-    assert!(matches!(receiver.take(&[]), Err(Broken(what)) if what.contains("quotes")));
-    assert_eq!(receiver.got(aside).0.len, 1000);
-    for landing in receiver.inbox.end() {
+    assert_eq!(receiver.read(&bytes).unwrap().consumed, bytes.len());
+    let aside = receiver.post_recv(UNTAGGED, None);
+    assert!(matches!(receiver.read(&[]), Err(ProtocolViolation(what)) if what.contains("quotes")));
+    assert_eq!(receiver.received(aside).0.len, 1000);
+    for landing in receiver.reader.abort() {
         receiver
             .rx
-            .fail(&mut receiver.maps, landing, Error::Canceled);
+            .fail_partial(&mut receiver.context, landing, Error::Canceled);
     }
-    assert!(receiver.end(halved).is_none() && receiver.rx.has_receives());
+    assert!(receiver.outcome(halved).is_none() && receiver.rx.has_posted());
 }

@@ -1,85 +1,94 @@
 //! Whole streams, split anywhere, hostile ones among them.
 
 use fabric_core::buf::Payload;
-use fabric_core::tcp::{Broken, Frame, MAX_MESSAGE, Order, Outbox, Patience};
+use fabric_core::tcp::{
+    ByteOrder, Frame, FrameWriter, MAX_MESSAGE, ProtocolViolation, UnexpectedPolicy,
+};
 use fabric_core::{Error, completion::Transfer};
 use proptest::prelude::*;
 
-use crate::host::{ANY_TAG, Receiver, UNTAGGED};
-use crate::{hex, largest_allocation, tag};
+use crate::receiver::{ANY_TAG, TcpReceiver, UNTAGGED};
+use crate::{hex, largest_allocation, supported_tag};
 
-const BUDGET: usize = 1 << 20;
+const UNEXPECTED_BUDGET: usize = 1 << 20;
 
 /// The header of a message that claims this many bytes.
-fn claim(len: u64) -> Vec<u8> {
+fn header_with_len(len: u64) -> Vec<u8> {
     let mut bytes = hex("03 00 0000 00 00 10 00 0000000000000000");
     bytes[8..16].copy_from_slice(&(len + 16).to_le_bytes());
     bytes
 }
 
 #[derive(Clone, Debug)]
-struct Message {
+struct StreamMessage {
     tag: Option<u64>,
     data: Option<u64>,
     len: usize,
     /// Its bytes follow from where they lie.
-    is_open: bool,
+    separate_payload: bool,
     /// The sender owes an acknowledgement before it, or while it is open.
-    answers: bool,
+    ack_pending: bool,
 }
 
-fn contents(number: usize, len: usize) -> Vec<u8> {
+fn test_pattern(number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + number) as u8).collect()
 }
 
 prop_compose! {
-    fn messages()(list in prop::collection::vec(
+    fn any_messages()(list in prop::collection::vec(
         (any::<Option<u64>>(), any::<Option<u64>>(), prop_oneof![0..4usize, 0..200usize, 1000..9000usize], any::<bool>(), any::<bool>()),
         1..12,
-    )) -> Vec<Message> {
-        list.into_iter().map(|(tag, data, len, is_open, answers)| Message { tag, data, len, is_open, answers }).collect()
+    )) -> Vec<StreamMessage> {
+        list.into_iter().map(|(tag, data, len, separate_payload, ack_pending)| StreamMessage { tag, data, len, separate_payload, ack_pending }).collect()
     }
 }
 
 /// Something that owes an acknowledgement.
-fn owed() -> fabric_core::tcp::Owed {
-    let mut receiver = Receiver::new(Order::Little, BUDGET);
-    let mut taken = receiver.take(&hex(crate::frames::FIN)).unwrap();
-    assert_eq!((taken.bytes, taken.owed.len()), (20, 1));
-    taken.owed.pop().unwrap()
+fn ack_due() -> fabric_core::tcp::AckDue {
+    let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
+    let mut taken = receiver.read(&hex(crate::frames::FIN)).unwrap();
+    assert_eq!((taken.consumed, taken.acks_due.len()), (20, 1));
+    taken.acks_due.pop().unwrap()
 }
 
 /// The stream of these messages, without acknowledgements, which only come to those who have asked.
-fn stream(order: Order, messages: &[Message]) -> Vec<u8> {
-    let (mut outbox, mut bytes) = (Outbox::new(order), Vec::new());
-    let flush = |outbox: &mut Outbox, bytes: &mut Vec<u8>, most: usize| {
+fn encode_stream(order: ByteOrder, messages: &[StreamMessage]) -> Vec<u8> {
+    let (mut outbox, mut bytes) = (FrameWriter::new(order), Vec::new());
+    let flush = |outbox: &mut FrameWriter, bytes: &mut Vec<u8>, most: usize| {
         let count = outbox.pending().len().min(most);
         bytes.extend_from_slice(&outbox.pending()[..count]);
-        outbox.left(count);
+        outbox.advance(count);
     };
     for (number, message) in messages.iter().enumerate() {
-        let payload = contents(number, message.len);
-        if message.is_open {
-            assert!(outbox.open(
-                &Frame::message(tag(message.tag), message.data, message.len),
+        let payload = test_pattern(number, message.len);
+        if message.separate_payload {
+            assert!(outbox.begin_frame(
+                &Frame::message(supported_tag(message.tag), message.data, message.len),
                 &[]
             ));
             flush(&mut outbox, &mut bytes, usize::MAX);
             bytes.extend_from_slice(&payload);
-            outbox.close();
+            outbox.end_frame();
         } else {
-            assert!(outbox.push(tag(message.tag), message.data, Payload::Whole(&payload)));
+            assert!(outbox.push_message(
+                supported_tag(message.tag),
+                message.data,
+                Payload::Contiguous(&payload)
+            ));
             flush(&mut outbox, &mut bytes, 5);
         }
         assert!(!outbox.is_open());
-        if !message.answers {
+        if !message.ack_pending {
             flush(&mut outbox, &mut bytes, usize::MAX);
         }
-        if message.is_open {
+        if message.separate_payload {
             // Pending bytes leave before the bytes of an open message.
             flush(&mut outbox, &mut bytes, usize::MAX);
         }
-        if messages.get(number + 1).is_some_and(|next| next.is_open) {
+        if messages
+            .get(number + 1)
+            .is_some_and(|next| next.separate_payload)
+        {
             flush(&mut outbox, &mut bytes, usize::MAX);
         }
     }
@@ -90,15 +99,19 @@ fn stream(order: Order, messages: &[Message]) -> Vec<u8> {
 
 /// Shows a stream in these pieces, what was left over each time with the next one. Returns what was
 /// left at the end.
-fn show(receiver: &mut Receiver, stream: &[u8], cuts: &[usize]) -> Result<Vec<u8>, Broken> {
+fn read_in_pieces(
+    receiver: &mut TcpReceiver,
+    stream: &[u8],
+    cuts: &[usize],
+) -> Result<Vec<u8>, ProtocolViolation> {
     let (mut rest, mut at, mut turn) = (Vec::new(), 0, 0);
     while at < stream.len() {
         let count = cuts[turn % cuts.len()].clamp(1, stream.len() - at);
         rest.extend_from_slice(&stream[at..at + count]);
         (at, turn) = (at + count, turn + 1);
-        let taken = receiver.take(&rest)?;
-        assert!(taken.bytes <= rest.len() && !taken.held);
-        rest.drain(..taken.bytes);
+        let taken = receiver.read(&rest)?;
+        assert!(taken.consumed <= rest.len() && !taken.blocked);
+        rest.drain(..taken.consumed);
     }
     Ok(rest)
 }
@@ -109,43 +122,43 @@ proptest! {
     /// Every message comes once, whole, in order and with all it carries, however the stream was
     /// cut, whether somebody waits or not.
     #[test]
-    fn what_goes_in_comes_out(
-        messages in messages(),
+    fn messages_arrive_once_in_order_at_any_split(
+        messages in any_messages(),
         cuts in prop::collection::vec(prop_oneof![1..3usize, 1..40usize, 1..20_000usize], 1..8),
         is_awaited: bool,
         is_big: bool,
     ) {
-        let order = if is_big { Order::Big } else { Order::Little };
-        let mut receiver = Receiver::new(order, BUDGET);
-        let spec = |message: &Message| if message.tag.is_some() { ANY_TAG } else { UNTAGGED };
-        let post = |receiver: &mut Receiver| {
-            messages.iter().map(|message| receiver.post(spec(message), None)).collect::<Vec<_>>()
+        let order = if is_big { ByteOrder::Big } else { ByteOrder::Little };
+        let mut receiver = TcpReceiver::new(order, UNEXPECTED_BUDGET);
+        let spec = |message: &StreamMessage| if message.tag.is_some() { ANY_TAG } else { UNTAGGED };
+        let post = |receiver: &mut TcpReceiver| {
+            messages.iter().map(|message| receiver.post_recv(spec(message), None)).collect::<Vec<_>>()
         };
         let posted = is_awaited.then(|| post(&mut receiver));
-        prop_assert_eq!(show(&mut receiver, &stream(order, &messages), &cuts), Ok(Vec::new()));
-        prop_assert_eq!(receiver.inbox.end(), vec![]);
+        prop_assert_eq!(read_in_pieces(&mut receiver, &encode_stream(order, &messages), &cuts), Ok(Vec::new()));
+        prop_assert_eq!(receiver.reader.abort(), vec![]);
         let ops = posted.unwrap_or_else(|| post(&mut receiver));
         for (number, (message, op)) in messages.iter().zip(ops).enumerate() {
-            let (Transfer { len, tag, data, .. }, bytes) = receiver.got(op);
+            let (Transfer { len, tag, data, .. }, bytes) = receiver.received(op);
             prop_assert_eq!((len, tag, data), (message.len, message.tag, message.data));
-            prop_assert_eq!(bytes, contents(number, message.len));
+            prop_assert_eq!(bytes, test_pattern(number, message.len));
         }
     }
 
     /// Whatever a peer says is taken or refused, and what it claims costs no memory.
     #[test]
-    fn garbage_ends_or_waits(bytes in prop::collection::vec(any::<u8>(), 0..400), cuts in prop::collection::vec(1..50usize, 1..5)) {
-        let mut receiver = Receiver::new(Order::Little, BUDGET);
-        let _ = receiver.post(UNTAGGED, None);
+    fn random_bytes_close_or_wait(bytes in prop::collection::vec(any::<u8>(), 0..400), cuts in prop::collection::vec(1..50usize, 1..5)) {
+        let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
+        let _ = receiver.post_recv(UNTAGGED, None);
         let most = largest_allocation(|| {
             let (mut rest, mut at) = (Vec::new(), 0);
             for cut in cuts.iter().cycle() {
                 let end = (at + cut).min(bytes.len());
                 rest.extend_from_slice(&bytes[at..end]);
-                let Ok(taken) = receiver.take(&rest) else { return };
-                assert!(taken.bytes <= rest.len());
-                rest.drain(..taken.bytes);
-                if taken.held || end == bytes.len() {
+                let Ok(taken) = receiver.read(&rest) else { return };
+                assert!(taken.consumed <= rest.len());
+                rest.drain(..taken.consumed);
+                if taken.blocked || end == bytes.len() {
                     return;
                 }
                 at = end;
@@ -157,57 +170,60 @@ proptest! {
 
 /// Acknowledgements are owed once a message is there as a whole, and each of them once.
 #[test]
-fn answers_are_owed_for_whole_messages() {
+fn ack_is_due_after_the_whole_message() {
     let fin = hex(crate::frames::FIN);
     for cut in 1..fin.len() {
-        let mut receiver = Receiver::new(Order::Little, BUDGET);
-        let taken = receiver.take(&fin[..cut]).unwrap();
-        assert!(taken.owed.is_empty(), "cut at {cut}");
-        let rest = [&fin[taken.bytes..cut], &fin[cut..]].concat();
-        let taken = receiver.take(&rest).unwrap();
+        let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
+        let taken = receiver.read(&fin[..cut]).unwrap();
+        assert!(taken.acks_due.is_empty(), "cut at {cut}");
+        let rest = [&fin[taken.consumed..cut], &fin[cut..]].concat();
+        let taken = receiver.read(&rest).unwrap();
         assert_eq!(
-            (taken.bytes, taken.owed.len()),
+            (taken.consumed, taken.acks_due.len()),
             (rest.len(), 1),
             "cut at {cut}"
         );
     }
-    let mut outbox = Outbox::new(Order::Little);
+    let mut outbox = FrameWriter::new(ByteOrder::Little);
     let frame = Frame::message(None, None, 4);
-    assert!(outbox.open(&frame, &[]));
+    assert!(outbox.begin_frame(&frame, &[]));
     let header = outbox.pending().len();
-    assert!(!outbox.open(&frame, &[]) && !outbox.push(None, None, Payload::Whole(&b"x"[..])));
+    assert!(
+        !outbox.begin_frame(&frame, &[])
+            && !outbox.push_message(None, None, Payload::Contiguous(&b"x"[..]))
+    );
     assert_eq!(outbox.pending().len(), header, "a message within another");
-    outbox.acknowledge(owed());
-    outbox.left(outbox.pending().len());
+    outbox.push_ack(ack_due());
+    outbox.advance(outbox.pending().len());
     assert!(
         outbox.pending().is_empty(),
         "nothing comes between a header and its bytes"
     );
-    outbox.close();
+    outbox.end_frame();
     // It is the second header on this stream.
     assert_eq!(
         outbox.pending(),
         hex("03 00 0000 02 00 10 01 1000000000000000")
     );
-    outbox.acknowledge(owed());
+    outbox.push_ack(ack_due());
     assert_eq!(outbox.pending().len(), 32);
-    outbox.give_up();
+    outbox.clear();
     assert!(outbox.pending().is_empty());
 }
 
 #[test]
-fn what_was_taken_goes_first_when_it_comes_back() {
-    let order = Order::Little;
-    let push = |outbox: &mut Outbox, byte: u8| {
-        assert!(outbox.push(None, None, Payload::Whole(&[byte; 10])));
+fn returned_pending_bytes_are_sent_first() {
+    let order = ByteOrder::Little;
+    let push = |outbox: &mut FrameWriter, byte: u8| {
+        assert!(outbox.push_message(None, None, Payload::Contiguous(&[byte; 10])));
     };
-    let mut whole = Outbox::new(order);
+    let mut whole = FrameWriter::new(order);
     (1..=3).for_each(|byte| push(&mut whole, byte));
     let whole = whole.pending().to_vec();
-    let mut outbox = Outbox::new(order);
+    let mut outbox = FrameWriter::new(order);
     push(&mut outbox, 1);
     push(&mut outbox, 2);
-    outbox.left(7);
+    outbox.advance(7);
     let taken = outbox.take_pending();
     assert!(taken == whole[7..taken.len() + 7] && outbox.pending().is_empty());
     let end = 7 + taken.len() as u64;
@@ -219,14 +235,14 @@ fn what_was_taken_goes_first_when_it_comes_back() {
     // Meanwhile something else is sent.
     push(&mut outbox, 3);
     assert_eq!(outbox.pending(), &whole[7 + taken.len()..]);
-    outbox.left(0);
-    outbox.put_back(&taken[3..]);
+    outbox.advance(0);
+    outbox.restore_pending(&taken[3..]);
     assert_eq!(outbox.pending(), &whole[10..]);
     assert_eq!((outbox.written(), outbox.end()), (10, whole.len() as u64));
-    outbox.left(5);
-    outbox.put_back(b"");
+    outbox.advance(5);
+    outbox.restore_pending(b"");
     assert_eq!(outbox.pending(), &whole[15..]);
-    outbox.give_up();
+    outbox.clear();
     assert_eq!(
         (outbox.written(), outbox.end()),
         (15, 15),
@@ -235,30 +251,30 @@ fn what_was_taken_goes_first_when_it_comes_back() {
 }
 
 #[test]
-fn a_message_without_a_place_is_held_and_waits_whole() {
-    let mut receiver = Receiver::new(Order::Little, BUDGET);
-    let bytes = claim(2 << 20);
+fn message_over_budget_is_held_unread() {
+    let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
+    let bytes = header_with_len(2 << 20);
     let most = largest_allocation(|| {
-        let taken = receiver.take(&bytes).unwrap();
-        assert!(taken.held && taken.bytes == 0);
+        let taken = receiver.read(&bytes).unwrap();
+        assert!(taken.blocked && taken.consumed == 0);
     });
     assert!(most < 4096, "{most}");
     assert_eq!(receiver.rx.unexpected(), (0, 0));
-    assert!(!receiver.wants(&bytes));
-    let op = receiver.post(UNTAGGED, None);
-    assert!(receiver.wants(&bytes));
-    assert_eq!(receiver.take(&bytes).unwrap().bytes, 16);
+    assert!(!receiver.would_read_held(&bytes));
+    let op = receiver.post_recv(UNTAGGED, None);
+    assert!(receiver.would_read_held(&bytes));
+    assert_eq!(receiver.read(&bytes).unwrap().consumed, 16);
     let piece = vec![5; 1 << 20];
-    assert_eq!(receiver.take(&piece).unwrap().bytes, 1 << 20);
-    assert!(receiver.end(op).is_none());
-    assert_eq!(receiver.take(&piece).unwrap().bytes, 1 << 20);
-    assert_eq!(receiver.got(op).1.len(), 2 << 20);
+    assert_eq!(receiver.read(&piece).unwrap().consumed, 1 << 20);
+    assert!(receiver.outcome(op).is_none());
+    assert_eq!(receiver.read(&piece).unwrap().consumed, 1 << 20);
+    assert_eq!(receiver.received(op).1.len(), 2 << 20);
 }
 
 /// Nothing is allocated for a length that is a breach or that no receive waits for. A receive
 /// reserves that length once.
 #[test]
-fn claims_cost_no_memory() {
+fn claimed_lengths_allocate_nothing() {
     for (len, is_broken) in [
         (1 << 60, true),
         (u64::MAX - 16, true),
@@ -266,12 +282,13 @@ fn claims_cost_no_memory() {
         (MAX_MESSAGE as u64, false),
     ] {
         for is_awaited in [false, true] {
-            let mut receiver = Receiver::new(Order::Little, BUDGET);
+            let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
             if is_awaited {
-                receiver.post(UNTAGGED, None);
+                receiver.post_recv(UNTAGGED, None);
             }
             let mut broken = false;
-            let most = largest_allocation(|| broken = receiver.take(&claim(len)).is_err());
+            let most =
+                largest_allocation(|| broken = receiver.read(&header_with_len(len)).is_err());
             assert_eq!(broken, is_broken, "{len}");
             let limit = if is_awaited && !is_broken {
                 len as usize
@@ -284,26 +301,26 @@ fn claims_cost_no_memory() {
 }
 
 #[test]
-fn what_does_not_fit_is_cut_off_and_the_next_one_comes() {
+fn message_after_a_truncated_one_arrives() {
     for first in [3, 10] {
-        let mut receiver = Receiver::new(Order::Little, BUDGET);
+        let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
         let (short, next) = (
-            receiver.post(UNTAGGED, Some(4)),
-            receiver.post(UNTAGGED, None),
+            receiver.post_recv(UNTAGGED, Some(4)),
+            receiver.post_recv(UNTAGGED, None),
         );
-        let message = |len| Message {
+        let message = |len| StreamMessage {
             tag: None,
             data: None,
             len,
-            is_open: false,
-            answers: false,
+            separate_payload: false,
+            ack_pending: false,
         };
-        let bytes = stream(Order::Little, &[message(10), message(5)]);
+        let bytes = encode_stream(ByteOrder::Little, &[message(10), message(5)]);
         assert_eq!(
-            show(&mut receiver, &bytes, &[16 + first, 100]),
+            read_in_pieces(&mut receiver, &bytes, &[16 + first, 100]),
             Ok(Vec::new())
         );
-        let cut = receiver.end(short).unwrap();
+        let cut = receiver.outcome(short).unwrap();
         assert!(
             matches!(
                 cut.error.as_deref(),
@@ -311,12 +328,12 @@ fn what_does_not_fit_is_cut_off_and_the_next_one_comes() {
             ),
             "{cut:?}"
         );
-        assert_eq!(receiver.got(next).1, contents(1, 5));
+        assert_eq!(receiver.received(next).1, test_pattern(1, 5));
     }
 }
 
 #[test]
-fn what_is_not_offered_ends_the_connection() {
+fn unsupported_frames_close_connection() {
     for (text, what) in [
         (crate::frames::ACK, "an acknowledgement of nothing"),
         (
@@ -334,76 +351,86 @@ fn what_is_not_offered_ends_the_connection() {
         ("03 06 0000 01 00 10 00 1000000000000000", "rendezvous"),
         ("03 c8 0000 00 00 10 00 1000000000000000", "unknown"),
     ] {
-        let mut receiver = Receiver::new(Order::Little, BUDGET);
-        let Broken(why) = receiver.take(&hex(text)).unwrap_err();
+        let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
+        let ProtocolViolation(why) = receiver.read(&hex(text)).unwrap_err();
         assert!(why.contains(what), "{why} for {what}");
     }
 }
 
 #[test]
-fn a_message_that_ends_early_is_known() {
-    let mut receiver = Receiver::new(Order::Little, BUDGET);
-    let op = receiver.post(UNTAGGED, None);
-    let later = receiver.post(UNTAGGED, None);
+fn incomplete_message_is_reported_at_the_end() {
+    let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
+    let op = receiver.post_recv(UNTAGGED, None);
+    let later = receiver.post_recv(UNTAGGED, None);
     receiver
-        .take(&hex("03 00 0000 00 00 10 00 1800000000000000 01020304"))
+        .read(&hex("03 00 0000 00 00 10 00 1800000000000000 01020304"))
         .unwrap();
-    let landing = receiver.inbox.end().pop().expect("four bytes are missing");
+    let landing = receiver
+        .reader
+        .abort()
+        .pop()
+        .expect("four bytes are missing");
     receiver
         .rx
-        .fail(&mut receiver.maps, landing, Error::Canceled);
-    assert_eq!(receiver.inbox.end(), []);
+        .fail_partial(&mut receiver.context, landing, Error::Canceled);
+    assert_eq!(receiver.reader.abort(), []);
     // The receive waits for another message, in front of those that were posted later.
-    assert!(receiver.end(op).is_none());
-    assert!(receiver.rx.cancel(&mut receiver.maps, op));
-    assert!(receiver.rx.cancel(&mut receiver.maps, later));
-    assert!(!receiver.rx.has_receives());
+    assert!(receiver.outcome(op).is_none());
+    assert!(receiver.rx.cancel(&mut receiver.context, op));
+    assert!(receiver.rx.cancel(&mut receiver.context, later));
+    assert!(!receiver.rx.has_posted());
 }
 
 /// A message that finds no receive at all stays for one more look, and for another whenever a
 /// receive has taken one: who posts between two looks gets every message without a buffer in
 /// between.
 #[test]
-fn messages_wait_for_one_look_where_they_are() {
-    let mut outbox = Outbox::new(Order::Little);
+fn unmatched_message_waits_one_poll_unbuffered() {
+    let mut outbox = FrameWriter::new(ByteOrder::Little);
     for byte in 0..4 {
-        assert!(outbox.push(None, None, Payload::Whole(&[byte; 10])));
+        assert!(outbox.push_message(None, None, Payload::Contiguous(&[byte; 10])));
     }
     let stream = outbox.pending();
     let one = stream.len() / 4;
-    let mut receiver = Receiver::new(Order::Little, BUDGET);
-    let look = |receiver: &mut Receiver, at: usize, patience| {
-        receiver.inbox.be_patient(patience);
-        let taken = receiver.take(&stream[at..]).unwrap();
-        assert!(!taken.held);
-        (taken.bytes, taken.is_put_off)
+    let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
+    let look = |receiver: &mut TcpReceiver, at: usize, patience| {
+        receiver.reader.set_unexpected_policy(patience);
+        let taken = receiver.read(&stream[at..]).unwrap();
+        assert!(!taken.blocked);
+        (taken.consumed, taken.is_deferred)
     };
-    assert_eq!(look(&mut receiver, 0, Patience::Left), (0, true));
-    let posted = receiver.post(UNTAGGED, None);
+    assert_eq!(look(&mut receiver, 0, UnexpectedPolicy::Defer), (0, true));
+    let posted = receiver.post_recv(UNTAGGED, None);
     assert_eq!(
-        look(&mut receiver, 0, Patience::Spent),
+        look(&mut receiver, 0, UnexpectedPolicy::DeferredOnce),
         (one, true),
         "one is taken, the next one stays"
     );
-    assert_eq!(receiver.got(posted).1, [0; 10]);
-    let (first, second) = (receiver.post(ANY_TAG, None), receiver.post(UNTAGGED, None));
+    assert_eq!(receiver.received(posted).1, [0; 10]);
+    let (first, second) = (
+        receiver.post_recv(ANY_TAG, None),
+        receiver.post_recv(UNTAGGED, None),
+    );
     // A receive that takes no such message is one all the same: the program is not about to post
     // its first.
-    assert_eq!(look(&mut receiver, one, Patience::Spent), (3 * one, false));
-    assert_eq!(receiver.got(second).1, [1; 10]);
+    assert_eq!(
+        look(&mut receiver, one, UnexpectedPolicy::DeferredOnce),
+        (3 * one, false)
+    );
+    assert_eq!(receiver.received(second).1, [1; 10]);
     let _ = first;
     for byte in 2..4 {
-        let late = receiver.post(UNTAGGED, None);
-        assert_eq!(receiver.got(late).1, [byte; 10]);
+        let late = receiver.post_recv(UNTAGGED, None);
+        assert_eq!(receiver.received(late).1, [byte; 10]);
     }
-    let mut other = Receiver::new(Order::Little, BUDGET);
+    let mut other = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
     assert_eq!(
-        look(&mut other, 0, Patience::Spent),
+        look(&mut other, 0, UnexpectedPolicy::DeferredOnce),
         (4 * one, false),
         "nobody posts: they are buffered"
     );
     assert_eq!(
-        look(&mut other, 3 * one, Patience::None),
+        look(&mut other, 3 * one, UnexpectedPolicy::Buffer),
         (one, false),
         "nor does anybody wait at the end"
     );

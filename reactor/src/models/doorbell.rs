@@ -2,14 +2,19 @@
 
 use loom::thread;
 
-use super::memory::{Bell, Lines};
 use super::ring::{try_pop, try_push};
-use crate::provider::shm::ring::{Consumer, HEADER, Producer, Reader};
+use super::ring_memory::{LoomDoorbell, LoomRingMemory};
+use crate::transport::shm::ring::{Consumer, ConsumerState, HEADER_LEN, Producer};
 
 const LEN: usize = 8;
 
 /// Receives message `number`, asleep while there is none.
-fn receive(ring: &mut Consumer<Lines>, number: u8, own: &Bell, theirs: &Bell) {
+fn receive_asleep(
+    ring: &mut Consumer<LoomRingMemory>,
+    number: u8,
+    own: &LoomDoorbell,
+    theirs: &LoomDoorbell,
+) {
     loop {
         if let Some(wake) = try_pop(ring, number, LEN) {
             if wake {
@@ -26,7 +31,12 @@ fn receive(ring: &mut Consumer<Lines>, number: u8, own: &Bell, theirs: &Bell) {
 
 /// The same for a receiver that raises its flag long before it sleeps, and looks once more in
 /// between without taking it down: it leaves the sender alone, and visits it in turn.
-fn receive_left_alone(ring: &mut Consumer<Lines>, number: u8, own: &Bell, theirs: &Bell) {
+fn receive_idle_peer(
+    ring: &mut Consumer<LoomRingMemory>,
+    number: u8,
+    own: &LoomDoorbell,
+    theirs: &LoomDoorbell,
+) {
     let mut alone = false;
     loop {
         if let Some(wake) = try_pop(ring, number, LEN) {
@@ -50,45 +60,50 @@ fn receive_left_alone(ring: &mut Consumer<Lines>, number: u8, own: &Bell, theirs
 }
 
 /// Sends message `number`, asleep while there is no room.
-fn send(ring: &mut Producer<Lines>, number: u8, own: &Bell, theirs: &Bell) {
+fn send_asleep(
+    ring: &mut Producer<LoomRingMemory>,
+    number: u8,
+    own: &LoomDoorbell,
+    theirs: &LoomDoorbell,
+) {
     while !try_push(ring, number, LEN) {
-        if ring.arm(|ring| ring.fits(HEADER + LEN)) {
+        if ring.arm(|ring| ring.fits(HEADER_LEN + LEN)) {
             own.sleep();
         }
         ring.disarm();
     }
-    if ring.reader() == Reader::Asleep {
+    if ring.consumer_state() == ConsumerState::Asleep {
         theirs.ring();
     }
 }
 
-fn both_sleep(lines: usize, before: u8, total: u8) {
-    sleeps(lines, before, total, receive);
+fn send_and_receive_asleep(lines: usize, before: u8, total: u8) {
+    send_and_receive_with(lines, before, total, receive_asleep);
 }
 
 /// `before` messages lie in the ring; two threads send and receive up to `total`, each asleep when
 /// it can do nothing.
 ///
 /// Three preemptions: one between a look at a flag and its taking down, one on either side of it.
-fn sleeps(
+fn send_and_receive_with(
     lines: usize,
     before: u8,
     total: u8,
-    receive: fn(&mut Consumer<Lines>, u8, &Bell, &Bell),
+    receive: fn(&mut Consumer<LoomRingMemory>, u8, &LoomDoorbell, &LoomDoorbell),
 ) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(move || {
-        let memory = Lines::new(lines);
+        let memory = LoomRingMemory::new(lines);
         let (mut producer, mut consumer) = (Producer::new(memory.clone()), Consumer::new(memory));
-        let (to_sender, to_receiver) = (Bell::new(), Bell::new());
+        let (to_sender, to_receiver) = (LoomDoorbell::new(), LoomDoorbell::new());
         for number in 0..before {
             assert!(try_push(&mut producer, number, LEN));
         }
         let (own, theirs) = (to_sender.clone(), to_receiver.clone());
         let sender = thread::spawn(move || {
             for number in before..total {
-                send(&mut producer, number, &own, &theirs);
+                send_asleep(&mut producer, number, &own, &theirs);
             }
         });
         for number in 0..total {
@@ -101,34 +116,34 @@ fn sleeps(
 /// A consumer that found nothing after it raised `armed` is rung for the next record (store, fence,
 /// load on both sides): it never sleeps with a record in the ring.
 #[test]
-fn a_sleeping_consumer_gets_every_message() {
-    both_sleep(8, 0, 2);
+fn sleeping_consumer_receives_every_message() {
+    send_and_receive_asleep(8, 0, 2);
 }
 
 /// A producer that found no room after it raised `starved` is rung by the next lines that come
 /// back: it never sleeps while there is room. Lines come back one at a time.
 #[test]
-fn a_starving_producer_gets_its_room() {
-    both_sleep(8, 7, 9);
+fn waiting_producer_is_woken_by_released_lines() {
+    send_and_receive_asleep(8, 7, 9);
 }
 
 /// The same while lines come back two at a time: what the consumer keeps to itself does not starve
 /// the producer.
 #[test]
-fn batches_do_not_starve_the_producer() {
-    both_sleep(16, 15, 17);
+fn batched_release_does_not_stall_the_producer() {
+    send_and_receive_asleep(16, 15, 17);
 }
 
 /// One sleep costs one ring: of two records behind one `arm`, exactly one rings.
 #[test]
-fn one_sleep_costs_one_ring() {
+fn one_sleep_costs_one_doorbell() {
     loom::model(|| {
-        let memory = Lines::new(8);
+        let memory = LoomRingMemory::new(8);
         let (mut producer, mut consumer) = (Producer::new(memory.clone()), Consumer::new(memory));
         let sender = thread::spawn(move || {
             let rings = |number| {
                 assert!(try_push(&mut producer, number, LEN));
-                producer.reader() == Reader::Asleep
+                producer.consumer_state() == ConsumerState::Asleep
             };
             (0..2).map(rings).filter(|rung| *rung).count()
         });
@@ -141,6 +156,6 @@ fn one_sleep_costs_one_ring() {
 
 /// A sender that is left alone, with the flag raised, is heard.
 #[test]
-fn who_is_left_alone_is_heard() {
-    sleeps(8, 0, 2, receive_left_alone);
+fn idle_peer_doorbell_is_not_lost() {
+    send_and_receive_with(8, 0, 2, receive_idle_peer);
 }

@@ -17,12 +17,12 @@
 //! ```
 
 mod doorbell;
-mod memory;
-mod overtaking;
-mod poll_set;
+mod epoll_set;
+mod fast_path_order;
+mod mock_transport;
+mod op_slots;
 mod progress;
 mod ring;
-mod slots;
-mod wire;
+mod ring_memory;
 
-pub(crate) use poll_set::PollSet;
+pub(crate) use epoll_set::EpollSet;

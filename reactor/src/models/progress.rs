@@ -11,17 +11,17 @@ use std::task::{Context, Poll};
 
 use fabric_core::completion::OpKind;
 use fabric_core::info::Progress;
-use fabric_core::provider::OpKey;
+use fabric_core::transport::OpKey;
 use loom::future::block_on;
 use loom::thread;
 
-use super::wire::{Wire, post};
-use crate::driver::{self, Next, TaskDriver, Turns};
-use crate::engine::{Driver, Engine};
+use super::mock_transport::{MockConnection, post_op};
+use crate::driver::{self, DriverState, DriverStep, TaskDriver};
+use crate::engine::{DriverStatus, Engine};
 use crate::wait::WaitPolicy;
 
 fn task_driver(engine: &Arc<Engine>) -> thread::JoinHandle<()> {
-    let (set, mut driver) = (engine.set.clone(), TaskDriver::new(engine));
+    let (set, mut driver) = (engine.wait_set.clone(), TaskDriver::new(engine));
     thread::spawn(move || {
         block_on(poll_fn(move |cx| {
             let readable = |cx: &mut Context<'_>| match set.became_readable(cx.waker()) {
@@ -39,12 +39,12 @@ fn task_driver(engine: &Arc<Engine>) -> thread::JoinHandle<()> {
 }
 
 fn thread_driver(engine: &Arc<Engine>) -> thread::JoinHandle<()> {
-    let (set, engine) = (engine.set.clone(), Arc::downgrade(engine));
-    thread::spawn(move || driver::run(&set, &engine))
+    let (set, engine) = (engine.wait_set.clone(), Arc::downgrade(engine));
+    thread::spawn(move || driver::run_thread(&set, &engine))
 }
 
 /// The driver of a domain with this progress.
-fn start(engine: &Arc<Engine>, progress: Progress) -> thread::JoinHandle<()> {
+fn start_driver(engine: &Arc<Engine>, progress: Progress) -> thread::JoinHandle<()> {
     match progress {
         Progress::Auto => thread_driver(engine),
         _ => task_driver(engine),
@@ -52,15 +52,15 @@ fn start(engine: &Arc<Engine>, progress: Progress) -> thread::JoinHandle<()> {
 }
 
 /// A task that waits for the operation.
-fn wait_for(engine: &Engine, key: OpKey) {
+fn wait_for_op(engine: &Engine, key: OpKey) {
     block_on(poll_fn(|cx| {
         let polled = engine.poll(
             cx.waker(),
-            |hub| hub.take_done(key),
-            |hub, waker| hub.register(key, waker),
+            |hub| hub.take_op_result(key),
+            |hub, waker| hub.register_op_waker(key, waker),
         );
         if polled.is_pending() {
-            assert_somebody_drives(engine);
+            assert_driver_invariant(engine);
             // An executor runs others first, also when the task has woken itself.
             thread::yield_now();
         }
@@ -71,25 +71,28 @@ fn wait_for(engine: &Engine, key: OpKey) {
 /// The module doc of `engine`: with a task waiting and the lock free, the driver is awake, or the
 /// domain is armed, or the task keeps itself runnable. A thread that watches will look within a
 /// period, which loom does not measure.
-fn assert_somebody_drives(engine: &Engine) {
+fn assert_driver_invariant(engine: &Engine) {
     let locked = engine.lock();
-    let awake = matches!(locked.driver, Driver::Awake | Driver::Gone);
+    let awake = matches!(
+        locked.driver,
+        DriverStatus::Awake | DriverStatus::NotRunning
+    );
     assert!(
-        locked.hub.waiters == 0 || locked.armed || awake || engine.policy == WaitPolicy::Spin,
+        locked.domain.waiters == 0 || locked.armed || awake || engine.policy == WaitPolicy::Spin,
         "a task waits, the domain is not armed, and the driver is {:?}",
         locked.driver
     );
 }
 
 /// A task receives `messages`, one after the other, while a peer sends them.
-fn receive(policy: WaitPolicy, progress: Progress, messages: u32) {
+fn check_receive(policy: WaitPolicy, progress: Progress, messages: u32) {
     loom::model(move || {
-        let (wire, engine) = Wire::engine(policy, progress);
-        let driver = start(&engine, progress);
+        let (wire, engine) = MockConnection::engine(policy, progress);
+        let driver = start_driver(&engine, progress);
         let peer = thread::spawn(move || (0..messages).for_each(|_| wire.send()));
         for _ in 0..messages {
-            let key = post(&engine, OpKind::Recv);
-            wait_for(&engine, key);
+            let key = post_op(&engine, OpKind::Recv);
+            wait_for_op(&engine, key);
         }
         peer.join().expect("the peer does not panic");
         drop(engine);
@@ -99,36 +102,36 @@ fn receive(policy: WaitPolicy, progress: Progress, messages: u32) {
 
 /// The driver is a task and listens only: whoever goes to sleep arms the doorbells.
 #[test]
-fn a_parked_task_is_woken() {
-    receive(WaitPolicy::Park, Progress::Manual, 1);
+fn parked_task_driver_is_woken() {
+    check_receive(WaitPolicy::Park, Progress::Manual, 1);
 }
 
 /// The driver is a task and is woken to look for a while.
 #[test]
-fn an_adaptive_task_is_woken() {
-    receive(WaitPolicy::Adaptive, Progress::Manual, 1);
+fn adaptive_task_driver_is_woken() {
+    check_receive(WaitPolicy::Adaptive, Progress::Manual, 1);
 }
 
 /// A task waits while the driver is a thread, which must not watch then: a message would wait for
 /// the end of the period.
 #[test]
-fn a_thread_does_not_watch_while_a_task_waits() {
+fn driver_thread_is_not_on_standby_while_a_task_waits() {
     loom::model(|| {
-        let (wire, engine) = Wire::engine(WaitPolicy::Park, Progress::Auto);
-        let key = post(&engine, OpKind::Recv);
-        let mut turns = Turns::new();
-        engine.lock().driver = Driver::Awake;
+        let (wire, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Auto);
+        let key = post_op(&engine, OpKind::Recv);
+        let mut turns = DriverState::new();
+        engine.lock().driver = DriverStatus::Awake;
         let task = {
             let engine = engine.clone();
-            thread::spawn(move || wait_for(&engine, key))
+            thread::spawn(move || wait_for_op(&engine, key))
         };
-        let next = turns.turn(&engine, None);
+        let next = turns.step(&engine, None);
         assert!(
-            next != Next::Watch || engine.lock().hub.waiters == 0,
+            next != DriverStep::Standby || engine.lock().domain.waiters == 0,
             "a task waits and the thread watches"
         );
         wire.send();
-        while turns.turn(&engine, None) != Next::Sleep {
+        while turns.step(&engine, None) != DriverStep::Sleep {
             thread::yield_now();
         }
         task.join().expect("the task does not panic");
@@ -137,25 +140,28 @@ fn a_thread_does_not_watch_while_a_task_waits() {
 
 /// The driver is a thread: it sleeps on the doorbells, or leaves the field to tasks that poll.
 #[test]
-fn a_task_beside_a_thread_is_woken() {
-    receive(WaitPolicy::Park, Progress::Auto, 1);
+fn task_beside_a_driver_thread_is_woken() {
+    check_receive(WaitPolicy::Park, Progress::Auto, 1);
 }
 
 /// Two tasks wait and the peer's two messages come in any order with their polls: what one task
 /// takes up (the doorbells are off while it polls) is left in order for the other.
 #[test]
-fn who_stops_polling_leaves_the_other_served() {
+fn task_that_stops_polling_leaves_the_other_driven() {
     loom::model(|| {
-        let (wire, engine) = Wire::engine(WaitPolicy::Park, Progress::Manual);
-        let (first, second) = (post(&engine, OpKind::Recv), post(&engine, OpKind::Recv));
+        let (wire, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Manual);
+        let (first, second) = (
+            post_op(&engine, OpKind::Recv),
+            post_op(&engine, OpKind::Recv),
+        );
         let driver = task_driver(&engine);
         // The second task has gone to sleep before anything arrives.
         let other = {
             let engine = engine.clone();
-            thread::spawn(move || wait_for(&engine, second))
+            thread::spawn(move || wait_for_op(&engine, second))
         };
         wire.send();
-        wait_for(&engine, first);
+        wait_for_op(&engine, first);
         wire.send();
         other.join().expect("the other task does not panic");
         drop(engine);
@@ -166,18 +172,21 @@ fn who_stops_polling_leaves_the_other_served() {
 /// A pass by hand takes up the news, and with it the ring of a doorbell, while a task sleeps: the
 /// next message rings again.
 #[test]
-fn a_pass_by_hand_leaves_the_doorbells_armed() {
+fn manual_progress_leaves_the_doorbells_armed() {
     loom::model(|| {
-        let (wire, engine) = Wire::engine(WaitPolicy::Park, Progress::Manual);
-        let (first, second) = (post(&engine, OpKind::Recv), post(&engine, OpKind::Recv));
+        let (wire, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Manual);
+        let (first, second) = (
+            post_op(&engine, OpKind::Recv),
+            post_op(&engine, OpKind::Recv),
+        );
         let driver = task_driver(&engine);
         let peer = thread::spawn(move || {
             wire.send();
             wire.send();
         });
-        engine.pass();
-        wait_for(&engine, second);
-        wait_for(&engine, first);
+        engine.progress();
+        wait_for_op(&engine, second);
+        wait_for_op(&engine, first);
         peer.join().expect("the peer does not panic");
         drop(engine);
         driver.join().expect("the driver does not panic");
@@ -186,21 +195,26 @@ fn a_pass_by_hand_leaves_the_doorbells_armed() {
 
 /// A glance at a queue (`Domain::try_cq`) takes a message whose doorbell has rung, while a
 /// task waits: the domain must not be taken for armed afterwards.
-fn glance(progress: Progress) {
+fn poll_once_beside_driver(progress: Progress) {
     loom::model(move || {
-        let (wire, engine) = Wire::engine(WaitPolicy::Park, progress);
-        let (_first, second) = (post(&engine, OpKind::Recv), post(&engine, OpKind::Recv));
-        let driver = start(&engine, progress);
+        let (wire, engine) = MockConnection::engine(WaitPolicy::Park, progress);
+        let (_first, second) = (
+            post_op(&engine, OpKind::Recv),
+            post_op(&engine, OpKind::Recv),
+        );
+        let driver = start_driver(&engine, progress);
         let peer = thread::spawn(move || (0..2).for_each(|_| wire.send()));
         let mut glanced = false;
         block_on(poll_fn(|cx| {
-            let register = |hub: &mut crate::hub::Hub, waker: &_| hub.register(second, waker);
-            let polled = engine.poll(cx.waker(), |hub| hub.take_done(second), register);
+            let register = |hub: &mut crate::domain_state::DomainState, waker: &_| {
+                hub.register_op_waker(second, waker)
+            };
+            let polled = engine.poll(cx.waker(), |hub| hub.take_op_result(second), register);
             if polled.is_pending() {
                 if !std::mem::replace(&mut glanced, true) {
                     thread::yield_now();
                     let mut locked = engine.lock();
-                    locked.glance();
+                    locked.poll_once();
                     locked.finish();
                 }
                 thread::yield_now();
@@ -214,11 +228,11 @@ fn glance(progress: Progress) {
 }
 
 #[test]
-fn a_glance_beside_a_thread_loses_no_doorbell() {
-    glance(Progress::Auto);
+fn poll_once_beside_a_thread_loses_no_doorbell() {
+    poll_once_beside_driver(Progress::Auto);
 }
 
 #[test]
-fn a_glance_beside_a_task_loses_no_doorbell() {
-    glance(Progress::Manual);
+fn poll_once_beside_a_task_loses_no_doorbell() {
+    poll_once_beside_driver(Progress::Manual);
 }

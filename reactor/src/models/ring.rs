@@ -2,43 +2,43 @@
 
 use loom::thread;
 
-use super::memory::Lines;
-use crate::provider::shm::ring::{Consumer, HEADER, LINE, Producer, Reader};
+use super::ring_memory::LoomRingMemory;
+use crate::transport::shm::ring::{Consumer, ConsumerState, HEADER_LEN, LINE_LEN, Producer};
 
 /// Any kind that a record may have.
 const KIND: u8 = 1;
 
 /// The payload of message `number`. What of it lies over the header of its second line looks like a
 /// record of the next lap.
-fn message(number: u8, len: usize) -> Vec<u8> {
+fn test_payload(number: u8, len: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..len)
         .map(|at| number.wrapping_mul(37).wrapping_add(at as u8))
         .collect();
-    if let Some(over) = bytes.get_mut(LINE - HEADER..LINE) {
-        over.copy_from_slice(&[KIND, number, HEADER as u8, 0, 0, 2, 0, 0]);
+    if let Some(over) = bytes.get_mut(LINE_LEN - HEADER_LEN..LINE_LEN) {
+        over.copy_from_slice(&[KIND, number, HEADER_LEN as u8, 0, 0, 2, 0, 0]);
     }
     bytes
 }
 
-pub(super) fn try_push(ring: &mut Producer<Lines>, number: u8, len: usize) -> bool {
-    ring.push(KIND, number, HEADER + len, |record| {
-        record.put(HEADER, &message(number, len))
+pub(super) fn try_push(ring: &mut Producer<LoomRingMemory>, number: u8, len: usize) -> bool {
+    ring.push(KIND, number, HEADER_LEN + len, |record| {
+        record.put(HEADER_LEN, &test_payload(number, len))
     })
 }
 
 /// Takes the next message if there is one, and checks it. The flag says whether the producer has to
 /// be woken.
-pub(super) fn try_pop(ring: &mut Consumer<Lines>, number: u8, len: usize) -> Option<bool> {
+pub(super) fn try_pop(ring: &mut Consumer<LoomRingMemory>, number: u8, len: usize) -> Option<bool> {
     let record = ring.peek().expect("an honest producer breaks nothing")?;
     assert_eq!(
         (record.header.kind, record.header.flags),
         (KIND, number),
         "in order, each once"
     );
-    assert_eq!(record.header.len as usize, HEADER + len);
+    assert_eq!(record.header.len as usize, HEADER_LEN + len);
     assert_eq!(
         ring.memory().payload(record),
-        message(number, len),
+        test_payload(number, len),
         "message {number} is unspoilt"
     );
     Some(ring.consume(record))
@@ -46,9 +46,9 @@ pub(super) fn try_pop(ring: &mut Consumer<Lines>, number: u8, len: usize) -> Opt
 
 /// Pushes `before` messages and pops `taken` of them, then lets two threads push and pop the rest,
 /// all `lens`.
-fn deliver(lines: usize, lens: &'static [usize], before: usize, taken: usize) {
+fn check_delivery(lines: usize, lens: &'static [usize], before: usize, taken: usize) {
     loom::model(move || {
-        let memory = Lines::new(lines);
+        let memory = LoomRingMemory::new(lines);
         let (mut producer, mut consumer) = (Producer::new(memory.clone()), Consumer::new(memory));
         for (number, &len) in lens[..before].iter().enumerate() {
             assert!(try_push(&mut producer, number as u8, len));
@@ -75,8 +75,8 @@ fn deliver(lines: usize, lens: &'static [usize], before: usize, taken: usize) {
 
 /// Fresh memory: a record is seen as a whole or not at all.
 #[test]
-fn an_empty_ring() {
-    deliver(8, &[8; 3], 0, 0);
+fn records_in_an_empty_ring_arrive_whole() {
+    check_delivery(8, &[8; 3], 0, 0);
 }
 
 /// One line a record, seven at a time: the producer waits for lines to come back, and goes around.
@@ -84,8 +84,8 @@ fn an_empty_ring() {
 /// Invariant 3: no line is written before the consumer is done with it. Invariant 1: a header of
 /// the last lap is never taken for a record.
 #[test]
-fn a_full_ring() {
-    deliver(8, &[LINE - HEADER; 10], 7, 0);
+fn full_ring_reuses_only_released_lines() {
+    check_delivery(8, &[LINE_LEN - HEADER_LEN; 10], 7, 0);
 }
 
 /// Two-line records, whose second line overwrites a header with payload, and a filler at the end of
@@ -95,12 +95,12 @@ fn a_full_ring() {
 /// The last two records of one line each lie where the lap before had the second lines of longer
 /// ones.
 #[test]
-fn long_records_and_the_end() {
-    const LONG: usize = 2 * LINE - HEADER;
+fn multi_line_records_and_filler_keep_their_order() {
+    const LONG: usize = 2 * LINE_LEN - HEADER_LEN;
     const SHORT: usize = 8;
     // Lines 0 to 14, with second lines at 1, 3 and so on; then line 15, and lines 0 and 1 of the
     // second lap.
-    deliver(
+    check_delivery(
         16,
         &[
             LONG, LONG, LONG, LONG, LONG, LONG, SHORT, LONG, SHORT, SHORT, SHORT,
@@ -113,10 +113,10 @@ fn long_records_and_the_end() {
 /// As before, but the ring is full when the filler is due: filler and record come together or not
 /// at all.
 #[test]
-fn a_filler_waits_for_room() {
-    const LONG: usize = 2 * LINE - HEADER;
+fn filler_and_record_wait_for_room_together() {
+    const LONG: usize = 2 * LINE_LEN - HEADER_LEN;
     const SHORT: usize = 8;
-    deliver(
+    check_delivery(
         16,
         &[LONG, LONG, LONG, LONG, LONG, LONG, LONG, SHORT, LONG, LONG],
         7,
@@ -128,9 +128,9 @@ fn a_filler_waits_for_room() {
 /// became of its record: what was taken never counts as lost, and what comes after the end never
 /// counts as taken. The ring is large enough that only the end makes known what was taken.
 #[test]
-fn the_last_record_before_the_end() {
+fn close_tells_whether_the_last_record_was_consumed() {
     loom::model(|| {
-        let memory = Lines::new(16);
+        let memory = LoomRingMemory::new(16);
         let (mut producer, mut consumer) = (Producer::new(memory.clone()), Consumer::new(memory));
         let reader = thread::spawn(move || {
             let taken = try_pop(&mut consumer, 0, 8).is_some() || {
@@ -141,22 +141,22 @@ fn the_last_record_before_the_end() {
             taken
         });
         assert!(try_push(&mut producer, 0, 8));
-        let found = producer.reader();
+        let found = producer.consumer_state();
         let taken = reader.join().expect("the reader does not panic");
         assert!(
-            !taken || found != Reader::Closed,
+            !taken || found != ConsumerState::Closed,
             "what was taken has arrived"
         );
-        let after = producer.reader();
+        let after = producer.consumer_state();
         assert_eq!(
-            after == Reader::Closed,
+            after == ConsumerState::Closed,
             !taken,
             "and the same is found out later"
         );
         assert!(try_push(&mut producer, 1, 8));
         assert_eq!(
-            producer.reader(),
-            Reader::Closed,
+            producer.consumer_state(),
+            ConsumerState::Closed,
             "nobody takes what comes after the end"
         );
     });

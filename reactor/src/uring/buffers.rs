@@ -23,32 +23,32 @@ use io_uring::types::BufRingEntry;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 /// The number of the one group of buffers that a ring has.
-pub(super) const GROUP: u16 = 0;
-const PAGE: usize = 4096;
+pub(super) const BUFFER_GROUP: u16 = 0;
+const PAGE_SIZE: usize = 4096;
 
 /// Buffers of one length, and the ring in which the kernel finds them.
 #[derive(Debug)]
-pub(super) struct Buffers {
+pub(super) struct ProvidedBuffers {
     memory: NonNull<u8>,
-    mapped: usize,
+    mapped_len: usize,
     /// Where the first buffer begins: the entries come before it.
-    first: usize,
+    first_offset: usize,
     count: u16,
     len: usize,
     /// How many entries were ever filled.
-    filled: Mutex<u16>,
+    tail: Mutex<u16>,
 }
 
 // SAFETY: the memory belongs to no thread; entries are written under the lock, buffers by whoever
 // has them.
-unsafe impl Send for Buffers {}
+unsafe impl Send for ProvidedBuffers {}
 // SAFETY: likewise.
-unsafe impl Sync for Buffers {}
+unsafe impl Sync for ProvidedBuffers {}
 
-impl Buffers {
+impl ProvidedBuffers {
     /// So many buffers of this length; the count is to be a power of two.
     pub(super) fn new(count: u16, len: usize) -> io::Result<Self> {
-        let first = (usize::from(count) * size_of::<BufRingEntry>()).next_multiple_of(PAGE);
+        let first = (usize::from(count) * size_of::<BufRingEntry>()).next_multiple_of(PAGE_SIZE);
         let mapped = first + usize::from(count) * len;
         // SAFETY: new memory, anywhere.
         let memory = unsafe {
@@ -62,11 +62,11 @@ impl Buffers {
         let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self {
             memory,
-            mapped,
-            first,
+            mapped_len: mapped,
+            first_offset: first,
             count,
             len,
-            filled: Mutex::new(0),
+            tail: Mutex::new(0),
         })
     }
 
@@ -78,23 +78,23 @@ impl Buffers {
             submitter.register_buf_ring_with_flags(
                 self.memory.as_ptr() as u64,
                 self.count,
-                GROUP,
+                BUFFER_GROUP,
                 0,
             )?;
         }
-        (0..self.count).for_each(|id| self.put_back(id));
+        (0..self.count).for_each(|id| self.recycle(id));
         Ok(())
     }
 
     /// A lease of what the kernel has put there.
-    pub(super) fn lease(self: &Arc<Self>, id: u16, len: usize) -> Lease {
+    pub(super) fn lease(self: &Arc<Self>, id: u16, len: usize) -> LeasedBuffer {
         assert!(
             id < self.count && len <= self.len,
             "the kernel names a buffer that there is not"
         );
-        Lease {
-            from: From::Ring(self.clone(), id),
-            at: 0,
+        LeasedBuffer {
+            source: BufferSource::Provided(self.clone(), id),
+            offset: 0,
             len,
         }
     }
@@ -104,13 +104,13 @@ impl Buffers {
         unsafe {
             self.memory
                 .as_ptr()
-                .add(self.first + usize::from(id) * self.len)
+                .add(self.first_offset + usize::from(id) * self.len)
         }
     }
 
     /// The kernel may use a buffer again.
-    fn put_back(&self, id: u16) {
-        let mut filled = self.filled.lock().unwrap_or_else(PoisonError::into_inner);
+    fn recycle(&self, id: u16) {
+        let mut filled = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
         let entries = self.memory.as_ptr().cast::<BufRingEntry>();
         // SAFETY: within the memory, and nobody else writes entries. The kernel reads this one
         // after the tail says so.
@@ -129,67 +129,67 @@ impl Buffers {
     }
 }
 
-impl Drop for Buffers {
+impl Drop for ProvidedBuffers {
     fn drop(&mut self) {
         // SAFETY: mapped by `new`, and nobody has any of it any more.
-        let _ = unsafe { munmap(self.memory.as_ptr().cast(), self.mapped) };
+        let _ = unsafe { munmap(self.memory.as_ptr().cast(), self.mapped_len) };
     }
 }
 
 /// Bytes that have come. Dropping it lets the kernel use their memory again.
 #[derive(Debug)]
-pub(crate) struct Lease {
-    from: From,
-    at: usize,
+pub(crate) struct LeasedBuffer {
+    source: BufferSource,
+    offset: usize,
     len: usize,
 }
 
 #[derive(Debug)]
-enum From {
-    Ring(Arc<Buffers>, u16),
-    Own(Box<[u8]>),
+enum BufferSource {
+    Provided(Arc<ProvidedBuffers>, u16),
+    Owned(Box<[u8]>),
 }
 
-impl Lease {
+impl LeasedBuffer {
     /// The first bytes were used.
     pub(crate) fn advance(&mut self, count: usize) {
-        self.at = self.len.min(self.at + count);
+        self.offset = self.len.min(self.offset + count);
     }
 
     /// The same bytes in memory of their own, so that the kernel's is free for others.
-    pub(crate) fn detached(self) -> Self {
-        if matches!(self.from, From::Own(_)) {
+    pub(crate) fn into_owned(self) -> Self {
+        if matches!(self.source, BufferSource::Owned(_)) {
             return self;
         }
         let own: Box<[u8]> = (*self).into();
         Self {
-            at: 0,
+            offset: 0,
             len: own.len(),
-            from: From::Own(own),
+            source: BufferSource::Owned(own),
         }
     }
 }
 
-impl Deref for Lease {
+impl Deref for LeasedBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let all = match &self.from {
+        let all = match &self.source {
             // SAFETY: the kernel has written so many bytes there, and does not touch them before
             // they are put back.
-            From::Ring(buffers, id) => unsafe {
+            BufferSource::Provided(buffers, id) => unsafe {
                 std::slice::from_raw_parts(buffers.buffer(*id), self.len)
             },
-            From::Own(bytes) => bytes,
+            BufferSource::Owned(bytes) => bytes,
         };
-        &all[self.at..]
+        &all[self.offset..]
     }
 }
 
-impl Drop for Lease {
+impl Drop for LeasedBuffer {
     fn drop(&mut self) {
-        if let From::Ring(buffers, id) = &self.from {
-            buffers.put_back(*id);
+        if let BufferSource::Provided(buffers, id) = &self.source {
+            buffers.recycle(*id);
         }
     }
 }

@@ -16,17 +16,17 @@
 //!
 //! | | rule | test |
 //! |---|---|---|
-//! | 1 | A slot lives until the *last* completion of its operation; a receive has many. | `rule_1_a_slot_lives_until_the_last_completion` |
-//! | 2 | Completions find their slot by index and generation. One that finds none is counted and ignored. | `rule_2_a_completion_of_nothing_is_counted_and_ignored`, `a_ticket_says_nothing_about_another_ring` |
-//! | 3 | What was queued is the kernel's, whether handing it over succeeded or not: it stays, and goes with the next attempt. What found no room was never the kernel's. | `rule_3_what_was_queued_is_kept_when_it_cannot_be_handed_over`, `rule_3_what_finds_no_room_was_never_the_kernels` |
-//! | 4 | A ring that is busy is emptied and asked again; an interrupted call is made again; completions that found no room are fetched. | `rule_4_a_busy_or_interrupted_call_is_made_again`, `rule_4_completions_that_find_no_room_are_fetched`, `rule_4_a_call_that_is_refused_for_good_is_an_error_and_loses_nothing` |
-//! | 5 | A slot holds the descriptor it works on. What was abandoned closes it when it ends. | `rule_5_what_was_abandoned_closes_its_descriptor_when_it_ends` |
-//! | 6 | A ring that is dropped cancels everything and waits. What does not end keeps its memory for ever. | `rule_6_a_ring_that_is_dropped_waits_for_its_operations`, `rule_6_nothing_is_under_way_any_more_when_a_ring_is_dropped`, `rule_6_what_does_not_end_keeps_its_memory` |
-//! | 7 | Where the kernel refuses a ring, or lacks something, opening it fails, and whoever asked does without. | `rule_7_what_the_kernel_refuses_is_an_error`, `rule_7_a_forbidden_call_is_an_error`; in `tcp/io`, `where_rings_are_forbidden_a_wish_is_not_granted_and_a_demand_is_refused` |
-//! | 8 | Lengths are cut to what a completion can tell of. | `rule_8_lengths_are_cut_to_what_a_completion_can_tell_of` |
-//! | 9 | Memory that cannot be registered, or locked, is a refusal like any other. | `rule_9_memory_that_cannot_be_registered_is_an_error`, `rule_9_a_ring_beyond_the_limit_of_locked_memory_is_an_error` |
-//! | 10 | A buffer from which the kernel sends without copying is the ring's until the *second* completion, whatever becomes of the send, the connection and the ring; also where the kernel refuses. | `rule_10_a_buffer_outlives_its_send_until_the_kernel_looks_no_more`, `rule_10_what_is_taken_back_comes_back_later`, `rule_10_a_connection_that_breaks_gives_buffers_back`, `rule_10_buffers_outlive_a_ring_that_is_dropped`, `rule_10_a_ring_that_is_dropped_gives_up_what_was_not_begun`, `rule_10_a_refusal_gives_the_buffer_back_likewise`, `rule_10_beyond_the_limit_of_locked_memory_it_is_refused`, `rule_10_what_finds_no_room_comes_back_at_once` |
-//! | 11 | An operation that has its time is two entries, of which both are queued or none, and one slot, which lives until both completions are in, in whichever order. It has ended by itself, or its time was over, or something else has ended it; and when its timer is gone otherwise, it goes too. | `rule_11_an_operation_ends_by_itself_or_by_its_time`, `rule_11_what_fails_here_is_known_at_once`, `rule_11_what_two_results_say`, `rule_11_a_slot_lives_until_both_completions_in_any_order`, `rule_11_a_timer_that_ends_in_vain_takes_its_operation_along`, `rule_11_there_is_room_for_both_entries_or_for_none`, `rule_11_what_is_taken_back_leaves_nothing`, `rule_11_a_ring_that_is_dropped_waits_for_both`, `rule_11_the_end_of_a_thread_leaves_nothing_without_an_end` |
+//! | 1 | A slot lives until the *last* completion of its operation; a receive has many. | `slot_lives_until_the_last_completion` |
+//! | 2 | Completions find their slot by index and generation. One that finds none is counted and ignored. | `unmatched_completion_is_counted_and_ignored`, `op_id_of_another_instance_is_ignored` |
+//! | 3 | What was queued is the kernel's, whether handing it over succeeded or not: it stays, and goes with the next attempt. What found no room was never the kernel's. | `queued_entries_survive_a_failed_submit`, `op_without_sq_room_is_returned_to_the_caller` |
+//! | 4 | A ring that is busy is emptied and asked again; an interrupted call is made again; completions that found no room are fetched. | `busy_or_interrupted_enter_is_retried`, `overflowed_completions_are_fetched`, `refused_enter_is_an_error_and_loses_nothing` |
+//! | 5 | A slot holds the descriptor it works on. What was abandoned closes it when it ends. | `detached_op_closes_its_descriptor_when_it_ends` |
+//! | 6 | A ring that is dropped cancels everything and waits. What does not end keeps its memory for ever. | `drop_waits_for_active_ops`, `drop_leaves_no_active_ops`, `op_that_never_ends_keeps_its_memory` |
+//! | 7 | Where the kernel refuses a ring, or lacks something, opening it fails, and whoever asked does without. | `invalid_configuration_is_an_error`, `io_uring_forbidden_by_seccomp_is_an_error`; in `tcp/io`, `forbidden_io_uring_fails_explicit_and_falls_back_on_auto` |
+//! | 8 | Lengths are cut to what a completion can tell of. | `send_length_is_limited_to_a_completion_result` |
+//! | 9 | Memory that cannot be registered, or locked, is a refusal like any other. | `unregistrable_buffers_are_an_error`, `exceeding_the_memlock_limit_is_an_error` |
+//! | 10 | A buffer from which the kernel sends without copying is the ring's until the *second* completion, whatever becomes of the send, the connection and the ring; also where the kernel refuses. | `buffer_is_held_until_the_second_completion`, `buffer_of_a_canceled_send_is_returned_later`, `buffer_is_returned_when_the_connection_breaks`, `buffers_outlive_a_dropped_instance`, `drop_releases_unsubmitted_buffers`, `buffer_is_returned_when_the_kernel_refuses`, `buffer_is_returned_beyond_the_memlock_limit`, `buffer_is_returned_at_once_without_sq_room` |
+//! | 11 | An operation that has its time is two entries, of which both are queued or none, and one slot, which lives until both completions are in, in whichever order. It has ended by itself, or its time was over, or something else has ended it; and when its timer is gone otherwise, it goes too. | `timed_op_completes_or_times_out`, `local_connect_failure_is_known_at_once`, `op_and_timer_results_are_combined`, `timed_slot_lives_until_both_completions`, `failed_timer_cancels_its_operation`, `timed_op_queues_both_entries_or_none`, `detached_timed_op_is_released`, `drop_waits_for_timed_ops`, `timed_op_ends_when_the_submitting_thread_exits` |
 //!
 //! # Threads
 //!
@@ -35,9 +35,9 @@
 //! and work is not deferred to one.
 
 mod buffers;
-mod message;
-mod remains;
-mod ring;
+mod instance;
+mod orphaned;
+mod send_msg;
 mod slot;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod tests;
@@ -47,24 +47,24 @@ mod timed_tests;
 #[cfg(all(test, not(loom)))]
 mod zero_copy_tests;
 
-pub(crate) use buffers::Lease;
-pub(crate) use message::{LONGEST, PARTS};
-pub(crate) use ring::{Completion, Ring, Shape, Ticket, What};
-pub(crate) use slot::{Released, Sent, Way};
-pub(crate) use timed::Ended;
+pub(crate) use buffers::LeasedBuffer;
+pub(crate) use instance::{CompletionKind, OpId, Uring, UringCompletion, UringConfig};
+pub(crate) use send_msg::{MAX_IOVECS, MAX_SEND_LEN};
+pub(crate) use slot::{ReleasedBuffer, SendResult, ZeroCopyOutcome};
+pub(crate) use timed::TimedOutcome;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A ring that the connections of a domain share. Guarded by the domain's lock anyway.
 #[derive(Clone)]
-pub(crate) struct SharedRing(Arc<Mutex<Ring>>);
+pub(crate) struct SharedUring(Arc<Mutex<Uring>>);
 
-impl SharedRing {
-    pub(crate) fn new(ring: Ring) -> Self {
+impl SharedUring {
+    pub(crate) fn new(ring: Uring) -> Self {
         Self(Arc::new(Mutex::new(ring)))
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Ring> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Uring> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -13,18 +13,18 @@ use std::thread;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
-use super::{Completion, Ring, Shape, What};
+use super::{CompletionKind, Uring, UringCompletion, UringConfig};
 
-pub(super) const SMALL: Shape = Shape {
-    submissions: 4,
-    completions: 8,
-    buffers: 4,
+pub(super) const SMALL_CONFIG: UringConfig = UringConfig {
+    sq_entries: 4,
+    cq_entries: 8,
+    buffer_count: 4,
     buffer_len: 4096,
-    cooperative: true,
+    coop_taskrun: true,
 };
 
-pub(super) fn ring() -> Option<Ring> {
-    match Ring::open(SMALL) {
+pub(super) fn open_uring() -> Option<Uring> {
+    match Uring::open(SMALL_CONFIG) {
         Ok(ring) => Some(ring),
         Err(error) => {
             eprintln!("skipped, the kernel refuses a ring: {error}");
@@ -34,7 +34,7 @@ pub(super) fn ring() -> Option<Ring> {
 }
 
 /// Two ends of a connection: the one the ring works on, and the other.
-fn pair() -> (Arc<OwnedFd>, TcpStream) {
+fn tcp_pair() -> (Arc<OwnedFd>, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let near = listener.accept().unwrap().0;
@@ -42,21 +42,21 @@ fn pair() -> (Arc<OwnedFd>, TcpStream) {
 }
 
 /// The next completion, whenever it comes.
-pub(super) fn next(ring: &mut Ring) -> Completion {
+pub(super) fn next_completion(ring: &mut Uring) -> UringCompletion {
     loop {
-        if let Some(completion) = ring.next() {
+        if let Some(completion) = ring.next_completion() {
             return completion;
         }
-        let mut fds = [PollFd::from_borrowed_fd(ring.event(), PollFlags::IN)];
+        let mut fds = [PollFd::from_borrowed_fd(ring.event_fd(), PollFlags::IN)];
         let _ = poll(&mut fds, None);
-        ring.heard();
+        ring.clear_event();
     }
 }
 
 /// Does something while calls for the ring fail. A filter may refuse them from one moment to the
 /// next; here the descriptor is exchanged for another one's.
-pub(super) fn without_kernel(ring: &mut Ring, act: impl FnOnce(&mut Ring)) {
-    let fd = ring.raw();
+pub(super) fn with_broken_fd(ring: &mut Uring, act: impl FnOnce(&mut Uring)) {
+    let fd = ring.raw_fd();
     let other = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     // SAFETY: the ring's descriptor, kept while another has its place.
     let ring_fd = unsafe { libc::dup(fd) };
@@ -70,7 +70,7 @@ pub(super) fn without_kernel(ring: &mut Ring, act: impl FnOnce(&mut Ring)) {
 }
 
 /// Does something on a thread that is forbidden to open rings, as a container forbids it.
-pub(crate) fn forbidding<T: Send>(errno: i32, act: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn with_uring_forbidden<T: Send>(errno: i32, act: impl FnOnce() -> T + Send) -> T {
     let code = |code, k, jt, jf| libc::sock_filter { code, k, jt, jf };
     let (load, jump, end) = (0x20, 0x15, 0x06);
     // The number of the call comes first.
@@ -122,8 +122,8 @@ pub(super) fn limit_locked_memory(bytes: u64) {
     }
 }
 
-fn bytes(what: &What) -> &[u8] {
-    if let What::Bytes(lease) = what {
+fn received_bytes(what: &CompletionKind) -> &[u8] {
+    if let CompletionKind::Received(lease) = what {
         lease
     } else {
         panic!("{what:?}")
@@ -131,107 +131,110 @@ fn bytes(what: &What) -> &[u8] {
 }
 
 #[test]
-fn rule_1_a_slot_lives_until_the_last_completion() {
-    let Some(mut ring) = ring() else { return };
-    let (near, mut far) = pair();
-    let ticket = ring.receive(&near, 7).unwrap();
+fn slot_lives_until_the_last_completion() {
+    let Some(mut ring) = open_uring() else { return };
+    let (near, mut far) = tcp_pair();
+    let ticket = ring.recv_multishot(&near, 7).unwrap();
     ring.submit().unwrap();
     for round in 0..20u8 {
         far.write_all(&[round; 100]).unwrap();
-        let completion = next(&mut ring);
+        let completion = next_completion(&mut ring);
         assert_eq!(
-            (completion.owner, completion.ticket, completion.is_last),
+            (completion.owner, completion.op_id, completion.is_last),
             (7, ticket, false)
         );
-        assert_eq!(bytes(&completion.what), [round; 100]);
-        assert_eq!(ring.under_way(), 1);
+        assert_eq!(received_bytes(&completion.kind), [round; 100]);
+        assert_eq!(ring.active_ops(), 1);
     }
     far.shutdown(Shutdown::Write).unwrap();
-    let end = next(&mut ring);
-    assert!(matches!(end.what, What::End) && end.is_last, "{end:?}");
-    assert_eq!(ring.under_way(), 0);
+    let end = next_completion(&mut ring);
+    assert!(
+        matches!(end.kind, CompletionKind::Eof) && end.is_last,
+        "{end:?}"
+    );
+    assert_eq!(ring.active_ops(), 0);
 }
 
 #[test]
-fn rule_2_a_completion_of_nothing_is_counted_and_ignored() {
-    let Some(mut ring) = ring() else { return };
-    let (near, mut far) = pair();
-    let old = ring.receive(&near, 1).unwrap();
+fn unmatched_completion_is_counted_and_ignored() {
+    let Some(mut ring) = open_uring() else { return };
+    let (near, mut far) = tcp_pair();
+    let old = ring.recv_multishot(&near, 1).unwrap();
     ring.cancel(old);
     ring.submit().unwrap();
-    let ended = next(&mut ring);
+    let ended = next_completion(&mut ring);
     assert!(
-        matches!(ended.what, What::Failed(Errno::CANCELED)) && ended.is_last,
+        matches!(ended.kind, CompletionKind::Failed(Errno::CANCELED)) && ended.is_last,
         "{ended:?}"
     );
     // The same slot, and another operation.
-    let new = ring.receive(&near, 2).unwrap();
+    let new = ring.recv_multishot(&near, 2).unwrap();
     assert!(new != old && new.0 as u32 == old.0 as u32);
-    ring.forge(old.0, 5);
-    ring.forge(1 << 40 | 77, 5);
+    ring.inject_cqe(old.0, 5);
+    ring.inject_cqe(1 << 40 | 77, 5);
     ring.cancel(old);
     ring.submit().unwrap();
     far.write_all(b"for the new one").unwrap();
-    let completion = next(&mut ring);
-    assert_eq!((completion.owner, completion.ticket), (2, new));
-    assert_eq!(bytes(&completion.what), b"for the new one");
-    assert_eq!((ring.strays(), ring.under_way()), (2, 1));
+    let completion = next_completion(&mut ring);
+    assert_eq!((completion.owner, completion.op_id), (2, new));
+    assert_eq!(received_bytes(&completion.kind), b"for the new one");
+    assert_eq!((ring.unmatched_cqes(), ring.active_ops()), (2, 1));
 }
 
 #[test]
-fn rule_3_what_was_queued_is_kept_when_it_cannot_be_handed_over() {
-    let Some(mut ring) = ring() else { return };
-    let (near, mut far) = pair();
-    let ticket = ring.receive(&near, 3).unwrap();
-    without_kernel(&mut ring, |ring| {
+fn queued_entries_survive_a_failed_submit() {
+    let Some(mut ring) = open_uring() else { return };
+    let (near, mut far) = tcp_pair();
+    let ticket = ring.recv_multishot(&near, 3).unwrap();
+    with_broken_fd(&mut ring, |ring| {
         assert!(ring.submit().is_err());
-        assert_eq!(ring.under_way(), 1);
+        assert_eq!(ring.active_ops(), 1);
     });
     ring.submit().unwrap();
     far.write_all(b"after all").unwrap();
-    let completion = next(&mut ring);
+    let completion = next_completion(&mut ring);
     assert_eq!(
-        (completion.ticket, bytes(&completion.what)),
+        (completion.op_id, received_bytes(&completion.kind)),
         (ticket, &b"after all"[..])
     );
 }
 
 #[test]
-fn rule_3_what_finds_no_room_was_never_the_kernels() {
-    let Some(mut ring) = ring() else { return };
-    let pairs: Vec<_> = (0..4).map(|_| pair()).collect();
-    without_kernel(&mut ring, |ring| {
+fn op_without_sq_room_is_returned_to_the_caller() {
+    let Some(mut ring) = open_uring() else { return };
+    let pairs: Vec<_> = (0..4).map(|_| tcp_pair()).collect();
+    with_broken_fd(&mut ring, |ring| {
         for (owner, (near, _)) in pairs.iter().enumerate() {
-            ring.receive(near, owner as u64).unwrap();
+            ring.recv_multishot(near, owner as u64).unwrap();
         }
         // As many as are handed over together.
-        assert!(ring.receive(&pairs[0].0, 9).is_err());
+        assert!(ring.recv_multishot(&pairs[0].0, 9).is_err());
         // SAFETY: there are no others.
         let refused = unsafe { ring.send(&pairs[0].0, 9, (*b"given away").into(), &[]) };
         assert_eq!(refused.unwrap_err()[..], *b"given away");
-        assert_eq!(ring.under_way(), 4);
+        assert_eq!(ring.active_ops(), 4);
     });
     ring.submit().unwrap();
     for (owner, (_, far)) in pairs.iter().enumerate() {
         let mut far = far;
         far.write_all(&[owner as u8; 10]).unwrap();
-        let completion = next(&mut ring);
+        let completion = next_completion(&mut ring);
         assert_eq!(
-            (completion.owner, bytes(&completion.what)),
+            (completion.owner, received_bytes(&completion.kind)),
             (owner as u64, &[owner as u8; 10][..])
         );
     }
 }
 
 #[test]
-fn rule_4_a_busy_or_interrupted_call_is_made_again() {
-    let Some(mut ring) = ring() else { return };
-    let ((near, mut far), (other, mut other_far)) = (pair(), pair());
-    let first = ring.receive(&near, 1).unwrap();
+fn busy_or_interrupted_enter_is_retried() {
+    let Some(mut ring) = open_uring() else { return };
+    let ((near, mut far), (other, mut other_far)) = (tcp_pair(), tcp_pair());
+    let first = ring.recv_multishot(&near, 1).unwrap();
     ring.submit().unwrap();
     far.write_all(b"meanwhile").unwrap();
-    ring.receive(&other, 2).unwrap();
-    ring.refusals.extend([
+    ring.recv_multishot(&other, 2).unwrap();
+    ring.injected_errors.extend([
         Errno::INTR,
         Errno::BUSY,
         Errno::INTR,
@@ -239,26 +242,26 @@ fn rule_4_a_busy_or_interrupted_call_is_made_again() {
         Errno::BUSY,
     ]);
     ring.submit().unwrap();
-    assert!(ring.refusals.is_empty(), "all of them were heard");
+    assert!(ring.injected_errors.is_empty(), "all of them were heard");
     other_far.write_all(b"handed over").unwrap();
-    let mut got = [next(&mut ring), next(&mut ring)];
+    let mut got = [next_completion(&mut ring), next_completion(&mut ring)];
     got.sort_by_key(|completion| completion.owner);
     assert_eq!(
-        (got[0].ticket, bytes(&got[0].what)),
+        (got[0].op_id, received_bytes(&got[0].kind)),
         (first, &b"meanwhile"[..])
     );
     assert_eq!(
-        (got[1].owner, bytes(&got[1].what)),
+        (got[1].owner, received_bytes(&got[1].kind)),
         (2, &b"handed over"[..])
     );
     // Waiting goes on likewise.
-    ring.refusals
+    ring.injected_errors
         .extend([Errno::INTR, Errno::BUSY, Errno::INTR]);
     let body = vec![7; 30_000_000];
     // SAFETY: `body` lives until it was taken back.
     let ticket = unsafe { ring.send(&near, 8, Box::new([]), &[&body]) }.unwrap();
     assert!(
-        ring.take_back(ticket)
+        ring.cancel_send(ticket)
             .unwrap()
             .result
             .is_ok_and(|count| count < body.len())
@@ -266,51 +269,51 @@ fn rule_4_a_busy_or_interrupted_call_is_made_again() {
 }
 
 #[test]
-fn rule_4_a_call_that_is_refused_for_good_is_an_error_and_loses_nothing() {
-    let Some(mut ring) = ring() else { return };
-    let (near, mut far) = pair();
-    ring.receive(&near, 1).unwrap();
-    ring.refusals.push_back(Errno::PERM);
+fn refused_enter_is_an_error_and_loses_nothing() {
+    let Some(mut ring) = open_uring() else { return };
+    let (near, mut far) = tcp_pair();
+    ring.recv_multishot(&near, 1).unwrap();
+    ring.injected_errors.push_back(Errno::PERM);
     assert_eq!(
         ring.submit().unwrap_err().kind(),
         ErrorKind::PermissionDenied
     );
-    ring.refusals.extend([Errno::BUSY; 100]);
+    ring.injected_errors.extend([Errno::BUSY; 100]);
     assert_eq!(ring.submit().unwrap_err().kind(), ErrorKind::WouldBlock);
-    assert!(!ring.refusals.is_empty(), "attempts have an end");
-    ring.refusals.clear();
+    assert!(!ring.injected_errors.is_empty(), "attempts have an end");
+    ring.injected_errors.clear();
     ring.submit().unwrap();
     far.write_all(b"kept").unwrap();
-    assert_eq!(bytes(&next(&mut ring).what), b"kept");
+    assert_eq!(received_bytes(&next_completion(&mut ring).kind), b"kept");
 }
 
 #[test]
-fn rule_4_completions_that_find_no_room_are_fetched() {
-    let Some(mut ring) = ring() else { return };
-    let pairs: Vec<_> = (0..40).map(|_| pair()).collect();
+fn overflowed_completions_are_fetched() {
+    let Some(mut ring) = open_uring() else { return };
+    let pairs: Vec<_> = (0..40).map(|_| tcp_pair()).collect();
     // More than are handed over together, and more than there is room for.
     for (owner, (near, far)) in pairs.iter().enumerate() {
         far.shutdown(Shutdown::Write).unwrap();
-        ring.receive(near, owner as u64).unwrap();
+        ring.recv_multishot(near, owner as u64).unwrap();
     }
     ring.submit().unwrap();
     let mut owners: Vec<_> = pairs
         .iter()
-        .map(|_| next(&mut ring))
+        .map(|_| next_completion(&mut ring))
         .map(|ended| ended.owner)
         .collect();
     owners.sort_unstable();
     assert_eq!(owners, (0..40).collect::<Vec<_>>());
-    assert_eq!(ring.under_way(), 0);
+    assert_eq!(ring.active_ops(), 0);
 }
 
 #[test]
-fn rule_5_what_was_abandoned_closes_its_descriptor_when_it_ends() {
-    let Some(mut ring) = ring() else { return };
-    let ((near, mut far), (other, mut other_far)) = (pair(), pair());
-    let ticket = ring.receive(&near, 5).unwrap();
+fn detached_op_closes_its_descriptor_when_it_ends() {
+    let Some(mut ring) = open_uring() else { return };
+    let ((near, mut far), (other, mut other_far)) = (tcp_pair(), tcp_pair());
+    let ticket = ring.recv_multishot(&near, 5).unwrap();
     ring.submit().unwrap();
-    ring.abandon(ticket);
+    ring.detach(ticket);
     drop(near);
     // Not handed over yet: the peer sees no end, and nothing takes the descriptor's place.
     far.set_nonblocking(true).unwrap();
@@ -319,32 +322,32 @@ fn rule_5_what_was_abandoned_closes_its_descriptor_when_it_ends() {
         ErrorKind::WouldBlock
     );
     far.set_nonblocking(false).unwrap();
-    ring.receive(&other, 6).unwrap();
+    ring.recv_multishot(&other, 6).unwrap();
     ring.submit().unwrap();
     other_far.write_all(b"later").unwrap();
     // Nothing is heard of the one that was abandoned.
-    assert_eq!(next(&mut ring).owner, 6);
+    assert_eq!(next_completion(&mut ring).owner, 6);
     assert_eq!(far.read(&mut [0; 8]).unwrap(), 0);
-    assert_eq!(ring.under_way(), 1);
+    assert_eq!(ring.active_ops(), 1);
 }
 
 #[test]
-fn rule_6_a_ring_that_is_dropped_waits_for_its_operations() {
-    let Some(mut ring) = ring() else { return };
-    let pairs: Vec<_> = (0..10).map(|_| pair()).collect();
+fn drop_waits_for_active_ops() {
+    let Some(mut ring) = open_uring() else { return };
+    let pairs: Vec<_> = (0..10).map(|_| tcp_pair()).collect();
     for (near, _) in &pairs {
-        ring.receive(near, 0).unwrap();
+        ring.recv_multishot(near, 0).unwrap();
     }
     ring.submit().unwrap();
     let buffers = ring.buffers();
     let lease = {
         (&pairs[0].1).write_all(b"kept").unwrap();
-        next(&mut ring)
+        next_completion(&mut ring)
     };
     drop(ring);
     // Nobody but this test and its lease has the memory any more, so the kernel has not either.
     assert_eq!(Arc::strong_count(&buffers), 2);
-    assert_eq!(bytes(&lease.what), b"kept");
+    assert_eq!(received_bytes(&lease.kind), b"kept");
     for (near, far) in pairs {
         assert_eq!(Arc::strong_count(&near), 1);
         drop(near);
@@ -361,18 +364,18 @@ fn rule_6_a_ring_that_is_dropped_waits_for_its_operations() {
 /// Connections inside the machine end the moment their last owner has gone: so the kernel is none
 /// when the ring is.
 #[test]
-fn rule_6_nothing_is_under_way_any_more_when_a_ring_is_dropped() {
+fn drop_leaves_no_active_ops() {
     for _ in 0..50 {
-        let Some(mut ring) = ring() else { return };
+        let Some(mut ring) = open_uring() else { return };
         let (near, far) = UnixStream::pair().unwrap();
         let near = Arc::new(OwnedFd::from(near));
-        ring.receive(&near, 0).unwrap();
+        ring.recv_multishot(&near, 0).unwrap();
         // One that waits for room, and one that was not handed over.
         let body = vec![1; 4 << 20];
         // SAFETY: `body` lives longer than the ring.
         unsafe { ring.send(&near, 0, Box::new([]), &[&body]) }.unwrap();
         ring.submit().unwrap();
-        ring.receive(&near, 0).unwrap();
+        ring.recv_multishot(&near, 0).unwrap();
         drop(ring);
         assert_eq!(Arc::strong_count(&near), 1);
         drop(near);
@@ -384,10 +387,10 @@ fn rule_6_nothing_is_under_way_any_more_when_a_ring_is_dropped() {
 }
 
 #[test]
-fn rule_6_what_does_not_end_keeps_its_memory() {
-    let Some(mut ring) = ring() else { return };
-    let (near, _far) = pair();
-    ring.haunt(&near);
+fn op_that_never_ends_keeps_its_memory() {
+    let Some(mut ring) = open_uring() else { return };
+    let (near, _far) = tcp_pair();
+    ring.insert_stuck_slot(&near);
     let buffers = ring.buffers();
     drop(ring);
     assert_eq!(
@@ -397,57 +400,59 @@ fn rule_6_what_does_not_end_keeps_its_memory() {
 }
 
 #[test]
-fn rule_7_what_the_kernel_refuses_is_an_error() {
+fn invalid_configuration_is_an_error() {
     let wrong = [
-        Shape {
-            submissions: 0,
-            ..SMALL
+        UringConfig {
+            sq_entries: 0,
+            ..SMALL_CONFIG
         },
-        Shape {
-            completions: 1,
-            ..SMALL
+        UringConfig {
+            cq_entries: 1,
+            ..SMALL_CONFIG
         },
     ];
     for shape in wrong {
-        assert!(Ring::open(shape).is_err(), "{shape:?}");
+        assert!(Uring::open(shape).is_err(), "{shape:?}");
     }
 }
 
 /// What containers do.
 #[test]
-fn rule_7_a_forbidden_call_is_an_error() {
+fn io_uring_forbidden_by_seccomp_is_an_error() {
     for errno in [libc::EPERM, libc::ENOSYS] {
-        let refused = forbidding(errno, || Ring::open(SMALL).err().expect("it is forbidden"));
+        let refused = with_uring_forbidden(errno, || {
+            Uring::open(SMALL_CONFIG).err().expect("it is forbidden")
+        });
         assert_eq!(refused.raw_os_error(), Some(errno));
     }
 }
 
 #[test]
-fn rule_8_lengths_are_cut_to_what_a_completion_can_tell_of() {
-    use super::message::{LONGEST, Message};
+fn send_length_is_limited_to_a_completion_result() {
+    use super::send_msg::{MAX_SEND_LEN, SendMsg};
     // Nothing looks at the bytes, so there is no memory behind them.
-    let huge = vec![0; LONGEST + 5];
+    let huge = vec![0; MAX_SEND_LEN + 5];
     assert_eq!(
-        Message::new([1, 2, 3].into(), &[&huge, &huge]).len(),
-        LONGEST
+        SendMsg::new([1, 2, 3].into(), &[&huge, &huge]).len(),
+        MAX_SEND_LEN
     );
     assert_eq!(
-        Message::new([1, 2, 3].into(), &[&huge[..7], &huge[..9]]).len(),
+        SendMsg::new([1, 2, 3].into(), &[&huge[..7], &huge[..9]]).len(),
         19
     );
     let few: Vec<&[u8]> = vec![b"x"; 100];
     assert_eq!(
-        Message::new(Box::new([]), &few).len(),
-        super::message::PARTS
+        SendMsg::new(Box::new([]), &few).len(),
+        super::send_msg::MAX_IOVECS
     );
 }
 
 #[test]
-fn rule_9_memory_that_cannot_be_registered_is_an_error() {
+fn unregistrable_buffers_are_an_error() {
     assert!(
-        Ring::open(Shape {
-            buffers: 3,
-            ..SMALL
+        Uring::open(UringConfig {
+            buffer_count: 3,
+            ..SMALL_CONFIG
         })
         .is_err()
     );
@@ -455,14 +460,14 @@ fn rule_9_memory_that_cannot_be_registered_is_an_error() {
 
 /// The limit is one of the process, so it is another one that has it.
 #[test]
-fn rule_9_a_ring_beyond_the_limit_of_locked_memory_is_an_error() {
+fn exceeding_the_memlock_limit_is_an_error() {
     const ALONE: &str = "FABRIC_TEST_NO_LOCKED_MEMORY";
-    const NAME: &str = "uring::tests::rule_9_a_ring_beyond_the_limit_of_locked_memory_is_an_error";
+    const NAME: &str = "uring::tests::exceeding_the_memlock_limit_is_an_error";
     if std::env::var_os(ALONE).is_some() {
         limit_locked_memory(0);
-        let refused = Ring::open(Shape {
-            buffers: 1024,
-            ..SMALL
+        let refused = Uring::open(UringConfig {
+            buffer_count: 1024,
+            ..SMALL_CONFIG
         })
         .err()
         .expect("it takes 4 MiB");
@@ -472,7 +477,7 @@ fn rule_9_a_ring_beyond_the_limit_of_locked_memory_is_an_error() {
         );
         return println!("refused");
     }
-    let Some(ring) = ring() else { return };
+    let Some(ring) = open_uring() else { return };
     drop(ring);
     let mut program = Command::new(std::env::current_exe().unwrap());
     let output = program
@@ -490,9 +495,9 @@ fn rule_9_a_ring_beyond_the_limit_of_locked_memory_is_an_error() {
 
 /// Bytes of all parts, more than a socket holds, in one operation.
 #[test]
-fn a_long_send_is_one_operation() {
-    let Some(mut ring) = ring() else { return };
-    let (near, mut far) = pair();
+fn long_send_is_one_operation() {
+    let Some(mut ring) = open_uring() else { return };
+    let (near, mut far) = tcp_pair();
     let body: Vec<u8> = (0..30_000_000u32).map(|at| (at % 251) as u8).collect();
     let (a, b) = body.split_at(12_345_678);
     // SAFETY: `body` lives until the completion.
@@ -503,12 +508,12 @@ fn a_long_send_is_one_operation() {
         far.read_exact(&mut all).unwrap();
         all
     });
-    let sent = next(&mut ring);
-    let What::Sent(done) = sent.what else {
+    let sent = next_completion(&mut ring);
+    let CompletionKind::Sent(done) = sent.kind else {
         panic!("{sent:?}")
     };
     assert_eq!(
-        (done.result, &done.own[..], sent.is_last),
+        (done.result, &done.owned[..], sent.is_last),
         (Ok(30_000_004), &b"head"[..], true)
     );
     let all = reader.join().unwrap();
@@ -518,16 +523,16 @@ fn a_long_send_is_one_operation() {
 /// What has left says so when it is taken back: the rest can be sent in another way, and nothing
 /// twice.
 #[test]
-fn a_send_that_is_taken_back_tells_how_far_it_came() {
-    let Some(mut ring) = ring() else { return };
-    let (near, mut far) = pair();
+fn canceled_send_reports_the_bytes_sent() {
+    let Some(mut ring) = open_uring() else { return };
+    let (near, mut far) = tcp_pair();
     let body: Vec<u8> = (0..30_000_000u32).map(|at| (at % 251) as u8).collect();
     // SAFETY: `body` lives until it was taken back.
     let ticket = unsafe { ring.send(&near, 8, Box::new([]), &[&body]) }.unwrap();
     ring.submit().unwrap();
-    let sent = ring.take_back(ticket).unwrap().result.unwrap();
+    let sent = ring.cancel_send(ticket).unwrap().result.unwrap();
     assert!(sent > 0 && sent < body.len(), "{sent}");
-    assert_eq!(ring.under_way(), 0);
+    assert_eq!(ring.active_ops(), 0);
     drop(near);
     let mut all = Vec::new();
     far.read_to_end(&mut all).unwrap();
@@ -536,34 +541,34 @@ fn a_send_that_is_taken_back_tells_how_far_it_came() {
 
 /// What was begun by a thread that has ended goes on, or says that it does not.
 #[test]
-fn the_end_of_a_thread_loses_nothing() {
+fn exit_of_the_submitting_thread_loses_nothing() {
     for cooperative in [true, false] {
-        let Ok(ring) = Ring::open(Shape {
-            cooperative,
-            ..SMALL
+        let Ok(ring) = Uring::open(UringConfig {
+            coop_taskrun: cooperative,
+            ..SMALL_CONFIG
         }) else {
             return;
         };
         let mut ring = ring;
-        let (near, mut far) = pair();
+        let (near, mut far) = tcp_pair();
         let mut got = Vec::new();
         for round in 0..20u8 {
-            let begin = |ring: &mut Ring| {
+            let begin = |ring: &mut Uring| {
                 thread::scope(|scope| {
                     scope.spawn(|| {
-                        ring.receive(&near, 0).unwrap();
+                        ring.recv_multishot(&near, 0).unwrap();
                         ring.submit().unwrap();
                     });
                 });
             };
-            if ring.under_way() == 0 {
+            if ring.active_ops() == 0 {
                 begin(&mut ring);
             }
             far.write_all(&[round; 50]).unwrap();
             while got.len() < 50 * (usize::from(round) + 1) {
-                match next(&mut ring).what {
-                    What::Bytes(lease) => got.extend_from_slice(&lease),
-                    What::Failed(Errno::CANCELED) => begin(&mut ring),
+                match next_completion(&mut ring).kind {
+                    CompletionKind::Received(lease) => got.extend_from_slice(&lease),
+                    CompletionKind::Failed(Errno::CANCELED) => begin(&mut ring),
                     other => panic!("{other:?}"),
                 }
             }
@@ -579,41 +584,47 @@ fn the_end_of_a_thread_loses_nothing() {
 /// Without memory a receive ends, and begins again when there is some; what has come in between is
 /// there.
 #[test]
-fn want_of_buffers_ends_a_receive_and_loses_nothing() {
-    let Some(mut ring) = ring() else { return };
-    let (near, mut far) = pair();
+fn receive_without_buffers_ends_and_loses_nothing() {
+    let Some(mut ring) = open_uring() else { return };
+    let (near, mut far) = tcp_pair();
     far.write_all(&[9; 6 * 4096]).unwrap();
-    ring.receive(&near, 0).unwrap();
+    ring.recv_multishot(&near, 0).unwrap();
     ring.submit().unwrap();
     let mut held = Vec::new();
     let last = loop {
-        let completion = next(&mut ring);
-        match completion.what {
-            What::Bytes(lease) => held.push(lease),
+        let completion = next_completion(&mut ring);
+        match completion.kind {
+            CompletionKind::Received(lease) => held.push(lease),
             other => break other,
         }
     };
-    assert!(matches!(last, What::Failed(Errno::NOBUFS)), "{last:?}");
+    assert!(
+        matches!(last, CompletionKind::Failed(Errno::NOBUFS)),
+        "{last:?}"
+    );
     assert_eq!(held.len(), 4);
-    held = held.into_iter().map(super::Lease::detached).collect();
-    ring.receive(&near, 0).unwrap();
+    held = held
+        .into_iter()
+        .map(super::LeasedBuffer::into_owned)
+        .collect();
+    ring.recv_multishot(&near, 0).unwrap();
     ring.submit().unwrap();
     let mut count: usize = held.iter().map(|lease| lease.len()).sum();
     while count < 6 * 4096 {
-        count += bytes(&next(&mut ring).what).len();
+        count += received_bytes(&next_completion(&mut ring).kind).len();
     }
     assert_eq!(count, 6 * 4096);
 }
 
 #[test]
-fn a_ticket_says_nothing_about_another_ring() {
-    let (Some(mut one), Some(mut other)) = (ring(), ring()) else {
+fn op_id_of_another_instance_is_ignored() {
+    let (Some(mut one), Some(mut other)) = (open_uring(), open_uring()) else {
         return;
     };
-    let (near, _far) = pair();
-    let ticket = one.receive(&near, 0).unwrap();
+    let (near, _far) = tcp_pair();
+    let ticket = one.recv_multishot(&near, 0).unwrap();
     other.cancel(ticket);
-    other.abandon(ticket);
-    assert!(other.take_back(ticket).is_none());
-    assert_eq!(one.under_way(), 1);
+    other.detach(ticket);
+    assert!(other.cancel_send(ticket).is_none());
+    assert_eq!(one.active_ops(), 1);
 }

@@ -39,49 +39,49 @@ use io_uring::{opcode, squeue};
 use rustix::io::Errno;
 use rustix::net::SocketAddrAny;
 
-use super::ring::{Completion, Ring, Ticket, What};
-use super::slot::{Raw, Slot, TIMER, index};
+use super::instance::{CompletionKind, OpId, Uring, UringCompletion};
+use super::slot::{Cqe, TIMEOUT_BIT, UringSlot, slot_index};
 
 /// Longer than anybody waits, and not too long for the kernel.
-const LONGEST: Duration = Duration::from_secs(1 << 32);
+const MAX_TIMEOUT: Duration = Duration::from_secs(1 << 32);
 
 /// What has become of an operation that had its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum TimedOutcome {
     /// What it came to by itself.
-    Itself(Result<usize, Errno>),
+    Completed(Result<usize, Errno>),
     /// Its time was over.
     TimedOut,
     /// Something else has ended it: it was cancelled, or the thread that submitted it has ended.
-    Disturbed,
+    Interrupted,
 }
 
 /// What the kernel is told of by address, and which of the two have ended, and how.
 #[derive(Debug)]
-pub(super) struct Timed {
-    to: SocketAddrAny,
-    time: Timespec,
-    operation: Option<i32>,
-    timer: Option<i32>,
+pub(super) struct TimedOp {
+    addr: SocketAddrAny,
+    timeout: Timespec,
+    op_result: Option<i32>,
+    timer_result: Option<i32>,
 }
 
-impl Timed {
+impl TimedOp {
     fn new(to: SocketAddr, time: Duration) -> Box<Self> {
-        let time = Timespec::from(time.min(LONGEST));
+        let time = Timespec::from(time.min(MAX_TIMEOUT));
         Box::new(Self {
-            to: to.into(),
-            time,
-            operation: None,
-            timer: None,
+            addr: to.into(),
+            timeout: time,
+            op_result: None,
+            timer_result: None,
         })
     }
 
     /// One of the two has ended. False if it has before.
-    fn note(&mut self, raw: Raw) -> bool {
-        let half = if raw.name & TIMER == 0 {
-            &mut self.operation
+    fn record_result(&mut self, raw: Cqe) -> bool {
+        let half = if raw.user_data & TIMEOUT_BIT == 0 {
+            &mut self.op_result
         } else {
-            &mut self.timer
+            &mut self.timer_result
         };
         let is_first = half.is_none();
         half.get_or_insert(raw.result);
@@ -89,30 +89,30 @@ impl Timed {
     }
 
     /// The operation goes on, and nobody ends it.
-    fn is_endless(&self) -> bool {
-        let has_fired = self.timer == Some(-Errno::TIME.raw_os_error());
-        self.operation.is_none() && self.timer.is_some() && !has_fired
+    fn has_lost_timer(&self) -> bool {
+        let has_fired = self.timer_result == Some(-Errno::TIME.raw_os_error());
+        self.op_result.is_none() && self.timer_result.is_some() && !has_fired
     }
 
     /// What has become of it, when both have ended.
-    fn ended(&self) -> Option<Ended> {
-        Some(meaning(self.operation?, self.timer?))
+    fn outcome(&self) -> Option<TimedOutcome> {
+        Some(combine_results(self.op_result?, self.timer_result?))
     }
 }
 
 /// What both results say together.
-pub(super) fn meaning(operation: i32, timer: i32) -> Ended {
+pub(super) fn combine_results(operation: i32, timer: i32) -> TimedOutcome {
     let has_fired = [Errno::TIME, Errno::NOENT, Errno::ALREADY].map(|errno| -errno.raw_os_error());
     match u32::try_from(operation).map_err(|_| Errno::from_raw_os_error(-operation)) {
-        Err(errno) if !says_nothing(errno) => Ended::Itself(Err(errno)),
-        Err(_) if has_fired.contains(&timer) => Ended::TimedOut,
-        Err(_) => Ended::Disturbed,
-        Ok(count) => Ended::Itself(Ok(count as usize)),
+        Err(errno) if !is_cancellation(errno) => TimedOutcome::Completed(Err(errno)),
+        Err(_) if has_fired.contains(&timer) => TimedOutcome::TimedOut,
+        Err(_) => TimedOutcome::Interrupted,
+        Ok(count) => TimedOutcome::Completed(Ok(count as usize)),
     }
 }
 
 /// It has ended, and not by itself.
-fn says_nothing(errno: Errno) -> bool {
+fn is_cancellation(errno: Errno) -> bool {
     [
         Errno::CANCELED,
         Errno::INTR,
@@ -123,7 +123,7 @@ fn says_nothing(errno: Errno) -> bool {
     .contains(&errno)
 }
 
-impl Ring {
+impl Uring {
     /// Connects a socket, from the next [`submit`](Self::submit) on, within this time. How it has
     /// ended comes as one completion; until then the socket is nobody else's.
     ///
@@ -135,20 +135,20 @@ impl Ring {
         owner: u64,
         to: SocketAddr,
         time: Duration,
-    ) -> io::Result<Ticket> {
-        let timed = Timed::new(to, time);
+    ) -> io::Result<OpId> {
+        let timed = TimedOp::new(to, time);
         let entry = opcode::Connect::new(
             Fd(socket.as_raw_fd()),
-            timed.to.as_ptr().cast(),
-            timed.to.addr_len(),
+            timed.addr.as_ptr().cast(),
+            timed.addr.addr_len(),
         );
-        let timer = opcode::LinkTimeout::new(&raw const timed.time).build();
+        let timer = opcode::LinkTimeout::new(&raw const timed.timeout).build();
         let mut entries = [entry.build().flags(squeue::Flags::IO_LINK), timer];
-        self.begin(
+        self.push_op(
             &mut entries,
-            Slot {
+            UringSlot {
                 timed: Some(timed),
-                ..Slot::new(socket, owner)
+                ..UringSlot::new(socket, owner)
             },
         )
         .map_err(|(error, _)| error)
@@ -156,37 +156,40 @@ impl Ring {
 
     /// Why an operation that has its time has failed by itself, if that is known already. Its
     /// completion comes all the same.
-    pub(crate) fn failure(&mut self, ticket: Ticket) -> Option<Errno> {
-        self.fetch();
-        let raw = self.fetched.iter().find(|raw| raw.name == ticket.0)?;
-        raw.result().err().filter(|errno| !says_nothing(*errno))
+    pub(crate) fn early_error(&mut self, ticket: OpId) -> Option<Errno> {
+        self.fetch_cqes();
+        let raw = self
+            .fetched_cqes
+            .iter()
+            .find(|raw| raw.user_data == ticket.0)?;
+        raw.result().err().filter(|errno| !is_cancellation(*errno))
     }
 
     /// One that was never handed over.
     #[cfg(all(test, not(loom)))]
-    pub(super) fn haunt_timed(&mut self, socket: &Arc<OwnedFd>, owner: u64) -> Ticket {
-        let timed = Timed::new(([127, 0, 0, 1], 1).into(), Duration::ZERO);
-        Ticket(self.slots.insert(Slot {
+    pub(super) fn insert_stuck_timed_slot(&mut self, socket: &Arc<OwnedFd>, owner: u64) -> OpId {
+        let timed = TimedOp::new(([127, 0, 0, 1], 1).into(), Duration::ZERO);
+        OpId(self.slots.insert(UringSlot {
             timed: Some(timed),
-            ..Slot::new(socket, owner)
+            ..UringSlot::new(socket, owner)
         }) as u64)
     }
 
     /// What the end of an operation that has its time, or of its timer, means to its owner.
-    pub(super) fn made_of_half(&mut self, raw: Raw) -> Option<Completion> {
-        let ticket = Ticket(raw.name & !TIMER);
-        let slot = self.slots.get_mut(index(raw.name))?;
+    pub(super) fn timed_completion(&mut self, raw: Cqe) -> Option<UringCompletion> {
+        let ticket = OpId(raw.user_data & !TIMEOUT_BIT);
+        let slot = self.slots.get_mut(slot_index(raw.user_data))?;
         let timed = slot.timed.as_mut()?;
-        if !timed.note(raw) {
-            self.strays += 1;
-        } else if timed.is_endless() {
+        if !timed.record_result(raw) {
+            self.unmatched_cqes += 1;
+        } else if timed.has_lost_timer() {
             self.cancel(ticket);
-        } else if let Some(ended) = timed.ended() {
-            let owner = self.slots.remove(index(raw.name)).owner?;
-            return Some(Completion {
+        } else if let Some(ended) = timed.outcome() {
+            let owner = self.slots.remove(slot_index(raw.user_data)).owner?;
+            return Some(UringCompletion {
                 owner,
-                ticket,
-                what: What::Timed(ended),
+                op_id: ticket,
+                kind: CompletionKind::Timed(ended),
                 is_last: true,
             });
         }

@@ -29,7 +29,7 @@ pub enum WaitPolicy {
 
 /// Looks within one poll of a future. A poll must not hold up the executor: this is a few
 /// microseconds, also where a look takes ten times as long because nothing is optimised.
-const POLL_LOOKS: u32 = if cfg!(loom) {
+const MAX_POLL_SPINS: u32 = if cfg!(loom) {
     1
 } else if cfg!(debug_assertions) {
     10
@@ -37,76 +37,79 @@ const POLL_LOOKS: u32 = if cfg!(loom) {
     96
 };
 /// Looks that are still made when looking never pays off.
-const FEWEST_LOOKS: u32 = if cfg!(loom) { 0 } else { 2 };
+const MIN_POLL_SPINS: u32 = if cfg!(loom) { 0 } else { 2 };
 
 /// Polls in a row whose looking came to nothing, before looking is taken to be of no use; and how
 /// often it is tried nevertheless from then on.
-const PATIENCE: u32 = 4;
-const PROBE: u32 = 16;
+const MISS_LIMIT: u32 = 4;
+const PROBE_INTERVAL: u32 = 16;
 
 /// How often to look within one poll, learned from whether it paid off.
 #[derive(Debug)]
-pub(crate) struct Spinner {
-    misses: u32,
+pub(crate) struct PollSpinner {
+    consecutive_misses: u32,
     policy: WaitPolicy,
     /// How often it paid off, and how often not.
-    paid: u64,
-    lost: u64,
+    hits: u64,
+    total_misses: u64,
 }
 
-impl Spinner {
+impl PollSpinner {
     pub(crate) fn new(policy: WaitPolicy) -> Self {
-        let policy = if cores() < 2 {
+        let policy = if core_count() < 2 {
             WaitPolicy::Park
         } else {
             policy
         };
         Self {
-            misses: 0,
+            consecutive_misses: 0,
             policy,
-            paid: 0,
-            lost: 0,
+            hits: 0,
+            total_misses: 0,
         }
     }
 
     /// How often to look.
-    pub(crate) fn looks(&self) -> u32 {
+    pub(crate) fn spin_limit(&self) -> u32 {
         match self.policy {
             WaitPolicy::Park => 0,
-            WaitPolicy::Spin => POLL_LOOKS,
-            WaitPolicy::Adaptive if self.misses < PATIENCE || self.misses.is_multiple_of(PROBE) => {
-                POLL_LOOKS
+            WaitPolicy::Spin => MAX_POLL_SPINS,
+            WaitPolicy::Adaptive
+                if self.consecutive_misses < MISS_LIMIT
+                    || self.consecutive_misses.is_multiple_of(PROBE_INTERVAL) =>
+            {
+                MAX_POLL_SPINS
             }
-            WaitPolicy::Adaptive => FEWEST_LOOKS,
+            WaitPolicy::Adaptive => MIN_POLL_SPINS,
         }
     }
 
     /// It paid off.
-    pub(crate) fn hit(&mut self) {
-        self.misses = 0;
-        self.paid += 1;
+    pub(crate) fn record_hit(&mut self) {
+        self.consecutive_misses = 0;
+        self.hits += 1;
     }
 
     /// It did not.
-    pub(crate) fn miss(&mut self) {
-        self.misses = self.misses.wrapping_add(1);
-        self.lost += 1;
+    pub(crate) fn record_miss(&mut self) {
+        self.consecutive_misses = self.consecutive_misses.wrapping_add(1);
+        self.total_misses += 1;
     }
 
     /// How often it has paid off, and how often not.
-    pub(crate) fn paid_and_lost(&self) -> (u64, u64) {
-        (self.paid, self.lost)
+    pub(crate) fn spin_stats(&self) -> (u64, u64) {
+        (self.hits, self.total_misses)
     }
 }
 
 /// Longest and shortest time a driver looks between the last news and sleep. A model knows no time.
-const LONGEST: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 100 });
-const SHORTEST: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 5 });
+const MAX_SPIN: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 100 });
+const MIN_SPIN: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 5 });
 
 /// How many drivers of this process are looking right now.
-static SPINNING: AtomicUsize = AtomicUsize::new(0);
+static SPINNING_DRIVERS: AtomicUsize = AtomicUsize::new(0);
 
-fn cores() -> usize {
+fn core_count() -> usize {
     if cfg!(loom) {
         // The same on every machine, and no limit for models that run side by side.
         return usize::MAX;
@@ -117,62 +120,62 @@ fn cores() -> usize {
 
 /// The time a driver looks for news before it sleeps.
 #[derive(Debug)]
-pub(crate) struct Window {
-    length: Duration,
+pub(crate) struct SpinBudget {
+    limit: Duration,
     /// When the driver began to look without finding anything, and whether anything was found since
     /// it woke.
-    since: Option<Instant>,
-    found: bool,
+    spinning_since: Option<Instant>,
+    found_work: bool,
 }
 
-impl Window {
+impl SpinBudget {
     pub(crate) fn new() -> Self {
         Self {
-            length: LONGEST,
-            since: None,
-            found: false,
+            limit: MAX_SPIN,
+            spinning_since: None,
+            found_work: false,
         }
     }
 
     /// There was news.
-    pub(crate) fn news(&mut self) {
-        self.found = self.since.is_some() || self.found;
-        self.close();
+    pub(crate) fn on_progress(&mut self) {
+        self.found_work = self.spinning_since.is_some() || self.found_work;
+        self.stop();
     }
 
     /// There was none: true while it is worth looking again.
-    pub(crate) fn look_again(&mut self) -> bool {
-        let Some(since) = self.since else {
-            if SPINNING.fetch_add(1, Ordering::Relaxed) >= cores() {
-                SPINNING.fetch_sub(1, Ordering::Relaxed);
+    pub(crate) fn should_spin(&mut self) -> bool {
+        let Some(since) = self.spinning_since else {
+            if SPINNING_DRIVERS.fetch_add(1, Ordering::Relaxed) >= core_count() {
+                SPINNING_DRIVERS.fetch_sub(1, Ordering::Relaxed);
                 return false;
             }
-            self.since = Some(Instant::now());
+            self.spinning_since = Some(Instant::now());
             return true;
         };
-        if since.elapsed() < self.length {
+        if since.elapsed() < self.limit {
             return true;
         }
-        self.length = if self.found {
-            (self.length * 2).min(LONGEST)
+        self.limit = if self.found_work {
+            (self.limit * 2).min(MAX_SPIN)
         } else {
-            (self.length / 2).max(SHORTEST)
+            (self.limit / 2).max(MIN_SPIN)
         };
-        self.found = false;
-        self.close();
+        self.found_work = false;
+        self.stop();
         false
     }
 
     /// Stops looking.
-    pub(crate) fn close(&mut self) {
-        if self.since.take().is_some() {
-            SPINNING.fetch_sub(1, Ordering::Relaxed);
+    pub(crate) fn stop(&mut self) {
+        if self.spinning_since.take().is_some() {
+            SPINNING_DRIVERS.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
-impl Drop for Window {
+impl Drop for SpinBudget {
     fn drop(&mut self) {
-        self.close();
+        self.stop();
     }
 }

@@ -9,23 +9,27 @@ use fabric_async::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::role::Peer;
 use crate::run;
+use crate::test_peer::TestPeer;
 
 /// Longer than any test takes.
-const LONG: Duration = Duration::from_secs(90);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Plays the part of one that connects, and sends back what it receives.
-pub(crate) async fn caller(name: &str) {
+pub(crate) async fn connect_and_echo(name: &str) {
     let id = std::process::id().to_le_bytes();
-    if let Ok(ep) = Endpoint::connect(name).private_data(id).timeout(LONG).await {
-        send_back(&ep).await;
+    if let Ok(ep) = Endpoint::connect(name)
+        .private_data(id)
+        .timeout(CONNECT_TIMEOUT)
+        .await
+    {
+        echo_loop(&ep).await;
     }
 }
 
 /// Plays the part of one that accepts everybody, and sends back what they send. Tells whoever has
 /// started it where it is.
-pub(crate) async fn door(parent: &str) {
+pub(crate) async fn accept_and_echo(parent: &str) {
     let mut door = PassiveEndpoint::bind("tcp://").await.expect("bind");
     let own = Endpoint::connect(parent)
         .private_data(door.name().to_string())
@@ -35,28 +39,28 @@ pub(crate) async fn door(parent: &str) {
         let Ok(ep) = request.accept("welcome").await else {
             continue;
         };
-        tokio::spawn(async move { send_back(&ep).await });
+        tokio::spawn(async move { echo_loop(&ep).await });
     }
     drop(own);
 }
 
 /// Tickets that a clerk takes.
-const TICKETS: u64 = 200;
+const FETCH_ADDS: u64 = 200;
 
 /// Plays the part of one that is told where tickets are, takes some, and tells their sum; then it
 /// goes on at another counter until somebody ends it.
-pub(crate) async fn clerk(name: &str) {
+pub(crate) async fn fetch_add_client(name: &str) {
     let id = std::process::id().to_le_bytes();
     let ep = Endpoint::connect(name)
         .private_data(id)
-        .timeout(LONG)
+        .timeout(CONNECT_TIMEOUT)
         .await
         .expect("somebody is there");
     let peer = ep.peer().expect("a connected endpoint");
     let where_from = ep.recv().tag(1).await.expect("told");
     let tickets = RemoteRegion::from_bytes(&where_from).expect("a region");
     let mut sum = 0;
-    for _ in 0..TICKETS {
+    for _ in 0..FETCH_ADDS {
         sum += ep
             .fetch_add(peer, tickets.at(0), 1u64)
             .await
@@ -76,7 +80,7 @@ pub(crate) async fn clerk(name: &str) {
 /// Clerks share tickets, and a pool of receives takes their reports. One that is killed takes
 /// nothing of the others with it.
 #[test]
-fn clerks_are_killed_while_they_count() {
+fn killed_atomic_clients_do_not_affect_others() {
     const CLERKS: u64 = 3;
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
@@ -92,16 +96,20 @@ fn clerks_are_killed_while_they_count() {
             let domain = fabric.domain(&info).unwrap();
             let mut eq = fabric.event_queue(64).unwrap();
             domain.bind_eq(&eq).unwrap();
-            let pool = domain.shared_receive(&info).unwrap().open().unwrap();
+            let pool = domain.shared_rx_context(&info).unwrap().open().unwrap();
             let mut door = fabric.passive_endpoint(&info).unwrap().listen().unwrap();
             let region = domain
                 .alloc(16, Access::REMOTE_READ | Access::REMOTE_WRITE)
                 .unwrap();
             let mut clerks = Vec::new();
             for _ in 0..CLERKS {
-                let child = Peer::start("tcp clerk", &door.name().to_string());
-                let request = request_of(&mut door, &child).await;
-                let ep = domain.endpoint(&info).unwrap().bind_shared(&pool).unwrap();
+                let child = TestPeer::start("tcp fetch_add_client", &door.name().to_string());
+                let request = next_request_from(&mut door, &child).await;
+                let ep = domain
+                    .endpoint(&info)
+                    .unwrap()
+                    .bind_shared_rx(&pool)
+                    .unwrap();
                 let ep = ep.accept(request, "").await.unwrap();
                 ep.send(ep.peer().unwrap(), region.remote().to_bytes().to_vec())
                     .tag(1)
@@ -120,7 +128,7 @@ fn clerks_are_killed_while_they_count() {
                 );
                 sum += u64::from_le_bytes(report[..].try_into().unwrap());
             }
-            let all = CLERKS * TICKETS;
+            let all = CLERKS * FETCH_ADDS;
             assert_eq!(
                 (region.load(0), sum),
                 (Ok(all), all * (all - 1) / 2),
@@ -150,7 +158,7 @@ fn clerks_are_killed_while_they_count() {
     }
 }
 
-async fn send_back(ep: &Endpoint) {
+async fn echo_loop(ep: &Endpoint) {
     let peer = ep.peer().expect("a connected endpoint");
     while let Ok(message) = ep.recv().await {
         if ep.send(peer, message.into_bytes()).await.is_err() {
@@ -160,13 +168,13 @@ async fn send_back(ep: &Endpoint) {
 }
 
 /// The one that this process has started, not one of another test.
-async fn request_of(door: &mut PassiveEndpoint, peer: &Peer) -> ConnectionRequest {
+async fn next_request_from(door: &mut PassiveEndpoint, peer: &TestPeer) -> ConnectionRequest {
     let request = door.next().await.unwrap();
     assert_eq!(request.private_data(), peer.0.id().to_le_bytes());
     request
 }
 
-async fn talk(ep: &Endpoint) {
+async fn assert_echo_works(ep: &Endpoint) {
     let peer = ep.peer().unwrap();
     for len in [0, 8, 100_000, 3_000_000] {
         let (sent, got) = tokio::join!(ep.send(peer, vec![len as u8; len]), ep.recv());
@@ -176,7 +184,7 @@ async fn talk(ep: &Endpoint) {
 }
 
 /// What is under way when the peer is killed fails, and the event queue says that it has gone.
-async fn ends_with(ep: Endpoint, mut peer: Peer) {
+async fn kill_and_assert_ops_fail(ep: Endpoint, mut peer: TestPeer) {
     let number = ep.peer().unwrap();
     let mut events = ep.events().unwrap();
     let sent = ep.send(number, vec![0; 100 << 20]).start().unwrap();
@@ -209,7 +217,7 @@ async fn ends_with(ep: Endpoint, mut peer: Peer) {
 }
 
 #[test]
-fn killed_callers_are_noticed_and_others_come() {
+fn killed_clients_are_reported_and_others_accepted() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
             let mut door = Endpoint::options()
@@ -218,35 +226,35 @@ fn killed_callers_are_noticed_and_others_come() {
                 .await
                 .unwrap();
             let name = door.name().to_string();
-            let friend = Peer::start("tcp caller", &name);
-            let friend = request_of(&mut door, &friend)
+            let friend = TestPeer::start("tcp connect_and_echo", &name);
+            let friend = next_request_from(&mut door, &friend)
                 .await
                 .accept("")
                 .await
                 .map(|ep| (ep, friend))
                 .unwrap();
             for _ in 0..5 {
-                let victim = Peer::start("tcp caller", &name);
-                let ep = request_of(&mut door, &victim)
+                let victim = TestPeer::start("tcp connect_and_echo", &name);
+                let ep = next_request_from(&mut door, &victim)
                     .await
                     .accept("come in")
                     .await
                     .unwrap();
-                talk(&ep).await;
-                ends_with(ep, victim).await;
-                talk(&friend.0).await;
+                assert_echo_works(&ep).await;
+                kill_and_assert_ops_fail(ep, victim).await;
+                assert_echo_works(&friend.0).await;
             }
         });
     }
 }
 
 #[test]
-fn a_killed_door_is_noticed_and_another_is_found() {
+fn killed_server_is_reported_and_can_be_replaced() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
             let mut here = PassiveEndpoint::bind("tcp://").await.unwrap();
             for _ in 0..5 {
-                let child = Peer::start("tcp door", &here.name().to_string());
+                let child = TestPeer::start("tcp accept_and_echo", &here.name().to_string());
                 let request = here.next().await.unwrap();
                 let there = String::from_utf8(request.private_data().to_vec()).unwrap();
                 let _told = request.accept("").await.unwrap();
@@ -257,8 +265,8 @@ fn a_killed_door_is_noticed_and_another_is_found() {
                     (one.private_data(), two.private_data()),
                     (&b"welcome"[..], &b"welcome"[..])
                 );
-                tokio::join!(talk(&one), talk(&two));
-                ends_with(one, child).await;
+                tokio::join!(assert_echo_works(&one), assert_echo_works(&two));
+                kill_and_assert_ops_fail(one, child).await;
                 assert!(two.recv().await.unwrap_err().error.is_peer_gone());
                 assert_eq!(
                     connect().await.unwrap_err(),
@@ -271,13 +279,13 @@ fn a_killed_door_is_noticed_and_another_is_found() {
 
 /// Requests of programs that are gone cost nothing but themselves.
 #[test]
-fn callers_may_be_killed_before_they_are_accepted() {
+fn clients_may_be_killed_before_accept() {
     run(async {
         let mut door = PassiveEndpoint::bind("tcp://").await.unwrap();
         let name = door.name().to_string();
         for round in 0..10 {
-            let mut victim = Peer::start("tcp caller", &name);
-            let request = request_of(&mut door, &victim).await;
+            let mut victim = TestPeer::start("tcp connect_and_echo", &name);
+            let request = next_request_from(&mut door, &victim).await;
             victim.0.kill().unwrap();
             victim.0.wait().unwrap();
             match round % 3 {
@@ -289,19 +297,19 @@ fn callers_may_be_killed_before_they_are_accepted() {
                 },
             }
         }
-        let friend = Peer::start("tcp caller", &name);
-        let ep = request_of(&mut door, &friend)
+        let friend = TestPeer::start("tcp connect_and_echo", &name);
+        let ep = next_request_from(&mut door, &friend)
             .await
             .accept("in time")
             .await
             .unwrap();
-        talk(&ep).await;
+        assert_echo_works(&ep).await;
     });
 }
 
 /// Whoever connects has its time to say what it wants, and is thrown out after that.
 #[test]
-fn who_says_nothing_is_thrown_out() {
+fn connections_without_a_request_time_out() {
     run(async {
         let info = discover(&Hints::new().provider("tcp").ep_type(EpType::Msg))
             .await
@@ -316,11 +324,11 @@ fn who_says_nothing_is_thrown_out() {
             .unwrap()
             .listen()
             .unwrap();
-        let mut silent = TcpStream::connect(door.name().socket().unwrap())
+        let mut silent = TcpStream::connect(door.name().socket_addr().unwrap())
             .await
             .unwrap();
         // Half of a request is nothing either.
-        let mut halfway = TcpStream::connect(door.name().socket().unwrap())
+        let mut halfway = TcpStream::connect(door.name().socket_addr().unwrap())
             .await
             .unwrap();
         halfway.write_all(&[3, 0, 0, 0, 0, 0, 0, 0]).await.unwrap();

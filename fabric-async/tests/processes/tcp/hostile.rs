@@ -1,40 +1,40 @@
 //! Peers that speak to the socket themselves hurt their own connection and nothing else.
 
 use fabric_async::{DownReason, Endpoint, Error};
-use fabric_core::tcp::{Control, ControlKind, Hello};
+use fabric_core::tcp::{CmKind, CmMessage, RdmCmData};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
-use super::{bound, next_end, next_rejection, still_works};
-use crate::census::{alone, private_bytes};
+use super::{assert_still_works, bind_with_events, next_down_reason, next_rejection};
+use crate::leak_check::{private_bytes, run_in_own_process};
 use crate::run;
 
 /// A connection that has said nothing yet.
-async fn knock(ep: &Endpoint) -> TcpStream {
-    TcpStream::connect(ep.name().socket().unwrap())
+async fn connect_raw(ep: &Endpoint) -> TcpStream {
+    TcpStream::connect(ep.name().socket_addr().unwrap())
         .await
         .unwrap()
 }
 
-pub(super) fn request(port: u16, instance: u32) -> Vec<u8> {
-    Control::new(ControlKind::Request, &Hello::new(port, instance).encode())
+pub(super) fn encode_request(port: u16, instance: u32) -> Vec<u8> {
+    CmMessage::new(CmKind::Request, &RdmCmData::new(port, instance).encode())
         .unwrap()
         .encode()
 }
 
 /// A connection that was accepted.
-pub(super) async fn accepted(ep: &Endpoint, port: u16) -> TcpStream {
-    let mut socket = knock(ep).await;
-    socket.write_all(&request(port, 7)).await.unwrap();
+pub(super) async fn connect_accepted(ep: &Endpoint, port: u16) -> TcpStream {
+    let mut socket = connect_raw(ep).await;
+    socket.write_all(&encode_request(port, 7)).await.unwrap();
     let mut answer = [0; 40];
     socket.read_exact(&mut answer).await.unwrap();
-    let (control, _) = Control::decode(&answer).unwrap().unwrap();
-    assert_eq!(control.kind, ControlKind::Accept);
+    let (control, _) = CmMessage::decode(&answer).unwrap().unwrap();
+    assert_eq!(control.kind, CmKind::Accept);
     socket
 }
 
 /// The header of a message, with everything at will.
-pub(super) fn header(code: u8, flags: u16, op: u8, len: u8, total: u64) -> Vec<u8> {
+pub(super) fn encode_header(code: u8, flags: u16, op: u8, len: u8, total: u64) -> Vec<u8> {
     let mut bytes = vec![3, code, 0, 0, op, 0, len, 0];
     bytes[2..4].copy_from_slice(&flags.to_le_bytes());
     bytes.extend_from_slice(&total.to_le_bytes());
@@ -42,7 +42,7 @@ pub(super) fn header(code: u8, flags: u16, op: u8, len: u8, total: u64) -> Vec<u
 }
 
 /// Reads until the other end is gone.
-pub(super) async fn until_gone(mut socket: TcpStream) -> Vec<u8> {
+pub(super) async fn read_until_closed(mut socket: TcpStream) -> Vec<u8> {
     let mut said = Vec::new();
     // Whether it ends in order or not is of no interest.
     let _ = socket.read_to_end(&mut said).await;
@@ -50,18 +50,18 @@ pub(super) async fn until_gone(mut socket: TcpStream) -> Vec<u8> {
 }
 
 #[test]
-fn who_is_no_peer_is_sent_away_with_the_reason() {
+fn invalid_connect_requests_are_rejected_with_reason() {
     run(async {
-        let (ep, mut events) = bound().await;
-        let good = request(9, 7);
+        let (ep, mut events) = bind_with_events().await;
+        let good = encode_request(9, 7);
         let with = |at: usize, byte: u8| {
             let mut bytes = good.clone();
             bytes[at] = byte;
             bytes
         };
-        let no_private = Control::new(ControlKind::Request, &[]).unwrap().encode();
-        let other = Control::new(
-            ControlKind::Request,
+        let no_private = CmMessage::new(CmKind::Request, &[]).unwrap().encode();
+        let other = CmMessage::new(
+            CmKind::Request,
             &[1, 2, 4, 3, 0x39, 0x30, 2, 0, 0, 64, 0, 0],
         )
         .unwrap()
@@ -76,30 +76,30 @@ fn who_is_no_peer_is_sent_away_with_the_reason() {
             ("byte order", with(24, 2), 0),
             ("another kind of endpoint", no_private, 32),
             ("another kind of endpoint", other, 44),
-            ("another kind of endpoint", request(0, 7), 40),
+            ("another kind of endpoint", encode_request(0, 7), 40),
         ];
         for (reason, bytes, answer) in cases {
-            let mut socket = knock(&ep).await;
+            let mut socket = connect_raw(&ep).await;
             socket.write_all(&bytes).await.unwrap();
             let error = next_rejection(&mut events).await;
             assert!(
                 matches!(&error, Error::Protocol { what, .. } if what.contains(reason)),
                 "{reason}: {error}"
             );
-            assert_eq!(until_gone(socket).await.len(), answer, "{reason}");
+            assert_eq!(read_until_closed(socket).await.len(), answer, "{reason}");
         }
-        drop(knock(&ep).await);
-        still_works(&ep).await;
+        drop(connect_raw(&ep).await);
+        assert_still_works(&ep).await;
     });
 }
 
 #[test]
-fn a_request_may_come_in_pieces() {
+fn connect_request_is_accepted_byte_by_byte() {
     run(async {
-        let (ep, _events) = bound().await;
-        let mut socket = knock(&ep).await;
-        let message = [&header(0, 0, 0, 16, 19)[..], b"abc"].concat();
-        for byte in [request(9, 7), message].concat() {
+        let (ep, _events) = bind_with_events().await;
+        let mut socket = connect_raw(&ep).await;
+        let message = [&encode_header(0, 0, 0, 16, 19)[..], b"abc"].concat();
+        for byte in [encode_request(9, 7), message].concat() {
             socket.write_all(&[byte]).await.unwrap();
             tokio::task::yield_now().await;
         }
@@ -110,15 +110,20 @@ fn a_request_may_come_in_pieces() {
 /// What connected endpoints say of themselves means nothing to one that talks with many, and is
 /// nothing that it says.
 #[test]
-fn marks_of_connected_endpoints_mean_nothing_here() {
+fn vendor_extension_is_ignored_by_rdm_endpoints() {
     run(async {
-        let (ep, mut events) = bound().await;
-        let plain = request(9, 7);
+        let (ep, mut events) = bind_with_events().await;
+        let plain = encode_request(9, 7);
         let mut answers = Vec::new();
         for mark in [[0; 16], [0xff; 16], *b"fabric-?\x01\0\0\0\xff\xff\xff\xff"] {
-            let mut socket = knock(&ep).await;
+            let mut socket = connect_raw(&ep).await;
             let asks = [&plain[..8], &mark, &plain[24..]].concat();
-            let message = [&header(1, 0, 0, 24, 27)[..], &5u64.to_le_bytes(), b"abc"].concat();
+            let message = [
+                &encode_header(1, 0, 0, 24, 27)[..],
+                &5u64.to_le_bytes(),
+                b"abc",
+            ]
+            .concat();
             socket.write_all(&[asks, message].concat()).await.unwrap();
             let mut answer = vec![0; 40];
             socket.read_exact(&mut answer).await.unwrap();
@@ -127,7 +132,7 @@ fn marks_of_connected_endpoints_mean_nothing_here() {
             let got = ep.recv().tag(5).await.unwrap();
             assert_eq!(&got[..], b"abc");
             drop(socket);
-            next_end(&mut events).await;
+            next_down_reason(&mut events).await;
         }
         assert!(answers.iter().all(|answer| *answer == answers[0]));
         // Nor does it ask with any, or heed one in the answer.
@@ -146,143 +151,148 @@ fn marks_of_connected_endpoints_mean_nothing_here() {
             heard
         };
         let sends = async {
-            let peer = ep.lookup(&name[..]).await.unwrap();
+            let peer = ep.add_peer(&name[..]).await.unwrap();
             ep.send(peer, "abc").tag(5).await.unwrap();
         };
         let (heard, ()) = tokio::join!(asked, sends);
         assert_eq!(heard[24..], *b"abc");
-        still_works(&ep).await;
+        assert_still_works(&ep).await;
     });
 }
 
 /// The silent ones make room for others, and go by themselves in the end.
 #[test]
-fn silence_is_nobodys_problem() {
+fn silent_connections_are_evicted_or_time_out() {
     run(async {
-        let (ep, mut events) = bound().await;
-        let first = knock(&ep).await;
+        let (ep, mut events) = bind_with_events().await;
+        let first = connect_raw(&ep).await;
         let mut others = Vec::new();
         for _ in 0..100 {
-            others.push(knock(&ep).await);
+            others.push(connect_raw(&ep).await);
         }
-        still_works(&ep).await;
-        assert_eq!(until_gone(first).await, []);
+        assert_still_works(&ep).await;
+        assert_eq!(read_until_closed(first).await, []);
         let error = next_rejection(&mut events).await;
         assert!(error.to_string().contains("not said who it is"), "{error}");
-        assert_eq!(until_gone(others.pop().unwrap()).await, []);
+        assert_eq!(read_until_closed(others.pop().unwrap()).await, []);
     });
 }
 
 #[test]
-fn half_a_message_leaves_its_receive_posted() {
+fn partial_message_leaves_its_receive_posted() {
     for is_reset in [true, false] {
         run(async {
-            let (ep, mut events) = bound().await;
+            let (ep, mut events) = bind_with_events().await;
             let receiving = ep.recv().tag(5).start().unwrap();
-            let mut socket = accepted(&ep, 9).await;
-            let mut half = header(1, 0, 0, 24, 24 + 100_000);
+            let mut socket = connect_accepted(&ep, 9).await;
+            let mut half = encode_header(1, 0, 0, 24, 24 + 100_000);
             half.extend_from_slice(&5u64.to_le_bytes());
             half.resize(half.len() + 50_000, 1);
             socket.write_all(&half).await.unwrap();
             if is_reset {
                 // Once it has arrived: a reset throws away what has not.
-                while ep.stats().received.bytes == 0 && rest(&socket) > 0 {
+                while ep.stats().received.bytes == 0 && readable_bytes(&socket) > 0 {
                     tokio::task::yield_now().await;
                 }
                 rustix::net::sockopt::set_socket_linger(&socket, Some(std::time::Duration::ZERO))
                     .unwrap();
             }
             drop(socket);
-            next_end(&mut events).await;
+            next_down_reason(&mut events).await;
             let friend = Endpoint::bind("tcp://").await.unwrap();
-            let to_ep = friend.lookup(ep.name()).await.unwrap();
+            let to_ep = friend.add_peer(ep.name()).await.unwrap();
             friend.send(to_ep, "whole").tag(5).await.unwrap();
             assert_eq!(&receiving.await.unwrap()[..], b"whole");
-            still_works(&ep).await;
+            assert_still_works(&ep).await;
         });
     }
 }
 
 /// Bytes that were sent and not acknowledged.
-fn rest(socket: &TcpStream) -> u64 {
+fn readable_bytes(socket: &TcpStream) -> u64 {
     rustix::io::ioctl_fionread(socket).unwrap_or(0)
 }
 
 #[test]
-fn what_breaks_the_rules_ends_that_connection_only() {
+fn malformed_frames_end_only_that_connection() {
     run(async {
-        let (ep, mut events) = bound().await;
+        let (ep, mut events) = bind_with_events().await;
         let tag = 7u64.to_le_bytes();
         let cases: [(&str, Vec<u8>); 8] = [
-            ("longer than memory", header(0, 0, 0, 16, 1 << 60)),
-            ("longer than memory", header(0, 0, 0, 16, u64::MAX)),
-            ("shorter than its header", header(0, 0, 0, 16, 15)),
-            ("acknowledgement of nothing", header(0, 0, 2, 16, 16)),
-            ("no question", header(3, 0, 0, 16, 20)),
-            ("rendezvous", header(6, 0, 1, 16, 16)),
-            ("unknown operation", header(200, 0, 0, 16, 16)),
+            ("longer than memory", encode_header(0, 0, 0, 16, 1 << 60)),
+            ("longer than memory", encode_header(0, 0, 0, 16, u64::MAX)),
+            ("shorter than its header", encode_header(0, 0, 0, 16, 15)),
+            ("acknowledgement of nothing", encode_header(0, 0, 2, 16, 16)),
+            ("no question", encode_header(3, 0, 0, 16, 20)),
+            ("rendezvous", encode_header(6, 0, 1, 16, 16)),
+            ("unknown operation", encode_header(200, 0, 0, 16, 16)),
             (
                 "lacks a part",
-                [&header(1, 0, 0, 23, 40)[..], &tag].concat(),
+                [&encode_header(1, 0, 0, 23, 40)[..], &tag].concat(),
             ),
         ];
         // One that waits for something sees none of it.
         let quiet = ep.recv().tag(1).start().unwrap();
         for (number, (reason, bytes)) in cases.into_iter().enumerate() {
-            let mut socket = accepted(&ep, 9).await;
+            let mut socket = connect_accepted(&ep, 9).await;
             // What came before is still there.
-            let good = [&header(0, 0, 0, 16, 17)[..], &[number as u8]].concat();
+            let good = [&encode_header(0, 0, 0, 16, 17)[..], &[number as u8]].concat();
             socket.write_all(&[good, bytes].concat()).await.unwrap();
             assert_eq!(ep.recv().await.unwrap()[..], [number as u8]);
-            let end = next_end(&mut events).await;
+            let end = next_down_reason(&mut events).await;
             assert!(
                 matches!(end, DownReason::Protocol(what) if what.contains(reason)),
                 "{reason}: {end:?}"
             );
-            assert_eq!(until_gone(socket).await, [], "{reason}");
+            assert_eq!(read_until_closed(socket).await, [], "{reason}");
         }
-        still_works(&ep).await;
+        assert_still_works(&ep).await;
         assert!(matches!(
             quiet.cancel().await,
-            fabric_async::Canceled::Withdrawn(_)
+            fabric_async::CancelOutcome::Canceled(_)
         ));
     });
 }
 
 /// A message that is announced and does not come uses address space, and no memory.
 #[test]
-fn announced_bytes_use_no_memory() {
-    alone("tcp::hostile::announced_bytes_use_no_memory", || {
-        run(async {
-            let (ep, mut events) = bound().await;
-            let mut socket = accepted(&ep, 9).await;
-            still_works(&ep).await;
-            let receiving = ep.recv().start().unwrap();
-            let before = private_bytes();
-            socket
-                .write_all(&[&header(0, 0, 0, 16, 16 + (1 << 30))[..], b"a little"].concat())
-                .await
-                .unwrap();
-            still_works(&ep).await;
-            assert!(private_bytes() < before + (64 << 20));
-            drop(socket);
-            next_end(&mut events).await;
-            let friend = Endpoint::bind("tcp://").await.unwrap();
-            let to_ep = friend.lookup(ep.name()).await.unwrap();
-            friend.send(to_ep, "all of it").await.unwrap();
-            assert_eq!(&receiving.await.unwrap()[..], b"all of it");
-        });
-    });
+fn announced_length_alone_uses_no_memory() {
+    run_in_own_process(
+        "tcp::hostile::announced_length_alone_uses_no_memory",
+        || {
+            run(async {
+                let (ep, mut events) = bind_with_events().await;
+                let mut socket = connect_accepted(&ep, 9).await;
+                assert_still_works(&ep).await;
+                let receiving = ep.recv().start().unwrap();
+                let before = private_bytes();
+                socket
+                    .write_all(
+                        &[&encode_header(0, 0, 0, 16, 16 + (1 << 30))[..], b"a little"].concat(),
+                    )
+                    .await
+                    .unwrap();
+                assert_still_works(&ep).await;
+                assert!(private_bytes() < before + (64 << 20));
+                drop(socket);
+                next_down_reason(&mut events).await;
+                let friend = Endpoint::bind("tcp://").await.unwrap();
+                let to_ep = friend.add_peer(ep.name()).await.unwrap();
+                friend.send(to_ep, "all of it").await.unwrap();
+                assert_eq!(&receiving.await.unwrap()[..], b"all of it");
+            });
+        },
+    );
 }
 
 /// One that does not read has what is for it wait; the others go on.
 #[test]
-fn who_does_not_read_holds_up_nobody() {
+fn peer_that_does_not_read_does_not_block_others() {
     run(async {
-        let (ep, _events) = bound().await;
-        let mut socket = accepted(&ep, 9).await;
+        let (ep, _events) = bind_with_events().await;
+        let mut socket = connect_accepted(&ep, 9).await;
         socket
-            .write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat())
+            .write_all(&[&encode_header(0, 0, 0, 16, 17)[..], b"x"].concat())
             .await
             .unwrap();
         let stuck = ep.recv().await.unwrap().source().unwrap();
@@ -290,31 +300,31 @@ fn who_does_not_read_holds_up_nobody() {
             .map(|_| ep.send(stuck, vec![1; 5 << 20]).start().unwrap())
             .collect();
         for _ in 0..20 {
-            still_works(&ep).await;
+            assert_still_works(&ep).await;
         }
         let last = sends.pop().unwrap();
         assert!(
-            matches!(last.cancel().await, fabric_async::Canceled::Withdrawn(buf) if buf.len() == 5 << 20)
+            matches!(last.cancel().await, fabric_async::CancelOutcome::Canceled(buf) if buf.len() == 5 << 20)
         );
         drop(socket);
         let failed = sends.pop().unwrap().await.unwrap_err();
         assert!(failed.error.is_peer_gone(), "{}", failed.error);
-        still_works(&ep).await;
+        assert_still_works(&ep).await;
     });
 }
 
 /// What has begun cannot be taken back: the connection ends there, and the next message goes over
 /// another one.
 #[test]
-fn an_address_that_is_removed_in_the_middle_of_a_message_ends_the_connection() {
+fn av_remove_mid_message_ends_the_connection() {
     const LONG: usize = 64 << 20;
     run(async {
-        let (ep, mut events) = bound().await;
+        let (ep, mut events) = bind_with_events().await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let name = format!("tcp://{}", listener.local_addr().unwrap());
-        let mut socket = accepted(&ep, listener.local_addr().unwrap().port()).await;
+        let mut socket = connect_accepted(&ep, listener.local_addr().unwrap().port()).await;
         socket
-            .write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat())
+            .write_all(&[&encode_header(0, 0, 0, 16, 17)[..], b"x"].concat())
             .await
             .unwrap();
         let stuck = ep.recv().await.unwrap().source().unwrap();
@@ -332,7 +342,7 @@ fn an_address_that_is_removed_in_the_middle_of_a_message_ends_the_connection() {
             let (mut socket, _) = listener.accept().await.unwrap();
             let mut request = [0; 40];
             socket.read_exact(&mut request).await.unwrap();
-            let answer = Control::new(ControlKind::Accept, &Hello::new(9, 7).encode()).unwrap();
+            let answer = CmMessage::new(CmKind::Accept, &RdmCmData::new(9, 7).encode()).unwrap();
             socket.write_all(&answer.encode()).await.unwrap();
             let mut message = [0; 16 + 5];
             socket.read_exact(&mut message).await.unwrap();
@@ -341,28 +351,31 @@ fn an_address_that_is_removed_in_the_middle_of_a_message_ends_the_connection() {
         };
         let (sent, again) = tokio::join!(ep.send(peer, "again"), answering);
         sent.unwrap();
-        let rest = until_gone(socket).await;
+        let rest = read_until_closed(socket).await;
         assert!(
             rest.len() < LONG && rest.iter().all(|byte| *byte == 1),
             "{} bytes",
             rest.len()
         );
-        next_end(&mut events).await;
+        next_down_reason(&mut events).await;
         drop(again);
-        still_works(&ep).await;
+        assert_still_works(&ep).await;
     });
 }
 
 /// Answers it owes are not collected without end: who does not read them is not read from.
 #[test]
-fn who_asks_for_answers_and_does_not_read_them_is_not_heard() {
+fn peer_that_does_not_read_acks_is_not_read() {
     run(async {
-        let (ep, mut events) = bound().await;
+        let (ep, mut events) = bind_with_events().await;
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(4096).unwrap();
-        let mut socket = socket.connect(ep.name().socket().unwrap()).await.unwrap();
-        socket.write_all(&request(9, 7)).await.unwrap();
-        let asking = std::iter::repeat_n(header(0, 4, 0, 16, 16), 1 << 12)
+        let mut socket = socket
+            .connect(ep.name().socket_addr().unwrap())
+            .await
+            .unwrap();
+        socket.write_all(&encode_request(9, 7)).await.unwrap();
+        let asking = std::iter::repeat_n(encode_header(0, 4, 0, 16, 16), 1 << 12)
             .collect::<Vec<_>>()
             .concat();
         // The network holds tens of megabytes at most; without a bound this goes on.
@@ -393,13 +406,13 @@ fn who_asks_for_answers_and_does_not_read_them_is_not_heard() {
             looks() - before
         );
         drop(socket);
-        next_end(&mut events).await;
-        still_works(&ep).await;
+        next_down_reason(&mut events).await;
+        assert_still_works(&ep).await;
     });
 }
 
 /// Waits until nothing is looked at any more: for ever, when something keeps the driver awake.
-async fn falls_asleep(ep: &Endpoint) {
+async fn wait_until_idle(ep: &Endpoint) {
     let looks = || (ep.domain().stats().passes, ep.domain().stats().parks);
     let mut before = looks();
     loop {
@@ -414,13 +427,13 @@ async fn falls_asleep(ep: &Endpoint) {
 /// A connection that has ended for this side, because a message broke off, is still read, so that
 /// its end is noticed; and what is asked there is nobody's duty.
 #[test]
-fn who_is_not_listened_to_asks_in_vain() {
+fn read_requests_after_write_close_get_no_response() {
     for questions in [1, 2000] {
         run(async {
-            let (ep, mut events) = bound().await;
-            let mut socket = accepted(&ep, 9).await;
+            let (ep, mut events) = bind_with_events().await;
+            let mut socket = connect_accepted(&ep, 9).await;
             socket
-                .write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat())
+                .write_all(&[&encode_header(0, 0, 0, 16, 17)[..], b"x"].concat())
                 .await
                 .unwrap();
             let stuck = ep.recv().await.unwrap().source().unwrap();
@@ -431,16 +444,16 @@ fn who_is_not_listened_to_asks_in_vain() {
             socket.read_to_end(&mut Vec::new()).await.unwrap();
 
             socket
-                .write_all(&header(2, 0, 0, 16, 16).repeat(questions))
+                .write_all(&encode_header(2, 0, 0, 16, 16).repeat(questions))
                 .await
                 .unwrap();
-            still_works(&ep).await;
+            assert_still_works(&ep).await;
             let waits = tokio::spawn(ep.recv().tag(77).start().unwrap());
-            falls_asleep(&ep).await;
+            wait_until_idle(&ep).await;
             drop(socket);
-            next_end(&mut events).await;
+            next_down_reason(&mut events).await;
             waits.abort();
-            still_works(&ep).await;
+            assert_still_works(&ep).await;
         });
     }
 }

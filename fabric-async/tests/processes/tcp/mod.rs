@@ -1,37 +1,37 @@
 //! Over TCP: peers that die and come back, and peers that speak to the socket themselves.
 
-mod answers;
+mod address_reuse;
+mod connect_responses;
 pub(crate) mod connected;
-mod dialects;
+mod fairness;
 mod hostile;
-mod namespaces;
-mod networks;
-mod onesided;
+mod interfaces;
+mod lingering_peers;
+mod msg_options;
+mod network_namespaces;
 mod options;
-mod ring;
-mod siege;
-mod successors;
-mod tuned;
-mod turns;
-mod unanswered;
+mod protocols;
+mod rma;
+mod unanswered_connects;
+mod uring;
 mod zero_copy;
 
-pub(crate) use onesided::target;
-pub(crate) use tuned::visitor;
-pub(crate) use zero_copy::poor;
+pub(crate) use msg_options::host_name_client;
+pub(crate) use rma::rma_target;
+pub(crate) use zero_copy::low_memlock_sender;
 
 use std::time::Duration;
 
 use fabric_async::{Endpoint, Error, EventQueue, FiAddr, Progress, Protocol};
 
-pub(crate) use namespaces::{borrower, lender, lonely, mirror};
+pub(crate) use network_namespaces::{echo_any_peer, link_loss_client, rma_client, rma_owner};
 
-use crate::role::Peer;
+use crate::health::{assert_still_works, kill_after, next_down_reason, next_rejection};
 use crate::run;
-use crate::witness::{killed_after, next_end, next_rejection, still_works};
+use crate::test_peer::TestPeer;
 
 /// An endpoint at an address of its own on the network inside the machine.
-async fn bound() -> (Endpoint, EventQueue) {
+async fn bind_with_events() -> (Endpoint, EventQueue) {
     let ep = Endpoint::bind("tcp://").await.unwrap();
     let events = ep.events().unwrap();
     (ep, events)
@@ -42,7 +42,7 @@ async fn bound() -> (Endpoint, EventQueue) {
 pub(crate) async fn echo(names: &str) {
     let (name, survivor) = names.split_once(' ').expect("two names");
     let ep = Endpoint::bind(name).await.expect("bind");
-    let peer = ep.lookup(survivor).await.expect("the survivor is there");
+    let peer = ep.add_peer(survivor).await.expect("the survivor is there");
     ep.send(peer, "ready").tag(3).await.expect("a peer");
     while let Ok(message) = ep.recv().from(peer).await {
         if ep.send(peer, message.into_bytes()).tag(4).await.is_err() {
@@ -52,13 +52,13 @@ pub(crate) async fn echo(names: &str) {
 }
 
 /// Sends messages of all sizes, for ever.
-pub(crate) async fn chatter(name: &str, protocol: Protocol) {
+pub(crate) async fn send_forever(name: &str, protocol: Protocol) {
     let ep = Endpoint::options()
         .protocol(protocol)
         .bind("tcp://")
         .await
         .expect("bind");
-    let peer = ep.lookup(name).await.expect("the survivor is there");
+    let peer = ep.add_peer(name).await.expect("the survivor is there");
     for round in 0usize.. {
         let len = [8, 100, 4096, 60_000, 3_000_000][round % 5];
         if ep.send(peer, vec![round as u8; len]).tag(1).await.is_err() {
@@ -68,23 +68,23 @@ pub(crate) async fn chatter(name: &str, protocol: Protocol) {
 }
 
 /// It has gone, in the middle of a message or between two.
-fn is_gone(error: &Error) -> bool {
+fn is_peer_gone(error: &Error) -> bool {
     error.is_peer_gone()
 }
 
 /// Receives what this peer chatters, whole messages only, until it has gone.
-async fn chatter_until_gone(ep: &Endpoint, source: FiAddr) {
+async fn recv_until_gone(ep: &Endpoint, source: FiAddr) {
     let error = loop {
         match ep.recv().tag(1).from(source).await {
             Ok(message) => assert!(message.iter().all(|byte| *byte == message[0])),
             Err(failed) => break failed.error,
         }
     };
-    assert!(is_gone(&error), "{error}");
+    assert!(is_peer_gone(&error), "{error}");
 }
 
 #[test]
-fn a_peer_that_comes_back_under_its_name_is_reached_again() {
+fn restarted_peer_is_reached_by_its_old_address() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
             let ep = Endpoint::options()
@@ -105,12 +105,12 @@ fn a_peer_that_comes_back_under_its_name_is_reached_again() {
             let name = port.to_string();
             let mut addr = None;
             for life in 0..10u8 {
-                let mut peer = Peer::start("tcp echo", &format!("{name} {}", ep.name()));
+                let mut peer = TestPeer::start("tcp echo", &format!("{name} {}", ep.name()));
                 let ready = ep.recv().tag(3).await.unwrap();
                 // A number that was given by hand means the address, whoever is there.
                 let addr = match addr {
                     Some(addr) => addr,
-                    None => *addr.insert(ep.lookup(&name[..]).await.unwrap()),
+                    None => *addr.insert(ep.add_peer(&name[..]).await.unwrap()),
                 };
                 assert!(life == 0 || ready.source().unwrap() == addr);
                 ep.send(addr, vec![life; 1000]).await.unwrap();
@@ -122,34 +122,34 @@ fn a_peer_that_comes_back_under_its_name_is_reached_again() {
                 peer.0.kill().unwrap();
                 peer.0.wait().unwrap();
                 let failed = awaited.await.unwrap_err();
-                assert!(is_gone(&failed.error), "{}", failed.error);
+                assert!(is_peer_gone(&failed.error), "{}", failed.error);
                 let failed = sent.await.unwrap_err();
                 assert!(
-                    is_gone(&failed.error) && failed.buf.len() == 100 << 20,
+                    is_peer_gone(&failed.error) && failed.buf.len() == 100 << 20,
                     "{}",
                     failed.error
                 );
-                next_end(&mut events).await;
+                next_down_reason(&mut events).await;
             }
-            still_works(&ep).await;
+            assert_still_works(&ep).await;
         });
     }
 }
 
 #[test]
-fn kills_are_noticed_and_disturb_nobody() {
+fn killed_senders_are_reported_and_do_not_affect_others() {
     run(async {
-        let (ep, mut events) = bound().await;
-        let mut friend = Peer::start("tcp echo", &format!("tcp:// {}", ep.name()));
+        let (ep, mut events) = bind_with_events().await;
+        let mut friend = TestPeer::start("tcp echo", &format!("tcp:// {}", ep.name()));
         let ready = ep.recv().tag(3).await.unwrap();
         let to_friend = ready.source().unwrap();
         for kill in 0..30u64 {
-            let victim = Peer::start("tcp chatter", &ep.name().to_string());
+            let victim = TestPeer::start("tcp send_forever", &ep.name().to_string());
             let source = ep.recv().tag(1).await.unwrap().source().unwrap();
-            let killer = killed_after(victim, Duration::from_micros(kill * 300));
-            chatter_until_gone(&ep, source).await;
+            let killer = kill_after(victim, Duration::from_micros(kill * 300));
+            recv_until_gone(&ep, source).await;
             killer.join().unwrap();
-            next_end(&mut events).await;
+            next_down_reason(&mut events).await;
             ep.send(to_friend, kill.to_le_bytes().to_vec())
                 .await
                 .unwrap();
@@ -161,13 +161,13 @@ fn kills_are_noticed_and_disturb_nobody() {
 
 /// Each dials the other before it hears of it: one connection is left, and nothing is lost.
 #[test]
-fn two_that_dial_each_other_at_once_agree() {
+fn simultaneous_connects_leave_one_connection() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
             for round in 0..100 {
                 let open = || Endpoint::options().progress(progress).bind("tcp://");
                 let (a, b) = (open().await.unwrap(), open().await.unwrap());
-                let (to_b, to_a) = tokio::join!(a.lookup(b.name()), b.lookup(a.name()));
+                let (to_b, to_a) = tokio::join!(a.add_peer(b.name()), b.add_peer(a.name()));
                 let (to_b, to_a) = (to_b.unwrap(), to_a.unwrap());
                 let ab = (0..5u8)
                     .map(|number| a.send(to_b, vec![number; 1 + round * 500]).start().unwrap());

@@ -6,16 +6,16 @@ use std::time::Duration;
 use fabric_async::{Endpoint, Error, SocketIo, SocketOptions};
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
 
-use crate::role::Peer;
+use crate::health::{assert_still_works, kill_after};
 use crate::run;
-use crate::witness::{killed_after, still_works};
+use crate::test_peer::TestPeer;
 
-const LEN: usize = 1 << 20;
+const MESSAGE_LEN: usize = 1 << 20;
 
 /// Everything long, also where that does not pay. Nothing where the kernel refuses a ring.
-async fn bound() -> Option<Endpoint> {
-    let mut options = SocketOptions::new().zero_copy_from(0);
-    options.insists_on_zero_copy = true;
+async fn bind_forced_zero_copy() -> Option<Endpoint> {
+    let mut options = SocketOptions::new().zero_copy_threshold(0);
+    options.force_zero_copy = true;
     let options = Endpoint::options()
         .socket_io(SocketIo::IoUring)
         .socket_options(options);
@@ -33,16 +33,18 @@ async fn bound() -> Option<Endpoint> {
 }
 
 #[test]
-fn buffers_come_back_from_peers_that_are_killed() {
+fn send_buffers_return_when_peer_is_killed() {
     run(async {
-        let Some(ep) = bound().await else { return };
+        let Some(ep) = bind_forced_zero_copy().await else {
+            return;
+        };
         for kill in 0..20u64 {
-            let peer = Peer::start("tcp echo", &format!("tcp:// {}", ep.name()));
+            let peer = TestPeer::start("tcp echo", &format!("tcp:// {}", ep.name()));
             let to_peer = ep.recv().tag(3).await.unwrap().source().unwrap();
             let sends: Vec<_> = (0..30u8)
-                .map(|number| ep.send(to_peer, vec![number; LEN]).start().unwrap())
+                .map(|number| ep.send(to_peer, vec![number; MESSAGE_LEN]).start().unwrap())
                 .collect();
-            let killer = killed_after(peer, Duration::from_micros(kill * 500));
+            let killer = kill_after(peer, Duration::from_micros(kill * 500));
             for (send, number) in sends.into_iter().zip(0..) {
                 let buf = match send.await {
                     Ok(done) => done.buf,
@@ -51,34 +53,36 @@ fn buffers_come_back_from_peers_that_are_killed() {
                         failed.buf
                     }
                 };
-                assert!(buf == vec![number; LEN]);
+                assert!(buf == vec![number; MESSAGE_LEN]);
             }
             killer.join().unwrap();
         }
         let stats = ep.stats();
         eprintln!(
             "{} without a copy, {} copied anyway",
-            stats.zero_copy, stats.copied_anyway
+            stats.zero_copy, stats.zero_copy_fallbacks
         );
-        still_works(&ep).await;
+        assert_still_works(&ep).await;
     });
 }
 
 /// Nobody waits for a peer that does not go on: what is dropped leaves its memory to the ring, and
 /// that outlives the domain.
 #[test]
-fn a_peer_that_stops_holds_nobody_up() {
+fn stopped_peer_does_not_block_drop_of_the_domain() {
     run(async {
-        let Some(ep) = bound().await else { return };
-        let peer = Peer::start("tcp echo", &format!("tcp:// {}", ep.name()));
+        let Some(ep) = bind_forced_zero_copy().await else {
+            return;
+        };
+        let peer = TestPeer::start("tcp echo", &format!("tcp:// {}", ep.name()));
         let to_peer = ep.recv().tag(3).await.unwrap().source().unwrap();
         let pid = Pid::from_child(&peer.0);
         kill_process(pid, Signal::STOP).unwrap();
         let mut sends: Vec<_> = (0..30u8)
-            .map(|number| ep.send(to_peer, vec![number; LEN]).start().unwrap())
+            .map(|number| ep.send(to_peer, vec![number; MESSAGE_LEN]).start().unwrap())
             .collect();
         drop(sends.split_off(15));
-        still_works(&ep).await;
+        assert_still_works(&ep).await;
         drop(sends);
         drop(ep);
         kill_process(pid, Signal::CONT).unwrap();
@@ -86,7 +90,7 @@ fn a_peer_that_stops_holds_nobody_up() {
 }
 
 /// Plays the part of one that may not keep so much memory in place.
-pub(crate) async fn poor(name: &str) {
+pub(crate) async fn low_memlock_sender(name: &str) {
     let limit = Some(4 << 20);
     setrlimit(
         Resource::Memlock,
@@ -96,8 +100,10 @@ pub(crate) async fn poor(name: &str) {
         },
     )
     .expect("it is less than before");
-    let Some(ep) = bound().await else { return };
-    let peer = ep.lookup(name).await.expect("the survivor is there");
+    let Some(ep) = bind_forced_zero_copy().await else {
+        return;
+    };
+    let peer = ep.add_peer(name).await.expect("the survivor is there");
     for number in 0..3 {
         let done = ep
             .send(peer, vec![number; 30 << 20])
@@ -106,21 +112,23 @@ pub(crate) async fn poor(name: &str) {
         assert!(done.buf == vec![number; 30 << 20]);
     }
     let stats = ep.stats();
-    assert_eq!((stats.zero_copy, stats.copied_anyway), (0, 0));
+    assert_eq!((stats.zero_copy, stats.zero_copy_fallbacks), (0, 0));
 }
 
 #[test]
-fn who_may_not_keep_memory_in_place_sends_copies() {
+fn sender_below_memlock_limit_copies() {
     const NOBODY: u32 = 65_534;
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: needs root, to be somebody else");
     }
     run(async {
         let ep = Endpoint::bind("tcp://").await.unwrap();
-        let mut poor = match Peer::start_as("tcp poor", &ep.name().to_string(), NOBODY) {
-            Ok(poor) => poor,
-            Err(error) => return eprintln!("skipped, another user cannot start this: {error}"),
-        };
+        let mut poor =
+            match TestPeer::start_as_user("tcp low_memlock_sender", &ep.name().to_string(), NOBODY)
+            {
+                Ok(poor) => poor,
+                Err(error) => return eprintln!("skipped, another user cannot start this: {error}"),
+            };
         for number in 0..3 {
             assert!(ep.recv().await.unwrap()[..] == vec![number; 30 << 20]);
         }

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use fabric_async::{Endpoint, Error, Progress};
 
-use super::{ended, still_works};
-use crate::role::Peer;
+use super::{assert_still_works, wait_exit};
 use crate::run;
+use crate::test_peer::TestPeer;
 
 /// Datagrams of one flood.
-const FLOOD: usize = 20_000;
+const FLOOD_DATAGRAMS: usize = 20_000;
 /// Strangers of one crowd: more than an endpoint knows at a time.
-const CROWD: usize = 3000;
+const SENDERS: usize = 3000;
 
 /// Plays the part of a stranger that sends datagrams of every kind, many at a time.
 pub(crate) fn flood(name: &str) {
@@ -23,7 +23,7 @@ pub(crate) fn flood(name: &str) {
     let garbage: Vec<u8> = (0..65_507u32)
         .map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8)
         .collect();
-    for number in 0..FLOOD {
+    for number in 0..FLOOD_DATAGRAMS {
         let len = [0, 0, 1, 0, 1472, 0, 1473, 9000, 65_507][number % 9];
         sockets[number % sockets.len()]
             .send_to(&garbage[..len], at)
@@ -32,9 +32,9 @@ pub(crate) fn flood(name: &str) {
 }
 
 /// Plays the part of many strangers, each of which says one word, is answered, and is gone.
-pub(crate) fn crowd(name: &str) {
+pub(crate) fn many_senders(name: &str) {
     let at = name.strip_prefix("fi_udp://").expect("an address");
-    for _ in 0..CROWD {
+    for _ in 0..SENDERS {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
         socket.send_to(b"hello", at).expect("a network");
         // Only there to find hangs.
@@ -47,9 +47,9 @@ pub(crate) fn crowd(name: &str) {
 
 /// Takes all that waits; returns how many messages there were, and checks that each is as it was
 /// sent, or cut.
-async fn drain(ep: &Endpoint) -> usize {
+async fn drain_unexpected(ep: &Endpoint) -> usize {
     let mut count = 0;
-    while ep.probe().now().unwrap().is_some() {
+    while ep.probe().try_probe().unwrap().is_some() {
         match ep.recv().await {
             Ok(message) => assert!([0, 1, 1472].contains(&message.len())),
             Err(failed) => {
@@ -65,7 +65,7 @@ async fn drain(ep: &Endpoint) -> usize {
 }
 
 #[test]
-fn a_flood_is_kept_within_the_budget() {
+fn datagram_flood_stays_within_the_unexpected_budget() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
             let ep = Endpoint::options()
@@ -74,42 +74,42 @@ fn a_flood_is_kept_within_the_budget() {
                 .await
                 .unwrap();
             for _ in 0..2 {
-                let mut peer = Peer::start("udp flood", &ep.name().to_string());
+                let mut peer = TestPeer::start("udp flood", &ep.name().to_string());
                 // Something else goes on meanwhile, though what it sends may be lost.
                 while peer.0.try_wait().unwrap().is_none() {
                     ep.domain().progress();
                     assert!(ep.stats().unexpected_bytes <= 4 << 20);
                     tokio::task::yield_now().await;
                 }
-                assert!(ended(&mut peer).await.success());
+                assert!(wait_exit(&mut peer).await.success());
                 let before = ep.stats();
-                let count = drain(&ep).await;
+                let count = drain_unexpected(&ep).await;
                 assert!(
                     count >= before.unexpected && count > 0,
                     "{count} {before:?}"
                 );
                 assert_eq!((ep.stats().unexpected, ep.stats().unexpected_bytes), (0, 0));
-                still_works(&ep).await;
+                assert_still_works(&ep).await;
             }
         });
     }
 }
 
 #[test]
-fn a_crowd_is_forgotten() {
+fn auto_inserted_senders_are_evicted() {
     run(async {
         let ep = Endpoint::bind("udp://").await.unwrap();
         let friend = Endpoint::bind("udp://").await.unwrap();
-        let known = ep.lookup(friend.name()).await.unwrap();
-        let mut peer = Peer::start("udp crowd", &ep.name().to_string());
+        let known = ep.add_peer(friend.name()).await.unwrap();
+        let mut peer = TestPeer::start("udp many_senders", &ep.name().to_string());
         let mut most = 0;
-        for _ in 0..CROWD {
+        for _ in 0..SENDERS {
             let got = ep.recv().await.unwrap();
             assert_eq!(&got[..], b"hello");
             ep.send(got.source().unwrap(), "ok").await.unwrap();
             most = most.max(ep.address_vector().peers().len());
         }
-        assert!(ended(&mut peer).await.success());
+        assert!(wait_exit(&mut peer).await.success());
         // The friend, and those that are remembered.
         assert_eq!((most, ep.address_vector().peers().len()), (1025, 1025));
         assert_eq!(
@@ -117,6 +117,6 @@ fn a_crowd_is_forgotten() {
             Ok(friend.name()),
             "who was looked up stays"
         );
-        still_works(&ep).await;
+        assert_still_works(&ep).await;
     });
 }

@@ -1,24 +1,24 @@
 //! Between processes over UDP: peers that die and come back, groups, strangers that flood, and
 //! libfabric's own programs.
 
-mod class;
+mod fi_pingpong;
 mod hostile;
-mod pingpong;
+mod traffic_class;
 
-pub(crate) use hostile::{crowd, flood};
+pub(crate) use hostile::{flood, many_senders};
 
 use std::net::UdpSocket;
 use std::process::ExitStatus;
 
 use fabric_async::{Endpoint, Progress};
 
-use crate::role::Peer;
 use crate::run;
+use crate::test_peer::TestPeer;
 
 /// The endpoint still works: a friend gets an answer.
-async fn still_works(ep: &Endpoint) {
+async fn assert_still_works(ep: &Endpoint) {
     let friend = Endpoint::bind("udp://").await.unwrap();
-    let peer = friend.lookup(ep.name()).await.unwrap();
+    let peer = friend.add_peer(ep.name()).await.unwrap();
     friend.send(peer, "are you there").await.unwrap();
     let got = ep.recv().await.unwrap();
     assert_eq!(&got[..], b"are you there");
@@ -31,7 +31,7 @@ async fn still_works(ep: &Endpoint) {
 pub(crate) async fn echo(names: &str) {
     let (name, survivor) = names.split_once(' ').expect("two names");
     let ep = Endpoint::bind(name).await.expect("bind");
-    let peer = ep.lookup(survivor).await.expect("an address");
+    let peer = ep.add_peer(survivor).await.expect("an address");
     ep.send(peer, "ready").await.expect("a network");
     loop {
         let message = ep.recv().await.expect("this endpoint is open");
@@ -42,20 +42,20 @@ pub(crate) async fn echo(names: &str) {
 }
 
 /// Plays the part of a member of a group, that tells the one who speaks there what it has heard.
-pub(crate) async fn member(names: &str) {
+pub(crate) async fn multicast_member(names: &str) {
     let (group, survivor) = names.split_once(' ').expect("two names");
     let ep = Endpoint::options()
         .progress(Progress::Auto)
         .bind("udp://")
         .await
         .expect("bind");
-    let group = ep.join(group).expect("a group");
-    let peer = ep.lookup(survivor).await.expect("an address");
+    let group = ep.join_multicast(group).expect("a group");
+    let peer = ep.add_peer(survivor).await.expect("an address");
     ep.send(peer, "ready").await.expect("a network");
     loop {
         let message = ep.recv().await.expect("this endpoint is open");
         let source = message.source().expect("a number");
-        assert!(source == peer && source != group.peer());
+        assert!(source == peer && source != group.fi_addr());
         ep.send(peer, message.into_bytes())
             .await
             .expect("a network");
@@ -63,7 +63,7 @@ pub(crate) async fn member(names: &str) {
 }
 
 #[test]
-fn a_peer_that_comes_back_under_its_address_is_the_same() {
+fn restarted_peer_keeps_its_address_handle() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
             let ep = Endpoint::options()
@@ -80,9 +80,9 @@ fn a_peer_that_comes_back_under_its_address_is_the_same() {
                 .local_addr()
                 .unwrap();
             let (name, mut events) = (format!("udp://{at}"), ep.events().unwrap());
-            let addr = ep.lookup(&name[..]).await.unwrap();
+            let addr = ep.add_peer(&name[..]).await.unwrap();
             for life in 0..10u8 {
-                let mut peer = Peer::start("udp echo", &format!("{name} {}", ep.name()));
+                let mut peer = TestPeer::start("udp echo", &format!("{name} {}", ep.name()));
                 let ready = ep.recv().await.unwrap();
                 assert_eq!((&ready[..], ready.source()), (&b"ready"[..], Ok(addr)));
                 for len in [0, 1, 1000, 1472] {
@@ -95,26 +95,29 @@ fn a_peer_that_comes_back_under_its_address_is_the_same() {
                 for _ in 0..3 {
                     ep.send(addr, "into the dark").await.unwrap();
                 }
-                assert_eq!(ep.probe().now().unwrap(), None);
+                assert_eq!(ep.probe().try_probe().unwrap(), None);
             }
             assert_eq!(
                 (ep.stats().failed, ep.stats().dropped, events.try_next()),
                 (0, 0, None)
             );
-            still_works(&ep).await;
+            assert_still_works(&ep).await;
         });
     }
 }
 
 #[test]
-fn a_group_spans_processes() {
+fn multicast_group_spans_processes() {
     run(async {
         let ep = Endpoint::bind("udp://").await.unwrap();
         let [.., high, low] = std::process::id().to_be_bytes();
         let group = format!("udp://239.{high}.{low}.251:7000");
         let mut members = Vec::new();
         for _ in 0..3 {
-            members.push(Peer::start("udp member", &format!("{group} {}", ep.name())));
+            members.push(TestPeer::start(
+                "udp multicast_member",
+                &format!("{group} {}", ep.name()),
+            ));
             assert_eq!(&ep.recv().await.unwrap()[..], b"ready");
         }
         let to_all = ep.address_vector().insert(&group[..]).unwrap();
@@ -147,7 +150,7 @@ fn a_group_spans_processes() {
 }
 
 /// Waits for the end of a child, while others make progress.
-async fn ended(peer: &mut Peer) -> ExitStatus {
+async fn wait_exit(peer: &mut TestPeer) -> ExitStatus {
     loop {
         if let Some(status) = peer.0.try_wait().unwrap() {
             return status;

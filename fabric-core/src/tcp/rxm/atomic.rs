@@ -1,25 +1,25 @@
 //! Atomic operations and what is said to them.
 
-use crate::atomic::{AtomicCall, AtomicOp, AtomicSpec, Datatype, MAX_ATOMIC};
+use crate::atomic::{AtomicCall, AtomicOp, AtomicSpec, Datatype, MAX_ATOMIC_BYTES};
 use crate::error::Error;
-use crate::mr::Denied;
-use crate::provider::Remote;
-use crate::tcp::rows::ROW;
-use crate::tcp::{Broken, MOST_ROWS, Order, Row, Rows};
+use crate::mr::AccessError;
+use crate::tcp::rma_iov::RMA_IOV_LEN;
+use crate::tcp::{ByteOrder, MAX_RMA_IOV, ProtocolViolation, RmaIovList, WireRmaIov};
+use crate::transport::RmaIov;
 
-use super::EAGER;
+use super::EAGER_LIMIT;
 
 /// Bytes of the places before the operands: always room for all that there may be.
-pub(crate) const PLACES: usize = MOST_ROWS * ROW;
+pub(crate) const ATOMIC_IOV_LEN: usize = MAX_RMA_IOV * RMA_IOV_LEN;
 /// The most bytes of operands and comparands.
-pub const MOST_OPERANDS: usize = EAGER - PLACES;
+pub const MAX_OPERAND_BYTES: usize = EAGER_LIMIT - ATOMIC_IOV_LEN;
 /// Bytes before what was fetched: a status, and how many bytes that is.
-pub(crate) const STATUS: usize = 8;
+pub(crate) const ATOMIC_STATUS_LEN: usize = 8;
 
 /// What the prefix of a packet says of an atomic operation: numbers of `fi_atomic(3)`, of which
 /// this library may not know all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Atomic {
+pub struct AtomicHeader {
     /// How it is called.
     pub call: AtomicCall,
     /// On what.
@@ -27,13 +27,13 @@ pub struct Atomic {
     /// What is computed.
     pub op: u8,
     /// How many places it is about; 0 in a response.
-    pub rows: u8,
+    pub rma_iov_count: u8,
 }
 
-impl Atomic {
+impl AtomicHeader {
     /// This operation on one place.
     #[must_use]
-    pub fn of(spec: AtomicSpec) -> Self {
+    pub fn from_spec(spec: AtomicSpec) -> Self {
         let place = |at: Option<usize>| at.map_or(u8::MAX, |at| at as u8);
         let datatype = place(
             Datatype::ALL
@@ -45,7 +45,7 @@ impl Atomic {
             call: spec.call,
             datatype,
             op,
-            rows: 1,
+            rma_iov_count: 1,
         }
     }
 
@@ -66,13 +66,16 @@ impl Atomic {
 
     /// What the response to it says of it.
     #[must_use]
-    pub fn answered(self) -> Self {
-        Self { rows: 0, ..self }
+    pub fn for_response(self) -> Self {
+        Self {
+            rma_iov_count: 0,
+            ..self
+        }
     }
 }
 
 /// How many bytes of operands, comparands among them, come with so many bytes of values.
-pub(crate) fn operands(spec: AtomicSpec, values: usize) -> Option<usize> {
+pub(crate) fn operand_bytes(spec: AtomicSpec, values: usize) -> Option<usize> {
     match spec {
         AtomicSpec {
             op: AtomicOp::Read, ..
@@ -86,8 +89,8 @@ pub(crate) fn operands(spec: AtomicSpec, values: usize) -> Option<usize> {
 }
 
 /// One place, of so many values.
-pub(crate) fn encode_place(row: Row) -> [u8; PLACES] {
-    let mut bytes = [0; PLACES];
+pub(crate) fn encode_rma_iov(row: WireRmaIov) -> [u8; ATOMIC_IOV_LEN] {
+    let mut bytes = [0; ATOMIC_IOV_LEN];
     for (word, into) in [row.addr, row.len, row.key]
         .into_iter()
         .zip(bytes.chunks_mut(8))
@@ -101,52 +104,63 @@ pub(crate) fn encode_place(row: Row) -> [u8; PLACES] {
 ///
 /// # Errors
 /// There are none, or too many.
-pub(crate) fn decode_places(bytes: &[u8; PLACES], count: u8) -> Result<Rows, Broken> {
+pub(crate) fn decode_rma_iovs(
+    bytes: &[u8; ATOMIC_IOV_LEN],
+    count: u8,
+) -> Result<RmaIovList, ProtocolViolation> {
     let count = usize::from(count);
-    if !(1..=MOST_ROWS).contains(&count) {
-        return Err(Broken("an atomic operation on no place, or on too many"));
+    if !(1..=MAX_RMA_IOV).contains(&count) {
+        return Err(ProtocolViolation(
+            "an atomic operation on no place, or on too many",
+        ));
     }
-    Ok(Rows::decode(&bytes[..count * ROW], count, Order::NATIVE))
+    Ok(RmaIovList::decode(
+        &bytes[..count * RMA_IOV_LEN],
+        count,
+        ByteOrder::NATIVE,
+    ))
 }
 
 /// How an atomic operation has ended at the peer, as libfabric writes it: 0, or the negative number
 /// of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Status(pub i32);
+pub struct AtomicStatus(pub i32);
 
-impl Status {
+impl AtomicStatus {
     /// It was done.
-    pub const DONE: Self = Self(0);
+    pub const SUCCESS: Self = Self(0);
     /// There is no such operation.
-    pub const UNKNOWN: Self = Self(-95);
-    const REFUSED: Self = Self(-13);
+    pub const NOT_SUPPORTED: Self = Self(-95);
+    const ACCESS_DENIED: Self = Self(-13);
     const INVALID: Self = Self(-22);
 
     /// It was not done for this reason. libfabric has one word for a wrong key, right and range.
     #[must_use]
-    pub fn denied(why: Denied) -> Self {
+    pub fn from_access_error(why: AccessError) -> Self {
         match why {
-            Denied::Unknown | Denied::NotGranted | Denied::Beyond(_) => Self::REFUSED,
-            Denied::Across => Self::INVALID,
+            AccessError::UnknownKey | AccessError::NotGranted | AccessError::OutOfBounds(_) => {
+                Self::ACCESS_DENIED
+            }
+            AccessError::Misaligned => Self::INVALID,
         }
     }
 
     /// What whoever has asked for it hears, on this place.
-    pub(crate) fn error(self, place: &Remote) -> Error {
+    pub(crate) fn to_error(self, place: &RmaIov) -> Error {
         match self {
-            Self::REFUSED => Error::Key {
+            Self::ACCESS_DENIED => Error::Key {
                 key: place.key,
                 why: "is refused by the peer: key, right or range",
             },
-            Self::UNKNOWN => Error::NotSupported("this atomic operation, by the peer"),
+            Self::NOT_SUPPORTED => Error::NotSupported("this atomic operation, by the peer"),
             Self(number) => Error::os("fi_atomic of the peer", number.saturating_abs()),
         }
     }
 
     /// What stands before so many bytes that were fetched: the one part of this dialect in the
     /// order of the network.
-    pub(crate) fn encode(self, fetched: usize) -> [u8; STATUS] {
-        let mut bytes = [0; STATUS];
+    pub(crate) fn encode(self, fetched: usize) -> [u8; ATOMIC_STATUS_LEN] {
+        let mut bytes = [0; ATOMIC_STATUS_LEN];
         bytes[..4].copy_from_slice(&self.0.to_be_bytes());
         bytes[4..].copy_from_slice(&(fetched as u32).to_be_bytes());
         bytes
@@ -156,10 +170,10 @@ impl Status {
     ///
     /// # Errors
     /// It is shorter than it says, or longer.
-    pub(crate) fn decode(body: &[u8]) -> Result<(Self, &[u8]), Broken> {
-        const WRONG: Broken =
-            Broken("a response to an atomic operation that is not as long as it says");
-        let (words, fetched) = body.split_first_chunk::<STATUS>().ok_or(WRONG)?;
+    pub(crate) fn decode(body: &[u8]) -> Result<(Self, &[u8]), ProtocolViolation> {
+        const WRONG: ProtocolViolation =
+            ProtocolViolation("a response to an atomic operation that is not as long as it says");
+        let (words, fetched) = body.split_first_chunk::<ATOMIC_STATUS_LEN>().ok_or(WRONG)?;
         let [s0, s1, s2, s3, l0, l1, l2, l3] = *words;
         if u32::from_be_bytes([l0, l1, l2, l3]) as usize != fetched.len() {
             return Err(WRONG);
@@ -169,6 +183,6 @@ impl Status {
 }
 
 const _: () = assert!(
-    2 * MAX_ATOMIC <= MOST_OPERANDS,
+    2 * MAX_ATOMIC_BYTES <= MAX_OPERAND_BYTES,
     "what this side asks for is taken"
 );

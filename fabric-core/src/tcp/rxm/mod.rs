@@ -22,19 +22,21 @@
 //! packets.
 
 mod atomic;
-mod fetch;
-mod greeting;
-mod incoming;
-mod offer;
-mod outgoing;
+mod cm;
 mod packet;
+mod receiver;
+mod rendezvous;
+mod rendezvous_read;
+mod sender;
 
-pub use atomic::{Atomic, MOST_OPERANDS, Status};
-pub use fetch::{Fetch, WINDOW};
-pub use greeting::{Acceptance, Rejection, Request};
-pub use incoming::{Incoming, MESSAGES_IN_SEGMENTS};
-pub use outgoing::Outgoing;
-pub use packet::{EAGER, PREFIX, Packet, PacketKind, Step};
+pub use atomic::{AtomicHeader, AtomicStatus, MAX_OPERAND_BYTES};
+pub use cm::{RxmAccept, RxmConnect, RxmReject};
+pub use packet::{EAGER_LIMIT, PACKET_HEADER_LEN, PacketKind, RxmPacket, SegmentType};
+pub use receiver::{MAX_SEGMENTED_MESSAGES, RxmReceiver};
+pub use rendezvous_read::{MAX_READS_IN_FLIGHT, RendezvousRead};
+pub use sender::RxmSender;
 
-pub(crate) use atomic::{PLACES, STATUS, decode_places, encode_place, operands};
-pub(crate) use offer::{OFFER, decode as decode_offer, encode as encode_offer};
+pub(crate) use atomic::{
+    ATOMIC_IOV_LEN, ATOMIC_STATUS_LEN, decode_rma_iovs, encode_rma_iov, operand_bytes,
+};
+pub(crate) use rendezvous::{RENDEZVOUS_LEN, decode as decode_offer, encode as encode_offer};

@@ -1,0 +1,74 @@
+//! A turn that is passed to and fro between two threads, each on a core of its own.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::pin;
+use crate::samples::{Samples, TimeStamps};
+
+/// Most trips of a round; it ends earlier when the time is over.
+const MAX_TRIPS_PER_ROUND: usize = 256;
+
+/// One of two ends.
+pub(super) trait PingPongEnd: Send {
+    /// Passes the turn on.
+    fn signal(&mut self) -> io::Result<()>;
+    /// Waits for the turn.
+    fn wait(&mut self) -> io::Result<()>;
+}
+
+/// Half round trips for about this long; the first round is warm-up.
+pub(super) fn ping_pong(
+    (here, there): (Option<usize>, Option<usize>),
+    (mut near, mut far): (impl PingPongEnd, impl PingPongEnd),
+    time: Duration,
+) -> io::Result<Samples> {
+    let over = AtomicBool::new(false);
+    let answer = || {
+        there.map(pin::pin_to_core);
+        loop {
+            far.wait()?;
+            // SYNC: raised in `ask` before the last turn is passed.
+            let last = over.load(Ordering::Acquire);
+            far.signal()?;
+            if last {
+                return Ok(());
+            }
+        }
+    };
+    let ask = || {
+        here.map(pin::pin_to_core);
+        let (mut samples, mut stamps) = (Samples::new(), TimeStamps::new(MAX_TRIPS_PER_ROUND));
+        let mut rounds = || {
+            let mut began = None;
+            while began.is_none_or(|began: Instant| began.elapsed() < time) {
+                stamps.begin();
+                for _ in 0..MAX_TRIPS_PER_ROUND {
+                    near.signal()?;
+                    near.wait()?;
+                    stamps.stamp();
+                    if stamps.elapsed() > time {
+                        break;
+                    }
+                }
+                match began {
+                    Some(_) => samples.add_stamps(&stamps, 2),
+                    None => began = Some(Instant::now()),
+                }
+            }
+            Ok(())
+        };
+        let ended: io::Result<()> = rounds();
+        over.store(true, Ordering::Release);
+        near.signal()?;
+        ended.map(|()| samples)
+    };
+    thread::scope(|scope| {
+        let answer = scope.spawn(answer);
+        let died = |_| io::Error::other("a measuring thread panicked");
+        let samples = scope.spawn(ask).join().map_err(died)??;
+        answer.join().map_err(died)?.map(|()| samples)
+    })
+}

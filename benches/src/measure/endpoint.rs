@@ -1,0 +1,299 @@
+//! An endpoint with its queues, and how messages move over it: the same on both sides.
+#![allow(unsafe_code)] // one call: receiving where the other side has lent it
+
+use fabric_async::{
+    Batchable, Completion, CompletionQueue, CqBind, Endpoint, Error as FabricError, Fabric, Failed,
+    FiAddr, RecvRequest, SendRequest, Shared, SocketOptions,
+};
+use futures_util::StreamExt;
+
+use super::plan::Plan;
+use crate::options::{Api, BenchOp, WaitMode};
+use crate::{Result, limits};
+
+/// The tag of measured messages, when they have one.
+const TAG: u64 = 0xda7a;
+/// Completions that are taken out of a queue at once.
+const BATCH: usize = 64;
+
+/// An endpoint with a queue for each direction.
+pub(super) struct BenchEndpoint {
+    pub(super) ep: Endpoint,
+    tx: CompletionQueue,
+    rx: CompletionQueue,
+    op: BenchOp,
+    api: Api,
+    completions: Vec<Completion>,
+    /// Buffers that rounds have left.
+    free_buffers: Vec<Vec<u8>>,
+}
+
+/// What both kinds of requests that are posted have in common.
+#[allow(clippy::result_large_err)] // as of every request
+pub(super) trait PostRequest<'a>: Batchable<'a, Shared> {
+    fn post(self) -> Result<(), Failed<Vec<u8>>>;
+    fn into_buf(self) -> Vec<u8>;
+}
+
+impl<'a> PostRequest<'a> for SendRequest<'a, Vec<u8>> {
+    fn post(self) -> Result<(), Failed<Vec<u8>>> {
+        self.post()
+    }
+
+    fn into_buf(self) -> Vec<u8> {
+        self.into_buf()
+    }
+}
+
+impl<'a> PostRequest<'a> for RecvRequest<'a, Vec<u8>> {
+    fn post(self) -> Result<(), Failed<Vec<u8>>> {
+        self.post()
+    }
+
+    fn into_buf(self) -> Vec<u8> {
+        self.into_buf()
+    }
+}
+
+/// Opens a domain as planned, with this many endpoints.
+pub(super) async fn open_endpoints(plan: &Plan, count: usize) -> Result<Vec<BenchEndpoint>> {
+    let info = plan.discover_info().await?;
+    let fabric = Fabric::open(&info)?;
+    let mut domain = fabric.domain_builder(&info).wait_policy(plan.wait.policy());
+    if let Some(len) = plan.single_copy_threshold {
+        domain = domain.single_copy_threshold(len);
+    }
+    if let Some(name) = &plan.congestion {
+        domain = domain.socket_options(SocketOptions::new().congestion_control(name));
+    }
+    let domain = domain.open()?;
+    let fresh = format!("{}://", plan.provider);
+    let mut stations = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (tx, rx) = (
+            domain.completion_queue(plan.window)?,
+            domain.completion_queue(plan.window)?,
+        );
+        let ep = domain
+            .endpoint(&info)?
+            .name(&fresh)?
+            .bind_cq(&tx, CqBind::TRANSMIT)?
+            .bind_cq(&rx, CqBind::RECV)?
+            .bind_av(&domain.auto_insert_address_vector()?)?
+            .enable()
+            .await?;
+        let done = Vec::with_capacity(BATCH);
+        stations.push(BenchEndpoint {
+            ep,
+            tx,
+            rx,
+            op: plan.op,
+            api: plan.api,
+            completions: done,
+            free_buffers: Vec::new(),
+        });
+    }
+    Ok(stations)
+}
+
+/// Opens a domain with this many endpoints that only let others connect, and sleeps meanwhile.
+pub(super) async fn open_idle_endpoints(plan: &Plan, count: usize) -> Result<Vec<BenchEndpoint>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    // A listener, a clock and a connection each.
+    limits::raise_descriptor_limit(3 * count as u64 + 256)?;
+    open_endpoints(
+        &Plan {
+            wait: WaitMode::Park,
+            window: 1,
+            ..plan.clone()
+        },
+        count,
+    )
+    .await
+}
+
+impl BenchEndpoint {
+    /// So many buffers of this size. They were written to, so that no page of them is missing, and
+    /// those that were left by the last round are used again.
+    pub(super) fn buffers(&mut self, count: usize, size: usize) -> Vec<Vec<u8>> {
+        let mut buffers = std::mem::take(&mut self.free_buffers);
+        buffers.retain(|buf| buf.len() == size);
+        buffers.resize_with(count, || vec![7u8; size]);
+        buffers
+    }
+
+    /// Leaves buffers to the next round.
+    pub(super) fn recycle(&mut self, buffers: impl IntoIterator<Item = Vec<u8>>) {
+        self.free_buffers.extend(buffers);
+    }
+
+    pub(super) fn send(&self, peer: FiAddr, buf: Vec<u8>) -> SendRequest<'_, Vec<u8>> {
+        let request = self.ep.send(peer, buf);
+        if self.op == BenchOp::Tagged {
+            request.tag(TAG)
+        } else {
+            request
+        }
+    }
+
+    pub(super) fn recv(&self, peer: FiAddr, buf: Vec<u8>) -> RecvRequest<'_, Vec<u8>> {
+        let request = self.ep.recv_into(buf).from(peer);
+        if self.op == BenchOp::Tagged {
+            request.tag(TAG)
+        } else {
+            request
+        }
+    }
+
+    /// Copies a message out, waiting for room if there is none.
+    pub(super) async fn inject(&self, peer: FiAddr, bytes: &[u8]) -> Result<()> {
+        loop {
+            match self.ep.inject(peer, bytes) {
+                Err(FabricError::WouldBlock(_)) => drop(self.ep.reserve(peer).await?),
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    /// The same for so many messages to a peer, handed over together.
+    pub(super) async fn inject_all(
+        &self,
+        peer: FiAddr,
+        bytes: &[u8],
+        mut count: usize,
+    ) -> Result<()> {
+        while count > 0 {
+            let (accepted, ended) = self.ep.inject_all(peer, std::iter::repeat_n(bytes, count));
+            count -= accepted;
+            match ended {
+                Err(FabricError::WouldBlock(_)) => drop(self.ep.reserve(peer).await?),
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts requests that report to a queue, each by itself or all together as planned. Returns
+    /// how many there is room for, and the buffers of the others.
+    pub(super) fn post_all<'a, R: PostRequest<'a>>(
+        &'a self,
+        requests: impl Iterator<Item = R>,
+    ) -> Result<(usize, Vec<Vec<u8>>)> {
+        let mut posted = 0;
+        if self.api == Api::Batch {
+            return match self.ep.post_all(requests) {
+                Ok(posted) => Ok((posted, Vec::new())),
+                Err(stopped) if matches!(stopped.error, FabricError::WouldBlock(_)) => Ok((
+                    stopped.posted,
+                    stopped.unposted.into_iter().map(R::into_buf).collect(),
+                )),
+                Err(stopped) => Err(stopped.error.into()),
+            };
+        }
+        for request in requests {
+            match request.post() {
+                Ok(()) => posted += 1,
+                Err(failed) if matches!(failed.error, FabricError::WouldBlock(_)) => {
+                    return Ok((posted, vec![failed.buf]));
+                }
+                Err(failed) => return Err(failed.into()),
+            }
+        }
+        Ok((posted, Vec::new()))
+    }
+
+    /// Sends one message and waits until its buffer is back.
+    pub(super) async fn send_one(&mut self, peer: FiAddr, buf: Vec<u8>) -> Result<Vec<u8>> {
+        match (self.op, self.api) {
+            (BenchOp::Inject, _) => self.inject(peer, &buf).await.map(|()| buf),
+            (BenchOp::Loan, _) => {
+                let loan = loop {
+                    match self.ep.loan(buf.len()) {
+                        Ok(loan) => break loan,
+                        Err(FabricError::WouldBlock(_)) => tokio::task::yield_now().await,
+                        Err(error) => return Err(error.into()),
+                    }
+                };
+                self.ep
+                    .lend(peer, loan)
+                    .await
+                    .map_err(|failed| failed.error)?;
+                Ok(buf)
+            }
+            (_, Api::Await) => Ok(self.send(peer, buf).await?.into_buf()),
+            _ => {
+                self.send(peer, buf).post()?;
+                self.wait_tx_completions().await?;
+                self.take_buffer()
+            }
+        }
+    }
+
+    /// Receives one message.
+    pub(super) async fn recv_one(&mut self, peer: FiAddr, buf: Vec<u8>) -> Result<Vec<u8>> {
+        if self.op == BenchOp::Loan {
+            // SAFETY: the other side is this program, which does not write what it has lent.
+            let lent = unsafe { self.ep.recv_loan() }.from(peer).await?;
+            drop(lent);
+            return Ok(buf);
+        }
+        if self.api == Api::Await {
+            return Ok(self.recv(peer, buf).await?.into_buf());
+        }
+        self.recv(peer, buf).post()?;
+        self.wait_rx_completions().await?;
+        self.take_buffer()
+    }
+
+    /// Waits for completions of sends, one or as many as there are; [`Station::next_buf`] hands out
+    /// their buffers.
+    pub(super) async fn wait_tx_completions(&mut self) -> Result<()> {
+        wait_completions(&mut self.tx, self.api, &mut self.completions).await
+    }
+
+    /// The same for receives.
+    pub(super) async fn wait_rx_completions(&mut self) -> Result<()> {
+        wait_completions(&mut self.rx, self.api, &mut self.completions).await
+    }
+
+    /// Waits until peers have written so often, with data.
+    pub(super) async fn wait_remote_writes(&mut self, mut count: u64) -> Result<()> {
+        while count > 0 {
+            self.wait_rx_completions().await?;
+            count = count.saturating_sub(self.completions.len() as u64);
+            self.completions.clear();
+        }
+        Ok(())
+    }
+
+    /// The buffer of a completion that was waited for.
+    pub(super) fn take_buffer(&mut self) -> Result<Vec<u8>> {
+        let done = self.completions.pop().ok_or(FabricError::Canceled)?;
+        Ok(done.into_result::<Vec<u8>>()?.into_buf())
+    }
+
+    /// How completions are heard of.
+    pub(super) fn api(&self) -> Api {
+        self.api
+    }
+
+    /// Completions that were waited for and not handed out.
+    pub(super) fn completion_count(&self) -> usize {
+        self.completions.len()
+    }
+}
+
+async fn wait_completions(
+    queue: &mut CompletionQueue,
+    api: Api,
+    done: &mut Vec<Completion>,
+) -> Result<()> {
+    if api == Api::Batch {
+        queue.next_batch(done, BATCH).await;
+    } else {
+        done.extend(queue.next().await);
+    }
+    Ok(())
+}

@@ -1,0 +1,379 @@
+//! The measuring side of one lane: a thread with an endpoint and a runtime of its own.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fabric_async::{Error as FabricError, FiAddr, Operation};
+
+use super::endpoint::{BenchEndpoint, open_endpoints};
+use super::onesided::{self, RmaBuffers};
+use super::plan::Plan;
+use super::responder::{RoundReply, RoundRequest};
+use super::rounds::{MeasureOutcome, RoundScheduler};
+use crate::floor::Floor;
+use crate::options::{Api, Bench, BenchOp, name};
+use crate::peer_process::control::{recv_control, send_control};
+use crate::samples::TimeStamps;
+use crate::size::Size;
+use crate::stop::Stop;
+use crate::{Error, Result, limits, memory, pin, progress_bar};
+
+/// A lane that waits for sizes to measure.
+pub(super) struct Worker {
+    sizes: Sender<usize>,
+    outcomes: Receiver<Result<MeasureOutcome>>,
+}
+
+impl Worker {
+    /// Starts the thread of lane `number`, which talks to the endpoints of these names. The lane
+    /// that is given the floor looks at it, and shows progress.
+    pub(super) fn start(
+        plan: &Plan,
+        number: usize,
+        names: Vec<String>,
+        (stop, floor): (Stop, Option<Arc<Floor>>),
+    ) -> Result<Self> {
+        let ((orders, sizes), (results, outcomes)) = (channel(), channel());
+        let plan = plan.clone();
+        let work = move || {
+            plan.cores
+                .get(number)
+                .and_then(|cores| cores.0)
+                .map(pin::pin_to_core);
+            let failed = results.clone();
+            let runtime = plan.runtime;
+            let run = async move {
+                let mut near = Initiator::connect(plan, &names, stop, floor).await?;
+                while let Ok(size) = sizes.recv() {
+                    if results.send(near.measure_size(size).await).is_err() {
+                        break;
+                    }
+                }
+                Ok(())
+            };
+            if let Err(error) = runtime.run(run) {
+                let _ = failed.send(Err(error));
+            }
+        };
+        thread::Builder::new()
+            .name(format!("lane {number}"))
+            .spawn(work)
+            .map_err(Error::io("starting a thread"))?;
+        Ok(Self {
+            sizes: orders,
+            outcomes,
+        })
+    }
+
+    /// Begins to measure this size.
+    pub(super) fn start_size(&self, size: usize) {
+        // A lane that has ended has left its reason, which `finish` finds.
+        let _ = self.sizes.send(size);
+    }
+
+    /// Waits for what came of it.
+    pub(super) fn finish(&self) -> Result<MeasureOutcome> {
+        self.outcomes
+            .recv()
+            .unwrap_or(Err(Error::Fabric(FabricError::Canceled)))
+    }
+}
+
+struct Initiator {
+    plan: Plan,
+    endpoint: BenchEndpoint,
+    peers: Vec<FiAddr>,
+    /// Memory of this process for each peer that is silent.
+    idle_bytes: Option<f64>,
+    stop: Stop,
+    /// The lane that has it leads.
+    floor: Option<Arc<Floor>>,
+    stamps: TimeStamps,
+    /// The memory of one-sided operations.
+    rma: Option<RmaBuffers>,
+}
+
+impl Initiator {
+    async fn connect(
+        plan: Plan,
+        names: &[String],
+        stop: Stop,
+        floor: Option<Arc<Floor>>,
+    ) -> Result<Self> {
+        let station = open_endpoints(&plan, 1).await?.swap_remove(0);
+        let (active, idle) = names.split_at(plan.peers.min(names.len()));
+        let mut peers = Vec::with_capacity(active.len());
+        for name in active {
+            peers.push(station.ep.add_peer(&name[..]).await?);
+        }
+        let idle_bytes = Self::connect_idle(&station, idle).await?;
+        Ok(Self {
+            plan,
+            endpoint: station,
+            peers,
+            idle_bytes,
+            stop,
+            floor,
+            stamps: TimeStamps::new(0),
+            rma: None,
+        })
+    }
+
+    /// Connects to those that stay silent. Returns what each took of this process.
+    async fn connect_idle(station: &BenchEndpoint, idle: &[String]) -> Result<Option<f64>> {
+        if idle.is_empty() {
+            return Ok(None);
+        }
+        limits::raise_descriptor_limit(idle.len() as u64 + 256)?;
+        let before = memory::resident();
+        for name in idle {
+            station.ep.add_peer(&name[..]).await?;
+        }
+        let taken = before.zip(memory::resident());
+        Ok(taken.map(|(before, after)| after.saturating_sub(before) as f64 / idle.len() as f64))
+    }
+
+    async fn measure_size(&mut self, size: usize) -> Result<MeasureOutcome> {
+        let mut rounds = RoundScheduler::new(self.plan.bench, self.plan.budget, size);
+        if !self.plan.op.is_ping_pong() {
+            rounds = rounds.whole_trips();
+        }
+        if self.plan.op.is_one_sided() {
+            self.exchange_memory(size).await?;
+        }
+        // Every peer gets the same share.
+        while let Some(count) = rounds.next_round(self.peers.len() as u64, &self.stop) {
+            self.sample_floor().await?;
+            let took = match self.plan.bench {
+                _ if self.plan.op.is_one_sided() => self.one_sided_round(count).await?,
+                Bench::Lat => self.latency_round(size, count).await?,
+                Bench::Bw | Bench::Rate => self.stream_round(size, count).await?,
+            };
+            rounds.record_round(count, took, &self.stamps);
+            if self.floor.is_some() {
+                progress_bar::show(
+                    &format!("{} {}", name(self.plan.bench), Size(size)),
+                    rounds.progress_fraction(),
+                );
+            }
+        }
+        self.sample_floor().await?;
+        Ok(MeasureOutcome {
+            idle_bytes: self.idle_bytes,
+            ..rounds.into_outcome()
+        })
+    }
+
+    /// Has both sides make memory for operations of this size.
+    async fn exchange_memory(&mut self, size: usize) -> Result<()> {
+        let (peer, region) = (self.peers[0], onesided::alloc_region(&self.endpoint, size)?);
+        let remote = region.remote().to_bytes().to_vec();
+        send_control(
+            &self.endpoint.ep,
+            peer,
+            &RoundRequest::ExchangeMemory { size, remote },
+        )
+        .await?;
+        let told = match recv_control(&self.endpoint.ep, Some(peer)).await? {
+            (_, RoundReply::Memory(told)) => told,
+            (_, other) => return Err(other.to_unexpected_error()),
+        };
+        self.rma = Some(
+            RmaBuffers::new(&self.endpoint, self.plan.api, (size, region), (peer, &told)).await?,
+        );
+        Ok(())
+    }
+
+    /// A round of one-sided operations.
+    async fn one_sided_round(&mut self, count: u64) -> Result<Duration> {
+        let op = self.plan.op;
+        let Some(reach) = self.rma.take() else {
+            return Err(FabricError::Canceled.into());
+        };
+        let took = if self.plan.bench == Bench::Lat {
+            self.stamps.reserve(count as usize);
+            if op.is_ping_pong() {
+                reach.clear_marker()?;
+                self.start_round(|count| RoundRequest::WriteBack { count }, count)
+                    .await?;
+            }
+            reach
+                .run_round_trips(&mut self.endpoint, op, count, &mut self.stamps)
+                .await?
+        } else {
+            if op == BenchOp::Writedata {
+                self.start_round(|count| RoundRequest::CountWrites { count }, count)
+                    .await?;
+            }
+            let began = reach.run_stream(&mut self.endpoint, op, count).await?;
+            if op == BenchOp::Writedata {
+                self.wait_replies(RoundReply::Finished).await?;
+            }
+            began.elapsed()
+        };
+        self.rma = Some(reach);
+        Ok(took)
+    }
+
+    /// Looks at the floor from time to time, while the other side leaves its core alone.
+    async fn sample_floor(&self) -> Result<()> {
+        if let (Bench::Lat, Some(floor)) = (self.plan.bench, &self.floor)
+            && floor.is_due()
+        {
+            send_control(&self.endpoint.ep, self.peers[0], &RoundRequest::Sleep).await?;
+            floor.sample();
+        }
+        Ok(())
+    }
+
+    /// Gives every peer its share of a round, and waits until all are ready for it.
+    async fn start_round(&self, task: impl Fn(u64) -> RoundRequest, count: u64) -> Result<()> {
+        let share = count / self.peers.len() as u64;
+        for peer in &self.peers {
+            send_control(&self.endpoint.ep, *peer, &task(share)).await?;
+        }
+        self.wait_replies(RoundReply::Ready).await
+    }
+
+    async fn wait_replies(&self, expected: RoundReply) -> Result<()> {
+        for peer in &self.peers {
+            let (_, answer): (_, RoundReply) = recv_control(&self.endpoint.ep, Some(*peer)).await?;
+            if answer != expected {
+                return Err(answer.to_unexpected_error());
+            }
+        }
+        Ok(())
+    }
+
+    /// Round trips, to each peer in turn, with a time stamp after each.
+    async fn latency_round(&mut self, size: usize, count: u64) -> Result<Duration> {
+        self.stamps.reserve(count as usize);
+        let mut buffers = self.endpoint.buffers(2, size);
+        let (mut ping, mut pong) = (buffers.swap_remove(0), buffers.swap_remove(0));
+        self.start_round(|count| RoundRequest::Echo { size, count }, count)
+            .await?;
+        self.stamps.begin();
+        for trip in 0..count as usize {
+            let peer = self.peers[trip % self.peers.len()];
+            ping = self.endpoint.send_one(peer, ping).await?;
+            pong = self.endpoint.recv_one(peer, pong).await?;
+            self.stamps.stamp();
+        }
+        self.endpoint.recycle([ping, pong]);
+        Ok(self.stamps.elapsed())
+    }
+
+    /// Messages in one direction, to each peer in turn, until the last one says that it has all of
+    /// its own.
+    async fn stream_round(&mut self, size: usize, count: u64) -> Result<Duration> {
+        let buffers = self.endpoint.buffers(self.plan.initiator_buffers(), size);
+        self.start_round(|count| RoundRequest::Sink { size, count }, count)
+            .await?;
+        let began = Instant::now();
+        let buffers = match (self.plan.op, self.plan.api) {
+            (BenchOp::Loan, _) => {
+                let mut buffers = buffers;
+                for at in 0..count as usize {
+                    let buf = buffers.pop().unwrap_or_default();
+                    buffers.push(
+                        self.endpoint
+                            .send_one(self.peers[at % self.peers.len()], buf)
+                            .await?,
+                    );
+                }
+                buffers
+            }
+            (BenchOp::Inject, Api::Batch) => {
+                let share = count as usize / self.peers.len();
+                for sent in (0..share).step_by(self.plan.window) {
+                    for peer in &self.peers {
+                        let batch = self.plan.window.min(share - sent);
+                        self.endpoint.inject_all(*peer, &buffers[0], batch).await?;
+                    }
+                }
+                buffers
+            }
+            (BenchOp::Inject, _) => {
+                for at in 0..count as usize {
+                    self.endpoint
+                        .inject(self.peers[at % self.peers.len()], &buffers[0])
+                        .await?;
+                }
+                buffers
+            }
+            (_, Api::Await) => self.stream_futures(buffers, count as usize).await?,
+            _ => self.stream_queue(buffers, count as usize).await?,
+        };
+        self.wait_replies(RoundReply::Finished).await?;
+        let took = began.elapsed();
+        self.endpoint.recycle(buffers);
+        Ok(took)
+    }
+
+    /// Operations that are started, and awaited in their order when the window is full. Returns the
+    /// buffers.
+    async fn stream_futures(
+        &mut self,
+        mut free: Vec<Vec<u8>>,
+        count: usize,
+    ) -> Result<Vec<Vec<u8>>> {
+        let mut under_way: VecDeque<Operation<Vec<u8>>> = VecDeque::with_capacity(free.len());
+        for at in 0..count {
+            let peer = self.peers[at % self.peers.len()];
+            let mut buf = match (free.pop(), under_way.pop_front()) {
+                (Some(buf), oldest) => {
+                    under_way.extend(oldest);
+                    buf
+                }
+                (None, Some(oldest)) => oldest.await?.into_buf(),
+                (None, None) => return Err(FabricError::Canceled.into()),
+            };
+            let operation = loop {
+                match self.endpoint.send(peer, buf).start() {
+                    Ok(operation) => break operation,
+                    Err(failed) if matches!(failed.error, FabricError::WouldBlock(_)) => {
+                        buf = failed.buf;
+                        drop(self.endpoint.ep.reserve(peer).await?);
+                    }
+                    Err(failed) => return Err(failed.into()),
+                }
+            };
+            under_way.push_back(operation);
+        }
+        for operation in under_way {
+            free.push(operation.await?.into_buf());
+        }
+        Ok(free)
+    }
+
+    /// Sends that report to the queue. Returns the buffers.
+    async fn stream_queue(&mut self, mut free: Vec<Vec<u8>>, count: usize) -> Result<Vec<Vec<u8>>> {
+        let (mut posted, mut completed) = (0, 0);
+        while completed < count {
+            let requests = (posted..count).zip(std::iter::from_fn(|| free.pop()));
+            let requests = requests
+                .map(|(at, buf)| self.endpoint.send(self.peers[at % self.peers.len()], buf));
+            let (accepted, rest) = self.endpoint.post_all(requests)?;
+            posted += accepted;
+            free.extend(rest);
+            if posted == completed {
+                drop(
+                    self.endpoint
+                        .ep
+                        .reserve(self.peers[posted % self.peers.len()])
+                        .await?,
+                );
+                continue;
+            }
+            self.endpoint.wait_tx_completions().await?;
+            while self.endpoint.completion_count() > 0 {
+                free.push(self.endpoint.take_buffer()?);
+                completed += 1;
+            }
+        }
+        Ok(free)
+    }
+}

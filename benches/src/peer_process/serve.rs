@@ -1,0 +1,66 @@
+//! What the second process does: opens its half of the lanes, and answers until it is told to end.
+
+use std::io::Read;
+use std::thread;
+
+use fabric_async::Endpoint;
+use tokio::sync::mpsc;
+
+use super::control::{recv_control, send_control};
+use super::{ControlRequest, EndpointNames};
+use crate::cpu::CpuTime;
+use crate::measure::responder;
+use crate::options::RuntimeKind;
+use crate::{Error, Result};
+
+/// Serves one measurement at this address. Says on stdout where it listens.
+///
+/// # Errors
+/// The address is bad or taken; the measuring side is gone; a lane failed.
+pub fn serve(at: &str) -> Result<()> {
+    let runtime = RuntimeKind::Current
+        .build()
+        .map_err(Error::io("starting a runtime"))?;
+    runtime.block_on(async {
+        let ep = Endpoint::bind(at).await?;
+        println!("listening on {}", ep.name());
+        let (failures, mut failed) = mpsc::unbounded_channel();
+        let mut asker = None;
+        loop {
+            let (peer, ask) = tokio::select! {
+                // The end is said before the lanes of the measuring side go.
+                biased;
+                asked = recv_control(&ep, asker) => asked?,
+                Some(error) = failed.recv() => return Err(error),
+            };
+            asker = Some(peer);
+            match ask {
+                ControlRequest::StartWorkers(plan) => {
+                    let mut names = EndpointNames::new();
+                    for number in 0..plan.threads {
+                        names.push(responder::start_worker(&plan, number, failures.clone()).await?);
+                    }
+                    send_control(&ep, peer, &names).await?;
+                }
+                ControlRequest::CpuTime => send_control(&ep, peer, &CpuTime::now()).await?,
+                ControlRequest::Shutdown => return Ok(()),
+            }
+        }
+    })
+}
+
+/// Ends this process when its stdin ends: when whoever started it is gone, however that came.
+///
+/// # Errors
+/// The system has no thread left.
+pub fn exit_on_stdin_eof() -> Result<()> {
+    let watch = || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(1);
+    };
+    thread::Builder::new()
+        .name("stdin".into())
+        .spawn(watch)
+        .map_err(Error::io("starting a thread"))?;
+    Ok(())
+}

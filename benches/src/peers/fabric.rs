@@ -1,0 +1,85 @@
+//! The fabric itself, measured as `lat`, `bw` and `rate` do it.
+
+use super::{BenchCase, BenchPeer};
+use crate::measure::{Budget, DEFAULT_WINDOW, Plan, measure};
+use crate::options::{Api, ProgressMode, RuntimeKind, WaitMode};
+use crate::peer_process::PeerProcess;
+use crate::record::Record;
+use crate::stop::Stop;
+use crate::{Error, Result};
+
+/// The fabric over one provider.
+#[derive(Debug)]
+pub struct FabricPeer {
+    provider: String,
+    name: String,
+}
+
+impl FabricPeer {
+    /// Over this provider.
+    #[must_use]
+    pub fn new(provider: &str) -> Self {
+        Self {
+            provider: provider.to_owned(),
+            name: format!("fabric {provider}"),
+        }
+    }
+
+    /// What is measured: operations that are awaited, both sides spinning.
+    #[must_use]
+    pub fn plan(&self, case: &BenchCase) -> Plan {
+        Plan {
+            bench: case.bench,
+            provider: self.provider.clone(),
+            op: case.op,
+            api: Api::Await,
+            wait: WaitMode::Spin,
+            progress: ProgressMode::Manual,
+            runtime: RuntimeKind::Current,
+            window: DEFAULT_WINDOW,
+            single_copy_threshold: None,
+            idle: 0,
+            congestion: None,
+            peers: 1,
+            threads: 1,
+            budget: Budget::Seconds(case.time.as_secs_f64()),
+            sizes: vec![case.size],
+            cores: vec![case.cores],
+        }
+    }
+
+    /// Measures a plan of one size, with a fresh process as the other side.
+    ///
+    /// # Errors
+    /// As [`Peer::measure`].
+    pub fn run(&self, plan: &Plan, stop: &Stop) -> Result<Record> {
+        let mut measured = None;
+        let mut pair = PeerProcess::start(&self.provider)?;
+        measure(plan, &mut pair, stop, |record| {
+            measured = Some(Record {
+                provider: self.name.clone(),
+                ..record
+            });
+            Ok(())
+        })?;
+        measured.ok_or(Error::Interrupted)
+    }
+}
+
+impl BenchPeer for FabricPeer {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn unavailable(&self) -> Option<String> {
+        None
+    }
+
+    fn supports(&self, _: &BenchCase) -> bool {
+        true
+    }
+
+    fn measure(&self, case: &BenchCase, stop: &Stop) -> Result<Record> {
+        self.run(&self.plan(case), stop)
+    }
+}

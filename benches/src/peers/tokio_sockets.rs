@@ -1,0 +1,195 @@
+//! Tokio's sockets: what an async service would use without a fabric.
+//!
+//! Two processes, each with a current-thread runtime, as for the fabric. The measuring side says in
+//! 24 bytes what a round is made of, and begins it when the other side is ready.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+use super::{BenchCase, BenchPeer};
+use crate::measure::Budget;
+use crate::measure::rounds::{MeasureOutcome, RoundScheduler, fill_record};
+use crate::options::{Bench, BenchOp, RuntimeKind, name};
+use crate::peer_process::{ChildProcess, current_program};
+use crate::record::Record;
+use crate::samples::TimeStamps;
+use crate::stop::Stop;
+use crate::{Error, Result, pin};
+
+/// What the other side is to do with the messages of a round.
+const ECHO: u64 = 1;
+const SINK: u64 = 2;
+/// What it says before, and after the messages of a sink.
+const READY: u8 = 1;
+const FINISHED: u8 = 2;
+/// A Unix socket has a name that ends with its process: as a file it would stay. The zero byte in
+/// front is written so.
+const ABSTRACT_PREFIX: char = '@';
+
+/// A kind of socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TokioSocket {
+    /// Loopback TCP without delay.
+    Tcp,
+    /// A Unix socket.
+    Unix,
+}
+
+impl BenchPeer for TokioSocket {
+    fn name(&self) -> &str {
+        match self {
+            Self::Tcp => "tokio TcpStream",
+            Self::Unix => "tokio UnixStream",
+        }
+    }
+
+    fn unavailable(&self) -> Option<String> {
+        None
+    }
+
+    /// Nothing at all is no message on a stream of bytes.
+    fn supports(&self, case: &BenchCase) -> bool {
+        case.op == BenchOp::Send && case.size > 0
+    }
+
+    fn measure(&self, case: &BenchCase, stop: &Stop) -> Result<Record> {
+        let mut command = current_program()?;
+        command.args(["echo", &name(*self)]);
+        let (mut child, at) =
+            pin::run_on_core(case.cores.1, || ChildProcess::start(self.name(), command))?;
+        let measured = pin::run_on_core(case.cores.0, || {
+            let (kind, case, stop) = (*self, *case, stop.clone());
+            // As a task, as the fabric is measured: the future that `block_on` polls itself is
+            // slower.
+            RuntimeKind::Current.run(async move {
+                let measured = match kind {
+                    Self::Tcp => run_tcp_initiator(&at, &case, &stop).await,
+                    Self::Unix => run_unix_initiator(&at, &case, &stop).await,
+                };
+                measured.map_err(Error::io(format!("talking to {at}")))
+            })
+        });
+        let outcome = measured.map_err(|error| child.or_death_error(error))?;
+        let mut record = Record {
+            api: "await".into(),
+            wait: "park".into(),
+            runtime: "current".into(),
+            timer_ns: Some(case.timer_ns()),
+            ..case.empty_record(self)
+        };
+        fill_record(&[outcome], &mut record);
+        Ok(record)
+    }
+}
+
+async fn run_tcp_initiator(at: &str, case: &BenchCase, stop: &Stop) -> io::Result<MeasureOutcome> {
+    let stream = TcpStream::connect(at).await?;
+    stream.set_nodelay(true)?;
+    run_initiator(stream, case, stop).await
+}
+
+async fn run_unix_initiator(at: &str, case: &BenchCase, stop: &Stop) -> io::Result<MeasureOutcome> {
+    run_initiator(
+        UnixStream::connect(at.replace(ABSTRACT_PREFIX, "\0")).await?,
+        case,
+        stop,
+    )
+    .await
+}
+
+async fn run_initiator(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    case: &BenchCase,
+    stop: &Stop,
+) -> io::Result<MeasureOutcome> {
+    let (ping, mut pong) = (vec![7u8; case.size], vec![7u8; case.size]);
+    let mut stamps = TimeStamps::new(0);
+    let mut rounds = RoundScheduler::new(
+        case.bench,
+        Budget::Seconds(case.time.as_secs_f64()),
+        case.size,
+    );
+    while let Some(count) = rounds.next_round(1, stop) {
+        let what = if case.bench == Bench::Lat { ECHO } else { SINK };
+        for number in [what, case.size as u64, count] {
+            stream.write_u64(number).await?;
+        }
+        stamps.reserve(count as usize);
+        stream.read_u8().await?;
+        let began = Instant::now();
+        stamps.begin();
+        let took: Duration = if what == ECHO {
+            for _ in 0..count {
+                stream.write_all(&ping).await?;
+                stream.read_exact(&mut pong).await?;
+                stamps.stamp();
+            }
+            stamps.elapsed()
+        } else {
+            for _ in 0..count {
+                stream.write_all(&ping).await?;
+            }
+            stream.read_u8().await?;
+            began.elapsed()
+        };
+        rounds.record_round(count, took, &stamps);
+    }
+    Ok(rounds.into_outcome())
+}
+
+/// The other side: says on stdout where it listens, serves one connection, and ends with it.
+///
+/// # Errors
+/// The socket cannot be made.
+pub fn serve_echo(kind: TokioSocket) -> Result<()> {
+    RuntimeKind::Current.run(async move {
+        let served = match kind {
+            TokioSocket::Tcp => serve_tcp().await,
+            TokioSocket::Unix => serve_unix().await,
+        };
+        served.map_err(Error::io("serving a socket"))
+    })
+}
+
+async fn serve_tcp() -> io::Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    println!("listening on {}", listener.local_addr()?);
+    let (stream, _) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    serve_stream(stream).await
+}
+
+async fn serve_unix() -> io::Result<()> {
+    let name = format!("{ABSTRACT_PREFIX}fabric-bench-{}", std::process::id());
+    let listener = UnixListener::bind(name.replace(ABSTRACT_PREFIX, "\0"))?;
+    println!("listening on {name}");
+    let (stream, _) = listener.accept().await?;
+    serve_stream(stream).await
+}
+
+async fn serve_stream(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
+    let (mut ping, mut pong) = (Vec::new(), Vec::new());
+    loop {
+        let what = match stream.read_u64().await {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            other => other?,
+        };
+        let (size, count) = (stream.read_u64().await?, stream.read_u64().await?);
+        ping.resize(size as usize, 7u8);
+        pong.resize(size as usize, 7u8);
+        stream.write_u8(READY).await?;
+        for _ in 0..count {
+            stream.read_exact(&mut ping).await?;
+            if what == ECHO {
+                stream.write_all(&pong).await?;
+            }
+        }
+        if what == SINK {
+            stream.write_u8(FINISHED).await?;
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Multicast groups.
+
+use std::fmt;
+use std::sync::Arc;
+
+use fabric_core::flags::Caps;
+use fabric_core::{Address, Error, FiAddr, Result};
+
+use crate::av::ToAddress;
+use crate::endpoint::{Endpoint, EndpointInner};
+use crate::thread_model::ThreadModel;
+
+/// A multicast group that an endpoint has joined (`fid_mc`): what is sent to the group arrives
+/// there.
+///
+/// Made by [`Endpoint::join`]. It does not keep the endpoint open. The endpoint leaves the group when this is dropped; one that has
+/// joined it several times, with the last of them.
+#[doc(alias = "fid_mc")]
+#[must_use = "the endpoint leaves the group when this is dropped"]
+pub struct MulticastGroup {
+    ep: Arc<EndpointInner>,
+    address: Address,
+    fi_addr: FiAddr,
+    group_id: u32,
+}
+
+impl<M: ThreadModel> Endpoint<M> {
+    /// Joins a multicast group (`fi_join`), given by its address, as `udp://239.1.2.3:5000`.
+    /// Messages to the group arrive at this endpoint as any other, and name their sender as source.
+    /// Needs `FI_MULTICAST`, which of the providers `udp` has, for groups of IPv4.
+    ///
+    /// The group is joined on the network of the endpoint's own address, and left when the
+    /// [`Group`] is dropped. The group gets a number in the address vector, [`Group::peer`], which
+    /// stays there. To send to a group it need not be joined:
+    /// [insert](crate::AddressVector::insert) its address. Whoever has joined and sends hears
+    /// itself.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// # use fabric_async::Endpoint;
+    /// let (a, b) = (Endpoint::bind("udp://").await?, Endpoint::bind("udp://").await?);
+    /// # let group = format!("udp://239.77.{}.1:7700", std::process::id() % 250);
+    /// # let group = &group[..]; /*
+    /// let group = "udp://239.77.0.1:7700";
+    /// # */
+    /// let joined = a.join(group)?;
+    /// let to_all = b.address_vector().insert(group)?;
+    /// b.send(to_all, "hello, everybody").await?;
+    /// let got = a.recv().await?;
+    /// assert_eq!((&got[..], a.address_vector().lookup(got.source()?)?), (&b"hello, everybody"[..], b.name().clone()));
+    /// drop(joined);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] without `FI_MULTICAST`, and for groups of IPv6; [`Error::Invalid`]
+    /// when it is not the address of a group; [`Error::AddressInUse`] when a program that shares
+    /// with nobody listens there; [`Error::BadAddress`], [`Error::WrongScheme`], [`Error::Closed`],
+    /// [`Error::Os`].
+    #[doc(alias = "fi_join")]
+    #[doc(alias = "FI_MULTICAST")]
+    pub fn join_multicast(&self, group: impl ToAddress) -> Result<MulticastGroup> {
+        self.inner.node.check_open()?;
+        let caps = self.info().caps;
+        if !caps.contains(Caps::MULTICAST) {
+            return Err(Error::NotSupported(
+                "multicast groups (the endpoint has no FI_MULTICAST)",
+            ));
+        }
+        if !caps.contains(Caps::RECV) {
+            return Err(Error::NotSupported("this direction (FI_RECV was left out)"));
+        }
+        let address = self.inner.domain.address(group)?;
+        let ep = self.inner.clone();
+        let number = ep.domain.core.join_group(ep.id, &address)?;
+        match self.address_vector().insert(&address) {
+            Ok(peer) => Ok(MulticastGroup {
+                ep,
+                address,
+                fi_addr: peer,
+                group_id: number,
+            }),
+            Err(error) => {
+                ep.domain.core.leave_group(ep.id, number);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl MulticastGroup {
+    /// The number of the group, to send to (`fi_mc_addr`).
+    #[doc(alias = "fi_mc_addr")]
+    #[must_use]
+    pub fn fi_addr(&self) -> FiAddr {
+        self.fi_addr
+    }
+
+    /// The address of the group.
+    #[must_use]
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+}
+
+impl Drop for MulticastGroup {
+    fn drop(&mut self) {
+        self.ep.domain.core.leave_group(self.ep.id, self.group_id);
+    }
+}
+
+impl fmt::Debug for MulticastGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Group")
+            .field("address", &self.address)
+            .field("peer", &self.fi_addr)
+            .finish()
+    }
+}

@@ -1,0 +1,332 @@
+//! Receives of several messages into one buffer.
+
+use std::fmt;
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use fabric_core::buf::IoBuf;
+use fabric_core::completion::{Done, Failed};
+use fabric_core::matching::{RecvSpec, TagMatch};
+use fabric_core::transport::OpKey;
+use fabric_core::{Error, FiAddr};
+use fabric_reactor::{MultiRecvItem, MultiRecvTarget, OpResult};
+use futures_core::Stream;
+use tokio::task::coop;
+
+use crate::endpoint::{Endpoint, EndpointInner};
+use crate::thread_model::{Shared, ThreadModel};
+
+/// Bytes that a buffer must have left to take a further message, unless said otherwise.
+pub(crate) const DEFAULT_MIN_FREE: usize = 64;
+
+/// A message in part of a buffer that took several.
+///
+/// Dereferences to its bytes; [`into_buf`](Done::into_buf) keeps them without copying. The memory
+/// of the buffer is freed with the last of its messages, and what was left of it.
+pub type MessageSlice = Done<Bytes>;
+
+/// A receive of several messages (`FI_MULTI_RECV`), posted by [`start`](Self::start), as a stream,
+/// or by [`post`](Self::post), to the queue.
+///
+/// Takes untagged messages from anybody, unless said otherwise.
+#[must_use = "nothing is received before the request is started or posted"]
+#[doc(alias = "FI_MULTI_RECV")]
+pub struct MultiRecvRequest<'a, M: ThreadModel = Shared> {
+    ep: &'a Endpoint<M>,
+    spec: RecvSpec,
+    buf: BytesMut,
+    min_free: usize,
+    context: u64,
+}
+
+impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
+    pub(crate) fn new(ep: &'a Endpoint<M>, buf: BytesMut) -> Self {
+        Self {
+            ep,
+            spec: RecvSpec {
+                from: None,
+                tag: None,
+            },
+            buf,
+            min_free: DEFAULT_MIN_FREE,
+            context: 0,
+        }
+    }
+
+    /// Takes no further message when fewer bytes than this are left (`FI_OPT_MIN_MULTI_RECV`); 64
+    /// unless said otherwise.
+    ///
+    /// 0 means: as long as messages fit.
+    #[doc(alias = "FI_OPT_MIN_MULTI_RECV")]
+    pub fn min_free(mut self, bytes: usize) -> Self {
+        self.min_free = bytes;
+        self
+    }
+
+    /// Takes tagged messages with exactly this tag.
+    pub fn tag(self, tag: u64) -> Self {
+        self.tag_mask(tag, 0)
+    }
+
+    /// Takes tagged messages whose tag equals `tag` in all bits but those set in `ignore`.
+    pub fn tag_mask(mut self, tag: u64, ignore: u64) -> Self {
+        self.spec.tag = Some(TagMatch { tag, ignore });
+        self
+    }
+
+    /// Takes messages from this peer only (`FI_DIRECTED_RECV`). When the peer ends, so does the
+    /// receive, with [`Error::PeerGone`]; see [`RecvRequest::from`](crate::RecvRequest::from).
+    pub fn from(mut self, peer: FiAddr) -> Self {
+        self.spec.from = Some(peer);
+        self
+    }
+
+    /// The number that comes with the completions when the request is [posted](Self::post).
+    pub fn context(mut self, context: u64) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// Posts now; the messages are a stream.
+    ///
+    /// # Errors
+    /// With the buffer: [`Error::Invalid`] when its spare capacity is 0 or less than
+    /// [`min_free`](Self::min_free); [`Error::Again`] when the endpoint's receive entries are
+    /// taken; [`Error::NotSupported`] without [`Caps::MULTI_RECV`](crate::Caps::MULTI_RECV), or
+    /// [`Caps::TAGGED_MULTI_RECV`](crate::Caps::TAGGED_MULTI_RECV) for tagged messages;
+    /// [`Error::StaleAddress`], [`Error::Closed`].
+    #[allow(clippy::result_large_err)] // as of every request
+    pub fn start(self) -> Result<MultiRecv, Failed<BytesMut>> {
+        let ep = self.ep.inner.clone();
+        let key = self.submit(MultiRecvTarget::Stream)?;
+        Ok(MultiRecv {
+            state: MultiRecvStreamState::Posted { ep, key },
+        })
+    }
+
+    /// Posts now; each message is a completion of kind [`OpKind::Recv`](crate::OpKind::Recv) in the
+    /// endpoint's receive queue, with its [`Bytes`]. When the buffer takes no more of them, one of
+    /// kind [`OpKind::Release`](crate::OpKind::Release) follows the last, with what is left of the
+    /// buffer as a `BytesMut`. All have the same context.
+    ///
+    /// All are reported also where the queue is bound with
+    /// [`SELECTIVE_COMPLETION`](crate::CqBind::SELECTIVE_COMPLETION): what is not reported of a
+    /// message would be lost.
+    ///
+    /// As long as it is posted, two entries of the queue are reserved for it: one for the next
+    /// message, and one for the release. A further message for which no entry is free waits at its
+    /// sender, and with it what that sender sent after it, until entries are taken out of the
+    /// queue.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// # use bytes::{Bytes, BytesMut};
+    /// # use fabric_async::{Endpoint, OpKind};
+    /// # use futures_util::StreamExt;
+    /// let ep = Endpoint::bind("shm://").await?;
+    /// let (me, mut queue) = (ep.lookup(ep.name()).await?, ep.completions().expect("the first to ask"));
+    /// ep.recv_multi(BytesMut::with_capacity(12)).min_free(4).context(7).post()?;
+    /// ep.inject(me, b"five.")?;
+    /// ep.inject(me, b"four")?;
+    /// for expected in ["five.", "four"] {
+    ///     let message = queue.next().await.expect("the queue is open");
+    ///     assert_eq!((message.context, message.kind), (7, OpKind::Recv));
+    ///     assert_eq!(&message.into_result::<Bytes>()?[..], expected.as_bytes());
+    /// }
+    /// let mut release = queue.next().await.expect("the queue is open");
+    /// assert_eq!((release.context, release.kind), (7, OpKind::Release));
+    /// assert_eq!(release.take_buf::<BytesMut>().expect("what is left").capacity(), 3);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// With the buffer: as [`start`](Self::start); [`Error::Again`] when not two entries of the
+    /// queue are free; [`Error::Invalid`] when it has only one; [`Error::Unbound`] when the
+    /// endpoint has no receive queue.
+    #[allow(clippy::result_large_err)] // as of every request
+    pub fn post(self) -> Result<PostedMultiRecv, Failed<BytesMut>> {
+        let (ep, context) = (self.ep.inner.clone(), self.context);
+        let key = self.submit(MultiRecvTarget::Cq(context))?;
+        Ok(PostedMultiRecv { ep, key })
+    }
+
+    #[allow(clippy::result_large_err)] // as of every request
+    fn submit(self, sink: MultiRecvTarget) -> Result<OpKey, Failed<BytesMut>> {
+        let (ep, spec, mut buf, min_free) = (self.ep, self.spec, self.buf, self.min_free);
+        let room = buf.capacity() - buf.len();
+        let checked = ep.inner.check_multi_recv(&spec).and_then(|()| match room {
+            0 => Err(invalid("it has no spare capacity".into())),
+            _ if room < min_free => Err(invalid(format!(
+                "{room} bytes are less than min_free, {min_free}"
+            ))),
+            _ => Ok(()),
+        });
+        if let Err(error) = checked {
+            return Err(Failed::new(error, buf));
+        }
+        let held = buf.split();
+        let back = |failed: Failed<BytesMut>| {
+            let mut whole = held;
+            whole.unsplit(failed.buf);
+            Failed {
+                buf: whole,
+                ..failed
+            }
+        };
+        ep.inner
+            .domain
+            .core
+            .multi_recv(ep.inner.id, spec, buf, min_free, sink)
+            .map_err(back)
+    }
+}
+
+fn invalid(why: String) -> Error {
+    Error::Invalid {
+        what: "buffer for several messages",
+        why,
+    }
+}
+
+/// A posted receive of several messages: a stream of them.
+///
+/// It yields a message when it is complete; those of one sender in the order they were sent. It
+/// ends (`None`) when the buffer takes no more, and all that came was yielded.
+/// [`into_rest`](Self::into_rest) then has what is left of the buffer.
+///
+/// A failure that concerns one message is an item, and does not end the stream: a message that is
+/// too long for the whole, unused buffer ([`Error::Truncated`], with its first bytes). A message
+/// whose sender ended in the middle of it is not reported; its place in the buffer counts as used.
+/// Of a [directed](MultiRecvRequest::from) receive it is an item too ([`Error::PeerGone`], with what
+/// had arrived). A failure of the receive itself is the
+/// last item: [`Error::Canceled`] when the endpoint is closed, [`Error::PeerGone`] or
+/// [`Error::StaleAddress`] of a [directed](MultiRecvRequest::from) one.
+///
+/// As many messages as the endpoint's receive size ([`RxAttr::size`](crate::RxAttr::size)) may have
+/// come and not been taken. Further ones wait at their senders.
+///
+/// `next` and its like come from `futures_util::StreamExt`. Honours the cooperative budget of
+/// Tokio.
+///
+/// # Cancel safety
+/// Dropping a pending `next` loses nothing. Neither does dropping the stream: messages that have
+/// come and were not taken, or are arriving, go to the next receives that accept them, in order.
+#[must_use = "dropping the stream withdraws the receive"]
+pub struct MultiRecv {
+    state: MultiRecvStreamState,
+}
+
+enum MultiRecvStreamState {
+    Posted { ep: Arc<EndpointInner>, key: OpKey },
+    Finished(BytesMut),
+}
+
+impl MultiRecv {
+    /// Takes no further messages into the buffer (`fi_cancel`). The stream yields what has come,
+    /// and ends.
+    #[doc(alias = "fi_cancel")]
+    pub fn cancel(&mut self) {
+        if let MultiRecvStreamState::Posted { ep, key } = &self.state {
+            ep.domain.core.cancel_multi_recv(*key);
+        }
+    }
+
+    /// What is left of the buffer. Of a stream that has not ended it is taken back now: messages
+    /// that were not taken go to the next receives, as when the stream is dropped.
+    ///
+    /// When the messages have been dropped, `BytesMut::try_reclaim` makes the rest the whole buffer
+    /// again, without allocating.
+    #[must_use]
+    pub fn into_rest(mut self) -> BytesMut {
+        match mem::replace(
+            &mut self.state,
+            MultiRecvStreamState::Finished(BytesMut::new()),
+        ) {
+            MultiRecvStreamState::Posted { ep, key } => ep.domain.core.detach_multi_recv(key),
+            MultiRecvStreamState::Finished(rest) => rest,
+        }
+    }
+}
+
+impl Stream for MultiRecv {
+    type Item = Result<MessageSlice, Failed<Bytes>>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let budget = ready!(coop::poll_proceed(cx));
+        let MultiRecvStreamState::Posted { ep, key } = &self.state else {
+            return Poll::Ready(None);
+        };
+        let part = ready!(ep.domain.core.poll_multi_recv(*key, cx));
+        budget.made_progress();
+        Poll::Ready(match part {
+            MultiRecvItem::Message(ended) => Some(into_message_slice(ended)),
+            MultiRecvItem::End(None, rest) => {
+                self.state = MultiRecvStreamState::Finished(rest);
+                None
+            }
+            MultiRecvItem::End(Some(error), rest) => {
+                self.state = MultiRecvStreamState::Finished(rest);
+                Some(Err(Failed::new(error, Bytes::new())))
+            }
+        })
+    }
+}
+
+#[allow(clippy::result_large_err)] // as of every request
+fn into_message_slice(part: OpResult) -> Result<MessageSlice, Failed<Bytes>> {
+    let buf = BytesMut::from_any(part.buf)
+        .unwrap_or_else(|_| unreachable!("parts are made of a BytesMut"));
+    let (buf, transfer) = (buf.freeze(), part.transfer);
+    match part.error {
+        None => Ok(Done { buf, transfer }),
+        Some(error) => Err(Failed {
+            error: *error,
+            buf,
+            transfer,
+        }),
+    }
+}
+
+impl Drop for MultiRecv {
+    fn drop(&mut self) {
+        if let MultiRecvStreamState::Posted { ep, key } = &self.state {
+            drop(ep.domain.core.detach_multi_recv(*key));
+        }
+    }
+}
+
+impl fmt::Debug for MultiRecv {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.state {
+            MultiRecvStreamState::Posted { .. } => f.write_str("MultiRecv(posted)"),
+            MultiRecvStreamState::Finished(rest) => {
+                write!(f, "MultiRecv(ended, {} bytes left)", rest.capacity())
+            }
+        }
+    }
+}
+
+/// A receive of several messages that reports to the queue. Dropping this changes nothing.
+pub struct PostedMultiRecv {
+    ep: Arc<EndpointInner>,
+    key: OpKey,
+}
+
+impl PostedMultiRecv {
+    /// Takes no further messages into the buffer (`fi_cancel`): when those that are arriving have
+    /// come, the release is reported with [`Error::Canceled`] and what is left of the buffer.
+    /// Nothing happens when it was reported before.
+    #[doc(alias = "fi_cancel")]
+    pub fn cancel(&self) {
+        self.ep.domain.core.cancel_multi_recv(self.key);
+    }
+}
+
+impl fmt::Debug for PostedMultiRecv {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PostedMultiRecv")
+    }
+}

@@ -1,0 +1,764 @@
+//! Messages that have not ended before a receive has taken them, or has all of them.
+
+use bytes::BytesMut;
+use fabric_async::{
+    Access, AtomicOp, CancelOutcome, Completion, Error, FiAddr, Gather, OpFlags, Operation,
+    Resource, SendRequest, discover,
+};
+use futures_util::StreamExt;
+
+use crate::endpoint_fixture::{
+    EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with, flush,
+};
+use crate::payload::{
+    LONG_LEN, assert_bytes, message_number, numbered_message, pattern, poll_once, yield_times,
+};
+use crate::setup::Setup;
+
+const LEVELS: [OpFlags; 2] = [OpFlags::MATCH_COMPLETE, OpFlags::DELIVERY_COMPLETE];
+/// Lengths on all the ways there are that fit into any budget several times.
+const LENGTHS: [usize; 8] = [0, 1, 40, 48, 60, 8192, 100_000, 1 << 20];
+
+/// Whether the provider has such levels at all.
+pub(crate) async fn supports_levels(setup: &Setup) -> bool {
+    let flags = LEVELS[0] | LEVELS[1];
+    let hints = setup.hints().caps(setup.caps);
+    match discover(&hints.tx_op_flags(flags)).await {
+        Ok(found) => {
+            assert!(
+                found.iter().all(|info| info.tx.op_flags == flags),
+                "what was asked is what is had"
+            );
+            true
+        }
+        Err(refused) => {
+            eprintln!("skipped, the provider does not offer {flags:?}: {refused}");
+            false
+        }
+    }
+}
+
+fn with_level<'a, B: fabric_async::IoBuf>(
+    level: OpFlags,
+    request: SendRequest<'a, B>,
+) -> SendRequest<'a, B> {
+    if level == OpFlags::DELIVERY_COMPLETE {
+        request.delivery_complete()
+    } else {
+        request.match_complete()
+    }
+}
+
+/// Sends with a receipt and waits until the message is there, unexpected: it has not ended.
+async fn start_unexpected<B: fabric_async::IoBuf>(
+    (a, b, to_b): (&EndpointFixture, &EndpointFixture, FiAddr),
+    request: SendRequest<'_, B>,
+) -> Operation<B> {
+    let mut sent = request
+        .start()
+        .unwrap_or_else(|failed| panic!("{failed:?}"));
+    flush(a, b, to_b).await;
+    yield_times(5).await;
+    assert!(
+        poll_once(&mut sent).await.is_pending(),
+        "nobody has received it"
+    );
+    sent
+}
+
+pub(crate) async fn unexpected_send_completes_when_received(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for level in LEVELS {
+        for (which, len) in LENGTHS.into_iter().enumerate() {
+            let tag = which as u64;
+            let request = with_level(level, a.ep.send(to_b, pattern(len, which)).tag(tag).data(7));
+            let sent = start_unexpected((&a, &b, to_b), request).await;
+            let counted = a.send_counter.value();
+            let got =
+                b.ep.recv_into(Vec::with_capacity(len))
+                    .tag(tag)
+                    .await
+                    .unwrap();
+            assert_bytes(&got, pattern(len, which));
+            assert_eq!(got.data(), Some(7));
+            let done = sent.await.unwrap();
+            assert_eq!((done.transfer.len, done.transfer.tag), (len, Some(tag)));
+            assert_bytes(done.buf, pattern(len, which));
+            assert_eq!(a.send_counter.value(), counted + 1);
+        }
+    }
+}
+
+pub(crate) async fn send_completes_with_a_posted_receive(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for level in LEVELS {
+        for (which, len) in LENGTHS.into_iter().chain([LONG_LEN]).enumerate() {
+            let receive = b.ep.recv().start().unwrap();
+            let sent = with_level(level, a.ep.send(to_b, pattern(len, which)));
+            // The one waits for the other: in any order.
+            let got = if which % 2 == 0 {
+                let (got, sent) = tokio::join!(receive, sent);
+                assert_eq!(sent.unwrap().transfer.len, len);
+                got
+            } else {
+                let receiving = tokio::spawn(receive);
+                assert_eq!(sent.await.unwrap().transfer.len, len);
+                receiving.await.unwrap()
+            };
+            assert_bytes(&got.unwrap(), pattern(len, which));
+        }
+    }
+}
+
+async fn next_entries(station: &mut EndpointFixture, count: usize) -> Vec<Completion> {
+    let mut out = Vec::new();
+    while out.len() < count {
+        station.cq.next_batch(&mut out, count).await;
+    }
+    out
+}
+
+/// In a batch, posted to a queue, and received from the last to the first.
+pub(crate) async fn send_completions_follow_receive_order(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    const COUNT: u64 = 48;
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
+    for level in LEVELS {
+        let len = |number: u64| [8, 30, 3000, 20_000][number as usize % 4];
+        let all = (0..COUNT).map(|number| {
+            with_level(
+                level,
+                a.ep.send(to_b, numbered_message(number, len(number)))
+                    .tag(number)
+                    .context(number),
+            )
+        });
+        assert_eq!(a.ep.post_all(all).unwrap(), COUNT as usize);
+        flush(&a, &b, to_b).await;
+        let mut out = Vec::new();
+        assert_eq!(a.cq.try_next_batch(&mut out, 1), 0, "nothing has ended");
+        for number in (0..COUNT).rev() {
+            let got = b.ep.recv().tag(number).await.unwrap();
+            assert_eq!(message_number(&got), number);
+            let entry = next_entries(&mut a, 1).await.remove(0);
+            assert_eq!((entry.context, &entry.error), (number, &None));
+            assert_eq!(
+                entry.into_result::<Vec<u8>>().unwrap().transfer.len,
+                len(number)
+            );
+        }
+    }
+}
+
+pub(crate) async fn every_send_kind_supports_levels(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let parts = [vec![1; 5000], vec![2; 9000], vec![3; 40]];
+    let whole = parts.concat();
+    let sent = start_unexpected(
+        (&a, &b, to_b),
+        a.ep.send(to_b, Gather::from(parts)).delivery_complete(),
+    )
+    .await;
+    assert_bytes(&b.ep.recv().await.unwrap(), &whole);
+    assert_eq!(
+        sent.await
+            .unwrap()
+            .buf
+            .into_parts::<Vec<u8>>()
+            .unwrap()
+            .len(),
+        3
+    );
+    // Lent, and received both ways there are.
+    for len in [100, 5 << 20] {
+        let mut loan = a.ep.loan(len).unwrap();
+        loan.copy_from_slice(pattern(len, 1));
+        let lent = a.ep.lend(to_b, loan).tag(1);
+        let mut lent = if len == 100 {
+            lent.delivery_complete()
+        } else {
+            lent.match_complete()
+        }
+        .start();
+        if len == 100 {
+            flush(&a, &b, to_b).await;
+            assert!(poll_once(lent.as_mut().unwrap()).await.is_pending());
+        }
+        let got = b.ep.recv().tag(1).await.unwrap();
+        assert_bytes(&got, pattern(len, 1));
+        lent.unwrap().await.map_err(|failed| failed.error).unwrap();
+    }
+    // With a credit that was reserved.
+    let permit = a.ep.reserve(to_b).await.unwrap();
+    let (sent, got) = tokio::join!(
+        permit.send(&a.ep, "reserved").delivery_complete(),
+        b.ep.recv()
+    );
+    assert_eq!(
+        (sent.unwrap().buf, &got.unwrap()[..]),
+        ("reserved", &b"reserved"[..])
+    );
+}
+
+pub(crate) async fn endpoint_op_flags_set_the_default_level(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    for level in LEVELS {
+        let plan = EndpointConfig {
+            op_flags: level,
+            ..EndpointConfig::default()
+        };
+        let (a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
+        // Ends where it is posted, as it says.
+        a.ep.send(to_b, "now")
+            .tag(1)
+            .transmit_complete()
+            .await
+            .unwrap();
+        a.ep.inject_tagged(to_b, 1, b"nobody waits").unwrap();
+        let mut sent = a.ep.send(to_b, "later").tag(1).start().unwrap();
+        let mut lent =
+            a.ep.lend(to_b, a.ep.loan(10).unwrap())
+                .tag(1)
+                .start()
+                .unwrap();
+        let marked = a.ep.send(to_b, "").tag(2).transmit_complete();
+        let (marked, got) = tokio::join!(marked, b.ep.recv().tag(2));
+        marked.unwrap();
+        got.unwrap();
+        assert!(poll_once(&mut sent).await.is_pending() && poll_once(&mut lent).await.is_pending());
+        for _ in 0..4 {
+            b.ep.recv().tag(1).await.unwrap();
+        }
+        sent.await.unwrap();
+        lent.await.map_err(|failed| failed.error).unwrap();
+    }
+}
+
+pub(crate) async fn discarded_message_completes_its_send(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    for level in LEVELS {
+        for len in [8, 9000, 1 << 20] {
+            let sent = start_unexpected(
+                (&a, &b, to_b),
+                with_level(level, a.ep.send(to_b, pattern(len, 1)).tag(1)),
+            )
+            .await;
+            b.ep.probe().tag(1).claim().await.unwrap().discard();
+            assert_eq!(sent.await.unwrap().transfer.len, len);
+        }
+        // While it arrives.
+        let sent = with_level(level, a.ep.send(to_b, pattern(LONG_LEN, 1)).tag(1))
+            .start()
+            .unwrap();
+        b.ep.probe().tag(1).claim().await.unwrap().discard();
+        let (sent, got) = tokio::join!(sent, async {
+            a.ep.send(to_b, "behind").tag(2).await.unwrap();
+            b.ep.recv().tag(2).await.unwrap()
+        });
+        assert_eq!(
+            (sent.unwrap().transfer.len, &got[..]),
+            (LONG_LEN, &b"behind"[..])
+        );
+        assert_eq!(b.ep.probe().tag(1).try_probe(), Ok(None));
+    }
+}
+
+pub(crate) async fn dropped_claim_does_not_acknowledge(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for level in LEVELS {
+        let mut sent = start_unexpected(
+            (&a, &b, to_b),
+            with_level(level, a.ep.send(to_b, vec![5; 100]).tag(1)),
+        )
+        .await;
+        drop(b.ep.probe().tag(1).claim().await.unwrap());
+        flush(&a, &b, to_b).await;
+        assert!(poll_once(&mut sent).await.is_pending());
+        let claimed = b.ep.probe().tag(1).claim().await.unwrap();
+        flush(&a, &b, to_b).await;
+        assert!(
+            poll_once(&mut sent).await.is_pending(),
+            "claimed is not received"
+        );
+        assert_eq!(
+            claimed
+                .recv_into(Vec::with_capacity(100))
+                .await
+                .unwrap()
+                .into_buf(),
+            [5; 100]
+        );
+        sent.await.unwrap();
+    }
+}
+
+/// The message has been in a receive, which was dropped unseen: it ends once, and the next receive
+/// has it.
+pub(crate) async fn requeued_message_is_acknowledged_once(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    for level in LEVELS {
+        let dropped = b.ep.recv().tag(1).start().unwrap();
+        let first = with_level(level, a.ep.send(to_b, "first").tag(1));
+        let second = a.ep.send(to_b, "second").tag(1).delivery_complete();
+        first.await.unwrap();
+        drop(dropped);
+        let mut second = start_unexpected((&a, &b, to_b), second).await;
+        assert_eq!(&b.ep.recv().tag(1).await.unwrap()[..], b"first");
+        flush(&a, &b, to_b).await;
+        assert!(
+            poll_once(&mut second).await.is_pending(),
+            "that was the receipt of another"
+        );
+        assert_eq!(&b.ep.recv().tag(1).await.unwrap()[..], b"second");
+        second.await.unwrap();
+    }
+}
+
+pub(crate) async fn receive_dropped_mid_message_does_not_acknowledge(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for level in LEVELS {
+        for number in 0..10u64 {
+            let sent = with_level(level, a.ep.send(to_b, numbered_message(number, LONG_LEN)))
+                .start()
+                .unwrap();
+            let mut got = None;
+            for _ in 0..number % 4 {
+                let mut dropped = b.ep.recv().start().unwrap();
+                if let std::task::Poll::Ready(message) = poll_once(&mut dropped).await {
+                    got = Some(message.unwrap());
+                    break;
+                }
+            }
+            let got = match got {
+                Some(got) => got,
+                None => b.ep.recv().await.unwrap(),
+            };
+            assert_eq!(message_number(&got), number);
+            assert_eq!(sent.await.unwrap().transfer.len, LONG_LEN);
+        }
+    }
+    assert_eq!(
+        (
+            a.send_counter.value(),
+            b.recv_counter.value(),
+            a.ep.stats().failed
+        ),
+        (20, b.recv_counter.value(), 0)
+    );
+}
+
+/// The credits come back with the receipts, and the messages arrive.
+pub(crate) async fn dropped_send_returns_its_credit_on_ack(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    let plan = EndpointConfig {
+        tx_size: Some(8),
+        ..EndpointConfig::default()
+    };
+    let (a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
+    let _moving = a.spawn_progress();
+    for level in LEVELS {
+        let mut number = 0u8;
+        let refused = loop {
+            match with_level(level, a.ep.send(to_b, vec![number; 10]).tag(1)).start() {
+                Ok(sent) => drop(sent),
+                Err(refused) => break refused,
+            }
+            number += 1;
+        };
+        assert_eq!(refused.error, Error::WouldBlock(Resource::TransmitCredit));
+        assert!((1..=8).contains(&number), "{number} are under way");
+        let waiting = with_level(level, a.ep.send(to_b, refused.buf).tag(1)).into_future();
+        let taking = async {
+            for expected in 0..=number {
+                assert_eq!(b.ep.recv().tag(1).await.unwrap()[..], [expected; 10]);
+            }
+        };
+        let (waited, ()) = tokio::join!(waiting, taking);
+        waited.unwrap();
+        // The last receipts may be on their way.
+        while a.domain.stats().operations > 0 {
+            yield_times(1).await;
+        }
+    }
+}
+
+pub(crate) async fn cancel_waits_for_the_ack(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for level in LEVELS {
+        let sent = start_unexpected(
+            (&a, &b, to_b),
+            with_level(level, a.ep.send(to_b, vec![9; 20])),
+        )
+        .await;
+        let mut cancel = Box::pin(sent.cancel());
+        assert!(
+            poll_once(&mut cancel).await.is_pending(),
+            "it is not here any more"
+        );
+        assert_eq!(b.ep.recv().await.unwrap()[..], [9; 20]);
+        match cancel.await {
+            CancelOutcome::Completed(Ok(done)) => assert_eq!(done.buf, [9; 20]),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+pub(crate) async fn truncated_receive_acknowledges(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for level in LEVELS {
+        for len in [100, 9000, LONG_LEN] {
+            let receive =
+                b.ep.recv_into(vec![0; 50].into_boxed_slice())
+                    .start()
+                    .unwrap();
+            let (sent, got) =
+                tokio::join!(with_level(level, a.ep.send(to_b, pattern(len, 3))), receive);
+            assert_eq!(sent.unwrap().transfer.len, len);
+            assert_eq!(
+                got.unwrap_err().error,
+                Error::Truncated {
+                    len: 50,
+                    lost: len - 50
+                }
+            );
+        }
+    }
+}
+
+pub(crate) async fn multi_recv_acknowledges_each_message(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for level in LEVELS {
+        let first = start_unexpected(
+            (&a, &b, to_b),
+            with_level(level, a.ep.send(to_b, numbered_message(0, 100))),
+        )
+        .await;
+        let mut messages =
+            b.ep.recv_multi(BytesMut::with_capacity(100_000))
+                .start()
+                .unwrap();
+        let second = with_level(level, a.ep.send(to_b, numbered_message(1, 20_000)))
+            .start()
+            .unwrap();
+        for number in 0..2 {
+            let message = messages.next().await.unwrap().unwrap();
+            assert_eq!(message_number(&message.into_buf()), number);
+        }
+        first.await.unwrap();
+        second.await.unwrap();
+        drop(messages);
+    }
+}
+
+pub(crate) async fn directed_receive_after_av_insert_acknowledges(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    let stranger = EndpointConfig {
+        auto_insert: false,
+        ..EndpointConfig::default()
+    };
+    for level in LEVELS {
+        let (a, b, to_b) =
+            endpoint_pair_with(&setup, EndpointConfig::default(), stranger.clone()).await;
+        let sent = start_unexpected(
+            (&a, &b, to_b),
+            with_level(level, a.ep.send(to_b, "who?").tag(1)),
+        )
+        .await;
+        let from_nobody = b.ep.recv().tag(1);
+        let from_a = b.av.insert(a.ep.name()).unwrap();
+        let (got, sent) = tokio::join!(from_nobody.from(from_a), sent);
+        assert_eq!(
+            (&got.unwrap()[..], sent.unwrap().buf),
+            (&b"who?"[..], "who?")
+        );
+    }
+}
+
+/// Full rings in both directions hold no receipt up.
+pub(crate) async fn endpoints_flooding_each_other_make_progress(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    const COUNT: u64 = 60;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let to_a = b.add_peer(&a).await;
+    let talk = async |one: &EndpointFixture, to, level| {
+        let sends: Vec<_> = (0..COUNT)
+            .map(|number| {
+                with_level(
+                    level,
+                    one.ep.send(to, numbered_message(number, 30_000)).tag(1),
+                )
+                .start()
+                .unwrap()
+            })
+            .collect();
+        for number in 0..COUNT {
+            assert_eq!(message_number(&one.ep.recv().tag(1).await.unwrap()), number);
+        }
+        for sent in sends {
+            sent.await.unwrap();
+        }
+    };
+    for _ in 0..3 {
+        tokio::join!(talk(&a, to_b, LEVELS[0]), talk(&b, to_a, LEVELS[1]));
+    }
+}
+
+pub(crate) async fn fence_waits_for_the_ack(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for level in LEVELS {
+        let sent = start_unexpected(
+            (&a, &b, to_b),
+            with_level(level, a.ep.send(to_b, "before").tag(1)),
+        )
+        .await;
+        let mut fenced = a.ep.send(to_b, "behind").tag(2).fence().start().unwrap();
+        assert!(poll_once(&mut fenced).await.is_pending());
+        assert_eq!(b.ep.probe().tag(2).try_probe(), Ok(None));
+        b.ep.recv().tag(1).await.unwrap();
+        let (fenced, got) = tokio::join!(fenced, b.ep.recv().tag(2));
+        fenced.unwrap();
+        got.unwrap();
+        sent.await.unwrap();
+    }
+}
+
+pub(crate) async fn close_fails_unacknowledged_sends(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    for closing_here in [false, true] {
+        let (mut a, b, to_b) = endpoint_pair(&setup).await;
+        let received =
+            a.ep.send(to_b, "received")
+                .delivery_complete()
+                .start()
+                .unwrap();
+        b.ep.recv().await.unwrap();
+        let sent = start_unexpected(
+            (&a, &b, to_b),
+            a.ep.send(to_b, vec![1; 10]).delivery_complete(),
+        )
+        .await;
+        let matched = start_unexpected(
+            (&a, &b, to_b),
+            a.ep.send(to_b, vec![2; 9000]).match_complete(),
+        )
+        .await;
+        let long =
+            a.ep.send(to_b, pattern(LONG_LEN, 1))
+                .delivery_complete()
+                .start()
+                .unwrap();
+        a.ep.send(to_b, vec![3; 10])
+            .delivery_complete()
+            .context(5)
+            .post()
+            .unwrap();
+        // Those that wait, and those of which nothing was sent.
+        if closing_here {
+            a.ep.clone().close().unwrap();
+        } else {
+            b.ep.clone().close().unwrap();
+        }
+        let is_it = |error: &Error| {
+            if closing_here {
+                *error == Error::Canceled
+            } else {
+                error.is_peer_gone()
+            }
+        };
+        for (which, len, sent) in [(1, 10, sent), (2, 9000, matched)] {
+            let failed = sent.await.unwrap_err();
+            assert!(is_it(&failed.error), "{}", failed.error);
+            assert_eq!(failed.buf, vec![which; len]);
+        }
+        assert!(is_it(&long.await.unwrap_err().error));
+        let entry = next_entries(&mut a, 1).await.remove(0);
+        assert!(
+            entry.context == 5 && is_it(entry.error.as_ref().unwrap()),
+            "{entry:?}"
+        );
+        // What was received before has ended well, if that was known when the endpoint closed.
+        match received.await {
+            Ok(_) => {}
+            Err(failed) => assert!(closing_here, "{failed}"),
+        }
+    }
+}
+
+pub(crate) async fn loopback_sends_support_levels(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    let a = setup.open_endpoint().await;
+    let me = a.add_peer(&a).await;
+    for level in LEVELS {
+        for len in LENGTHS {
+            let (sent, got) = tokio::join!(
+                with_level(level, a.ep.send(me, pattern(len, 4))),
+                a.ep.recv()
+            );
+            assert_eq!(sent.unwrap().transfer.len, len);
+            assert_bytes(&got.unwrap(), pattern(len, 4));
+        }
+    }
+}
+
+pub(crate) async fn rma_and_atomics_complete_after_delivery(setup: Setup) {
+    if !supports_levels(&setup).await {
+        return;
+    }
+    let plan = EndpointConfig {
+        op_flags: OpFlags::DELIVERY_COMPLETE,
+        ..EndpointConfig::default()
+    };
+    let (a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
+    let _moving = b.spawn_progress();
+    let region = b
+        .domain
+        .alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)
+        .unwrap();
+    let place = |offset| region.remote().at(offset);
+    for round in 1..=5u64 {
+        a.ep.write(to_b, place(0), round.to_le_bytes().to_vec())
+            .delivery_complete()
+            .await
+            .unwrap();
+        assert_eq!(region.load::<u64>(0), Ok(round));
+        a.ep.atomic(to_b, place(8), AtomicOp::Sum, 1u64)
+            .delivery_complete()
+            .await
+            .unwrap();
+        assert_eq!(region.load::<u64>(8), Ok(round));
+        assert_eq!(a.ep.fetch_add(to_b, place(8), 0u64).await, Ok(round));
+        assert_eq!(
+            a.ep.read(to_b, region.remote().slice(..8)).await.unwrap()[..],
+            round.to_le_bytes()
+        );
+    }
+}
+
+/// A provider without one of these levels says so, and goes on.
+pub(crate) async fn unsupported_level_is_refused(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for level in LEVELS {
+        if offers_level(&setup, level).await {
+            continue;
+        }
+        let refused = with_level(level, a.ep.send(to_b, vec![1; 10]))
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(refused.error, Error::NotSupported(_)),
+            "{}",
+            refused.error
+        );
+        let sent = a.ep.send(to_b, refused.buf).transmit_complete();
+        let (sent, got) = tokio::join!(sent, b.ep.recv());
+        sent.unwrap();
+        assert_eq!(got.unwrap()[..], [1; 10]);
+    }
+}
+
+async fn offers_level(setup: &Setup, level: OpFlags) -> bool {
+    let hints = setup.hints().caps(setup.caps);
+    discover(&hints.tx_op_flags(level)).await.is_ok()
+}
+
+/// What is delivered is at the peer's endpoint, all of it: nothing less, of whatever length, posted
+/// or awaited, and in the middle of everything else.
+pub(crate) async fn delivery_complete_means_the_peer_has_the_message(setup: Setup) {
+    if !offers_level(&setup, OpFlags::DELIVERY_COMPLETE).await {
+        return eprintln!("skipped, the provider confirms no delivery");
+    }
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
+    for (which, len) in LENGTHS.into_iter().enumerate() {
+        let tag = which as u64;
+        let sent =
+            a.ep.send(to_b, pattern(len, which))
+                .tag(tag)
+                .data(7)
+                .delivery_complete()
+                .start()
+                .unwrap();
+        a.ep.inject(to_b, b"behind").unwrap();
+        let (sent, got) = tokio::join!(sent, b.ep.recv_into(Vec::with_capacity(len)).tag(tag));
+        let (sent, got) = (sent.unwrap(), got.unwrap());
+        assert_eq!(
+            (sent.transfer.len, sent.transfer.tag, got.data()),
+            (len, Some(tag), Some(7))
+        );
+        assert_bytes(&got, pattern(len, which));
+        assert_eq!(&b.ep.recv().await.unwrap()[..], b"behind");
+    }
+    let all = (0..20).map(|number| {
+        a.ep.send(to_b, numbered_message(number, 100))
+            .context(number)
+            .delivery_complete()
+    });
+    assert_eq!(a.ep.post_all(all).unwrap(), 20);
+    for number in 0..20 {
+        assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
+    }
+    let ended = next_entries(&mut a, 20).await;
+    assert!(
+        ended
+            .iter()
+            .map(|entry| (entry.context, entry.error.is_none()))
+            .eq((0..20).map(|at| (at, true)))
+    );
+    // A peer that closes without a word has confirmed nothing. It buffers no such message, however
+    // quick it is.
+    let long =
+        a.ep.send(to_b, vec![1; 17 << 20])
+            .delivery_complete()
+            .start()
+            .unwrap();
+    b.ep.clone().close().unwrap();
+    assert!(long.await.unwrap_err().error.is_peer_gone());
+}

@@ -1,0 +1,505 @@
+//! Memory of a connected peer: atomic operations, what is refused, and what is said to strangers.
+
+use std::future::IntoFuture;
+use std::io::Write;
+use std::net::TcpStream;
+
+use fabric_async::{
+    Access, AtomicCall, AtomicOp, Caps, CounterBind, DownReason, Endpoint, Error, EventKind,
+    OpKind, RemoteAddr, RemoteRegion,
+};
+use fabric_core::atomic::{AtomicSpec, Datatype};
+use fabric_core::buf::Payload;
+use fabric_core::tcp::{ByteOrder, Frame, FrameWriter, PeerCaps, RmaIovList};
+use fabric_core::transport::RmaIov;
+use futures_util::StreamExt;
+
+use crate::connected::spawn_progress;
+use crate::connected_pair::{MsgDomainFixture, MsgEndpointFixture, connected_pair};
+use crate::payload::pattern;
+use crate::raw_peer::{NO_EXTENSION, connect_raw_peer, read_exact, read_to_end, vendor_extension};
+use crate::setup::Setup;
+
+const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+const ATOMIC_BIT: u32 = 2;
+
+pub(crate) async fn every_atomic_op_works_in_both_directions(setup: Setup) {
+    let (a, b) = connected_pair(&setup).await;
+    for (from, to) in [(&a, &b), (&b, &a)] {
+        let _moving = spawn_progress(to);
+        let (region, peer) = (
+            to.domain_fixture.domain.alloc(64, READ_WRITE).unwrap(),
+            from.ep.peer().unwrap(),
+        );
+        let mut own = to
+            .domain_fixture
+            .domain
+            .register(vec![0u8; 64], READ_WRITE, None)
+            .unwrap();
+        for &op in AtomicOp::ALL {
+            let (value, operand, comparand) = (1000i32, -7, 1000);
+            for call in [AtomicCall::Base, AtomicCall::Fetch, AtomicCall::Compare] {
+                if !op.is_valid(Datatype::I32, call) {
+                    continue;
+                }
+                let computed = op.compute(
+                    Datatype::I32,
+                    value as u64,
+                    operand as u64,
+                    comparand as u64,
+                ) as i32;
+                for is_own in [false, true] {
+                    region.atomic(8, AtomicOp::Write, value).unwrap();
+                    own.lock()[8..12].copy_from_slice(&value.to_ne_bytes());
+                    let at = if is_own {
+                        own.remote().at(8)
+                    } else {
+                        region.remote().at(8)
+                    };
+                    let fetched = match call {
+                        AtomicCall::Base => {
+                            from.ep.atomic(peer, at, op, operand).await.map(|()| value)
+                        }
+                        AtomicCall::Fetch => from.ep.fetch_atomic(peer, at, op, operand).await,
+                        AtomicCall::Compare => {
+                            from.ep
+                                .compare_atomic(peer, at, op, operand, comparand)
+                                .await
+                        }
+                    };
+                    assert_eq!(fetched, Ok(value), "{op:?} {call:?}");
+                    let left = match is_own {
+                        true => i32::from_ne_bytes(own.lock()[8..12].try_into().unwrap()),
+                        false => region.load(8).unwrap(),
+                    };
+                    assert_eq!(left, computed, "{op:?} {call:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Over several connections at once, and from here.
+pub(crate) async fn concurrent_atomic_adds_are_not_lost(setup: Setup) {
+    let (here, there) = (
+        MsgDomainFixture::open(&setup).await,
+        MsgDomainFixture::open(&setup).await,
+    );
+    let mut door = there.listen(&setup);
+    let region = there.domain.alloc(64, READ_WRITE).unwrap();
+    let (mut tasks, mut ends) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        let (ep, end) = here.connect_to(&there, &mut door).await;
+        ends.push(end);
+        let remote = region.remote();
+        tasks.push(tokio::spawn(async move {
+            let peer = ep.peer().unwrap();
+            for _ in 0..500 {
+                ep.atomic(peer, remote.at(0), AtomicOp::Sum, [1u64, 2, 3])
+                    .await
+                    .unwrap();
+                ep.fetch_add(peer, remote.at(32), 0.5f64).await.unwrap();
+            }
+            // Behind all that was asked before, as seen by reads.
+            ep.read(peer, remote.slice(0..8)).await.unwrap();
+        }));
+    }
+    for _ in 0..500 {
+        region.atomic(0, AtomicOp::Sum, 1u64).unwrap();
+        there.domain.progress();
+        tokio::task::yield_now().await;
+    }
+    let never = there.domain.counter().unwrap();
+    let moving = tokio::spawn(async move { drop(never.wait(u64::MAX).await) });
+    for task in tasks {
+        task.await.unwrap();
+    }
+    moving.abort();
+    assert_eq!(
+        (region.load(0), region.load(8), region.load(16)),
+        (Ok(2000u64), Ok(3000u64), Ok(4500u64))
+    );
+    assert_eq!(region.load(32), Ok(750.0f64));
+}
+
+pub(crate) async fn posted_atomics_report_and_count_at_target(setup: Setup) {
+    let (here, there) = (
+        MsgDomainFixture::open(&setup).await,
+        MsgDomainFixture::open(&setup).await,
+    );
+    let mut door = there.listen(&setup);
+    let (writes, reads) = (
+        there.domain.counter().unwrap(),
+        there.domain.counter().unwrap(),
+    );
+    let calling = here.connect(&door).into_future();
+    let accepting = async {
+        let ep = there
+            .endpoint()
+            .bind_counter(&writes, CounterBind::REMOTE_WRITE)
+            .unwrap();
+        let ep = ep.bind_counter(&reads, CounterBind::REMOTE_READ).unwrap();
+        ep.accept(door.next().await.unwrap(), b"").await.unwrap()
+    };
+    let (a, _b) = tokio::join!(calling, accepting);
+    let (a, region) = (a.unwrap(), there.domain.alloc(64, READ_WRITE).unwrap());
+    let (mut a, remote) = (
+        MsgEndpointFixture {
+            ep: a,
+            domain_fixture: here,
+        },
+        region.remote(),
+    );
+    let peer = a.ep.peer().unwrap();
+    region.atomic(8, AtomicOp::Write, 40i32).unwrap();
+    a.ep.atomic(peer, remote.at(0), AtomicOp::Sum, 2i32)
+        .context(1)
+        .post()
+        .unwrap();
+    a.ep.fetch_atomic(peer, remote.at(8), AtomicOp::Sum, [2i32, 3])
+        .context(2)
+        .post()
+        .unwrap();
+    let (written, read, first) =
+        tokio::join!(writes.wait(1), reads.wait(1), a.domain_fixture.cq.next());
+    assert_eq!((written, read), (Ok(1), Ok(1)));
+    let (first, second) = (first.unwrap(), a.domain_fixture.cq.next().await.unwrap());
+    assert_eq!(
+        (first.context, first.kind, first.error),
+        (1, OpKind::Atomic, None)
+    );
+    assert_eq!((second.context, second.kind), (2, OpKind::FetchAtomic));
+    assert_eq!(second.values::<i32>().collect::<Vec<_>>(), [40, 0]);
+}
+
+/// Endpoints of this library tell each other why: the operation fails, and the connection goes on.
+pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
+    let (a, b) = connected_pair(&setup).await;
+    let _moving = spawn_progress(&b);
+    let region = b.domain_fixture.domain.alloc(100, READ_WRITE).unwrap();
+    let readable = b
+        .domain_fixture
+        .domain
+        .alloc(100, Access::REMOTE_READ)
+        .unwrap();
+    let (remote, to_b) = (region.remote(), a.ep.peer().unwrap());
+    for _ in 0..2 {
+        let nobody = RemoteRegion::new(remote.key ^ 1 << 40, 100, READ_WRITE);
+        let failed = a.ep.write(to_b, nobody.at(0), "x").await.unwrap_err();
+        assert_eq!(
+            (failed.error, failed.buf),
+            (
+                Error::Key {
+                    key: nobody.key,
+                    why: "is unknown"
+                },
+                "x"
+            )
+        );
+        let failed = a.ep.read(to_b, nobody.slice(0..9)).await.unwrap_err();
+        assert_eq!(
+            failed.error,
+            Error::Key {
+                key: nobody.key,
+                why: "is unknown"
+            }
+        );
+        let failed =
+            a.ep.write(to_b, readable.remote().at(0), "x")
+                .await
+                .unwrap_err();
+        assert_eq!(
+            failed.error,
+            Error::Key {
+                key: readable.key(),
+                why: "does not grant this access"
+            }
+        );
+        let beyond = RemoteRegion::new(remote.key, 1000, READ_WRITE);
+        let failed = a.ep.read(to_b, beyond.slice(500..600)).await.unwrap_err();
+        assert!(
+            matches!(failed.error, Error::TooLong { limit: 100, .. }),
+            "{}",
+            failed.error
+        );
+        a.ep.write(to_b, remote.at(0), pattern(100, 3))
+            .await
+            .unwrap();
+        assert_eq!(
+            a.ep.read(to_b, remote.slice(..)).await.unwrap()[..],
+            *pattern(100, 3)
+        );
+        a.ep.send(to_b, "all the same").await.unwrap();
+        assert_eq!(&b.ep.recv().await.unwrap()[..], b"all the same");
+    }
+}
+
+pub(crate) async fn misaligned_atomic_fails_only_its_op(setup: Setup) {
+    let (a, b) = connected_pair(&setup).await;
+    let _moving = spawn_progress(&b);
+    let region = b.domain_fixture.domain.alloc(64, READ_WRITE).unwrap();
+    let readable = b
+        .domain_fixture
+        .domain
+        .alloc(64, Access::REMOTE_READ)
+        .unwrap();
+    let (remote, to_b) = (region.remote(), a.ep.peer().unwrap());
+    for _ in 0..2 {
+        let across = a.ep.fetch_add(to_b, remote.at(4), 1u64).await;
+        assert!(
+            matches!(&across, Err(Error::Invalid { what, .. }) if what.contains("atomic")),
+            "{across:?}"
+        );
+        assert!(matches!(
+            a.ep.fetch_add(to_b, remote.at(64), 1u8).await,
+            Err(Error::TooLong { .. })
+        ));
+        let sum =
+            a.ep.atomic(to_b, readable.remote().at(0), AtomicOp::Sum, 1u64)
+                .await;
+        assert!(matches!(sum, Err(Error::Key { why, .. }) if why.contains("grant")));
+        a.ep.fetch_add(to_b, remote.at(56), 1u64).await.unwrap();
+    }
+    assert_eq!(region.load(56), Ok(2u64));
+}
+
+async fn expect_atomics_refused(ep: &Endpoint, at: RemoteAddr) {
+    let peer = ep.peer().unwrap();
+    for refused in [
+        ep.fetch_add(peer, at, 1u64).await.map(drop),
+        ep.atomic(peer, at, AtomicOp::Sum, 1u64).await,
+        ep.compare_atomic(peer, at, AtomicOp::Cswap, 1u64, 0)
+            .await
+            .map(drop),
+    ] {
+        let error = refused.unwrap_err();
+        assert!(
+            matches!(error, Error::NotSupported(why) if why.contains("not known to have")),
+            "{error}"
+        );
+    }
+}
+
+pub(crate) async fn atomics_to_peer_without_support_are_refused(setup: Setup) {
+    let plain = setup.with_caps(Caps::MSG | Caps::RMA);
+    let (here, there) = (
+        MsgDomainFixture::open(&setup).await,
+        MsgDomainFixture::open(&plain).await,
+    );
+    let mut door = there.listen(&plain);
+    let (ep, end) = here.connect_to(&there, &mut door).await;
+    let (a, b) = (
+        MsgEndpointFixture {
+            ep,
+            domain_fixture: here,
+        },
+        MsgEndpointFixture {
+            ep: end,
+            domain_fixture: there,
+        },
+    );
+    let _moving = spawn_progress(&b);
+    let region = b.domain_fixture.domain.alloc(64, READ_WRITE).unwrap();
+    expect_atomics_refused(&a.ep, region.remote().at(0)).await;
+    let peer = a.ep.peer().unwrap();
+    a.ep.write(peer, region.remote().at(0), "but writes")
+        .await
+        .unwrap();
+    assert_eq!(
+        &a.ep.read(peer, region.remote().slice(0..10)).await.unwrap()[..],
+        b"but writes"
+    );
+}
+
+/// An endpoint that was opened for messages serves no memory of its domain.
+pub(crate) async fn rma_to_msg_only_endpoint_fails_with_unknown_key(setup: Setup) {
+    let plain = setup.with_caps(Caps::MSG);
+    let (here, there) = (
+        MsgDomainFixture::open(&setup).await,
+        MsgDomainFixture::open(&plain).await,
+    );
+    let mut door = there.listen(&plain);
+    let (ep, end) = here.connect_to(&there, &mut door).await;
+    let (a, b) = (
+        MsgEndpointFixture {
+            ep,
+            domain_fixture: here,
+        },
+        MsgEndpointFixture {
+            ep: end,
+            domain_fixture: there,
+        },
+    );
+    let _moving = spawn_progress(&b);
+    let region = b.domain_fixture.domain.alloc(64, READ_WRITE).unwrap();
+    let (remote, peer) = (region.remote(), a.ep.peer().unwrap());
+    let unknown = Error::Key {
+        key: remote.key,
+        why: "is unknown",
+    };
+    assert_eq!(
+        a.ep.write(peer, remote.at(0), "x").await.unwrap_err().error,
+        unknown
+    );
+    assert_eq!(
+        a.ep.read(peer, remote.slice(..)).await.unwrap_err().error,
+        unknown
+    );
+    a.ep.send(peer, "all the same").await.unwrap();
+    assert_eq!(&b.ep.recv().await.unwrap()[..], b"all the same");
+}
+
+pub(crate) async fn atomics_to_unannounced_peer_are_refused(setup: Setup) {
+    let room = MsgDomainFixture::open(&setup).await;
+    for calls in [false, true] {
+        for says in [
+            NO_EXTENSION,
+            [0xff; 20],
+            vendor_extension(calls, !ATOMIC_BIT),
+            vendor_extension(!calls, ATOMIC_BIT),
+        ] {
+            let (ep, mut socket, _) = connect_raw_peer((&room, &setup), calls, says, false).await;
+            expect_atomics_refused(&ep, RemoteAddr { key: 1, offset: 0 }).await;
+            ep.inject(ep.peer().unwrap(), b"good").unwrap();
+            // Nothing has been said before it.
+            assert_eq!(read_exact(&mut socket, 20).await[16..], *b"good");
+        }
+    }
+}
+
+/// The bytes of an operation on memory here.
+fn encode_frame(frame: &Frame, places: &[RmaIov], bytes: &[u8]) -> Vec<u8> {
+    let mut outbox = FrameWriter::new(ByteOrder::NATIVE);
+    assert!(outbox.push_frame(
+        frame,
+        &RmaIovList::from_rma_iovs(places).unwrap(),
+        Payload::Contiguous(bytes)
+    ));
+    outbox.pending().to_vec()
+}
+
+fn encode_fetch_sum(key: u64, operand: u64) -> Vec<u8> {
+    let spec = AtomicSpec {
+        op: AtomicOp::Sum,
+        datatype: Datatype::U64,
+        call: AtomicCall::Fetch,
+    };
+    let frame = Frame::atomic(PeerCaps::rdm(true).atomic(spec).unwrap(), true, 8);
+    encode_frame(
+        &frame,
+        &[RmaIov {
+            key,
+            offset: 8,
+            len: 8,
+            atomic: None,
+        }],
+        &operand.to_ne_bytes(),
+    )
+}
+
+async fn expect_protocol_shutdown(mut ep: MsgEndpointFixture, socket: TcpStream) {
+    let EventKind::Shutdown { reason, .. } = ep.domain_fixture.next_other_event().await else {
+        panic!("an end")
+    };
+    assert!(matches!(reason, DownReason::Protocol(_)), "{reason:?}");
+    let failed = ep
+        .ep
+        .send(ep.ep.peer().unwrap(), "anything")
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(failed.error, Error::Protocol { .. }),
+        "{}",
+        failed.error
+    );
+    read_to_end(socket).await;
+}
+
+/// To them there is no answer that says no, and what only this library says is none of theirs.
+pub(crate) async fn bad_rma_of_unannounced_peer_closes_connection(setup: Setup) {
+    for calls in [false, true] {
+        for wrong in 0..5 {
+            let room = MsgDomainFixture::open(&setup).await;
+            let region = room.domain.alloc(100, Access::REMOTE_WRITE).unwrap();
+            let key = region.key();
+            let place = |key, len| RmaIov {
+                key,
+                offset: 0,
+                len,
+                atomic: None,
+            };
+            let read = |at: RmaIov| {
+                encode_frame(
+                    &Frame::read(&RmaIovList::from_rma_iovs(&[at]).unwrap()),
+                    &[at],
+                    b"",
+                )
+            };
+            let bytes = match wrong {
+                0 => read(place(key, 10)),
+                1 => read(place(key ^ 1 << 40, 10)),
+                2 => encode_frame(
+                    &Frame::write(
+                        &RmaIovList::from_rma_iovs(&[place(key, 200)]).unwrap(),
+                        None,
+                        200,
+                    ),
+                    &[place(key, 200)],
+                    &[1; 200],
+                ),
+                3 => encode_fetch_sum(key, 1),
+                // A refusal of nothing.
+                _ => [
+                    &crate::raw_peer::frame_header(0xf2, 0, 0, 32, 32)[..16],
+                    &1u64.to_ne_bytes(),
+                    &[0; 8],
+                ]
+                .concat(),
+            };
+            let (ep, mut socket, _) =
+                connect_raw_peer((&room, &setup), calls, NO_EXTENSION, false).await;
+            socket.write_all(&bytes).unwrap();
+            expect_protocol_shutdown(
+                MsgEndpointFixture {
+                    ep,
+                    domain_fixture: room,
+                },
+                socket,
+            )
+            .await;
+            assert_eq!(region.load(8), Ok(0u64));
+        }
+    }
+}
+
+pub(crate) async fn peer_with_vendor_extension_gets_atomics_and_nacks(setup: Setup) {
+    for calls in [false, true] {
+        let room = MsgDomainFixture::open(&setup).await;
+        let region = room.domain.alloc(100, READ_WRITE).unwrap();
+        let (ep, mut socket, _) =
+            connect_raw_peer((&room, &setup), calls, vendor_extension(calls, 0), false).await;
+        let side = MsgEndpointFixture {
+            ep,
+            domain_fixture: room,
+        };
+        let moving = spawn_progress(&side);
+        for number in 0..3u64 {
+            let bytes = encode_fetch_sum(region.key(), 5);
+            let split = 1 + number as usize * 20;
+            socket.write_all(&bytes[..split]).unwrap();
+            socket.write_all(&bytes[split..]).unwrap();
+            let answer = read_exact(&mut socket, 16 + 8 + 16).await;
+            assert_eq!(
+                (answer[1], &answer[16..24]),
+                (0xf3, &(5 * number).to_ne_bytes()[..])
+            );
+            // Of what is out of reach it is told.
+            socket
+                .write_all(&encode_fetch_sum(region.key() ^ 1 << 40, 5))
+                .unwrap();
+            assert_eq!(read_exact(&mut socket, 32).await[1], 0xf2);
+        }
+        assert_eq!(region.load(8), Ok(15u64));
+        moving.abort();
+    }
+}

@@ -1,0 +1,399 @@
+//! Tagged messages of endpoints that are connected: sent to those that are known to take them.
+
+use std::future::IntoFuture;
+use std::io::Write;
+
+use bytes::{Bytes, BytesMut};
+use fabric_async::{Caps, Endpoint, Error, Gather};
+use futures_util::StreamExt;
+
+use crate::connected_pair::{MsgDomainFixture, connected_pair};
+use crate::payload::{
+    LONG_LEN, assert_bytes, message_number, numbered_message, pattern, poll_once,
+};
+use crate::raw_peer::{
+    NO_EXTENSION, connect_raw, connect_raw_peer, connect_request, frame_header, read_exact,
+    tagged_frame, vendor_extension,
+};
+use crate::setup::Setup;
+
+const TAGGED_BIT: u32 = 1;
+
+fn is_tags_unsupported(error: &Error) -> bool {
+    matches!(error, Error::NotSupported(why) if why.contains("not known to take"))
+}
+
+pub(crate) async fn every_length_arrives_tagged_in_both_directions(setup: Setup) {
+    let (a, b) = connected_pair(&setup).await;
+    let lens = [
+        0,
+        1,
+        8,
+        100,
+        16_383,
+        16_384,
+        16_385,
+        65_536,
+        1 << 20,
+        LONG_LEN,
+    ];
+    for (len, tag) in lens.into_iter().zip(u64::MAX - 20..).chain([(9, 0)]) {
+        for (from, to) in [(&a.ep, &b.ep), (&b.ep, &a.ep)] {
+            let sent = from
+                .send(from.peer().unwrap(), pattern(len, 1))
+                .tag(tag)
+                .data(len as u64);
+            let (sent, got) = tokio::join!(
+                sent.delivery_complete().into_future(),
+                to.recv_into(Vec::with_capacity(len)).tag(tag)
+            );
+            let (sent, got) = (sent.unwrap(), got.unwrap());
+            assert_eq!(
+                (sent.transfer.tag, got.tag(), got.data()),
+                (Some(tag), Some(tag), Some(len as u64))
+            );
+            assert_eq!(got.source(), to.peer());
+            assert_bytes(&got, pattern(len, 1));
+        }
+    }
+    // Nobody waits for them.
+    for len in lens.into_iter().filter(|len| *len <= 1 << 20) {
+        let sending =
+            a.ep.send(a.ep.peer().unwrap(), pattern(len, 3))
+                .tag(7)
+                .start()
+                .unwrap();
+        assert_eq!(b.ep.probe().tag(7).await.unwrap().len, len);
+        assert_bytes(&b.ep.recv().tag(7).await.unwrap(), pattern(len, 3));
+        sending.await.unwrap();
+    }
+}
+
+pub(crate) async fn every_send_call_accepts_a_tag(setup: Setup) {
+    let (mut a, mut b) = connected_pair(&setup).await;
+    let to_b = a.ep.peer().unwrap();
+    a.ep.inject_tagged(to_b, 1, b"injected").unwrap();
+    a.ep.inject_tagged_data(to_b, 1, b"with data", 7).unwrap();
+    let gather = Gather::from((
+        pattern(100, 1).to_vec(),
+        Bytes::from_static(pattern(50_000, 2)),
+    ));
+    let gathered = a.ep.send(to_b, gather).tag(1).start().unwrap();
+    let mut loan = a.ep.loan(1000).unwrap();
+    loan.copy_from_slice(pattern(1000, 3));
+    let lent = a.ep.lend(to_b, loan).tag(1).start().unwrap();
+    a.ep.send(to_b, "tried").tag(1).await.unwrap();
+    let rows = (0..20u64).map(|number| {
+        a.ep.send(to_b, numbered_message(number, 30))
+            .tag(number % 2 + 5)
+            .context(number)
+    });
+    assert_eq!(a.ep.post_all(rows).unwrap(), 20);
+    for (bytes, data) in [(&b"injected"[..], None), (b"with data", Some(7))] {
+        let got = b.ep.recv().tag(1).await.unwrap();
+        assert_eq!((&got[..], got.data(), got.tag()), (bytes, data, Some(1)));
+    }
+    let got = b.ep.recv().tag(1).await.unwrap();
+    assert_bytes(&got, &[pattern(100, 1), pattern(50_000, 2)].concat());
+    assert_bytes(&b.ep.recv().tag(1).await.unwrap(), pattern(1000, 3));
+    assert_eq!(&b.ep.recv().tag(1).await.unwrap()[..], b"tried");
+    gathered.await.unwrap();
+    lent.await.unwrap();
+    for number in (0..20)
+        .filter(|number| number % 2 == 1)
+        .chain((0..20).filter(|number| number % 2 == 0))
+    {
+        b.ep.recv_into(vec![0; 30])
+            .tag(number % 2 + 5)
+            .context(number)
+            .post()
+            .unwrap();
+        let got = b.domain_fixture.cq.next().await.unwrap();
+        assert_eq!(
+            (got.context, got.transfer.tag),
+            (number, Some(number % 2 + 5))
+        );
+        assert_eq!(
+            message_number(&got.into_result::<Vec<u8>>().unwrap()),
+            number
+        );
+    }
+    for number in 0..20 {
+        let sent = a.domain_fixture.cq.next().await.unwrap();
+        assert_eq!(
+            (sent.context, sent.transfer.tag, &sent.error),
+            (number, Some(number % 2 + 5), &None)
+        );
+    }
+}
+
+pub(crate) async fn receives_match_by_tag(setup: Setup) {
+    let (a, b) = connected_pair(&setup).await;
+    let to_b = a.ep.peer().unwrap();
+    let (plain, seven) = (
+        b.ep.recv().start().unwrap(),
+        b.ep.recv().tag(7).start().unwrap(),
+    );
+    let any = b.ep.recv().tag_mask(0x100, 0xff).start().unwrap();
+    let mut several =
+        b.ep.recv_multi(BytesMut::with_capacity(300))
+            .min_free(100)
+            .tag(9)
+            .start()
+            .unwrap();
+    for (number, tag) in [
+        (0, Some(9)),
+        (1, Some(0x1ab)),
+        (2, None),
+        (3, Some(7)),
+        (4, Some(9)),
+        (5, Some(8)),
+    ] {
+        let message = a.ep.send(to_b, numbered_message(number, 100));
+        match tag {
+            Some(tag) => message.tag(tag).await.unwrap(),
+            None => message.await.unwrap(),
+        };
+    }
+    assert_eq!(message_number(&plain.await.unwrap()), 2);
+    assert_eq!(message_number(&seven.await.unwrap()), 3);
+    let any = any.await.unwrap();
+    assert_eq!((message_number(&any), any.tag()), (1, Some(0x1ab)));
+    for number in [0, 4] {
+        assert_eq!(
+            message_number(&several.next().await.unwrap().unwrap()),
+            number
+        );
+    }
+    // What is left is claimed, and dropped, and still there.
+    let claimed = b.ep.probe().tag(8).claim().await.unwrap();
+    drop(claimed);
+    drop(b.ep.recv().tag(8).start().unwrap());
+    assert_eq!(message_number(&b.ep.recv().tag(8).await.unwrap()), 5);
+    let mut waits = b.ep.recv().tag(8).start().unwrap();
+    assert!(poll_once(&mut waits).await.is_pending());
+    a.ep.close().unwrap();
+    assert!(waits.await.unwrap_err().error.is_peer_gone());
+}
+
+pub(crate) async fn shared_rx_receives_match_by_tag(setup: Setup) {
+    let Some(pool) = MsgDomainFixture::open_shared_rx(&setup).await else {
+        return;
+    };
+    let (other, mut door) = (MsgDomainFixture::open(&setup).await, pool.listen(&setup));
+    let mut pairs = Vec::new();
+    for _ in 0..3 {
+        pairs.push(other.connect_to(&pool, &mut door).await);
+    }
+    let mut receives: Vec<_> = (0..6)
+        .map(|tag| pool.shared_rx().recv().tag(tag).start().unwrap())
+        .collect();
+    for tag in (0..6usize).rev() {
+        let (active, passive) = &pairs[tag % 3];
+        active
+            .send(active.peer().unwrap(), numbered_message(tag as u64, 40))
+            .tag(tag as u64)
+            .await
+            .unwrap();
+        let got = receives.pop().unwrap().await.unwrap();
+        assert_eq!(
+            (message_number(&got), got.source()),
+            (tag as u64, passive.peer())
+        );
+        assert_eq!(
+            pool.shared_rx().received_by(&got.transfer),
+            Some(passive.id())
+        );
+        passive
+            .send(got.source().unwrap(), "back")
+            .tag(3)
+            .await
+            .unwrap();
+        assert_eq!(&active.recv().tag(3).await.unwrap()[..], b"back");
+    }
+}
+
+/// Every way to send is refused at once, and nothing else is different.
+async fn expect_tags_refused(ep: &Endpoint) {
+    let peer = ep.peer().unwrap();
+    let failed = ep.send(peer, vec![7; 9]).tag(1).await.unwrap_err();
+    assert!(is_tags_unsupported(&failed.error), "{}", failed.error);
+    assert_eq!((failed.buf, failed.error.errno()), (vec![7; 9], 95));
+    let failed = ep
+        .send(peer, vec![7; 100_000])
+        .tag(1)
+        .delivery_complete()
+        .await
+        .unwrap_err();
+    assert!(is_tags_unsupported(&failed.error) && failed.buf.len() == 100_000);
+    assert!(is_tags_unsupported(
+        &ep.send(peer, "posted").tag(1).post().unwrap_err().error
+    ));
+    assert!(is_tags_unsupported(
+        &ep.inject_tagged(peer, 1, b"injected").unwrap_err()
+    ));
+    let stopped = ep
+        .post_all([ep.send(peer, "a").tag(1), ep.send(peer, "b").tag(1)])
+        .unwrap_err();
+    assert!(
+        is_tags_unsupported(&stopped.error) && stopped.posted == 0,
+        "{}",
+        stopped.error
+    );
+    let mut loan = ep.loan(10).unwrap();
+    loan.fill(1);
+    assert!(is_tags_unsupported(
+        &ep.lend(peer, loan).tag(1).await.unwrap_err().error
+    ));
+}
+
+pub(crate) async fn tagged_send_to_untagged_peer_is_refused(setup: Setup) {
+    for calls in [false, true] {
+        let (with, without) = (
+            MsgDomainFixture::open(&setup).await,
+            MsgDomainFixture::open(&setup.with_caps(Caps::MSG)).await,
+        );
+        let (mut at_with, mut at_without) = (with.listen(&setup), without.listen(&setup));
+        let (tags, plain) = if calls {
+            with.connect_to(&without, &mut at_without).await
+        } else {
+            let (active, passive) = without.connect_to(&with, &mut at_with).await;
+            (passive, active)
+        };
+        expect_tags_refused(&tags).await;
+        tags.send(tags.peer().unwrap(), "without a tag")
+            .await
+            .unwrap();
+        assert_eq!(&plain.recv().await.unwrap()[..], b"without a tag");
+        let own = plain
+            .send(plain.peer().unwrap(), "x")
+            .tag(1)
+            .await
+            .unwrap_err()
+            .error;
+        assert!(
+            matches!(own, Error::NotSupported(why) if why.contains("FI_TAGGED")),
+            "{own}"
+        );
+        plain.send(plain.peer().unwrap(), "and back").await.unwrap();
+        assert_eq!(&tags.recv().await.unwrap()[..], b"and back");
+    }
+}
+
+pub(crate) async fn peer_supports_tags_option_enables_tagged_sends(setup: Setup) {
+    let room = MsgDomainFixture::open(&setup).await;
+    for calls in [false, true] {
+        let (ep, mut socket, said) =
+            connect_raw_peer((&room, &setup), calls, NO_EXTENSION, false).await;
+        assert_eq!(
+            said,
+            if calls {
+                NO_EXTENSION
+            } else {
+                vendor_extension(true, TAGGED_BIT)
+            }
+        );
+        expect_tags_refused(&ep).await;
+        ep.inject(ep.peer().unwrap(), b"good").unwrap();
+        let good = [&frame_header(0, 0, 0, 16, 20)[..], b"good"].concat();
+        assert_eq!(read_exact(&mut socket, good.len()).await, good);
+
+        let (ep, mut socket, _) =
+            connect_raw_peer((&room, &setup), calls, NO_EXTENSION, true).await;
+        ep.inject_tagged(ep.peer().unwrap(), 0x1234, b"good")
+            .unwrap();
+        let good = tagged_frame(0x1234, b"good");
+        assert_eq!(read_exact(&mut socket, good.len()).await, good);
+
+        // Who says itself that it takes none knows better.
+        let (ep, _socket, _) =
+            connect_raw_peer((&room, &setup), calls, vendor_extension(calls, 0), true).await;
+        expect_tags_refused(&ep).await;
+    }
+}
+
+/// What they send is no proof of what they take.
+pub(crate) async fn tagged_frame_of_raw_peer_is_read_at_every_split(setup: Setup) {
+    let room = MsgDomainFixture::open(&setup).await;
+    let whole = tagged_frame(0xabcd, b"some bytes");
+    let (ep, mut socket, _) = connect_raw_peer((&room, &setup), true, NO_EXTENSION, false).await;
+    for split in 1..whole.len() {
+        socket.write_all(&whole[..split]).unwrap();
+        room.domain.progress();
+        socket.write_all(&whole[split..]).unwrap();
+        let got = ep.recv().tag(0xabcd).await.unwrap();
+        assert_eq!((&got[..], got.tag()), (&b"some bytes"[..], Some(0xabcd)));
+    }
+    expect_tags_refused(&ep).await;
+    let mut waits = ep.recv().tag(0xabcd).start().unwrap();
+    socket.write_all(&whole[..20]).unwrap();
+    assert!(poll_once(&mut waits).await.is_pending());
+    drop(socket);
+    assert!(waits.await.unwrap_err().error.is_peer_gone());
+}
+
+/// Marks that are none, marks of later versions, and those that say what nobody knows.
+pub(crate) async fn vendor_extension_enables_only_announced_caps(setup: Setup) {
+    let room = MsgDomainFixture::open(&setup).await;
+    for calls in [false, true] {
+        let (mut later, mut none) = (
+            vendor_extension(calls, u32::MAX),
+            vendor_extension(calls, u32::MAX),
+        );
+        (later[12], none[12]) = (0xff, 0);
+        later[..4].fill(0xff);
+        for (says, is_mark, takes_tags) in [
+            ([0xff; 20], false, false),
+            ([1; 20], false, false),
+            (vendor_extension(!calls, TAGGED_BIT), false, false),
+            (none, false, false),
+            (vendor_extension(calls, 0), true, false),
+            (vendor_extension(calls, !TAGGED_BIT), true, false),
+            (vendor_extension(calls, TAGGED_BIT), true, true),
+            (later, true, true),
+        ] {
+            let (ep, mut socket, said) =
+                connect_raw_peer((&room, &setup), calls, says, false).await;
+            // Who does not say that it is of this library is not told so.
+            assert_eq!(
+                said,
+                if calls && !is_mark {
+                    NO_EXTENSION
+                } else {
+                    vendor_extension(!calls, TAGGED_BIT)
+                }
+            );
+            if takes_tags {
+                ep.inject_tagged(ep.peer().unwrap(), 5, b"good").unwrap();
+                let good = tagged_frame(5, b"good");
+                assert_eq!(read_exact(&mut socket, good.len()).await, good);
+            } else {
+                expect_tags_refused(&ep).await;
+            }
+            socket.write_all(&tagged_frame(6, b"back")).unwrap();
+            assert_eq!(&ep.recv().tag(6).await.unwrap()[..], b"back", "{says:?}");
+        }
+    }
+}
+
+pub(crate) async fn tagged_frame_closes_untagged_connection(setup: Setup) {
+    let room = MsgDomainFixture::open(&setup).await;
+    for whole in [tagged_frame(1, b""), tagged_frame(1, b"bytes")] {
+        for split in [1, 16, 23, 24] {
+            let mut door = room.listen(&setup);
+            let mut socket = connect_raw(&door);
+            socket.write_all(&connect_request(b"")).unwrap();
+            let ep = room.accept(door.next().await.unwrap(), b"").await;
+            let waits = ep.recv().start().unwrap();
+            socket.write_all(&whole[..split]).unwrap();
+            room.domain.progress();
+            // It may have been thrown out already.
+            let _ = socket.write_all(&whole[split..]);
+            let failed = waits.await.unwrap_err().error;
+            assert!(
+                matches!(&failed, Error::Protocol { what, .. } if what.contains("tagged")),
+                "{failed}"
+            );
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! Messages that are lent instead of copied.
+#![allow(unsafe_code)] // receiving where it lies: the senders of these scenarios do not write what they have lent
+
+use fabric_async::{Endpoint, Error, EventKind, LoanedBuf, OpKind, RecvRequest};
+
+use std::task::Poll;
+
+use crate::endpoint_fixture::{EndpointFixture, endpoint_pair};
+use crate::payload::{pattern, poll_once, wait_until_stable};
+use crate::setup::Setup;
+
+const LENGTHS: [usize; 6] = [0, 1, 4096, 5000, 1 << 20, 3 << 20];
+
+fn recv_loan(ep: &Endpoint) -> RecvRequest<'_, LoanedBuf> {
+    // SAFETY: the senders of these scenarios do not write what they have lent.
+    unsafe { ep.recv_loan() }
+}
+
+async fn send_loan(from: &EndpointFixture, to: fabric_async::FiAddr, len: usize, which: usize) {
+    let mut loan = from.ep.loan(len).unwrap();
+    loan.copy_from_slice(pattern(len, which));
+    from.ep.lend(to, loan).await.unwrap();
+}
+
+/// However it is received, and whether before or after it came.
+pub(crate) async fn every_length_arrives_whole(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for (which, len) in LENGTHS.into_iter().enumerate() {
+        for late in [false, true] {
+            let expected = pattern(len, which);
+            let arrive = async {
+                for _ in 0..3 {
+                    send_loan(&a, to_b, len, which).await;
+                }
+            };
+            let receive = async {
+                if late {
+                    wait_until_stable(|| 0).await;
+                }
+                let held = recv_loan(&b.ep).await.unwrap();
+                assert!(held[..] == *expected, "{len} bytes held");
+                assert_eq!((held.len(), held.source().is_ok()), (len, true));
+                let copied = b.ep.recv().await.unwrap();
+                assert!(copied[..] == *expected, "{len} bytes copied");
+                let own = b.ep.recv_into(Vec::with_capacity(len)).await.unwrap();
+                assert!(own[..] == *expected, "{len} bytes in a buffer");
+                // Held on after the others have come and gone.
+                assert!(held[..] == *expected);
+            };
+            tokio::join!(arrive, receive);
+        }
+    }
+}
+
+/// A message that was not lent can be received where it lies as well: in the pool.
+pub(crate) async fn recv_loan_takes_ordinary_messages(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for (which, len) in LENGTHS.into_iter().enumerate() {
+        for late in [false, true] {
+            let expected = pattern(len, which);
+            let receive = async {
+                if late {
+                    wait_until_stable(|| 0).await;
+                }
+                let got = recv_loan(&b.ep).await.unwrap();
+                assert!(got[..] == *expected && !got.buf.is_in_place());
+            };
+            let (sent, ()) = tokio::join!(a.ep.send(to_b, expected), receive);
+            sent.unwrap();
+        }
+    }
+    // A loan can be sent as a copy, and comes back.
+    let mut loan = a.ep.loan(100).unwrap();
+    loan.fill(7);
+    let (sent, got) = tokio::join!(a.ep.send(to_b, loan), b.ep.recv());
+    assert_eq!(
+        (&sent.unwrap().buf[..], &got.unwrap()[..]),
+        (&[7; 100][..], &[7; 100][..])
+    );
+}
+
+/// What is given back is lent again, and nothing is while somebody reads it.
+pub(crate) async fn returned_loan_memory_is_reused(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let mut held = Vec::new();
+    for round in 0..50 {
+        let mut loan = a.ep.loan(10_000).unwrap();
+        loan.fill(round);
+        let (sent, got) = tokio::join!(a.ep.lend(to_b, loan), recv_loan(&b.ep));
+        sent.unwrap();
+        held.push(got.unwrap());
+        if held.len() > 3 {
+            held.remove(round as usize % 3);
+        }
+        for message in &held {
+            assert!(
+                message.iter().all(|byte| *byte == message[0]),
+                "nobody writes what is being read"
+            );
+        }
+    }
+    if held[0].buf.is_in_place() {
+        // No more than were out at the same time.
+        drop(held);
+        let loans: Vec<_> = (0..5).map(|_| a.ep.loan(10_000).unwrap()).collect();
+        let again = |loan: &fabric_async::Loan| loan[0] != 0;
+        assert!(
+            loans.iter().filter(|loan| again(loan)).count() >= 4,
+            "used again"
+        );
+    }
+}
+
+/// Tags, data and order are those of messages; a posted one reports, and keeps nothing.
+pub(crate) async fn loans_follow_message_semantics(setup: Setup) {
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
+    a.ep.send(to_b, "first").tag(1).await.unwrap();
+    let loan = || {
+        let mut loan = a.ep.loan(6).unwrap();
+        loan.copy_from_slice(b"second");
+        loan
+    };
+    a.ep.lend(to_b, loan()).tag(1).data(9).await.unwrap();
+    a.ep.send(to_b, "third").tag(1).await.unwrap();
+    a.ep.lend(to_b, loan()).context(5).post().unwrap();
+    for expected in ["first", "second", "third"] {
+        let got = recv_loan(&b.ep).tag(1).await.unwrap();
+        assert_eq!((&got[..], got.tag()), (expected.as_bytes(), Some(1)));
+        assert_eq!(got.data(), (expected == "second").then_some(9));
+    }
+    let small =
+        b.ep.recv_into(vec![0; 3].into_boxed_slice())
+            .await
+            .unwrap_err();
+    assert_eq!(
+        (small.error, &small.buf[..]),
+        (Error::Truncated { len: 3, lost: 3 }, &b"sec"[..])
+    );
+    let mut out = Vec::new();
+    a.cq.next_batch(&mut out, 1).await;
+    assert_eq!(
+        (out[0].context, out[0].kind, out[0].transfer.len),
+        (5, OpKind::Send, 6)
+    );
+    let loan = a.ep.loan(8).unwrap();
+    let stale = b.av.insert(a.ep.name()).unwrap();
+    let refused = a.ep.lend(stale, loan).start();
+    assert_eq!(
+        refused.map(drop).unwrap_err().buf.len(),
+        8,
+        "a refused one comes back"
+    );
+}
+
+/// A receive that is dropped gives its message to the next one.
+pub(crate) async fn dropped_loan_receive_loses_no_message(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for round in 0..5 {
+        let mut receive = recv_loan(&b.ep).start().unwrap();
+        let _ = poll_once(&mut receive).await;
+        send_loan(&a, to_b, 5000, round).await;
+        wait_until_stable(|| 0).await;
+        drop(receive);
+        assert!(recv_loan(&b.ep).await.unwrap()[..] == *pattern(5000, round));
+    }
+}
+
+/// What a receiver holds stays as it is when the sender has gone.
+pub(crate) async fn held_loan_outlives_its_sender(setup: Setup) {
+    let b = setup.open_endpoint().await;
+    let mut held = Vec::new();
+    for round in 0..5 {
+        let a = setup.open_endpoint().await;
+        let to_b = a.add_peer(&b).await;
+        send_loan(&a, to_b, 100_000, round).await;
+        held.push(recv_loan(&b.ep).await.unwrap());
+        send_loan(&a, to_b, 100_000, round + 10).await;
+        drop(a);
+        held.push(recv_loan(&b.ep).await.unwrap());
+    }
+    for (number, message) in held.iter().enumerate() {
+        assert!(
+            message[..] == *pattern(100_000, number / 2 + 10 * (number % 2)),
+            "message {number}"
+        );
+    }
+}
+
+/// A peer that returns nothing gets no more than its share, then copies, and its share again when
+/// it returns some.
+pub(crate) async fn unreturned_loans_fall_back_to_copies(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let sends = tokio::spawn(async move {
+        for which in 0..400 {
+            send_loan(&a, to_b, 16, which).await;
+        }
+        a
+    });
+    let mut held = Vec::new();
+    for which in 0..400 {
+        if held.len() == 256 {
+            held.clear();
+        }
+        let message = recv_loan(&b.ep).await.unwrap();
+        assert_eq!(message[..], *pattern(16, which));
+        held.push(message);
+    }
+    sends.await.unwrap();
+}
+
+/// An operation that is held on to after its loan came back has nothing to give back any more.
+pub(crate) async fn loan_memory_is_returned_once(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    let operation = a.ep.lend(to_b, a.ep.loan(8192).unwrap()).start().unwrap();
+    b.ep.recv().await.unwrap();
+    let mut second = a.ep.loan(8192).unwrap();
+    second.fill(2);
+    drop(operation);
+    let mut third = a.ep.loan(8192).unwrap();
+    third.fill(3);
+    assert!(
+        second.iter().all(|byte| *byte == 2),
+        "two loans are two pieces of memory"
+    );
+}
+
+/// A length that cannot be is an error, whatever the memory is made of.
+pub(crate) async fn loan_beyond_the_length_limit_is_refused(setup: Setup) {
+    let a = setup.open_endpoint().await;
+    for len in [usize::MAX, 1 << 50, (1 << 32) + 1] {
+        let refused = a.ep.loan(len).map(drop).unwrap_err();
+        assert!(
+            matches!(refused, Error::TooLong { len: asked, .. } if asked == len),
+            "{refused}"
+        );
+    }
+}
+
+/// A loan is its own domain's: others copy it, and never lend something else in its place.
+pub(crate) async fn loans_of_another_domain_are_copied(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let c = setup.open_endpoint().await;
+    let mut secret = a.ep.loan(5000).unwrap();
+    secret.fill(1);
+    for _ in 0..3 {
+        let mut foreign = c.ep.loan(5000).unwrap();
+        foreign.fill(9);
+        let (sent, got) = tokio::join!(a.ep.lend(to_b, foreign), recv_loan(&b.ep));
+        sent.unwrap();
+        let got = got.unwrap();
+        assert!(got.iter().all(|byte| *byte == 9) && !got.buf.is_in_place());
+    }
+    assert!(secret.iter().all(|byte| *byte == 1));
+}
+
+/// The promise holds for one receive: the buffer that comes back is one like any other.
+pub(crate) async fn reused_loan_buffer_receives_a_copy(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    send_loan(&a, to_b, 5000, 1).await;
+    let first = recv_loan(&b.ep).await.unwrap().into_buf();
+    send_loan(&a, to_b, 6000, 2).await;
+    let second = b.ep.recv_into(first).await.unwrap();
+    assert!(second[..] == *pattern(6000, 2) && !second.buf.is_in_place());
+}
+
+/// More pieces of memory than a peer keeps mapped, and than are under way at once.
+pub(crate) async fn more_loans_than_mappings_reach_one_peer(setup: Setup) {
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
+    let loans: Vec<_> = (0..700).map(|_| a.ep.loan(64).unwrap()).collect();
+    for (number, mut loan) in loans.into_iter().enumerate() {
+        loan.copy_from_slice(pattern(64, number));
+        let (sent, got) = tokio::join!(a.ep.lend(to_b, loan), b.ep.recv());
+        sent.unwrap();
+        assert!(got.unwrap()[..] == *pattern(64, number), "message {number}");
+    }
+    assert_eq!(
+        a.eq.try_next()
+            .filter(|event| matches!(event.kind, EventKind::PeerDown { .. })),
+        None
+    );
+}
+
+/// Long ones that are copied by their receivers, several at a time, and dropped in between.
+pub(crate) async fn long_loans_are_copied_in_chunks(setup: Setup) {
+    const LEN: usize = 1 << 20;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    for round in 0..3 {
+        // Ends with the truncated one, which its counter counts as a failure.
+        let _moving = b.spawn_progress();
+        let early: Vec<_> = (0..2)
+            .map(|_| b.ep.recv_into(vec![0; LEN]).start().unwrap())
+            .collect();
+        for which in 0..4 {
+            send_loan(&a, to_b, LEN, 4 * round + which).await;
+        }
+        for (which, receive) in early.into_iter().enumerate() {
+            assert!(receive.await.unwrap()[..] == *pattern(LEN, 4 * round + which));
+        }
+        let mut dropped = b.ep.recv().start().unwrap();
+        let polled = poll_once(&mut dropped).await;
+        drop(dropped);
+        let got = match polled {
+            Poll::Ready(got) => got.unwrap(),
+            Poll::Pending => b.ep.recv().await.unwrap(),
+        };
+        assert!(got[..] == *pattern(LEN, 4 * round + 2));
+        let small =
+            b.ep.recv_into(vec![0; 300_000].into_boxed_slice())
+                .await
+                .unwrap_err();
+        assert_eq!(
+            small.error,
+            Error::Truncated {
+                len: 300_000,
+                lost: LEN - 300_000
+            }
+        );
+        assert!(small.buf[..] == pattern(LEN, 4 * round + 3)[..300_000]);
+    }
+}

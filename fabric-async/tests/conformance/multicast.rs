@@ -1,0 +1,198 @@
+//! Multicast groups.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use fabric_async::{Address, Caps, Error};
+
+use crate::endpoint_fixture::EndpointFixture;
+use crate::setup::Setup;
+
+/// A group that no other test has, nor one of another process of this user.
+pub(crate) fn unique_group(setup: &Setup) -> Address {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let ([.., high, low], number) = (
+        std::process::id().to_be_bytes(),
+        NEXT.fetch_add(1, Ordering::Relaxed),
+    );
+    format!(
+        "{}://239.{high}.{low}.{}:{}",
+        setup.provider,
+        1 + number % 250,
+        7000 + number / 250
+    )
+    .parse()
+    .unwrap()
+}
+
+/// Whether anything has arrived at this endpoint that was sent there or to its groups before. Needs
+/// the other to be able to send to it.
+async fn received_texts(station: &EndpointFixture, from: &EndpointFixture) -> Vec<String> {
+    let to = from.add_peer(station).await;
+    from.ep.send(to, "that is all").await.unwrap();
+    let mut heard = Vec::new();
+    loop {
+        let got = station.ep.recv().await.unwrap();
+        assert_eq!(
+            station.av.lookup(got.source().unwrap()).as_ref(),
+            Ok(from.ep.name())
+        );
+        match std::str::from_utf8(&got).unwrap() {
+            // It may have come by another socket, ahead of what the groups have.
+            "that is all" => break,
+            text => heard.push(text.to_owned()),
+        }
+    }
+    while let Some(seen) = station.ep.probe().try_probe().unwrap() {
+        let got = station.ep.recv().await.unwrap();
+        assert_eq!(got.len(), seen.len);
+        heard.push(String::from_utf8(got.to_vec()).unwrap());
+    }
+    heard
+}
+
+pub(crate) async fn group_send_reaches_every_member(setup: Setup) {
+    let (a, b, c) = (
+        setup.open_endpoint().await,
+        setup.open_endpoint().await,
+        setup.open_endpoint().await,
+    );
+    let group = unique_group(&setup);
+    let (of_b, of_c) = (
+        b.ep.join_multicast(&group).unwrap(),
+        c.ep.join_multicast(&group).unwrap(),
+    );
+    assert_eq!(
+        (of_b.address(), b.av.lookup(of_b.fi_addr()).as_ref()),
+        (&group, Ok(&group))
+    );
+    // Who sends need not be a member.
+    let to_all = a.av.insert(&group).unwrap();
+    for (number, len) in [0, 5, a.info.ep.max_msg_size].into_iter().enumerate() {
+        a.ep.send(to_all, vec![number as u8; len]).await.unwrap();
+        for member in [&b, &c] {
+            let got = member.ep.recv().await.unwrap();
+            assert_eq!(got[..], vec![number as u8; len]);
+            assert_eq!(
+                member.av.lookup(got.source().unwrap()).as_ref(),
+                Ok(a.ep.name()),
+                "not the group"
+            );
+        }
+    }
+    // A member hears itself, and is answered by itself.
+    b.ep.send(of_b.fi_addr(), "from within").await.unwrap();
+    for member in [&b, &c] {
+        let got = member.ep.recv().await.unwrap();
+        assert_eq!(
+            member.av.lookup(got.source().unwrap()).as_ref(),
+            Ok(b.ep.name())
+        );
+    }
+    assert_eq!(a.ep.inject_all(to_all, [&b"one"[..], b"two"]), (2, Ok(())));
+    for member in [&b, &c] {
+        for text in ["one", "two"] {
+            assert_eq!(&member.ep.recv().await.unwrap()[..], text.as_bytes());
+        }
+    }
+    drop((of_b, of_c));
+}
+
+pub(crate) async fn dropping_the_last_handle_leaves_the_group(setup: Setup) {
+    let (a, b, c) = (
+        setup.open_endpoint().await,
+        setup.open_endpoint().await,
+        setup.open_endpoint().await,
+    );
+    let (first, second) = (unique_group(&setup), unique_group(&setup));
+    let (to_first, to_second) = (a.av.insert(&first).unwrap(), a.av.insert(&second).unwrap());
+    let once = b.ep.join_multicast(&first).unwrap();
+    let twice = b.ep.join_multicast(&first).unwrap();
+    let other = b.ep.join_multicast(&second).unwrap();
+    let stays = c.ep.join_multicast(&first).unwrap();
+    a.ep.send(to_first, "one").await.unwrap();
+    assert_eq!(&b.ep.recv().await.unwrap()[..], b"one");
+    assert_eq!(
+        received_texts(&b, &a).await,
+        [""; 0],
+        "one of it, though it was joined twice"
+    );
+    drop(once);
+    a.ep.send(to_first, "two").await.unwrap();
+    assert_eq!(&b.ep.recv().await.unwrap()[..], b"two");
+    drop(twice);
+    a.ep.send(to_first, "three").await.unwrap();
+    a.ep.send(to_second, "four").await.unwrap();
+    assert_eq!(
+        &b.ep.recv().await.unwrap()[..],
+        b"four",
+        "it is in this one still"
+    );
+    assert_eq!(received_texts(&b, &a).await, [""; 0]);
+    for text in ["one", "two", "three"] {
+        assert_eq!(&c.ep.recv().await.unwrap()[..], text.as_bytes());
+    }
+    drop(other);
+    let again = b.ep.join_multicast(&first).unwrap();
+    a.ep.send(to_first, "five").await.unwrap();
+    assert_eq!(&b.ep.recv().await.unwrap()[..], b"five");
+    // The endpoint goes first.
+    b.ep.close().unwrap();
+    drop((again, stays));
+}
+
+pub(crate) async fn invalid_group_address_is_refused(setup: Setup) {
+    let a = setup.open_endpoint().await;
+    for (text, part) in [("127.0.0.1:5000", "239.1.2.3"), ("239.1.2.3:0", "port")] {
+        let error =
+            a.ep.join_multicast(format!("{}://{text}", setup.provider))
+                .unwrap_err();
+        assert!(
+            matches!(error, Error::Invalid { what: "group", .. })
+                && error.to_string().contains(part),
+            "{error}"
+        );
+    }
+    let error =
+        a.ep.join_multicast(format!("{}://[ff02::1234]:5000", setup.provider))
+            .unwrap_err();
+    assert!(matches!(error, Error::NotSupported(_)), "{error}");
+    assert!(matches!(
+        a.ep.join_multicast("shm://group"),
+        Err(Error::WrongScheme { .. })
+    ));
+    assert!(matches!(
+        a.ep.join_multicast("nonsense"),
+        Err(Error::BadAddress { .. })
+    ));
+    let at = a
+        .domain
+        .endpoint(&a.info)
+        .unwrap()
+        .name(unique_group(&setup))
+        .unwrap()
+        .bind_av(&a.av)
+        .unwrap();
+    assert!(matches!(
+        at.enable().await,
+        Err(Error::Invalid {
+            what: "address",
+            ..
+        })
+    ));
+    assert_eq!(a.av.peers().len(), 0, "nothing is left behind");
+}
+
+pub(crate) async fn groups_require_fi_multicast(setup: Setup) {
+    let plain = setup.open_endpoint().await;
+    assert!(!plain.info.caps.contains(Caps::MULTICAST));
+    let group = unique_group(&setup);
+    assert!(matches!(
+        plain.ep.join_multicast(&group),
+        Err(Error::NotSupported(_))
+    ));
+    let to_all = plain.av.insert(&group).unwrap();
+    assert!(matches!(
+        plain.ep.send(to_all, "x").await.unwrap_err().error,
+        Error::NotSupported(_)
+    ));
+}

@@ -1,0 +1,874 @@
+//! Reads and writes of a peer's memory.
+
+use fabric_async::{
+    Access, AtomicOp, Caps, Class, Completion, CounterBind, Error, OpKind, RemoteRegion,
+};
+
+use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with};
+use crate::payload::{all_bytes_equal, wait_until_stable};
+use crate::setup::Setup;
+
+const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+/// Around what is done in one go, what travels in one piece, and beyond.
+const LENGTHS: [usize; 9] = [0, 1, 7, 8, 9, 4096, 65_537, 300_000, 1 << 20];
+
+fn offset_pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 7 + at / 256) as u8).collect()
+}
+
+async fn next_entry(station: &mut EndpointFixture) -> Completion {
+    let mut out = Vec::new();
+    station.cq.next_batch(&mut out, 1).await;
+    out.pop().expect("the queue is open")
+}
+
+pub(crate) async fn every_length_is_written_and_read(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    let region = b.domain.alloc(LENGTHS[8] + 100, READ_WRITE).unwrap();
+    let remote = region.remote();
+    for len in LENGTHS {
+        for offset in [0, 5, 96] {
+            let bytes = offset_pattern(len);
+            let done =
+                a.ep.write(to_b, remote.at(offset), bytes.clone())
+                    .await
+                    .unwrap();
+            assert_eq!(
+                (done.len(), &done.buf),
+                (len, &bytes),
+                "the buffer comes back"
+            );
+            let mut there = vec![0; len];
+            region.read(offset as usize, &mut there).unwrap();
+            assert!(there == bytes, "{len} bytes written to {offset}");
+            region.write(offset as usize, &vec![0xee; len]).unwrap();
+            let slice = remote.slice(offset..offset + len as u64);
+            let back = a.ep.read(to_b, slice).await.unwrap();
+            assert!(
+                back[..] == vec![0xee; len][..],
+                "{len} bytes read from {offset}"
+            );
+            let own = vec![1; len].into_boxed_slice();
+            let back = a.ep.read_into(to_b, slice, own).await.unwrap();
+            assert!(back.len() == len && back[..] == vec![0xee; len][..]);
+        }
+    }
+}
+
+/// The first use of a key asks the peer; what is posted meanwhile waits its turn.
+pub(crate) async fn ops_queue_until_their_key_is_resolved(setup: Setup) {
+    let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
+    let to_b = a.av.insert(b.ep.name()).unwrap();
+    let _moving = b.spawn_progress();
+    let regions: Vec<_> = (0..3)
+        .map(|_| b.domain.alloc(1000, READ_WRITE).unwrap())
+        .collect();
+    let mut under_way = Vec::new();
+    for number in 0..60u64 {
+        let remote = regions[number as usize % 3].remote();
+        let write = a.ep.write(
+            to_b,
+            remote.at(8 * (number / 3)),
+            number.to_le_bytes().to_vec(),
+        );
+        under_way.push(write.start().unwrap());
+    }
+    let read =
+        a.ep.read(to_b, regions[2].remote().slice(8 * 19..8 * 20))
+            .start()
+            .unwrap();
+    for operation in under_way {
+        operation.await.unwrap();
+    }
+    assert_eq!(&read.await.unwrap()[..], 59u64.to_le_bytes());
+    for (at, region) in regions.iter().enumerate() {
+        for row in 0..20 {
+            assert_eq!(
+                region.load::<u64>(8 * row).unwrap(),
+                3 * row as u64 + at as u64
+            );
+        }
+    }
+}
+
+/// What is out of reach fails alone; the next operation, and messages, go on.
+pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    let region = b.domain.alloc_with_key(100, READ_WRITE, 77).unwrap();
+    let readable = b.domain.alloc(100, Access::REMOTE_READ).unwrap();
+    let writable = b.domain.alloc(100, Access::REMOTE_WRITE).unwrap();
+    let remote = region.remote();
+    assert_eq!(remote.key, 77);
+    for _ in 0..2 {
+        let nobody = RemoteRegion::from_bytes(&{
+            let mut bytes = remote.to_bytes();
+            bytes[0] = 78;
+            bytes
+        });
+        let failed =
+            a.ep.write(to_b, nobody.unwrap().at(0), "x")
+                .await
+                .unwrap_err();
+        assert_eq!(
+            (failed.error, failed.buf),
+            (
+                Error::Key {
+                    key: 78,
+                    why: "is unknown"
+                },
+                "x"
+            )
+        );
+        let why = "does not grant this access";
+        let failed =
+            a.ep.write(to_b, readable.remote().at(0), "x")
+                .await
+                .unwrap_err();
+        assert_eq!(
+            failed.error,
+            Error::Key {
+                key: readable.key(),
+                why
+            }
+        );
+        let failed =
+            a.ep.read(to_b, writable.remote().slice(..10))
+                .await
+                .unwrap_err();
+        assert_eq!(
+            failed.error,
+            Error::Key {
+                key: writable.key(),
+                why
+            }
+        );
+        for (offset, len) in [(100, 1), (0, 101), (u64::MAX, 2), (1 << 63, 8)] {
+            let failed =
+                a.ep.write(to_b, remote.at(offset), vec![1; len])
+                    .await
+                    .unwrap_err();
+            assert!(
+                matches!(failed.error, Error::TooLong { limit: 100, .. }),
+                "{}",
+                failed.error
+            );
+        }
+        let failed =
+            a.ep.read_into(to_b, remote.slice(..), vec![0; 99].into_boxed_slice())
+                .await
+                .unwrap_err();
+        assert!(
+            matches!(
+                failed.error,
+                Error::TooLong {
+                    len: 100,
+                    limit: 99,
+                    ..
+                }
+            ),
+            "{}",
+            failed.error
+        );
+        a.ep.write(to_b, remote.at(99), "y").await.unwrap();
+        assert_eq!(
+            &a.ep
+                .read(to_b, readable.remote().slice(50..))
+                .await
+                .unwrap()[..],
+            [0; 50]
+        );
+        let (sent, got) = tokio::join!(a.ep.send(to_b, "still friends"), b.ep.recv());
+        sent.unwrap();
+        got.unwrap();
+    }
+    assert_eq!(region.load::<u8>(99), Ok(b'y'));
+    assert_eq!(
+        b.eq.try_next()
+            .map(|event| event.kind)
+            .filter(|kind| format!("{kind:?}").contains("Down")),
+        None
+    );
+}
+
+/// A key that was taken back reaches nothing, and may stand for something else later.
+pub(crate) async fn key_is_valid_until_its_region_closes(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    for round in 0..3u64 {
+        let region = b.domain.alloc_with_key(64, READ_WRITE, 5).unwrap();
+        let taken = b.domain.alloc_with_key(64, READ_WRITE, 5).map(drop);
+        assert_eq!(
+            taken,
+            Err(Error::Key {
+                key: 5,
+                why: "is in use"
+            })
+        );
+        let remote = region.remote();
+        for _ in 0..3 {
+            a.ep.write(to_b, remote.at(8), round.to_le_bytes().to_vec())
+                .await
+                .unwrap();
+        }
+        assert_eq!(
+            (region.load(0), region.load(8)),
+            (Ok(0u64), Ok(round)),
+            "it begins empty"
+        );
+        if round == 1 {
+            drop(region);
+        } else {
+            region.close().unwrap();
+        }
+        for _ in 0..2 {
+            let failed =
+                a.ep.write(to_b, remote.at(8), "too late")
+                    .await
+                    .unwrap_err();
+            assert_eq!(
+                failed.error,
+                Error::Key {
+                    key: 5,
+                    why: "is unknown"
+                }
+            );
+        }
+    }
+}
+
+/// A registered buffer is lent, and comes back with what peers wrote.
+pub(crate) async fn close_returns_the_registered_buffer(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    let region = b
+        .domain
+        .alloc_from(b"once upon a time".to_vec(), READ_WRITE, None)
+        .unwrap();
+    let remote = region.remote();
+    assert_eq!(remote.len, 16);
+    assert_eq!(
+        &a.ep.read(to_b, remote.slice(5..9)).await.unwrap()[..],
+        b"upon"
+    );
+    a.ep.write(to_b, remote.at(12), "tide").await.unwrap();
+    assert_eq!(region.close().unwrap(), b"once upon a tide");
+    let region = b
+        .domain
+        .alloc_from(vec![1u8; 4].into_boxed_slice(), Access::REMOTE_READ, None)
+        .unwrap();
+    assert_eq!(*region.close().unwrap(), [1; 4]);
+}
+
+/// A window is the memory itself: no operation, the same rights and ranges, until the owner closes
+/// the region.
+pub(crate) async fn window_accesses_region_directly(setup: Setup) {
+    if !setup.supports_windows().await {
+        return;
+    }
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    let region = b.domain.alloc(1000, READ_WRITE).unwrap();
+    let window = a.ep.window(to_b, region.remote()).await.unwrap();
+    assert_eq!(
+        (
+            window.key(),
+            window.len(),
+            window.access(),
+            window.is_open()
+        ),
+        (region.key(), 1000, READ_WRITE, true)
+    );
+    let bytes = offset_pattern(500);
+    window.write(3, &bytes).unwrap();
+    assert_eq!(
+        &a.ep
+            .read(to_b, region.remote().slice(3..503))
+            .await
+            .unwrap()[..],
+        bytes
+    );
+    let mut back = vec![0; 500];
+    window.clone().read(3, &mut back).unwrap();
+    assert_eq!(back, bytes);
+    region.write(8, &40u64.to_le_bytes()).unwrap();
+    assert_eq!(window.atomic(8, AtomicOp::Sum, 2u64), Ok(40));
+    assert_eq!((region.load(8), window.load(8)), (Ok(42u64), Ok(42u64)));
+    assert_eq!(window.compare_atomic(8, AtomicOp::Cswap, 7u64, 42), Ok(42));
+    assert_eq!(
+        a.ep.fetch_add(to_b, region.remote().at(8), 1u64).await,
+        Ok(7)
+    );
+
+    assert!(matches!(
+        window.write(999, b"xy"),
+        Err(Error::TooLong {
+            len: 1001,
+            limit: 1000,
+            ..
+        })
+    ));
+    assert!(matches!(
+        window.read(usize::MAX, &mut [0; 2]),
+        Err(Error::TooLong { .. })
+    ));
+    assert!(matches!(window.load::<u32>(2), Err(Error::Invalid { .. })));
+    assert!(
+        window.atomic(0, AtomicOp::Band, 1.0f32).is_err(),
+        "no bits of floating point"
+    );
+    for (access, wrong) in [
+        (Access::REMOTE_READ, "write"),
+        (Access::REMOTE_WRITE, "read"),
+    ] {
+        let region = b.domain.alloc(8, access).unwrap();
+        let window = a.ep.window(to_b, region.remote()).await.unwrap();
+        let why = "does not grant this access";
+        let refused = Err(Error::Key {
+            key: region.key(),
+            why,
+        });
+        assert_eq!(window.write(0, b"x").is_err(), wrong == "write");
+        assert_eq!(window.read(0, &mut [0]).is_err(), wrong == "read");
+        assert_eq!(window.atomic(0, AtomicOp::Sum, 1u64).map(drop), refused);
+    }
+
+    let remote = region.remote();
+    region.close().unwrap();
+    assert!(!window.is_open());
+    let closed = |error: Error| matches!(error, Error::Key { why, .. } if why.contains("closed"));
+    assert!(
+        closed(window.write(0, b"x").unwrap_err()) && closed(window.read(0, &mut [0]).unwrap_err())
+    );
+    assert!(closed(window.load::<u8>(0).unwrap_err()));
+    assert!(matches!(
+        a.ep.window(to_b, remote).await,
+        Err(Error::Key {
+            why: "is unknown",
+            ..
+        })
+    ));
+}
+
+pub(crate) async fn a_window_says_why_it_has_closed(setup: Setup) {
+    if !setup.supports_windows().await {
+        return;
+    }
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let moving = b.spawn_progress();
+    let (closes, stays) = (
+        b.domain.alloc(8, READ_WRITE).unwrap(),
+        b.domain.alloc(8, READ_WRITE).unwrap(),
+    );
+    let closed = a.ep.window(to_b, closes.remote()).await.unwrap();
+    let gone = a.ep.window(to_b, stays.remote()).await.unwrap();
+    let key = closes.key();
+    closes.close().unwrap();
+    let why = "was closed by its owner";
+    assert_eq!(closed.write(0, b"x"), Err(Error::Key { key, why }));
+    let name = b.ep.name().clone();
+    b.ep.clone().close().unwrap();
+    while gone.is_open() {
+        a.domain.progress();
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(gone.write(0, b"x"), Err(Error::PeerGone(name.clone())));
+    assert_eq!(gone.load::<u64>(0), Err(Error::PeerGone(name)));
+    moving.abort();
+    // Closed on this side.
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    let region = b.domain.alloc(8, READ_WRITE).unwrap();
+    let window = a.ep.window(to_b, region.remote()).await.unwrap();
+    a.ep.close().unwrap();
+    assert_eq!(
+        window.write(0, b"x"),
+        Err(Error::Closed(Class::Endpoint)),
+        "the region itself is open"
+    );
+}
+
+/// Whoever counts what peers do gets no windows, behind which nothing can be counted.
+pub(crate) async fn window_on_counted_region_is_refused(setup: Setup) {
+    if !setup.supports_windows().await {
+        return;
+    }
+    let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
+    let _moving = b.spawn_progress();
+    let writes = b.domain.counter().unwrap();
+    let builder = b.domain.endpoint(&b.info).unwrap().bind_av(&b.av).unwrap();
+    let builder = builder
+        .bind_counter(&writes, CounterBind::REMOTE_WRITE)
+        .unwrap();
+    let target = builder.enable().await.unwrap();
+    let region = b.domain.alloc(64, READ_WRITE).unwrap();
+    let peer = a.ep.add_peer(target.name()).await.unwrap();
+    let refused = a.ep.window(peer, region.remote()).await.unwrap_err();
+    assert!(
+        matches!(refused, Error::NotSupported(what) if what.contains("counts")),
+        "{refused}"
+    );
+    a.ep.write(peer, region.remote().at(0), "x").await.unwrap();
+    assert_eq!(writes.wait(1).await, Ok(1));
+}
+
+/// Data makes an entry at the target, behind the bytes, and takes no posted receive.
+pub(crate) async fn write_data_reports_at_target(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
+    let region = b.domain.alloc(300_000, READ_WRITE).unwrap();
+    let remote = region.remote();
+    b.ep.recv_into(vec![0; 8]).context(1).post().unwrap();
+    let writes = tokio::spawn({
+        let ep = a.ep.clone();
+        async move {
+            for (data, len) in [(7, 8), (u64::MAX, 0), (0, 300_000)] {
+                ep.write(to_b, remote.at(0), offset_pattern(len))
+                    .data(data)
+                    .await
+                    .unwrap();
+            }
+            ep.inject_write_data(to_b, remote.at(0), b"injected", 9)
+                .unwrap();
+            ep.inject_write(to_b, remote.at(0), b"silent").unwrap();
+            ep.send(to_b, "message").await.unwrap();
+        }
+    });
+    for (data, len) in [(7, 8), (u64::MAX, 0), (0, 300_000), (9, 8)] {
+        let entry = next_entry(&mut b).await;
+        assert_eq!((entry.kind, entry.context), (OpKind::RemoteWrite, 0));
+        assert_eq!(entry.error, None);
+        assert_eq!((entry.transfer.data, entry.transfer.len), (Some(data), len));
+        assert!(entry.transfer.source.is_some(), "a peer with a number");
+        assert_eq!(entry.bytes(), b"");
+    }
+    let message = next_entry(&mut b).await;
+    assert_eq!(
+        (message.kind, message.context, message.bytes()),
+        (OpKind::Recv, 1, &b"message"[..])
+    );
+    writes.await.unwrap();
+    let mut there = [0; 8];
+    region.read(0, &mut there).unwrap();
+    assert_eq!(&there, b"silented", "posted behind the other");
+    assert_eq!(b.recv_counter.value(), 1, "a write is no receive");
+}
+
+/// A target that does not read its queue holds its writers back, and loses nothing.
+pub(crate) async fn full_cq_stalls_writes_with_data(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair_with(
+        &setup,
+        EndpointConfig::default(),
+        EndpointConfig {
+            cq_capacity: 4,
+            ..EndpointConfig::default()
+        },
+    )
+    .await;
+    let region = b.domain.alloc(8, READ_WRITE).unwrap();
+    let remote = region.remote();
+    let writes = tokio::spawn({
+        let ep = a.ep.clone();
+        async move {
+            for number in 0..2000u64 {
+                ep.write(to_b, remote.at(0), number.to_le_bytes().to_vec())
+                    .data(number)
+                    .await
+                    .unwrap();
+            }
+            a
+        }
+    });
+    for number in 0..2000 {
+        let entry = next_entry(&mut b).await;
+        assert_eq!(entry.transfer.data, Some(number));
+        assert!(
+            region.load::<u64>(0).unwrap() >= number,
+            "the bytes came first"
+        );
+        if number % 1000 == 0 {
+            wait_until_stable(|| 0).await;
+        }
+    }
+    writes.await.unwrap();
+}
+
+/// Messages and writes to one peer keep their order: whoever receives sees what was written before.
+pub(crate) async fn message_arrives_after_earlier_write(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let region = b.domain.alloc(1 << 20, READ_WRITE).unwrap();
+    let remote = region.remote();
+    for round in 1..20u8 {
+        let write =
+            a.ep.write(to_b, remote.at(0), vec![round; 1 << 20])
+                .start()
+                .unwrap();
+        let sent = a.ep.send(to_b, vec![round]).start().unwrap();
+        let message = b.ep.recv().await.unwrap();
+        let mut there = vec![0; 1 << 20];
+        region.read(0, &mut there).unwrap();
+        assert!(all_bytes_equal(&there, round), "all of round {round}");
+        assert_eq!(message[..], [round]);
+        write.await.unwrap();
+        sent.await.unwrap();
+    }
+}
+
+pub(crate) async fn posted_rma_reports_to_transmit_cq(setup: Setup) {
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    let region = b.domain.alloc(100, READ_WRITE).unwrap();
+    let remote = region.remote();
+    a.ep.write(to_b, remote.at(0), b"hello".to_vec())
+        .context(1)
+        .post()
+        .unwrap();
+    a.ep.read_into(to_b, remote.slice(1..4), vec![0; 9])
+        .context(2)
+        .post()
+        .unwrap();
+    a.ep.read_into(to_b, remote.slice(..101), vec![0; 200])
+        .context(3)
+        .post()
+        .err()
+        .map_or_else(
+            || (),
+            |failed| {
+                assert!(
+                    matches!(failed.error, Error::TooLong { .. }),
+                    "refused at once"
+                )
+            },
+        );
+    a.ep.write(to_b, remote.at(50), "once more")
+        .context(4)
+        .post()
+        .unwrap();
+    let first = next_entry(&mut a).await;
+    assert_eq!(
+        (first.context, first.kind, first.bytes()),
+        (1, OpKind::Write, &b"hello"[..])
+    );
+    let second = next_entry(&mut a).await;
+    assert_eq!((second.context, second.kind), (2, OpKind::Read));
+    assert_eq!(&second.into_result::<Vec<u8>>().unwrap()[..], b"ell");
+    let mut third = next_entry(&mut a).await;
+    if third.context == 3 {
+        assert!(matches!(
+            third.error.as_deref(),
+            Some(Error::TooLong { .. })
+        ));
+        third = next_entry(&mut a).await;
+    }
+    assert_eq!(
+        (third.context, third.kind, third.error),
+        (4, OpKind::Write, None)
+    );
+}
+
+/// Each side counts its own; the target counts only if it asked for that.
+pub(crate) async fn initiator_and_target_count_rma(setup: Setup) {
+    let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
+    let _moving = b.spawn_progress();
+    let counters: Vec<_> = (0..2).map(|_| a.domain.counter().unwrap()).collect();
+    let builder = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap();
+    let builder = builder
+        .bind_counter(&counters[0], CounterBind::WRITE)
+        .unwrap();
+    let ep = builder
+        .bind_counter(&counters[1], CounterBind::READ)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
+    let remotes: Vec<_> = (0..2).map(|_| b.domain.counter().unwrap()).collect();
+    assert!(b.info.caps.contains(Caps::RMA_EVENT));
+    let builder = b.domain.endpoint(&b.info).unwrap().bind_av(&b.av).unwrap();
+    let builder = builder
+        .bind_counter(&remotes[0], CounterBind::REMOTE_WRITE)
+        .unwrap();
+    let target = builder
+        .bind_counter(&remotes[1], CounterBind::REMOTE_READ)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
+    let region = b.domain.alloc(64, READ_WRITE).unwrap();
+    let (remote, peer) = (region.remote(), ep.add_peer(target.name()).await.unwrap());
+    for _ in 0..3 {
+        ep.write(peer, remote.at(0), "x").await.unwrap();
+    }
+    ep.read(peer, remote.slice(..)).await.unwrap();
+    ep.write(peer, remote.at(64), "x").await.unwrap_err();
+    ep.read(peer, remote.slice(1..66)).await.unwrap_err();
+    assert_eq!(remotes[0].wait(3).await, Ok(3));
+    assert_eq!(remotes[1].wait(1).await, Ok(1));
+    let count = |counters: &[fabric_async::Counter]| {
+        counters
+            .iter()
+            .map(|counter| counter.value())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (count(&counters), count(&remotes)),
+        (vec![3, 1], vec![3, 1])
+    );
+
+    let mut plain = b.info.clone();
+    plain.caps -= Caps::RMA_EVENT;
+    let builder = b.domain.endpoint(&plain).unwrap();
+    let refused = builder
+        .bind_counter(&remotes[0], CounterBind::REMOTE_WRITE)
+        .map(drop)
+        .unwrap_err();
+    assert!(refused.to_string().contains("FI_RMA_EVENT"), "{refused}");
+}
+
+pub(crate) async fn ops_without_requested_caps_are_refused(setup: Setup) {
+    let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
+    let plain = setup.with_caps(Caps::MSG).info().await;
+    let ep = a
+        .domain
+        .endpoint(&plain)
+        .unwrap()
+        .bind_av(&a.av)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
+    let region = b.domain.alloc(16, READ_WRITE).unwrap();
+    let to_b = a.av.insert(b.ep.name()).unwrap();
+    let refused = ep
+        .write(to_b, region.remote().at(0), "x")
+        .start()
+        .unwrap_err();
+    assert!(matches!(refused.error, Error::NotSupported(what) if what.contains("FI_RMA")));
+    let refused = ep.read(to_b, region.remote().slice(..)).await.unwrap_err();
+    assert!(matches!(refused.error, Error::NotSupported(what) if what.contains("FI_RMA")));
+    let refused = ep
+        .fetch_add(to_b, region.remote().at(0), 1u64)
+        .await
+        .unwrap_err();
+    assert!(matches!(refused, Error::NotSupported(what) if what.contains("FI_ATOMIC")));
+    assert!(matches!(
+        b.domain.alloc(8, Access::empty()),
+        Err(Error::BadFlags { .. })
+    ));
+    assert!(b.domain.alloc(usize::MAX, READ_WRITE).is_err());
+    assert_eq!(
+        region.read(9, &mut [0; 8]).map_err(|error| error.errno()),
+        Err(90)
+    );
+    assert_eq!(
+        region.load::<u64>(4).map_err(|error| error.errno()),
+        Err(22)
+    );
+    let domain = b.domain.clone();
+    assert_eq!(domain.children().of(Class::MemoryRegion), 1);
+}
+
+/// Memory of a domain is reached through its endpoints that are there for it, and not through those
+/// for messages.
+pub(crate) async fn endpoint_without_fi_rma_exposes_no_memory(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    let plain = setup.with_caps(Caps::MSG).info().await;
+    let messages = b
+        .domain
+        .endpoint(&plain)
+        .unwrap()
+        .bind_av(&b.av)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
+    let to_messages = a.ep.add_peer(messages.name()).await.unwrap();
+    let lent = b.domain.alloc(64, READ_WRITE).unwrap();
+    let own = b.domain.register(vec![0u8; 64], READ_WRITE, None).unwrap();
+    // Whoever was told no asks again, and what is open to the one stays closed to the other.
+    for _ in 0..2 {
+        for remote in [lent.remote(), own.remote()] {
+            let unknown = Error::Key {
+                key: remote.key,
+                why: "is unknown",
+            };
+            let (all, half) = (remote.slice(..), remote.slice(..32));
+            assert_eq!(
+                a.ep.write(to_messages, remote.at(0), "x")
+                    .await
+                    .unwrap_err()
+                    .error,
+                unknown
+            );
+            assert_eq!(
+                a.ep.read(to_messages, all).await.unwrap_err().error,
+                unknown
+            );
+            assert_eq!(
+                a.ep.read_rma_iov(to_messages, &[half, half])
+                    .await
+                    .unwrap_err()
+                    .error,
+                unknown
+            );
+            assert_eq!(
+                a.ep.write_rma_iov(to_messages, &[half], vec![1; 32])
+                    .await
+                    .unwrap_err()
+                    .error,
+                unknown
+            );
+            assert_eq!(
+                a.ep.fetch_add(to_messages, remote.at(0), 1u64)
+                    .await
+                    .unwrap_err(),
+                unknown
+            );
+            if setup.supports_windows().await && remote.key == lent.key() {
+                assert_eq!(
+                    a.ep.window(to_messages, remote).await.map(drop),
+                    Err(unknown)
+                );
+            }
+            assert_eq!(a.ep.read(to_b, all).await.unwrap()[..], [0; 64]);
+        }
+        let (sent, got) = tokio::join!(a.ep.send(to_messages, "no harm done"), messages.recv());
+        sent.unwrap();
+        assert_eq!(&got.unwrap()[..], b"no harm done");
+    }
+}
+
+/// Dropped before there was an answer: writes take effect, and nothing is left behind.
+pub(crate) async fn dropped_rma_ops_complete(setup: Setup) {
+    let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
+    let to_b = a.av.insert(b.ep.name()).unwrap();
+    let _moving = b.spawn_progress();
+    let region = b.domain.alloc(64, READ_WRITE).unwrap();
+    let remote = region.remote();
+    drop(
+        a.ep.write(to_b, remote.at(0), 3u64.to_le_bytes().to_vec())
+            .start()
+            .unwrap(),
+    );
+    drop(a.ep.read(to_b, remote.slice(..)).start().unwrap());
+    // Refused now or later, as soon as the region is known.
+    drop(a.ep.write(to_b, remote.at(60), "too long").start());
+    a.ep.write(to_b, remote.at(8), 4u64.to_le_bytes().to_vec())
+        .await
+        .unwrap();
+    assert_eq!((region.load(0), region.load(8)), (Ok(3u64), Ok(4u64)));
+    a.ep.close().unwrap();
+}
+
+/// Taking a queued operation back leaves the questions it asked unanswered for nobody, and what
+/// waits behind it goes on.
+pub(crate) async fn cancelled_op_keeps_later_ops_in_order(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    // What has left for another machine is not taken back: it ends there.
+    let _moving = setup.has_remote_comm().await.then(|| b.spawn_progress());
+    let first = b.domain.alloc_with_key(64, READ_WRITE, 1).unwrap();
+    let second = b.domain.alloc_with_key(64, READ_WRITE, 2).unwrap();
+    let nobody = RemoteRegion::from_bytes(&{
+        let mut bytes = first.remote().to_bytes();
+        bytes[0] = 3;
+        bytes
+    });
+    let nobody = nobody.unwrap();
+    for remote in [first.remote(), nobody] {
+        // Where it did not wait, there is nothing to take back.
+        if let Ok(operation) = a.ep.read(to_b, remote.slice(..8)).start() {
+            drop(operation.cancel().await);
+        }
+    }
+    let read = a.ep.read(to_b, second.remote().slice(..)).start().unwrap();
+    let sent = a.ep.send(to_b, "behind").start().unwrap();
+    assert_eq!(&b.ep.recv().await.unwrap()[..], b"behind");
+    assert_eq!(read.await.unwrap().len(), 64);
+    sent.await.unwrap();
+    // The answer of then says nothing about now.
+    let _moving = (a.spawn_progress(), b.spawn_progress());
+    wait_until_stable(|| 0).await;
+    let third = b.domain.alloc_with_key(64, READ_WRITE, 3).unwrap();
+    assert_eq!(
+        a.ep.read(to_b, third.remote().slice(..))
+            .await
+            .unwrap()
+            .len(),
+        64
+    );
+    a.ep.write(to_b, first.remote().at(0), "x").await.unwrap();
+}
+
+/// A long write whose region is closed meanwhile ends with that, and does not go on in another one
+/// of the same key.
+pub(crate) async fn region_close_ends_op_in_progress(setup: Setup) {
+    const LEN: usize = 4 << 20;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _moving = b.spawn_progress();
+    let first = b.domain.alloc_with_key(LEN, READ_WRITE, 5).unwrap();
+    a.ep.write(to_b, first.remote().at(0), vec![1; 8])
+        .await
+        .unwrap();
+    let write =
+        a.ep.write(to_b, first.remote().at(0), vec![7; LEN])
+            .start()
+            .unwrap();
+    first.close().unwrap();
+    let second = b.domain.alloc_with_key(LEN, READ_WRITE, 5).unwrap();
+    let done = write.await;
+    let (begin, end) = (
+        second.load::<u8>(0).unwrap(),
+        second.load::<u8>(LEN - 1).unwrap(),
+    );
+    match done {
+        Ok(_) => assert!(
+            (begin, end) == (7, 7) || (begin, end) == (0, 0),
+            "whole, wherever it went"
+        ),
+        Err(failed) => assert!(
+            matches!(failed.error, Error::Key { key: 5, .. }),
+            "{}",
+            failed.error
+        ),
+    }
+}
+
+/// Who empties a full queue, and then waits for something else, gets what waited behind.
+pub(crate) async fn drained_cq_admits_pending_writes(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair_with(
+        &setup,
+        EndpointConfig::default(),
+        EndpointConfig {
+            cq_capacity: 8,
+            ..EndpointConfig::default()
+        },
+    )
+    .await;
+    let region = b.domain.alloc(8, READ_WRITE).unwrap();
+    let remote = region.remote();
+    let writes = async {
+        for number in 0..9 {
+            a.ep.write(to_b, remote.at(0), vec![0; 8])
+                .data(number)
+                .await
+                .unwrap();
+        }
+        a.ep.send(to_b, "behind").await.unwrap();
+    };
+    let (ep, mut out) = (b.ep.clone(), Vec::new());
+    let waiting = tokio::spawn(async move { ep.recv().await.map(|message| message.len()) });
+    tokio::join!(writes, async {
+        // The queue is full, and more waits in front of it.
+        while b.ep.stats().remote_ops.count < 8 {
+            b.domain.progress();
+            tokio::task::yield_now().await;
+        }
+    });
+    wait_until_stable(|| 0).await;
+    assert!(!waiting.is_finished());
+    while out.len() < 8 {
+        let left = 8 - out.len();
+        b.cq.next_batch(&mut out, left).await;
+    }
+    assert_eq!(waiting.await.unwrap().unwrap(), 6);
+}

@@ -1,0 +1,648 @@
+//! Writes and reads of several places in a peer's memory, as one operation.
+
+use fabric_async::{
+    Access, Caps, Completion, CounterBind, Error, FiAddr, Gather, OpKind, RemoteSlice, Scatter,
+    discover,
+};
+use futures_util::StreamExt;
+
+use crate::endpoint_fixture::{
+    EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with, flush,
+};
+use crate::payload::{assert_bytes, pattern, poll_once};
+use crate::regions::open_virt_addr_owner;
+use crate::setup::Setup;
+
+const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+const REGION_LEN: u64 = 1 << 20;
+
+/// Whether operations may have several places.
+fn supports_several_iovs(station: &EndpointFixture) -> bool {
+    let limit = station.info.tx.rma_iov_limit;
+    if limit < 4 {
+        eprintln!("skipped, the provider offers {limit} places for an operation");
+    }
+    limit >= 4
+}
+
+fn total_len(places: &[RemoteSlice]) -> usize {
+    places.iter().map(|place| place.len).sum()
+}
+
+async fn next_entry(station: &mut EndpointFixture) -> Completion {
+    station.cq.next().await.expect("the queue is open")
+}
+
+/// Short and long, next to each other and far apart, in one region and in several, mapped and
+/// served.
+pub(crate) async fn every_length_reaches_its_segments(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    if !supports_several_iovs(&a) {
+        return;
+    }
+    let _moving = b.spawn_progress();
+    let (one, two) = (
+        b.domain.alloc(REGION_LEN as usize, READ_WRITE).unwrap(),
+        b.domain.alloc(REGION_LEN as usize, READ_WRITE).unwrap(),
+    );
+    let mut own = b
+        .domain
+        .register(vec![0u8; REGION_LEN as usize], READ_WRITE, None)
+        .unwrap();
+    let (x, y, z) = (one.remote(), two.remote(), own.remote());
+    for (which, places) in [
+        vec![x.slice(0..8), x.slice(8..9)],
+        vec![
+            x.slice(100..108),
+            x.slice(0..50),
+            x.slice(7000..7000),
+            x.slice(60..99),
+        ],
+        vec![
+            x.slice(..300_000),
+            y.slice(5..600_006),
+            x.slice(400_000..700_001),
+        ],
+        vec![
+            z.slice(..100_000),
+            x.slice(1..70_000),
+            z.slice(200_000..300_001),
+            y.slice(3..4),
+        ],
+        vec![y.slice(..0), z.slice(1..1), y.slice(9..9)],
+        vec![z.slice(REGION_LEN - 8..), z.slice(..8)],
+        vec![y.slice(7..)],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let bytes = pattern(total_len(&places), which);
+        let done = a.ep.write_rma_iov(to_b, &places, bytes).await.unwrap();
+        assert_eq!(
+            (done.transfer.len, done.buf.len()),
+            (bytes.len(), bytes.len())
+        );
+        let mut from = 0;
+        for place in &places {
+            let (start, bytes) = (place.offset as usize, &bytes[from..from + place.len]);
+            let mut there = vec![0; place.len];
+            match place.key {
+                key if key == x.key => one.read(start, &mut there).unwrap(),
+                key if key == y.key => two.read(start, &mut there).unwrap(),
+                _ => there.copy_from_slice(&own.lock()[start..start + place.len]),
+            }
+            assert_bytes(&there, bytes);
+            from += place.len;
+        }
+        assert_bytes(&a.ep.read_rma_iov(to_b, &places).await.unwrap(), bytes);
+        let own =
+            a.ep.read_rma_iov_into(to_b, &places, Vec::with_capacity(bytes.len()))
+                .await
+                .unwrap();
+        assert_bytes(&own.into_buf(), bytes);
+    }
+}
+
+/// What is gathered here need not be cut as it is there.
+pub(crate) async fn local_and_remote_vectors_combine(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    if !supports_several_iovs(&a) {
+        return;
+    }
+    let _moving = b.spawn_progress();
+    let region = b.domain.alloc(10_000, READ_WRITE).unwrap();
+    let remote = region.remote();
+    let places = [
+        remote.slice(9000..9010),
+        remote.slice(..5000),
+        remote.slice(6000..6490),
+    ];
+    let bytes = pattern(5500, 1);
+    let parts = [
+        bytes[..7].to_vec(),
+        bytes[7..5200].to_vec(),
+        bytes[5200..].to_vec(),
+    ];
+    a.ep.write_rma_iov(to_b, &places, Gather::from(parts))
+        .await
+        .unwrap();
+    let room = Scatter::from([
+        Vec::with_capacity(20),
+        Vec::with_capacity(5479),
+        Vec::with_capacity(100),
+    ]);
+    let got = a.ep.read_rma_iov_into(to_b, &places, room).await.unwrap();
+    assert_bytes(&got.buf.pieces().collect::<Vec<_>>().concat(), bytes);
+    let small =
+        a.ep.read_rma_iov_into(to_b, &places, vec![0; 5499].into_boxed_slice())
+            .await
+            .unwrap_err();
+    assert_eq!(
+        small.error,
+        Error::TooLong {
+            what: "read into a buffer",
+            len: 5500,
+            limit: 5499
+        }
+    );
+    assert_eq!(small.buf.len(), 5499);
+}
+
+/// One place that cannot be, wherever it is in the list: nothing has changed, and the next
+/// operation works.
+pub(crate) async fn invalid_segment_leaves_memory_unchanged(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    if !supports_several_iovs(&a) {
+        return;
+    }
+    let _moving = b.spawn_progress();
+    let (good, silent) = (
+        b.domain.alloc(400_000, READ_WRITE).unwrap(),
+        b.domain.alloc(64, Access::REMOTE_READ).unwrap(),
+    );
+    let mut served = b
+        .domain
+        .register(vec![0u8; 100_000], READ_WRITE, None)
+        .unwrap();
+    let locked = b
+        .domain
+        .register(vec![0u8; 64], Access::REMOTE_WRITE, None)
+        .unwrap();
+    let (x, z) = (good.remote(), served.remote());
+    let beyond = |region: fabric_async::RemoteRegion| RemoteSlice {
+        len: 9,
+        ..region.slice(region.len - 8..)
+    };
+    let unknown = RemoteSlice {
+        key: x.key ^ 1,
+        offset: 0,
+        len: 8,
+    };
+    for round in 0..2 {
+        for (is_write, bad) in [
+            (true, unknown),
+            (false, unknown),
+            (true, beyond(x)),
+            (false, beyond(z)),
+            (true, beyond(z)),
+            (true, silent.remote().slice(..8)),
+            (false, locked.remote().slice(..8)),
+            (
+                true,
+                RemoteSlice {
+                    len: usize::MAX >> 1,
+                    ..x.slice(8..)
+                },
+            ),
+        ] {
+            for at in 0..3 {
+                let mut places = vec![x.slice(..300_000), z.slice(..70_000)];
+                places.insert(at, bad);
+                let error = if !is_write {
+                    let room = vec![7; total_len(&places)].into_boxed_slice();
+                    let failed =
+                        a.ep.read_rma_iov_into(to_b, &places, room)
+                            .await
+                            .unwrap_err();
+                    assert!(failed.buf.iter().all(|byte| *byte == 7), "nothing was read");
+                    failed.error
+                } else if bad.len > 100 {
+                    // Nobody has a buffer of that length.
+                    a.ep.write_rma_iov(to_b, &places, vec![7; 10])
+                        .await
+                        .unwrap_err()
+                        .error
+                } else {
+                    let failed =
+                        a.ep.write_rma_iov(to_b, &places, vec![7; total_len(&places)])
+                            .await
+                            .unwrap_err();
+                    assert_eq!(failed.buf.len(), total_len(&places));
+                    failed.error
+                };
+                assert!(
+                    matches!(
+                        error,
+                        Error::Key { .. } | Error::TooLong { .. } | Error::Invalid { .. }
+                    ),
+                    "round {round}, {bad:?}: {error}"
+                );
+            }
+        }
+        let mut there = vec![1; 300_000];
+        good.read(0, &mut there).unwrap();
+        assert!(there.iter().all(|byte| *byte == 0) && served.lock().iter().all(|byte| *byte == 0));
+    }
+    a.ep.write_rma_iov(to_b, &[x.slice(..4), z.slice(..4)], vec![9; 8])
+        .await
+        .unwrap();
+    assert_eq!(
+        (good.load::<u32>(0), &served.lock()[..5]),
+        (Ok(0x0909_0909), &[9, 9, 9, 9, 0][..])
+    );
+}
+
+pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    if !supports_several_iovs(&a) {
+        return;
+    }
+    let _moving = b.spawn_progress();
+    let region = b.domain.alloc(1000, READ_WRITE).unwrap();
+    let place = |number: u64| region.remote().slice(number..number + 1);
+    let refused =
+        a.ep.write_rma_iov(to_b, &[], Vec::new())
+            .start()
+            .unwrap_err()
+            .error;
+    assert!(
+        matches!(
+            refused,
+            Error::Invalid {
+                what: "list of remote places",
+                ..
+            }
+        ),
+        "{refused}"
+    );
+    let refused = a.ep.read_rma_iov(to_b, &[]).await.unwrap_err().error;
+    assert!(
+        matches!(
+            refused,
+            Error::Invalid {
+                what: "list of remote places",
+                ..
+            }
+        ),
+        "{refused}"
+    );
+    for bytes in [1, 3] {
+        for places in [
+            vec![place(0), place(1)],
+            vec![RemoteSlice { len: 2, ..place(0) }],
+        ] {
+            let refused =
+                a.ep.write_rma_iov(to_b, &places, vec![1; bytes])
+                    .post()
+                    .unwrap_err();
+            assert!(matches!(
+                refused.error,
+                Error::Invalid {
+                    what: "write to several places",
+                    ..
+                }
+            ));
+            assert_eq!(refused.buf, vec![1; bytes]);
+        }
+    }
+    let limit = a.info.tx.rma_iov_limit;
+    let places: Vec<_> = (0..=limit as u64).map(place).collect();
+    let refused =
+        a.ep.write_rma_iov(to_b, &places, vec![1; limit + 1])
+            .await
+            .unwrap_err()
+            .error;
+    assert_eq!(
+        refused,
+        Error::TooLong {
+            what: "list of remote places",
+            len: limit + 1,
+            limit
+        }
+    );
+    a.ep.write_rma_iov(to_b, &places[1..], vec![1; limit])
+        .await
+        .unwrap();
+    let got = a.ep.read_rma_iov(to_b, &places[..limit]).await.unwrap();
+    assert_eq!((got[0], got[1], got.len()), (0, 1, limit));
+    // Who asks for fewer has fewer.
+    let hints = setup.hints().caps(setup.caps);
+    let info = discover(&hints.clone().rma_iov_limit(2))
+        .await
+        .unwrap()
+        .swap_remove(0);
+    assert_eq!(info.tx.rma_iov_limit, 2);
+    let few = a
+        .domain
+        .endpoint(&info)
+        .unwrap()
+        .bind_av(&a.av)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
+    let refused = few
+        .read_rma_iov(to_b, &places[..3])
+        .await
+        .unwrap_err()
+        .error;
+    assert_eq!(
+        refused,
+        Error::TooLong {
+            what: "list of remote places",
+            len: 3,
+            limit: 2
+        }
+    );
+    let Error::NoMatch(none) = discover(&hints.rma_iov_limit(limit + 1)).await.unwrap_err() else {
+        panic!()
+    };
+    assert!(
+        none.mismatches
+            .iter()
+            .any(|refusal| refusal.attribute == "rma_iov_limit"),
+        "{none}"
+    );
+}
+
+/// Posted, in batches, one completion each, in order; and a message behind them finds all of it.
+pub(crate) async fn multi_segment_op_has_one_completion(setup: Setup) {
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
+    if !supports_several_iovs(&a) {
+        return;
+    }
+    let _moving = b.spawn_progress();
+    let region = b.domain.alloc(4096, READ_WRITE).unwrap();
+    let remote = region.remote();
+    let places = |number: u64| {
+        [
+            remote.slice(number..number + 1),
+            remote.slice(1000 + 3 * number..1003 + 3 * number),
+        ]
+    };
+    let mut count = 0;
+    while count < 100 {
+        // More than there is credit for, perhaps.
+        let rest = count..100u64;
+        let requests = rest.map(|number| {
+            a.ep.write_rma_iov(to_b, &places(number), vec![number as u8; 4])
+                .context(number)
+        });
+        let posted = match a.ep.post_all(requests) {
+            Ok(posted) => posted,
+            Err(stopped) => {
+                assert!(
+                    matches!(stopped.error, Error::WouldBlock(_)),
+                    "{}",
+                    stopped.error
+                );
+                assert_eq!(
+                    stopped.unposted.into_iter().next().unwrap().into_buf(),
+                    vec![(count + stopped.posted as u64) as u8; 4]
+                );
+                stopped.posted
+            }
+        };
+        for _ in 0..posted {
+            let entry = next_entry(&mut a).await;
+            assert_eq!(
+                (entry.kind, entry.context, &entry.error),
+                (OpKind::Write, count, &None)
+            );
+            assert_eq!(entry.transfer.len, 4);
+            count += 1;
+        }
+    }
+    a.ep.read_rma_iov_into(to_b, &places(7), vec![0; 4])
+        .context(5)
+        .post()
+        .unwrap();
+    let read = next_entry(&mut a).await;
+    assert_eq!(
+        (read.kind, read.context, read.bytes()),
+        (OpKind::Read, 5, &[7; 4][..])
+    );
+    let last =
+        a.ep.write_rma_iov(to_b, &places(500), vec![8; 4])
+            .start()
+            .unwrap();
+    let (sent, got) = tokio::join!(a.ep.send(to_b, "behind"), b.ep.recv());
+    sent.unwrap();
+    got.unwrap();
+    assert_eq!(
+        (region.load::<u8>(500), region.load::<u8>(2502)),
+        (Ok(8), Ok(8))
+    );
+    last.await.unwrap();
+    assert_eq!(
+        (region.load::<u8>(99), region.load::<u8>(1299)),
+        (Ok(99), Ok(99))
+    );
+}
+
+pub(crate) async fn write_data_reports_once_after_all_bytes(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
+    if !supports_several_iovs(&a) {
+        return;
+    }
+    let (one, two) = (
+        b.domain.alloc(400_000, READ_WRITE).unwrap(),
+        b.domain.alloc(400_000, READ_WRITE).unwrap(),
+    );
+    let places = [
+        one.remote().slice(..300_000),
+        two.remote().slice(..8),
+        one.remote().slice(300_000..300_001),
+    ];
+    for data in 0..5u64 {
+        let bytes = pattern(total_len(&places), data as usize);
+        let (done, entry) = tokio::join!(
+            a.ep.write_rma_iov(to_b, &places, bytes).data(data),
+            next_entry(&mut b)
+        );
+        done.unwrap();
+        assert_eq!(
+            (entry.kind, entry.transfer.data),
+            (OpKind::RemoteWrite, Some(data))
+        );
+        assert_eq!(entry.transfer.len, bytes.len(), "of all places");
+        assert_eq!(one.load::<u8>(300_000), Ok(bytes[300_008]));
+    }
+    assert_eq!(b.ep.stats().remote_ops.count, 5);
+}
+
+/// Who counts what is done to its memory counts places.
+pub(crate) async fn target_counts_each_segment(setup: Setup) {
+    let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
+    if !supports_several_iovs(&a) {
+        return;
+    }
+    let _moving = b.spawn_progress();
+    let counters: Vec<_> = (0..2).map(|_| b.domain.counter().unwrap()).collect();
+    assert!(b.info.caps.contains(Caps::RMA_EVENT));
+    let builder = b
+        .domain
+        .endpoint(&b.info)
+        .unwrap()
+        .bind_av(&b.av)
+        .unwrap()
+        .bind_cq(&b.cq, fabric_async::CqBind::RECV);
+    let builder = builder
+        .unwrap()
+        .bind_counter(&counters[0], CounterBind::REMOTE_WRITE)
+        .unwrap();
+    let target = builder
+        .bind_counter(&counters[1], CounterBind::REMOTE_READ)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
+    let region = b.domain.alloc(100, READ_WRITE).unwrap();
+    let own = b.domain.register(vec![0u8; 100], READ_WRITE, None).unwrap();
+    let peer = a.ep.add_peer(target.name()).await.unwrap();
+    let places = [
+        region.remote().slice(..10),
+        own.remote().slice(..20),
+        region.remote().slice(10..40),
+    ];
+    a.ep.write_rma_iov(peer, &places, vec![1; 60])
+        .await
+        .unwrap();
+    assert_eq!(counters[0].wait(3).await, Ok(3));
+    a.ep.write_rma_iov(peer, &places, vec![1; 60])
+        .data(4)
+        .await
+        .unwrap();
+    assert_eq!(counters[0].wait(6).await, Ok(6));
+    a.ep.read_rma_iov(peer, &places).await.unwrap();
+    assert_eq!(counters[1].wait(3).await, Ok(3));
+    let heard = target.stats().remote_ops;
+    assert_eq!((heard.count, heard.bytes), (9, 180), "each byte once");
+}
+
+pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
+    let a = setup.open_endpoint().await;
+    if !supports_several_iovs(&a) {
+        return;
+    }
+    let (domain, owner, driver) = open_virt_addr_owner(&setup).await;
+    let to_b = a.ep.add_peer(owner.name()).await.unwrap();
+    let (region, mut own) = (
+        domain.alloc(100, READ_WRITE).unwrap(),
+        domain.register(vec![0u8; 100], READ_WRITE, None).unwrap(),
+    );
+    let places = [own.remote().slice(90..), region.remote().slice(3..5)];
+    assert!(places[1].offset > 100, "an address");
+    a.ep.write_rma_iov(to_b, &places, vec![6; 12])
+        .await
+        .unwrap();
+    assert_eq!(
+        (&own.lock()[89..], region.load::<u8>(4)),
+        (&[0, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6][..], Ok(6))
+    );
+    let low = [
+        places[0],
+        RemoteSlice {
+            offset: 3,
+            ..places[1]
+        },
+    ];
+    let failed =
+        a.ep.write_rma_iov(to_b, &low, vec![7; 12])
+            .await
+            .unwrap_err()
+            .error;
+    assert!(matches!(failed, Error::TooLong { .. }), "{failed}");
+    assert_eq!(own.lock()[99], 6);
+    driver.abort();
+}
+
+/// Those that wait behind others, are taken back, dropped, or closed under: each ends once, and
+/// nothing is left of it.
+pub(crate) async fn multi_segment_ops_fail_like_single(setup: Setup) {
+    let plan = EndpointConfig {
+        tx_size: Some(16),
+        ..EndpointConfig::default()
+    };
+    let (a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
+    if !supports_several_iovs(&a) {
+        return;
+    }
+    let _moving = (a.spawn_progress(), b.spawn_progress());
+    let mut own = b
+        .domain
+        .register(vec![0u8; 300_000], READ_WRITE, None)
+        .unwrap();
+    let region = b.domain.alloc(300_000, READ_WRITE).unwrap();
+    let places = [
+        region.remote().slice(..10),
+        own.remote().slice(..200_000),
+        region.remote().slice(10..20),
+    ];
+    // While the owner looks they wait; what was not begun can be taken back.
+    let look = own.lock();
+    let mut first =
+        a.ep.write_rma_iov(to_b, &places, vec![1; 200_020])
+            .start()
+            .unwrap();
+    let second =
+        a.ep.write_rma_iov(to_b, &places, vec![2; 200_020])
+            .start()
+            .unwrap();
+    drop(
+        a.ep.write_rma_iov(to_b, &places, vec![3; 200_020])
+            .start()
+            .unwrap(),
+    );
+    let mut read = a.ep.read_rma_iov(to_b, &places).start().unwrap();
+    assert!(poll_once(&mut first).await.is_pending() && poll_once(&mut read).await.is_pending());
+    assert_eq!(
+        region.load::<u8>(0),
+        Ok(0),
+        "not before all have been checked"
+    );
+    let is_far = setup.has_remote_comm().await;
+    let cancel = async {
+        match second.cancel().await {
+            fabric_async::CancelOutcome::Canceled(buf) => assert_eq!(buf.len(), 200_020),
+            // The bytes are on their way.
+            fabric_async::CancelOutcome::Completed(Ok(_)) if is_far => {}
+            other => panic!("{other:?}"),
+        }
+    };
+    let let_go = async { drop(look) };
+    tokio::join!(biased; cancel, let_go);
+    first.await.unwrap();
+    let got = read.await.unwrap();
+    assert!(
+        got.len() == 200_020 && got.iter().all(|byte| *byte == 3),
+        "the dropped one went on"
+    );
+    // The owner closes it while it is under way: whatever has happened, it ends.
+    let writes: Vec<_> = (0..4)
+        .map(|at| {
+            a.ep.write_rma_iov(to_b, &places, vec![at; 200_020])
+                .start()
+                .unwrap()
+        })
+        .collect();
+    own.close().unwrap();
+    for write in writes {
+        if let Err(failed) = write.await {
+            assert!(
+                matches!(failed.error, Error::Key { .. }),
+                "{}",
+                failed.error
+            );
+        }
+    }
+    flush(&a, &b, to_b).await;
+    assert_eq!(a.domain.stats().operations, 0);
+    // With their peer, and with their endpoint.
+    let gone: FiAddr = to_b;
+    let mut own = b.domain.register(vec![0u8; 100], READ_WRITE, None).unwrap();
+    let places = [own.remote().slice(..8), region.remote().slice(..8)];
+    let _look = own.lock();
+    let waits =
+        a.ep.write_rma_iov(gone, &places, vec![1; 16])
+            .start()
+            .unwrap();
+    b.ep.clone().close().unwrap();
+    let failed = waits.await.unwrap_err();
+    assert!(
+        failed.error.is_peer_gone() || matches!(failed.error, Error::Key { .. }),
+        "{}",
+        failed.error
+    );
+    assert_eq!(failed.buf, [1; 16]);
+}

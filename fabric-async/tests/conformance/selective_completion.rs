@@ -1,0 +1,272 @@
+//! Queues that hear of success only when asked to, and of failure always.
+
+use fabric_async::{Access, AtomicOp, Completion, Error, OpFlags, OpKind, Resource};
+
+use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair_with, flush};
+use crate::payload::{pattern, yield_times};
+use crate::setup::Setup;
+
+fn selective_config() -> EndpointConfig {
+    EndpointConfig {
+        selective_completion: true,
+        ..EndpointConfig::default()
+    }
+}
+
+async fn next_entries(station: &mut EndpointFixture, count: usize) -> Vec<Completion> {
+    let mut out = Vec::new();
+    while out.len() < count {
+        station.cq.next_batch(&mut out, count).await;
+    }
+    assert_eq!(
+        station.cq.try_next_batch(&mut out, 1),
+        0,
+        "no more than expected"
+    );
+    out
+}
+
+pub(crate) async fn success_reports_only_with_fi_completion(setup: Setup) {
+    let (mut a, mut b, to_b) =
+        endpoint_pair_with(&setup, selective_config(), selective_config()).await;
+    // Nobody waits for the last receive, while its sender waits for it to take the bytes.
+    let _moving = b.spawn_progress();
+    for round in 0..3u64 {
+        for len in [8, 9000, 300_000] {
+            for number in 0..4 {
+                let receive = b.ep.recv().tag(1).context(number);
+                if number == 2 {
+                    receive.completion().post()
+                } else {
+                    receive.post()
+                }
+                .unwrap();
+                let send = a.ep.send(to_b, pattern(len, 1)).tag(1).context(number);
+                if number == 3 {
+                    send.completion().post()
+                } else {
+                    send.post()
+                }
+                .unwrap();
+            }
+            let (sent, got) = tokio::join!(next_entries(&mut a, 1), next_entries(&mut b, 1));
+            assert_eq!(
+                (sent[0].context, sent[0].transfer.len, sent[0].kind),
+                (3, len, OpKind::Send)
+            );
+            assert_eq!(
+                (got[0].context, got[0].bytes().len(), got[0].kind),
+                (2, len, OpKind::Recv)
+            );
+        }
+        // Counters count what nobody reports; the connection was counted too.
+        flush(&a, &b, to_b).await;
+        let expected = 13 * (round + 1);
+        assert_eq!(
+            (a.send_counter.value(), b.recv_counter.value()),
+            (expected, expected)
+        );
+    }
+    a.ep.send(to_b, "a future is none of the queue's business")
+        .await
+        .unwrap();
+    b.ep.recv().await.unwrap();
+    assert_eq!(
+        a.cq.try_next_batch(&mut Vec::new(), 1) + b.cq.try_next_batch(&mut Vec::new(), 1),
+        0
+    );
+}
+
+pub(crate) async fn failure_always_reports(setup: Setup) {
+    let (mut a, mut b, to_b) =
+        endpoint_pair_with(&setup, selective_config(), selective_config()).await;
+    b.ep.recv_into(Vec::with_capacity(3))
+        .context(1)
+        .post()
+        .unwrap();
+    a.ep.send(to_b, "longer").post().unwrap();
+    let got = next_entries(&mut b, 1).await.remove(0);
+    assert_eq!(
+        (got.context, got.error.as_deref()),
+        (1, Some(&Error::Truncated { len: 3, lost: 3 }))
+    );
+    assert_eq!(got.into_result::<Vec<u8>>().unwrap_err().buf, b"lon");
+    b.ep.recv().tag(9).context(2).post().unwrap();
+    // Longer than what is buffered: without a receive they stay under way.
+    let long = || vec![7u8; 17 << 20];
+    a.ep.send(to_b, long()).context(3).post().unwrap();
+    a.ep.send(to_b, long()).context(4).post().unwrap();
+    // Who closes first reads what still comes, and a long one may be sent after all.
+    a.ep.clone().close().unwrap();
+    b.ep.clone().close().unwrap();
+    let mut failed = next_entries(&mut a, 2).await;
+    failed.sort_by_key(|entry| entry.context);
+    assert!(failed.iter().map(|entry| entry.context).eq([3, 4]));
+    assert!(failed.iter().all(|entry| entry.error.is_some()));
+    let canceled = next_entries(&mut b, 1).await;
+    assert_eq!(
+        (canceled[0].context, canceled[0].error.as_deref()),
+        (2, Some(&Error::Canceled))
+    );
+}
+
+/// Whoever may fail has an entry, and gives it back when all went well.
+pub(crate) async fn unreported_op_reserves_a_cq_entry(setup: Setup) {
+    let plan = EndpointConfig {
+        cq_capacity: 3,
+        ..selective_config()
+    }
+    .with_small_socket_buffers();
+    let (mut a, mut b, to_b) = endpoint_pair_with(&setup, plan.clone(), plan).await;
+    let full = Error::WouldBlock(Resource::CompletionEntry);
+    for round in 0..4 {
+        let receive = || b.ep.recv().tag(2).post().map_err(|failed| failed.error);
+        // Longer than what is buffered: without a receive it stays under way.
+        let long = || vec![7u8; 17 << 20];
+        let send = || {
+            a.ep.send(to_b, long())
+                .tag(2)
+                .post()
+                .map_err(|failed| failed.error)
+        };
+        if round % 2 == 0 {
+            (0..3).for_each(|_| receive().unwrap());
+            assert_eq!(receive().unwrap_err(), full);
+            (0..3).for_each(|_| send().unwrap());
+        } else {
+            (0..3).for_each(|_| send().unwrap());
+            assert_eq!(send().unwrap_err(), full);
+            (0..3).for_each(|_| receive().unwrap());
+        }
+        flush(&a, &b, to_b).await;
+        // A long one may end after those behind it.
+        let ended = 14 * round + 4;
+        let (sent, received) = tokio::join!(a.send_counter.wait(ended), b.recv_counter.wait(ended));
+        assert!(sent.is_ok() && received.is_ok());
+        // What ends at once needs its entry for a moment only.
+        for _ in 0..10 {
+            a.ep.send(to_b, "short").tag(3).post().unwrap();
+            b.ep.recv().tag(3).await.unwrap();
+        }
+    }
+    assert_eq!(
+        a.cq.try_next_batch(&mut Vec::new(), 1) + b.cq.try_next_batch(&mut Vec::new(), 1),
+        0
+    );
+}
+
+/// A write with data that found the queue full of reservations goes on when one of them is given
+/// back.
+pub(crate) async fn released_cq_entry_admits_pending_write(setup: Setup) {
+    let plan = EndpointConfig {
+        cq_capacity: 2,
+        ..selective_config()
+    };
+    let (a, mut b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), plan).await;
+    let c = setup.open_endpoint().await;
+    let c_to_b = c.add_peer(&b).await;
+    let _moving = b.spawn_progress();
+    let region = b.domain.alloc(8, Access::REMOTE_WRITE).unwrap();
+    b.ep.recv().tag(1).post().unwrap();
+    b.ep.recv().tag(1).post().unwrap();
+    a.ep.write(to_b, region.remote().at(0), vec![1; 8])
+        .data(77)
+        .await
+        .unwrap();
+    yield_times(100).await;
+    assert_eq!(
+        b.cq.try_next_batch(&mut Vec::new(), 1),
+        0,
+        "there is no entry for it"
+    );
+    c.ep.send(c_to_b, "frees one").tag(1).await.unwrap();
+    let told = next_entries(&mut b, 1).await;
+    assert_eq!(
+        (told[0].kind, told[0].transfer.data),
+        (OpKind::RemoteWrite, Some(77))
+    );
+}
+
+pub(crate) async fn endpoint_op_flags_can_default_to_fi_completion(setup: Setup) {
+    let flags = OpFlags::COMPLETION;
+    let (mut a, mut b, to_b) = endpoint_pair_with(
+        &setup,
+        EndpointConfig {
+            op_flags: flags,
+            ..selective_config()
+        },
+        EndpointConfig {
+            op_flags: flags,
+            ..selective_config()
+        },
+    )
+    .await;
+    b.ep.recv().context(1).post().unwrap();
+    a.ep.send(to_b, "x").context(2).post().unwrap();
+    assert_eq!(
+        (
+            next_entries(&mut a, 1).await[0].context,
+            next_entries(&mut b, 1).await[0].context
+        ),
+        (2, 1)
+    );
+}
+
+pub(crate) async fn every_op_kind_supports_fi_completion(setup: Setup) {
+    let (mut a, b, to_b) =
+        endpoint_pair_with(&setup, selective_config(), EndpointConfig::default()).await;
+    let _moving = b.spawn_progress();
+    let region = b
+        .domain
+        .alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)
+        .unwrap();
+    let at = |offset| region.remote().at(offset);
+    for asked in [false, true] {
+        let write = a.ep.write(to_b, at(0), vec![7; 8]).context(1);
+        if asked {
+            write.completion().post()
+        } else {
+            write.post()
+        }
+        .unwrap();
+        let read = a.ep.read(to_b, region.remote().slice(..8)).context(2);
+        if asked {
+            read.completion().post()
+        } else {
+            read.post()
+        }
+        .unwrap();
+        let add =
+            a.ep.fetch_atomic(to_b, at(8), AtomicOp::Sum, 1u64)
+                .context(3);
+        if asked {
+            add.completion().post()
+        } else {
+            add.post()
+        }
+        .unwrap();
+        let lend = a.ep.lend(to_b, a.ep.loan(100).unwrap()).context(4);
+        if asked {
+            lend.completion().post()
+        } else {
+            lend.post()
+        }
+        .unwrap();
+        b.ep.recv().await.unwrap();
+        let rows = (5..10).map(|at| a.ep.send(to_b, vec![0; 8]).tag(at).context(at));
+        let rows = rows.map(|row| if asked { row.completion() } else { row });
+        assert_eq!(a.ep.post_all(rows).unwrap(), 5);
+        for tag in 5..10 {
+            b.ep.recv().tag(tag).await.unwrap();
+        }
+        if asked {
+            let reported = next_entries(&mut a, 9).await;
+            let mut contexts: Vec<_> = reported.iter().map(|entry| entry.context).collect();
+            // What waits for the peer's answer may end later than what was posted behind it.
+            contexts.sort_unstable();
+            assert!(contexts.into_iter().eq(1..10));
+        }
+    }
+    assert_eq!(region.load::<u64>(8), Ok(2));
+    assert_eq!(a.cq.try_next_batch(&mut Vec::new(), 1), 0);
+}

@@ -1,0 +1,457 @@
+//! Endpoints that are connected, and share a receive context.
+
+use std::collections::HashMap;
+
+use bytes::BytesMut;
+use fabric_async::{
+    Class, DownReason, Endpoint, EpType, Error, EventKind, Hints, OpKind, SHARED_CONTEXT, discover,
+};
+use futures_util::StreamExt;
+
+use crate::connected_pair::MsgDomainFixture;
+use crate::payload::{
+    LONG_LEN, assert_bytes, message_number, numbered_message, pattern, poll_once,
+};
+use crate::setup::Setup;
+
+async fn send_to_peer(ep: &Endpoint, bytes: impl fabric_async::IoBuf) {
+    ep.send(ep.peer().unwrap(), bytes)
+        .await
+        .map(drop)
+        .map_err(|failed| failed.error)
+        .unwrap();
+}
+
+/// A room where receives are shared, and so many connections between another one and it: its ends,
+/// and the others.
+async fn open_connections(
+    setup: &Setup,
+    count: usize,
+) -> Option<(
+    MsgDomainFixture,
+    MsgDomainFixture,
+    Vec<Endpoint>,
+    Vec<Endpoint>,
+)> {
+    let (there, here) = (
+        MsgDomainFixture::open_shared_rx(setup).await?,
+        MsgDomainFixture::open(setup).await,
+    );
+    let mut door = there.listen(setup);
+    let (mut ends, mut others) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        let (active, passive) = here.connect_to(&there, &mut door).await;
+        others.push(active);
+        ends.push(passive);
+    }
+    Some((there, here, ends, others))
+}
+
+/// A server with many clients, and a few receives for all of them. Every request is answered where
+/// it came from.
+pub(crate) async fn many_connections_share_few_posted_receives(setup: Setup) {
+    const CLIENTS: usize = 40;
+    const REQUESTS: u64 = 5;
+    const POOL: u64 = 8;
+    let Some((mut there, here, ends, clients)) = open_connections(&setup, CLIENTS).await else {
+        return;
+    };
+    for context in 0..POOL {
+        there
+            .shared_rx()
+            .recv_into(Vec::with_capacity(40_000))
+            .context(context)
+            .post()
+            .unwrap();
+    }
+    let asking: Vec<_> = clients
+        .into_iter()
+        .enumerate()
+        .map(|(which, client)| {
+            tokio::spawn(async move {
+                for request in 0..REQUESTS {
+                    let number = (which as u64) << 8 | request;
+                    let len = if number.is_multiple_of(7) { 40_000 } else { 20 };
+                    send_to_peer(&client, numbered_message(number, len)).await;
+                    assert_eq!(message_number(&client.recv().await.unwrap()), number);
+                }
+                client
+            })
+        })
+        .collect();
+    let which: HashMap<_, _> = ends
+        .iter()
+        .enumerate()
+        .map(|(at, end)| (end.id(), at))
+        .collect();
+    let mut next = vec![0; CLIENTS];
+    for _ in 0..CLIENTS as u64 * REQUESTS {
+        let request = there.cq.next().await.unwrap();
+        assert!(request.kind == OpKind::Recv && request.context < POOL);
+        let at = which[&there.shared_rx().received_by(&request.transfer).unwrap()];
+        let context = request.context;
+        let request = request.into_result::<Vec<u8>>().unwrap();
+        let number = message_number(&request);
+        assert_eq!(
+            number,
+            (at as u64) << 8 | next[at],
+            "in order, at the end of its connection"
+        );
+        next[at] += 1;
+        assert_eq!(request.source(), ends[at].peer());
+        ends[at]
+            .inject(request.source().unwrap(), &number.to_le_bytes())
+            .unwrap();
+        there
+            .shared_rx()
+            .recv_into(request.into_buf())
+            .context(context)
+            .post()
+            .unwrap();
+    }
+    for asking in asking {
+        asking.await.unwrap();
+    }
+    assert_eq!(
+        there.shared_rx().stats().received.count,
+        CLIENTS as u64 * REQUESTS
+    );
+    assert_eq!(ends[3].stats().received.count, REQUESTS);
+    drop(here);
+}
+
+/// Posting order counts, whoever brings the message.
+pub(crate) async fn active_and_passive_ends_share_receives_in_order(setup: Setup) {
+    let Some(pool) = MsgDomainFixture::open_shared_rx(&setup).await else {
+        return;
+    };
+    let (other, mut door) = (MsgDomainFixture::open(&setup).await, pool.listen(&setup));
+    let mut elsewhere = other.listen(&setup);
+    let (calls, accepted) = other.connect_to(&pool, &mut door).await;
+    let (called, answers) = pool.connect_to(&other, &mut elsewhere).await;
+    let receives: Vec<_> = (0..10)
+        .map(|_| pool.shared_rx().recv().start().unwrap())
+        .collect();
+    for (number, mut receive) in receives.into_iter().enumerate() {
+        assert!(
+            poll_once(&mut receive).await.is_pending(),
+            "receive {number} has nothing yet"
+        );
+        let (from, to) = if number % 3 == 0 {
+            (&calls, &accepted)
+        } else {
+            (&answers, &called)
+        };
+        from.send(from.peer().unwrap(), numbered_message(number as u64, 50))
+            .data(7)
+            .delivery_complete()
+            .await
+            .unwrap();
+        let got = receive.await.unwrap();
+        assert_eq!(
+            (message_number(&got), got.data(), got.source()),
+            (number as u64, Some(7), to.peer())
+        );
+        assert_eq!(pool.shared_rx().received_by(&got.transfer), Some(to.id()));
+        send_to_peer(to, pattern(30, number)).await;
+        assert_bytes(&from.recv().await.unwrap(), pattern(30, number));
+    }
+    let refused = accepted.recv().await.unwrap_err().error;
+    assert!(
+        matches!(refused, Error::NotSupported(why) if why.contains("shares a receive context")),
+        "{refused}"
+    );
+    assert!(pool.shared_rx().address_vector().peers().is_empty());
+    let fixed = pool
+        .shared_rx()
+        .address_vector()
+        .insert("tcp://127.0.0.1:7")
+        .unwrap_err();
+    assert!(matches!(fixed, Error::NotSupported(_)), "{fixed}");
+}
+
+pub(crate) async fn every_receive_kind_takes_from_all_connections(setup: Setup) {
+    let Some((there, _here, ends, others)) = open_connections(&setup, 3).await else {
+        return;
+    };
+    let shared = there.shared_rx();
+    let mut messages = shared
+        .recv_multi(BytesMut::with_capacity(1000))
+        .min_free(100)
+        .start()
+        .unwrap();
+    for number in 0..9usize {
+        send_to_peer(&others[number % 3], numbered_message(number as u64, 100)).await;
+        let message = messages.next().await.unwrap().unwrap();
+        assert_eq!(message_number(&message), number as u64);
+        assert_eq!(
+            shared.received_by(&message.transfer),
+            Some(ends[number % 3].id())
+        );
+    }
+    drop(messages);
+    let (found, ()) = tokio::join!(shared.probe(), send_to_peer(&others[1], pattern(5000, 1)));
+    let found = found.unwrap();
+    assert_eq!(
+        (found.len, shared.received_by(&found)),
+        (5000, Some(ends[1].id()))
+    );
+    let claimed = shared.probe().claim().await.unwrap();
+    send_to_peer(&others[2], pattern(60, 2)).await;
+    assert_bytes(&shared.recv().await.unwrap(), pattern(60, 2));
+    assert_bytes(&claimed.recv().await.unwrap(), pattern(5000, 1));
+}
+
+/// The end of a connection ends no receive, and takes nothing with it that has come.
+pub(crate) async fn buffered_messages_survive_their_connection(setup: Setup) {
+    let Some((mut there, _here, mut ends, mut others)) = open_connections(&setup, 3).await else {
+        return;
+    };
+    let sender = others.remove(0);
+    send_to_peer(&sender, pattern(3000, 1)).await;
+    send_to_peer(&sender, pattern(10, 2)).await;
+    sender.close().unwrap();
+    let down = EventKind::Shutdown {
+        peer: ends[0].peer_name().unwrap().clone(),
+        reason: DownReason::Closed,
+    };
+    assert_eq!(there.next_other_event().await, down);
+    let got = there.shared_rx().recv().await.unwrap();
+    assert_bytes(&got, pattern(3000, 1));
+    assert_eq!(
+        (got.source(), there.shared_rx().received_by(&got.transfer)),
+        (ends[0].peer(), Some(ends[0].id()))
+    );
+    assert!(
+        ends[0]
+            .send(ends[0].peer().unwrap(), "x")
+            .await
+            .unwrap_err()
+            .error
+            .is_peer_gone()
+    );
+    // This side's end goes as well, and one more by `shutdown`.
+    ends.remove(0).close().unwrap();
+    let waits = there.shared_rx().recv().start().unwrap();
+    assert_bytes(&waits.await.unwrap(), pattern(10, 2));
+    let mut waits = there.shared_rx().recv().start().unwrap();
+    ends[0].shutdown().unwrap();
+    assert!(poll_once(&mut waits).await.is_pending());
+    send_to_peer(&others[1], "the last of them").await;
+    assert_eq!(&waits.await.unwrap()[..], b"the last of them");
+    let busy = there.shared_rx().clone().close().unwrap_err();
+    assert_eq!(busy.error.to_string(), "busy: still open: 2 endpoints");
+    ends.clear();
+    there.shared_rx.take().unwrap().close().unwrap();
+}
+
+pub(crate) async fn requeued_message_keeps_its_source(setup: Setup) {
+    let Some((there, _here, ends, others)) = open_connections(&setup, 2).await else {
+        return;
+    };
+    for round in 0..10u64 {
+        let at = round as usize % 2;
+        let dropped = there.shared_rx().recv().start().unwrap();
+        send_to_peer(&others[at], numbered_message(round, 40)).await;
+        while there.shared_rx().stats().received.count == round * 2 {
+            there.domain.progress();
+            tokio::task::yield_now().await;
+        }
+        drop(dropped);
+        let got = there.shared_rx().recv().await.unwrap();
+        assert_eq!(
+            (message_number(&got), got.source()),
+            (round, ends[at].peer())
+        );
+    }
+}
+
+/// What is beyond the budget stays with its senders, and comes when there are receives.
+pub(crate) async fn unexpected_budget_is_shared_by_connections(setup: Setup) {
+    let Some((there, _here, _ends, others)) = open_connections(&setup, 3).await else {
+        return;
+    };
+    let sending: Vec<_> = others
+        .into_iter()
+        .zip(0u64..)
+        .map(|(other, which)| {
+            tokio::spawn(async move {
+                for number in 0..4 {
+                    send_to_peer(&other, numbered_message(which << 8 | number, LONG_LEN)).await;
+                }
+                other
+            })
+        })
+        .collect();
+    crate::payload::wait_until_stable(|| there.shared_rx().stats().unexpected_bytes as u64).await;
+    assert!(
+        there.shared_rx().stats().unexpected_bytes <= 16 << 20,
+        "{:?}",
+        there.shared_rx().stats()
+    );
+    let mut next = [0; 3];
+    for _ in 0..12 {
+        let number = message_number(&there.shared_rx().recv().await.unwrap());
+        let client = (number >> 8) as usize;
+        assert_eq!(number & 0xff, next[client]);
+        next[client] += 1;
+    }
+    for sending in sending {
+        sending.await.unwrap();
+    }
+}
+
+/// The receive that it had begun to fill ends, if it had; others wait on.
+pub(crate) async fn endpoint_close_mid_message_fails_one_receive(setup: Setup) {
+    let Some((there, here, mut ends, mut others)) = open_connections(&setup, 6).await else {
+        return;
+    };
+    let last = others.remove(5);
+    for (which, (passes, other)) in [0, 1, 2, 3, 8].into_iter().zip(others).enumerate() {
+        let receive = there
+            .shared_rx()
+            .recv_into(Vec::with_capacity(LONG_LEN))
+            .start()
+            .unwrap();
+        let sending = other
+            .send(other.peer().unwrap(), pattern(LONG_LEN, which))
+            .start()
+            .unwrap();
+        for _ in 0..passes {
+            here.domain.progress();
+            there.domain.progress();
+        }
+        ends.remove(0).close().unwrap();
+        // It may have had it all by then; of a receive that fails nothing is said.
+        let _ = sending.await;
+        send_to_peer(&last, numbered_message(which as u64, 100)).await;
+        match receive.await {
+            Ok(got) if got.len() == LONG_LEN => {
+                assert_bytes(&got, pattern(LONG_LEN, which));
+                assert_eq!(
+                    message_number(&there.shared_rx().recv().await.unwrap()),
+                    which as u64
+                );
+            }
+            // It had not begun: the receive was left for the other.
+            Ok(got) => assert_eq!(message_number(&got), which as u64),
+            Err(failed) => {
+                assert_eq!(failed.error, Error::Closed(Class::Endpoint));
+                let len = failed.transfer.len;
+                assert_bytes(&failed.buf[..len], &pattern(LONG_LEN, which)[..len]);
+                assert_eq!(
+                    message_number(&there.shared_rx().recv().await.unwrap()),
+                    which as u64
+                );
+            }
+        }
+    }
+    assert_eq!(there.shared_rx().stats().unexpected, 0);
+}
+
+pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
+    let Some(room) = MsgDomainFixture::open_shared_rx(&setup).await else {
+        return;
+    };
+    let mut door = room.listen(&setup);
+    let (other, domain) = (MsgDomainFixture::open(&setup).await, &room.domain);
+    assert!(room.info.domain.max_ep_srx_ctx > 1 && room.info.ep.rx_ctx_cnt == SHARED_CONTEXT);
+    // To share is to be asked for, and then to be done.
+    let apart = domain
+        .endpoint(&other.info)
+        .unwrap()
+        .bind_shared_rx(room.shared_rx());
+    assert!(matches!(
+        apart.map(drop).unwrap_err(),
+        Error::Invalid { what: "info", .. }
+    ));
+    let apart = domain.shared_rx_context(&other.info).unwrap().open();
+    assert!(matches!(
+        apart.unwrap_err(),
+        Error::Invalid { what: "info", .. }
+    ));
+    let unbound = Error::Unbound(Class::SharedReceive);
+    let alone = domain.endpoint(&room.info).unwrap();
+    assert_eq!(alone.connect(door.name()).await.unwrap_err(), unbound);
+    let calling = other.connect(&door);
+    let answering = async {
+        let alone = domain.endpoint(&room.info).unwrap();
+        alone
+            .accept(door.next().await.unwrap(), b"")
+            .await
+            .unwrap_err()
+    };
+    let (refused, answered) =
+        tokio::join!(std::future::IntoFuture::into_future(calling), answering);
+    assert_eq!(answered, unbound);
+    assert!(matches!(refused.unwrap_err(), Error::Rejected { .. }));
+    // Connected endpoints have no address vectors.
+    let many = Hints::new()
+        .provider(setup.provider)
+        .ep_type(EpType::Rdm)
+        .progress(setup.progress);
+    let many = discover(&many.ep_rx_ctx_cnt(SHARED_CONTEXT))
+        .await
+        .unwrap()
+        .swap_remove(0);
+    let av = domain.address_vector().unwrap();
+    let vector = domain
+        .shared_rx_context(&room.info)
+        .unwrap()
+        .bind_av(&av)
+        .map(drop);
+    assert!(matches!(vector, Err(Error::NotSupported(_))), "{vector:?}");
+    // Those that talk with many, and those that are connected, share with their own kind.
+    let for_many = domain
+        .shared_rx_context(&many)
+        .unwrap()
+        .bind_av(&av)
+        .unwrap()
+        .open()
+        .unwrap();
+    for mixed in [
+        domain
+            .endpoint(&room.info)
+            .unwrap()
+            .bind_shared_rx(&for_many),
+        domain
+            .endpoint(&many)
+            .unwrap()
+            .bind_shared_rx(room.shared_rx()),
+    ] {
+        let error = mixed.map(drop).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::Invalid {
+                    what: "shared receive context",
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    }
+    let abroad = MsgDomainFixture::open_shared_rx(&setup)
+        .await
+        .expect("as before");
+    let foreign = domain
+        .endpoint(&room.info)
+        .unwrap()
+        .bind_shared_rx(abroad.shared_rx());
+    assert_eq!(
+        foreign.map(drop),
+        Err(Error::WrongDomain(Class::SharedReceive, Class::Domain))
+    );
+    // One that is closed is not there to be shared.
+    let gone = domain
+        .shared_rx_context(&room.info)
+        .unwrap()
+        .open()
+        .unwrap();
+    let late = domain.endpoint(&room.info).unwrap();
+    gone.clone().close().unwrap();
+    assert_eq!(
+        late.bind_shared_rx(&gone).map(drop),
+        Err(Error::Closed(Class::SharedReceive))
+    );
+}

@@ -1,0 +1,405 @@
+//! Endpoints that share a receive context: what is refused, and what ends with whom.
+
+use fabric_async::{Class, CounterBind, CqBind, Error, Hints, SHARED_CONTEXT, discover};
+
+use crate::endpoint_fixture::EndpointConfig;
+use crate::payload::{
+    LONG_LEN, assert_bytes, message_number, numbered_message, pattern, yield_times,
+};
+use crate::setup::Setup;
+use crate::shared_rx_fixture::SharedRxFixture;
+
+/// Receives are posted to the context; its endpoints refuse them, and lose nothing over it.
+pub(crate) async fn endpoints_of_shared_context_refuse_receives(setup: Setup) {
+    let Some(hall) = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await else {
+        return;
+    };
+    let a = setup.open_endpoint().await;
+    let to = a.add_peers(&hall.endpoints).await[0];
+    let door = &hall.endpoints[0];
+    a.ep.send(to, "for the context").await.unwrap();
+    let refused = door.recv_into(vec![1; 3]).start().unwrap_err();
+    assert!(
+        matches!(refused.error, Error::NotSupported(why) if why.contains("shares a receive context"))
+    );
+    assert_eq!((refused.error.errno(), refused.buf), (95, vec![1; 3]));
+    assert!(matches!(
+        door.recv().await.unwrap_err().error,
+        Error::NotSupported(_)
+    ));
+    assert!(matches!(
+        door.recv().post().unwrap_err().error,
+        Error::NotSupported(_)
+    ));
+    assert!(matches!(
+        door.post_all([door.recv()]).unwrap_err().error,
+        Error::NotSupported(_)
+    ));
+    assert!(matches!(
+        door.probe().try_probe(),
+        Err(Error::NotSupported(_))
+    ));
+    assert!(matches!(
+        door.probe().claim().await.map(drop),
+        Err(Error::NotSupported(_))
+    ));
+    let buf = bytes::BytesMut::with_capacity(100);
+    assert!(matches!(
+        door.recv_multi(buf).start().map(drop).unwrap_err().error,
+        Error::NotSupported(_)
+    ));
+    assert_eq!(
+        &hall.shared_rx.recv().await.unwrap()[..],
+        b"for the context"
+    );
+    // What it sends is its own.
+    let back = hall.endpoints[1].add_peer(a.ep.name()).await.unwrap();
+    hall.endpoints[1]
+        .send(back, "out by the second")
+        .await
+        .unwrap();
+    assert_eq!(&a.ep.recv().await.unwrap()[..], b"out by the second");
+}
+
+pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
+    let Some(hall) = SharedRxFixture::open(&setup, 1, EndpointConfig::default()).await else {
+        return;
+    };
+    let (domain, info, other) = (&hall.domain, &hall.info, setup.open_endpoint().await);
+    assert!(info.domain.max_ep_srx_ctx > 1 && info.ep.rx_ctx_cnt == SHARED_CONTEXT);
+    // To share is to be asked for, and then to be done.
+    let own = setup.info().await;
+    let apart = domain
+        .shared_rx_context(&own)
+        .unwrap()
+        .bind_av(&hall.av)
+        .unwrap()
+        .open();
+    assert!(matches!(
+        apart.unwrap_err(),
+        Error::Invalid { what: "info", .. }
+    ));
+    let apart = domain
+        .endpoint(&own)
+        .unwrap()
+        .bind_shared_rx(&hall.shared_rx);
+    assert!(matches!(
+        apart.map(drop).unwrap_err(),
+        Error::Invalid { what: "info", .. }
+    ));
+    let alone = domain
+        .endpoint(info)
+        .unwrap()
+        .bind_av(&hall.av)
+        .unwrap()
+        .enable()
+        .await;
+    assert_eq!(alone.unwrap_err(), Error::Unbound(Class::SharedReceive));
+    let hints = Hints::new()
+        .provider(setup.provider)
+        .ep_tx_ctx_cnt(SHARED_CONTEXT);
+    assert!(
+        matches!(discover(&hints).await, Err(Error::NoMatch(_))),
+        "sends are not shared"
+    );
+    // Its parts: one of each, of one domain, with one address vector.
+    assert_eq!(
+        domain.shared_rx_context(info).unwrap().open().unwrap_err(),
+        Error::Unbound(Class::AddressVector)
+    );
+    let builder = || domain.shared_rx_context(info).unwrap();
+    for directions in [
+        CqBind::TRANSMIT,
+        CqBind::TRANSMIT | CqBind::RECV,
+        CqBind::SELECTIVE_COMPLETION,
+    ] {
+        assert!(matches!(
+            builder().bind_cq(&hall.cq, directions).map(drop),
+            Err(Error::BadFlags { .. })
+        ));
+    }
+    for what in [
+        CounterBind::SEND,
+        CounterBind::RECV | CounterBind::READ,
+        CounterBind::empty(),
+    ] {
+        assert!(matches!(
+            builder().bind_counter(&hall.recv_counter, what).map(drop),
+            Err(Error::BadFlags { .. })
+        ));
+    }
+    let twice = builder().bind_av(&hall.av).unwrap().bind_av(&hall.av);
+    assert!(matches!(
+        twice.map(drop),
+        Err(Error::Invalid {
+            what: "address vector",
+            ..
+        })
+    ));
+    let foreign = builder().bind_av(&other.av);
+    assert_eq!(
+        foreign.map(drop),
+        Err(Error::WrongDomain(Class::AddressVector, Class::Domain))
+    );
+    let mut large = info.clone();
+    large.rx.size = 0;
+    let none = domain
+        .shared_rx_context(&large)
+        .unwrap()
+        .bind_av(&hall.av)
+        .unwrap()
+        .open();
+    assert!(matches!(
+        none.unwrap_err(),
+        Error::Invalid {
+            what: "receive size",
+            ..
+        }
+    ));
+    let av = domain.address_vector().unwrap();
+    let elsewhere = domain
+        .endpoint(info)
+        .unwrap()
+        .bind_av(&av)
+        .unwrap()
+        .bind_shared_rx(&hall.shared_rx)
+        .unwrap();
+    assert!(matches!(
+        elsewhere.enable().await.unwrap_err(),
+        Error::Invalid {
+            what: "address vector",
+            ..
+        }
+    ));
+    let twice = domain
+        .endpoint(info)
+        .unwrap()
+        .bind_shared_rx(&hall.shared_rx)
+        .unwrap()
+        .bind_shared_rx(&hall.shared_rx);
+    assert!(matches!(
+        twice.map(drop),
+        Err(Error::Invalid {
+            what: "shared receive context",
+            ..
+        })
+    ));
+    let abroad = SharedRxFixture::open(&setup, 0, EndpointConfig::default())
+        .await
+        .expect("as before");
+    let foreign = domain
+        .endpoint(info)
+        .unwrap()
+        .bind_shared_rx(&abroad.shared_rx);
+    assert_eq!(
+        foreign.map(drop),
+        Err(Error::WrongDomain(Class::SharedReceive, Class::Domain))
+    );
+    // Posts need a queue, futures do not.
+    let quiet = builder().bind_av(&hall.av).unwrap().open().unwrap();
+    assert_eq!(
+        quiet.recv().post().unwrap_err().error,
+        Error::Unbound(Class::CompletionQueue)
+    );
+    drop(quiet.recv().start().unwrap());
+}
+
+/// An endpoint that closes takes nothing with it that has come; the context cannot be closed before
+/// the last of them.
+pub(crate) async fn shared_context_outlives_its_endpoints(setup: Setup) {
+    let Some(mut hall) = SharedRxFixture::open(&setup, 3, EndpointConfig::default()).await else {
+        return;
+    };
+    let a = setup.open_endpoint().await;
+    let doors = a.add_peers(&hall.endpoints).await;
+    a.ep.send(doors[0], numbered_message(0, 3000))
+        .tag(1)
+        .await
+        .unwrap();
+    hall.wait_for_unexpected(1).await;
+    let receives: Vec<_> = (0..3)
+        .map(|_| hall.shared_rx.recv().start().unwrap())
+        .collect();
+    let first = hall.endpoints.remove(0);
+    let gone = first.id();
+    first.close().unwrap();
+    let got = hall.shared_rx.recv().tag(1).await.unwrap();
+    assert_eq!(
+        (
+            message_number(&got),
+            hall.shared_rx.received_by(&got.transfer)
+        ),
+        (0, None)
+    );
+    let from_a = got.source().unwrap();
+    assert!(hall.endpoints.iter().all(|door| door.id() != gone));
+    for (number, receive) in (1..).zip(receives) {
+        a.ep.send(doors[1 + number as usize % 2], numbered_message(number, 20))
+            .await
+            .unwrap();
+        let got = receive.await.unwrap();
+        assert_eq!((message_number(&got), got.source()), (number, Ok(from_a)));
+    }
+    let refused = hall.shared_rx.clone().close().unwrap_err();
+    assert_eq!(refused.error.to_string(), "busy: still open: 2 endpoints");
+    assert_eq!(hall.domain.children().of(Class::SharedReceive), 1);
+    hall.endpoints.clear();
+    let (future, queued) = (
+        hall.shared_rx.recv().start().unwrap(),
+        hall.shared_rx.recv().tag(3),
+    );
+    queued.context(5).post().unwrap();
+    let several = hall
+        .shared_rx
+        .recv_multi(bytes::BytesMut::with_capacity(100))
+        .context(6)
+        .post()
+        .unwrap();
+    let probe = hall.shared_rx.probe().tag(4);
+    let probe = tokio::spawn(std::future::IntoFuture::into_future(probe));
+    yield_times(3).await;
+    hall.shared_rx.clone().close().unwrap();
+    drop(several);
+    assert_eq!(future.await.unwrap_err().error, Error::Canceled);
+    assert!(matches!(
+        probe.await.unwrap().unwrap_err(),
+        Error::Canceled | Error::Closed(Class::SharedReceive)
+    ));
+    let mut ended = Vec::new();
+    while ended.len() < 2 {
+        hall.cq.next_batch(&mut ended, 2).await;
+    }
+    ended.sort_by_key(|entry| entry.context);
+    let ended: Vec<_> = ended
+        .into_iter()
+        .map(|entry| (entry.context, entry.error.map(|error| *error)))
+        .collect();
+    assert_eq!(
+        ended,
+        [(5, Some(Error::Canceled)), (6, Some(Error::Canceled))]
+    );
+    assert_eq!(
+        hall.shared_rx.recv().await.unwrap_err().error,
+        Error::Closed(Class::SharedReceive)
+    );
+    assert_eq!(hall.domain.children().of(Class::SharedReceive), 0);
+    let late = hall
+        .domain
+        .endpoint(&hall.info)
+        .unwrap()
+        .bind_shared_rx(&hall.shared_rx);
+    assert_eq!(late.map(drop), Err(Error::Closed(Class::SharedReceive)));
+}
+
+/// An endpoint that closes in the middle of a message: the receive that had begun to take it fails,
+/// or has it whole; the next one takes what comes by the other door.
+pub(crate) async fn endpoint_close_mid_message_fails_one_receive(setup: Setup) {
+    let Some(mut hall) = SharedRxFixture::open(&setup, 6, EndpointConfig::default()).await else {
+        return;
+    };
+    let a = setup.open_endpoint().await;
+    let doors = a.add_peers(&hall.endpoints).await;
+    let last = doors[5];
+    for (which, passes) in [0, 1, 2, 3, 8].into_iter().enumerate() {
+        let receive = hall
+            .shared_rx
+            .recv_into(Vec::with_capacity(LONG_LEN))
+            .start()
+            .unwrap();
+        let sending =
+            a.ep.send(doors[which], pattern(LONG_LEN, which))
+                .start()
+                .unwrap();
+        for _ in 0..passes {
+            a.domain.progress();
+            hall.domain.progress();
+        }
+        hall.endpoints.remove(0).close().unwrap();
+        // It may have had it all by then; of a receive that fails nothing is said.
+        let _ = sending.await;
+        a.ep.send(last, numbered_message(which as u64, 100))
+            .await
+            .unwrap();
+        match receive.await {
+            Ok(got) if got.len() == LONG_LEN => {
+                assert_bytes(&got, pattern(LONG_LEN, which));
+                assert_eq!(
+                    message_number(&hall.shared_rx.recv().await.unwrap()),
+                    which as u64
+                );
+            }
+            // It was not complete: the receive was left for the other.
+            Ok(got) => assert_eq!(message_number(&got), which as u64),
+            Err(failed) => panic!("{failed}"),
+        }
+    }
+    assert_eq!(hall.shared_rx.stats().unexpected, 0);
+}
+
+/// A claimed message, and one that was received and given back, know their sender after the door
+/// has closed.
+pub(crate) async fn message_sources_survive_endpoint_close(setup: Setup) {
+    let Some(mut hall) = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await else {
+        return;
+    };
+    let a = setup.open_endpoint().await;
+    let from_a = hall.av.insert(a.ep.name()).unwrap();
+    let doors = a.add_peers(&hall.endpoints).await;
+    let receive = hall.shared_rx.recv().start().unwrap();
+    for number in 0..2 {
+        a.ep.send(doors[0], numbered_message(number, 200))
+            .await
+            .unwrap();
+    }
+    hall.wait_for_unexpected(1).await;
+    let claimed = hall
+        .shared_rx
+        .probe()
+        .claim()
+        .try_claim()
+        .unwrap()
+        .expect("it waits");
+    hall.endpoints.remove(0).close().unwrap();
+    drop(receive);
+    drop(claimed);
+    for number in 0..2 {
+        let got = hall.shared_rx.recv().from(from_a).await.unwrap();
+        assert_eq!((message_number(&got), got.source()), (number, Ok(from_a)));
+    }
+}
+
+/// The number of a guest lasts until its last message was looked at, whichever door it came to.
+pub(crate) async fn auto_inserted_peer_is_released_after_last_message(setup: Setup) {
+    let Some(hall) = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await else {
+        return;
+    };
+    let a = setup.open_endpoint().await;
+    let doors = a.add_peers(&hall.endpoints).await;
+    for (number, door) in doors.iter().enumerate() {
+        a.ep.send(*door, numbered_message(number as u64, 20))
+            .await
+            .unwrap();
+    }
+    hall.wait_for_unexpected(2).await;
+    let guest = hall
+        .shared_rx
+        .probe()
+        .try_probe()
+        .unwrap()
+        .expect("it waits")
+        .source
+        .unwrap();
+    drop(a);
+    for left in (0..2).rev() {
+        let got = hall.shared_rx.recv().await.unwrap();
+        assert_eq!(got.source(), Ok(guest));
+        assert!(
+            left == 0 || hall.av.lookup(guest).is_ok(),
+            "a message of it waits"
+        );
+    }
+    while hall.av.lookup(guest).is_ok() {
+        hall.domain.progress();
+        yield_times(1).await;
+    }
+}

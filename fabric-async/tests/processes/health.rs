@@ -1,0 +1,61 @@
+//! What is asked of an endpoint that others have done harm to, and how they are made to.
+
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use fabric_async::{DownReason, Endpoint, Error, EventKind, EventQueue};
+
+use crate::test_peer::TestPeer;
+
+/// The endpoint still works: a friend can connect, send and get an answer.
+pub(crate) async fn assert_still_works(ep: &Endpoint) {
+    let anywhere = format!("{}://", ep.name().scheme().provider());
+    let friend = Endpoint::bind(&anywhere[..]).await.unwrap();
+    let peer = friend.add_peer(ep.name()).await.unwrap();
+    friend.send(peer, "are you there").tag(99).await.unwrap();
+    let got = ep.recv().tag(99).await.unwrap();
+    ep.send(got.source().unwrap(), "yes").await.unwrap();
+    assert_eq!(&friend.recv().await.unwrap()[..], b"yes");
+}
+
+/// Why somebody was turned away.
+pub(crate) async fn next_rejection(events: &mut EventQueue) -> Error {
+    loop {
+        if let EventKind::Rejected { error } = events.next().await.kind {
+            return error;
+        }
+    }
+}
+
+/// How a peer has ended.
+pub(crate) async fn next_down_reason(events: &mut EventQueue) -> DownReason {
+    loop {
+        if let EventKind::PeerDown { reason, .. } = events.next().await.kind {
+            return reason;
+        }
+    }
+}
+
+/// The next peer to end has broken the rules in this way.
+pub(crate) async fn expect_protocol_violation(events: &mut EventQueue, rule: &str) {
+    let down = next_down_reason(events).await;
+    let DownReason::Protocol(what) = down else {
+        panic!("{rule}: {down:?}")
+    };
+    assert!(what.contains(rule), "{rule}: {what}");
+}
+
+/// Kills a peer within two milliseconds, each round at another moment.
+pub(crate) fn kill_within_two_ms(victim: TestPeer, round: u64) -> JoinHandle<()> {
+    let moment = round.wrapping_mul(6_364_136_223_846_793_005) >> 33 & 0x7ff;
+    kill_after(victim, Duration::from_micros(moment))
+}
+
+/// Kills a peer after this time.
+pub(crate) fn kill_after(mut victim: TestPeer, time: Duration) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        std::thread::sleep(time);
+        victim.0.kill().unwrap();
+        victim.0.wait().unwrap();
+    })
+}

@@ -1,0 +1,275 @@
+//! The memory of connections as a hostile peer leaves it: written over at random while it is in
+//! use.
+//!
+//! The victim receives, sends, lends, reads and writes, with a scribbler and with honest peers at
+//! the same time. It neither panics nor hangs nor grows, and what the honest get is exact.
+
+use std::cell::Cell;
+use std::future::IntoFuture;
+use std::hash::{BuildHasher, RandomState};
+
+use fabric_async::{Access, AtomicOp, Endpoint, FiAddr, Progress, RemoteRegion};
+use futures_util::FutureExt;
+use tokio::task::JoinSet;
+
+use crate::health::assert_still_works;
+use crate::leak_check::{ResourceUsage, count_mappings, private_bytes, run_in_own_process};
+use crate::memory_corruptor::{REGION_LEN, XorshiftRng};
+use crate::peer_death::wait_exit;
+use crate::run;
+use crate::test_peer::TestPeer;
+
+const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+/// Scribblers in a row, each with a seed of its own.
+const CORRUPTOR_RUNS: u64 = 3;
+/// Endpoints of one scribbler that are met before it is ended.
+const ENDPOINTS_PER_RUN: usize = 12;
+/// What a victim may keep: pooled buffers, tables.
+const MAX_GROWTH: usize = 24 << 20;
+
+/// What this process has for its peers. Loans that were given back are kept, each with a mapping
+/// and a descriptor.
+#[derive(Debug, PartialEq, Eq)]
+struct PeerResources {
+    segments: usize,
+    descriptors: usize,
+    threads: usize,
+}
+
+impl PeerResources {
+    async fn wait_stable() -> Self {
+        let census = ResourceUsage::wait_stable().await;
+        let segments = count_mappings("memfd:fabric-shm");
+        let loans = census.mappings - segments;
+        Self {
+            segments,
+            descriptors: census.descriptors - loans,
+            threads: census.threads,
+        }
+    }
+}
+
+/// Honest peers, and what they have to do with the victim.
+struct HonestPeers {
+    _echo: TestPeer,
+    _target: TestPeer,
+    echo: FiAddr,
+    target: FiAddr,
+    remote: RemoteRegion,
+    sum: u64,
+}
+
+impl HonestPeers {
+    async fn start(ep: &Endpoint) -> Self {
+        let name = ep.name().to_string();
+        let _echo = TestPeer::start("echo", &name);
+        let echo = ep.recv().tag(3).await.unwrap().source().unwrap();
+        let _target = TestPeer::start("rma_target", &name);
+        let place = ep.recv().await.unwrap();
+        let (target, remote) = (
+            place.source().unwrap(),
+            RemoteRegion::from_bytes(&place).unwrap(),
+        );
+        ep.write(target, remote.at(0), vec![0; 16]).await.unwrap();
+        Self {
+            _echo,
+            _target,
+            echo,
+            target,
+            remote,
+            sum: 0,
+        }
+    }
+
+    /// A round of everything, each byte of it accounted for.
+    async fn run_round(&mut self, ep: &Endpoint, random: &mut XorshiftRng) {
+        let len = [8, 100, 3000, 20_000][random.below(4) as usize];
+        let mark = random.next_u64();
+        let message: Vec<u8> = (0..len).map(|at| (mark >> (at % 57)) as u8).collect();
+        ep.send(self.echo, message.clone()).await.unwrap();
+        assert_eq!(
+            ep.recv().tag(4).from(self.echo).await.unwrap()[..],
+            message[..]
+        );
+        let mut loan = ep.loan(len).unwrap();
+        loan.copy_from_slice(&message);
+        ep.lend(self.echo, loan).await.unwrap();
+        assert_eq!(
+            ep.recv().tag(4).from(self.echo).await.unwrap()[..],
+            message[..]
+        );
+        ep.write(self.target, self.remote.at(64), message.clone())
+            .await
+            .unwrap();
+        let back = ep
+            .read(self.target, self.remote.slice(64..64 + len as u64))
+            .await
+            .unwrap();
+        assert_eq!(back[..], message[..]);
+        let was = ep
+            .fetch_add(self.target, self.remote.at(8), mark >> 32)
+            .await
+            .unwrap();
+        assert_eq!(was, self.sum);
+        self.sum = self.sum.wrapping_add(mark >> 32);
+    }
+}
+
+/// Does with a scribbler whatever it lets itself be done to, each until that fails.
+fn spawn_all_ops(
+    tasks: &mut JoinSet<()>,
+    ep: &Endpoint,
+    peer: FiAddr,
+    theirs: RemoteRegion,
+    seed: u64,
+) {
+    let hears = ep.clone();
+    tasks.spawn(async move { while hears.recv().from(peer).await.is_ok() {} });
+    let hears = ep.clone();
+    tasks
+        .spawn(async move { while hears.recv().tag_mask(0, u64::MAX).from(peer).await.is_ok() {} });
+    // Nothing is known of when these end, but that they do.
+    let (confirmed, mut lengths) = (ep.clone(), XorshiftRng::new(!seed));
+    tasks.spawn(async move {
+        let mut buf = || vec![5; lengths.below(20_000) as usize];
+        while confirmed.send(peer, buf()).match_complete().await.is_ok()
+            && confirmed
+                .send(peer, buf())
+                .delivery_complete()
+                .await
+                .is_ok()
+        {}
+    });
+    let (ep, mut random) = (ep.clone(), XorshiftRng::new(seed));
+    tasks.spawn(async move {
+        // A region may be spoilt while its connection goes on, so failures count only together.
+        while ep
+            .send(peer, vec![1; random.below(9000) as usize])
+            .await
+            .is_ok()
+        {
+            let mut loan = ep.loan(1 + random.below(60_000) as usize).unwrap();
+            loan.fill(2);
+            let _ = ep.lend(peer, loan).await;
+            let _ = ep
+                .write(peer, theirs.at(random.below(200)), vec![3; 1000])
+                .await;
+            let _ = ep.read(peer, theirs.slice(..REGION_LEN as u64)).await;
+            let _ = ep.atomic(peer, theirs.at(64), AtomicOp::Sum, 1u64).await;
+            if let Ok(window) = ep.window(peer, theirs).await {
+                let _ = window.write(8, &[4; 100]);
+                let _ = window.read(0, &mut [0; 500]);
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+}
+
+/// Meets a scribbler again and again, and goes on with the honest meanwhile.
+async fn run_with_corruptor(ep: &Endpoint, honest: &mut HonestPeers, seed: u64) {
+    let (mut tasks, mut random) = (JoinSet::new(), XorshiftRng::new(seed));
+    let mut regions = Vec::new();
+    let host = ep.clone();
+    let meets = async {
+        let name = format!("{} {seed}", host.name());
+        let mut scribbler = TestPeer::start("memory_corruptor", &name);
+        while regions.len() < ENDPOINTS_PER_RUN {
+            let hello = tokio::select! {
+                hello = host.recv().tag(1) => hello.unwrap(),
+                // It writes over itself as well.
+                () = wait_exit(&mut scribbler) => {
+                    let status = scribbler.0.wait().unwrap();
+                    assert!(status.code().is_none(), "its own library gave up: {status}");
+                    scribbler = TestPeer::start("memory_corruptor", &name);
+                    continue;
+                }
+            };
+            // What says hello with this tag may be a spoilt message.
+            let (Ok(peer), Ok(theirs)) = (hello.source(), RemoteRegion::from_bytes(&hello)) else {
+                continue;
+            };
+            let ours = host.domain().alloc(REGION_LEN, READ_WRITE).unwrap();
+            if host
+                .send(peer, ours.remote().to_bytes().to_vec())
+                .tag(2)
+                .await
+                .is_ok()
+            {
+                spawn_all_ops(&mut tasks, &host, peer, theirs, seed);
+                regions.push(ours);
+            }
+        }
+    };
+    // A round is not left half done.
+    let met = Cell::new(false);
+    let goes_on = async {
+        while !met.get() {
+            honest.run_round(ep, &mut random).await;
+        }
+    };
+    tokio::join!(
+        async {
+            meets.await;
+            met.set(true)
+        },
+        goes_on
+    );
+    // Everything that was begun with it ends.
+    while let Some(ended) = tasks.join_next().await {
+        ended.expect("nothing panics");
+    }
+}
+
+#[test]
+fn corrupting_peer_affects_only_its_own_connections() {
+    run_in_own_process(
+        "memory_corruption::corrupting_peer_affects_only_its_own_connections",
+        || {
+            // Another seed each time, to be given in case of a failure.
+            let given = std::env::var("FABRIC_SEED")
+                .ok()
+                .and_then(|seed| seed.parse().ok());
+            let seed: u64 = given.unwrap_or_else(|| RandomState::new().hash_one(0) >> 32);
+            for progress in [Progress::Manual, Progress::Auto] {
+                run(async {
+                    let ep = Endpoint::options()
+                        .progress(progress)
+                        .bind("shm://")
+                        .await
+                        .unwrap();
+                    let mut honest = HonestPeers::start(&ep).await;
+                    honest.run_round(&ep, &mut XorshiftRng::new(seed)).await;
+                    let mut before = None;
+                    for seed in seed..seed + CORRUPTOR_RUNS {
+                        println!("FABRIC_SEED={seed}, {progress:?}");
+                        run_with_corruptor(&ep, &mut honest, seed).await;
+                        // What a scribbler said that nobody asked for.
+                        while let Some(Ok(_)) =
+                            ep.recv().tag_mask(0, u64::MAX).into_future().now_or_never()
+                        {
+                        }
+                        while let Some(Ok(_)) = ep.recv().into_future().now_or_never() {}
+                        // The first leaves what is made once.
+                        match &before {
+                            None => {
+                                before = Some((PeerResources::wait_stable().await, private_bytes()))
+                            }
+                            Some((holdings, bytes)) => {
+                                assert_eq!(PeerResources::wait_stable().await, *holdings);
+                                assert!(
+                                    private_bytes() < bytes + MAX_GROWTH,
+                                    "{bytes} became {}",
+                                    private_bytes()
+                                );
+                            }
+                        }
+                        assert_still_works(&ep).await;
+                    }
+                    drop((ep, honest));
+                    let left = ResourceUsage::wait_stable().await;
+                    assert_eq!(left.mappings, 0, "{left:?}");
+                });
+            }
+        },
+    );
+}

@@ -1,0 +1,184 @@
+//! Victims that die with memory of others, or take theirs along.
+#![allow(unsafe_code)] // receiving where it lies
+
+use fabric_async::{Access, AtomicOp, Endpoint, FiAddr, RemoteRegion};
+
+const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+const LOAN_LEN: usize = 100_000;
+const LOANS: usize = 3;
+const REGION_LEN: usize = 32 << 20;
+const ITERATIONS: u64 = 1000;
+
+async fn bind_and_add_peer(name: &str) -> (Endpoint, FiAddr) {
+    let ep = Endpoint::bind("shm://").await.unwrap();
+    let peer = ep.add_peer(name).await.unwrap();
+    (ep, peer)
+}
+
+/// Asks the survivor for a region.
+async fn request_region(ep: &Endpoint, peer: FiAddr) -> RemoteRegion {
+    ep.send(peer, "where?").tag(1).await.unwrap();
+    RemoteRegion::from_bytes(&ep.recv().tag(2).from(peer).await.unwrap()).unwrap()
+}
+
+/// Dies with loans in its hands.
+pub(super) async fn holding_loans(name: &str) -> ! {
+    let (ep, peer) = bind_and_add_peer(name).await;
+    ep.send(peer, "here").tag(1).await.unwrap();
+    let mut held = Vec::new();
+    for _ in 0..LOANS {
+        // SAFETY: the survivor does not write what it has lent.
+        held.push(unsafe { ep.recv_loan() }.from(peer).await.unwrap());
+    }
+    super::kill_self()
+}
+
+/// Dies with loans in the hands of the survivor, and one that was not sent.
+pub(super) async fn with_lent_loans(name: &str) -> ! {
+    let (ep, peer) = bind_and_add_peer(name).await;
+    for _ in 0..LOANS {
+        let mut frame = ep.loan(LOAN_LEN).unwrap();
+        frame.fill(5);
+        ep.lend(peer, frame).tag(1).await.unwrap();
+    }
+    let _unsent = ep.loan(LOAN_LEN).unwrap();
+    super::kill_self()
+}
+
+/// Dies behind some writes and atomic operations, in the middle of a long write.
+pub(super) async fn mid_write(name: &str) -> ! {
+    let (ep, peer) = bind_and_add_peer(name).await;
+    let remote = request_region(&ep, peer).await;
+    for turn in 1..=ITERATIONS {
+        ep.write(peer, remote.at(8), turn.to_le_bytes().to_vec())
+            .await
+            .unwrap();
+        ep.atomic(peer, remote.at(0), AtomicOp::Sum, 1u64)
+            .await
+            .unwrap();
+    }
+    let _long = ep
+        .write(peer, remote.at(16), vec![7; REGION_LEN - 16])
+        .start()
+        .unwrap();
+    super::kill_self()
+}
+
+/// Dies with a region that the survivor writes to, when it has been written to.
+pub(super) async fn owning_rma_target(name: &str) -> ! {
+    let (ep, peer) = bind_and_add_peer(name).await;
+    let region = ep.domain().alloc(4096, READ_WRITE).unwrap();
+    ep.send(peer, region.remote().to_bytes().to_vec())
+        .tag(1)
+        .await
+        .unwrap();
+    while region.load::<u64>(0).unwrap() < ITERATIONS {
+        tokio::task::yield_now().await;
+    }
+    super::kill_self()
+}
+
+/// Dies with a lock in the survivor's memory.
+pub(super) async fn holding_remote_lock(name: &str) -> ! {
+    let (ep, peer) = bind_and_add_peer(name).await;
+    let remote = request_region(&ep, peer).await;
+    let was = ep.compare_swap(peer, remote.at(0), 0u64, 42).await.unwrap();
+    assert_eq!(was, 0);
+    super::kill_self()
+}
+
+pub(super) mod survives {
+    use fabric_async::{AtomicOp, RemoteRegion};
+
+    use super::super::{Survivor, assert_peer_gone};
+    use super::{ITERATIONS, LOAN_LEN, LOANS, READ_WRITE, REGION_LEN};
+    use crate::test_peer::TestPeer;
+
+    pub(crate) async fn holding_loans(survivor: &mut Survivor, victim: TestPeer) {
+        let ep = survivor.ep.clone();
+        let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
+        for _ in 0..LOANS {
+            ep.lend(peer, ep.loan(LOAN_LEN).unwrap()).await.unwrap();
+        }
+        survivor.wait_peer_died(victim).await;
+        // What the dead had is not lent again.
+        let mut fresh = ep.loan(LOAN_LEN).unwrap();
+        assert!(fresh.iter().all(|byte| *byte == 0));
+        fresh.fill(9);
+    }
+
+    pub(crate) async fn with_lent_loans(survivor: &mut Survivor, victim: TestPeer) {
+        let mut held = Vec::new();
+        for _ in 0..LOANS {
+            // SAFETY: the victim does not write what it has lent.
+            held.push(unsafe { survivor.ep.recv_loan() }.tag(1).await.unwrap());
+        }
+        survivor.wait_peer_died(victim).await;
+        assert!(
+            held.iter()
+                .all(|frame| frame.len() == LOAN_LEN && frame.iter().all(|byte| *byte == 5))
+        );
+    }
+
+    pub(crate) async fn mid_write(survivor: &mut Survivor, victim: TestPeer) {
+        let region = survivor.ep.domain().alloc(REGION_LEN, READ_WRITE).unwrap();
+        let peer = survivor.ep.recv().tag(1).await.unwrap().source().unwrap();
+        survivor
+            .ep
+            .send(peer, region.remote().to_bytes().to_vec())
+            .tag(2)
+            .await
+            .unwrap();
+        survivor.wait_peer_died(victim).await;
+        assert_eq!(
+            region.load::<u64>(0).unwrap(),
+            ITERATIONS,
+            "every operation that ended was done once"
+        );
+        assert_eq!(region.load::<u64>(8).unwrap(), ITERATIONS);
+        assert_eq!(
+            region.load::<u64>(REGION_LEN - 8).unwrap(),
+            0,
+            "it died before the end"
+        );
+    }
+
+    pub(crate) async fn owning_rma_target(survivor: &mut Survivor, victim: TestPeer) {
+        let ep = survivor.ep.clone();
+        let place = ep.recv().tag(1).await.unwrap();
+        let (peer, remote) = (
+            place.source().unwrap(),
+            RemoteRegion::from_bytes(&place).unwrap(),
+        );
+        let mut turns = 0u64;
+        let error = loop {
+            let at = remote.at(0);
+            match ep.atomic(peer, at, AtomicOp::Sum, 1u64).await {
+                Ok(_) => turns += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(turns >= ITERATIONS);
+        assert_peer_gone(&error);
+        assert_peer_gone(&ep.read(peer, remote.slice(..8)).await.unwrap_err().error);
+        survivor.wait_peer_died(victim).await;
+    }
+
+    pub(crate) async fn holding_remote_lock(survivor: &mut Survivor, victim: TestPeer) {
+        let region = survivor.ep.domain().alloc(64, READ_WRITE).unwrap();
+        let peer = survivor.ep.recv().tag(1).await.unwrap().source().unwrap();
+        survivor
+            .ep
+            .send(peer, region.remote().to_bytes().to_vec())
+            .tag(2)
+            .await
+            .unwrap();
+        survivor.wait_peer_died(victim).await;
+        // The lock is whose it was; who hears of the death can take it over.
+        assert_eq!(
+            region.compare_atomic(0, AtomicOp::Cswap, 0u64, 42).unwrap(),
+            42
+        );
+        assert_eq!(region.load::<u64>(0).unwrap(), 0);
+    }
+}

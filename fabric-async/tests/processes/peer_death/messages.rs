@@ -1,0 +1,210 @@
+//! Victims that die in the middle of messages.
+
+use fabric_async::Endpoint;
+
+/// Longer than what moves before anybody looks.
+const LONG_LEN: usize = 64 << 20;
+const MESSAGES: u64 = 100;
+
+/// Dies with the first pieces of a long message under way.
+pub(super) async fn mid_send(name: &str) -> ! {
+    // In pieces: one that its receiver copies is nobody's when its sender dies before.
+    let ep = Endpoint::options()
+        .single_copy_threshold(usize::MAX)
+        .bind("shm://")
+        .await
+        .unwrap();
+    let peer = ep.add_peer(name).await.unwrap();
+    ep.send(peer, "here").tag(1).await.unwrap();
+    ep.recv().tag(2).from(peer).await.unwrap();
+    let _long = ep.send(peer, vec![7; LONG_LEN]).tag(3).start().unwrap();
+    super::kill_self()
+}
+
+/// Dies with the first pieces of a long message taken.
+pub(super) async fn mid_receive(name: &str) -> ! {
+    // In pieces: one that its receiver copies is nobody's when its sender dies before.
+    let ep = Endpoint::options()
+        .single_copy_threshold(usize::MAX)
+        .bind("shm://")
+        .await
+        .unwrap();
+    let peer = ep.add_peer(name).await.unwrap();
+    ep.send(peer, "here").tag(1).await.unwrap();
+    ep.recv().tag(2).from(peer).await.unwrap();
+    let _long = ep.recv_into(vec![0; LONG_LEN]).tag(3).start().unwrap();
+    while ep.domain().stats().passes < 3 || !ep.domain().progress() {}
+    super::kill_self()
+}
+
+/// Never reads a word; the survivor ends it.
+pub(super) async fn without_reading(name: &str) -> ! {
+    let ep = Endpoint::bind("shm://").await.unwrap();
+    let peer = ep.add_peer(name).await.unwrap();
+    ep.send(peer, "here").tag(1).await.unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Dies with some messages received, and more that wait for a receive.
+pub(super) async fn with_unreceived_messages(name: &str) -> ! {
+    let ep = Endpoint::bind("shm://").await.unwrap();
+    let peer = ep.add_peer(name).await.unwrap();
+    ep.send(peer, "here").tag(1).await.unwrap();
+    for word in 0..MESSAGES {
+        assert_eq!(
+            ep.recv().tag(3).from(peer).await.unwrap()[..8],
+            word.to_le_bytes()
+        );
+    }
+    ep.recv().tag(2).from(peer).await.unwrap();
+    super::kill_self()
+}
+
+/// Dies behind what it had to say.
+pub(super) async fn after_last_send(name: &str) -> ! {
+    let ep = Endpoint::bind("shm://").await.unwrap();
+    let peer = ep.add_peer(name).await.unwrap();
+    for word in 0..MESSAGES {
+        ep.send(peer, word.to_le_bytes().to_vec())
+            .tag(1)
+            .await
+            .unwrap();
+    }
+    super::kill_self()
+}
+
+pub(super) mod survives {
+    use fabric_async::Endpoint;
+
+    use super::super::{Survivor, assert_peer_gone};
+    use super::{LONG_LEN, MESSAGES};
+    use crate::test_peer::TestPeer;
+
+    pub(crate) async fn mid_send(survivor: &mut Survivor, victim: TestPeer) {
+        let peer = survivor.ep.recv().tag(1).await.unwrap().source().unwrap();
+        let is_directed = survivor.round.is_multiple_of(2);
+        let request = survivor.ep.recv().tag(3);
+        let begun = if is_directed {
+            request.from(peer)
+        } else {
+            request
+        };
+        let begun = begun.start().unwrap();
+        let behind = survivor.ep.recv().tag(3).start().unwrap();
+        let directed = survivor.ep.recv().tag(9).from(peer).start().unwrap();
+        survivor.ep.send(peer, "go").tag(2).await.unwrap();
+        assert_peer_gone(&directed.await.unwrap_err().error);
+        survivor.wait_peer_died(victim).await;
+        let friend = Endpoint::bind("shm://").await.unwrap();
+        let to_survivor = friend.add_peer(survivor.ep.name()).await.unwrap();
+        if is_directed {
+            let failed = begun.await.unwrap_err();
+            assert_peer_gone(&failed.error);
+            assert!(
+                failed.transfer.len < LONG_LEN,
+                "{} bytes",
+                failed.transfer.len
+            );
+        } else {
+            // It is still in front of what was posted later.
+            friend.send(to_survivor, "first").tag(3).await.unwrap();
+            assert_eq!(&begun.await.unwrap()[..], b"first");
+        }
+        friend.send(to_survivor, "second").tag(3).await.unwrap();
+        assert_eq!(&behind.await.unwrap()[..], b"second");
+    }
+
+    pub(crate) async fn mid_receive(survivor: &mut Survivor, victim: TestPeer) {
+        let peer = survivor.ep.recv().tag(1).await.unwrap().source().unwrap();
+        survivor.ep.send(peer, "go").tag(2).await.unwrap();
+        let failed = survivor
+            .ep
+            .send(peer, vec![9; LONG_LEN])
+            .tag(3)
+            .await
+            .unwrap_err();
+        assert_peer_gone(&failed.error);
+        assert_eq!(failed.buf.len(), LONG_LEN, "the buffer comes back");
+        survivor.wait_peer_died(victim).await;
+    }
+
+    /// Every send that waits ends once: those of futures with their buffers, those of the queue as
+    /// entries.
+    pub(crate) async fn unread(survivor: &mut Survivor, victim: TestPeer) {
+        let ep = survivor.ep.clone();
+        let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
+        let first = ep.send(peer, vec![1; LONG_LEN]).tag(3).start().unwrap();
+        let behind: Vec<_> = (0..50u8)
+            .map(|at| ep.send(peer, vec![at; 100]).start().unwrap())
+            .collect();
+        let process = rustix::process::Pid::from_child(&victim.0);
+        rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+        assert_peer_gone(&first.await.unwrap_err().error);
+        for (at, send) in behind.into_iter().enumerate() {
+            let failed = send.await.unwrap_err();
+            assert_peer_gone(&failed.error);
+            assert_eq!(failed.buf, vec![at as u8; 100]);
+        }
+        survivor.wait_peer_died(victim).await;
+    }
+
+    /// What was received before has ended well; what was not is the sender's again.
+    pub(crate) async fn unconfirmed(survivor: &mut Survivor, victim: TestPeer) {
+        let ep = survivor.ep.clone();
+        let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
+        let sends: Vec<_> = (0..2 * MESSAGES)
+            .map(|word| {
+                let mut message = word.to_le_bytes().to_vec();
+                message.resize([8, 100, 20_000][word as usize % 3], 1);
+                let request = ep.send(peer, message).tag(3);
+                let request = if word % 2 == 0 {
+                    request.delivery_complete()
+                } else {
+                    request.match_complete()
+                };
+                request.start().unwrap()
+            })
+            .collect();
+        ep.send(peer, "go").tag(2).await.unwrap();
+        for (word, send) in sends.into_iter().enumerate() {
+            match send.await {
+                Ok(_) => assert!(word < MESSAGES as usize, "message {word} was not received"),
+                Err(failed) => {
+                    assert!(
+                        word >= MESSAGES as usize,
+                        "message {word} was received: {failed}"
+                    );
+                    assert_peer_gone(&failed.error);
+                    assert_eq!(failed.buf[..8], (word as u64).to_le_bytes());
+                }
+            }
+        }
+        survivor.wait_peer_died(victim).await;
+    }
+
+    pub(crate) async fn last_words(survivor: &mut Survivor, victim: TestPeer) {
+        let first = survivor.ep.recv().tag(1).await.unwrap();
+        let peer = first.source().unwrap();
+        assert_eq!(first[..], 0u64.to_le_bytes());
+        // Looked at only when it is dead.
+        survivor.wait_peer_died(victim).await;
+        for word in 1..MESSAGES {
+            assert_eq!(
+                survivor.ep.recv().tag(1).await.unwrap()[..],
+                word.to_le_bytes()
+            );
+        }
+        assert_peer_gone(
+            &survivor
+                .ep
+                .recv()
+                .tag(1)
+                .from(peer)
+                .await
+                .unwrap_err()
+                .error,
+        );
+    }
+}

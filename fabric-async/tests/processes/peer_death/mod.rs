@@ -1,0 +1,189 @@
+//! A process kills itself at every stage of its life with a peer. What the peer sees, and that it
+//! keeps nothing.
+//!
+//! For every stage there is a part that the victim plays to its end, and next to it what the
+//! survivor does meanwhile.
+
+mod handshake;
+mod memory;
+mod messages;
+mod parked;
+
+use fabric_async::{DownReason, Endpoint, Error, EventKind, EventQueue, FiAddr, Progress};
+use rustix::process::Signal;
+
+use crate::health::assert_still_works;
+use crate::leak_check::{ResourceUsage, run_in_own_process};
+use crate::run;
+use crate::test_peer::TestPeer;
+
+/// How often a victim comes and dies; nothing may grow from the second time on.
+const ROUNDS: usize = 3;
+
+/// Who stays alive.
+struct Survivor {
+    ep: Endpoint,
+    events: EventQueue,
+    echo_peer: FiAddr,
+    round: usize,
+    progress: Progress,
+}
+
+/// A victim of its own.
+pub(crate) fn kill_self() -> ! {
+    rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)
+        .expect("a process may kill itself");
+    unreachable!("nobody survives that")
+}
+
+/// Plays the victim of a stage.
+pub(crate) async fn run_victim(stage: &str, name: &str) -> ! {
+    match stage {
+        "after_connect" | "after_hello" | "after_partial_message" => {
+            handshake::connect_and_die(stage, name)
+        }
+        "before_accept"
+        | "after_accept"
+        | "after_reading_hello"
+        | "after_handshake"
+        | "after_key_query" => handshake::accept_and_die(stage, name),
+        "mid_send" => messages::mid_send(name).await,
+        "mid_receive" => messages::mid_receive(name).await,
+        "without_reading" => messages::without_reading(name).await,
+        "with_unreceived_messages" => messages::with_unreceived_messages(name).await,
+        "after_last_send" => messages::after_last_send(name).await,
+        "holding_loans" => memory::holding_loans(name).await,
+        "with_lent_loans" => memory::with_lent_loans(name).await,
+        "mid_write" => memory::mid_write(name).await,
+        "owning_rma_target" => memory::owning_rma_target(name).await,
+        "holding_remote_lock" => memory::holding_remote_lock(name).await,
+        other => panic!("unknown stage {other}"),
+    }
+}
+
+/// Plays the victim of a stage that needs a runtime of its own.
+pub(crate) fn run_sleeping_victim(stage: &str, name: &str) -> ! {
+    parked::run_victim(stage, name)
+}
+
+impl Survivor {
+    /// A name for the victim of this round to listen at.
+    fn victim_address(&self) -> String {
+        format!(
+            "shm://victim-{}-{:?}-{}",
+            std::process::id(),
+            self.progress,
+            self.round
+        )
+    }
+
+    /// Waits for the end of a peer whose name begins like this.
+    async fn wait_peer_down(&mut self, of: &str) -> DownReason {
+        loop {
+            match self.events.next().await.kind {
+                EventKind::PeerDown { peer, reason, .. } if peer.name().starts_with(of) => {
+                    return reason;
+                }
+                EventKind::PeerConnected { .. } | EventKind::PeerDown { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Waits for the death of this peer, then for that of its process.
+    async fn wait_peer_died(&mut self, mut victim: TestPeer) {
+        // With what follows in the names it makes: another process's number may begin with this
+        // one.
+        let process = format!("{}.", victim.0.id());
+        assert_eq!(self.wait_peer_down(&process).await, DownReason::Died);
+        wait_exit(&mut victim).await;
+    }
+
+    /// Nobody but the victim is hurt.
+    async fn assert_works(&self) {
+        let word = (self.round as u64).to_le_bytes();
+        self.ep.send(self.echo_peer, word.to_vec()).await.unwrap();
+        assert_eq!(
+            self.ep.recv().tag(4).from(self.echo_peer).await.unwrap()[..],
+            word
+        );
+        assert_still_works(&self.ep).await;
+    }
+}
+
+/// Waits until a peer's process is no more.
+pub(crate) async fn wait_exit(victim: &mut TestPeer) {
+    while victim.0.try_wait().unwrap().is_none() {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+}
+
+/// The failure of an operation whose peer has died.
+#[track_caller]
+fn assert_peer_gone(error: &Error) {
+    assert!(error.is_peer_gone(), "{error}");
+}
+
+/// Runs a stage: some rounds of it under each mode of progress, and a census after each.
+fn run_stage(stage: &str, survives: impl AsyncFn(&mut Survivor, TestPeer)) {
+    run_in_own_process(&format!("peer_death::{stage}"), || {
+        for progress in [Progress::Manual, Progress::Auto] {
+            run(async {
+                let ep = Endpoint::options()
+                    .progress(progress)
+                    .bind("shm://")
+                    .await
+                    .unwrap();
+                let events = ep.events().unwrap();
+                let _friend = TestPeer::start("echo", &ep.name().to_string());
+                let friend = ep.recv().tag(3).await.unwrap().source().unwrap();
+                let mut survivor = Survivor {
+                    ep,
+                    events,
+                    echo_peer: friend,
+                    round: 0,
+                    progress,
+                };
+                let mut before: Option<ResourceUsage> = None;
+                for round in 0..ROUNDS {
+                    survivor.round = round;
+                    let name = match stage {
+                        "before_accept"
+                        | "after_accept"
+                        | "after_reading_hello"
+                        | "after_handshake"
+                        | "after_key_query" => survivor.victim_address(),
+                        _ => survivor.ep.name().to_string(),
+                    };
+                    survives(
+                        &mut survivor,
+                        TestPeer::start(&format!("dies-{stage}"), &name),
+                    )
+                    .await;
+                    survivor.assert_works().await;
+                    match before {
+                        // The first round leaves what is made once.
+                        None => before = Some(ResourceUsage::wait_stable().await),
+                        Some(census) => census.wait_restored().await,
+                    }
+                }
+            });
+        }
+    });
+}
+
+macro_rules! stage_tests {
+    ($($module:ident: $($stage:ident),*;)*) => {$($(
+        #[test]
+        fn $stage() {
+            run_stage(stringify!($stage), $module::survives::$stage);
+        }
+    )*)*};
+}
+
+stage_tests! {
+    handshake: after_connect, after_hello, after_partial_message, unaccepted, accepted, heard, after_handshake, asked;
+    messages: mid_send, mid_receive, unread, unconfirmed, last_words;
+    memory: holding_loans, with_lent_loans, mid_write, owning_rma_target, holding_remote_lock;
+    parked: while_parked, parked_thread;
+}

@@ -1,0 +1,87 @@
+//! Victims that die in their sleep, with their doorbells armed.
+
+use std::sync::OnceLock;
+
+use fabric_async::{Domain, Endpoint, Progress};
+
+/// A victim's domain, from the moment on when it may die in its sleep.
+static PARKED_DOMAIN: OnceLock<Domain> = OnceLock::new();
+
+pub(super) fn run_victim(stage: &str, name: &str) -> ! {
+    match stage {
+        "while_parked" => while_parked(name),
+        _ => crate::run(while_progress_thread_parked(name)),
+    }
+}
+
+/// Dies when its runtime goes to sleep.
+fn while_parked(name: &str) -> ! {
+    let falls_asleep = || {
+        if PARKED_DOMAIN
+            .get()
+            .is_some_and(|domain| domain.stats().parks > 0)
+        {
+            super::kill_self();
+        }
+    };
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime
+        .enable_all()
+        .on_thread_park(falls_asleep)
+        .build()
+        .unwrap()
+        .block_on(async {
+            let ep = Endpoint::bind("shm://").await.unwrap();
+            let peer = ep.add_peer(name).await.unwrap();
+            ep.send(peer, "here").tag(1).await.unwrap();
+            PARKED_DOMAIN.set(ep.domain()).expect("once");
+            ep.recv().tag(99).await.unwrap();
+            unreachable!("nobody sends that")
+        })
+}
+
+/// Dies when its driver thread has gone to sleep.
+async fn while_progress_thread_parked(name: &str) -> ! {
+    let ep = Endpoint::options()
+        .progress(Progress::Auto)
+        .bind("shm://")
+        .await
+        .unwrap();
+    let peer = ep.add_peer(name).await.unwrap();
+    ep.send(peer, "here").tag(1).await.unwrap();
+    let _waits = ep.recv().tag(99).start().unwrap();
+    while !format!("{:?}", ep.domain()).contains("armed, driver asleep") {
+        std::thread::yield_now();
+    }
+    super::kill_self()
+}
+
+pub(super) mod survives {
+    use super::super::{Survivor, assert_peer_gone};
+    use crate::test_peer::TestPeer;
+
+    /// The survivor is asleep itself when its peer dies, and wakes up for that.
+    pub(crate) async fn while_parked(survivor: &mut Survivor, victim: TestPeer) {
+        let peer = survivor.ep.recv().tag(1).await.unwrap().source().unwrap();
+        assert_peer_gone(
+            &survivor
+                .ep
+                .recv()
+                .tag(2)
+                .from(peer)
+                .await
+                .unwrap_err()
+                .error,
+        );
+        // To ring at the dead does no harm.
+        let error = loop {
+            if let Err(failed) = survivor.ep.send(peer, "wake up").await {
+                break failed.error;
+            }
+        };
+        assert_peer_gone(&error);
+        survivor.wait_peer_died(victim).await;
+    }
+
+    pub(crate) use while_parked as parked_thread;
+}

@@ -1,0 +1,244 @@
+//! Registered buffers between processes that die or lie.
+
+use fabric_async::{Access, AtomicOp, Endpoint, Error, RemoteRegion};
+use rustix::fs::SealFlags;
+
+use crate::health::{assert_still_works, expect_protocol_violation, kill_within_two_ms};
+use crate::hostile::{connect_raw, encode_hello, sealed_memfd, send_with_fds};
+use crate::rma::{
+    REGION_LEN, RawShmListener, encode_control, encode_grant, recv_control_with_fds, recv_region,
+};
+use crate::run;
+use crate::test_peer::TestPeer;
+
+const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+const ROUNDS: u64 = 30;
+/// What both sides can write, with room for a piece of 64 KiB.
+const BOUNCE_BUFFER_LEN: usize = 64 + (64 << 10);
+
+/// Registers a buffer for the other, and waits for its own end.
+pub(crate) async fn registered_buffer_owner(name: &str) {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    let region = ep
+        .domain()
+        .register(vec![0u8; REGION_LEN], READ_WRITE, None)
+        .expect("a key");
+    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    ep.send(peer, region.remote().to_bytes().to_vec())
+        .await
+        .expect("a peer");
+    while ep.recv().from(peer).await.is_ok() {}
+}
+
+/// Whoever waits for a process that is killed hears of its end, and has its buffer back.
+#[test]
+fn rma_ops_fail_when_buffer_owner_is_killed() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        for round in 0..ROUNDS {
+            let victim = TestPeer::start("registered_buffer_owner", &ep.name().to_string());
+            let (peer, remote) = recv_region(&ep).await;
+            let killer = kill_within_two_ms(victim, round);
+            let mut buf = vec![round as u8; [8, 4096, REGION_LEN][round as usize % 3]];
+            let len = buf.len();
+            let error = loop {
+                buf = match ep.write(peer, remote.at(0), buf).await {
+                    Ok(done) => done.into_buf(),
+                    Err(failed) => {
+                        assert_eq!(failed.buf.len(), len);
+                        break failed.error;
+                    }
+                };
+                match ep.read(peer, remote.slice(..len as u64)).await {
+                    Ok(back) => assert!(back.iter().all(|byte| *byte == round as u8)),
+                    Err(failed) => break failed.error,
+                }
+            };
+            assert!(error.is_peer_gone(), "round {round}: {error}");
+            killer.join().unwrap();
+        }
+        assert_still_works(&ep).await;
+    });
+}
+
+/// A process that is killed in the middle of its writes and additions leaves the buffer, its owner
+/// and others in order.
+#[test]
+fn killed_rma_writer_leaves_buffer_consistent() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let mut region = ep
+            .domain()
+            .register(vec![0u8; REGION_LEN + 64], READ_WRITE, None)
+            .unwrap();
+        let friend = Endpoint::bind("shm://").await.unwrap();
+        let served = ep.clone();
+        let progress = tokio::spawn(async move { served.recv().tag(77).await.map(drop) });
+        let (to_ep, mut added) = (friend.add_peer(ep.name()).await.unwrap(), 0u64);
+        for round in 0..ROUNDS {
+            let victim = TestPeer::start("rma_writer", &ep.name().to_string());
+            let hello = ep.recv().tag(1).await.unwrap();
+            let peer = hello.source().unwrap();
+            ep.send(peer, region.remote().to_bytes().to_vec())
+                .await
+                .unwrap();
+            let end = ep.recv().tag(2).from(peer).start().unwrap();
+            let killer = kill_within_two_ms(victim, round);
+            for _ in 0..10 {
+                let at = region.remote().at(REGION_LEN as u64 + 8);
+                friend.atomic(to_ep, at, AtomicOp::Sum, 1u64).await.unwrap();
+                added += 1;
+            }
+            assert!(end.await.unwrap_err().error.is_peer_gone());
+            killer.join().unwrap();
+            let look = region.lock();
+            assert_eq!(
+                look[REGION_LEN + 8..REGION_LEN + 16],
+                added.to_le_bytes(),
+                "what others add is not lost"
+            );
+        }
+        progress.abort();
+        assert_still_works(&ep).await;
+    });
+}
+
+/// Requests without a desk, of no kind, of another length; desks of another size, and two of them.
+#[test]
+fn invalid_rma_requests_end_only_that_connection() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let mut region = ep
+            .domain()
+            .register(vec![7u8; 100], READ_WRITE, Some(5))
+            .unwrap();
+        let mut events = ep.events().unwrap();
+        let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        let request = |words: [u64; 6]| {
+            words
+                .into_iter()
+                .flat_map(u64::to_le_bytes)
+                .collect::<Vec<_>>()
+        };
+        let good = request([5, 0, 8, 8, 1, 1]);
+        let cases = [
+            ("without a desk", vec![], good.clone()),
+            (
+                "another length",
+                vec![BOUNCE_BUFFER_LEN],
+                good[..40].to_vec(),
+            ),
+            (
+                "cannot be done",
+                vec![BOUNCE_BUFFER_LEN],
+                request([5, 0, 8, 8, 9, 1]),
+            ),
+            (
+                "cannot be done",
+                vec![BOUNCE_BUFFER_LEN],
+                request([5, 0, 9, 8, 1, 1]),
+            ),
+            (
+                "cannot be done",
+                vec![BOUNCE_BUFFER_LEN],
+                request([
+                    5,
+                    0,
+                    BOUNCE_BUFFER_LEN as u64,
+                    BOUNCE_BUFFER_LEN as u64,
+                    0,
+                    1,
+                ]),
+            ),
+            (
+                "cannot be done",
+                vec![BOUNCE_BUFFER_LEN],
+                request([5, 0, 8, 8, 2 | 99 << 8, 1]),
+            ),
+            ("another size", vec![4096], good.clone()),
+            (
+                "a second one",
+                vec![BOUNCE_BUFFER_LEN, BOUNCE_BUFFER_LEN],
+                good.clone(),
+            ),
+        ];
+        for (reason, desks, record) in cases {
+            let segment = sealed_memfd(4096 + 64 * 64, all);
+            let socket = connect_raw(&ep).await;
+            send_with_fds(&socket, &encode_hello("liar", 1, 64), &[&segment]);
+            for len in desks {
+                send_with_fds(
+                    &socket,
+                    &encode_grant(0, len as u64, 3),
+                    &[&sealed_memfd(4096 + len, all)],
+                );
+            }
+            let header = 7 | (8 + record.len() as u64) << 16 | 1 << 40;
+            rustix::io::pwrite(&segment, &record, 4096 + 8).unwrap();
+            rustix::io::pwrite(&segment, &u64::to_le_bytes(header), 4096).unwrap();
+            send_with_fds(&socket, &encode_control(101, 0), &[]);
+            expect_protocol_violation(&mut events, reason).await;
+        }
+        assert_eq!(region.lock()[..], [7; 100]);
+        assert_still_works(&ep).await;
+    });
+}
+
+/// Whatever an owner answers: the operation that asked ends with it, once, or with the connection.
+#[test]
+fn invalid_rma_responses_end_the_operation_once() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let name = format!("server-{}", std::process::id());
+        let impostor = RawShmListener::listen(&name);
+        let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
+        let remote = RemoteRegion::new(5, 100, READ_WRITE);
+        let first = ep.read(peer, remote.slice(..100)).start().unwrap();
+        let (caller, desk) = tokio::task::spawn_blocking(move || {
+            let caller = impostor.accept_ready();
+            recv_control_with_fds(&caller);
+            send_with_fds(&caller, &encode_control(0, 1), &[]);
+            assert_eq!(
+                recv_control_with_fds(&caller).0[10..12],
+                103u16.to_le_bytes(),
+                "a question"
+            );
+            send_with_fds(&caller, &encode_control(107, 5), &[]);
+            let desk = recv_control_with_fds(&caller).1.swap_remove(0);
+            (caller, desk)
+        })
+        .await
+        .unwrap();
+        let answer = |number: u64, code: u64| {
+            rustix::io::pwrite(&desk, &code.to_ne_bytes(), 4096 + 8).unwrap();
+            rustix::io::pwrite(&desk, &number.to_ne_bytes(), 4096).unwrap();
+            send_with_fds(&caller, &encode_control(101, 0), &[]);
+        };
+        // Another number is no answer; the right one is, whatever it says.
+        answer(99, 0);
+        answer(1, u64::MAX);
+        let error = first.await.unwrap_err().error;
+        assert_eq!(
+            error,
+            Error::Key {
+                key: 5,
+                why: "is unknown"
+            }
+        );
+        let second = ep.read(peer, remote.slice(..100)).start().unwrap();
+        // It is asked for anew.
+        send_with_fds(&caller, &encode_control(107, 5), &[]);
+        while u64::from_ne_bytes(read_request_id(&desk)) != 1 {
+            tokio::task::yield_now().await;
+        }
+        drop(caller);
+        assert!(second.await.unwrap_err().error.is_peer_gone());
+        assert_still_works(&ep).await;
+    });
+}
+
+fn read_request_id(desk: &std::os::fd::OwnedFd) -> [u8; 8] {
+    let mut word = [0; 8];
+    rustix::io::pread(desk, &mut word, 4096).unwrap();
+    word
+}

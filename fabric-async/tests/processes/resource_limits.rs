@@ -1,0 +1,487 @@
+//! Descriptors and memory run out, here or there: who asks for more is told so, the others go on,
+//! and when there is something again it is used.
+
+use std::fs::File;
+use std::time::Duration;
+
+use fabric_async::{
+    Access, Endpoint, Error, EventKind, EventQueue, FiAddr, RejectReason, RemoteRegion,
+};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::net::TcpSocket;
+
+use crate::health::assert_still_works;
+use crate::leak_check::{ResourceUsage, run_in_own_process};
+use crate::run;
+use crate::test_peer::{TestPeer, wait_for_parent};
+
+const MESSAGE: &str = "are you there?";
+/// What a caller ends with: it was served, or it was refused for want of resources.
+const EXIT_SERVED: i32 = 0;
+const EXIT_REFUSED: i32 = 10;
+const EMFILE: i32 = 24;
+
+/// Calls once when it is let, and ends with what came of it.
+pub(crate) async fn connect_once(name: &str) -> i32 {
+    wait_for_parent();
+    let ep = Endpoint::bind("shm://").await.unwrap();
+    let peer = match ep.add_peer(name).await {
+        Ok(peer) => peer,
+        Err(error) => return exit_code_for(&error),
+    };
+    match ep.send(peer, MESSAGE).tag(8).await {
+        Ok(_) => EXIT_SERVED,
+        Err(failed) => exit_code_for(&failed.error),
+    }
+}
+
+fn exit_code_for(error: &Error) -> i32 {
+    match error {
+        Error::ConnectionRefused {
+            reason: RejectReason::Resources,
+            ..
+        } => EXIT_REFUSED,
+        other => {
+            eprintln!("the caller got {other:?}");
+            1
+        }
+    }
+}
+
+/// An endpoint with a friend that it has talked to.
+struct EchoHostFixture {
+    ep: Endpoint,
+    events: EventQueue,
+    echo_peer: FiAddr,
+    _echo_process: TestPeer,
+}
+
+impl EchoHostFixture {
+    async fn open() -> Self {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let events = ep.events().unwrap();
+        let _friend = TestPeer::start("echo", &ep.name().to_string());
+        let friend = ep.recv().tag(3).await.unwrap().source().unwrap();
+        let host = Self {
+            ep,
+            events,
+            echo_peer: friend,
+            _echo_process: _friend,
+        };
+        host.assert_echo_works().await;
+        host
+    }
+
+    /// The friend notices nothing.
+    async fn assert_echo_works(&self) {
+        for word in 0..100u64 {
+            self.ep
+                .send(self.echo_peer, word.to_le_bytes().to_vec())
+                .await
+                .unwrap();
+            assert_eq!(
+                self.ep.recv().tag(4).from(self.echo_peer).await.unwrap()[..],
+                word.to_le_bytes()
+            );
+        }
+    }
+
+    /// A process that will call when it is let.
+    fn start_connecting_peer(&self) -> TestPeer {
+        TestPeer::start("connect_once", &self.ep.name().to_string())
+    }
+
+    /// Lets a process call, and returns what it ended with. Who was served was heard as well.
+    async fn wait_for_connect_outcome(&mut self, mut caller: TestPeer) -> i32 {
+        caller.signal_start();
+        while caller.0.try_wait().unwrap().is_none() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let code = caller.0.wait().unwrap().code().expect("it ends by itself");
+        if code == EXIT_SERVED {
+            assert_eq!(
+                &self.ep.recv().tag(8).await.unwrap()[..],
+                MESSAGE.as_bytes()
+            );
+        }
+        code
+    }
+
+    /// The errors of callers that were refused since this was asked last.
+    fn take_rejections(&mut self) -> Vec<Error> {
+        let events = std::iter::from_fn(|| self.events.try_next());
+        events
+            .filter_map(|event| match event.kind {
+                EventKind::Rejected { error } => Some(error),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+const HUGE_LEN: usize = 512 << 20;
+
+/// Sends a message of [`GIANT`] bytes, and a short one.
+pub(crate) async fn huge_sender(name: &str, single_copy_from: usize) {
+    wait_for_parent();
+    let own = if name.contains("tcp") {
+        "tcp://127.0.0.1:0"
+    } else {
+        "shm://"
+    };
+    let ep = Endpoint::options()
+        .single_copy_threshold(single_copy_from)
+        .bind(own)
+        .await
+        .expect("bind");
+    let peer = ep.add_peer(name).await.expect("the receiver is there");
+    let giant = ep.send(peer, vec![0u8; HUGE_LEN]).tag(1).start();
+    giant.expect("a credit").await.expect("the receiver lives");
+    ep.send(peer, MESSAGE)
+        .tag(2)
+        .await
+        .expect("the receiver lives");
+    let _ = ep.recv().from(peer).await;
+}
+
+/// Uses up all descriptors but this many.
+fn exhaust_descriptors(left: usize) -> Vec<File> {
+    let mut files: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+    files.truncate(files.len() - left);
+    files
+}
+
+/// Bytes of address space that this process uses.
+fn address_space_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmSize:"))
+        .unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+/// Changes a limit of this process, until it is dropped.
+struct RlimitGuard(Resource, Option<u64>);
+
+fn set_rlimit(resource: Resource, to: u64) -> RlimitGuard {
+    let was = getrlimit(resource);
+    setrlimit(
+        resource,
+        Rlimit {
+            current: Some(to),
+            maximum: was.maximum,
+        },
+    )
+    .unwrap();
+    RlimitGuard(resource, was.current)
+}
+
+impl Drop for RlimitGuard {
+    fn drop(&mut self) {
+        let maximum = getrlimit(self.0).maximum;
+        setrlimit(
+            self.0,
+            Rlimit {
+                current: self.1,
+                maximum,
+            },
+        )
+        .unwrap();
+    }
+}
+
+#[test]
+fn at_fd_limit_new_peers_are_refused_and_old_served() {
+    run_in_own_process(
+        "resource_limits::at_fd_limit_new_peers_are_refused_and_old_served",
+        || {
+            let _limited = set_rlimit(Resource::Nofile, 64);
+            run(async {
+                let mut host = EchoHostFixture::open().await;
+                // The first that leaves makes what is made once.
+                let caller = host.start_connecting_peer();
+                assert_eq!(host.wait_for_connect_outcome(caller).await, EXIT_SERVED);
+                let before = ResourceUsage::wait_stable().await;
+                let mut refused = 0;
+                // A connection takes several descriptors; it may fail at each of them.
+                for left in 0..8 {
+                    let caller = host.start_connecting_peer();
+                    let hogged = exhaust_descriptors(left);
+                    match host.wait_for_connect_outcome(caller).await {
+                        EXIT_SERVED => assert!(left > 0),
+                        EXIT_REFUSED => {
+                            refused += 1;
+                            let errors = host.take_rejections();
+                            assert!(!errors.is_empty(), "{left} left");
+                            let told =
+                                |error: &Error| matches!(error, Error::Os { errno: EMFILE, .. });
+                            assert!(errors.iter().all(told), "{left} left: {errors:?}");
+                        }
+                        code => panic!("{left} left: {code}"),
+                    }
+                    host.assert_echo_works().await;
+                    drop(hogged);
+                    before.wait_restored().await;
+                    let caller = host.start_connecting_peer();
+                    assert_eq!(
+                        host.wait_for_connect_outcome(caller).await,
+                        EXIT_SERVED,
+                        "{left} were left, now there are more"
+                    );
+                    assert_eq!(host.take_rejections(), []);
+                    before.wait_restored().await;
+                }
+                assert!(refused > 0);
+            });
+        },
+    );
+}
+
+#[test]
+fn at_fd_limit_operations_fail_and_recover() {
+    run_in_own_process(
+        "resource_limits::at_fd_limit_operations_fail_and_recover",
+        || {
+            let _limited = set_rlimit(Resource::Nofile, 64);
+            run(async {
+                let host = EchoHostFixture::open().await;
+                let target = TestPeer::start("rma_target", &host.ep.name().to_string());
+                let place = host.ep.recv().await.unwrap();
+                let (owner, remote) = (
+                    place.source().unwrap(),
+                    RemoteRegion::from_bytes(&place).unwrap(),
+                );
+                let other = Endpoint::bind("shm://").await.unwrap();
+                let stranger = host.ep.address_vector().insert(other.name()).unwrap();
+                // The connection that a write goes over, so that only the memory is missing.
+                host.ep.send(owner, "hello").await.unwrap();
+                let before = ResourceUsage::wait_stable().await;
+
+                let hogged = exhaust_descriptors(0);
+                let refused = host.ep.send(stranger, "hello").await.unwrap_err().error;
+                assert!(
+                    matches!(refused, Error::Os { errno: EMFILE, .. }),
+                    "{refused}"
+                );
+                let refused = host
+                    .ep
+                    .write(owner, remote.at(0), "hello")
+                    .await
+                    .unwrap_err()
+                    .error;
+                assert!(
+                    refused.to_string().contains("out of descriptors"),
+                    "{refused}"
+                );
+                let refused = host.ep.loan(100).map(drop).unwrap_err();
+                assert!(
+                    matches!(refused, Error::Os { errno: EMFILE, .. }),
+                    "{refused}"
+                );
+                let refused = host
+                    .ep
+                    .domain()
+                    .alloc(100, Access::REMOTE_READ)
+                    .map(drop)
+                    .unwrap_err();
+                assert!(
+                    matches!(refused, Error::Os { errno: EMFILE, .. }),
+                    "{refused}"
+                );
+                let refused = Endpoint::bind("shm://").await.map(drop).unwrap_err();
+                assert!(
+                    matches!(refused, Error::Os { errno: EMFILE, .. }),
+                    "{refused}"
+                );
+                host.assert_echo_works().await;
+                drop(hogged);
+                before.wait_restored().await;
+
+                host.ep.write(owner, remote.at(0), "hello").await.unwrap();
+                assert_eq!(
+                    &host.ep.read(owner, remote.slice(..5)).await.unwrap()[..],
+                    b"hello"
+                );
+                host.ep.send(stranger, "hello").await.unwrap();
+                assert_eq!(&other.recv().await.unwrap()[..], b"hello");
+                drop(target);
+                assert_still_works(&host.ep).await;
+            });
+        },
+    );
+}
+
+/// The first who connects finds no descriptor: the listener has its clock all the same, and goes on
+/// when there are some.
+#[test]
+fn at_fd_limit_listener_over_tcp_resumes_later() {
+    run_in_own_process(
+        "resource_limits::at_fd_limit_listener_over_tcp_resumes_later",
+        || {
+            let _limited = set_rlimit(Resource::Nofile, 64);
+            run(async {
+                let ep = Endpoint::bind("tcp://").await.unwrap();
+                let mut events = ep.events().unwrap();
+                let friend = Endpoint::bind("tcp://").await.unwrap();
+                let caller = TcpSocket::new_v4().unwrap();
+                let hogged = exhaust_descriptors(0);
+                let _caller = caller
+                    .connect(ep.name().socket_addr().unwrap())
+                    .await
+                    .unwrap();
+                let error = loop {
+                    if let EventKind::Rejected { error } = events.next().await.kind {
+                        break error;
+                    }
+                };
+                assert!(
+                    matches!(
+                        error,
+                        Error::Os {
+                            call: "accept4",
+                            errno: EMFILE
+                        }
+                    ),
+                    "{error}"
+                );
+                drop(hogged);
+                let to_ep = friend.add_peer(ep.name()).await.unwrap();
+                friend.send(to_ep, MESSAGE).await.unwrap();
+                assert_eq!(&ep.recv().await.unwrap()[..], MESSAGE.as_bytes());
+            });
+        },
+    );
+}
+
+#[test]
+fn at_memory_limit_operations_fail_without_leaks() {
+    run_in_own_process(
+        "resource_limits::at_memory_limit_operations_fail_without_leaks",
+        || {
+            run(async {
+                let mut host = EchoHostFixture::open().await;
+                let other = Endpoint::bind("shm://").await.unwrap();
+                let stranger = host.ep.address_vector().insert(other.name()).unwrap();
+                let caller = host.start_connecting_peer();
+                assert_eq!(host.wait_for_connect_outcome(caller).await, EXIT_SERVED);
+                let before = ResourceUsage::wait_stable().await;
+                let space = address_space_bytes();
+
+                // Address space for small things, and none for a connection; files shorter than
+                // one.
+                for (resource, most) in [(Resource::As, space + 64 * 1024), (Resource::Fsize, 4096)]
+                {
+                    let caller = host.start_connecting_peer();
+                    let limited = set_rlimit(resource, most);
+                    let refused = host.ep.send(stranger, "hello").await.unwrap_err().error;
+                    assert!(
+                        matches!(refused, Error::Os { .. }),
+                        "{resource:?}: {refused}"
+                    );
+                    let refused = host.ep.loan(1 << 20).map(drop).unwrap_err();
+                    assert!(
+                        matches!(refused, Error::Os { .. }),
+                        "{resource:?}: {refused}"
+                    );
+                    let refused = host
+                        .ep
+                        .domain()
+                        .alloc(1 << 20, Access::REMOTE_READ)
+                        .map(drop)
+                        .unwrap_err();
+                    assert!(
+                        matches!(refused, Error::Os { .. }),
+                        "{resource:?}: {refused}"
+                    );
+                    host.assert_echo_works().await;
+                    // Memory of the caller's that cannot be mapped here.
+                    let expected = if resource == Resource::As {
+                        EXIT_REFUSED
+                    } else {
+                        EXIT_SERVED
+                    };
+                    assert_eq!(
+                        host.wait_for_connect_outcome(caller).await,
+                        expected,
+                        "{resource:?}"
+                    );
+                    assert_eq!(host.take_rejections().is_empty(), expected == EXIT_SERVED);
+                    drop(limited);
+                    before.wait_restored().await;
+                    let caller = host.start_connecting_peer();
+                    assert_eq!(host.wait_for_connect_outcome(caller).await, EXIT_SERVED);
+                }
+                host.ep.send(stranger, "hello").await.unwrap();
+                assert_eq!(&other.recv().await.unwrap()[..], b"hello");
+            });
+        },
+    );
+}
+
+/// A message for which there is no address space: its receive fails and says how long the message
+/// was. The endpoint and the process go on.
+#[test]
+fn message_without_memory_fails_only_its_receive() {
+    run_in_own_process(
+        "resource_limits::message_without_memory_fails_only_its_receive",
+        || {
+            run(async {
+                for (own, role) in [
+                    ("shm://", "huge_sender"),
+                    ("shm://", "huge_sender single copy"),
+                    ("tcp://127.0.0.1:0", "huge_sender"),
+                ] {
+                    let ep = Endpoint::bind(own).await.unwrap();
+                    let receive = ep.recv().tag(1).start().unwrap();
+                    let mut giant = TestPeer::start(role, &ep.name().to_string());
+                    let limited =
+                        set_rlimit(Resource::As, address_space_bytes() + (HUGE_LEN / 2) as u64);
+                    giant.signal_start();
+                    let error = receive.await.map(drop).unwrap_err().error;
+                    assert!(
+                        matches!(error, Error::OutOfMemory { len: HUGE_LEN, .. }),
+                        "{own}, {role}: {error}"
+                    );
+                    assert_eq!(&ep.recv().tag(2).await.unwrap()[..], MESSAGE.as_bytes());
+                    drop(limited);
+                    assert_still_works(&ep).await;
+                }
+            });
+        },
+    );
+}
+
+/// A buffer of the caller's asking is refused in the same way.
+#[test]
+fn read_without_memory_is_refused() {
+    run_in_own_process("resource_limits::read_without_memory_is_refused", || {
+        run(async {
+            let ep = Endpoint::bind("shm://").await.unwrap();
+            let target = TestPeer::start("rma_target", &ep.name().to_string());
+            let place = ep.recv().await.unwrap();
+            let (owner, remote) = (
+                place.source().unwrap(),
+                RemoteRegion::from_bytes(&place).unwrap(),
+            );
+            ep.write(owner, remote.at(0), "hello").await.unwrap();
+            let mut giant = remote;
+            giant.len = HUGE_LEN as u64;
+            let limited = set_rlimit(Resource::As, address_space_bytes() + (HUGE_LEN / 2) as u64);
+            let error = ep
+                .read(owner, giant.slice(..))
+                .await
+                .map(drop)
+                .unwrap_err()
+                .error;
+            assert!(
+                matches!(error, Error::OutOfMemory { len: HUGE_LEN, .. }),
+                "{error}"
+            );
+            drop(limited);
+            let read = ep.read(owner, remote.slice(..5)).await.unwrap();
+            assert_eq!(&read[..], b"hello");
+            drop(target);
+        });
+    });
+}

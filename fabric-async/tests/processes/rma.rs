@@ -1,0 +1,398 @@
+//! One-sided operations between processes that die or lie.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use fabric_async::{
+    Access, AtomicOp, DownReason, Endpoint, Error, EventKind, FiAddr, RemoteAddr, RemoteRegion,
+};
+use rustix::fs::SealFlags;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
+};
+
+use crate::health::{assert_still_works, kill_within_two_ms};
+use crate::hostile::{READY_CODE, connect_raw, encode_hello, sealed_memfd, send_with_fds};
+use crate::run;
+use crate::test_peer::TestPeer;
+
+const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+const ROUNDS: u64 = 40;
+pub(crate) const REGION_LEN: usize = 1 << 20;
+pub(crate) const LARGE_REGION_LEN: usize = 3 << 20;
+
+/// Regions of this size that this process has mapped. The tests run side by side in one process:
+/// one that counts at once needs a size of its own.
+pub(crate) fn count_region_mappings(len: usize) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let hex = |at: &str| usize::from_str_radix(at, 16).unwrap();
+    let size = |line: &str| {
+        let (from, to) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        hex(to) - hex(from)
+    };
+    let regions = maps
+        .lines()
+        .filter(|line| line.contains("memfd:fabric-region"));
+    // A region is a little longer than what was asked for: its first page says whether it is lent.
+    regions
+        .filter(|line| (len..len + 64 * 1024).contains(&size(line)))
+        .count()
+}
+
+/// Who is there now, and the memory that it tells of.
+pub(crate) async fn recv_region(ep: &Endpoint) -> (FiAddr, RemoteRegion) {
+    let told = ep.recv().await.unwrap();
+    (
+        told.source().unwrap(),
+        RemoteRegion::from_bytes(&told).unwrap(),
+    )
+}
+
+/// Several places in the memory of a process that is killed: what was refused has changed nothing,
+/// and what it dies under fails, with its buffer.
+#[test]
+fn rma_iov_ops_fail_when_target_is_killed() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        for round in 0..ROUNDS / 2 {
+            let victim = TestPeer::start("rma_target", &ep.name().to_string());
+            let (peer, remote) = recv_region(&ep).await;
+            let end = REGION_LEN as u64;
+            let places = [
+                remote.slice(end - 8..),
+                remote.slice(..400_000),
+                remote.slice(500_000..500_100),
+            ];
+            let bytes: Vec<u8> = (0..400_108).map(|at| (at % 251) as u8).collect();
+            ep.write_rma_iov(peer, &places, bytes.clone())
+                .await
+                .unwrap();
+            let beyond = [
+                places[1],
+                fabric_async::RemoteSlice {
+                    len: 9,
+                    ..places[0]
+                },
+            ];
+            let refused = ep
+                .write_rma_iov(peer, &beyond, vec![255; 400_009])
+                .await
+                .unwrap_err();
+            assert!(
+                matches!(refused.error, Error::TooLong { .. }),
+                "{}",
+                refused.error
+            );
+            assert_eq!(ep.read_rma_iov(peer, &places).await.unwrap()[..], bytes[..]);
+            let killer = kill_within_two_ms(victim, round);
+            let mut buf = bytes;
+            let failed = loop {
+                match ep.write_rma_iov(peer, &places, buf).await {
+                    Ok(done) => buf = done.into_buf(),
+                    Err(failed) => break failed,
+                }
+            };
+            assert!(
+                failed.error.is_peer_gone(),
+                "round {round}: {}",
+                failed.error
+            );
+            assert_eq!(failed.buf.len(), 400_108);
+            killer.join().unwrap();
+        }
+        assert_still_works(&ep).await;
+    });
+}
+
+/// Whoever writes to, reads from or adds in the memory of a process that is killed hears of its
+/// end, and keeps nothing.
+#[test]
+fn rma_ops_fail_when_target_is_killed() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        for round in 0..ROUNDS {
+            let victim = TestPeer::start("rma_target", &ep.name().to_string());
+            let (peer, remote) = recv_region(&ep).await;
+            let killer = kill_within_two_ms(victim, round);
+            let mut buf = vec![round as u8; [8, 4096, REGION_LEN][round as usize % 3]];
+            let error = loop {
+                buf = match ep.write(peer, remote.at(0), buf).await {
+                    Ok(done) => done.into_buf(),
+                    Err(failed) => break failed.error,
+                };
+                if let Err(error) = ep.fetch_add(peer, remote.at(0), 1u64).await {
+                    break error;
+                }
+                if let Err(failed) = ep.read(peer, remote.slice(..100)).await {
+                    break failed.error;
+                }
+            };
+            assert!(error.is_peer_gone(), "round {round}: {error}");
+            killer.join().unwrap();
+        }
+        while count_region_mappings(REGION_LEN) > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_still_works(&ep).await;
+    });
+}
+
+/// A window on the memory of a process that is killed closes when its end is noticed, and keeps
+/// nothing afterwards.
+#[test]
+fn remote_window_closes_when_owner_is_killed() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let mut events = ep.events().unwrap();
+        let mut victim = TestPeer::start("rma_target large", &ep.name().to_string());
+        let (peer, remote) = recv_region(&ep).await;
+        let owner = ep.address_vector().lookup(peer).unwrap();
+        let window = ep.window(peer, remote).await.unwrap();
+        window.write(LARGE_REGION_LEN - 8, &[7; 8]).unwrap();
+        assert!(count_region_mappings(LARGE_REGION_LEN) > 0);
+        victim.0.kill().unwrap();
+        victim.0.wait().unwrap();
+        while !matches!(events.next().await.kind, EventKind::PeerDown { .. }) {}
+        assert!(!window.is_open());
+        let gone = Error::PeerGone(owner);
+        assert_eq!(window.write(0, b"x"), Err(gone.clone()));
+        assert_eq!(window.read(0, &mut [0; 8]), Err(gone.clone()));
+        assert_eq!(window.load::<u64>(0), Err(gone.clone()));
+        assert_eq!(window.atomic(0, AtomicOp::Sum, 1u64), Err(gone));
+        drop((window, peer));
+        assert_eq!(count_region_mappings(LARGE_REGION_LEN), 0);
+        assert_still_works(&ep).await;
+    });
+}
+
+/// A process that is killed in the middle of its writes and additions leaves the region, its owner
+/// and others in order.
+#[test]
+fn killed_rma_writer_leaves_region_consistent() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let region = ep.domain().alloc(REGION_LEN + 64, READ_WRITE).unwrap();
+        let friend = Endpoint::bind("shm://").await.unwrap();
+        let (to_ep, mut added) = (friend.add_peer(ep.name()).await.unwrap(), 0u64);
+        for round in 0..ROUNDS {
+            let victim = TestPeer::start("rma_writer", &ep.name().to_string());
+            let hello = ep.recv().tag(1).await.unwrap();
+            let peer = hello.source().unwrap();
+            ep.send(peer, region.remote().to_bytes().to_vec())
+                .await
+                .unwrap();
+            let end = ep.recv().tag(2).from(peer).start().unwrap();
+            let killer = kill_within_two_ms(victim, round);
+            for _ in 0..100 {
+                friend
+                    .atomic(
+                        to_ep,
+                        region.remote().at(REGION_LEN as u64 + 8),
+                        AtomicOp::Sum,
+                        1u64,
+                    )
+                    .await
+                    .unwrap();
+                added += 1;
+            }
+            assert!(end.await.unwrap_err().error.is_peer_gone());
+            killer.join().unwrap();
+            assert_eq!(
+                region.load(REGION_LEN + 8),
+                Ok(added),
+                "what others add is not lost"
+            );
+        }
+        drop(friend);
+        assert_still_works(&ep).await;
+    });
+}
+
+/// A peer that asks for keys and never reads the answers loses its connection; nobody else does.
+#[test]
+fn peer_flooding_key_queries_is_disconnected() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let region = ep.domain().alloc(64, READ_WRITE).unwrap();
+        let mut events = ep.events().unwrap();
+        let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        for key in [region.key(), region.key() + 1] {
+            let segment = sealed_memfd(4096 + 64 * 64, all);
+            let socket = connect_raw(&ep).await;
+            send_with_fds(&socket, &encode_hello("curious", 1, 64), &[&segment]);
+            let question = encode_control(103, key);
+            let reason = loop {
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                let _ = rustix::net::send(&socket, &question, flags);
+                ep.domain().progress();
+                match events.try_next().map(|event| event.kind) {
+                    Some(EventKind::PeerDown { reason, .. }) => break reason,
+                    _ => tokio::task::yield_now().await,
+                }
+            };
+            assert_eq!(
+                reason,
+                DownReason::Protocol("questions without reading the answers")
+            );
+        }
+        assert_still_works(&ep).await;
+    });
+}
+
+pub(crate) fn encode_control(code: u16, argument: u64) -> Vec<u8> {
+    let mut bytes = b"fab-shm\0\x01\0".to_vec();
+    bytes.extend(code.to_le_bytes());
+    bytes.extend(argument.to_le_bytes());
+    bytes
+}
+
+pub(crate) fn encode_grant(key: u64, len: u64, rights: u8) -> Vec<u8> {
+    let mut bytes = encode_control(105, key);
+    bytes.extend(len.to_le_bytes());
+    bytes.push(rights);
+    bytes
+}
+
+/// An endpoint that says what it likes.
+pub(crate) struct RawShmListener(pub(crate) OwnedFd);
+
+impl RawShmListener {
+    pub(crate) fn listen(name: &str) -> Self {
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        let name = format!("fabric-async/shm/{name}");
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        rustix::net::bind(&socket, &address).unwrap();
+        rustix::net::listen(&socket, 8).unwrap();
+        Self(socket)
+    }
+
+    /// Accepts the next connection, and is ready for its hello.
+    pub(crate) fn accept_ready(&self) -> OwnedFd {
+        let caller = rustix::net::accept(&self.0).unwrap();
+        send_with_fds(&caller, &encode_control(READY_CODE, 0), &[]);
+        caller
+    }
+
+    /// Welcomes the next caller, and waits for its question; then says this.
+    fn answer_key_query(&self, saying: &[u8], fds: &[&OwnedFd]) -> OwnedFd {
+        let caller = self.accept_ready();
+        recv_control(&caller);
+        send_with_fds(&caller, &encode_control(0, 1), &[]);
+        assert_eq!(
+            recv_control(&caller)[10..12],
+            103u16.to_le_bytes(),
+            "a question"
+        );
+        let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+        }
+        let bytes = [std::io::IoSlice::new(saying)];
+        rustix::net::sendmsg(&caller, &bytes, &mut control, SendFlags::NOSIGNAL).unwrap();
+        caller
+    }
+}
+
+pub(crate) fn recv_control(socket: &OwnedFd) -> Vec<u8> {
+    recv_control_with_fds(socket).0
+}
+
+/// What is said, and the descriptors that come with it.
+pub(crate) fn recv_control_with_fds(socket: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
+    let mut bytes = vec![0; 300];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [std::io::IoSliceMut::new(&mut bytes)];
+    let got = rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::empty())
+        .unwrap()
+        .bytes;
+    bytes.truncate(got);
+    let fds = control.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
+        _ => Vec::new(),
+    });
+    (bytes, fds.collect())
+}
+
+/// Whatever a target answers to the question for a key: the operation fails, and the next peer is
+/// none the worse.
+#[test]
+fn invalid_key_responses_fail_the_operation() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        let page = move |size: usize| sealed_memfd(4096 + size, all);
+        let (good, small, loose) = (
+            page(64),
+            page(8),
+            sealed_memfd(4096 + 64, SealFlags::empty()),
+        );
+        let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+        let cut = encode_grant(5, 64, 3)[..28].to_vec();
+        let cases: [(Vec<u8>, Vec<&OwnedFd>, &str); 11] = [
+            (encode_control(104, 5), vec![], "is unknown"),
+            (encode_grant(5, 64, 3), vec![&small], "another size"),
+            (encode_grant(5, u64::MAX, 3), vec![&good], "too large"),
+            (encode_grant(5, 64, 3), vec![&loose], "not sealed"),
+            (encode_grant(5, 64, 3), vec![&null], "sealed"),
+            // Sealed and large enough, but its owner says that it is not lent: asked for again,
+            // until it hangs up.
+            (encode_grant(6, 64, 3), vec![&good], "nobody has asked for"),
+            (encode_control(104, 6), vec![], "nobody has asked"),
+            (encode_grant(5, 64, 0xff), vec![&good], "no grant"),
+            (cut, vec![&good], "no grant"),
+            (encode_grant(5, 64, 3), vec![], "did not arrive"),
+            (
+                encode_grant(5, 64, 3),
+                vec![&good, &good],
+                "not one descriptor",
+            ),
+        ];
+        for (number, (saying, fds, reason)) in cases.into_iter().enumerate() {
+            let name = format!("impostor-{}-{number}", std::process::id());
+            let impostor = RawShmListener::listen(&name);
+            let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
+            let write = ep
+                .write(peer, RemoteAddr { key: 5, offset: 0 }, "x")
+                .start()
+                .unwrap();
+            let fds: Vec<OwnedFd> = fds.into_iter().map(|fd| fd.try_clone().unwrap()).collect();
+            let lie = std::thread::spawn(move || {
+                impostor.answer_key_query(&saying, &fds.iter().collect::<Vec<_>>())
+            });
+            let failed = write.await.unwrap_err();
+            assert!(
+                failed.error.to_string().contains(reason),
+                "case {number}: {}",
+                failed.error
+            );
+            drop(lie.join().unwrap());
+        }
+        // A right that was not granted, and memory that its owner does not lend.
+        let name = format!("impostor-{}", std::process::id());
+        let impostor = RawShmListener::listen(&name);
+        let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
+        let write = ep
+            .write(peer, RemoteAddr { key: 5, offset: 0 }, "x")
+            .start()
+            .unwrap();
+        let lie = std::thread::spawn(move || {
+            // Asking again would have the same answer.
+            impostor.answer_key_query(&encode_grant(5, 64, 3), &[&page(64)])
+        });
+        let failed = write.await.unwrap_err();
+        assert_eq!(
+            failed.error,
+            Error::Key {
+                key: 5,
+                why: "was withdrawn"
+            }
+        );
+        drop(lie.join().unwrap());
+        assert_still_works(&ep).await;
+    });
+}

@@ -1,0 +1,212 @@
+//! Endpoints that share their receives, and processes that die while they send to them.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use fabric_async::{
+    CqBind, DownReason, Endpoint, Error, EventKind, Fabric, FiAddr, Hints, SHARED_CONTEXT,
+    SharedRxContext, discover,
+};
+use futures_util::StreamExt;
+
+use crate::run;
+use crate::test_peer::TestPeer;
+
+const ENDPOINTS: usize = 8;
+const KILLS: u64 = 30;
+/// Messages from this length on are copied once, where the sender wants it too.
+const LONG_MESSAGE: usize = 100_000;
+
+/// Sends numbered messages of all sizes to all doors, for ever.
+pub(crate) async fn send_to_all_endpoints(hall: &str, single_copy_from: usize) {
+    let ep = Endpoint::options()
+        .single_copy_threshold(single_copy_from)
+        .bind("shm://")
+        .await
+        .expect("bind");
+    let mut doors = Vec::new();
+    for door in 0..ENDPOINTS {
+        doors.push(
+            ep.add_peer(format!("{hall}-{door}"))
+                .await
+                .expect("the hall is open"),
+        );
+    }
+    for number in 0u64.. {
+        for door in &doors {
+            let mut message =
+                vec![number as u8; [16, 100, 5000, 60_000, 300_000][number as usize % 5]];
+            message[..8].copy_from_slice(&number.to_le_bytes());
+            if ep.send(*door, message).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// What has come so far.
+#[derive(Default)]
+struct SequenceChecker {
+    /// The next number of each sender at each door.
+    next_number: HashMap<(FiAddr, u64), u64>,
+    messages: u64,
+}
+
+impl SequenceChecker {
+    /// A message is whole, and the next of its sender at its door.
+    fn check_message(&mut self, shared: &SharedRxContext, message: &fabric_async::Message) {
+        let number = u64::from_le_bytes(message[..8].try_into().expect("eight bytes"));
+        assert_eq!(
+            message.len(),
+            [16, 100, 5000, 60_000, 300_000][number as usize % 5]
+        );
+        assert!(
+            message[8..].iter().all(|byte| *byte == number as u8),
+            "message {number} is damaged"
+        );
+        let door = shared
+            .received_by(&message.transfer)
+            .expect("no door has closed");
+        let next = self
+            .next_number
+            .entry((message.source().expect("a guest"), door))
+            .or_default();
+        assert_eq!(number, *next, "lost, or out of order");
+        *next += 1;
+        self.messages += 1;
+    }
+}
+
+/// Receives, with a receive that is dropped at each event, until the victim has left all doors.
+async fn recv_until_peer_down(
+    shared: &SharedRxContext,
+    events: &mut fabric_async::EventQueue,
+    book: &mut SequenceChecker,
+) {
+    let mut down = 0;
+    while down < ENDPOINTS {
+        tokio::select! {
+            event = events.next() => match event.kind {
+                EventKind::PeerDown { reason, .. } => {
+                    assert_eq!(reason, DownReason::Died);
+                    down += 1;
+                }
+                EventKind::PeerConnected { .. } => {}
+                other => panic!("{other:?}"),
+            },
+            message = shared.recv() => match message {
+                Ok(message) => book.check_message(shared, &message),
+                // It died in the middle of one.
+                Err(failed) => assert!(matches!(failed.error, Error::PeerGone(_)), "{failed}"),
+            },
+        }
+    }
+}
+
+#[test]
+fn killed_senders_do_not_affect_shared_rx() {
+    run(async {
+        let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
+        let info = discover(&hints).await.unwrap().swap_remove(0);
+        let fabric = Fabric::open(&info).unwrap();
+        let domain = fabric
+            .domain_builder(&info)
+            .single_copy_threshold(LONG_MESSAGE)
+            .open()
+            .unwrap();
+        let mut events = fabric.event_queue(1024).unwrap();
+        domain.bind_eq(&events).unwrap();
+        let av = domain.auto_insert_address_vector().unwrap();
+        let mut cq = domain.completion_queue(64).unwrap();
+        let shared = domain
+            .shared_rx_context(&info)
+            .unwrap()
+            .bind_av(&av)
+            .unwrap();
+        let shared = shared.bind_cq(&cq, CqBind::RECV).unwrap().open().unwrap();
+        let hall = format!("shm://hall-{}", std::process::id());
+        let mut doors = Vec::new();
+        for door in 0..ENDPOINTS {
+            let ep = domain
+                .endpoint(&info)
+                .unwrap()
+                .bind_av(&av)
+                .unwrap()
+                .bind_shared_rx(&shared)
+                .unwrap();
+            doors.push(
+                ep.name(format!("{hall}-{door}"))
+                    .unwrap()
+                    .enable()
+                    .await
+                    .unwrap(),
+            );
+        }
+        let friend = TestPeer::start("echo", &format!("{hall}-0"));
+        let to_friend = shared.recv().tag(3).await.unwrap().source().unwrap();
+        let (mut book, mut seed) = (SequenceChecker::default(), 0x9e37_79b9_7f4a_7c15_u64);
+        let mut dead = Vec::new();
+        for kill in 0..KILLS {
+            let role = if kill % 2 == 0 {
+                "shared_rx_sender"
+            } else {
+                "shared_rx_sender single copy"
+            };
+            let mut victim = TestPeer::start(role, &hall);
+            let from_victim = loop {
+                // What the last one left may come before.
+                if let Ok(message) = shared.recv().await {
+                    book.check_message(&shared, &message);
+                    let source = message.source().unwrap();
+                    if !dead.contains(&source) {
+                        break source;
+                    }
+                }
+            };
+            dead.push(from_victim);
+            let directed = shared.recv().tag(5).from(from_victim).start().unwrap();
+            seed = seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            let moment = Duration::from_micros(seed >> 33 & 0x3fff);
+            let killer = std::thread::spawn(move || {
+                std::thread::sleep(moment);
+                victim.0.kill().unwrap();
+                victim.0.wait().unwrap();
+            });
+            recv_until_peer_down(&shared, &mut events, &mut book).await;
+            killer.join().unwrap();
+            let failed = directed.await.unwrap_err();
+            assert!(
+                matches!(failed.error, Error::PeerGone(_) | Error::StaleAddress(_)),
+                "kill {kill}: {failed}"
+            );
+            // The other one hears nothing of it.
+            shared
+                .recv_into(vec![0; 8])
+                .tag(4)
+                .context(kill)
+                .post()
+                .unwrap();
+            doors[0]
+                .send(to_friend, kill.to_le_bytes().to_vec())
+                .await
+                .unwrap();
+            let answer = cq.next().await.unwrap();
+            assert_eq!(
+                (answer.context, answer.bytes()),
+                (kill, &kill.to_le_bytes()[..])
+            );
+        }
+        assert!(book.messages > KILLS, "{} messages", book.messages);
+        drop(friend);
+        // What was taken in of the dead is there, and nothing of it is owed to anybody.
+        while shared.stats().unexpected > 0 {
+            match shared.recv().await {
+                Ok(message) => book.check_message(&shared, &message),
+                Err(failed) => assert!(matches!(failed.error, Error::PeerGone(_)), "{failed}"),
+            }
+        }
+        assert_eq!(domain.stats().operations, 0);
+    });
+}

@@ -1,0 +1,300 @@
+//! Long messages between processes that die or lie: copied once, straight out of their sender's
+//! memory, or twice.
+
+use std::os::fd::OwnedFd;
+
+use fabric_async::{Endpoint, Error, FiAddr};
+use rustix::fs::SealFlags;
+
+use crate::health::{assert_still_works, expect_protocol_violation, kill_within_two_ms};
+use crate::hostile::{connect_raw, encode_hello, sealed_memfd, send_with_fds};
+use crate::rma::{RawShmListener, encode_control, recv_control_with_fds};
+use crate::run;
+use crate::test_peer::TestPeer;
+
+const ROUNDS: u64 = 30;
+/// The first is short enough to be copied in one go.
+const LENGTHS: [usize; 3] = [100_000, 3 << 20, 8 << 20];
+
+/// An endpoint that copies once, or twice, as a peer in the same part does.
+async fn bind_endpoint(once: bool) -> Endpoint {
+    Endpoint::options()
+        .single_copy_threshold(single_copy_threshold(once))
+        .bind("shm://")
+        .await
+        .unwrap()
+}
+
+fn single_copy_threshold(once: bool) -> usize {
+    if once { 0 } else { usize::MAX }
+}
+
+/// What a peer is asked to do, by the name of its part.
+fn role_name(role: &str, once: bool) -> String {
+    format!("{role}-{}", if once { "once" } else { "twice" })
+}
+
+/// Plays a part of this name, if there is one.
+pub(crate) async fn try_run_role(part: &str, name: &str) -> bool {
+    let Some((role, way)) = part.split_once('-') else {
+        return false;
+    };
+    let ep = bind_endpoint(way == "once").await;
+    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    match role {
+        "long_sender" => drop(send_until_error(&ep, peer).await),
+        "long_receiver" => {
+            ep.send(peer, "ready").tag(1).await.expect("a peer");
+            drop(recv_until_error(&ep, peer, 2).await);
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// Sends long messages until that fails; returns the failure.
+async fn send_until_error(ep: &Endpoint, peer: FiAddr) -> Error {
+    for round in 0.. {
+        let message = vec![round as u8; LENGTHS[round % 3]];
+        if let Err(failed) = ep.send(peer, message).tag(2).await {
+            assert_eq!(
+                failed.buf.len(),
+                LENGTHS[round % 3],
+                "the buffer comes back"
+            );
+            return failed.error;
+        }
+    }
+    unreachable!("rounds do not end");
+}
+
+/// Receives whole messages until that fails; returns the failure.
+async fn recv_until_error(ep: &Endpoint, peer: FiAddr, tag: u64) -> Error {
+    for round in 0u64.. {
+        let room = if round.is_multiple_of(2) {
+            8 << 20
+        } else {
+            50_000
+        };
+        let got = match ep
+            .recv_into(Vec::with_capacity(room))
+            .tag(tag)
+            .from(peer)
+            .await
+        {
+            Err(failed) if matches!(failed.error, Error::Truncated { .. }) => failed.buf,
+            Err(failed) => return failed.error,
+            Ok(message) => message.into_buf(),
+        };
+        let whole = LENGTHS.iter().any(|len| got.len() == room.min(*len));
+        assert!(
+            whole && got.iter().all(|byte| *byte == got[0]),
+            "{} bytes",
+            got.len()
+        );
+    }
+    unreachable!("rounds do not end");
+}
+
+fn check_killed_sender(once: bool) {
+    run(async {
+        let ep = bind_endpoint(once).await;
+        for round in 0..ROUNDS {
+            let victim = TestPeer::start(&role_name("long_sender", once), &ep.name().to_string());
+            let first = ep.recv().tag(2).await.unwrap();
+            let killer = kill_within_two_ms(victim, round);
+            let error = recv_until_error(&ep, first.source().unwrap(), 2).await;
+            assert!(error.is_peer_gone(), "round {round}: {error}");
+            killer.join().unwrap();
+        }
+        let stats = ep.stats();
+        assert_eq!(
+            (stats.single_copy_rx.count > 0, stats.unexpected),
+            (once, 0)
+        );
+        assert_still_works(&ep).await;
+    });
+}
+
+/// What was received of a process that is killed in the middle is whole; what was not is not seen.
+#[test]
+fn killed_sender_leaves_whole_messages_single_copy() {
+    check_killed_sender(true);
+}
+
+#[test]
+fn killed_sender_leaves_whole_messages_double_copy() {
+    check_killed_sender(false);
+}
+
+fn check_killed_receiver(once: bool) {
+    run(async {
+        let ep = bind_endpoint(once).await;
+        for round in 0..ROUNDS {
+            let victim = TestPeer::start(&role_name("long_receiver", once), &ep.name().to_string());
+            let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
+            let killer = kill_within_two_ms(victim, round);
+            let error = send_until_error(&ep, peer).await;
+            assert!(error.is_peer_gone(), "round {round}: {error}");
+            killer.join().unwrap();
+        }
+        let stats = ep.stats();
+        assert_eq!(
+            (stats.single_copy_tx.count > 0, stats.segmented.count > 0),
+            (once, !once),
+            "{stats:?}"
+        );
+        assert_still_works(&ep).await;
+    });
+}
+
+/// A process that is killed while it copies fails the send, which gives its buffer back.
+#[test]
+fn killed_receiver_returns_send_buffer_single_copy() {
+    check_killed_receiver(true);
+}
+
+#[test]
+fn killed_receiver_returns_send_buffer_double_copy() {
+    check_killed_receiver(false);
+}
+
+/// A process that shows no number cannot be read, and is talked to by the ring; the other way it
+/// may be read.
+#[test]
+fn unreadable_peer_falls_back_to_ring_copy() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: needs root, to make a process namespace");
+        return;
+    }
+    run(async {
+        let ep = bind_endpoint(true).await;
+        let _apart = match TestPeer::start_in_pid_namespace("echo", &ep.name().to_string()) {
+            Ok(apart) => apart,
+            Err(error) => return println!("skipped: there is no unshare: {error}"),
+        };
+        let peer = ep.recv().tag(3).await.unwrap().source().unwrap();
+        for len in LENGTHS {
+            ep.send(peer, vec![5; len]).await.unwrap();
+            let back = ep.recv().tag(4).from(peer).await.unwrap();
+            assert!(back.len() == len && back.iter().all(|byte| *byte == 5));
+        }
+        let stats = ep.stats();
+        assert_eq!(
+            (stats.single_copy_tx.count, stats.segmented.count),
+            (0, 3),
+            "{stats:?}"
+        );
+    });
+}
+
+/// The segment of a caller: where its probe lies, and what is there.
+fn segment_with_probe(probe: (u64, u64)) -> OwnedFd {
+    let segment = sealed_memfd(
+        4096 + 64 * 64,
+        SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
+    );
+    rustix::io::pwrite(&segment, &probe.0.to_le_bytes(), 640).unwrap();
+    rustix::io::pwrite(&segment, &probe.1.to_le_bytes(), 648).unwrap();
+    segment
+}
+
+/// Messages that are nowhere, longer than any, or of a process that let nobody read.
+#[test]
+fn invalid_source_addresses_end_only_that_connection() {
+    run(async {
+        let ep = bind_endpoint(true).await;
+        let mut events = ep.events().unwrap();
+        let value = Box::new(0x1234_5678_u64);
+        let at = (&raw const *value).expose_provenance() as u64;
+        let cases = [
+            ("cannot be read", (0, 0), 100, at, 0),
+            ("cannot be read", (at, *value + 1), 100, at, 0),
+            ("not in its memory", (at, *value), 100, 4096, 0),
+            ("not in its memory", (at, *value), 1 << 20, u64::MAX >> 1, 0),
+            ("out of bounds", (at, *value), u64::MAX, at, 0),
+            ("out of bounds", (at, *value), 100, u64::MAX, 0),
+            ("out of bounds", (at, *value), 100, at, 256),
+        ];
+        for (reason, probe, len, at, slot) in cases {
+            let segment = segment_with_probe(probe);
+            let socket = connect_raw(&ep).await;
+            send_with_fds(&socket, &encode_hello("liar", 1, 64), &[&segment]);
+            let record: Vec<u8> = [len, at, slot]
+                .into_iter()
+                .flat_map(u64::to_le_bytes)
+                .collect();
+            rustix::io::pwrite(&segment, &record, 4096 + 8).unwrap();
+            rustix::io::pwrite(&segment, &(6 | 32 << 16 | 1u64 << 40).to_le_bytes(), 4096).unwrap();
+            send_with_fds(&socket, &encode_control(101, 0), &[]);
+            expect_protocol_violation(&mut events, reason).await;
+        }
+        assert_eq!(ep.stats().unexpected, 0, "nothing of it is left");
+        assert_still_works(&ep).await;
+    });
+}
+
+/// A receiver that gives back what it never had, and twice what it had, ends each send once; one
+/// that never does keeps what it has until it hangs up.
+#[test]
+fn invalid_slot_returns_complete_a_send_once() {
+    run(async {
+        let ep = bind_endpoint(true).await;
+        let name = format!("receiver-{}", std::process::id());
+        let impostor = RawShmListener::listen(&name);
+        let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
+        let sends: Vec<_> = (0..2)
+            .map(|number| ep.send(peer, vec![number; 100_000]).start().unwrap())
+            .collect();
+        let (caller, segment) = tokio::task::spawn_blocking(move || {
+            let caller = impostor.accept_ready();
+            let segment = recv_control_with_fds(&caller).1.swap_remove(0);
+            // It says that it could read.
+            rustix::io::pwrite(&segment, &[1], 768).unwrap();
+            send_with_fds(&caller, &encode_control(0, 1), &[]);
+            (caller, segment)
+        })
+        .await
+        .unwrap();
+        let has_record = |number: u64| {
+            let mut header = [0; 8];
+            rustix::io::pread(&segment, &mut header, 4096 + 64 * number).unwrap();
+            header[0] == 6
+        };
+        let give_all_back = || {
+            rustix::io::pwrite(&segment, &[0xff; 32], 512).unwrap();
+            send_with_fds(&caller, &encode_control(101, 0), &[]);
+        };
+        // Before there is anything, and several times after.
+        give_all_back();
+        while !has_record(1) {
+            ep.domain().progress();
+            tokio::task::yield_now().await;
+        }
+        for _ in 0..3 {
+            give_all_back();
+        }
+        for (number, send) in sends.into_iter().enumerate() {
+            assert_eq!(send.await.unwrap().into_buf(), vec![number as u8; 100_000]);
+        }
+        // What is left of that would be given back too early, as is the receiver's right.
+        rustix::io::pwrite(&segment, &[0; 32], 512).unwrap();
+        let kept = ep.send(peer, vec![7; 200_000]).start().unwrap();
+        while !has_record(2) {
+            ep.domain().progress();
+            tokio::task::yield_now().await;
+        }
+        drop(caller);
+        let failed = kept.await.unwrap_err();
+        assert!(
+            failed.error.is_peer_gone() && failed.buf == vec![7; 200_000],
+            "{}",
+            failed.error
+        );
+        assert_eq!(ep.stats().single_copy_tx.count, 2);
+        let mut withdrawn = [0];
+        rustix::io::pread(&segment, &mut withdrawn, 896).unwrap();
+        assert_eq!(withdrawn, [1], "it is told before the buffer is given back");
+        assert_still_works(&ep).await;
+    });
+}

@@ -1,0 +1,71 @@
+//! Peers that come under the address of one that has gone.
+
+use fabric_async::{Endpoint, Error, SocketIo, WaitPolicy};
+
+use crate::run;
+
+/// Whether somebody has connected there, has said something, and was not accepted yet.
+fn has_unaccepted_data(at: &Endpoint) -> bool {
+    let port = at
+        .name()
+        .to_string()
+        .rsplit_once(':')
+        .unwrap()
+        .1
+        .parse::<u16>()
+        .unwrap();
+    let here = format!("0100007F:{port:04X}");
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    table
+        .lines()
+        .map(|row| row.split_ascii_whitespace().collect::<Vec<_>>())
+        .any(|row| {
+            // Nobody has a descriptor of it, and there is something to be read.
+            row[1] == here && row[3] == "01" && !row[4].ends_with(":00000000") && row[9] == "0"
+        })
+}
+
+#[test]
+fn queued_message_is_received_after_address_reuse() {
+    for io in [SocketIo::Epoll, SocketIo::IoUring] {
+        // Nothing runs here but what is polled below.
+        let still = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let options = Endpoint::options()
+            .socket_io(io)
+            .wait_policy(WaitPolicy::Spin);
+        let ep = match still.block_on(options.bind("tcp://")) {
+            Err(Error::Os {
+                call: "io_uring_setup",
+                errno,
+            }) => {
+                eprintln!("skipped, the kernel refuses a ring: error {errno}");
+                continue;
+            }
+            bound => bound.unwrap(),
+        };
+        run(async {
+            let first = Endpoint::bind("tcp://").await.unwrap();
+            let to = first.address_vector().insert(ep.name()).unwrap();
+            let (sent, received) = tokio::join!(first.send(to, "first"), ep.recv());
+            sent.unwrap();
+            assert_eq!(received.unwrap().buf[..], *b"first");
+            first.send(to, "last").await.unwrap();
+            let name = first.name().clone();
+            first.close().unwrap();
+            let second = Endpoint::bind(&name).await.unwrap();
+            let to = second.address_vector().insert(ep.name()).unwrap();
+            let sent = second.send(to, "next").start().unwrap();
+            while !has_unaccepted_data(&ep) {
+                tokio::task::yield_now().await;
+            }
+            // Who calls is seen before what was sent.
+            ep.domain().progress();
+            assert_eq!(ep.recv().await.unwrap().buf[..], *b"last", "{io:?}");
+            assert_eq!(ep.recv().await.unwrap().buf[..], *b"next", "{io:?}");
+            sent.await.unwrap();
+        });
+    }
+}

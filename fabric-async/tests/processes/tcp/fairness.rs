@@ -1,0 +1,96 @@
+//! What goes to one peer takes turns: answers to its questions, and messages.
+
+use std::collections::VecDeque;
+
+use fabric_async::{Access, Endpoint, FiAddr, MemoryRegion, Progress};
+
+use crate::run;
+
+/// Under way at the same time.
+const IN_FLIGHT: usize = 16;
+/// Bytes of each, some of which the network always has room for, and not for all.
+const LONG_LEN: usize = 3_000_001;
+/// What is asked for comes before so many others, which the network and its peer may have taken
+/// already.
+const MAX_OVERTAKING: usize = 20 * IN_FLIGHT;
+
+/// Two endpoints, their numbers for each other, and memory of the first.
+async fn open_connected_pair(
+    progress: Progress,
+) -> (Endpoint, Endpoint, FiAddr, FiAddr, MemoryRegion) {
+    let open = || Endpoint::options().progress(progress).bind("tcp://");
+    let (owner, reader) = (open().await.unwrap(), open().await.unwrap());
+    let region = owner.domain().alloc(LONG_LEN, Access::REMOTE_READ).unwrap();
+    let to_owner = reader.add_peer(owner.name()).await.unwrap();
+    reader.send(to_owner, "hello").await.unwrap();
+    let to_reader = owner.recv().await.unwrap().source().unwrap();
+    // Who serves memory makes progress: something is waited for there.
+    tokio::spawn(owner.recv().tag(1).start().unwrap());
+    (owner, reader, to_reader, to_owner, region)
+}
+
+/// Who always has more to be answered than the network takes gets its messages all the same.
+#[test]
+fn read_responses_do_not_starve_messages() {
+    for progress in [Progress::Manual, Progress::Auto] {
+        run(async {
+            let (owner, reader, to_reader, to_owner, region) = open_connected_pair(progress).await;
+            let read = || {
+                reader
+                    .read(to_owner, region.remote().slice(..))
+                    .start()
+                    .unwrap()
+            };
+            let mut reads: VecDeque<_> = (0..IN_FLIGHT).map(|_| read()).collect();
+            reads.pop_front().unwrap().await.unwrap();
+            reads.push_back(read());
+            let stop = tokio::spawn(reader.recv().start().unwrap());
+            let sent = owner.send(to_reader, "stop").start().unwrap();
+            let mut answered = 0;
+            while !stop.is_finished() {
+                assert_eq!(reads.pop_front().unwrap().await.unwrap().len(), LONG_LEN);
+                reads.push_back(read());
+                answered += 1;
+                assert!(answered < MAX_OVERTAKING, "the message does not come");
+            }
+            assert_eq!(&stop.await.unwrap().unwrap()[..], b"stop");
+            for read in reads {
+                read.await.unwrap();
+            }
+            sent.await.unwrap();
+        });
+    }
+}
+
+/// Who always has more messages than the network takes answers all the same.
+#[test]
+fn messages_do_not_starve_read_responses() {
+    for progress in [Progress::Manual, Progress::Auto] {
+        run(async {
+            let (owner, reader, to_reader, to_owner, region) = open_connected_pair(progress).await;
+            let send = || owner.send(to_reader, vec![5; LONG_LEN]).start().unwrap();
+            let mut sends: VecDeque<_> = (0..IN_FLIGHT).map(|_| send()).collect();
+            assert_eq!(reader.recv().await.unwrap().len(), LONG_LEN);
+            let read = tokio::spawn(
+                reader
+                    .read(to_owner, region.remote().slice(..))
+                    .start()
+                    .unwrap(),
+            );
+            let mut received = 0;
+            while !read.is_finished() {
+                sends.push_back(send());
+                assert_eq!(reader.recv().await.unwrap().len(), LONG_LEN);
+                received += 1;
+                assert!(received < MAX_OVERTAKING, "the answer does not come");
+            }
+            assert_eq!(read.await.unwrap().unwrap().len(), LONG_LEN);
+            for _ in received + 1..sends.len() {
+                assert_eq!(reader.recv().await.unwrap()[..], [5; LONG_LEN]);
+            }
+            for send in sends {
+                send.await.unwrap();
+            }
+        });
+    }
+}

@@ -1,0 +1,342 @@
+//! What is set on the sockets of connected endpoints, and of those that take requests.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use fabric_async::{
+    CqBind, Endpoint, EpType, Error, Fabric, Hints, Info, PassiveEndpoint, SocketOptions,
+    TrafficClass, discover,
+};
+use rustix::net::sockopt::{
+    ip_tos, socket_acceptconn, socket_recv_buffer_size, socket_send_buffer_size, tcp_congestion,
+    tcp_keepidle,
+};
+
+use crate::run;
+use crate::sockets::find_socket;
+use crate::test_peer::{EXIT_NO_MOUNT, TestPeer};
+
+const PORT_RANGE: std::ops::RangeInclusive<u16> = 22_000..=22_999;
+const BUFFER_LEN: usize = 1 << 17;
+
+/// What the machine takes for ways to elsewhere, which is not what connections inside it have.
+fn system_congestion_control() -> String {
+    let name = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();
+    name.trim().into()
+}
+
+/// Those of the listener: all there are.
+fn all_socket_options() -> SocketOptions {
+    let silence = Duration::from_secs(40);
+    let options = SocketOptions::new()
+        .congestion_control(system_congestion_control())
+        .port_range(PORT_RANGE)
+        .idle_timeout(silence);
+    options.send_buffer(BUFFER_LEN).receive_buffer(BUFFER_LEN)
+}
+
+async fn discover_msg_info() -> Info {
+    discover(&Hints::new().provider("tcp").ep_type(EpType::Msg))
+        .await
+        .unwrap()
+        .swap_remove(0)
+}
+
+fn socket_addr(name: &fabric_async::Address) -> SocketAddr {
+    name.socket_addr().unwrap()
+}
+
+fn connected_socket(ep: &Endpoint) -> OwnedFd {
+    find_socket(
+        "tcp",
+        socket_addr(ep.name()),
+        Some(socket_addr(ep.peer_name().unwrap())),
+    )
+}
+
+/// Two that meet at this door: the one that has called, and the one that was accepted in this
+/// domain.
+async fn connect_and_accept(
+    door: &mut PassiveEndpoint,
+    domain: &fabric_async::Domain,
+    info: &Info,
+) -> (Endpoint, Endpoint) {
+    let cq = domain.completion_queue(16).unwrap();
+    let calling = Endpoint::connect(door.name());
+    let accepting = async {
+        let request = door.next().await.unwrap();
+        let ep = domain
+            .endpoint(info)
+            .unwrap()
+            .bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)
+            .unwrap();
+        ep.accept(request, "").await.unwrap()
+    };
+    let (caller, accepted) = tokio::join!(calling, accepting);
+    (caller.unwrap(), accepted)
+}
+
+#[test]
+fn accepted_sockets_inherit_passive_endpoint_options() {
+    run(async {
+        let mut info = discover_msg_info().await;
+        let fabric = Fabric::open(&info).unwrap();
+        let mut door = fabric
+            .passive_endpoint(&info)
+            .unwrap()
+            .socket_options(all_socket_options())
+            .listen()
+            .unwrap();
+        assert!(
+            PORT_RANGE.contains(&socket_addr(door.name()).port()),
+            "{}",
+            door.name()
+        );
+        let listener = find_socket("tcp", socket_addr(door.name()), None);
+        assert!(socket_acceptconn(&listener).unwrap());
+        assert_eq!(socket_recv_buffer_size(&listener).unwrap(), 2 * BUFFER_LEN);
+
+        // A domain that says nothing of its own.
+        let plain = fabric.domain(&info).unwrap();
+        let (caller, accepted) = connect_and_accept(&mut door, &plain, &info).await;
+        let socket = connected_socket(&accepted);
+        assert_eq!(socket_recv_buffer_size(&socket).unwrap(), 2 * BUFFER_LEN);
+        assert_eq!(socket_send_buffer_size(&socket).unwrap(), 2 * BUFFER_LEN);
+        assert_eq!(
+            tcp_congestion(&socket).unwrap(),
+            system_congestion_control()
+        );
+        assert_eq!(
+            (tcp_keepidle(&socket).unwrap(), ip_tos(&socket).unwrap()),
+            (Duration::from_secs(22), 0)
+        );
+        // Who calls has options of its own.
+        let socket = connected_socket(&caller);
+        assert_eq!(
+            tcp_congestion(&socket).unwrap(),
+            SocketOptions::LOCAL_CONGESTION_CONTROL
+        );
+        assert_eq!(tcp_keepidle(&socket).unwrap(), Duration::from_secs(15));
+
+        // One that does; what it does not say stays.
+        let own = SocketOptions::new()
+            .congestion_control(SocketOptions::LOCAL_CONGESTION_CONTROL)
+            .receive_buffer(2 * BUFFER_LEN);
+        let own = fabric
+            .domain_builder(&info)
+            .socket_options(own.idle_timeout(Duration::from_secs(4)))
+            .open()
+            .unwrap();
+        info.tx.tclass = Some(TrafficClass::LowLatency);
+        let (_caller, accepted) = connect_and_accept(&mut door, &own, &info).await;
+        let socket = connected_socket(&accepted);
+        assert_eq!(socket_recv_buffer_size(&socket).unwrap(), 4 * BUFFER_LEN);
+        assert_eq!(socket_send_buffer_size(&socket).unwrap(), 2 * BUFFER_LEN);
+        assert_eq!(
+            tcp_congestion(&socket).unwrap(),
+            SocketOptions::LOCAL_CONGESTION_CONTROL
+        );
+        assert_eq!(
+            (tcp_keepidle(&socket).unwrap(), ip_tos(&socket).unwrap()),
+            (Duration::from_secs(1), 18 << 2)
+        );
+    });
+}
+
+#[test]
+fn bind_options_apply_to_listener_and_connections() {
+    run(async {
+        let mut door = Endpoint::options()
+            .socket_options(all_socket_options())
+            .listen("tcp://")
+            .await
+            .unwrap();
+        assert!(
+            PORT_RANGE.contains(&socket_addr(door.name()).port()),
+            "{}",
+            door.name()
+        );
+        let calling = Endpoint::options()
+            .socket_options(all_socket_options())
+            .connect(door.name());
+        let accepting = async { door.next().await.unwrap().accept("").await };
+        let (caller, accepted) = tokio::join!(calling, accepting);
+        for ep in [caller.unwrap(), accepted.unwrap()] {
+            let socket = connected_socket(&ep);
+            assert_eq!(socket_recv_buffer_size(&socket).unwrap(), 2 * BUFFER_LEN);
+            assert_eq!(
+                tcp_congestion(&socket).unwrap(),
+                system_congestion_control()
+            );
+            assert_eq!(tcp_keepidle(&socket).unwrap(), Duration::from_secs(22));
+        }
+        let port = socket_addr(door.name()).port();
+        let taken = Endpoint::options()
+            .socket_options(SocketOptions::new().port_range(port..=port))
+            .listen("tcp://");
+        assert_eq!(
+            taken.await.unwrap_err(),
+            Error::AddressInUse(door.name().clone())
+        );
+        let wrong = SocketOptions::new().send_buffer(usize::MAX);
+        let refused = Endpoint::options()
+            .socket_options(wrong)
+            .listen("tcp://")
+            .await
+            .unwrap_err();
+        assert!(refused.to_string().contains("send buffer"), "{refused}");
+    });
+}
+
+#[test]
+fn connect_resolves_host_names() {
+    run(async {
+        let mut door = PassiveEndpoint::bind("tcp://localhost:0").await.unwrap();
+        assert!(
+            socket_addr(door.name()).ip().is_loopback(),
+            "{}",
+            door.name()
+        );
+        let name = format!("tcp://localhost:{}", socket_addr(door.name()).port());
+        let (caller, accepted) = tokio::join!(Endpoint::connect(&name), async {
+            door.next().await.unwrap().accept("").await.unwrap()
+        });
+        let caller = caller.unwrap();
+        assert_eq!(
+            caller.peer_name(),
+            Ok(door.name()),
+            "an address, whatever was asked for"
+        );
+        caller.send(caller.peer().unwrap(), "hello").await.unwrap();
+        assert_eq!(&accepted.recv().await.unwrap()[..], b"hello");
+
+        // Somebody is there, and does not want to: nobody else is asked.
+        let (refused, ()) = tokio::join!(Endpoint::connect(&name), async {
+            door.next().await.unwrap().reject("no").unwrap();
+        });
+        assert!(
+            matches!(refused, Err(Error::Rejected { .. })),
+            "{refused:?}"
+        );
+        assert!(door.try_next().is_none());
+
+        // At each of its addresses there is nobody any more.
+        drop(door);
+        let nobody = Endpoint::connect(&name).await.map(drop).unwrap_err();
+        assert!(matches!(nobody, Error::NoSuchPeer(_)), "{nobody}");
+        // A label of 64 letters is none, so no server is asked.
+        let text = format!("tcp://{}.invalid:7", "x".repeat(64));
+        for error in [
+            Endpoint::connect(&text).await.map(drop).unwrap_err(),
+            PassiveEndpoint::bind(&text).await.map(drop).unwrap_err(),
+        ] {
+            assert!(matches!(error, Error::NoSuchHost { .. }), "{error}");
+        }
+    });
+}
+
+const HOSTS_FILE: &str = "\
+127.0.0.1 localhost twin
+127.0.0.2 twin
+203.0.113.7 lodge
+127.0.0.1 lodge
+";
+
+/// Calls `twin`, who is at home at this one of two addresses, and takes the address of `lodge` that
+/// is this machine's.
+pub(crate) async fn host_name_client(home: &str) {
+    let mut door = PassiveEndpoint::bind(home)
+        .await
+        .expect("a loopback address");
+    let name = format!("tcp://twin:{}", socket_addr(door.name()).port());
+    let (caller, accepted) = tokio::join!(Endpoint::connect(&name), async {
+        door.next()
+            .await
+            .expect("it is open")
+            .accept("welcome")
+            .await
+    });
+    let caller = caller.expect("somebody is at one of the addresses");
+    assert_eq!(
+        (caller.peer_name(), caller.private_data()),
+        (Ok(door.name()), &b"welcome"[..])
+    );
+    accepted.expect("it waits");
+    let lodge = PassiveEndpoint::bind("tcp://lodge:0")
+        .await
+        .expect("one of the addresses is ours");
+    assert_eq!(
+        socket_addr(lodge.name()).ip(),
+        std::net::Ipv4Addr::LOCALHOST
+    );
+}
+
+/// Whichever of its addresses comes first: where nobody is, the next one is tried.
+#[test]
+fn connect_tries_every_address_of_a_host() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: needs root, to say which hosts there are");
+    }
+    let hosts = std::env::temp_dir().join(format!("fabric-hosts-{}", std::process::id()));
+    std::fs::write(&hosts, HOSTS_FILE).unwrap();
+    for home in ["tcp://127.0.0.1:0", "tcp://127.0.0.2:0"] {
+        let ended = TestPeer::start_with_hosts_file(&hosts, "tcp host_name_client", home)
+            .and_then(|mut visitor| visitor.0.wait());
+        match ended.map(|status| status.code()) {
+            Ok(Some(0)) => {}
+            Ok(Some(EXIT_NO_MOUNT)) => eprintln!("skipped, nothing can be mounted here"),
+            Ok(code) => panic!("{home}: {code:?}"),
+            Err(error) => eprintln!("skipped, there is no unshare: {error}"),
+        }
+    }
+    std::fs::remove_file(&hosts).unwrap();
+}
+
+/// Addresses of the other family than that to call from are passed over; in the object model a host
+/// has a name, too.
+#[test]
+fn connect_skips_addresses_of_another_family() {
+    run(async {
+        let info = discover_msg_info().await;
+        let fabric = Fabric::open(&info).unwrap();
+        let domain = fabric.domain(&info).unwrap();
+        let cq = domain.completion_queue(16).unwrap();
+        let mut door = fabric
+            .passive_endpoint(&info)
+            .unwrap()
+            .name("tcp://127.0.0.1:0")
+            .unwrap()
+            .listen()
+            .unwrap();
+        let name = format!("tcp://localhost:{}", socket_addr(door.name()).port());
+        let from = |name: &str| {
+            let ep = domain.endpoint(&info).unwrap().name(name).unwrap();
+            ep.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV).unwrap()
+        };
+        let (caller, accepted) = tokio::join!(from("tcp://127.0.0.1:0").connect(&name), async {
+            let accepting = from("tcp://127.0.0.1:0");
+            accepting.accept(door.next().await.unwrap(), "").await
+        });
+        assert_eq!(
+            caller.unwrap().name(),
+            accepted.unwrap().peer_name().unwrap()
+        );
+        let other = from("tcp://[::1]:0")
+            .connect(&name)
+            .await
+            .map(drop)
+            .unwrap_err();
+        assert!(
+            matches!(other, Error::NoSuchHost { .. } | Error::NoSuchPeer(_)),
+            "{other}"
+        );
+        let refused = fabric
+            .passive_endpoint(&info)
+            .unwrap()
+            .name("tcp://localhost:0")
+            .map(drop)
+            .unwrap_err();
+        assert!(matches!(refused, Error::BadAddress { .. }), "{refused}");
+    });
+}

@@ -1,0 +1,73 @@
+//! The tests of this folder, and that of forks, once more over io_uring.
+
+use std::process::{Command, Stdio};
+
+use fabric_async::{Endpoint, Error, SocketIo};
+
+use crate::run;
+
+/// What chooses for programs that do not.
+const SOCKET_IO_ENV: &str = "FABRIC_SOCKET_IO";
+
+#[test]
+fn tests_pass_with_io_uring() {
+    if std::env::var_os(SOCKET_IO_ENV).is_some() {
+        // This is the other run.
+        return;
+    }
+    match run(Endpoint::options()
+        .socket_io(SocketIo::IoUring)
+        .bind("tcp://"))
+    {
+        Err(Error::Os {
+            call: "io_uring_setup",
+            errno,
+        }) => {
+            return eprintln!("skipped, the kernel refuses a ring: error {errno}");
+        }
+        other => drop(other.unwrap()),
+    }
+    let mut program = Command::new(std::env::current_exe().expect("a path"));
+    // Who is silent in greetings is waited for by epoll in either case, and for long.
+    program.args([
+        "tcp::",
+        "over_tcp",
+        "--skip",
+        "silent_or_refusing_peer_fails_connect",
+        "--skip",
+        "silent_connections_are_evicted_or_time_out",
+    ]);
+    program.env(SOCKET_IO_ENV, "io_uring");
+    let output = program
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("the test program starts again");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}\n{said}", output.status);
+    for test in [
+        "killed_senders_are_reported_and_do_not_affect_others",
+        "fork_child_does_not_end_connections_over_tcp",
+        "domain_debug_names_the_socket_io",
+    ] {
+        assert!(said.contains(&format!("{test} ... ok")), "{said}");
+    }
+}
+
+#[test]
+fn domain_debug_names_the_socket_io() {
+    run(async {
+        let over = |io: &str| format!("tcp over {io} ");
+        let said = std::env::var(SOCKET_IO_ENV).unwrap_or_else(|_| "epoll".into());
+        let ep = Endpoint::bind("tcp://").await.unwrap();
+        let known = format!("{:?}", ep.domain());
+        assert!(known.contains(&over(&said)), "{known}");
+        // A program's own choice goes before that of the environment.
+        let ep = Endpoint::options()
+            .socket_io(SocketIo::Epoll)
+            .bind("tcp://")
+            .await
+            .unwrap();
+        let known = format!("{:?}", ep.domain());
+        assert!(known.contains(&over("epoll")), "{known}");
+    });
+}

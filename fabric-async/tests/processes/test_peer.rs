@@ -1,0 +1,323 @@
+//! The parts that peers play.
+
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use fabric_async::{Access, AtomicOp, Endpoint, Error, Protocol, RemoteRegion};
+
+use crate::loans::{LOAN_LEN, SHORT_LOAN_LEN};
+use crate::rma::{LARGE_REGION_LEN, REGION_LEN};
+use crate::{churn, memory_corruptor, peer_death, resource_limits, run, scale, shared_rx};
+
+const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+/// How a process ends that could not be given hosts of its own.
+pub(crate) const EXIT_NO_MOUNT: i32 = 77;
+
+/// A process that is ended with the test.
+pub(crate) struct TestPeer(pub(crate) Child);
+
+impl TestPeer {
+    /// Starts a peer that is to talk to the endpoint of this name.
+    pub(crate) fn start(role: &str, name: &str) -> Self {
+        Self(
+            peer_command(role, name)
+                .spawn()
+                .expect("the test program starts again"),
+        )
+    }
+
+    /// The same in a process namespace of its own, where neither sees the other.
+    pub(crate) fn start_in_pid_namespace(role: &str, name: &str) -> std::io::Result<Self> {
+        let program = std::env::current_exe().expect("a path");
+        let mut apart = Command::new("unshare");
+        apart.args(["--pid", "--fork", "--kill-child"]).arg(program);
+        set_role(&mut apart, role, name).spawn().map(Self)
+    }
+
+    /// The same where these are the hosts that are known. It ends with [`NO_MOUNT`] where that
+    /// cannot be arranged.
+    pub(crate) fn start_with_hosts_file(
+        hosts: &std::path::Path,
+        role: &str,
+        name: &str,
+    ) -> std::io::Result<Self> {
+        let arrange =
+            format!("mount --bind \"$0\" /etc/hosts || exit {EXIT_NO_MOUNT}; exec \"$@\"");
+        let mut among = Command::new("unshare");
+        among.args(["--mount", "sh", "-c", &arrange]).arg(hosts);
+        among.arg(std::env::current_exe().expect("a path"));
+        set_role(&mut among, role, name).spawn().map(Self)
+    }
+
+    /// The same in this network namespace; what it says can be read.
+    pub(crate) fn start_in_netns(namespace: &str, role: &str, name: &str) -> Self {
+        let mut inside = Command::new("ip");
+        inside
+            .args(["netns", "exec", namespace])
+            .arg(std::env::current_exe().expect("a path"));
+        let inside = set_role(&mut inside, role, name).stdout(Stdio::piped());
+        Self(
+            inside
+                .spawn()
+                .expect("there is an ip, which has made the namespace"),
+        )
+    }
+
+    /// The same as another user.
+    pub(crate) fn start_as_user(role: &str, name: &str, user: u32) -> std::io::Result<Self> {
+        peer_command(role, name)
+            .uid(user)
+            .gid(user)
+            .spawn()
+            .map(Self)
+    }
+}
+
+impl TestPeer {
+    /// Lets a peer begin that waits for it.
+    pub(crate) fn signal_start(&mut self) {
+        drop(self.0.stdin.take());
+    }
+}
+
+/// Waits until the parent lets this process go on.
+pub(crate) fn wait_for_parent() {
+    std::io::stdin()
+        .read_to_end(&mut Vec::new())
+        .expect("a pipe");
+}
+
+impl Drop for TestPeer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn peer_command(role: &str, name: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("a path"));
+    set_role(&mut command, role, name);
+    command
+}
+
+/// Tells this program which part to play.
+fn set_role<'a>(command: &'a mut Command, role: &str, name: &str) -> &'a mut Command {
+    command
+        .args(["--exact", "peer_entry_point", "--nocapture"])
+        .env("FABRIC_ROLE", role)
+        .env("FABRIC_NAME", name);
+    command.stdout(Stdio::null()).stdin(Stdio::piped())
+}
+
+/// Plays the part this process was started for, if any.
+pub(crate) fn run_role() {
+    let (Ok(role), Ok(name)) = (std::env::var("FABRIC_ROLE"), std::env::var("FABRIC_NAME")) else {
+        return;
+    };
+    match &role[..] {
+        "dies-while_parked" | "dies-while_progress_thread_parked" => {
+            peer_death::run_sleeping_victim(&role["dies-".len()..], &name)
+        }
+        stage if stage.starts_with("dies-") => {
+            run(peer_death::run_victim(&stage["dies-".len()..], &name))
+        }
+        "ping_forever" => run(ping_forever(&name)),
+        "echo" => run(echo(&name)),
+        "shared_rx_sender" => run(shared_rx::send_to_all_endpoints(&name, usize::MAX)),
+        "shared_rx_sender single copy" => run(shared_rx::send_to_all_endpoints(&name, 100_000)),
+        "partial_sender" => run(partial_sender(&name)),
+        "numbered_sender" => run(numbered_sender(&name)),
+        "rma_target" => run(rma_target(&name, REGION_LEN)),
+        "rma_target large" => run(rma_target(&name, LARGE_REGION_LEN)),
+        "registered_buffer_owner" => run(crate::registered_buffers::registered_buffer_owner(&name)),
+        "rma_writer" => run(rma_writer(&name)),
+        "loan_receiver" => run(loan_receiver(&name)),
+        "connect_once" => std::process::exit(run(resource_limits::connect_once(&name))),
+        "many_endpoints" => run(scale::many_endpoints(&name)),
+        "connect_repeatedly" => run(churn::connect_repeatedly(&name)),
+        "memory_corruptor" => run(memory_corruptor::run_peer(&name)),
+        "loan_sender" => run(loan_sender(&name)),
+        "silent_receiver" => run(silent_receiver(&name)),
+        "late_receiver" => run(crate::completion_levels::late_receiver(&name)),
+        "send_and_exit" => run(crate::sends_before_exit::send_and_exit(&name)),
+        "connect_send_and_exit" => run(crate::sends_before_exit::connect_send_and_exit(&name)),
+        "send_and_block" => run(crate::sends_before_exit::send_and_block(&name)),
+        "tcp echo_any_peer" => run(crate::tcp::echo_any_peer(&name)),
+        "tcp host_name_client" => run(crate::tcp::host_name_client(&name)),
+        "tcp rma_owner" => run(crate::tcp::rma_owner(&name)),
+        "tcp rma_client" => run(crate::tcp::rma_client(&name)),
+        "tcp link_loss_client" => run(crate::tcp::link_loss_client(&name)),
+        "tcp low_memlock_sender" => run(crate::tcp::low_memlock_sender(&name)),
+        "tcp echo" => run(crate::tcp::echo(&name)),
+        "tcp rma_target" => run(crate::tcp::rma_target(&name)),
+        "tcp send_forever" => run(crate::tcp::send_forever(&name, Protocol::Tcp)),
+        "tcp send_forever rxm" => run(crate::tcp::send_forever(&name, Protocol::Rxm)),
+        "tcp connect_and_echo" => run(crate::tcp::connected::connect_and_echo(&name)),
+        "tcp fetch_add_client" => run(crate::tcp::connected::fetch_add_client(&name)),
+        "tcp accept_and_echo" => run(crate::tcp::connected::accept_and_echo(&name)),
+        "udp echo" => run(crate::udp::echo(&name)),
+        "udp multicast_member" => run(crate::udp::multicast_member(&name)),
+        "udp flood" => crate::udp::flood(&name),
+        "udp many_senders" => crate::udp::many_senders(&name),
+        "lingering_flood" => crate::blocking_close::lingering_flood(&name),
+        "huge_sender" => run(resource_limits::huge_sender(&name, usize::MAX)),
+        "huge_sender single copy" => run(resource_limits::huge_sender(&name, 1 << 20)),
+        "guide client" => run(crate::guide::guide_client(&name)),
+        "guide server" => run(crate::guide::server(&name)),
+        "restarted client" => run(crate::restart::client(&name)),
+        "other_user" => std::process::exit(run(other_user(&name))),
+        other => assert!(
+            run(crate::single_copy::try_run_role(other, &name)),
+            "unknown role {other}"
+        ),
+    }
+}
+
+/// Sends messages of all sizes, forever, as fast as answers come.
+async fn ping_forever(name: &str) {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    for round in 0u64.. {
+        let size = [8, 100, 4096, 60_000, 300_000][round as usize % 5];
+        if ep.send(peer, vec![round as u8; size]).tag(1).await.is_err() {
+            return;
+        }
+        if ep.recv().tag(2).from(peer).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Sends back what it receives.
+async fn echo(name: &str) {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    ep.send(peer, "ready").tag(3).await.expect("a peer");
+    while let Ok(message) = ep.recv().from(peer).await {
+        if ep.send(peer, message.into_bytes()).tag(4).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Lends memory to the other, and waits for its own end.
+async fn rma_target(name: &str, len: usize) {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    let region = ep.domain().alloc(len, READ_WRITE).expect("memory");
+    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    ep.send(peer, region.remote().to_bytes().to_vec())
+        .await
+        .expect("a peer");
+    while ep.recv().from(peer).await.is_ok() {}
+}
+
+/// Writes and adds to the memory of the other, for ever.
+async fn rma_writer(name: &str) {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    ep.send(peer, "where?").tag(1).await.expect("a peer");
+    let remote = RemoteRegion::from_bytes(&ep.recv().from(peer).await.expect("an answer"))
+        .expect("a region");
+    let mut buf = vec![7; REGION_LEN];
+    loop {
+        let done = ep.write(peer, remote.at(0), buf).await;
+        let Ok(done) = done else { return };
+        buf = done.into_buf();
+        for _ in 0..100 {
+            let at = remote.at(REGION_LEN as u64);
+            if ep.atomic(peer, at, AtomicOp::Sum, 1u64).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Holds some of what it is lent, for ever.
+#[allow(unsafe_code)] // receiving where it lies
+async fn loan_receiver(name: &str) {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    ep.send(peer, "ready").tag(1).await.expect("a peer");
+    let mut held = std::collections::VecDeque::new();
+    // SAFETY: the survivor does not write what it has lent.
+    while let Ok(frame) = unsafe { ep.recv_loan() }.from(peer).await {
+        assert!(frame.len() == SHORT_LOAN_LEN && frame.iter().all(|byte| *byte == frame[0]));
+        held.push_back(frame);
+        if held.len() > 5 {
+            held.pop_front();
+        }
+    }
+}
+
+/// Lends frames, for ever.
+async fn loan_sender(name: &str) {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    for number in 0u64.. {
+        let Ok(mut frame) = ep.loan(LOAN_LEN) else {
+            return;
+        };
+        frame.fill(number as u8);
+        if ep.lend(peer, frame).tag(1).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Receives under this name and never says a word.
+async fn silent_receiver(name: &str) {
+    let ep = Endpoint::bind(name).await.expect("bind");
+    while ep.recv().await.is_ok() {}
+}
+
+/// Sends 100,000 numbered messages, some of them long.
+async fn numbered_sender(name: &str) {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    let peer = ep.add_peer(name).await.expect("the receiver is there");
+    for number in 0..crate::select_loop::MESSAGES {
+        let mut message = number.to_le_bytes().to_vec();
+        if number % 1000 == 0 {
+            message.resize(100_000, number as u8);
+        }
+        ep.send(peer, message).await.expect("the receiver lives");
+    }
+    // Stays until the receiver has everything and leaves.
+    let _ = ep.recv().from(peer).await;
+}
+
+/// Sends a short message and half of a long one, says so, and is silent.
+async fn partial_sender(name: &str) {
+    // In pieces, not from here at once.
+    let ep = Endpoint::options()
+        .single_copy_threshold(usize::MAX)
+        .bind("shm://")
+        .await
+        .expect("bind");
+    let other = Endpoint::bind("shm://").await.expect("bind");
+    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    let too = other.add_peer(name).await.expect("the survivor is there");
+    ep.send(peer, "whole").await.expect("a peer");
+    // More than a ring holds: what is in it now is all there will ever be, because nothing is
+    // waited for after this.
+    let _half = ep.send(peer, vec![7u8; 1 << 20]).start().expect("a credit");
+    other.inject_tagged(too, 1, b"half").expect("room for it");
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Is another user: 0 when it was refused for that.
+async fn other_user(name: &str) -> i32 {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    match ep.add_peer(name).await {
+        Err(Error::OtherUser {
+            theirs: 0, ours, ..
+        }) if ours != 0 => 0,
+        other => {
+            eprintln!("the stranger got {other:?}");
+            1
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The traffic class of datagrams.
+
+use std::net::{SocketAddr, UdpSocket};
+
+use fabric_async::{EpType, Fabric, Hints, SocketOptions, TrafficClass, discover};
+use rustix::io::Errno;
+use rustix::net::sockopt::{ip_tos, ipv6_tclass, socket_recv_buffer_size};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, ipproto};
+
+use crate::run;
+use crate::sockets::find_socket;
+
+const CLASSES: [(Option<TrafficClass>, u8); 4] = [
+    (None, 0),
+    (Some(TrafficClass::LowLatency), 18),
+    (Some(TrafficClass::DedicatedAccess), 46),
+    (Some(TrafficClass::Dscp(63)), 63),
+];
+
+/// An endpoint of this class at this address, and everything around it.
+async fn open_endpoint(
+    at: &str,
+    class: Option<TrafficClass>,
+) -> fabric_async::Result<fabric_async::Endpoint> {
+    let mut info = discover(&Hints::new().provider("udp").ep_type(EpType::Dgram))
+        .await?
+        .swap_remove(0);
+    info.tx.tclass = class;
+    let options = SocketOptions::new().receive_buffer(1 << 17);
+    let domain = Fabric::open(&info)?
+        .domain_builder(&info)
+        .socket_options(options)
+        .open()?;
+    let av = domain.auto_insert_address_vector()?;
+    domain
+        .endpoint(&info)?
+        .name(at)?
+        .bind_av(&av)?
+        .enable()
+        .await
+}
+
+#[test]
+fn traffic_class_is_set_on_the_socket() {
+    run(async {
+        for (class, point) in CLASSES {
+            let ep = open_endpoint("udp://127.0.0.1:0", class).await.unwrap();
+            let socket = find_socket("udp", ep.name().socket_addr().unwrap(), None);
+            assert_eq!(ip_tos(&socket).unwrap(), point << 2);
+            assert_eq!(socket_recv_buffer_size(&socket).unwrap(), 2 << 17);
+            let Ok(ep) = open_endpoint("udp://[::1]:0", class).await else {
+                eprintln!("skipped, this machine has no IPv6");
+                continue;
+            };
+            let socket = find_socket("udp", ep.name().socket_addr().unwrap(), None);
+            assert_eq!(ipv6_tclass(&socket).unwrap(), u32::from(point) << 2);
+        }
+    });
+}
+
+/// Read from the header of the packets, which only root sees.
+#[test]
+fn traffic_class_is_set_on_every_packet() {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let raw = rustix::net::socket_with(
+        AddressFamily::INET,
+        SocketType::RAW,
+        flags,
+        Some(ipproto::UDP),
+    );
+    let raw = match raw {
+        Ok(raw) => raw,
+        Err(errno) => return eprintln!("skipped, no packet can be seen here: {errno}"),
+    };
+    // An address of this process, so that it sees nobody else's.
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let here = SocketAddr::from(([127, high, low, 251], 0));
+    rustix::net::bind(&raw, &here).unwrap();
+    run(async {
+        for (class, point) in CLASSES {
+            let ep = open_endpoint("udp://127.0.0.1:0", class).await.unwrap();
+            let plain = UdpSocket::bind(here).unwrap();
+            let name = format!("udp://{}", plain.local_addr().unwrap());
+            let peer = ep.address_vector().insert(&name[..]).unwrap();
+            // One that leaves at once, and some that leave together.
+            ep.send(peer, "one").await.unwrap();
+            assert_eq!(ep.inject_all(peer, [&b"many"[..]; 8]), (8, Ok(())));
+            for _ in 0..9 {
+                plain.recv(&mut [0; 8]).unwrap();
+            }
+            // What the other socket has, this one has seen.
+            let mut packet = [0; 100];
+            for _ in 0..9 {
+                let (len, _) = rustix::net::recv(&raw, &mut packet, RecvFlags::empty()).unwrap();
+                assert!(len > 28 && packet[0] >> 4 == 4);
+                assert_eq!(packet[1], point << 2);
+            }
+            let more = rustix::net::recv(&raw, &mut packet, RecvFlags::empty());
+            assert_eq!(more.map(|(len, _)| len), Err(Errno::AGAIN));
+        }
+    });
+}

@@ -1,0 +1,147 @@
+//! Who refused what: the answer libfabric only writes to its log.
+
+use std::fmt;
+
+use bitflags::Flags;
+
+use super::{EpType, Info, Protocol};
+
+/// The first attribute on which hints and an offer disagree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// The provider that made the offer.
+    pub provider: String,
+    /// The domain of the offer.
+    pub domain: String,
+    /// The kind of its endpoints.
+    pub ep_type: EpType,
+    /// What they speak.
+    pub protocol: Option<Protocol>,
+    /// The attribute, by the name of its method in [`Hints`](super::Hints).
+    pub attribute: &'static str,
+    /// What the hints ask for; of a set, the part that is missing.
+    pub asked: String,
+    /// What is offered.
+    pub offered: String,
+}
+
+impl Mismatch {
+    pub(super) fn new(
+        offer: &Info,
+        attribute: &'static str,
+        asked: impl Into<String>,
+        offered: impl Into<String>,
+    ) -> Self {
+        Self {
+            provider: offer.fabric.provider.clone(),
+            domain: offer.domain.name.clone(),
+            ep_type: offer.ep.ep_type,
+            protocol: offer.ep.protocol,
+            attribute,
+            asked: asked.into(),
+            offered: offered.into(),
+        }
+    }
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            provider,
+            attribute,
+            asked,
+            offered,
+            ..
+        } = self;
+        let which = match (self.ep_type, self.protocol) {
+            (EpType::Msg, _) => " (msg)",
+            (EpType::Rdm, Some(Protocol::Rxm)) => ";ofi_rxm",
+            _ => "",
+        };
+        write!(
+            f,
+            "{provider}{which}: {attribute}: asked for {asked}, offers {offered}"
+        )
+    }
+}
+
+impl std::error::Error for Mismatch {}
+
+/// No offer satisfies the hints; why each of them does not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[doc(alias = "FI_ENODATA")]
+pub struct NoMatch {
+    /// One entry per offer, in the order of the offers; empty when there were none.
+    pub mismatches: Vec<Mismatch>,
+}
+
+impl fmt::Display for NoMatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.mismatches.is_empty() {
+            return f.write_str("no provider satisfies the hints: nothing is offered");
+        }
+        f.write_str("no provider satisfies the hints:")?;
+        // A provider that offers the same under several progress models refuses for the same
+        // reason.
+        let mut lines: Vec<_> = self.mismatches.iter().map(ToString::to_string).collect();
+        lines.dedup();
+        lines.iter().try_for_each(|line| write!(f, "\n  {line}"))
+    }
+}
+
+impl std::error::Error for NoMatch {}
+
+/// The names of a set of flags.
+pub(super) fn flag_names<F: Flags>(flags: F) -> String {
+    let names: Vec<_> = flags.iter_names().map(|(name, _)| name).collect();
+    if names.is_empty() {
+        "none".to_owned()
+    } else {
+        names.join(" | ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flags::Caps;
+
+    #[test]
+    fn no_match_prints_one_line_per_mismatch() {
+        let offer = Info::template("shm", "shm", "shm0");
+        let refusal = Mismatch::new(&offer, "threading", "Safe", "Domain");
+        assert_eq!(
+            refusal.to_string(),
+            "shm: threading: asked for Safe, offers Domain"
+        );
+        let of = |ep_type, protocol| {
+            Mismatch {
+                ep_type,
+                protocol,
+                ..refusal.clone()
+            }
+            .to_string()
+        };
+        assert!(of(EpType::Msg, None).starts_with("shm (msg): threading"));
+        assert!(of(EpType::Rdm, Some(Protocol::Rxm)).starts_with("shm;ofi_rxm: threading"));
+        let none = NoMatch {
+            mismatches: vec![refusal.clone(), refusal],
+        };
+        assert_eq!(
+            none.to_string().lines().count(),
+            2,
+            "the same reason is given once"
+        );
+        assert!(
+            NoMatch::default()
+                .to_string()
+                .contains("nothing is offered")
+        );
+    }
+
+    #[test]
+    fn flag_sets_print_names_or_none() {
+        assert_eq!(flag_names(Caps::MSG | Caps::RMA), "MSG | RMA");
+        assert_eq!(flag_names(Caps::empty()), "none");
+    }
+}

@@ -1,0 +1,236 @@
+//! Messages no receive has accepted yet, in arrival order.
+
+use crate::address::FiAddr;
+
+use super::envelope::{Envelope, EnvelopeKey, PeerKey, RecvSpec};
+use super::list::{EntryKey, LinkedLists, QueueKind};
+use super::posted::PostPlace;
+
+/// Handle of a waiting message.
+///
+/// It names this one stay in the queue: once the message was taken or matched, the key finds
+/// nothing, also when the same message was put back since. Good only with the
+/// [`Matcher`](super::Matcher) it came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct UnexpectedKey(EntryKey);
+
+/// The queue of waiting messages.
+pub(super) struct UnexpectedQueue<M> {
+    lists: LinkedLists<UnexpectedEntry>,
+    /// The messages, at the index their entry has in `chains`. Apart from it, so that scans stay in
+    /// the entries.
+    messages: Vec<Option<(Envelope, M)>>,
+}
+
+/// What scans look at.
+#[derive(Clone, Copy)]
+struct UnexpectedEntry {
+    key: EnvelopeKey,
+    arrival: u64,
+    peer: PeerKey,
+}
+
+impl<M> UnexpectedQueue<M> {
+    pub(super) fn new() -> Self {
+        Self {
+            lists: LinkedLists::new(),
+            messages: Vec::new(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.lists.len()
+    }
+
+    pub(super) fn insert(&mut self, envelope: Envelope, message: M) -> UnexpectedKey {
+        let (kind, arrival) = (envelope.kind(), envelope.arrival);
+        let entry = UnexpectedEntry {
+            key: envelope.key(),
+            arrival,
+            peer: envelope.peer,
+        };
+        let in_order = self
+            .lists
+            .last(kind)
+            .is_none_or(|last| self.lists.get(last).arrival <= arrival);
+        // A message that is put back was at the head when it matched, or near it: look for its
+        // place from there.
+        let before = if in_order {
+            None
+        } else {
+            self.lists.search(kind, |entry| entry.arrival > arrival)
+        };
+        let key = match before {
+            Some(index) => self.lists.insert_before(kind, index, entry),
+            None => self.lists.push_back(kind, entry),
+        };
+        let body = Some((envelope, message));
+        match self
+            .messages
+            .get_mut(LinkedLists::<UnexpectedEntry>::index(key))
+        {
+            Some(place) => *place = body,
+            None => self.messages.push(body),
+        }
+        UnexpectedKey(key)
+    }
+
+    pub(super) fn peek(&self, spec: &RecvSpec) -> Option<&Envelope> {
+        self.envelope(self.search(spec)?)
+    }
+
+    pub(super) fn take_match(&mut self, spec: &RecvSpec) -> Option<(Envelope, M)> {
+        let index = self.search(spec)?;
+        self.remove(index)
+    }
+
+    pub(super) fn get(&self, key: UnexpectedKey) -> Option<&Envelope> {
+        self.envelope(self.lists.find(key.0)?)
+    }
+
+    pub(super) fn get_mut(&mut self, key: UnexpectedKey) -> Option<(&Envelope, &mut M)> {
+        let index = self.lists.find(key.0)?;
+        self.messages[index]
+            .as_mut()
+            .map(|(envelope, message)| (&*envelope, message))
+    }
+
+    pub(super) fn take(&mut self, key: UnexpectedKey) -> Option<(Envelope, M)> {
+        let index = self.lists.find(key.0)?;
+        self.remove(index)
+    }
+
+    /// The earliest message that this receive accepts and that passes the test.
+    pub(super) fn find(
+        &self,
+        spec: &RecvSpec,
+        mut test: impl FnMut(&Envelope) -> bool,
+    ) -> Option<(UnexpectedKey, &Envelope)> {
+        let wanted = spec.key();
+        let index = self.lists.search_at(spec.kind(), |index, entry| {
+            wanted.accepts(entry.key) && self.envelope(index).is_some_and(&mut test)
+        })?;
+        self.envelope(index)
+            .map(|envelope| (UnexpectedKey(self.lists.key(index)), envelope))
+    }
+
+    /// The earliest message that a receive of this place accepts and that passes the test.
+    pub(super) fn find_at(
+        &self,
+        place: &PostPlace,
+        mut test: impl FnMut(&Envelope) -> bool,
+    ) -> Option<UnexpectedKey> {
+        let wanted = place.wanted;
+        let index = self.lists.search_at(place.kind, |index, entry| {
+            wanted.accepts(entry.key) && self.envelope(index).is_some_and(&mut test)
+        })?;
+        Some(UnexpectedKey(self.lists.key(index)))
+    }
+
+    /// Everything that waits, in arrival order.
+    pub(super) fn keys(&self) -> Vec<UnexpectedKey> {
+        self.keys_where(|_| true)
+    }
+
+    /// Gives this source to what waits from these without one; in arrival order.
+    pub(super) fn assign_source(
+        &mut self,
+        peers: &[PeerKey],
+        source: FiAddr,
+    ) -> Vec<UnexpectedKey> {
+        let renamed =
+            self.keys_where(|entry| entry.key.source.is_none() && peers.contains(&entry.peer));
+        for key in &renamed {
+            self.set_source(LinkedLists::<UnexpectedEntry>::index(key.0), Some(source));
+        }
+        renamed
+    }
+
+    fn keys_where(&self, test: impl Fn(&UnexpectedEntry) -> bool) -> Vec<UnexpectedKey> {
+        let mut found = Vec::new();
+        for kind in QueueKind::BOTH {
+            let mut at = self.lists.first(kind);
+            while let Some(index) = at {
+                at = self.lists.next(index);
+                let entry = self.lists.get(index);
+                if test(entry) {
+                    found.push((entry.arrival, UnexpectedKey(self.lists.key(index))));
+                }
+            }
+        }
+        found.sort_by_key(|(arrival, _)| *arrival);
+        found.into_iter().map(|(_, key)| key).collect()
+    }
+
+    pub(super) fn holds_messages_from(&self, source: FiAddr) -> bool {
+        let from = |entry: &UnexpectedEntry| entry.key.source == Some(source);
+        QueueKind::BOTH
+            .iter()
+            .any(|&kind| self.lists.search(kind, from).is_some())
+    }
+
+    pub(super) fn clear_source(&mut self, source: FiAddr) {
+        for kind in QueueKind::BOTH {
+            let mut at = self.lists.first(kind);
+            while let Some(index) = at {
+                at = self.lists.next(index);
+                if self.lists.get(index).key.source == Some(source) {
+                    self.set_source(index, None);
+                }
+            }
+        }
+    }
+
+    pub(super) fn take_all(&mut self) -> Vec<(Envelope, M)> {
+        let mut taken = Vec::with_capacity(self.len());
+        for kind in QueueKind::BOTH {
+            while let Some(index) = self.lists.first(kind) {
+                taken.extend(self.remove(index));
+            }
+        }
+        taken.sort_by_key(|(envelope, _)| envelope.arrival);
+        taken
+    }
+
+    pub(super) fn take_where(
+        &mut self,
+        mut which: impl FnMut(&Envelope, &M) -> bool,
+    ) -> Vec<(Envelope, M)> {
+        let mut taken = Vec::new();
+        for kind in QueueKind::BOTH {
+            let mut at = self.lists.first(kind);
+            while let Some(index) = at {
+                at = self.lists.next(index);
+                if self.messages[index]
+                    .as_ref()
+                    .is_some_and(|(envelope, message)| which(envelope, message))
+                {
+                    taken.extend(self.remove(index));
+                }
+            }
+        }
+        taken
+    }
+
+    fn search(&self, spec: &RecvSpec) -> Option<usize> {
+        let wanted = spec.key();
+        self.lists
+            .search(spec.kind(), |entry| wanted.accepts(entry.key))
+    }
+
+    fn envelope(&self, index: usize) -> Option<&Envelope> {
+        self.messages[index].as_ref().map(|(envelope, _)| envelope)
+    }
+
+    fn remove(&mut self, index: usize) -> Option<(Envelope, M)> {
+        self.lists.remove(index);
+        self.messages[index].take()
+    }
+
+    fn set_source(&mut self, index: usize, source: Option<FiAddr>) {
+        self.lists.get_mut(index).key.source = source;
+        if let Some((envelope, _)) = &mut self.messages[index] {
+            envelope.source = source;
+        }
+    }
+}

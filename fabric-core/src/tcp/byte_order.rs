@@ -1,0 +1,66 @@
+//! In which order the peer writes its integers.
+
+/// The order of the bytes of integers in headers. Each side shows its own when the connection
+/// begins: where both are the same it is used, else the order of the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ByteOrder {
+    /// Least significant byte first.
+    #[default]
+    Little,
+    /// Most significant byte first.
+    Big,
+}
+
+impl ByteOrder {
+    /// The order of this machine.
+    pub const NATIVE: Self = if cfg!(target_endian = "big") {
+        Self::Big
+    } else {
+        Self::Little
+    };
+
+    /// The order in which a machine writes that has written the integer 1 like this; `None` if it
+    /// is no 1.
+    #[must_use]
+    pub fn from_probe(probe: [u8; 8]) -> Option<Self> {
+        match (u64::from_le_bytes(probe), u64::from_be_bytes(probe)) {
+            (1, _) => Some(Self::Little),
+            (_, 1) => Some(Self::Big),
+            _ => None,
+        }
+    }
+
+    /// What is spoken with a machine of the other order, or of the same.
+    #[must_use]
+    pub fn negotiate(self, other: Self) -> Self {
+        if self == other { self } else { Self::Big }
+    }
+
+    pub(super) fn decode_u64(self, bytes: [u8; 8]) -> u64 {
+        match self {
+            Self::Little => u64::from_le_bytes(bytes),
+            Self::Big => u64::from_be_bytes(bytes),
+        }
+    }
+
+    pub(super) fn decode_u16(self, bytes: [u8; 2]) -> u16 {
+        match self {
+            Self::Little => u16::from_le_bytes(bytes),
+            Self::Big => u16::from_be_bytes(bytes),
+        }
+    }
+
+    pub(super) fn encode_u64(self, value: u64) -> [u8; 8] {
+        match self {
+            Self::Little => value.to_le_bytes(),
+            Self::Big => value.to_be_bytes(),
+        }
+    }
+
+    pub(super) fn encode_u16(self, value: u16) -> [u8; 2] {
+        match self {
+            Self::Little => value.to_le_bytes(),
+            Self::Big => value.to_be_bytes(),
+        }
+    }
+}

@@ -1,0 +1,795 @@
+//! Memory where RXM is spoken: atomic operations and what is said to them, and the frames for reads
+//! and writes between packets.
+
+use std::sync::Arc;
+
+use fabric_core::Error;
+use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, Datatype};
+use fabric_core::buf::{IoBuf, Payload};
+use fabric_core::completion::OpKind;
+use fabric_core::flags::Access;
+use fabric_core::mr::RegisteredMemory;
+use fabric_core::tcp::rxm::{
+    AtomicHeader, EAGER_LIMIT, MAX_OPERAND_BYTES, PacketKind, RxmPacket, RxmSender,
+};
+use fabric_core::tcp::{
+    ByteOrder, Frame, FrameWriter, ProtocolViolation, ResponseStatus, RmaIovList, UnexpectedPolicy,
+    WireRmaIov,
+};
+use fabric_core::transport::{EngineContext, EpId, RemoteAccess, RmaIov};
+use proptest::prelude::*;
+
+use crate::receiver::{READ_ONLY_KEY, READ_WRITE_KEY, TcpReceiver, UNTAGGED};
+use crate::{hex, largest_allocation};
+
+/// What packets quote.
+const CONNECTION_ID: u32 = 5;
+
+/// What libfabric 1.17 has been seen to send: 5 is to be added to a number at 8, and what was there
+/// is wanted; that, and a refusal.
+const FETCH_BYTES: &str = "03 00 0000 00 00 10 00 b800000000000000 0404 0000 00000000 0500000000000000 0200000000000000 \
+    0000000000000000 0200 0700 00000000 6800000000000000 0000000000000000 0702010000000000 \
+    0800000000000000 0100000000000000 0700000000000000 000000000000000000000000000000000000000000000000 \
+    000000000000000000000000000000000000000000000000 000000000000000000000000000000000000000000000000 \
+    0500000000000000";
+const RESPONSE_BYTES: &str = "03 00 0000 00 00 10 00 6000000000000000 0405 0000 00000000 0500000000000000 0200000000000000 \
+    0000000000000000 0200 0700 00000000 1000000000000000 0000000000000000 0702000000000000 \
+    00000000 00000008 4648474e555c636a";
+const ERROR_RESPONSE_BYTES: &str = "03 00 0000 00 00 10 00 5800000000000000 0405 0000 00000000 0500000000000000 0200000000000000 \
+    0000000000000000 0200 0700 00000000 0800000000000000 0000000000000000 0702000000000000 fffffff3 00000000";
+
+const FETCH_SUM: AtomicSpec = AtomicSpec {
+    op: AtomicOp::Sum,
+    datatype: Datatype::U64,
+    call: AtomicCall::Fetch,
+};
+const BASE_SUM: AtomicSpec = AtomicSpec {
+    call: AtomicCall::Base,
+    ..FETCH_SUM
+};
+
+fn rxm_writer() -> FrameWriter {
+    FrameWriter::with_rxm(ByteOrder::NATIVE, RxmSender::new(CONNECTION_ID))
+}
+
+fn rxm_receiver() -> TcpReceiver {
+    TcpReceiver::rxm(1 << 20, CONNECTION_ID)
+}
+
+fn rma_iov(addr: u64, len: u64, key: u64) -> WireRmaIov {
+    WireRmaIov { addr, len, key }
+}
+
+/// A packet of this kind that says that it is so long, and is that.
+fn encode_packet(kind: PacketKind, message: u64, len: u64, body: &[u8]) -> Vec<u8> {
+    let mut outbox = rxm_writer();
+    let packet = RxmPacket {
+        kind,
+        connection_id: CONNECTION_ID,
+        message_id: message,
+        tag: None,
+        data: None,
+        len,
+    };
+    assert!(outbox.push_packet(&packet, Payload::Contiguous(body)));
+    outbox.pending().to_vec()
+}
+
+/// A request for so many places.
+fn encode_atomic(
+    atomic: AtomicHeader,
+    number: u64,
+    rows: &[WireRmaIov],
+    operands: &[u8],
+) -> Vec<u8> {
+    let words = rows
+        .iter()
+        .flat_map(|row| [row.addr, row.len, row.key])
+        .flat_map(u64::to_ne_bytes);
+    let mut body: Vec<u8> = words.collect();
+    body.resize(96, 0xaa); // what lies behind the places means nothing
+    body.extend_from_slice(operands);
+    encode_packet(PacketKind::Atomic(atomic), number, body.len() as u64, &body)
+}
+
+/// One on one place.
+fn encode_atomic_on(spec: AtomicSpec, number: u64, place: WireRmaIov, operands: &[u8]) -> Vec<u8> {
+    encode_atomic(AtomicHeader::from_spec(spec), number, &[place], operands)
+}
+
+/// A response with this behind its prefix.
+fn encode_response(number: u64, body: &[u8]) -> Vec<u8> {
+    encode_packet(
+        PacketKind::AtomicResponse(AtomicHeader::from_spec(FETCH_SUM).for_response()),
+        number,
+        body.len() as u64,
+        body,
+    )
+}
+
+fn response_body(status: i32, len: u32, fetched: &[u8]) -> Vec<u8> {
+    [&status.to_be_bytes()[..], &len.to_be_bytes(), fetched].concat()
+}
+
+fn write_region(receiver: &TcpReceiver, at: usize, bytes: &[u8]) {
+    receiver
+        .context
+        .region(READ_WRITE_KEY)
+        .unwrap()
+        .memory
+        .write(at, bytes);
+}
+
+fn region_bytes(receiver: &TcpReceiver) -> Vec<u8> {
+    let mut bytes = vec![0; 200];
+    receiver
+        .context
+        .region(READ_WRITE_KEY)
+        .unwrap()
+        .memory
+        .read(0, &mut bytes);
+    bytes
+}
+
+/// What it says to all that it was asked.
+fn responses(receiver: &mut TcpReceiver) -> Vec<u8> {
+    receiver
+        .take_responses(&mut rxm_writer(), 1 << 20)
+        .unwrap()
+        .0
+}
+
+/// Bytes in two pieces.
+fn read_split(receiver: &mut TcpReceiver, bytes: &[u8], at: usize) {
+    let taken = receiver.read(&bytes[..at]).unwrap().consumed;
+    assert_eq!(
+        taken + receiver.read(&bytes[taken..]).unwrap().consumed,
+        bytes.len(),
+        "cut at {at}"
+    );
+}
+
+/// What such a response to an operation on eight bytes is refused with.
+fn violation_of(kind: OpKind, bytes: &[u8]) -> &'static str {
+    let mut receiver = rxm_receiver();
+    let (op, _) = receiver.expect_atomic(kind, 8);
+    let ProtocolViolation(what) = receiver.read(bytes).unwrap_err();
+    receiver
+        .reader
+        .pending
+        .fail(&mut receiver.context, &Error::Canceled);
+    assert!(receiver.outcome(op).unwrap().error.is_some(), "{what}");
+    what
+}
+
+#[test]
+fn atomic_packets_match_libfabric_bytes() {
+    if ByteOrder::NATIVE == ByteOrder::Big {
+        return;
+    }
+    let mut outbox = rxm_writer();
+    let five = 5u64.to_ne_bytes();
+    assert!(outbox.push_atomic(
+        (2, AtomicHeader::from_spec(FETCH_SUM)),
+        rma_iov(8, 1, 7),
+        Payload::Contiguous(&five)
+    ));
+    assert_eq!(outbox.pending(), hex(FETCH_BYTES));
+    for at in 0..hex(FETCH_BYTES).len() {
+        let mut receiver = rxm_receiver();
+        write_region(&receiver, 8, &hex("4648474e555c636a"));
+        read_split(&mut receiver, &hex(FETCH_BYTES), at);
+        assert_eq!(
+            region_bytes(&receiver)[8..16],
+            hex("4b48474e555c636a"),
+            "cut at {at}"
+        );
+        assert_eq!(responses(&mut receiver), hex(RESPONSE_BYTES));
+        // Without the right it is refused, and that is all.
+        receiver
+            .context
+            .regions
+            .as_mut()
+            .unwrap()
+            .remove(READ_WRITE_KEY);
+        read_split(&mut receiver, &hex(FETCH_BYTES), at);
+        assert_eq!(responses(&mut receiver), hex(ERROR_RESPONSE_BYTES));
+    }
+    for at in 0..hex(RESPONSE_BYTES).len() {
+        let mut receiver = rxm_receiver();
+        let ops = [(); 3].map(|()| receiver.expect_atomic(OpKind::FetchAtomic, 8));
+        assert_eq!(ops[2].1, 2);
+        read_split(&mut receiver, &hex(RESPONSE_BYTES), at);
+        assert_eq!(receiver.received(ops[2].0).1, hex("4648474e555c636a"));
+        assert!(receiver.outcome(ops[0].0).is_none() && receiver.reader.pending.has_atomics());
+    }
+    for at in 0..hex(ERROR_RESPONSE_BYTES).len() {
+        let mut receiver = rxm_receiver();
+        let ops = [(); 3].map(|()| receiver.expect_atomic(OpKind::FetchAtomic, 8));
+        read_split(&mut receiver, &hex(ERROR_RESPONSE_BYTES), at);
+        let error = receiver.outcome(ops[2].0).unwrap().error.clone();
+        assert!(
+            matches!(
+                error.as_deref(),
+                Some(Error::Key {
+                    key: READ_WRITE_KEY,
+                    ..
+                })
+            ),
+            "{error:?}"
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 200 }))]
+
+    #[test]
+    fn atomic_packet_headers_round_trip(
+        call in prop_oneof![Just(AtomicCall::Base), Just(AtomicCall::Fetch), Just(AtomicCall::Compare)],
+        datatype: u8, op: u8, rma_iov_count: u8, is_response: bool, connection_id: u32, message_id: u64, len: u64,
+    ) {
+        let atomic = AtomicHeader { call, datatype, op, rma_iov_count };
+        let kind = if is_response { PacketKind::AtomicResponse(atomic) } else { PacketKind::Atomic(atomic) };
+        let packet = RxmPacket { kind, connection_id, message_id, tag: None, data: None, len };
+        prop_assert_eq!(RxmPacket::decode(&packet.encode()), Ok(packet));
+        prop_assert!(!packet.kind.is_message());
+    }
+
+    /// Whatever a peer asks for is done, refused, or ends the connection; what it says has no claim
+    /// on memory.
+    #[test]
+    fn random_atomics_close_or_wait(
+        call in prop_oneof![Just(AtomicCall::Base), Just(AtomicCall::Fetch), Just(AtomicCall::Compare)],
+        datatype in 0..12u8, op in 0..22u8, rma_iov_count in 0..6u8,
+        places in prop::collection::vec((0..220u64, prop_oneof![0..30u64, Just(u64::MAX), any::<u64>()], 6..9u64), 0..5),
+        operands in prop::collection::vec(any::<u8>(), 0..100),
+        answer in prop::collection::vec(any::<u8>(), 0..40),
+        cut in 0..400usize,
+    ) {
+        let places: Vec<_> = places.into_iter().map(|(addr, len, key)| rma_iov(addr, len, key)).collect();
+        let atomic = AtomicHeader { call, datatype, op, rma_iov_count };
+        let bytes = [encode_atomic(atomic, 0, &places, &operands), encode_response(0, &answer)].concat();
+        let cut = cut.min(bytes.len());
+        let mut receiver = rxm_receiver();
+        let (op, _) = receiver.expect_atomic(OpKind::FetchAtomic, 8);
+        let most = largest_allocation(|| {
+            if let Ok(taken) = receiver.read(&bytes[..cut]) {
+                assert!(!taken.blocked);
+                let _ = receiver.read(&bytes[taken.consumed..]);
+            }
+            let _ = responses(&mut receiver);
+        });
+        prop_assert!(most <= 64 << 10, "{most}");
+        receiver.reader.pending.fail(&mut receiver.context, &Error::Canceled);
+        prop_assert!(receiver.outcome(op).is_some());
+    }
+}
+
+#[test]
+fn invalid_atomic_requests_close_connection() {
+    let place = rma_iov(0, 1, READ_WRITE_KEY);
+    let (one, many) = ([0; 8], vec![0; MAX_OPERAND_BYTES + 8]);
+    let all = |rows| AtomicHeader {
+        rma_iov_count: rows,
+        ..AtomicHeader::from_spec(FETCH_SUM)
+    };
+    let compare = AtomicSpec {
+        op: AtomicOp::Cswap,
+        call: AtomicCall::Compare,
+        ..FETCH_SUM
+    };
+    let read = AtomicSpec {
+        op: AtomicOp::Read,
+        ..FETCH_SUM
+    };
+    let with = |mut bytes: Vec<u8>, at: usize, byte: u8| {
+        bytes[16 + at] = byte;
+        bytes
+    };
+    let good = || encode_atomic_on(FETCH_SUM, 1, place, &one);
+    let cases = [
+        ("version", with(good(), 32, 3)),
+        ("called as none is", with(good(), 34, 0)),
+        ("called as none is", with(good(), 34, 5)),
+        ("called as none is", with(good(), 34, 9)),
+        (
+            "longer or shorter",
+            encode_packet(PacketKind::Atomic(all(1)), 1, 95, &[0; 95]),
+        ),
+        (
+            "longer or shorter",
+            encode_packet(PacketKind::Atomic(all(1)), 1, 0, b""),
+        ),
+        (
+            "longer than a packet",
+            encode_atomic_on(FETCH_SUM, 1, rma_iov(0, 2037, READ_WRITE_KEY), &many),
+        ),
+        ("as long as it says", with(good(), 40, 105)),
+        ("no place", encode_atomic(all(0), 1, &[], &one)),
+        ("too many", encode_atomic(all(5), 1, &[place; 4], &one)),
+        (
+            "other operands",
+            encode_atomic_on(FETCH_SUM, 1, place, &one[..7]),
+        ),
+        ("other operands", encode_atomic_on(FETCH_SUM, 1, place, b"")),
+        (
+            "other operands",
+            encode_atomic_on(FETCH_SUM, 1, rma_iov(0, 2, READ_WRITE_KEY), &one),
+        ),
+        ("other operands", encode_atomic_on(compare, 1, place, &one)),
+        ("other operands", encode_atomic_on(read, 1, place, &one)),
+        (
+            "other operands",
+            encode_atomic(all(2), 1, &[place; 2], &one),
+        ),
+        (
+            "more than there may be",
+            encode_atomic_on(read, 1, rma_iov(0, 2037, READ_WRITE_KEY), b""),
+        ),
+        (
+            "more than there may be",
+            encode_atomic_on(read, 1, rma_iov(0, u64::MAX, READ_WRITE_KEY), b""),
+        ),
+        (
+            "more than there may be",
+            encode_atomic_on(read, 1, rma_iov(0, 1 << 61, READ_WRITE_KEY), b""),
+        ),
+        (
+            "more than there may be",
+            encode_atomic(
+                AtomicHeader {
+                    rma_iov_count: 2,
+                    ..AtomicHeader::from_spec(read)
+                },
+                1,
+                &[rma_iov(0, 1019, READ_WRITE_KEY); 2],
+                b"",
+            ),
+        ),
+        (
+            "no atomic operation",
+            encode_response(0, &response_body(0, 8, &one)),
+        ),
+    ];
+    for (why, bytes) in cases {
+        let mut receiver = rxm_receiver();
+        let ProtocolViolation(what) = receiver.read(&bytes).unwrap_err();
+        assert!(what.contains(why), "{what} for {why}");
+        assert_eq!(region_bytes(&receiver), [0; 200], "{why}");
+    }
+}
+
+#[test]
+fn invalid_atomic_responses_close_connection() {
+    let one = [7; 8];
+    let cases = [
+        (
+            "no atomic operation",
+            encode_response(1, &response_body(0, 8, &one)),
+        ),
+        (
+            "as long as it says",
+            encode_response(0, &response_body(0, 8, &one)[..7]),
+        ),
+        ("as long as it says", encode_response(0, b"")),
+        (
+            "as long as it says",
+            encode_response(0, &response_body(0, 7, &one)),
+        ),
+        (
+            "as long as it says",
+            encode_response(0, &response_body(0, u32::MAX, &one)),
+        ),
+        (
+            "longer than a packet",
+            encode_response(0, &vec![0; EAGER_LIMIT + 1]),
+        ),
+        (
+            "another length",
+            encode_response(0, &response_body(0, 7, &one[..7])),
+        ),
+        (
+            "another length",
+            encode_response(0, &response_body(0, 0, b"")),
+        ),
+    ];
+    for (why, bytes) in cases {
+        let what = violation_of(OpKind::FetchAtomic, &bytes);
+        assert!(what.contains(why), "{what} for {why}");
+    }
+    let what = violation_of(
+        OpKind::Atomic,
+        &encode_response(0, &response_body(0, 8, &one)),
+    );
+    assert!(
+        what.contains("another length"),
+        "{what}: nothing was to be fetched"
+    );
+    let twice = [
+        encode_response(0, &response_body(0, 8, &one)),
+        encode_response(0, &response_body(0, 8, &one)),
+    ]
+    .concat();
+    let mut receiver = rxm_receiver();
+    let (op, _) = receiver.expect_atomic(OpKind::FetchAtomic, 8);
+    assert!(receiver.read(&twice).is_err());
+    assert_eq!(receiver.received(op).1, one);
+}
+
+/// Responses bear numbers, so they may come in any order, and end the operation that they are to.
+#[test]
+fn responses_match_operations_by_id() {
+    let mut receiver = rxm_receiver();
+    let ops = [
+        OpKind::FetchAtomic,
+        OpKind::Atomic,
+        OpKind::FetchAtomic,
+        OpKind::Atomic,
+    ]
+    .map(|kind| receiver.expect_atomic(kind, 8).0);
+    let read = receiver.expect_read(3);
+    let stream = [
+        encode_response(2, &response_body(0, 8, &[2; 8])),
+        encode_response(3, &response_body(-95, 0, b"")),
+        hex("03 03 0000 00 00 10 00 1300000000000000 616263"),
+        encode_response(1, &response_body(0, 0, b"")),
+        encode_response(0, &response_body(-5, 0, b"")),
+    ];
+    receiver.read(&stream.concat()).unwrap();
+    assert_eq!(
+        (receiver.received(ops[2]).1, receiver.received(read).1),
+        (&[2; 8][..], &b"abc"[..])
+    );
+    let done = receiver.outcome(ops[1]).unwrap();
+    assert_eq!((done.transfer.len, &done.error), (8, &None));
+    let error = |op| receiver.outcome(op).unwrap().error.as_deref().cloned();
+    assert!(matches!(error(ops[3]), Some(Error::NotSupported(_))));
+    assert_eq!(error(ops[0]), Some(Error::os("fi_atomic of the peer", 5)));
+    assert!(receiver.reader.pending.is_empty());
+}
+
+/// A wrong one changes nothing, in none of its places, and what comes behind it is done.
+#[test]
+fn failed_atomic_returns_error_and_changes_nothing() {
+    let one = 1u64.to_ne_bytes();
+    let two = [one, one].concat();
+    let place = rma_iov(8, 1, READ_WRITE_KEY);
+    let atomic = AtomicHeader::from_spec(FETCH_SUM);
+    let cases = [
+        (-13, encode_atomic(atomic, 9, &[rma_iov(8, 1, 99)], &one)),
+        (
+            -13,
+            encode_atomic(atomic, 9, &[rma_iov(8, 1, READ_ONLY_KEY)], &one),
+        ),
+        (
+            -13,
+            encode_atomic(
+                AtomicHeader::from_spec(BASE_SUM),
+                9,
+                &[rma_iov(8, 1, READ_ONLY_KEY)],
+                &one,
+            ),
+        ),
+        (
+            -13,
+            encode_atomic(atomic, 9, &[rma_iov(200, 1, READ_WRITE_KEY)], &one),
+        ),
+        (
+            -13,
+            encode_atomic(atomic, 9, &[rma_iov(u64::MAX, 1, READ_WRITE_KEY)], &one),
+        ),
+        (
+            -22,
+            encode_atomic(atomic, 9, &[rma_iov(12, 1, READ_WRITE_KEY)], &one),
+        ),
+        (
+            -13,
+            encode_atomic(
+                AtomicHeader {
+                    rma_iov_count: 2,
+                    ..atomic
+                },
+                9,
+                &[place, rma_iov(8, 1, 99)],
+                &two,
+            ),
+        ),
+        (
+            -95,
+            encode_atomic(
+                AtomicHeader {
+                    datatype: 10,
+                    ..atomic
+                },
+                9,
+                &[place],
+                &two,
+            ),
+        ),
+        (
+            -95,
+            encode_atomic(AtomicHeader { op: 19, ..atomic }, 9, &[place], &one),
+        ),
+        (
+            -95,
+            encode_atomic(AtomicHeader { op: 12, ..atomic }, 9, &[place], &one),
+        ),
+        (
+            -95,
+            encode_atomic(
+                AtomicHeader {
+                    datatype: 9,
+                    op: 6,
+                    ..atomic
+                },
+                9,
+                &[place],
+                &one,
+            ),
+        ),
+    ];
+    for (number, bytes) in cases {
+        let mut receiver = rxm_receiver();
+        let stream = [bytes, encode_atomic_on(FETCH_SUM, 10, place, &one)].concat();
+        assert_eq!(receiver.read(&stream).unwrap().consumed, stream.len());
+        assert_eq!(region_bytes(&receiver)[8..16], one, "{number}");
+        let said = responses(&mut receiver);
+        assert_eq!(
+            said[16 + 64..][..8],
+            response_body(number, 0, b"")[..],
+            "{number}"
+        );
+        assert_eq!(said[16 + 16..][..8], 9u64.to_ne_bytes());
+        assert!(said.len() == 2 * (16 + 64 + 8) + 8 && receiver.context.remote_accesses.is_empty());
+    }
+    // An endpoint that is nobody's target has no memory.
+    let mut receiver = rxm_receiver();
+    receiver.reader.enable_rma_target(EpId(0), false, false);
+    receiver
+        .read(&encode_atomic_on(FETCH_SUM, 1, place, &one))
+        .unwrap();
+    assert_eq!(responses(&mut receiver)[80..], response_body(-13, 0, b""));
+}
+
+/// As many values as libfabric sends, in as many places, and none at all; the owner is told of
+/// each.
+#[test]
+fn atomic_arrays_span_several_segments() {
+    let mut receiver =
+        TcpReceiver::with_region_len(ByteOrder::NATIVE, 1 << 20, 20_000).into_rxm(CONNECTION_ID);
+    receiver.reader.enable_rma_target(EpId(0), true, true);
+    let values: Vec<u8> = (0..MAX_OPERAND_BYTES).map(|at| at as u8).collect();
+    let bytes = AtomicSpec {
+        datatype: Datatype::U8,
+        op: AtomicOp::Write,
+        call: AtomicCall::Fetch,
+    };
+    let most = encode_atomic_on(
+        bytes,
+        1,
+        rma_iov(3, MAX_OPERAND_BYTES as u64, READ_WRITE_KEY),
+        &values,
+    );
+    assert_eq!(most.len(), 16 + 64 + EAGER_LIMIT);
+    for _ in 0..2 {
+        assert_eq!(receiver.read(&most).unwrap().consumed, most.len());
+    }
+    let answers = responses(&mut receiver);
+    let (first, second) = answers.split_at(answers.len() / 2);
+    assert!(first[88..].iter().all(|byte| *byte == 0) && second[88..] == values);
+    assert_eq!(receiver.context.remote_accesses.len(), 2);
+    assert_eq!(
+        (
+            receiver.context.remote_accesses[0].1,
+            receiver.context.remote_accesses[0].2.len
+        ),
+        (
+            RemoteAccess::from_kind(OpKind::FetchAtomic),
+            MAX_OPERAND_BYTES
+        )
+    );
+
+    let compare = AtomicSpec {
+        datatype: Datatype::U16,
+        op: AtomicOp::Cswap,
+        call: AtomicCall::Compare,
+    };
+    let places = [
+        rma_iov(0, 1, READ_WRITE_KEY),
+        rma_iov(100, 2, READ_WRITE_KEY),
+        rma_iov(50, 0, READ_WRITE_KEY),
+        rma_iov(200, 1, READ_WRITE_KEY),
+    ];
+    let there = [7u16, 8, 9, 10].map(u16::to_ne_bytes);
+    for (at, value) in [0, 100, 102, 200].into_iter().zip(there) {
+        write_region(&receiver, at, &value);
+    }
+    let (new, old) = (
+        [1u16, 2, 3, 4].map(u16::to_ne_bytes),
+        [7u16, 8, 0, 10].map(u16::to_ne_bytes),
+    );
+    let atomic = AtomicHeader {
+        rma_iov_count: 4,
+        ..AtomicHeader::from_spec(compare)
+    };
+    receiver
+        .read(&encode_atomic(
+            atomic,
+            1,
+            &places,
+            &[new.concat(), old.concat()].concat(),
+        ))
+        .unwrap();
+    assert_eq!(responses(&mut receiver)[88..], there.concat());
+    let mut left = vec![0; 202];
+    receiver
+        .context
+        .region(READ_WRITE_KEY)
+        .unwrap()
+        .memory
+        .read(0, &mut left);
+    assert_eq!(
+        [&left[..2], &left[100..104], &left[200..]].concat(),
+        [1u16, 2, 9, 4].map(u16::to_ne_bytes).concat()
+    );
+    assert_eq!(receiver.context.remote_accesses.len(), 6);
+
+    receiver
+        .read(&encode_atomic_on(
+            BASE_SUM,
+            1,
+            rma_iov(8, 0, READ_WRITE_KEY),
+            b"",
+        ))
+        .unwrap();
+    assert_eq!(responses(&mut receiver)[80..], response_body(0, 0, b""));
+}
+
+/// Memory that its owner has in hand is waited for, in all places, before anything is done.
+#[test]
+fn atomics_wait_while_owner_holds_the_buffer() {
+    let mut receiver = rxm_receiver();
+    let memory = Arc::new(RegisteredMemory::new(vec![0; 16].into_any()).unwrap());
+    let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    receiver
+        .context
+        .regions
+        .as_mut()
+        .unwrap()
+        .insert(memory.clone(), both, Some(9), false)
+        .unwrap();
+    let taken = memory.take().unwrap();
+    let one = 1u64.to_ne_bytes();
+    let two = AtomicHeader {
+        rma_iov_count: 2,
+        ..AtomicHeader::from_spec(FETCH_SUM)
+    };
+    let stream = [
+        encode_atomic(
+            two,
+            1,
+            &[rma_iov(0, 1, READ_WRITE_KEY), rma_iov(8, 1, 9)],
+            &[one, one].concat(),
+        ),
+        encode_atomic_on(FETCH_SUM, 2, rma_iov(0, 1, READ_WRITE_KEY), &one),
+    ]
+    .concat();
+    for _ in 0..2 {
+        let taken = receiver.read(&stream).unwrap();
+        assert!(taken.blocked && taken.consumed == 0 && !receiver.reader.has_deferred());
+        assert!(!receiver.would_read_held(&stream));
+    }
+    memory.put_back(taken);
+    assert!(receiver.would_read_held(&stream));
+    assert_eq!(receiver.read(&stream).unwrap().consumed, stream.len());
+    assert_eq!(region_bytes(&receiver)[0], 2);
+    assert_eq!(memory.take().unwrap().bytes()[8], 1);
+    // It is the owner's again, and no access is left under way.
+    let mut both = receiver.take_responses(&mut rxm_writer(), 1 << 20).unwrap();
+    assert_eq!(
+        (both.1, both.0.split_off(88 + 16 + 88)),
+        (ResponseStatus::Idle, one.to_vec())
+    );
+}
+
+/// A message that nobody wants holds up no atomic operation, and a peer that reads no responses is
+/// not listened to for ever.
+#[test]
+fn atomics_pass_deferred_messages_and_are_bounded() {
+    let mut receiver = TcpReceiver::rxm(100, CONNECTION_ID);
+    let one = 1u64.to_ne_bytes();
+    receiver
+        .reader
+        .set_unexpected_policy(UnexpectedPolicy::Buffer);
+    let eager = encode_packet(PacketKind::Eager, 0, 1000, &[1; 1000]);
+    let (op, number) = receiver.expect_atomic(OpKind::FetchAtomic, 8);
+    let stream = [
+        eager,
+        encode_atomic_on(FETCH_SUM, 1, rma_iov(0, 1, READ_WRITE_KEY), &one),
+        encode_response(number, &response_body(0, 8, &[3; 8])),
+    ]
+    .concat();
+    assert_eq!(receiver.read(&stream).unwrap().consumed, stream.len());
+    assert!(receiver.reader.has_deferred());
+    assert_eq!(
+        (region_bytes(&receiver)[0], receiver.received(op).1),
+        (1, &[3; 8][..])
+    );
+    let message = receiver.post_recv(UNTAGGED, None);
+    receiver.read(b"").unwrap();
+    assert_eq!(receiver.received(message).1, [1; 1000]);
+
+    let _ = responses(&mut receiver);
+    let request = encode_atomic_on(FETCH_SUM, 1, rma_iov(0, 1, READ_WRITE_KEY), &one);
+    let mut count = 0;
+    while receiver.read(&request).unwrap().consumed > 0 {
+        count += 1;
+        assert!(count < 10_000, "it is not listened to for ever");
+    }
+    let taken = receiver.read(&request).unwrap();
+    assert!(taken.responses_full && !taken.blocked);
+    assert_eq!(responses(&mut receiver).len(), count * (16 + 64 + 16));
+    assert_eq!(receiver.read(&request).unwrap().consumed, request.len());
+}
+
+/// Reads and writes are frames between the packets; what they must not do ends the connection, as
+/// natively.
+#[test]
+fn rma_frames_interleave_with_packets() {
+    let place = |key, offset, len| RmaIov {
+        key,
+        offset,
+        len,
+        atomic: None,
+    };
+    let frame = |frame: &Frame, rows: &RmaIovList, bytes: &[u8]| {
+        let mut outbox = rxm_writer();
+        assert!(outbox.push_frame(frame, rows, Payload::Contiguous(bytes)));
+        outbox.pending().to_vec()
+    };
+    let write = |key, offset, bytes: &[u8]| {
+        let rows = RmaIovList::from_rma_iovs(&[place(key, offset, bytes.len())]).unwrap();
+        frame(&Frame::write(&rows, None, bytes.len()), &rows, bytes)
+    };
+    let read = |key, offset, len| {
+        let rows = RmaIovList::from_rma_iovs(&[place(key, offset, len)]).unwrap();
+        frame(&Frame::read(&rows), &rows, b"")
+    };
+    let eager = encode_packet(PacketKind::Eager, 0, 3, b"abc");
+    let stream = [
+        write(READ_WRITE_KEY, 10, b"hello"),
+        eager,
+        read(READ_WRITE_KEY, 11, 3),
+    ]
+    .concat();
+    for at in 0..stream.len() {
+        let mut receiver = rxm_receiver();
+        let message = receiver.post_recv(UNTAGGED, None);
+        read_split(&mut receiver, &stream, at);
+        assert_eq!(receiver.received(message).1, b"abc");
+        assert_eq!(responses(&mut receiver)[16..], b"ell"[..]);
+    }
+    for bytes in [
+        write(99, 0, b"x"),
+        write(READ_ONLY_KEY, 0, b"x"),
+        write(READ_WRITE_KEY, 199, b"xy"),
+        read(99, 0, 1),
+        read(READ_WRITE_KEY, 200, 1),
+    ] {
+        let mut receiver = rxm_receiver();
+        let ProtocolViolation(what) = receiver.read(&bytes).unwrap_err();
+        assert!(what.contains("may not reach"), "{what}");
+        // Kin are told, and go on.
+        let mut receiver = rxm_receiver();
+        receiver.reader.set_same_implementation();
+        assert_eq!(receiver.read(&bytes).unwrap().consumed, bytes.len());
+    }
+    let mut receiver = rxm_receiver();
+    assert!(
+        receiver
+            .read(&hex("03 00 0000 02 00 10 00 1000000000000000"))
+            .is_err(),
+        "nothing was written"
+    );
+}

@@ -1,0 +1,144 @@
+//! Taking operations back that have not begun, and leaving those to themselves for which nobody
+//! waits any more.
+
+use fabric_core::Error;
+use fabric_core::buf::AnyBuf;
+use fabric_core::completion::OpKind;
+use fabric_core::event::EventKind;
+use fabric_core::transport::{EngineContext, OpKey};
+
+use crate::domain::DomainHandle;
+use crate::domain_state::FollowUp;
+use crate::engine::EngineGuard;
+use crate::ops::{CompletionTarget, OpPhase};
+
+impl EngineGuard<'_> {
+    /// Takes an operation back that has not begun; its slot stays.
+    pub(crate) fn try_cancel(&mut self, key: OpKey) -> bool {
+        let state = &mut **self;
+        let Some(op) = state.domain.ops.get(key) else {
+            return false;
+        };
+        let ep = op.ep;
+        match op.phase {
+            OpPhase::Queued => {
+                if let Ok(bound) = state.domain.endpoint(ep) {
+                    bound.tx_credits.remove(key);
+                    bound.update_fast_path();
+                    if !bound.tx_credits.has_no_waiters() {
+                        // It may have been a fence.
+                        state.domain.follow_ups.push(FollowUp::GrantCredits(ep));
+                    }
+                }
+                true
+            }
+            OpPhase::Posted => state.cancel(ep, key),
+            OpPhase::Done => false,
+        }
+    }
+
+    pub(crate) fn detach(&mut self, key: OpKey) {
+        let state = &mut **self;
+        let Some(op) = state.domain.ops.get(key) else {
+            return;
+        };
+        let (ep, kind) = (op.ep, op.kind);
+        let is_atomic = matches!(kind, OpKind::Atomic | OpKind::FetchAtomic);
+        match op.phase {
+            // Nobody has been told that it was accepted, and it is not one that takes effect
+            // whoever looks.
+            OpPhase::Queued
+                if !op.holds_credit && op.target == CompletionTarget::Future && !is_atomic =>
+            {
+                self.try_cancel(key);
+                self.domain.discard_op(key);
+            }
+            OpPhase::Posted if kind == OpKind::Recv => {
+                state.detach_recv(ep, key);
+                state.domain.discard_op(key);
+            }
+            // One that waits and has a credit is fenced, and was accepted; so was one that was
+            // posted to a queue.
+            OpPhase::Queued | OpPhase::Posted => {
+                let Some(op) = state.domain.ops.get_mut(key) else {
+                    return;
+                };
+                op.target = CompletionTarget::Discard;
+                let waiter = op.waker.take();
+                state.domain.drop_waiter(waiter);
+            }
+            OpPhase::Done => {
+                let outcome = &op.outcome;
+                let placed = outcome.transfer.len;
+                let message = match outcome.error.as_deref() {
+                    None => Some(outcome.transfer.envelope(0)),
+                    Some(Error::Truncated { lost, .. }) => Some(outcome.transfer.envelope(*lost)),
+                    Some(_) => None,
+                };
+                if let Some(envelope) = message.filter(|_| kind == OpKind::Recv) {
+                    let (source, bytes) =
+                        (envelope.source, state.domain.take_received(key, placed));
+                    state.requeue_message(ep, envelope, bytes);
+                    state.domain.on_message_consumed(source);
+                }
+                let failed = state
+                    .domain
+                    .ops
+                    .get(key)
+                    .filter(|op| op.kind != OpKind::Recv && !op.no_transfer);
+                let failed = failed.and_then(|op| {
+                    let error = op
+                        .outcome
+                        .error
+                        .as_deref()
+                        .filter(|error| **error != Error::Canceled)?;
+                    Some((op.spec.map(|spec| spec.peer), error.clone()))
+                });
+                if let Some((peer, error)) = failed {
+                    state
+                        .domain
+                        .event(ep, EventKind::OperationFailed { peer, error });
+                }
+                self.domain.discard_op(key);
+            }
+        }
+    }
+}
+
+impl DomainHandle {
+    /// Gives a permit back, with its credit; or only forgets the permit when its credit has been
+    /// used.
+    pub fn release_permit(&self, key: OpKey, used: bool) {
+        self.with_engine(|locked| {
+            if used && let Some(op) = locked.domain.ops.get_mut(key) {
+                op.holds_credit = false;
+            }
+            locked.try_cancel(key);
+            locked.domain.discard_op(key);
+        });
+    }
+
+    /// Takes an operation back if it has not begun. `Ok`: here is its buffer; it will not complete.
+    /// `Err`: it has begun, or has ended, and will complete.
+    ///
+    /// # Errors
+    /// The unit, when it is too late.
+    #[allow(clippy::result_unit_err)] // "too late" has nothing more to say
+    pub fn cancel(&self, key: OpKey) -> Result<AnyBuf, ()> {
+        self.with_engine(|locked| {
+            let withdrawn = locked.try_cancel(key);
+            let mut op = withdrawn
+                .then(|| locked.domain.ops.remove(key))
+                .flatten()
+                .ok_or(())?;
+            locked.domain.drop_op_waker(&mut op);
+            locked.domain.release_op_resources(&mut op);
+            Ok(op.buf)
+        })
+    }
+
+    /// Nobody waits for this operation any more. A receive loses no message; a send goes on.
+    pub fn detach(&self, key: OpKey) {
+        self.with_engine(|locked| locked.detach(key));
+    }
+}

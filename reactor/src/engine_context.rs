@@ -1,0 +1,463 @@
+//! The hub as a provider sees it: operations, addresses and events by way of [`Host`].
+
+use fabric_core::buf::{AnyBuf, CopySource, Payload, PooledBuf};
+use fabric_core::completion::{OpKind, Outcome, Transfer};
+use fabric_core::event::{Event, EventKind};
+use fabric_core::matching::{Envelope, PeerKey};
+use fabric_core::mr::Region;
+use fabric_core::transport::{
+    Connected, EngineContext, EpId, Incarnation, MultiRecvSplit, OpKey, RemoteAccess, RmaIov,
+    RmaIovId,
+};
+use fabric_core::tree::Class;
+use fabric_core::{Address, Error, FiAddr, Result};
+
+use crate::domain_state::DomainState;
+use crate::ops::{CompletionTarget, OpPhase};
+use crate::trace::TraceEvent;
+
+impl EngineContext for DomainState {
+    fn payload(&self, op: OpKey) -> Payload<'_> {
+        self.ops
+            .get(op)
+            .map_or(Payload::Contiguous(&[]), |op| op.buf.payload())
+    }
+
+    fn is_host_memory(&self, op: OpKey) -> bool {
+        self.ops.get(op).is_some_and(|op| {
+            !matches!(
+                op.buf,
+                AnyBuf::Custom(_) | AnyBuf::Gather(_) | AnyBuf::Scatter(_)
+            )
+        })
+    }
+
+    fn take_buffer(&mut self, op: OpKey) -> Option<AnyBuf> {
+        self.detach_buffer(op)
+    }
+
+    fn return_buffer(&mut self, op: OpKey, buf: AnyBuf) {
+        if let Some(outcome) = self.reattach_buffer(op, buf) {
+            self.complete(op, outcome);
+        }
+    }
+
+    fn rma_iovs(&self, spread: RmaIovId) -> &[RmaIov] {
+        self.rma_iovs
+            .get(spread.0 as usize)
+            .map_or(&[], |places| places)
+    }
+
+    fn begin_fill(&mut self, op: OpKey, len: usize) -> Result<usize> {
+        let Some(op) = self.ops.get_mut(op) else {
+            return Ok(0);
+        };
+        let limit = self
+            .endpoints
+            .get(op.ep.0)
+            .map_or(0, |ep| ep.bindings.max_msg_size);
+        op.buf.begin_fill(len.min(limit))?;
+        Ok(op.buf.recv_capacity().min(limit))
+    }
+
+    fn write_at(
+        &mut self,
+        op: OpKey,
+        at: usize,
+        source: &dyn CopySource,
+        from: usize,
+        count: usize,
+    ) {
+        if let Some(op) = self.ops.get_mut(op) {
+            op.buf.write_at(at, source, from, count);
+        }
+    }
+
+    fn deliver(&mut self, key: OpKey, envelope: &Envelope, source: &dyn CopySource) {
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
+        let Some(ep) = self
+            .endpoints
+            .get_mut(op.ep.0)
+            .filter(|ep| envelope.len <= ep.bindings.max_msg_size)
+        else {
+            return self.deliver_truncated(key, envelope, source);
+        };
+        let placed = match op.buf.receive(source) {
+            Ok(placed) => placed,
+            Err(error) => return self.deliver_nothing(key, envelope, error),
+        };
+        let route = op.target;
+        if !matches!(route, CompletionTarget::Future | CompletionTarget::Cq(_))
+            || placed < envelope.len
+        {
+            return self.complete(key, Outcome::received(envelope, placed));
+        }
+        // The short way of what is received most.
+        ep.posted_recvs -= usize::from(std::mem::take(&mut op.holds_credit));
+        let (counter, queue) = (ep.bindings.counters.recv, ep.bindings.rx_cq);
+        if let CompletionTarget::Cq(context) = route {
+            ep.stats.received.record(placed);
+            let (ep, buf) = (op.ep, std::mem::take(&mut op.buf));
+            self.ops.free(key);
+            if !self.shared_rx_peers.is_empty() {
+                self.count_received_at_sharer(ep, envelope.peer, placed);
+                self.count_at_receiving_endpoint(ep, envelope.peer, true);
+            }
+            let outcome = Outcome::ok(Transfer::received(envelope, placed));
+            self.report_to_cq(queue, OpKind::Recv, context, outcome, buf);
+        } else {
+            op.outcome.transfer = Transfer::received(envelope, placed);
+            op.phase = OpPhase::Done;
+            let (ep, waiter) = (op.ep, op.waker.take());
+            self.wake_waiter(waiter);
+            if !self.shared_rx_peers.is_empty() {
+                self.count_at_receiving_endpoint(ep, envelope.peer, true);
+            }
+        }
+        if let Some(counter) = counter {
+            self.add_to_counter(counter, true);
+        }
+    }
+
+    fn accepts_loan(&self, op: OpKey, len: usize) -> bool {
+        let op = self.ops.get(op);
+        op.is_some_and(|op| {
+            let limit = self
+                .endpoints
+                .get(op.ep.0)
+                .map_or(0, |ep| ep.bindings.max_msg_size);
+            matches!(&op.buf, AnyBuf::Loaned(lent) if lent.accepts_loan() && len <= limit)
+        })
+    }
+
+    fn split_multi_recv(&mut self, op: OpKey, envelope: &Envelope) -> MultiRecvSplit {
+        self.split_for_message(op, envelope)
+    }
+
+    fn has_cq_room(&mut self, op: OpKey) -> bool {
+        self.has_room_for_message(op)
+    }
+
+    fn give_buffered(&mut self, op: OpKey, mut bytes: PooledBuf) -> usize {
+        let Some(op) = self.ops.get_mut(op) else {
+            return 0;
+        };
+        let limit = self
+            .endpoints
+            .get(op.ep.0)
+            .map_or(0, |ep| ep.bindings.max_msg_size);
+        bytes.truncate(limit);
+        let len = bytes.len();
+        match &mut op.buf {
+            AnyBuf::Pooled(own) => *own = bytes,
+            AnyBuf::Loaned(lent) => *lent.pooled_mut() = bytes,
+            buf => {
+                let placed = buf.recv_capacity().min(len);
+                buf.write_at(0, &&bytes[..], 0, placed);
+                return placed;
+            }
+        }
+        len
+    }
+
+    fn adopt_partial(
+        &mut self,
+        op: OpKey,
+        mut bytes: PooledBuf,
+        len: usize,
+    ) -> Result<(usize, usize)> {
+        let limit = self.ops.get(op).map_or(0, |op| {
+            self.endpoints
+                .get(op.ep.0)
+                .map_or(0, |ep| ep.bindings.max_msg_size)
+        });
+        let own = match self.ops.get_mut(op).map(|op| &mut op.buf) {
+            Some(AnyBuf::Pooled(own)) if bytes.has_room(len.min(limit)) => own,
+            Some(AnyBuf::Loaned(lent)) if bytes.has_room(len.min(limit)) => lent.pooled_mut(),
+            _ => {
+                let room = self.begin_fill(op, len)?;
+                let placed = bytes.len().min(room);
+                self.write_at(op, 0, &&bytes[..], 0, placed);
+                return Ok((room, placed));
+            }
+        };
+        bytes.truncate(limit);
+        let placed = bytes.len();
+        *own = bytes;
+        Ok((limit, placed))
+    }
+
+    fn take_received(&mut self, key: OpKey, filled: usize) -> PooledBuf {
+        let Some(op) = self.ops.get_mut(key) else {
+            return PooledBuf::empty(&self.pool);
+        };
+        op.buf.finish(filled);
+        match std::mem::take(&mut op.buf) {
+            AnyBuf::Pooled(buf) => buf,
+            AnyBuf::Vec(buf) => PooledBuf::from_vec(&self.pool, buf),
+            AnyBuf::Loaned(mut lent) if !lent.is_in_place() => {
+                std::mem::replace(lent.pooled_mut(), PooledBuf::empty(&self.pool))
+            }
+            other => {
+                let mut copy = self.pool.take(filled);
+                other
+                    .payload()
+                    .slice(0, filled)
+                    .for_each(|_, piece| copy.extend_from_slice(piece));
+                self.deferred.drop_buffer(other);
+                copy
+            }
+        }
+    }
+
+    fn rearm(&mut self, op: OpKey) {
+        let Some(op) = self.ops.get_mut(op) else {
+            return;
+        };
+        let (grown, waiter) = (op.buf.clear(), op.waker.take());
+        if let Some(grown) = grown {
+            self.deferred.drop_buffer(AnyBuf::Pooled(grown));
+        }
+        // Who waits to take the receive back can do so now.
+        self.wake_waiter(waiter);
+    }
+
+    fn discard_part(&mut self, op: OpKey) {
+        self.part_lost(op);
+    }
+
+    fn complete(&mut self, key: OpKey, outcome: Outcome) {
+        if !self.in_flight_buffers.is_empty() && self.in_flight_buffers.contains_key(&key) {
+            return self.defer_completion(key, outcome);
+        }
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
+        let (ep, kind, route, peer) = (op.ep, op.kind, op.target, op.spec.map(|spec| spec.peer));
+        let permit = op.no_transfer;
+        if let Some(spread) = op.spec.as_mut().and_then(|spec| spec.rma_iov_id.take()) {
+            self.rma_iovs.try_remove(spread.0 as usize);
+        }
+        if kind.fills_buffer() {
+            op.buf.finish(outcome.transfer.len);
+        }
+        // The slot may stay until its future looks, but what it holds of the endpoint is free now.
+        if std::mem::take(&mut op.holds_credit) {
+            if kind != OpKind::Recv {
+                self.pending_sends -= 1;
+            }
+            self.release_credit(ep, kind, peer);
+        }
+        if !permit {
+            let (transfer, ok) = (&outcome.transfer, outcome.error.is_none());
+            self.count_op(ep, kind, transfer.len, ok);
+            if kind == OpKind::Recv {
+                if !self.shared_rx_peers.is_empty() {
+                    self.count_at_receiving_endpoint(ep, transfer.peer(), ok);
+                }
+                if ok && !self.is_taken_later(route) {
+                    self.count_received(ep, transfer);
+                }
+            }
+        }
+        match route {
+            CompletionTarget::Future => {
+                if let Some(op) = self.ops.get_mut(key) {
+                    op.outcome = outcome;
+                }
+                self.complete_future(key);
+            }
+            CompletionTarget::CqOnError(_) if outcome.error.is_none() => {
+                self.on_message_consumed(outcome.transfer.source);
+                self.discard_op(key);
+                self.unreserve_entry(ep, kind);
+            }
+            CompletionTarget::Cq(context) | CompletionTarget::CqOnError(context) => {
+                let Some(op) = self.ops.get_mut(key) else {
+                    return;
+                };
+                let buf = std::mem::take(&mut op.buf);
+                let lent = op.spec.is_some_and(|spec| spec.loan.is_some());
+                self.ops.free(key);
+                let buf = if lent && outcome.error.is_none() {
+                    self.discard_loan(buf)
+                } else {
+                    buf
+                };
+                self.report_completion(ep, kind, context, outcome, buf);
+            }
+            CompletionTarget::MultiRecv(number) => self.on_multi_recv_message(number, key, outcome),
+            CompletionTarget::Discard => {
+                self.discard_op(key);
+                if let Some(error) = outcome
+                    .error
+                    .map(|error| *error)
+                    .filter(|error| *error != Error::Canceled)
+                {
+                    self.event(ep, EventKind::OperationFailed { peer, error });
+                }
+            }
+        }
+    }
+
+    fn sent(&mut self, key: OpKey, len: usize, tag: Option<u64>) {
+        let outcome = Outcome::ok(Transfer::sent(len, tag));
+        let (Some(op), true) = (self.ops.get_mut(key), self.in_flight_buffers.is_empty()) else {
+            return self.complete(key, outcome);
+        };
+        let is_lent = op.spec.is_some_and(|spec| spec.loan.is_some());
+        let (CompletionTarget::Cq(context), false, false) = (op.target, op.holds_credit, is_lent)
+        else {
+            return self.complete(key, outcome);
+        };
+        let Some(ep) = self.endpoints.get_mut(op.ep.0) else {
+            return self.complete(key, outcome);
+        };
+        // The short way of what is collected most.
+        ep.stats.record(OpKind::Send, len);
+        let (counter, queue) = (ep.bindings.counters.send, ep.bindings.tx_cq);
+        let buf = std::mem::take(&mut op.buf);
+        self.ops.free(key);
+        self.report_to_cq(queue, OpKind::Send, context, outcome, buf);
+        if let Some(counter) = counter {
+            self.add_to_counter(counter, true);
+        }
+    }
+
+    fn has_left(&mut self, op: OpKey) {
+        if let Some(op) = self.ops.get_mut(op) {
+            op.has_left = true;
+        }
+    }
+
+    fn request_rearm(&mut self) {
+        self.rearm_requested = true;
+    }
+
+    fn request_progress(&mut self) {
+        self.progress_requested = true;
+    }
+
+    fn event(&mut self, ep: EpId, kind: EventKind) {
+        let Some(bound) = self.endpoints.get(ep.0).map(|ep| &ep.bindings) else {
+            return;
+        };
+        if !matches!(kind, EventKind::OperationFailed { .. }) {
+            self.deferred
+                .trace(TraceEvent::EndpointEvent(bound.object_id, kind.clone()));
+        }
+        if let Some(eq) = bound.eq.as_ref().or(self.domain_eq.as_ref())
+            && let Some(waker) = eq.push(Event::new(bound.object_id, bound.context, kind))
+        {
+            self.deferred.wake(waker);
+        }
+    }
+
+    fn loans_lost(&mut self, ep: EpId, peer: &Address, loans: usize) {
+        if let Some(ep) = self.endpoints.get(ep.0) {
+            self.deferred.trace(TraceEvent::LoansLost(
+                ep.bindings.object_id,
+                peer.clone(),
+                loans,
+            ));
+        }
+    }
+
+    fn address_of(&self, ep: EpId, addr: FiAddr) -> Result<Address> {
+        let ep = self
+            .endpoints
+            .get(ep.0)
+            .ok_or_else(|| Error::Closed(Class::Endpoint))?;
+        let vector = self
+            .avs
+            .get(ep.bindings.av.0)
+            .ok_or_else(|| Error::Closed(Class::AddressVector))?;
+        vector.reach(addr).cloned()
+    }
+
+    fn incarnation_of(&self, ep: EpId, addr: FiAddr) -> Option<Incarnation> {
+        let ep = self.endpoints.get(ep.0)?;
+        self.avs.get(ep.bindings.av.0)?.incarnation_of(addr)
+    }
+
+    fn region(&self, key: u64) -> Option<&Region> {
+        self.regions.get(key)
+    }
+
+    fn on_remote_access(
+        &mut self,
+        ep: EpId,
+        key: u64,
+        deed: RemoteAccess,
+        transfer: Transfer,
+    ) -> bool {
+        self.report_remote_access(ep, key, deed, transfer)
+    }
+
+    fn fi_addr_of(&self, ep: EpId, address: &Address) -> Option<FiAddr> {
+        let ep = self.endpoints.get(ep.0)?;
+        let vector = self.avs.get(ep.bindings.av.0)?;
+        let found = vector.table.find(address);
+        found.filter(|addr| vector.incarnation_of(*addr).is_none())
+    }
+
+    fn peer_connected(
+        &mut self,
+        ep: EpId,
+        address: &Address,
+        incarnation: Option<Incarnation>,
+    ) -> Option<FiAddr> {
+        self.on_peer_connect(ep, address, incarnation)
+    }
+
+    fn peer_disconnected(&mut self, ep: EpId, number: Option<FiAddr>) {
+        if let Some(number) = number {
+            self.on_peer_disconnect(ep, number);
+        }
+    }
+
+    fn on_connreq(&mut self, ep: EpId, peer: &Address, data: &[u8]) {
+        self.record_connreq(ep, peer, data);
+    }
+
+    fn on_connected(&mut self, ep: EpId, peer: &Address, joined: Result<Connected>) {
+        self.record_connect_result(ep, peer, joined);
+    }
+
+    fn new_shared_peer_key(&mut self, ep: EpId) -> PeerKey {
+        // A few bytes for each connection ever made: what it sent may lie somewhere yet.
+        self.shared_rx_peers.push(ep);
+        PeerKey(self.shared_rx_peers.len() as u32)
+    }
+
+    fn departing_address(&self, number: FiAddr) -> Option<Address> {
+        let av = self.departing_addrs.get(&number)?;
+        self.avs.get(av.0)?.table.get(number).ok().cloned()
+    }
+}
+
+impl DomainState {
+    /// A message that is longer than the endpoint receives, or whose endpoint is closing.
+    #[cold]
+    fn deliver_truncated(&mut self, key: OpKey, envelope: &Envelope, source: &dyn CopySource) {
+        match self.begin_fill(key, envelope.len) {
+            Ok(room) => {
+                let placed = room.min(envelope.len);
+                self.write_at(key, 0, source, 0, placed);
+                self.complete(key, Outcome::received(envelope, placed));
+            }
+            Err(error) => self.deliver_nothing(key, envelope, error),
+        }
+    }
+
+    /// A message for which the receive has no memory: the message is lost.
+    #[cold]
+    fn deliver_nothing(&mut self, key: OpKey, envelope: &Envelope, error: Error) {
+        self.complete(
+            key,
+            Outcome::partial(Transfer::received(envelope, 0), error),
+        );
+    }
+}

@@ -1,0 +1,111 @@
+//! The wait set of a domain, without a kernel: edges are seen once by whoever looks, the own
+//! doorbell by everybody until the driver silences it.
+
+use std::os::fd::BorrowedFd;
+use std::task::Waker;
+use std::time::Duration;
+
+use fabric_core::Result;
+use fabric_core::transport::WaitSet;
+use loom::sync::{Condvar, Mutex};
+
+use crate::sync::lock;
+
+/// Stands in for `wait::PollSet`.
+#[derive(Debug)]
+pub(crate) struct EpollSet {
+    signals: Mutex<EpollSignals>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct EpollSignals {
+    /// The domain's own doorbell: level-triggered.
+    wake_eventfd: bool,
+    /// Doorbells of peers: edge-triggered.
+    doorbells: Vec<u64>,
+    /// A runtime has seen the set become readable and nobody has asked it since.
+    readable: bool,
+    task_waker: Option<Waker>,
+}
+
+impl EpollSet {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self {
+            signals: Mutex::new(EpollSignals::default()),
+            changed: Condvar::new(),
+        })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        unreachable!("a model has no descriptors")
+    }
+
+    pub(crate) fn drain_wake_eventfd(&self) {
+        lock(&self.signals).own = false;
+    }
+
+    /// No timeout sleeps; a timeout of zero looks; any other lets the others run first, since loom
+    /// has no time.
+    pub(crate) fn wait(&self, timeout: Option<Duration>, mut each: impl FnMut(u64)) -> usize {
+        if timeout.is_some_and(|timeout| !timeout.is_zero()) {
+            loom::thread::yield_now();
+        }
+        let mut signals = lock(&self.signals);
+        while timeout.is_none() && !signals.own && signals.edges.is_empty() {
+            signals = self
+                .changed
+                .wait(signals)
+                .unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        let (edges, own) = (std::mem::take(&mut signals.edges), signals.own);
+        drop(signals);
+        edges.iter().copied().for_each(&mut each);
+        edges.len() + usize::from(own)
+    }
+
+    /// A peer rings the doorbell of this token.
+    pub(super) fn ring_doorbell(&self, token: u64) {
+        self.signal(|signals| {
+            if !signals.doorbells.contains(&token) {
+                signals.doorbells.push(token);
+            }
+        });
+    }
+
+    /// What a runtime's registration of the set's descriptor does: true once after it became
+    /// readable, otherwise the waker is kept.
+    pub(super) fn became_readable(&self, waker: &Waker) -> bool {
+        let mut signals = lock(&self.signals);
+        let readable = std::mem::take(&mut signals.readable);
+        let old = signals.task.take();
+        if !readable {
+            signals.task = Some(waker.clone());
+        }
+        drop(signals);
+        drop(old);
+        readable
+    }
+
+    fn signal(&self, raise: impl FnOnce(&mut EpollSignals)) {
+        let mut signals = lock(&self.signals);
+        raise(&mut signals);
+        signals.readable = true;
+        let task = signals.task_waker.take();
+        drop(signals);
+        self.changed.notify_one();
+        task.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl WaitSet for EpollSet {
+    fn wake(&self) {
+        self.signal(|signals| signals.wake_eventfd = true);
+    }
+
+    fn watch(&self, _: BorrowedFd<'_>, _: u64) -> std::io::Result<()> {
+        unreachable!("a model has no descriptors")
+    }
+
+    fn unwatch(&self, _: BorrowedFd<'_>) {}
+}

@@ -1,0 +1,195 @@
+//! A provider reduced to what progress depends on: messages that arrive, receives that wait, a
+//! doorbell.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use fabric_core::buf::{AnyBuf, Payload, PooledBuf};
+use fabric_core::completion::{OpKind, Outcome, Transfer};
+use fabric_core::info::{Info, Progress};
+use fabric_core::matching::{Envelope, RecvSpec};
+use fabric_core::rx::RxSource;
+use fabric_core::transport::{EngineContext, EpId, OpKey, TransportDomain, TrySend, TxOp};
+use fabric_core::{Address, FiAddr, Result};
+
+use super::EpollSet;
+use super::fast_path_order::MockFastPath;
+use crate::engine::Engine;
+use crate::ops::{CompletionTarget, OpState};
+use crate::sync::{AtomicU32, Ordering, fence};
+use crate::wait::WaitPolicy;
+
+/// What a peer and the provider share: the same handshake as a ring's, around a count instead of
+/// records.
+///
+/// `armed` is only ever swapped. Loom does not order a plain store behind the swap of another
+/// thread that it came after, and would report a flag as lost that no machine loses.
+pub(super) struct MockConnection {
+    arrived: AtomicU32,
+    armed: AtomicU32,
+    wait_set: Arc<EpollSet>,
+}
+
+impl MockConnection {
+    /// A domain on such a wire.
+    pub(super) fn engine(policy: WaitPolicy, progress: Progress) -> (Arc<Self>, Arc<Engine>) {
+        Self::engine_with(policy, progress, None)
+    }
+
+    /// Likewise, with a line for what is sent.
+    pub(super) fn engine_with(
+        policy: WaitPolicy,
+        progress: Progress,
+        line: Option<Arc<MockFastPath>>,
+    ) -> (Arc<Self>, Arc<Engine>) {
+        let set = Arc::new(EpollSet::new().expect("nothing can fail"));
+        let wire = Self {
+            arrived: AtomicU32::new(0),
+            armed: AtomicU32::new(0),
+            wait_set: set.clone(),
+        };
+        let wire = Arc::new(wire);
+        let provider = MockTransport {
+            connection: wire.clone(),
+            taken: 0,
+            posted: VecDeque::new(),
+            fast_path: line,
+        };
+        (
+            wire,
+            Arc::new(Engine::new(Box::new(provider), set, policy, progress)),
+        )
+    }
+
+    /// The peer sends a message.
+    pub(super) fn send(&self) {
+        self.arrived.fetch_add(1, Ordering::Release);
+        // SYNC: pairs with the fence in `WireDomain::arm`.
+        fence(Ordering::SeqCst);
+        if self.armed.load(Ordering::Relaxed) != 0 && self.armed.swap(0, Ordering::Relaxed) != 0 {
+            self.wait_set.ring_doorbell(0);
+        }
+    }
+}
+
+/// Posts an operation whose completion its future hears of.
+pub(super) fn post_op(engine: &Engine, kind: OpKind) -> OpKey {
+    let mut locked = engine.lock();
+    let key = locked.domain.ops.insert(OpState::new(
+        EpId(0),
+        kind,
+        CompletionTarget::Future,
+        AnyBuf::None,
+    ));
+    if kind == OpKind::Recv {
+        let state = &mut *locked;
+        state.transport.post_recv(
+            &mut state.domain,
+            EpId(0),
+            key,
+            RecvSpec {
+                from: None,
+                tag: None,
+            },
+        );
+    }
+    locked.finish();
+    key
+}
+
+struct MockTransport {
+    connection: Arc<MockConnection>,
+    taken: u32,
+    posted: VecDeque<OpKey>,
+    fast_path: Option<Arc<MockFastPath>>,
+}
+
+impl TransportDomain for MockTransport {
+    fn open_endpoint(
+        &mut self,
+        _: EpId,
+        _: &Info,
+        _: Option<&Address>,
+        _: RxSource<'_>,
+    ) -> Result<Address> {
+        unreachable!("a model has no endpoints")
+    }
+
+    fn close_endpoint(&mut self, _: &mut dyn EngineContext, _: EpId) {}
+
+    fn try_send(
+        &mut self,
+        _: &mut dyn EngineContext,
+        _: EpId,
+        _: &TxOp,
+        _: Payload<'_>,
+    ) -> Result<TrySend> {
+        Ok(TrySend::Done)
+    }
+
+    fn queue_send(
+        &mut self,
+        _: &mut dyn EngineContext,
+        _: EpId,
+        _: OpKey,
+        spec: &TxOp,
+    ) -> Result<()> {
+        self.fast_path.iter().for_each(|line| line.send(spec));
+        Ok(())
+    }
+
+    fn post_recv(&mut self, _: &mut dyn EngineContext, _: EpId, op: OpKey, _: RecvSpec) {
+        self.posted.push_back(op);
+    }
+
+    fn cancel(&mut self, _: &mut dyn EngineContext, _: EpId, _: OpKey) -> bool {
+        false
+    }
+
+    /// Leaves the name behind: a provider that completes it later must reach nobody.
+    fn detach_recv(&mut self, _: &mut dyn EngineContext, _: EpId, _: OpKey) {}
+
+    fn requeue_message(&mut self, _: &mut dyn EngineContext, _: EpId, _: Envelope, _: PooledBuf) {}
+
+    fn address_inserted(&mut self, _: &mut dyn EngineContext, _: EpId, _: FiAddr, _: &Address) {}
+
+    fn address_removed(&mut self, _: &mut dyn EngineContext, _: EpId, _: FiAddr) {}
+
+    fn holds_messages_from(&self, _: EpId, _: FiAddr) -> bool {
+        false
+    }
+
+    fn progress(&mut self, host: &mut dyn EngineContext) -> bool {
+        if self.connection.arrived.load(Ordering::Acquire) == self.taken {
+            return false;
+        }
+        let Some(op) = self.posted.pop_front() else {
+            return false;
+        };
+        self.taken += 1;
+        host.complete(op, Outcome::ok(Transfer::default()));
+        true
+    }
+
+    fn ready(&mut self, _: &mut dyn EngineContext, _: u64) {}
+
+    fn arm(&mut self) -> bool {
+        self.connection.armed.swap(1, Ordering::Relaxed);
+        // SYNC: pairs with the fence in `Wire::send`.
+        fence(Ordering::SeqCst);
+        let quiet =
+            self.connection.arrived.load(Ordering::Relaxed) == self.taken || self.posted.is_empty();
+        if !quiet {
+            self.disarm();
+        }
+        quiet
+    }
+
+    fn disarm(&mut self) {
+        self.connection.armed.swap(0, Ordering::Relaxed);
+    }
+
+    fn describe(&self) -> String {
+        "wire".into()
+    }
+}

@@ -1,0 +1,133 @@
+//! The memory of a ring as loom sees it, and a doorbell.
+//!
+//! A line is a header, which is an atomic, and a cell of 64 bytes whose accesses loom checks for
+//! races. In real memory the header is the first eight bytes of the line, so a payload that runs on
+//! into a line overwrites that line's header, and zeroing a header spoils a payload that still lies
+//! there. Both happen here too.
+#![allow(unsafe_code)] // `Memory::write`, and access to loom's cells
+
+use loom::cell::UnsafeCell;
+use loom::sync::{Arc, Condvar, Mutex};
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::transport::shm::ring::{HEADER_LEN, LINE_LEN, RecordRef, RingMemory};
+
+/// The memory; clones are the same memory.
+#[derive(Clone)]
+pub(super) struct LoomRingMemory(Arc<LoomRingState>);
+
+struct LoomRingState {
+    headers: Vec<AtomicU64>,
+    cells: Vec<UnsafeCell<[u8; LINE_LEN]>>,
+    released: AtomicU64,
+    consumer_waiting: AtomicU32,
+    producer_waiting: AtomicU32,
+}
+
+// SAFETY: loom's cells are not `Sync` by themselves; loom panics when two accesses race.
+unsafe impl Sync for LoomRingState {}
+// SAFETY: nothing in it belongs to a thread.
+unsafe impl Send for LoomRingState {}
+
+impl LoomRingMemory {
+    pub(super) fn new(lines: usize) -> Self {
+        Self(Arc::new(LoomRingState {
+            headers: (0..lines).map(|_| AtomicU64::new(0)).collect(),
+            cells: (0..lines).map(|_| UnsafeCell::new([0; LINE_LEN])).collect(),
+            released: AtomicU64::new(0),
+            consumer_waiting: AtomicU32::new(0),
+            producer_waiting: AtomicU32::new(0),
+        }))
+    }
+
+    /// The payload of a record.
+    pub(super) fn payload(&self, record: RecordRef) -> Vec<u8> {
+        let (first, end) = (
+            record.start / LINE_LEN,
+            record.start + record.header.len as usize,
+        );
+        let mut bytes = Vec::new();
+        for line in first..end.div_ceil(LINE_LEN) {
+            // SAFETY: the pointer is valid during the closure, and loom checks that nobody writes
+            // meanwhile.
+            let mut copy = self.0.cells[line].with(|cell| unsafe { *cell });
+            if line > first {
+                let word = self.0.headers[line].load(Ordering::Relaxed);
+                copy[..HEADER_LEN].copy_from_slice(&word.to_le_bytes());
+            }
+            let from = if line == first { HEADER_LEN } else { 0 };
+            bytes.extend_from_slice(&copy[from..LINE_LEN.min(end - line * LINE_LEN)]);
+        }
+        bytes
+    }
+}
+
+impl RingMemory for LoomRingMemory {
+    fn lines(&self) -> usize {
+        self.0.headers.len()
+    }
+
+    fn header(&self, line: usize) -> &AtomicU64 {
+        &self.0.headers[line]
+    }
+
+    fn released(&self) -> &AtomicU64 {
+        &self.0.returned
+    }
+
+    fn consumer_waiting(&self) -> &AtomicU32 {
+        &self.0.armed
+    }
+
+    fn producer_waiting(&self) -> &AtomicU32 {
+        &self.0.starved
+    }
+
+    unsafe fn write(&self, at: usize, bytes: &[u8]) {
+        let mut done = 0;
+        while done < bytes.len() {
+            let (line, from) = ((at + done) / LINE_LEN, (at + done) % LINE_LEN);
+            let part = &bytes[done..bytes.len().min(done + LINE_LEN - from)];
+            // SAFETY: the pointer is valid during the closure, and loom checks that nobody else
+            // looks meanwhile.
+            let cell = self.0.cells[line].with_mut(|cell| unsafe {
+                let cell = &mut *cell;
+                cell[from..from + part.len()].copy_from_slice(part);
+                *cell
+            });
+            if from < HEADER_LEN {
+                let word = cell.first_chunk().expect("longer than a header");
+                self.0.headers[line].store(u64::from_le_bytes(*word), Ordering::Relaxed);
+            }
+            done += part.len();
+        }
+    }
+}
+
+/// A doorbell: rung once or often, it wakes one sleep. An eventfd that somebody sleeps on.
+#[derive(Clone)]
+pub(super) struct LoomDoorbell(Arc<(Mutex<bool>, Condvar)>);
+
+impl LoomDoorbell {
+    pub(super) fn new() -> Self {
+        Self(Arc::new((Mutex::new(false), Condvar::new())))
+    }
+
+    pub(super) fn ring(&self) {
+        *crate::sync::lock(&self.0.0) = true;
+        self.0.1.notify_one();
+    }
+
+    /// Sleeps until it rings. Loom reports a deadlock when that never happens.
+    pub(super) fn sleep(&self) {
+        let mut rung = crate::sync::lock(&self.0.0);
+        while !*rung {
+            rung = self
+                .0
+                .1
+                .wait(rung)
+                .unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        *rung = false;
+    }
+}

@@ -1,0 +1,240 @@
+//! Completion queues, event queues and counters: where completions wait for their reader.
+
+use std::collections::VecDeque;
+use std::task::Waker;
+
+use fabric_core::completion::Completion;
+use fabric_core::event::{Event, EventKind};
+
+use crate::deferred::Deferred;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::sync::{Mutex, lock};
+
+/// A completion queue. It cannot overrun: every operation that will report here reserved its entry
+/// when it was posted.
+#[derive(Debug)]
+pub(crate) struct CqState {
+    entries: VecDeque<Completion>,
+    reserved: usize,
+    capacity: usize,
+    pub(crate) waker: Option<Waker>,
+}
+
+impl CqState {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            entries: VecDeque::with_capacity(capacity),
+            reserved: 0,
+            capacity,
+            waker: None,
+        }
+    }
+
+    /// How many entries there are, free or not.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Reserves an entry; false when all are taken.
+    pub(crate) fn reserve(&mut self) -> bool {
+        let free = self.reserved + self.entries.len() < self.capacity;
+        self.reserved += usize::from(free);
+        free
+    }
+
+    /// Gives a reserved entry back.
+    pub(crate) fn unreserve(&mut self) {
+        self.reserved -= 1;
+    }
+
+    /// Fills a reserved entry.
+    #[inline(always)] // on the way of a small message, and an entry is large
+    pub(crate) fn push(&mut self, completion: Completion) -> Option<Waker> {
+        self.reserved -= 1;
+        self.entries.push_back(completion);
+        self.waker.take()
+    }
+
+    /// Moves up to `max` entries out.
+    pub(crate) fn drain_into(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
+        let count = self.entries.len();
+        if count > max {
+            out.extend(self.entries.drain(..max));
+            return max;
+        }
+        if count > 0 {
+            // All in one go: an entry is large, and a deque gives them out one by one.
+            let mut all = Vec::from(std::mem::take(&mut self.entries));
+            out.append(&mut all);
+            self.entries = all.into();
+        }
+        count
+    }
+}
+
+/// A counter: how many operations ended well, and how many badly.
+#[derive(Debug, Default)]
+pub(crate) struct CounterState {
+    pub(crate) value: u64,
+    pub(crate) errors: u64,
+    waiters: Vec<CounterWaiter>,
+    next_waiter_id: u64,
+}
+
+#[derive(Debug)]
+struct CounterWaiter {
+    id: u64,
+    threshold: u64,
+    errors_seen: u64,
+    waker: Waker,
+}
+
+impl CounterState {
+    /// Adds; wakes whoever waited for the value reached, and everybody when an error is counted.
+    pub(crate) fn add(&mut self, success: u64, errors: u64, later: &mut Deferred) -> usize {
+        self.value = self.value.wrapping_add(success);
+        self.errors = self.errors.wrapping_add(errors);
+        let (value, seen) = (self.value, self.errors);
+        let before = self.waiters.len();
+        if before > 0 {
+            for waiter in self
+                .waiters
+                .extract_if(.., |w| value >= w.threshold || seen != w.errors_seen)
+            {
+                later.wake(waiter.waker);
+            }
+        }
+        before - self.waiters.len()
+    }
+
+    /// How many wait.
+    pub(crate) fn waiter_count(&self) -> usize {
+        self.waiters.len()
+    }
+
+    /// Wakes everybody.
+    pub(crate) fn wake_all(&mut self, later: &mut Deferred) {
+        self.waiters
+            .drain(..)
+            .for_each(|waiter| later.wake(waiter.waker));
+    }
+
+    /// Registers a waiter, or renews its waker. True when it is new.
+    pub(crate) fn register_waiter(
+        &mut self,
+        id: &mut Option<u64>,
+        threshold: u64,
+        errors_seen: u64,
+        waker: &Waker,
+        later: &mut Deferred,
+    ) -> bool {
+        if let Some(waiter) = self.waiters.iter_mut().find(|w| Some(w.id) == *id) {
+            if !waiter.waker.will_wake(waker) {
+                later.drop_waker(std::mem::replace(&mut waiter.waker, waker.clone()));
+            }
+            return false;
+        }
+        self.next_waiter_id += 1;
+        *id = Some(self.next_waiter_id);
+        self.waiters.push(CounterWaiter {
+            id: self.next_waiter_id,
+            threshold,
+            errors_seen,
+            waker: waker.clone(),
+        });
+        true
+    }
+
+    /// A waiter gave up. True when it was registered.
+    pub(crate) fn remove_waiter(&mut self, id: u64, later: &mut Deferred) -> bool {
+        let at = self.waiters.iter().position(|w| w.id == id);
+        if let Some(at) = at {
+            later.drop_waker(self.waiters.swap_remove(at).waker);
+        }
+        at.is_some()
+    }
+}
+
+/// An event queue. Several domains may report to it, so it has a lock of its own, a leaf.
+#[derive(Debug)]
+pub struct EqState {
+    capacity: usize,
+    /// A reader waits.
+    has_waiting_reader: AtomicBool,
+    entries: Mutex<EqEntries>,
+}
+
+#[derive(Debug, Default)]
+struct EqEntries {
+    events: VecDeque<Event>,
+    lost: u64,
+    waker: Option<Waker>,
+}
+
+impl EqState {
+    /// A queue that keeps at most `capacity` events; those beyond are counted and reported as an
+    /// overrun.
+    #[must_use]
+    pub fn new(capacity: usize) -> Self {
+        Self {
+            capacity,
+            has_waiting_reader: AtomicBool::new(false),
+            entries: Mutex::new(EqEntries::default()),
+        }
+    }
+
+    /// Appends an event and returns whom to wake.
+    pub(crate) fn push(&self, event: Event) -> Option<Waker> {
+        let mut state = lock(&self.entries);
+        if state.events.len() < self.capacity {
+            state.events.push_back(event);
+        } else {
+            state.lost += 1;
+        }
+        self.has_waiting_reader.store(false, Ordering::Relaxed);
+        state.waker.take()
+    }
+
+    /// Takes the next event.
+    pub fn pop(&self) -> Option<Event> {
+        let mut state = lock(&self.entries);
+        if let Some(event) = state.events.pop_front() {
+            return Some(event);
+        }
+        let lost = std::mem::take(&mut state.lost);
+        (lost > 0).then(|| Event::new(0, 0, EventKind::Overrun { lost }))
+    }
+
+    /// Whether a reader waits. Exact under the lock of a domain whose reader has registered before
+    /// taking that lock.
+    pub(crate) fn has_waiting_reader(&self) -> bool {
+        self.has_waiting_reader.load(Ordering::Relaxed)
+    }
+
+    /// Nobody waits any more.
+    pub fn unregister_waker(&self) {
+        drop(self.take_waker());
+    }
+
+    /// Takes out who waits, to be woken or forgotten.
+    pub(crate) fn take_waker(&self) -> Option<Waker> {
+        self.has_waiting_reader.store(false, Ordering::Relaxed);
+        lock(&self.entries).waker.take()
+    }
+
+    /// Takes the next event, or remembers whom to wake for it.
+    pub fn pop_or_register(&self, waker: &Waker) -> Option<Event> {
+        let replaced = {
+            let mut state = lock(&self.entries);
+            if state.events.is_empty() && state.lost == 0 {
+                self.has_waiting_reader.store(true, Ordering::Relaxed);
+                state.waker.replace(waker.clone())
+            } else {
+                None
+            }
+        };
+        drop(replaced);
+        self.pop()
+    }
+}

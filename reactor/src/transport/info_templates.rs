@@ -1,0 +1,53 @@
+//! What the offers of these providers have in common.
+
+use fabric_core::flags::{Caps, MrMode, OpFlags};
+use fabric_core::info::{AvType, EpType, Info, Version};
+
+/// Endpoints, queues, counters and contexts a domain serves well: advice, nothing depends on it.
+const ADVISED_OBJECT_COUNT: usize = 1024;
+/// Sends of an endpoint that may be outstanding, and receives that may be posted.
+const DEFAULT_QUEUE_SIZE: usize = 1024;
+/// Buffers of a vector: far below where walking them would be felt.
+const IOV_LIMIT: usize = 64;
+
+/// An offer of messages, of a provider whose fabric and domain have its name.
+pub(super) fn base_info(provider: &str, caps: Caps) -> Info {
+    let mut info = Info::template(provider, provider, provider);
+    info.fabric.provider_version = Version::new(0, 1);
+    info.caps = caps | Caps::MSG | Caps::MSG_DIRECTIONS | Caps::SOURCE;
+    info.domain.caps = caps & (Caps::LOCAL_COMM | Caps::REMOTE_COMM);
+    info.domain.av_type = Some(AvType::Table);
+    info.domain.mr_mode = MrMode::SCALABLE;
+    info.domain.cq_cnt = ADVISED_OBJECT_COUNT;
+    info.domain.ep_cnt = ADVISED_OBJECT_COUNT;
+    info.domain.tx_ctx_cnt = ADVISED_OBJECT_COUNT;
+    info.domain.rx_ctx_cnt = ADVISED_OBJECT_COUNT;
+    info.domain.cntr_cnt = ADVISED_OBJECT_COUNT;
+    info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE;
+    info.tx.size = DEFAULT_QUEUE_SIZE;
+    info.tx.iov_limit = IOV_LIMIT;
+    info.rx.op_flags = OpFlags::COMPLETION;
+    info.rx.size = DEFAULT_QUEUE_SIZE;
+    info.rx.iov_limit = IOV_LIMIT;
+    info
+}
+
+/// An offer of reliable messages that can have tags, and of memory that peers reach.
+pub(super) fn reliable_info(provider: &str, caps: Caps) -> Info {
+    let receives = Caps::DIRECTED_RECV | Caps::MULTI_RECV | Caps::TAGGED_MULTI_RECV;
+    let memory = Caps::RMA | Caps::ATOMIC | Caps::RMA_DIRECTIONS | Caps::RMA_EVENT;
+    let mut info = base_info(
+        provider,
+        caps | Caps::TAGGED | receives | memory | Caps::FENCE,
+    );
+    info.domain.mr_mode = MrMode::SCALABLE.union(MrMode::BASIC);
+    info.domain.mr_cnt = 1 << 16;
+    info.domain.cq_data_size = 8;
+    info.domain.max_ep_srx_ctx = ADVISED_OBJECT_COUNT;
+    info.ep.ep_type = EpType::Rdm;
+    info.ep.mem_tag_format = u64::MAX;
+    info.ep.max_order_raw_size = usize::MAX;
+    info.ep.max_order_waw_size = usize::MAX;
+    info.tx.inject_size = 4096;
+    info
+}

@@ -1,0 +1,115 @@
+//! Sockets of the internet, as the providers that use them make them.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use fabric_core::info::Info;
+use fabric_core::tree::Class;
+use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
+use rustix::io::Errno;
+use rustix::net::sockopt::{
+    set_ip_tos, set_ipv6_tclass, set_socket_recv_buffer_size, set_socket_send_buffer_size,
+};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+/// What is set on the sockets of an endpoint.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SocketConfig {
+    pub(super) options: SocketOptions,
+    /// The code point of its traffic class, if it has one.
+    dscp: Option<u8>,
+}
+
+impl SocketConfig {
+    /// That of an endpoint with this offer.
+    pub(super) fn from_info(options: &SocketOptions, info: &Info) -> Result<Self> {
+        let class = info.tx.tclass.or(info.domain.tclass);
+        Ok(Self {
+            options: options.clone(),
+            dscp: class.map(|class| class.dscp()).transpose()?,
+        })
+    }
+
+    /// Sets what is to be set before a socket is bound or connected; what a listener accepts
+    /// inherits it.
+    pub(super) fn apply(&self, socket: impl AsFd, at: SocketAddr) -> Result<(), Errno> {
+        let socket = socket.as_fd();
+        if let Some(bytes) = self.options.send_buffer {
+            set_socket_send_buffer_size(socket, bytes)?;
+        }
+        if let Some(bytes) = self.options.receive_buffer {
+            set_socket_recv_buffer_size(socket, bytes)?;
+        }
+        match self.dscp {
+            // The two lower bits tell of congestion, and are the kernel's.
+            Some(dscp) if at.is_ipv4() => set_ip_tos(socket, dscp << 2),
+            Some(dscp) => set_ipv6_tclass(socket, u32::from(dscp) << 2),
+            None => Ok(()),
+        }
+    }
+
+    /// Opens something at this address; where that leaves the port open, at the first free one of
+    /// those that are allowed.
+    pub(super) fn bind_in_port_range<T>(
+        &self,
+        at: SocketAddr,
+        mut open: impl FnMut(SocketAddr) -> Result<T>,
+    ) -> Result<T> {
+        let Some(ports) = self.options.port_range.clone().filter(|_| at.port() == 0) else {
+            return open(at);
+        };
+        let count = ports.clone().count();
+        let first = RandomState::new().hash_one(at) as usize % count;
+        let mut opened = Err(Error::Closed(Class::Endpoint));
+        for port in ports.clone().chain(ports).skip(first).take(count) {
+            opened = open(SocketAddr::new(at.ip(), port));
+            if !matches!(opened, Err(Error::AddressInUse(_))) {
+                break;
+            }
+        }
+        opened
+    }
+}
+
+/// A socket that never blocks, of the family of this address.
+pub(super) fn open_socket(at: SocketAddr, kind: SocketType) -> Result<OwnedFd, Errno> {
+    let family = if at.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
+    rustix::net::socket_with(
+        family,
+        kind,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+}
+
+/// Binds a socket to an address.
+pub(super) fn bind(socket: impl AsFd, scheme: Scheme, at: SocketAddr) -> Result<()> {
+    rustix::net::bind(socket, &at).map_err(addr_error("bind", scheme, at))
+}
+
+/// Where a socket is bound, which tells the port when 0 was asked for.
+pub(super) fn local_addr(socket: impl AsFd) -> Result<SocketAddr> {
+    let name = rustix::net::getsockname(socket).and_then(SocketAddr::try_from);
+    name.map_err(|errno| Error::os("getsockname", errno.raw_os_error()))
+}
+
+/// What it means that a call which takes an address was refused.
+pub(super) fn addr_error(
+    call: &'static str,
+    scheme: Scheme,
+    at: SocketAddr,
+) -> impl Fn(Errno) -> Error {
+    move |errno| match (errno, Address::from_socket_addr(scheme, at)) {
+        (Errno::ADDRINUSE, Ok(at)) => Error::AddressInUse(at),
+        (Errno::ADDRNOTAVAIL, Ok(at)) => Error::BadAddress {
+            text: at.to_string(),
+            why: "no interface of this machine has it",
+        },
+        (errno, _) => Error::os(call, errno.raw_os_error()),
+    }
+}

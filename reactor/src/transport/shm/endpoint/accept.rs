@@ -1,0 +1,110 @@
+//! Connections from peers: accepted, greeted, and read.
+
+use std::os::fd::AsFd;
+
+use fabric_core::event::EventKind;
+use fabric_core::matching::PeerKey;
+use fabric_core::transport::EngineContext;
+use fabric_core::{Error, RejectReason};
+
+use super::super::control::{self, ControlMessage};
+use super::super::rx_connection::{HandshakeOutcome, PendingHandshake};
+use super::super::{closer, socket};
+use super::{ShmEndpoint, ShmToken};
+
+/// Connections an endpoint accepts in one go.
+const ACCEPTS_PER_POLL: usize = 64;
+/// Connections that may wait to say hello. The one that has waited longest makes room for another.
+const MAX_PENDING_HANDSHAKES: usize = 64;
+
+impl ShmEndpoint {
+    pub(super) fn accept(&mut self, host: &mut dyn EngineContext) {
+        self.reserve_fd = self.reserve_fd.take().or_else(|| socket::reserve_fd().ok());
+        for _ in 0..ACCEPTS_PER_POLL {
+            if closer::kick_when_free(&self.wait_set) {
+                return self.stop_accepting();
+            }
+            match self.listener.accept() {
+                Ok(Some(mut socket)) => {
+                    let at = self.rx_connections.vacant_key();
+                    let token = ShmToken::Rx(at as u32).pack(self.id);
+                    if socket.watch(&self.wait_set, token).is_ok() {
+                        self.rx_connections
+                            .insert_handshake(PendingHandshake::new(socket));
+                        self.on_rx_ready(host, at);
+                        self.rx_connections
+                            .evict_oldest_handshakes(MAX_PENDING_HANDSHAKES);
+                    }
+                }
+                Ok(None) => return,
+                Err(errno) => {
+                    // Out of descriptors, most likely. The caller must not stay in the queue: it
+                    // would keep the listener ready, and everybody awake.
+                    self.reserve_fd = None;
+                    if let Ok(Some(socket)) = self.listener.accept() {
+                        let error = Error::os("accept4", errno.raw_os_error());
+                        host.event(self.id, EventKind::Rejected { error });
+                        control::send_control(
+                            &socket,
+                            ControlMessage::Reject(RejectReason::Resources),
+                        );
+                    }
+                    self.reserve_fd = socket::reserve_fd().ok();
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Connections wait in the kernel's queue until their ends can be closed.
+    #[cold]
+    fn stop_accepting(&mut self) {
+        self.wait_set.unwatch(self.listener.as_fd());
+        self.stopped = true;
+    }
+
+    /// Accepts again, if the closing threads have room.
+    #[cold]
+    pub(super) fn accept_again(&mut self, host: &mut dyn EngineContext) {
+        let token = ShmToken::Listener.pack(self.id);
+        if closer::is_full() || self.wait_set.watch(self.listener.as_fd(), token).is_err() {
+            return;
+        }
+        self.stopped = false;
+        self.accept(host);
+    }
+
+    pub(super) fn on_rx_ready(&mut self, host: &mut dyn EngineContext, at: usize) {
+        if let Some(stranger) = self.rx_connections.take_handshake(at) {
+            return self.poll_handshake(host, stranger);
+        }
+        self.rx_connections.activate(at);
+        if let Some(reason) = self
+            .rx_connections
+            .get_mut(at)
+            .and_then(|peer| peer.on_readable(host))
+        {
+            self.on_rx_ended(host, at, reason);
+            self.progress_rx(host);
+        }
+    }
+
+    fn poll_handshake(&mut self, host: &mut dyn EngineContext, stranger: PendingHandshake) {
+        self.last_peer_key += 1;
+        match stranger.poll_handshake(PeerKey(self.last_peer_key), self.local.clone()) {
+            HandshakeOutcome::Pending(stranger) => self.rx_connections.insert_handshake(stranger),
+            HandshakeOutcome::Established(mut peer) => {
+                let incarnation = Some(peer.identity.into());
+                peer.initial_addr = host.peer_connected(self.id, &peer.peer_address, incarnation);
+                peer.source = peer.initial_addr;
+                let (name, source) = (peer.peer_address.clone(), peer.source);
+                peer.peer_key = self.rx.peer_connected(host, peer.peer_key, &name);
+                self.rx_connections.insert_established(peer);
+                host.event(self.id, EventKind::PeerConnected { peer: name, source });
+                self.progress_rx(host);
+            }
+            HandshakeOutcome::Rejected(error) => host.event(self.id, EventKind::Rejected { error }),
+            HandshakeOutcome::Disconnected => {}
+        }
+    }
+}

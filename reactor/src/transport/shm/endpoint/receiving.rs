@@ -1,0 +1,130 @@
+//! What is received, and who is known to have sent it.
+
+use fabric_core::buf::PooledBuf;
+use fabric_core::matching::{Envelope, RecvSpec};
+use fabric_core::rx::RxQueue;
+use fabric_core::transport::{EngineContext, OpKey};
+use fabric_core::{Address, Error, FiAddr};
+
+use super::super::control::ControlMessage;
+use super::ShmEndpoint;
+use super::disconnect::end_tx_connection;
+
+impl ShmEndpoint {
+    #[inline(always)] // on the way of a small message
+    pub(crate) fn post_recv(&mut self, host: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
+        self.rx.own.post(host, op, spec);
+        self.on_rx_queue_changed(host);
+    }
+
+    pub(crate) fn post_multi_recv(
+        &mut self,
+        host: &mut dyn EngineContext,
+        op: OpKey,
+        spec: RecvSpec,
+    ) {
+        self.rx.own.post_multi(host, op, spec);
+        self.on_rx_queue_changed(host);
+    }
+
+    pub(crate) fn rx_queue(&mut self) -> &mut RxQueue {
+        &mut self.rx.own
+    }
+
+    /// After a receive was posted, or a message was discarded; or copied, where the receive side is
+    /// shared.
+    pub(crate) fn on_rx_queue_changed(&mut self, host: &mut dyn EngineContext) {
+        if self.rx.is_shared() {
+            self.send_shared_acks(host);
+        }
+        self.send_acks();
+        if self.rx.own.has_work() {
+            // Its sender waits, whoever waits here.
+            host.request_progress();
+            host.request_rearm();
+        }
+        if self.message_held {
+            self.retry_held(host);
+        }
+    }
+
+    pub(crate) fn cancel(&mut self, host: &mut dyn EngineContext, op: OpKey) -> bool {
+        if self.rx.own.cancel(host, op) {
+            return true;
+        }
+        let cancels = |at: &usize| {
+            self.tx_connections
+                .lock(*at)
+                .is_some_and(|mut outgoing| outgoing.cancel(op))
+        };
+        let Some(at) = self.tx_queued.iter().copied().find(cancels) else {
+            return false;
+        };
+        // What waited behind it may go now.
+        self.progress_tx_connection(host, at);
+        host.request_rearm();
+        true
+    }
+
+    pub(crate) fn detach_recv(&mut self, host: &mut dyn EngineContext, op: OpKey) {
+        self.rx.own.detach(host, op);
+    }
+
+    pub(crate) fn requeue_message(
+        &mut self,
+        host: &mut dyn EngineContext,
+        envelope: Envelope,
+        bytes: PooledBuf,
+    ) {
+        // The sender may have got a number since, or lost it.
+        let mut peers = self.rx_connections.peers();
+        let peer = peers.find(|peer| peer.peer_key == envelope.peer);
+        let source = peer.and_then(|peer| peer.source);
+        self.rx.own.requeue_message(host, envelope, source, bytes);
+    }
+
+    pub(crate) fn holds_messages_from(&self, source: FiAddr) -> bool {
+        self.rx.own.holds_messages_from(source)
+    }
+
+    pub(crate) fn address_inserted(
+        &mut self,
+        host: &mut dyn EngineContext,
+        addr: FiAddr,
+        address: &Address,
+    ) {
+        let bound = host.incarnation_of(self.id, addr);
+        for peer in self.rx_connections.peers_mut().filter(|peer| {
+            peer.peer_address == *address
+                && peer.source.is_none()
+                && bound.is_none_or(|bound| bound == peer.identity.into())
+        }) {
+            peer.source = Some(addr);
+            self.rx.own.assign_source(host, peer.peer_key, addr);
+        }
+        if let Some(mut outgoing) = self.tx_connection(addr) {
+            // The program may have made the handle its own.
+            outgoing.expected = bound;
+        }
+        self.rx.own.address_inserted(host, addr, address);
+    }
+
+    pub(crate) fn address_removed(&mut self, host: &mut dyn EngineContext, addr: FiAddr) {
+        self.rx.own.clear_source(host, addr);
+        for peer in self.rx_connections.peers_mut() {
+            peer.source = peer.source.filter(|source| *source != addr);
+        }
+        let at = addr.index();
+        if self.tx_connection(addr).is_some()
+            && let Some(mut outgoing) = self.tx_connections.remove(at)
+        {
+            self.tx_indices.retain(|dialled| *dialled != at);
+            self.tx_queued.retain(|busy| *busy != at);
+            outgoing.send_control(ControlMessage::Disconnect);
+            end_tx_connection(&mut outgoing, self.id, host, &Error::StaleAddress(addr));
+            self.counters += outgoing.counters();
+        }
+        // A receive that fails lets others have what was held back for it.
+        self.on_rx_queue_changed(host);
+    }
+}

@@ -1,0 +1,53 @@
+//! What an endpoint has done, and how it stands.
+
+use fabric_core::stats::TransportStats;
+
+use super::super::rx_connection::RxConnection;
+use super::ShmEndpoint;
+
+impl ShmEndpoint {
+    pub(crate) fn stats(&self) -> TransportStats {
+        let mut done = self.counters;
+        self.for_each_tx(|outgoing| done += outgoing.counters());
+        let peers = || self.rx_connections.peers();
+        TransportStats {
+            sent: done.sent,
+            written: done.written,
+            atomics: done.atomics,
+            doorbells: done.doorbells + peers().map(|peer| peer.doorbells).sum::<u64>(),
+            loaned: done.lent,
+            segmented: done.segmented,
+            single_copy_tx: done.single_copy,
+            single_copy_rx: peers().filter_map(RxConnection::cma_stats).fold(
+                done.single_copy_rx,
+                |mut sum, fetched| {
+                    sum += fetched;
+                    sum
+                },
+            ),
+            peers: peers().count(),
+            unexpected: self.rx.own.unexpected(),
+            ..TransportStats::default()
+        }
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        let (messages, bytes) = self.rx.own.unexpected();
+        let read = self
+            .rx_connections
+            .peers()
+            .filter(|peer| peer.cma_stats().is_some())
+            .count();
+        let mut reading = 0;
+        self.for_each_tx(|outgoing| reading += usize::from(outgoing.uses_cma()));
+        format!(
+            "{} ({} callers, {} attended, {} connections, {messages} unexpected messages of {bytes} bytes, \
+             single copy {}, from {read} and to {reading} of them)",
+            self.name,
+            self.rx_connections.len(),
+            self.rx_connections.active_count(),
+            self.tx_indices.len(),
+            self.tx_resources.single_copy,
+        )
+    }
+}

@@ -1,0 +1,117 @@
+//! What peers write, read from any bytes: for the fuzz targets, and for the tests that replay their
+//! corpora.
+
+use super::control::{ControlRead, parse_hello};
+use super::record::RecordLayout;
+use super::ring::{Consumer, HEADER_LEN, LINE_LEN, RingMemory};
+use super::ring_heap::HeapRing;
+use super::socket;
+use crate::sync::Ordering;
+
+/// Lines of the ring that is read.
+const RING_LINES: usize = 64;
+
+/// Reads a hello. True when it is one.
+///
+/// # Panics
+/// When one is taken without the descriptor that belongs to it, which is what this looks for;
+/// without descriptors.
+pub fn hello(bytes: &[u8]) -> bool {
+    if let ControlRead::Message(hello) = parse_hello(bytes, Vec::new()) {
+        panic!("a hello without descriptors was taken: {hello:?}");
+    }
+    let fds = vec![socket::reserve_fd().expect("there are descriptors")];
+    matches!(parse_hello(bytes, fds), ControlRead::Message(_))
+}
+
+/// Reads the records of a ring whose memory is these bytes, and zeroes behind them. Returns how
+/// many there are; `None` when it is broken.
+///
+/// # Panics
+/// When a record lies outside of the ring or has no room for its own parts, or when there is no end
+/// of them.
+pub fn ring(bytes: &[u8]) -> Option<usize> {
+    let heap = HeapRing::new(RING_LINES);
+    for (at, word) in bytes.chunks(8).take(RING_LINES * LINE_LEN / 8).enumerate() {
+        let mut whole = [0; 8];
+        whole[..word.len()].copy_from_slice(word);
+        heap.0.words[at].store(u64::from_le_bytes(whole), Ordering::Relaxed);
+    }
+    let mut consumer = Consumer::new(heap);
+    // One line each at least, and headers are of one lap only.
+    for count in 0..=RING_LINES {
+        let Some(record) = consumer.peek().ok()? else {
+            return Some(count);
+        };
+        let len = record.header.len as usize;
+        assert!(
+            len >= HEADER_LEN && record.start + len <= consumer.memory().lines() * LINE_LEN,
+            "{record:?}"
+        );
+        assert_eq!(consumer.memory().payload(record).len(), len - HEADER_LEN);
+        if let Some(layout) = RecordLayout::for_record(record.header.kind, record.header.flags, len)
+        {
+            let words = [layout.tag, layout.data, layout.total];
+            assert!(
+                words
+                    .into_iter()
+                    .flatten()
+                    .all(|at| at + 8 <= layout.payload),
+                "{record:?}: {layout:?}"
+            );
+            assert!(layout.payload <= len, "{record:?}: {layout:?}");
+        }
+        consumer.consume(record);
+    }
+    panic!("there is no end of records");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every file of a corpus, and many that differ from one of them in a byte or in length: read
+    /// without a panic, and taken for good only if it is.
+    fn replay_corpus(corpus: &str, is_good: impl Fn(&[u8]) -> bool) {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../fuzz/corpora")
+            .join(corpus);
+        let (mut seed, mut good, mut bad) = (1u64, 0, 0);
+        for file in std::fs::read_dir(folder).unwrap() {
+            let path = file.unwrap().path();
+            let bytes = std::fs::read(&path).unwrap();
+            let expected = path
+                .file_name()
+                .unwrap()
+                .to_string_lossy()
+                .starts_with("good");
+            assert_eq!(is_good(&bytes), expected, "{}", path.display());
+            (good, bad) = (good + u32::from(expected), bad + u32::from(!expected));
+            for _ in 0..2000 {
+                seed = seed
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                let mut changed = bytes.clone();
+                if !changed.is_empty() {
+                    let at = (seed >> 40) as usize % changed.len();
+                    changed[at] ^= (seed >> 32) as u8;
+                    changed.truncate(1 + (seed >> 16) as usize % changed.len());
+                }
+                is_good(&changed);
+            }
+        }
+        assert!(good > 0 && bad > 0, "the corpus is there");
+    }
+
+    #[test]
+    fn hello_corpus_is_parsed_without_panic() {
+        replay_corpus("shm-hello", hello);
+    }
+
+    #[test]
+    fn ring_corpus_is_read_without_panic() {
+        replay_corpus("shm-ring", |bytes| {
+            ring(bytes).is_some_and(|count| count > 0)
+        });
+    }
+}

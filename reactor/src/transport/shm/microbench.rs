@@ -1,0 +1,65 @@
+//! Ring, records and words at work, for the micro-benchmarks.
+
+use std::hint::black_box;
+
+use fabric_core::buf::CopySource;
+
+use super::control::{self, ControlMessage};
+use super::record::{MESSAGE, RecordLayout, TAGGED};
+use super::ring::{Consumer, ConsumerState, Producer};
+use super::segment::Segment;
+use crate::microbench::Microbench;
+
+pub(crate) fn benchmarks() -> Vec<Microbench> {
+    vec![
+        ("ring/8 B there and out", ring_round_trip(8)),
+        ("ring/4 KiB there and out", ring_round_trip(4096)),
+        ("ring/a look at nothing new", peek_empty_ring()),
+        ("codec/layout of a record, both ways", layout_round_trip()),
+        ("codec/a word, both ways", control_round_trip()),
+    ]
+}
+
+fn ring_ends() -> (Producer<Segment>, Consumer<Segment>) {
+    let (segment, _fd) = Segment::create(2048).expect("the system has memory to share");
+    (Producer::new(segment.clone()), Consumer::new(segment))
+}
+
+/// A record is published, found, copied out and given back.
+fn ring_round_trip(size: usize) -> Box<dyn FnMut() -> usize> {
+    let (mut producer, mut consumer) = ring_ends();
+    let (sent, mut received) = (vec![7; size], vec![0; size]);
+    let layout = RecordLayout::for_payload(MESSAGE, 0, size);
+    Box::new(move || {
+        let pushed = producer.push(MESSAGE, 0, layout.payload + size, |record| {
+            record.put(layout.payload, black_box(&sent));
+        });
+        let awake = producer.consumer_state() == ConsumerState::Awake;
+        if let Ok(Some(record)) = consumer.peek()
+            && let Some(payload) = consumer
+                .memory()
+                .payload(record.start + layout.payload, size)
+        {
+            payload.copy_to_init(0, &mut received);
+            consumer.consume(record);
+        }
+        usize::from(pushed && awake) + usize::from(received[size - 1])
+    })
+}
+
+fn peek_empty_ring() -> Box<dyn FnMut() -> usize> {
+    let (_producer, mut consumer) = ring_ends();
+    Box::new(move || usize::from(black_box(&mut consumer).peek() == Ok(None)))
+}
+
+fn layout_round_trip() -> Box<dyn FnMut() -> usize> {
+    Box::new(|| {
+        let written = RecordLayout::for_payload(MESSAGE, black_box(TAGGED), black_box(100));
+        let read = RecordLayout::for_record(MESSAGE, black_box(TAGGED), written.payload + 100);
+        usize::from(read == Some(written))
+    })
+}
+
+fn control_round_trip() -> Box<dyn FnMut() -> usize> {
+    Box::new(|| usize::from(control::round_trips(black_box(ControlMessage::Accept(7)))))
+}

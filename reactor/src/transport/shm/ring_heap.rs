@@ -1,0 +1,74 @@
+//! The memory of a ring on the heap, for one thread.
+#![allow(unsafe_code)] // the duty of writing, which this memory does not need
+
+use std::sync::Arc;
+
+use super::ring::{HEADER_LEN, LINE_LEN, RecordRef, RingMemory};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+const WORDS_PER_LINE: usize = LINE_LEN / 8;
+
+/// Clones are the same memory.
+#[derive(Clone, Debug)]
+pub(super) struct HeapRing(pub(super) Arc<HeapRingWords>);
+
+#[derive(Debug)]
+pub(super) struct HeapRingWords {
+    pub(super) words: Vec<AtomicU64>,
+    pub(super) released: AtomicU64,
+    pub(super) consumer_waiting: AtomicU32,
+    pub(super) producer_waiting: AtomicU32,
+}
+
+impl HeapRing {
+    pub(super) fn new(lines: usize) -> Self {
+        Self(Arc::new(HeapRingWords {
+            words: (0..lines * WORDS_PER_LINE)
+                .map(|_| AtomicU64::new(0))
+                .collect(),
+            released: AtomicU64::new(0),
+            consumer_waiting: AtomicU32::new(0),
+            producer_waiting: AtomicU32::new(0),
+        }))
+    }
+
+    /// The payload of a record.
+    pub(super) fn payload(&self, record: RecordRef) -> Vec<u8> {
+        let (start, end) = (record.start, record.start + record.header.len as usize);
+        let words = &self.0.words[start / 8..end.div_ceil(8)];
+        let bytes = words
+            .iter()
+            .flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+        bytes.take(end - start).skip(HEADER_LEN).collect()
+    }
+}
+
+impl RingMemory for HeapRing {
+    fn lines(&self) -> usize {
+        self.0.words.len() / WORDS_PER_LINE
+    }
+
+    fn header(&self, line: usize) -> &AtomicU64 {
+        &self.0.words[line * WORDS_PER_LINE]
+    }
+
+    fn released(&self) -> &AtomicU64 {
+        &self.0.released
+    }
+
+    fn consumer_waiting(&self) -> &AtomicU32 {
+        &self.0.consumer_waiting
+    }
+
+    fn producer_waiting(&self) -> &AtomicU32 {
+        &self.0.producer_waiting
+    }
+
+    unsafe fn write(&self, at: usize, bytes: &[u8]) {
+        for (at, byte) in (at..).zip(bytes) {
+            let (word, shift) = (&self.0.words[at / 8], at % 8 * 8);
+            let others = word.load(Ordering::Relaxed) & !(0xff << shift);
+            word.store(others | u64::from(*byte) << shift, Ordering::Relaxed);
+        }
+    }
+}

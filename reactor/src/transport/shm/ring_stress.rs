@@ -1,0 +1,95 @@
+//! The ring of lines in real memory, between two threads.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fabric_core::buf::CopySource;
+
+use super::ring::{Consumer, ConsumerState, HEADER_LEN, LINE_LEN, Producer};
+use super::segment::Segment;
+
+/// Numbers that look random and are the same in both threads.
+fn pseudo_random(number: u64) -> u64 {
+    let mixed = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) >> 31
+}
+
+/// Sleeps until the other thread rings; a lost ring fails the test instead of hanging it.
+fn park_until_woken(who: &str) {
+    let started = Instant::now();
+    thread::park_timeout(Duration::from_secs(20));
+    assert!(
+        started.elapsed() < Duration::from_secs(20),
+        "the {who} was not woken"
+    );
+}
+
+/// Two threads, real memory, both asleep whenever there is nothing to do.
+#[test]
+fn ring_between_two_threads_loses_nothing() {
+    const MESSAGES: u64 = 200_000;
+    const LINES: usize = 256;
+    let len_of = |number: u64, longest: usize| match pseudo_random(number) as usize {
+        bits if bits.is_multiple_of(4) => HEADER_LEN + bits % (longest - HEADER_LEN + 1),
+        bits => HEADER_LEN + bits % LINE_LEN,
+    };
+    let byte_of = |number: u64, at: usize| pseudo_random(number).wrapping_add(at as u64) as u8;
+
+    let (segment, _fd) = Segment::create(LINES).unwrap();
+    let (mut producer, mut consumer) = (Producer::new(segment.clone()), Consumer::new(segment));
+    let longest = producer.geometry().max_record_len();
+    let receiver = thread::current();
+    let sender = thread::spawn(move || {
+        let mut bytes = vec![0; longest];
+        for number in 0..MESSAGES {
+            let len = len_of(number, longest);
+            bytes[..len - HEADER_LEN]
+                .iter_mut()
+                .enumerate()
+                .for_each(|(at, byte)| *byte = byte_of(number, at));
+            while !producer.push(1, number as u8, len, |record| {
+                record.put(HEADER_LEN, &bytes[..len - HEADER_LEN])
+            }) {
+                if producer.arm(|ring| ring.fits(len)) {
+                    park_until_woken("sender");
+                }
+                producer.disarm();
+            }
+            if producer.consumer_state() == ConsumerState::Asleep {
+                receiver.unpark();
+            }
+        }
+    });
+    let mut bytes = vec![0; longest];
+    for number in 0..MESSAGES {
+        let record = loop {
+            if let Some(record) = consumer.peek().unwrap() {
+                break record;
+            }
+            if consumer.arm() {
+                park_until_woken("receiver");
+            }
+            consumer.disarm();
+        };
+        let len = record.header.len as usize;
+        assert_eq!(
+            (record.header.flags, len),
+            (number as u8, len_of(number, longest))
+        );
+        let payload = consumer
+            .memory()
+            .payload(record.start + HEADER_LEN, len - HEADER_LEN)
+            .unwrap();
+        payload.copy_to_init(0, &mut bytes[..len - HEADER_LEN]);
+        let intact = bytes[..len - HEADER_LEN]
+            .iter()
+            .enumerate()
+            .all(|(at, byte)| *byte == byte_of(number, at));
+        assert!(intact, "message {number} is unspoilt");
+        if consumer.consume(record) {
+            sender.thread().unpark();
+        }
+    }
+    sender.join().unwrap();
+    assert_eq!(consumer.peek(), Ok(None));
+}

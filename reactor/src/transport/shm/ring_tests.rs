@@ -1,0 +1,352 @@
+//! The ring of lines against an oracle, and against a hostile peer.
+#![allow(unsafe_code)] // the test's own memory
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::ring::{
+    Consumer, ConsumerState, HEADER_LEN, LINE_LEN, Producer, RingMemory, ShmProtocolViolation,
+};
+use super::ring_heap::HeapRing;
+use crate::sync::Ordering;
+
+/// One call at either end. Lengths are those of records, header included, before they are cut to
+/// the longest.
+#[derive(Clone, Copy, Debug)]
+enum RingCall {
+    Push(usize),
+    Fill(usize),
+    Pop,
+    Release,
+    ArmConsumer,
+    DisarmConsumer,
+    ArmProducer(usize),
+    DisarmProducer,
+}
+
+fn any_call() -> impl Strategy<Value = RingCall> {
+    let len = || prop_oneof![HEADER_LEN..=LINE_LEN, HEADER_LEN..=8 * LINE_LEN];
+    prop_oneof![
+        4 => len().prop_map(RingCall::Push),
+        1 => len().prop_map(RingCall::Fill),
+        5 => Just(RingCall::Pop),
+        1 => Just(RingCall::Release),
+        2 => Just(RingCall::ArmConsumer),
+        1 => Just(RingCall::DisarmConsumer),
+        2 => len().prop_map(RingCall::ArmProducer),
+        1 => Just(RingCall::DisarmProducer),
+    ]
+}
+
+/// What the ring must do, in plain words: positions in lines, and who waits.
+#[derive(Debug, Default)]
+struct RingOracle {
+    lines: u64,
+    /// Records in the ring: their number, their length, and their lines with the filler in front.
+    records: VecDeque<(u8, usize, u64)>,
+    pushed: u64,
+    popped: u64,
+    released: u64,
+    consumer_waiting: bool,
+    producer_waiting: bool,
+}
+
+impl RingOracle {
+    /// Lines a record of this length would take now, with the filler in front of it.
+    fn lines_for(&self, len: usize) -> u64 {
+        let (lines, rest) = (
+            len.div_ceil(LINE_LEN) as u64,
+            self.lines - self.pushed % self.lines,
+        );
+        if lines > rest { rest + lines } else { lines }
+    }
+
+    /// One line stays free.
+    fn has_room(&self, len: usize) -> bool {
+        self.pushed - self.released + self.lines_for(len) < self.lines
+    }
+
+    fn push(&mut self, number: u8, len: usize) {
+        let lines = self.lines_for(len);
+        self.records.push_back((number, len, lines));
+        self.pushed += lines;
+    }
+
+    /// Everything popped is given back: whether that wakes the producer.
+    fn release(&mut self) -> bool {
+        let news = self.released != self.popped;
+        self.released = self.popped;
+        news && std::mem::take(&mut self.producer_waiting)
+    }
+}
+
+/// The two ends and the oracle beside them.
+struct RingFixture {
+    producer: Producer<HeapRing>,
+    consumer: Consumer<HeapRing>,
+    oracle: RingOracle,
+    number: u8,
+}
+
+/// The payload of a record. What of it lies over headers looks like records of some lap.
+fn payload_of(number: u8, len: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = (0..len).map(|at| number.wrapping_add(at as u8)).collect();
+    for over in bytes
+        .chunks_mut(LINE_LEN)
+        .filter_map(|line| line.first_chunk_mut())
+    {
+        *over = header_word(1, number, HEADER_LEN as u64, u64::from(number % 8)).to_le_bytes();
+    }
+    bytes.split_off(HEADER_LEN)
+}
+
+/// A header as a ring has it.
+fn header_word(kind: u8, flags: u8, len: u64, lap: u64) -> u64 {
+    u64::from(kind) | u64::from(flags) << 8 | len << 16 | lap << 40
+}
+
+impl RingFixture {
+    fn new(lines: usize) -> Self {
+        let heap = HeapRing::new(lines);
+        Self {
+            producer: Producer::new(heap.clone()),
+            consumer: Consumer::new(heap),
+            oracle: RingOracle {
+                lines: lines as u64,
+                ..RingOracle::default()
+            },
+            number: 0,
+        }
+    }
+
+    fn clamp_len(&self, len: usize) -> usize {
+        len.min(self.producer.geometry().max_record_len())
+    }
+
+    fn push(&mut self, len: usize) -> bool {
+        let len = self.clamp_len(len);
+        let room = self.oracle.has_room(len);
+        assert_eq!(self.producer.fits(len), room);
+        self.number = self.number.wrapping_add(1);
+        let bytes = payload_of(self.number, len);
+        assert_eq!(
+            self.producer
+                .push(1, self.number, len, |record| record.put(HEADER_LEN, &bytes)),
+            room,
+            "exactly when it fits"
+        );
+        if room {
+            self.oracle.push(self.number, len);
+            let rung = std::mem::take(&mut self.oracle.consumer_waiting);
+            assert_eq!(
+                self.producer.consumer_state() == ConsumerState::Asleep,
+                rung,
+                "one ring for one sleep"
+            );
+            assert_eq!(self.producer.consumer_state(), ConsumerState::Awake);
+        }
+        room
+    }
+
+    fn pop(&mut self) {
+        let record = self.consumer.peek().expect("nobody breaks it");
+        assert_eq!(self.consumer.peek(), Ok(record), "looking changes nothing");
+        let Some((number, len, lines)) = self.oracle.records.pop_front() else {
+            return assert_eq!(record, None);
+        };
+        let record = record.expect("the oracle has one");
+        assert_eq!(
+            (
+                record.header.kind,
+                record.header.flags,
+                record.header.len as usize
+            ),
+            (1, number, len)
+        );
+        assert_eq!(
+            self.consumer.memory().payload(record),
+            payload_of(number, len)
+        );
+        self.oracle.popped += lines;
+        let batch = self.oracle.popped - self.oracle.released >= self.oracle.lines / 8;
+        let woken = batch && self.oracle.release();
+        assert_eq!(
+            self.consumer.consume(record),
+            woken,
+            "one ring for one starvation"
+        );
+    }
+
+    fn apply(&mut self, call: RingCall) {
+        match call {
+            RingCall::Push(len) => drop(self.push(len)),
+            RingCall::Fill(len) => while self.push(len) {},
+            RingCall::Pop => self.pop(),
+            RingCall::Release => assert_eq!(self.consumer.release(), self.oracle.release()),
+            RingCall::ArmConsumer => {
+                assert_eq!(self.consumer.arm(), self.oracle.records.is_empty());
+                self.oracle.consumer_waiting = true;
+            }
+            RingCall::DisarmConsumer => {
+                self.consumer.disarm();
+                self.oracle.consumer_waiting = false;
+            }
+            RingCall::ArmProducer(len) => {
+                let len = self.clamp_len(len);
+                self.oracle.producer_waiting = !self.oracle.has_room(len);
+                assert_eq!(
+                    self.producer.arm(|ring| ring.fits(len)),
+                    self.oracle.producer_waiting,
+                    "sleeps only without room"
+                );
+            }
+            RingCall::DisarmProducer => {
+                self.producer.disarm();
+                self.oracle.producer_waiting = false;
+            }
+        }
+    }
+}
+
+/// What a peer writes that does not keep to the rules.
+#[derive(Clone, Copy, Debug)]
+enum HostileWrite {
+    Call(RingCall),
+    Header(usize, u64),
+    Released(u64),
+    Flags(u32, u32),
+}
+
+fn any_hostile_write(lines: usize) -> impl Strategy<Value = HostileWrite> {
+    let kind = prop_oneof![Just(0_u8), Just(1), Just(0xff), any::<u8>()];
+    let multiples = (0..=lines as u64 + 1).prop_map(|lines| lines * LINE_LEN as u64);
+    let len = prop_oneof![3 => multiples, 2 => 0..=(LINE_LEN * lines) as u64, 1 => 0..1_u64 << 24];
+    let plausible =
+        (kind, len, 1..4_u64).prop_map(|(kind, len, lap)| header_word(kind, 0, len, lap));
+    let word = prop_oneof![4 => plausible, 1 => any::<u64>()];
+    prop_oneof![
+        4 => any_call().prop_map(HostileWrite::Call),
+        4 => (0..lines, word).prop_map(|(line, word)| HostileWrite::Header(line, word)),
+        1 => prop_oneof![0..=4 * lines as u64, any::<u64>()].prop_map(HostileWrite::Released),
+        1 => any::<(u32, u32)>().prop_map(|(armed, starved)| HostileWrite::Flags(armed, starved)),
+    ]
+}
+
+/// A call, of which only the bounds are checked.
+fn apply_bounds_checked(
+    pair: &mut RingFixture,
+    call: RingCall,
+) -> Result<(), ShmProtocolViolation> {
+    let (lines, longest) = (
+        pair.consumer.memory().lines(),
+        pair.producer.geometry().max_record_len(),
+    );
+    match call {
+        RingCall::Push(len) | RingCall::Fill(len) => {
+            let len = pair.clamp_len(len);
+            let _ = pair.producer.push(1, 0, len, |record| {
+                record.put(HEADER_LEN, &payload_of(0, len))
+            });
+            let _ = pair.producer.consumer_state();
+        }
+        RingCall::Pop => {
+            if let Some(record) = pair.consumer.peek()? {
+                let len = record.header.len as usize;
+                assert!(
+                    record.start.is_multiple_of(LINE_LEN) && (HEADER_LEN..=longest).contains(&len)
+                );
+                assert!(record.start + len <= lines * LINE_LEN, "within the lines");
+                let _ = pair.consumer.consume(record);
+            }
+        }
+        RingCall::Release => drop(pair.consumer.release()),
+        RingCall::ArmConsumer => drop(pair.consumer.arm()),
+        RingCall::DisarmConsumer => pair.consumer.disarm(),
+        RingCall::ArmProducer(len) => {
+            let len = pair.clamp_len(len);
+            pair.producer.arm(|ring| ring.fits(len));
+        }
+        RingCall::DisarmProducer => pair.producer.disarm(),
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Order, content, room and the number of rings are those of the oracle, call by call.
+    #[test]
+    fn ring_matches_the_oracle(
+        lines in prop_oneof![Just(8), Just(16), Just(64)],
+        calls in prop::collection::vec(any_call(), 1..200),
+    ) {
+        let mut pair = RingFixture::new(lines);
+        calls.into_iter().for_each(|call| pair.apply(call));
+        while !pair.oracle.records.is_empty() {
+            pair.pop();
+        }
+        prop_assert_eq!(pair.consumer.peek(), Ok(None));
+    }
+
+    /// Whatever the peer writes: a record within bounds or [`Broken`], no panic and no endless
+    /// loop.
+    #[test]
+    fn hostile_peer_causes_only_protocol_violations(
+        (lines, mischiefs) in prop_oneof![Just(8), Just(16), Just(64)]
+            .prop_flat_map(|lines| (Just(lines), prop::collection::vec(any_hostile_write(lines), 1..200))),
+    ) {
+        let mut pair = RingFixture::new(lines);
+        let heap = pair.consumer.memory().clone();
+        for mischief in mischiefs {
+            match mischief {
+                HostileWrite::Call(call) => if apply_bounds_checked(&mut pair, call).is_err() { break },
+                HostileWrite::Header(line, word) => heap.header(line).store(word, Ordering::Relaxed),
+                HostileWrite::Released(lines) => heap.released().store(lines, Ordering::Relaxed),
+                HostileWrite::Flags(armed, starved) => {
+                    heap.consumer_waiting().store(armed, Ordering::Relaxed);
+                    heap.producer_waiting().store(starved, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}
+
+/// A filler as long as the whole ring would lead back to itself.
+#[test]
+fn filler_as_long_as_the_ring_is_a_protocol_violation() {
+    let heap = HeapRing::new(16);
+    heap.header(0).store(
+        header_word(0xff, 0, 16 * LINE_LEN as u64, 1),
+        Ordering::Relaxed,
+    );
+    assert!(Consumer::new(heap).peek().is_err());
+}
+
+/// Who asks after its record learns whether it was taken before the end, as often as it asks.
+#[test]
+fn consumed_record_counts_as_delivered_after_close() {
+    for taken in [false, true] {
+        let mut pair = RingFixture::new(16);
+        // One line, of which two would be given back at once.
+        assert!(pair.push(HEADER_LEN + 8));
+        if taken {
+            pair.pop();
+        }
+        pair.consumer.close();
+        let expected = if taken {
+            ConsumerState::Awake
+        } else {
+            ConsumerState::Closed
+        };
+        assert_eq!(
+            (
+                pair.producer.consumer_state(),
+                pair.producer.consumer_state()
+            ),
+            (expected, expected)
+        );
+        assert!(pair.producer.push(1, 0, HEADER_LEN, |_| ()));
+        assert_eq!(pair.producer.consumer_state(), ConsumerState::Closed);
+    }
+}

@@ -1,0 +1,472 @@
+//! A connection from a peer: what it sends to this endpoint.
+
+mod memory;
+mod pending_handshake;
+
+use std::sync::Arc;
+
+use fabric_core::buf::CopySource;
+use fabric_core::completion::Transfer;
+use fabric_core::event::DownReason;
+use fabric_core::matching::{Envelope, PeerKey};
+use fabric_core::rx::{PartialId, RxQueue};
+use fabric_core::transport::{EngineContext, EpId, Incarnation, RemoteAccess};
+use fabric_core::{Address, Error, FiAddr};
+
+use super::cma::CmaPeer;
+use super::control::{self, ControlEvent, ControlMessage, ControlRead, READS_PER_POLL};
+use super::loans::{LoanMapping, ReceivedLoans};
+use super::record::{
+    CMA_MESSAGE, FIRST_FRAGMENT, FRAGMENT, LOAN, LOCATION_LEN, MESSAGE, RMA_NOTIFICATION, RMA_READ,
+    RMA_REQUEST, RecordLayout, decode_total, plain_payload_offset,
+};
+use super::ring::{Consumer, Peeked, RecordRef, ShmProtocolViolation};
+use super::rma_bounce::{REQUEST_LEN, RmaRequest};
+use super::segment::{RecordPayload, Segment};
+use super::shared_memory::SharedMapping;
+use super::socket::ShmSocket;
+
+pub(crate) use pending_handshake::{HandshakeOutcome, PendingHandshake};
+
+/// Records and bytes taken from one peer in one pass.
+const RECORDS_PER_PASS: usize = 64;
+const BYTES_PER_PASS: usize = 64 * 1024;
+/// The longest message a peer may announce.
+pub(crate) const MAX_MSG_SIZE: usize = 1 << 40;
+
+/// Which endpoint a connection leads to. Names are only claimed, and used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PeerIdentity {
+    /// The process, as the kernel says; unknown in another process namespace.
+    pub(crate) pid: Option<i32>,
+    /// A random number of the endpoint's, as it says.
+    pub(crate) incarnation: u64,
+}
+
+impl From<PeerIdentity> for Incarnation {
+    fn from(identity: PeerIdentity) -> Self {
+        let process = identity.pid.unwrap_or_default();
+        Self(u128::from(identity.incarnation) | (process as u128) << 64 & (u128::MAX >> 1))
+    }
+}
+
+/// The endpoint that a connection leads to.
+#[derive(Clone, Debug)]
+pub(crate) struct LocalEndpoint {
+    pub(crate) ep: EpId,
+    /// A random number that tells it from others of its name.
+    pub(crate) incarnation: u64,
+    /// Peers may reach memory of its domain, and it wants to hear of everything that they do there.
+    pub(crate) is_rma_target: bool,
+    pub(crate) rma_events: bool,
+    /// It copies long messages straight from its peers, where it can.
+    pub(crate) cma_enabled: bool,
+    /// What peers lend to it.
+    pub(crate) received_loans: ReceivedLoans,
+}
+
+/// A connection from a peer.
+#[derive(Debug)]
+pub(crate) struct RxConnection {
+    pub(crate) peer_address: Address,
+    pub(crate) peer_key: PeerKey,
+    pub(crate) source: Option<FiAddr>,
+    /// Its number when it connected.
+    pub(crate) initial_addr: Option<FiAddr>,
+    pub(crate) identity: PeerIdentity,
+    local: LocalEndpoint,
+    socket: ShmSocket,
+    ring: Consumer<Segment>,
+    /// Memory that the peer lends, by its name.
+    loan_mappings: Vec<(u64, Arc<LoanMapping>)>,
+    /// Its own memory, if that can be read from here.
+    cma_peer: Option<Arc<CmaPeer>>,
+    /// Where it is answered what it asks for.
+    rma_bounce: Option<SharedMapping>,
+    /// The message that is arriving in pieces.
+    partial: Option<PartialId>,
+    /// The oldest record waits for a receive, or for room.
+    message_held: bool,
+    /// The peer has said goodbye, or that it gives up this connection only.
+    endpoint_closed: bool,
+    disconnected: bool,
+    /// The peer has ended; what it left in the ring is still delivered.
+    down_reason: Option<DownReason>,
+    /// How often the peer slept and was woken.
+    pub(crate) doorbells: u64,
+    /// The pass in which something of it was taken last.
+    pub(crate) last_active: u32,
+    /// It is not looked at in every pass, and rings.
+    pub(crate) idle: bool,
+}
+
+impl RxConnection {
+    fn new(
+        peer_address: Address,
+        identity: PeerIdentity,
+        local: LocalEndpoint,
+        segment: Segment,
+        socket: ShmSocket,
+        peer_key: PeerKey,
+    ) -> Self {
+        Self {
+            peer_address,
+            peer_key,
+            source: None,
+            initial_addr: None,
+            identity,
+            local,
+            socket,
+            ring: Consumer::new(segment),
+            loan_mappings: Vec::new(),
+            cma_peer: None,
+            rma_bounce: None,
+            partial: None,
+            message_held: false,
+            endpoint_closed: false,
+            disconnected: false,
+            down_reason: None,
+            doorbells: 0,
+            last_active: 0,
+            idle: false,
+        }
+    }
+
+    /// Takes what has arrived, as far as it is wanted. Returns whether anything moved.
+    #[inline(always)] // on the way of a small message
+    pub(crate) fn poll_ring(
+        &mut self,
+        rx: &mut RxQueue,
+        host: &mut dyn EngineContext,
+    ) -> Result<bool, ShmProtocolViolation> {
+        self.message_held = false;
+        let mut bytes = 0;
+        for taken in 0..RECORDS_PER_PASS {
+            match self.ring.peek_plain(MESSAGE) {
+                Peeked::Empty => return Ok(taken > 0),
+                Peeked::Plain { start, len, lines } if self.partial.is_none() => {
+                    if lines > 1 {
+                        self.ring.memory().prefetch(start, len);
+                    }
+                    let at = plain_payload_offset(len);
+                    let payload = self.ring.memory().payload(start + at, len - at);
+                    let payload = payload.ok_or(ShmProtocolViolation("a payload out of bounds"))?;
+                    if !rx.deliver_plain(host, self.peer_key, self.source, &payload) {
+                        self.message_held = true;
+                        return Ok(taken > 0);
+                    }
+                    if self.ring.consume_lines(u64::from(lines)) {
+                        self.ring_doorbell();
+                    }
+                    bytes += len;
+                    if bytes > BYTES_PER_PASS {
+                        break;
+                    }
+                }
+                _ => return self.poll_ring_general(rx, host, (taken, bytes)),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Likewise, whatever it is, after so many records and bytes of this pass.
+    fn poll_ring_general(
+        &mut self,
+        rx: &mut RxQueue,
+        host: &mut dyn EngineContext,
+        (taken, mut bytes): (usize, usize),
+    ) -> Result<bool, ShmProtocolViolation> {
+        let mut moved = taken > 0;
+        for _ in taken..RECORDS_PER_PASS {
+            let Some(record) = self.ring.peek()? else {
+                break;
+            };
+            self.ring
+                .memory()
+                .prefetch(record.start, record.header.len as usize);
+            if !self.process_record(record, rx, host)? {
+                self.message_held = true;
+                break;
+            }
+            moved = true;
+            if self.ring.consume(record) {
+                self.ring_doorbell();
+            }
+            bytes += record.header.len as usize;
+            if bytes > BYTES_PER_PASS {
+                break;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Wakes the peer.
+    #[cold]
+    fn ring_doorbell(&mut self) {
+        control::send_control(&self.socket, ControlMessage::Doorbell);
+        self.doorbells += 1;
+    }
+
+    /// Where the parts of a record lie, and its payload.
+    #[inline(always)] // on the way of a small message
+    fn split_record(
+        &self,
+        record: RecordRef,
+    ) -> Result<(RecordLayout, RecordPayload<'_>), ShmProtocolViolation> {
+        let (kind, flags, len) = (
+            record.header.kind,
+            record.header.flags,
+            record.header.len as usize,
+        );
+        let layout = RecordLayout::for_record(kind, flags, len)
+            .ok_or(ShmProtocolViolation("a record too short for its flags"))?;
+        let payload = self
+            .ring
+            .memory()
+            .payload(record.start + layout.payload, len - layout.payload);
+        Ok((
+            layout,
+            payload.ok_or(ShmProtocolViolation("a payload out of bounds"))?,
+        ))
+    }
+
+    /// What is known of a message of `len` bytes, from its first record.
+    #[inline(always)] // likewise
+    fn envelope(&self, record: RecordRef, layout: RecordLayout, len: usize) -> Envelope {
+        let word = |at: usize| self.ring.memory().read_word(record.start + at);
+        Envelope {
+            peer: self.peer_key,
+            source: self.source,
+            tag: layout.tag.map(word),
+            len,
+            data: layout.data.map(word),
+            arrival: 0,
+            ack: None,
+        }
+    }
+
+    /// Takes one record; false when it has to stay.
+    #[inline(always)] // likewise
+    fn process_record(
+        &mut self,
+        record: RecordRef,
+        rx: &mut RxQueue,
+        host: &mut dyn EngineContext,
+    ) -> Result<bool, ShmProtocolViolation> {
+        if self.partial.is_some() || record.header.kind != MESSAGE {
+            return self.process_other_record(record, rx, host);
+        }
+        let (layout, payload) = self.split_record(record)?;
+        Ok(rx.deliver(host, self.envelope(record, layout, payload.len()), &payload))
+    }
+
+    /// Takes a record that is not a message by itself.
+    fn process_other_record(
+        &mut self,
+        record: RecordRef,
+        rx: &mut RxQueue,
+        host: &mut dyn EngineContext,
+    ) -> Result<bool, ShmProtocolViolation> {
+        let (layout, payload) = self.split_record(record)?;
+        let word = |at: usize| self.ring.memory().read_word(record.start + at);
+        let total = layout.total.map(word);
+        match record.header.kind {
+            FRAGMENT => {
+                let id = self
+                    .partial
+                    .ok_or(ShmProtocolViolation("a piece of no message"))?;
+                if payload.is_empty() || payload.len() > rx.remaining(id) {
+                    return Err(ShmProtocolViolation("a piece longer than its message"));
+                }
+                if rx.append(host, id, &payload) {
+                    self.partial = None;
+                }
+                Ok(true)
+            }
+            _ if self.partial.is_some() => Err(ShmProtocolViolation("a message within a message")),
+            RMA_NOTIFICATION => {
+                if !self.local.is_rma_target || payload.len() != 8 {
+                    return Err(ShmProtocolViolation(
+                        "a notice to an endpoint without memory, or of another length",
+                    ));
+                }
+                let deed = if record.header.flags & RMA_READ != 0 {
+                    RemoteAccess::Read
+                } else {
+                    RemoteAccess::Write
+                };
+                let len = usize::try_from(total.unwrap_or(0)).unwrap_or(usize::MAX);
+                let transfer = Transfer::written(len, layout.data.map(word), self.source);
+                Ok(host.on_remote_access(self.local.ep, word(layout.payload), deed, transfer))
+            }
+            RMA_REQUEST => {
+                if payload.len() != REQUEST_LEN || !self.local.is_rma_target {
+                    return Err(ShmProtocolViolation(
+                        "a request to an endpoint without memory, or of another length",
+                    ));
+                }
+                let request = RmaRequest::from_words(|at| word(layout.payload + 8 * at));
+                self.serve_rma_request(
+                    &request.ok_or(ShmProtocolViolation("a request for what cannot be done"))?,
+                    host,
+                )
+            }
+            kind @ (LOAN | CMA_MESSAGE) => {
+                if payload.len() != LOCATION_LEN {
+                    return Err(ShmProtocolViolation("a loan of another length"));
+                }
+                let (len, receipt) = decode_total(total.unwrap_or(u64::MAX));
+                let slot = usize::try_from(word(layout.payload + 8)).unwrap_or(usize::MAX);
+                let place = (word(layout.payload), slot);
+                let envelope = Envelope {
+                    ack: receipt,
+                    ..self.envelope(record, layout, len)
+                };
+                if kind == LOAN {
+                    self.receive_loan(envelope, place, rx, host)
+                } else {
+                    self.receive_cma(envelope, place, rx, host)
+                }
+            }
+            FIRST_FRAGMENT if let Some(total) = total => {
+                let (total, receipt) = decode_total(total);
+                let envelope = Envelope {
+                    ack: receipt,
+                    ..self.envelope(record, layout, total)
+                };
+                if receipt.is_some() && total == payload.len() {
+                    return Ok(rx.deliver(host, envelope, &payload));
+                }
+                if total <= payload.len() || total > MAX_MSG_SIZE {
+                    return Err(ShmProtocolViolation("a message length out of bounds"));
+                }
+                let Some(id) = rx.begin_partial(host, envelope) else {
+                    return Ok(false);
+                };
+                rx.append(host, id, &payload);
+                self.partial = Some(id);
+                Ok(true)
+            }
+            _ => Err(ShmProtocolViolation("a record of unknown kind")),
+        }
+    }
+
+    /// The socket is readable: rings, questions, or how the peer ended.
+    pub(crate) fn on_readable(&mut self, host: &dyn EngineContext) -> Option<DownReason> {
+        for _ in 0..READS_PER_POLL {
+            match control::recv_control(&self.socket) {
+                ControlRead::WouldBlock => return None,
+                ControlRead::Message(ControlEvent::Grant(grant)) => {
+                    if let Err(what) = self.on_grant(grant) {
+                        return Some(DownReason::Protocol(what));
+                    }
+                }
+                ControlRead::Message(ControlEvent::Message(ControlMessage::Doorbell)) => {}
+                ControlRead::Message(ControlEvent::Message(ControlMessage::EndpointClosed))
+                    if !self.endpoint_closed =>
+                {
+                    self.endpoint_closed = true
+                }
+                ControlRead::Message(ControlEvent::Message(ControlMessage::Disconnect))
+                    if !self.disconnected =>
+                {
+                    self.disconnected = true
+                }
+                ControlRead::Message(ControlEvent::Message(ControlMessage::MapMr(key))) => {
+                    if !self.answer_map_mr(host, key) {
+                        return Some(DownReason::Protocol(
+                            "questions without reading the answers",
+                        ));
+                    }
+                }
+                ControlRead::Message(ControlEvent::Message(ControlMessage::UnmapLoan(key))) => {
+                    self.loan_mappings.retain(|(lent, _)| *lent != key)
+                }
+                ControlRead::Message(ControlEvent::GrantWithoutFd(_))
+                | ControlRead::NoDescriptors => {
+                    return Some(DownReason::Protocol(
+                        "memory to lend for which there was no descriptor",
+                    ));
+                }
+                ControlRead::HungUp if self.endpoint_closed || self.disconnected => {
+                    return Some(DownReason::Closed);
+                }
+                ControlRead::HungUp => return Some(DownReason::Died),
+                ControlRead::Message(_) => {
+                    return Some(DownReason::Protocol("a word only the receiver may say"));
+                }
+                ControlRead::Malformed(what) => return Some(DownReason::Protocol(what)),
+                ControlRead::VersionMismatch(_) => {
+                    return Some(DownReason::Protocol("another version"));
+                }
+            }
+        }
+        None
+    }
+
+    /// The peer gave up this connection, and goes on otherwise.
+    pub(crate) fn has_disconnected(&self) -> bool {
+        self.disconnected
+    }
+
+    /// How the peer ended, if it has.
+    pub(crate) fn down_reason(&self) -> Option<DownReason> {
+        self.down_reason
+    }
+
+    /// Whether everything the peer left has been taken.
+    pub(crate) fn is_drained(&mut self) -> bool {
+        matches!(self.ring.peek(), Ok(None) | Err(_))
+            || matches!(self.down_reason, Some(DownReason::Protocol(_)))
+    }
+
+    /// The oldest record waits for a receive, or for room.
+    pub(crate) fn has_held_message(&self) -> bool {
+        self.message_held
+    }
+
+    /// Whether nothing stands in the way of waiting until it rings.
+    pub(crate) fn may_become_idle(&self) -> bool {
+        !self.message_held && self.down_reason.is_none()
+    }
+
+    /// Ends the connection: a message that was arriving will never be complete.
+    pub(crate) fn fail_partial(
+        &mut self,
+        rx: &mut RxQueue,
+        host: &mut dyn EngineContext,
+        error: Error,
+    ) {
+        if let Some(id) = self.partial.take() {
+            rx.fail_partial(host, id, error);
+        }
+    }
+
+    /// Notes that the peer has ended. False when that was known.
+    pub(crate) fn mark_down(&mut self, reason: DownReason) -> bool {
+        let news = self.down_reason.is_none();
+        self.down_reason.get_or_insert(reason);
+        news
+    }
+
+    /// Stops watching the socket.
+    pub(crate) fn unwatch(&mut self) {
+        self.socket.unwatch();
+    }
+
+    /// The endpoint closes: nothing is read any more.
+    pub(crate) fn close(&self) {
+        self.stop_cma();
+        self.ring.close();
+        control::send_control(&self.socket, ControlMessage::EndpointClosed);
+    }
+
+    /// Before sleeping: false when something could move now.
+    pub(crate) fn arm(&mut self) -> bool {
+        self.ring.arm() || self.message_held
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        self.ring.disarm();
+    }
+}

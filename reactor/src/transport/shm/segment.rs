@@ -1,0 +1,450 @@
+//! A segment: the shared memory of one direction between two endpoints.
+//!
+//! The sending side makes it (a memfd), seals it so that its size can never change, and passes it
+//! on; the receiving side maps it only if it is sealed and as large as it says. Hence no access
+//! within [`Segment::lines`] can fault, whatever the peer does.
+//!
+//! # Safety
+//!
+//! This module holds the raw access to the memory of rings. The argument: `base` is a mapping of
+//! `LINES_AT + lines × 64` bytes, alive as long as the value; the control words and headers are
+//! reached as atomics, which tolerate a peer that writes at the same time; payload is only ever
+//! copied from and to it by raw pointer, never borrowed, so that no reference exists to memory that
+//! somebody else may change. A peer that changes payload during a copy spoils its own message.
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use fabric_core::buf::CopySource;
+use fabric_core::{Error, Result};
+use rustix::fs::SealFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::memfd;
+use super::record::MAX_ACKS;
+use super::ring::{LINE_LEN, RingMemory};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
+
+/// Control words are this far apart, so that writers of different words do not share a pair of
+/// cache lines.
+const CONTROL_STRIDE: usize = 128;
+const RELEASED_AT: usize = 0;
+const CONSUMER_WAITING_AT: usize = CONTROL_STRIDE;
+const PRODUCER_WAITING_AT: usize = 2 * CONTROL_STRIDE;
+/// Bits of the loans that the receiver gives back, in words of 64.
+const SLOT_RETURNS_AT: usize = 4 * CONTROL_STRIDE;
+pub(crate) const SLOT_RETURN_WORDS: usize = 4;
+/// What the sender lets the receiver read of its own memory, as a probe: where, and what is there.
+/// Then the word of the receiver that it could, and that of the sender that nothing of its memory
+/// is the receiver's to read any more.
+const CMA_PROBE_AT: usize = 5 * CONTROL_STRIDE;
+const CMA_CAPABLE_AT: usize = 6 * CONTROL_STRIDE;
+const CMA_REVOKED_AT: usize = 7 * CONTROL_STRIDE;
+/// The word of the receiver that it has said something of messages that the sender waits to hear
+/// of; and what it has said, a bit for each receipt.
+const HAS_ACKS_AT: usize = 8 * CONTROL_STRIDE;
+const ACK_BITS_AT: usize = 9 * CONTROL_STRIDE;
+/// Where the lines begin.
+const LINES_AT: usize = 4096;
+const _: () = assert!(ACK_BITS_AT + MAX_ACKS / 8 <= LINES_AT);
+
+/// Fewest and most lines of a segment that is accepted from a peer.
+const MIN_LINES: usize = 64;
+const MAX_LINES: usize = 1 << 20;
+
+/// A mapped segment.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    mapping: Arc<SegmentMapping>,
+}
+
+#[derive(Debug)]
+struct SegmentMapping {
+    base: NonNull<u8>,
+    lines: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; all access to it is atomic or by raw
+// copy.
+unsafe impl Send for SegmentMapping {}
+// SAFETY: as above.
+unsafe impl Sync for SegmentMapping {}
+
+/// Why a segment was not mapped.
+#[derive(Debug)]
+pub(crate) enum SegmentError {
+    /// It is not what it should be.
+    Malformed(&'static str),
+    /// This process has no room for it.
+    NoResources(Error),
+}
+
+/// How many lines of a record are asked for at once: about as many as a core can wait for.
+const PREFETCH_LINES: usize = 12;
+
+impl Segment {
+    /// Makes a segment, and the descriptor to pass on.
+    pub(crate) fn create(lines: usize) -> Result<(Self, OwnedFd)> {
+        let failed = |call| move |errno: rustix::io::Errno| Error::os(call, errno.raw_os_error());
+        let fd = memfd::create("fabric-shm", mapping_len(lines) as u64, "ftruncate")?;
+        rustix::fs::ftruncate(&fd, mapping_len(lines) as u64).map_err(failed("ftruncate"))?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(failed("fcntl(F_ADD_SEALS)"))?;
+        Ok((Self::map(&fd, lines)?, fd))
+    }
+
+    /// Maps the segment a peer passed.
+    ///
+    /// # Errors
+    /// What is wrong with it, or that there is no room for it here.
+    pub(crate) fn map_from_peer(fd: &OwnedFd, lines: usize) -> Result<Self, SegmentError> {
+        Self::check(fd, lines).map_err(SegmentError::Malformed)?;
+        Self::map(fd, lines).map_err(SegmentError::NoResources)
+    }
+
+    fn check(fd: &OwnedFd, lines: usize) -> Result<(), &'static str> {
+        if !lines.is_power_of_two() || !(MIN_LINES..=MAX_LINES).contains(&lines) {
+            return Err("the number of lines is out of bounds");
+        }
+        let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| "the memory cannot be sealed")?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::SEAL) {
+            return Err("the memory is not sealed");
+        }
+        let size = rustix::fs::fstat(fd)
+            .map_err(|_| "the memory has no size")?
+            .st_size;
+        if usize::try_from(size) != Ok(mapping_len(lines)) {
+            return Err("the memory has another size than announced");
+        }
+        Ok(())
+    }
+
+    fn map(fd: impl AsFd, lines: usize) -> Result<Self> {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                mapping_len(lines),
+                protection,
+                flags,
+                fd,
+                0,
+            )
+        };
+        let base = base.map_err(|errno| Error::os("mmap", errno.raw_os_error()))?;
+        let base = NonNull::new(base.cast()).ok_or(Error::os("mmap", 12))?;
+        Ok(Self {
+            mapping: Arc::new(SegmentMapping { base, lines }),
+        })
+    }
+
+    /// The bytes of a record, to be copied out. `None` when they do not lie within the lines.
+    pub(crate) fn payload(&self, start: usize, len: usize) -> Option<RecordPayload<'_>> {
+        let end = start.checked_add(len)?;
+        (end <= self.mapping.lines * LINE_LEN).then_some(RecordPayload {
+            segment: self,
+            start,
+            len,
+        })
+    }
+
+    /// Reads eight bytes of a record, once. 0 when they do not lie within the lines.
+    pub(crate) fn read_word(&self, at: usize) -> u64 {
+        let mut bytes = [0; 8];
+        if let Some(payload) = self.payload(at, 8) {
+            payload.copy_to_init(0, &mut bytes);
+        }
+        u64::from_le_bytes(bytes)
+    }
+
+    /// Asks for the lines of a record behind its first, so that they are on their way while it is
+    /// found out whose they are.
+    #[inline(always)] // on the way of a small message
+    pub(crate) fn prefetch(&self, start: usize, len: usize) {
+        let count = (len.saturating_sub(1) / LINE_LEN).min(PREFETCH_LINES);
+        for line in 1..=count {
+            let line = self
+                .mapping
+                .base
+                .as_ptr()
+                .wrapping_add(LINES_AT + start + line * LINE_LEN);
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: asking for a line accesses nothing, wherever it points.
+            unsafe {
+                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(
+                    line.cast_const().cast(),
+                );
+            }
+        }
+    }
+
+    fn ptr_at(&self, offset: usize) -> NonNull<u8> {
+        debug_assert!(offset < mapping_len(self.mapping.lines));
+        // SAFETY: callers pass offsets within the mapping.
+        unsafe { self.mapping.base.add(offset) }
+    }
+
+    /// Gives the loan of this number back.
+    pub(crate) fn return_slot(&self, slot: usize) {
+        // SYNC: pairs with the acquire in `take_returned`: the reader is done with the memory.
+        self.slot_return_word(slot / 64)
+            .fetch_or(1 << (slot % 64), Ordering::Release);
+    }
+
+    /// The loans of this word that were given back since the last call, a bit each.
+    pub(crate) fn take_returned_slots(&self, word: usize) -> u64 {
+        match self.slot_return_word(word).load(Ordering::Relaxed) {
+            0 => 0,
+            // SYNC: pairs with the release in `give_back`.
+            _ => self.slot_return_word(word).swap(0, Ordering::Acquire),
+        }
+    }
+
+    /// Whether something was given back since the last call of `take_returned`.
+    pub(crate) fn has_returned_slots(&self) -> bool {
+        (0..SLOT_RETURN_WORDS).any(|word| self.slot_return_word(word).load(Ordering::Relaxed) != 0)
+    }
+
+    fn slot_return_word(&self, word: usize) -> &AtomicU64 {
+        self.control_u64(SLOT_RETURNS_AT + 8 * (word % SLOT_RETURN_WORDS))
+    }
+
+    /// Says of the message with this receipt what its sender waits to hear. There must be such a
+    /// receipt.
+    pub(crate) fn set_ack(&self, number: usize) {
+        // SYNC: pairs with the acquire in `take_confirmed`: whoever sees the bit sees what the
+        // receiver did before.
+        self.ack_word(number / 64)
+            .fetch_or(1 << (number % 64), Ordering::Release);
+        // SYNC: pairs with the acquire in `has_confirmed`: whoever takes the word down sees the
+        // bit.
+        self.control_u32(HAS_ACKS_AT).store(1, Ordering::Release);
+    }
+
+    /// Whether receipts were confirmed, as far as can be told without taking note of it.
+    pub(crate) fn has_acks(&self) -> bool {
+        self.control_u32(HAS_ACKS_AT).load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether receipts were confirmed since the last call.
+    pub(crate) fn take_has_acks(&self) -> bool {
+        // SYNC: pairs with the release in `confirm`.
+        self.has_acks() && self.control_u32(HAS_ACKS_AT).swap(0, Ordering::Acquire) != 0
+    }
+
+    /// The receipts of this word that were confirmed since the last call, a bit each.
+    pub(crate) fn take_acks(&self, word: usize) -> u64 {
+        match self.ack_word(word).load(Ordering::Relaxed) {
+            0 => 0,
+            // SYNC: pairs with the release in `confirm`.
+            _ => self.ack_word(word).swap(0, Ordering::Acquire),
+        }
+    }
+
+    fn ack_word(&self, word: usize) -> &AtomicU64 {
+        self.control_u64(ACK_BITS_AT + 8 * (word % (MAX_ACKS / 64)))
+    }
+
+    /// The sender's probe, before the hello: where it is and what is there.
+    pub(crate) fn set_cma_probe(&self, at: u64, value: u64) {
+        self.control_u64(CMA_PROBE_AT).store(at, Ordering::Relaxed);
+        self.control_u64(CMA_PROBE_AT + 8)
+            .store(value, Ordering::Relaxed);
+    }
+
+    /// The sender's probe; zeros when it lets nobody read.
+    pub(crate) fn cma_probe(&self) -> (u64, u64) {
+        (
+            self.control_u64(CMA_PROBE_AT).load(Ordering::Relaxed),
+            self.control_u64(CMA_PROBE_AT + 8).load(Ordering::Relaxed),
+        )
+    }
+
+    /// The receiver has read the probe; said before the welcome.
+    pub(crate) fn set_cma_capable(&self) {
+        self.control_u32(CMA_CAPABLE_AT).store(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_cma_capable(&self) -> bool {
+        self.control_u32(CMA_CAPABLE_AT).load(Ordering::Relaxed) != 0
+    }
+
+    /// The sender is about to free what it has offered.
+    pub(crate) fn revoke_cma(&self) {
+        self.control_u32(CMA_REVOKED_AT).store(1, Ordering::Relaxed);
+        // SYNC: pairs with the fence in `is_withdrawn`. Whoever sees what is written to that memory
+        // from now on sees the word as well.
+        full_fence();
+    }
+
+    /// Asked after something was read of the sender's memory.
+    pub(crate) fn is_cma_revoked(&self) -> bool {
+        // SYNC: pairs with the fence in `withdraw`.
+        full_fence();
+        self.control_u32(CMA_REVOKED_AT).load(Ordering::Relaxed) != 0
+    }
+
+    fn control_u64(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: callers pass offsets within the first page, multiples of eight; the word is only
+        // ever accessed as an atomic.
+        unsafe { self.ptr_at(offset).cast().as_ref() }
+    }
+
+    fn control_u32(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: `offset` is one of the constants above: within the mapping and aligned. The word
+        // is only ever accessed as an atomic.
+        unsafe { self.ptr_at(offset).cast().as_ref() }
+    }
+}
+
+impl RingMemory for Segment {
+    fn lines(&self) -> usize {
+        self.mapping.lines
+    }
+
+    fn header(&self, line: usize) -> &AtomicU64 {
+        let line = line & (self.mapping.lines - 1);
+        // SAFETY: within the mapping, and aligned, since a line is 64 bytes. The producer also
+        // writes payload over it by raw copy, but only while the ring's invariants keep the other
+        // end from looking; a hostile peer that does so at another time spoils the value, which is
+        // checked.
+        unsafe { self.ptr_at(LINES_AT + line * LINE_LEN).cast().as_ref() }
+    }
+
+    fn released(&self) -> &AtomicU64 {
+        // SAFETY: as in `control`.
+        unsafe { self.ptr_at(RELEASED_AT).cast().as_ref() }
+    }
+
+    fn consumer_waiting(&self) -> &AtomicU32 {
+        self.control_u32(CONSUMER_WAITING_AT)
+    }
+
+    fn producer_waiting(&self) -> &AtomicU32 {
+        self.control_u32(PRODUCER_WAITING_AT)
+    }
+
+    unsafe fn write(&self, at: usize, bytes: &[u8]) {
+        debug_assert!(at + bytes.len() <= self.mapping.lines * LINE_LEN);
+        // SAFETY: the caller guarantees that the range lies within the lines; `bytes` is ordinary
+        // memory, so the two do not overlap.
+        unsafe {
+            copy_bytes(
+                bytes.as_ptr(),
+                self.ptr_at(LINES_AT + at).as_ptr(),
+                bytes.len(),
+            );
+        }
+    }
+}
+
+/// Copies bytes; a few of them without the call that is worth its while for many.
+///
+/// # Safety
+/// As of `copy_nonoverlapping`.
+#[inline(always)]
+unsafe fn copy_bytes(from: *const u8, to: *mut u8, count: usize) {
+    // SAFETY: the ranges are the caller's, and each access lies within: the second of a pair ends
+    // where they end.
+    unsafe {
+        if (8..=16).contains(&count) {
+            let last = count - 8;
+            let words = (
+                from.cast::<u64>().read_unaligned(),
+                from.add(last).cast::<u64>().read_unaligned(),
+            );
+            to.cast::<u64>().write_unaligned(words.0);
+            to.add(last).cast::<u64>().write_unaligned(words.1);
+        } else {
+            std::ptr::copy_nonoverlapping(from, to, count);
+        }
+    }
+}
+
+/// Bytes in shared memory that a peer wrote.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecordPayload<'a> {
+    segment: &'a Segment,
+    start: usize,
+    len: usize,
+}
+
+impl RecordPayload<'_> {
+    fn ptr_at(&self, from: usize, count: usize) -> *const u8 {
+        assert!(
+            from <= self.len && count <= self.len - from,
+            "within the payload"
+        );
+        self.segment
+            .ptr_at(LINES_AT)
+            .as_ptr()
+            .wrapping_add(self.start + from)
+    }
+}
+
+impl CopySource for RecordPayload<'_> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
+        let source = self.ptr_at(from, dst.len());
+        let (start, count) = (dst.as_mut_ptr().cast::<u8>(), dst.len());
+        // SAFETY: `pointer` checked that the source lies within the mapping; `dst` is ordinary
+        // memory of `count` bytes, initialised by the copy.
+        unsafe {
+            copy_bytes(source, start, count);
+            std::slice::from_raw_parts_mut(start, count)
+        }
+    }
+
+    fn copy_to_init(&self, from: usize, dst: &mut [u8]) {
+        let source = self.ptr_at(from, dst.len());
+        // SAFETY: as in `copy_to`.
+        unsafe { std::ptr::copy_nonoverlapping(source, dst.as_mut_ptr(), dst.len()) };
+    }
+}
+
+impl Drop for SegmentMapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and nobody can reach it any more.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), mapping_len(self.lines)) };
+    }
+}
+
+fn mapping_len(lines: usize) -> usize {
+    LINES_AT + lines * LINE_LEN
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_sealed_segments_of_announced_size_are_mapped() {
+        let (_segment, fd) = Segment::create(64).unwrap();
+        assert!(Segment::map_from_peer(&fd, 64).is_ok());
+        let refused = |fd: &OwnedFd, lines, reason: &str| matches!(Segment::map_from_peer(fd, lines), Err(SegmentError::Malformed(what)) if what.contains(reason));
+        assert!(refused(&fd, 128, "another size"));
+        assert!(refused(&fd, 65, "out of bounds"));
+        assert!(refused(&fd, 1 << 40, "out of bounds"));
+        let bare = memfd::create("bare", 0, "ftruncate").unwrap();
+        rustix::fs::ftruncate(&bare, mapping_len(64) as u64).unwrap();
+        assert!(refused(&bare, 64, "not sealed"));
+        let null = std::fs::File::open("/dev/null").unwrap().into();
+        assert!(Segment::map_from_peer(&null, 64).is_err());
+    }
+
+    #[test]
+    fn payload_never_exceeds_the_ring_lines() {
+        let (segment, _fd) = Segment::create(64).unwrap();
+        assert!(segment.payload(64 * LINE_LEN - 8, 8).is_some());
+        assert!(segment.payload(64 * LINE_LEN - 8, 9).is_none());
+        assert!(segment.payload(usize::MAX, 2).is_none());
+        assert_eq!(segment.read_word(64 * LINE_LEN), 0);
+    }
+}

@@ -1,0 +1,451 @@
+//! The sockets endpoints meet on: named in the abstract namespace, one message at a time, never
+//! blocking.
+//!
+//! A peer may send descriptors with any message. Closing one can take as long as the peer likes (a
+//! socket that lingers, a file in user space), and with a socket the kernel closes those that were
+//! never received. Abstract names have no permissions, so a process of any user can connect.
+//!
+//! * Descriptors are admitted from peers of this user only: a listener and the connections that it
+//!   accepts, and a connection that is being made, take none (`SO_PASSRIGHTS`, Linux 6.16) until
+//!   [`Socket::credentials`] were looked at and [`Socket::admit_rights`] was called. The kernel
+//!   refuses them to their sender.
+//! * Where the kernel does not know the option, descriptors may be queued before the credentials are
+//!   looked at. Nothing is received from such a peer, and its connection is closed like any other.
+//! * A message is [received](Socket::receive) without giving up the last reference to a descriptor.
+//! * A connection that still holds descriptors is closed by the [closer](super::closer), and what
+//!   is no memory as well.
+#![allow(unsafe_code)] // credentials of a peer, its descriptor, and options the library lacks
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use fabric_core::transport::WaitSet;
+use fabric_core::{Address, Error, RejectReason, Result};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown,
+    SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use super::closer;
+use crate::transport::fork_guard::ForkGuard;
+use crate::wait::epoll_ctl_error;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 1024;
+/// Messages of a caller that are looked at before it is turned away.
+const MAX_DRAINED_MESSAGES: usize = 32;
+/// The most descriptors a message can carry (`SCM_MAX_FD`).
+const SCM_MAX_FD: usize = 253;
+
+/// The socket option of that name, which the library does not know yet.
+const SO_PEERPIDFD: libc::c_int = 77;
+/// Likewise: whether descriptors may be sent to a socket. Since Linux 6.16; accepted connections
+/// inherit it from their listener.
+const SO_PASSRIGHTS: libc::c_int = 83;
+
+/// A name where peers connect.
+#[derive(Debug)]
+pub(crate) struct ShmListener {
+    fd: OwnedFd,
+    fork_guard: ForkGuard,
+}
+
+/// A connection with a peer.
+pub(crate) struct ShmSocket {
+    /// Present until drop.
+    fd: Option<OwnedFd>,
+    /// Where it is watched.
+    wait_set: Option<Arc<dyn WaitSet>>,
+    fork_guard: ForkGuard,
+}
+
+/// Who is at the other end, as the kernel says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PeerCredentials {
+    pub(crate) uid: u32,
+    /// Unknown of a process that this one's process namespace does not show.
+    pub(crate) pid: Option<i32>,
+}
+
+/// What a receive found.
+#[derive(Debug)]
+pub(crate) enum SeqpacketRecv {
+    WouldBlock,
+    /// A message of this many bytes, and the descriptors that came with it.
+    Message(usize, Vec<OwnedFd>),
+    /// A message of this many bytes, whose descriptor was closed: this process has too many.
+    ControlTruncated(usize),
+    /// A message with descriptors for which this process has no room, and which stays: the
+    /// connection is of no more use.
+    Stuck,
+    Truncated,
+    HungUp,
+}
+
+impl ShmListener {
+    /// Listens at a name.
+    pub(crate) fn open(at: &Address) -> Result<Self> {
+        let socket = new_socket()?;
+        // Before it listens: there is no connection that has not inherited it.
+        set_rights(&socket, false);
+        let mut reserve = closer::reserve();
+        *reserve = reserve.take().or_else(|| reserve_fd().ok());
+        drop(reserve);
+        match rustix::net::bind(&socket, &socket_address(at, "bind")?) {
+            Ok(()) => {}
+            Err(Errno::ADDRINUSE) => return Err(Error::AddressInUse(at.clone())),
+            Err(errno) => return Err(Error::os("bind", errno.raw_os_error())),
+        }
+        rustix::net::listen(&socket, BACKLOG)
+            .map_err(|errno| Error::os("listen", errno.raw_os_error()))?;
+        Ok(Self {
+            fd: socket,
+            fork_guard: ForkGuard::current_process(),
+        })
+    }
+
+    /// Whether this is the process that has it, and no child.
+    pub(crate) fn in_original_process(&self) -> bool {
+        self.fork_guard.in_original_process()
+    }
+
+    /// Accepts a connection; `None` when there is none.
+    pub(crate) fn accept(&self) -> Result<Option<ShmSocket>, Errno> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        loop {
+            return match rustix::net::accept_with(&self.fd, flags) {
+                Ok(socket) => Ok(Some(ShmSocket::new(socket))),
+                Err(Errno::AGAIN) => Ok(None),
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(errno) => Err(errno),
+            };
+        }
+    }
+}
+
+impl AsFd for ShmListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for ShmListener {
+    fn drop(&mut self) {
+        if !self.in_original_process() {
+            return;
+        }
+        // Nobody can come any more, and who has not been accepted is a peer as well.
+        let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+        while let Ok(Some(stranger)) = self.accept() {
+            drop(stranger);
+        }
+    }
+}
+
+impl ShmSocket {
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        Self {
+            fd: Some(fd),
+            wait_set: None,
+            fork_guard: ForkGuard::current_process(),
+        }
+    }
+
+    /// Connects to a name, if it is one of this user.
+    pub(crate) fn connect(to: &Address) -> Result<(Self, PeerCredentials)> {
+        let socket = Self::new(new_socket()?);
+        set_rights(&socket, false);
+        match rustix::net::connect(&socket, &socket_address(to, "connect")?) {
+            Ok(()) => {}
+            // The queue of connections there is full: nobody has accepted any for a while.
+            Err(Errno::AGAIN) => {
+                return Err(Error::ConnectionRefused {
+                    peer: to.clone(),
+                    reason: RejectReason::Resources,
+                });
+            }
+            Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(Error::NoSuchPeer(to.clone())),
+            Err(errno) => return Err(Error::os("connect", errno.raw_os_error())),
+        }
+        let (theirs, ours) = (socket.credentials()?, rustix::process::geteuid().as_raw());
+        if theirs.uid != ours {
+            return Err(Error::OtherUser {
+                peer: to.clone(),
+                theirs: theirs.uid,
+                ours,
+            });
+        }
+        socket.admit_rights();
+        Ok((socket, theirs))
+    }
+
+    /// Lets the peer, which is of this user, send descriptors from now on.
+    pub(crate) fn admit_rights(&self) {
+        set_rights(self, true);
+    }
+
+    /// Whether this is the process that has it, and no child.
+    pub(crate) fn in_original_process(&self) -> bool {
+        self.fork_guard.in_original_process()
+    }
+
+    /// Reports to this set from now on, until it is dropped or unwatched.
+    pub(crate) fn watch(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> Result<()> {
+        wait.watch(self.as_fd(), token).map_err(epoll_ctl_error)?;
+        self.wait_set = Some(wait.clone());
+        Ok(())
+    }
+
+    /// Reports no more.
+    pub(crate) fn unwatch(&mut self) {
+        if let Some(wait) = self.wait_set.take() {
+            wait.unwatch(self.as_fd());
+        }
+    }
+
+    /// Who is at the other end.
+    pub(crate) fn credentials(&self) -> Result<PeerCredentials> {
+        let mut peer = libc::ucred {
+            pid: 0,
+            uid: u32::MAX,
+            gid: u32::MAX,
+        };
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: the kernel writes at most `len` bytes to `peer`, whose fields are integers that
+        // may have any value.
+        let failed = unsafe {
+            let to = (&raw mut peer).cast();
+            libc::getsockopt(
+                self.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                to,
+                &raw mut len,
+            )
+        };
+        if failed != 0 {
+            let errno = std::io::Error::last_os_error()
+                .raw_os_error()
+                .unwrap_or_default();
+            return Err(Error::os("getsockopt(SO_PEERCRED)", errno));
+        }
+        Ok(PeerCredentials {
+            uid: peer.uid,
+            pid: (peer.pid != 0).then_some(peer.pid),
+        })
+    }
+
+    /// A descriptor of the process at the other end, which has this number; readable once it has
+    /// ended.
+    pub(crate) fn peer_pidfd(&self, number: i32) -> Option<OwnedFd> {
+        let (mut fd, mut len) = (-1, size_of::<i32>() as libc::socklen_t);
+        // SAFETY: the kernel writes at most `len` bytes to `fd`.
+        let failed = unsafe {
+            let to = (&raw mut fd).cast();
+            libc::getsockopt(
+                self.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                SO_PEERPIDFD,
+                to,
+                &raw mut len,
+            )
+        };
+        if failed == 0 && fd >= 0 {
+            // SAFETY: the kernel has just made this descriptor, for this call.
+            return Some(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+        // Kernels before 6.5. The number may be another's by now, whom the probe finds out.
+        let number = rustix::process::Pid::from_raw(number)?;
+        rustix::process::pidfd_open(number, rustix::process::PidfdFlags::empty()).ok()
+    }
+
+    /// Receives a message, never blocking.
+    ///
+    /// The message is first looked at, which gives this process descriptors of its own beside those
+    /// that are queued, and then taken. So what the kernel closes when it takes the message is never
+    /// the last reference, and closing it cannot block. A message whose descriptors do not all find
+    /// room is not taken, but with the help of the [reserve](closer::reserve).
+    pub(crate) fn recv(&self, bytes: &mut [u8]) -> SeqpacketRecv {
+        let mut peeked = self.peek(bytes);
+        let mut reserve = None;
+        if let Peeked::Message { flags, fds, .. } = &mut peeked
+            && flags.contains(ReturnFlags::CTRUNC)
+        {
+            closer::discard(std::mem::take(fds));
+            reserve = Some(closer::reserve());
+            drop(reserve.as_mut().and_then(|reserve| reserve.take()));
+            peeked = self.peek(bytes);
+        }
+        let (len, flags, mut fds) = match peeked {
+            Peeked::Nothing => return SeqpacketRecv::WouldBlock,
+            Peeked::HungUp => return SeqpacketRecv::HungUp,
+            Peeked::Message { len, flags, fds } => (len, flags, fds),
+        };
+        let is_whole = !flags.contains(ReturnFlags::CTRUNC);
+        if is_whole {
+            self.take();
+        }
+        if reserve.is_some() || !is_whole || flags.contains(ReturnFlags::TRUNC) {
+            close_in_background(std::mem::take(&mut fds));
+        }
+        if let Some(mut reserve) = reserve {
+            *reserve = reserve_fd().ok();
+            return if is_whole {
+                SeqpacketRecv::ControlTruncated(len)
+            } else {
+                SeqpacketRecv::Stuck
+            };
+        }
+        if flags.contains(ReturnFlags::TRUNC) {
+            return SeqpacketRecv::Truncated;
+        }
+        SeqpacketRecv::Message(len, fds)
+    }
+
+    /// Looks at the next message, which stays.
+    fn peek(&self, bytes: &mut [u8]) -> Peeked {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        let message = loop {
+            match rustix::net::recvmsg(self, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
+                // The peer has closed without reading everything. What it had said before is still
+                // there.
+                Err(Errno::INTR | Errno::CONNRESET) => continue,
+                received => break received,
+            }
+        };
+        let mut fds = Vec::new();
+        for part in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = part {
+                fds.extend(rights);
+            }
+        }
+        match message {
+            Ok(message) if message.bytes == 0 && fds.is_empty() => Peeked::HungUp,
+            Ok(message) => Peeked::Message {
+                len: message.bytes,
+                flags: message.flags,
+                fds,
+            },
+            Err(Errno::AGAIN) => Peeked::Nothing,
+            Err(_) => Peeked::HungUp,
+        }
+    }
+
+    /// Takes the message that was looked at.
+    fn take(&self) {
+        while let Err(Errno::INTR | Errno::CONNRESET) =
+            rustix::net::recv(self, &mut [0; 1], RecvFlags::DONTWAIT)
+        {}
+    }
+
+    /// Whether nothing more can come, and what has come holds no descriptors. Takes it, as far as
+    /// that is known.
+    fn is_drained(&self) -> bool {
+        let _ = rustix::net::shutdown(self, Shutdown::Both);
+        // A message comes with credentials from now on, and so is told from the end, which looks
+        // like an empty message otherwise. There is no room for descriptors: none are received.
+        if rustix::net::sockopt::set_socket_passcred(self, true).is_err() {
+            return false;
+        }
+        for _ in 0..MAX_DRAINED_MESSAGES {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+            let mut byte = [0; 1];
+            let mut into = [IoSliceMut::new(&mut byte)];
+            match rustix::net::recvmsg(self, &mut into, &mut control, flags) {
+                Err(Errno::INTR | Errno::CONNRESET) => {}
+                // It never was connected.
+                Err(Errno::NOTCONN) => return true,
+                Err(_) => return false,
+                Ok(message) if message.flags.contains(ReturnFlags::CTRUNC) => return false,
+                Ok(_) if control.drain().next().is_none() => return true,
+                Ok(_) => self.take(),
+            }
+        }
+        false
+    }
+}
+
+/// What is next to be received.
+enum Peeked {
+    Nothing,
+    HungUp,
+    Message {
+        len: usize,
+        flags: ReturnFlags,
+        fds: Vec<OwnedFd>,
+    },
+}
+
+/// Closes descriptors of a peer: memory at once, since that cannot block, and others on a thread for
+/// that.
+pub(crate) fn close_in_background(fds: Vec<OwnedFd>) {
+    let is_other = |fd: &OwnedFd| rustix::fs::fcntl_get_seals(fd).is_err();
+    closer::discard(fds.into_iter().filter(is_other).collect());
+}
+
+impl AsFd for ShmSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_ref().expect("present until drop").as_fd()
+    }
+}
+
+impl std::fmt::Debug for ShmSocket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.fd.fmt(f)
+    }
+}
+
+impl Drop for ShmSocket {
+    fn drop(&mut self) {
+        if !self.in_original_process() || self.fd.is_none() {
+            return;
+        }
+        self.unwatch();
+        // The peer learns of it now, whenever the descriptor is closed.
+        let is_drained = self.is_drained();
+        let fd = self.fd.take();
+        if !is_drained {
+            closer::discard(fd.into_iter().collect());
+        }
+    }
+}
+
+/// A descriptor held in reserve.
+pub(crate) fn reserve_fd() -> Result<OwnedFd, Errno> {
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
+}
+
+/// Says whether descriptors may be sent to a socket. Kernels before 6.16 do not know the option, and
+/// always admit them.
+fn set_rights(socket: impl AsFd, admitted: bool) {
+    let value = libc::c_int::from(admitted);
+    // SAFETY: the kernel reads an integer of the length that is told.
+    unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const value).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        );
+    }
+}
+
+fn new_socket() -> Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(|errno| Error::os("socket", errno.raw_os_error()))
+}
+
+/// The socket behind a name. A name is at most 80 bytes, so it fits.
+fn socket_address(name: &Address, call: &'static str) -> Result<SocketAddrUnix> {
+    SocketAddrUnix::new_abstract_name(format!("fabric-async/shm/{}", name.name()).as_bytes())
+        .map_err(|errno| Error::os(call, errno.raw_os_error()))
+}

@@ -1,0 +1,315 @@
+//! The connection itself: the ring that the peer reads, the socket beside it, and what both sides
+//! have of each other.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use fabric_core::buf::Payload;
+use fabric_core::completion::{OpKind, Transfer};
+use fabric_core::matching::AckRequest;
+use fabric_core::transport::{EngineContext, TxOp};
+use fabric_core::{Address, Result};
+
+use super::super::control::{self, ControlMessage};
+use super::super::loans::OutstandingLoans;
+use super::super::mapped_regions::MappedRegions;
+use super::super::pending_acks::PendingAcks;
+use super::super::record::{
+    CQ_DATA, FIRST_FRAGMENT, FRAGMENT, MESSAGE, RecordLayout, TAGGED, encode_total,
+};
+use super::super::ring::{ConsumerState, HEADER_LEN, Producer};
+use super::super::rma_bounce::RmaBounceBuffer;
+use super::super::rx_connection::PeerIdentity;
+use super::super::segment::Segment;
+use super::super::socket::ShmSocket;
+use super::super::{TxResources, cma};
+use super::{PLAIN, PushOutcome, QueuedTx, TxCounters};
+
+/// Lines of a new segment: 128 KiB of them.
+const RING_LINES: usize = 2048;
+/// Bytes of a peer's memory accessed in one go. Longer accesses go on with every pass.
+pub(super) const MAX_ACCESS_PER_PASS: usize = 256 * 1024;
+/// The longest record of a notice.
+pub(super) const MAX_NOTIFICATION_LEN: usize = 64;
+/// Payload of one record of a longer message.
+pub(super) const FRAGMENT_LEN: usize = 8 * 1024;
+
+/// The hello of a connection whose peer is not ready for it yet.
+#[derive(Debug)]
+struct Hello {
+    from: Address,
+    incarnation: u64,
+    segment: OwnedFd,
+}
+
+#[derive(Debug)]
+pub(super) struct TxChannel {
+    hello: Option<Hello>,
+    pub(super) socket: ShmSocket,
+    /// Which endpoint this leads to; its incarnation is known once it has welcomed this one.
+    pub(super) peer_identity: PeerIdentity,
+    pub(super) ring: Producer<Segment>,
+    /// The peer's memory, as far as it was mapped.
+    pub(super) mapped_regions: MappedRegions,
+    /// What the peer has of ours.
+    pub(super) outstanding: OutstandingLoans,
+    /// Messages that the peer is to confirm.
+    pub(super) pending_acks: PendingAcks,
+    /// Which messages are the peer's to fetch.
+    pub(super) single_copy: cma::SingleCopyPolicy,
+    /// Where the peer answers what it is asked to do, once it was asked anything.
+    pub(super) rma_bounce: Option<RmaBounceBuffer>,
+    pub(super) counters: TxCounters,
+}
+
+impl TxChannel {
+    /// Connects to the peer, and gives it a segment.
+    pub(super) fn connect(
+        peer: &Address,
+        from: &Address,
+        incarnation: u64,
+        means: &TxResources,
+    ) -> Result<Self> {
+        let (socket, at) = ShmSocket::connect(peer)?;
+        let (segment, memory) = Segment::create(RING_LINES)?;
+        if !means.single_copy.is_disabled() {
+            let (at, value) = cma::local_probe();
+            segment.set_cma_probe(at, value);
+        }
+        Ok(Self {
+            hello: Some(Hello {
+                from: from.clone(),
+                incarnation,
+                segment: memory,
+            }),
+            socket,
+            peer_identity: PeerIdentity {
+                pid: at.pid,
+                incarnation: 0,
+            },
+            ring: Producer::new(segment),
+            mapped_regions: MappedRegions::default(),
+            outstanding: OutstandingLoans::new(means.loan_pool.clone()),
+            pending_acks: PendingAcks::default(),
+            single_copy: cma::SingleCopyPolicy::from_len(usize::MAX),
+            rma_bounce: None,
+            counters: TxCounters::default(),
+        })
+    }
+
+    /// Says hello, with the segment; false if that was done before.
+    ///
+    /// # Errors
+    /// Those of [`handshake::send_hello`].
+    pub(super) fn greet(&mut self, peer: &Address) -> Result<bool> {
+        let Some(hello) = self.hello.take() else {
+            return Ok(false);
+        };
+        let (from, segment) = (&hello.from, hello.segment.as_fd());
+        control::send_hello(
+            &self.socket,
+            peer,
+            from,
+            hello.incarnation,
+            RING_LINES,
+            segment,
+        )?;
+        Ok(true)
+    }
+
+    /// Whether the hello was sent.
+    pub(super) fn has_greeted(&self) -> bool {
+        self.hello.is_none()
+    }
+
+    /// The peer has taken the segment, and says which endpoint of its name it is.
+    pub(super) fn on_accept(&mut self, incarnation: u64, fetched: cma::SingleCopyPolicy) {
+        self.peer_identity.incarnation = incarnation;
+        if self.ring.memory().is_cma_capable() {
+            self.single_copy = cma::SingleCopyPolicy {
+                min_len: fetched.min_len.max(FRAGMENT_LEN + 1),
+                ..fetched
+            };
+        }
+    }
+
+    /// Sends a message that has nothing but its bytes, fewer than [`PLAIN`].
+    #[inline(always)] // on the way of a small message
+    pub(super) fn push_plain(&mut self, bytes: &[u8], more: bool) -> PushOutcome {
+        if self
+            .ring
+            .push(MESSAGE, 0, HEADER_LEN + bytes.len(), |record| {
+                record.put(HEADER_LEN, bytes)
+            })
+        {
+            self.after_push(more)
+        } else {
+            PushOutcome::WouldBlock
+        }
+    }
+
+    /// A record was published: wakes the peer, unless `more` follows.
+    #[inline]
+    fn after_push(&mut self, more: bool) -> PushOutcome {
+        if !more {
+            return self.wake_peer();
+        }
+        if self.ring.is_closed() {
+            PushOutcome::Closed
+        } else {
+            PushOutcome::Done
+        }
+    }
+
+    /// Sends a message in one record, unless it is too long for one.
+    #[inline]
+    pub(super) fn push_message(&mut self, spec: &TxOp, payload: Payload<'_>) -> PushOutcome {
+        match payload {
+            Payload::Contiguous(bytes)
+                if bytes.len() < PLAIN && spec.tag.is_none() && spec.data.is_none() =>
+            {
+                self.push_plain(bytes, spec.more)
+            }
+            _ if payload.len() > FRAGMENT_LEN => PushOutcome::WouldBlock,
+            _ => self.push_payload(MESSAGE, spec, 0, payload),
+        }
+    }
+
+    /// Moves the front operation on; `alone`, when nothing is queued behind it.
+    pub(super) fn progress_front(
+        &mut self,
+        front: &mut QueuedTx,
+        alone: bool,
+        host: &mut dyn EngineContext,
+    ) -> Result<PushOutcome> {
+        match front.spec.remote {
+            Some(remote) => return self.progress_rma(front, &remote, host),
+            None if front.spec.kind != OpKind::Send => {
+                front.total = Some(0);
+                return Ok(PushOutcome::Done);
+            }
+            None => {}
+        }
+        let payload = host.payload(front.op);
+        front.total = Some(payload.len());
+        let receipt = self.ack_for(front)?;
+        let loan = front.spec.loan.filter(|_| !front.started);
+        let lent = loan
+            .and_then(|key| self.send_loan(&front.spec, key, payload.as_contiguous()?, receipt));
+        let may_fetch = lent.is_none()
+            && self
+                .single_copy
+                .applies_to(payload.len(), alone && !self.outstanding.has_cma_offers())
+            && !front.started
+            && host.is_host_memory(front.op);
+        let offered = payload
+            .as_contiguous()
+            .filter(|_| may_fetch)
+            .and_then(|bytes| self.send_cma_offer(front, bytes, receipt));
+        let (pushed, count) = if let Some(pushed) = lent {
+            (pushed, payload.len())
+        } else if let Some(pushed) = offered {
+            front.cma_offered = pushed == PushOutcome::Done;
+            (pushed, 0)
+        } else if !front.started && payload.len() <= FRAGMENT_LEN && receipt.is_none() {
+            (self.push_message(&front.spec, payload), payload.len())
+        } else {
+            let kind = if front.started {
+                FRAGMENT
+            } else {
+                FIRST_FRAGMENT
+            };
+            let piece = payload.slice(front.sent, (payload.len() - front.sent).min(FRAGMENT_LEN));
+            (
+                self.push_payload(
+                    kind,
+                    &front.spec,
+                    encode_total(payload.len(), receipt),
+                    piece,
+                ),
+                piece.len(),
+            )
+        };
+        if pushed == PushOutcome::Done {
+            if let Some(AckRequest { number, .. }) = receipt {
+                self.pending_acks.insert(
+                    number,
+                    front.op,
+                    Transfer::sent(payload.len(), front.spec.tag),
+                );
+                front.ack_id = Some(number);
+            }
+            front.started = true;
+            front.sent += count;
+        }
+        Ok(pushed)
+    }
+
+    /// Publishes a record of this kind; `total` says how long the whole message is, for its
+    /// beginning.
+    #[inline]
+    fn push_payload(
+        &mut self,
+        kind: u8,
+        spec: &TxOp,
+        total: u64,
+        payload: Payload<'_>,
+    ) -> PushOutcome {
+        let flags = if kind == FRAGMENT {
+            0
+        } else {
+            record_flags(spec)
+        };
+        self.push_record(kind, flags, spec, total, payload)
+    }
+
+    #[inline(always)] // on the way of a small message
+    pub(super) fn push_record(
+        &mut self,
+        kind: u8,
+        flags: u8,
+        spec: &TxOp,
+        total: u64,
+        payload: Payload<'_>,
+    ) -> PushOutcome {
+        let layout = RecordLayout::for_payload(kind, flags, payload.len());
+        let pushed = self
+            .ring
+            .push(kind, flags, layout.payload + payload.len(), |record| {
+                if let (Some(at), Some(tag)) = (layout.tag, spec.tag) {
+                    record.put(at, &tag.to_le_bytes());
+                }
+                if let (Some(at), Some(data)) = (layout.data, spec.data) {
+                    record.put(at, &data.to_le_bytes());
+                }
+                if let Some(at) = layout.total {
+                    record.put(at, &total.to_le_bytes());
+                }
+                match payload {
+                    Payload::Contiguous(bytes) => record.put(layout.payload, bytes),
+                    pieces => pieces.for_each(|at, piece| record.put(layout.payload + at, piece)),
+                }
+            });
+        if !pushed {
+            return PushOutcome::WouldBlock;
+        }
+        self.after_push(spec.more)
+    }
+
+    /// Wakes the peer if it sleeps.
+    #[inline]
+    pub(super) fn wake_peer(&mut self) -> PushOutcome {
+        match self.ring.consumer_state() {
+            ConsumerState::Awake => PushOutcome::Done,
+            ConsumerState::Asleep => {
+                control::send_control(&self.socket, ControlMessage::Doorbell);
+                self.counters.doorbells += 1;
+                PushOutcome::Done
+            }
+            ConsumerState::Closed => PushOutcome::Closed,
+        }
+    }
+}
+
+pub(super) fn record_flags(spec: &TxOp) -> u8 {
+    (if spec.tag.is_some() { TAGGED } else { 0 }) | (if spec.data.is_some() { CQ_DATA } else { 0 })
+}

@@ -1,0 +1,190 @@
+//! What a connection receives: read, and shown to its inbox.
+
+use fabric_core::event::DownReason;
+use fabric_core::rx::RxQueue;
+use fabric_core::tcp::UnexpectedPolicy;
+use fabric_core::transport::EngineContext;
+
+use super::super::socket::ReadResult;
+use super::TcpConnection;
+use super::sending::WRITE_BUFFER_LIMIT;
+
+/// Looks at a connection that another one replaces: enough for all that a socket keeps.
+const MAX_FINAL_READS: u32 = 64;
+
+/// Bytes that were read and not taken. They are not moved while they are taken a few at a time.
+#[derive(Debug)]
+pub(super) struct UnconsumedBytes {
+    bytes: Vec<u8>,
+    /// So many of them were taken.
+    consumed: usize,
+}
+
+impl UnconsumedBytes {
+    pub(super) fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes, consumed: 0 }
+    }
+
+    fn remaining(&self) -> &[u8] {
+        &self.bytes[self.consumed..]
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.remaining().is_empty()
+    }
+
+    /// The first of them were taken.
+    fn consume(&mut self, count: usize) {
+        self.consumed += count;
+        if self.is_empty() {
+            self.replace(&[]);
+        }
+    }
+
+    fn replace(&mut self, bytes: &[u8]) {
+        self.consumed = 0;
+        self.bytes.clear();
+        self.bytes.extend_from_slice(bytes);
+    }
+}
+
+impl TcpConnection {
+    /// Takes in what has come. Returns whether anything has.
+    pub(crate) fn progress_rx(
+        &mut self,
+        scratch: &mut [u8],
+        rx: &mut RxQueue,
+        host: &mut dyn EngineContext,
+    ) -> bool {
+        let who = (self.peer_key, self.source);
+        if self.message_held
+            && !self
+                .reader
+                .can_resume(self.unconsumed.remaining(), who, rx, host)
+        {
+            return false;
+        }
+        let is_aside = self.reader.has_deferred() && self.reader.can_resume_deferred(who, rx);
+        if self.is_backlogged()
+            || self.end_reason.is_some() && self.unconsumed.is_empty() && !is_aside
+        {
+            self.pause_uring_recv();
+            return false;
+        }
+        let was_put_off = std::mem::take(&mut self.deferred_once);
+        let mut have = self.unconsumed.remaining().len();
+        let mut news =
+            self.message_held | is_aside | was_put_off | std::mem::take(&mut self.has_unparsed);
+        if !was_put_off {
+            scratch[..have].copy_from_slice(self.unconsumed.remaining());
+        }
+        if !self.message_held && !was_put_off && self.end_reason.is_none() {
+            match self.read(&mut scratch[have..]) {
+                ReadResult::WouldBlock => {}
+                ReadResult::Bytes(count) => {
+                    have += count;
+                    news = true;
+                }
+                ReadResult::Eof => {
+                    let is_whole = self.unconsumed.is_empty() && !self.reader.has_partial();
+                    self.end(if is_whole {
+                        DownReason::Closed
+                    } else {
+                        DownReason::Died
+                    });
+                }
+                ReadResult::Failed => self.end(DownReason::Died),
+            }
+        }
+        if !news {
+            self.idle_passes = self.idle_passes.saturating_add(1);
+            self.on_idle_pass();
+            return self.end_reason.is_some();
+        }
+        self.idle_passes = 0;
+        self.reader
+            .set_unexpected_policy(match (self.end_reason, was_put_off) {
+                (Some(_), _) => UnexpectedPolicy::Buffer,
+                (None, true) => UnexpectedPolicy::DeferredOnce,
+                (None, false) => UnexpectedPolicy::Defer,
+            });
+        let bytes = if was_put_off {
+            self.unconsumed.remaining()
+        } else {
+            &scratch[..have]
+        };
+        let (used, held) = match self.reader.read(bytes, who, rx, host) {
+            Ok(taken) => {
+                (self.has_unparsed, self.deferred_once) = (taken.responses_full, taken.is_deferred);
+                if self.write_closed || self.aborting {
+                    // Nobody is answered any more, however much is asked.
+                    self.reader.responses.clear();
+                } else {
+                    taken
+                        .acks_due
+                        .into_iter()
+                        .for_each(|owed| self.writer.push_ack(owed));
+                    taken
+                        .rendezvous_done
+                        .into_iter()
+                        .for_each(|message| self.writer.push_rendezvous_done(message));
+                }
+                (taken.consumed, taken.blocked)
+            }
+            Err(broken) => {
+                self.end(DownReason::Protocol(broken.0));
+                (have, false)
+            }
+        };
+        if was_put_off {
+            self.unconsumed.consume(used);
+        } else {
+            self.unconsumed.replace(&scratch[used..have]);
+        }
+        self.message_held = held;
+        self.update_read_interest();
+        true
+    }
+
+    /// Takes in what has come so far, because the connection is to end from here: within a bound,
+    /// and as far as there is room.
+    pub(crate) fn drain_received(
+        &mut self,
+        scratch: &mut [u8],
+        rx: &mut RxQueue,
+        host: &mut dyn EngineContext,
+    ) {
+        if self.is_reading() {
+            self.stop_uring_recv();
+        }
+        for _ in 0..MAX_FINAL_READS {
+            if self.end_reason.is_some() || !self.progress_rx(scratch, rx, host) {
+                break;
+            }
+        }
+    }
+
+    /// Takes in what was left for another look, because there will be none.
+    pub(crate) fn process_deferred(&mut self, rx: &mut RxQueue, host: &mut dyn EngineContext) {
+        if std::mem::take(&mut self.deferred_once) {
+            self.reader.set_unexpected_policy(UnexpectedPolicy::Buffer);
+            // What is wrong with it, or has no room, ends with the connection.
+            let _ = self.reader.read(
+                self.unconsumed.remaining(),
+                (self.peer_key, self.source),
+                rx,
+                host,
+            );
+        }
+    }
+
+    /// Whoever lets answers pile up is not read from.
+    pub(super) fn is_backlogged(&self) -> bool {
+        self.writer.backlog() > 2 * WRITE_BUFFER_LIMIT || self.reader.responses.is_full()
+    }
+
+    /// Whether what comes is read.
+    pub(super) fn is_reading(&self) -> bool {
+        !self.message_held && !self.is_backlogged() && self.end_reason.is_none()
+    }
+}

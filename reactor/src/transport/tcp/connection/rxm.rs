@@ -1,0 +1,184 @@
+//! What is particular to a connection on which RXM is spoken: long messages are offered, and
+//! fetched; atomic operations on memory of libfabric peers.
+
+use std::collections::VecDeque;
+
+use fabric_core::Error;
+use fabric_core::atomic::AtomicOp;
+use fabric_core::buf::Payload;
+use fabric_core::completion::OpKind;
+use fabric_core::rx::RxQueue;
+use fabric_core::tcp::rxm::{AtomicHeader, EAGER_LIMIT};
+use fabric_core::tcp::{Frame, RmaIovList, WireRmaIov};
+use fabric_core::transport::{EngineContext, TxOp};
+
+use super::onesided::fail_first;
+use super::sending::WRITE_BUFFER_LIMIT;
+use super::{QueuedOp, TcpConnection};
+
+impl TcpConnection {
+    /// Whether this operation is a packet here.
+    pub(super) fn is_rxm_packet(&self, spec: &TxOp) -> bool {
+        self.writer.rxm().is_some() && (spec.kind == OpKind::Send || self.is_rxm_atomic(spec))
+    }
+
+    /// Kin have another form of it, which says more.
+    fn is_rxm_atomic(&self, spec: &TxOp) -> bool {
+        spec.remote.is_some_and(|remote| remote.atomic.is_some())
+            && !self.peer_caps.is_same_implementation()
+    }
+
+    /// Whether the first operation of the queue waits for responses to atomic ones before it.
+    /// libfabric's RXM executes those when it comes to look at them, and its tcp provider reads and
+    /// writes as they come: without that they would overtake them.
+    pub(crate) fn awaits_atomic_responses(&self, queue: &VecDeque<QueuedOp>) -> bool {
+        let Some(QueuedOp {
+            spec,
+            bytes_sent: None,
+            ..
+        }) = queue.front()
+        else {
+            return false;
+        };
+        spec.remote.is_some() && self.reader.pending.has_atomics() && !self.is_rxm_packet(spec)
+    }
+
+    /// Whether bytes of a message that was offered can be asked for.
+    pub(super) fn can_read_rendezvous(&self) -> bool {
+        self.reader.wants_rendezvous_read()
+            && !self.writer.is_open()
+            && !self.write_closed
+            && !self.aborting
+    }
+
+    /// Asks for the next bytes of messages that were offered. Returns whether there were some to be
+    /// asked for.
+    pub(super) fn send_rendezvous_reads(&mut self) -> bool {
+        let mut asks = false;
+        while self.can_read_rendezvous()
+            && let Some(rows) = self
+                .reader
+                .next_rendezvous_read()
+                .and_then(|row| RmaIovList::from_rma_iovs(&[row.to_rma_iov()]))
+        {
+            asks |= self
+                .writer
+                .push_frame(&Frame::read(&rows), &rows, Payload::Contiguous(&[]));
+        }
+        asks
+    }
+
+    /// Sends the first operation of the queue, or offers it. Returns how many bytes of it have been
+    /// collected, or `None` while there is no room.
+    pub(super) fn send_rxm_packet(
+        &mut self,
+        queue: &mut VecDeque<QueuedOp>,
+        host: &mut dyn EngineContext,
+    ) -> Option<usize> {
+        let QueuedOp { op, spec, .. } = *queue.front()?;
+        if self.is_rxm_atomic(&spec) {
+            return self.send_rxm_atomic(queue, host);
+        }
+        if spec.level.needs_ack() {
+            let error = Error::NotSupported("FI_DELIVERY_COMPLETE to a peer that speaks RXM");
+            fail_first(queue, host, error);
+            return Some(0);
+        }
+        let tag = match self.peer_caps.tag(spec.tag) {
+            Ok(tag) => tag,
+            Err(error) => {
+                fail_first(queue, host, error);
+                return Some(0);
+            }
+        };
+        let payload = host.payload(op);
+        let len = payload.len();
+        let part = if len > EAGER_LIMIT { 0 } else { len };
+        if self.writer.is_open()
+            || self.writer.pending().len() + part > WRITE_BUFFER_LIMIT && !self.flush()
+        {
+            return None;
+        }
+        if len > EAGER_LIMIT {
+            // The operation ends when the peer says that it has read the message.
+            let row = self
+                .reader
+                .responses
+                .rendezvous
+                .add(op, spec.tag, len, host);
+            queue.pop_front();
+            let is_offered = self.writer.push_rendezvous(row, spec.tag, spec.data);
+            debug_assert!(is_offered, "nothing is open");
+            return Some(0);
+        }
+        let is_sent = self.writer.push_message(tag, spec.data, payload);
+        debug_assert!(is_sent, "nothing is open");
+        queue.pop_front();
+        self.collected(op, len, spec.tag);
+        Some(len)
+    }
+
+    /// Sends the first operation of the queue, which is atomic. Returns how many bytes of it have
+    /// been collected, or `None` while there is no room.
+    fn send_rxm_atomic(
+        &mut self,
+        queue: &mut VecDeque<QueuedOp>,
+        host: &mut dyn EngineContext,
+    ) -> Option<usize> {
+        let QueuedOp { op, spec, .. } = *queue.front()?;
+        let (place, atomic) = spec.remote.and_then(|place| Some((place, place.atomic?)))?;
+        // Where the value is only read nothing is brought.
+        let payload = if atomic.op == AtomicOp::Read {
+            Payload::Contiguous(&[])
+        } else {
+            host.payload(op)
+        };
+        let len = payload.len();
+        if self.writer.is_open()
+            || self.writer.pending().len() + len > WRITE_BUFFER_LIMIT && !self.flush()
+        {
+            return None;
+        }
+        let number = self
+            .reader
+            .pending
+            .expect_atomic_response(op, spec, place.len);
+        let count = (place.len / atomic.datatype.size()) as u64;
+        let row = WireRmaIov {
+            addr: place.offset,
+            len: count,
+            key: place.key,
+        };
+        let is_asked =
+            self.writer
+                .push_atomic((number, AtomicHeader::from_spec(atomic)), row, payload);
+        debug_assert!(is_asked, "nothing is open");
+        self.leaves_at(self.writer.end(), op, None);
+        queue.pop_front();
+        Some(len)
+    }
+
+    /// Whether the connection has ended while there may be messages to be read from the peer.
+    pub(crate) fn awaits_rendezvous(&self) -> bool {
+        self.end_reason.is_some() && self.reader.accepts_rendezvous()
+    }
+
+    /// They will not be read.
+    pub(crate) fn fail_rendezvous_recvs(
+        &mut self,
+        rx: &mut RxQueue,
+        host: &mut dyn EngineContext,
+        error: &Error,
+    ) {
+        for landing in self.reader.end_rendezvous_reads() {
+            rx.fail_partial(host, landing, error.clone());
+        }
+    }
+
+    /// The peer will not read what it was offered.
+    pub(crate) fn fail_rendezvous_sends(&mut self, host: &mut dyn EngineContext, error: &Error) {
+        if !self.reader.responses.rendezvous.is_empty() {
+            self.reader.responses.fail(host, error);
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Connections that peers ask for.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use fabric_core::Error;
+use fabric_core::event::EventKind;
+use fabric_core::tcp::{
+    ByteOrder, CmKind, ExistingConnection, Resolution, resolve_simultaneous_connect,
+};
+use fabric_core::transport::EngineContext;
+
+use super::super::handshake::{InboundHandshake, ParsedRequest};
+use super::super::linger;
+use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
+
+/// Connections an endpoint accepts in one go.
+const MAX_ACCEPTS_PER_PASS: usize = 64;
+/// Connections that may wait to say who they are. The one that has waited longest makes room for
+/// another.
+const MAX_PENDING_HANDSHAKES: usize = 64;
+/// Likewise at an endpoint that takes requests: all its peers may call at the same time.
+const MAX_PASSIVE_PENDING_HANDSHAKES: usize = 256;
+/// When to look again after there was no descriptor left.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+
+impl TcpEndpoint {
+    pub(super) fn accept(&mut self, host: &mut dyn EngineContext) {
+        for _ in 0..MAX_ACCEPTS_PER_PASS {
+            let Some(listener) = &self.listener else {
+                return;
+            };
+            if self.kind.is_request_queue_full() {
+                listener.unwatch(&*self.wait_set);
+                return self.kind.set_accept_paused(true);
+            }
+            match listener.accept(self.local_addr, &self.socket_config) {
+                Ok(Some((socket, from))) => self.on_accepted(
+                    host,
+                    InboundHandshake::new(socket, from, Instant::now() + HANDSHAKE_TIMEOUT),
+                ),
+                Ok(None) => return,
+                Err(errno) => {
+                    // Who waits there keeps the listener ready.
+                    listener.unwatch(&*self.wait_set);
+                    self.accept_retry_at = Some(Instant::now() + ACCEPT_RETRY_DELAY);
+                    self.arm_timer();
+                    let error = Error::os("accept4", errno.raw_os_error());
+                    return host.event(self.id, EventKind::Rejected { error });
+                }
+            }
+        }
+    }
+
+    /// There may be descriptors again.
+    pub(super) fn resume_accept(&mut self, host: &mut dyn EngineContext) {
+        let Some(listener) = &self.listener else {
+            return;
+        };
+        self.accept_retry_at =
+            match listener.watch(&*self.wait_set, TcpToken::Listener.pack(self.id)) {
+                Ok(()) => None,
+                Err(_) => Some(Instant::now() + ACCEPT_RETRY_DELAY),
+            };
+        if self.accept_retry_at.is_none() {
+            self.accept(host);
+        }
+    }
+
+    /// Somebody has connected.
+    fn on_accepted(&mut self, host: &mut dyn EngineContext, mut caller: InboundHandshake) {
+        let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
+        if caller.watch(&self.wait_set, token).is_err() {
+            return;
+        }
+        let at = self.connections.insert(ConnectionState::Inbound(caller));
+        self.inbound.push_back(at);
+        self.on_inbound_ready(host, at);
+        let most = if matches!(self.kind, EndpointKind::Passive(_)) {
+            MAX_PASSIVE_PENDING_HANDSHAKES
+        } else {
+            MAX_PENDING_HANDSHAKES
+        };
+        if self.inbound.len() > most {
+            self.remove_inbound(host, self.inbound[0], None);
+        }
+        if self.inbound.len() == 1 {
+            self.arm_timer();
+        }
+    }
+
+    /// Somebody goes who has not become a peer.
+    pub(super) fn remove_inbound(
+        &mut self,
+        host: &mut dyn EngineContext,
+        at: usize,
+        error: Option<Error>,
+    ) {
+        self.inbound.retain(|caller| *caller != at);
+        self.connections.try_remove(at);
+        if let Some(error) = error {
+            host.event(self.id, EventKind::Rejected { error });
+        }
+    }
+
+    pub(super) fn on_inbound_ready(&mut self, host: &mut dyn EngineContext, at: usize) {
+        if matches!(self.kind, EndpointKind::Passive(_)) {
+            return self.read_connreq(host, at);
+        }
+        let Some(ConnectionState::Inbound(caller)) = self.connections.get_mut(at) else {
+            return;
+        };
+        let ParsedRequest {
+            byte_order: order,
+            request: question,
+            vendor_extension: mark,
+            trailing_bytes: rest,
+        } = match caller.poll() {
+            Ok(None) => return,
+            Ok(Some(asked)) => asked,
+            Err(error) => return self.remove_inbound(host, at, error),
+        };
+        self.inbound.retain(|caller| *caller != at);
+        let ConnectionState::Inbound(caller) = self.connections.remove(at) else {
+            return;
+        };
+        let theirs = SocketAddr::new(caller.peer_addr.ip(), question.port());
+        let Ok(peer) = self.find_or_add_peer(theirs) else {
+            return;
+        };
+        let rivals = match self.peers[peer]
+            .connection
+            .and_then(|link| self.connections.get(link))
+        {
+            None | Some(ConnectionState::Inbound(_)) => ExistingConnection::None,
+            Some(ConnectionState::Outbound(asked)) => {
+                ExistingConnection::Connecting(asked.protocol())
+            }
+            Some(ConnectionState::Established(link)) => {
+                ExistingConnection::Connected(link.peer_instance)
+            }
+        };
+        let verdict = resolve_simultaneous_connect(self.local_addr, theirs, &question, rivals);
+        if verdict == Resolution::Reject {
+            caller.send_control(CmKind::Reject, None, &question.reject());
+            return linger::close(caller.into_socket(), &[]);
+        }
+        if verdict == Resolution::Replace
+            && let Some(old) = self.peers[peer].connection
+        {
+            if let Some(ConnectionState::Established(link)) = self.connections.get_mut(old) {
+                // Its peer has been told that this was sent, and its end may be behind it, unread.
+                self.rx
+                    .with_queue(|rx| link.drain_received(&mut self.scratch, rx, host));
+                // With all that was for it: half of a message may have left.
+                self.close_connection(host, old);
+            } else {
+                self.peers[peer].connection = None;
+                self.connections.try_remove(old);
+            }
+        }
+        self.next_connection_id = self.next_connection_id.wrapping_add(1);
+        let (accepted, agreed) = question.accept(self.instance, self.next_connection_id, mark);
+        // A libfabric peer is answered as by its own kind.
+        let own = question
+            .vendor_extension(self.vendor_extension)
+            .filter(|_| mark.is_some());
+        if !caller.send_control(CmKind::Accept, own, &accepted) {
+            return self.on_accept_failed(host, theirs);
+        }
+        let spoken = (agreed, ByteOrder::NATIVE.negotiate(order));
+        // `link_down` may have forgotten the peer.
+        let Ok(peer) = self.find_or_add_peer(theirs) else {
+            return;
+        };
+        let who = (peer, Some(question.instance()));
+        let link = self.add_connection(host, who, caller.into_socket(), spoken, rest);
+        if verdict != Resolution::AcceptLoopback {
+            // Who comes back does so in the dialect it speaks.
+            self.peers[peer].protocol = question.protocol();
+            self.peers[peer].connection = Some(link);
+            self.progress_tx(host, peer);
+        }
+        self.progress(host);
+    }
+
+    /// Somebody was to be accepted, and has gone: what waited for a connection that it would have
+    /// replaced asks for one.
+    fn on_accept_failed(&mut self, host: &mut dyn EngineContext, theirs: SocketAddr) {
+        let Some(&at) = self.peer_by_socket_addr.get(&theirs) else {
+            return;
+        };
+        let peer = &self.peers[at];
+        if !peer.tx_queue.is_empty()
+            && peer.connection.is_none()
+            && peer.retry.is_none()
+            && let Err(error) = self.connect(at)
+        {
+            self.fail_sends(host, at, &error);
+        }
+        self.drop_unused_peer(at);
+    }
+}

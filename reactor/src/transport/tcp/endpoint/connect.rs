@@ -1,0 +1,244 @@
+//! Connections that this side asks for.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+use fabric_core::tcp::{ByteOrder, ConnectReply, ConnectRequest, WireProtocol};
+use fabric_core::transport::EngineContext;
+use fabric_core::{Error, RejectReason, Result};
+
+use super::super::connect_attempt::{ConnectAttempt, ConnectContext, connect_error};
+use super::super::handshake::{HandshakeStep, OutboundHandshake, RequestPayload};
+use super::super::socket::TcpSocket;
+use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
+use crate::uring::{OpId, TimedOutcome};
+
+/// The first pause after a refusal; it grows.
+const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(2);
+/// Longer than anybody waits.
+const MAX_TIMEOUT: Duration = Duration::from_secs(1 << 32);
+
+impl TcpEndpoint {
+    /// Asks a peer for a connection.
+    pub(super) fn connect(&mut self, at: usize) -> Result<()> {
+        let peer = &mut self.peers[at];
+        peer.retry = None;
+        self.next_connection_id = self.next_connection_id.wrapping_add(1);
+        let question = ConnectRequest::new(
+            peer.protocol,
+            self.local_addr.port(),
+            self.instance,
+            self.next_connection_id,
+        );
+        self.start_connect(
+            at,
+            RequestPayload::Rdm(question, self.vendor_extension),
+            HANDSHAKE_TIMEOUT,
+        )
+    }
+
+    /// Begins to connect with a peer, and asks it with this.
+    pub(super) fn start_connect(
+        &mut self,
+        at: usize,
+        asks: RequestPayload,
+        patience: Duration,
+    ) -> Result<()> {
+        let peer = &mut self.peers[at];
+        let mut socket = TcpSocket::open(self.local_addr, peer.socket_addr, &self.socket_config)
+            .map_err(|errno| {
+                connect_error(self.local_addr, (&peer.address, peer.socket_addr), errno)
+            })?;
+        let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
+        let now = Instant::now();
+        let until = now.checked_add(patience).unwrap_or(now + MAX_TIMEOUT);
+        let ways = ConnectContext {
+            local_addr: self.local_addr,
+            wait_set: &self.wait_set,
+            token,
+            uring: self.uring.as_ref(),
+        };
+        let dialing =
+            ConnectAttempt::start(&mut socket, (&peer.address, peer.socket_addr), until, &ways)?;
+        let asked = OutboundHandshake::new((at, asks), socket, until, dialing);
+        let is_ended_here = asked.local_deadline().is_some();
+        peer.connection = Some(self.connections.insert(ConnectionState::Outbound(asked)));
+        if is_ended_here {
+            self.arm_timer();
+        }
+        Ok(())
+    }
+
+    /// A socket that is connecting, or has asked, was ready.
+    pub(super) fn on_outbound_ready(&mut self, host: &mut dyn EngineContext, at: usize) {
+        let Some(ConnectionState::Outbound(asked)) = self.connections.get_mut(at) else {
+            return;
+        };
+        let greeting = asked.poll(&self.wait_set, TcpToken::Socket(at as u32).pack(self.id));
+        self.on_handshake_step(host, at, greeting);
+    }
+
+    /// The ring says what has become of an attempt to connect.
+    pub(super) fn on_uring_connect(
+        &mut self,
+        host: &mut dyn EngineContext,
+        at: usize,
+        what: (OpId, TimedOutcome),
+    ) {
+        let Some(ConnectionState::Outbound(asked)) = self.connections.get_mut(at) else {
+            return;
+        };
+        let token = TcpToken::Socket(at as u32).pack(self.id);
+        let Some(greeting) = asked.on_uring_connect(what, &self.wait_set, token) else {
+            return;
+        };
+        if matches!(greeting, HandshakeStep::Pending) {
+            // What is left of the time is for the answer.
+            self.arm_timer();
+        }
+        self.on_handshake_step(host, at, greeting);
+    }
+
+    /// Something has come of asking a peer.
+    pub(super) fn on_handshake_step(
+        &mut self,
+        host: &mut dyn EngineContext,
+        at: usize,
+        greeting: HandshakeStep,
+    ) {
+        if matches!(self.kind, EndpointKind::Msg(_)) {
+            self.on_msg_handshake_step(host, at, greeting);
+        } else {
+            self.on_rdm_handshake_step(host, at, greeting);
+        }
+    }
+
+    fn on_rdm_handshake_step(
+        &mut self,
+        host: &mut dyn EngineContext,
+        at: usize,
+        greeting: HandshakeStep,
+    ) {
+        let Some(ConnectionState::Outbound(asked)) = self.connections.get(at) else {
+            return;
+        };
+        let peer = asked.peer;
+        match greeting {
+            HandshakeStep::Pending => {}
+            HandshakeStep::TimedOut => {
+                let error = Error::TimedOut(self.peers[peer].address.clone());
+                self.remove_outbound(host, at, &error);
+            }
+            HandshakeStep::Failed(failure) => {
+                let error = failure.into_error(
+                    self.local_addr,
+                    (&self.peers[peer].address, self.peers[peer].socket_addr),
+                );
+                self.remove_outbound(host, at, &error);
+            }
+            HandshakeStep::Reply(ConnectReply::AlreadyConnected, ..) => {
+                // It asks as well, or has a connection of which this side does not know any more.
+                self.connections.remove(at);
+                self.peers[peer].connection = None;
+                self.schedule_retry(host, peer);
+            }
+            HandshakeStep::Reply(ConnectReply::RetryWith(dialect), ..) => {
+                self.connections.remove(at);
+                self.peers[peer].connection = None;
+                self.retry_other_protocol(host, peer, dialect);
+            }
+            HandshakeStep::Reply(ConnectReply::Rejected, ..) | HandshakeStep::Answer(_) => {
+                let error = Error::ConnectionRefused {
+                    peer: self.peers[peer].address.clone(),
+                    reason: RejectReason::Resources,
+                };
+                self.remove_outbound(host, at, &error);
+            }
+            HandshakeStep::Reply(ConnectReply::Accepted(agreed, instance), order, rest) => {
+                let ConnectionState::Outbound(asked) = self.connections.remove(at) else {
+                    return;
+                };
+                let order = ByteOrder::NATIVE.negotiate(order);
+                let spoken = (agreed, order);
+                let again =
+                    self.add_connection(host, (peer, instance), asked.into_socket(), spoken, rest);
+                self.peers[peer].connection = Some(again);
+                self.progress_tx(host, peer);
+            }
+        }
+    }
+
+    /// An attempt has failed, and with it what waited for it.
+    pub(super) fn remove_outbound(
+        &mut self,
+        host: &mut dyn EngineContext,
+        at: usize,
+        error: &Error,
+    ) {
+        let Some(ConnectionState::Outbound(asked)) = self.connections.try_remove(at) else {
+            return;
+        };
+        if self.peers[asked.peer].connection == Some(at) {
+            self.peers[asked.peer].connection = None;
+            self.fail_sends(host, asked.peer, error);
+        }
+        self.drop_unused_peer(asked.peer);
+    }
+
+    /// Nobody needs a connection any more that a peer has not heard of.
+    pub(super) fn cancel_connect(&mut self, peer: usize) {
+        if let Some(at) = self.peers[peer].connection
+            && let Some(ConnectionState::Outbound(asked)) = self.connections.get(at)
+            && asked.is_connecting()
+        {
+            self.connections.remove(at);
+            self.peers[peer].connection = None;
+        }
+    }
+
+    /// A peer speaks the other dialect, and is asked again in that; after a while if it has said so
+    /// of the first one before.
+    fn retry_other_protocol(
+        &mut self,
+        host: &mut dyn EngineContext,
+        at: usize,
+        dialect: WireProtocol,
+    ) {
+        let peer = &mut self.peers[at];
+        peer.protocol = dialect;
+        if std::mem::replace(&mut peer.switched_protocol, true) {
+            return self.schedule_retry(host, at);
+        }
+        if !peer.tx_queue.is_empty()
+            && let Err(error) = self.connect(at)
+        {
+            self.fail_sends(host, at, &error);
+        }
+        self.drop_unused_peer(at);
+    }
+
+    /// Asks again after a while, unless that has gone on for too long.
+    fn schedule_retry(&mut self, host: &mut dyn EngineContext, at: usize) {
+        let now = Instant::now();
+        let peer = &mut self.peers[at];
+        if peer.tx_queue.is_empty() {
+            // Who sends next asks at once.
+            peer.retry = None;
+            return self.drop_unused_peer(at);
+        }
+        if peer.retry_deadline.is_some_and(|until| until < now) {
+            let error = Error::ConnectionRefused {
+                peer: peer.address.clone(),
+                reason: RejectReason::Resources,
+            };
+            return self.fail_sends(host, at, &error);
+        }
+        let pause = peer.retry.map_or(INITIAL_RETRY_DELAY, |(_, pause)| {
+            (pause * 2).min(INITIAL_RETRY_DELAY * 64)
+        });
+        // Two that ask each other must not keep in step.
+        let jitter = RandomState::new().hash_one(at) % 1000;
+        peer.retry = Some((now + pause + Duration::from_micros(jitter), pause));
+        self.arm_timer();
+    }
+}

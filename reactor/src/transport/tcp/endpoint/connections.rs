@@ -1,0 +1,168 @@
+//! How connections come and go.
+
+use fabric_core::Error;
+use fabric_core::event::{DownReason, EventKind};
+use fabric_core::matching::PeerKey;
+use fabric_core::tcp::{ByteOrder, Negotiated};
+use fabric_core::transport::EngineContext;
+
+use super::super::connection::TcpConnection;
+use super::super::linger;
+use super::super::socket::TcpSocket;
+use super::{ConnectionState, EndpointKind, TcpEndpoint, TcpToken};
+
+impl TcpEndpoint {
+    pub(super) fn add_connection(
+        &mut self,
+        host: &mut dyn EngineContext,
+        (peer, instance): (usize, Option<u32>),
+        socket: TcpSocket,
+        spoken: (Negotiated, ByteOrder),
+        rest: Vec<u8>,
+    ) -> usize {
+        self.next_peer_key += 1;
+        let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
+        let key =
+            self.rx
+                .peer_connected(host, PeerKey(self.next_peer_key), &self.peers[peer].address);
+        let watch = (self.wait_set.clone(), token);
+        let mut link =
+            TcpConnection::new((peer, key), socket, watch, spoken, rest, self.uring.clone());
+        link.peer_instance = instance;
+        link.enable_rma_target(self.id, self.is_rma_target, self.rma_events);
+        let options = &self.socket_config.options;
+        link.set_zero_copy_threshold(options.zero_copy_threshold, options.force_zero_copy);
+        link.update_interest();
+        let name = self.peers[peer].address.clone();
+        if matches!(self.kind, EndpointKind::Msg(_)) {
+            link.source = self.peers[peer].fi_addr;
+            if self.rejects_tagged() {
+                link.reject_tagged();
+            }
+        } else {
+            link.addr_at_connect = host.peer_connected(self.id, &name, link.incarnation());
+            link.source = link.addr_at_connect;
+            self.fail_sends_to_others(host, &link);
+            host.event(
+                self.id,
+                EventKind::PeerConnected {
+                    peer: name,
+                    source: link.source,
+                },
+            );
+        }
+        (self.peers[peer].retry, self.peers[peer].switched_protocol) = (None, false);
+        let at = self
+            .connections
+            .insert(ConnectionState::Established(Box::new(link)));
+        self.mark_active(at);
+        self.arm_timer();
+        at
+    }
+
+    /// A connection has ended, and all that came over it has been taken.
+    pub(super) fn close_connection(&mut self, host: &mut dyn EngineContext, at: usize) {
+        let Some(ConnectionState::Established(mut link)) = self.connections.try_remove(at) else {
+            return;
+        };
+        self.active_connections.retain(|hot| *hot != at);
+        let (peer, name) = (link.peer, self.peers[link.peer].address.clone());
+        if self.peers[peer].connection == Some(at) {
+            link.cancel_uring_send(&mut self.peers[peer].tx_queue, host);
+        }
+        let reason = link.end_reason().unwrap_or(DownReason::Closed);
+        let gone = self.connection_error(&link);
+        link.fail_unwritten(host, &gone);
+        self.rx.with_queue(|rx| {
+            link.process_deferred(rx, host);
+            link.fail_all(rx, host, &gone);
+        });
+        self.rx.peer_departed(link.peer_key, name.clone());
+        let source = link.source.or_else(|| host.fi_addr_of(self.id, &name));
+        let is_single = matches!(self.kind, EndpointKind::Msg(_));
+        host.event(
+            self.id,
+            match name.clone() {
+                peer if is_single => EventKind::Shutdown { peer, reason },
+                peer => EventKind::PeerDown {
+                    peer,
+                    source,
+                    reason,
+                },
+            },
+        );
+        if self.peers[peer].connection == Some(at) {
+            self.peers[peer].connection = None;
+            self.fail_sends(host, peer, &gone);
+        }
+        if let Some(source) = source
+            && !self
+                .established()
+                .any(|other| other.peer == peer && other.source == Some(source))
+        {
+            self.rx.fail_directed(host, source, &name, &gone);
+        }
+        host.peer_disconnected(self.id, link.addr_at_connect);
+        let (socket, rest) = link.into_socket();
+        linger::close(socket, &rest);
+        self.drop_unused_peer(peer);
+        self.set_disconnected(host, gone);
+    }
+
+    /// The peer hears nothing any more, but something may have come from it that nobody has asked
+    /// for yet.
+    pub(super) fn on_write_closed(&mut self, host: &mut dyn EngineContext, at: usize) {
+        let Some(ConnectionState::Established(link)) = self.connections.get(at) else {
+            return;
+        };
+        let (peer, gone) = (link.peer, self.connection_error(link));
+        self.fail_sends(host, peer, &gone);
+        self.peers[peer].connection = None;
+        // Answers may still come, unless that was the end.
+        if let Some(ConnectionState::Established(link)) = self.connections.get_mut(at)
+            && link.end_reason().is_some()
+        {
+            link.fail_requests(host, &gone);
+        }
+    }
+
+    /// A connection has ended, and some of what came over it has not been taken. What its peer has
+    /// only offered never comes.
+    pub(super) fn fail_rendezvous_recvs(&mut self, host: &mut dyn EngineContext, at: usize) {
+        let Some(ConnectionState::Established(link)) = self.connections.get(at) else {
+            return;
+        };
+        let gone = self.connection_error(link);
+        if let Some(ConnectionState::Established(link)) = self.connections.get_mut(at) {
+            self.rx
+                .with_queue(|rx| link.fail_rendezvous_recvs(rx, host, &gone));
+        }
+    }
+
+    /// What operations hear that were for the peer of a connection that has ended.
+    fn connection_error(&self, link: &TcpConnection) -> Error {
+        let peer = self.peers[link.peer].address.clone();
+        match link.end_reason() {
+            Some(DownReason::Protocol(what)) => Error::Protocol {
+                peer,
+                what: what.into(),
+            },
+            _ => Error::PeerGone(peer),
+        }
+    }
+
+    /// A peer that nobody needs.
+    pub(super) fn drop_unused_peer(&mut self, at: usize) {
+        let Some(peer) = self.peers.get(at) else {
+            return;
+        };
+        if peer.fi_addr.is_none()
+            && peer.connection.is_none()
+            && peer.tx_queue.is_empty()
+            && !self.established().any(|l| l.peer == at)
+        {
+            let peer = self.peers.remove(at);
+            self.peer_by_socket_addr.remove(&peer.socket_addr);
+        }
+    }
+}

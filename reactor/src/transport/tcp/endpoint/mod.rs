@@ -1,0 +1,519 @@
+//! An endpoint over TCP: where peers connect, one connection with each of them, and a receive
+//! context. One that only takes requests has no peers, and one that is connected has one, and
+//! nowhere to connect to.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `mod` | the endpoint, its passes and its end |
+//! | `sending`, `receiving` | what is sent, to whom; what is received |
+//! | `asking`, `accepting` | connections that this side asks for, and those that peers ask for |
+//! | `links` | how connections come and go |
+//! | `passive`, `single` | endpoints that take requests; endpoints that are connected with one peer |
+//! | `clock` | what has its time |
+
+mod accept;
+mod connect;
+mod connected;
+mod connections;
+mod passive;
+mod receiving;
+mod sending;
+mod timer;
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fabric_core::flags::Caps;
+use fabric_core::rx::{RxBinding, RxSource};
+use fabric_core::stats::TransportStats;
+use fabric_core::tcp::{VendorExtension, WireProtocol};
+use fabric_core::transport::{EngineContext, EpId, WaitSet};
+use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+use slab::Slab;
+
+use super::connection::{QueuedOp, TcpConnection};
+use super::handshake::{InboundHandshake, OutboundHandshake};
+use super::linger;
+use super::socket::{TcpListener, Timer};
+use crate::transport::net::SocketConfig;
+use crate::transport::token;
+use crate::uring::{CompletionKind, ReleasedBuffer, SharedUring, UringCompletion, ZeroCopyOutcome};
+
+use connected::MsgEndpointState;
+use passive::ConnReqQueue;
+
+/// Bytes of unexpected messages an endpoint buffers before it holds senders back.
+const UNEXPECTED_BYTES: usize = 16 << 20;
+/// What one look reads at most.
+const SCRATCH_LEN: usize = 128 << 10;
+/// How long a peer has to say who it is, to answer, and to stop refusing.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a descriptor of an endpoint is for. Packed into the token it is watched with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TcpToken {
+    Listener,
+    Timer,
+    Socket(u32),
+    /// The ring of the domain, whichever the endpoint.
+    Uring,
+}
+
+impl TcpToken {
+    pub(super) fn pack(self, ep: EpId) -> u64 {
+        match self {
+            Self::Listener => token::pack(0, ep, 0),
+            Self::Timer => token::pack(1, ep, 0),
+            Self::Socket(id) => token::pack(2, ep, id),
+            Self::Uring => token::pack(3, ep, 0),
+        }
+    }
+
+    pub(crate) fn unpack(token: u64) -> (EpId, Self) {
+        let (kind, ep, id) = token::unpack(token);
+        let what = match kind {
+            0 => Self::Listener,
+            1 => Self::Timer,
+            3 => Self::Uring,
+            _ => Self::Socket(id),
+        };
+        (ep, what)
+    }
+}
+
+/// A connection, from its beginning.
+enum ConnectionState {
+    /// Somebody connected, and has not said who it is.
+    Inbound(InboundHandshake),
+    /// This side has asked a peer.
+    Outbound(OutboundHandshake),
+    Established(Box<TcpConnection>),
+}
+
+/// Somebody this endpoint talks with, or wants to.
+#[derive(Debug)]
+struct TcpPeer {
+    address: Address,
+    socket_addr: SocketAddr,
+    /// Its number, if something was sent to it.
+    fi_addr: Option<FiAddr>,
+    /// Where what is sent goes.
+    connection: Option<usize>,
+    tx_queue: VecDeque<QueuedOp>,
+    /// It refused, because it asks itself: when it is asked again, and until when.
+    retry: Option<(Instant, Duration)>,
+    retry_deadline: Option<Instant>,
+    /// What it speaks, as far as is known; and whether it has said so in answer to a question in
+    /// the other dialect.
+    protocol: WireProtocol,
+    switched_protocol: bool,
+}
+
+impl TcpPeer {
+    /// One that nobody has talked with yet.
+    fn new(address: Address, socket_addr: SocketAddr, protocol: WireProtocol) -> Self {
+        Self {
+            address,
+            socket_addr,
+            fi_addr: None,
+            connection: None,
+            tx_queue: VecDeque::new(),
+            retry: None,
+            retry_deadline: None,
+            protocol,
+            switched_protocol: false,
+        }
+    }
+}
+
+/// What an endpoint is there for.
+enum EndpointKind {
+    /// It talks with whom it likes: connects with those it sends to, and accepts those who call.
+    Rdm,
+    /// It takes requests.
+    Passive(ConnReqQueue),
+    /// It is connected with one peer.
+    Msg(MsgEndpointState),
+}
+
+/// One endpoint.
+pub(crate) struct TcpEndpoint {
+    id: EpId,
+    name: Address,
+    local_addr: SocketAddr,
+    socket_config: SocketConfig,
+    /// Another number for each endpoint; never 0.
+    instance: u32,
+    kind: EndpointKind,
+    listener: Option<TcpListener>,
+    wait_set: Arc<dyn WaitSet>,
+    rx: RxBinding,
+    connections: Slab<ConnectionState>,
+    peers: Slab<TcpPeer>,
+    peer_by_socket_addr: HashMap<SocketAddr, usize>,
+    /// Position in `peers`, by the index of the number.
+    peer_by_fi_addr: Vec<Option<usize>>,
+    /// Connections that are looked at without being told.
+    active_connections: Vec<usize>,
+    /// Those who have connected and not said who they are, the first first.
+    inbound: VecDeque<usize>,
+    /// There was no descriptor left for another connection: when to look again.
+    accept_retry_at: Option<Instant>,
+    next_peer_key: u32,
+    /// What packets of the last connection quote, whichever dialect it was to be.
+    next_connection_id: u32,
+    /// What peers are asked in first.
+    protocol: WireProtocol,
+    scratch: Box<[u8]>,
+    /// None where nothing has its time.
+    timer: Option<Timer>,
+    /// Passes look at it.
+    pub(super) is_active: bool,
+    /// Where connections listen and are sent on, unless epoll does that.
+    uring: Option<SharedUring>,
+    /// Peers may reach memory of its domain, and it wants to hear of everything that they do there.
+    is_rma_target: bool,
+    rma_events: bool,
+    /// What it says of itself where the dialect does not say it.
+    vendor_extension: VendorExtension,
+    /// Sends that the network took from where they lay, and those that the kernel has copied all
+    /// the same.
+    zero_copy: u64,
+    zero_copy_fallbacks: u64,
+}
+
+impl TcpEndpoint {
+    pub(crate) fn open_rdm(
+        id: EpId,
+        (at, tuning): (SocketAddr, SocketConfig),
+        wait: Arc<dyn WaitSet>,
+        receiving: RxSource<'_>,
+        ring: Option<SharedUring>,
+        dialect: WireProtocol,
+    ) -> Result<Self> {
+        let role = EndpointKind::Rdm;
+        let mut opened = Self::new(id, (at, tuning), role, (wait, receiving, ring))?;
+        opened.protocol = dialect;
+        opened.scratch = vec![0; SCRATCH_LEN].into();
+        opened.start_listening(at)?;
+        Ok(opened)
+    }
+
+    /// One that is nowhere to be reached yet.
+    fn new(
+        id: EpId,
+        (at, tuning): (SocketAddr, SocketConfig),
+        role: EndpointKind,
+        (wait, receiving, ring): (Arc<dyn WaitSet>, RxSource<'_>, Option<SharedUring>),
+    ) -> Result<Self> {
+        Ok(Self {
+            id,
+            name: Address::from_socket_addr(Scheme::Tcp, at)?,
+            local_addr: at,
+            socket_config: tuning,
+            instance: (RandomState::new().hash_one(id.0) as u32 >> 1).max(1),
+            kind: role,
+            listener: None,
+            wait_set: wait,
+            rx: receiving.bind(id, UNEXPECTED_BYTES),
+            connections: Slab::new(),
+            peers: Slab::new(),
+            peer_by_socket_addr: HashMap::new(),
+            peer_by_fi_addr: Vec::new(),
+            active_connections: Vec::new(),
+            inbound: VecDeque::new(),
+            accept_retry_at: None,
+            next_peer_key: 0,
+            next_connection_id: 0,
+            protocol: WireProtocol::Native,
+            scratch: Box::default(),
+            timer: None,
+            is_active: false,
+            uring: ring,
+            is_rma_target: false,
+            rma_events: false,
+            vendor_extension: VendorExtension::from_caps(Caps::empty()),
+            zero_copy: 0,
+            zero_copy_fallbacks: 0,
+        })
+    }
+
+    /// What it was opened for, as to memory of its domain.
+    pub(crate) fn set_caps(&mut self, caps: Caps) {
+        (self.is_rma_target, self.rma_events) =
+            (caps.is_rma_target(), caps.contains(Caps::RMA_EVENT));
+        self.vendor_extension = VendorExtension::from_caps(caps);
+    }
+
+    /// Listens, and says where.
+    fn start_listening(&mut self, at: SocketAddr) -> Result<()> {
+        let (listener, at) = TcpListener::open(at, &self.socket_config)?;
+        (self.local_addr, self.name) = (at, Address::from_socket_addr(Scheme::Tcp, at)?);
+        listener.watch(&*self.wait_set, TcpToken::Listener.pack(self.id))?;
+        self.listener = Some(listener);
+        self.open_timer()
+    }
+
+    /// From the beginning: there may be no descriptor for it when it is needed.
+    fn open_timer(&mut self) -> Result<()> {
+        let clock = Timer::new()?;
+        clock.watch(&*self.wait_set, TcpToken::Timer.pack(self.id))?;
+        self.timer = Some(clock);
+        Ok(())
+    }
+
+    fn close_timer(&mut self) {
+        if let Some(clock) = self.timer.take() {
+            clock.unwatch(&*self.wait_set);
+        }
+    }
+
+    pub(crate) fn id(&self) -> EpId {
+        self.id
+    }
+
+    pub(crate) fn name(&self) -> &Address {
+        &self.name
+    }
+
+    fn established(&self) -> impl Iterator<Item = &TcpConnection> {
+        self.connections.iter().filter_map(|(_, stage)| {
+            if let ConnectionState::Established(link) = stage {
+                Some(&**link)
+            } else {
+                None
+            }
+        })
+    }
+
+    pub(crate) fn progress(&mut self, host: &mut dyn EngineContext) -> bool {
+        let mut moved = self.rx.own.drain_unexpected(host);
+        self.fail_recvs_if_disconnected(host);
+        moved |= self.rx.own.has_work() && self.rx.own.copy_next_chunk(host);
+        let mut index = 0;
+        while let Some(&at) = self.active_connections.get(index) {
+            let Some(ConnectionState::Established(link)) = self.connections.get_mut(at) else {
+                self.active_connections.swap_remove(index);
+                continue;
+            };
+            let peer = link.peer;
+            moved |= self
+                .rx
+                .with_queue(|rx| link.progress_rx(&mut self.scratch, rx, host));
+            // An endpoint that talks with itself has a second connection, for what it receives.
+            let mut none = VecDeque::new();
+            let is_first = self.peers[peer].connection == Some(at);
+            let sends = if is_first {
+                &mut self.peers[peer].tx_queue
+            } else {
+                &mut none
+            };
+            moved |= link.progress_tx(sends, host);
+            if link.awaits_rendezvous() && link.has_held_messages() {
+                self.fail_rendezvous_recvs(host, at);
+                moved = true;
+            } else if link.end_reason().is_some() && !link.has_held_messages() {
+                self.close_connection(host, at);
+                moved = true;
+            } else if link.write_closed() && is_first {
+                // What has come may still be received; nothing can be sent there any more.
+                self.on_write_closed(host, at);
+                moved = true;
+                index += 1;
+            } else if link.needs_progress() || !self.peers[peer].tx_queue.is_empty() {
+                index += 1;
+            } else if link.arm_uring_recv() {
+                link.is_active = false;
+                self.active_connections.swap_remove(index);
+            } else {
+                index += 1;
+            }
+        }
+        moved
+    }
+
+    /// Whether passes need not look at it until something happens: those with one peer or none may
+    /// be many.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.active_connections.is_empty()
+            && !matches!(self.kind, EndpointKind::Rdm)
+            && !self.rx.own.is_busy()
+    }
+
+    pub(crate) fn ready(&mut self, host: &mut dyn EngineContext, token: TcpToken) {
+        match token {
+            TcpToken::Listener => self.accept(host),
+            TcpToken::Timer => self.on_timer(host),
+            TcpToken::Socket(at) => self.socket_ready(host, at as usize),
+            TcpToken::Uring => {}
+        }
+    }
+
+    fn socket_ready(&mut self, host: &mut dyn EngineContext, at: usize) {
+        match self.connections.get_mut(at) {
+            Some(ConnectionState::Established(link)) => {
+                link.reset_idle();
+                link.clear_write_blocked();
+                self.mark_active(at);
+                self.progress(host);
+            }
+            Some(ConnectionState::Outbound(_)) => self.on_outbound_ready(host, at),
+            Some(ConnectionState::Inbound(_)) => self.on_inbound_ready(host, at),
+            None => {}
+        }
+    }
+
+    /// Something has come of what a connection, or an attempt, has in the ring.
+    pub(crate) fn on_uring_completion(
+        &mut self,
+        at: usize,
+        completion: UringCompletion,
+        host: &mut dyn EngineContext,
+    ) {
+        if let CompletionKind::BufferReleased(ReleasedBuffer {
+            zero_copy: Some(way),
+            ..
+        }) = &completion.kind
+        {
+            self.zero_copy += u64::from(*way == ZeroCopyOutcome::ZeroCopy);
+            self.zero_copy_fallbacks += u64::from(*way == ZeroCopyOutcome::Copied);
+        }
+        if let CompletionKind::Timed(ended) = completion.kind {
+            return self.on_uring_connect(host, at, (completion.op_id, ended));
+        }
+        let Some(ConnectionState::Established(link)) = self.connections.get_mut(at) else {
+            return;
+        };
+        let peer = &mut self.peers[link.peer];
+        let mut none = VecDeque::new();
+        link.on_uring_completion(
+            completion,
+            if peer.connection == Some(at) {
+                &mut peer.tx_queue
+            } else {
+                &mut none
+            },
+            host,
+        );
+        link.reset_idle();
+        self.mark_active(at);
+    }
+
+    pub(crate) fn close(mut self, host: &mut dyn EngineContext) {
+        self.rx.close(host);
+        let peers: Vec<_> = self.peers.iter().map(|(at, _)| at).collect();
+        for at in peers {
+            self.fail_sends(host, at, &Error::Canceled);
+        }
+        let links: Vec<_> = self.connections.iter().map(|(at, _)| at).collect();
+        for at in links {
+            self.end_unwritten(host, at, &Error::Canceled);
+        }
+        for (_, stage) in &mut self.connections {
+            if let ConnectionState::Established(link) = stage {
+                link.fail_requests(host, &Error::Canceled);
+                host.peer_disconnected(self.id, link.addr_at_connect);
+            }
+        }
+    }
+
+    /// Whether somebody waits for memory that its owner has in hand, or may.
+    pub(crate) fn awaits_region(&self) -> bool {
+        self.established()
+            .any(|link| link.has_held_messages() || link.has_pending_responses())
+    }
+
+    pub(crate) fn arm(&mut self) -> bool {
+        // Sockets tell by themselves; what could be sent and was not does not.
+        let waits = |peer: &TcpPeer| match peer.connection.and_then(|at| self.connections.get(at)) {
+            Some(ConnectionState::Established(link)) => {
+                peer.tx_queue.is_empty()
+                    || link.is_write_blocked()
+                    || link.is_uring_sending()
+                    || link.is_response_stalled()
+                    || link.awaits_atomic_responses(&peer.tx_queue)
+            }
+            _ => true,
+        };
+        !self.rx.own.has_work()
+            && self
+                .established()
+                .all(|link| link.is_flushed() && !link.has_local_work())
+            && self.peers.iter().all(|(_, peer)| waits(peer))
+            && self.arm_uring_recv()
+    }
+
+    /// Nobody looks from now on. False when something has come.
+    fn arm_uring_recv(&mut self) -> bool {
+        if self.uring.is_none() {
+            return true;
+        }
+        let links = self.connections.iter_mut();
+        links.fold(true, |quiet, (_, stage)| match stage {
+            ConnectionState::Established(link) => link.arm_uring_recv() && quiet,
+            _ => quiet,
+        })
+    }
+
+    pub(crate) fn stats(&self) -> TransportStats {
+        let (peers, unexpected) = (self.established().count(), self.rx.own.unexpected());
+        let (zero_copy, copied_anyway) = (self.zero_copy, self.zero_copy_fallbacks);
+        TransportStats {
+            peers,
+            unexpected,
+            zero_copy,
+            zero_copy_fallbacks: copied_anyway,
+            ..TransportStats::default()
+        }
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        if let EndpointKind::Passive(requests) = &self.kind {
+            return format!("{} ({} requests)", self.name, requests.len());
+        }
+        let (messages, bytes) = self.rx.own.unexpected();
+        let links = self.established().count();
+        format!(
+            "{} ({links} connections, {messages} unexpected messages of {bytes} bytes)",
+            self.name
+        )
+    }
+}
+
+impl Drop for TcpEndpoint {
+    fn drop(&mut self) {
+        if let Some(listener) = self.listener.take() {
+            listener.unwatch(&*self.wait_set);
+        }
+        self.close_timer();
+        for stage in self.connections.drain() {
+            if let ConnectionState::Established(link) = stage {
+                let (socket, rest) = link.into_socket();
+                linger::close(socket, &rest);
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_round_trip_for_all_endpoints() {
+        for ep in [0, 1, 1 << 28, u32::MAX].map(EpId) {
+            for token in [
+                TcpToken::Listener,
+                TcpToken::Timer,
+                TcpToken::Socket(0),
+                TcpToken::Socket((1 << 30) - 1),
+                TcpToken::Uring,
+            ] {
+                assert_eq!(TcpToken::unpack(token.pack(ep)), (ep, token));
+            }
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Endpoints that take requests, and connect nobody themselves.
+//!
+//! Who has asked waits here until the program takes the request. From then on its connection
+//! belongs to nobody's domain, and nobody watches it, until an endpoint is opened for it or it is
+//! refused.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use fabric_core::buf::BufferPool;
+use fabric_core::rx::RxSource;
+use fabric_core::tcp::{ByteOrder, CmKind, VendorExtension};
+use fabric_core::transport::{ConnReq, ConnReqHandle, EngineContext, EpId, WaitSet};
+use fabric_core::{Address, Result, Scheme};
+
+use super::super::handshake::send_control;
+use super::super::linger;
+use super::super::socket::TcpSocket;
+use super::connected::AcceptedConnection;
+use super::{ConnectionState, EndpointKind, TcpEndpoint};
+use crate::transport::net::SocketConfig;
+
+/// Requests that may wait to be taken. Who connects beyond that waits in the kernel's queue.
+const MAX_PENDING_REQUESTS: usize = 128;
+
+/// Those who have asked.
+#[derive(Default)]
+pub(super) struct ConnReqQueue {
+    queue: VecDeque<ConnReq>,
+    /// Nobody is accepted until some of them were taken.
+    accept_paused: bool,
+}
+
+impl ConnReqQueue {
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+}
+
+impl EndpointKind {
+    /// Whether nobody is to be accepted for now.
+    pub(super) fn is_request_queue_full(&self) -> bool {
+        matches!(self, Self::Passive(requests) if requests.len() >= MAX_PENDING_REQUESTS)
+    }
+
+    pub(super) fn set_accept_paused(&mut self, is_resting: bool) {
+        if let Self::Passive(requests) = self {
+            requests.accept_paused = is_resting;
+        }
+    }
+}
+
+impl TcpEndpoint {
+    pub(crate) fn open_passive(
+        id: EpId,
+        (at, tuning): (SocketAddr, SocketConfig),
+        wait: Arc<dyn WaitSet>,
+    ) -> Result<Self> {
+        let role = EndpointKind::Passive(ConnReqQueue::default());
+        let mut opened = Self::new(
+            id,
+            (at, tuning),
+            role,
+            (wait, RxSource::Own(&BufferPool::new()), None),
+        )?;
+        opened.start_listening(at)?;
+        Ok(opened)
+    }
+
+    /// Something has come from somebody who may be asking.
+    pub(super) fn read_connreq(&mut self, host: &mut dyn EngineContext, at: usize) {
+        let Some(ConnectionState::Inbound(caller)) = self.connections.get_mut(at) else {
+            return;
+        };
+        let (control, rest) = match caller.read_request() {
+            Ok(None) => return,
+            Ok(Some(asked)) => asked,
+            Err(error) => return self.remove_inbound(host, at, error),
+        };
+        self.inbound.retain(|caller| *caller != at);
+        let ConnectionState::Inbound(caller) = self.connections.remove(at) else {
+            return;
+        };
+        let Ok(peer) = Address::from_socket_addr(Scheme::Tcp, caller.peer_addr) else {
+            return;
+        };
+        let mut socket = caller.into_socket();
+        socket.unwatch();
+        let EndpointKind::Passive(requests) = &mut self.kind else {
+            return;
+        };
+        let data = control.private_data().to_vec();
+        host.on_connreq(self.id, &peer, &data);
+        let (order, mark) = (control.byte_order, control.vendor_extension);
+        let handle = Box::new(TcpConnReqHandle {
+            socket: Some(socket),
+            byte_order: order,
+            vendor_extension: mark,
+            trailing_bytes: rest,
+        });
+        requests.queue.push_back(ConnReq { peer, data, handle });
+    }
+
+    pub(crate) fn take_connreq(&mut self, host: &mut dyn EngineContext) -> Option<ConnReq> {
+        let EndpointKind::Passive(requests) = &mut self.kind else {
+            return None;
+        };
+        let request = requests.queue.pop_front()?;
+        if requests.accept_paused && requests.len() <= MAX_PENDING_REQUESTS / 2 {
+            requests.accept_paused = false;
+            self.resume_accept(host);
+            // It is tried again when it failed.
+            self.arm_timer();
+        }
+        Some(request)
+    }
+}
+
+/// The connection of somebody who has asked.
+pub(super) struct TcpConnReqHandle {
+    socket: Option<TcpSocket>,
+    byte_order: ByteOrder,
+    /// What the endpoint that asks says of itself.
+    vendor_extension: Option<VendorExtension>,
+    /// What came behind the question.
+    trailing_bytes: Vec<u8>,
+}
+
+impl TcpConnReqHandle {
+    /// Sets what the domain says that it comes to, on top of what the passive endpoint has.
+    pub(super) fn apply_config(&self, tuning: &SocketConfig) -> Result<()> {
+        self.socket
+            .as_ref()
+            .map_or(Ok(()), |socket| socket.apply_config(tuning))
+    }
+
+    /// Says yes, with this data, and what the endpoint says of itself to its own kind. Nothing when
+    /// the peer does not hear it.
+    pub(super) fn accept(
+        mut self,
+        own: VendorExtension,
+        data: &[u8],
+    ) -> Option<AcceptedConnection> {
+        let socket = self.socket.take().filter(TcpSocket::in_original_process)?;
+        let (order, mark, rest) = (
+            self.byte_order,
+            self.vendor_extension,
+            std::mem::take(&mut self.trailing_bytes),
+        );
+        send_control(&socket, CmKind::Accept, mark.map(|_| own), data).then_some(
+            AcceptedConnection {
+                socket,
+                byte_order: order,
+                vendor_extension: mark,
+                trailing_bytes: rest,
+            },
+        )
+    }
+
+    fn send_reject(&mut self, data: &[u8]) {
+        if let Some(socket) = self.socket.take().filter(TcpSocket::in_original_process) {
+            send_control(&socket, CmKind::Reject, None, data);
+            linger::close(socket, &[]);
+        }
+    }
+}
+
+impl ConnReqHandle for TcpConnReqHandle {
+    fn reject(mut self: Box<Self>, data: &[u8]) {
+        self.send_reject(data);
+    }
+}
+
+impl Drop for TcpConnReqHandle {
+    fn drop(&mut self) {
+        self.send_reject(&[]);
+    }
+}

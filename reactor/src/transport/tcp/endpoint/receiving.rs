@@ -1,0 +1,119 @@
+//! What an endpoint receives.
+
+use fabric_core::buf::PooledBuf;
+use fabric_core::matching::{Envelope, RecvSpec};
+use fabric_core::rx::RxQueue;
+use fabric_core::transport::{EngineContext, OpKey};
+use fabric_core::{Address, Error, FiAddr};
+
+use super::{ConnectionState, TcpEndpoint};
+
+impl TcpEndpoint {
+    pub(crate) fn post_recv(&mut self, host: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
+        self.rx.own.post(host, op, spec);
+        self.on_rx_queue_changed(host);
+    }
+
+    pub(crate) fn post_multi_recv(
+        &mut self,
+        host: &mut dyn EngineContext,
+        op: OpKey,
+        spec: RecvSpec,
+    ) {
+        self.rx.own.post_multi(host, op, spec);
+        self.on_rx_queue_changed(host);
+    }
+
+    pub(crate) fn rx_queue(&mut self) -> &mut RxQueue {
+        &mut self.rx.own
+    }
+
+    /// After a receive was posted, or a message was discarded: one that was held back may be wanted
+    /// now.
+    pub(crate) fn on_rx_queue_changed(&mut self, host: &mut dyn EngineContext) {
+        if self.rx.own.has_work() {
+            host.request_rearm();
+        }
+        self.fail_recvs_if_disconnected(host);
+        for at in 0..self.active_connections.len() {
+            if let Some(ConnectionState::Established(link)) = self
+                .active_connections
+                .get(at)
+                .and_then(|at| self.connections.get_mut(*at))
+                && link.has_held_messages()
+                && self
+                    .rx
+                    .with_queue(|rx| link.progress_rx(&mut self.scratch, rx, host))
+            {
+                host.request_rearm();
+            }
+        }
+    }
+
+    pub(crate) fn detach_recv(&mut self, host: &mut dyn EngineContext, op: OpKey) {
+        self.rx.own.detach(host, op);
+    }
+
+    pub(crate) fn requeue_message(
+        &mut self,
+        host: &mut dyn EngineContext,
+        envelope: Envelope,
+        bytes: PooledBuf,
+    ) {
+        // The sender may have got a number since, or lost it.
+        let source = self
+            .established()
+            .find(|link| link.peer_key == envelope.peer)
+            .and_then(|link| link.source);
+        self.rx.own.requeue_message(host, envelope, source, bytes);
+    }
+
+    pub(crate) fn holds_messages_from(&self, source: FiAddr) -> bool {
+        self.rx.own.holds_messages_from(source)
+    }
+
+    pub(crate) fn address_inserted(
+        &mut self,
+        host: &mut dyn EngineContext,
+        addr: FiAddr,
+        address: &Address,
+    ) {
+        let bound = host.incarnation_of(self.id, addr);
+        for (_, stage) in &mut self.connections {
+            if let ConnectionState::Established(link) = stage
+                && self.peers[link.peer].address == *address
+                && link.source.is_none()
+                && (bound.is_none() || bound == link.incarnation())
+            {
+                link.source = Some(addr);
+                self.rx.own.assign_source(host, link.peer_key, addr);
+            }
+        }
+        self.rx.own.address_inserted(host, addr, address);
+        self.on_rx_queue_changed(host);
+    }
+
+    pub(crate) fn address_removed(&mut self, host: &mut dyn EngineContext, addr: FiAddr) {
+        self.rx.own.clear_source(host, addr);
+        for (_, stage) in &mut self.connections {
+            if let ConnectionState::Established(link) = stage {
+                link.source = link.source.filter(|source| *source != addr);
+            }
+        }
+        if let Some(at) = self.peer_index(addr) {
+            self.peer_by_fi_addr[addr.index()] = None;
+            self.peers[at].fi_addr = None;
+            let stale = Error::StaleAddress(addr);
+            self.fail_sends(host, at, &stale);
+            self.cancel_connect(at);
+            for (_, stage) in &mut self.connections {
+                if let ConnectionState::Established(link) = stage
+                    && link.peer == at
+                {
+                    link.fail_requests_keep_slots(host, &stale);
+                }
+            }
+            self.drop_unused_peer(at);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What has its time: attempts, answers, pauses.
+
+use std::time::Instant;
+
+use fabric_core::transport::EngineContext;
+
+use super::super::handshake::HandshakeStep;
+use super::{ConnectionState, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpPeer};
+
+impl TcpEndpoint {
+    /// Wakes when something is due.
+    pub(super) fn arm_timer(&self) {
+        let stages = self
+            .connections
+            .iter()
+            .filter_map(|(_, stage)| stage.deadline());
+        let again = self
+            .peers
+            .iter()
+            .filter_map(|(_, peer)| peer.retry.map(|(at, _)| at));
+        let next = stages.chain(again).chain(self.accept_retry_at).min();
+        let Some(clock) = &self.timer else { return };
+        clock.set(next.map(|next| next.saturating_duration_since(Instant::now())));
+    }
+
+    pub(super) fn on_timer(&mut self, host: &mut dyn EngineContext) {
+        let now = Instant::now();
+        if self.accept_retry_at.is_some_and(|again| again <= now) {
+            self.resume_accept(host);
+        }
+        self.expire_handshakes(host, now);
+        self.retry_connects(host, now);
+        self.arm_timer();
+    }
+
+    /// Ends what has waited for too long.
+    fn expire_handshakes(&mut self, host: &mut dyn EngineContext, now: Instant) {
+        let is_late = |stage: &ConnectionState| stage.deadline().is_some_and(|until| until <= now);
+        let late: Vec<_> = self
+            .connections
+            .iter()
+            .filter(|(_, stage)| is_late(stage))
+            .map(|(at, _)| at)
+            .collect();
+        for at in late {
+            match self.connections.get(at) {
+                Some(ConnectionState::Outbound(_)) => {
+                    self.on_handshake_step(host, at, HandshakeStep::TimedOut)
+                }
+                Some(ConnectionState::Inbound(caller)) => {
+                    let error = caller.rejection("it has not said who it is");
+                    self.remove_inbound(host, at, error);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Asks those again that have refused.
+    fn retry_connects(&mut self, host: &mut dyn EngineContext, now: Instant) {
+        let due: Vec<_> = self
+            .peers
+            .iter()
+            .filter(|(_, peer)| peer.is_retry_due(now))
+            .map(|(at, _)| at)
+            .collect();
+        for at in due {
+            let again = self.peers[at].retry;
+            if self.peers[at].connection.is_some() {
+                self.peers[at].retry = None;
+            } else if let Err(error) = self.connect(at) {
+                self.fail_sends(host, at, &error);
+            } else {
+                // The pause grows from where it was.
+                self.peers[at].retry = again.map(|(_, pause)| (now + HANDSHAKE_TIMEOUT, pause));
+            }
+        }
+    }
+}
+
+impl ConnectionState {
+    /// When it has had its time, and is to be ended from here.
+    fn deadline(&self) -> Option<Instant> {
+        match self {
+            Self::Inbound(caller) => Some(caller.deadline),
+            Self::Outbound(asked) => asked.local_deadline(),
+            Self::Established(_) => None,
+        }
+    }
+}
+
+impl TcpPeer {
+    fn is_retry_due(&self, now: Instant) -> bool {
+        self.retry.is_some_and(|(at, _)| at <= now)
+    }
+}

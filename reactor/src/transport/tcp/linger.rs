@@ -1,0 +1,118 @@
+//! Connections that are closed with something still to be sent, or to be read: closing them at once
+//! would have the kernel throw away what the peer has not read yet.
+
+use std::io::IoSlice;
+use std::os::fd::AsFd;
+use std::sync::OnceLock;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::socket::{TcpSocket, WriteResult};
+
+/// How long a peer has to take what was sent to it.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often newcomers are looked for.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Connections that are waited for; the oldest make room.
+const MAX_LINGERING: usize = 1024;
+
+struct Lingering {
+    socket: TcpSocket,
+    unsent: Vec<u8>,
+    /// The peer may still send something.
+    read_open: bool,
+    deadline: Instant,
+}
+
+/// Closes a connection, when the peer has what was sent and has closed too, or does not within a
+/// few seconds. It is called with the lock of a domain: what it does at once is bounded, however
+/// fast the peer talks on.
+pub(crate) fn close(mut socket: TcpSocket, rest: &[u8]) {
+    if !socket.in_original_process() {
+        return;
+    }
+    socket.unwatch();
+    let mut leaving = Lingering::new(socket, rest);
+    if leaving.progress() {
+        static THREAD: OnceLock<Option<Sender<Lingering>>> = OnceLock::new();
+        let thread = THREAD.get_or_init(|| {
+            let (tx, rx) = channel();
+            let named = std::thread::Builder::new().name("fab-linger".into());
+            named
+                .spawn(move || run_linger_thread(&rx))
+                .is_ok()
+                .then_some(tx)
+        });
+        if let Some(thread) = thread {
+            let _ = thread.send(leaving);
+        }
+    }
+}
+
+fn run_linger_thread(newcomers: &Receiver<Lingering>) {
+    let mut all: Vec<Lingering> = Vec::new();
+    loop {
+        if all.is_empty() {
+            let Ok(first) = newcomers.recv() else { return };
+            all.push(first);
+        }
+        all.extend(newcomers.try_iter());
+        if all.len() > MAX_LINGERING {
+            all.drain(..all.len() - MAX_LINGERING);
+        }
+        let mut fds: Vec<_> = all
+            .iter()
+            .map(|leaving| {
+                let room = if leaving.unsent.is_empty() {
+                    PollFlags::empty()
+                } else {
+                    PollFlags::OUT
+                };
+                let news = if leaving.read_open {
+                    PollFlags::IN
+                } else {
+                    PollFlags::empty()
+                };
+                PollFd::from_borrowed_fd(leaving.socket.as_fd(), news | room)
+            })
+            .collect();
+        let timeout = Timespec::try_from(POLL_INTERVAL).ok();
+        let _ = rustix::event::poll(&mut fds, timeout.as_ref());
+        let now = Instant::now();
+        all.retain_mut(|leaving| leaving.deadline > now && leaving.progress());
+    }
+}
+
+impl Lingering {
+    fn new(socket: TcpSocket, rest: &[u8]) -> Self {
+        Self {
+            socket,
+            unsent: rest.to_vec(),
+            read_open: true,
+            deadline: Instant::now() + LINGER_TIMEOUT,
+        }
+    }
+
+    /// Sends and reads what can be, within a bound; false when the connection can be closed.
+    fn progress(&mut self) -> bool {
+        while !self.unsent.is_empty() {
+            match self.socket.send(&[IoSlice::new(&self.unsent)]) {
+                WriteResult::Bytes(count) => drop(self.unsent.drain(..count)),
+                WriteResult::WouldBlock => break,
+                WriteResult::Failed => return false,
+            }
+        }
+        if self.unsent.is_empty() {
+            self.socket.shutdown_write();
+        }
+        self.read_open = self.read_open && self.socket.discard_received();
+        // Who sends no more may still read.
+        self.read_open || !self.unsent.is_empty()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+#[path = "linger_tests.rs"]
+mod tests;

@@ -1,0 +1,68 @@
+//! Peers that do not let go, and peers that have gone halfway.
+
+use std::io::{IoSlice, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use fabric_core::SocketOptions;
+use fabric_core::info::Info;
+
+use super::super::socket::{ReadResult, TcpSocket, WriteResult};
+use super::{Lingering, close};
+use crate::transport::net::SocketConfig;
+
+/// A connection: this side, and the peer, who does with it as it likes.
+fn connected_pair() -> (TcpSocket, TcpStream) {
+    let options = SocketOptions::new().receive_buffer(200_000);
+    let tuning = SocketConfig::from_info(&options, &Info::template("tcp", "tcp", "tcp")).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    let socket = TcpSocket::open(([127, 0, 0, 1], 0).into(), to, &tuning).unwrap();
+    socket.connect(to).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    (socket, peer)
+}
+
+/// Whoever closes a connection may hold a lock: it does not read for as long as somebody sends.
+#[test]
+fn linger_discards_received_bytes_in_bounded_steps() {
+    const BYTES: usize = 128 << 10;
+    let (socket, mut peer) = connected_pair();
+    peer.write_all(&[7; BYTES]).unwrap();
+    // It may take a moment until the last of them is there.
+    while rustix::io::ioctl_fionread(&socket).unwrap() < BYTES as u64 {
+        std::thread::yield_now();
+    }
+    let mut leaving = Lingering::new(socket, b"the last word");
+    assert!(leaving.progress());
+    let left = rustix::io::ioctl_fionread(&leaving.socket).unwrap();
+    assert!(0 < left && left < BYTES as u64, "{left} bytes are left");
+    drop(peer);
+    let mut pieces = 2;
+    while leaving.progress() {
+        pieces += 1;
+        std::thread::yield_now();
+    }
+    assert!(pieces >= 3, "{pieces} pieces");
+}
+
+/// Who sends no more may still read: what was sent to it arrives, to the last byte.
+#[test]
+fn half_closed_peer_receives_all_unsent_bytes() {
+    let (socket, mut peer) = connected_pair();
+    let mut sent = 0;
+    while let WriteResult::Bytes(count) = socket.send(&[IoSlice::new(&[1; 64 << 10])]) {
+        sent += count;
+    }
+    peer.shutdown(std::net::Shutdown::Write).unwrap();
+    while socket.recv(&mut [0]) != ReadResult::Eof {
+        std::thread::yield_now();
+    }
+    close(socket, &[2; 100_000]);
+    peer.set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
+    let mut heard = Vec::new();
+    peer.read_to_end(&mut heard).unwrap();
+    assert_eq!(heard.len(), sent + 100_000);
+    assert!(heard[sent..].iter().all(|byte| *byte == 2));
+}

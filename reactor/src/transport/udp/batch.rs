@@ -1,0 +1,289 @@
+//! Datagrams by the dozen: memory for their bytes and addresses, and one call of the kernel that
+//! takes or fills it.
+//!
+//! # Safety
+//!
+//! The kernel is given pointers to the parts of a [`Frame`], which is allocated once, never moves,
+//! and is reached through one pointer only. They are set when it is made. Later nothing but lengths
+//! changes, and never to more than there is room for. The kernel writes during a call that has the
+//! batch for itself (`&mut self`), and keeps no pointer afterwards. What it wrote is bytes, lengths
+//! and addresses; for all of these types any bits are a value.
+#![allow(unsafe_code)]
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+
+use fabric_core::buf::Payload;
+use rustix::io::Errno;
+
+/// Datagrams that one call moves at most.
+pub(super) const BATCH_LEN: usize = 32;
+
+/// The longest message, as libfabric has it: what Ethernet carries in one piece over IPv4.
+pub(super) const MAX_MESSAGE: usize = 1472;
+
+const SOCKADDR_LEN: u32 = size_of::<libc::sockaddr_storage>() as u32;
+
+/// What the kernel reads and writes. Any bits are a value of it, also zeros.
+#[repr(C)]
+struct MmsgBuffers {
+    headers: [libc::mmsghdr; BATCH_LEN],
+    iovecs: [libc::iovec; BATCH_LEN],
+    addresses: [libc::sockaddr_storage; BATCH_LEN],
+    bytes: [[u8; MAX_MESSAGE]; BATCH_LEN],
+}
+
+/// Room for datagrams.
+pub(super) struct DatagramBatch {
+    buffers: NonNull<MmsgBuffers>,
+    /// How many the last receive has filled.
+    received: usize,
+}
+
+/// A datagram that was received.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Datagram<'a> {
+    pub(super) from: SocketAddr,
+    /// How long it was.
+    pub(super) len: usize,
+    /// As much of it as there was room for.
+    pub(super) bytes: &'a [u8],
+}
+
+// SAFETY: it owns the frame, as a box would; nothing in it belongs to a thread.
+unsafe impl Send for DatagramBatch {}
+
+impl DatagramBatch {
+    pub(super) fn new() -> Self {
+        // SAFETY: zeros are a value.
+        let frame = unsafe { Box::<MmsgBuffers>::new_zeroed().assume_init() };
+        let buffers = NonNull::from(Box::leak(frame));
+        for at in 0..BATCH_LEN {
+            let frame = buffers.as_ptr();
+            // SAFETY: all of it lies within the frame, which nobody else knows yet. No reference is
+            // made.
+            unsafe {
+                let part = &raw mut (*frame).iovecs[at];
+                (*part).iov_base = (&raw mut (*frame).bytes[at]).cast();
+                (*part).iov_len = MAX_MESSAGE;
+                let head = &raw mut (*frame).headers[at].msg_hdr;
+                (*head).msg_name = (&raw mut (*frame).addresses[at]).cast();
+                (*head).msg_namelen = SOCKADDR_LEN;
+                (*head).msg_iov = part;
+                (*head).msg_iovlen = 1;
+            }
+        }
+        Self {
+            buffers,
+            received: 0,
+        }
+    }
+
+    /// Receives what there is, as far as there is room; returns how many.
+    pub(super) fn recv(&mut self, socket: BorrowedFd<'_>) -> usize {
+        for at in 0..std::mem::take(&mut self.received) {
+            // SAFETY: within the frame; the room that there is.
+            unsafe { (*self.buffers.as_ptr()).headers[at].msg_hdr.msg_namelen = SOCKADDR_LEN };
+        }
+        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+        loop {
+            // SAFETY: as many heads as are said, each with pointers to room of the length that it
+            // says.
+            let count = unsafe {
+                let heads = (&raw mut (*self.buffers.as_ptr()).headers).cast();
+                libc::recvmmsg(
+                    socket.as_raw_fd(),
+                    heads,
+                    BATCH_LEN as u32,
+                    flags,
+                    std::ptr::null_mut(),
+                )
+            };
+            match usize::try_from(count) {
+                Ok(count) => {
+                    self.received = count.min(BATCH_LEN);
+                    return self.received;
+                }
+                Err(_) if last_error() == Errno::INTR => {}
+                // Nothing there; or something is wrong with the machine, and the next pass looks
+                // again.
+                Err(_) => return 0,
+            }
+        }
+    }
+
+    /// One of those that the last receive has filled; `None` for what did not come from the
+    /// internet.
+    pub(super) fn get(&self, at: usize) -> Option<Datagram<'_>> {
+        assert!(at < self.received, "it was received");
+        let frame = self.buffers.as_ptr();
+        // SAFETY: within the frame, and not written as long as the batch is borrowed.
+        let (len, bytes) = unsafe { ((*frame).headers[at].msg_len as usize, &(*frame).bytes[at]) };
+        Some(Datagram {
+            from: self.source_addr(at)?,
+            len,
+            bytes: &bytes[..len.min(MAX_MESSAGE)],
+        })
+    }
+
+    /// Where a datagram came from: the address and port, which is all that tells senders apart.
+    fn source_addr(&self, at: usize) -> Option<SocketAddr> {
+        let frame = self.buffers.as_ptr();
+        // SAFETY: within the frame; the storage is long and aligned enough for an address of any
+        // family, and has one of the family it says if it has the length of one.
+        unsafe {
+            let (name, len) = (
+                &raw const (*frame).addresses[at],
+                (*frame).headers[at].msg_hdr.msg_namelen as usize,
+            );
+            match i32::from((*name).ss_family) {
+                libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => {
+                    let name = name.cast::<libc::sockaddr_in>().read();
+                    let ip = Ipv4Addr::from(u32::from_be(name.sin_addr.s_addr));
+                    Some((ip, u16::from_be(name.sin_port)).into())
+                }
+                libc::AF_INET6 if len >= size_of::<libc::sockaddr_in6>() => {
+                    let name = name.cast::<libc::sockaddr_in6>().read();
+                    Some(
+                        (
+                            Ipv6Addr::from(name.sin6_addr.s6_addr),
+                            u16::from_be(name.sin6_port),
+                        )
+                            .into(),
+                    )
+                }
+                _ => None,
+            }
+        }
+    }
+
+    /// Puts a message, of [`MAX_MESSAGE`] bytes at most, where it can be sent from.
+    pub(super) fn write(&mut self, at: usize, to: SocketAddr, payload: Payload<'_>) {
+        self.set_destination(at, to);
+        let frame = self.buffers.as_ptr();
+        // SAFETY: within the frame, of which this is the only user.
+        let bytes = unsafe { &mut (*frame).bytes[at] };
+        payload.for_each(|from, piece| bytes[from..from + piece.len()].copy_from_slice(piece));
+        // SAFETY: within the frame. Not more than there is, or the copy would have panicked.
+        unsafe { (*frame).iovecs[at].iov_len = payload.len() };
+    }
+
+    fn set_destination(&mut self, at: usize, to: SocketAddr) {
+        let frame = self.buffers.as_ptr();
+        // SAFETY: within the frame; the storage is long and aligned enough for either.
+        unsafe {
+            let name = &raw mut (*frame).addresses[at];
+            let len = match to.ip() {
+                IpAddr::V4(ip) => {
+                    let mut of: libc::sockaddr_in = std::mem::zeroed();
+                    of.sin_family = libc::AF_INET as libc::sa_family_t;
+                    of.sin_port = to.port().to_be();
+                    of.sin_addr.s_addr = u32::from(ip).to_be();
+                    name.cast::<libc::sockaddr_in>().write(of);
+                    size_of::<libc::sockaddr_in>()
+                }
+                IpAddr::V6(ip) => {
+                    let mut of: libc::sockaddr_in6 = std::mem::zeroed();
+                    of.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                    of.sin6_port = to.port().to_be();
+                    of.sin6_addr.s6_addr = ip.octets();
+                    name.cast::<libc::sockaddr_in6>().write(of);
+                    size_of::<libc::sockaddr_in6>()
+                }
+            };
+            (*frame).headers[at].msg_hdr.msg_namelen = len as u32;
+        }
+    }
+
+    /// Sends these, which were put there before; returns how many have left. An error is that of
+    /// the first of them.
+    pub(super) fn send(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        these: std::ops::Range<usize>,
+    ) -> Result<usize, Errno> {
+        assert!(these.end <= BATCH_LEN, "there are no more");
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        loop {
+            // SAFETY: as many heads as are said, within the frame; the kernel reads what they point
+            // to, and writes lengths.
+            let count = unsafe {
+                let heads = (&raw mut (*self.buffers.as_ptr()).headers).cast::<libc::mmsghdr>();
+                libc::sendmmsg(
+                    socket.as_raw_fd(),
+                    heads.add(these.start),
+                    these.len() as u32,
+                    flags,
+                )
+            };
+            match usize::try_from(count) {
+                Ok(count) => return Ok(count),
+                Err(_) if last_error() == Errno::INTR => {}
+                Err(_) => return Err(last_error()),
+            }
+        }
+    }
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+impl Drop for DatagramBatch {
+    fn drop(&mut self) {
+        // SAFETY: it was leaked by `new`, and nobody has it any more.
+        drop(unsafe { Box::from_raw(self.buffers.as_ptr()) });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn batch_keeps_lengths_and_addresses() {
+        for host in ["127.0.0.1:0", "[::1]:0"] {
+            let bind = || UdpSocket::bind(host).expect("the network inside this machine");
+            let (a, b, mut out, mut into) =
+                (bind(), bind(), DatagramBatch::new(), DatagramBatch::new());
+            let (from, to) = (a.local_addr().unwrap(), b.local_addr().unwrap());
+            let lengths: Vec<usize> = (0..BATCH_LEN - 2)
+                .chain([MAX_MESSAGE - 1, MAX_MESSAGE])
+                .collect();
+            for round in 0..3u8 {
+                for (at, len) in lengths.iter().enumerate() {
+                    out.write(at, to, Payload::Contiguous(&vec![at as u8 + round; *len]));
+                }
+                assert_eq!(out.send(a.as_fd(), 0..5), Ok(5));
+                assert_eq!(out.send(a.as_fd(), 5..BATCH_LEN), Ok(BATCH_LEN - 5));
+                assert_eq!(into.recv(b.as_fd()), BATCH_LEN);
+                for (at, len) in lengths.iter().enumerate() {
+                    let got = into.get(at).unwrap();
+                    assert_eq!(
+                        (got.from, got.len, got.bytes),
+                        (from, *len, &vec![at as u8 + round; *len][..])
+                    );
+                }
+                assert_eq!(into.recv(b.as_fd()), 0);
+            }
+            a.send_to(&[7; 5000], to).unwrap();
+            assert_eq!(into.recv(b.as_fd()), 1);
+            let got = into.get(0).unwrap();
+            assert_eq!(
+                (got.len, got.bytes),
+                (5000, &[7; MAX_MESSAGE][..]),
+                "the rest is cut off, and counted"
+            );
+            out.write(
+                0,
+                "127.0.0.1:0".parse().unwrap(),
+                Payload::Contiguous(b"to nobody"),
+            );
+            assert!(out.send(a.as_fd(), 0..1).is_err());
+        }
+    }
+}

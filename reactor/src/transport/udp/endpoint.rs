@@ -1,0 +1,354 @@
+//! An endpoint for datagrams: a socket, those of its groups, and a receive context.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use fabric_core::buf::PooledBuf;
+use fabric_core::completion::Outcome;
+use fabric_core::flags::Caps;
+use fabric_core::info::Info;
+use fabric_core::matching::{Envelope, RecvSpec};
+use fabric_core::rx::{RxQueue, RxSource};
+use fabric_core::stats::TransportStats;
+use fabric_core::transport::{EngineContext, EpId, OpKey, WaitSet};
+use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+use slab::Slab;
+
+use super::batch::DatagramBatch;
+use super::send_batch::SendBatch;
+use super::senders::Senders;
+use super::sending::{DestinationTable, QueuedDatagram};
+use super::socket::UdpSocket;
+use crate::transport::net::SocketConfig;
+use crate::transport::token;
+
+/// Bytes of unexpected messages an endpoint buffers before it throws further ones away.
+const UNEXPECTED_BYTES: usize = 4 << 20;
+/// Passes without news after which the sockets are not looked at any more until one is ready.
+const IDLE_PASSES: u32 = 2000;
+
+/// The token that a socket of an endpoint is watched with: its own, or one of a group.
+pub(super) fn watch_token(ep: EpId, group: Option<usize>) -> u64 {
+    group.map_or_else(
+        || token::pack(0, ep, 0),
+        |group| token::pack(1, ep, group as u32),
+    )
+}
+
+/// Whose token it is.
+pub(super) fn endpoint_of(token: u64) -> EpId {
+    token::unpack(token).1
+}
+
+/// A group that was joined, once or more.
+struct JoinedGroup {
+    socket_addr: SocketAddr,
+    socket: UdpSocket,
+    join_count: usize,
+}
+
+/// One endpoint.
+pub(super) struct UdpEndpoint {
+    pub(super) id: EpId,
+    name: Address,
+    pub(super) local_addr: SocketAddr,
+    socket_config: SocketConfig,
+    wait_set: Arc<dyn WaitSet>,
+    /// Whether it was opened to send to groups and to join them.
+    pub(super) multicast_enabled: bool,
+    pub(super) socket: UdpSocket,
+    groups: Slab<JoinedGroup>,
+    rx: RxQueue,
+    recv_batch: DatagramBatch,
+    senders: Senders,
+    /// Messages that no receive wanted and for which there was no room.
+    dropped: u64,
+    pub(super) destinations: DestinationTable,
+    pub(super) send_batch: SendBatch,
+    pub(super) tx_queue: VecDeque<QueuedDatagram>,
+    /// There was no room to send: the socket tells when there is.
+    pub(super) write_blocked: bool,
+    idle_passes: u32,
+}
+
+impl UdpEndpoint {
+    pub(super) fn open(
+        id: EpId,
+        info: &Info,
+        (at, tuning): (Option<&Address>, SocketConfig),
+        wait: Arc<dyn WaitSet>,
+        receiving: RxSource<'_>,
+    ) -> Result<Self> {
+        let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+        let at = at.and_then(Address::socket_addr).unwrap_or(any);
+        if at.ip().is_multicast() {
+            let why = format!("{at} is a group, which an endpoint joins and is not bound to");
+            return Err(Error::Invalid {
+                what: "address",
+                why,
+            });
+        }
+        let side = receiving.bind(id, UNEXPECTED_BYTES);
+        if side.is_shared() {
+            return Err(Error::NotSupported(
+                "datagram endpoints that share their receives",
+            ));
+        }
+        let (socket, at) = UdpSocket::open(at, &tuning, (wait.clone(), watch_token(id, None)))?;
+        Ok(Self {
+            id,
+            name: Address::from_socket_addr(Scheme::Udp, at)?,
+            local_addr: at,
+            socket_config: tuning,
+            wait_set: wait,
+            multicast_enabled: info.caps.contains(Caps::MULTICAST),
+            socket,
+            groups: Slab::new(),
+            rx: side.own,
+            recv_batch: DatagramBatch::new(),
+            senders: Senders::new(id),
+            dropped: 0,
+            destinations: DestinationTable::default(),
+            send_batch: SendBatch::default(),
+            tx_queue: VecDeque::new(),
+            write_blocked: false,
+            idle_passes: 0,
+        })
+    }
+
+    pub(super) fn name(&self) -> &Address {
+        &self.name
+    }
+
+    // ---- groups
+
+    pub(super) fn join_group(&mut self, group: &Address) -> Result<u32> {
+        if !self.multicast_enabled {
+            return Err(Error::NotSupported(
+                "multicast groups (the endpoint has no FI_MULTICAST)",
+            ));
+        }
+        if group.scheme() != Scheme::Udp {
+            return Err(Error::WrongScheme {
+                provider: "udp",
+                address: group.clone(),
+            });
+        }
+        let invalid = |why: String| Err(Error::Invalid { what: "group", why });
+        let Some(at) = group.socket_addr().filter(|at| at.ip().is_multicast()) else {
+            return invalid(format!(
+                "{group} is not the address of one, as udp://239.1.2.3:5000 is"
+            ));
+        };
+        let (SocketAddr::V4(v4), IpAddr::V4(interface)) = (at, self.local_addr.ip()) else {
+            return Err(Error::NotSupported("multicast groups of IPv6"));
+        };
+        if at.port() == 0 {
+            return invalid(format!("{group} has no port"));
+        }
+        if let Some((known, group)) = self
+            .groups
+            .iter_mut()
+            .find(|(_, group)| group.socket_addr == at)
+        {
+            group.join_count += 1;
+            return Ok(known as u32);
+        }
+        let slot = self.groups.vacant_entry();
+        let number = slot.key();
+        let socket = UdpSocket::open_group(
+            v4,
+            interface,
+            &self.socket_config,
+            (self.wait_set.clone(), watch_token(self.id, Some(number))),
+        )?;
+        slot.insert(JoinedGroup {
+            socket_addr: at,
+            socket,
+            join_count: 1,
+        });
+        Ok(number as u32)
+    }
+
+    pub(super) fn leave_group(&mut self, number: u32) {
+        let Some(group) = self.groups.get_mut(number as usize) else {
+            return;
+        };
+        group.join_count -= 1;
+        if group.join_count == 0 {
+            // With its socket the membership ends.
+            self.groups.remove(number as usize);
+        }
+    }
+
+    // ---- progress
+
+    pub(super) fn progress(&mut self, host: &mut dyn EngineContext) -> bool {
+        let mut moved = self.rx.drain_unexpected(host);
+        moved |= self.progress_tx(host);
+        if self.idle_passes < IDLE_PASSES {
+            let news = self.receive(host);
+            self.idle_passes = if news { 0 } else { self.idle_passes + 1 };
+            moved |= news;
+        }
+        moved
+    }
+
+    /// The sockets are looked at in the next passes.
+    pub(super) fn reset_idle(&mut self) {
+        self.idle_passes = 0;
+    }
+
+    pub(super) fn ready(&mut self, host: &mut dyn EngineContext) {
+        self.reset_idle();
+        if std::mem::take(&mut self.write_blocked) {
+            self.socket.watch_writable(false);
+        }
+        self.progress(host);
+    }
+
+    /// Takes in what has come, as much from each socket as one call brings.
+    fn receive(&mut self, host: &mut dyn EngineContext) -> bool {
+        let mut news = self.receive_from(host, None);
+        for group in 0..self.groups.capacity() {
+            if self.groups.contains(group) {
+                news |= self.receive_from(host, Some(group));
+            }
+        }
+        news
+    }
+
+    fn receive_from(&mut self, host: &mut dyn EngineContext, group: Option<usize>) -> bool {
+        let socket = group.map_or(&self.socket, |group| &self.groups[group].socket);
+        let count = self.recv_batch.recv(socket.as_fd());
+        for at in 0..count {
+            let Some(datagram) = self.recv_batch.get(at) else {
+                continue;
+            };
+            let (peer, source) = self
+                .senders
+                .find_or_insert(host, &mut self.rx, datagram.from);
+            let envelope = Envelope {
+                peer,
+                source,
+                tag: None,
+                len: datagram.len,
+                data: None,
+                // Given by the receive context.
+                arrival: 0,
+                ack: None,
+            };
+            self.dropped += u64::from(!self.rx.deliver(host, envelope, &datagram.bytes));
+        }
+        count > 0
+    }
+
+    pub(super) fn arm(&self) -> bool {
+        // Sockets tell by themselves; what could be sent and was not does not.
+        self.write_blocked || (self.tx_queue.is_empty() && self.send_batch.is_empty())
+    }
+
+    // ---- the receive side
+
+    pub(super) fn rx_queue(&mut self) -> &mut RxQueue {
+        &mut self.rx
+    }
+
+    pub(super) fn holds_messages_from(&self, source: FiAddr) -> bool {
+        self.rx.holds_messages_from(source)
+    }
+
+    pub(super) fn post_recv(&mut self, host: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
+        self.rx.post(host, op, spec);
+    }
+
+    pub(super) fn cancel(&mut self, host: &mut dyn EngineContext, op: OpKey) -> bool {
+        if self.rx.cancel(host, op) {
+            return true;
+        }
+        let before = self.tx_queue.len();
+        self.tx_queue.retain(|send| send.op != op);
+        self.tx_queue.len() < before
+    }
+
+    pub(super) fn requeue_message(
+        &mut self,
+        host: &mut dyn EngineContext,
+        envelope: Envelope,
+        bytes: PooledBuf,
+    ) {
+        // The sender may have got a number since, or lost it.
+        let source = self.senders.fi_addr(envelope.peer);
+        self.rx.requeue_message(host, envelope, source, bytes);
+    }
+
+    pub(super) fn address_inserted(
+        &mut self,
+        host: &mut dyn EngineContext,
+        addr: FiAddr,
+        address: &Address,
+    ) {
+        if let Some(at) = address.socket_addr()
+            && let Some(key) = self.senders.on_address_inserted(at, addr)
+        {
+            self.rx.assign_source(host, key, addr);
+        }
+        self.rx.address_inserted(host, addr, address);
+    }
+
+    pub(super) fn address_removed(&mut self, host: &mut dyn EngineContext, addr: FiAddr) {
+        self.rx.clear_source(host, addr);
+        self.senders.on_address_removed(addr);
+        self.destinations.remove(addr);
+        self.fail_sends(host, |send| {
+            (send.peer == addr).then(|| Error::StaleAddress(addr))
+        });
+    }
+
+    // ---- its end
+
+    pub(super) fn close(mut self, host: &mut dyn EngineContext) {
+        self.rx.close(host);
+        if self.socket.in_original_process() {
+            self.send_batch.flush(host, self.socket.as_fd());
+        }
+        // What there is no room for now is lost.
+        self.send_batch.fail(host, &Error::Canceled);
+        self.fail_sends(host, |_| Some(Error::Canceled));
+        self.senders.close(host);
+    }
+
+    /// Ends those that wait to be sent and have an error.
+    fn fail_sends(
+        &mut self,
+        host: &mut dyn EngineContext,
+        error: impl Fn(&QueuedDatagram) -> Option<Error>,
+    ) {
+        self.tx_queue.retain(|send| match error(send) {
+            Some(error) => {
+                host.complete(send.op, Outcome::failed(error));
+                false
+            }
+            None => true,
+        });
+    }
+
+    pub(super) fn stats(&self) -> TransportStats {
+        TransportStats {
+            dropped: self.dropped,
+            unexpected: self.rx.unexpected(),
+            ..TransportStats::default()
+        }
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let (messages, bytes) = self.rx.unexpected();
+        let groups = self.groups.len();
+        format!(
+            "{} ({groups} groups, {messages} unexpected messages of {bytes} bytes)",
+            self.name
+        )
+    }
+}

@@ -1,0 +1,279 @@
+//! UDP, on the wire of libfabric's provider of that name: a message is a datagram, and nothing
+//! else.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `endpoint` | an endpoint: its sockets, what is received, its end |
+//! | `sending`, `outbox` | what is sent at once, what waits for room, what leaves together |
+//! | `senders` | those whose datagrams have come |
+//! | `socket` | sockets that are bound, watched, and joined to groups |
+//! | `batch` | many datagrams with one system call |
+
+mod batch;
+mod endpoint;
+mod send_batch;
+mod senders;
+mod sending;
+mod socket;
+
+use std::sync::Arc;
+
+use fabric_core::buf::{Payload, PooledBuf};
+use fabric_core::completion::Outcome;
+use fabric_core::flags::{Caps, OpFlags};
+use fabric_core::info::{EpType, Info, Protocol};
+use fabric_core::matching::{Envelope, RecvSpec};
+use fabric_core::rx::{RxQueue, RxSource};
+use fabric_core::stats::TransportStats;
+use fabric_core::transport::{
+    EngineContext, EpId, OpKey, Transport, TransportDomain, TrySend, TxOp, WaitSet,
+};
+use fabric_core::tree::Class;
+use fabric_core::{Address, Error, FiAddr, Result, Scheme, SocketOptions};
+
+use crate::transport::fork_guard::ForkGuard;
+use crate::transport::info_templates;
+use crate::transport::net::SocketConfig;
+
+use batch::MAX_MESSAGE;
+use endpoint::UdpEndpoint;
+
+/// The provider `udp`.
+#[derive(Clone, Copy, Debug)]
+pub struct UdpTransport;
+
+impl Transport for UdpTransport {
+    fn name(&self) -> &'static str {
+        "udp"
+    }
+
+    fn offers(&self) -> Vec<Info> {
+        let mut info = info_templates::base_info(
+            "udp",
+            Caps::MULTICAST | Caps::LOCAL_COMM | Caps::REMOTE_COMM,
+        );
+        info.ep.ep_type = EpType::Dgram;
+        info.ep.protocol = Some(Protocol::Udp);
+        info.ep.max_msg_size = MAX_MESSAGE;
+        // A datagram counts as transmitted when this machine's network has taken it.
+        info.tx.op_flags |= OpFlags::TRANSMIT_COMPLETE;
+        info.tx.inject_size = MAX_MESSAGE;
+        info.for_both_progress_models().into()
+    }
+
+    fn open_domain(
+        &self,
+        _info: &Info,
+        wait: Arc<dyn WaitSet>,
+    ) -> Result<Box<dyn TransportDomain>> {
+        let options = SocketOptions::default();
+        Ok(Box::new(UdpDomain {
+            wait_set: wait,
+            endpoints: Vec::new(),
+            options,
+            fork_guard: ForkGuard::current_process(),
+        }))
+    }
+}
+
+/// The data path of a domain: its endpoints.
+struct UdpDomain {
+    wait_set: Arc<dyn WaitSet>,
+    endpoints: Vec<UdpEndpoint>,
+    options: SocketOptions,
+    /// Nothing is moved in a forked child: what comes is its parent's.
+    fork_guard: ForkGuard,
+}
+
+impl UdpDomain {
+    fn endpoint(&mut self, ep: EpId) -> Result<&mut UdpEndpoint> {
+        if !self.fork_guard.in_original_process() {
+            return Err(Error::Closed(Class::Endpoint));
+        }
+        let mut endpoints = self.endpoints.iter_mut();
+        endpoints
+            .find(|endpoint| endpoint.id == ep)
+            .ok_or(Error::Closed(Class::Endpoint))
+    }
+}
+
+impl TransportDomain for UdpDomain {
+    fn set_socket_options(&mut self, options: &SocketOptions) -> Result<()> {
+        options.check()?;
+        self.options = options.clone();
+        Ok(())
+    }
+
+    fn open_endpoint(
+        &mut self,
+        ep: EpId,
+        info: &Info,
+        at: Option<&Address>,
+        receiving: RxSource<'_>,
+    ) -> Result<Address> {
+        if let Some(at) = at.filter(|at| at.scheme() != Scheme::Udp) {
+            return Err(Error::WrongScheme {
+                provider: "udp",
+                address: at.clone(),
+            });
+        }
+        let tuning = SocketConfig::from_info(&self.options, info)?;
+        let opened = UdpEndpoint::open(ep, info, (at, tuning), self.wait_set.clone(), receiving)?;
+        let name = opened.name().clone();
+        self.endpoints.push(opened);
+        Ok(name)
+    }
+
+    fn close_endpoint(&mut self, host: &mut dyn EngineContext, ep: EpId) {
+        if let Some(at) = self.endpoints.iter().position(|endpoint| endpoint.id == ep) {
+            self.endpoints.swap_remove(at).close(host);
+        }
+    }
+
+    fn try_send(
+        &mut self,
+        host: &mut dyn EngineContext,
+        ep: EpId,
+        spec: &TxOp,
+        payload: Payload<'_>,
+    ) -> Result<TrySend> {
+        self.endpoint(ep)?.try_send(host, spec, payload)
+    }
+
+    fn collected(
+        &mut self,
+        host: &mut dyn EngineContext,
+        ep: EpId,
+        op: OpKey,
+        _: &TxOp,
+        len: usize,
+    ) {
+        match self.endpoint(ep) {
+            Ok(endpoint) => endpoint.collected(op, len),
+            Err(error) => host.complete(op, Outcome::failed(error)),
+        }
+    }
+
+    fn write_collected(&mut self, host: &mut dyn EngineContext, ep: EpId) {
+        if let Ok(endpoint) = self.endpoint(ep) {
+            endpoint.flush(host);
+        }
+    }
+
+    fn flush(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+        self.endpoint(ep)?.flush(host);
+        Ok(())
+    }
+
+    fn queue_send(
+        &mut self,
+        host: &mut dyn EngineContext,
+        ep: EpId,
+        op: OpKey,
+        spec: &TxOp,
+    ) -> Result<()> {
+        self.endpoint(ep)?.queue_send(host, op, spec)
+    }
+
+    fn post_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
+        match self.endpoint(ep) {
+            Ok(endpoint) => endpoint.post_recv(host, op, spec),
+            Err(error) => host.complete(op, Outcome::failed(error)),
+        }
+    }
+
+    fn rx_queue(&mut self, ep: EpId) -> Option<&mut RxQueue> {
+        self.endpoint(ep).ok().map(UdpEndpoint::rx_queue)
+    }
+
+    fn join_group(&mut self, ep: EpId, group: &Address) -> Result<u32> {
+        self.endpoint(ep)?.join_group(group)
+    }
+
+    fn leave_group(&mut self, ep: EpId, group: u32) {
+        if let Ok(endpoint) = self.endpoint(ep) {
+            endpoint.leave_group(group);
+        }
+    }
+
+    fn cancel(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
+        self.endpoint(ep)
+            .is_ok_and(|endpoint| endpoint.cancel(host, op))
+    }
+
+    fn detach_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) {
+        if let Ok(endpoint) = self.endpoint(ep) {
+            endpoint.rx_queue().detach(host, op);
+        }
+    }
+
+    fn requeue_message(
+        &mut self,
+        host: &mut dyn EngineContext,
+        ep: EpId,
+        envelope: Envelope,
+        bytes: PooledBuf,
+    ) {
+        if let Ok(endpoint) = self.endpoint(ep) {
+            endpoint.requeue_message(host, envelope, bytes);
+        }
+    }
+
+    fn address_inserted(
+        &mut self,
+        host: &mut dyn EngineContext,
+        ep: EpId,
+        addr: FiAddr,
+        address: &Address,
+    ) {
+        if let Ok(endpoint) = self.endpoint(ep) {
+            endpoint.address_inserted(host, addr, address);
+        }
+    }
+
+    fn address_removed(&mut self, host: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
+        if let Ok(endpoint) = self.endpoint(ep) {
+            endpoint.address_removed(host, addr);
+        }
+    }
+
+    fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool {
+        self.endpoints
+            .iter()
+            .any(|endpoint| endpoint.id == ep && endpoint.holds_messages_from(source))
+    }
+
+    fn progress(&mut self, host: &mut dyn EngineContext) -> bool {
+        if !self.fork_guard.in_original_process() {
+            return false;
+        }
+        self.endpoints
+            .iter_mut()
+            .fold(false, |moved, endpoint| moved | endpoint.progress(host))
+    }
+
+    fn ready(&mut self, host: &mut dyn EngineContext, token: u64) {
+        if let Ok(endpoint) = self.endpoint(endpoint::endpoint_of(token)) {
+            endpoint.ready(host);
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        !self.fork_guard.in_original_process() || self.endpoints.iter().all(UdpEndpoint::arm)
+    }
+
+    /// Sockets tell of news whether anybody polls or not.
+    fn disarm(&mut self) {}
+
+    fn stats(&self, ep: EpId) -> TransportStats {
+        let mut endpoints = self.endpoints.iter();
+        endpoints
+            .find(|endpoint| endpoint.id == ep)
+            .map_or_else(TransportStats::default, UdpEndpoint::stats)
+    }
+
+    fn describe(&self) -> String {
+        let endpoints: Vec<_> = self.endpoints.iter().map(UdpEndpoint::describe).collect();
+        format!("udp [{}]", endpoints.join(", "))
+    }
+}

@@ -1,0 +1,140 @@
+//! Those whose datagrams have come, with their numbers.
+//!
+//! Nobody connects and nobody leaves, so a sender is met with its first datagram, and forgotten
+//! when too many others have been met since its last one. A guest of a welcoming vector has its
+//! number for so long.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+
+use fabric_core::matching::PeerKey;
+use fabric_core::rx::RxQueue;
+use fabric_core::transport::{EngineContext, EpId, Incarnation};
+use fabric_core::{Address, FiAddr, Scheme};
+use slab::Slab;
+
+/// Datagrams do not tell one sender at a socket from another.
+const AT_ITS_SOCKET: Incarnation = Incarnation(0);
+/// Senders that are known at a time.
+const MAX_SENDERS: usize = 1024;
+
+/// The senders of one endpoint.
+#[derive(Debug)]
+pub(super) struct Senders {
+    ep: EpId,
+    next_peer_key: u32,
+    entries: Slab<Sender>,
+    by_socket_addr: HashMap<SocketAddr, usize>,
+    /// Who is looked at next when one has to go.
+    eviction_queue: VecDeque<usize>,
+}
+
+#[derive(Debug)]
+struct Sender {
+    socket_addr: SocketAddr,
+    peer_key: PeerKey,
+    /// Its number now, and when it was met.
+    source: Option<FiAddr>,
+    addr_at_first_datagram: Option<FiAddr>,
+    /// Something has come since its last turn.
+    active: bool,
+}
+
+impl Senders {
+    pub(super) fn new(ep: EpId) -> Self {
+        Self {
+            ep,
+            next_peer_key: 0,
+            entries: Slab::new(),
+            by_socket_addr: HashMap::new(),
+            eviction_queue: VecDeque::new(),
+        }
+    }
+
+    /// Whose datagram this is.
+    pub(super) fn find_or_insert(
+        &mut self,
+        host: &mut dyn EngineContext,
+        rx: &mut RxQueue,
+        from: SocketAddr,
+    ) -> (PeerKey, Option<FiAddr>) {
+        let at = match self.by_socket_addr.get(&from) {
+            Some(at) => *at,
+            None => self.insert(host, rx, from),
+        };
+        let sender = &mut self.entries[at];
+        sender.active = true;
+        (sender.peer_key, sender.source)
+    }
+
+    #[cold]
+    fn insert(
+        &mut self,
+        host: &mut dyn EngineContext,
+        rx: &mut RxQueue,
+        from: SocketAddr,
+    ) -> usize {
+        if self.entries.len() >= MAX_SENDERS {
+            self.evict_idle(host, rx);
+        }
+        let address = Address::from_socket_addr(Scheme::Udp, from).ok();
+        let number =
+            address.and_then(|address| host.peer_connected(self.ep, &address, Some(AT_ITS_SOCKET)));
+        let key = PeerKey(self.next_peer_key);
+        self.next_peer_key = self.next_peer_key.wrapping_add(1);
+        let at = self.entries.insert(Sender {
+            socket_addr: from,
+            peer_key: key,
+            source: number,
+            addr_at_first_datagram: number,
+            active: true,
+        });
+        self.by_socket_addr.insert(from, at);
+        self.eviction_queue.push_back(at);
+        at
+    }
+
+    /// Forgets the one that has been silent for longest, or about so.
+    fn evict_idle(&mut self, host: &mut dyn EngineContext, rx: &mut RxQueue) {
+        while let Some(at) = self.eviction_queue.pop_front() {
+            if std::mem::take(&mut self.entries[at].active) {
+                self.eviction_queue.push_back(at);
+                continue;
+            }
+            let sender = self.entries.remove(at);
+            self.by_socket_addr.remove(&sender.socket_addr);
+            if let Ok(address) = Address::from_socket_addr(Scheme::Udp, sender.socket_addr) {
+                rx.peer_departed(sender.peer_key, address);
+            }
+            return host.peer_disconnected(self.ep, sender.addr_at_first_datagram);
+        }
+    }
+
+    /// An address has a number now: returns whose waiting messages are to get it.
+    pub(super) fn on_address_inserted(&mut self, at: SocketAddr, addr: FiAddr) -> Option<PeerKey> {
+        let sender = &mut self.entries[*self.by_socket_addr.get(&at)?];
+        (sender.source.replace(addr) != Some(addr)).then_some(sender.peer_key)
+    }
+
+    /// A number is no longer valid.
+    pub(super) fn on_address_removed(&mut self, addr: FiAddr) {
+        for (_, sender) in &mut self.entries {
+            sender.source = sender.source.filter(|source| *source != addr);
+        }
+    }
+
+    /// The number of the sender with this key.
+    pub(super) fn fi_addr(&self, key: PeerKey) -> Option<FiAddr> {
+        self.entries
+            .iter()
+            .find(|(_, sender)| sender.peer_key == key)?
+            .1
+            .source
+    }
+
+    pub(super) fn close(self, host: &mut dyn EngineContext) {
+        for (_, sender) in &self.entries {
+            host.peer_disconnected(self.ep, sender.addr_at_first_datagram);
+        }
+    }
+}

@@ -1,0 +1,501 @@
+//! What an endpoint sends, and where to.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+
+use fabric_core::buf::Payload;
+use fabric_core::completion::{OpKind, Outcome, Transfer};
+use fabric_core::transport::{EngineContext, OpKey, TrySend, TxOp};
+use fabric_core::{Error, FiAddr, Result};
+use rustix::io::Errno;
+
+use super::batch::MAX_MESSAGE;
+use super::endpoint::UdpEndpoint;
+use super::socket::{SendToResult, UdpSocket};
+
+/// Messages that waited and leave in one pass, at most.
+const MAX_SENDS_PER_PASS: usize = 64;
+
+/// A send that waits for room.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QueuedDatagram {
+    pub(super) op: OpKey,
+    pub(super) peer: FiAddr,
+}
+
+/// The sockets of peers, by their numbers.
+#[derive(Debug, Default)]
+pub(super) struct DestinationTable(Vec<Option<(FiAddr, SocketAddr)>>);
+
+impl DestinationTable {
+    fn get(&self, addr: FiAddr) -> Option<SocketAddr> {
+        let (known, to) = (*self.0.get(addr.index())?)?;
+        (known == addr).then_some(to)
+    }
+
+    fn insert(&mut self, addr: FiAddr, to: SocketAddr) {
+        if addr.index() >= self.0.len() {
+            self.0.resize(addr.index() + 1, None);
+        }
+        self.0[addr.index()] = Some((addr, to));
+    }
+
+    pub(super) fn remove(&mut self, addr: FiAddr) {
+        if self.get(addr).is_some() {
+            self.0[addr.index()] = None;
+        }
+    }
+}
+
+impl UdpEndpoint {
+    pub(super) fn try_send(
+        &mut self,
+        host: &mut dyn EngineContext,
+        spec: &TxOp,
+        payload: Payload<'_>,
+    ) -> Result<TrySend> {
+        let to = self.destination(host, spec)?;
+        if spec.kind == OpKind::Connect {
+            // There is nothing to be made, and nobody is asked whether it is there.
+            return Ok(TrySend::Done);
+        }
+        self.reset_idle();
+        if spec.more && self.tx_queue.is_empty() {
+            if self.send_batch.is_full() {
+                self.flush(host);
+            }
+            if self.send_batch.is_full() {
+                return Ok(TrySend::WouldBlock);
+            }
+            self.send_batch.push(to, payload);
+            return Ok(TrySend::Collected);
+        }
+        if !self.tx_queue.is_empty() || !self.flush(host) {
+            return Ok(TrySend::WouldBlock);
+        }
+        match send_datagram(&self.socket, to, payload)? {
+            SendToResult::Sent => Ok(TrySend::Done),
+            SendToResult::WouldBlock => {
+                self.wait_writable();
+                Ok(TrySend::WouldBlock)
+            }
+        }
+    }
+
+    /// This is the operation of the message that was collected last.
+    pub(super) fn collected(&mut self, op: OpKey, len: usize) {
+        self.send_batch.name(op, len);
+    }
+
+    pub(super) fn queue_send(
+        &mut self,
+        host: &mut dyn EngineContext,
+        op: OpKey,
+        spec: &TxOp,
+    ) -> Result<()> {
+        self.destination(host, spec)?;
+        if spec.kind == OpKind::Connect {
+            host.complete(op, Outcome::ok(Transfer::sent(0, None)));
+            return Ok(());
+        }
+        self.tx_queue.push_back(QueuedDatagram {
+            op,
+            peer: spec.peer,
+        });
+        self.progress_tx(host);
+        host.request_rearm();
+        Ok(())
+    }
+
+    /// Sends what was collected; false when there is no room for all of it.
+    pub(super) fn flush(&mut self, host: &mut dyn EngineContext) -> bool {
+        if self.send_batch.is_empty() {
+            return true;
+        }
+        if self.write_blocked {
+            return false;
+        }
+        let flushed = self.send_batch.flush(host, self.socket.as_fd());
+        if !flushed {
+            self.wait_writable();
+            host.request_rearm();
+        }
+        flushed
+    }
+
+    /// Sends what waits, as far as there is room.
+    pub(super) fn progress_tx(&mut self, host: &mut dyn EngineContext) -> bool {
+        if self.write_blocked || (self.tx_queue.is_empty() && self.send_batch.is_empty()) {
+            return false;
+        }
+        let mut moved = self.flush(host);
+        for _ in 0..MAX_SENDS_PER_PASS {
+            let Some(&QueuedDatagram { op, peer }) =
+                self.tx_queue.front().filter(|_| !self.write_blocked)
+            else {
+                break;
+            };
+            let spec = TxOp::new(OpKind::Send, peer);
+            let payload = host.payload(op);
+            let len = payload.len();
+            let outcome = match self
+                .destinations
+                .get(peer)
+                .map(|to| send_datagram(&self.socket, to, payload))
+            {
+                Some(Ok(SendToResult::WouldBlock)) => {
+                    self.wait_writable();
+                    break;
+                }
+                Some(Ok(SendToResult::Sent)) => Outcome::ok(Transfer::sent(len, spec.tag)),
+                Some(Err(error)) => Outcome::failed(error),
+                None => Outcome::failed(Error::StaleAddress(peer)),
+            };
+            self.tx_queue.pop_front();
+            host.complete(op, outcome);
+            moved = true;
+        }
+        moved
+    }
+
+    fn wait_writable(&mut self) {
+        if !self.write_blocked {
+            self.write_blocked = true;
+            self.socket.watch_writable(true);
+        }
+    }
+
+    fn destination(&mut self, host: &mut dyn EngineContext, spec: &TxOp) -> Result<SocketAddr> {
+        if !matches!(spec.kind, OpKind::Send | OpKind::Connect) {
+            return Err(Error::NotSupported("one-sided operations over udp"));
+        }
+        if spec.level.needs_ack() {
+            return Err(Error::NotSupported(
+                "FI_MATCH_COMPLETE and FI_DELIVERY_COMPLETE over udp",
+            ));
+        }
+        self.destinations
+            .get(spec.peer)
+            .map_or_else(|| self.resolve_destination(host, spec.peer), Ok)
+    }
+
+    #[cold]
+    fn resolve_destination(
+        &mut self,
+        host: &mut dyn EngineContext,
+        addr: FiAddr,
+    ) -> Result<SocketAddr> {
+        let name = host.address_of(self.id, addr)?;
+        let Some(to) = name.socket_addr() else {
+            return Err(Error::WrongScheme {
+                provider: "udp",
+                address: name,
+            });
+        };
+        if to.is_ipv4() != self.local_addr.is_ipv4() {
+            let why = format!("{name} is not of the family of {}", self.local_addr);
+            return Err(Error::Invalid {
+                what: "peer address",
+                why,
+            });
+        }
+        if to.ip().is_multicast() && !self.multicast_enabled {
+            return Err(Error::NotSupported(
+                "multicast groups (the endpoint has no FI_MULTICAST)",
+            ));
+        }
+        self.destinations.insert(addr, to);
+        Ok(to)
+    }
+}
+
+/// Sends a message. What the kernel refuses is known to concern this one: of a socket that is not
+/// connected it does not tell what became of earlier ones.
+fn send_datagram(socket: &UdpSocket, to: SocketAddr, payload: Payload<'_>) -> Result<SendToResult> {
+    let len = payload.len();
+    if len > MAX_MESSAGE {
+        // It was shorter when it was posted: a buffer of the user's own kind may be anything.
+        return Err(Error::TooLong {
+            what: "message",
+            len,
+            limit: MAX_MESSAGE,
+        });
+    }
+    let sent = match payload.as_contiguous() {
+        Some(bytes) => socket.send(to, bytes),
+        None => {
+            let mut bytes = [0; MAX_MESSAGE];
+            payload.for_each(|at, piece| bytes[at..at + piece.len()].copy_from_slice(piece));
+            socket.send(to, &bytes[..len])
+        }
+    };
+    sent.map_err(|errno: Errno| Error::os("sendto", errno.raw_os_error()))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::io;
+    use std::os::fd::BorrowedFd;
+    use std::sync::{Arc, Mutex};
+
+    use fabric_core::buf::{AnyBuf, BufferPool};
+    use fabric_core::info::Info;
+    use fabric_core::rx::RxSource;
+    use fabric_core::transport::{EpId, Interest, Transport, TransportDomain, WaitSet};
+    use fabric_core::{Address, SocketOptions};
+
+    use super::super::{UdpDomain, UdpTransport};
+    use super::*;
+    use crate::av::Av;
+    use crate::domain_state::{AvId, Bindings, Counters, DomainState};
+    use crate::ops::{CompletionTarget, OpState};
+    use crate::transport::fork_guard::ForkGuard;
+
+    /// What was asked for last.
+    #[derive(Default)]
+    struct RecordingWaitSet(Mutex<Option<Interest>>);
+
+    impl WaitSet for RecordingWaitSet {
+        fn wake(&self) {}
+
+        fn watch(&self, _: BorrowedFd<'_>, _: u64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn set_interest(&self, _: BorrowedFd<'_>, _: u64, interest: Interest) -> io::Result<()> {
+            *self.0.lock().unwrap() = Some(interest);
+            Ok(())
+        }
+
+        fn unwatch(&self, _: BorrowedFd<'_>) {}
+    }
+
+    /// An endpoint, and everything that it needs.
+    struct UdpFixture {
+        domain: UdpDomain,
+        domain_state: DomainState,
+        ep: EpId,
+        own_addr: FiAddr,
+        wait_set: Arc<RecordingWaitSet>,
+        /// Operations of messages that were collected.
+        collected: Vec<OpKey>,
+    }
+
+    impl UdpFixture {
+        fn new() -> Self {
+            let (mut domain_state, wait_set) =
+                (DomainState::new(), Arc::new(RecordingWaitSet::default()));
+            let info: Info = UdpTransport.offers().swap_remove(0);
+            let av = AvId(domain_state.avs.insert(Av::new(false)));
+            let bound = Bindings {
+                object_id: 1,
+                context: 0,
+                av,
+                tx_cq: None,
+                rx_cq: None,
+                counters: Counters::default(),
+                shared_rx: None,
+                eq: None,
+                tx_size: 64,
+                rx_size: 64,
+                max_msg_size: info.ep.max_msg_size,
+                inject_size: info.tx.inject_size,
+            };
+            let ep = EpId(
+                domain_state
+                    .endpoints
+                    .insert(DomainState::new_endpoint(bound)),
+            );
+            let mut domain = UdpDomain {
+                wait_set: wait_set.clone(),
+                endpoints: Vec::new(),
+                options: SocketOptions::new(),
+                fork_guard: ForkGuard::current_process(),
+            };
+            let name: Address = domain
+                .open_endpoint(ep, &info, None, RxSource::Own(&BufferPool::new()))
+                .unwrap();
+            let own_addr = domain_state
+                .avs
+                .get_mut(av.0)
+                .unwrap()
+                .table
+                .insert(name.clone());
+            domain.address_inserted(&mut domain_state, ep, own_addr, &name);
+            Self {
+                domain,
+                domain_state,
+                ep,
+                own_addr,
+                wait_set,
+                collected: Vec::new(),
+            }
+        }
+
+        fn endpoint(&mut self) -> &mut UdpEndpoint {
+            self.domain.endpoint(self.ep).unwrap()
+        }
+
+        fn spec(&self, more: bool) -> TxOp {
+            TxOp {
+                more,
+                ..TxOp::new(OpKind::Send, self.own_addr)
+            }
+        }
+
+        fn try_send(&mut self, byte: u8, more: bool) -> TrySend {
+            let spec = self.spec(more);
+            let sent = self
+                .domain
+                .try_send(
+                    &mut self.domain_state,
+                    self.ep,
+                    &spec,
+                    Payload::Contiguous(&[byte]),
+                )
+                .unwrap();
+            if sent == TrySend::Collected {
+                let none = AnyBuf::None;
+                let op = self.domain_state.ops.insert_send(
+                    self.ep,
+                    &spec,
+                    CompletionTarget::Future,
+                    none,
+                    false,
+                );
+                self.domain
+                    .collected(&mut self.domain_state, self.ep, op, &spec, 1);
+                self.collected.push(op);
+            }
+            sent
+        }
+
+        /// How many messages that were collected have ended well.
+        fn ended(&self) -> usize {
+            let ops = &self.domain_state.ops;
+            self.collected
+                .iter()
+                .filter(|op| ops.is_done(**op) && ops.get(**op).unwrap().outcome.error.is_none())
+                .count()
+        }
+
+        fn queue_send(&mut self, byte: u8) -> OpKey {
+            let spec = self.spec(false);
+            let mut op = OpState::new(
+                self.ep,
+                OpKind::Send,
+                CompletionTarget::Future,
+                AnyBuf::Vec(vec![byte]),
+            );
+            op.spec = Some(spec);
+            let key = self.domain_state.ops.insert(op);
+            self.domain
+                .queue_send(&mut self.domain_state, self.ep, key, &spec)
+                .unwrap();
+            key
+        }
+
+        fn interest(&self) -> Option<Interest> {
+            *self.wait_set.0.lock().unwrap()
+        }
+
+        fn unexpected_count(&mut self) -> usize {
+            self.domain.progress(&mut self.domain_state);
+            self.endpoint().stats().unexpected.0
+        }
+    }
+
+    /// The network inside a machine always has room, so it is said that there is none.
+    #[test]
+    fn sends_without_socket_room_queue_in_order() {
+        let mut rig = UdpFixture::new();
+        assert_eq!(rig.try_send(0, false), TrySend::Done);
+        assert_eq!(rig.unexpected_count(), 1);
+        assert_eq!(rig.try_send(1, true), TrySend::Collected);
+        assert!(
+            !rig.domain.arm(),
+            "something was collected and has not left"
+        );
+        rig.endpoint().wait_writable();
+        assert_eq!(rig.interest(), Some(Interest::Both));
+        rig.domain.flush(&mut rig.domain_state, rig.ep).unwrap();
+        assert_eq!(rig.ended(), 0, "it has not left");
+        assert_eq!(
+            rig.try_send(2, false),
+            TrySend::WouldBlock,
+            "it would overtake what was collected"
+        );
+        let (queued, canceled) = (rig.queue_send(2), rig.queue_send(9));
+        assert_eq!(rig.try_send(3, true), TrySend::WouldBlock, "likewise");
+        rig.queue_send(3);
+        assert!(rig.domain.arm(), "the socket tells when there is room");
+        assert_eq!(rig.unexpected_count(), 1, "no attempt is made before");
+        assert!(rig.domain.cancel(&mut rig.domain_state, rig.ep, canceled));
+        assert!(
+            !rig.domain.cancel(&mut rig.domain_state, rig.ep, canceled),
+            "it is not there any more"
+        );
+        rig.domain.ready(
+            &mut rig.domain_state,
+            super::super::endpoint::watch_token(rig.ep, None),
+        );
+        assert_eq!(rig.interest(), Some(Interest::Read));
+        assert_eq!(rig.unexpected_count(), 4);
+        assert_eq!(rig.ended(), 1);
+        assert!(
+            !rig.domain.cancel(&mut rig.domain_state, rig.ep, queued),
+            "it has left"
+        );
+        assert!(rig.domain.arm());
+    }
+
+    #[test]
+    fn full_send_batch_is_flushed_or_blocks() {
+        let mut rig = UdpFixture::new();
+        for byte in 0..100 {
+            assert_eq!(rig.try_send(byte, true), TrySend::Collected);
+        }
+        rig.domain.flush(&mut rig.domain_state, rig.ep).unwrap();
+        assert_eq!(rig.ended(), 100);
+        while rig.unexpected_count() < 100 {}
+        rig.endpoint().wait_writable();
+        let taken = (0..100)
+            .take_while(|byte| rig.try_send(*byte, true) == TrySend::Collected)
+            .count();
+        assert_eq!(taken, super::super::batch::BATCH_LEN);
+        let waiting = rig.queue_send(7);
+        assert!(rig.domain.arm());
+        rig.domain.ready(
+            &mut rig.domain_state,
+            super::super::endpoint::watch_token(rig.ep, None),
+        );
+        while rig.unexpected_count() < 100 + taken + 1 {}
+        assert!(!rig.domain.cancel(&mut rig.domain_state, rig.ep, waiting));
+    }
+
+    #[test]
+    fn queued_sends_fail_on_av_remove_and_close() {
+        for close in [false, true] {
+            let mut rig = UdpFixture::new();
+            assert_eq!(rig.try_send(0, true), TrySend::Collected);
+            rig.endpoint().wait_writable();
+            let key = rig.queue_send(1);
+            let error = if close {
+                rig.domain.close_endpoint(&mut rig.domain_state, rig.ep);
+                Error::Canceled
+            } else {
+                rig.domain
+                    .address_removed(&mut rig.domain_state, rig.ep, rig.own_addr);
+                assert!(rig.domain.arm() && !rig.domain.cancel(&mut rig.domain_state, rig.ep, key));
+                Error::StaleAddress(rig.own_addr)
+            };
+            let ended = rig.domain_state.ops.get(key).unwrap();
+            assert_eq!(ended.outcome.error.as_deref(), Some(&error));
+            let collected = rig.domain_state.ops.is_done(rig.collected[0]);
+            assert_eq!(
+                collected, close,
+                "its address was taken when it was collected"
+            );
+        }
+    }
+}

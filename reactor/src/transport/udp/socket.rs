@@ -1,0 +1,136 @@
+//! Sockets for datagrams.
+
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use fabric_core::transport::{Interest, WaitSet};
+use fabric_core::{Error, Result, Scheme};
+use rustix::io::Errno;
+use rustix::net::sockopt::{
+    set_ip_add_membership, set_ip_multicast_if, set_socket_recv_buffer_size, set_socket_reuseaddr,
+};
+use rustix::net::{SendFlags, SocketType};
+
+use crate::transport::fork_guard::ForkGuard;
+use crate::transport::net::{self, SocketConfig};
+use crate::wait::epoll_ctl_error;
+
+/// Bytes of datagrams that the kernel is asked to keep until they are looked at. It gives what the
+/// machine allows.
+const DEFAULT_RECV_BUFFER: usize = 4 << 20;
+
+/// A socket that is bound and watched. It never blocks.
+pub(super) struct UdpSocket {
+    fd: OwnedFd,
+    fork_guard: ForkGuard,
+    wait_set: Arc<dyn WaitSet>,
+    token: u64,
+}
+
+/// What a send came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SendToResult {
+    Sent,
+    WouldBlock,
+}
+
+fn os_error(call: &'static str) -> impl Fn(Errno) -> Error {
+    move |errno| Error::os(call, errno.raw_os_error())
+}
+
+fn apply_config(fd: &OwnedFd, at: SocketAddr, tuning: &SocketConfig) -> Result<()> {
+    if tuning.options.receive_buffer.is_none() {
+        // Whatever there is, is enough to work with.
+        let _ = set_socket_recv_buffer_size(fd, DEFAULT_RECV_BUFFER);
+    }
+    tuning.apply(fd, at).map_err(os_error("setsockopt"))
+}
+
+impl UdpSocket {
+    /// Binds to an address, and says to which when the port is 0.
+    pub(super) fn open(
+        at: SocketAddr,
+        tuning: &SocketConfig,
+        watch: (Arc<dyn WaitSet>, u64),
+    ) -> Result<(Self, SocketAddr)> {
+        let fd = net::open_socket(at, SocketType::DGRAM).map_err(os_error("socket"))?;
+        apply_config(&fd, at, tuning)?;
+        tuning.bind_in_port_range(at, |at| net::bind(&fd, Scheme::Udp, at))?;
+        if let SocketAddr::V4(at) = at {
+            // Groups are reached by way of the network where the endpoint is at home.
+            set_ip_multicast_if(&fd, at.ip()).map_err(os_error("setsockopt(IP_MULTICAST_IF)"))?;
+        }
+        let name = net::local_addr(&fd)?;
+        Ok((Self::register(fd, watch)?, name))
+    }
+
+    /// Binds to a group, which others on this machine may do as well, and joins it on the network
+    /// of this interface.
+    pub(super) fn open_group(
+        group: SocketAddrV4,
+        interface: Ipv4Addr,
+        tuning: &SocketConfig,
+        watch: (Arc<dyn WaitSet>, u64),
+    ) -> Result<Self> {
+        let at = SocketAddr::V4(group);
+        let fd = net::open_socket(at, SocketType::DGRAM).map_err(os_error("socket"))?;
+        apply_config(&fd, at, tuning)?;
+        set_socket_reuseaddr(&fd, true).map_err(os_error("setsockopt(SO_REUSEADDR)"))?;
+        net::bind(&fd, Scheme::Udp, at)?;
+        set_ip_add_membership(&fd, group.ip(), &interface)
+            .map_err(os_error("setsockopt(IP_ADD_MEMBERSHIP)"))?;
+        Self::register(fd, watch)
+    }
+
+    fn register(fd: OwnedFd, (wait, token): (Arc<dyn WaitSet>, u64)) -> Result<Self> {
+        wait.watch(fd.as_fd(), token).map_err(epoll_ctl_error)?;
+        Ok(Self {
+            fd,
+            fork_guard: ForkGuard::current_process(),
+            wait_set: wait,
+            token,
+        })
+    }
+
+    /// Sends a datagram.
+    pub(super) fn send(&self, to: SocketAddr, bytes: &[u8]) -> Result<SendToResult, Errno> {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        loop {
+            return match rustix::net::sendto(&self.fd, bytes, flags, &to) {
+                Ok(_) => Ok(SendToResult::Sent),
+                Err(Errno::AGAIN) => Ok(SendToResult::WouldBlock),
+                Err(Errno::INTR) => continue,
+                Err(errno) => Err(errno),
+            };
+        }
+    }
+
+    /// Whether it is this process's, and not that of the parent it was forked from.
+    pub(super) fn in_original_process(&self) -> bool {
+        self.fork_guard.in_original_process()
+    }
+
+    /// Watches for room to send as well, or no longer.
+    pub(super) fn watch_writable(&self, room: bool) {
+        let interest = if room { Interest::Both } else { Interest::Read };
+        // It is watched already, so there is nothing that could be refused.
+        let _ = self
+            .wait_set
+            .set_interest(self.fd.as_fd(), self.token, interest);
+    }
+}
+
+impl AsFd for UdpSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for UdpSocket {
+    fn drop(&mut self) {
+        if self.in_original_process() {
+            self.wait_set.unwatch(self.fd.as_fd());
+        }
+    }
+}
