@@ -109,7 +109,7 @@ impl<'a> DomainBuilder<'a> {
     ///
     /// Where the kernel forbids it, messages go through the ring all the same, and always where the
     /// provider has no such way. [`EndpointStats`](crate::EndpointStats) tells which way they went.
-    /// See [`manual::memory`](crate::manual::memory#one-copy).
+    /// See [`guide::memory`](crate::guide::memory#one-copy).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -125,7 +125,7 @@ impl<'a> DomainBuilder<'a> {
     }
 
     /// How sockets are waited for, where the provider has some; [`SocketIo::Auto`] unless said
-    /// otherwise. See [`manual::tcp`](crate::manual::tcp#epoll-and-io_uring).
+    /// otherwise. See [`guide::tcp`](crate::guide::tcp#epoll-and-io_uring).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -143,7 +143,7 @@ impl<'a> DomainBuilder<'a> {
 
     /// What is set on the sockets of the domain, where the provider has some. Traffic classes are
     /// not among these: they are said with the [hints](crate::Hints::tclass). See
-    /// [`manual::tcp`](crate::manual::tcp#sockets).
+    /// [`guide::tcp`](crate::guide::tcp#sockets).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -277,7 +277,7 @@ impl<M: ThreadModel> Domain<M> {
     ///
     /// From then on the number of such a guest is [`Error::StaleAddress`]. A peer that is inserted
     /// by hand, or with [`Endpoint::lookup`](crate::Endpoint::lookup), before it connects or while
-    /// it is a guest, is not forgotten. See [`manual::serving`](crate::manual::serving).
+    /// it is a guest, is not forgotten. See [`guide::client_server`](crate::guide::client_server).
     ///
     /// # Errors
     /// [`Error::Closed`].

@@ -38,12 +38,12 @@
 //! borrows nothing; `.into_future()` makes one that may wait for credit.
 //!
 //! Dropping a future never loses a message and never frees memory that is in use: see
-//! [`manual::cancellation`].
+//! [`guide::cancellation`].
 //!
 //! # Where to read on
 //!
-//! [`manual`] has the chapters: progress, waiting, sending, cancellation, memory, one-sided
-//! operations, ordering, backpressure, serving, connections, tcp, udp, errors, coming from
+//! [`guide`] has the chapters: progress, waiting, batches, cancellation, memory, one-sided
+//! operations, ordering, backpressure, servers, connected endpoints, tcp, udp, errors, coming from
 //! libfabric, defaults.
 
 mod av;
@@ -57,7 +57,7 @@ mod endpoint;
 mod eq;
 mod fabric;
 mod group;
-pub mod manual;
+pub mod guide;
 mod model;
 mod mr;
 mod op;

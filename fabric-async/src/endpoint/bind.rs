@@ -41,7 +41,7 @@ impl Endpoint {
     /// domain, a completion queue, an event queue and a welcoming address vector of its own.
     ///
     /// Short for: discover the provider of the scheme with untagged and tagged messages, and with
-    /// one-sided and atomic operations if it has them, or with [datagrams](crate::manual::udp) if
+    /// one-sided and atomic operations if it has them, or with [datagrams](crate::guide::udp) if
     /// that is what it has, open its fabric and domain, open the queues and the vector, bind,
     /// enable. [`Endpoint::domain`], [`Endpoint::completions`], [`Endpoint::events`] and
     /// [`Endpoint::address_vector`] lead to the parts.
@@ -132,7 +132,7 @@ impl BindOptions {
 
     /// What is spoken to peers, where the provider of the scheme speaks several protocols; the
     /// first that it offers unless said otherwise. Over tcp that is [`Protocol::Tcp`]. With
-    /// [`Protocol::Rxm`] peers are asked in [that dialect](crate::manual::tcp#the-other-dialect)
+    /// [`Protocol::Rxm`] peers are asked in [that dialect](crate::guide::tcp#the-other-dialect)
     /// first; who asks is answered in its own.
     ///
     /// ```

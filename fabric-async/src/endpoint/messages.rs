@@ -20,7 +20,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// buffer comes back then. Only an answer proves that somebody has received it, unless the send
     /// is told to wait for [that](SendRequest::delivery_complete). A message below 64 KiB needs
     /// nobody's help to be sent, as long as the ring has room; a [longer
-    /// one](crate::manual::memory#one-copy) waits until the peer receives, or buffers it within its
+    /// one](crate::guide::memory#one-copy) waits until the peer receives, or buffers it within its
     /// budget. A message above [`Info::ep`](crate::Info::ep)`.max_msg_size` is
     /// [`Error::TooLong`](crate::Error::TooLong).
     ///
@@ -79,7 +79,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Errors
     /// As [`Endpoint::inject`]; [`Error::NotSupported`](crate::Error::NotSupported) without the
     /// capability, and when a connected peer is not [known to take
-    /// it](crate::manual::connections#tags).
+    /// it](crate::guide::connected_endpoints#tags).
     #[doc(alias = "fi_tinject")]
     pub fn inject_tagged(&self, peer: FiAddr, tag: u64, bytes: &[u8]) -> Result<()> {
         self.inject_spec(

@@ -108,7 +108,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// The number is your own until you [remove](AddressVector::remove) it. It stands for the name,
     /// and survives the death and the restart of the peer. A peer that has a number keeps it; that
     /// of a guest, which a welcoming address vector would take back, becomes permanent. See
-    /// [`manual::serving`](crate::manual::serving).
+    /// [`guide::client_server`](crate::guide::client_server).
     ///
     /// Waits until the peer makes progress and answers: over `shm` for as long as that takes, over
     /// `tcp` for ten seconds. `tokio::time::timeout` limits it.

@@ -18,13 +18,13 @@ use crate::window::RemoteWindow;
 /// They reach memory of the peer's domain by key and offset, which the peer has told of
 /// ([`MemoryRegion::remote`](crate::MemoryRegion::remote)). Over shared memory it does not help:
 /// only the first use of a key waits for it to answer. Over `tcp` it does what it is
-/// [asked](crate::manual::tcp#memory-of-other-machines). Rights and range are checked with every
+/// [asked](crate::guide::tcp#memory-of-other-machines). Rights and range are checked with every
 /// access. What is out of reach fails this operation alone, with [`Error::Key`] or
 /// [`Error::TooLong`], and disturbs nothing.
 ///
 /// They take effect in the order in which they were posted. Who receives a message sees what was
 /// written before it was sent; a one-sided operation does not wait until a message before it was
-/// received. See [`manual::onesided`](crate::manual::onesided).
+/// received. See [`guide::one_sided`](crate::guide::one_sided).
 impl<M: ThreadModel> Endpoint<M> {
     /// Writes these bytes to a place in a peer's memory (`fi_write`).
     ///

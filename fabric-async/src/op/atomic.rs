@@ -67,7 +67,7 @@ impl<R: Row> Answer<R> for Fetch {
 ///
 /// `R` is a value, an array or a vector of values. Over shared memory it is executed by the
 /// processor of whoever starts it, on the memory itself, and over `tcp`, and on registered buffers,
-/// [by its owner](crate::manual::onesided); the owner's own
+/// [by its owner](crate::guide::one_sided); the owner's own
 /// [`MemoryRegion::atomic`](crate::MemoryRegion::atomic) does likewise, so all of them exclude each
 /// other.
 #[must_use = "nothing happens before the request is awaited, started or posted"]

@@ -42,11 +42,11 @@ macro_rules! leveled {
     () => {
         /// Ends when all of the message that the receive has room for is in the buffer of the
         /// receive that took it, and that receive has ended (`FI_DELIVERY_COMPLETE`), whatever the
-        /// endpoint's [default](crate::manual::ordering#what-sent-means). A message that no receive
+        /// endpoint's [default](crate::guide::ordering#what-sent-means). A message that no receive
         /// takes is held back until one does; under manual progress the receiver must also be
         /// waiting for something, as for every message. One that the peer
         /// [discards](crate::Claimed::discard) has been delivered too. Over `tcp` it says less: all
-        /// of the message is at the peer's endpoint, [received or not](crate::manual::tcp#sent).
+        /// of the message is at the peer's endpoint, [received or not](crate::guide::tcp#sent).
         /// [`Error::NotSupported`](crate::Error::NotSupported) with providers whose offers lack
         /// this flag.
         #[doc(alias = "FI_DELIVERY_COMPLETE")]

@@ -51,7 +51,7 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     }
 
     /// Makes it a tagged message (`fi_tsend`), which only tagged receives take. A connected peer is
-    /// to be known to take it: see [the manual](crate::manual::connections#tags).
+    /// to be known to take it: see [the guide](crate::guide::connected_endpoints#tags).
     #[doc(alias = "fi_tsend")]
     pub fn tag(mut self, tag: u64) -> Self {
         self.spec.tag = Some(tag);

@@ -232,7 +232,7 @@
 //! What becomes of the peer's number? One that was looked up or inserted is the user's own. It
 //! survives the death of the peer, and its restart, and costs a row of the table until it is
 //! removed. The number of a guest is taken back by the welcoming address vector that gave it, once
-//! the last message that had arrived before was received and looked at. [`serving`](super::serving)
+//! the last message that had arrived before was received and looked at. [`serving`](super::client_server)
 //! has the whole table.
 //!
 //! # Nothing left behind

@@ -62,7 +62,7 @@
 //! ```
 //!
 //! Completions to one peer come in the order of the posts, so the 99th says that those before it
-//! are done; but not where sends wait for [their receivers' word](crate::manual::ordering), or are
+//! are done; but not where sends wait for [their receivers' word](crate::guide::ordering), or are
 //! copied once: a [fenced](crate::SendRequest::fence) one says it of all before it. An operation
 //! that may fail needs an entry for that, so it reserves one as any other does, and gives it back
 //! when it ends well: the queue cannot overrun, and its size bounds what is under way. The buffer

@@ -88,7 +88,7 @@
 //! anybody waits, and whatever the runtime does. It has three states:
 //!
 //! * **Driving.** It makes passes until there was no news for a while, see
-//!   [`waiting`](super::waiting).
+//!   [`waiting`](super::wait_policy).
 //! * **Parked.** It asked the peers to ring and sleeps in the kernel. It takes no CPU time.
 //! * **Watching.** Your tasks poll, so they drive in place, without a hand-off between threads. The
 //!   thread stays out of their way and looks once a millisecond whether they still do. If they do

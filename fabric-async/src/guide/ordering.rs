@@ -80,7 +80,7 @@
 //! The address vector of [`Endpoint::bind`](crate::Endpoint::bind) is *welcoming*: it gives every
 //! peer that connects a number, and takes it back when the peer is gone and its last message was
 //! received and looked at. So every message has a source, and can be answered while its sender
-//! lives. See [`serving`](super::serving).
+//! lives. See [`serving`](super::client_server).
 //!
 //! # What is not ordered
 //!

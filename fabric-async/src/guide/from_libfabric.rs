@@ -136,7 +136,7 @@
 //! | one-sided operations over `udp` | `caps` refused |
 //! | atomic operations on memory of a libfabric peer over `tcp`, connected or not | offered for peers of this library, and those that speak [RXM](super::tcp#the-other-dialect); otherwise [`Error::NotSupported`](crate::Error::NotSupported) |
 //! | passive and connected endpoints, but over `tcp` | `ep_type` refused |
-//! | tags for connected libfabric peers | sent to those of which the program [says](crate::manual::connections#tags) that they take them; otherwise [`Error::NotSupported`](crate::Error::NotSupported) |
+//! | tags for connected libfabric peers | sent to those of which the program [says](crate::guide::connected_endpoints#tags) that they take them; otherwise [`Error::NotSupported`](crate::Error::NotSupported) |
 //! | collectives, triggered operations, `FI_HMEM` | `caps` refused |
 //! | shared transmit contexts, scalable endpoints | `ep_tx_ctx_cnt` above 1, `ep_rx_ctx_cnt` above 1 and not `SHARED_CONTEXT`, refused |
 //! | persistent memory | `caps` refused, or there is no hint |

@@ -55,7 +55,7 @@
 //! An address is the IP address and port where an endpoint is bound: `udp://10.0.0.5:7000`,
 //! `udp://[2001:db8::1]:7000`. Where `udp` is expected, `fi_sockaddr_in://` and
 //! `fi_sockaddr_in6://` say the same. Names of hosts are looked up as over
-//! [TCP](crate::manual::tcp#addresses). `udp://` alone binds to the network inside this machine. An
+//! [TCP](crate::guide::tcp#addresses). `udp://` alone binds to the network inside this machine. An
 //! endpoint is bound to one address, not to all of a machine (`0.0.0.0`), and reaches those of its
 //! own family. Addresses that mean something on one link only (`fe80::`) are not reached.
 //!
@@ -81,7 +81,7 @@
 //!
 //! Of [`SocketOptions`](crate::SocketOptions), the buffers and the ports concern datagrams too. A
 //! larger receive buffer holds longer floods: the machine's own limit is `net.core.rmem_max`.
-//! Traffic classes are as over [TCP](crate::manual::tcp#sockets).
+//! Traffic classes are as over [TCP](crate::guide::tcp#sockets).
 //!
 //! # What is not there
 //!

@@ -3,7 +3,7 @@
 //! An endpoint of type [`EpType::Msg`] (`FI_EP_MSG`) is connected with one peer, from its beginning
 //! to the end of the connection. The provider `tcp` has them, on the wire that libfabric's has
 //! spoken since 1.8, so either side may be a program with libfabric (`fi_pingpong -p tcp -e msg`).
-//! Whoever talks with many takes endpoints [without connections](super::serving); whoever wants to
+//! Whoever talks with many takes endpoints [without connections](super::client_server); whoever wants to
 //! know its peers one by one, to turn some away, to have a queue and a budget for each, or to hear
 //! of the end of each, takes these.
 //!
@@ -104,7 +104,7 @@
 //! The acceptor may send at once. A message that arrives before anybody receives is buffered, so
 //! nothing has to be posted in advance.
 //!
-//! Memory is [reached](super::onesided) by reads and writes, and sends can wait for their delivery,
+//! Memory is [reached](super::one_sided) by reads and writes, and sends can wait for their delivery,
 //! as libfabric has both on this wire. Endpoints of this library tell each other why an access is
 //! refused, which then fails alone, and have all atomic operations, if both were opened with
 //! [`Caps::ATOMIC`](crate::Caps::ATOMIC). Of a libfabric peer, for which the wire has no word that
@@ -163,7 +163,7 @@
 //! # Many connections, one pool of receives
 //!
 //! Endpoints that are connected may [share a receive
-//! context](super::serving#many-endpoints-one-pool-of-receives), accepted ones and those that have
+//! context](super::client_server#many-endpoints-one-pool-of-receives), accepted ones and those that have
 //! called alike: receives are posted to the context, and a message that comes over any of the
 //! connections takes one. Nothing of that is seen on the wire. The context is bound to no address
 //! vector, for each endpoint has its own peer: [`received_by`](crate::SharedReceive::received_by)

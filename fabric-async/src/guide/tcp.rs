@@ -129,7 +129,7 @@
 //! to it, when the network gives up.
 //!
 //! Endpoints that are connected with one peer are another type, with a chapter of their own:
-//! [`connections`](super::connections). They speak the same wire, and what follows holds for them
+//! [`connections`](super::connected_endpoints). They speak the same wire, and what follows holds for them
 //! too.
 //!
 //! # Sent
@@ -158,7 +158,7 @@
 //!
 //! [`Endpoint::write`](crate::Endpoint::write), `read`, the calls for several places (up to four,
 //! as libfabric's provider), data for the target's queue, and counters are those of [one-sided
-//! operations](super::onesided) everywhere:
+//! operations](super::one_sided) everywhere:
 //!
 //! ```
 //! # #[tokio::main(flavor = "multi_thread")] async fn main() -> fabric_async::Result<()> {
@@ -204,7 +204,7 @@
 //!
 //! Keys and places are as in any domain here: keys of 64 bits, which the owner chooses or has
 //! chosen; places from the start of the region, or addresses where the domain [agreed to
-//! that](super::onesided#memory-with-a-key). Libfabric's provider has the former (`mr_mode` empty).
+//! that](super::one_sided#memory-with-a-key). Libfabric's provider has the former (`mr_mode` empty).
 //! It reports no length with the data of a write before 1.18.
 //!
 //! # Slow and hostile peers

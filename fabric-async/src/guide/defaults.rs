@@ -83,7 +83,7 @@
 //! | look at descriptors | every 16 turns of the driver, every 2048 passes of polls, every 64 posts | new peers and dead ones, without a system call each time |
 //! | batch of a queue's stream | 32 completions | one lock for many |
 //!
-//! [`waiting`](super::waiting) says what they mean together.
+//! [`waiting`](super::wait_policy) says what they mean together.
 //!
 //! # Bounds
 //!
