@@ -109,7 +109,7 @@ impl<'a> DomainBuilder<'a> {
     ///
     /// Where the kernel forbids it, messages go through the ring all the same, and always where the
     /// provider has no such way. [`EndpointStats`](crate::EndpointStats) tells which way they went.
-    /// See [`guide::memory`](crate::guide::memory#one-copy).
+    /// See [`guide::memory`](crate::guide::memory#single-copy).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -132,7 +132,7 @@ impl BindOptions {
 
     /// What is spoken to peers, where the provider of the scheme speaks several protocols; the
     /// first that it offers unless said otherwise. Over tcp that is [`Protocol::Tcp`]. With
-    /// [`Protocol::Rxm`] peers are asked in [that dialect](crate::guide::tcp#the-other-dialect)
+    /// [`Protocol::Rxm`] peers are asked in [that dialect](crate::guide::tcp#the-rxm-protocol)
     /// first; who asks is answered in its own.
     ///
     /// ```

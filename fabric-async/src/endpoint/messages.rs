@@ -20,7 +20,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// buffer comes back then. Only an answer proves that somebody has received it, unless the send
     /// is told to wait for [that](SendRequest::delivery_complete). A message below 64 KiB needs
     /// nobody's help to be sent, as long as the ring has room; a [longer
-    /// one](crate::guide::memory#one-copy) waits until the peer receives, or buffers it within its
+    /// one](crate::guide::memory#single-copy) waits until the peer receives, or buffers it within its
     /// budget. A message above [`Info::ep`](crate::Info::ep)`.max_msg_size` is
     /// [`Error::TooLong`](crate::Error::TooLong).
     ///

@@ -18,7 +18,7 @@ use crate::window::RemoteWindow;
 /// They reach memory of the peer's domain by key and offset, which the peer has told of
 /// ([`MemoryRegion::remote`](crate::MemoryRegion::remote)). Over shared memory it does not help:
 /// only the first use of a key waits for it to answer. Over `tcp` it does what it is
-/// [asked](crate::guide::tcp#memory-of-other-machines). Rights and range are checked with every
+/// [asked](crate::guide::tcp#remote-memory). Rights and range are checked with every
 /// access. What is out of reach fails this operation alone, with [`Error::Key`] or
 /// [`Error::TooLong`], and disturbs nothing.
 ///

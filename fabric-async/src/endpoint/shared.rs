@@ -38,7 +38,7 @@ use crate::op::{BatchStopped, MultiRecvRequest, Probe, RecvRequest};
 ///
 /// The endpoints send to, and report as sources, the numbers of one address vector, which the
 /// context is bound to as well. An answer may go out by any of them. Endpoints that are
-/// [connected](crate::guide::connected_endpoints#many-connections-one-pool-of-receives) have no vectors to
+/// [connected](crate::guide::connected_endpoints#shared-receive-context) have no vectors to
 /// be bound to: the source of a message is the one [peer](Endpoint::peer) of the endpoint it came
 /// to, which alone can answer. Where a connection ends, receives that are posted here wait on, but
 /// for one that a message from there had begun to fill, which fails.

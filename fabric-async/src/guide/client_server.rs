@@ -1,38 +1,20 @@
-//! A server and its clients: how do they find each other, and what does it look like when one is
-//! gone?
+//! Servers and clients: address handles, peer death, restarts, shared receives, tracing.
+//!
+//! After this chapter you can write a server that outlives its clients, and a client that notices
+//! the death of its server and finds the next one.
 //!
 //! # Requests and replies
 //!
-//! The server has a name that everybody knows. A client looks it up, and thereby gets a number for
-//! it. The server gets a number for each client without asking: the address vector of
-//! [`Endpoint::bind`](crate::Endpoint::bind) is welcoming, so a client that connects is a *guest*,
-//! and the [`source`](crate::Done::source) of its request is where the reply goes.
+//! A client looks up the server's name and gets an address handle ([`FiAddr`]). The server needs no
+//! names: the address vector of [`Endpoint::bind`] *auto-inserts* every peer that connects, and the
+//! [`source`](Done::source) of a request is where the reply goes. The tests run `serve` and
+//! `request` as they stand here, with clients that are killed in the middle of long requests.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Endpoint, Error, FiAddr, Message, Result};
+#![doc = include_str!("samples/serving.rs")]
 //! use std::time::Duration;
 //! use tokio::time::timeout;
-//!
-//! async fn serve(ep: Endpoint) -> Result<()> {
-//!     loop {
-//!         let request = ep.recv().tag_mask(0, !0).await?;
-//!         let (Ok(client), Some(number)) = (request.source(), request.tag()) else { continue };
-//!         let reply = ep.send(client, request.into_bytes()).tag(number).start();
-//!         match reply.map_err(|failed| failed.error) {
-//!             Ok(reply) => drop(reply),                       // it goes on by itself
-//!             Err(Error::Again(_)) => {}                      // this client does not take its replies
-//!             Err(error) if error.is_peer_gone() => {}        // it has left
-//!             Err(error) => return Err(error),
-//!         }
-//!     }
-//! }
-//!
-//! async fn request(ep: &Endpoint, server: FiAddr, number: u64, text: &'static str) -> Result<Message> {
-//!     let reply = ep.recv().tag(number).from(server).start()?; // first the receive,
-//!     ep.send(server, text).tag(number).await?;                // then the request
-//!     Ok(reply.await?)
-//! }
 //!
 //! let (server, client) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
 //! let name = server.name().clone();
@@ -52,73 +34,77 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Why it is written like this:
+//! * **The client posts the receive before it sends the request.** If the server dies in between, a
+//!   posted receive fails. One that is posted later waits for the server to come back. And a reply
+//!   that finds its receive is not buffered.
+//! * **Each request has a number as its tag**, so several can be pending, and a late reply does not
+//!   match the next request. [Discard late replies](super::cancellation#timeouts-and-tags).
+//! * **Each wait has a time limit.** A server that lives but makes no progress is not gone, and
+//!   nothing fails. `lookup` needs a limit too: it waits until the server answers.
+//! * **The server's receive is from any source.** It outlives every client: the death of one in the
+//!   middle of a request is an event, not an error of the receive.
+//! * **The server starts its replies and does not await them.** A client that receives nothing
+//!   fills its ring and its share of the credits, and is refused. Awaiting would let it stop the
+//!   server.
 //!
-//! * **The receive is posted before the request is sent.** If the server dies in between, a receive
-//!   that is posted fails. One that is posted afterwards waits for the server to come back, which
-//!   may be never. And a reply that finds its receive is not buffered on the way.
-//! * **Each request has a number, as its tag.** Several can be under way, and the reply to one that
-//!   was given up is not taken for the next one's. Late replies have to be taken away now and then:
-//!   see [`cancellation`](super::cancellation).
-//! * **Each wait has a limit.** A server that lives but makes no progress is not gone, and nothing
-//!   fails. The limit covers `lookup` too: it waits until the server answers.
-//! * **The server starts its replies, and does not await them.** A client that takes nothing fills
-//!   its ring, then its share of the credits, and is refused. Awaiting would let it stop the server
-//!   for everybody.
+//! A request that failed with [`PeerGone`](Error::PeerGone) or timed out may have been executed.
+//! Only one that failed with [`NoSuchPeer`](Error::NoSuchPeer) was certainly not.
 //!
-//! A request that failed with [`PeerGone`], or ran out of time, may have been carried out. Only one
-//! that failed with [`NoSuchPeer`] was certainly not.
+//! # When a peer dies
 //!
-//! # The faces of "the peer is gone"
-//!
-//! It depends on whose number it is. One from [`Endpoint::lookup`] or [`AddressVector::insert`] is
-//! *your own*. That of a guest is on loan.
-//!
-//! | | a number of your own | the number of a guest |
+//! | | handle that you looked up or inserted | auto-inserted handle |
 //! |---|---|---|
-//! | an operation that is under way: a send, a directed receive | [`PeerGone`] | [`PeerGone`] |
-//! | the next send | [`NoSuchPeer`] | [`StaleAddress`]; as long as messages of it wait, [`NoSuchPeer`] |
-//! | a directed receive that is posted later | takes what had arrived; else waits for the peer to come back | takes what had arrived; if that has nothing for it, [`PeerGone`]; afterwards [`StaleAddress`] |
-//! | a receive from anybody | waits for others | waits for others |
-//! | [`Endpoint::lookup`] of its name | [`NoSuchPeer`]; the number stays | [`NoSuchPeer`] |
-//! | somebody comes by that name | the number is good again | a guest again, with a new number |
-//! | the event queue | [`PeerDown`] | [`PeerDown`] |
+//! | pending send or directed receive | [`PeerGone`](Error::PeerGone) | [`PeerGone`](Error::PeerGone) |
+//! | next send, also one that waited for a credit | [`NoSuchPeer`](Error::NoSuchPeer) | [`StaleAddress`](Error::StaleAddress); while messages of the peer wait, [`NoSuchPeer`](Error::NoSuchPeer), or [`PeerGone`](Error::PeerGone) if another process has its name |
+//! | directed receive that is posted later | takes what had arrived; else waits for the peer to come back | takes what had arrived; else [`PeerGone`](Error::PeerGone), later [`StaleAddress`](Error::StaleAddress) |
+//! | receive from any source | waits for other senders | waits for other senders |
+//! | [`Endpoint::lookup`] of its name | [`NoSuchPeer`](Error::NoSuchPeer); the handle stays | [`NoSuchPeer`](Error::NoSuchPeer) |
+//! | another process binds its name | the handle reaches the new process | the new process gets a handle with a new generation |
+//! | event queue | [`PeerDown`](EventKind::PeerDown) | [`PeerDown`](EventKind::PeerDown) |
 //!
-//! A send that still waits for a credit is not under way: for it the second row holds. A send that
-//! has ended well says nothing of all this: the message was in the ring, and may have died there
-//! unread.
+//! A message that is complete in the ring is still received. One that was arriving is discarded,
+//! and its receive depends on its kind:
 //!
-//! How soon is it known? An endpoint that is closed or dropped says goodbye, and sends to it fail
-//! at once. A process that was killed says nothing. The kernel hangs up its sockets, and this side
-//! notices with the next look at them: at once while it sleeps, and within some passes, or 64
-//! posts, while it polls. A short message that is sent until then goes into a ring that nobody
-//! reads.
+//! | receive | when its sender dies in the middle of the message |
+//! |---|---|
+//! | from any source: `recv`, `recv_into`, `recv_lent`, awaited, started or posted | goes on waiting, at its place in posting order |
+//! | from any source, of a [shared receive context](SharedReceive), with connected endpoints too | goes on waiting |
+//! | from any source, of several messages ([`recv_multi`](Endpoint::recv_multi)) | goes on; the message is not reported, its place in the buffer counts as used |
+//! | directed ([`from`](RecvRequest::from)) | fails with [`PeerGone`](Error::PeerGone) |
+//! | of a claimed message ([`Claimed`]) | fails with [`PeerGone`](Error::PeerGone), with the part that arrived |
+//! | any, of a [connected endpoint](super::connected_endpoints) with receives of its own | fails with [`PeerGone`](Error::PeerGone) |
 //!
-//! # How long a number lives
+//! Until a receive completes, its buffer is scratch: it may hold bytes of a discarded part.
 //!
-//! * **Your own** lives until you [`remove`](crate::AddressVector::remove) it. It stands for the
-//!   name, so it survives the death and the restart of the peer: the next send after the restart
-//!   makes a new connection.
-//! * **A guest's** lives while the guest is connected, and then until the last message that it sent
-//!   was received and looked at. So a request can always be told by its source, and a reply to a
-//!   client that has left is an error, never somebody else's mail. A guest that comes back
-//!   meanwhile keeps its number.
-//! * **A guest you look up** or insert becomes your own, under the number it has. Do so if you want
-//!   to reach it after it has restarted; then remove it yourself, one day.
-//! * Receives that are directed at a number when it is removed, or taken back, end with
-//!   [`StaleAddress`].
+//! An endpoint that is closed or dropped tells its peers, and sends to it fail at once. A killed
+//! process does not; the kernel closes its sockets. This side notices at once while it sleeps, and
+//! within a few passes, or 64 posts, while it polls. A short message that is sent before goes into
+//! a ring that no process reads, and completes.
 //!
-//! A server that keeps something for each client keys it by the number, and lets go of it at
-//! [`PeerDown`], whose `source` is that number. Requests may still wait at that moment, and come
-//! afterwards. If the event queue has overrun, see [`backpressure`](super::backpressure).
+//! # Lifetime of address handles
 //!
-//! # Many endpoints, one pool of receives
+//! * **A handle that you looked up or inserted** stands for the name. It survives the death and the
+//!   restart of the peer, until you [`remove`](AddressVector::remove) it.
+//! * **An auto-inserted handle** stands for one endpoint of one process. It is valid while the peer
+//!   is connected, and then until the last message from that peer has been received, so `source()`
+//!   never dangles. A reply to a client that has left is an error, and never reaches a process that
+//!   was started under the same name later. An endpoint that connects again meanwhile keeps its
+//!   handle.
+//! * **Looking up or inserting an auto-inserted peer** makes its handle permanent, with the same
+//!   value. Remove it yourself.
+//! * Receives directed at a handle that is removed or released fail with
+//!   [`StaleAddress`](Error::StaleAddress).
 //!
-//! A server may have many endpoints: a name for each service, or for each tenant. Each with
-//! receives of its own would need as many as it may get at once, and most would lie idle. Endpoints
-//! that *share* a receive context ([`SharedReceive`](crate::SharedReceive), `fi_srx_context`) live
-//! on one pool: receives are posted to the context, and a message that comes to any of them takes
-//! one, in posting order.
+//! A server that keeps state for each client uses the handle as the key, and frees the state on
+//! [`PeerDown`](EventKind::PeerDown), whose `source` is the handle. Requests of that client may
+//! still be waiting then. If events were lost, see
+//! [`backpressure`](super::backpressure#queue-entries).
+//!
+//! # Shared receive context
+//!
+//! A server with an endpoint for each service or tenant would need receives for each. Endpoints
+//! that share a receive context ([`SharedReceive`], `fi_srx_context`) take them from one pool, in
+//! posting order:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -145,59 +131,51 @@
 //!     assert_eq!(ep.id(), tenant.id());
 //!     let number = request.context;
 //!     let request = request.into_result::<Vec<u8>>()?;
-//!     ep.send(request.source()?, "an answer").await?;          // by the endpoint that was asked
+//!     ep.send(request.source()?, "a reply").await?;            // by the endpoint that got the request
 //!     pool.recv_into(request.into_buf()).context(number).post()?;
-//!     assert_eq!(&client.recv().await?[..], b"an answer");
+//!     assert_eq!(&client.recv().await?[..], b"a reply");
 //! }
 //! # Ok(()) }
 //! ```
 //!
-//! * All kinds of receives work there, probes and claims too; directed ones hear their peer at
-//!   every endpoint. The endpoints themselves refuse them
-//!   ([`NotSupported`](crate::Error::NotSupported)).
-//! * Completions go to the queue that the *context* is bound to: an entry is reserved when a
-//!   receive is posted, and it is not known then who will get the message.
-//! * Messages that nobody has asked for wait in the context, in the order they came, within one
-//!   budget for all.
-//! * The endpoints and the context have one address vector. A client that talks to several of them
-//!   has one number, and a [`PeerConnected`](crate::EventKind::PeerConnected) and a [`PeerDown`]
-//!   for each.
-//! * An endpoint that closes leaves what it had received. A receive that it had begun to fill ends
-//!   with [`Closed`](crate::Error::Closed); the others wait on. The context closes after its
-//!   endpoints, and then its receives end with [`Canceled`](crate::Error::Canceled).
+//! * The context takes all kinds of receives, probes and claims; a directed receive matches its
+//!   peer at every endpoint. The endpoints refuse receives with
+//!   [`NotSupported`](Error::NotSupported).
+//! * Completions go to the queue of the *context*, because an entry is reserved before the endpoint
+//!   is known. Counters of the endpoint count them.
+//! * Unexpected messages wait in the context, in the order of arrival, within one budget.
+//! * Endpoints and context share one address vector: a client of several endpoints has one handle,
+//!   and a [`PeerConnected`](EventKind::PeerConnected) and a [`PeerDown`](EventKind::PeerDown) for
+//!   each.
+//! * When one endpoint closes, its messages stay and the receives go on waiting; a message that was
+//!   arriving there is discarded. The context closes after its endpoints; its receives then end
+//!   with [`Canceled`](Error::Canceled).
 //!
 //! # A server that restarts
 //!
-//! A name belongs to the process that bound it. When that process is gone the name is free, also
-//! after `kill -9`; while it lives a second [`bind`](crate::Endpoint::bind) is
-//! [`Error::AddressInUse`]. Clients need not look the name up again. They see [`PeerGone`] for what
-//! was under way, then [`NoSuchPeer`] until the new server is there: try again after a pause. The
-//! new server knows nothing of the old one's clients, and gets them as guests with their first
-//! request.
+//! A name belongs to the process that bound it, and is free when that process is gone, also after
+//! `kill -9`; before, [`bind`](Endpoint::bind) fails with [`AddressInUse`](Error::AddressInUse).
+//! Clients keep their handles: pending operations fail with [`PeerGone`](Error::PeerGone), new ones
+//! with [`NoSuchPeer`](Error::NoSuchPeer) until the new server is there. Retry after a pause. The
+//! new server auto-inserts the clients with their first request.
 //!
-//! # What is told to `tracing`
+//! # Tracing
 //!
-//! Besides the event queue, which is for programs, there is the [`tracing`] subscriber of the
-//! process, for those who run them. It hears of the rare things, never of single messages:
+//! The [`tracing`](https://docs.rs/tracing) subscriber of the process gets rare events, never
+//! single messages:
 //!
-//! | target | level | what | fields |
+//! | target | level | event | fields |
 //! |---|---|---|---|
-//! | `fabric::endpoint` | debug | endpoint opened, endpoint closed | `endpoint`, its [`id`](crate::Endpoint::id); `name` |
+//! | `fabric::endpoint` | debug | endpoint opened, endpoint closed | `endpoint`, its [`id`](Endpoint::id); `name` |
 //! | `fabric::connection` | debug | peer connected, peer closed | `endpoint`, `peer` |
 //! | `fabric::connection` | info | peer died | `endpoint`, `peer` |
-//! | `fabric::connection` | info | loans given up, because the peer that had them is gone | `endpoint`, `peer`, `loans` |
+//! | `fabric::connection` | info | loans given up, because their borrower is gone | `endpoint`, `peer`, `loans` |
 //! | `fabric::connection` | warn | peer broke the protocol | `endpoint`, `peer`, `what` |
-//! | `fabric::connection` | warn | caller refused | `endpoint`, `error` |
+//! | `fabric::connection` | warn | connection refused | `endpoint`, `error` |
 //! | `fabric::progress` | debug | driver started, driver ended | `driver`: `task` or `thread` |
 //! | `fabric::progress` | error | a waker, the drop of a buffer, or the subscriber panicked | |
 //!
-//! No lock is held meanwhile: a subscriber may use the endpoint that it hears of.
-//!
-//! [`tracing`]: https://docs.rs/tracing
-//! [`Endpoint::lookup`]: crate::Endpoint::lookup
-//! [`AddressVector::insert`]: crate::AddressVector::insert
-//! [`PeerGone`]: crate::Error::PeerGone
-//! [`NoSuchPeer`]: crate::Error::NoSuchPeer
-//! [`StaleAddress`]: crate::Error::StaleAddress
-//! [`Error::AddressInUse`]: crate::Error::AddressInUse
-//! [`PeerDown`]: crate::EventKind::PeerDown
+//! No lock is held meanwhile: a subscriber may use the endpoint.
+
+#[cfg(doc)]
+use crate::*;

@@ -46,7 +46,7 @@ macro_rules! leveled {
         /// takes is held back until one does; under manual progress the receiver must also be
         /// waiting for something, as for every message. One that the peer
         /// [discards](crate::Claimed::discard) has been delivered too. Over `tcp` it says less: all
-        /// of the message is at the peer's endpoint, [received or not](crate::guide::tcp#sent).
+        /// of the message is at the peer's endpoint, [received or not](crate::guide::tcp#what-sent-means).
         /// [`Error::NotSupported`](crate::Error::NotSupported) with providers whose offers lack
         /// this flag.
         #[doc(alias = "FI_DELIVERY_COMPLETE")]

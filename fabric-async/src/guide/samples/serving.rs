@@ -1,0 +1,28 @@
+use fabric_async::{Endpoint, Error, FiAddr, Message, Result};
+
+async fn serve(ep: Endpoint) -> Result<()> {
+    loop {
+        let request = ep.recv().tag_mask(0, !0).await?;
+        let (Ok(client), Some(number)) = (request.source(), request.tag()) else {
+            continue;
+        };
+        let reply = ep.send(client, request.into_bytes()).tag(number).start();
+        match reply.map_err(|failed| failed.error) {
+            Ok(reply) => drop(reply),                // it goes on by itself
+            Err(Error::Again(_)) => {}               // this client does not take its replies
+            Err(error) if error.is_peer_gone() => {} // it has left
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+async fn request(
+    ep: &Endpoint,
+    server: FiAddr,
+    number: u64,
+    text: &'static str,
+) -> Result<Message> {
+    let reply = ep.recv().tag(number).from(server).start()?; // first the receive,
+    ep.send(server, text).tag(number).await?; // then the request
+    Ok(reply.await?)
+}
