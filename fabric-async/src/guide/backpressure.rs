@@ -55,8 +55,7 @@
 //! sends to it, and not those to others. A task that waits for a credit makes progress in both
 //! directions.
 //!
-//! The number of sends that *await* a credit is not limited: each is a future that you hold. Bound
-//! them as you bound tasks, or reserve first.
+//! The number of sends that *await* a credit is not limited: each is a future that you hold.
 //!
 //! # Permits
 //!
@@ -90,8 +89,9 @@
 //! [`PeerConnected`](EventKind::PeerConnected) and [`PeerDown`](EventKind::PeerDown) then compares
 //! its list with [`AddressVector::peers`]: forget auto-inserted handles that are not in it, add
 //! those that are new. A looked up or inserted handle is always listed; [`Endpoint::lookup`] of its
-//! name tells whether the peer is there. Do not look up auto-inserted peers for this: that makes
-//! their handles permanent.
+//! name tells whether the peer is there. Do not look up auto-inserted peers for this, which makes
+//! their handles permanent. An endpoint whose handle is still listed may have left and connected
+//! again.
 //!
 //! # Receives
 //!

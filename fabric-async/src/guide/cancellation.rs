@@ -4,8 +4,8 @@
 //! to its message and its buffer when the future is dropped.
 //!
 //! A future is cancelled by dropping it: a branch of `select!` loses, a timeout fires, a task is
-//! aborted. The operation may be half done at that moment. Its buffer therefore belongs to the
-//! operation until the operation has ended.
+//! aborted. The operation may be half done then, so its buffer belongs to the operation until its
+//! end.
 //!
 //! | dropped while pending | effect |
 //! |---|---|
@@ -23,8 +23,6 @@
 //! | a [`Permit`] | the credit goes back |
 //! | [`Endpoint::lookup`] | the address handle stays in the address vector, and the connection is made |
 //! | [`EventQueue::next`], [`CompletionQueue::next_batch`], [`Counter::wait`], `flush` | nothing is lost |
-//!
-//! An operation that was `.post()`ed has no future: its completion goes to the queue.
 //!
 //! # A loop over `select!`
 //!
@@ -127,17 +125,15 @@
 //!
 //! A receive for one reply has the tag of its request. If a timeout drops the receive and the reply
 //! arrives later, no receive has its tag, and it waits among the [unexpected
-//! messages](super::memory#unexpected-messages) for as long as the endpoint is open. When late
-//! replies have used up the budget, the next unexpected message stays in the ring and holds back
-//! everything behind it, including replies that a receive waits for. There are two remedies:
+//! messages](super::memory#unexpected-messages) for as long as the endpoint is open. Late replies
+//! can use up the budget, and then hold back everything behind them, including replies that a
+//! receive waits for. There are two remedies:
 //!
 //! * **Receive any tag and dispatch.** One receive with `tag_mask(0, !0)` takes every tagged
 //!   message and hands it to the task that waits for it, or drops it. It must be the only tagged
-//!   receive: the earliest posted receive gets the message, not the most specific one.
+//!   receive, because the earliest posted one gets the message.
 //! * **Discard after a timeout.** [Claim](Probe::claim) the message with that tag and discard it. A
-//!   claim takes only a message that no receive has taken, and posts nothing. (A receive for any
-//!   tag that is started and cancelled is no remedy: while it is posted, it precedes later
-//!   receives.)
+//!   claim takes only a message that no receive has taken, and posts nothing.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -166,9 +162,9 @@
 //! # What a dropped send needs
 //!
 //! A dropped send needs its endpoint and, under manual progress, the [runtime of the
-//! domain](super::progress). When the endpoint closes first, by [`Endpoint::close`] or with its
-//! last handle, what is not yet in the peer's ring or the kernel is not sent, and not reported:
-//! call [`flush`](super::batching#flush) before.
+//! domain](super::progress). An operation does not keep its [endpoint open](super::errors#handles):
+//! when that closes first, what is not yet in the peer's ring or the kernel is not sent, and not
+//! reported. [Flush](super::batching#flush) before.
 
 #[cfg(doc)]
 use crate::*;

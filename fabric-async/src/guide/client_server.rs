@@ -39,13 +39,12 @@
 //!   that finds its receive is not buffered.
 //! * **Each request has a number as its tag**, so several can be pending, and a late reply does not
 //!   match the next request. [Discard late replies](super::cancellation#timeouts-and-tags).
-//! * **Each wait has a time limit.** A server that lives but makes no progress is not gone, and
-//!   nothing fails. `lookup` needs a limit too: it waits until the server answers.
+//! * **Each wait has a time limit.** A living server that makes no progress fails nothing. `lookup`
+//!   waits too, until the server answers.
 //! * **The server's receive is from any source.** It outlives every client: the death of one in the
 //!   middle of a request is an event, not an error of the receive.
 //! * **The server starts its replies and does not await them.** A client that receives nothing
-//!   fills its ring and its share of the credits, and is refused. Awaiting would let it stop the
-//!   server.
+//!   fills its ring and its share of the credits, and is refused.
 //!
 //! A request that failed with [`PeerGone`](Error::PeerGone) or timed out may have been executed.
 //! Only one that failed with [`NoSuchPeer`](Error::NoSuchPeer) was certainly not.
@@ -102,9 +101,8 @@
 //!
 //! # Shared receive context
 //!
-//! A server with an endpoint for each service or tenant would need receives for each. Endpoints
-//! that share a receive context ([`SharedReceive`], `fi_srx_context`) take them from one pool, in
-//! posting order:
+//! A server may have an endpoint for each service or tenant. Endpoints that share a receive context
+//! ([`SharedReceive`], `fi_srx_context`) take them from one pool, in posting order:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

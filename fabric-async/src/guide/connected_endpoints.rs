@@ -5,9 +5,9 @@
 //!
 //! An endpoint of type [`EpType::Msg`] is connected to one peer for its whole life. The `tcp`
 //! provider has them, in the wire format of libfabric's provider since 1.8, so the peer may be a
-//! libfabric program (`fi_pingpong -p tcp -e msg`). Use them to admit peers one by one, or to have
-//! a queue, a budget and an end for each. To talk with many peers over one endpoint, use
-//! [connectionless endpoints](super::client_server).
+//! libfabric program (`fi_pingpong -p tcp -e msg`). Use them to admit peers one by one, and to have
+//! a queue, a budget and an end for each; [connectionless endpoints](super::client_server) talk
+//! with many peers.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -94,9 +94,8 @@
 //!
 //! [`Endpoint::peer`] is the address handle of the one peer: the destination of sends and the
 //! source of messages. The [address vector](Endpoint::address_vector) cannot be changed, and
-//! directed receives are [`NotSupported`](Error::NotSupported). Everything else is as with any
-//! endpoint. The accepting side may send at once: messages that arrive before the first receive are
-//! buffered.
+//! directed receives are [`NotSupported`](Error::NotSupported). The accepting side may send at
+//! once: messages that arrive before the first receive are buffered.
 //!
 //! [One-sided](super::one_sided) reads and writes and [delivery](super::ordering#completion-levels)
 //! work with libfabric peers too. Endpoints of this library also have atomic operations, if both
@@ -127,9 +126,8 @@
 //! with a shared receive context, does not announce it, and crashes otherwise. A tagged send to a
 //! peer that announced nothing is therefore [`NotSupported`](Error::NotSupported), unless your
 //! program says that the peer takes them: [`Connect::peer_takes_tags`] or
-//! [`ConnectionRequest::peer_takes_tags`]. Tagged messages from such a peer are received, and prove
-//! nothing about what it takes. An endpoint without [`Caps::TAGGED`] treats one as a protocol
-//! violation.
+//! [`ConnectionRequest::peer_takes_tags`]. Tagged messages from such a peer are received. An
+//! endpoint without [`Caps::TAGGED`] treats one as a protocol violation.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -90,7 +90,7 @@
 //! | [`Domain::completion_queue`] | 1 to 2^20 entries |
 //! | [`Fabric::event_queue`] | from 1 |
 //! | `info.tx.size`, `info.rx.size` at `enable` | 1 to 2^16 |
-//! | name of an endpoint | 80 bytes |
+//! | name of an endpoint | 80 bytes of ASCII letters, digits and `._-:@+` |
 //!
 //! # Environment
 //!

@@ -40,16 +40,31 @@
 //! # Handles
 //!
 //! Objects form a tree: a fabric has domains and event queues, a domain has the rest. A child keeps
-//! its parent open, so dropping handles in any order closes the objects in the right one. Only
-//! clones of its handle, and endpoints that share a receive context, keep an object open.
-//! Operations, streams, permits, probes, claimed messages, windows and groups do not: when the last
-//! handle of their endpoint is dropped, pending ones end with [`Error::Canceled`] and their
-//! buffers, and later use is [`Error::Closed`]. The [overview](super::overview#what-dropping-does)
-//! lists the effect of each drop.
+//! its parent open, so dropping handles in any order closes the objects in the right one. A
+//! *dependent* keeps nothing open: it ends, or is refused, when its object closes, by `close` or
+//! with its last handle.
 //!
-//! [`Endpoint::close`] closes the endpoint for all its clones, with the same effect. Counters and
-//! address vectors are closed for all their clones too. A call on a closed object, or a wait for
-//! it, is [`Error::Closed`].
+//! | handle | keeps open |
+//! |---|---|
+//! | [`Fabric`], [`EventQueue`] | the fabric |
+//! | [`Domain`], builders of its objects | the domain and its fabric |
+//! | [`Endpoint`]; a request that is not posted borrows one | the endpoint, its domain, address vector and shared receive context |
+//! | [`CompletionQueue`], [`Counter`], [`AddressVector`], [`MemoryRegion`], [`RegisteredBuffer`], [`SharedReceive`], [`PassiveEndpoint`] | the object and its domain or fabric |
+//!
+//! | dependent | when its object closes |
+//! |---|---|
+//! | [`Operation`] of any kind | [`Error::Canceled`], with the buffer; a completed one keeps its result |
+//! | an operation that was posted to a queue | an entry with [`Error::Canceled`] and the buffer |
+//! | [`MultiRecv`] | the messages that had arrived, then [`Error::Canceled`] |
+//! | a [`Probe`], claim or [`Reserve`] that waits | [`Error::Canceled`] |
+//! | [`Permit`], [`Claimed`], [`Group`], [`RemoteWindow`] | use is refused with [`Error::Closed`] |
+//! | a received message, a [`Loan`], a [`Lent`] | stays valid |
+//!
+//! `tokio::spawn(ep.recv().start()?)` therefore receives only while a handle of `ep` lives
+//! elsewhere: move a clone into the task. A temporary endpoint closes at the end of its statement.
+//!
+//! [`Endpoint::close`] closes an endpoint for all its clones; so does `close` of counters and
+//! address vectors. A call on a closed object, and a wait for it, is [`Error::Closed`].
 //!
 //! `close` of the other objects fails with [`Error::Busy`] while children are open or objects are
 //! bound to them. It names these by class, changes nothing, and returns the handle in
@@ -107,7 +122,7 @@
 //! | [`TimedOut`](Error::TimedOut) | `FI_ETIMEDOUT` | 110 | the peer has not answered in time |
 //! | [`NoSuchPeer`](Error::NoSuchPeer), [`Refused`](Error::Refused), [`Rejected`](Error::Rejected) | `FI_ECONNREFUSED` | 111 | no endpoint has the name; its endpoint refused, with a reason; its program rejected, with private data |
 //! | [`Unreachable`](Error::Unreachable) | `FI_EHOSTUNREACH` | 113 | no route from the address the endpoint is bound to |
-//! | [`Canceled`](Error::Canceled) | `FI_ECANCELED` | 125 | the endpoint closed first |
+//! | [`Canceled`](Error::Canceled) | `FI_ECANCELED` | 125 | the endpoint or connection closed before the operation completed |
 //! | [`Closed`](Error::Closed) | `FI_EOPBADSTATE` | 258 | the object is closed |
 //! | [`CountedError`](Error::CountedError) | `FI_EAVAIL` | 259 | an operation failed while its counter was waited for |
 //! | [`BadFlags`](Error::BadFlags) | `FI_EBADFLAGS` | 260 | flags that the call does not take |

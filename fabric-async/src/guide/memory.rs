@@ -39,18 +39,17 @@
 //! is longer than the room fails with [`Error::Truncated`]: its first bytes are in the buffer, the
 //! rest is lost.
 //!
-//! The methods of a [`CustomBuf`] (memory that is pinned, mapped or from an arena) are called under
-//! the lock of the domain: they must be short, must not panic, and must not call the fabric. It is
-//! dropped without the lock. Implementing it is `unsafe`: the bytes must stay in place while the
-//! value moves.
+//! A [`CustomBuf`] is memory of your own: pinned, mapped, from an arena. Its methods run under the
+//! lock of the domain: they must be short, must not panic, and must not call the fabric.
+//! Implementing it is `unsafe`: the bytes must stay in place while the value moves.
 //!
 //! # Vectored buffers
 //!
 //! [`Gather`] sends several buffers as one message or one write; [`Scatter`] receives one message,
-//! or the bytes of a read, into several. The parts are copied directly to and from the ring or the
-//! peer's region, and the other side does not see the parts. A `Scatter` fills each part before the
-//! next. Empty parts and empty vectors are valid. The number of parts is limited by `tx.iov_limit`
-//! and `rx.iov_limit` (64 with `shm`, 16 with `sim`); more fail with [`Error::TooLong`].
+//! or the bytes of a read, into several. The other side does not see the parts. A `Scatter` fills
+//! each part before the next. Empty parts and empty vectors are valid. The number of parts is
+//! limited by `tx.iov_limit` and `rx.iov_limit` (64 with `shm`, 16 with `sim`); more fail with
+//! [`Error::TooLong`].
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -110,7 +109,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Post two such buffers, and post each again when it has ended, to keep a fast sender going.
+//! Two such buffers, each posted again when it has ended, keep a fast sender going.
 //!
 //! # Loans
 //!
@@ -122,8 +121,8 @@
 //!
 //! * Each loan is a file descriptor of the lender.
 //! * One peer may hold 256 loans; further ones are copied. A domain has at most 4 GiB of loans;
-//!   beyond that [`Endpoint::loan`] fails with [`Error::Again`]. Bound a pipeline by having the
-//!   reader acknowledge: 256 loans of 4 MiB are 1 GiB.
+//!   beyond that [`Endpoint::loan`] fails with [`Error::Again`]. Have the reader acknowledge loans
+//!   to bound a pipeline.
 //! * The loans of a peer whose connection ended are given up, since it may still read them. What a
 //!   receiver holds stays readable after the sender's death.
 //! * A peer keeps borrowed memory mapped, and can see what is written there later, also for other
@@ -186,22 +185,12 @@
 //! * Replies that arrive after a [timeout](super::cancellation#timeouts-and-tags) are unexpected
 //!   messages.
 //!
-//! # Sizes
-//!
-//! | | |
-//! |---|---|
-//! | longest message | `info.ep.max_msg_size`: 2^40 bytes with `shm`, 2^30 with `sim`; sending more fails with [`Error::TooLong`], receiving more with [`Error::Truncated`] |
-//! | longest [inject](Endpoint::inject) | `info.tx.inject_size`: 4096 bytes, or the hint |
-//! | ring | 128 KiB of shared memory per direction and peer, made by the first operation to the peer |
-//! | name | 80 bytes of ASCII letters, digits and `._-:@+` |
-//!
 //! # Cleanup after a crash
 //!
-//! A name is a Unix socket in the abstract namespace, the memory is unnamed, and both sides map it.
-//! The kernel removes all of it with the last process that holds it, also after `kill -9`: no file
-//! is left, and the size of `/dev/shm` does not matter. The death of a process takes no memory from
-//! its peer: the survivor still receives the messages that are complete in the ring. What else it
-//! sees is in [`client_server`](super::client_server#when-a-peer-dies).
+//! A name is a Unix socket in the abstract namespace, and the memory is unnamed. The kernel removes
+//! both with the last process that holds them, also after `kill -9`: no file is left, and the size
+//! of `/dev/shm` does not matter. The survivor still receives the messages that are complete in the
+//! ring; what else it sees is in [`client_server`](super::client_server#when-a-peer-dies).
 //!
 //! A name in use cannot be bound again ([`Error::AddressInUse`]). Abstract names belong to a
 //! network namespace: containers reach each other if they share the network, also with separate
@@ -215,8 +204,8 @@
 //! out of shared memory once and then checked, and the memory is sealed so that it cannot shrink. A
 //! peer that breaks the protocol loses its connection, and the [`DownReason`] of
 //! [`EventKind::PeerDown`] says why. A refused connection attempt is an [`EventKind::Rejected`].
-//! File descriptors from peers are closed on separate threads, at most eight; when those are
-//! blocked and 64 descriptors wait, endpoints stop accepting connections until a thread is free.
+//! Descriptors from peers are closed on up to eight threads of their own; while all of these are
+//! blocked and 64 descriptors wait, no connection is accepted, and established ones go on.
 //!
 //! A hostile process of the same user *can*
 //!
@@ -227,8 +216,7 @@
 //! * give a false name when it connects: a source is not a proof of identity. Its connection is its
 //!   own.
 //!
-//! Processes of one user can harm each other by other means too. Give processes that must not trust
-//! each other different users.
+//! Run processes that must not trust each other as different users.
 
 #[cfg(doc)]
 use crate::*;

@@ -70,21 +70,21 @@
 //!
 //! [`Endpoint::write_to`] and [`Endpoint::read_from`] reach several places of one peer in one
 //! operation (`fi_writemsg`, `fi_readmsg` with several `fi_rma_iov`), in one region or several. The
-//! local side is one buffer, a [`Gather`] or a [`Scatter`], which need not be divided like the
-//! remote side. The limit is negotiated ([`Hints::rma_iov_limit`]).
+//! local side is one buffer, a [`Gather`] or a [`Scatter`]. The limit is negotiated
+//! ([`Hints::rma_iov_limit`]).
 //!
-//! All places are checked before the first byte moves. A region that is closed in the middle leaves
-//! what was written before. A counter counts each place; data for the peer's queue comes once, with
-//! the last. Such an operation always takes a credit. Atomic operations have one place.
+//! All places are checked before the first byte moves. A counter counts each place; data for the
+//! peer's queue comes once, with the last. Such an operation always takes a credit. Atomic
+//! operations have one place.
 //!
 //! # Windows
 //!
 //! [`Endpoint::window`] maps a region once. [`RemoteWindow`] reads, writes and changes it with the
-//! same checks, without post, lock or completion: an eight-byte write takes a few nanoseconds
-//! instead of a tenth of a microsecond. Windows exist over `shm` and `sim`. A window keeps no
-//! endpoint open. It fails with [`Error::Key`] when the owner closed the region, with
-//! [`Error::PeerGone`] when the owner's endpoint closed or its process died (noticed when this side
-//! makes progress), and with [`Error::Closed`] when the endpoint that made it is closed.
+//! same checks, without post, lock or completion: an eight-byte write takes a few nanoseconds.
+//! Windows exist over `shm` and `sim`. A window keeps no endpoint open. It fails with
+//! [`Error::Key`] when the owner closed the region, with [`Error::PeerGone`] when the owner's
+//! endpoint closed or its process died (noticed when this side makes progress), and with
+//! [`Error::Closed`] when the endpoint that made it is closed.
 //!
 //! # Memory order
 //!
@@ -119,18 +119,16 @@
 //! | endpoint of the owner without [`Caps::RMA`] or [`Caps::ATOMIC`] | [`Error::Key`]: every key is unknown there |
 //! | death of the owner, once noticed | [`Error::PeerGone`] |
 //!
-//! Nothing else fails, and the target is not told. What is known to be wrong at the post is refused
-//! there, with the buffer. An atomic operation needs `REMOTE_WRITE`, one that only loads
-//! `REMOTE_READ`, one that fetches and changes both. [`Caps::READ`] and [`Caps::WRITE`] alone only
-//! allow to initiate.
+//! Nothing else fails, and the target is not told. An atomic operation needs `REMOTE_WRITE`, one
+//! that only loads `REMOTE_READ`, one that fetches and changes both. [`Caps::READ`] and
+//! [`Caps::WRITE`] alone only allow to initiate.
 //!
 //! Until the death of the owner is noticed, writes still succeed: the memory lives as long as it is
 //! mapped. A program that only posts notices after at most 64 posts. A peer that dies during a
 //! write leaves a part of it.
 //!
 //! Generated keys start at a random 64-bit value, so a key of a dead owner is unknown to its
-//! successor. A key of your choice ([`Domain::alloc_with_key`]) means whatever is registered under
-//! it.
+//! successor. A key of your choice comes from [`Domain::alloc_with_key`].
 //!
 //! # Trust and cost
 //!

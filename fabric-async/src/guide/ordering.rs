@@ -28,8 +28,8 @@
 //!   only.
 //!
 //! An arriving message goes to the *earliest posted* receive that accepts it. A receive takes the
-//! *earliest arrived* unexpected message that it accepts. Directed receives and receives from any
-//! source stand in one queue: posting order decides, not how specific they are.
+//! *earliest arrived* unexpected message that it accepts. All receives stand in one queue: posting
+//! order decides, not how specific they are.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -78,9 +78,9 @@
 //!
 //! # Fences
 //!
-//! With today's providers, operations to one peer also *begin* in posting order. A provider that
-//! overlaps operations need not keep that. [`fence`](SendRequest::fence) (`FI_FENCE`,
-//! [`Caps::FENCE`]) holds an operation until everything posted earlier to its peer has *ended*:
+//! Operations to one peer also *begin* in posting order with today's providers, which another
+//! provider need not keep. [`fence`](SendRequest::fence) (`FI_FENCE`, [`Caps::FENCE`]) holds an
+//! operation until everything posted earlier to its peer has *ended*:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -111,7 +111,7 @@
 //! * A [single-copy](super::memory#single-copy) message completes when the peer has copied it.
 //! * If the peer dies afterwards, unread messages are lost, and only
 //!   [`PeerDown`](EventKind::PeerDown) tells.
-//! * If *this* process ends afterwards, the message is still delivered.
+//! * If *this* process ends afterwards, the message is delivered.
 //!
 //! [`try_send`](Endpoint::try_send), `.start()`, `.post()` and [`inject`](Endpoint::inject) return
 //! when a message is *accepted*. It may still wait in this process for a connection or for room.
@@ -144,11 +144,11 @@
 //! or `MATCH_COMPLETE`; with both it is delivery. [`inject`](Endpoint::inject) has no level.
 //!
 //! * An unexpected message holds back its send on both levels, although the peer may have buffered
-//!   it; libfabric may complete the send there. Two programs that both send like this before they
+//!   it; libfabric may complete the send there. Two such programs that both send before they
 //!   receive deadlock.
 //! * A [claim](Claimed) does not complete the send; receiving or discarding the claimed message
 //!   does. A truncated message counts as delivered.
-//! * Such sends complete in the order in which their messages are received.
+//!
 //! * A receive that is dropped unseen passes its message on; its sender is notified once.
 //! * The send keeps its buffer, its credit and its queue entry until the peer's notification. Other
 //!   messages pass it; a [fence](SendRequest::fence) does not. It cannot be withdrawn once it has

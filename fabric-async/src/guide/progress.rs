@@ -3,9 +3,9 @@
 //! After this chapter you can choose between manual and automatic progress, and know what stops
 //! while your threads are busy.
 //!
-//! A message over shared memory moves because a thread of the sender copies it into the ring and a
-//! thread of the receiver copies it out. The progress model says which threads do that. It is
-//! chosen when a domain is opened, and holds for everything in it.
+//! A thread of the sender copies a message into the ring, and a thread of the receiver copies it
+//! out. The progress model says which threads do that. It is chosen when a domain is opened, and
+//! holds for everything in it.
 //!
 //! | | [`Progress::Manual`], the default | [`Progress::Auto`] |
 //! |---|---|---|
@@ -23,8 +23,8 @@
 //! In both models, polling an [`Operation`], a [`CompletionQueue`], an [`EventQueue`], a
 //! [`Counter::wait`] or a [`Reserve`] that is not ready makes a *pass* over the domain: every
 //! endpoint moves a bounded number of bytes in both directions. A task that waits for a transmit
-//! credit therefore also receives, and two peers that flood each other do not deadlock. One lock
-//! per domain excludes passes from each other. No waker runs and no buffer is dropped under it.
+//! credit therefore also receives, and two peers that flood each other do not deadlock. No waker
+//! runs and no buffer is dropped under the domain's lock.
 //!
 //! [`Counter::value`], [`Counter::errors`] and [`EventQueue::try_next`] make no progress: they only
 //! read.
@@ -33,15 +33,14 @@
 //!
 //! Opening a [`Domain`] spawns a *driver task* on the current Tokio runtime. While a task waits for
 //! something of the domain, or a send is under way, the driver polls, then arms the peers'
-//! doorbells and sleeps until one rings. It belongs to no operation. A send that was started,
-//! posted or dropped goes on by itself under every wait policy for as long as the runtime runs.
+//! doorbells and sleeps until one rings. A send that was started, posted or dropped goes on by
+//! itself under every wait policy for as long as the runtime runs.
 //!
 //! With no send under way and no task waiting, the driver sleeps and doorbells are not armed.
 //! Connections are still accepted and dead peers still noticed, because the kernel wakes the driver
 //! for those. A *passive target* receives nothing: if receives were posted with `.post()` and no
-//! task reads the queue, messages stay in the ring until something is polled, and a sender that has
-//! filled the ring waits. Manual progress means the same in libfabric. Over `tcp` and `udp` the
-//! kernel wakes the driver for incoming bytes, so they may be received; do not rely on it.
+//! task reads the queue, messages stay in the ring until something is polled. Over `tcp` and `udp`
+//! the kernel wakes the driver for incoming bytes, so they may be received; do not rely on it.
 //!
 //! [`Domain::progress`] drives by hand: one pass and one check for new connections, without
 //! waiting. It returns whether anything moved.
@@ -68,7 +67,7 @@
 //!
 //! # The runtime of the driver task
 //!
-//! The runtime where the domain is opened needs I/O (`enable_io` or `enable_all`); without it,
+//! The runtime where the domain is opened needs I/O (`enable_io` or `enable_all`); otherwise
 //! opening fails with [`Error::Runtime`].
 //!
 //! * **The runtime is dropped** while the domain is open: the driver ends. Tasks that wait for an
@@ -93,9 +92,8 @@
 //! * **Watching.** Your tasks poll and drive in place, without a hand-off between threads. The
 //!   thread checks once a millisecond whether they still do, and otherwise takes over.
 //!
-//! A waiting task is woken by the thread, and so costs one wake-up more than a task that polls.
-//! Opening a domain with automatic progress needs no Tokio runtime, and a blocked runtime does not
-//! stop it:
+//! A waiting task is woken by the thread, and so costs one wake-up more than a task that polls. A
+//! blocked runtime does not stop it:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -114,10 +112,9 @@
 //!
 //! # Which one
 //!
-//! Manual progress suits a service whose tasks always wait for the next message: there is always a
-//! poller, and no thread to hand over to. Choose automatic progress when receives are posted ahead
-//! and their completions read late, when tasks compute for long, when memory is served to peers, or
-//! when several runtimes share a domain. Automatic progress promises progress, not speed.
+//! Manual progress suits a service whose tasks always wait for the next message. Choose automatic
+//! progress when receives are posted ahead and their completions read late, when tasks compute for
+//! long, when memory is served to peers, or when several runtimes share a domain.
 
 #[cfg(doc)]
 use crate::*;

@@ -105,11 +105,18 @@
 //!
 //! # What "sent" means
 //!
-//! A send completes when the kernel's socket buffer has all of the message (`FI_INJECT_COMPLETE`;
-//! `FI_TRANSMIT_COMPLETE` is not offered). The buffer is free, and the end of this process does not
-//! lose the message. If the peer dies, what it had not read is lost. Several short messages that
-//! are posted before the first is awaited leave in one system call and complete with it; for
-//! messages that no task awaits, there is [`flush`](super::batching#flush).
+//! A send completes when the kernel's socket buffer has all bytes of the message, as after Tokio's
+//! `write_all`, over epoll and io_uring. The kernel sends them even if this process computes or
+//! ends. That is more than `FI_INJECT_COMPLETE`, the level that the offer names;
+//! `FI_TRANSMIT_COMPLETE` is not offered. It does not mean that the peer has the message: what a
+//! peer had not read is lost when it dies, and, as with any TCP socket, when this process ends
+//! without having read what the peer sent.
+//!
+//! Short messages that are posted before the first is awaited (`start`, `post`, `post_all`,
+//! `join!`) are collected. The next poll that is not ready, or the driver, hands them to the kernel
+//! in one system call, and they complete. Messages that are awaited one by one take a call each. An
+//! [injected](Endpoint::inject) message reports nothing: [flush](super::batching#flush) before the
+//! process ends.
 //!
 //! [`delivery_complete`](SendRequest::delivery_complete) waits for the peer's acknowledgement: the
 //! message is at the peer's endpoint, though perhaps not in a receive, as in libfabric.

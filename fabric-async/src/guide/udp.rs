@@ -5,7 +5,8 @@
 //!
 //! Endpoints of type [`EpType::Dgram`] are unreliable and connectionless: one message per datagram,
 //! in the wire format of libfabric's `udp` provider (`FI_PROTO_UDP`), which is plain UDP without
-//! header, tag or acknowledgement. Every sender of datagrams is a peer.
+//! header, tag or acknowledgement. Every sender of datagrams is a peer. The example `fi_pingpong`
+//! talks to libfabric's own (`fi_pingpong -p udp -e dgram`), in either role.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
