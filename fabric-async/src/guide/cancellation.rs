@@ -26,8 +26,7 @@
 //!
 //! # A loop over `select!`
 //!
-//! A receive may lose a race any number of times. No message is lost or duplicated, and with one
-//! receive at a time they stay in order.
+//! A receive may lose a race any number of times: no message is lost or duplicated.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -92,8 +91,7 @@
 //! later. It keeps its tag, sender and data; a message that is still arriving keeps arriving.
 //!
 //! * **With several receives outstanding**, a later message may already have matched a later
-//!   receive. The requeued message then comes after it. A loop with one receive at a time is not
-//!   affected.
+//!   receive. The requeued message then comes after it. With one receive at a time, order is kept.
 //! * **A truncated message stays truncated.** The next receive gets the first part and
 //!   [`Error::Truncated`] with the number of bytes lost, even if it has room for all. Where
 //!   receives may be dropped, use [`Endpoint::recv`], which has room for any message.
@@ -103,7 +101,7 @@
 //! # Cancel instead of drop
 //!
 //! [`Operation::cancel`] withdraws the operation if it has not begun, and otherwise waits for its
-//! end. The result says which of the two happened, with the buffer (`fi_cancel`):
+//! end. The result says which (`fi_cancel`):
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

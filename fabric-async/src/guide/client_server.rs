@@ -6,9 +6,10 @@
 //! # Requests and replies
 //!
 //! A client looks up the server's name and gets an address handle ([`FiAddr`]). The server needs no
-//! names: the address vector of [`Endpoint::bind`] *auto-inserts* every peer that connects, and the
-//! [`source`](Done::source) of a request is where the reply goes. The tests run `serve` and
-//! `request` as they stand here, with clients that are killed in the middle of long requests.
+//! names: its address vector ([`Domain::welcoming_address_vector`], the one of [`Endpoint::bind`])
+//! *auto-inserts* every peer that connects, and the [`source`](Done::source) of a request is where
+//! the reply goes. The tests run `serve` and `request` as they stand here, with clients that are
+//! killed in the middle of long requests.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -61,8 +62,7 @@
 //! | another process binds its name | the handle reaches the new process | the new process gets a handle with a new generation |
 //! | event queue | [`PeerDown`](EventKind::PeerDown) | [`PeerDown`](EventKind::PeerDown) |
 //!
-//! A message that is complete in the ring is still received. One that was arriving is discarded,
-//! and its receive depends on its kind:
+//! A complete message is still received. One that was arriving is discarded:
 //!
 //! | receive | when its sender dies in the middle of the message |
 //! |---|---|
@@ -77,24 +77,23 @@
 //!
 //! An endpoint that is closed or dropped tells its peers, and sends to it fail at once. A killed
 //! process does not; the kernel closes its sockets. This side notices at once while it sleeps, and
-//! within a few passes, or 64 posts, while it polls. A short message that is sent before goes into
-//! a ring that no process reads, and completes.
+//! within a few passes, or 64 posts, while it polls; a short message that is sent before completes
+//! unread.
 //!
 //! # Lifetime of address handles
 //!
 //! * **A handle that you looked up or inserted** stands for the name. It survives the death and the
 //!   restart of the peer, until you [`remove`](AddressVector::remove) it.
 //! * **An auto-inserted handle** stands for one endpoint of one process. It is valid while the peer
-//!   is connected, and then until the last message from that peer has been received, so `source()`
-//!   never dangles. A reply to a client that has left is an error, and never reaches a process that
-//!   was started under the same name later. An endpoint that connects again meanwhile keeps its
-//!   handle.
+//!   is connected, and then until the last message from that peer has been received. A reply to a
+//!   client that has left is an error, and never reaches a later process of the same name. An
+//!   endpoint that connects again meanwhile keeps its handle.
 //! * **Looking up or inserting an auto-inserted peer** makes its handle permanent, with the same
 //!   value. Remove it yourself.
 //! * Receives directed at a handle that is removed or released fail with
 //!   [`StaleAddress`](Error::StaleAddress).
 //!
-//! A server that keeps state for each client uses the handle as the key, and frees the state on
+//! A server keys its state for each client by the handle, and frees it on
 //! [`PeerDown`](EventKind::PeerDown), whose `source` is the handle. Requests of that client may
 //! still be waiting then. If events were lost, see
 //! [`backpressure`](super::backpressure#queue-entries).
@@ -153,9 +152,8 @@
 //!
 //! A name belongs to the process that bound it, and is free when that process is gone, also after
 //! `kill -9`; before, [`bind`](Endpoint::bind) fails with [`AddressInUse`](Error::AddressInUse).
-//! Clients keep their handles: pending operations fail with [`PeerGone`](Error::PeerGone), new ones
-//! with [`NoSuchPeer`](Error::NoSuchPeer) until the new server is there. Retry after a pause. The
-//! new server auto-inserts the clients with their first request.
+//! Clients keep their handles: new operations fail with [`NoSuchPeer`](Error::NoSuchPeer) until the
+//! new server is there. Retry after a pause.
 //!
 //! # Tracing
 //!

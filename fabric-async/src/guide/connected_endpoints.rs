@@ -56,9 +56,9 @@
 //! | [`PeerGone`](Error::PeerGone) | the peer closed the connection |
 //! | [`TimedOut`](Error::TimedOut) | no answer within ten seconds, or [`Connect::timeout`]; a libfabric program answers only while it reads its event queue |
 //!
-//! A host name, as in `tcp://localhost:7000`, is resolved. Its addresses are tried in turn after
-//! [`NoSuchPeer`](Error::NoSuchPeer) and [`TimedOut`](Error::TimedOut); any answer ends the search.
-//! Dropping the future abandons the attempt; an endpoint that was accepted meanwhile sees the end.
+//! A host name, as in `tcp://localhost:7000`, is resolved. Its addresses are tried in turn until
+//! one answers. Dropping the future abandons the attempt; an endpoint that was accepted meanwhile
+//! sees the end.
 //!
 //! A connectionless endpoint that looks up a passive endpoint produces a request whose private data
 //! is its protocol handshake. When that is rejected its `lookup` fails with [`Error::Refused`].
@@ -148,9 +148,9 @@
 //! # Shared receive context
 //!
 //! Connected endpoints, accepted or connecting, may share a [receive
-//! context](super::client_server#shared-receive-context). It is bound to no address vector, since
-//! each endpoint has its own peer: [`received_by`](SharedReceive::received_by) tells which endpoint
-//! a message came to, and that endpoint replies. The peers do not see it.
+//! context](super::client_server#shared-receive-context). It is bound to no address vector:
+//! [`received_by`](SharedReceive::received_by) tells which endpoint a message came to, and that
+//! endpoint replies.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -214,7 +214,7 @@
 //! | [`ConnectFailed`](EventKind::ConnectFailed) | an error entry |
 //! | [`Shutdown`](EventKind::Shutdown) | `FI_SHUTDOWN` |
 //!
-//! [`EndpointBuilder::connect`] has an example with every object opened by hand.
+//! [`EndpointBuilder::connect`] has an example.
 
 #[cfg(doc)]
 use crate::*;

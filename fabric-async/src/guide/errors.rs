@@ -33,23 +33,18 @@
 //!
 //! The failure of an inject that had to queue, or of a dropped send, is an
 //! [`EventKind::OperationFailed`] on the event queue of the endpoint or its domain. Without an
-//! event queue it is not reported. Cancellation by a close is no such failure. Short sends usually
-//! complete by the post: use [`delivery_complete`](SendRequest::delivery_complete) to have a send
-//! fail when the peer dies before it has the message.
+//! event queue it is not reported. Short sends usually complete by the post: use
+//! [`delivery_complete`](SendRequest::delivery_complete) to have a send fail when the peer dies
+//! before it has the message.
 //!
 //! # Handles
 //!
 //! Objects form a tree: a fabric has domains and event queues, a domain has the rest. A child keeps
-//! its parent open, so dropping handles in any order closes the objects in the right one. A
-//! *dependent* keeps nothing open: it ends, or is refused, when its object closes, by `close` or
-//! with its last handle.
-//!
-//! | handle | keeps open |
-//! |---|---|
-//! | [`Fabric`], [`EventQueue`] | the fabric |
-//! | [`Domain`], builders of its objects | the domain and its fabric |
-//! | [`Endpoint`]; a request that is not posted borrows one | the endpoint, its domain, address vector and shared receive context |
-//! | [`CompletionQueue`], [`Counter`], [`AddressVector`], [`MemoryRegion`], [`RegisteredBuffer`], [`SharedReceive`], [`PassiveEndpoint`] | the object and its domain or fabric |
+//! its parent open, so dropping handles in any order closes the objects in the right one. An
+//! endpoint also keeps its address vector and shared receive context open; an event queue keeps the
+//! fabric open, and no domain. The [overview](super::overview#what-dropping-does) lists the effect
+//! of dropping each handle. A *dependent* keeps nothing open: it ends, or is refused, when its
+//! object closes, by `close` or with its last handle.
 //!
 //! | dependent | when its object closes |
 //! |---|---|
@@ -61,7 +56,7 @@
 //! | a received message, a [`Loan`], a [`Lent`] | stays valid |
 //!
 //! `tokio::spawn(ep.recv().start()?)` therefore receives only while a handle of `ep` lives
-//! elsewhere: move a clone into the task. A temporary endpoint closes at the end of its statement.
+//! elsewhere: move a clone into the task.
 //!
 //! [`Endpoint::close`] closes an endpoint for all its clones; so does `close` of counters and
 //! address vectors. A call on a closed object, and a wait for it, is [`Error::Closed`].

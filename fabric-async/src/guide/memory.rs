@@ -82,8 +82,8 @@
 //! # One buffer for many messages
 //!
 //! [`Endpoint::recv_multi`] posts one large buffer for many messages of any length, one behind the
-//! other (`FI_MULTI_RECV`). Each is yielded as `Bytes` that share the memory, which is freed with
-//! the last of them. When they are dropped, `try_reclaim` makes the buffer whole again:
+//! other (`FI_MULTI_RECV`). Each is yielded as `Bytes` that share the memory. When they are
+//! dropped, `try_reclaim` makes the buffer whole again:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -124,7 +124,7 @@
 //!   beyond that [`Endpoint::loan`] fails with [`Error::Again`]. Have the reader acknowledge loans
 //!   to bound a pipeline.
 //! * The loans of a peer whose connection ended are given up, since it may still read them. What a
-//!   receiver holds stays readable after the sender's death.
+//!   receiver holds stays readable.
 //! * A peer keeps borrowed memory mapped, and can see what is written there later, also for other
 //!   peers of the same user.
 //!
@@ -135,8 +135,7 @@
 //! instead: it stays in the sender's buffer, the receiver copies it with `process_vm_readv`, up to
 //! 256 KiB per pass, and the send ends when the receiver has it. This takes half the time or less
 //! where the kernel copies about as fast as user code, which is measured when the first endpoint
-//! opens; elsewhere it is off by default. In a stream the ring is faster, because both copies
-//! overlap.
+//! opens; elsewhere it is off by default.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -153,10 +152,9 @@
 //! ```
 //!
 //! * [`BindOptions::single_copy_from`] and [`DomainBuilder::single_copy_from`] set a length from
-//!   which every message is copied once. `usize::MAX` on either side turns it off: the domain then
-//!   neither reads the memory of peers nor lets them read its own. Turn it off where a peer's
-//!   memory may answer slowly (a file system in user space), which delays the receiver's domain, or
-//!   where a system call filter kills the process for `process_vm_readv`.
+//!   which every message is copied once. `usize::MAX` on either side turns it off. Do so where a
+//!   peer's memory may answer slowly (a file system in user space), which delays the receiver's
+//!   domain, or where a system call filter kills the process for `process_vm_readv`.
 //! * Each connection and direction tests whether the kernel allows it. Process namespaces, Yama's
 //!   `ptrace_scope`, system call filters and non-dumpable processes forbid it. [`EndpointStats`]
 //!   counts both paths; the `Debug` text of a domain tells how many peers are read.

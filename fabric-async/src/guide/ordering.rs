@@ -9,9 +9,8 @@
 //! polled.
 //!
 //! Messages from one endpoint to another arrive in posting order (`FI_ORDER_SAS`), all of them
-//! together: short and long, tagged and untagged, awaited, started, posted and injected. A send
-//! with a credit does not overtake one to the same peer that waits for a credit, and a [`Permit`]
-//! is a credit, not a place in the order. [Datagrams](super::udp) have no order.
+//! together: short and long, tagged and untagged, awaited, started, posted and injected. A
+//! [`Permit`] is a credit, not a place in the order. [Datagrams](super::udp) have no order.
 //!
 //! One-sided operations to one peer take effect in posting order, and messages stay behind those
 //! posted before them (`FI_ORDER_SAW`, `SAR`, `RAR`, `RAW`, `WAR`, `WAW`): a receiver of a message
@@ -73,7 +72,7 @@
 //!   another sender.
 //! * Completions of sends where the peer [copies the message](super::memory#single-copy) itself:
 //!   shorter ones behind it may complete earlier. Sends through the ring complete in order.
-//! * Messages before and after a restart of the peer: they belong to two connections.
+//! * Messages before and after a restart of the peer.
 //! * A [requeued](super::cancellation#requeued-messages) message.
 //!
 //! # Fences
@@ -95,9 +94,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The fence is kept on the initiator's side with every provider. The operation waits with its
-//! credit; later ones to the same peer wait behind it, or are refused with [`Error::Again`].
-//! Operations to other peers are not affected. Withdrawing the operation lifts the fence.
+//! The operation waits on the initiator's side with its credit; later ones to the same peer wait
+//! behind it, or are refused with [`Error::Again`]. Withdrawing the operation lifts the fence.
 //!
 //! # What "sent" means
 //!

@@ -18,7 +18,7 @@
 //! | [`Endpoint::try_send`] | by this call | the returned [`Operation`] | [`Error::Again`] |
 //! | [`Endpoint::inject`] | by this call; the bytes are copied | no one; a later failure is an event | [`Error::Again`] |
 //!
-//! A posted operation reports its completion to exactly one place. Counters count in addition.
+//! A posted operation reports to exactly one place; counters count in addition.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -90,7 +90,6 @@
 //! | loans of `shm` | 256 to one peer, 4 GiB per domain | copied; [`Endpoint::loan`] is refused |
 //! | idle pooled buffers | 4 MiB of each size up to 1 MiB | freed |
 //!
-//! [`backpressure`](super::backpressure) and [`memory`](super::memory) explain them,
 //! [`defaults`](super::defaults) lists all values.
 //!
 //! # Who is told that a peer died
@@ -101,7 +100,7 @@
 //! | sends, writes, reads and atomic operations to it that are under way | [`Error::PeerGone`], with the buffer |
 //! | receives directed at it ([`from`](RecvRequest::from)) | [`Error::PeerGone`], after the messages that arrived completely |
 //! | receives from any source | nothing: they wait for other senders; a partial message is discarded |
-//! | receives of a [connected endpoint](super::connected_endpoints) | [`Error::PeerGone`]: there is no other sender |
+//! | receives of a [connected endpoint](super::connected_endpoints) | [`Error::PeerGone`] |
 //! | [windows](RemoteWindow) of its memory | [`Error::PeerGone`] |
 //! | sends that ended before | nothing: the message may have died unread |
 //! | senders of [datagrams](super::udp) | nothing |

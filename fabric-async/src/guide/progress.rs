@@ -70,13 +70,12 @@
 //! The runtime where the domain is opened needs I/O (`enable_io` or `enable_all`); otherwise
 //! opening fails with [`Error::Runtime`].
 //!
-//! * **The runtime is dropped** while the domain is open: the driver ends. Tasks that wait for an
-//!   operation, a queue, a counter or an event are woken, and from then on keep themselves
-//!   runnable: a core is busy while one waits. A send without a waiting task moves only while
-//!   something is polled. Open a new domain on the new runtime.
+//! * **The runtime is dropped** while the domain is open: the driver ends. Waiting tasks are woken
+//!   and from then on keep themselves runnable, and a core busy. A send without a waiting task
+//!   moves only while something is polled. Open a new domain on the new runtime.
 //! * **The runtime does not run**, for instance a current-thread runtime outside `block_on`: the
-//!   driver is not polled. A task on another runtime makes progress only while it is polled, and
-//!   may wait for ever. Open the domain on the runtime that uses it, or use automatic progress.
+//!   driver is not polled. A task on another runtime may wait for ever. Open the domain on the
+//!   runtime that uses it, or use automatic progress.
 //! * **The runtime is blocked** by a long computation or `std::thread::sleep`: on a current-thread
 //!   runtime nothing of the domain moves. On a multi-threaded one, another worker runs the driver
 //!   and the waiting tasks, as long as one is free.

@@ -33,11 +33,10 @@
 //! shared memory; over sockets each pass over an active connection is a system call. Then it wakes
 //! its own task and returns, so that other tasks run. The worker of a spinning task never sleeps.
 //! Spinning is harmful when
-//!
-//! * **there are fewer cores than spinners.** Two processes that spin on one core wait for the end
-//!   of each other's time slices, which is far slower than sleeping.
-//! * **the runtime has other work.** Timers and sockets are served only between polls.
-//! * **the wait is long.** The core is busy for all of it.
+//! * **there are fewer cores than spinners**: two processes that spin on one core wait for the end
+//!   of each other's time slices;
+//! * **the runtime has other work**, which runs only between polls;
+//! * **the wait is long**, and the core busy for all of it.
 //!
 //! On a machine with one core, every poll makes one pass, whatever the policy.
 //!
@@ -48,16 +47,14 @@
 //!
 //! *The driver*, the task or thread that drives between polls, spins for a budget of at most 100
 //! microseconds, then arms the doorbells and sleeps. A spin without news halves the next budget,
-//! down to 5 microseconds; one with news doubles it. A steady stream of messages finds the driver
-//! awake, and rare messages do not pay for much spinning. At most as many drivers of a process spin
-//! at the same time as there are cores; the others sleep at once. Under manual progress the driver
-//! is a task and yields after every step.
+//! down to 5 microseconds; one with news doubles it. At most as many drivers of a process spin at
+//! the same time as there are cores; the others sleep at once. Under manual progress the driver is
+//! a task and yields after every step.
 //!
 //! # Park
 //!
 //! A poll makes one pass, and the task sleeps. This takes the least CPU time and has the highest
-//! latency. It suits control traffic, machines with few cores, and processes that share their cores
-//! with something more important.
+//! latency. It suits control traffic and machines with few cores.
 //!
 //! # Doorbells
 //!
@@ -65,17 +62,15 @@
 //! Ringing it is a system call, so it is done only when needed. Before it sleeps, a receiver sets a
 //! flag in the ring and checks the ring once more; a sender publishes its message and checks the
 //! flag. Either the receiver sees the message or the sender sees the flag. The sender that rings
-//! clears the flag, so one sleep costs one doorbell, however many messages follow. In the other
-//! direction, a sender that waits for room in a full ring sleeps, and the receiver rings when it
-//! has made room. A stream to a receiver that keeps up rings no doorbell. [`Endpoint::stats`]
-//! counts the doorbells; [`Domain::stats`] counts successful and unsuccessful spins, and sleeps of
-//! the driver.
+//! clears the flag, so one sleep costs one doorbell, however many messages follow. A sender that
+//! waits for room in a full ring is woken the same way. A stream to a receiver that keeps up rings
+//! no doorbell. [`Endpoint::stats`] counts the doorbells; [`Domain::stats`] counts successful and
+//! unsuccessful spins, and sleeps of the driver.
 //!
 //! # Fairness to other tasks
 //!
 //! Operations, completion queues, event queues and counters take part in Tokio's cooperative
-//! budget. A loop over a queue that is never empty yields to the runtime now and then, as a loop
-//! over a Tokio channel does.
+//! budget. A loop over a queue that is never empty yields to the runtime now and then.
 
 #[cfg(doc)]
 use crate::*;
