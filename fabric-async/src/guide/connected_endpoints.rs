@@ -186,7 +186,7 @@
 //! ```
 //!
 //! The end of one connection leaves the receives to the others, also one that a message of that
-//! peer had begun to fill. It is an event, and an error of what is sent.
+//! peer had begun to fill. Sends fail, and the event queue is told.
 //! [`Shutdown`](EventKind::Shutdown) may come before the last messages of that peer are received:
 //! keep the endpoint until the context is [empty](SharedReceive::stats), because `received_by` does
 //! not know closed endpoints. All connections share one budget of 16 MiB for unexpected messages.

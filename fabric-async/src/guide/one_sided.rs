@@ -81,8 +81,9 @@
 //!
 //! [`Endpoint::window`] maps a region once. [`RemoteWindow`] reads, writes and changes it with the
 //! same checks, without post, lock or completion: an eight-byte write takes a few nanoseconds.
-//! Windows exist over `shm` and `sim`. A window keeps no endpoint open. It fails with
-//! [`Error::Key`] when the owner closed the region, with [`Error::PeerGone`] when the owner's
+//! Windows exist over `shm` and `sim`, for regions whose remote operations are not counted;
+//! otherwise the call fails with [`Error::NotSupported`]. A window keeps no endpoint open. It fails
+//! with [`Error::Key`] when the owner closed the region, with [`Error::PeerGone`] when the owner's
 //! endpoint closed or its process died (noticed when this side makes progress), and with
 //! [`Error::Closed`] when the endpoint that made it is closed.
 //!
