@@ -25,7 +25,7 @@ impl Output {
     /// Prints one result.
     ///
     /// # Errors
-    /// [`Error::NobodyReads`]; the disk is full.
+    /// [`Error::OutputClosed`]; the disk is full.
     pub fn emit(&mut self, record: &Record) -> Result<()> {
         progress_bar::clear();
         if self.json {
@@ -58,7 +58,7 @@ impl Output {
 /// Prints a line on stdout.
 ///
 /// # Errors
-/// [`Error::NobodyReads`]; the disk is full.
+/// [`Error::OutputClosed`]; the disk is full.
 pub fn print(line: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")

@@ -12,7 +12,7 @@ const TICKS_PER_NS: f64 = 10.0;
 
 /// Measured times, in nanoseconds.
 ///
-/// While something is measured, [`Stamps`] only writes numbers into memory that is there already;
+/// While something is measured, [`TimeStamps`] only writes numbers into memory that is there already;
 /// they are sorted into the histogram between rounds. Consecutive stamps are one measurement each,
 /// so a stall lies in one of them whatever its cause: nothing is left out because the measuring
 /// side was late.

@@ -32,7 +32,7 @@ pub(crate) struct AvInner {
 }
 
 /// What names an endpoint: an [`Address`], or text like `shm://echo`.
-/// [`Endpoint::bind`](crate::Endpoint::bind) and [`Endpoint::lookup`](crate::Endpoint::lookup) also
+/// [`Endpoint::bind`](crate::Endpoint::bind) and [`Endpoint::add_peer`](crate::Endpoint::add_peer) also
 /// take the name of a host, as `tcp://localhost:7000`; for all other calls
 /// [`resolve`](crate::resolve()) looks it up first.
 pub trait ToAddress {

@@ -84,7 +84,7 @@ impl<M: ThreadModel> Counter<M> {
     /// Waits until the value is at least `threshold`, and returns it (`fi_cntr_wait`).
     ///
     /// # Errors
-    /// [`Error::CountedError`] as soon as an operation fails meanwhile, with both counts;
+    /// [`Error::CounterError`] as soon as an operation fails meanwhile, with both counts;
     /// [`Error::Closed`] when the counter is closed, before or meanwhile.
     ///
     /// # Cancel safety

@@ -27,7 +27,7 @@ const STREAM_BATCH: usize = 32;
 /// a stream.
 ///
 /// It cannot overrun: an operation reserves its entry when it is posted, and is refused with
-/// [`Error::Again`] when all are taken. A failed operation is an entry like any other. One
+/// [`Error::WouldBlock`] when all are taken. A failed operation is an entry like any other. One
 /// consumer: the handle cannot be cloned. When the handle is dropped while endpoints are bound to
 /// it, nobody could take completions out any more: what is in the queue is lost, receives posted to
 /// it are withdrawn, so that messages go to others, sends go on, and posts are refused with

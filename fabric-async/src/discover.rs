@@ -20,7 +20,7 @@ use fabric_reactor::transport;
 /// without an address of their own get. [`Hints::fabric_name`], [`Hints::domain_name`] and
 /// [`Hints::source`] choose one; [`Hints::dest`] leaves out those of the other family of addresses,
 /// and looks at no routes. All of it comes once more behind that, for [connected
-/// endpoints](crate::manual::connections), which [`Hints::ep_type`] chooses.
+/// endpoints](crate::guide::connected_endpoints), which [`Hints::ep_type`] chooses.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -32,7 +32,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// regions and counters work together, and within which progress is made.
 ///
 /// Cheap to clone. Its handles and its children keep it open, operations do not (see
-/// [what keeps an object open](crate::manual::errors#handles)); [`Domain::close`] tells whether any
+/// [what keeps an object open](crate::guide::errors#handles)); [`Domain::close`] tells whether any
 /// children are left. `Debug`
 /// prints the whole object: class, id, parent, provider, capabilities, limits, children by class.
 #[doc(alias = "fid_domain")]
@@ -134,14 +134,14 @@ impl<'a> DomainBuilder<'a> {
     ///
     /// Where the kernel forbids it, messages go through the ring all the same, and always where the
     /// provider has no such way. [`EndpointStats`](crate::EndpointStats) tells which way they went.
-    /// See [`manual::memory`](crate::manual::memory#one-copy).
+    /// See [`guide::memory`](crate::guide::memory#single-copy).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{Fabric, Hints, discover};
     /// let info = discover(&Hints::new().provider("shm")).await?;
     /// let fabric = Fabric::open(&info[0])?;
-    /// let domain = fabric.domain_builder(&info[0]).single_copy_from(1 << 20).open()?;
+    /// let domain = fabric.domain_builder(&info[0]).single_copy_threshold(1 << 20).open()?;
     /// # drop(domain); Ok(()) }
     /// ```
     pub fn single_copy_threshold(mut self, len: usize) -> Self {
@@ -150,7 +150,7 @@ impl<'a> DomainBuilder<'a> {
     }
 
     /// How sockets are waited for, where the provider has some; [`SocketIo::Auto`] unless said
-    /// otherwise. See [`manual::tcp`](crate::manual::tcp#epoll-and-io_uring).
+    /// otherwise. See [`guide::tcp`](crate::guide::tcp#epoll-and-io_uring).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -168,7 +168,7 @@ impl<'a> DomainBuilder<'a> {
 
     /// What is set on the sockets of the domain, where the provider has some. Traffic classes are
     /// not among these: they are said with the [hints](crate::Hints::tclass). See
-    /// [`manual::tcp`](crate::manual::tcp#sockets).
+    /// [`guide::tcp`](crate::guide::tcp#sockets).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -305,8 +305,8 @@ impl<M: ThreadModel> Domain<M> {
     /// From then on the number of such a guest is [`Error::StaleAddress`]. The number stands for the
     /// endpoint that connected: another process that takes its name gets another number, and what
     /// is sent to the first one fails. A peer that is inserted
-    /// by hand, or with [`Endpoint::lookup`](crate::Endpoint::lookup), before it connects or while
-    /// it is a guest, is not forgotten. See [`manual::serving`](crate::manual::serving).
+    /// by hand, or with [`Endpoint::add_peer`](crate::Endpoint::add_peer), before it connects or while
+    /// it is a guest, is not forgotten. See [`guide::client_server`](crate::guide::client_server).
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -397,7 +397,7 @@ impl<M: ThreadModel> Domain<M> {
     /// Once.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when a queue is bound already; [`Error::Foreign`] when it is of another
+    /// [`Error::Invalid`] when a queue is bound already; [`Error::WrongDomain`] when it is of another
     /// fabric; [`Error::Closed`].
     #[doc(alias = "fi_domain_bind")]
     pub fn bind_eq(&self, eq: &EventQueue) -> Result<()> {

@@ -19,10 +19,10 @@ use crate::fabric::Fabric;
 /// An event queue (`fid_eq`): what happens on domains and endpoints without being asked for, as a
 /// stream.
 ///
-/// Bind it to a domain with [`Domain::bind_eq`](crate::Domain::bind_eq), or to one endpoint with
+/// Bind it to a domain with [`Domain::bind_eq`](crate::DomainHandle::bind_eq), or to one endpoint with
 /// [`EndpointBuilder::bind_eq`](crate::EndpointBuilder::bind_eq). Events beyond its capacity are
 /// counted and reported as [`EventKind::Overrun`](crate::EventKind::Overrun);
-/// [`manual::backpressure`](crate::manual::backpressure) says how to go on then. The stream ends
+/// [`guide::backpressure`](crate::guide::backpressure) says how to go on then. The stream ends
 /// never.
 ///
 /// # Cancel safety

@@ -9,7 +9,7 @@
 //! async fn main() -> Result<()> {
 //!     let server = Endpoint::bind("shm://").await?;
 //!     let client = Endpoint::bind("shm://").await?;
-//!     let peer = client.lookup(server.name()).await?;
+//!     let peer = client.add_peer(server.name()).await?;
 //!     tokio::spawn(async move {
 //!         let msg = server.recv().await?;
 //!         server.send(msg.source()?, msg.into_bytes()).await?;
@@ -30,20 +30,20 @@
 //! | ending | who hears of the completion | without credit |
 //! |---|---|---|
 //! | `.await` | the future: [`Done`] or [`Failed`], with the buffer | waits, in order |
-//! | [`.start()?`](SendRequest::start) | the returned [`Operation`], awaited later | [`Error::Again`] |
-//! | [`.post()?`](SendRequest::post) | the [`CompletionQueue`], with the [`context`](SendRequest::context) | [`Error::Again`] |
+//! | [`.start()?`](SendRequest::start) | the returned [`Operation`], awaited later | [`Error::WouldBlock`] |
+//! | [`.post()?`](SendRequest::post) | the [`CompletionQueue`], with the [`context`](SendRequest::context) | [`Error::WouldBlock`] |
 //!
 //! A request is no future yet: `.await`, `select!` and `timeout` make one of it. Where a future is
 //! asked for, as by `FuturesUnordered` or `tokio::spawn`, `.start()?` gives an [`Operation`], which
 //! borrows nothing; `.into_future()` makes one that may wait for credit.
 //!
 //! Dropping a future never loses a message and never frees memory that is in use: see
-//! [`manual::cancellation`].
+//! [`guide::cancellation`].
 //!
 //! # Where to read on
 //!
-//! [`manual`] has the chapters: progress, waiting, sending, cancellation, memory, one-sided
-//! operations, ordering, backpressure, serving, connections, tcp, udp, errors, coming from
+//! [`guide`] has the chapters: progress, waiting, batches, cancellation, memory, one-sided
+//! operations, ordering, backpressure, servers, connected endpoints, tcp, udp, errors, coming from
 //! libfabric, defaults.
 
 mod av;

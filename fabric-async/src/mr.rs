@@ -20,7 +20,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// A memory region (`fid_mr`): memory under a key, that peers read, write and change atomically by
 /// themselves.
 ///
-/// Made by [`Domain::alloc`], or from a buffer of yours by [`Domain::register`]. Both lie in memory
+/// Made by [`Domain::alloc`], or from a buffer of yours by [`Domain::alloc_from`]. Both lie in memory
 /// that peers map: a registered buffer is copied there, and its bytes come back with
 /// [`close`](Self::close). So over shared memory nobody here has to help a peer, or be awake. A
 /// buffer that is to stay where it is becomes a [`RegisteredBuffer`](crate::RegisteredBuffer).
@@ -34,7 +34,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// use fabric_async::{Access, Endpoint};
 /// let (target, ep) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
 /// let region = target.domain().alloc(4096, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-/// let (remote, peer) = (region.remote(), ep.lookup(target.name()).await?);
+/// let (remote, peer) = (region.remote(), ep.add_peer(target.name()).await?);
 /// # let drive = tokio::spawn(async move { let _ = target.recv().await; });
 /// ep.write(peer, remote.at(100), "hello").await?;
 /// let back = ep.read(peer, remote.slice(100..105)).await?;
@@ -339,7 +339,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// # Errors
     /// [`Error::BadFlags`] for no kind, or others than these; [`Error::NotSupported`] when the
     /// domain was opened without [`Caps::RMA_EVENT`](crate::Caps::RMA_EVENT); [`Error::Invalid`]
-    /// when a kind has a counter; [`Error::Foreign`]; [`Error::Closed`].
+    /// when a kind has a counter; [`Error::WrongDomain`]; [`Error::Closed`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -347,7 +347,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// let (target, ep) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
     /// let (mut region, writes) = (target.domain().alloc(64, Access::REMOTE_WRITE)?, target.domain().counter()?);
     /// region.bind_counter(&writes, CounterBind::REMOTE_WRITE)?;
-    /// let (peer, remote) = (ep.lookup(target.name()).await?, region.remote());
+    /// let (peer, remote) = (ep.add_peer(target.name()).await?, region.remote());
     /// let (_, written) = tokio::join!(writes.wait(1), ep.write(peer, remote.at(0), "news"));
     /// written?;
     /// assert_eq!(writes.value(), 1);

@@ -13,7 +13,7 @@ use crate::thread_model::ThreadModel;
 /// A multicast group that an endpoint has joined (`fid_mc`): what is sent to the group arrives
 /// there.
 ///
-/// Made by [`Endpoint::join`]. It does not keep the endpoint open. The endpoint leaves the group when this is dropped; one that has
+/// Made by [`Endpoint::join_multicast`]. It does not keep the endpoint open. The endpoint leaves the group when this is dropped; one that has
 /// joined it several times, with the last of them.
 #[doc(alias = "fid_mc")]
 #[must_use = "the endpoint leaves the group when this is dropped"]
@@ -30,7 +30,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Needs `FI_MULTICAST`, which of the providers `udp` has, for groups of IPv4.
     ///
     /// The group is joined on the network of the endpoint's own address, and left when the
-    /// [`Group`] is dropped. The group gets a number in the address vector, [`Group::peer`], which
+    /// [`MulticastGroup`] is dropped. The group gets a number in the address vector, [`Group::fi_addr`], which
     /// stays there. To send to a group it need not be joined:
     /// [insert](crate::AddressVector::insert) its address. Whoever has joined and sends hears
     /// itself.
@@ -47,7 +47,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// let to_all = b.address_vector().insert(group)?;
     /// b.send(to_all, "hello, everybody").await?;
     /// let got = a.recv().await?;
-    /// assert_eq!((&got[..], a.address_vector().lookup(got.source()?)?), (&b"hello, everybody"[..], b.name().clone()));
+    /// assert_eq!((&got[..], a.address_vector().add_peer(got.source()?)?), (&b"hello, everybody"[..], b.name().clone()));
     /// drop(joined);
     /// # Ok(()) }
     /// ```

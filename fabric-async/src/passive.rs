@@ -127,9 +127,9 @@ impl PassiveEndpointBuilder {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{EpType, Fabric, Hints, SocketOptions, discover};
     /// let info = discover(&Hints::new().provider("tcp").ep_type(EpType::Msg)).await?.swap_remove(0);
-    /// let options = SocketOptions::new().ports(42_000..=42_999).receive_buffer(1 << 20);
+    /// let options = SocketOptions::new().port_range(42_000..=42_999).receive_buffer(1 << 20);
     /// let door = Fabric::open(&info)?.passive_endpoint(&info)?.socket_options(options).listen()?;
-    /// assert!((42_000..=42_999).contains(&door.name().socket().unwrap().port()));
+    /// assert!((42_000..=42_999).contains(&door.name().socket_addr().unwrap().port()));
     /// # Ok(()) }
     /// ```
     pub fn socket_options(mut self, options: SocketOptions) -> Self {
@@ -142,7 +142,7 @@ impl PassiveEndpointBuilder {
     /// the request with [`PassiveEndpoint::try_next`], in the same order.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when one is bound; [`Error::Foreign`] when it is of another fabric;
+    /// [`Error::Invalid`] when one is bound; [`Error::WrongDomain`] when it is of another fabric;
     /// [`Error::Closed`].
     #[doc(alias = "fi_pep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
@@ -359,7 +359,7 @@ impl ConnectionRequest {
     }
 
     /// Who asks takes tagged messages, although it does not say so: as
-    /// [`Connect::peer_takes_tags`](crate::Connect::peer_takes_tags).
+    /// [`Connect::peer_supports_tags`](crate::Connect::peer_supports_tags).
     pub fn peer_supports_tags(mut self) -> Self {
         self.peer_supports_tags = true;
         self

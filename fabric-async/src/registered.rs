@@ -21,7 +21,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// A buffer of yours under a key (`fi_mr_reg`): peers read, write and change it atomically where it
 /// lies.
 ///
-/// Made by [`Domain::register_buffer`]. Nothing is copied, neither now nor at
+/// Made by [`Domain::register`]. Nothing is copied, neither now nor at
 /// [`close`](Self::close). In return peers do not reach it by themselves: this process does for
 /// them what they ask for, whenever it makes progress. Under manual progress a task has to be
 /// waiting for something of this domain (a receive, a queue), or peers wait; under
@@ -38,8 +38,8 @@ use crate::thread_model::{Shared, ThreadModel};
 /// use fabric_async::{Access, Endpoint};
 /// let (target, ep) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
 /// let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
-/// let mut table = target.domain().register_buffer(vec![0u8; 4096], both, None)?;
-/// let (remote, peer) = (table.remote(), ep.lookup(target.name()).await?);
+/// let mut table = target.domain().register(vec![0u8; 4096], both, None)?;
+/// let (remote, peer) = (table.remote(), ep.add_peer(target.name()).await?);
 /// let owner = tokio::spawn(async move { drop(target.recv().await) });  // somebody waits there, and so serves
 /// ep.write(peer, remote.at(100), "hello").await?;
 /// assert_eq!(ep.fetch_add(peer, remote.at(8), 5u64).await?, 0);
@@ -168,7 +168,7 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
     /// # Errors
     /// [`Error::BadFlags`] for no kind, or others than these; [`Error::NotSupported`] when the
     /// domain was opened without [`Caps::RMA_EVENT`](crate::Caps::RMA_EVENT); [`Error::Invalid`]
-    /// when a kind has a counter; [`Error::Foreign`]; [`Error::Closed`].
+    /// when a kind has a counter; [`Error::WrongDomain`]; [`Error::Closed`].
     #[doc(alias = "fi_mr_bind")]
     pub fn bind_counter(&mut self, counter: &Counter<M>, what: CounterBind) -> Result<()> {
         self.node.check_open()?;

@@ -11,7 +11,7 @@ use crate::av::ToAddress;
 /// Looks up the name of a host, as in `tcp://localhost:7000`, and gives the addresses that it has,
 /// in the order in which the system wants them tried. What is an address already is the only one.
 ///
-/// [`Endpoint::bind`](crate::Endpoint::bind), [`Endpoint::lookup`](crate::Endpoint::lookup),
+/// [`Endpoint::bind`](crate::Endpoint::bind), [`Endpoint::add_peer`](crate::Endpoint::add_peer),
 /// [`Endpoint::connect`](crate::Endpoint::connect) and
 /// [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) do this by themselves, and try one after
 /// the other. Calls that do not wait, as [`AddressVector::insert`](crate::AddressVector::insert),

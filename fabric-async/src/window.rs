@@ -33,7 +33,7 @@ use crate::mr::execute_atomic;
 /// use fabric_async::{Access, AtomicOp, Endpoint};
 /// let ep = Endpoint::bind("shm://").await?;
 /// let region = ep.domain().alloc(4096, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-/// let me = ep.lookup(ep.name()).await?;
+/// let me = ep.add_peer(ep.name()).await?;
 ///
 /// let window = ep.window(me, region.remote()).await?;
 /// window.write(100, b"hello")?;

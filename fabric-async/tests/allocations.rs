@@ -12,7 +12,7 @@ use futures_util::StreamExt;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-    /// Allocations of at least [`LARGE`] bytes.
+    /// Allocations of at least [`LARGE_ALLOCATION`] bytes.
     static LARGE_ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 

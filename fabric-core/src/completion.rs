@@ -335,7 +335,7 @@ impl<B> From<Failed<B>> for Error {
 }
 
 /// An entry of a completion queue (`fi_cq_tagged_entry`, and `fi_cq_err_entry` when
-/// [`Completion::error`] is set).
+/// [`UringCompletion::error`] is set).
 #[derive(Debug)]
 #[non_exhaustive]
 #[doc(alias = "fi_cq_tagged_entry")]

@@ -225,7 +225,7 @@ pub enum Error {
     },
 }
 
-/// What there was not enough of when a post was refused with [`Error::Again`].
+/// What there was not enough of when a post was refused with [`Error::WouldBlock`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Resource {

@@ -1,7 +1,7 @@
 //! The receive context of an endpoint: matching, and where the bytes of a message go.
 //!
-//! A message arrives whole ([`RxContext::deliver`]) or piece by piece ([`RxContext::begin`],
-//! [`RxContext::land`]). Its bytes go straight into the receive that takes it. If no receive does,
+//! A message arrives whole ([`RxQueue::deliver`]) or piece by piece ([`RxQueue::begin_partial`],
+//! [`RxQueue::append`]). Its bytes go straight into the receive that takes it. If no receive does,
 //! it is buffered, within a budget; over the budget the context declines it, and the provider
 //! leaves it where it is and holds the sender back.
 //!
@@ -277,7 +277,7 @@ impl RxQueue {
         true
     }
 
-    /// As [`RxContext::deliver`], of a message that has nothing but its bytes.
+    /// As [`RxQueue::deliver`], of a message that has nothing but its bytes.
     #[inline]
     pub fn deliver_plain(
         &mut self,

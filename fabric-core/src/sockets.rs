@@ -122,7 +122,7 @@ impl SocketOptions {
     /// inside this machine or over a device that cannot do it, the kernel copies all the same and
     /// says so; then it is given up for that connection, as it is where the kernel refuses it.
     /// [`EndpointStats::zero_copy`](crate::stats::EndpointStats::zero_copy) and
-    /// [`copied_anyway`](crate::stats::EndpointStats::copied_anyway) tell what has become of it.
+    /// [`copied_anyway`](crate::stats::EndpointStats::zero_copy_fallbacks) tell what has become of it.
     ///
     /// It needs [`SocketIo::IoUring`](crate::transport::SocketIo::IoUring); with epoll this says
     /// nothing. Answers to reads, messages in RXM, which its peers read, and vectors of more than

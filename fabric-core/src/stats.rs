@@ -68,7 +68,7 @@ pub struct EndpointStats {
     /// a receive has taken them.
     pub single_copy_rx: OpStats,
     /// Sends over TCP that the network took from where they lay. See
-    /// [`SocketOptions::zero_copy_from`](crate::SocketOptions::zero_copy_from).
+    /// [`SocketOptions::zero_copy_threshold`](crate::SocketOptions::zero_copy_threshold).
     pub zero_copy: u64,
     /// Sends that were to be of that kind, and that the kernel has copied all the same: one for
     /// each connection where it was given up, for later ones are not of that kind.
@@ -96,17 +96,17 @@ pub struct TransportStats {
     pub atomics: OpStats,
     /// See [`EndpointStats::doorbells`].
     pub doorbells: u64,
-    /// See [`EndpointStats::lent`].
+    /// See [`EndpointStats::loaned`].
     pub loaned: u64,
-    /// See [`EndpointStats::pieces`].
+    /// See [`EndpointStats::segmented`].
     pub segmented: OpStats,
-    /// See [`EndpointStats::single_copy`].
+    /// See [`EndpointStats::single_copy_tx`].
     pub single_copy_tx: OpStats,
-    /// See [`EndpointStats::fetched`].
+    /// See [`EndpointStats::single_copy_rx`].
     pub single_copy_rx: OpStats,
     /// See [`EndpointStats::zero_copy`].
     pub zero_copy: u64,
-    /// See [`EndpointStats::copied_anyway`].
+    /// See [`EndpointStats::zero_copy_fallbacks`].
     pub zero_copy_fallbacks: u64,
     /// See [`EndpointStats::dropped`].
     pub dropped: u64,

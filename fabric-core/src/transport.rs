@@ -1,6 +1,6 @@
 //! The traits between the progress engine and a provider.
 //!
-//! A [`Provider`] says what it offers and opens domains. A [`ProviderDomain`] moves messages; every
+//! A [`Transport`] says what it offers and opens domains. A [`TransportDomain`] moves messages; every
 //! call comes with a [`Host`], through which it reaches operations, address vectors and event
 //! queues. All calls on a domain happen under one lock of the engine, so a provider needs none of
 //! its own, and no user code runs inside a call: completions are only noted by the host and
@@ -48,7 +48,7 @@ pub trait Transport: Send + Sync + 'static {
         Err(Error::NotSupported("memory that peers reach"))
     }
 
-    /// Opens a domain: allocates. The attributes were held against [`Provider::offers`] before;
+    /// Opens a domain: allocates. The attributes were held against [`Transport::offers`] before;
     /// what no offer can express is checked here.
     ///
     /// # Errors

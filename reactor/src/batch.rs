@@ -23,7 +23,7 @@ pub const MAX_BATCH_BYTES: usize = 64 * 1024;
 /// Posts of one endpoint, made while the domain is locked: no call of the user's code may be made
 /// while it lives.
 ///
-/// Nobody is woken before its end: [`Batch::end`], or the drop.
+/// Nobody is woken before its end: [`Batch::finish`], or the drop.
 pub struct PostBatch<'a> {
     domain: &'a DomainHandle,
     engine: EngineGuard<'a>,
@@ -49,7 +49,7 @@ impl PostBatch<'_> {
     /// Posts a send or a write that reports to the transmit queue. The spec says that more follows.
     ///
     /// # Errors
-    /// With the buffer, as [`Domain::send`].
+    /// With the buffer, as [`DomainHandle::send`].
     #[inline]
     #[allow(clippy::result_large_err)] // as of every post
     pub fn send<B: IoBuf>(
@@ -68,7 +68,7 @@ impl PostBatch<'_> {
     /// Posts a write to several places that reports to the transmit queue.
     ///
     /// # Errors
-    /// With the buffer, as [`Domain::write_to`].
+    /// With the buffer, as [`DomainHandle::write_rma_iov`].
     #[allow(clippy::result_large_err)] // as of every post
     pub fn write_rma_iov<B: IoBuf>(
         &mut self,
@@ -86,7 +86,7 @@ impl PostBatch<'_> {
     /// Sends a copy of borrowed bytes. The spec says that more follows.
     ///
     /// # Errors
-    /// As [`Domain::inject`].
+    /// As [`DomainHandle::inject`].
     #[inline]
     pub fn inject(&mut self, spec: &TxOp, bytes: &[u8]) -> Result<()> {
         debug_assert!(spec.more, "somebody would be woken for each");
@@ -97,7 +97,7 @@ impl PostBatch<'_> {
     /// Posts a receive that reports to the receive queue.
     ///
     /// # Errors
-    /// With the buffer, as [`Domain::recv`].
+    /// With the buffer, as [`DomainHandle::recv`].
     #[inline]
     #[allow(clippy::result_large_err)] // as of every post
     pub fn recv<B: IoBufMut>(

@@ -70,11 +70,11 @@ impl DomainHandle {
         self.with_engine(|locked| locked.peek(ep, spec))
     }
 
-    /// Asks to be told when there is such a message: polled with [`Domain::poll_op`], taken back
-    /// with [`Domain::release_permit`].
+    /// Asks to be told when there is such a message: polled with [`DomainHandle::poll_op`], taken back
+    /// with [`DomainHandle::release_permit`].
     ///
     /// # Errors
-    /// As [`Domain::peek`].
+    /// As [`DomainHandle::peek`].
     pub fn probe(&self, ep: EpId, spec: RecvSpec) -> Result<OpKey> {
         self.with_engine(|locked| locked.probe(ep, spec))
     }
@@ -88,7 +88,7 @@ impl DomainHandle {
     /// Takes the message out of matching that a receive like this would take now.
     ///
     /// # Errors
-    /// As [`Domain::peek`].
+    /// As [`DomainHandle::peek`].
     pub fn claim(&self, ep: EpId, spec: RecvSpec) -> Result<Option<(ClaimId, Transfer)>> {
         self.with_engine(|locked| locked.claim(ep, spec))
     }
@@ -96,7 +96,7 @@ impl DomainHandle {
     /// Receives a claimed message; the claim has ended then.
     ///
     /// # Errors
-    /// With the buffer, and the claim goes on: as [`Domain::recv`].
+    /// With the buffer, and the claim goes on: as [`DomainHandle::recv`].
     pub fn recv_claimed<B: IoBufMut>(
         &self,
         ep: EpId,

@@ -187,7 +187,7 @@ impl DomainHandle {
     }
 
     /// Opens an endpoint that is connected with one peer. What becomes of it
-    /// [`poll_joined`](Self::poll_joined) tells.
+    /// [`poll_connected`](Self::poll_joined) tells.
     ///
     /// # Errors
     /// [`Error::TooLong`] above [`MAX_PRIVATE_DATA`] bytes; what is known to be impossible at once.

@@ -95,7 +95,7 @@ impl DomainState {
     }
 
     /// Counts an operation that has ended. The message of a receive is counted by
-    /// [`Hub::count_received`].
+    /// [`DomainState::count_received`].
     #[inline]
     pub(crate) fn count_op(&mut self, ep: EpId, kind: OpKind, len: usize, ok: bool) {
         let Some(ep) = self.endpoints.get_mut(ep.0) else {

@@ -179,7 +179,7 @@ impl DomainHandle {
     /// Memory to be written and lent.
     ///
     /// # Errors
-    /// [`Error::Again`](fabric_core::Error::Again) when peers have too much; what the operating
+    /// [`Error::WouldBlock`](fabric_core::Error::Again) when peers have too much; what the operating
     /// system refuses.
     pub fn alloc_loan(&self, len: usize) -> Result<Loan> {
         let Some(lender) = &self.loan_allocator else {
@@ -194,7 +194,7 @@ impl DomainHandle {
             .map_or_else(|| lender.allocate(len), Ok)
     }
 
-    /// Looks at the descriptors, as [`AtOnce::Due`](fabric_core::transport::AtOnce::Due) says.
+    /// Looks at the descriptors, as [`FastPathResult::SentPollDue`](fabric_core::transport::AtOnce::Due) says.
     #[cold]
     pub fn poll_fds(&self) {
         self.with_engine(|locked| locked.poll_fds_and_disarm());

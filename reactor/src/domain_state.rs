@@ -1,7 +1,7 @@
 //! Everything a domain knows apart from its provider: operations, endpoints, queues, counters,
 //! address vectors.
 //!
-//! The [`Hub`] is what a provider sees as its [`Host`]. It lives under the domain's lock.
+//! The [`DomainState`] is what a provider sees as its [`Host`]. It lives under the domain's lock.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};

@@ -4,7 +4,7 @@
 //!
 //! One lock guards everything of a domain. Critical sections are bounded (a pass moves a bounded
 //! number of bytes) and contain no user code: what would run some (wakers, drops) is put off until
-//! the lock is gone ([`Later`]).
+//! the lock is gone ([`Deferred`]).
 //!
 //! # Progress
 //!

@@ -82,7 +82,7 @@ impl DomainState {
 
 impl DomainHandle {
     /// Begins to wait until everything that was posted, on this endpoint or on all of the domain,
-    /// has been handed over; [`Domain::poll_flush`] waits, and [`Domain::abandon`] forgets it.
+    /// has been handed over; [`DomainHandle::poll_flush`] waits, and [`DomainHandle::detach`] forgets it.
     #[must_use]
     pub fn flush(&self, ep: Option<EpId>) -> OpKey {
         self.with_engine(|locked| {

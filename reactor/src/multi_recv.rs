@@ -28,7 +28,7 @@ use crate::ops::{CompletionTarget, OpPhase, OpResult};
 /// Who hears of the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MultiRecvTarget {
-    /// A stream, which takes them with [`Domain::poll_part`].
+    /// A stream, which takes them with [`DomainHandle::poll_multi_recv`].
     Stream,
     /// The receive queue of the endpoint, with this context.
     Cq(u64),
@@ -532,7 +532,7 @@ impl DomainHandle {
     /// until fewer than `min_free` bytes are left or a message does not fit.
     ///
     /// # Errors
-    /// With the buffer: as [`Domain::recv`]; [`Error::Invalid`] of a queue with one entry.
+    /// With the buffer: as [`DomainHandle::recv`]; [`Error::Invalid`] of a queue with one entry.
     #[allow(clippy::result_large_err)] // as of every post
     pub fn multi_recv(
         &self,

@@ -19,7 +19,7 @@ impl DomainHandle {
     ///
     /// # Errors
     /// With the buffer: [`Error::TooLong`] when it has not the room, [`Error::Key`], and as
-    /// [`Domain::send`].
+    /// [`DomainHandle::send`].
     pub fn read<B: IoBufMut>(
         &self,
         ep: EpId,
@@ -34,7 +34,7 @@ impl DomainHandle {
     /// Posts a write of this buffer to several places, which have as many bytes.
     ///
     /// # Errors
-    /// As [`Domain::send`].
+    /// As [`DomainHandle::send`].
     pub fn write_rma_iov<B: IoBuf>(
         &self,
         ep: EpId,
@@ -50,7 +50,7 @@ impl DomainHandle {
     /// Posts a read of several places; the spec says how many bytes they have together.
     ///
     /// # Errors
-    /// As [`Domain::read`].
+    /// As [`DomainHandle::read`].
     pub fn read_rma_iov<B: IoBufMut>(
         &self,
         ep: EpId,
@@ -67,7 +67,7 @@ impl DomainHandle {
     ///
     /// # Errors
     /// [`Error::Key`], [`Error::TooLong`] and [`Error::Invalid`] for the place, and as
-    /// [`Domain::send`].
+    /// [`DomainHandle::send`].
     pub fn try_atomic(
         &self,
         ep: EpId,
@@ -95,7 +95,7 @@ impl DomainHandle {
     /// Posts an atomic operation; the buffer holds operands and comparands, and takes the result.
     ///
     /// # Errors
-    /// As [`Domain::atomic_now`].
+    /// As [`DomainHandle::try_atomic`].
     pub fn atomic(
         &self,
         ep: EpId,

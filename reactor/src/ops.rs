@@ -39,7 +39,7 @@ impl CompletionTarget {
 /// Whether a post may queue for credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreditMode {
-    /// Without a free credit the post fails with [`Error::Again`].
+    /// Without a free credit the post fails with [`Error::WouldBlock`].
     NoWait,
     /// Without a free credit the operation waits for one, in the order of posting.
     Wait,

@@ -431,7 +431,7 @@ impl DomainHandle {
     /// Posts a send.
     ///
     /// # Errors
-    /// With the buffer: [`Error::Again`] without credit, [`Error::TooLong`],
+    /// With the buffer: [`Error::WouldBlock`] without credit, [`Error::TooLong`],
     /// [`Error::StaleAddress`], [`Error::Closed`], or what the provider knows to be impossible.
     pub fn send<B: IoBuf>(
         &self,
@@ -451,7 +451,7 @@ impl DomainHandle {
     /// Sends a copy of borrowed bytes: at once, or from a copy of its own.
     ///
     /// # Errors
-    /// As [`Domain::send`]; [`Error::TooLong`] above the inject size.
+    /// As [`DomainHandle::send`]; [`Error::TooLong`] above the inject size.
     pub fn inject(&self, ep: EpId, spec: TxOp, bytes: &[u8]) -> Result<()> {
         self.with_engine(|locked| locked.inject(ep, &spec, bytes, self.pool()))
     }
@@ -459,7 +459,7 @@ impl DomainHandle {
     /// Posts a receive.
     ///
     /// # Errors
-    /// With the buffer: [`Error::Again`] when the endpoint's receive entries or the queue's are
+    /// With the buffer: [`Error::WouldBlock`] when the endpoint's receive entries or the queue's are
     /// taken, [`Error::Closed`].
     pub fn recv<B: IoBufMut>(
         &self,

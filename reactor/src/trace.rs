@@ -1,7 +1,7 @@
 //! What a domain tells the subscriber of `tracing`: the rare things, none of them per message.
 //!
 //! A subscriber is user code and may use the domain it hears of, so nothing is told under the lock:
-//! notes are put off like wake-ups ([`Later`](crate::later::Later)).
+//! notes are put off like wake-ups ([`Deferred`](crate::later::Later)).
 
 use fabric_core::Address;
 use fabric_core::event::{DownReason, EventKind};

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `line` | a cache line that bounces between two cores |
 //! | `copy` | copying memory |
-//! | `bounce` | a turn that is passed to and fro between two threads |
+//! | `write_back` | a turn that is passed to and fro between two threads |
 //! | `wake` | passing it by eventfd and by futex: what waking a sleeper costs |
 //! | `socket` | passing it over loopback TCP and Unix sockets, sleeping and spinning |
 

@@ -247,7 +247,7 @@ impl BenchEndpoint {
         self.take_buffer()
     }
 
-    /// Waits for completions of sends, one or as many as there are; [`Station::next_buf`] hands out
+    /// Waits for completions of sends, one or as many as there are; [`Station::take_buffer`] hands out
     /// their buffers.
     pub(super) async fn wait_tx_completions(&mut self) -> Result<()> {
         wait_completions(&mut self.tx, self.api, &mut self.completions).await

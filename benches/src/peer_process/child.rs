@@ -41,7 +41,7 @@ impl ChildProcess {
     /// Starts it and waits for the line `listening on ADDRESS`; returns the address.
     ///
     /// # Errors
-    /// [`Error::Io`] when it cannot be started, [`Error::PeerDied`] when it ends without that line.
+    /// [`Error::Io`] when it cannot be started, [`Error::ProcessDied`] when it ends without that line.
     pub fn start(who: &str, mut command: Command) -> Result<(Self, String)> {
         command
             .stdin(Stdio::piped())

@@ -15,12 +15,12 @@
 //! program measures itself takes a little more, as `sockets` shows:
 //!
 //! 1. The other side is a hidden command in `cli`. It calls
-//!    [`until_stdin_ends`](crate::pair::until_stdin_ends) first, so that it never outlives us, and
+//!    [`exit_on_stdin_eof`](crate::pair::until_stdin_ends) first, so that it never outlives us, and
 //!    prints `listening on ADDRESS` when it can be reached.
-//! 2. [`Child::start`](crate::pair::Child::start) starts it, within [`pin::on`] the second core of
+//! 2. [`ChildProcess::start`](crate::pair::ChildProcess::start) starts it, within [`pin::on`] the second core of
 //!    the case; the measuring runs within [`pin::on`] the first. What is asynchronous runs as a
-//!    task, by `Runtime::run`.
-//! 3. `Rounds` say how many messages come next, and take the first round for warm-up. Before the
+//!    task, by `RuntimeKind::run`.
+//! 3. `RoundScheduler` say how many messages come next, and take the first round for warm-up. Before the
 //!    clock starts, buffers are touched, stamps are reserved, and the other side has said that it
 //!    is ready.
 //! 4. The result is `case.record` with numbers by `rounds::describe`, `timer_ns`, and the words of

@@ -53,7 +53,7 @@ fn expected_byte(number: u64, at: usize) -> u8 {
         .wrapping_add((at >> 8) as u8)
 }
 
-/// Writes a message of this number over a buffer, of any length from [`HEAD`] on.
+/// Writes a message of this number over a buffer, of any length from [`HEADER_LEN`] on.
 pub(super) fn write_message(number: u64, buf: &mut [u8]) {
     let Some((head, rest)) = buf.split_first_chunk_mut::<HEADER_LEN>() else {
         return;

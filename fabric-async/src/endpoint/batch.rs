@@ -29,7 +29,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// # use fabric_async::Endpoint;
     /// let ep = Endpoint::bind("shm://").await?;
-    /// let me = ep.lookup(ep.name()).await?;
+    /// let me = ep.add_peer(ep.name()).await?;
     /// let (accepted, refused) = ep.inject_all(me, [&b"one"[..], b"two", b"three"]);
     /// assert_eq!((accepted, refused), (3, Ok(())));
     /// assert_eq!(&ep.recv().await?[..], b"one");
@@ -86,7 +86,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// # use fabric_async::Endpoint;
     /// let ep = Endpoint::bind("shm://").await?;
-    /// let me = ep.lookup(ep.name()).await?;
+    /// let me = ep.add_peer(ep.name()).await?;
     /// let rows = (0u64..100).map(|row| ep.send(me, row.to_le_bytes().to_vec()).tag(row).context(row));
     /// assert_eq!(ep.post_all(rows)?, 100);
     /// assert_eq!(ep.recv().tag(99).await?[..], 99u64.to_le_bytes());

@@ -41,7 +41,7 @@ impl Endpoint {
     /// domain, a completion queue, an event queue and a welcoming address vector of its own.
     ///
     /// Short for: discover the provider of the scheme with untagged and tagged messages, and with
-    /// one-sided and atomic operations if it has them, or with [datagrams](crate::manual::udp) if
+    /// one-sided and atomic operations if it has them, or with [datagrams](crate::guide::udp) if
     /// that is what it has, open its fabric and domain, open the queues and the vector, bind,
     /// enable. [`Endpoint::domain`], [`Endpoint::completions`], [`Endpoint::events`] and
     /// [`Endpoint::address_vector`] lead to the parts.
@@ -100,7 +100,7 @@ impl BindOptions {
     }
 
     /// From which length on messages are copied once instead of twice: as
-    /// [`DomainBuilder::single_copy_from`](crate::DomainBuilder::single_copy_from).
+    /// [`DomainBuilder::single_copy_threshold`](crate::DomainBuilder::single_copy_threshold).
     pub fn single_copy_threshold(mut self, len: usize) -> Self {
         self.options.single_copy_threshold = Some(len);
         self
@@ -120,9 +120,9 @@ impl BindOptions {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{Endpoint, SocketOptions};
     /// // Only these ports are open in the firewall.
-    /// let options = SocketOptions::new().ports(41_000..=41_999);
+    /// let options = SocketOptions::new().port_range(41_000..=41_999);
     /// let ep = Endpoint::options().socket_options(options).bind("tcp://").await?;
-    /// assert!((41_000..=41_999).contains(&ep.name().socket().unwrap().port()));
+    /// assert!((41_000..=41_999).contains(&ep.name().socket_addr().unwrap().port()));
     /// # Ok(()) }
     /// ```
     pub fn socket_options(mut self, options: SocketOptions) -> Self {
@@ -132,7 +132,7 @@ impl BindOptions {
 
     /// What is spoken to peers, where the provider of the scheme speaks several protocols; the
     /// first that it offers unless said otherwise. Over tcp that is [`Protocol::Tcp`]. With
-    /// [`Protocol::Rxm`] peers are asked in [that dialect](crate::manual::tcp#the-other-dialect)
+    /// [`Protocol::Rxm`] peers are asked in [that dialect](crate::guide::tcp#the-rxm-protocol)
     /// first; who asks is answered in its own.
     ///
     /// ```
@@ -140,7 +140,7 @@ impl BindOptions {
     /// use fabric_async::{Endpoint, Protocol};
     /// let (server, client) = (Endpoint::bind("tcp://").await?, Endpoint::options().protocol(Protocol::Rxm));
     /// let client = client.bind("tcp://").await?;
-    /// let peer = client.lookup(server.name()).await?;
+    /// let peer = client.add_peer(server.name()).await?;
     /// client.send(peer, "in another dialect").await?;
     /// assert_eq!(&server.recv().await?[..], b"in another dialect");
     /// # Ok(()) }

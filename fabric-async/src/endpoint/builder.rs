@@ -97,7 +97,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     ///
     /// # Errors
     /// [`Error::BadFlags`] without a direction. [`Error::Invalid`] when that direction has a queue.
-    /// [`Error::Foreign`] when the queue is of another domain. [`Error::Closed`].
+    /// [`Error::WrongDomain`] when the queue is of another domain. [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_cq(mut self, cq: &CompletionQueue<M>, directions: CqBind) -> Result<Self> {
         if !directions.intersects(CqBind::TRANSMIT | CqBind::RECV) {
@@ -123,7 +123,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     ///
     /// # Errors
     /// [`Error::Invalid`] when one is bound; [`Error::NotSupported`] for an endpoint that is
-    /// connected with one peer; [`Error::Foreign`]; [`Error::Closed`].
+    /// connected with one peer; [`Error::WrongDomain`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_av(mut self, av: &AddressVector<M>) -> Result<Self> {
         check_av_allowed(&self.info)?;
@@ -144,7 +144,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     ///
     /// # Errors
     /// [`Error::Invalid`] when one is bound, or the info is of endpoints with contexts of their
-    /// own, or of another type than the context's; [`Error::Foreign`] when it is of another domain;
+    /// own, or of another type than the context's; [`Error::WrongDomain`] when it is of another domain;
     /// [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_shared_rx(mut self, shared: &SharedRxContext<M>) -> Result<Self> {
@@ -175,7 +175,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     ///
     /// # Errors
     /// [`Error::BadFlags`] for no kind at all; [`Error::NotSupported`] for the remote kinds without
-    /// `RMA_EVENT`; [`Error::Invalid`] when a kind has a counter; [`Error::Foreign`];
+    /// `RMA_EVENT`; [`Error::Invalid`] when a kind has a counter; [`Error::WrongDomain`];
     /// [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_counter(mut self, counter: &Counter<M>, what: CounterBind) -> Result<Self> {
@@ -219,7 +219,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// Reports events to this queue instead of the domain's.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when one is bound; [`Error::Foreign`] when it is of another fabric;
+    /// [`Error::Invalid`] when one is bound; [`Error::WrongDomain`] when it is of another fabric;
     /// [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {

@@ -62,7 +62,7 @@ impl<M: ThreadModel> Connect<M> {
     }
 
     /// The peer takes tagged messages, although it does not say so: a libfabric program whose
-    /// endpoint has a shared receive context. See [the manual](crate::manual::connections#tags).
+    /// endpoint has a shared receive context. See [the guide](crate::guide::connected_endpoints#tags).
     /// Peers of this library say so themselves, or that they do not, and then this means nothing.
     pub fn peer_supports_tags(mut self) -> Self {
         self.peer_supports_tags = true;

@@ -20,12 +20,12 @@ impl<M: ThreadModel> Endpoint<M> {
     /// buffer comes back then. Only an answer proves that somebody has received it, unless the send
     /// is told to wait for [that](SendRequest::delivery_complete). A message below 64 KiB needs
     /// nobody's help to be sent, as long as the ring has room; a [longer
-    /// one](crate::manual::memory#one-copy) waits until the peer receives, or buffers it within its
+    /// one](crate::guide::memory#single-copy) waits until the peer receives, or buffers it within its
     /// budget. A message above [`Info::ep`](crate::Info::ep)`.max_msg_size` is
     /// [`Error::TooLong`](crate::Error::TooLong).
     ///
     /// The first message to a peer also waits for the connection, and so for the peer to make
-    /// progress and welcome it. After [`lookup`](Self::lookup) that is done.
+    /// progress and welcome it. After [`add_peer`](Self::lookup) that is done.
     ///
     /// # Cancel safety
     /// Dropping the future before there was credit sends nothing; afterwards the message is
@@ -42,7 +42,7 @@ impl<M: ThreadModel> Endpoint<M> {
         SendRequest::new(self, peer, buf)
     }
 
-    /// Sends now or not at all: [`Error::Again`](crate::Error::Again) with the buffer when there is
+    /// Sends now or not at all: [`Error::WouldBlock`](crate::Error::WouldBlock) with the buffer when there is
     /// no credit (`FI_EAGAIN`). The same as `send(peer, buf).start()`.
     ///
     /// `Ok` means that the message was accepted. It may still wait on this side: for the
@@ -66,7 +66,7 @@ impl<M: ThreadModel> Endpoint<M> {
     ///
     /// # Errors
     /// [`Error::TooLong`](crate::Error::TooLong) above [`Info::tx`](crate::Info::tx)`.inject_size`;
-    /// [`Error::Again`](crate::Error::Again) without credit;
+    /// [`Error::WouldBlock`](crate::Error::WouldBlock) without credit;
     /// [`Error::StaleAddress`](crate::Error::StaleAddress),
     /// [`Error::Closed`](crate::Error::Closed).
     #[doc(alias = "fi_inject")]
@@ -79,7 +79,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Errors
     /// As [`Endpoint::inject`]; [`Error::NotSupported`](crate::Error::NotSupported) without the
     /// capability, and when a connected peer is not [known to take
-    /// it](crate::manual::connections#tags).
+    /// it](crate::guide::connected_endpoints#tags).
     #[doc(alias = "fi_tinject")]
     pub fn inject_tagged(&self, peer: FiAddr, tag: u64, bytes: &[u8]) -> Result<()> {
         self.inject_op(
@@ -98,7 +98,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// # use fabric_async::Endpoint;
     /// let ep = Endpoint::bind("shm://").await?;
-    /// let me = ep.lookup(ep.name()).await?;
+    /// let me = ep.add_peer(ep.name()).await?;
     /// ep.inject_data(me, b"a chapter", 7)?;
     /// let got = ep.recv().await?;
     /// assert_eq!((&got[..], got.data()), (&b"a chapter"[..], Some(7)));
@@ -190,7 +190,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # use fabric_async::Endpoint;
     /// # use futures_util::StreamExt;
     /// let ep = Endpoint::bind("shm://").await?;
-    /// let me = ep.lookup(ep.name()).await?;
+    /// let me = ep.add_peer(ep.name()).await?;
     /// let mut messages = ep.recv_multi(BytesMut::with_capacity(4096)).min_free(4090).start()?;
     /// ep.inject(me, b"hello")?;
     /// ep.inject(me, b"fabric")?;
@@ -220,7 +220,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// # use fabric_async::Endpoint;
     /// # let ep = Endpoint::bind("shm://").await?;
-    /// # let me = ep.lookup(ep.name()).await?;
+    /// # let me = ep.add_peer(ep.name()).await?;
     /// assert_eq!(ep.probe().tag(7).now()?, None);
     /// ep.inject_tagged(me, 7, b"hello, fabric")?;
     /// assert_eq!(ep.probe().tag_mask(0, !0).await?.len, 13);
@@ -241,7 +241,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// on the length.
     ///
     /// # Errors
-    /// [`Error::Again`](crate::Error::Again) when peers have too much that they have not returned;
+    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when peers have too much that they have not returned;
     /// [`Error::TooLong`](crate::Error::TooLong) above 4 GiB;
     /// [`Error::Closed`](crate::Error::Closed); [`Error::Os`](crate::Error::Os) without the memory.
     pub fn loan(&self, len: usize) -> Result<Loan> {
@@ -253,7 +253,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// posted as a [send](Self::send) is.
     ///
     /// The peer receives it as any other message: into a buffer of its own, which costs one copy,
-    /// or with [`recv_lent`](Self::recv_lent), which costs none. The memory comes back to this
+    /// or with [`recv_loan`](Self::recv_lent), which costs none. The memory comes back to this
     /// endpoint's domain when the peer has dropped it. If the peer dies with it, or leaves, it is
     /// given up.
     ///
@@ -264,7 +264,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// # use fabric_async::Endpoint;
     /// let ep = Endpoint::bind("shm://").await?;
-    /// let me = ep.lookup(ep.name()).await?;
+    /// let me = ep.add_peer(ep.name()).await?;
     /// let mut frame = ep.loan(8 << 20)?;
     /// frame[..5].copy_from_slice(b"hello");
     /// ep.lend(me, frame).tag(7).await?;
@@ -281,7 +281,7 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     /// Receives a message where it lies: in the sender's memory if it was [lent](Self::lend), else
-    /// in memory of the domain's pool. The memory goes back to the sender when the [`Lent`] is
+    /// in memory of the domain's pool. The memory goes back to the sender when the [`LoanedBuf`] is
     /// dropped.
     ///
     /// # Safety

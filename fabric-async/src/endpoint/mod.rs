@@ -57,7 +57,7 @@ use crate::thread_model::{Shared, ThreadModel};
 ///
 /// Only its clones keep an endpoint open. What it has made does not: an operation that was
 /// started, a stream of messages, a probe, a permit and a claimed message end, or are refused, when
-/// the last clone is dropped. See [what keeps an object open](crate::manual::errors#handles).
+/// the last clone is dropped. See [what keeps an object open](crate::guide::errors#handles).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -159,7 +159,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// The number is your own until you [remove](AddressVector::remove) it. It stands for the name,
     /// and survives the death and the restart of the peer. A peer that has a number keeps it; that
     /// of a guest, which a welcoming address vector would take back, becomes permanent. See
-    /// [`manual::serving`](crate::manual::serving).
+    /// [`guide::client_server`](crate::guide::client_server).
     ///
     /// Waits until the peer makes progress and answers: over `shm` for as long as that takes, over
     /// `tcp` for ten seconds. `tokio::time::timeout` limits it.
@@ -172,7 +172,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [`Error::NoSuchPeer`](crate::Error::NoSuchPeer) when nobody is there,
     /// [`Error::TimedOut`](crate::Error::TimedOut) when nobody answers,
     /// [`Error::Unreachable`](crate::Error::Unreachable) when no way leads there;
-    /// [`Error::OtherUser`](crate::Error::OtherUser), [`Error::Refused`](crate::Error::Refused);
+    /// [`Error::OtherUser`](crate::Error::OtherUser), [`Error::ConnectionRefused`](crate::Error::ConnectionRefused);
     /// [`Error::NoSuchHost`](crate::Error::NoSuchHost); and those of [`AddressVector::insert`].
     ///
     /// # Cancel safety
@@ -277,8 +277,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// wait for the peer's word, as [`delivery_complete`](crate::SendRequest::delivery_complete)
     /// does. A long message that the peer fetches from this process is handed over when the peer
     /// has it, so a flush waits for the peer then: over `shm` where messages are [copied
-    /// once](crate::manual::memory#one-copy), over `tcp` of messages above 16 KiB in RXM and of
-    /// [those without a copy](crate::SocketOptions::zero_copy_from). Reads are not waited for.
+    /// once](crate::guide::memory), over `tcp` of messages above 16 KiB in RXM and of
+    /// [those without a copy](crate::SocketOptions::zero_copy_threshold). Reads are not waited for.
     ///
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed) when the endpoint is closed. When it is closed

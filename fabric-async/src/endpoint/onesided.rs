@@ -18,13 +18,13 @@ use crate::window::RemoteWindow;
 /// They reach memory of the peer's domain by key and offset, which the peer has told of
 /// ([`MemoryRegion::remote`](crate::MemoryRegion::remote)). Over shared memory it does not help:
 /// only the first use of a key waits for it to answer. Over `tcp` it does what it is
-/// [asked](crate::manual::tcp#memory-of-other-machines). Rights and range are checked with every
+/// [asked](crate::guide::tcp#remote-memory). Rights and range are checked with every
 /// access. What is out of reach fails this operation alone, with [`Error::Key`] or
 /// [`Error::TooLong`], and disturbs nothing.
 ///
 /// They take effect in the order in which they were posted. Who receives a message sees what was
 /// written before it was sent; a one-sided operation does not wait until a message before it was
-/// received. See [`manual::onesided`](crate::manual::onesided).
+/// received. See [`guide::one_sided`](crate::guide::one_sided).
 impl<M: ThreadModel> Endpoint<M> {
     /// Writes these bytes to a place in a peer's memory (`fi_write`).
     ///
@@ -54,7 +54,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// use fabric_async::{Access, Endpoint};
     /// let ep = Endpoint::bind("shm://").await?;
     /// let table = ep.domain().alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-    /// let (me, remote) = (ep.lookup(ep.name()).await?, table.remote());
+    /// let (me, remote) = (ep.add_peer(ep.name()).await?, table.remote());
     /// let places = [remote.slice(40..44), remote.slice(0..2)];
     /// ep.write_to(me, &places, vec![1, 2, 3, 4, 5, 6]).await?;
     /// assert_eq!(ep.read_from(me, &places).await?[..], [1, 2, 3, 4, 5, 6]);
@@ -81,10 +81,10 @@ impl<M: ThreadModel> Endpoint<M> {
 
     /// Reads several places in a peer's memory as one operation (`fi_readmsg` with several
     /// `fi_rma_iov`) into memory of the domain's pool, one behind the other. As with
-    /// [`write_to`](Self::write_to), all are checked before the first byte moves.
+    /// [`write_rma_iov`](Self::write_to), all are checked before the first byte moves.
     ///
     /// # Errors
-    /// Of the request: as of `write_to`.
+    /// Of the request: as of `write_rma_iov`.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -248,7 +248,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// use fabric_async::{Access, AtomicOp, Endpoint};
     /// let ep = Endpoint::bind("shm://").await?;
     /// let region = ep.domain().alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-    /// let (me, remote) = (ep.lookup(ep.name()).await?, region.remote());
+    /// let (me, remote) = (ep.add_peer(ep.name()).await?, region.remote());
     /// ep.atomic(me, remote.at(0), AtomicOp::Sum, 5u64).await?;
     /// assert_eq!(ep.fetch_add(me, remote.at(0), 2u64).await?, 5);
     /// assert_eq!(ep.compare_swap(me, remote.at(0), 7u64, 1).await?, 7);

@@ -27,8 +27,8 @@ use crate::thread_model::{Shared, ThreadModel};
 /// a message that comes to any of the endpoints takes one, in posting order. One pool of receives,
 /// and one budget for unexpected messages, serve them all.
 ///
-/// Made by [`Domain::shared_receive`], given to endpoints with
-/// [`EndpointBuilder::bind_shared`](crate::EndpointBuilder::bind_shared) before they are enabled.
+/// Made by [`Domain::shared_rx_context`], given to endpoints with
+/// [`EndpointBuilder::bind_shared_rx`](crate::EndpointBuilder::bind_shared_rx) before they are enabled.
 /// Cheap to clone; it closes with its last clone and the last endpoint that shares it.
 ///
 /// The receives are those of an [`Endpoint`], which describes them. What is posted to a queue
@@ -38,7 +38,7 @@ use crate::thread_model::{Shared, ThreadModel};
 ///
 /// The endpoints send to, and report as sources, the numbers of one address vector, which the
 /// context is bound to as well. An answer may go out by any of them. Endpoints that are
-/// [connected](crate::manual::connections#many-connections-one-pool-of-receives) have no vectors to
+/// [connected](crate::guide::connected_endpoints#shared-receive-context) have no vectors to
 /// be bound to: the source of a message is the one [peer](Endpoint::peer) of the endpoint it came
 /// to, which alone can answer. Where a connection ends, receives that are posted here wait on, also
 /// one that a message from there had begun to fill.
@@ -49,15 +49,15 @@ use crate::thread_model::{Shared, ThreadModel};
 /// let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
 /// let info = discover(&hints).await?.swap_remove(0);
 /// let domain = Fabric::open(&info)?.domain(&info)?;
-/// let av = domain.welcoming_address_vector()?;
-/// let shared = domain.shared_receive(&info)?.bind_av(&av)?.open()?;
+/// let av = domain.auto_insert_address_vector()?;
+/// let shared = domain.shared_rx_context(&info)?.bind_av(&av)?.open()?;
 /// let mut doors = Vec::new();
 /// for _ in 0..4 {
-///     doors.push(domain.endpoint(&info)?.bind_av(&av)?.bind_shared(&shared)?.enable().await?);
+///     doors.push(domain.endpoint(&info)?.bind_av(&av)?.bind_shared_rx(&shared)?.enable().await?);
 /// }
 ///
 /// let client = Endpoint::bind("shm://").await?;
-/// let third = client.lookup(doors[2].name()).await?;
+/// let third = client.add_peer(doors[2].name()).await?;
 /// client.inject(third, b"knock, knock")?;
 /// let message = shared.recv().await?;
 /// assert_eq!(&message[..], b"knock, knock");
@@ -93,10 +93,10 @@ impl<M: ThreadModel> SharedRxContext<M> {
         self.ep.recv_multi(buf)
     }
 
-    /// Receives a message where it lies, as [`Endpoint::recv_lent`].
+    /// Receives a message where it lies, as [`Endpoint::recv_loan`].
     ///
     /// # Safety
-    /// That of [`Endpoint::recv_lent`].
+    /// That of [`Endpoint::recv_loan`].
     #[allow(unsafe_code)] // passes the duty on
     pub unsafe fn recv_loan(&self) -> RecvRequest<'_, LoanedBuf, M> {
         // SAFETY: the caller's promise.
@@ -235,7 +235,7 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
     ///
     /// # Errors
     /// [`Error::BadFlags`] for another direction; [`Error::Invalid`] when a queue is bound;
-    /// [`Error::Foreign`]; [`Error::Closed`].
+    /// [`Error::WrongDomain`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_cq(mut self, cq: &CompletionQueue<M>, directions: CqBind) -> Result<Self> {
         if directions & !CqBind::SELECTIVE_COMPLETION != CqBind::RECV {
@@ -255,7 +255,7 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
     ///
     /// # Errors
     /// [`Error::Invalid`] when one is bound; [`Error::NotSupported`] for endpoints that are
-    /// connected with one peer; [`Error::Foreign`]; [`Error::Closed`].
+    /// connected with one peer; [`Error::WrongDomain`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_av(mut self, av: &AddressVector<M>) -> Result<Self> {
         check_av_allowed(&self.info)?;
@@ -269,7 +269,7 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
     ///
     /// # Errors
     /// [`Error::BadFlags`] for another kind; [`Error::Invalid`] when a counter is bound;
-    /// [`Error::Foreign`]; [`Error::Closed`].
+    /// [`Error::WrongDomain`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_counter(mut self, counter: &Counter<M>, what: CounterBind) -> Result<Self> {
         if what != CounterBind::RECV {

@@ -1,39 +1,38 @@
-//! Backpressure: what happens when the receiver is slower than the sender?
+//! Backpressure: credits, queue entries, limits of receives.
 //!
-//! Nothing is dropped, and nothing grows without bound unless you let it. A message that cannot go
-//! into the peer's ring at once needs a *transmit credit*; a completion that is to go into a queue
-//! needs a *queue entry*. Both are taken when the operation is posted, or the post does not happen.
+//! After this chapter you can handle [`Error::WouldBlock`], bound the memory of a sender, and keep one
+//! slow receiver from stopping the others.
 //!
-//! # Three faces
+//! Nothing is dropped, and nothing grows without bound unless you let it. A message that does not
+//! fit into the peer's ring at once takes a *transmit credit*; a completion that goes to a queue
+//! takes a *queue entry*. Both are taken by the post, or the post fails.
 //!
-//! | | without credit |
+//! | call | without a credit |
 //! |---|---|
-//! | [`try_send`], `.start()`, `.post()`, [`inject`] | refused with [`Error::Again`], and the buffer is in [`Failed`] |
-//! | `.await` | waits, behind those to the same peer that came before |
-//! | [`reserve`] | waits likewise, then holds a credit as a [`Permit`] |
+//! | [`try_send`](Endpoint::try_send), `.start()`, `.post()`, [`inject`](Endpoint::inject) | refused with [`Error::WouldBlock`], and the buffer is in [`Failed`] |
+//! | `.await` | waits behind earlier ones to the same peer |
+//! | [`reserve`](Endpoint::reserve) | waits in the same queue, then holds the credit as a [`Permit`] |
 //!
-//! All three stand in one queue per endpoint. Nobody overtakes those who wait for the same peer,
-//! not even with a message that would have fitted.
+//! Sends to one peer never overtake earlier ones that wait, even if they would fit.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Endpoint, Error, Scarce};
+//! use fabric_async::{Endpoint, Error, Resource};
 //! let (a, b) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
-//! let to_b = a.lookup(b.name()).await?;
+//! let to_b = a.add_peer(b.name()).await?;
 //!
-//! let mut under_way = Vec::new();
-//! let refused = loop {                            // nobody receives
+//! let mut pending = Vec::new();
+//! let refused = loop {                            // b does not receive
 //!     match a.try_send(to_b, vec![0; 8192]) {
-//!         Ok(operation) => under_way.push(operation),
+//!         Ok(operation) => pending.push(operation),
 //!         Err(failed) => break failed,
 //!     }
 //! };
-//! assert_eq!(refused.error, Error::Again(Scarce::TransmitCredit));
-//! let count = under_way.len();
+//! assert_eq!(refused.error, Error::WouldBlock(Resource::TransmitCredit));
 //!
 //! let last = a.send(to_b, refused.buf);           // awaiting it waits for its turn
 //! let receive = async {
-//!     for _ in 0..count + 1 {
+//!     for _ in 0..pending.len() + 1 {
 //!         b.recv().await?;
 //!     }
 //!     Ok::<_, Error>(())
@@ -47,38 +46,31 @@
 //! # Transmit credits
 //!
 //! An endpoint has `info.tx.size` credits: 1024, or fewer if [`Hints::tx_size`] asked for fewer. A
-//! send holds one from the moment it has to queue until all of it is in the peer's ring, or with
-//! the socket; until the peer has fetched it, where it is copied once; until the word has come that
-//! it waits for. A message that goes into the ring at once holds none. So a sender can be ahead of
-//! its receiver by the ring, and by its credits.
+//! send holds one from the moment it queues until all of it is in the peer's ring or the socket,
+//! until the peer has copied it ([single copy](super::memory#single-copy)), or until the peer's
+//! notification if its [completion level](super::ordering#completion-levels) needs one. A message
+//! that goes into the ring at once takes none.
 //!
-//! One peer can have a quarter of the credits, at least one. A peer that does not receive therefore
-//! stops the sends to it, not those to others. Sends to other peers go past those that wait for the
-//! slow one.
+//! One peer can hold a quarter of the credits, at least one. A peer that does not receive stops the
+//! sends to it, and not those to others. A task that waits for a credit makes progress in both
+//! directions.
 //!
-//! A task that waits for credit makes progress in both directions. Two endpoints that flood each
-//! other and receive in another task go on.
-//!
-//! The number of *awaiting* sends is not limited: each is a future that you hold. Bound it as you
-//! would bound any other kind of task, for instance by reserving first.
+//! The number of sends that *await* a credit is not limited: each is a future that you hold.
 //!
 //! # Permits
 //!
-//! A [`Permit`] is a credit in hand, for one peer. It separates waiting from building the message,
-//! and it is what to put into `select!`, see [`cancellation`](super::cancellation). Dropping it
-//! gives the credit back. It stands for the transmit credit alone: a `.post()` with it can still be
-//! refused for want of a queue entry. And it is a credit, not a place in the order: a send with it
-//! goes behind the sends to the same peer that waited when it was posted.
-//!
-//! With `.post()` there is no future that could wait for a credit. Reserve first:
+//! A [`Permit`] is a transmit credit for one peer. It separates the wait from building the message,
+//! which suits [`select!`](super::cancellation#posts-inside-select) and `.post()`, which cannot
+//! wait. Dropping it returns the credit. A post with it can still lack a queue entry, and it goes
+//! behind sends to the same peer that already wait.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! # use fabric_async::Endpoint;
 //! # use futures_util::StreamExt;
 //! # let ep = Endpoint::bind("shm://").await?;
-//! # let peer = ep.lookup(ep.name()).await?;
-//! # let mut queue = ep.completions().expect("the first to ask gets it");
+//! # let peer = ep.add_peer(ep.name()).await?;
+//! # let mut queue = ep.completions().expect("the first call gets the queue");
 //! let permit = ep.reserve(peer).await?;                        // waits its turn
 //! permit.send(&ep, vec![7; 100]).context(1).post()?;           // not refused for want of credit
 //! assert_eq!(queue.next().await.expect("open").context, 1);
@@ -87,44 +79,29 @@
 //!
 //! # Queue entries
 //!
-//! A [`CompletionQueue`] of `n` entries never overruns. Every `.post()` reserves an entry, which is
-//! free again when the completion is taken out of the queue. Without one the post is refused with
-//! [`Scarce::CompletionEntry`](crate::Scarce::CompletionEntry). Sends and receives that report to
-//! one queue share its entries: a program that posts receives for all of them cannot post a send.
-//! Operations that are awaited or started do not use the queue.
+//! A [`CompletionQueue`] never overruns. Every `.post()` reserves an entry, which is free again
+//! when its completion is taken. Without a free entry the post fails with
+//! [`Resource::CompletionEntry`]. Sends and receives of one queue share its entries: receives posted
+//! for all of them leave none for a send. Awaited and started operations use no entry.
 //!
-//! An [`EventQueue`](crate::EventQueue) cannot refuse what happens. Events beyond its capacity are
-//! counted, and reported as one [`Overrun`](crate::EventKind::Overrun), after those that were kept.
-//! Whoever follows peers by [`PeerConnected`](crate::EventKind::PeerConnected) and
-//! [`PeerDown`](crate::EventKind::PeerDown) then looks at what is, instead of what happened:
-//! [`AddressVector::peers`](crate::AddressVector::peers) lists everybody with a number. Forget the
-//! guests that are not in it, and take in those that are new. An endpoint whose number is still
-//! there may have left and connected again; a process that was started again has another number.
-//! A number that was looked up or inserted is listed in any case;
-//! [`Endpoint::lookup`](crate::Endpoint::lookup) of its name tells whether the peer is there. Do
-//! not look guests up for this: it makes their numbers permanent.
+//! An [`EventQueue`] cannot refuse events. Those beyond its capacity are counted and reported as
+//! one [`Overrun`](EventKind::Overrun) behind the kept ones. A program that tracks peers by
+//! [`PeerConnected`](EventKind::PeerConnected) and [`PeerDown`](EventKind::PeerDown) then compares
+//! its list with [`AddressVector::peers`]: forget auto-inserted handles that are not in it, add
+//! those that are new. A looked up or inserted handle is always listed; [`Endpoint::add_peer`] of its
+//! name tells whether the peer is there. Do not look up auto-inserted peers for this, which makes
+//! their handles permanent. An endpoint whose handle is still listed may have left and connected
+//! again.
 //!
 //! # Receives
 //!
-//! `info.rx.size` receives can be posted with `.start()` or `.post()`, 1024 unless the hints asked
-//! for fewer. Beyond it the answer is [`Scarce::ReceiveEntry`](crate::Scarce::ReceiveEntry).
-//! Awaited receives are not refused, but count.
+//! `info.rx.size` receives can be started or posted, 1024 unless the hints asked for fewer; further
+//! ones fail with [`Resource::ReceiveEntry`]. Awaited receives count, but are not refused.
 //!
-//! A receive of several messages is one of them, however many messages it takes. Its stream may
-//! have as many messages that were not taken as the endpoint may have receives. Posted to a queue
-//! it keeps one entry for the next message and one for the release of the buffer. When the stream
-//! is full, or the queue, further messages for it wait at their senders, as unexpected ones beyond
-//! the budget do, until somebody takes what is there.
-//!
-//! On the other side of the ring, messages that nobody asked for are kept within a budget, and
-//! beyond it hold their sender back: see [`memory`](super::memory). That is where the backpressure
-//! begins.
-//!
-//! [`try_send`]: crate::Endpoint::try_send
-//! [`inject`]: crate::Endpoint::inject
-//! [`reserve`]: crate::Endpoint::reserve
-//! [`Error::Again`]: crate::Error::Again
-//! [`Failed`]: crate::Failed
-//! [`Permit`]: crate::Permit
-//! [`Hints::tx_size`]: crate::Hints::tx_size
-//! [`CompletionQueue`]: crate::CompletionQueue
+//! A multi-receive counts once. Its stream holds at most `info.rx.size` messages that were not
+//! taken; posted to a queue, it holds one entry for the next message and one for the release of its
+//! buffer. When the stream or the queue is full, further messages wait at their senders, as do
+//! [unexpected messages](super::memory#unexpected-messages) beyond the budget.
+
+#[cfg(doc)]
+use crate::*;

@@ -1,16 +1,19 @@
-//! Sending: many at once, and who hears of what?
+//! Batches and selective completion.
+//!
+//! After this chapter you can post many messages at the cost of one lock, and have only some of
+//! them reported.
 //!
 //! # Batches
 //!
-//! A single post takes the lock of the domain, looks whether the peer sleeps (which needs a full
-//! fence), and follows up what it made possible. [`Endpoint::inject_all`] and
-//! [`Endpoint::post_all`] pay that once for up to 32 messages:
+//! A single post takes the lock of the domain and checks, with a full memory fence, whether the
+//! peer sleeps. [`Endpoint::inject_all`] and [`Endpoint::post_all`] pay that once for up to 32
+//! messages:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::Endpoint;
 //! let ep = Endpoint::bind("shm://").await?;
-//! let me = ep.lookup(ep.name()).await?;
+//! let me = ep.add_peer(ep.name()).await?;
 //! let ticks = [1u64, 2, 3].map(u64::to_le_bytes);
 //! let (accepted, ended) = ep.inject_all(me, ticks.iter().map(|tick| &tick[..]));
 //! ended?;
@@ -19,26 +22,21 @@
 //! # Ok(()) }
 //! ```
 //!
-//! libfabric has the flag `FI_MORE` for this: "do not start yet, more is coming". It makes somebody
-//! responsible for the call that comes without the flag. Here the batch is one call, and that
-//! responsibility has nowhere to get lost: nothing is held back when the call returns, whatever
-//! ended it. A message of a batch is visible to a peer that polls as soon as it is in the ring;
-//! only the doorbell of one that sleeps is rung once, at the end.
+//! This replaces `FI_MORE`, with which a forgotten last call holds messages back: when a batch call
+//! returns, nothing is held back. A peer that polls sees each message as soon as it is in the ring;
+//! the doorbell of a sleeping peer is rung once, at the end. Over `tcp` and `udp` the messages of a
+//! batch leave together, and complete when the kernel has their bytes.
 //!
-//! A batch stops at the first request that is refused, for want of credit or of an entry of the
-//! queue, for instance. What is left comes back in [`BatchStopped`](crate::BatchStopped): after
-//! [`Error::Again`](crate::Error::Again) to be tried again, when completions have been taken; after
-//! any other error the first of them is to be dropped, or sent elsewhere, and the others may go on.
-//! Lend the iterator (`&mut requests`) to have what it still holds.
+//! A batch stops at the first request that is refused. The refused requests come back in
+//! [`BatchError`]. After [`Error::WouldBlock`], post them again when completions have been taken.
+//! After any other error, drop the first one or send it elsewhere; the others may be posted. Pass
+//! `&mut requests` to keep what the iterator still holds.
 //!
-//! # Who hears of success
+//! # Selective completion
 //!
-//! An operation that is awaited or started reports to its future, one that is posted to the queue
-//! of its direction. Who posts thousands and wants to hear only of the last of each hundred binds
-//! the queue with [`CqBind::SELECTIVE_COMPLETION`](crate::CqBind::SELECTIVE_COMPLETION): then
-//! success is reported where the request says [`completion`](crate::SendRequest::completion), and
-//! failure always. [`OpFlags::COMPLETION`](crate::OpFlags::COMPLETION) in the hints makes all of
-//! them ask.
+//! Bind a queue with [`CqBind::SELECTIVE_COMPLETION`] to have success reported only where the
+//! request says [`completion`](SendRequest::completion); failure is always reported.
+//! [`OpFlags::COMPLETION`] in the hints makes it the default of all requests.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -48,10 +46,10 @@
 //! let (mut cq, av) = (domain.completion_queue(256)?, domain.address_vector()?);
 //! let ep = domain.endpoint(&info)?.bind_cq(&cq, CqBind::TRANSMIT | CqBind::SELECTIVE_COMPLETION)?.bind_av(&av)?;
 //! let ep = ep.enable().await?;
-//! let me = ep.lookup(ep.name()).await?;
-//! for row in 0..100 {
-//!     let send = ep.send(me, vec![row as u8; 8]).context(row);
-//!     if row % 50 == 49 { send.completion().post()? } else { send.post()? }
+//! let me = ep.add_peer(ep.name()).await?;
+//! for context in 0..100 {
+//!     let send = ep.send(me, vec![context as u8; 8]).context(context);
+//!     if context % 50 == 49 { send.completion().post()? } else { send.post()? }
 //! }
 //! let mut out = Vec::new();
 //! while out.len() < 2 {
@@ -61,14 +59,25 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Completions to one peer come in the order of the posts, so the 99th says that those before it
-//! are done; but not where sends wait for [their receivers' word](crate::manual::ordering), or are
-//! copied once: a [fenced](crate::SendRequest::fence) one says it of all before it. An operation
-//! that may fail needs an entry for that, so it reserves one as any other does, and gives it back
-//! when it ends well: the queue cannot overrun, and its size bounds what is under way. The buffer
-//! of what is not reported is dropped with the end of the operation; a receive that is not reported
-//! makes sense with a counter, and a [`CustomBuf`](crate::CustomBuf) whose memory is also
-//! elsewhere.
+//! Completions of short sends to one peer come in posting order, so the 100th says that those
+//! before it have completed. That does not hold where sends wait for the receiver ([completion
+//! levels](super::ordering#what-sent-means), [single copy](super::memory#single-copy)); a
+//! [fenced](SendRequest::fence) request says it of all before it.
 //!
-//! [`Endpoint::inject_all`]: crate::Endpoint::inject_all
-//! [`Endpoint::post_all`]: crate::Endpoint::post_all
+//! A request that is not reported may still fail, so it reserves a queue entry and gives it back
+//! when it succeeds. The buffer of an unreported operation is dropped at its end; an unreported
+//! receive makes sense with a counter and a [`CustomBuf`] whose memory is also reachable elsewhere.
+//!
+//! # Flush
+//!
+//! `Endpoint::flush` and `Domain::flush` wait until every send, write and atomic operation that was
+//! posted before has left the process: its bytes are in the peer's ring or in the kernel, or it has
+//! ended. Then the end of the process does not lose them. Flush after operations that no task
+//! awaits: injected, posted, or started and dropped. An awaited send has left already. A flush says
+//! nothing about how operations ended, and does not wait for reads. Where the peer fetches a
+//! message from this process (single copy over `shm`, more than 16 KiB over RXM, zero copy over
+//! `tcp`), it waits for the peer. It fails with [`Error::Closed`] when the endpoint or domain is
+//! closed. It is cancel safe: dropping the future only ends the wait.
+
+#[cfg(doc)]
+use crate::*;

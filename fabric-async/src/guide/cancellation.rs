@@ -1,46 +1,39 @@
-//! Cancellation: what happens when a future is dropped?
+//! Cancellation: what happens when a future is dropped.
 //!
-//! In Rust a future is cancelled by dropping it: a branch of `select!` that lost, a timeout that
-//! fired, a task that was aborted. An operation on a fabric is more than its future. Its buffer may
-//! be half filled, and its message may be on its way. So the buffer belongs to the operation, not
-//! to the future, until the operation has ended; and this is what a drop does:
+//! After this chapter you can put any operation into `select!` or `timeout`, and know what happens
+//! to its message and its buffer when the future is dropped.
 //!
-//! | dropped while pending | what happens |
+//! A future is cancelled by dropping it: a branch of `select!` loses, a timeout fires, a task is
+//! aborted. The operation may be half done then, so its buffer belongs to the operation until its
+//! end.
+//!
+//! | dropped while pending | effect |
 //! |---|---|
-//! | a request ([`SendRequest`], [`RecvRequest`], [`Reserve`]) never awaited | nothing was posted |
-//! | a receive in a branch of `select!` that `if` switches off | it was posted like the others: put it into an `async` block, which posts when it is polled |
-//! | a receive no message was matched to | it is withdrawn, and its buffer dropped; nothing was taken |
-//! | a receive a message is arriving in, or has arrived in | the message is put back: the next receive that accepts it gets it |
-//! | a send that waits for credit | it is withdrawn; nothing is sent |
-//! | a [stream](crate::MultiRecv) of messages that share a buffer | messages that have come and were not taken, or are arriving, are put back; the rest of the buffer is dropped |
-//! | a [probe](crate::Probe), a [claim](crate::Claim) that waits | nothing was taken |
-//! | a [claimed](crate::Claimed) message | it is put back, at its old place |
-//! | a read, a write or a lend that waits | it is withdrawn if it waits for credit; else it goes on, as a send does |
-//! | an atomic operation | once posted it takes effect, whoever looks: a lock taken in the losing branch of a `select!` stays taken |
-//! | a send that was posted | it goes on; the result is not reported, a later failure becomes an [event] |
-//! | a [`Reserve`] that waits | it gives up its place in the queue |
+//! | a request ([`SendRequest`], [`RecvRequest`], [`Reserve`], ...) that was never awaited | nothing was posted |
+//! | a receive that no message has matched | withdrawn, and its buffer dropped; no message was taken |
+//! | a receive that a message has matched, completely or in part | the message is [requeued](#requeued-messages): the next receive that accepts it gets it |
+//! | a send that waits for a credit | withdrawn; nothing is sent |
+//! | a send that was posted | goes on; a later failure becomes an [event](EventKind::OperationFailed) |
+//! | a read, a write or a loan that was sent | withdrawn if it waits for a credit; goes on otherwise |
+//! | an atomic operation | takes effect once posted: a lock that is taken in a losing branch of `select!` stays taken |
+//! | a [`MultiRecv`] stream | messages in it that were not taken, or are arriving, are requeued; the rest of the buffer is dropped |
+//! | a [`Probe`] or a [claim](Probe::claim) that waits | no message was taken |
+//! | a [`Claimed`] message | requeued at its old place |
+//! | a [`Reserve`] that waits | leaves the queue for credits |
 //! | a [`Permit`] | the credit goes back |
-//! | [`Endpoint::lookup`] | the number stays in the address vector, and the connection is made |
-//! | [`next`](crate::EventQueue::next), [`next_batch`], [`Counter::wait`] | nothing is lost: the state is in the queue or counter |
-//!
-//! The other way round, an operation does not keep its endpoint open: when the last handle of the
-//! endpoint is dropped, operations that are alive end with [`Error::Canceled`] and their buffers. See
-//! [what keeps an object open](super::errors#handles).
-//!
-//! An operation that was `.post()`ed has no future, so it cannot be dropped: its completion comes
-//! to the queue.
+//! | [`Endpoint::add_peer`] | the address handle stays in the address vector, and the connection is made |
+//! | [`EventQueue::next`], [`CompletionQueue::next_batch`], [`Counter::wait`], `flush` | nothing is lost |
 //!
 //! # A loop over `select!`
 //!
-//! What follows from the table: a receive may lose a race any number of times. No message gets
-//! lost, none comes twice, and with one receive at a time they stay in order.
+//! A receive may lose a race any number of times: no message is lost or duplicated.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::Endpoint;
 //! use std::time::Duration;
 //! let (a, b) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
-//! let to_b = a.lookup(b.name()).await?;
+//! let to_b = a.add_peer(b.name()).await?;
 //! let sender = tokio::spawn(async move {
 //!     for number in 0..100u8 {
 //!         a.send(to_b, vec![number; 5000]).await?;
@@ -64,25 +57,23 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # Sends and `select!`
+//! # Posts inside `select!`
 //!
-//! A send is posted when it is *awaited*, not when it is first polled. `select!` awaits all its
-//! branches on entry.
+//! `select!` awaits all its branches on entry, and awaiting a request posts it.
 //!
-//! * A send in a branch that loses is still delivered, unless it was waiting for credit. Doing it
-//!   again sends it twice.
-//! * A send in a branch with a false precondition (`, if false`) is posted too, although it is
-//!   never polled.
+//! * A send in a branch that loses is still delivered, unless it waited for a credit. Repeating it
+//!   sends the message twice.
+//! * A request in a branch with a false precondition (`, if false`) is posted although it is never
+//!   polled. Put it into an `async` block, which posts when it is first polled.
 //!
-//! So reserve in the `select!`, and send outside of it. Dropping a reservation has no effect on
-//! anybody:
+//! Reserve a credit inside the `select!`, and send outside it:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! # use fabric_async::Endpoint;
 //! # use std::time::Duration;
 //! # let ep = Endpoint::bind("shm://").await?;
-//! # let peer = ep.lookup(ep.name()).await?;
+//! # let peer = ep.add_peer(ep.name()).await?;
 //! tokio::select! {
 //!     permit = ep.reserve(peer) => {
 //!         permit?.send(&ep, "exactly once").await?;
@@ -93,110 +84,85 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # Put back
+//! # Requeued messages
 //!
-//! A message that is put back is offered to the receives that are posted at that moment, the
-//! earliest first. If none accepts it, it waits among the unexpected messages, at the place it had
-//! by its arrival: in front of everything that came later. It keeps its tag, its sender and its
-//! data. A message that is still arriving keeps arriving there.
+//! A requeued message is offered to the posted receives, the earliest first. If none accepts it, it
+//! waits among the unexpected messages at the place of its arrival, before everything that arrived
+//! later. It keeps its tag, sender and data; a message that is still arriving keeps arriving.
 //!
-//! **The one caveat.** With several receives outstanding, a later message may have been matched to
-//! a later receive already. If you drop the earlier receive, its message comes after that one.
-//! Order holds for matching; it does not reach across a drop. A loop with one receive at a time
-//! never sees this.
-//!
-//! **A truncated message stays truncated.** If the dropped receive had too little room, the bytes
-//! beyond it are gone. The next receive gets the first part and [`Error::Truncated`] with the
-//! number of bytes lost, also if it has room for all. Use [`Endpoint::recv`], which has room for
-//! any message, where receives may be dropped.
-//!
-//! Put-back costs a copy if the dropped receive had a buffer of its own; a message in a pooled
-//! buffer is moved. It is kept even if the budget for unexpected messages is used up.
+//! * **With several receives outstanding**, a later message may already have matched a later
+//!   receive. The requeued message then comes after it. With one receive at a time, order is kept.
+//! * **A truncated message stays truncated.** The next receive gets the first part and
+//!   [`Error::Truncated`] with the number of bytes lost, even if it has room for all. Where
+//!   receives may be dropped, use [`Endpoint::recv`], which has room for any message.
+//! * Requeueing copies the message if the dropped receive had a buffer of its own; a pooled buffer
+//!   is moved. The budget for unexpected messages does not limit it.
 //!
 //! # Cancel instead of drop
 //!
-//! [`Operation::cancel`] takes the operation back if it has not begun, and waits for its end
-//! otherwise. Which of the two it was is the result, exactly once, with the buffer:
+//! [`Operation::cancel`] withdraws the operation if it has not begun, and otherwise waits for its
+//! end. The result says which (`fi_cancel`):
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Canceled, Endpoint};
+//! use fabric_async::{CancelOutcome, Endpoint};
 //! let ep = Endpoint::bind("shm://").await?;
 //! let receive = ep.recv_into(Vec::with_capacity(1 << 16)).start()?;
 //! match receive.cancel().await {
-//!     Canceled::Withdrawn(buf) => assert_eq!(buf.capacity(), 1 << 16),       // it never happened
-//!     Canceled::Completed(result) => drop(result?),                          // it was too late
+//!     CancelOutcome::Canceled(buf) => assert_eq!(buf.capacity(), 1 << 16),       // it never happened
+//!     CancelOutcome::Completed(result) => drop(result?),                          // it was too late
 //! }
 //! # Ok(()) }
 //! ```
 //!
-//! A receive has begun when a message was matched to it. A send has begun when its first byte is in
-//! the peer's ring: a send that is queued behind a full ring can still be cancelled, but is
-//! delivered when it is merely dropped. Dropping the future that `cancel` returns is dropping the
-//! operation.
+//! A receive has begun when a message has matched it; a send, when its first byte is in the peer's
+//! ring. A send that is queued behind a full ring can be cancelled, but is delivered when it is
+//! only dropped. Dropping the future of `cancel` drops the operation.
 //!
 //! # Timeouts and tags
 //!
-//! A receive for the answer to one request has that request's tag. When a timeout drops it, the
-//! answer may still come, and then no receive has its tag any more. Nothing is lost, so the late
-//! answer waits, among the unexpected messages, for as long as the endpoint lives. There is room
-//! for 16 MiB of these, see [`memory`](super::memory). When late answers have used it up, the next
-//! message that no posted receive accepts stays in the ring, and holds its sender back with
-//! everything behind it: also with answers that somebody waits for, since a receive sees only the
-//! front of the ring.
+//! A receive for one reply has the tag of its request. If a timeout drops the receive and the reply
+//! arrives later, no receive has its tag, and it waits among the [unexpected
+//! messages](super::memory#unexpected-messages) for as long as the endpoint is open. Late replies
+//! can use up the budget, and then hold back everything behind them, including replies that a
+//! receive waits for. There are two remedies:
 //!
-//! Two remedies, one for each kind of client:
-//!
-//! * **Receive whatever comes, and look at its tag.** One receive for any tag, `tag_mask(0, !0)`,
-//!   hands the message to whoever waits for it, and drops it if nobody does. It should be the only
-//!   receive for tagged messages: the earliest posted one gets the message, not the one that asks
-//!   most exactly.
-//! * **Discard after a timeout.** [Claim](crate::Probe::claim) what waits under that tag, and
-//!   discard it. A claim takes only what no receive has taken, and posts nothing that could take
-//!   what is meant for another. (A receive for any tag that is started and cancelled is no remedy:
-//!   while it is posted it is in front of those that are posted later.)
+//! * **Receive any tag and dispatch.** One receive with `tag_mask(0, !0)` takes every tagged
+//!   message and hands it to the task that waits for it, or drops it. It must be the only tagged
+//!   receive, because the earliest posted one gets the message.
+//! * **Discard after a timeout.** [Claim](Probe::claim) the message with that tag and discard it. A
+//!   claim takes only a message that no receive has taken, and posts nothing.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::Endpoint;
 //! use std::time::Duration;
 //! let (client, server) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
-//! let to_server = client.lookup(server.name()).await?;
+//! let to_server = client.add_peer(server.name()).await?;
 //!
-//! client.send(to_server, "a question").tag(1).await?;
-//! let answer = tokio::time::timeout(Duration::from_millis(1), client.recv().tag(1)).await;
-//! assert!(answer.is_err());                                   // too late; the receive is gone
+//! client.send(to_server, "a request").tag(1).await?;
+//! let reply = tokio::time::timeout(Duration::from_millis(1), client.recv().tag(1)).await;
+//! assert!(reply.is_err());                                    // too late; the receive is gone
 //!
-//! let question = server.recv().tag_mask(0, !0).await?;        // any tag
-//! server.send(question.source()?, "late").tag(1).await?;
-//! server.send(question.source()?, "done").await?;
+//! let request = server.recv().tag_mask(0, !0).await?;         // any tag
+//! server.send(request.source()?, "late").tag(1).await?;
+//! server.send(request.source()?, "done").await?;
 //! client.recv().await?;                                       // untagged, and sent after it
 //!
-//! let late = client.probe().tag(1).claim().now()?.expect("the late answer waits");
+//! let late = client.probe().tag(1).claim().try_claim()?.expect("the late reply waits");
 //! late.discard();
-//! assert!(client.probe().tag(1).claim().now()?.is_none());
+//! assert!(client.probe().tag(1).claim().try_claim()?.is_none());
 //! # Ok(()) }
 //! ```
 //!
-//! Never use a tag again while its answer may still come: a number that counts up does.
+//! Do not reuse a tag while its reply may still arrive: count up.
 //!
 //! # What a dropped send needs
 //!
-//! It needs its endpoint, and under manual progress the runtime of the domain, see
-//! [`progress`](super::progress). When the endpoint closes first, with its last clone or by
-//! [`Endpoint::close`](crate::Endpoint::close), what is not yet in the peer's ring is not sent, and
-//! not reported. A send that had failed already when its future was dropped is reported as any
-//! other that failed: as an [event].
-//!
-//! [event]: crate::EventKind::OperationFailed
-//! [`SendRequest`]: crate::SendRequest
-//! [`RecvRequest`]: crate::RecvRequest
-//! [`Reserve`]: crate::Reserve
-//! [`Permit`]: crate::Permit
-//! [`Endpoint::lookup`]: crate::Endpoint::lookup
-//! [`Endpoint::recv`]: crate::Endpoint::recv
-//! [`next_batch`]: crate::CompletionQueue::next_batch
-//! [`Counter::wait`]: crate::Counter::wait
-//! [`Operation::cancel`]: crate::Operation::cancel
-//! [`Error::Canceled`]: crate::Error::Canceled
-//! [`Error::Truncated`]: crate::Error::Truncated
+//! A dropped send needs its endpoint and, under manual progress, the [runtime of the
+//! domain](super::progress). An operation does not keep its [endpoint open](super::errors#handles):
+//! when that closes first, what is not yet in the peer's ring or the kernel is not sent, and not
+//! reported. [Flush](super::batching#flush) before.
+
+#[cfg(doc)]
+use crate::*;

@@ -1,14 +1,15 @@
-//! A server and its clients: how do they find each other, and what does it look like when one is
-//! gone?
+//! Servers and clients: address handles, peer death, restarts, shared receives, tracing.
+//!
+//! After this chapter you can write a server that outlives its clients, and a client that notices
+//! the death of its server and finds the next one.
 //!
 //! # Requests and replies
 //!
-//! The server has a name that everybody knows. A client looks it up, and thereby gets a number for
-//! it. The server gets a number for each client without asking: the address vector of
-//! [`Endpoint::bind`](crate::Endpoint::bind) is welcoming, so a client that connects is a *guest*,
-//! and the [`source`](crate::Done::source) of its request is where the reply goes.
-//! `serve` and `request` are run in the tests as they stand here, with clients that are killed in
-//! the middle of long requests.
+//! A client looks up the server's name and gets an address handle ([`FiAddr`]). The server needs no
+//! names: its address vector ([`Domain::auto_insert_address_vector`], the one of [`Endpoint::bind`])
+//! *auto-inserts* every peer that connects, and the [`source`](SoakTotals::source) of a request is where
+//! the reply goes. The tests run `serve` and `request` as they stand here, with clients that are
+//! killed in the middle of long requests.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -21,7 +22,7 @@
 //! let serving = tokio::spawn(serve(server));
 //! let limit = Duration::from_secs(20);
 //!
-//! let server = timeout(limit, client.lookup(&name)).await.expect("in time")?;
+//! let server = timeout(limit, client.add_peer(&name)).await.expect("in time")?;
 //! for number in 0..10 {
 //!     let reply = timeout(limit, request(&client, server, number, "echo")).await.expect("in time")?;
 //!     assert_eq!(&reply[..], b"echo");
@@ -34,92 +35,73 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Why it is written like this:
+//! * **The client posts the receive before it sends the request.** If the server dies in between, a
+//!   posted receive fails. One that is posted later waits for the server to come back. And a reply
+//!   that finds its receive is not buffered.
+//! * **Each request has a number as its tag**, so several can be pending, and a late reply does not
+//!   match the next request. [Discard late replies](super::cancellation#timeouts-and-tags).
+//! * **Each wait has a time limit.** A living server that makes no progress fails nothing. `add_peer`
+//!   waits too, until the server answers.
+//! * **The server's receive is from any source.** It outlives every client: the death of one in the
+//!   middle of a request is an event, not an error of the receive.
+//! * **The server starts its replies and does not await them.** A client that receives nothing
+//!   fills its ring and its share of the credits, and is refused.
 //!
-//! * **The receive is posted before the request is sent.** If the server dies in between, a receive
-//!   that is posted fails. One that is posted afterwards waits for the server to come back, which
-//!   may be never. And a reply that finds its receive is not buffered on the way.
-//! * **Each request has a number, as its tag.** Several can be under way, and the reply to one that
-//!   was given up is not taken for the next one's. Late replies have to be taken away now and then:
-//!   see [`cancellation`](super::cancellation).
-//! * **Each wait has a limit.** A server that lives but makes no progress is not gone, and nothing
-//!   fails. The limit covers `lookup` too: it waits until the server answers.
-//! * **The server's receive names no client.** It outlives all of them: a client that dies in the
-//!   middle of a request is an event, and no error of the receive, which waits for the next
-//!   request.
-//! * **The server starts its replies, and does not await them.** A client that takes nothing fills
-//!   its ring, then its share of the credits, and is refused. Awaiting would let it stop the server
-//!   for everybody.
+//! A request that failed with [`PeerGone`](Error::PeerGone) or timed out may have been executed.
+//! Only one that failed with [`NoSuchPeer`](Error::NoSuchPeer) was certainly not.
 //!
-//! A request that failed with [`PeerGone`], or ran out of time, may have been carried out. Only one
-//! that failed with [`NoSuchPeer`] was certainly not.
+//! # When a peer dies
 //!
-//! # The faces of "the peer is gone"
-//!
-//! It depends on whose number it is. One from [`Endpoint::lookup`] or [`AddressVector::insert`] is
-//! *your own*. That of a guest is on loan.
-//!
-//! | | a number of your own | the number of a guest |
+//! | | handle that you looked up or inserted | auto-inserted handle |
 //! |---|---|---|
-//! | an operation that is under way: a send, a directed receive | [`PeerGone`] | [`PeerGone`] |
-//! | the next send | [`NoSuchPeer`] | [`StaleAddress`]; as long as messages of it wait, [`NoSuchPeer`], or [`PeerGone`] when another process has its name |
-//! | a directed receive that is posted later | takes what had arrived; else waits for the peer to come back | takes what had arrived; if that has nothing for it, [`PeerGone`]; afterwards [`StaleAddress`] |
-//! | a receive from any source, also one that a message of the peer was arriving in | waits for others | waits for others |
-//! | [`Endpoint::lookup`] of its name | [`NoSuchPeer`]; the number stays | [`NoSuchPeer`] |
-//! | another process has that name | the number is good again | the number stays that of the dead; the new process gets another one |
-//! | the event queue | [`PeerDown`] | [`PeerDown`] |
+//! | pending send or directed receive | [`PeerGone`](Error::PeerGone) | [`PeerGone`](Error::PeerGone) |
+//! | next send, also one that waited for a credit | [`NoSuchPeer`](Error::NoSuchPeer) | [`StaleAddress`](Error::StaleAddress); while messages of the peer wait, [`NoSuchPeer`](Error::NoSuchPeer), or [`PeerGone`](Error::PeerGone) if another process has its name |
+//! | directed receive that is posted later | takes what had arrived; else waits for the peer to come back | takes what had arrived; else [`PeerGone`](Error::PeerGone), later [`StaleAddress`](Error::StaleAddress) |
+//! | receive from any source | waits for other senders | waits for other senders |
+//! | [`Endpoint::add_peer`] of its name | [`NoSuchPeer`](Error::NoSuchPeer); the handle stays | [`NoSuchPeer`](Error::NoSuchPeer) |
+//! | another process binds its name | the handle reaches the new process | the new process gets a handle with a new generation |
+//! | event queue | [`PeerDown`](EventKind::PeerDown) | [`PeerDown`](EventKind::PeerDown) |
 //!
-//! **A receive from any source never fails because of one sender.** When the sender of a message
-//! ends before the message is complete, the part that has arrived is discarded, and the receive
-//! goes on waiting at its place in posting order. Until a message completes it, its buffer is
-//! scratch: a buffer that comes back from a cancelled receive is empty, and its memory may hold
-//! bytes of such a part. So it is with all kinds:
+//! A complete message is still received. One that was arriving is discarded:
 //!
-//! | receive | when the sender ends in the middle of the message |
+//! | receive | when its sender dies in the middle of the message |
 //! |---|---|
-//! | from any source: `recv`, `recv_into`, `recv_lent`, awaited, started or posted, tagged or not | goes on waiting |
-//! | from any source, of a [shared context](crate::SharedReceive), also with connected endpoints | goes on waiting |
-//! | from any source, of several messages ([`recv_multi`](crate::Endpoint::recv_multi)) | goes on; the message is not reported, and its place in the buffer counts as used |
-//! | from that peer ([`from`](crate::RecvRequest::from)) | fails with [`PeerGone`] |
-//! | of a claimed message ([`Claimed`](crate::Claimed)) | fails with [`PeerGone`], and has the part |
-//! | any, of an endpoint that is [connected](super::connections) with that peer alone | fails with [`PeerGone`] |
+//! | from any source: `recv`, `recv_into`, `recv_loan`, awaited, started or posted | goes on waiting, at its place in posting order |
+//! | from any source, of a [shared receive context](SharedRxContext), with connected endpoints too | goes on waiting |
+//! | from any source, of several messages ([`recv_multi`](Endpoint::recv_multi)) | goes on; the message is not reported, its place in the buffer counts as used |
+//! | directed ([`from`](RecvRequest::from)) | fails with [`PeerGone`](Error::PeerGone) |
+//! | of a claimed message ([`Claimed`]) | fails with [`PeerGone`](Error::PeerGone), with the part that arrived |
+//! | any, of a [connected endpoint](super::connected_endpoints) with receives of its own | fails with [`PeerGone`](Error::PeerGone) |
 //!
-//! A send that still waits for a credit is not under way: for it the second row holds. A send that
-//! has ended well says nothing of all this: the message was in the ring, and may have died there
+//! Until a receive completes, its buffer is scratch: it may hold bytes of a discarded part.
+//!
+//! An endpoint that is closed or dropped tells its peers, and sends to it fail at once. A killed
+//! process does not; the kernel closes its sockets. This side notices at once while it sleeps, and
+//! within a few passes, or 64 posts, while it polls; a short message that is sent before completes
 //! unread.
 //!
-//! How soon is it known? An endpoint that is closed or dropped says goodbye, and sends to it fail
-//! at once. A process that was killed says nothing. The kernel hangs up its sockets, and this side
-//! notices with the next look at them: at once while it sleeps, and within some passes, or 64
-//! posts, while it polls. A short message that is sent until then goes into a ring that nobody
-//! reads.
+//! # Lifetime of address handles
 //!
-//! # How long a number lives
+//! * **A handle that you looked up or inserted** stands for the name. It survives the death and the
+//!   restart of the peer, until you [`remove`](AddressVector::remove) it.
+//! * **An auto-inserted handle** stands for one endpoint of one process. It is valid while the peer
+//!   is connected, and then until the last message from that peer has been received. A reply to a
+//!   client that has left is an error, and never reaches a later process of the same name. An
+//!   endpoint that connects again meanwhile keeps its handle.
+//! * **Looking up or inserting an auto-inserted peer** makes its handle permanent, with the same
+//!   value. Remove it yourself.
+//! * Receives directed at a handle that is removed or released fail with
+//!   [`StaleAddress`](Error::StaleAddress).
 //!
-//! * **Your own** lives until you [`remove`](crate::AddressVector::remove) it. It stands for the
-//!   name, so it survives the death and the restart of the peer: the next send after the restart
-//!   makes a new connection.
-//! * **A guest's** lives while the guest is connected, and then until the last message that it sent
-//!   was received and looked at. It stands for one endpoint of one process, and not for the name. So
-//!   a request can always be told by its source, and a reply to a client that has left is an error:
-//!   a process that was started again under the old name gets a number of its own, and none of the
-//!   replies to its predecessor. An endpoint that connects again meanwhile keeps its number.
-//! * **A guest you look up** or insert becomes your own, under the number it has. Do so if you want
-//!   to reach it after it has restarted; then remove it yourself, one day.
-//! * Receives that are directed at a number when it is removed, or taken back, end with
-//!   [`StaleAddress`].
+//! A server keys its state for each client by the handle, and frees it on
+//! [`PeerDown`](EventKind::PeerDown), whose `source` is the handle. Requests of that client may
+//! still be waiting then. If events were lost, see
+//! [`backpressure`](super::backpressure#queue-entries).
 //!
-//! A server that keeps something for each client keys it by the number, and lets go of it at
-//! [`PeerDown`], whose `source` is that number. Requests may still wait at that moment, and come
-//! afterwards. If the event queue has overrun, see [`backpressure`](super::backpressure).
+//! # Shared receive context
 //!
-//! # Many endpoints, one pool of receives
-//!
-//! A server may have many endpoints: a name for each service, or for each tenant. Each with
-//! receives of its own would need as many as it may get at once, and most would lie idle. Endpoints
-//! that *share* a receive context ([`SharedReceive`](crate::SharedReceive), `fi_srx_context`) live
-//! on one pool: receives are posted to the context, and a message that comes to any of them takes
-//! one, in posting order.
+//! A server may have an endpoint for each service or tenant. Endpoints that share a receive context
+//! ([`SharedRxContext`], `fi_srx_context`) take them from one pool, in posting order:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -128,77 +110,68 @@
 //! let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
 //! let info = discover(&hints).await?.swap_remove(0);
 //! let domain = Fabric::open(&info)?.domain(&info)?;
-//! let (mut cq, av) = (domain.completion_queue(256)?, domain.welcoming_address_vector()?);
-//! let pool = domain.shared_receive(&info)?.bind_av(&av)?.bind_cq(&cq, CqBind::RECV)?.open()?;
+//! let (mut cq, av) = (domain.completion_queue(256)?, domain.auto_insert_address_vector()?);
+//! let pool = domain.shared_rx_context(&info)?.bind_av(&av)?.bind_cq(&cq, CqBind::RECV)?.open()?;
 //! let mut tenants = std::collections::HashMap::new();
 //! for _ in 0..64 {
-//!     let ep = domain.endpoint(&info)?.bind_av(&av)?.bind_shared(&pool)?.enable().await?;
+//!     let ep = domain.endpoint(&info)?.bind_av(&av)?.bind_shared_rx(&pool)?.enable().await?;
 //!     tenants.insert(ep.id(), ep);
 //! }
 //! pool.post_all((0..8).map(|number| pool.recv_into(vec![0; 4096]).context(number)))?;
 //!
 //! let client = Endpoint::bind("shm://").await?;
 //! for tenant in tenants.values() {
-//!     let peer = client.lookup(tenant.name()).await?;
+//!     let peer = client.add_peer(tenant.name()).await?;
 //!     client.send(peer, "a request").await?;
 //!     let request = cq.next().await.expect("the queue is open");
 //!     let ep = &tenants[&pool.received_by(&request.transfer).expect("it is open")];
 //!     assert_eq!(ep.id(), tenant.id());
 //!     let number = request.context;
 //!     let request = request.into_result::<Vec<u8>>()?;
-//!     ep.send(request.source()?, "an answer").await?;          // by the endpoint that was asked
+//!     ep.send(request.source()?, "a reply").await?;            // by the endpoint that got the request
 //!     pool.recv_into(request.into_buf()).context(number).post()?;
-//!     assert_eq!(&client.recv().await?[..], b"an answer");
+//!     assert_eq!(&client.recv().await?[..], b"a reply");
 //! }
 //! # Ok(()) }
 //! ```
 //!
-//! * All kinds of receives work there, probes and claims too; directed ones hear their peer at
-//!   every endpoint. The endpoints themselves refuse them
-//!   ([`NotSupported`](crate::Error::NotSupported)).
-//! * Completions go to the queue that the *context* is bound to: an entry is reserved when a
-//!   receive is posted, and it is not known then who will get the message.
-//! * Messages that nobody has asked for wait in the context, in the order they came, within one
-//!   budget for all.
-//! * The endpoints and the context have one address vector. A client that talks to several of them
-//!   has one number, and a [`PeerConnected`](crate::EventKind::PeerConnected) and a [`PeerDown`]
-//!   for each.
-//! * An endpoint that closes leaves what it had received. Its receives wait on, also one
-//!   in which a message was arriving there, which is discarded. The context closes after its
-//!   endpoints, and then its receives end with [`Canceled`](crate::Error::Canceled).
+//! * The context takes all kinds of receives, probes and claims; a directed receive matches its
+//!   peer at every endpoint. The endpoints refuse receives with
+//!   [`NotSupported`](Error::NotSupported).
+//! * Completions go to the queue of the *context*, because an entry is reserved before the endpoint
+//!   is known. Counters of the endpoint count them.
+//! * Unexpected messages wait in the context, in the order of arrival, within one budget.
+//! * Endpoints and context share one address vector: a client of several endpoints has one handle,
+//!   and a [`PeerConnected`](EventKind::PeerConnected) and a [`PeerDown`](EventKind::PeerDown) for
+//!   each.
+//! * When one endpoint closes, its messages stay and the receives go on waiting; a message that was
+//!   arriving there is discarded. The context closes after its endpoints; its receives then end
+//!   with [`Canceled`](Error::Canceled).
 //!
 //! # A server that restarts
 //!
-//! A name belongs to the process that bound it. When that process is gone the name is free, also
-//! after `kill -9`; while it lives a second [`bind`](crate::Endpoint::bind) is
-//! [`Error::AddressInUse`]. Clients need not look the name up again. They see [`PeerGone`] for what
-//! was under way, then [`NoSuchPeer`] until the new server is there: try again after a pause. The
-//! new server knows nothing of the old one's clients, and gets them as guests with their first
-//! request.
+//! A name belongs to the process that bound it, and is free when that process is gone, also after
+//! `kill -9`; before, [`bind`](Endpoint::bind) fails with [`AddressInUse`](Error::AddressInUse).
+//! Clients keep their handles: new operations fail with [`NoSuchPeer`](Error::NoSuchPeer) until the
+//! new server is there. Retry after a pause.
 //!
-//! # What is told to `tracing`
+//! # Tracing
 //!
-//! Besides the event queue, which is for programs, there is the [`tracing`] subscriber of the
-//! process, for those who run them. It hears of the rare things, never of single messages:
+//! The [`tracing`](https://docs.rs/tracing) subscriber of the process gets rare events, never
+//! single messages:
 //!
-//! | target | level | what | fields |
+//! | target | level | event | fields |
 //! |---|---|---|---|
-//! | `fabric::endpoint` | debug | endpoint opened, endpoint closed | `endpoint`, its [`id`](crate::Endpoint::id); `name` |
+//! | `fabric::endpoint` | debug | endpoint opened, endpoint closed | `endpoint`, its [`id`](Endpoint::id); `name` |
 //! | `fabric::connection` | debug | peer connected, peer closed | `endpoint`, `peer` |
 //! | `fabric::connection` | info | peer died | `endpoint`, `peer` |
-//! | `fabric::connection` | info | loans given up, because the peer that had them is gone | `endpoint`, `peer`, `loans` |
+//! | `fabric::connection` | info | loans given up, because their borrower is gone | `endpoint`, `peer`, `loans` |
 //! | `fabric::connection` | warn | peer broke the protocol | `endpoint`, `peer`, `what` |
-//! | `fabric::connection` | warn | caller refused | `endpoint`, `error` |
+//! | `fabric::connection` | warn | connection refused | `endpoint`, `error` |
 //! | `fabric::progress` | debug | driver started, driver ended | `driver`: `task` or `thread` |
 //! | `fabric::progress` | error | a waker, the drop of a buffer, or the subscriber panicked | |
 //!
-//! No lock is held meanwhile: a subscriber may use the endpoint that it hears of.
-//!
-//! [`tracing`]: https://docs.rs/tracing
-//! [`Endpoint::lookup`]: crate::Endpoint::lookup
-//! [`AddressVector::insert`]: crate::AddressVector::insert
-//! [`PeerGone`]: crate::Error::PeerGone
-//! [`NoSuchPeer`]: crate::Error::NoSuchPeer
-//! [`StaleAddress`]: crate::Error::StaleAddress
-//! [`Error::AddressInUse`]: crate::Error::AddressInUse
-//! [`PeerDown`]: crate::EventKind::PeerDown
+//! No lock is held meanwhile: a subscriber may use the endpoint.
+
+#[cfg(doc)]
+use crate::*;

@@ -1,20 +1,22 @@
-//! Errors: where do failures go, and what are their numbers in libfabric?
+//! Errors: where failures are reported, `fi_errno` numbers, close, fork.
 //!
-//! # Failures are values
+//! After this chapter you know where each failure arrives, which `fi_errno` it is, what keeps an
+//! object open, and what a forked child may do.
 //!
-//! A failed operation ends nothing but itself. Its future resolves to [`Failed`], with the buffer.
-//! On a [`CompletionQueue`] it is an entry like any other, with [`Completion::error`] set: the
-//! stream goes on. The stream of a queue never ends while you hold the queue. Short sends mostly
-//! end well where they are posted: to have an entry fail for what a peer has not got before it
-//! died, ask for [`delivery_complete`](crate::SendRequest::delivery_complete).
+//! # Failed operations
+//!
+//! A failed operation affects only itself. Its future resolves to [`Failed`], with the buffer. On a
+//! [`CompletionQueue`] it is an entry with [`UringCompletion::error`] set, and the stream goes on. It
+//! never ends while you hold the queue. `?` turns a [`Failed`] or [`CloseError`] into its [`Error`]
+//! and drops the buffer or handle.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::{Endpoint, Error};
 //! use futures_util::StreamExt;
 //! let ep = Endpoint::bind("shm://").await?;
-//! let me = ep.lookup(ep.name()).await?;
-//! let mut queue = ep.completions().expect("the first to ask gets it");
+//! let me = ep.add_peer(ep.name()).await?;
+//! let mut queue = ep.completions().expect("the first call gets the queue");
 //!
 //! for context in 0..2 {
 //!     ep.recv_into(Vec::with_capacity(8)).context(context).post()?;
@@ -29,23 +31,39 @@
 //! # Ok(()) }
 //! ```
 //!
-//! `?` turns a [`Failed`] or a [`CloseError`] into its [`Error`] and drops the buffer or the
-//! handle. Match on it instead to keep them.
+//! The failure of an inject that had to queue, or of a dropped send, is an
+//! [`EventKind::OperationFailed`] on the event queue of the endpoint or its domain. Without an
+//! event queue it is not reported. Short sends usually complete by the post: use
+//! [`delivery_complete`](SendRequest::delivery_complete) to have a send fail when the peer dies
+//! before it has the message.
 //!
-//! # Failures nobody waits for
+//! # Handles
 //!
-//! An inject that had to queue, and a send whose future was dropped, have nobody to tell. A failure
-//! is then an [`EventKind::OperationFailed`] on the event queue of the endpoint, or of its domain.
-//! Without an event queue it is not reported. Being cancelled by a close is not a failure in this
-//! sense.
+//! Objects form a tree: a fabric has domains and event queues, a domain has the rest. A child keeps
+//! its parent open, so dropping handles in any order closes the objects in the right one. An
+//! endpoint also keeps its address vector and shared receive context open; an event queue keeps the
+//! fabric open, and no domain. The [overview](super::overview#what-dropping-does) lists the effect
+//! of dropping each handle. A *dependent* keeps nothing open: it ends, or is refused, when its
+//! object closes, by `close` or with its last handle.
 //!
-//! # Close, and Busy
+//! | dependent | when its object closes |
+//! |---|---|
+//! | [`Operation`] of any kind | [`Error::Canceled`], with the buffer; a completed one keeps its result |
+//! | an operation that was posted to a queue | an entry with [`Error::Canceled`] and the buffer |
+//! | [`MultiRecv`] | the messages that had arrived, then [`Error::Canceled`] |
+//! | a [`Probe`], claim or [`Reserve`] that waits | [`Error::Canceled`] |
+//! | [`Permit`], [`Claimed`], [`MulticastGroup`], [`RemoteWindow`] | use is refused with [`Error::Closed`] |
+//! | a received message, a [`Loan`], a [`LoanedBuf`] | stays valid |
 //!
-//! Objects form a tree: a fabric has domains and event queues, a domain has the rest. Dropping
-//! handles closes objects in the right order by itself: a child keeps its parent alive. `close` is
-//! for those who want to know. It refuses with [`Error::Busy`] while children are open, or while
-//! endpoints or domains are bound to the object; names them by class; changes nothing; and gives
-//! the handle back in [`CloseError`].
+//! `tokio::spawn(ep.recv().start()?)` therefore receives only while a handle of `ep` lives
+//! elsewhere: move a clone into the task.
+//!
+//! [`Endpoint::close`] closes an endpoint for all its clones; so does `close` of counters and
+//! address vectors. A call on a closed object, and a wait for it, is [`Error::Closed`].
+//!
+//! `close` of the other objects fails with [`Error::Busy`] while children are open or objects are
+//! bound to them. It names these by class, changes nothing, and returns the handle in
+//! [`CloseError`]:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -61,147 +79,53 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`Endpoint::close`] closes the endpoint for all its clones. Operations that have not completed
-//! end with [`Error::Canceled`] and their buffers, and so they do when the last handle is dropped. A
-//! counter and an address vector are closed for all
-//! their clones too. A call on a closed object is [`Error::Closed`], and whoever waits for it is
-//! woken with that.
+//! # Exhausted resources
 //!
-//! # Handles
+//! A connection takes a file descriptor and memory on both sides; a region or loan takes a
+//! descriptor on every side that maps it. If this process lacks one, the operation fails with
+//! [`Error::Os`], which names the system call, and can be posted again later. If the peer lacks
+//! one, the connecting side gets [`Error::ConnectionRefused`] with [`RejectReason::Resources`], and the peer's
+//! event queue an [`EventKind::Rejected`].
 //!
-//! A *handle* keeps its object open. A *dependent* refers to an object and does not keep it open: it
-//! ends, or is refused, once the object is closed. So a future that is forgotten in some task keeps
-//! no endpoint, no name and no domain in use.
+//! # Fork
 //!
-//! | what | keeps open | when that is closed, by `close` or with its last handle |
-//! |---|---|---|
-//! | [`Fabric`](crate::Fabric) and its clones | the fabric | |
-//! | [`Domain`](crate::Domain) and its clones, builders of its objects, a [`ConnectionRequest`](crate::ConnectionRequest) of [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) | the domain, and with it the fabric | |
-//! | [`Endpoint`](crate::Endpoint) and its clones; a request that is not posted yet borrows one | the endpoint, its domain, its address vector, and the shared receive context it is bound to | |
-//! | [`SharedReceive`](crate::SharedReceive) and its clones, endpoints that are bound to it | the shared receive context and its domain | |
-//! | [`CompletionQueue`](crate::CompletionQueue), [`Counter`](crate::Counter), [`AddressVector`](crate::AddressVector), [`MemoryRegion`](crate::MemoryRegion), [`RegisteredBuffer`](crate::RegisteredBuffer), [`PassiveEndpoint`](crate::PassiveEndpoint) | that object, and its domain or fabric | |
-//! | [`EventQueue`](crate::EventQueue) | the queue and its fabric; no domain | it goes on waiting for other domains |
-//! | [`Operation`](crate::Operation) of every kind: sends, receives, reads, writes, atomics, [loans](crate::LendOperation) | nothing | [`Error::Canceled`], with the buffer; what had completed keeps its result |
-//! | [`MultiRecv`](crate::MultiRecv) | nothing | messages that had come, then [`Error::Canceled`]; [`into_rest`](crate::MultiRecv::into_rest) has the rest of the buffer |
-//! | what was posted to a queue | nothing | an entry of the queue with [`Error::Canceled`] and the buffer |
-//! | a [`Probe`](crate::Probe), a [`Claim`](crate::Claim), a [`Reserve`](crate::Reserve) that waits | nothing | [`Error::Canceled`] |
-//! | [`Permit`](crate::Permit), [`Claimed`](crate::Claimed), [`Group`](crate::Group) | nothing | used, they are refused; dropping them does nothing |
-//! | [`RemoteWindow`](crate::RemoteWindow) | nothing but the mapping | [`Error::Closed`]; [`Error::PeerGone`] when the owner's endpoint is closed |
-//! | a received message, a [`Loan`](crate::Loan), a [`Lent`](crate::Lent) | nothing but its memory | |
-//!
-//! A wait for a queue or a counter borrows its handle, and with that the domain is open:
-//! [`Domain::close`](crate::Domain::close) refuses with [`Error::Busy`]. [`Counter::wait`](crate::Counter::wait) ends with
-//! [`Error::Closed`] when another clone closes the counter. A completion queue whose endpoints are
-//! all closed has their last entries, and nothing after that.
-//!
-//! Two patterns need a second look:
-//!
-//! * `tokio::spawn(ep.recv().start()?)` receives only as long as a handle lives elsewhere. Move a
-//!   clone into the task to keep the endpoint open: `tokio::spawn(async move { ep.recv().await })`.
-//! * A handle that is a temporary is dropped at the end of its statement:
-//!   `let op = Endpoint::bind("shm://").await?.recv().start()?;` closes the endpoint, and `op` is
-//!   [`Error::Canceled`]. A send that was awaited has completed by then; a send
-//!   that was only started may not have. Bind the endpoint to a variable.
-//!
-//! ```
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Endpoint, Error};
-//! let op = Endpoint::bind("shm://").await?.recv().start()?;
-//! assert_eq!(op.await.unwrap_err().error, Error::Canceled);
-//! # Ok(()) }
-//! ```
-//!
-//! # When resources run out
-//!
-//! A connection takes a descriptor and memory on both sides, a region or a loan a descriptor on
-//! every side that maps it. Whoever cannot have them is told so, and nobody else notices. Here, the
-//! operation fails with [`Os`] and the system call that was refused, and can be posted again when
-//! there is something again. There, the caller gets [`Refused`] with [`Refusal::Resources`], and
-//! the endpoint that had no room an event, [`EventKind::Rejected`].
-//!
-//! # Children of the process
-//!
-//! Every descriptor is closed by `exec`, so programs that are started neither notice endpoints nor
-//! keep them alive. A child that was forked and executes nothing has a copy of everything, of which
-//! it must use nothing: locks may be held by threads that it does not have. What it drops or closes
-//! is no news to anybody: the parent's connections, loans and regions go on. While it lives, the
-//! name of an endpoint that its parent closed stays taken.
+//! Every descriptor is closed by `exec`. A child that was forked and does not exec must not use its
+//! copies of the objects: locks may be held by threads that it does not have. Dropping or closing
+//! them there tells no peer anything, and the parent's connections, loans and regions go on. While
+//! the child lives, the name of an endpoint that its parent closed stays in use.
 //!
 //! # Numbers
 //!
-//! [`Error::errno`] gives the positive number that libfabric has for the condition.
+//! [`Error::errno`] is the positive number that libfabric has for the condition.
 //!
 //! | error | `fi_errno` | number | when |
 //! |---|---|---|---|
-//! | [`Again`] | `FI_EAGAIN` | 11 | no credit, receive entry or queue entry; nothing was posted |
-//! | [`OutOfMemory`] | `FI_ENOMEM` | 12 | there is no memory for a buffer of that length; a receive has lost its message |
-//! | [`OtherUser`] | `FI_EACCES` | 13 | the peer belongs to another user |
-//! | [`Busy`] | `FI_EBUSY` | 16 | close, with children open |
-//! | [`UnknownProvider`] | `FI_ENODEV` | 19 | a provider of that name does not exist |
-//! | [`Invalid`], [`BadAddress`], [`WrongScheme`] | `FI_EINVAL` | 22 | an argument is out of bounds or malformed |
-//! | [`Runtime`] | `FI_ENOSYS` | 38 | manual progress without a Tokio runtime with I/O |
-//! | [`NoMatch`] | `FI_ENODATA` | 61 | no provider can do what the hints ask; says why, offer by offer |
-//! | [`Protocol`] | `FI_EPROTO` | 71 | the peer broke the protocol, and its connection was ended |
-//! | [`TooLong`] | `FI_EMSGSIZE` | 90 | a message, inject or region access beyond its limit |
-//! | [`NotSupported`] | `FI_EOPNOTSUPP` | 95 | a capability that the hints did not ask for, or that the provider has not |
-//! | [`AddressInUse`] | `FI_EADDRINUSE` | 98 | the name is taken by a living endpoint |
-//! | [`StaleAddress`], [`UnknownSource`], [`NoSuchHost`] | `FI_EADDRNOTAVAIL` | 99 | a number that was removed; a sender without one; the name of a host without an address |
-//! | [`PeerGone`] | `FI_ECONNRESET` | 104 | the peer was connected, and died or closed; never of a receive from any source, but where an endpoint has one peer |
-//! | [`TimedOut`] | `FI_ETIMEDOUT` | 110 | whoever was called has not answered in time |
-//! | [`Unreachable`] | `FI_EHOSTUNREACH` | 113 | no way leads to the peer from where the endpoint is bound |
-//! | [`NoSuchPeer`], [`Refused`], [`Rejected`] | `FI_ECONNREFUSED` | 111 | nobody has that name; the peer declined, with its reason; its program did, with private data |
-//! | [`Canceled`] | `FI_ECANCELED` | 125 | the endpoint or the connection was closed before the operation completed |
-//! | [`Closed`] | `FI_EOPBADSTATE` | 258 | the object was closed |
-//! | [`CountedError`] | `FI_EAVAIL` | 259 | an operation failed while its counter was waited for |
-//! | [`BadFlags`] | `FI_EBADFLAGS` | 260 | flags that mean nothing here |
-//! | [`Foreign`] | `FI_EDOMAIN` | 262 | objects of different domains or fabrics |
-//! | [`Truncated`] | `FI_ETRUNC` | 265 | the message was longer than the room |
-//! | [`Key`] | `FI_ENOKEY` | 266 | a memory key that is taken, unknown or closed, or does not grant the access |
-//! | [`Unbound`] | `FI_ENOCQ`, `FI_ENOAV` | 263, 267 | a post to a queue that is not bound; an endpoint without address vector |
-//! | [`Os`] | the system's own | | a system call failed; it is named |
-//!
-//! [`Failed`]: crate::Failed
-//! [`CloseError`]: crate::CloseError
-//! [`Completion::error`]: crate::Completion::error
-//! [`CompletionQueue`]: crate::CompletionQueue
-//! [`EventKind::OperationFailed`]: crate::EventKind::OperationFailed
-//! [`EventKind::Rejected`]: crate::EventKind::Rejected
-//! [`Refusal::Resources`]: crate::Refusal::Resources
-//! [`Endpoint::close`]: crate::Endpoint::close
-//! [`Error`]: crate::Error
-//! [`Error::errno`]: crate::Error::errno
-//! [`Error::Busy`]: crate::Error::Busy
-//! [`Error::Canceled`]: crate::Error::Canceled
-//! [`Error::Closed`]: crate::Error::Closed
-//! [`Again`]: crate::Error::Again
-//! [`OtherUser`]: crate::Error::OtherUser
-//! [`OutOfMemory`]: crate::Error::OutOfMemory
-//! [`Busy`]: crate::Error::Busy
-//! [`UnknownProvider`]: crate::Error::UnknownProvider
-//! [`CountedError`]: crate::Error::CountedError
-//! [`Invalid`]: crate::Error::Invalid
-//! [`BadAddress`]: crate::Error::BadAddress
-//! [`WrongScheme`]: crate::Error::WrongScheme
-//! [`Runtime`]: crate::Error::Runtime
-//! [`NoMatch`]: crate::Error::NoMatch
-//! [`Protocol`]: crate::Error::Protocol
-//! [`TooLong`]: crate::Error::TooLong
-//! [`NotSupported`]: crate::Error::NotSupported
-//! [`AddressInUse`]: crate::Error::AddressInUse
-//! [`StaleAddress`]: crate::Error::StaleAddress
-//! [`UnknownSource`]: crate::Error::UnknownSource
-//! [`PeerGone`]: crate::Error::PeerGone
-//! [`NoSuchPeer`]: crate::Error::NoSuchPeer
-//! [`Refused`]: crate::Error::Refused
-//! [`Rejected`]: crate::Error::Rejected
-//! [`TimedOut`]: crate::Error::TimedOut
-//! [`Unreachable`]: crate::Error::Unreachable
-//! [`NoSuchHost`]: crate::Error::NoSuchHost
-//! [`Canceled`]: crate::Error::Canceled
-//! [`Closed`]: crate::Error::Closed
-//! [`BadFlags`]: crate::Error::BadFlags
-//! [`Foreign`]: crate::Error::Foreign
-//! [`Truncated`]: crate::Error::Truncated
-//! [`Key`]: crate::Error::Key
-//! [`Unbound`]: crate::Error::Unbound
-//! [`Os`]: crate::Error::Os
+//! | [`WouldBlock`](Error::WouldBlock) | `FI_EAGAIN` | 11 | no transmit credit, receive entry, queue entry or memory for a loan; nothing was posted |
+//! | `OutOfMemory` | `FI_ENOMEM` | 12 | the allocator refused a buffer; the message was lost |
+//! | [`OtherUser`](Error::OtherUser) | `FI_EACCES` | 13 | the peer belongs to another user |
+//! | [`Busy`](Error::Busy) | `FI_EBUSY` | 16 | close with open children |
+//! | [`UnknownProvider`](Error::UnknownProvider) | `FI_ENODEV` | 19 | no provider of that name |
+//! | [`Invalid`](Error::Invalid), [`BadAddress`](Error::BadAddress), [`WrongScheme`](Error::WrongScheme) | `FI_EINVAL` | 22 | an argument is out of range or malformed |
+//! | [`Runtime`](Error::Runtime) | `FI_ENOSYS` | 38 | manual progress without a Tokio runtime with I/O |
+//! | [`NoMatch`](Error::NoMatch) | `FI_ENODATA` | 61 | no offer satisfies the hints; says why for each |
+//! | [`Protocol`](Error::Protocol) | `FI_EPROTO` | 71 | the peer violated the protocol; the connection was ended |
+//! | [`TooLong`](Error::TooLong) | `FI_EMSGSIZE` | 90 | a message, inject or region access beyond its limit |
+//! | [`NotSupported`](Error::NotSupported) | `FI_EOPNOTSUPP` | 95 | a capability that the hints did not ask for, or the provider lacks |
+//! | [`AddressInUse`](Error::AddressInUse) | `FI_EADDRINUSE` | 98 | a living endpoint has the name |
+//! | [`StaleAddress`](Error::StaleAddress), [`UnknownSource`](Error::UnknownSource), [`NoSuchHost`](Error::NoSuchHost) | `FI_EADDRNOTAVAIL` | 99 | a stale or foreign address handle; a sender without one; a host name without an address |
+//! | [`PeerGone`](Error::PeerGone) | `FI_ECONNRESET` | 104 | the connected peer died or closed; never for a receive from any source, except on a connected endpoint |
+//! | [`TimedOut`](Error::TimedOut) | `FI_ETIMEDOUT` | 110 | the peer has not answered in time |
+//! | [`NoSuchPeer`](Error::NoSuchPeer), [`ConnectionRefused`](Error::ConnectionRefused), [`Rejected`](Error::Rejected) | `FI_ECONNREFUSED` | 111 | no endpoint has the name; its endpoint refused, with a reason; its program rejected, with private data |
+//! | [`Unreachable`](Error::Unreachable) | `FI_EHOSTUNREACH` | 113 | no route from the address the endpoint is bound to |
+//! | [`Canceled`](Error::Canceled) | `FI_ECANCELED` | 125 | the endpoint or connection closed before the operation completed |
+//! | [`Closed`](Error::Closed) | `FI_EOPBADSTATE` | 258 | the object is closed |
+//! | [`CounterError`](Error::CounterError) | `FI_EAVAIL` | 259 | an operation failed while its counter was waited for |
+//! | [`BadFlags`](Error::BadFlags) | `FI_EBADFLAGS` | 260 | flags that the call does not take |
+//! | [`WrongDomain`](Error::WrongDomain) | `FI_EDOMAIN` | 262 | objects of different domains or fabrics |
+//! | [`Truncated`](Error::Truncated) | `FI_ETRUNC` | 265 | the message was longer than the buffer |
+//! | [`Key`](Error::Key) | `FI_ENOKEY` | 266 | a memory key that is in use, unknown or closed, or lacks the right |
+//! | [`Unbound`](Error::Unbound) | `FI_ENOCQ`, `FI_ENOAV` | 263, 267 | no completion queue is bound; any other object is not bound |
+//! | [`Os`](Error::Os) | the system's | | a system call failed; it is named |
+
+#[cfg(doc)]
+use crate::*;

@@ -1,28 +1,30 @@
-//! The manual: what the calls promise, what they cost, and why they are as they are.
+//! The guide: what the calls promise across all types, what they cost, and why.
 //!
-//! The documentation of a type or a method says what it does. These chapters say what holds across
-//! all of them. There is no code here; every example is compiled and run.
+//! After this page you know which chapter answers your question. The documentation of a type or a
+//! method says what that item does; the chapters say what holds for all of them. Every example is
+//! compiled and run.
 //!
-//! | chapter | question |
+//! | chapter | subject |
 //! |---|---|
-//! | [`progress`] | Who moves the bytes, and when does nobody? |
-//! | [`waiting`] | Spin or sleep, and what does each cost? |
-//! | [`cancellation`] | What happens when a future is dropped? |
-//! | [`memory`] | Who owns a buffer, how much is buffered, and what can a peer do to it? |
-//! | [`onesided`] | How do processes share memory, and who helps whom? |
-//! | [`ordering`] | What comes before what? What does "sent" mean? |
-//! | [`sending`] | How are many messages sent at once, and who hears of what? |
-//! | [`backpressure`] | What happens when the receiver is slower than the sender? |
-//! | [`serving`] | How do a server and its clients find each other, and what if one is gone? |
-//! | [`connections`] | How does an endpoint have one peer, and how does that begin and end? |
-//! | [`tcp`] | What is different with peers on other machines? |
-//! | [`udp`] | What is different with datagrams, and with groups? |
-//! | [`errors`] | Where do failures go, and what are their numbers in libfabric? |
-//! | [`libfabric`] | Which call is which, for those who come from C? |
-//! | [`defaults`] | Which values are chosen when none is given, and why? |
+//! | [`overview`] | posting, dropping, memory bounds and peer death on two pages |
+//! | [`progress`] | which thread moves the bytes, and when none does |
+//! | [`wait_policy`] | spinning, parking, and what each costs |
+//! | [`batching`] | batches, selective completion |
+//! | [`cancellation`] | what happens when a future is dropped |
+//! | [`memory`] | buffers, pools, loans, buffering limits, trust in peers |
+//! | [`ordering`] | order of messages, matching, fences, completion levels |
+//! | [`one_sided`] | memory regions, reads, writes, atomic operations |
+//! | [`backpressure`] | credits, queue entries, limits of receives |
+//! | [`client_server`] | a server and its clients, address handles, restarts, shared receives, tracing |
+//! | [`connected_endpoints`] | endpoints of type `FI_EP_MSG` |
+//! | [`tcp`] | the `tcp` provider, libfabric peers, io_uring, sockets |
+//! | [`udp`] | the `udp` provider, datagrams, multicast |
+//! | [`errors`] | where failures are reported, `fi_errno` numbers, close, fork |
+//! | [`from_libfabric`] | the C call for each call here; what is not there |
+//! | [`defaults`] | default values, limits and their reasons |
 //!
-//! Read [`cancellation`] before using `select!` or timeouts, [`progress`] before blocking a thread,
-//! and [`serving`] before writing a server.
+//! Read [`overview`] first, [`cancellation`] before using `select!` or timeouts, [`progress`]
+//! before blocking a thread, and [`client_server`] before writing a server.
 
 pub mod backpressure;
 pub mod batching;
@@ -35,6 +37,7 @@ pub mod from_libfabric;
 pub mod memory;
 pub mod one_sided;
 pub mod ordering;
+pub mod overview;
 pub mod progress;
 pub mod tcp;
 pub mod udp;

@@ -1,62 +1,62 @@
-//! Progress: who moves the bytes, and when does nobody?
+//! Progress: which thread moves the bytes, and when none does.
 //!
-//! Shared memory has no card that works on its own. A message moves because some thread of the
-//! sending process copies it into the ring, and some thread of the receiving process copies it out.
-//! *Progress* is the question which thread that is. It is chosen when a domain is opened, and holds
-//! for everything in it.
+//! After this chapter you can choose between manual and automatic progress, and know what stops
+//! while your threads are busy.
 //!
-//! | | [`Progress::Manual`] (the default) | [`Progress::Auto`] |
+//! A thread of the sender copies a message into the ring, and a thread of the receiver copies it
+//! out. The progress model says which threads do that. It is chosen when a domain is opened, and
+//! holds for everything in it.
+//!
+//! | | [`Progress::Manual`], the default | [`Progress::Auto`] |
 //! |---|---|---|
-//! | who drives | whoever polls, and a task on your runtime | whoever polls, and a thread of the domain |
-//! | needs a running runtime | yes: the one where the domain was opened | no |
-//! | nobody waits for anything | sends go on, nothing is received | sends go on, messages are received |
-//! | costs | nothing beyond your own threads | one thread per domain, asleep when idle |
+//! | driven by | every poll, and a task on your runtime | every poll, and a thread of the domain |
+//! | needs a running Tokio runtime | yes, the one where the domain was opened | no |
+//! | while no task waits | sends go on, nothing is received | sends go on, messages are received |
+//! | cost | none beyond your threads | one thread per domain, asleep when idle |
 //!
-//! [`Progress::ControlUnified`] is accepted in hints and served as manual progress.
+//! [`Progress::ControlUnified`] is accepted in hints and served as manual progress. Only
+//! `data_progress` counts: a domain with manual data progress drives its control operations
+//! manually too, whatever `control_progress` says.
 //!
-//! # Whoever polls drives
+//! # Polls make progress
 //!
-//! In both modes, polling an [`Operation`], a [`CompletionQueue`], an [`EventQueue`], a
-//! [`Counter::wait`] or a [`Reserve`] whose result is not there yet makes a *pass* over the whole
-//! domain: every endpoint of it moves a bounded number of bytes, in both directions. So a task that
-//! waits for a credit to send also receives, and two peers that flood each other do not get stuck.
-//! One lock per domain keeps the passes apart. No waker runs and no buffer is dropped while it is
-//! held.
+//! In both models, polling an [`Operation`], a [`CompletionQueue`], an [`EventQueue`], a
+//! [`Counter::wait`] or a [`Reserve`] that is not ready makes a *pass* over the domain: every
+//! endpoint moves a bounded number of bytes in both directions. A task that waits for a transmit
+//! credit therefore also receives, and two peers that flood each other do not deadlock. No waker
+//! runs and no buffer is dropped under the domain's lock.
 //!
-//! [`Counter::value`], [`Counter::errors`] and [`EventQueue::try_next`] only look.
+//! [`Counter::value`], [`Counter::errors`] and [`EventQueue::try_next`] make no progress: they only
+//! read.
 //!
-//! # Manual
+//! # Manual progress
 //!
-//! [`Domain`] opens with a *driver task*, spawned on the runtime that is current at that moment. It
-//! is there for the time between polls. While any task waits for something of the domain, or a send
-//! is under way, the driver looks for news, then asks the peers to ring, and sleeps until one does.
-//! It belongs to no operation. It does not matter which task polled last, nor whether that task was
-//! dropped or is busy. A send that was started, posted to a queue, or dropped therefore goes on by
-//! itself, under every wait policy, for as long as the runtime runs.
+//! Opening a [`Domain`] spawns a *driver task* on the current Tokio runtime. While a task waits for
+//! something of the domain, or a send is under way, the driver polls, then arms the peers'
+//! doorbells and sleeps until one rings. A send that was started, posted or dropped goes on by
+//! itself under every wait policy for as long as the runtime runs.
 //!
-//! With no send under way and nobody waiting, the driver sleeps, and peers are not asked to ring.
-//! Connections are still accepted and dead peers still noticed, because those wake the driver
-//! through the kernel. But a *passive target* receives nothing: if you posted receives with
-//! `.post()` and nobody reads the queue, messages stay in the ring until somebody polls; the sender
-//! can fill the ring, and then waits. This is what manual means in libfabric too. (Over `tcp` and
-//! `udp` the kernel wakes the driver for what comes, and so it may be received; do not count on
-//! it.)
+//! With no send under way and no task waiting, the driver sleeps and doorbells are not armed.
+//! Connections are still accepted and dead peers still noticed, because the kernel wakes the driver
+//! for those. A *passive target* receives nothing: if receives were posted with `.post()` and no
+//! task reads the queue, messages stay in the ring until something is polled. Over `tcp` and `udp`
+//! the kernel wakes the driver for incoming bytes, so they may be received; do not rely on it.
 //!
-//! Whoever wants to drive by hand calls [`Domain::progress`]: one pass and one look at new
-//! connections, without waiting. It returns whether anything moved.
+//! [`Domain::progress`] drives by hand: one pass and one check for new connections, without
+//! waiting. It returns whether anything moved.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::Endpoint;
 //! let (a, b) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
-//! let to_b = a.lookup(b.name()).await?;
+//! let to_b = a.add_peer(b.name()).await?;
 //!
-//! let mut received = b.completions().expect("the first to ask gets it");
+//! let mut received = b.completions().expect("the first call gets the queue");
 //! b.recv_into(vec![0; 16]).context(7).post()?;
-//! a.send(to_b, "ping").await?;                  // in the ring of b; nobody waits at b
+//! a.send(to_b, "ping").await?;                  // in the ring of b; no task waits at b
 //!
 //! let mut out = Vec::new();
-//! while received.try_batch(&mut out, 8) == 0 {  // polls without waiting, like fi_cq_read
+//! while received.try_next_batch(&mut out, 8) == 0 {  // polls without waiting, like fi_cq_read
 //!     tokio::task::yield_now().await;
 //! }
 //! assert_eq!((out[0].context, out[0].bytes()), (7, &b"ping"[..]));
@@ -65,43 +65,34 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # The runtime of the driver
+//! # The runtime of the driver task
 //!
-//! The driver lives on the runtime where the domain was opened, so that runtime needs I/O
-//! (`enable_io` or `enable_all`) and has to run. Opening a domain on a runtime without I/O is
-//! [`Error::Runtime`](crate::Error::Runtime), which names these calls. Tokio has no call that tells
-//! whether a runtime has I/O, and panics instead: that panic is caught, and the program's panic hook
-//! is not called for it.
+//! The runtime where the domain is opened needs I/O (`enable_io` or `enable_all`); otherwise
+//! opening fails with [`Error::Runtime`].
 //!
-//! * **The runtime is dropped** while the domain lives on: the driver goes with it. Every task that
-//!   waits for an operation, a queue, a counter or an event is woken, and from then on a waiting
-//!   task keeps itself runnable: a core is busy for as long as somebody waits. A send that nobody
-//!   waits for moves only while something is polled. Open a new domain on the new runtime instead.
-//! * **The runtime exists but does not run**, such as a current-thread runtime outside of
-//!   `block_on`: the driver is never polled. A task on another runtime then makes progress while it
-//!   is polled, and may wait for ever in between. Open the domain on the runtime that will use it,
-//!   or use automatic progress.
-//! * **The runtime is blocked**, by a long computation or `std::thread::sleep` in a task: on a
-//!   current-thread runtime nothing of the domain moves meanwhile. On a multi-threaded one another
-//!   worker runs the driver and the waiting tasks, as long as one is free.
+//! * **The runtime is dropped** while the domain is open: the driver ends. Waiting tasks are woken
+//!   and from then on keep themselves runnable, and a core busy. A send without a waiting task
+//!   moves only while something is polled. Open a new domain on the new runtime.
+//! * **The runtime does not run**, for instance a current-thread runtime outside `block_on`: the
+//!   driver is not polled. A task on another runtime may wait for ever. Open the domain on the
+//!   runtime that uses it, or use automatic progress.
+//! * **The runtime is blocked** by a long computation or `std::thread::sleep`: on a current-thread
+//!   runtime nothing of the domain moves. On a multi-threaded one, another worker runs the driver
+//!   and the waiting tasks, as long as one is free.
 //!
-//! # Auto
+//! # Automatic progress
 //!
-//! The domain has a thread, named `fab-` and the provider's name. It receives whether or not
-//! anybody waits, and whatever the runtime does. It has three states:
+//! The domain has a thread, named `fab-` and the provider's name. It receives whether or not a task
+//! waits, and whatever the runtime does. It is in one of three states:
 //!
 //! * **Driving.** It makes passes until there was no news for a while, see
-//!   [`waiting`](super::waiting).
-//! * **Parked.** It asked the peers to ring and sleeps in the kernel. It takes no CPU time.
-//! * **Watching.** Your tasks poll, so they drive in place, without a hand-off between threads. The
-//!   thread stays out of their way and looks once a millisecond whether they still do. If they do
-//!   not, it takes over.
+//!   [`wait_policy`](super::wait_policy).
+//! * **Parked.** It armed the doorbells and sleeps in the kernel.
+//! * **Watching.** Your tasks poll and drive in place, without a hand-off between threads. The
+//!   thread checks once a millisecond whether they still do, and otherwise takes over.
 //!
-//! Completions find you through the waker of the waiting task. A task that waits therefore costs
-//! one wake-up more than a task that polls: the thread is woken by the peer, and wakes the task.
-//!
-//! Opening the domain of an automatic endpoint needs no Tokio runtime, and a blocked one does not
-//! stop it:
+//! A waiting task is woken by the thread, and so costs one wake-up more than a task that polls. A
+//! blocked runtime does not stop it:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -109,7 +100,7 @@
 //! use std::time::Duration;
 //! let a = Endpoint::bind("shm://").await?;
 //! let b = Endpoint::options().progress(Progress::Auto).bind("shm://").await?;
-//! let to_b = a.lookup(b.name()).await?;      // answered by the thread of b
+//! let to_b = a.add_peer(b.name()).await?;      // answered by the thread of b
 //!
 //! let receive = b.recv().start()?;
 //! a.send(to_b, "while you block").await?;
@@ -120,21 +111,9 @@
 //!
 //! # Which one
 //!
-//! Manual progress suits a service whose tasks are always waiting for the next message: there is
-//! always a poller, and no thread to hand over to. Choose automatic progress when receives are
-//! posted ahead and looked at late, when tasks compute for long, or when several runtimes share a
-//! domain. The promise of automatic progress is progress, not speed.
-//!
-//! [`Progress::Manual`]: crate::Progress::Manual
-//! [`Progress::Auto`]: crate::Progress::Auto
-//! [`Progress::ControlUnified`]: crate::Progress::ControlUnified
-//! [`Operation`]: crate::Operation
-//! [`CompletionQueue`]: crate::CompletionQueue
-//! [`EventQueue`]: crate::EventQueue
-//! [`EventQueue::try_next`]: crate::EventQueue::try_next
-//! [`Counter::wait`]: crate::Counter::wait
-//! [`Counter::value`]: crate::Counter::value
-//! [`Counter::errors`]: crate::Counter::errors
-//! [`Reserve`]: crate::Reserve
-//! [`Domain`]: crate::Domain
-//! [`Domain::progress`]: crate::Domain::progress
+//! Manual progress suits a service whose tasks always wait for the next message. Choose automatic
+//! progress when receives are posted ahead and their completions read late, when tasks compute for
+//! long, when memory is served to peers, or when several runtimes share a domain.
+
+#[cfg(doc)]
+use crate::*;

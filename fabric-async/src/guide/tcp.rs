@@ -1,18 +1,19 @@
-//! Over TCP: addresses, connections, what "sent" means, memory of other machines, and what is not
-//! there.
+//! The `tcp` provider: addresses, libfabric peers, completion, remote memory, io_uring, sockets.
 //!
-//! The provider `tcp` carries messages, tagged and untagged, and reads and writes of memory,
-//! between processes on this machine and on others. It speaks the wire of libfabric's native
-//! endpoints without connections: the provider `tcp` of libfabric 1.18 and later, `net` of 1.16 and
-//! 1.17 (`FI_PROTO_XNET`).
+//! After this chapter you can use endpoints between machines, talk to libfabric programs, and
+//! choose how sockets are driven.
+//!
+//! The provider carries tagged and untagged messages, reads, writes and atomic operations. Its wire
+//! format is that of libfabric's connectionless endpoints (`FI_PROTO_XNET`): the provider `tcp`
+//! since libfabric 1.18, `net` in 1.16 and 1.17. [RXM](#the-rxm-protocol) is understood as well.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::Endpoint;
 //!
-//! let server = Endpoint::bind("tcp://127.0.0.1:0").await?;          // port 0: any that is free
+//! let server = Endpoint::bind("tcp://127.0.0.1:0").await?;          // port 0: any free port
 //! let client = Endpoint::bind("tcp://127.0.0.1:0").await?;
-//! let peer = client.lookup(server.name()).await?;                   // as fi_tcp://127.0.0.1:40189
+//! let peer = client.add_peer(server.name()).await?;                   // as fi_tcp://127.0.0.1:40189
 //! client.send(peer, "hello").tag(7).await?;
 //! let got = server.recv().tag(7).await?;
 //! server.send(got.source()?, "and back").await?;                    // over the same connection
@@ -22,167 +23,112 @@
 //!
 //! # Addresses
 //!
-//! An address is the IP address and port where an endpoint listens: `tcp://10.0.0.5:7000`,
-//! `tcp://[2001:db8::1]:7000`. `fi_sockaddr_in://` and `fi_sockaddr_in6://` say the same. A name of
-//! a host, as in `tcp://localhost:7000`, is looked up by calls that are awaited, as
-//! [`Endpoint::bind`](crate::Endpoint::bind), [`Endpoint::lookup`](crate::Endpoint::lookup) and
-//! [`Endpoint::connect`](crate::Endpoint::connect), and by [`resolve`](crate::resolve()) for all
-//! others, on a thread for calls that block. Behind an IP address or a host there is always a port.
-//! Port 0 asks for a free one where an endpoint is bound: tell peers
-//! [`Endpoint::name`](crate::Endpoint::name), which has it. `tcp://` alone binds to the network
-//! inside this machine, or, in a domain of a certain network, to this machine's address there.
+//! An address is an IP address and a port: `tcp://10.0.0.5:7000`, `tcp://[2001:db8::1]:7000`, or
+//! with the schemes `fi_sockaddr_in://` and `fi_sockaddr_in6://`. Host names
+//! (`tcp://localhost:7000`) are resolved, on a blocking thread, by the calls that are awaited
+//! ([`Endpoint::bind`], [`Endpoint::add_peer`], [`Endpoint::connect`]) and by [`resolve`](resolve()).
+//! The port is required. Port 0 binds a free one: tell peers [`Endpoint::name`]. `tcp://` alone
+//! binds to the loopback address, or, in the domain of a network interface, to its address.
 //!
-//! [`discover`](crate::discover()) offers any network (fabric `tcp`, domain `tcp`), and then each
-//! that this machine is in, as `fi_info` does: the fabric `192.0.2.0/24`, the domain `eth0`, and
-//! the address there. The latter is a choice of address, not a wall: an endpoint that is given
-//! another one is bound to that. Link-local addresses (`fe80::`) are not offered, for they say
-//! nothing without the link.
+//! An endpoint is bound to one address, not to all of a machine (`0.0.0.0`): it connects from that
+//! address, and peers know it by it. One on `127.0.0.1` reaches no other machine
+//! ([`Unreachable`](Error::Unreachable)).
 //!
-//! An endpoint listens at one address of one machine, not at all of them (`0.0.0.0`): it calls its
-//! peers from that address, and they know it by it. An endpoint on `127.0.0.1` reaches no other
-//! machine.
+//! [`discover`](discover()) offers any network (fabric `tcp`, domain `tcp`) and then each network
+//! of the machine, as `fi_info` does: fabric `192.0.2.0/24`, domain `eth0`. The latter selects a
+//! default address and does not restrict it. Link-local addresses (`fe80::`) are not offered.
 //!
-//! # Talking with libfabric
+//! # Libfabric peers
 //!
-//! A peer may be a program with libfabric, with nothing changed there: an endpoint of type
-//! `FI_EP_RDM` of the provider `net` of libfabric 1.16 and 1.17, or `tcp` since 1.18. Its name is a
-//! `sockaddr_in` or `sockaddr_in6`, which is [`Address::socket`](crate::Address::socket) here; how
-//! programs tell each other their names is theirs. The example `fi_pingpong` is a whole program of
-//! that kind: a peer for libfabric's own `fi_pingpong`.
+//! A peer may be an unmodified libfabric program with an endpoint of type `FI_EP_RDM`. Its name is
+//! a `sockaddr_in` or `sockaddr_in6` ([`Address::socket_addr`]). The example `fi_pingpong` is such a
+//! peer. A libfabric program makes progress only while it reads its queues, and reads no further
+//! than the first message without a receive, except for a few short tagged ones.
 //!
-//! What a program of libfabric 1.17 or older (Debian 12) calls the provider `tcp` with endpoints of
-//! that type is another protocol, `tcp;ofi_rxm`: it is understood as well, see
-//! [below](#the-other-dialect).
+//! # The RXM protocol
 //!
-//! Two things to know. A libfabric program makes progress only while it looks at its queues: it
-//! accepts nobody and takes nothing in between. And it reads no further than the first message that
-//! it has no receive for, but for a few short tagged ones; what is behind that waits.
+//! In libfabric 1.17 and older (Debian 12) the provider `tcp` with `FI_EP_RDM` is `tcp;ofi_rxm`,
+//! another protocol (`FI_PROTO_RXM`). An endpoint accepts both protocols on one port. It connects
+//! with the native one, tries RXM if that is rejected, and remembers the peer's protocol. Nothing
+//! has to be configured.
 //!
-//! # The other dialect
-//!
-//! An endpoint answers whoever asks for a connection in its own dialect, on the same port: the
-//! native one (`FI_PROTO_XNET`), or RXM (`FI_PROTO_RXM`, the provider `tcp;ofi_rxm` of any
-//! libfabric). It asks in the native one itself, and once more in RXM if it is told that it was not
-//! understood; what a peer speaks is remembered with its address. Peers of both kinds live side by
-//! side. Nothing has to be said for that.
-//!
-//! Who knows that its peers speak RXM asks them in it at once, and saves the first question: with
-//! the hint [`provider("tcp;ofi_rxm")`](crate::Hints::provider), which is answered by infos of the
-//! protocol [`Protocol::Rxm`](crate::Protocol::Rxm), or with
-//! [`BindOptions::protocol`](crate::BindOptions::protocol). Such an endpoint finds native peers
-//! too, by a second question. The first one may leave a libfabric peer of the native kind with a
-//! connection that nobody uses, so it is not the way to begin with strangers.
+//! If all peers speak RXM, the hint [`provider("tcp;ofi_rxm")`](Hints::provider), which yields
+//! infos of [`Protocol::Rxm`], or [`BindOptions::protocol`] saves the first attempt. Such an
+//! endpoint finds native peers by a second attempt, but the first may leave an unused connection at
+//! a native libfabric peer.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::{EpType, Hints, Protocol, discover};
 //! let found = discover(&Hints::new().provider("tcp;ofi_rxm").ep_type(EpType::Rdm)).await?;
 //! assert!(found.iter().all(|info| info.ep.protocol == Some(Protocol::Rxm)));
-//! // Without a wish the native dialect comes first.
+//! // Without this hint the native protocol comes first.
 //! let found = discover(&Hints::new().provider("tcp").ep_type(EpType::Rdm)).await?;
 //! assert_eq!(found[0].ep.protocol, Some(Protocol::Tcp));
 //! # Ok(()) }
 //! ```
 //!
-//! What is otherwise towards a peer that speaks RXM:
+//! Differences towards an RXM peer:
 //!
-//! * A message of more than 16 KiB stays in its sender's buffer until the peer reads it from there.
-//!   Its send ends when the peer says that it has all of it, so it waits for the peer's progress;
-//!   this side reads ahead, into the endpoint's budget, and a libfabric peer only once a receive is
-//!   there.
-//! * `FI_DELIVERY_COMPLETE` of messages is refused, by the send: nothing in this dialect asks for
-//!   it.
-//! * Reads and writes are those of the native dialect, with everything that is said of them
-//!   [below](#memory-of-other-machines), in both directions. A libfabric peer that speaks RXM takes
-//!   a while to look after a connection that has ended: what it posts before that fails there with
-//!   `FI_ENOTCONN`.
-//! * Atomic operations are there with libfabric peers too, in both directions, in all types and
-//!   operations that both have: not complex numbers and `long double`. A peer has to have asked for
-//!   `FI_ATOMIC`. A wrong one fails alone, at this side with [`Error::Key`](crate::Error::Key),
-//!   whichever of key, right and range was wrong, for libfabric does not say which. Here values lie
-//!   at multiples of their size, as anywhere; libfabric's side does not ask for that. A libfabric
-//!   peer sends up to 16288 bytes of values in up to four places, which are all checked before the
-//!   first is touched.
-//! * libfabric's RXM executes atomic operations when it comes to look at them, and its tcp provider
-//!   reads and writes as they come. So reads and writes wait here for the responses to atomic
-//!   operations that were posted before them to such a peer.
-//! * A message nobody has asked for, and for which the budget has no room, holds up the messages
-//!   behind it and nothing else: up to 8 MiB more are kept for each connection, so that the answers
-//!   behind them are heard.
+//! * A message of more than 16 KiB stays in the sender's buffer until the peer reads it; the send
+//!   completes when the peer has it. This side reads ahead within the budget, a libfabric peer only
+//!   when a receive is posted.
+//! * `FI_DELIVERY_COMPLETE` of messages is refused by the send.
+//! * Reads and writes are as with native peers. A libfabric RXM peer is slow to notice the end of a
+//!   connection; what it posts before fails there with `FI_ENOTCONN`.
+//! * Atomic operations work with libfabric peers that asked for `FI_ATOMIC`, in both directions,
+//!   with the types and operations that both have. A wrong one fails alone with [`Error::Key`],
+//!   because libfabric does not say what was wrong. Values must be aligned to their size here. A
+//!   libfabric peer sends up to 16288 bytes of values in up to four places, all checked before the
+//!   first changes.
+//! * Libfabric executes atomic operations later than reads and writes that follow them, so reads
+//!   and writes wait here for earlier atomic operations to such a peer.
+//! * An unexpected message beyond the budget holds back only messages: up to 8 MiB per connection
+//!   are buffered, so that the responses behind it are read.
 //!
 //! # Connections
 //!
-//! The first message to a peer, or a `lookup`, makes a connection; both sides send over it. Where
-//! both dial at once, the connection stays that the greater address has asked for, as in libfabric,
-//! and messages wait meanwhile. Nobody there is [`NoSuchPeer`](crate::Error::NoSuchPeer) as soon as
-//! the network says so, and [`TimedOut`](crate::Error::TimedOut) after ten seconds if it says
-//! nothing. An endpoint that is bound to this machine's own address, as `tcp://` is, reaches nobody
-//! elsewhere: that is [`Unreachable`](crate::Error::Unreachable).
+//! The first message to a peer, or a `add_peer`, makes a connection, which both sides use. When both
+//! connect at once, that of the greater address stays, as in libfabric. No listener is
+//! [`NoSuchPeer`](Error::NoSuchPeer); no answer within ten seconds is
+//! [`TimedOut`](Error::TimedOut).
 //!
-//! A connection that ends fails what is under way to that peer, and is
-//! [`PeerDown`](crate::EventKind::PeerDown); the next message dials anew, so a peer that was
-//! started again under its address is reached again. What had come before is still received, but
-//! for half a message. TCP does not tell a process that was killed between two messages from an
-//! endpoint that was closed: both are [`Closed`](crate::DownReason::Closed). A machine that goes
-//! without a word is noticed after half a minute of silence, or what
-//! [`SocketOptions::silence`](crate::SocketOptions::silence) says, or, if something is on its way
-//! to it, when the network gives up.
+//! The end of a connection fails the pending operations to that peer and is a
+//! [`PeerDown`](EventKind::PeerDown). The next message connects again, so a restarted peer is
+//! reached. Complete messages that had arrived are still received. TCP does not distinguish a
+//! process that was killed between two messages from a closed endpoint: both are
+//! [`DownReason::Closed`]. A machine that vanishes is noticed after 30 seconds of silence
+//! ([`SocketOptions::idle_timeout`]), or, if bytes are on their way to it, when the kernel gives up.
 //!
-//! Endpoints that are connected with one peer are another type, with a chapter of their own:
-//! [`connections`](super::connections). They speak the same wire, and what follows holds for them
-//! too.
+//! [Connected endpoints](super::connected_endpoints) use the same wire format, and the rest of this
+//! chapter holds for them too.
 //!
-//! # Sent
+//! # What "sent" means
 //!
-//! A send that has ended well says this: the buffer is free, and all bytes of the message are in the
-//! kernel's socket buffer, as after Tokio's `write_all`. The kernel sends them whether this process
-//! computes, or has ended. This holds for a future that has resolved, a completion in the queue and
-//! a count, over epoll and io_uring; a send that io_uring has in flight has not ended. It is more
-//! than `FI_INJECT_COMPLETE` asks for, the level that the offer names, and less than over shared
-//! memory: it does not say that the peer has the message. If the peer dies, what it had not read is
-//! lost, though it was sent; so it is, as with any TCP socket, when this process ends without having
-//! read what the peer has sent to it.
+//! A send completes when the kernel's socket buffer has all bytes of the message, as after Tokio's
+//! `write_all`, over epoll and io_uring. The kernel sends them even if this process computes or
+//! ends. That is more than `FI_INJECT_COMPLETE`, the level that the offer names;
+//! `FI_TRANSMIT_COMPLETE` is not offered. It does not mean that the peer has the message: what a
+//! peer had not read is lost when it dies, and, as with any TCP socket, when this process ends
+//! without having read what the peer sent.
 //!
-//! An [injected](crate::Endpoint::inject) message reports nothing: its bytes were copied, and may
-//! still be here. [`Endpoint::flush`](crate::Endpoint::flush) and
-//! [`Domain::flush`](crate::Domain::flush) wait until everything that was posted before is in the
-//! kernel's socket buffer:
+//! Short messages that are posted before the first is awaited (`start`, `post`, `post_all`,
+//! `join!`) are collected. The next poll that is not ready, or the driver, hands them to the kernel
+//! in one system call, and they complete. Messages that are awaited one by one take a call each. An
+//! [injected](Endpoint::inject) message reports nothing: [flush](super::batching#flush) before the
+//! process ends.
 //!
-//! ```
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! # use fabric_async::Endpoint;
-//! # let (server, client) = (Endpoint::bind("tcp://").await?, Endpoint::bind("tcp://").await?);
-//! # let peer = client.lookup(server.name()).await?;
-//! for line in ["one", "two", "three"] {
-//!     client.inject(peer, line.as_bytes())?;
-//! }
-//! client.flush().await?;                                  // now the process may exit
-//! # assert_eq!(&server.recv().await?[..], b"one");
-//! # Ok(()) }
-//! ```
+//! [`delivery_complete`](SendRequest::delivery_complete) waits for the peer's acknowledgement: the
+//! message is at the peer's endpoint, though perhaps not in a receive, as in libfabric.
+//! `FI_MATCH_COMPLETE` is not offered.
 //!
-//! [`delivery_complete`](crate::SendRequest::delivery_complete) waits for the peer's
-//! acknowledgement, which this wire has: all of the message is at the peer's endpoint then, and
-//! what becomes of it is the peer's business. It may not be in a receive yet: that is less than
-//! over shared memory, and as much as libfabric says. When a receive takes a message nobody says
-//! (`FI_MATCH_COMPLETE` is not offered). Libfabric peers that ask for delivery to be acknowledged
-//! are answered likewise.
+//! A closed endpoint goes on handing over what was sent, in the background, for up to five seconds.
+//! With [zero copy](#sockets), buffer and connection stay until the peer reads or the connection
+//! ends.
 //!
-//! An endpoint that is closed goes on handing over what was sent, in the background, for up to five
-//! seconds. What is [taken from where it lies](#sockets) is the exception: buffer and connection
-//! stay until the peer reads or goes, or the kernel gives up on it, after minutes, also when
-//! endpoint and domain are dropped.
+//! # Remote memory
 //!
-//! Several short messages that are posted before the first of them is awaited (`start`, `post`,
-//! `post_all`, `join!`) leave together, with the first one ahead: they are collected, and a poll of
-//! any operation or queue that is not ready hands them to the kernel with one call, as the driver
-//! does. Their operations end then. Messages that are awaited one by one make a call each.
-//!
-//! # Memory of other machines
-//!
-//! [`Endpoint::write`](crate::Endpoint::write), `read`, the calls for several places (up to four,
-//! as libfabric's provider), data for the target's queue, and counters are those of [one-sided
-//! operations](super::onesided) everywhere:
+//! [One-sided operations](super::one_sided) differ from `shm` as follows:
 //!
 //! ```
 //! # #[tokio::main(flavor = "multi_thread")] async fn main() -> fabric_async::Result<()> {
@@ -191,72 +137,57 @@
 //! // Under automatic progress it serves its memory whatever the program does.
 //! let owner = Endpoint::options().progress(Progress::Auto).bind("tcp://").await?;
 //! let region = owner.domain().alloc(4096, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-//! let own = owner.domain().register_buffer(vec![7u8; 100], Access::REMOTE_READ, None)?;
+//! let own = owner.domain().register(vec![7u8; 100], Access::REMOTE_READ, None)?;
 //!
 //! let user = Endpoint::bind("tcp://").await?;
-//! let peer = user.lookup(owner.name()).await?;
-//! user.write(peer, region.remote().at(8), "hello").await?;          // it is there when this has ended
+//! let peer = user.add_peer(owner.name()).await?;
+//! user.write(peer, region.remote().at(8), "hello").await?;          // in the region when it completes
 //! assert_eq!(region.load::<u8>(8)?, b'h');
 //! assert_eq!(user.read(peer, own.remote().slice(..3)).await?[..], [7, 7, 7]);
 //! # Ok(()) }
 //! ```
 //!
-//! What is otherwise:
+//! * The owner executes every operation, on allocated regions and registered buffers, so it must
+//!   make progress. There are no windows. One operation has up to four remote places.
+//! * Every operation waits for its response: a read for the bytes, a write for an acknowledgement
+//!   that is sent when the bytes are in place.
+//! * A write may overtake an earlier read: responses are sent when there is room, and read the
+//!   memory then. [`MsgOrder::WAR`] and `SAR` are not offered; use a
+//!   [fence](super::ordering#fences).
+//! * While the owner holds the slice of a registered buffer, or its queue has no room for a write
+//!   with data, the connection waits.
+//! * Rights belong to no connection: every peer that can connect and knows a key has them.
 //!
-//! * The owner's process does what is asked, with [`alloc`](crate::Domain::alloc)ed memory and
-//!   registered buffers alike, so it has to make progress for every operation: under manual
-//!   progress something in its domain must be waited for. There are no windows.
-//! * Every operation waits for its answer: a read for the bytes, a write for an acknowledgement
-//!   that is sent when the bytes are there. Many may be under way.
-//! * What is posted behind a read may overtake it: long answers leave when there is room, and read
-//!   the memory then. The offer lacks [`MsgOrder::WAR`](crate::MsgOrder::WAR) and `SAR`, as
-//!   libfabric's does; who needs them posts a [fence](super::ordering). All other pairs keep their
-//!   order.
-//! * While the owner has a registered buffer in hand, or its queue has no room for what comes with
-//!   data, the connection of who writes there waits, and everything behind it.
-//! * Memory belongs to the connection in no way: whoever can connect to an endpoint that serves it,
-//!   and knows a key, has the rights that were granted.
-//!
-//! Endpoints of this library tell each other why something was refused, and fail that operation
-//! alone. They also have all atomic operations. Both is agreed on when a connection begins, in a
-//! way that libfabric does not notice. **Of a libfabric peer** a wrong key, right or range ends the
-//! connection, since its wire has no word for it: what was under way there fails with
-//! [`PeerGone`](crate::Error::PeerGone), and the next operation connects anew; what it asks for
-//! wrongly of this side ends its own. Atomic operations on its memory are
-//! [`NotSupported`](crate::Error::NotSupported), unless it speaks [RXM](#the-other-dialect), which
-//! has them.
-//!
-//! Keys and places are as in any domain here: keys of 64 bits, which the owner chooses or has
-//! chosen; places from the start of the region, or addresses where the domain [agreed to
-//! that](super::onesided#memory-with-a-key). Libfabric's provider has the former (`mr_mode` empty).
-//! It reports no length with the data of a write before 1.18.
+//! Endpoints of this library negotiate atomic operations and error responses, invisibly to
+//! libfabric. **A libfabric peer** has no error response: a wrong key, right or range ends the
+//! connection. Pending operations fail with [`PeerGone`](Error::PeerGone), and a wrong access by
+//! the peer is [`Protocol`](Error::Protocol) on this side. Atomic operations on its memory are
+//! [`NotSupported`](Error::NotSupported), unless it speaks [RXM](#the-rxm-protocol). Keys have 64
+//! bits; offsets count from the start of the region, or are [virtual
+//! addresses](super::one_sided#regions). Libfabric before 1.18 reports no length with the data of a
+//! write.
 //!
 //! # Slow and hostile peers
 //!
-//! A message nobody has asked for is buffered within the endpoint's budget of 16 MiB. Beyond it
-//! that connection is not read until somebody asks, and TCP holds its sender back; other
-//! connections go on. What is to be sent to a peer that does not read waits in its own queue, with
-//! credits of its own.
+//! An [unexpected message](super::memory#unexpected-messages) beyond the budget stops reading from
+//! its connection, and TCP holds the sender back. Sends to a peer that does not read wait with
+//! their own credits. Other connections go on.
 //!
-//! A peer that asks for more than it reads has its questions wait, up to a thousand of them, and
-//! costs one piece of an answer at a time; then it is not listened to until it reads. Answers and
-//! messages to one peer take turns, at the end of each or every 64 KiB: neither a peer that asks
-//! for more and more, nor an endpoint that sends more and more, keeps the other kind waiting longer
-//! than what has begun.
+//! A peer that requests more than it reads has at most 1024 requests queued and costs one segment
+//! of a response at a time; then its connection is not read. Responses and messages to one peer
+//! alternate every 64 KiB.
 //!
-//! What a peer writes is checked before it is used, and a length is a claim until the bytes are
-//! there: no memory is taken for it. A peer that breaks the rules loses its connection. Somebody
-//! who connects has ten seconds to say who it is, and at most 64 may be saying it.
-//!
-//! The wire knows no authentication and no encryption: whoever reaches the port is a peer, and
-//! whoever can connect from a peer's IP address can pass for it. Networks that are not trusted need
-//! something below, as WireGuard or IPsec.
+//! Everything from a peer is checked before use, and an announced length allocates no memory until
+//! its bytes arrive. A peer that violates the protocol loses its connection. A connection has ten
+//! seconds to complete its handshake; at most 64 may be pending. There is no authentication and no
+//! encryption: every process that reaches the port is a peer, and one that uses a peer's IP address
+//! can pass for it. Use WireGuard or IPsec on networks that are not trusted.
 //!
 //! # epoll and io_uring
 //!
-//! While somebody looks for messages, sockets are read and written by calls that do not block;
-//! nothing is faster. What happens when nobody looks, or when a socket is full, can be chosen, for
-//! a domain before its first endpoint:
+//! While tasks poll, sockets are read and written by nonblocking system calls. [`SocketIo`]
+//! selects, per domain and before its first endpoint, what happens while it sleeps or a socket is
+//! full:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -269,77 +200,55 @@
 //! # drop(ep); Ok(()) }
 //! ```
 //!
-//! * [`SocketIo::Epoll`](crate::SocketIo::Epoll): the kernel tells that a socket has something, or
-//!   room again, and a pass makes the calls.
-//! * [`SocketIo::IoUring`](crate::SocketIo::IoUring): before it sleeps the domain has the kernel
-//!   receive from all connections at once, into memory of the domain (1 MiB), and is woken with the
-//!   bytes. The rest of a long message for which a socket has no room is handed over in one piece,
-//!   and sent from where it lies without waking anybody. Connections are begun by the kernel too,
-//!   which ends an attempt that nobody answers when its time is over; errors are the same. Linux
-//!   6.0 or later.
-//! * [`SocketIo::Auto`](crate::SocketIo::Auto), the default: what `FABRIC_SOCKET_IO` says, `epoll`,
-//!   `io_uring` or `auto`. `auto` is epoll. From the variable `io_uring` is a wish: where the
-//!   kernel refuses it, it is epoll. The `Debug` output of a domain tells which it is.
+//! | value | effect |
+//! |---|---|
+//! | [`SocketIo::Epoll`] | the kernel reports readable and writable sockets, and a pass makes the calls |
+//! | [`SocketIo::IoUring`] | Linux 6.0 or later. Before it sleeps, the domain submits receives for all connections, into 1 MiB of its memory. The rest of a long message is sent from its buffer in one submission. The kernel enforces connect timeouts. |
+//! | [`SocketIo::Auto`], the default | `FABRIC_SOCKET_IO`: `epoll`, `io_uring` or `auto`, which is epoll. From the variable, `io_uring` falls back to epoll where the kernel refuses it. |
 //!
-//! A ring is never used in a forked child. Under manual progress the kernel does its work when the
-//! thread that handed it over makes a call or sleeps; a thread that computes for long holds it up
-//! until the next tick of the clock.
+//! The `Debug` text of a domain says which is used. io_uring is not used in a forked child. Under
+//! manual progress the kernel completes submissions when the submitting thread makes a system call
+//! or sleeps; a thread that computes delays them until the next clock tick.
 //!
 //! # Sockets
 //!
-//! [`SocketOptions`](crate::SocketOptions) say, for a domain before its first endpoint, what is set
-//! on its sockets:
-//!
-//! ```
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Endpoint, SocketOptions};
-//! let options = SocketOptions::new().ports(41_000..=41_999).receive_buffer(4 << 20);
-//! let ep = Endpoint::options().socket_options(options).bind("tcp://").await?;
-//! # drop(ep); Ok(()) }
-//! ```
-//!
-//! * Ports: where endpoints listen that ask for any. Those they call from are the kernel's choice.
-//! * Congestion control: connections inside this machine have `reno` unless something else is said,
-//!   for `bbr`, which some machines have by default, paces them to half of what they can.
-//!   `fabric-bench rate --provider tcp --congestion bbr` shows it. Others have what the machine
-//!   has.
-//! * Buffers of sockets: what is said ends the kernel's own adapting. For long ways only, where the
-//!   bandwidth times the round trip is more than the machine lets the kernel grow to.
-//! * Zero copy: [`zero_copy_from`](crate::SocketOptions::zero_copy_from) has the network take long
-//!   messages and writes from where they lie, over io_uring; with epoll it says nothing. It is said
-//!   of a domain, not of a door. For machines whose network reads the memory of programs:
-//!   everywhere else the kernel copies them all the same, says so, and is not asked again on that
-//!   connection. [`EndpointStats`](crate::EndpointStats) count both: one copy for each connection
-//!   where it was given up.
+//! [`SocketOptions`] are set per domain, before its first endpoint:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::{Endpoint, SocketIo, SocketOptions};
-//! let options = SocketOptions::new().zero_copy_from(256 << 10);
-//! // What asks for a ring by name fails where the kernel refuses one.
+//! let options = SocketOptions::new().port_range(41_000..=41_999).zero_copy_threshold(256 << 10);
+//! // Asking for io_uring fails where the kernel refuses it.
 //! # if Endpoint::options().socket_io(SocketIo::IoUring).bind("tcp://").await.is_err() { return Ok(()) }
 //! let ep = Endpoint::options().socket_io(SocketIo::IoUring).socket_options(options).bind("tcp://").await?;
-//! # let peer = ep.lookup(ep.name()).await?;
+//! # let peer = ep.add_peer(ep.name()).await?;
 //! # let receiving = ep.recv().start()?;
-//! let sent = ep.send(peer, vec![7; 1 << 20]).await?;      // over when the peer's machine has all of it
+//! let sent = ep.send(peer, vec![7; 1 << 20]).await?;      // completes when the peer's machine has it
 //! # receiving.await?;
-//! assert_eq!(sent.buf.len(), 1 << 20);                    // so nobody reads what is written here now
+//! assert_eq!(sent.buf.len(), 1 << 20);
 //! println!("{} without a copy", ep.stats().zero_copy);
 //! # Ok(()) }
 //! ```
 //!
-//! A send that is taken from where it lies ends later than others: not when the kernel has it, but
-//! when the peer's machine has acknowledged it. So it waits for a peer that does not read, also
-//! when it is taken back or its endpoint is closed in the middle, until that connection is gone;
-//! completions may come in another order than posts. To drop its future is as safe as with any
-//! other: the buffer is freed when nobody reads it any more.
-//!
-//! The [traffic class](crate::TrafficClass) that hints ask for, of the domain or of the transmit
-//! context, is written into the header of every packet, as a code point for differentiated services
-//! ([`TrafficClass::dscp`](crate::TrafficClass::dscp)), over IPv4 and IPv6, by both sides each for
-//! what it sends. Networks heed it or do not.
+//! * **Ports**: where endpoints listen that bind port 0. The kernel chooses the ports they connect
+//!   from.
+//! * **Congestion control**: `reno` inside this machine, because `bbr`, the default of some
+//!   machines, paces to half of what is possible (`fabric-bench rate --provider tcp --congestion
+//!   bbr`); the machine's default elsewhere.
+//! * **Socket buffers**: a fixed size ends the kernel's autotuning. For long paths only, where
+//!   bandwidth times round trip exceeds what the kernel grows to.
+//! * **Zero copy** ([`zero_copy_threshold`](SocketOptions::zero_copy_threshold)): the network interface reads
+//!   long messages and writes from your buffer. io_uring only; ignored with epoll and by passive
+//!   endpoints. Where the kernel copies nevertheless, it says so, and the connection stops asking;
+//!   [`EndpointStats`] counts both. Such a send completes when the peer's machine has acknowledged
+//!   it, so it waits for a peer that does not read, also when it is cancelled or its endpoint is
+//!   closed, and completions may leave posting order.
+//! * **Traffic class**: the [`TrafficClass`] of the hints, for the domain or the transmit context,
+//!   is written to every packet as a DSCP ([`TrafficClass::dscp`]), by each side for what it sends.
 //!
 //! # What is not there
 //!
-//! The rendezvous of the native dialect, which is agreed off when a connection begins; and RXM's
-//! rendezvous by writing, which libfabric has where both sides were told to. Neither is offered.
+//! The rendezvous of the native protocol, which is negotiated off, and RXM's rendezvous by writing.
+
+#[cfg(doc)]
+use crate::*;

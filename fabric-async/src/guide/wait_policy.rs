@@ -1,96 +1,76 @@
-//! Waiting: spin or sleep, and what does each cost?
+//! Wait policy: spinning, parking, and what each costs.
 //!
-//! A message between two threads that both look for it takes a small fraction of a microsecond to
-//! be noticed. Waking a thread that sleeps in the kernel takes tens to hundreds of times as long,
-//! most on a virtual machine. So the way of waiting *is* most of the latency of a small message. It
-//! is chosen per domain: [`WaitPolicy`].
+//! After this chapter you can choose a [`WaitPolicy`] for a domain and explain the latency and the
+//! CPU time that you measure.
+//!
+//! Two threads that both poll notice a message within a small fraction of a microsecond. Waking a
+//! thread that sleeps in the kernel takes tens to hundreds of times as long, most on a virtual
+//! machine. The wait policy therefore decides most of the latency of a small message. It is chosen
+//! per domain ([`DomainBuilder::wait_policy`]) and combines with either [progress
+//! model](super::progress).
 //!
 //! | policy | while waiting | a message to a waiting task costs | when idle |
 //! |---|---|---|---|
-//! | [`Spin`](crate::WaitPolicy::Spin) | the task stays runnable and looks at every poll | no kernel call | a busy core |
-//! | [`Adaptive`](crate::WaitPolicy::Adaptive) (the default) | looks for a while, then sleeps | nothing extra while it looks, a wake-up afterwards | asleep |
-//! | [`Park`](crate::WaitPolicy::Park) | sleeps at once | a wake-up, nearly always | asleep |
-//!
-//! The policy says how to wait, not who drives: it goes together with either mode of
-//! [`progress`](super::progress).
+//! | [`WaitPolicy::Spin`] | the task stays runnable and polls | no system call | a busy core |
+//! | [`WaitPolicy::Adaptive`], the default | polls for a while, then sleeps | nothing extra while it polls, a wake-up afterwards | asleep |
+//! | [`WaitPolicy::Park`] | sleeps at once | a wake-up, nearly always | asleep |
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::{Endpoint, WaitPolicy};
 //! for policy in [WaitPolicy::Spin, WaitPolicy::Adaptive, WaitPolicy::Park] {
 //!     let ep = Endpoint::options().wait_policy(policy).bind("shm://").await?;
-//!     let me = ep.lookup(ep.name()).await?;
+//!     let me = ep.add_peer(ep.name()).await?;
 //!     ep.send(me, "the policy changes when, never what").await?;
 //!     assert_eq!(ep.recv().await?.len(), 35);
 //! }
 //! # Ok(()) }
 //! ```
 //!
-//! Step by step it is [`DomainBuilder::wait_policy`](crate::DomainBuilder::wait_policy).
-//!
 //! # Spin
 //!
-//! A pending operation, queue or counter looks about a hundred times within one poll, which is a
-//! few microseconds over shared memory; over sockets each look at a busy connection is a system
-//! call. Then it wakes its own task and returns, so that other tasks of the runtime get their turn.
-//! The worker that runs the task never goes to sleep while the task waits.
-//!
+//! A pending operation, queue or counter makes 96 passes within one poll: a few microseconds over
+//! shared memory; over sockets each pass over an active connection is a system call. Then it wakes
+//! its own task and returns, so that other tasks run. The worker of a spinning task never sleeps.
 //! Spinning is harmful when
+//! * **there are fewer cores than spinners**: two processes that spin on one core wait for the end
+//!   of each other's time slices;
+//! * **the runtime has other work**, which runs only between polls;
+//! * **the wait is long**, and the core busy for all of it.
 //!
-//! * **there are fewer cores than spinners.** Each spinner takes time from the one it waits for.
-//!   Two processes that spin on one core wait out each other's time slices, which is far slower
-//!   than sleeping.
-//! * **the same runtime has other work.** Timers and sockets are still served, but between looks.
-//! * **the wait is long.** A server that waits minutes for a request burns the minutes.
-//!
-//! On a machine with one core nobody looks more than once per poll, whatever the policy.
-//!
-//! A send that was started and is not polled goes on by itself under this policy too: the driver
-//! sees to it.
+//! On a machine with one core, every poll makes one pass, whatever the policy.
 //!
 //! # Adaptive
 //!
-//! There are two places to look in, each with its own limit.
+//! *A poll* makes 96 passes. After four polls in a row without news, a poll makes two passes,
+//! except every sixteenth, which makes 96 again. One success restores the full number.
 //!
-//! *Inside a poll.* As with spin, about a hundred looks. After four polls in a row that looked in
-//! vain, a poll looks only twice, except for every sixteenth, which tries again. One success
-//! restores the full number.
-//!
-//! *In the driver*, the task or thread that drives when nobody polls. It looks for a *window* of
-//! 100 microseconds at most, then asks the peers to ring, and sleeps. A window that brought no news
-//! halves the next one, down to 5 microseconds; one that did doubles it again. So a steady stream
-//! of messages finds the driver awake, and rare messages do not pay for much looking.
-//!
-//! At most as many drivers of a process look at the same time as there are cores. The others go to
-//! sleep directly. Under manual progress the driver is a task among yours: it gives way after every
-//! turn.
+//! *The driver*, the task or thread that drives between polls, spins for a budget of at most 100
+//! microseconds, then arms the doorbells and sleeps. A spin without news halves the next budget,
+//! down to 5 microseconds; one with news doubles it. At most as many drivers of a process spin at
+//! the same time as there are cores; the others sleep at once. Under manual progress the driver is
+//! a task and yields after every step.
 //!
 //! # Park
 //!
-//! A poll looks once and goes to sleep. The least CPU time, and the highest latency. It suits
-//! control traffic, machines with few cores, and processes that share their cores with something
-//! more important.
+//! A poll makes one pass, and the task sleeps. This takes the least CPU time and has the highest
+//! latency. It suits control traffic and machines with few cores.
 //!
 //! # Doorbells
 //!
-//! A peer that sleeps is woken by a message on the socket, its doorbell. Ringing costs the sender a
-//! system call, so it is done only when needed: before it sleeps, a receiver raises a flag in the
-//! ring and looks once more. A sender publishes its message and looks at the flag. Either the
-//! receiver sees the message, or the sender sees the flag. The sender that rings takes the flag
-//! down, so one sleep costs one ring, however many messages follow.
-//!
-//! The same holds the other way round: a sender that waits for room in a full ring sleeps, and the
-//! receiver rings when it has made room.
-//!
-//! A stream of messages to a receiver that keeps up with it therefore rings no doorbell at all.
-//! [`Endpoint::stats`](crate::Endpoint::stats) counts those that were rung,
-//! [`Domain::stats`](crate::Domain::stats) how often looking paid off, and how often the driver
-//! went to sleep.
+//! A sleeping peer is woken by a message on the Unix socket of the connection, its doorbell.
+//! Ringing it is a system call, so it is done only when needed. Before it sleeps, a receiver sets a
+//! flag in the ring and checks the ring once more; a sender publishes its message and checks the
+//! flag. Either the receiver sees the message or the sender sees the flag. The sender that rings
+//! clears the flag, so one sleep costs one doorbell, however many messages follow. A sender that
+//! waits for room in a full ring is woken the same way. A stream to a receiver that keeps up rings
+//! no doorbell. [`Endpoint::stats`] counts the doorbells; [`Domain::stats`] counts successful and
+//! unsuccessful spins, and sleeps of the driver.
 //!
 //! # Fairness to other tasks
 //!
-//! Operations, completion queues, event queues and counters honour the cooperative budget of Tokio.
-//! A loop over a queue that is never empty returns to the runtime from time to time, like a loop
-//! over a Tokio channel.
-//!
-//! [`WaitPolicy`]: crate::WaitPolicy
+//! Operations, completion queues, event queues and counters take part in Tokio's cooperative
+//! budget. A loop over a queue that is never empty yields to the runtime now and then.
+
+#[cfg(doc)]
+use crate::*;

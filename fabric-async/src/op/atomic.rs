@@ -69,7 +69,7 @@ impl<R: AtomicValues> AtomicMode<R> for Fetching {
 ///
 /// `R` is a value, an array or a vector of values. Over shared memory it is executed by the
 /// processor of whoever starts it, on the memory itself, and over `tcp`, and on registered buffers,
-/// [by its owner](crate::manual::onesided); the owner's own
+/// [by its owner](crate::guide::one_sided); the owner's own
 /// [`MemoryRegion::atomic`](crate::MemoryRegion::atomic) does likewise, so all of them exclude each
 /// other.
 #[must_use = "nothing happens before the request is awaited, started or posted"]
@@ -134,7 +134,7 @@ impl<'a, R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> AtomicRequest<'a, R,
     }
 
     /// Posts now; the completion goes to the endpoint's transmit queue.
-    /// [`Completion::values`](crate::Completion::values) has what was fetched.
+    /// [`UringCompletion::values`](crate::UringCompletion::values) has what was fetched.
     ///
     /// # Errors
     /// As [`start`](Self::start), and as [`SendRequest::post`](crate::SendRequest::post).

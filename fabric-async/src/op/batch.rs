@@ -52,7 +52,7 @@ pub struct PreparedRequest<S, B> {
 /// A batch that stopped before its end ([`Endpoint::post_all`]).
 ///
 /// `?` turns it into its [`Error`] and drops the requests that are left. Only after
-/// [`Error::Again`] is the same to be tried again: after any other error the first request that is
+/// [`Error::WouldBlock`] is the same to be tried again: after any other error the first request that is
 /// left would be refused again.
 pub struct BatchError<R> {
     /// Why.

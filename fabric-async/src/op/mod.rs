@@ -28,7 +28,7 @@ macro_rules! fence_method {
         /// ended, and nothing that is posted after it overtakes it (`FI_FENCE`; needs
         /// [`Caps::FENCE`](crate::Caps::FENCE)). Messages and their pieces keep their order anyway.
         /// While the fence waits, [`start`](Self::start) and `post` of what comes behind it are
-        /// refused with [`Error::Again`](crate::Error::Again); what is awaited waits.
+        /// refused with [`Error::WouldBlock`](crate::Error::WouldBlock); what is awaited waits.
         #[doc(alias = "FI_FENCE")]
         pub fn fence(mut self) -> Self {
             self.spec.fence = true;
@@ -42,11 +42,11 @@ macro_rules! completion_level_methods {
     () => {
         /// Ends when all of the message that the receive has room for is in the buffer of the
         /// receive that took it, and that receive has ended (`FI_DELIVERY_COMPLETE`), whatever the
-        /// endpoint's [default](crate::manual::ordering#what-sent-means). A message that no receive
+        /// endpoint's [default](crate::guide::ordering#what-sent-means). A message that no receive
         /// takes is held back until one does; under manual progress the receiver must also be
         /// waiting for something, as for every message. One that the peer
         /// [discards](crate::Claimed::discard) has been delivered too. Over `tcp` it says less: all
-        /// of the message is at the peer's endpoint, [received or not](crate::manual::tcp#sent).
+        /// of the message is at the peer's endpoint, [received or not](crate::guide::tcp#what-sent-means).
         /// [`Error::NotSupported`](crate::Error::NotSupported) with providers whose offers lack
         /// this flag.
         #[doc(alias = "FI_DELIVERY_COMPLETE")]
@@ -68,7 +68,7 @@ macro_rules! completion_level_methods {
         /// Ends as soon as the provider calls a message sent: the default, unless
         /// [`tx_op_flags`](crate::Hints::tx_op_flags) ask for more. With `shm` and `sim` that is
         /// when the peer's endpoint has it (`FI_TRANSMIT_COMPLETE`); over `tcp`, which offers less
-        /// (`FI_INJECT_COMPLETE`), when [the kernel has it](crate::manual::tcp#sent).
+        /// (`FI_INJECT_COMPLETE`), when [the kernel has it](crate::guide::tcp).
         #[doc(alias = "FI_TRANSMIT_COMPLETE")]
         pub fn transmit_complete(mut self) -> Self {
             self.spec.level = fabric_core::completion::CompletionLevel::Transmitted;
@@ -151,7 +151,7 @@ impl CompletionOptions {
 ///
 /// It does not keep its endpoint open: when that is closed, by a call or with its last handle, the
 /// operation ends with [`Error::Canceled`](crate::Error::Canceled) and its buffer, unless it has
-/// completed before. See [what keeps an object open](crate::manual::errors#handles).
+/// completed before. See [what keeps an object open](crate::guide::errors#handles).
 ///
 /// # Cancel safety
 /// Dropping a receive loses no message: one that has arrived, or is arriving, goes to the next

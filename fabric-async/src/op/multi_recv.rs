@@ -24,7 +24,7 @@ pub(crate) const DEFAULT_MIN_FREE: usize = 64;
 
 /// A message in part of a buffer that took several.
 ///
-/// Dereferences to its bytes; [`into_buf`](Done::into_buf) keeps them without copying. The memory
+/// Dereferences to its bytes; [`into_buf`](SoakTotals::into_buf) keeps them without copying. The memory
 /// of the buffer is freed with the last of its messages, and what was left of it.
 pub type MessageSlice = Done<Bytes>;
 
@@ -94,7 +94,7 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
     ///
     /// # Errors
     /// With the buffer: [`Error::Invalid`] when its spare capacity is 0 or less than
-    /// [`min_free`](Self::min_free); [`Error::Again`] when the endpoint's receive entries are
+    /// [`min_free`](Self::min_free); [`Error::WouldBlock`] when the endpoint's receive entries are
     /// taken; [`Error::NotSupported`] without [`Caps::MULTI_RECV`](crate::Caps::MULTI_RECV), or
     /// [`Caps::TAGGED_MULTI_RECV`](crate::Caps::TAGGED_MULTI_RECV) for tagged messages;
     /// [`Error::StaleAddress`], [`Error::Closed`].
@@ -109,7 +109,7 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
 
     /// Posts now; each message is a completion of kind [`OpKind::Recv`](crate::OpKind::Recv) in the
     /// endpoint's receive queue, with its [`Bytes`]. When the buffer takes no more of them, one of
-    /// kind [`OpKind::Release`](crate::OpKind::Release) follows the last, with what is left of the
+    /// kind [`OpKind::MultiRecvRelease`](crate::OpKind::MultiRecvRelease) follows the last, with what is left of the
     /// buffer as a `BytesMut`. All have the same context.
     ///
     /// All are reported also where the queue is bound with
@@ -127,7 +127,7 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
     /// # use fabric_async::{Endpoint, OpKind};
     /// # use futures_util::StreamExt;
     /// let ep = Endpoint::bind("shm://").await?;
-    /// let (me, mut queue) = (ep.lookup(ep.name()).await?, ep.completions().expect("the first to ask"));
+    /// let (me, mut queue) = (ep.add_peer(ep.name()).await?, ep.completions().expect("the first to ask"));
     /// ep.recv_multi(BytesMut::with_capacity(12)).min_free(4).context(7).post()?;
     /// ep.inject(me, b"five.")?;
     /// ep.inject(me, b"four")?;
@@ -137,13 +137,13 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
     ///     assert_eq!(&message.into_result::<Bytes>()?[..], expected.as_bytes());
     /// }
     /// let mut release = queue.next().await.expect("the queue is open");
-    /// assert_eq!((release.context, release.kind), (7, OpKind::Release));
+    /// assert_eq!((release.context, release.kind), (7, OpKind::MultiRecvRelease));
     /// assert_eq!(release.take_buf::<BytesMut>().expect("what is left").capacity(), 3);
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// With the buffer: as [`start`](Self::start); [`Error::Again`] when not two entries of the
+    /// With the buffer: as [`start`](Self::start); [`Error::WouldBlock`] when not two entries of the
     /// queue are free; [`Error::Invalid`] when it has only one; [`Error::Unbound`] when the
     /// endpoint has no receive queue.
     #[allow(clippy::result_large_err)] // as of every request

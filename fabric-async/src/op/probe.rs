@@ -32,7 +32,7 @@ use crate::thread_model::{Shared, ThreadModel};
 ///
 /// It finds what has been taken in, and what can be: one message for each probe also beyond the
 /// budget for unexpected messages. What lies behind a message that is held back at its sender is
-/// not found; see [`memory`](crate::manual::memory).
+/// not found; see [`memory`](crate::guide::memory).
 ///
 /// # Errors
 /// [`Error::StaleAddress`], [`Error::NotSupported`], [`Error::Closed`]; [`Error::PeerGone`] of a

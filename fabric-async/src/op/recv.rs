@@ -15,8 +15,8 @@ use crate::thread_model::{Shared, ThreadModel};
 
 /// A received message in a buffer of the domain's pool.
 ///
-/// Dereferences to its bytes; [`source`](Done::source) says who sent it,
-/// [`into_bytes`](Done::into_bytes) keeps the bytes without copying. The memory returns to the pool
+/// Dereferences to its bytes; [`source`](SoakTotals::source) says who sent it,
+/// [`into_bytes`](SoakTotals::into_bytes) keeps the bytes without copying. The memory returns to the pool
 /// when the last owner drops it.
 pub type Message = Done<PooledBuf>;
 
@@ -94,7 +94,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
     /// Posts now; the result is awaited later.
     ///
     /// # Errors
-    /// With the buffer: [`Error::Again`](crate::Error::Again) when the endpoint's receive entries
+    /// With the buffer: [`Error::WouldBlock`](crate::Error::WouldBlock) when the endpoint's receive entries
     /// are taken, [`Error::StaleAddress`](crate::Error::StaleAddress),
     /// [`Error::NotSupported`](crate::Error::NotSupported),
     /// [`Error::Closed`](crate::Error::Closed).
@@ -106,7 +106,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
     /// Posts now; the completion goes to the endpoint's receive queue, with the buffer.
     ///
     /// # Errors
-    /// With the buffer: as [`start`](Self::start), and [`Error::Again`](crate::Error::Again) when
+    /// With the buffer: as [`start`](Self::start), and [`Error::WouldBlock`](crate::Error::WouldBlock) when
     /// all entries of the queue are taken, [`Error::Unbound`](crate::Error::Unbound) when the
     /// endpoint has no receive queue.
     #[doc(alias = "fi_recv")]

@@ -19,7 +19,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 /// # use fabric_async::Endpoint;
 /// let ep = Endpoint::bind("shm://").await?;
-/// let me = ep.lookup(ep.name()).await?;
+/// let me = ep.add_peer(ep.name()).await?;
 /// let sent = ep.send(me, vec![1, 2, 3]).tag(7).await?;   // the buffer comes back
 /// let got = ep.recv_into(sent.into_buf()).tag(7).await?;
 /// assert_eq!(&got[..], [1, 2, 3]);
@@ -51,7 +51,7 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     }
 
     /// Makes it a tagged message (`fi_tsend`), which only tagged receives take. A connected peer is
-    /// to be known to take it: see [the manual](crate::manual::connections#tags).
+    /// to be known to take it: see [the guide](crate::guide::connected_endpoints#tags).
     #[doc(alias = "fi_tsend")]
     pub fn tag(mut self, tag: u64) -> Self {
         self.spec.tag = Some(tag);
@@ -86,7 +86,7 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     /// await the operation, or [`Endpoint::flush`].
     ///
     /// # Errors
-    /// With the buffer: [`Error::Again`](crate::Error::Again) without credit,
+    /// With the buffer: [`Error::WouldBlock`](crate::Error::WouldBlock) without credit,
     /// [`Error::TooLong`](crate::Error::TooLong),
     /// [`Error::StaleAddress`](crate::Error::StaleAddress),
     /// [`Error::NotSupported`](crate::Error::NotSupported),
@@ -106,7 +106,7 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     /// Posts now; the completion goes to the endpoint's transmit queue.
     ///
     /// # Errors
-    /// With the buffer: as [`start`](Self::start), and [`Error::Again`](crate::Error::Again) when
+    /// With the buffer: as [`start`](Self::start), and [`Error::WouldBlock`](crate::Error::WouldBlock) when
     /// all entries of the queue are taken, [`Error::Unbound`](crate::Error::Unbound) when the
     /// endpoint has no transmit queue.
     #[doc(alias = "fi_send")]

@@ -10,7 +10,7 @@
 //! | `connected` | connected endpoints: requests, answers, refusals, memory, the end |
 //! | `rxm` | programs that speak RXM: reads and writes |
 //! | `atomics` | the same: atomic operations, both ways |
-//! | `sharing` | connected endpoints that share a receive context |
+//! | `shared_rx_info` | connected endpoints that share a receive context |
 //! | `connections` | peers that are killed and come back, and that dial at once |
 
 mod atomics;

@@ -121,7 +121,7 @@ impl EchoHostFixture {
 
 const HUGE_LEN: usize = 512 << 20;
 
-/// Sends a message of [`GIANT`] bytes, and a short one.
+/// Sends a message of [`HUGE_LEN`] bytes, and a short one.
 pub(crate) async fn huge_sender(name: &str, single_copy_from: usize) {
     wait_for_parent();
     let own = if name.contains("tcp") {

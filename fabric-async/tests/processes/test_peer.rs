@@ -36,7 +36,7 @@ impl TestPeer {
         set_role(&mut apart, role, name).spawn().map(Self)
     }
 
-    /// The same where these are the hosts that are known. It ends with [`NO_MOUNT`] where that
+    /// The same where these are the hosts that are known. It ends with [`EXIT_NO_MOUNT`] where that
     /// cannot be arranged.
     pub(crate) fn start_with_hosts_file(
         hosts: &std::path::Path,

@@ -180,7 +180,7 @@ impl AnyBuf {
     /// Receives a whole message, or as much of it as there is room for; returns how much that was.
     ///
     /// # Errors
-    /// As [`AnyBuf::expect`].
+    /// As [`AnyBuf::begin_fill`].
     #[doc(hidden)]
     #[inline]
     pub fn receive(&mut self, source: &dyn CopySource) -> Result<usize> {

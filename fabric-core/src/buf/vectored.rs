@@ -234,7 +234,7 @@ impl Scatter {
     /// A message of this length is about to come.
     ///
     /// # Errors
-    /// As [`AnyBuf::expect`].
+    /// As [`AnyBuf::begin_fill`].
     pub(super) fn begin_fill(&mut self, len: usize) -> Result<()> {
         let mut left = len;
         for part in &mut self.parts {
@@ -244,7 +244,7 @@ impl Scatter {
         Ok(())
     }
 
-    /// As [`AnyBuf::place`].
+    /// As [`AnyBuf::write_at`].
     pub(super) fn write_at(
         &mut self,
         at: usize,

@@ -121,7 +121,7 @@ impl<R: Copy, M> Matcher<R, M> {
     }
 
     /// Queues a receive without looking at what waits: for one that takes several messages, or that
-    /// must stand behind one which does. [`waiting_for`](Self::waiting_for) says what it gets.
+    /// must stand behind one which does. [`unexpected_for`](Self::waiting_for) says what it gets.
     pub fn queue(&mut self, spec: RecvSpec, receive: R) -> PostKey {
         self.posted.push(&spec, receive)
     }
@@ -168,7 +168,7 @@ impl<R: Copy, M> Matcher<R, M> {
     /// order. The earliest waiting message that falls to it is returned, still waiting.
     ///
     /// Linear in the receives, and in the waiting messages as
-    /// [`waiting_for`](Self::waiting_for).
+    /// [`unexpected_for`](Self::waiting_for).
     pub fn restore(&mut self, place: PostPlace, receive: R) -> (PostKey, Option<UnexpectedKey>) {
         let key = self.posted.restore(place, receive);
         let falls_to_it = |envelope: &Envelope| {

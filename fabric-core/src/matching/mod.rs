@@ -3,7 +3,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `envelope` | what a message shows and what a receive asks for: [`Envelope`], [`Receipt`], [`RecvSpec`], [`TagMatch`] |
+//! | `envelope` | what a message shows and what a receive asks for: [`Envelope`], [`AckRequest`], [`RecvSpec`], [`TagMatch`] |
 //! | `matcher` | the two sides together: [`Matcher`], [`Posted`] |
 //! | `posted` | receives in posting order |
 //! | `waiting` | messages in arrival order |
@@ -20,7 +20,7 @@
 //!   compete by posting time, in one queue.
 //! * A message from a sender without an address reaches only receives from anybody. When the
 //!   address is inserted, what waits is looked at again, as libfabric's own providers do:
-//!   [`Matcher::resolve`].
+//!   [`Matcher::assign_source_and_match`].
 //! * A message that was matched and then not delivered returns to its old place, by its arrival
 //!   number.
 //!

@@ -17,7 +17,7 @@ pub struct UnexpectedKey(EntryKey);
 /// The queue of waiting messages.
 pub(super) struct UnexpectedQueue<M> {
     lists: LinkedLists<UnexpectedEntry>,
-    /// The messages, at the index their entry has in `chains`. Apart from it, so that scans stay in
+    /// The messages, at the index their entry has in `lists`. Apart from it, so that scans stay in
     /// the entries.
     messages: Vec<Option<(Envelope, M)>>,
 }

@@ -1,6 +1,6 @@
 //! What senders wait to hear of their messages.
 //!
-//! A message can come with a [`Receipt`](crate::matching::Receipt): its sender has not ended it,
+//! A message can come with a [`AckRequest`](crate::matching::Receipt): its sender has not ended it,
 //! and waits for word that a receive has taken it, or has all of it. That word is said once for
 //! each message, whatever becomes of it afterwards: a receive that is dropped unseen gives its
 //! message to the next, and the sender hears nothing new. A message that is discarded has met the

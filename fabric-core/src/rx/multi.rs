@@ -260,7 +260,7 @@ impl RxQueue {
         }
     }
 
-    /// Whether there is something for [`RxContext::serve`] to do, or for the pass that it begins.
+    /// Whether there is something for [`RxQueue::drain_unexpected`] to do, or for the pass that it begins.
     pub(super) fn is_draining(&self) -> bool {
         self.multi_recvs.iter().any(|multi| {
             matches!(

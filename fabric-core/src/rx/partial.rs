@@ -135,7 +135,7 @@ impl RxQueue {
             .map_or(0, |landing| landing.envelope.len - landing.received)
     }
 
-    /// A piece arrives; at most [`RxContext::missing`] bytes of it are taken. True when the message
+    /// A piece arrives; at most [`RxQueue::remaining`] bytes of it are taken. True when the message
     /// is complete, and `id` is then no longer valid.
     pub fn append(
         &mut self,

@@ -149,7 +149,7 @@ impl RxQueue {
         true
     }
 
-    /// Whether [`RxContext::serve`] or [`RxContext::copy_on`] have something to do, or senders
+    /// Whether [`RxQueue::drain_unexpected`] or [`RxQueue::copy_next_chunk`] have something to do, or senders
     /// something to hear.
     #[must_use]
     #[inline]

@@ -100,7 +100,7 @@ fn magic(kind: CmKind) -> Option<[u8; 8]> {
 }
 
 /// What a peer is known to take. What it may not survive can only be said to one that takes it: see
-/// [`Welcome`].
+/// [`Supported`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCaps {
     tags: bool,
@@ -109,7 +109,7 @@ pub struct PeerCaps {
 }
 
 /// Something that the peer of a connection takes. There is no other way to one than to ask
-/// [`Takes`], and none to a frame that needs it.
+/// [`PeerCaps`], and none to a frame that needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Supported<T>(T);
 

@@ -101,7 +101,7 @@ pub trait EngineContext {
     }
 
     /// Whether such a receive has a place where a further message can be reported. If it has not,
-    /// the provider is called again ([`ProviderDomain::progress`](super::ProviderDomain::progress))
+    /// the provider is called again ([`TransportDomain::progress`](super::TransportDomain::progress))
     /// when it has.
     fn has_cq_room(&mut self, op: OpKey) -> bool {
         let _ = op;
@@ -123,7 +123,7 @@ pub trait EngineContext {
     /// the receive has no buffer of its own.
     ///
     /// # Errors
-    /// As [`Host::expect`].
+    /// As [`Host::begin_fill`].
     fn adopt_partial(&mut self, op: OpKey, bytes: PooledBuf, len: usize) -> Result<(usize, usize)> {
         let room = self.begin_fill(op, len)?;
         let placed = bytes.len().min(room);
@@ -224,7 +224,7 @@ pub trait EngineContext {
     fn peer_disconnected(&mut self, ep: EpId, number: Option<FiAddr>);
 
     /// Somebody waits at a passive endpoint, to be taken from there with
-    /// [`ProviderDomain::take_request`](super::ProviderDomain::take_request).
+    /// [`TransportDomain::take_connreq`](super::TransportDomain::take_connreq).
     fn on_connreq(&mut self, ep: EpId, peer: &Address, data: &[u8]) {
         let _ = (ep, peer, data);
     }

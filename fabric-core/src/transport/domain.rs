@@ -23,11 +23,11 @@ pub enum TrySend {
     /// The peer's endpoint has the message; the payload is no longer needed.
     Done,
     /// The provider has copied the payload, and sends it later together with other messages. The
-    /// operation has not ended: [`ProviderDomain::collected`] names it, and its end is reported
+    /// operation has not ended: [`TransportDomain::collected`] names it, and its end is reported
     /// with [`Host::complete`] when the last byte was handed to the kernel. Only messages are
     /// collected.
     Collected,
-    /// It has to wait: call [`ProviderDomain::queue_send`] with the operation that owns the
+    /// It has to wait: call [`TransportDomain::queue_send`] with the operation that owns the
     /// payload.
     WouldBlock,
 }
@@ -48,7 +48,7 @@ pub trait TransportDomain: Send {
     ) -> Result<Address>;
 
     /// Opens a passive endpoint, at the given address or at a fresh one, and returns the address.
-    /// It tells of those who want to be connected with [`Host::requested`].
+    /// It tells of those who want to be connected with [`Host::on_connreq`].
     ///
     /// # Errors
     /// [`Error::AddressInUse`], or what the operating system refuses.
@@ -64,7 +64,7 @@ pub trait TransportDomain: Send {
     }
 
     /// Opens an endpoint that is connected with one peer. What has become of it is told with
-    /// [`Host::joined`], possibly before this returns.
+    /// [`Host::on_connected`], possibly before this returns.
     ///
     /// # Errors
     /// What is known to be impossible now; nothing is left behind, and a request has been refused.
@@ -96,7 +96,7 @@ pub trait TransportDomain: Send {
     fn close_endpoint(&mut self, host: &mut dyn EngineContext, ep: EpId);
 
     /// Sends, or writes to a peer's memory, at once if nothing stands in the way. Takes nothing
-    /// from `payload` when it cannot. What ends only with the [word](SendSpec::level) of the peer
+    /// from `payload` when it cannot. What ends only with the [word](TxOp::level) of the peer
     /// is not ended at once, and so is to be queued.
     ///
     /// # Errors
@@ -109,8 +109,8 @@ pub trait TransportDomain: Send {
         payload: Payload<'_>,
     ) -> Result<TrySend>;
 
-    /// Names the operation of the message that the last call of [`ProviderDomain::send_now`] has
-    /// [collected](SendNow::Collected); the message has `len` bytes. Called before anything else.
+    /// Names the operation of the message that the last call of [`TransportDomain::try_send`] has
+    /// [collected](TrySend::Collected); the message has `len` bytes. Called before anything else.
     fn collected(
         &mut self,
         host: &mut dyn EngineContext,
@@ -161,7 +161,7 @@ pub trait TransportDomain: Send {
     /// there before, if it is as long.
     ///
     /// # Errors
-    /// As [`ProviderDomain::read_now`]; nothing was changed.
+    /// As [`TransportDomain::try_read`]; nothing was changed.
     fn try_atomic(
         &mut self,
         host: &mut dyn EngineContext,
@@ -264,7 +264,7 @@ pub trait TransportDomain: Send {
     /// Posts a receive. Its end is reported with [`Host::complete`], possibly before this returns.
     fn post_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec);
 
-    /// Posts a receive that takes several messages: [`Host::split`] makes a receive of its own for
+    /// Posts a receive that takes several messages: [`Host::split_multi_recv`] makes a receive of its own for
     /// each. It stays posted until the host says that it is used up.
     fn post_multi_recv(
         &mut self,
@@ -282,7 +282,7 @@ pub trait TransportDomain: Send {
 
     /// The receive side of an endpoint that has one of its own, for what needs nothing else of the
     /// provider: probes and claims. `None` when the endpoint is closed, or the provider has none of
-    /// that kind. [`ProviderDomain::receive_side_changed`] must follow.
+    /// that kind. [`TransportDomain::on_rx_queue_changed`] must follow.
     fn rx_queue(&mut self, ep: EpId) -> Option<&mut RxQueue> {
         let _ = ep;
         None

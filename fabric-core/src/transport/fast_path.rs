@@ -24,20 +24,20 @@ pub trait LoanAllocator: Send + Sync {
     /// Fresh memory.
     ///
     /// # Errors
-    /// [`Error::Again`](crate::Error::Again) when too much is lent; what the operating system
+    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when too much is lent; what the operating system
     /// refuses.
     fn allocate(&self, len: usize) -> Result<Loan>;
 }
 
 /// The way to the peers of one endpoint for what can be done there at once. Called without the lock
 /// of the domain, by anybody at any time; it counts what it does, for
-/// [`ProviderStats`](crate::stats::ProviderStats).
+/// [`TransportStats`](crate::stats::ProviderStats).
 pub trait FastPath: Send + Sync {
-    /// As [`ProviderDomain::send_now`](super::ProviderDomain::send_now), and keeps to its order:
+    /// As [`TransportDomain::try_send`](super::TransportDomain::try_send), and keeps to its order:
     /// never before what was posted before it.
     fn try_send(&self, spec: &TxOp, payload: Payload<'_>) -> FastPathResult;
 
-    /// As [`ProviderDomain::atomic_now`](super::ProviderDomain::atomic_now).
+    /// As [`TransportDomain::try_atomic`](super::TransportDomain::try_atomic).
     fn try_atomic(&self, spec: &TxOp, operands: &[u8], result: &mut [u8]) -> FastPathResult;
 
     /// From now on, until this is taken back, somebody waits whom nothing must overtake. Called

@@ -58,7 +58,7 @@ pub struct TxOp {
     /// peer's memory has been accessed, whatever this says.
     pub level: CompletionLevel,
     /// More follows under the same lock, and then
-    /// [`ProviderDomain::flush`](super::ProviderDomain::flush): nobody need be woken for this one.
+    /// [`TransportDomain::flush`](super::TransportDomain::flush): nobody need be woken for this one.
     pub more: bool,
 }
 

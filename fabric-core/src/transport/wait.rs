@@ -36,7 +36,7 @@ pub trait WaitSet: Send + Sync {
     fn wake(&self);
 
     /// Watches a descriptor: as long as it is readable or hung up,
-    /// [`ProviderDomain::ready`](super::ProviderDomain::ready) is told with the token.
+    /// [`TransportDomain::ready`](super::TransportDomain::ready) is told with the token.
     ///
     /// # Errors
     /// What the operating system refuses.

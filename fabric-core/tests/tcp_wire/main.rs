@@ -4,7 +4,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `host` | a receive context, and a host that keeps everything in maps |
-//! | `beginning` | control messages, and which connection stays |
+//! | `magic` | control messages, and which connection stays |
 //! | `marks` | what connected endpoints of this library say of themselves, and what may be said to whom |
 //! | `frames` | the headers of what follows |
 //! | `streams` | whole streams, split anywhere, hostile ones among them |

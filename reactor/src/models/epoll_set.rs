@@ -42,7 +42,7 @@ impl EpollSet {
     }
 
     pub(crate) fn drain_wake_eventfd(&self) {
-        lock(&self.signals).own = false;
+        lock(&self.signals).wake_eventfd = false;
     }
 
     /// No timeout sleeps; a timeout of zero looks; any other lets the others run first, since loom
@@ -52,13 +52,13 @@ impl EpollSet {
             loom::thread::yield_now();
         }
         let mut signals = lock(&self.signals);
-        while timeout.is_none() && !signals.own && signals.edges.is_empty() {
+        while timeout.is_none() && !signals.wake_eventfd && signals.doorbells.is_empty() {
             signals = self
                 .changed
                 .wait(signals)
                 .unwrap_or_else(|poisoned| poisoned.into_inner());
         }
-        let (edges, own) = (std::mem::take(&mut signals.edges), signals.own);
+        let (edges, own) = (std::mem::take(&mut signals.doorbells), signals.wake_eventfd);
         drop(signals);
         edges.iter().copied().for_each(&mut each);
         edges.len() + usize::from(own)
@@ -78,9 +78,9 @@ impl EpollSet {
     pub(super) fn became_readable(&self, waker: &Waker) -> bool {
         let mut signals = lock(&self.signals);
         let readable = std::mem::take(&mut signals.readable);
-        let old = signals.task.take();
+        let old = signals.task_waker.take();
         if !readable {
-            signals.task = Some(waker.clone());
+            signals.task_waker = Some(waker.clone());
         }
         drop(signals);
         drop(old);

@@ -45,7 +45,7 @@ impl MockFastPath {
 
 impl FastPath for MockFastPath {
     fn try_send(&self, spec: &TxOp, _: Payload<'_>) -> FastPathResult {
-        // SYNC: as in `Lanes::at_once`.
+        // SYNC: as in `ConnectionTable::try_now`.
         if self.blocked.load(Ordering::Acquire) != 0 {
             return FastPathResult::WouldBlock;
         }
@@ -58,7 +58,7 @@ impl FastPath for MockFastPath {
     }
 
     fn set_blocked(&self, held: bool) {
-        // SYNC: as in `Lanes::hold`.
+        // SYNC: as in `ConnectionTable::hold`.
         self.blocked.store(held.into(), Ordering::Release);
     }
 }

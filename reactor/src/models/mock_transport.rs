@@ -64,7 +64,7 @@ impl MockConnection {
     /// The peer sends a message.
     pub(super) fn send(&self) {
         self.arrived.fetch_add(1, Ordering::Release);
-        // SYNC: pairs with the fence in `WireDomain::arm`.
+        // SYNC: pairs with the fence in `MockTransport::arm`.
         fence(Ordering::SeqCst);
         if self.armed.load(Ordering::Relaxed) != 0 && self.armed.swap(0, Ordering::Relaxed) != 0 {
             self.wait_set.ring_doorbell(0);
@@ -175,7 +175,7 @@ impl TransportDomain for MockTransport {
 
     fn arm(&mut self) -> bool {
         self.connection.armed.swap(1, Ordering::Relaxed);
-        // SYNC: pairs with the fence in `Wire::send`.
+        // SYNC: pairs with the fence in `MockConnection::send`.
         fence(Ordering::SeqCst);
         let quiet =
             self.connection.arrived.load(Ordering::Relaxed) == self.taken || self.posted.is_empty();

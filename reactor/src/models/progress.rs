@@ -193,7 +193,7 @@ fn manual_progress_leaves_the_doorbells_armed() {
     });
 }
 
-/// A glance at a queue (`Domain::try_cq`) takes a message whose doorbell has rung, while a
+/// A glance at a queue (`DomainHandle::try_read_cq`) takes a message whose doorbell has rung, while a
 /// task waits: the domain must not be taken for armed afterwards.
 fn poll_once_beside_driver(progress: Progress) {
     loom::model(move || {

@@ -72,15 +72,15 @@ impl RingMemory for LoomRingMemory {
     }
 
     fn released(&self) -> &AtomicU64 {
-        &self.0.returned
+        &self.0.released
     }
 
     fn consumer_waiting(&self) -> &AtomicU32 {
-        &self.0.armed
+        &self.0.consumer_waiting
     }
 
     fn producer_waiting(&self) -> &AtomicU32 {
-        &self.0.starved
+        &self.0.producer_waiting
     }
 
     unsafe fn write(&self, at: usize, bytes: &[u8]) {

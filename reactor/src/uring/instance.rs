@@ -4,7 +4,7 @@
 //!
 //! What the kernel is told of lives as long as it may look: descriptors and headers in the slot,
 //! which lives until the last completion; receive memory until all slots have ended; and the bytes
-//! that a send leaves where they lie by the promise of [`Ring::send`]. The maps of the ring are not
+//! that a send leaves where they lie by the promise of [`Uring::send`]. The maps of the ring are not
 //! there in forked children, so nothing here touches them in one.
 #![allow(unsafe_code)]
 

@@ -10,7 +10,7 @@ pub use policy::WaitPolicy;
 pub(crate) use policy::{PollSpinner, SpinBudget};
 
 #[cfg(all(test, loom))]
-pub(crate) use crate::models::PollSet;
+pub(crate) use crate::models::EpollSet;
 
 /// What it means that a set does not watch a descriptor.
 pub(crate) fn epoll_ctl_error(error: std::io::Error) -> fabric_core::Error {

@@ -2,11 +2,11 @@
 //! own.
 //!
 //! What can be done at a peer at once needs nothing else of the domain, so whoever has the endpoint
-//! does it here, without the domain's lock: [`Express`]. All else takes that lock first and then
+//! does it here, without the domain's lock: [`FastPath`]. All else takes that lock first and then
 //! the connection's, never the other way.
 //!
 //! **Invariant.** Nothing overtakes. Something is done at once only while the connection's queue is
-//! empty, which is known under its lock, and while nobody waits for a credit, which [`Lanes::hold`]
+//! empty, which is known under its lock, and while nobody waits for a credit, which [`ConnectionTable::hold`]
 //! says: raised under the domain's lock before the post returns that waits, and lowered after the
 //! last that waited is in its queue. Whoever posts behind another post finds the word raised, or
 //! that one in the queue, or done.

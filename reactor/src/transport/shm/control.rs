@@ -90,7 +90,7 @@ pub(crate) enum ControlMessage {
     UnmapLoan(u64),
 }
 
-/// Memory, with its descriptor: the answer to [`Word::Map`], or what the sender is going to lend.
+/// Memory, with its descriptor: the answer to [`ControlMessage::MapMr`], or what the sender is going to lend.
 #[derive(Debug)]
 pub(crate) struct MemoryGrant<T> {
     pub(crate) key: u64,

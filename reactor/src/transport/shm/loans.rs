@@ -15,7 +15,7 @@
 //! of them at a time: its state has a number that is new each time it is held, and only the loan of
 //! that number can end the holding. Peers have read-only mappings (the seal of its area sees to
 //! that), and the provider only reads it when it sends. A loan is lent only by showing its own
-//! bytes ([`Borrowed::prepare`]), so nobody lends what somebody else holds. Whoever has lent a loan
+//! bytes ([`OutstandingLoans::prepare`]), so nobody lends what somebody else holds. Whoever has lent a loan
 //! does not hand out its bytes again. So no reference to a byte exists while another party writes
 //! it.
 #![allow(unsafe_code)]

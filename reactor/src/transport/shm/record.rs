@@ -1,13 +1,13 @@
 //! What the records of a ring say: whole messages, beginnings, and pieces.
 //!
-//! A message that fits into one record is [`WHOLE`]. A longer one is a [`BEGIN`], which tells the
+//! A message that fits into one record is [`MESSAGE`]. A longer one is a [`FIRST_FRAGMENT`], which tells the
 //! full length, and [`PIECE`]s. A [`LOAN`] is a message that is not copied, a [`FETCH`] one that
-//! its receiver copies. A [`NOTICE`] tells of a one-sided operation, of how many bytes it was about
+//! its receiver copies. A [`RMA_NOTIFICATION`] tells of a one-sided operation, of how many bytes it was about
 //! and in which region; a [`REQUEST`] asks for one. Behind the header come, each only where its
 //! flag or kind asks for it: the tag, the data for the receiver's completion, and the full length,
 //! eight bytes each; then the payload, at the next line if it is long.
 //!
-//! A message whose sender waits for word of it is never a `WHOLE`, however short: above its full
+//! A message whose sender waits for word of it is never a `MESSAGE`, however short: above its full
 //! length there is the receipt, which so costs the other messages nothing.
 
 use fabric_core::completion::CompletionLevel;

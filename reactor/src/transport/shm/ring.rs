@@ -12,7 +12,7 @@
 //!    takes only one that names the lap it is in.
 //! 2. When the producer publishes a record, the line behind it does not hold a header of the
 //!    current lap: it holds zero, or the header of an earlier lap. Lines that hold payload, which
-//!    can look like anything, are known to the producer (`littered`); it zeroes them before a
+//!    can look like anything, are known to the producer (`dirty_lines`); it zeroes them before a
 //!    consumer can get to look at them.
 //! 3. The producer writes only lines that the consumer has given back: it always keeps one line
 //!    free, so that the zeroing of 2 does not touch a record in use.
@@ -294,10 +294,10 @@ impl<M: RingMemory> Producer<M> {
 
     /// Before sleeping for this to become true (room for a record, say), by what the consumer does
     /// before it asks
-    /// [`Consumer::starves`]: true when it is safe to sleep.
+    /// [`Consumer::take_producer_waiting`]: true when it is safe to sleep.
     pub(crate) fn arm(&mut self, news: impl FnOnce(&mut Self) -> bool) -> bool {
         self.memory.producer_waiting().swap(1, Ordering::Relaxed);
-        // SYNC: pairs with the fence in `Consumer::starves`.
+        // SYNC: pairs with the fence in `Consumer::take_producer_waiting`.
         full_fence();
         let news = news(self);
         if news {
@@ -328,7 +328,7 @@ impl<M: RingMemory> Producer<M> {
             let used = position.wrapping_sub(returned).min(shape.lines);
             (shape.lines - used) as usize
         };
-        // SYNC: pairs with the release in `Consumer::give_back`: the consumer is done with these
+        // SYNC: pairs with the release in `Consumer::release`: the consumer is done with these
         // lines.
         self.released = self.memory.released().load(Ordering::Acquire);
         free(self.position, self.released, self.geometry) > lines
@@ -340,7 +340,7 @@ impl<M: RingMemory> Producer<M> {
         if lines > 1 || self.position < self.clean_from {
             self.mark_dirty(header, here, lines);
         }
-        // SYNC: pairs with the acquires in `Consumer::glance` and `peek`.
+        // SYNC: pairs with the acquires in `Consumer::peek_plain` and `peek`.
         self.memory.header(here).store(
             header.pack(self.geometry.lap(self.position)),
             Ordering::Release,
@@ -543,7 +543,7 @@ impl<M: RingMemory> Consumer<M> {
             return false;
         }
         self.released = self.position;
-        // SYNC: pairs with the acquire in `Producer::finds_room`.
+        // SYNC: pairs with the acquire in `Producer::reload_released`.
         self.memory
             .released()
             .store(self.position, Ordering::Release);
@@ -562,7 +562,7 @@ impl<M: RingMemory> Consumer<M> {
     pub(crate) fn arm(&mut self) -> bool {
         self.armed = true;
         self.memory.consumer_waiting().swap(1, Ordering::Relaxed);
-        // SYNC: pairs with the fence in `Producer::reader`.
+        // SYNC: pairs with the fence in `Producer::consumer_state`.
         full_fence();
         let word = self
             .memory
@@ -584,7 +584,7 @@ impl<M: RingMemory> Consumer<M> {
         self.memory
             .released()
             .store(self.position, Ordering::Release);
-        // SYNC: pairs with the acquire in `Producer::reader`.
+        // SYNC: pairs with the acquire in `Producer::consumer_state`.
         self.memory
             .consumer_waiting()
             .swap(CONSUMER_CLOSED, Ordering::Release);

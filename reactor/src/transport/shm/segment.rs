@@ -190,7 +190,7 @@ impl Segment {
 
     /// Gives the loan of this number back.
     pub(crate) fn return_slot(&self, slot: usize) {
-        // SYNC: pairs with the acquire in `take_returned`: the reader is done with the memory.
+        // SYNC: pairs with the acquire in `take_returned_slots`: the reader is done with the memory.
         self.slot_return_word(slot / 64)
             .fetch_or(1 << (slot % 64), Ordering::Release);
     }
@@ -204,7 +204,7 @@ impl Segment {
         }
     }
 
-    /// Whether something was given back since the last call of `take_returned`.
+    /// Whether something was given back since the last call of `take_returned_slots`.
     pub(crate) fn has_returned_slots(&self) -> bool {
         (0..SLOT_RETURN_WORDS).any(|word| self.slot_return_word(word).load(Ordering::Relaxed) != 0)
     }
@@ -216,11 +216,11 @@ impl Segment {
     /// Says of the message with this receipt what its sender waits to hear. There must be such a
     /// receipt.
     pub(crate) fn set_ack(&self, number: usize) {
-        // SYNC: pairs with the acquire in `take_confirmed`: whoever sees the bit sees what the
+        // SYNC: pairs with the acquire in `take_acks`: whoever sees the bit sees what the
         // receiver did before.
         self.ack_word(number / 64)
             .fetch_or(1 << (number % 64), Ordering::Release);
-        // SYNC: pairs with the acquire in `has_confirmed`: whoever takes the word down sees the
+        // SYNC: pairs with the acquire in `take_has_acks`: whoever takes the word down sees the
         // bit.
         self.control_u32(HAS_ACKS_AT).store(1, Ordering::Release);
     }
@@ -276,7 +276,7 @@ impl Segment {
     /// The sender is about to free what it has offered.
     pub(crate) fn revoke_cma(&self) {
         self.control_u32(CMA_REVOKED_AT).store(1, Ordering::Relaxed);
-        // SYNC: pairs with the fence in `is_withdrawn`. Whoever sees what is written to that memory
+        // SYNC: pairs with the fence in `is_cma_revoked`. Whoever sees what is written to that memory
         // from now on sees the word as well.
         full_fence();
     }
@@ -394,7 +394,7 @@ impl CopySource for RecordPayload<'_> {
     fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
         let source = self.ptr_at(from, dst.len());
         let (start, count) = (dst.as_mut_ptr().cast::<u8>(), dst.len());
-        // SAFETY: `pointer` checked that the source lies within the mapping; `dst` is ordinary
+        // SAFETY: `ptr_at` checked that the source lies within the mapping; `dst` is ordinary
         // memory of `count` bytes, initialised by the copy.
         unsafe {
             copy_bytes(source, start, count);

@@ -103,7 +103,7 @@ impl CopySource for LoanGuard {
 impl PeerMemory for LoanGuard {
     fn bytes(&self) -> &[u8] {
         // SAFETY: whoever receives into a `Lent` has promised that its senders do not write what
-        // they have lent (`Endpoint::recv_lent` is unsafe for that); our own sender does not, as
+        // they have lent (`Endpoint::recv_loan` is unsafe for that); our own sender does not, as
         // long as this has not given it back.
         unsafe { self.loan.mapping.slice(self.len) }
     }

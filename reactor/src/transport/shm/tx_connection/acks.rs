@@ -12,7 +12,7 @@ impl TxChannel {
     /// The receipt that the peer is to confirm of this message, with its first record.
     ///
     /// # Errors
-    /// [`Error::Again`] when there is no more of them.
+    /// [`Error::WouldBlock`] when there is no more of them.
     pub(super) fn ack_for(&self, front: &QueuedTx) -> Result<Option<AckRequest>> {
         let level = front.spec.level;
         if front.started || !level.needs_ack() {

@@ -2,8 +2,8 @@
 //!
 //! The kernel looks at such a buffer until the peer's machine has acknowledged all of it, whatever
 //! becomes of the operation and of the connection. So the ring has it, and gives it back when the
-//! kernel says that it looks no more ([`What::Released`](crate::uring::What)); the host keeps the
-//! end of the operation until then ([`Host::entrust`](fabric_core::transport::Host::entrust)). What
+//! kernel says that it looks no more ([`CompletionKind::BufferReleased`](crate::uring::What)); the host keeps the
+//! end of the operation until then ([`Host::take_buffer`](fabric_core::transport::Host::entrust)). What
 //! follows in the queue need not wait for that, unless not all of the message has left: the rest is
 //! sent as usual, from a buffer that must be back.
 //!

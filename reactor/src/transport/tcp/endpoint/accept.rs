@@ -169,7 +169,7 @@ impl TcpEndpoint {
             return self.on_accept_failed(host, theirs);
         }
         let spoken = (agreed, ByteOrder::NATIVE.negotiate(order));
-        // `link_down` may have forgotten the peer.
+        // `close_connection` may have forgotten the peer.
         let Ok(peer) = self.find_or_add_peer(theirs) else {
             return;
         };
