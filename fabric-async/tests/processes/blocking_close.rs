@@ -17,6 +17,7 @@ use crate::health::assert_still_works;
 use crate::hostile::{connect_raw, connect_raw_to, encode_hello, sealed_memfd, try_send_with_fds};
 use crate::leak_check::{ResourceUsage, run_in_own_process};
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
 /// Connections that an attacker makes: more than there are closing threads, fewer than make the
@@ -113,8 +114,10 @@ pub(crate) fn lingering_flood(name: &str) {
 #[test]
 fn descriptors_of_another_user_delay_no_peer() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: needs root, to start a process of another user");
-        return;
+        return skip(
+            Facility::Root,
+            "root is needed to start a process of another user",
+        );
     }
     run_in_own_process(
         "blocking_close::descriptors_of_another_user_delay_no_peer",
@@ -132,9 +135,7 @@ fn descriptors_of_another_user_delay_no_peer() {
                 let mut attacker = match TestPeer::start_as_user("lingering_flood", &name, 65_534) {
                     Ok(attacker) => attacker,
                     Err(error) => {
-                        return println!(
-                            "skipped: the test program cannot be run as another user: {error}"
-                        );
+                        return skip(Facility::Root, format!("start as another user: {error}"));
                     }
                 };
                 attacker.signal_start();

@@ -14,6 +14,7 @@ use rustix::net::{
 use crate::health::{assert_still_works, next_rejection};
 use crate::rma::encode_control;
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
 /// What a receiver says to a process of its own user, before the hello.
@@ -196,8 +197,10 @@ fn corrupted_segment_ends_only_that_connection() {
 #[test]
 fn peer_of_another_user_is_refused_on_both_sides() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: needs root, to start a process of another user");
-        return;
+        return skip(
+            Facility::Root,
+            "root is needed to start a process of another user",
+        );
     }
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
@@ -206,9 +209,7 @@ fn peer_of_another_user_is_refused_on_both_sides() {
         let mut stranger = match TestPeer::start_as_user("other_user", &name, 65_534) {
             Ok(stranger) => stranger,
             Err(error) => {
-                return println!(
-                    "skipped: the test program cannot be run as another user: {error}"
-                );
+                return skip(Facility::Root, format!("start as another user: {error}"));
             }
         };
         let error = next_rejection(&mut events).await;
@@ -236,15 +237,17 @@ fn peer_of_another_user_is_refused_on_both_sides() {
 #[test]
 fn peer_in_another_pid_namespace_works() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: needs root, to make a process namespace");
-        return;
+        return skip(
+            Facility::Netns,
+            "root is needed to make a process namespace",
+        );
     }
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut events = ep.events().unwrap();
         let mut apart = match TestPeer::start_in_pid_namespace("echo", &ep.name().to_string()) {
             Ok(apart) => apart,
-            Err(error) => return println!("skipped: there is no unshare: {error}"),
+            Err(error) => return skip(Facility::Netns, format!("unshare: {error}")),
         };
         let ready = ep.recv().tag(3).await.unwrap();
         let peer = ready.source().unwrap();

@@ -29,6 +29,8 @@ mod select_loop;
 mod sends_before_exit;
 mod shared_rx;
 mod single_copy;
+#[path = "../common/skip.rs"]
+mod skip;
 mod sockets;
 mod stopped_peer;
 mod tcp;
@@ -54,6 +56,6 @@ fn run<T>(test: impl Future<Output = T>) -> T {
 
 /// Not a test of its own: the entry of the peers.
 #[test]
-fn peer() {
+fn peer_entry_point() {
     test_peer::run_role();
 }

@@ -8,6 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::leak_check::run_in_own_process;
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
 /// Processes, and endpoints in each.
@@ -57,7 +58,10 @@ fn raise_descriptor_limit(count: u64) -> bool {
         )
         .unwrap();
     } else {
-        println!("skipped: needs {count} descriptors");
+        skip(
+            Facility::Descriptors,
+            format!("RLIMIT_NOFILE does not allow {count} descriptors"),
+        );
     }
     enough
 }

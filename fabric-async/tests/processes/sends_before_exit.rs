@@ -6,6 +6,7 @@ use fabric_async::{
 };
 
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::{TestPeer, wait_for_parent};
 
 /// Messages of a sender.
@@ -63,7 +64,7 @@ impl TransportCase {
         let mut kinds: Vec<_> = Self::all().into_iter().enumerate().collect();
         let ring = Endpoint::options().socket_io(SocketIo::IoUring);
         if let Err(error) = run(ring.bind("tcp://")) {
-            eprintln!("skipped over io_uring, which the kernel refuses: {error}");
+            skip(Facility::Uring, format!("bind over io_uring: {error}"));
             kinds.retain(|(_, kind)| kind.io != SocketIo::IoUring);
         }
         kinds

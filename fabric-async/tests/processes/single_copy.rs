@@ -10,6 +10,7 @@ use crate::health::{assert_still_works, expect_protocol_violation, kill_within_t
 use crate::hostile::{connect_raw, encode_hello, sealed_memfd, send_with_fds};
 use crate::rma::{RawShmListener, encode_control, recv_control_with_fds};
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
 const ROUNDS: u64 = 30;
@@ -164,14 +165,16 @@ fn killed_receiver_returns_send_buffer_double_copy() {
 #[test]
 fn unreadable_peer_falls_back_to_ring_copy() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: needs root, to make a process namespace");
-        return;
+        return skip(
+            Facility::Netns,
+            "root is needed to make a process namespace",
+        );
     }
     run(async {
         let ep = bind_endpoint(true).await;
         let _apart = match TestPeer::start_in_pid_namespace("echo", &ep.name().to_string()) {
             Ok(apart) => apart,
-            Err(error) => return println!("skipped: there is no unshare: {error}"),
+            Err(error) => return skip(Facility::Netns, format!("unshare: {error}")),
         };
         let peer = ep.recv().tag(3).await.unwrap().source().unwrap();
         for len in LENGTHS {

@@ -3,6 +3,7 @@
 use fabric_async::{Endpoint, Error, SocketIo, WaitPolicy};
 
 use crate::run;
+use crate::skip::{Facility, skip};
 
 /// Whether somebody has connected there, has said something, and was not accepted yet.
 fn has_unaccepted_data(at: &Endpoint) -> bool {
@@ -41,7 +42,7 @@ fn queued_message_is_received_after_address_reuse() {
                 call: "io_uring_setup",
                 errno,
             }) => {
-                eprintln!("skipped, the kernel refuses a ring: error {errno}");
+                skip(Facility::Uring, format!("io_uring_setup: errno {errno}"));
                 continue;
             }
             bound => bound.unwrap(),

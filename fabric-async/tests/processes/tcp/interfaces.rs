@@ -7,6 +7,7 @@ use std::process::Command;
 use fabric_async::{CqBind, Endpoint, EpType, Fabric, Hints, Info, Progress, discover};
 
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
 /// What is offered, but for the first, which is for any network.
@@ -119,7 +120,10 @@ fn discovered_networks_match_fi_info() {
         .flatten()
         .find(|output| output.status.success())
     else {
-        return eprintln!("skipped: fi_info is not installed (Debian: libfabric-bin)");
+        return skip(
+            Facility::Interop,
+            "fi_info is not installed (Debian: libfabric-bin)",
+        );
     };
     let text = String::from_utf8(output.stdout).unwrap();
     let values = |key: &str| -> Vec<String> {
@@ -148,7 +152,7 @@ fn discovered_networks_match_fi_info() {
 #[test]
 fn messages_round_trip_over_ipv6() {
     if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
-        return eprintln!("skipped: this machine has no IPv6");
+        return skip(Facility::Ipv6, "this machine has no IPv6");
     }
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
@@ -175,7 +179,7 @@ fn messages_round_trip_over_ipv6() {
 #[test]
 fn simultaneous_connects_over_ipv6_leave_one_connection() {
     if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
-        return eprintln!("skipped: this machine has no IPv6");
+        return skip(Facility::Ipv6, "this machine has no IPv6");
     }
     run(async {
         for round in 0..30u8 {

@@ -14,6 +14,7 @@ use rustix::net::sockopt::{
 };
 
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::sockets::find_socket;
 use crate::test_peer::{EXIT_NO_MOUNT, TestPeer};
 
@@ -276,7 +277,7 @@ pub(crate) async fn host_name_client(home: &str) {
 #[test]
 fn connect_tries_every_address_of_a_host() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("skipped: needs root, to say which hosts there are");
+        return skip(Facility::Netns, "root is needed to mount a hosts file");
     }
     let hosts = std::env::temp_dir().join(format!("fabric-hosts-{}", std::process::id()));
     std::fs::write(&hosts, HOSTS_FILE).unwrap();
@@ -285,9 +286,9 @@ fn connect_tries_every_address_of_a_host() {
             .and_then(|mut visitor| visitor.0.wait());
         match ended.map(|status| status.code()) {
             Ok(Some(0)) => {}
-            Ok(Some(EXIT_NO_MOUNT)) => eprintln!("skipped, nothing can be mounted here"),
+            Ok(Some(EXIT_NO_MOUNT)) => skip(Facility::Netns, "no hosts file can be mounted"),
             Ok(code) => panic!("{home}: {code:?}"),
-            Err(error) => eprintln!("skipped, there is no unshare: {error}"),
+            Err(error) => skip(Facility::Netns, format!("unshare: {error}")),
         }
     }
     std::fs::remove_file(&hosts).unwrap();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use fabric_async::{Access, Endpoint, OpKind, RemoteRegion, SocketOptions};
 
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
 const FIRST_IP: &str = "10.231.97.1";
@@ -41,14 +42,12 @@ impl VethPair {
             match run_ip(&step) {
                 Ok(done) if done.status.success() => {}
                 Ok(done) => {
-                    eprintln!(
-                        "skipped, ip {step}: {}",
-                        String::from_utf8_lossy(&done.stderr).trim()
-                    );
+                    let error = String::from_utf8_lossy(&done.stderr);
+                    skip(Facility::Netns, format!("ip {step}: {}", error.trim()));
                     return None;
                 }
                 Err(error) => {
-                    eprintln!("skipped, there is no ip: {error}");
+                    skip(Facility::Netns, format!("ip: {error}"));
                     return None;
                 }
             }

@@ -4,6 +4,7 @@ use fabric_async::{Endpoint, Error, SocketOptions};
 
 use super::assert_still_works;
 use crate::run;
+use crate::skip::{Facility, skip};
 
 #[test]
 fn unsupported_socket_options_are_refused_by_name() {
@@ -73,7 +74,7 @@ fn add_peer_skips_addresses_of_another_family() {
         let found = fabric_async::resolve("tcp://localhost:7").await.unwrap();
         let is_ipv4 = |at: &fabric_async::Address| at.socket_addr().unwrap().is_ipv4();
         let Ok(ep) = Endpoint::bind("tcp://[::1]:0").await else {
-            return eprintln!("skipped, this machine has no IPv6");
+            return skip(Facility::Ipv6, "this machine has no IPv6");
         };
         let port = ep.name().socket_addr().unwrap().port();
         let friend = Endpoint::bind("tcp://[::1]:0").await.unwrap();

@@ -10,6 +10,7 @@ use fabric_async::{
 
 use crate::health::assert_still_works;
 use crate::run;
+use crate::skip::{Facility, skip};
 
 /// Longer than any test takes.
 const LONG_TIMEOUT: Duration = Duration::from_secs(1000);
@@ -72,7 +73,7 @@ async fn each_way(mut test: impl AsyncFnMut(SocketIo, Progress)) {
                     call: "io_uring_setup",
                     errno,
                 }) => {
-                    eprintln!("skipped, the kernel refuses a ring: error {errno}");
+                    skip(Facility::Uring, format!("io_uring_setup: errno {errno}"));
                 }
                 bound => {
                     drop(bound.unwrap());

@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use fabric_async::{Endpoint, Error, SocketIo};
 
 use crate::run;
+use crate::skip::{Facility, skip};
 
 /// What chooses for programs that do not.
 const SOCKET_IO_ENV: &str = "FABRIC_SOCKET_IO";
@@ -23,7 +24,7 @@ fn tests_pass_with_io_uring() {
             call: "io_uring_setup",
             errno,
         }) => {
-            return eprintln!("skipped, the kernel refuses a ring: error {errno}");
+            return skip(Facility::Uring, format!("io_uring_setup: errno {errno}"));
         }
         other => drop(other.unwrap()),
     }

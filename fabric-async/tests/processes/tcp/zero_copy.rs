@@ -8,6 +8,7 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
 
 use crate::health::{assert_still_works, kill_after};
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
 const MESSAGE_LEN: usize = 1 << 20;
@@ -25,7 +26,7 @@ async fn bind_forced_zero_copy() -> Option<Endpoint> {
             call: "io_uring_setup",
             errno,
         }) => {
-            eprintln!("skipped, the kernel refuses a ring: error {errno}");
+            skip(Facility::Uring, format!("io_uring_setup: errno {errno}"));
             None
         }
         Err(error) => panic!("{error}"),
@@ -119,7 +120,10 @@ pub(crate) async fn low_memlock_sender(name: &str) {
 fn sender_below_memlock_limit_copies() {
     const NOBODY: u32 = 65_534;
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("skipped: needs root, to be somebody else");
+        return skip(
+            Facility::Root,
+            "root is needed to start a process of another user",
+        );
     }
     run(async {
         let ep = Endpoint::bind("tcp://").await.unwrap();
@@ -127,7 +131,9 @@ fn sender_below_memlock_limit_copies() {
             match TestPeer::start_as_user("tcp low_memlock_sender", &ep.name().to_string(), NOBODY)
             {
                 Ok(poor) => poor,
-                Err(error) => return eprintln!("skipped, another user cannot start this: {error}"),
+                Err(error) => {
+                    return skip(Facility::Root, format!("start as another user: {error}"));
+                }
             };
         for number in 0..3 {
             assert!(ep.recv().await.unwrap()[..] == vec![number; 30 << 20]);

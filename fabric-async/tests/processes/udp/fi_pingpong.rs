@@ -11,6 +11,7 @@ use std::time::Duration;
 use fabric_async::{Address, Endpoint, FiAddr, Progress};
 
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
 /// Messages of each length.
@@ -39,7 +40,10 @@ fn start_fi_pingpong(args: &[&str]) -> Option<TestPeer> {
     match command.stdout(Stdio::null()).stdin(Stdio::null()).spawn() {
         Ok(child) => Some(TestPeer(child)),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            eprintln!("skipped: fi_pingpong (of libfabric-bin) is not installed");
+            skip(
+                Facility::Interop,
+                "fi_pingpong is not installed (Debian: libfabric-bin)",
+            );
             None
         }
         Err(error) => panic!("{error}"),

@@ -8,6 +8,7 @@ use rustix::net::sockopt::{ip_tos, ipv6_tclass, socket_recv_buffer_size};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, ipproto};
 
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::sockets::find_socket;
 
 const CLASSES: [(Option<TrafficClass>, u8); 4] = [
@@ -49,7 +50,7 @@ fn traffic_class_is_set_on_the_socket() {
             assert_eq!(ip_tos(&socket).unwrap(), point << 2);
             assert_eq!(socket_recv_buffer_size(&socket).unwrap(), 2 << 17);
             let Ok(ep) = open_endpoint("udp://[::1]:0", class).await else {
-                eprintln!("skipped, this machine has no IPv6");
+                skip(Facility::Ipv6, "this machine has no IPv6");
                 continue;
             };
             let socket = find_socket("udp", ep.name().socket_addr().unwrap(), None);
@@ -70,7 +71,7 @@ fn traffic_class_is_set_on_every_packet() {
     );
     let raw = match raw {
         Ok(raw) => raw,
-        Err(errno) => return eprintln!("skipped, no packet can be seen here: {errno}"),
+        Err(errno) => return skip(Facility::Root, format!("raw socket: {errno}")),
     };
     // An address of this process, so that it sees nobody else's.
     let [.., high, low] = std::process::id().to_be_bytes();
