@@ -173,7 +173,7 @@ fn closed_peer_is_reported_as_closed_not_died() {
 /// Starts a process that sends a short message and half of a long one, waits for the short one and
 /// until the other has begun to arrive, and kills it.
 async fn kill_partial_sender(ep: &Endpoint, events: &mut EventQueue) {
-    let mut victim = TestPeer::start("halfway", &ep.name().to_string());
+    let mut victim = TestPeer::start("partial_sender", &ep.name().to_string());
     let half = ep.recv().tag(1).await.unwrap();
     assert_eq!(&half[..], b"half");
     kill_and_wait(&mut victim);
@@ -244,7 +244,7 @@ fn any_source_receives_stay_posted_when_sender_is_killed() {
         // One that came meanwhile from another is taken at once.
         let whole = ep.recv().start().unwrap();
         let own = ep.recv().start().unwrap();
-        let mut victim = TestPeer::start("halfway", &ep.name().to_string());
+        let mut victim = TestPeer::start("partial_sender", &ep.name().to_string());
         ep.recv().tag(1).await.unwrap();
         friend.send(to_ep, "waits").await.unwrap();
         friend.send(to_ep, "too").tag(9).await.unwrap();
@@ -279,7 +279,7 @@ fn shared_rx_receives_stay_posted_when_sender_is_killed() {
             shared.recv().start().unwrap(),
             shared.recv().start().unwrap(),
         );
-        let mut victim = TestPeer::start("halfway", &endpoints[0].name().to_string());
+        let mut victim = TestPeer::start("partial_sender", &endpoints[0].name().to_string());
         shared.recv().tag(1).await.unwrap();
         kill_and_wait(&mut victim);
         assert_eq!(&whole.await.unwrap()[..], b"whole");

@@ -124,16 +124,16 @@ pub(super) mod survives {
         wait_exit(&mut victim).await;
     }
 
-    pub(crate) use send_fails as unaccepted;
-    pub(crate) use send_fails as accepted;
-    pub(crate) use send_fails as heard;
+    pub(crate) use send_fails as before_accept;
+    pub(crate) use send_fails as after_accept;
+    pub(crate) use send_fails as after_reading_hello;
 
     pub(crate) async fn after_handshake(survivor: &mut Survivor, victim: TestPeer) {
         send_fails(survivor, victim).await;
         assert_eq!(survivor.wait_peer_down("victim").await, DownReason::Died);
     }
 
-    pub(crate) async fn asked(survivor: &mut Survivor, _victim: TestPeer) {
+    pub(crate) async fn after_key_query(survivor: &mut Survivor, _victim: TestPeer) {
         let peer = survivor
             .ep
             .address_vector()

@@ -132,7 +132,7 @@ pub(super) mod survives {
 
     /// Every send that waits ends once: those of futures with their buffers, those of the queue as
     /// entries.
-    pub(crate) async fn unread(survivor: &mut Survivor, victim: TestPeer) {
+    pub(crate) async fn without_reading(survivor: &mut Survivor, victim: TestPeer) {
         let ep = survivor.ep.clone();
         let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
         let first = ep.send(peer, vec![1; LONG_LEN]).tag(3).start().unwrap();
@@ -151,7 +151,7 @@ pub(super) mod survives {
     }
 
     /// What was received before has ended well; what was not is the sender's again.
-    pub(crate) async fn unconfirmed(survivor: &mut Survivor, victim: TestPeer) {
+    pub(crate) async fn with_unreceived_messages(survivor: &mut Survivor, victim: TestPeer) {
         let ep = survivor.ep.clone();
         let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
         let sends: Vec<_> = (0..2 * MESSAGES)
@@ -184,7 +184,7 @@ pub(super) mod survives {
         survivor.wait_peer_died(victim).await;
     }
 
-    pub(crate) async fn last_words(survivor: &mut Survivor, victim: TestPeer) {
+    pub(crate) async fn after_last_send(survivor: &mut Survivor, victim: TestPeer) {
         let first = survivor.ep.recv().tag(1).await.unwrap();
         let peer = first.source().unwrap();
         assert_eq!(first[..], 0u64.to_le_bytes());

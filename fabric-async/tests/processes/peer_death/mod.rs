@@ -182,8 +182,9 @@ macro_rules! stage_tests {
 }
 
 stage_tests! {
-    handshake: after_connect, after_hello, after_partial_message, unaccepted, accepted, heard, after_handshake, asked;
-    messages: mid_send, mid_receive, unread, unconfirmed, last_words;
+    handshake: after_connect, after_hello, after_partial_message, before_accept, after_accept,
+        after_reading_hello, after_handshake, after_key_query;
+    messages: mid_send, mid_receive, without_reading, with_unreceived_messages, after_last_send;
     memory: holding_loans, with_lent_loans, mid_write, owning_rma_target, holding_remote_lock;
-    parked: while_parked, parked_thread;
+    parked: while_parked, while_progress_thread_parked;
 }

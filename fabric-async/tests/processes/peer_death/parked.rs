@@ -83,5 +83,5 @@ pub(super) mod survives {
         survivor.wait_peer_died(victim).await;
     }
 
-    pub(crate) use while_parked as parked_thread;
+    pub(crate) use while_parked as while_progress_thread_parked;
 }
