@@ -1,4 +1,5 @@
-//! A process is killed; the other one hears of it, keeps what it has, and talks on with a third.
+//! Processes that are killed: the survivor gets the event, keeps its buffers, and other peers
+//! notice nothing.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::test_peer::TestPeer;
 
 const KILLS: u64 = 100;
 
-/// Echoes what the victim sends until that fails; returns the failure.
+/// Echoes what the victim sends until an operation fails, and returns the error.
 async fn echo_until_error(ep: &Endpoint, victim: FiAddr, mut first: Option<Vec<u8>>) -> Error {
     loop {
         let message = match first.take() {
@@ -71,7 +72,7 @@ fn killed_peers_are_reported_and_do_not_affect_others() {
                     other => panic!("kill {kill}: {other:?}"),
                 }
             }
-            // The third hears nothing of it.
+            // The echo peer is not affected.
             ep.send(friend, kill.to_le_bytes().to_vec()).await.unwrap();
             let back = ep.recv().tag(4).from(friend).await.unwrap();
             assert_eq!(&back[..], kill.to_le_bytes());
@@ -151,7 +152,7 @@ fn closed_peer_is_reported_as_closed_not_died() {
             );
             let mut events = watcher.events().unwrap();
             let peer = watcher.add_peer(leaver.name()).await.unwrap();
-            watcher.send(peer, "a word").await.unwrap();
+            watcher.send(peer, "hello").await.unwrap();
             leaver.recv().await.unwrap();
             drop(leaver);
             let event = events.next().await.kind;
@@ -170,8 +171,8 @@ fn closed_peer_is_reported_as_closed_not_died() {
     });
 }
 
-/// Starts a process that sends a short message and half of a long one, waits for the short one and
-/// until the other has begun to arrive, and kills it.
+/// Starts a process that sends a short message and half of a long one, and kills it when the short
+/// one has been received and the long one has begun to arrive.
 async fn kill_partial_sender(ep: &Endpoint, events: &mut EventQueue) {
     let mut victim = TestPeer::start("partial_sender", &ep.name().to_string());
     let half = ep.recv().tag(1).await.unwrap();
@@ -189,8 +190,8 @@ fn kill_and_wait(victim: &mut TestPeer) {
     victim.0.wait().unwrap();
 }
 
-/// Every kind of receive from any source waits on when the sender of the message that was arriving
-/// in it is killed, and gets the next message whole.
+/// Receives from any source stay posted when the sender of the message that is arriving is killed,
+/// and get the next message whole.
 #[test]
 #[allow(unsafe_code)] // receiving where it lies
 fn any_source_receives_stay_posted_when_sender_is_killed() {
@@ -216,7 +217,7 @@ fn any_source_receives_stay_posted_when_sender_is_killed() {
         assert_eq!((&own[..], own.buf.capacity()), (&b"next"[..], 2 << 20));
 
         let whole = ep.recv().start().unwrap();
-        // SAFETY: nothing is lent here.
+        // SAFETY: no peer lends here.
         let lent = unsafe { ep.recv_loan() }.start().unwrap();
         kill_partial_sender(&ep, &mut events).await;
         whole.await.unwrap();
@@ -231,7 +232,7 @@ fn any_source_receives_stay_posted_when_sender_is_killed() {
         let entry = queue.next().await.unwrap();
         assert_eq!((entry.context, entry.bytes()), (5, &b"next"[..]));
 
-        // It can be taken back again, and its buffer is empty.
+        // The receive can be canceled, and its buffer is empty.
         let whole = ep.recv().start().unwrap();
         let own = ep.recv_into(Vec::with_capacity(4096)).start().unwrap();
         kill_partial_sender(&ep, &mut events).await;
@@ -241,7 +242,7 @@ fn any_source_receives_stay_posted_when_sender_is_killed() {
             CancelOutcome::Completed(result) => panic!("{result:?}"),
         }
 
-        // One that came meanwhile from another is taken at once.
+        // A message that arrived meanwhile from another peer is matched at once.
         let whole = ep.recv().start().unwrap();
         let own = ep.recv().start().unwrap();
         let mut victim = TestPeer::start("partial_sender", &ep.name().to_string());
@@ -257,7 +258,7 @@ fn any_source_receives_stay_posted_when_sender_is_killed() {
     });
 }
 
-/// So do those of a context that endpoints share.
+/// Receives of a shared receive context stay posted, too.
 #[test]
 fn shared_rx_receives_stay_posted_when_sender_is_killed() {
     run(async {
