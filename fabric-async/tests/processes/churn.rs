@@ -58,7 +58,10 @@ fn thousand_short_connections_leak_nothing() {
             while connector.0.try_wait().unwrap().is_none() || ep.stats().peers > 0 {
                 tokio::time::sleep(std::time::Duration::from_millis(1)).await;
             }
-            assert!(connector.0.wait().unwrap().success(), "the connecting process leaked");
+            assert!(
+                connector.0.wait().unwrap().success(),
+                "the connecting process leaked"
+            );
             let (usage, bytes) = before.expect("more connections than WARM_UP");
             // The usage was measured while one more peer was connected, and perhaps while the one
             // before was not closed yet.

@@ -65,7 +65,10 @@ fn delivery_and_match_complete_wait_for_the_peer() {
                 let mut numbers: Vec<_> =
                     ended.iter().map(|completion| completion.context).collect();
                 numbers.sort_unstable();
-                assert!(numbers.into_iter().eq(0..MESSAGES), "every message completes once");
+                assert!(
+                    numbers.into_iter().eq(0..MESSAGES),
+                    "every message completes once"
+                );
             });
         }
     }

@@ -105,7 +105,10 @@ fn fork_child(mut act: impl FnMut() + Send + Sync + 'static) -> impl Drop {
         // own. SAFETY: nothing else in the child uses the copy, and the child ends without running
         // any other code.
         drop(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(ours) });
-        report.take().expect("the child runs once").write_all(b"!")?;
+        report
+            .take()
+            .expect("the child runs once")
+            .write_all(b"!")?;
         let _ = hold.read(&mut [0]);
         Ok(())
     };

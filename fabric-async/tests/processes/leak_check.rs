@@ -53,7 +53,10 @@ impl ResourceUsage {
             if now == *self {
                 return;
             }
-            assert!(attempt < 5000, "resources are not released: {now:?}, expected {self:?}");
+            assert!(
+                attempt < 5000,
+                "resources are not released: {now:?}, expected {self:?}"
+            );
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
