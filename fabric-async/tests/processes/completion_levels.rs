@@ -18,11 +18,16 @@ fn message_len(number: u64) -> usize {
 /// Waits for its parent, then receives all messages from the last to the first.
 pub(crate) async fn late_receiver(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
-    ep.send(peer, "ready").tag(MESSAGES).await.expect("a peer");
+    let peer = ep.add_peer(name).await.expect("add_peer");
+    ep.send(peer, "ready").tag(MESSAGES).await.expect("send");
     wait_for_parent();
     for number in (0..MESSAGES).rev() {
-        let got = ep.recv().tag(number).from(peer).await.expect("it was sent");
+        let got = ep
+            .recv()
+            .tag(number)
+            .from(peer)
+            .await
+            .expect("a message of the parent");
         assert_eq!(
             (got.len(), &got[..8]),
             (message_len(number), &number.to_le_bytes()[..])

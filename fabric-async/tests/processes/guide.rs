@@ -47,10 +47,14 @@ pub(crate) async fn guide_client(names: &str) {
         None => (transport, false),
     };
     let ep = bind_over(transport, unnamed_address(transport)).await;
-    let server = ep.add_peer(server).await.expect("the server is there");
+    let server = ep.add_peer(server).await.expect("add_peer");
     let text: &'static str = "x".repeat(LONG_LEN).leak();
     if dies {
-        let sent = ep.send(server, text).tag(7).start().expect("a credit");
+        let sent = ep
+            .send(server, text)
+            .tag(7)
+            .start()
+            .expect("transmit credit");
         for _ in 0..20 {
             ep.domain().progress();
             std::thread::sleep(Duration::from_micros(100));
@@ -141,8 +145,8 @@ fn guide_client_gets_an_error_when_the_server_is_killed() {
 pub(crate) async fn server(names: &str) {
     let (transport, client_name) = names.split_once('/').expect("a transport and a name");
     let ep = bind_over(transport, unnamed_address(transport)).await;
-    let to_client = ep.add_peer(client_name).await.expect("the client is there");
+    let to_client = ep.add_peer(client_name).await.expect("add_peer");
     let name = ep.name().to_string();
-    ep.send(to_client, name).tag(1).await.expect("a peer");
+    ep.send(to_client, name).tag(1).await.expect("send");
     serve(ep).await.expect("no client ends the server");
 }

@@ -17,7 +17,7 @@ impl ResourceUsage {
     pub(crate) fn current() -> Self {
         let count = |what| {
             std::fs::read_dir(format!("/proc/self/{what}"))
-                .expect("procfs")
+                .expect("read /proc")
                 .count()
         };
         Self {
@@ -64,13 +64,13 @@ impl ResourceUsage {
 
 /// Counts the mappings of memory whose name begins with `name`.
 pub(crate) fn count_mappings(name: &str) -> usize {
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("read /proc");
     maps.lines().filter(|line| line.contains(name)).count()
 }
 
 /// Returns the private memory of this process, in bytes.
 pub(crate) fn private_bytes() -> usize {
-    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").expect("procfs");
+    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").expect("read /proc");
     let line = rollup
         .lines()
         .find_map(|line| line.strip_prefix("Private_Dirty:"))
@@ -87,14 +87,14 @@ pub(crate) fn run_in_own_process(test: &str, body: impl FnOnce()) {
     if std::env::var("FABRIC_ALONE").is_ok_and(|name| name == test) {
         return body();
     }
-    let mut program = Command::new(std::env::current_exe().expect("a path"));
+    let mut program = Command::new(std::env::current_exe().expect("path of the test program"));
     program
         .args(["--exact", test, "--nocapture", "--test-threads", "1"])
         .env("FABRIC_ALONE", test);
     let output = program
         .stderr(Stdio::inherit())
         .output()
-        .expect("the test program starts again");
+        .expect("start the test program");
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success() && stdout.contains("1 passed"),

@@ -122,7 +122,7 @@ fn corrupt_forever(seed: u64) {
     let memory = File::options()
         .write(true)
         .open("/proc/self/mem")
-        .expect("procfs");
+        .expect("read /proc");
     loop {
         let life = ENDPOINT_GENERATION.load(Ordering::Relaxed);
         if life & 1 == 0 {
@@ -192,7 +192,7 @@ fn random_write(random: &mut XorshiftRng, style: u64, len: u64) -> (u64, Vec<u8>
 
 /// Returns address and length of the writable mappings of the fabric.
 fn shared_mappings() -> Vec<(u64, u64)> {
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("read /proc");
     let ours = maps
         .lines()
         .filter(|line| line.contains(" rw-s ") && line.contains("memfd:fabric"));

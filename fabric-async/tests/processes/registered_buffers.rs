@@ -24,10 +24,10 @@ pub(crate) async fn registered_buffer_owner(name: &str) {
         .domain()
         .register(vec![0u8; REGION_LEN], READ_WRITE, None)
         .expect("a key");
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    let peer = ep.add_peer(name).await.expect("add_peer");
     ep.send(peer, region.remote().to_bytes().to_vec())
         .await
-        .expect("a peer");
+        .expect("send");
     while ep.recv().from(peer).await.is_ok() {}
 }
 

@@ -135,15 +135,10 @@ pub(crate) async fn huge_sender(name: &str, single_copy_from: usize) {
         .bind(own)
         .await
         .expect("bind");
-    let peer = ep.add_peer(name).await.expect("the receiver is there");
+    let peer = ep.add_peer(name).await.expect("add_peer");
     let huge = ep.send(peer, vec![0u8; HUGE_LEN]).tag(1).start();
-    huge.expect("transmit credit")
-        .await
-        .expect("the receiver lives");
-    ep.send(peer, MESSAGE)
-        .tag(2)
-        .await
-        .expect("the receiver lives");
+    huge.expect("transmit credit").await.expect("send");
+    ep.send(peer, MESSAGE).tag(2).await.expect("send");
     let _ = ep.recv().from(peer).await;
 }
 

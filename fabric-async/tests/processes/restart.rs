@@ -52,9 +52,9 @@ pub(crate) async fn client(args: &str) {
     };
     let ep = bind_over(transport, own).await;
     if part == "first" {
-        let server = ep.add_peer(server).await.expect("the server is there");
-        ep.send(server, "first").tag(1).await.expect("a peer");
-        ep.send(server, "ask").tag(2).await.expect("a peer");
+        let server = ep.add_peer(server).await.expect("add_peer");
+        ep.send(server, "first").tag(1).await.expect("send");
+        ep.send(server, "ask").tag(2).await.expect("send");
         ep.recv()
             .tag(3)
             .await
@@ -63,8 +63,8 @@ pub(crate) async fn client(args: &str) {
     }
     // The server gets a message of this process before one of this endpoint.
     let other = bind_over(transport, unnamed_address(transport)).await;
-    let to_server = other.add_peer(server).await.expect("the server is there");
-    other.send(to_server, "bound").tag(4).await.expect("a peer");
+    let to_server = other.add_peer(server).await.expect("add_peer");
+    other.send(to_server, "bound").tag(4).await.expect("send");
     // Messages that arrive before the server's signal are meant for the predecessor.
     let mut early = Vec::new();
     let signal = other.recv().tag(5).start().expect("post a receive");
@@ -78,8 +78,8 @@ pub(crate) async fn client(args: &str) {
             got = ep.recv().tag_mask(0, !0) => early.extend_from_slice(&got.expect("a message")),
         }
     }
-    let server = ep.add_peer(server).await.expect("the server is there");
-    ep.send(server, "second").tag(1).await.expect("a peer");
+    let server = ep.add_peer(server).await.expect("add_peer");
+    ep.send(server, "second").tag(1).await.expect("send");
     loop {
         let got = ep.recv().tag_mask(0, !0).await.expect("a message");
         early.extend_from_slice(&got);
@@ -87,7 +87,7 @@ pub(crate) async fn client(args: &str) {
             break;
         }
     }
-    ep.send(server, early).tag(6).await.expect("a peer");
+    ep.send(server, early).tag(6).await.expect("send");
     let _ = ep.recv().tag(7).await;
 }
 

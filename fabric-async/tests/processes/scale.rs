@@ -26,8 +26,8 @@ pub(crate) async fn many_endpoints(name: &str) {
         let name = name.to_string();
         tasks.spawn(async move {
             let ep = Endpoint::bind("shm://").await.expect("bind");
-            let host = ep.add_peer(&name[..]).await.expect("the host is there");
-            ep.send(host, "here").tag(1).await.expect("the host hears");
+            let host = ep.add_peer(&name[..]).await.expect("add_peer");
+            ep.send(host, "here").tag(1).await.expect("send");
             while let Ok(message) = ep.recv().from(host).await {
                 let number = u64::from_le_bytes(message[..].try_into().expect("eight bytes"));
                 if ep
@@ -167,7 +167,7 @@ async fn open_endpoints(count: usize) -> (Domain, Vec<Endpoint>) {
 
 /// Memory of this process, what it shares with nobody else counted as a whole.
 fn pss_bytes() -> usize {
-    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").expect("procfs");
+    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").expect("read /proc");
     let line = rollup
         .lines()
         .find_map(|line| line.strip_prefix("Pss:"))

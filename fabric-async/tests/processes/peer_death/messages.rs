@@ -2,13 +2,13 @@
 
 use fabric_async::Endpoint;
 
-/// Longer than what moves before anybody looks.
+/// Longer than what the ring holds and one pass moves.
 const LONG_LEN: usize = 64 << 20;
 const MESSAGES: u64 = 100;
 
-/// Dies with the first pieces of a long message under way.
+/// Dies when the first segments of a long message are sent.
 pub(super) async fn mid_send(name: &str) -> ! {
-    // In pieces: one that its receiver copies is nobody's when its sender dies before.
+    // Through the ring, because a single copy is lost whole when the sender dies before it.
     let ep = Endpoint::options()
         .single_copy_threshold(usize::MAX)
         .bind("shm://")
@@ -21,9 +21,9 @@ pub(super) async fn mid_send(name: &str) -> ! {
     super::kill_self()
 }
 
-/// Dies with the first pieces of a long message taken.
+/// Dies when the first segments of a long message are received.
 pub(super) async fn mid_receive(name: &str) -> ! {
-    // In pieces: one that its receiver copies is nobody's when its sender dies before.
+    // Through the ring, because a single copy is lost whole when the sender dies before it.
     let ep = Endpoint::options()
         .single_copy_threshold(usize::MAX)
         .bind("shm://")
@@ -37,7 +37,7 @@ pub(super) async fn mid_receive(name: &str) -> ! {
     super::kill_self()
 }
 
-/// Never reads a word; the survivor ends it.
+/// Never receives; the survivor kills this victim.
 pub(super) async fn without_reading(name: &str) -> ! {
     let ep = Endpoint::bind("shm://").await.unwrap();
     let peer = ep.add_peer(name).await.unwrap();
@@ -47,7 +47,7 @@ pub(super) async fn without_reading(name: &str) -> ! {
     }
 }
 
-/// Dies with some messages received, and more that wait for a receive.
+/// Dies with some messages received, and more that match no receive.
 pub(super) async fn with_unreceived_messages(name: &str) -> ! {
     let ep = Endpoint::bind("shm://").await.unwrap();
     let peer = ep.add_peer(name).await.unwrap();
@@ -62,7 +62,7 @@ pub(super) async fn with_unreceived_messages(name: &str) -> ! {
     super::kill_self()
 }
 
-/// Dies behind what it had to say.
+/// Dies after its last send has completed.
 pub(super) async fn after_last_send(name: &str) -> ! {
     let ep = Endpoint::bind("shm://").await.unwrap();
     let peer = ep.add_peer(name).await.unwrap();
@@ -86,13 +86,13 @@ pub(super) mod survives {
         let peer = survivor.ep.recv().tag(1).await.unwrap().source().unwrap();
         let is_directed = survivor.round.is_multiple_of(2);
         let request = survivor.ep.recv().tag(3);
-        let begun = if is_directed {
+        let partial = if is_directed {
             request.from(peer)
         } else {
             request
         };
-        let begun = begun.start().unwrap();
-        let behind = survivor.ep.recv().tag(3).start().unwrap();
+        let partial = partial.start().unwrap();
+        let queued = survivor.ep.recv().tag(3).start().unwrap();
         let directed = survivor.ep.recv().tag(9).from(peer).start().unwrap();
         survivor.ep.send(peer, "go").tag(2).await.unwrap();
         assert_peer_gone(&directed.await.unwrap_err().error);
@@ -100,7 +100,7 @@ pub(super) mod survives {
         let friend = Endpoint::bind("shm://").await.unwrap();
         let to_survivor = friend.add_peer(survivor.ep.name()).await.unwrap();
         if is_directed {
-            let failed = begun.await.unwrap_err();
+            let failed = partial.await.unwrap_err();
             assert_peer_gone(&failed.error);
             assert!(
                 failed.transfer.len < LONG_LEN,
@@ -108,12 +108,12 @@ pub(super) mod survives {
                 failed.transfer.len
             );
         } else {
-            // It is still in front of what was posted later.
+            // The receive still matches before those posted later.
             friend.send(to_survivor, "first").tag(3).await.unwrap();
-            assert_eq!(&begun.await.unwrap()[..], b"first");
+            assert_eq!(&partial.await.unwrap()[..], b"first");
         }
         friend.send(to_survivor, "second").tag(3).await.unwrap();
-        assert_eq!(&behind.await.unwrap()[..], b"second");
+        assert_eq!(&queued.await.unwrap()[..], b"second");
     }
 
     pub(crate) async fn mid_receive(survivor: &mut Survivor, victim: TestPeer) {
@@ -126,23 +126,22 @@ pub(super) mod survives {
             .await
             .unwrap_err();
         assert_peer_gone(&failed.error);
-        assert_eq!(failed.buf.len(), LONG_LEN, "the buffer comes back");
+        assert_eq!(failed.buf.len(), LONG_LEN, "the buffer returns");
         survivor.wait_peer_died(victim).await;
     }
 
-    /// Every send that waits ends once: those of futures with their buffers, those of the queue as
-    /// entries.
+    /// Every queued send fails once and returns its buffer.
     pub(crate) async fn without_reading(survivor: &mut Survivor, victim: TestPeer) {
         let ep = survivor.ep.clone();
         let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
         let first = ep.send(peer, vec![1; LONG_LEN]).tag(3).start().unwrap();
-        let behind: Vec<_> = (0..50u8)
+        let queued: Vec<_> = (0..50u8)
             .map(|at| ep.send(peer, vec![at; 100]).start().unwrap())
             .collect();
         let process = rustix::process::Pid::from_child(&victim.0);
         rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
         assert_peer_gone(&first.await.unwrap_err().error);
-        for (at, send) in behind.into_iter().enumerate() {
+        for (at, send) in queued.into_iter().enumerate() {
             let failed = send.await.unwrap_err();
             assert_peer_gone(&failed.error);
             assert_eq!(failed.buf, vec![at as u8; 100]);
@@ -150,7 +149,7 @@ pub(super) mod survives {
         survivor.wait_peer_died(victim).await;
     }
 
-    /// What was received before has ended well; what was not is the sender's again.
+    /// Sends whose messages were received have completed; all others fail and return their buffers.
     pub(crate) async fn with_unreceived_messages(survivor: &mut Survivor, victim: TestPeer) {
         let ep = survivor.ep.clone();
         let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
@@ -188,7 +187,7 @@ pub(super) mod survives {
         let first = survivor.ep.recv().tag(1).await.unwrap();
         let peer = first.source().unwrap();
         assert_eq!(first[..], 0u64.to_le_bytes());
-        // Looked at only when it is dead.
+        // Received only after the death.
         survivor.wait_peer_died(victim).await;
         for word in 1..MESSAGES {
             assert_eq!(

@@ -34,7 +34,7 @@ pub(crate) async fn accept_and_echo(parent: &str) {
     let own = Endpoint::connect(parent)
         .private_data(door.name().to_string())
         .await
-        .expect("the survivor is there");
+        .expect("add_peer");
     while let Some(request) = door.next().await {
         let Ok(ep) = request.accept("welcome").await else {
             continue;

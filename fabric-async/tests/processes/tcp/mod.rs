@@ -42,8 +42,8 @@ async fn bind_with_events() -> (Endpoint, EventQueue) {
 pub(crate) async fn echo(names: &str) {
     let (name, survivor) = names.split_once(' ').expect("two names");
     let ep = Endpoint::bind(name).await.expect("bind");
-    let peer = ep.add_peer(survivor).await.expect("the survivor is there");
-    ep.send(peer, "ready").tag(3).await.expect("a peer");
+    let peer = ep.add_peer(survivor).await.expect("add_peer");
+    ep.send(peer, "ready").tag(3).await.expect("send");
     while let Ok(message) = ep.recv().from(peer).await {
         if ep.send(peer, message.into_bytes()).tag(4).await.is_err() {
             return;
@@ -58,7 +58,7 @@ pub(crate) async fn send_forever(name: &str, protocol: Protocol) {
         .bind("tcp://")
         .await
         .expect("bind");
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    let peer = ep.add_peer(name).await.expect("add_peer");
     for round in 0usize.. {
         let len = [8, 100, 4096, 60_000, 3_000_000][round % 5];
         if ep.send(peer, vec![round as u8; len]).tag(1).await.is_err() {

@@ -90,8 +90,8 @@ pub(crate) async fn echo_any_peer(name: &str) {
     let ep = Endpoint::bind(name).await.expect("bind");
     println!("[ready]");
     loop {
-        let message = ep.recv().await.expect("an endpoint that is open");
-        let from = message.source().expect("it has connected");
+        let message = ep.recv().await.expect("recv");
+        let from = message.source().expect("source of the message");
         if ep.send(from, message.into_bytes()).await.is_err() {
             return;
         }
@@ -107,19 +107,15 @@ pub(crate) async fn link_loss_client(names: &str) {
         .bind(name)
         .await
         .expect("bind");
-    let peer = ep.add_peer(mirror).await.expect("the mirror is there");
+    let peer = ep.add_peer(mirror).await.expect("add_peer");
     for round in 0..200usize {
         let message = vec![round as u8; [8, 1000, 5000, 200_000][round % 4]];
         let (sent, got) = tokio::join!(ep.send(peer, message.clone()), ep.recv());
-        sent.expect("a peer");
-        assert_eq!(got.expect("an answer")[..], message[..]);
+        sent.expect("send");
+        assert_eq!(got.expect("a reply")[..], message[..]);
     }
     println!("[met]");
-    let failed = ep
-        .recv()
-        .from(peer)
-        .await
-        .expect_err("nothing comes any more");
+    let failed = ep.recv().from(peer).await.expect_err("the peer is gone");
     assert!(failed.error.is_peer_gone(), "{}", failed.error);
     println!("[gone]");
 }
@@ -127,21 +123,21 @@ pub(crate) async fn link_loss_client(names: &str) {
 /// Lends memory, and hears of what is written there with data.
 pub(crate) async fn rma_owner(name: &str) {
     let ep = Endpoint::bind(name).await.expect("bind");
-    let mut completions = ep.completions().expect("its own");
+    let mut completions = ep.completions().expect("a completion queue");
     let region = ep
         .domain()
         .alloc(REGION_LEN, Access::REMOTE_READ | Access::REMOTE_WRITE)
-        .expect("memory");
+        .expect("allocate a region");
     println!("[ready]");
     let asks = ep
         .recv()
         .await
-        .expect("an endpoint that is open")
+        .expect("recv")
         .source()
-        .expect("it has connected");
+        .expect("source of the message");
     ep.send(asks, region.remote().to_bytes().to_vec())
         .await
-        .expect("a peer");
+        .expect("send");
     let mut out = Vec::new();
     completions.next_batch(&mut out, 1).await;
     assert_eq!(
@@ -151,12 +147,8 @@ pub(crate) async fn rma_owner(name: &str) {
     let mut written = vec![0; REGION_LEN];
     region.read(0, &mut written).expect("all of it");
     assert!(written == pattern(2), "the second pattern");
-    ep.send(asks, "as it was written").await.expect("a peer");
-    let last = ep
-        .recv()
-        .from(asks)
-        .await
-        .expect_err("nothing comes any more");
+    ep.send(asks, "as it was written").await.expect("send");
+    let last = ep.recv().from(asks).await.expect_err("the peer is gone");
     assert!(last.error.is_peer_gone(), "{}", last.error);
 }
 
@@ -164,19 +156,27 @@ pub(crate) async fn rma_owner(name: &str) {
 pub(crate) async fn rma_client(names: &str) {
     let (name, lender) = names.split_once(' ').expect("two names");
     let ep = Endpoint::bind(name).await.expect("bind");
-    let peer = ep.add_peer(lender).await.expect("the lender is there");
-    ep.send(peer, "where?").await.expect("a peer");
-    let remote = RemoteRegion::from_bytes(&ep.recv().await.expect("an answer")).expect("a region");
+    let peer = ep.add_peer(lender).await.expect("add_peer");
+    ep.send(peer, "where?").await.expect("send");
+    let remote = RemoteRegion::from_bytes(&ep.recv().await.expect("a reply")).expect("a region");
     ep.write(peer, remote.at(0), pattern(1))
         .await
         .expect("memory that is lent");
-    assert!(ep.read(peer, remote.slice(..)).await.expect("memory")[..] == pattern(1)[..]);
+    assert!(
+        ep.read(peer, remote.slice(..))
+            .await
+            .expect("allocate a region")[..]
+            == pattern(1)[..]
+    );
     let places = [
         remote.slice(..10),
         remote.slice(1_000_000..2_000_000),
         remote.slice(20..30),
     ];
-    let read = ep.read_rma_iov(peer, &places).await.expect("memory");
+    let read = ep
+        .read_rma_iov(peer, &places)
+        .await
+        .expect("allocate a region");
     assert!(
         read[..10] == pattern(1)[..10] && read[10..1_000_010] == pattern(1)[1_000_000..2_000_000]
     );
@@ -187,7 +187,7 @@ pub(crate) async fn rma_client(names: &str) {
     ep.write(peer, remote.at(0), pattern(2))
         .data(77)
         .await
-        .expect("memory");
+        .expect("allocate a region");
     assert_eq!(&ep.recv().await.expect("a word")[..], b"as it was written");
     println!("[written]");
 }
@@ -213,8 +213,8 @@ fn rma_works_across_network_namespaces() {
         TestPeer::start_in_netns(b, "tcp rma_client", &format!("tcp://{SECOND_IP}:0 {at}"));
     let mut borrower_said = PeerOutput::from_peer(&mut borrower);
     borrower_said.wait_for("[written]");
-    assert!(borrower.0.wait().expect("it was started").success());
-    assert!(lender.0.wait().expect("it was started").success());
+    assert!(borrower.0.wait().expect("wait for the process").success());
+    assert!(lender.0.wait().expect("wait for the process").success());
 }
 
 /// Nobody says anything any more, neither a process nor a kernel: only silence tells.
@@ -245,6 +245,6 @@ fn link_loss_is_detected_by_idle_timeout() {
             String::from_utf8_lossy(&pulled.stderr)
         );
         said.wait_for("[gone]");
-        assert!(lonely.0.wait().expect("it was started").success());
+        assert!(lonely.0.wait().expect("wait for the process").success());
     }
 }

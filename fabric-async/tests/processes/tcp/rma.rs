@@ -19,16 +19,19 @@ const REGION_LEN: usize = 16 << 20;
 /// Plays the part of one that lends memory and a buffer, for ever.
 pub(crate) async fn rma_target(name: &str) {
     let ep = Endpoint::bind("tcp://").await.expect("bind");
-    let region = ep.domain().alloc(REGION_LEN, READ_WRITE).expect("memory");
+    let region = ep
+        .domain()
+        .alloc(REGION_LEN, READ_WRITE)
+        .expect("allocate a region");
     let own = ep
         .domain()
         .register(vec![3u8; REGION_LEN], READ_WRITE, None)
-        .expect("a buffer");
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
+        .expect("allocate a region");
+    let peer = ep.add_peer(name).await.expect("add_peer");
     for remote in [region.remote(), own.remote()] {
         ep.send(peer, remote.to_bytes().to_vec())
             .await
-            .expect("a peer");
+            .expect("send");
     }
     while ep.recv().from(peer).await.is_ok() {}
 }

@@ -28,7 +28,7 @@ fn tests_pass_with_io_uring() {
         }
         other => drop(other.unwrap()),
     }
-    let mut program = Command::new(std::env::current_exe().expect("a path"));
+    let mut program = Command::new(std::env::current_exe().expect("path of the test program"));
     // Who is silent in greetings is waited for by epoll in either case, and for long.
     program.args([
         "tcp::",
@@ -42,7 +42,7 @@ fn tests_pass_with_io_uring() {
     let output = program
         .stderr(Stdio::inherit())
         .output()
-        .expect("the test program starts again");
+        .expect("start the test program");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}\n{said}", output.status);
     for test in [

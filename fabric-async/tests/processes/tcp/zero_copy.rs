@@ -104,7 +104,7 @@ pub(crate) async fn low_memlock_sender(name: &str) {
     let Some(ep) = bind_forced_zero_copy().await else {
         return;
     };
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    let peer = ep.add_peer(name).await.expect("add_peer");
     for number in 0..3 {
         let done = ep
             .send(peer, vec![number; 30 << 20])

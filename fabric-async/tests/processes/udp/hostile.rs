@@ -16,9 +16,9 @@ const SENDERS: usize = 3000;
 
 /// Plays the part of a stranger that sends datagrams of every kind, many at a time.
 pub(crate) fn flood(name: &str) {
-    let at = name.strip_prefix("fi_udp://").expect("an address");
+    let at = name.strip_prefix("fi_udp://").expect("a UDP address");
     let sockets: Vec<_> = (0..50)
-        .map(|_| UdpSocket::bind("127.0.0.1:0").expect("a port"))
+        .map(|_| UdpSocket::bind("127.0.0.1:0").expect("bind"))
         .collect();
     let garbage: Vec<u8> = (0..65_507u32)
         .map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8)
@@ -27,21 +27,21 @@ pub(crate) fn flood(name: &str) {
         let len = [0, 0, 1, 0, 1472, 0, 1473, 9000, 65_507][number % 9];
         sockets[number % sockets.len()]
             .send_to(&garbage[..len], at)
-            .expect("a network");
+            .expect("send");
     }
 }
 
 /// Plays the part of many strangers, each of which says one word, is answered, and is gone.
 pub(crate) fn many_senders(name: &str) {
-    let at = name.strip_prefix("fi_udp://").expect("an address");
+    let at = name.strip_prefix("fi_udp://").expect("a UDP address");
     for _ in 0..SENDERS {
-        let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
-        socket.send_to(b"hello", at).expect("a network");
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        socket.send_to(b"hello", at).expect("send");
         // Only there to find hangs.
         socket
             .set_read_timeout(Some(Duration::from_secs(60)))
-            .expect("a time");
-        assert_eq!(socket.recv(&mut [0; 8]).expect("an answer"), 2);
+            .expect("set_read_timeout");
+        assert_eq!(socket.recv(&mut [0; 8]).expect("a reply"), 2);
     }
 }
 

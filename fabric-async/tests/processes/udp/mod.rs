@@ -31,13 +31,16 @@ async fn assert_still_works(ep: &Endpoint) {
 pub(crate) async fn echo(names: &str) {
     let (name, survivor) = names.split_once(' ').expect("two names");
     let ep = Endpoint::bind(name).await.expect("bind");
-    let peer = ep.add_peer(survivor).await.expect("an address");
-    ep.send(peer, "ready").await.expect("a network");
+    let peer = ep.add_peer(survivor).await.expect("a UDP address");
+    ep.send(peer, "ready").await.expect("send");
     loop {
-        let message = ep.recv().await.expect("this endpoint is open");
-        ep.send(message.source().expect("a guest"), message.into_bytes())
-            .await
-            .expect("a network");
+        let message = ep.recv().await.expect("recv");
+        ep.send(
+            message.source().expect("source of the message"),
+            message.into_bytes(),
+        )
+        .await
+        .expect("send");
     }
 }
 
@@ -49,16 +52,14 @@ pub(crate) async fn multicast_member(names: &str) {
         .bind("udp://")
         .await
         .expect("bind");
-    let group = ep.join_multicast(group).expect("a group");
-    let peer = ep.add_peer(survivor).await.expect("an address");
-    ep.send(peer, "ready").await.expect("a network");
+    let group = ep.join_multicast(group).expect("join_multicast");
+    let peer = ep.add_peer(survivor).await.expect("a UDP address");
+    ep.send(peer, "ready").await.expect("send");
     loop {
-        let message = ep.recv().await.expect("this endpoint is open");
+        let message = ep.recv().await.expect("recv");
         let source = message.source().expect("a number");
         assert!(source == peer && source != group.fi_addr());
-        ep.send(peer, message.into_bytes())
-            .await
-            .expect("a network");
+        ep.send(peer, message.into_bytes()).await.expect("send");
     }
 }
 
