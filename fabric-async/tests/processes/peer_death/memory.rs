@@ -133,7 +133,7 @@ pub(super) mod survives {
         assert_eq!(
             region.load::<u64>(0).unwrap(),
             ITERATIONS,
-            "every completed operation previous executed once"
+            "every completed operation was executed once"
         );
         assert_eq!(region.load::<u64>(8).unwrap(), ITERATIONS);
         assert_eq!(
