@@ -1,4 +1,4 @@
-//! What is said of sockets, and names of hosts.
+//! Socket options, and host names in addresses.
 
 use fabric_async::{Endpoint, Error, SocketOptions};
 
@@ -49,7 +49,7 @@ fn bind_resolves_host_names() {
 fn unknown_host_error_names_the_host() {
     run(async {
         let ep = Endpoint::bind("tcp://").await.unwrap();
-        // Labels of more than 63 letters are none, so no server is asked.
+        // Labels of more than 63 letters are invalid, so no name server is queried.
         let host = format!("{}.invalid", "x".repeat(64));
         let text = format!("tcp://{host}:7");
         for error in [
@@ -66,8 +66,7 @@ fn unknown_host_error_names_the_host() {
     });
 }
 
-/// IPv4 and IPv6 do not meet: what has the other family is passed over, and there may be nothing
-/// left.
+/// Endpoints pass over addresses of the other family, so that a host may have no usable address.
 #[test]
 fn add_peer_skips_addresses_of_another_family() {
     run(async {
@@ -78,12 +77,12 @@ fn add_peer_skips_addresses_of_another_family() {
         };
         let port = ep.name().socket_addr().unwrap().port();
         let friend = Endpoint::bind("tcp://[::1]:0").await.unwrap();
-        let met = friend.add_peer(&format!("tcp://localhost:{port}")).await;
+        let added = friend.add_peer(&format!("tcp://localhost:{port}")).await;
         if found.iter().all(is_ipv4) {
-            assert!(matches!(met, Err(Error::NoSuchHost { .. })), "{met:?}");
+            assert!(matches!(added, Err(Error::NoSuchHost { .. })), "{added:?}");
         } else {
             assert_eq!(
-                friend.address_vector().lookup(met.unwrap()).unwrap(),
+                friend.address_vector().lookup(added.unwrap()).unwrap(),
                 ep.name().clone()
             );
         }
