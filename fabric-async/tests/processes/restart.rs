@@ -96,7 +96,7 @@ pub(crate) async fn client(args: &str) {
 #[test]
 fn restarted_client_gets_no_replies_for_its_predecessor() {
     run(async {
-        for (transport, name) in transports("guest") {
+        for (transport, name) in transports("handle") {
             let ep = bind_over(transport, unnamed_address(transport)).await;
             let mut events = ep.events().unwrap();
             let start = |part: &str| {

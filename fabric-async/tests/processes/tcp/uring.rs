@@ -1,4 +1,4 @@
-//! The tests of this folder, and that of forks, once more over io_uring.
+//! Runs the tests of this folder, and the fork test over TCP, with io_uring.
 
 use std::process::{Command, Stdio};
 
@@ -7,13 +7,13 @@ use fabric_async::{Endpoint, Error, SocketIo};
 use crate::run;
 use crate::skip::{Facility, skip};
 
-/// What chooses for programs that do not.
+/// Selects the socket I/O of programs that do not choose.
 const SOCKET_IO_ENV: &str = "FABRIC_SOCKET_IO";
 
 #[test]
 fn tests_pass_with_io_uring() {
     if std::env::var_os(SOCKET_IO_ENV).is_some() {
-        // This is the other run.
+        // The nested run.
         return;
     }
     match run(Endpoint::options()
@@ -29,7 +29,7 @@ fn tests_pass_with_io_uring() {
         other => drop(other.unwrap()),
     }
     let mut program = Command::new(std::env::current_exe().expect("path of the test program"));
-    // Who is silent in greetings is waited for by epoll in either case, and for long.
+    // Handshake timeouts use epoll in either case, and take long.
     program.args([
         "tcp::",
         "over_tcp",
@@ -43,14 +43,14 @@ fn tests_pass_with_io_uring() {
         .stderr(Stdio::inherit())
         .output()
         .expect("start the test program");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{}\n{said}", output.status);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}\n{stdout}", output.status);
     for test in [
         "killed_senders_are_reported_and_do_not_affect_others",
         "fork_child_does_not_end_connections_over_tcp",
         "domain_debug_names_the_socket_io",
     ] {
-        assert!(said.contains(&format!("{test} ... ok")), "{said}");
+        assert!(stdout.contains(&format!("{test} ... ok")), "{stdout}");
     }
 }
 
@@ -58,17 +58,17 @@ fn tests_pass_with_io_uring() {
 fn domain_debug_names_the_socket_io() {
     run(async {
         let over = |io: &str| format!("tcp over {io} ");
-        let said = std::env::var(SOCKET_IO_ENV).unwrap_or_else(|_| "epoll".into());
+        let socket_io = std::env::var(SOCKET_IO_ENV).unwrap_or_else(|_| "epoll".into());
         let ep = Endpoint::bind("tcp://").await.unwrap();
-        let known = format!("{:?}", ep.domain());
-        assert!(known.contains(&over(&said)), "{known}");
-        // A program's own choice goes before that of the environment.
+        let debug = format!("{:?}", ep.domain());
+        assert!(debug.contains(&over(&socket_io)), "{debug}");
+        // The program's own choice takes precedence over the environment.
         let ep = Endpoint::options()
             .socket_io(SocketIo::Epoll)
             .bind("tcp://")
             .await
             .unwrap();
-        let known = format!("{:?}", ep.domain());
-        assert!(known.contains(&over("epoll")), "{known}");
+        let debug = format!("{:?}", ep.domain());
+        assert!(debug.contains(&over("epoll")), "{debug}");
     });
 }

@@ -1,4 +1,4 @@
-//! Strangers that send what they like, as fast as they can.
+//! Senders of arbitrary datagrams, as fast as possible.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::test_peer::TestPeer;
 
 /// Datagrams of one flood.
 const FLOOD_DATAGRAMS: usize = 20_000;
-/// Strangers of one crowd: more than an endpoint knows at a time.
+/// Senders of one run: more than an endpoint's table of auto-inserted peers holds.
 const SENDERS: usize = 3000;
 
-/// Plays the part of a stranger that sends datagrams of every kind, many at a time.
+/// Sends datagrams of many lengths from many sockets.
 pub(crate) fn flood(name: &str) {
     let at = name.strip_prefix("fi_udp://").expect("a UDP address");
     let sockets: Vec<_> = (0..50)
@@ -31,13 +31,13 @@ pub(crate) fn flood(name: &str) {
     }
 }
 
-/// Plays the part of many strangers, each of which says one word, is answered, and is gone.
+/// Plays many senders, each of which sends one datagram and waits for the reply.
 pub(crate) fn many_senders(name: &str) {
     let at = name.strip_prefix("fi_udp://").expect("a UDP address");
     for _ in 0..SENDERS {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("bind");
         socket.send_to(b"hello", at).expect("send");
-        // Only there to find hangs.
+        // Detects hangs.
         socket
             .set_read_timeout(Some(Duration::from_secs(60)))
             .expect("set_read_timeout");
@@ -45,8 +45,8 @@ pub(crate) fn many_senders(name: &str) {
     }
 }
 
-/// Takes all that waits; returns how many messages there were, and checks that each is as it was
-/// sent, or cut.
+/// Receives all buffered messages, checks that each is whole or truncated, and returns their
+/// number.
 async fn drain_unexpected(ep: &Endpoint) -> usize {
     let mut count = 0;
     while ep.probe().try_probe().unwrap().is_some() {
@@ -75,7 +75,7 @@ fn datagram_flood_stays_within_the_unexpected_budget() {
                 .unwrap();
             for _ in 0..2 {
                 let mut peer = TestPeer::start("udp flood", &ep.name().to_string());
-                // Something else goes on meanwhile, though what it sends may be lost.
+                // The endpoint progresses meanwhile; the kernel may drop datagrams.
                 while peer.0.try_wait().unwrap().is_none() {
                     ep.domain().progress();
                     assert!(ep.stats().unexpected_bytes <= 4 << 20);
@@ -110,12 +110,12 @@ fn auto_inserted_senders_are_evicted() {
             most = most.max(ep.address_vector().peers().len());
         }
         assert!(wait_exit(&mut peer).await.success());
-        // The friend, and those that are remembered.
+        // The inserted peer, and the auto-inserted peers that are kept.
         assert_eq!((most, ep.address_vector().peers().len()), (1025, 1025));
         assert_eq!(
             ep.address_vector().lookup(known).as_ref(),
             Ok(friend.name()),
-            "who was looked up stays"
+            "an inserted peer is not evicted"
         );
         assert_still_works(&ep).await;
     });

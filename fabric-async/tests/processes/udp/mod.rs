@@ -1,5 +1,4 @@
-//! Between processes over UDP: peers that die and come back, groups, strangers that flood, and
-//! libfabric's own programs.
+//! Peers over UDP that die and restart, multicast groups, floods, and libfabric's fi_pingpong.
 
 mod fi_pingpong;
 mod hostile;
@@ -15,7 +14,7 @@ use fabric_async::{Endpoint, Progress};
 use crate::run;
 use crate::test_peer::TestPeer;
 
-/// The endpoint still works: a friend gets an answer.
+/// Checks that a new peer can exchange messages with the endpoint.
 async fn assert_still_works(ep: &Endpoint) {
     let friend = Endpoint::bind("udp://").await.unwrap();
     let peer = friend.add_peer(ep.name()).await.unwrap();
@@ -26,8 +25,7 @@ async fn assert_still_works(ep: &Endpoint) {
     assert_eq!(&friend.recv().await.unwrap()[..], b"yes");
 }
 
-/// Plays the part of one that sends back what it receives: from an address, to whoever asks; and
-/// says that it is there.
+/// Sends back every message to its source, after announcing itself.
 pub(crate) async fn echo(names: &str) {
     let (name, survivor) = names.split_once(' ').expect("two names");
     let ep = Endpoint::bind(name).await.expect("bind");
@@ -44,7 +42,7 @@ pub(crate) async fn echo(names: &str) {
     }
 }
 
-/// Plays the part of a member of a group, that tells the one who speaks there what it has heard.
+/// Joins a multicast group, and sends what it receives to the test's endpoint.
 pub(crate) async fn multicast_member(names: &str) {
     let (group, survivor) = names.split_once(' ').expect("two names");
     let ep = Endpoint::options()
@@ -57,7 +55,7 @@ pub(crate) async fn multicast_member(names: &str) {
     ep.send(peer, "ready").await.expect("send");
     loop {
         let message = ep.recv().await.expect("recv");
-        let source = message.source().expect("a number");
+        let source = message.source().expect("source of the message");
         assert!(source == peer && source != group.fi_addr());
         ep.send(peer, message.into_bytes()).await.expect("send");
     }
@@ -72,8 +70,7 @@ fn restarted_peer_keeps_its_address_handle() {
                 .bind("udp://")
                 .await
                 .unwrap();
-            // A port that was free a moment ago, on an address that nobody else asks for a free
-            // one.
+            // A port that was free a moment ago, on an address of this process alone.
             let [.., high, low] = std::process::id().to_be_bytes();
             let host = if progress == Progress::Auto { 5 } else { 4 };
             let at = UdpSocket::bind(format!("127.{high}.{low}.{host}:0"))
@@ -92,7 +89,7 @@ fn restarted_peer_keeps_its_address_handle() {
                 }
                 peer.0.kill().unwrap();
                 peer.0.wait().unwrap();
-                // Nobody says that it is gone, now or later.
+                // Over UDP no error reports that the peer is gone.
                 for _ in 0..3 {
                     ep.send(addr, "into the dark").await.unwrap();
                 }
@@ -126,17 +123,17 @@ fn multicast_group_spans_processes() {
             ep.send(to_all, number.to_le_bytes().to_vec())
                 .await
                 .unwrap();
-            let mut heard = Vec::new();
-            while heard.len() < members.len() {
+            let mut repliers = Vec::new();
+            while repliers.len() < members.len() {
                 let got = ep.recv().await.unwrap();
                 assert_eq!(got[..], number.to_le_bytes());
-                heard.push(got.source().unwrap());
+                repliers.push(got.source().unwrap());
             }
-            heard.sort();
-            heard.dedup();
-            assert_eq!(heard.len(), members.len(), "once from each");
+            repliers.sort();
+            repliers.dedup();
+            assert_eq!(repliers.len(), members.len(), "once from each");
             if number == 50 {
-                // One that is killed has left.
+                // The killed process has left the group.
                 let mut last = members.pop().unwrap();
                 last.0.kill().unwrap();
                 last.0.wait().unwrap();
@@ -150,7 +147,7 @@ fn multicast_group_spans_processes() {
     });
 }
 
-/// Waits for the end of a child, while others make progress.
+/// Waits for the end of a child while tasks make progress.
 async fn wait_exit(peer: &mut TestPeer) -> ExitStatus {
     loop {
         if let Some(status) = peer.0.try_wait().unwrap() {
