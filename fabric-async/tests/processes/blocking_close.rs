@@ -127,10 +127,10 @@ fn descriptors_of_another_user_delay_no_peer() {
                 let ep = Endpoint::bind("shm://").await.unwrap();
                 let mut events = ep.events().unwrap();
                 let name = ep.name().to_string();
-                let _friend = TestPeer::start("echo", &name);
-                let friend = ep.recv().tag(3).await.unwrap().source().unwrap();
-                ep.send(friend, "word").await.unwrap();
-                ep.recv().tag(4).from(friend).await.unwrap();
+                let _bystander = TestPeer::start("echo", &name);
+                let bystander = ep.recv().tag(3).await.unwrap().source().unwrap();
+                ep.send(bystander, "ping").await.unwrap();
+                ep.recv().tag(4).from(bystander).await.unwrap();
                 assert_still_works(&ep).await;
                 let before = ResourceUsage::wait_stable().await;
                 let mut attacker = match TestPeer::start_as_user("lingering_flood", &name, 65_534) {
@@ -143,8 +143,11 @@ fn descriptors_of_another_user_delay_no_peer() {
                 let mut refused = 0;
                 while refused < ATTACKS {
                     // The connected peer is served after every rejection.
-                    ep.send(friend, "word").await.unwrap();
-                    assert_eq!(&ep.recv().tag(4).from(friend).await.unwrap()[..], b"word");
+                    ep.send(bystander, "ping").await.unwrap();
+                    assert_eq!(
+                        &ep.recv().tag(4).from(bystander).await.unwrap()[..],
+                        b"ping"
+                    );
                     while let Some(event) = events.try_next() {
                         refused += usize::from(matches!(event.kind, EventKind::Rejected { .. }));
                     }
@@ -192,7 +195,7 @@ fn descriptors_of_the_same_user_do_not_block_the_domain() {
                 for attack in 0..SAME_USER_ATTACKS {
                     let socket = connect_raw(&ep).await;
                     if attack % 3 == 1 {
-                        try_send_with_fds(&socket, &encode_hello("liar", 1, 64), &[&segment])
+                        try_send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&segment])
                             .unwrap();
                     }
                     // Either the descriptor arrives and is refused, or it is never received because
@@ -222,9 +225,9 @@ fn accepts_pause_while_closing_threads_are_blocked() {
         || {
             run(async {
                 let ep = Endpoint::bind("shm://").await.unwrap();
-                let friend = Endpoint::bind("shm://").await.unwrap();
-                let to_ep = friend.add_peer(ep.name()).await.unwrap();
-                friend.send(to_ep, "hello").await.unwrap();
+                let bystander = Endpoint::bind("shm://").await.unwrap();
+                let to_ep = bystander.add_peer(ep.name()).await.unwrap();
+                bystander.send(to_ep, "hello").await.unwrap();
                 ep.recv().await.unwrap();
                 assert_still_works(&ep).await;
                 let before = ResourceUsage::wait_stable().await;
@@ -237,8 +240,8 @@ fn accepts_pause_while_closing_threads_are_blocked() {
                     let socket = connect_raw_to(ep.name().name());
                     let mut rounds = 0;
                     let answered = loop {
-                        friend.send(to_ep, "word").await.unwrap();
-                        assert_eq!(&ep.recv().await.unwrap()[..], b"word");
+                        bystander.send(to_ep, "ping").await.unwrap();
+                        assert_eq!(&ep.recv().await.unwrap()[..], b"ping");
                         tokio::task::yield_now().await;
                         if has_received(&socket) {
                             break true;
@@ -287,9 +290,9 @@ fn descriptor_beyond_the_fd_limit_does_not_block_the_domain() {
         || {
             run(async {
                 let ep = Endpoint::bind("shm://").await.unwrap();
-                let friend = Endpoint::bind("shm://").await.unwrap();
-                let to_ep = friend.add_peer(ep.name()).await.unwrap();
-                friend.send(to_ep, "hello").await.unwrap();
+                let bystander = Endpoint::bind("shm://").await.unwrap();
+                let to_ep = bystander.add_peer(ep.name()).await.unwrap();
+                bystander.send(to_ep, "hello").await.unwrap();
                 ep.recv().await.unwrap();
                 let one = connect_raw(&ep).await;
                 let other = connect_raw(&ep).await;
@@ -308,8 +311,8 @@ fn descriptor_beyond_the_fd_limit_does_not_block_the_domain() {
                 let mut events = ep.events().unwrap();
                 let mut refused = 0;
                 while refused < 2 {
-                    friend.send(to_ep, "word").await.unwrap();
-                    assert_eq!(&ep.recv().await.unwrap()[..], b"word");
+                    bystander.send(to_ep, "ping").await.unwrap();
+                    assert_eq!(&ep.recv().await.unwrap()[..], b"ping");
                     while let Some(event) = events.try_next() {
                         refused += usize::from(matches!(event.kind, EventKind::Rejected { .. }));
                     }

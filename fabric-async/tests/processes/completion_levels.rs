@@ -107,7 +107,7 @@ fn invalid_ack_requests_end_only_that_connection() {
         for (reason, record) in cases {
             let segment = sealed_memfd(4096 + 64 * 64, all);
             let socket = connect_raw(&ep).await;
-            send_with_fds(&socket, &encode_hello("liar", 1, 64), &[&segment]);
+            send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&segment]);
             rustix::io::pwrite(&segment, &record[8..], 4096 + 8).unwrap();
             rustix::io::pwrite(&segment, &record[..8], 4096).unwrap();
             send_with_fds(&socket, b"fab-shm\0\x01\0\x65\0\0\0\0\0\0\0\0\0", &[]);

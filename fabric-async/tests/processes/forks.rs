@@ -15,21 +15,21 @@ use crate::test_peer::TestPeer;
 
 /// Exchanges messages with the echo peer.
 async fn assert_echo_works(ep: &Endpoint, peer: FiAddr) {
-    for word in 0..50u64 {
-        ep.send(peer, word.to_le_bytes().to_vec()).await.unwrap();
+    for number in 0..50u64 {
+        ep.send(peer, number.to_le_bytes().to_vec()).await.unwrap();
         assert_eq!(
             ep.recv().tag(4).from(peer).await.unwrap()[..],
-            word.to_le_bytes()
+            number.to_le_bytes()
         );
     }
 }
 
 async fn endpoint_with_echo_peer() -> (Endpoint, TestPeer, FiAddr) {
     let ep = Endpoint::bind("shm://").await.unwrap();
-    let friend = TestPeer::start("echo", &ep.name().to_string());
+    let client = TestPeer::start("echo", &ep.name().to_string());
     let peer = ep.recv().tag(3).await.unwrap().source().unwrap();
     assert_echo_works(&ep, peer).await;
-    (ep, friend, peer)
+    (ep, client, peer)
 }
 
 /// Returns an endpoint that is connected to this one, and its event queue.
@@ -55,7 +55,7 @@ fn exec_child_inherits_no_descriptors() {
         // The test may have inherited some itself.
         let before = descriptor_targets("self");
         run(async {
-            let (ep, _friend, peer) = endpoint_with_echo_peer().await;
+            let (ep, _echo_process, peer) = endpoint_with_echo_peer().await;
             let (_watcher, mut events) = connected_watcher(&ep).await;
             let name = ep.name().to_string();
             let mut sleep = Command::new("sleep");
@@ -130,7 +130,7 @@ fn fork_child_closing_endpoints_does_not_affect_parent() {
         "forks::fork_child_closing_endpoints_does_not_affect_parent",
         || {
             run(async {
-                let (ep, _friend, peer) = endpoint_with_echo_peer().await;
+                let (ep, _echo_process, peer) = endpoint_with_echo_peer().await;
                 // Too long to be buffered before a receive is posted.
                 let copies = Endpoint::options().single_copy_threshold(0);
                 let (early, late) = (
@@ -163,7 +163,7 @@ fn fork_child_does_not_end_connections_over_tcp() {
         || {
             run(async {
                 let ep = Endpoint::bind("tcp://").await.unwrap();
-                let _friend = TestPeer::start("tcp echo", &format!("tcp:// {}", ep.name()));
+                let _echo_process = TestPeer::start("tcp echo", &format!("tcp:// {}", ep.name()));
                 let peer = ep.recv().tag(3).await.unwrap().source().unwrap();
                 assert_echo_works(&ep, peer).await;
                 let watcher = Endpoint::bind("tcp://").await.unwrap();
@@ -194,7 +194,7 @@ fn fork_child_does_not_end_connections_over_tcp() {
 fn fork_child_receives_no_datagrams() {
     run_in_own_process("forks::fork_child_receives_no_datagrams", || {
         run(async {
-            let (ep, friend) = (
+            let (ep, client) = (
                 Endpoint::bind("udp://").await.unwrap(),
                 Endpoint::bind("udp://").await.unwrap(),
             );
@@ -202,17 +202,17 @@ fn fork_child_receives_no_datagrams() {
             let group = ep
                 .join_multicast(format!("udp://239.{high}.{low}.252:7000"))
                 .unwrap();
-            let to_all = friend.address_vector().insert(group.address()).unwrap();
-            let to_ep = friend.add_peer(ep.name()).await.unwrap();
+            let to_all = client.address_vector().insert(group.address()).unwrap();
+            let to_ep = client.add_peer(ep.name()).await.unwrap();
             let mut inherited = Some(ep.clone());
             let child = fork_child(move || drop(inherited.take().map(Endpoint::close)));
             for number in 0..50u8 {
                 for to in [to_ep, to_all] {
-                    friend.send(to, vec![number]).await.unwrap();
+                    client.send(to, vec![number]).await.unwrap();
                     let got = ep.recv().await.unwrap();
                     assert_eq!(got[..], [number]);
                     ep.send(got.source().unwrap(), "heard").await.unwrap();
-                    assert_eq!(&friend.recv().await.unwrap()[..], b"heard");
+                    assert_eq!(&client.recv().await.unwrap()[..], b"heard");
                 }
             }
             drop((child, group));
@@ -228,7 +228,7 @@ fn live_fork_child_does_not_keep_connections_open() {
         "forks::live_fork_child_does_not_keep_connections_open",
         || {
             run(async {
-                let (ep, _friend, peer) = endpoint_with_echo_peer().await;
+                let (ep, _echo_process, peer) = endpoint_with_echo_peer().await;
                 let (watcher, mut events) = connected_watcher(&ep).await;
                 let child = fork_child(|| ());
                 assert_echo_works(&ep, peer).await;

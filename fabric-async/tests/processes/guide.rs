@@ -76,8 +76,8 @@ fn check_server_survives(transport: &'static str) {
         let server = Endpoint::bind(unnamed_address(transport)).await.unwrap();
         let (name, mut events) = (server.name().clone(), server.events().unwrap());
         let serving = tokio::spawn(serve(server));
-        let friend = bind_over(transport, unnamed_address(transport)).await;
-        let to_server = friend.add_peer(&name).await.unwrap();
+        let bystander = bind_over(transport, unnamed_address(transport)).await;
+        let to_server = bystander.add_peer(&name).await.unwrap();
         for round in 0..ROUNDS {
             if round.is_multiple_of(2) {
                 let mut victim =
@@ -88,7 +88,7 @@ fn check_server_survives(transport: &'static str) {
                 while !matches!(events.next().await.kind, EventKind::PeerConnected { .. }) {}
                 kill_within_two_ms(victim, round * 7).join().unwrap();
             }
-            let reply = request(&friend, to_server, round, "still there?").await;
+            let reply = request(&bystander, to_server, round, "still there?").await;
             assert!(
                 !serving.is_finished(),
                 "{transport}, round {round}: the server ended"

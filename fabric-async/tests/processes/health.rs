@@ -10,12 +10,12 @@ use crate::test_peer::TestPeer;
 /// Checks that a new peer can connect to the endpoint, send, and get a reply.
 pub(crate) async fn assert_still_works(ep: &Endpoint) {
     let anywhere = format!("{}://", ep.name().scheme().provider());
-    let friend = Endpoint::bind(&anywhere[..]).await.unwrap();
-    let peer = friend.add_peer(ep.name()).await.unwrap();
-    friend.send(peer, "are you there").tag(99).await.unwrap();
+    let client = Endpoint::bind(&anywhere[..]).await.unwrap();
+    let peer = client.add_peer(ep.name()).await.unwrap();
+    client.send(peer, "are you there").tag(99).await.unwrap();
     let got = ep.recv().tag(99).await.unwrap();
     ep.send(got.source().unwrap(), "yes").await.unwrap();
-    assert_eq!(&friend.recv().await.unwrap()[..], b"yes");
+    assert_eq!(&client.recv().await.unwrap()[..], b"yes");
 }
 
 /// Returns the reason of the next connection that the endpoint rejects.

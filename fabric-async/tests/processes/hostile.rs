@@ -144,7 +144,7 @@ fn corrupted_segment_ends_only_that_connection() {
         let mut seed = 1u64;
         let (mut ended, mut violations) = (0, 0);
         let mut count = |event: EventKind| match event {
-            EventKind::PeerDown { peer, reason, .. } if peer.name().starts_with("scribbler") => {
+            EventKind::PeerDown { peer, reason, .. } if peer.name().starts_with("corruptor") => {
                 ended += 1;
                 violations += u32::from(matches!(reason, DownReason::Protocol(_)));
             }
@@ -156,7 +156,7 @@ fn corrupted_segment_ends_only_that_connection() {
             let socket = connect_raw(&ep).await;
             send_with_fds(
                 &socket,
-                &encode_hello(&format!("scribbler-{round}"), 1, RING_LINES),
+                &encode_hello(&format!("corruptor-{round}"), 1, RING_LINES),
                 &[&fd],
             );
             let mut garbage = vec![0u8; SEGMENT_LEN - 4096];

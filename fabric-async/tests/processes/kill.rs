@@ -38,7 +38,7 @@ fn killed_peers_are_reported_and_do_not_affect_others() {
         let mut events = ep.events().unwrap();
         let third = TestPeer::start("echo", &ep.name().to_string());
         let ready = ep.recv().tag(3).await.unwrap();
-        let friend = ready.source().unwrap();
+        let bystander = ready.source().unwrap();
         let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
         for kill in 0..KILLS {
             let mut victim = TestPeer::start("ping_forever", &ep.name().to_string());
@@ -73,8 +73,10 @@ fn killed_peers_are_reported_and_do_not_affect_others() {
                 }
             }
             // The echo peer is not affected.
-            ep.send(friend, kill.to_le_bytes().to_vec()).await.unwrap();
-            let back = ep.recv().tag(4).from(friend).await.unwrap();
+            ep.send(bystander, kill.to_le_bytes().to_vec())
+                .await
+                .unwrap();
+            let back = ep.recv().tag(4).from(bystander).await.unwrap();
             assert_eq!(&back[..], kill.to_le_bytes());
         }
         drop(third);
@@ -198,37 +200,37 @@ fn any_source_receives_stay_posted_when_sender_is_killed() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let (mut events, mut queue) = (ep.events().unwrap(), ep.completions().unwrap());
-        let friend = Endpoint::bind("shm://").await.unwrap();
-        let to_ep = friend.add_peer(ep.name()).await.unwrap();
+        let bystander = Endpoint::bind("shm://").await.unwrap();
+        let to_ep = bystander.add_peer(ep.name()).await.unwrap();
 
         let whole = ep.recv().start().unwrap();
         let pooled = ep.recv().start().unwrap();
         kill_partial_sender(&ep, &mut events).await;
         assert_eq!(&whole.await.unwrap()[..], b"whole");
-        friend.send(to_ep, "next").await.unwrap();
+        bystander.send(to_ep, "next").await.unwrap();
         assert_eq!(&pooled.await.unwrap()[..], b"next");
 
         let whole = ep.recv().start().unwrap();
         let own = ep.recv_into(Vec::with_capacity(2 << 20)).start().unwrap();
         kill_partial_sender(&ep, &mut events).await;
         whole.await.unwrap();
-        friend.send(to_ep, "next").await.unwrap();
+        bystander.send(to_ep, "next").await.unwrap();
         let own = own.await.unwrap();
         assert_eq!((&own[..], own.buf.capacity()), (&b"next"[..], 2 << 20));
 
         let whole = ep.recv().start().unwrap();
         // SAFETY: no peer lends here.
-        let lent = unsafe { ep.recv_loan() }.start().unwrap();
+        let loan = unsafe { ep.recv_loan() }.start().unwrap();
         kill_partial_sender(&ep, &mut events).await;
         whole.await.unwrap();
-        friend.send(to_ep, "next").await.unwrap();
-        assert_eq!(&lent.await.unwrap()[..], b"next");
+        bystander.send(to_ep, "next").await.unwrap();
+        assert_eq!(&loan.await.unwrap()[..], b"next");
 
         let whole = ep.recv().start().unwrap();
         ep.recv_into(vec![1; 64]).context(5).post().unwrap();
         kill_partial_sender(&ep, &mut events).await;
         whole.await.unwrap();
-        friend.send(to_ep, "next").await.unwrap();
+        bystander.send(to_ep, "next").await.unwrap();
         let entry = queue.next().await.unwrap();
         assert_eq!((entry.context, entry.bytes()), (5, &b"next"[..]));
 
@@ -247,8 +249,8 @@ fn any_source_receives_stay_posted_when_sender_is_killed() {
         let own = ep.recv().start().unwrap();
         let mut victim = TestPeer::start("partial_sender", &ep.name().to_string());
         ep.recv().tag(1).await.unwrap();
-        friend.send(to_ep, "waits").await.unwrap();
-        friend.send(to_ep, "too").tag(9).await.unwrap();
+        bystander.send(to_ep, "waits").await.unwrap();
+        bystander.send(to_ep, "too").tag(9).await.unwrap();
         ep.recv().tag(9).await.unwrap();
         assert_eq!(ep.stats().unexpected, 1);
         kill_and_wait(&mut victim);
@@ -273,8 +275,8 @@ fn shared_rx_receives_stay_posted_when_sender_is_killed() {
             let ep = domain.endpoint(&info).unwrap().bind_av(&av).unwrap();
             endpoints.push(ep.bind_shared_rx(&shared).unwrap().enable().await.unwrap());
         }
-        let friend = Endpoint::bind("shm://").await.unwrap();
-        let to_other = friend.add_peer(endpoints[1].name()).await.unwrap();
+        let bystander = Endpoint::bind("shm://").await.unwrap();
+        let to_other = bystander.add_peer(endpoints[1].name()).await.unwrap();
         let whole = shared.recv().start().unwrap();
         let (first, second) = (
             shared.recv().start().unwrap(),
@@ -284,8 +286,8 @@ fn shared_rx_receives_stay_posted_when_sender_is_killed() {
         shared.recv().tag(1).await.unwrap();
         kill_and_wait(&mut victim);
         assert_eq!(&whole.await.unwrap()[..], b"whole");
-        friend.send(to_other, "one").await.unwrap();
-        friend.send(to_other, "two").await.unwrap();
+        bystander.send(to_other, "one").await.unwrap();
+        bystander.send(to_other, "two").await.unwrap();
         let (first, second) = (first.await.unwrap(), second.await.unwrap());
         let mut got = [first.to_vec(), second.to_vec()];
         got.sort();

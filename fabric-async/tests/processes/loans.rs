@@ -112,14 +112,14 @@ fn invalid_loans_end_only_that_connection() {
             ("unknown memory", false, loan(100, 7, 0, 32)),
         ];
         for (reason, granted, record) in cases {
-            let (segment, lent) = (
+            let (segment, memory) = (
                 sealed_memfd(4096 + 64 * 64, all),
                 sealed_memfd(4096 + 4096, all),
             );
             let socket = connect_raw(&ep).await;
-            send_with_fds(&socket, &encode_hello("liar", 1, 64), &[&segment]);
+            send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&segment]);
             if granted {
-                send_with_fds(&socket, &encode_grant(7, 4096, 1), &[&lent]);
+                send_with_fds(&socket, &encode_grant(7, 4096, 1), &[&memory]);
             }
             rustix::io::pwrite(&segment, &record[8..], 4096 + 8).unwrap();
             rustix::io::pwrite(&segment, &record[..8], 4096).unwrap();
@@ -131,14 +131,14 @@ fn invalid_loans_end_only_that_connection() {
             ("twice", encode_grant(7, 4096, 1)),
             ("another size", encode_grant(8, 1 << 20, 1)),
         ] {
-            let (segment, lent) = (
+            let (segment, memory) = (
                 sealed_memfd(4096 + 64 * 64, all),
                 sealed_memfd(4096 + 4096, all),
             );
             let socket = connect_raw(&ep).await;
-            send_with_fds(&socket, &encode_hello("liar", 1, 64), &[&segment]);
-            send_with_fds(&socket, &encode_grant(7, 4096, 1), &[&lent]);
-            send_with_fds(&socket, &grant, &[&lent]);
+            send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&segment]);
+            send_with_fds(&socket, &encode_grant(7, 4096, 1), &[&memory]);
+            send_with_fds(&socket, &grant, &[&memory]);
             let down = next_down_reason(&mut events).await;
             let DownReason::Protocol(reason) = down else {
                 panic!("{what}: {down:?}")

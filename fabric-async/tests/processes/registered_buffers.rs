@@ -73,10 +73,10 @@ fn killed_rma_writer_leaves_buffer_consistent() {
             .domain()
             .register(vec![0u8; REGION_LEN + 64], READ_WRITE, None)
             .unwrap();
-        let friend = Endpoint::bind("shm://").await.unwrap();
+        let bystander = Endpoint::bind("shm://").await.unwrap();
         let served = ep.clone();
         let progress = tokio::spawn(async move { served.recv().tag(77).await.map(drop) });
-        let (to_ep, mut added) = (friend.add_peer(ep.name()).await.unwrap(), 0u64);
+        let (to_ep, mut added) = (bystander.add_peer(ep.name()).await.unwrap(), 0u64);
         for round in 0..ROUNDS {
             let victim = TestPeer::start("rma_writer", &ep.name().to_string());
             let hello = ep.recv().tag(1).await.unwrap();
@@ -88,7 +88,10 @@ fn killed_rma_writer_leaves_buffer_consistent() {
             let killer = kill_within_two_ms(victim, round);
             for _ in 0..10 {
                 let at = region.remote().at(REGION_LEN as u64 + 8);
-                friend.atomic(to_ep, at, AtomicOp::Sum, 1u64).await.unwrap();
+                bystander
+                    .atomic(to_ep, at, AtomicOp::Sum, 1u64)
+                    .await
+                    .unwrap();
                 added += 1;
             }
             assert!(end.await.unwrap_err().error.is_peer_gone());
@@ -168,7 +171,7 @@ fn invalid_rma_requests_end_only_that_connection() {
         for (reason, bounce_buffers, record) in cases {
             let segment = sealed_memfd(4096 + 64 * 64, all);
             let socket = connect_raw(&ep).await;
-            send_with_fds(&socket, &encode_hello("liar", 1, 64), &[&segment]);
+            send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&segment]);
             for len in bounce_buffers {
                 send_with_fds(
                     &socket,
@@ -193,29 +196,29 @@ fn invalid_rma_responses_end_the_operation_once() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let name = format!("server-{}", std::process::id());
-        let impostor = RawShmListener::listen(&name);
+        let listener = RawShmListener::listen(&name);
         let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
         let remote = RemoteRegion::new(5, 100, READ_WRITE);
         let first = ep.read(peer, remote.slice(..100)).start().unwrap();
-        let (caller, bounce_buffer) = tokio::task::spawn_blocking(move || {
-            let caller = impostor.accept_ready();
-            recv_control_with_fds(&caller);
-            send_with_fds(&caller, &encode_control(0, 1), &[]);
+        let (connection, bounce_buffer) = tokio::task::spawn_blocking(move || {
+            let connection = listener.accept_ready();
+            recv_control_with_fds(&connection);
+            send_with_fds(&connection, &encode_control(0, 1), &[]);
             assert_eq!(
-                recv_control_with_fds(&caller).0[10..12],
+                recv_control_with_fds(&connection).0[10..12],
                 103u16.to_le_bytes(),
                 "a key query"
             );
-            send_with_fds(&caller, &encode_control(107, 5), &[]);
-            let bounce_buffer = recv_control_with_fds(&caller).1.swap_remove(0);
-            (caller, bounce_buffer)
+            send_with_fds(&connection, &encode_control(107, 5), &[]);
+            let bounce_buffer = recv_control_with_fds(&connection).1.swap_remove(0);
+            (connection, bounce_buffer)
         })
         .await
         .unwrap();
         let respond = |number: u64, code: u64| {
             rustix::io::pwrite(&bounce_buffer, &code.to_ne_bytes(), 4096 + 8).unwrap();
             rustix::io::pwrite(&bounce_buffer, &number.to_ne_bytes(), 4096).unwrap();
-            send_with_fds(&caller, &encode_control(101, 0), &[]);
+            send_with_fds(&connection, &encode_control(101, 0), &[]);
         };
         // A response with an unknown id is ignored. A response with the id ends the operation, even
         // with an unknown status.
@@ -231,18 +234,18 @@ fn invalid_rma_responses_end_the_operation_once() {
         );
         let second = ep.read(peer, remote.slice(..100)).start().unwrap();
         // The second operation queries the key again.
-        send_with_fds(&caller, &encode_control(107, 5), &[]);
+        send_with_fds(&connection, &encode_control(107, 5), &[]);
         while u64::from_ne_bytes(read_request_id(&bounce_buffer)) != 1 {
             tokio::task::yield_now().await;
         }
-        drop(caller);
+        drop(connection);
         assert!(second.await.unwrap_err().error.is_peer_gone());
         assert_still_works(&ep).await;
     });
 }
 
 fn read_request_id(bounce_buffer: &std::os::fd::OwnedFd) -> [u8; 8] {
-    let mut word = [0; 8];
-    rustix::io::pread(bounce_buffer, &mut word, 4096).unwrap();
-    word
+    let mut id = [0; 8];
+    rustix::io::pread(bounce_buffer, &mut id, 4096).unwrap();
+    id
 }

@@ -60,13 +60,13 @@ impl EchoHostFixture {
     async fn open() -> Self {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let events = ep.events().unwrap();
-        let _friend = TestPeer::start("echo", &ep.name().to_string());
-        let friend = ep.recv().tag(3).await.unwrap().source().unwrap();
+        let _bystander = TestPeer::start("echo", &ep.name().to_string());
+        let bystander = ep.recv().tag(3).await.unwrap().source().unwrap();
         let host = Self {
             ep,
             events,
-            echo_peer: friend,
-            _echo_process: _friend,
+            echo_peer: bystander,
+            _echo_process: _bystander,
         };
         host.assert_echo_works().await;
         host
@@ -74,14 +74,14 @@ impl EchoHostFixture {
 
     /// Checks that the connection to the echo peer is not affected.
     async fn assert_echo_works(&self) {
-        for word in 0..100u64 {
+        for number in 0..100u64 {
             self.ep
-                .send(self.echo_peer, word.to_le_bytes().to_vec())
+                .send(self.echo_peer, number.to_le_bytes().to_vec())
                 .await
                 .unwrap();
             assert_eq!(
                 self.ep.recv().tag(4).from(self.echo_peer).await.unwrap()[..],
-                word.to_le_bytes()
+                number.to_le_bytes()
             );
         }
     }
@@ -93,12 +93,17 @@ impl EchoHostFixture {
 
     /// Lets a process connect, and returns its exit code. The message of a served process must have
     /// arrived.
-    async fn wait_for_connect_outcome(&mut self, mut caller: TestPeer) -> i32 {
-        caller.signal_start();
-        while caller.0.try_wait().unwrap().is_none() {
+    async fn wait_for_connect_outcome(&mut self, mut connector: TestPeer) -> i32 {
+        connector.signal_start();
+        while connector.0.try_wait().unwrap().is_none() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        let code = caller.0.wait().unwrap().code().expect("it is not killed");
+        let code = connector
+            .0
+            .wait()
+            .unwrap()
+            .code()
+            .expect("it is not killed");
         if code == EXIT_SERVED {
             assert_eq!(
                 &self.ep.recv().tag(8).await.unwrap()[..],
@@ -198,15 +203,15 @@ fn at_fd_limit_new_peers_are_refused_and_old_served() {
             run(async {
                 let mut host = EchoHostFixture::open().await;
                 // The first connection that ends leaves what is allocated only once.
-                let caller = host.start_connecting_peer();
-                assert_eq!(host.wait_for_connect_outcome(caller).await, EXIT_SERVED);
+                let connector = host.start_connecting_peer();
+                assert_eq!(host.wait_for_connect_outcome(connector).await, EXIT_SERVED);
                 let before = ResourceUsage::wait_stable().await;
                 let mut refused = 0;
                 // A connection takes several descriptors, and may fail at each of them.
                 for left in 0..8 {
-                    let caller = host.start_connecting_peer();
+                    let connector = host.start_connecting_peer();
                     let files = exhaust_descriptors(left);
-                    match host.wait_for_connect_outcome(caller).await {
+                    match host.wait_for_connect_outcome(connector).await {
                         EXIT_SERVED => assert!(left > 0),
                         EXIT_REFUSED => {
                             refused += 1;
@@ -221,9 +226,9 @@ fn at_fd_limit_new_peers_are_refused_and_old_served() {
                     host.assert_echo_works().await;
                     drop(files);
                     before.wait_restored().await;
-                    let caller = host.start_connecting_peer();
+                    let connector = host.start_connecting_peer();
                     assert_eq!(
-                        host.wait_for_connect_outcome(caller).await,
+                        host.wait_for_connect_outcome(connector).await,
                         EXIT_SERVED,
                         "descriptors are free again after {left} were left"
                     );
@@ -321,10 +326,10 @@ fn at_fd_limit_listener_over_tcp_resumes_later() {
             run(async {
                 let ep = Endpoint::bind("tcp://").await.unwrap();
                 let mut events = ep.events().unwrap();
-                let friend = Endpoint::bind("tcp://").await.unwrap();
-                let caller = TcpSocket::new_v4().unwrap();
+                let bystander = Endpoint::bind("tcp://").await.unwrap();
+                let connector = TcpSocket::new_v4().unwrap();
                 let files = exhaust_descriptors(0);
-                let _caller = caller
+                let _connection = connector
                     .connect(ep.name().socket_addr().unwrap())
                     .await
                     .unwrap();
@@ -344,8 +349,8 @@ fn at_fd_limit_listener_over_tcp_resumes_later() {
                     "{error}"
                 );
                 drop(files);
-                let to_ep = friend.add_peer(ep.name()).await.unwrap();
-                friend.send(to_ep, MESSAGE).await.unwrap();
+                let to_ep = bystander.add_peer(ep.name()).await.unwrap();
+                bystander.send(to_ep, MESSAGE).await.unwrap();
                 assert_eq!(&ep.recv().await.unwrap()[..], MESSAGE.as_bytes());
             });
         },
@@ -361,8 +366,8 @@ fn at_memory_limit_operations_fail_without_leaks() {
                 let mut host = EchoHostFixture::open().await;
                 let other = Endpoint::bind("shm://").await.unwrap();
                 let unconnected = host.ep.address_vector().insert(other.name()).unwrap();
-                let caller = host.start_connecting_peer();
-                assert_eq!(host.wait_for_connect_outcome(caller).await, EXIT_SERVED);
+                let connector = host.start_connecting_peer();
+                assert_eq!(host.wait_for_connect_outcome(connector).await, EXIT_SERVED);
                 let before = ResourceUsage::wait_stable().await;
                 let space = address_space_bytes();
 
@@ -370,7 +375,7 @@ fn at_memory_limit_operations_fail_without_leaks() {
                 // size limit is less than a segment.
                 for (resource, most) in [(Resource::As, space + 64 * 1024), (Resource::Fsize, 4096)]
                 {
-                    let caller = host.start_connecting_peer();
+                    let connector = host.start_connecting_peer();
                     let limited = set_rlimit(resource, most);
                     let refused = host.ep.send(unconnected, "hello").await.unwrap_err().error;
                     assert!(
@@ -400,15 +405,15 @@ fn at_memory_limit_operations_fail_without_leaks() {
                         EXIT_SERVED
                     };
                     assert_eq!(
-                        host.wait_for_connect_outcome(caller).await,
+                        host.wait_for_connect_outcome(connector).await,
                         expected,
                         "{resource:?}"
                     );
                     assert_eq!(host.take_rejections().is_empty(), expected == EXIT_SERVED);
                     drop(limited);
                     before.wait_restored().await;
-                    let caller = host.start_connecting_peer();
-                    assert_eq!(host.wait_for_connect_outcome(caller).await, EXIT_SERVED);
+                    let connector = host.start_connecting_peer();
+                    assert_eq!(host.wait_for_connect_outcome(connector).await, EXIT_SERVED);
                 }
                 host.ep.send(unconnected, "hello").await.unwrap();
                 assert_eq!(&other.recv().await.unwrap()[..], b"hello");

@@ -173,8 +173,8 @@ fn killed_rma_writer_leaves_region_consistent() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let region = ep.domain().alloc(REGION_LEN + 64, READ_WRITE).unwrap();
-        let friend = Endpoint::bind("shm://").await.unwrap();
-        let (to_ep, mut added) = (friend.add_peer(ep.name()).await.unwrap(), 0u64);
+        let bystander = Endpoint::bind("shm://").await.unwrap();
+        let (to_ep, mut added) = (bystander.add_peer(ep.name()).await.unwrap(), 0u64);
         for round in 0..ROUNDS {
             let victim = TestPeer::start("rma_writer", &ep.name().to_string());
             let hello = ep.recv().tag(1).await.unwrap();
@@ -185,7 +185,7 @@ fn killed_rma_writer_leaves_region_consistent() {
             let end = ep.recv().tag(2).from(peer).start().unwrap();
             let killer = kill_within_two_ms(victim, round);
             for _ in 0..100 {
-                friend
+                bystander
                     .atomic(
                         to_ep,
                         region.remote().at(REGION_LEN as u64 + 8),
@@ -204,7 +204,7 @@ fn killed_rma_writer_leaves_region_consistent() {
                 "additions of other peers are not lost"
             );
         }
-        drop(friend);
+        drop(bystander);
         assert_still_works(&ep).await;
     });
 }
@@ -270,18 +270,18 @@ impl RawShmListener {
 
     /// Accepts the next connection and asks for its hello.
     pub(crate) fn accept_ready(&self) -> OwnedFd {
-        let caller = rustix::net::accept(&self.0).unwrap();
-        send_with_fds(&caller, &encode_control(READY_CODE, 0), &[]);
-        caller
+        let connection = rustix::net::accept(&self.0).unwrap();
+        send_with_fds(&connection, &encode_control(READY_CODE, 0), &[]);
+        connection
     }
 
     /// Completes the handshake with the next peer, waits for its key query and sends this response.
     fn answer_key_query(&self, response: &[u8], fds: &[&OwnedFd]) -> OwnedFd {
-        let caller = self.accept_ready();
-        recv_control(&caller);
-        send_with_fds(&caller, &encode_control(0, 1), &[]);
+        let connection = self.accept_ready();
+        recv_control(&connection);
+        send_with_fds(&connection, &encode_control(0, 1), &[]);
         assert_eq!(
-            recv_control(&caller)[10..12],
+            recv_control(&connection)[10..12],
             103u16.to_le_bytes(),
             "a key query"
         );
@@ -292,8 +292,8 @@ impl RawShmListener {
             control.push(SendAncillaryMessage::ScmRights(&fds));
         }
         let bytes = [std::io::IoSlice::new(response)];
-        rustix::net::sendmsg(&caller, &bytes, &mut control, SendFlags::NOSIGNAL).unwrap();
-        caller
+        rustix::net::sendmsg(&connection, &bytes, &mut control, SendFlags::NOSIGNAL).unwrap();
+        connection
     }
 }
 
@@ -351,8 +351,8 @@ fn invalid_key_responses_fail_the_operation() {
             ),
         ];
         for (number, (response, fds, reason)) in cases.into_iter().enumerate() {
-            let name = format!("impostor-{}-{number}", std::process::id());
-            let impostor = RawShmListener::listen(&name);
+            let name = format!("listener-{}-{number}", std::process::id());
+            let listener = RawShmListener::listen(&name);
             let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
             let write = ep
                 .write(peer, RemoteAddr { key: 5, offset: 0 }, "x")
@@ -360,7 +360,7 @@ fn invalid_key_responses_fail_the_operation() {
                 .unwrap();
             let fds: Vec<OwnedFd> = fds.into_iter().map(|fd| fd.try_clone().unwrap()).collect();
             let responding = std::thread::spawn(move || {
-                impostor.answer_key_query(&response, &fds.iter().collect::<Vec<_>>())
+                listener.answer_key_query(&response, &fds.iter().collect::<Vec<_>>())
             });
             let failed = write.await.unwrap_err();
             assert!(
@@ -371,8 +371,8 @@ fn invalid_key_responses_fail_the_operation() {
             drop(responding.join().unwrap());
         }
         // Access that was not granted, and memory that its owner has withdrawn.
-        let name = format!("impostor-{}", std::process::id());
-        let impostor = RawShmListener::listen(&name);
+        let name = format!("listener-{}", std::process::id());
+        let listener = RawShmListener::listen(&name);
         let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
         let write = ep
             .write(peer, RemoteAddr { key: 5, offset: 0 }, "x")
@@ -380,7 +380,7 @@ fn invalid_key_responses_fail_the_operation() {
             .unwrap();
         let responding = std::thread::spawn(move || {
             // A second query would get the same response.
-            impostor.answer_key_query(&encode_grant(5, 64, 3), &[&page(64)])
+            listener.answer_key_query(&encode_grant(5, 64, 3), &[&page(64)])
         });
         let failed = write.await.unwrap_err();
         assert_eq!(

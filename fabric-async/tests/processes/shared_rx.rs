@@ -143,8 +143,8 @@ fn killed_senders_do_not_affect_shared_rx() {
                     .unwrap(),
             );
         }
-        let friend = TestPeer::start("echo", &format!("{prefix}-0"));
-        let to_friend = shared.recv().tag(3).await.unwrap().source().unwrap();
+        let bystander = TestPeer::start("echo", &format!("{prefix}-0"));
+        let to_bystander = shared.recv().tag(3).await.unwrap().source().unwrap();
         let (mut checker, mut seed) = (SequenceChecker::default(), 0x9e37_79b9_7f4a_7c15_u64);
         let mut dead = Vec::new();
         for kill in 0..KILLS {
@@ -190,7 +190,7 @@ fn killed_senders_do_not_affect_shared_rx() {
                 .post()
                 .unwrap();
             endpoints[0]
-                .send(to_friend, kill.to_le_bytes().to_vec())
+                .send(to_bystander, kill.to_le_bytes().to_vec())
                 .await
                 .unwrap();
             let answer = cq.next().await.unwrap();
@@ -200,7 +200,7 @@ fn killed_senders_do_not_affect_shared_rx() {
             );
         }
         assert!(checker.messages > KILLS, "{} messages", checker.messages);
-        drop(friend);
+        drop(bystander);
         // The buffered messages of dead senders can still be received, and then no operation is
         // left.
         while shared.stats().unexpected > 0 {

@@ -223,7 +223,7 @@ fn invalid_source_addresses_end_only_that_connection() {
         for (reason, probe, len, at, slot) in cases {
             let segment = segment_with_probe(probe);
             let socket = connect_raw(&ep).await;
-            send_with_fds(&socket, &encode_hello("liar", 1, 64), &[&segment]);
+            send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&segment]);
             let record: Vec<u8> = [len, at, slot]
                 .into_iter()
                 .flat_map(u64::to_le_bytes)
@@ -245,18 +245,18 @@ fn invalid_slot_returns_complete_a_send_once() {
     run(async {
         let ep = bind_endpoint(true).await;
         let name = format!("receiver-{}", std::process::id());
-        let impostor = RawShmListener::listen(&name);
+        let listener = RawShmListener::listen(&name);
         let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
         let sends: Vec<_> = (0..2)
             .map(|number| ep.send(peer, vec![number; 100_000]).start().unwrap())
             .collect();
-        let (caller, segment) = tokio::task::spawn_blocking(move || {
-            let caller = impostor.accept_ready();
-            let segment = recv_control_with_fds(&caller).1.swap_remove(0);
+        let (connection, segment) = tokio::task::spawn_blocking(move || {
+            let connection = listener.accept_ready();
+            let segment = recv_control_with_fds(&connection).1.swap_remove(0);
             // Announces that the receiver can read this process.
             rustix::io::pwrite(&segment, &[1], 768).unwrap();
-            send_with_fds(&caller, &encode_control(0, 1), &[]);
-            (caller, segment)
+            send_with_fds(&connection, &encode_control(0, 1), &[]);
+            (connection, segment)
         })
         .await
         .unwrap();
@@ -267,7 +267,7 @@ fn invalid_slot_returns_complete_a_send_once() {
         };
         let return_all_slots = || {
             rustix::io::pwrite(&segment, &[0xff; 32], 512).unwrap();
-            send_with_fds(&caller, &encode_control(101, 0), &[]);
+            send_with_fds(&connection, &encode_control(101, 0), &[]);
         };
         // Before any slot is in use, and several times afterwards.
         return_all_slots();
@@ -288,7 +288,7 @@ fn invalid_slot_returns_complete_a_send_once() {
             ep.domain().progress();
             tokio::task::yield_now().await;
         }
-        drop(caller);
+        drop(connection);
         let failed = kept.await.unwrap_err();
         assert!(
             failed.error.is_peer_gone() && failed.buf == vec![7; 200_000],

@@ -17,8 +17,8 @@ fn stopped_peer_does_not_block_other_peers() {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let stopped_process = TestPeer::start("echo", &ep.name().to_string());
         let stopped = ep.recv().tag(3).await.unwrap().source().unwrap();
-        let _friend = TestPeer::start("echo", &ep.name().to_string());
-        let friend = ep.recv().tag(3).await.unwrap().source().unwrap();
+        let _bystander = TestPeer::start("echo", &ep.name().to_string());
+        let bystander = ep.recv().tag(3).await.unwrap().source().unwrap();
 
         let process = Pid::from_child(&stopped_process.0);
         kill_process(process, Signal::STOP).unwrap();
@@ -28,11 +28,13 @@ fn stopped_peer_does_not_block_other_peers() {
             message[..8].copy_from_slice(&number.to_le_bytes());
             sent.push(ep.send(stopped, message).start().unwrap());
         }
-        for word in 0..ROUND_TRIPS {
-            ep.send(friend, word.to_le_bytes().to_vec()).await.unwrap();
+        for number in 0..ROUND_TRIPS {
+            ep.send(bystander, number.to_le_bytes().to_vec())
+                .await
+                .unwrap();
             assert_eq!(
-                ep.recv().tag(4).from(friend).await.unwrap()[..],
-                word.to_le_bytes()
+                ep.recv().tag(4).from(bystander).await.unwrap()[..],
+                number.to_le_bytes()
             );
         }
         // A peer may use only a part of the endpoint's transmit credits; more sends are refused,

@@ -50,15 +50,15 @@ pub(super) fn accept_and_die(stage: &str, name: &str) -> ! {
         rustix::event::poll(&mut waits, None).unwrap();
         super::kill_self()
     }
-    let caller = rustix::net::accept(&listener.0).unwrap();
+    let connection = rustix::net::accept(&listener.0).unwrap();
     if stage != "after_accept" {
-        send_with_fds(&caller, &encode_control(READY_CODE, 0), &[]);
-        recv_control(&caller);
+        send_with_fds(&connection, &encode_control(READY_CODE, 0), &[]);
+        recv_control(&connection);
         if stage != "after_reading_hello" {
-            send_with_fds(&caller, &encode_control(0, 1), &[]);
+            send_with_fds(&connection, &encode_control(0, 1), &[]);
             if stage == "after_key_query" {
                 assert_eq!(
-                    recv_control(&caller)[10..12],
+                    recv_control(&connection)[10..12],
                     103u16.to_le_bytes(),
                     "a key query"
                 );
@@ -92,9 +92,9 @@ pub(super) mod survives {
         victim.signal_start();
         assert_eq!(whole.await.unwrap()[..], 77u64.to_le_bytes());
         assert_eq!(survivor.wait_peer_down("victim").await, DownReason::Died);
-        let friend = Endpoint::bind("shm://").await.unwrap();
-        let to_survivor = friend.add_peer(survivor.ep.name()).await.unwrap();
-        friend.send(to_survivor, "next").await.unwrap();
+        let bystander = Endpoint::bind("shm://").await.unwrap();
+        let to_survivor = bystander.add_peer(survivor.ep.name()).await.unwrap();
+        bystander.send(to_survivor, "next").await.unwrap();
         assert_eq!(&partial.await.unwrap()[..], b"next");
     }
 

@@ -52,10 +52,10 @@ pub(super) async fn with_unreceived_messages(name: &str) -> ! {
     let ep = Endpoint::bind("shm://").await.unwrap();
     let peer = ep.add_peer(name).await.unwrap();
     ep.send(peer, "here").tag(1).await.unwrap();
-    for word in 0..MESSAGES {
+    for number in 0..MESSAGES {
         assert_eq!(
             ep.recv().tag(3).from(peer).await.unwrap()[..8],
-            word.to_le_bytes()
+            number.to_le_bytes()
         );
     }
     ep.recv().tag(2).from(peer).await.unwrap();
@@ -66,8 +66,8 @@ pub(super) async fn with_unreceived_messages(name: &str) -> ! {
 pub(super) async fn after_last_send(name: &str) -> ! {
     let ep = Endpoint::bind("shm://").await.unwrap();
     let peer = ep.add_peer(name).await.unwrap();
-    for word in 0..MESSAGES {
-        ep.send(peer, word.to_le_bytes().to_vec())
+    for number in 0..MESSAGES {
+        ep.send(peer, number.to_le_bytes().to_vec())
             .tag(1)
             .await
             .unwrap();
@@ -97,8 +97,8 @@ pub(super) mod survives {
         survivor.ep.send(peer, "go").tag(2).await.unwrap();
         assert_peer_gone(&directed.await.unwrap_err().error);
         survivor.wait_peer_died(victim).await;
-        let friend = Endpoint::bind("shm://").await.unwrap();
-        let to_survivor = friend.add_peer(survivor.ep.name()).await.unwrap();
+        let bystander = Endpoint::bind("shm://").await.unwrap();
+        let to_survivor = bystander.add_peer(survivor.ep.name()).await.unwrap();
         if is_directed {
             let failed = partial.await.unwrap_err();
             assert_peer_gone(&failed.error);
@@ -109,10 +109,10 @@ pub(super) mod survives {
             );
         } else {
             // The receive still matches before those posted later.
-            friend.send(to_survivor, "first").tag(3).await.unwrap();
+            bystander.send(to_survivor, "first").tag(3).await.unwrap();
             assert_eq!(&partial.await.unwrap()[..], b"first");
         }
-        friend.send(to_survivor, "second").tag(3).await.unwrap();
+        bystander.send(to_survivor, "second").tag(3).await.unwrap();
         assert_eq!(&queued.await.unwrap()[..], b"second");
     }
 
@@ -154,11 +154,11 @@ pub(super) mod survives {
         let ep = survivor.ep.clone();
         let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
         let sends: Vec<_> = (0..2 * MESSAGES)
-            .map(|word| {
-                let mut message = word.to_le_bytes().to_vec();
-                message.resize([8, 100, 20_000][word as usize % 3], 1);
+            .map(|number| {
+                let mut message = number.to_le_bytes().to_vec();
+                message.resize([8, 100, 20_000][number as usize % 3], 1);
                 let request = ep.send(peer, message).tag(3);
-                let request = if word % 2 == 0 {
+                let request = if number % 2 == 0 {
                     request.delivery_complete()
                 } else {
                     request.match_complete()
@@ -167,16 +167,19 @@ pub(super) mod survives {
             })
             .collect();
         ep.send(peer, "go").tag(2).await.unwrap();
-        for (word, send) in sends.into_iter().enumerate() {
+        for (number, send) in sends.into_iter().enumerate() {
             match send.await {
-                Ok(_) => assert!(word < MESSAGES as usize, "message {word} was not received"),
+                Ok(_) => assert!(
+                    number < MESSAGES as usize,
+                    "message {number} was not received"
+                ),
                 Err(failed) => {
                     assert!(
-                        word >= MESSAGES as usize,
-                        "message {word} was received: {failed}"
+                        number >= MESSAGES as usize,
+                        "message {number} was received: {failed}"
                     );
                     assert_peer_gone(&failed.error);
-                    assert_eq!(failed.buf[..8], (word as u64).to_le_bytes());
+                    assert_eq!(failed.buf[..8], (number as u64).to_le_bytes());
                 }
             }
         }
@@ -189,10 +192,10 @@ pub(super) mod survives {
         assert_eq!(first[..], 0u64.to_le_bytes());
         // Received only after the death.
         survivor.wait_peer_died(victim).await;
-        for word in 1..MESSAGES {
+        for number in 1..MESSAGES {
             assert_eq!(
                 survivor.ep.recv().tag(1).await.unwrap()[..],
-                word.to_le_bytes()
+                number.to_le_bytes()
             );
         }
         assert_peer_gone(

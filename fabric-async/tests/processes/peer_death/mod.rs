@@ -99,11 +99,11 @@ impl Survivor {
 
     /// Checks that other peers are not affected.
     async fn assert_works(&self) {
-        let word = (self.round as u64).to_le_bytes();
-        self.ep.send(self.echo_peer, word.to_vec()).await.unwrap();
+        let number = (self.round as u64).to_le_bytes();
+        self.ep.send(self.echo_peer, number.to_vec()).await.unwrap();
         assert_eq!(
             self.ep.recv().tag(4).from(self.echo_peer).await.unwrap()[..],
-            word
+            number
         );
         assert_still_works(&self.ep).await;
     }
@@ -133,12 +133,12 @@ fn run_stage(stage: &str, survives: impl AsyncFn(&mut Survivor, TestPeer)) {
                     .await
                     .unwrap();
                 let events = ep.events().unwrap();
-                let _friend = TestPeer::start("echo", &ep.name().to_string());
-                let friend = ep.recv().tag(3).await.unwrap().source().unwrap();
+                let _bystander = TestPeer::start("echo", &ep.name().to_string());
+                let bystander = ep.recv().tag(3).await.unwrap().source().unwrap();
                 let mut survivor = Survivor {
                     ep,
                     events,
-                    echo_peer: friend,
+                    echo_peer: bystander,
                     round: 0,
                     progress,
                 };

@@ -227,12 +227,12 @@ fn killed_clients_are_reported_and_others_accepted() {
                 .await
                 .unwrap();
             let name = listener.name().to_string();
-            let friend = TestPeer::start("tcp connect_and_echo", &name);
-            let friend = next_request_from(&mut listener, &friend)
+            let bystander = TestPeer::start("tcp connect_and_echo", &name);
+            let bystander = next_request_from(&mut listener, &bystander)
                 .await
                 .accept("")
                 .await
-                .map(|ep| (ep, friend))
+                .map(|ep| (ep, bystander))
                 .unwrap();
             for _ in 0..5 {
                 let victim = TestPeer::start("tcp connect_and_echo", &name);
@@ -243,7 +243,7 @@ fn killed_clients_are_reported_and_others_accepted() {
                     .unwrap();
                 assert_echo_works(&ep).await;
                 kill_and_assert_ops_fail(ep, victim).await;
-                assert_echo_works(&friend.0).await;
+                assert_echo_works(&bystander.0).await;
             }
         });
     }
@@ -298,8 +298,8 @@ fn clients_may_be_killed_before_accept() {
                 },
             }
         }
-        let friend = TestPeer::start("tcp connect_and_echo", &name);
-        let ep = next_request_from(&mut listener, &friend)
+        let bystander = TestPeer::start("tcp connect_and_echo", &name);
+        let ep = next_request_from(&mut listener, &bystander)
             .await
             .accept("in time")
             .await

@@ -202,9 +202,9 @@ fn partial_message_leaves_its_receive_posted() {
             }
             drop(socket);
             next_down_reason(&mut events).await;
-            let friend = Endpoint::bind("tcp://").await.unwrap();
-            let to_ep = friend.add_peer(ep.name()).await.unwrap();
-            friend.send(to_ep, "whole").tag(5).await.unwrap();
+            let bystander = Endpoint::bind("tcp://").await.unwrap();
+            let to_ep = bystander.add_peer(ep.name()).await.unwrap();
+            bystander.send(to_ep, "whole").tag(5).await.unwrap();
             assert_eq!(&receiving.await.unwrap()[..], b"whole");
             assert_still_works(&ep).await;
         });
@@ -280,9 +280,9 @@ fn announced_length_alone_uses_no_memory() {
                 assert!(private_bytes() < before + (64 << 20));
                 drop(socket);
                 next_down_reason(&mut events).await;
-                let friend = Endpoint::bind("tcp://").await.unwrap();
-                let to_ep = friend.add_peer(ep.name()).await.unwrap();
-                friend.send(to_ep, "all of it").await.unwrap();
+                let bystander = Endpoint::bind("tcp://").await.unwrap();
+                let to_ep = bystander.add_peer(ep.name()).await.unwrap();
+                bystander.send(to_ep, "all of it").await.unwrap();
                 assert_eq!(&receiving.await.unwrap()[..], b"all of it");
             });
         },

@@ -138,9 +138,9 @@ fn restarted_peer_is_reached_by_its_old_address() {
 fn killed_senders_are_reported_and_do_not_affect_others() {
     run(async {
         let (ep, mut events) = bind_with_events().await;
-        let mut friend = TestPeer::start("tcp echo", &format!("tcp:// {}", ep.name()));
+        let mut bystander = TestPeer::start("tcp echo", &format!("tcp:// {}", ep.name()));
         let ready = ep.recv().tag(3).await.unwrap();
-        let to_friend = ready.source().unwrap();
+        let to_bystander = ready.source().unwrap();
         for kill in 0..30u64 {
             let victim = TestPeer::start("tcp send_forever", &ep.name().to_string());
             let source = ep.recv().tag(1).await.unwrap().source().unwrap();
@@ -148,12 +148,12 @@ fn killed_senders_are_reported_and_do_not_affect_others() {
             recv_until_gone(&ep, source).await;
             killer.join().unwrap();
             next_down_reason(&mut events).await;
-            ep.send(to_friend, kill.to_le_bytes().to_vec())
+            ep.send(to_bystander, kill.to_le_bytes().to_vec())
                 .await
                 .unwrap();
             assert_eq!(ep.recv().tag(4).await.unwrap()[..], kill.to_le_bytes());
         }
-        assert!(friend.0.try_wait().unwrap().is_none());
+        assert!(bystander.0.try_wait().unwrap().is_none());
     });
 }
 

@@ -73,8 +73,8 @@ async fn connect_and_accept(
             .unwrap();
         ep.accept(request, "").await.unwrap()
     };
-    let (caller, accepted) = tokio::join!(calling, accepting);
-    (caller.unwrap(), accepted)
+    let (connector, accepted) = tokio::join!(calling, accepting);
+    (connector.unwrap(), accepted)
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn accepted_sockets_inherit_passive_endpoint_options() {
 
         // A domain without socket options.
         let plain = fabric.domain(&info).unwrap();
-        let (caller, accepted) = connect_and_accept(&mut listener, &plain, &info).await;
+        let (connector, accepted) = connect_and_accept(&mut listener, &plain, &info).await;
         let socket = connected_socket(&accepted);
         assert_eq!(socket_recv_buffer_size(&socket).unwrap(), 2 * BUFFER_LEN);
         assert_eq!(socket_send_buffer_size(&socket).unwrap(), 2 * BUFFER_LEN);
@@ -115,7 +115,7 @@ fn accepted_sockets_inherit_passive_endpoint_options() {
             (Duration::from_secs(22), 0)
         );
         // The connecting endpoint has options of its own.
-        let socket = connected_socket(&caller);
+        let socket = connected_socket(&connector);
         assert_eq!(
             tcp_congestion(&socket).unwrap(),
             SocketOptions::LOCAL_CONGESTION_CONTROL
@@ -132,7 +132,7 @@ fn accepted_sockets_inherit_passive_endpoint_options() {
             .open()
             .unwrap();
         info.tx.tclass = Some(TrafficClass::LowLatency);
-        let (_caller, accepted) = connect_and_accept(&mut listener, &own, &info).await;
+        let (_connector, accepted) = connect_and_accept(&mut listener, &own, &info).await;
         let socket = connected_socket(&accepted);
         assert_eq!(socket_recv_buffer_size(&socket).unwrap(), 4 * BUFFER_LEN);
         assert_eq!(socket_send_buffer_size(&socket).unwrap(), 2 * BUFFER_LEN);
@@ -164,8 +164,8 @@ fn bind_options_apply_to_listener_and_connections() {
             .socket_options(all_socket_options())
             .connect(listener.name());
         let accepting = async { listener.next().await.unwrap().accept("").await };
-        let (caller, accepted) = tokio::join!(calling, accepting);
-        for ep in [caller.unwrap(), accepted.unwrap()] {
+        let (connector, accepted) = tokio::join!(calling, accepting);
+        for ep in [connector.unwrap(), accepted.unwrap()] {
             let socket = connected_socket(&ep);
             assert_eq!(socket_recv_buffer_size(&socket).unwrap(), 2 * BUFFER_LEN);
             assert_eq!(
@@ -202,16 +202,19 @@ fn connect_resolves_host_names() {
             listener.name()
         );
         let name = format!("tcp://localhost:{}", socket_addr(listener.name()).port());
-        let (caller, accepted) = tokio::join!(Endpoint::connect(&name), async {
+        let (connector, accepted) = tokio::join!(Endpoint::connect(&name), async {
             listener.next().await.unwrap().accept("").await.unwrap()
         });
-        let caller = caller.unwrap();
+        let connector = connector.unwrap();
         assert_eq!(
-            caller.peer_name(),
+            connector.peer_name(),
             Ok(listener.name()),
             "the peer's name is an address"
         );
-        caller.send(caller.peer().unwrap(), "hello").await.unwrap();
+        connector
+            .send(connector.peer().unwrap(), "hello")
+            .await
+            .unwrap();
         assert_eq!(&accepted.recv().await.unwrap()[..], b"hello");
 
         // A rejection by one address ends the connect; no other address is tried.
@@ -253,7 +256,7 @@ pub(crate) async fn host_name_client(home: &str) {
         .await
         .expect("a loopback address");
     let name = format!("tcp://twin:{}", socket_addr(listener.name()).port());
-    let (caller, accepted) = tokio::join!(Endpoint::connect(&name), async {
+    let (connector, accepted) = tokio::join!(Endpoint::connect(&name), async {
         listener
             .next()
             .await
@@ -261,9 +264,9 @@ pub(crate) async fn host_name_client(home: &str) {
             .accept("welcome")
             .await
     });
-    let caller = caller.expect("connect to one of the addresses");
+    let connector = connector.expect("connect to one of the addresses");
     assert_eq!(
-        (caller.peer_name(), caller.private_data()),
+        (connector.peer_name(), connector.private_data()),
         (Ok(listener.name()), &b"welcome"[..])
     );
     accepted.expect("accept");
@@ -318,12 +321,12 @@ fn connect_skips_addresses_of_another_family() {
             let ep = domain.endpoint(&info).unwrap().name(name).unwrap();
             ep.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV).unwrap()
         };
-        let (caller, accepted) = tokio::join!(from("tcp://127.0.0.1:0").connect(&name), async {
+        let (connector, accepted) = tokio::join!(from("tcp://127.0.0.1:0").connect(&name), async {
             let accepting = from("tcp://127.0.0.1:0");
             accepting.accept(listener.next().await.unwrap(), "").await
         });
         assert_eq!(
-            caller.unwrap().name(),
+            connector.unwrap().name(),
             accepted.unwrap().peer_name().unwrap()
         );
         let other = from("tcp://[::1]:0")

@@ -73,14 +73,14 @@ impl PeerOutput {
         Self(BufReader::new(peer.0.stdout.take().expect("piped")))
     }
 
-    /// Waits for a line that contains `word`; the test harness of the peer prints lines, too.
-    fn wait_for(&mut self, word: &str) {
+    /// Waits for a line that contains `text`; the test harness of the peer prints lines, too.
+    fn wait_for(&mut self, text: &str) {
         let mut line = String::new();
-        while !line.contains(word) {
+        while !line.contains(text) {
             line.clear();
             assert!(
                 self.0.read_line(&mut line).expect("read the peer's output") > 0,
-                "the peer ended before it printed {word:?}"
+                "the peer ended before it printed {text:?}"
             );
         }
     }

@@ -36,9 +36,9 @@ fn bind_resolves_host_names() {
             "{}",
             ep.name()
         );
-        let friend = Endpoint::bind("tcp://localhost:0").await.unwrap();
-        let peer = friend.add_peer(ep.name()).await.unwrap();
-        friend.send(peer, "hello").await.unwrap();
+        let client = Endpoint::bind("tcp://localhost:0").await.unwrap();
+        let peer = client.add_peer(ep.name()).await.unwrap();
+        client.send(peer, "hello").await.unwrap();
         assert_eq!(&ep.recv().await.unwrap()[..], b"hello");
         let udp = Endpoint::bind("udp://localhost:0").await.unwrap();
         assert!(udp.name().socket_addr().unwrap().ip().is_loopback());
@@ -76,13 +76,13 @@ fn add_peer_skips_addresses_of_another_family() {
             return skip(Facility::Ipv6, "this machine has no IPv6");
         };
         let port = ep.name().socket_addr().unwrap().port();
-        let friend = Endpoint::bind("tcp://[::1]:0").await.unwrap();
-        let added = friend.add_peer(&format!("tcp://localhost:{port}")).await;
+        let client = Endpoint::bind("tcp://[::1]:0").await.unwrap();
+        let added = client.add_peer(&format!("tcp://localhost:{port}")).await;
         if found.iter().all(is_ipv4) {
             assert!(matches!(added, Err(Error::NoSuchHost { .. })), "{added:?}");
         } else {
             assert_eq!(
-                friend.address_vector().lookup(added.unwrap()).unwrap(),
+                client.address_vector().lookup(added.unwrap()).unwrap(),
                 ep.name().clone()
             );
         }

@@ -241,26 +241,26 @@ fn partial_rma_requests_do_not_affect_others() {
             next_down_reason(&mut events).await;
         }
         assert_eq!(region.load::<u8>(99_999), Ok(0));
-        let friend = Endpoint::bind("tcp://").await.unwrap();
-        let to = friend.add_peer(ep.name()).await.unwrap();
+        let bystander = Endpoint::bind("tcp://").await.unwrap();
+        let to = bystander.add_peer(ep.name()).await.unwrap();
         let serving = tokio::spawn({
             let ep = ep.clone();
             async move { drop(ep.recv().tag(1).await) }
         });
-        friend
+        bystander
             .write(to, region.remote().at(0), vec![6; 100_000])
             .await
             .unwrap();
         assert_eq!(
-            friend.read(to, region.remote().slice(..)).await.unwrap()[..],
+            bystander.read(to, region.remote().slice(..)).await.unwrap()[..],
             vec![6; 100_000][..]
         );
-        friend
+        bystander
             .write(to, region.remote().at(0), "x")
             .data(3)
             .await
             .unwrap();
-        friend.send(to, "done").tag(1).await.unwrap();
+        bystander.send(to, "done").tag(1).await.unwrap();
         serving.await.unwrap();
         assert_eq!(ep.stats().remote_ops.count, 1);
         assert_still_works(&ep).await;

@@ -99,8 +99,8 @@ fn datagram_flood_stays_within_the_unexpected_budget() {
 fn auto_inserted_senders_are_evicted() {
     run(async {
         let ep = Endpoint::bind("udp://").await.unwrap();
-        let friend = Endpoint::bind("udp://").await.unwrap();
-        let known = ep.add_peer(friend.name()).await.unwrap();
+        let bystander = Endpoint::bind("udp://").await.unwrap();
+        let known = ep.add_peer(bystander.name()).await.unwrap();
         let mut peer = TestPeer::start("udp many_senders", &ep.name().to_string());
         let mut most = 0;
         for _ in 0..SENDERS {
@@ -114,7 +114,7 @@ fn auto_inserted_senders_are_evicted() {
         assert_eq!((most, ep.address_vector().peers().len()), (1025, 1025));
         assert_eq!(
             ep.address_vector().lookup(known).as_ref(),
-            Ok(friend.name()),
+            Ok(bystander.name()),
             "an inserted peer is not evicted"
         );
         assert_still_works(&ep).await;

@@ -16,13 +16,13 @@ use crate::test_peer::TestPeer;
 
 /// Checks that a new peer can exchange messages with the endpoint.
 async fn assert_still_works(ep: &Endpoint) {
-    let friend = Endpoint::bind("udp://").await.unwrap();
-    let peer = friend.add_peer(ep.name()).await.unwrap();
-    friend.send(peer, "are you there").await.unwrap();
+    let client = Endpoint::bind("udp://").await.unwrap();
+    let peer = client.add_peer(ep.name()).await.unwrap();
+    client.send(peer, "are you there").await.unwrap();
     let got = ep.recv().await.unwrap();
     assert_eq!(&got[..], b"are you there");
     ep.send(got.source().unwrap(), "yes").await.unwrap();
-    assert_eq!(&friend.recv().await.unwrap()[..], b"yes");
+    assert_eq!(&client.recv().await.unwrap()[..], b"yes");
 }
 
 /// Sends back every message to its source, after announcing itself.
