@@ -87,7 +87,7 @@ async fn wait_for_event(words: &[&str]) -> usize {
 async fn check_all_events(progress: Progress) {
     let options = Endpoint::options().progress(progress);
     let server = options.clone().bind("shm://").await.unwrap();
-    let endpoint_field = format!("endpoint={} ", server.id());
+    let number = format!("endpoint={} ", server.id());
     let name = server.name().to_string();
     wait_for_event(&[
         "DEBUG fabric::endpoint message=endpoint opened",
@@ -114,7 +114,7 @@ async fn check_all_events(progress: Progress) {
     let peer = server.recv().await.unwrap().source().unwrap();
     wait_for_event(&[
         "message=peer connected",
-        &endpoint_field,
+        &number,
         &format!("peer={}", client.name()),
     ])
     .await;
@@ -129,10 +129,10 @@ async fn check_all_events(progress: Progress) {
     );
     server.lend(peer, server.loan(5000).unwrap()).await.unwrap();
     drop(client);
-    wait_for_event(&["message=peer closed", &endpoint_field]).await;
+    wait_for_event(&["message=peer closed", &number]).await;
     wait_for_event(&[
         "INFO fabric::connection message=loans given up",
-        &endpoint_field,
+        &number,
         "loans=1",
     ])
     .await;
@@ -151,7 +151,7 @@ async fn check_all_events(progress: Progress) {
     rustix::net::send(&socket, b"hi", rustix::net::SendFlags::empty()).unwrap();
     wait_for_event(&[
         "WARN fabric::connection message=caller refused",
-        &endpoint_field,
+        &number,
         "short hello",
     ])
     .await;
@@ -162,24 +162,24 @@ async fn check_all_events(progress: Progress) {
     let accepted = async { listener.next().await.unwrap().accept("").await.unwrap() };
     let (caller, accepted) = tokio::join!(options.clone().connect(name), accepted);
     for ep in [caller.unwrap(), accepted] {
-        let endpoint_field = format!("endpoint={} ", ep.id());
-        wait_for_event(&["message=connected", &endpoint_field]).await;
+        let number = format!("endpoint={} ", ep.id());
+        wait_for_event(&["message=connected", &number]).await;
         let name = format!("name={}", ep.name());
         assert_eq!(
-            wait_for_event(&["message=endpoint opened", &endpoint_field, &name]).await,
+            wait_for_event(&["message=endpoint opened", &number, &name]).await,
             1
         );
         drop(ep);
-        wait_for_event(&["message=endpoint closed", endpoint_field.trim_end()]).await;
+        wait_for_event(&["message=endpoint closed", number.trim_end()]).await;
     }
 
     // An endpoint of its own, because the subscriber keeps the first one open.
-    let (endpoint_field, other) = {
+    let (number, other) = {
         let other = options.bind("shm://").await.unwrap();
         (format!("endpoint={}", other.id()), other)
     };
     drop(other);
-    wait_for_event(&["message=endpoint closed", &endpoint_field]).await;
+    wait_for_event(&["message=endpoint closed", &number]).await;
     wait_for_event(&["message=driver ended", &format!("driver={driver:?}")]).await;
 }
 

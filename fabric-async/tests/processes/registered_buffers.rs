@@ -128,7 +128,7 @@ fn invalid_rma_requests_end_only_that_connection() {
         };
         let good = request([5, 0, 8, 8, 1, 1]);
         let cases = [
-            ("without a bounce_buffer", vec![], good.clone()),
+            ("without a desk", vec![], good.clone()),
             (
                 "another length",
                 vec![BOUNCE_BUFFER_LEN],

@@ -338,7 +338,8 @@ fn invalid_key_responses_fail_the_operation() {
             (encode_grant(5, u64::MAX, 3), vec![&good], "too large"),
             (encode_grant(5, 64, 3), vec![&loose], "not sealed"),
             (encode_grant(5, 64, 3), vec![&null], "sealed"),
-            // A valid grant and a refusal, both for a key that was not queried.
+            // Sealed and large enough, but its owner says that it is not lent: asked for again,
+            // until it hangs up.
             (encode_grant(6, 64, 3), vec![&good], "nobody has asked for"),
             (encode_control(104, 6), vec![], "nobody has asked"),
             (encode_grant(5, 64, 0xff), vec![&good], "no grant"),
