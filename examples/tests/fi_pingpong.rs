@@ -1,11 +1,16 @@
 //! libfabric's own `fi_pingpong` and the example of that name play with each other. Skips, and says
 //! so, where libfabric's is not installed.
 
+#[path = "../../fabric-async/tests/common/skip.rs"]
+mod skip;
+
 use std::fmt::Write;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+
+use skip::{Facility, skip};
 
 /// How long one game may take. There to find hangs, not to measure.
 const RUN_TIMEOUT: Duration = Duration::from_secs(120);
@@ -81,7 +86,10 @@ fn libfabric_program() -> Option<PingPongProgram> {
         Ok(output) if installed && output.status.success() => Some(PingPongProgram::Theirs("net")),
         Ok(_) if installed => Some(PingPongProgram::Theirs("tcp")),
         _ => {
-            eprintln!("skipped: fi_pingpong is not installed (Debian: libfabric-bin)");
+            skip(
+                Facility::Interop,
+                "fi_pingpong is not installed (Debian: libfabric-bin)",
+            );
             None
         }
     }
@@ -99,7 +107,11 @@ fn libfabric_rxm_programs() -> Vec<PingPongProgram> {
             .output();
         let is_there = asked.is_ok_and(|output| output.status.success());
         if !is_there {
-            eprintln!("skipped: this libfabric has no {provider}");
+            // The providers differ between versions of libfabric.
+            skip(
+                Facility::Capability,
+                format!("the installed libfabric has no provider {provider}"),
+            );
         }
         is_there
     };
@@ -115,10 +127,14 @@ fn msg_programs() -> Option<(PingPongProgram, PingPongProgram)> {
     let has = Command::new("fi_info")
         .args(["-p", "tcp", "-t", "FI_EP_MSG"])
         .output();
-    if libfabric_program().is_some() && has.is_ok_and(|output| output.status.success()) {
+    libfabric_program()?;
+    if has.is_ok_and(|output| output.status.success()) {
         return Some((PingPongProgram::TheirsMsg, PingPongProgram::OursMsg));
     }
-    eprintln!("skipped: libfabric has no connected endpoints over tcp here");
+    skip(
+        Facility::Interop,
+        "fi_info offers no FI_EP_MSG endpoints over tcp",
+    );
     None
 }
 
@@ -127,10 +143,14 @@ fn dgram_programs() -> Option<(PingPongProgram, PingPongProgram)> {
     let has = Command::new("fi_info")
         .args(["-p", "udp", "-t", "FI_EP_DGRAM", "-d", "lo"])
         .output();
-    if libfabric_program().is_some() && has.is_ok_and(|output| output.status.success()) {
+    libfabric_program()?;
+    if has.is_ok_and(|output| output.status.success()) {
         return Some((PingPongProgram::TheirsDgram, PingPongProgram::OursDgram));
     }
-    eprintln!("skipped: libfabric has no datagrams over udp here");
+    skip(
+        Facility::Interop,
+        "fi_info offers no FI_EP_DGRAM endpoints over udp on lo",
+    );
     None
 }
 
@@ -363,7 +383,7 @@ fn messages_round_trip_over_ipv6() {
         return;
     };
     if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
-        return eprintln!("skipped: this machine has no IPv6");
+        return skip(Facility::Ipv6, "this machine has no IPv6");
     }
     for (server, client) in [
         (theirs, PingPongProgram::Ours),

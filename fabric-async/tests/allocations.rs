@@ -1,5 +1,5 @@
-//! The path of a small message allocates nothing, whichever way it is received, and a long message
-//! is received into memory that is allocated once.
+//! Small messages are sent and received without an allocation in every way to receive them, and a
+//! long message is received into memory that is allocated once.
 
 #![allow(unsafe_code)] // a counting allocator
 
@@ -18,23 +18,23 @@ thread_local! {
 
 const LARGE_ALLOCATION: usize = 1 << 20;
 
-/// Counts allocations. A reallocation is counted as the allocation and the copy that it may be.
+/// Counts allocations. A reallocation counts as an allocation, since it may move the memory.
 struct CountingAllocator;
 
-// SAFETY: everything is passed on to the system's allocator; the counter is a constant-initialised
-// thread local without a destructor, so that counting allocates nothing itself.
+// SAFETY: every call is passed on to the system allocator. The counters are thread locals with
+// constant initializers and without destructors, so counting does not allocate.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
         if layout.size() >= LARGE_ALLOCATION {
             LARGE_ALLOCATIONS.with(|count| count.set(count.get() + 1));
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -42,7 +42,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Round trips, with the buffers handed back and forth.
+/// Counts the allocations of round trips in which buffers are reused.
 async fn count_round_trip_allocations(a: &Endpoint, b: &Endpoint, count: usize) -> Result<u64> {
     let (to_b, to_a) = (a.add_peer(b.name()).await?, b.add_peer(a.name()).await?);
     let (mut out, mut back, mut into) = (vec![1u8; 8], vec![2u8; 200], vec![0u8; 256]);
@@ -82,7 +82,7 @@ fn small_messages_do_not_allocate() {
     }
 }
 
-/// Messages into one buffer, some of which are kept: what is allocated after the first.
+/// Counts the allocations of a multi-receive after its first message; some messages are kept.
 async fn count_multi_recv_allocations(a: &Endpoint, b: &Endpoint, count: usize) -> Result<u64> {
     let to_b = a.add_peer(b.name()).await?;
     let (mut out, mut kept) = (vec![1u8; 50], Vec::with_capacity(count));
@@ -121,7 +121,8 @@ fn multi_recv_messages_do_not_allocate() {
     assert_eq!(allocations.unwrap(), 0, "allocations in 10,000 messages");
 }
 
-/// Large allocations between the moment when a message of this length begins to arrive and its end.
+/// Counts the large allocations between the start of a receive of a message of this length and its
+/// end.
 async fn count_long_recv_allocations(a: &Endpoint, b: &Endpoint, len: usize) -> Result<u64> {
     let to_b = a.add_peer(b.name()).await?;
     a.send(to_b, "the connection exists").await?;
@@ -137,8 +138,8 @@ async fn count_long_recv_allocations(a: &Endpoint, b: &Endpoint, len: usize) -> 
     Ok(allocations)
 }
 
-/// Memory for a message is reserved once, when its header has arrived. It never grows, so nothing
-/// that has arrived is copied again.
+/// The memory for a message is allocated once, when its header arrives. It never grows, so the data
+/// is never moved.
 #[test]
 fn long_pooled_receive_allocates_once() {
     let runtime = tokio::runtime::Builder::new_current_thread()

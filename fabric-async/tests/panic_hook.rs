@@ -1,4 +1,5 @@
-//! The program's panic hook, and a runtime that cannot serve. One test, for a process has one hook.
+//! A runtime without an I/O driver is refused without a call of the panic hook. A process has one
+//! hook, so this file has one test.
 
 use std::panic;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use fabric_async::{Endpoint, Error, Progress};
 use tokio::runtime::Builder;
 
 #[test]
-fn a_runtime_without_io_is_refused_and_the_panic_hook_is_not_called() {
+fn runtime_without_io_is_refused_without_calling_the_panic_hook() {
     let panics = Arc::new(AtomicUsize::new(0));
     let counted = panics.clone();
     panic::set_hook(Box::new(move |_| {
@@ -23,28 +24,32 @@ fn a_runtime_without_io_is_refused_and_the_panic_hook_is_not_called() {
                 builder
             }
         };
-        let without = builder.build().unwrap();
+        let no_io = builder.build().unwrap();
         for _ in 0..3 {
-            let error = without.block_on(Endpoint::bind("shm://")).unwrap_err();
+            let error = no_io.block_on(Endpoint::bind("shm://")).unwrap_err();
             assert!(
                 matches!(error, Error::Runtime(what) if what.contains("enable_io")
                     && what.contains("enable_all")),
                 "{error}"
             );
         }
-        // Automatic progress needs nothing of the runtime.
+        // Automatic progress needs no I/O driver of the runtime.
         let auto = Endpoint::options().progress(Progress::Auto);
-        drop(without.block_on(auto.bind("shm://")).unwrap());
-        // Another runtime of the same process has I/O.
-        let with = builder.enable_io().build().unwrap();
+        drop(no_io.block_on(auto.bind("shm://")).unwrap());
+        // Another runtime of the same process, with an I/O driver.
+        let with_io = builder.enable_io().build().unwrap();
         for _ in 0..3 {
-            drop(with.block_on(Endpoint::bind("shm://")).unwrap());
+            drop(with_io.block_on(Endpoint::bind("shm://")).unwrap());
         }
     }
-    assert_eq!(panics.load(Ordering::Relaxed), 0, "the hook was called");
-    // It is the program's own again.
+    assert_eq!(
+        panics.load(Ordering::Relaxed),
+        0,
+        "the panic hook was called"
+    );
+    // The program's hook is installed.
     for called in 1..3 {
-        assert!(panic::catch_unwind(|| panic!("the program's own")).is_err());
+        assert!(panic::catch_unwind(|| panic!("a panic of the program")).is_err());
         assert_eq!(panics.load(Ordering::Relaxed), called);
     }
     drop(panic::take_hook());

@@ -1,4 +1,5 @@
-//! What a subscriber of `tracing` hears, while it uses the endpoints that it hears of.
+//! The events that a `tracing` subscriber gets, while the subscriber uses the endpoints that emit
+//! them.
 
 use std::cell::Cell;
 use std::fmt::Debug;
@@ -11,13 +12,13 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// What was heard, each with its fields.
+/// The recorded events, each with its fields.
 static RECORDED_EVENTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
-/// What a subscriber uses whenever it hears of anything.
+/// The endpoint that the subscriber uses in every event.
 static SUBSCRIBER_ENDPOINT: OnceLock<Endpoint> = OnceLock::new();
 
 thread_local! {
-    static USES: Cell<bool> = const { Cell::new(false) };
+    static IN_EVENT: Cell<bool> = const { Cell::new(false) };
 }
 
 struct ReentrantSubscriber;
@@ -44,16 +45,16 @@ impl Subscriber for ReentrantSubscriber {
         event.record(&mut text);
         RECORDED_EVENTS.lock().unwrap().push(text.0);
         if let Some(ep) = SUBSCRIBER_ENDPOINT.get()
-            && !USES.replace(true)
+            && !IN_EVENT.replace(true)
         {
-            // Every one of these takes the lock of the domain.
+            // Each of these calls takes the lock of the domain.
             let _ = (
                 ep.stats(),
                 ep.domain().progress(),
                 format!("{:?}", ep.domain()),
             );
             drop(ep.recv().tag(77).start());
-            USES.set(false);
+            IN_EVENT.set(false);
         }
     }
 
@@ -67,17 +68,17 @@ impl Subscriber for ReentrantSubscriber {
     fn exit(&self, _: &Id) {}
 }
 
-/// Waits until something was heard with all of these words in it, and returns how often.
+/// Waits until events with all of these words were recorded, and returns their number.
 async fn wait_for_event(words: &[&str]) -> usize {
     loop {
-        let heard = RECORDED_EVENTS
+        let count = RECORDED_EVENTS
             .lock()
             .unwrap()
             .iter()
             .filter(|line| words.iter().all(|word| line.contains(word)))
             .count();
-        if heard > 0 {
-            return heard;
+        if count > 0 {
+            return count;
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -85,9 +86,9 @@ async fn wait_for_event(words: &[&str]) -> usize {
 
 async fn check_all_events(progress: Progress) {
     let options = Endpoint::options().progress(progress);
-    let host = options.clone().bind("shm://").await.unwrap();
-    let number = format!("endpoint={} ", host.id());
-    let name = host.name().to_string();
+    let server = options.clone().bind("shm://").await.unwrap();
+    let number = format!("endpoint={} ", server.id());
+    let name = server.name().to_string();
     wait_for_event(&[
         "DEBUG fabric::endpoint message=endpoint opened",
         &format!("name={name}"),
@@ -103,31 +104,31 @@ async fn check_all_events(progress: Progress) {
         &format!("driver={driver:?}"),
     ])
     .await;
-    let _ = SUBSCRIBER_ENDPOINT.set(host.clone());
+    let _ = SUBSCRIBER_ENDPOINT.set(server.clone());
 
-    // A peer that comes, gets loans, and goes with them.
-    let guest = options.clone().bind("shm://").await.unwrap();
-    let to_host = guest.add_peer(host.name()).await.unwrap();
+    // A peer connects, gets a loan, and leaves with it.
+    let client = options.clone().bind("shm://").await.unwrap();
+    let to_server = client.add_peer(server.name()).await.unwrap();
     let before = RECORDED_EVENTS.lock().unwrap().len();
-    guest.send(to_host, "hello").await.unwrap();
-    let peer = host.recv().await.unwrap().source().unwrap();
+    client.send(to_server, "hello").await.unwrap();
+    let peer = server.recv().await.unwrap().source().unwrap();
     wait_for_event(&[
         "message=peer connected",
         &number,
-        &format!("peer={}", guest.name()),
+        &format!("peer={}", client.name()),
     ])
     .await;
     for _ in 0..100 {
-        guest.send(to_host, "more").await.unwrap();
-        host.recv().await.unwrap();
+        client.send(to_server, "more").await.unwrap();
+        server.recv().await.unwrap();
     }
-    let of_messages = RECORDED_EVENTS.lock().unwrap().len() - before;
+    let message_events = RECORDED_EVENTS.lock().unwrap().len() - before;
     assert!(
-        of_messages <= 2,
-        "one connection, a hundred messages, {of_messages} lines"
+        message_events <= 2,
+        "{message_events} events of a hundred messages"
     );
-    host.lend(peer, host.loan(5000).unwrap()).await.unwrap();
-    drop(guest);
+    server.lend(peer, server.loan(5000).unwrap()).await.unwrap();
+    drop(client);
     wait_for_event(&["message=peer closed", &number]).await;
     wait_for_event(&[
         "INFO fabric::connection message=loans given up",
@@ -136,10 +137,10 @@ async fn check_all_events(progress: Progress) {
     ])
     .await;
 
-    // A caller that says nothing of meaning.
+    // A raw connection whose hello is too short.
     let (socket, address) = {
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, socket};
-        let name = format!("fabric-async/shm/{}", host.name().name());
+        let name = format!("fabric-async/shm/{}", server.name().name());
         let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
         (
             socket,
@@ -155,10 +156,10 @@ async fn check_all_events(progress: Progress) {
     ])
     .await;
 
-    // Connected endpoints have a name when they are connected, on both sides.
-    let mut door = PassiveEndpoint::bind("tcp://127.0.0.1:0").await.unwrap();
-    let name = door.name().clone();
-    let accepted = async { door.next().await.unwrap().accept("").await.unwrap() };
+    // Connected endpoints emit their name once they are connected, on both sides.
+    let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await.unwrap();
+    let name = listener.name().clone();
+    let accepted = async { listener.next().await.unwrap().accept("").await.unwrap() };
     let (caller, accepted) = tokio::join!(options.clone().connect(name), accepted);
     for ep in [caller.unwrap(), accepted] {
         let number = format!("endpoint={} ", ep.id());
@@ -172,7 +173,7 @@ async fn check_all_events(progress: Progress) {
         wait_for_event(&["message=endpoint closed", number.trim_end()]).await;
     }
 
-    // An endpoint of its own, since the subscriber keeps the other.
+    // An endpoint of its own, because the subscriber keeps the first one open.
     let (number, other) = {
         let other = options.bind("shm://").await.unwrap();
         (format!("endpoint={}", other.id()), other)
@@ -182,11 +183,12 @@ async fn check_all_events(progress: Progress) {
     wait_for_event(&["message=driver ended", &format!("driver={driver:?}")]).await;
 }
 
-/// A subscriber that is told of something under the domain's lock would wait for itself.
+/// An event that is emitted under the domain's lock would deadlock a subscriber that uses the
+/// endpoint.
 #[test]
 fn subscriber_may_use_the_endpoint_during_its_event() {
     tracing::subscriber::set_global_default(ReentrantSubscriber).unwrap();
-    let (done, is_done) = channel();
+    let (done, finished) = channel();
     let scenario = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -197,10 +199,10 @@ fn subscriber_may_use_the_endpoint_during_its_event() {
         runtime.block_on(check_all_events(Progress::Auto));
         done.send(()).unwrap();
     });
-    let ended = is_done.recv_timeout(Duration::from_secs(60));
+    let ended = finished.recv_timeout(Duration::from_secs(60));
     assert!(
         ended.is_ok() || scenario.is_finished(),
-        "stuck; heard: {:#?}",
+        "the test hangs; recorded events: {:#?}",
         RECORDED_EVENTS.lock().unwrap()
     );
     scenario.join().unwrap();

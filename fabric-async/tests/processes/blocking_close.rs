@@ -1,4 +1,4 @@
-//! Descriptors whose close blocks: a process that sends them delays nothing but its own connection.
+//! Descriptors whose close blocks: a process that sends them delays only its own connection.
 #![allow(unsafe_code)] // what runs between fork and exec
 
 use std::io::{Read, Write};
@@ -17,53 +17,54 @@ use crate::health::assert_still_works;
 use crate::hostile::{connect_raw, connect_raw_to, encode_hello, sealed_memfd, try_send_with_fds};
 use crate::leak_check::{ResourceUsage, run_in_own_process};
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
-/// Connections that an attacker makes: more than there are closing threads, fewer than make the
-/// endpoint stop accepting, where the kernel does not refuse the descriptors.
+/// Connections of an attacker, where the kernel lets descriptors pass: more than there are closing
+/// threads, fewer than stop the endpoint from accepting.
 const ATTACKS: usize = 60;
-/// Peers that connect and leave meanwhile. They have more descriptors than that together.
+/// Peers that connect and leave meanwhile. Together they use more descriptors than the attacker.
 const HONEST_PEERS: usize = 40;
-/// More than there are closing threads, fewer than may wait.
+/// More than there are closing threads, fewer than their queue holds.
 const SAME_USER_ATTACKS: usize = 30;
 
-/// Closing threads, and descriptors that may wait for them.
+/// Closing threads, and the descriptors that their queue holds.
 const CLOSER_CAPACITY: usize = 8 + 64;
 
-/// Waits until this process has the descriptors that it had, and no more than one closing thread
-/// beside.
+/// Waits until this process has no more descriptors than before, and at most one closing thread
+/// more.
 async fn wait_all_closed(before: &ResourceUsage) {
     for attempt in 0.. {
         let now = ResourceUsage::current();
         if now.descriptors <= before.descriptors && now.threads <= before.threads + 1 {
             return;
         }
-        assert!(attempt < 5000, "left behind: {now:?}, before {before:?}");
+        assert!(attempt < 5000, "not closed: {now:?}, before {before:?}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
-/// Whether the endpoint has said something.
+/// Whether the endpoint has sent anything.
 fn has_received(socket: &OwnedFd) -> bool {
     let received = rustix::net::recv(socket, &mut [0; 64], RecvFlags::DONTWAIT);
     received.is_ok_and(|(len, _)| len > 0)
 }
 
-/// Whether the endpoint has ended the connection.
+/// Whether the endpoint has closed the connection.
 fn is_closed(socket: &OwnedFd) -> bool {
     let received = rustix::net::recv(socket, &mut [0; 64], RecvFlags::DONTWAIT);
     received.map_or_else(|errno| errno != Errno::AGAIN, |(len, _)| len == 0)
 }
 
-/// A descriptor whose last close blocks as long as the other end is kept.
+/// Returns a descriptor whose last close blocks (`SO_LINGER`) as long as the returned peer exists.
 pub(crate) fn lingering_socket() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    // Connections inherit it. A little is enough.
+    // Accepted connections inherit the size of the buffer.
     rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 4096).unwrap();
     let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (far, _) = listener.accept().unwrap();
     near.set_nonblocking(true).unwrap();
-    // Until the other end takes no more: what is written then stays unsent.
+    // Fills the buffers of both ends, so that data stays unsent.
     let mut refused = 0;
     while refused < 5 {
         if near.write(&[0; 65_536]).is_ok() {
@@ -79,15 +80,16 @@ pub(crate) fn lingering_socket() -> (OwnedFd, TcpStream) {
     (near.into(), far)
 }
 
-/// Of another user: sends descriptors whose close blocks over many connections, and stays.
+/// Plays an attacker of another user: sends descriptors whose close blocks over many connections,
+/// and stays.
 pub(crate) fn lingering_flood(name: &str) {
     let name = name.rsplit("://").next().unwrap();
     let mut kept = Vec::new();
     for _ in 0..ATTACKS {
         let (fd, far) = lingering_socket();
-        // At once, before the victim has accepted the connection.
+        // Before the victim has accepted the connection.
         let socket = connect_raw_to(name);
-        // Refused by a kernel that knows SO_PASSRIGHTS, or because the connection has ended.
+        // Kernels that know SO_PASSRIGHTS refuse; or the connection has already ended.
         let sent = try_send_with_fds(&socket, b"x", &[&fd]);
         let expected = [Errno::PERM, Errno::PIPE, Errno::CONNRESET];
         assert!(
@@ -95,11 +97,11 @@ pub(crate) fn lingering_flood(name: &str) {
             "{sent:?}"
         );
         if sent.is_err() {
-            // Nothing has it but this process, which does not wait for it.
+            // This process has the last copy, so its own close must not block.
             rustix::net::sockopt::set_socket_linger(&fd, None).unwrap();
         }
         drop(fd);
-        // Until the victim has turned the connection away.
+        // Waits until the victim has closed the connection.
         while rustix::net::recv(&socket, &mut [0; 64], RecvFlags::empty())
             .is_ok_and(|(len, _)| len > 0)
         {}
@@ -113,8 +115,10 @@ pub(crate) fn lingering_flood(name: &str) {
 #[test]
 fn descriptors_of_another_user_delay_no_peer() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: needs root, to start a process of another user");
-        return;
+        return skip(
+            Facility::Root,
+            "root is needed to start a process of another user",
+        );
     }
     run_in_own_process(
         "blocking_close::descriptors_of_another_user_delay_no_peer",
@@ -123,32 +127,33 @@ fn descriptors_of_another_user_delay_no_peer() {
                 let ep = Endpoint::bind("shm://").await.unwrap();
                 let mut events = ep.events().unwrap();
                 let name = ep.name().to_string();
-                let _friend = TestPeer::start("echo", &name);
-                let friend = ep.recv().tag(3).await.unwrap().source().unwrap();
-                ep.send(friend, "word").await.unwrap();
-                ep.recv().tag(4).from(friend).await.unwrap();
+                let _bystander = TestPeer::start("echo", &name);
+                let bystander = ep.recv().tag(3).await.unwrap().source().unwrap();
+                ep.send(bystander, "ping").await.unwrap();
+                ep.recv().tag(4).from(bystander).await.unwrap();
                 assert_still_works(&ep).await;
                 let before = ResourceUsage::wait_stable().await;
                 let mut attacker = match TestPeer::start_as_user("lingering_flood", &name, 65_534) {
                     Ok(attacker) => attacker,
                     Err(error) => {
-                        return println!(
-                            "skipped: the test program cannot be run as another user: {error}"
-                        );
+                        return skip(Facility::Root, format!("start as another user: {error}"));
                     }
                 };
                 attacker.signal_start();
                 let mut refused = 0;
                 while refused < ATTACKS {
-                    // The peer that is connected is served, however many were refused.
-                    ep.send(friend, "word").await.unwrap();
-                    assert_eq!(&ep.recv().tag(4).from(friend).await.unwrap()[..], b"word");
+                    // The connected peer is served after every rejection.
+                    ep.send(bystander, "ping").await.unwrap();
+                    assert_eq!(
+                        &ep.recv().tag(4).from(bystander).await.unwrap()[..],
+                        b"ping"
+                    );
                     while let Some(event) = events.try_next() {
                         refused += usize::from(matches!(event.kind, EventKind::Rejected { .. }));
                     }
                 }
-                // Peers connect and leave, and nothing of them stays. What the attacker sent may,
-                // where the kernel took it.
+                // Peers connect and leave without a trace. The attacker's descriptors may still be
+                // open, where the kernel let them pass.
                 for _ in 0..HONEST_PEERS {
                     assert_still_works(&ep).await;
                 }
@@ -157,7 +162,7 @@ fn descriptors_of_another_user_delay_no_peer() {
                     if now.descriptors <= before.descriptors + ATTACKS {
                         break;
                     }
-                    assert!(attempt < 5000, "left behind: {now:?}, before {before:?}");
+                    assert!(attempt < 5000, "not closed: {now:?}, before {before:?}");
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
                 drop(attacker);
@@ -167,8 +172,8 @@ fn descriptors_of_another_user_delay_no_peer() {
     );
 }
 
-/// The same from a process of this user, which may send descriptors: each of its connections ends,
-/// and the domain goes on. Everything is closed when the attacker lets it.
+/// A process of the same user may send descriptors: each of its connections ends, the domain goes
+/// on, and every descriptor is closed once the attacker lets the close return.
 #[test]
 fn descriptors_of_the_same_user_do_not_block_the_domain() {
     run_in_own_process(
@@ -179,7 +184,7 @@ fn descriptors_of_the_same_user_do_not_block_the_domain() {
                 assert_still_works(&ep).await;
                 let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
                 let segment = sealed_memfd(4096 + 64 * 64, all);
-                // The first that is closed in the background starts the thread that stays.
+                // The first background close starts the closing thread that stays.
                 let socket = connect_raw(&ep).await;
                 let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
                 try_send_with_fds(&socket, b"x", &[&null]).unwrap();
@@ -190,10 +195,11 @@ fn descriptors_of_the_same_user_do_not_block_the_domain() {
                 for attack in 0..SAME_USER_ATTACKS {
                     let socket = connect_raw(&ep).await;
                     if attack % 3 == 1 {
-                        try_send_with_fds(&socket, &encode_hello("liar", 1, 64), &[&segment])
+                        try_send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&segment])
                             .unwrap();
                     }
-                    // Received and refused; or never received, behind what ends the connection.
+                    // Either the descriptor arrives and is refused, or it is never received because
+                    // an earlier message ends the connection.
                     if attack % 3 == 2 {
                         try_send_with_fds(&socket, b"x", &[]).unwrap();
                     }
@@ -210,8 +216,8 @@ fn descriptors_of_the_same_user_do_not_block_the_domain() {
     );
 }
 
-/// When all closing threads are held up and many descriptors wait for them, no connection is
-/// accepted, peers that are connected are served, and nothing is left when the threads go on.
+/// While all closing threads block and their queue is full, no connection is accepted and connected
+/// peers are served; when the closes return, nothing is left open.
 #[test]
 fn accepts_pause_while_closing_threads_are_blocked() {
     run_in_own_process(
@@ -219,9 +225,9 @@ fn accepts_pause_while_closing_threads_are_blocked() {
         || {
             run(async {
                 let ep = Endpoint::bind("shm://").await.unwrap();
-                let friend = Endpoint::bind("shm://").await.unwrap();
-                let to_ep = friend.add_peer(ep.name()).await.unwrap();
-                friend.send(to_ep, "hello").await.unwrap();
+                let bystander = Endpoint::bind("shm://").await.unwrap();
+                let to_ep = bystander.add_peer(ep.name()).await.unwrap();
+                bystander.send(to_ep, "hello").await.unwrap();
                 ep.recv().await.unwrap();
                 assert_still_works(&ep).await;
                 let before = ResourceUsage::wait_stable().await;
@@ -229,13 +235,13 @@ fn accepts_pause_while_closing_threads_are_blocked() {
                 let waits = loop {
                     assert!(
                         ends.len() <= CLOSER_CAPACITY + 1,
-                        "connections are accepted"
+                        "connections are still accepted"
                     );
                     let socket = connect_raw_to(ep.name().name());
                     let mut rounds = 0;
                     let answered = loop {
-                        friend.send(to_ep, "word").await.unwrap();
-                        assert_eq!(&ep.recv().await.unwrap()[..], b"word");
+                        bystander.send(to_ep, "ping").await.unwrap();
+                        assert_eq!(&ep.recv().await.unwrap()[..], b"ping");
                         tokio::task::yield_now().await;
                         if has_received(&socket) {
                             break true;
@@ -251,7 +257,7 @@ fn accepts_pause_while_closing_threads_are_blocked() {
                     let (fd, far) = lingering_socket();
                     try_send_with_fds(&socket, b"x", &[&fd]).unwrap();
                     ends.push(far);
-                    // Until the connection has ended.
+                    // Waits for the end of the connection.
                     drop(fd);
                     while has_received(&socket) || !is_closed(&socket) {
                         ep.domain().progress();
@@ -260,7 +266,7 @@ fn accepts_pause_while_closing_threads_are_blocked() {
                 };
                 assert!(
                     ends.len() >= CLOSER_CAPACITY,
-                    "{} connections only",
+                    "only {} connections were accepted",
                     ends.len()
                 );
                 drop(ends);
@@ -275,8 +281,8 @@ fn accepts_pause_while_closing_threads_are_blocked() {
     );
 }
 
-/// Without descriptors the kernel would close what it cannot give to this process, in the thread
-/// that receives.
+/// At the descriptor limit the kernel closes what it cannot install, in the thread that calls
+/// recvmsg(2); that must not block the domain.
 #[test]
 fn descriptor_beyond_the_fd_limit_does_not_block_the_domain() {
     run_in_own_process(
@@ -284,9 +290,9 @@ fn descriptor_beyond_the_fd_limit_does_not_block_the_domain() {
         || {
             run(async {
                 let ep = Endpoint::bind("shm://").await.unwrap();
-                let friend = Endpoint::bind("shm://").await.unwrap();
-                let to_ep = friend.add_peer(ep.name()).await.unwrap();
-                friend.send(to_ep, "hello").await.unwrap();
+                let bystander = Endpoint::bind("shm://").await.unwrap();
+                let to_ep = bystander.add_peer(ep.name()).await.unwrap();
+                bystander.send(to_ep, "hello").await.unwrap();
                 ep.recv().await.unwrap();
                 let one = connect_raw(&ep).await;
                 let other = connect_raw(&ep).await;
@@ -298,15 +304,15 @@ fn descriptor_beyond_the_fd_limit_does_not_block_the_domain() {
                 try_send_with_fds(&one, b"x", &[&fd]).unwrap();
                 try_send_with_fds(&other, b"x", &[&also, &also]).unwrap();
                 drop((fd, also));
-                // Whatever became free is used.
+                // Uses up the descriptors that became free.
                 while let Ok(file) = std::fs::File::open("/dev/null") {
                     files.push(file);
                 }
                 let mut events = ep.events().unwrap();
                 let mut refused = 0;
                 while refused < 2 {
-                    friend.send(to_ep, "word").await.unwrap();
-                    assert_eq!(&ep.recv().await.unwrap()[..], b"word");
+                    bystander.send(to_ep, "ping").await.unwrap();
+                    assert_eq!(&ep.recv().await.unwrap()[..], b"ping");
                     while let Some(event) = events.try_next() {
                         refused += usize::from(matches!(event.kind, EventKind::Rejected { .. }));
                     }
@@ -319,30 +325,33 @@ fn descriptor_beyond_the_fd_limit_does_not_block_the_domain() {
     );
 }
 
-/// A forked child closes what its own endpoints receive: it has a closing thread of its own.
+/// A forked child closes the descriptors that its own endpoints receive: it starts a closing thread
+/// of its own.
 #[test]
 fn forked_child_closes_received_descriptors() {
     run_in_own_process(
         "blocking_close::forked_child_closes_received_descriptors",
         || {
-            // The parent's closing thread runs, and is not in the child.
+            // Starts the closing thread of the parent, which the child does not inherit.
             run(send_unwanted_descriptors());
             let mut program = Command::new("true");
-            // SAFETY: the other threads of this process hold no lock that the child takes: the closing
-            // thread sleeps, and the thread that started the test waits for it.
+            // SAFETY: the other threads of this process hold no lock that the child takes: the
+            // closing thread sleeps, and the thread that started the test waits for it.
             unsafe {
                 program.pre_exec(|| {
                     std::panic::catch_unwind(|| run(send_unwanted_descriptors()))
-                        .map_err(|_| std::io::Error::other("descriptors are left"))
+                        .map_err(|_| std::io::Error::other("received descriptors were not closed"))
                 });
             }
-            let ended = program.status().expect("the child closes what it received");
+            let ended = program
+                .status()
+                .expect("the child closes its received descriptors");
             assert!(ended.success());
         },
     );
 }
 
-/// Pipes are sent to an endpoint, which does not want them; each is closed.
+/// Sends pipes to an endpoint, which takes no descriptors, and waits until each is closed.
 async fn send_unwanted_descriptors() {
     let ep = Endpoint::bind("shm://").await.unwrap();
     for _ in 0..20 {

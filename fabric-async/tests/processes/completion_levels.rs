@@ -1,4 +1,5 @@
-//! Messages that end when another process has received them.
+//! Messages whose completion waits until another process has received or matched them
+//! (`FI_DELIVERY_COMPLETE`, `FI_MATCH_COMPLETE`).
 
 use fabric_async::{Endpoint, Progress, WaitPolicy};
 use rustix::fs::SealFlags;
@@ -14,14 +15,19 @@ fn message_len(number: u64) -> usize {
     [8, 100, 5000, 40_000][number as usize % 4]
 }
 
-/// Receives nothing before its parent lets it; then everything, from the last to the first.
+/// Waits for its parent, then receives all messages from the last to the first.
 pub(crate) async fn late_receiver(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
-    ep.send(peer, "ready").tag(MESSAGES).await.expect("a peer");
+    let peer = ep.add_peer(name).await.expect("add_peer");
+    ep.send(peer, "ready").tag(MESSAGES).await.expect("send");
     wait_for_parent();
     for number in (0..MESSAGES).rev() {
-        let got = ep.recv().tag(number).from(peer).await.expect("it was sent");
+        let got = ep
+            .recv()
+            .tag(number)
+            .from(peer)
+            .await
+            .expect("a message of the parent");
         assert_eq!(
             (got.len(), &got[..8]),
             (message_len(number), &number.to_le_bytes()[..])
@@ -64,20 +70,24 @@ fn delivery_and_match_complete_wait_for_the_peer() {
                 let mut numbers: Vec<_> =
                     ended.iter().map(|completion| completion.context).collect();
                 numbers.sort_unstable();
-                assert!(numbers.into_iter().eq(0..MESSAGES), "each once");
+                assert!(
+                    numbers.into_iter().eq(0..MESSAGES),
+                    "every message completes once"
+                );
             });
         }
     }
 }
 
-/// Messages that ask for a receipt there cannot be.
+/// Acknowledgement requests that are malformed: unknown slots, flags or lengths.
 #[test]
 fn invalid_ack_requests_end_only_that_connection() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut events = ep.events().unwrap();
         let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        // A beginning that asks for a receipt by what is above its length.
+        // The first record of a message whose total length carries an acknowledgement request in
+        // its upper bits.
         let record = |total: u64, payload: u64| {
             let header = 2 | (16 + payload) << 16 | 1 << 40;
             [header, total]
@@ -85,41 +95,42 @@ fn invalid_ack_requests_end_only_that_connection() {
                 .flat_map(u64::to_le_bytes)
                 .collect::<Vec<_>>()
         };
-        let asks = |number: u64| 1 << 61 | number << 48;
+        let requests_ack = |number: u64| 1 << 61 | number << 48;
         let cases = [
-            ("out of bounds", record(asks(3) | 7, 8)),
-            ("out of bounds", record(asks(3) | 1 << 41, 8)),
-            ("out of bounds", record(1 << 62 | asks(3) | 8, 8)),
-            ("out of bounds", record(1 << 63 | asks(3) | 8, 8)),
-            ("out of bounds", record(asks(3) & !(1 << 61) | 8, 8)),
+            ("out of bounds", record(requests_ack(3) | 7, 8)),
+            ("out of bounds", record(requests_ack(3) | 1 << 41, 8)),
+            ("out of bounds", record(1 << 62 | requests_ack(3) | 8, 8)),
+            ("out of bounds", record(1 << 63 | requests_ack(3) | 8, 8)),
+            ("out of bounds", record(requests_ack(3) & !(1 << 61) | 8, 8)),
             ("out of bounds", record(8, 8)),
         ];
         for (reason, record) in cases {
             let segment = sealed_memfd(4096 + 64 * 64, all);
             let socket = connect_raw(&ep).await;
-            send_with_fds(&socket, &encode_hello("liar", 1, 64), &[&segment]);
+            send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&segment]);
             rustix::io::pwrite(&segment, &record[8..], 4096 + 8).unwrap();
             rustix::io::pwrite(&segment, &record[..8], 4096).unwrap();
             send_with_fds(&socket, b"fab-shm\0\x01\0\x65\0\0\0\0\0\0\0\0\0", &[]);
             expect_protocol_violation(&mut events, reason).await;
         }
-        // An honest one is confirmed: by its bit, and the word that there are some.
+        // A valid request is acknowledged: the bit of its slot is set, and so is the word that
+        // announces set bits.
         let segment = sealed_memfd(4096 + 64 * 64, all);
         let socket = connect_raw(&ep).await;
         send_with_fds(&socket, &encode_hello("honest", 1, 64), &[&segment]);
-        let honest = record(asks(4095) | 8, 8);
+        let honest = record(requests_ack(4095) | 8, 8);
         rustix::io::pwrite(&segment, &honest[8..], 4096 + 8).unwrap();
         rustix::io::pwrite(&segment, &honest[..8], 4096).unwrap();
         assert_eq!(ep.recv().await.unwrap()[..], [0; 8]);
         let mut words = [0; 4096 - 1024];
         rustix::io::pread(&segment, &mut words, 1024).unwrap();
-        let (said, receipts) = words.split_at(128);
-        assert_eq!(said[..4], 1u32.to_ne_bytes());
-        assert_eq!(receipts[504..512], (1u64 << 63).to_ne_bytes());
+        let (announced, acks) = words.split_at(128);
+        assert_eq!(announced[..4], 1u32.to_ne_bytes());
+        assert_eq!(acks[504..512], (1u64 << 63).to_ne_bytes());
         assert_eq!(
-            receipts.iter().map(|byte| byte.count_ones()).sum::<u32>(),
+            acks.iter().map(|byte| byte.count_ones()).sum::<u32>(),
             1,
-            "that and no other"
+            "one slot is acknowledged"
         );
         assert_still_works(&ep).await;
     });

@@ -1,4 +1,5 @@
-//! Children of a process with endpoints: they neither break nor keep them.
+//! Forked children of a process that has endpoints: they neither break its connections nor keep
+//! them open.
 #![allow(unsafe_code)] // what runs between fork and exec
 
 use std::io::{Read, Write};
@@ -12,26 +13,26 @@ use crate::leak_check::run_in_own_process;
 use crate::run;
 use crate::test_peer::TestPeer;
 
-/// Talks to a peer.
+/// Exchanges messages with the echo peer.
 async fn assert_echo_works(ep: &Endpoint, peer: FiAddr) {
-    for word in 0..50u64 {
-        ep.send(peer, word.to_le_bytes().to_vec()).await.unwrap();
+    for number in 0..50u64 {
+        ep.send(peer, number.to_le_bytes().to_vec()).await.unwrap();
         assert_eq!(
             ep.recv().tag(4).from(peer).await.unwrap()[..],
-            word.to_le_bytes()
+            number.to_le_bytes()
         );
     }
 }
 
 async fn endpoint_with_echo_peer() -> (Endpoint, TestPeer, FiAddr) {
     let ep = Endpoint::bind("shm://").await.unwrap();
-    let friend = TestPeer::start("echo", &ep.name().to_string());
+    let client = TestPeer::start("echo", &ep.name().to_string());
     let peer = ep.recv().tag(3).await.unwrap().source().unwrap();
     assert_echo_works(&ep, peer).await;
-    (ep, friend, peer)
+    (ep, client, peer)
 }
 
-/// An endpoint that is connected to this one, and what it hears.
+/// Returns an endpoint that is connected to this one, and its event queue.
 async fn connected_watcher(ep: &Endpoint) -> (Endpoint, EventQueue) {
     let watcher = Endpoint::bind("shm://").await.unwrap();
     let events = watcher.events().unwrap();
@@ -40,21 +41,21 @@ async fn connected_watcher(ep: &Endpoint) -> (Endpoint, EventQueue) {
     (watcher, events)
 }
 
-/// What the descriptors of a process lead to.
+/// Returns the targets of the descriptors of a process.
 fn descriptor_targets(process: &str) -> Vec<String> {
     let open = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap();
     let links = open.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
     links.map(|to| to.to_string_lossy().into_owned()).collect()
 }
 
-/// A program that is started inherits nothing of the fabric's, so it holds nothing back.
+/// All descriptors of an endpoint are close-on-exec, so a started program keeps nothing open.
 #[test]
 fn exec_child_inherits_no_descriptors() {
     run_in_own_process("forks::exec_child_inherits_no_descriptors", || {
-        // Who started this test may have left it some.
+        // The test may have inherited some itself.
         let before = descriptor_targets("self");
         run(async {
-            let (ep, _friend, peer) = endpoint_with_echo_peer().await;
+            let (ep, _echo_process, peer) = endpoint_with_echo_peer().await;
             let (_watcher, mut events) = connected_watcher(&ep).await;
             let name = ep.name().to_string();
             let mut sleep = Command::new("sleep");
@@ -65,14 +66,14 @@ fn exec_child_inherits_no_descriptors() {
                 .stderr(Stdio::null());
             let child = TestPeer(sleep.spawn().unwrap());
             let mut inherited = descriptor_targets(&child.0.id().to_string());
-            // The program opens some files of its own.
+            // The started program opens some files of its own.
             let is_file = |to: &str| to.starts_with('/') && !to.starts_with("/memfd:");
             inherited.retain(|to| !is_file(to) && !before.contains(to));
             assert!(inherited.is_empty(), "{inherited:?}");
             assert_echo_works(&ep, peer).await;
             drop(ep);
             assert_eq!(next_down_reason(&mut events).await, DownReason::Closed);
-            // The name is free.
+            // The name can be bound again.
             let again = Endpoint::bind(&name[..]).await.unwrap();
             assert_still_works(&again).await;
             drop(child);
@@ -80,8 +81,7 @@ fn exec_child_inherits_no_descriptors() {
     });
 }
 
-/// Forks a child that does something with what it has inherited, reports, and stays until the
-/// result is dropped.
+/// Forks a child that calls `act`, reports to the parent, and lives until the result is dropped.
 fn fork_child(mut act: impl FnMut() + Send + Sync + 'static) -> impl Drop {
     struct Forked(
         Option<std::io::PipeWriter>,
@@ -93,41 +93,45 @@ fn fork_child(mut act: impl FnMut() + Send + Sync + 'static) -> impl Drop {
             self.1.take().unwrap().join().unwrap();
         }
     }
-    let (mut done, tell) = std::io::pipe().unwrap();
+    let (mut done, report) = std::io::pipe().unwrap();
     let (mut hold, release) = std::io::pipe().unwrap();
-    let mut tell = Some(tell);
+    let mut report = Some(report);
     let ours = std::os::fd::AsRawFd::as_raw_fd(&release);
     let mut program = Command::new("true");
     program.stdin(Stdio::null()).stdout(Stdio::null());
     let child = move || {
         act();
-        // Of what holds the child back its own copy does not count. SAFETY: the copy is used
-        // nowhere else in this process, which ends without running anything else.
+        // The child lives until the last copy of the pipe's write end is closed, so it closes its
+        // own. SAFETY: nothing else in the child uses the copy, and the child ends without running
+        // any other code.
         drop(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(ours) });
-        tell.take().expect("once").write_all(b"!")?;
+        report
+            .take()
+            .expect("the child runs once")
+            .write_all(b"!")?;
         let _ = hold.read(&mut [0]);
         Ok(())
     };
-    // SAFETY: the process that forks has one other thread, which is not within the allocator or a
-    // lock of the fabric's for long; this is what the test is about.
+    // SAFETY: the process that forks has one other thread, which holds the allocator's lock or a
+    // lock of the fabric only for moments; forking such a process is the subject of the test.
     unsafe { program.pre_exec(child) };
     let starter = std::thread::spawn(move || {
-        assert!(program.status().expect("it forks").success());
+        assert!(program.status().expect("fork and exec").success());
     });
     done.read_exact(&mut [0]).unwrap();
     Forked(Some(release), Some(starter))
 }
 
-/// A child that has not started another program shares everything, and may even close what it got:
-/// the parent goes on.
+/// A child that has not called exec shares all descriptors and may even close its endpoints: the
+/// parent's endpoints go on working.
 #[test]
 fn fork_child_closing_endpoints_does_not_affect_parent() {
     run_in_own_process(
         "forks::fork_child_closing_endpoints_does_not_affect_parent",
         || {
             run(async {
-                let (ep, _friend, peer) = endpoint_with_echo_peer().await;
-                // Too long to be taken in before somebody asks for it.
+                let (ep, _echo_process, peer) = endpoint_with_echo_peer().await;
+                // Too long to be buffered before a receive is posted.
                 let copies = Endpoint::options().single_copy_threshold(0);
                 let (early, late) = (
                     copies.clone().bind("shm://").await.unwrap(),
@@ -151,7 +155,7 @@ fn fork_child_closing_endpoints_does_not_affect_parent() {
     );
 }
 
-/// The same over TCP, where a connection could be ended by whoever has a copy.
+/// The same over TCP, where every process that has the descriptor could shut the connection down.
 #[test]
 fn fork_child_does_not_end_connections_over_tcp() {
     run_in_own_process(
@@ -159,7 +163,7 @@ fn fork_child_does_not_end_connections_over_tcp() {
         || {
             run(async {
                 let ep = Endpoint::bind("tcp://").await.unwrap();
-                let _friend = TestPeer::start("tcp echo", &format!("tcp:// {}", ep.name()));
+                let _echo_process = TestPeer::start("tcp echo", &format!("tcp:// {}", ep.name()));
                 let peer = ep.recv().tag(3).await.unwrap().source().unwrap();
                 assert_echo_works(&ep, peer).await;
                 let watcher = Endpoint::bind("tcp://").await.unwrap();
@@ -170,8 +174,8 @@ fn fork_child_does_not_end_connections_over_tcp() {
                 assert_echo_works(&ep, peer).await;
                 watcher.send(watched, "hello").tag(5).await.unwrap();
                 assert_eq!(ep.recv().tag(5).await.unwrap()[..], *b"hello");
-                // The child has all descriptors, and keeps neither the connections nor those who would
-                // connect.
+                // The child has all descriptors, but keeps neither the connections nor the listener
+                // open.
                 let name = ep.name().to_string();
                 ep.close().unwrap();
                 assert_eq!(next_down_reason(&mut events).await, DownReason::Closed);
@@ -185,13 +189,12 @@ fn fork_child_does_not_end_connections_over_tcp() {
     );
 }
 
-/// What comes by datagram is the parent's, also when the child ends the endpoint that it has
-/// inherited.
+/// Datagrams reach the parent, even when the child closes the endpoint that it has inherited.
 #[test]
 fn fork_child_receives_no_datagrams() {
     run_in_own_process("forks::fork_child_receives_no_datagrams", || {
         run(async {
-            let (ep, friend) = (
+            let (ep, client) = (
                 Endpoint::bind("udp://").await.unwrap(),
                 Endpoint::bind("udp://").await.unwrap(),
             );
@@ -199,17 +202,17 @@ fn fork_child_receives_no_datagrams() {
             let group = ep
                 .join_multicast(format!("udp://239.{high}.{low}.252:7000"))
                 .unwrap();
-            let to_all = friend.address_vector().insert(group.address()).unwrap();
-            let to_ep = friend.add_peer(ep.name()).await.unwrap();
+            let to_all = client.address_vector().insert(group.address()).unwrap();
+            let to_ep = client.add_peer(ep.name()).await.unwrap();
             let mut inherited = Some(ep.clone());
             let child = fork_child(move || drop(inherited.take().map(Endpoint::close)));
             for number in 0..50u8 {
                 for to in [to_ep, to_all] {
-                    friend.send(to, vec![number]).await.unwrap();
+                    client.send(to, vec![number]).await.unwrap();
                     let got = ep.recv().await.unwrap();
                     assert_eq!(got[..], [number]);
                     ep.send(got.source().unwrap(), "heard").await.unwrap();
-                    assert_eq!(&friend.recv().await.unwrap()[..], b"heard");
+                    assert_eq!(&client.recv().await.unwrap()[..], b"heard");
                 }
             }
             drop((child, group));
@@ -217,15 +220,15 @@ fn fork_child_receives_no_datagrams() {
     });
 }
 
-/// A child that lingers keeps peers from nothing: the parent's endpoint ends when the parent closes
-/// it. Only its name is taken as long as the child has it.
+/// A child that lives on keeps no connection open: when the parent closes its endpoint, peers see
+/// the close. Only the name stays bound as long as the child lives.
 #[test]
 fn live_fork_child_does_not_keep_connections_open() {
     run_in_own_process(
         "forks::live_fork_child_does_not_keep_connections_open",
         || {
             run(async {
-                let (ep, _friend, peer) = endpoint_with_echo_peer().await;
+                let (ep, _echo_process, peer) = endpoint_with_echo_peer().await;
                 let (watcher, mut events) = connected_watcher(&ep).await;
                 let child = fork_child(|| ());
                 assert_echo_works(&ep, peer).await;

@@ -1,5 +1,4 @@
-//! The programs of the guide, which this file includes as they stand there, against clients that
-//! are killed.
+//! The programs of the guide, included from its text, against clients that are killed.
 
 include!("../../src/guide/samples/serving.rs");
 
@@ -12,14 +11,14 @@ use crate::peer_death::{kill_self, wait_exit};
 use crate::run;
 use crate::test_peer::TestPeer;
 
-/// Longer than a shared-memory ring, and than what two TCP sockets buffer.
+/// More bytes than a shared-memory ring, or the buffers of two TCP sockets, hold.
 const LONG_LEN: usize = 48 << 20;
 const ROUNDS: u64 = 12;
 
-/// The transports that these programs run over, as a client names them.
+/// The transports that the programs run over, as the client names them.
 const TRANSPORTS: [&str; 4] = ["shm pieces", "shm single copy", "tcp", "tcp rxm"];
 
-/// An endpoint of a client over this transport, at this name.
+/// Binds an endpoint of a client over this transport to this name.
 async fn bind_over(transport: &str, name: &str) -> Endpoint {
     let options = match transport {
         "shm pieces" => Endpoint::options().single_copy_threshold(usize::MAX),
@@ -30,7 +29,7 @@ async fn bind_over(transport: &str, name: &str) -> Endpoint {
     options.bind(name).await.expect("bind")
 }
 
-/// The name of an endpoint that chooses one.
+/// Returns a name that lets the endpoint choose its address.
 fn unnamed_address(transport: &str) -> &'static str {
     if transport.starts_with("shm") {
         "shm://"
@@ -39,7 +38,8 @@ fn unnamed_address(transport: &str) -> &'static str {
     }
 }
 
-/// A client of the guide's server: sends long requests, for ever, or dies within the first.
+/// Plays a client of the guide's server: sends long requests forever, or, with `+dies`, ends while
+/// it sends the first.
 pub(crate) async fn guide_client(names: &str) {
     let (transport, server) = names.split_once('/').expect("a transport and a name");
     let (transport, dies) = match transport.split_once('+') {
@@ -47,10 +47,14 @@ pub(crate) async fn guide_client(names: &str) {
         None => (transport, false),
     };
     let ep = bind_over(transport, unnamed_address(transport)).await;
-    let server = ep.add_peer(server).await.expect("the server is there");
+    let server = ep.add_peer(server).await.expect("add_peer");
     let text: &'static str = "x".repeat(LONG_LEN).leak();
     if dies {
-        let sent = ep.send(server, text).tag(7).start().expect("a credit");
+        let sent = ep
+            .send(server, text)
+            .tag(7)
+            .start()
+            .expect("transmit credit");
         for _ in 0..20 {
             ep.domain().progress();
             std::thread::sleep(Duration::from_micros(100));
@@ -65,14 +69,15 @@ pub(crate) async fn guide_client(names: &str) {
     }
 }
 
-/// The server answers the next client, whichever client was killed in the middle of a request.
+/// Checks that the server answers the next client after each client that is killed in the middle of
+/// a request.
 fn check_server_survives(transport: &'static str) {
     run(async move {
         let server = Endpoint::bind(unnamed_address(transport)).await.unwrap();
         let (name, mut events) = (server.name().clone(), server.events().unwrap());
         let serving = tokio::spawn(serve(server));
-        let friend = bind_over(transport, unnamed_address(transport)).await;
-        let to_server = friend.add_peer(&name).await.unwrap();
+        let bystander = bind_over(transport, unnamed_address(transport)).await;
+        let to_server = bystander.add_peer(&name).await.unwrap();
         for round in 0..ROUNDS {
             if round.is_multiple_of(2) {
                 let mut victim =
@@ -83,10 +88,10 @@ fn check_server_survives(transport: &'static str) {
                 while !matches!(events.next().await.kind, EventKind::PeerConnected { .. }) {}
                 kill_within_two_ms(victim, round * 7).join().unwrap();
             }
-            let reply = request(&friend, to_server, round, "still there?").await;
+            let reply = request(&bystander, to_server, round, "still there?").await;
             assert!(
                 !serving.is_finished(),
-                "{transport}, round {round}: it ended"
+                "{transport}, round {round}: the server ended"
             );
             assert_eq!(&reply.unwrap()[..], b"still there?");
         }
@@ -114,7 +119,7 @@ fn guide_server_survives_clients_killed_over_rxm() {
     check_server_survives(TRANSPORTS[3]);
 }
 
-/// The guide's client hears of the death of its server.
+/// The guide's client gets an error when its server is killed.
 #[test]
 fn guide_client_gets_an_error_when_the_server_is_killed() {
     run(async {
@@ -136,12 +141,12 @@ fn guide_client_gets_an_error_when_the_server_is_killed() {
     });
 }
 
-/// The guide's server, which tells a client its name.
+/// Plays the guide's server, after sending its name to a client.
 pub(crate) async fn server(names: &str) {
     let (transport, client_name) = names.split_once('/').expect("a transport and a name");
     let ep = bind_over(transport, unnamed_address(transport)).await;
-    let to_client = ep.add_peer(client_name).await.expect("the client is there");
+    let to_client = ep.add_peer(client_name).await.expect("add_peer");
     let name = ep.name().to_string();
-    ep.send(to_client, name).tag(1).await.expect("a peer");
+    ep.send(to_client, name).tag(1).await.expect("send");
     serve(ep).await.expect("no client ends the server");
 }

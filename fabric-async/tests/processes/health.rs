@@ -1,4 +1,4 @@
-//! What is asked of an endpoint that others have done harm to, and how they are made to.
+//! Checks that an endpoint still works after an attack, and helpers that kill peers.
 
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -7,18 +7,18 @@ use fabric_async::{DownReason, Endpoint, Error, EventKind, EventQueue};
 
 use crate::test_peer::TestPeer;
 
-/// The endpoint still works: a friend can connect, send and get an answer.
+/// Checks that a new peer can connect to the endpoint, send, and get a reply.
 pub(crate) async fn assert_still_works(ep: &Endpoint) {
     let anywhere = format!("{}://", ep.name().scheme().provider());
-    let friend = Endpoint::bind(&anywhere[..]).await.unwrap();
-    let peer = friend.add_peer(ep.name()).await.unwrap();
-    friend.send(peer, "are you there").tag(99).await.unwrap();
+    let client = Endpoint::bind(&anywhere[..]).await.unwrap();
+    let peer = client.add_peer(ep.name()).await.unwrap();
+    client.send(peer, "are you there").tag(99).await.unwrap();
     let got = ep.recv().tag(99).await.unwrap();
     ep.send(got.source().unwrap(), "yes").await.unwrap();
-    assert_eq!(&friend.recv().await.unwrap()[..], b"yes");
+    assert_eq!(&client.recv().await.unwrap()[..], b"yes");
 }
 
-/// Why somebody was turned away.
+/// Returns the reason of the next connection that the endpoint rejects.
 pub(crate) async fn next_rejection(events: &mut EventQueue) -> Error {
     loop {
         if let EventKind::Rejected { error } = events.next().await.kind {
@@ -27,7 +27,7 @@ pub(crate) async fn next_rejection(events: &mut EventQueue) -> Error {
     }
 }
 
-/// How a peer has ended.
+/// Returns the reason of the next connection that ends.
 pub(crate) async fn next_down_reason(events: &mut EventQueue) -> DownReason {
     loop {
         if let EventKind::PeerDown { reason, .. } = events.next().await.kind {
@@ -36,7 +36,7 @@ pub(crate) async fn next_down_reason(events: &mut EventQueue) -> DownReason {
     }
 }
 
-/// The next peer to end has broken the rules in this way.
+/// Expects that the next connection ends with a protocol violation whose text contains `rule`.
 pub(crate) async fn expect_protocol_violation(events: &mut EventQueue, rule: &str) {
     let down = next_down_reason(events).await;
     let DownReason::Protocol(what) = down else {
@@ -45,13 +45,13 @@ pub(crate) async fn expect_protocol_violation(events: &mut EventQueue, rule: &st
     assert!(what.contains(rule), "{rule}: {what}");
 }
 
-/// Kills a peer within two milliseconds, each round at another moment.
+/// Kills a peer within two milliseconds, at a delay that depends on the round.
 pub(crate) fn kill_within_two_ms(victim: TestPeer, round: u64) -> JoinHandle<()> {
     let moment = round.wrapping_mul(6_364_136_223_846_793_005) >> 33 & 0x7ff;
     kill_after(victim, Duration::from_micros(moment))
 }
 
-/// Kills a peer after this time.
+/// Kills a peer after this delay.
 pub(crate) fn kill_after(mut victim: TestPeer, time: Duration) -> JoinHandle<()> {
     std::thread::spawn(move || {
         std::thread::sleep(time);

@@ -1,4 +1,4 @@
-//! Strangers and peers that break the rules hurt their own connection and nothing else.
+//! Peers that violate the protocol lose their own connection and affect nothing else.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -14,14 +14,15 @@ use rustix::net::{
 use crate::health::{assert_still_works, next_rejection};
 use crate::rma::encode_control;
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
-/// What a receiver says to a process of its own user, before the hello.
+/// The code of the message that a receiver sends to processes of its own user before their hello.
 pub(crate) const READY_CODE: u16 = 109;
 const RING_LINES: u32 = 64;
 const SEGMENT_LEN: usize = 4096 + 64 * RING_LINES as usize;
 
-/// A connection to an endpoint of this process, which is ready for the hello.
+/// Connects to an endpoint of this process, which then waits for the hello.
 pub(crate) async fn connect_raw(at: &Endpoint) -> OwnedFd {
     let socket = connect_raw_to(at.name().name());
     let mut ready = [0; 20];
@@ -127,7 +128,7 @@ fn malformed_hello_is_rejected_with_reason() {
             let error = next_rejection(&mut events).await;
             assert!(error.to_string().contains(reason), "{reason}: {error}");
         }
-        // Silence, and leaving without a word, are nobody's problem.
+        // A silent connection and one that is closed without a hello have no effect.
         let _silent = connect_raw(&ep).await;
         drop(connect_raw(&ep).await);
         assert_still_works(&ep).await;
@@ -141,11 +142,11 @@ fn corrupted_segment_ends_only_that_connection() {
         let mut events = ep.events().unwrap();
         let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         let mut seed = 1u64;
-        let (mut ended, mut breaches) = (0, 0);
+        let (mut ended, mut violations) = (0, 0);
         let mut count = |event: EventKind| match event {
-            EventKind::PeerDown { peer, reason, .. } if peer.name().starts_with("scribbler") => {
+            EventKind::PeerDown { peer, reason, .. } if peer.name().starts_with("corruptor") => {
                 ended += 1;
-                breaches += u32::from(matches!(reason, DownReason::Protocol(_)));
+                violations += u32::from(matches!(reason, DownReason::Protocol(_)));
             }
             EventKind::PeerConnected { .. } | EventKind::PeerDown { .. } => {}
             other => panic!("{other:?}"),
@@ -155,7 +156,7 @@ fn corrupted_segment_ends_only_that_connection() {
             let socket = connect_raw(&ep).await;
             send_with_fds(
                 &socket,
-                &encode_hello(&format!("scribbler-{round}"), 1, RING_LINES),
+                &encode_hello(&format!("corruptor-{round}"), 1, RING_LINES),
                 &[&fd],
             );
             let mut garbage = vec![0u8; SEGMENT_LEN - 4096];
@@ -165,7 +166,8 @@ fn corrupted_segment_ends_only_that_connection() {
                     .wrapping_add(1_442_695_040_888_963_407);
                 *byte = (seed >> 56) as u8;
             }
-            // A header of the first lap, so that it is looked at: kind, flags, a length, lap 1.
+            // A valid header of the first lap, so that the record is parsed: kind, flags, length,
+            // lap 1.
             let kind = if round % 4 == 0 { 0xff } else { round % 6 };
             let len = [0, 3, 8, 16, 60, 500, 512, 513, 0xff_ffff][round as usize % 9];
             let header = kind | (round % 7) << 8 | len << 16 | 1 << 40;
@@ -180,7 +182,8 @@ fn corrupted_segment_ends_only_that_connection() {
                 count(event.kind);
             }
         }
-        // Every scribbler is noticed, as a breach or as gone, and nothing is left of any.
+        // Every corruptor is reported, as a protocol violation or as gone, and no connection is
+        // left.
         assert_still_works(&ep).await;
         while !format!("{:?}", ep.domain()).contains("(0 callers") {
             count(events.next().await.kind);
@@ -189,26 +192,26 @@ fn corrupted_segment_ends_only_that_connection() {
             count(event.kind);
         }
         assert_eq!(ended, 200);
-        assert!(breaches > 0, "no breach was noticed");
+        assert!(violations > 0, "no protocol violation was reported");
     });
 }
 
 #[test]
 fn peer_of_another_user_is_refused_on_both_sides() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: needs root, to start a process of another user");
-        return;
+        return skip(
+            Facility::Root,
+            "root is needed to start a process of another user",
+        );
     }
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut events = ep.events().unwrap();
         let name = ep.name().to_string();
-        let mut stranger = match TestPeer::start_as_user("other_user", &name, 65_534) {
-            Ok(stranger) => stranger,
+        let mut other_user = match TestPeer::start_as_user("other_user", &name, 65_534) {
+            Ok(other_user) => other_user,
             Err(error) => {
-                return println!(
-                    "skipped: the test program cannot be run as another user: {error}"
-                );
+                return skip(Facility::Root, format!("start as another user: {error}"));
             }
         };
         let error = next_rejection(&mut events).await;
@@ -223,29 +226,36 @@ fn peer_of_another_user_is_refused_on_both_sides() {
             ),
             "{error}"
         );
-        let code = tokio::task::spawn_blocking(move || stranger.0.wait())
+        let code = tokio::task::spawn_blocking(move || other_user.0.wait())
             .await
             .unwrap()
             .unwrap();
-        assert!(code.success(), "the stranger was not told why: {code}");
+        assert!(
+            code.success(),
+            "the other user's connect did not fail with OtherUser: {code}"
+        );
         assert_still_works(&ep).await;
     });
 }
 
-/// Two processes of which neither has a number for the other, as in two containers on one network.
+/// Two processes in different PID namespaces, as in two containers that share a network: neither
+/// has a process ID for the other.
 #[test]
 fn peer_in_another_pid_namespace_works() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: needs root, to make a process namespace");
-        return;
+        return skip(
+            Facility::Netns,
+            "root is needed to make a process namespace",
+        );
     }
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut events = ep.events().unwrap();
-        let mut apart = match TestPeer::start_in_pid_namespace("echo", &ep.name().to_string()) {
-            Ok(apart) => apart,
-            Err(error) => return println!("skipped: there is no unshare: {error}"),
-        };
+        let mut peer_process =
+            match TestPeer::start_in_pid_namespace("echo", &ep.name().to_string()) {
+                Ok(peer_process) => peer_process,
+                Err(error) => return skip(Facility::Netns, format!("unshare: {error}")),
+            };
         let ready = ep.recv().tag(3).await.unwrap();
         let peer = ready.source().unwrap();
         for number in 0..100u64 {
@@ -256,7 +266,7 @@ fn peer_in_another_pid_namespace_works() {
             );
         }
         let last = ep.recv().from(peer).start().unwrap();
-        apart.0.kill().unwrap();
+        peer_process.0.kill().unwrap();
         assert!(matches!(
             last.await.unwrap_err().error,
             Error::PeerGone(_) | Error::StaleAddress(_)

@@ -1,4 +1,5 @@
-//! A process is killed; the other one hears of it, keeps what it has, and talks on with a third.
+//! Processes that are killed: the survivor gets the event, keeps its buffers, and other peers
+//! notice nothing.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::test_peer::TestPeer;
 
 const KILLS: u64 = 100;
 
-/// Echoes what the victim sends until that fails; returns the failure.
+/// Echoes what the victim sends until an operation fails, and returns the error.
 async fn echo_until_error(ep: &Endpoint, victim: FiAddr, mut first: Option<Vec<u8>>) -> Error {
     loop {
         let message = match first.take() {
@@ -37,7 +38,7 @@ fn killed_peers_are_reported_and_do_not_affect_others() {
         let mut events = ep.events().unwrap();
         let third = TestPeer::start("echo", &ep.name().to_string());
         let ready = ep.recv().tag(3).await.unwrap();
-        let friend = ready.source().unwrap();
+        let bystander = ready.source().unwrap();
         let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
         for kill in 0..KILLS {
             let mut victim = TestPeer::start("ping_forever", &ep.name().to_string());
@@ -71,9 +72,11 @@ fn killed_peers_are_reported_and_do_not_affect_others() {
                     other => panic!("kill {kill}: {other:?}"),
                 }
             }
-            // The third hears nothing of it.
-            ep.send(friend, kill.to_le_bytes().to_vec()).await.unwrap();
-            let back = ep.recv().tag(4).from(friend).await.unwrap();
+            // The echo peer is not affected.
+            ep.send(bystander, kill.to_le_bytes().to_vec())
+                .await
+                .unwrap();
+            let back = ep.recv().tag(4).from(bystander).await.unwrap();
             assert_eq!(&back[..], kill.to_le_bytes());
         }
         drop(third);
@@ -151,7 +154,7 @@ fn closed_peer_is_reported_as_closed_not_died() {
             );
             let mut events = watcher.events().unwrap();
             let peer = watcher.add_peer(leaver.name()).await.unwrap();
-            watcher.send(peer, "a word").await.unwrap();
+            watcher.send(peer, "hello").await.unwrap();
             leaver.recv().await.unwrap();
             drop(leaver);
             let event = events.next().await.kind;
@@ -170,8 +173,8 @@ fn closed_peer_is_reported_as_closed_not_died() {
     });
 }
 
-/// Starts a process that sends a short message and half of a long one, waits for the short one and
-/// until the other has begun to arrive, and kills it.
+/// Starts a process that sends a short message and half of a long one, and kills it when the short
+/// one has been received and the long one has begun to arrive.
 async fn kill_partial_sender(ep: &Endpoint, events: &mut EventQueue) {
     let mut victim = TestPeer::start("partial_sender", &ep.name().to_string());
     let half = ep.recv().tag(1).await.unwrap();
@@ -189,49 +192,49 @@ fn kill_and_wait(victim: &mut TestPeer) {
     victim.0.wait().unwrap();
 }
 
-/// Every kind of receive from any source waits on when the sender of the message that was arriving
-/// in it is killed, and gets the next message whole.
+/// Receives from any source stay posted when the sender of the message that is arriving is killed,
+/// and get the next message whole.
 #[test]
 #[allow(unsafe_code)] // receiving where it lies
 fn any_source_receives_stay_posted_when_sender_is_killed() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let (mut events, mut queue) = (ep.events().unwrap(), ep.completions().unwrap());
-        let friend = Endpoint::bind("shm://").await.unwrap();
-        let to_ep = friend.add_peer(ep.name()).await.unwrap();
+        let bystander = Endpoint::bind("shm://").await.unwrap();
+        let to_ep = bystander.add_peer(ep.name()).await.unwrap();
 
         let whole = ep.recv().start().unwrap();
         let pooled = ep.recv().start().unwrap();
         kill_partial_sender(&ep, &mut events).await;
         assert_eq!(&whole.await.unwrap()[..], b"whole");
-        friend.send(to_ep, "next").await.unwrap();
+        bystander.send(to_ep, "next").await.unwrap();
         assert_eq!(&pooled.await.unwrap()[..], b"next");
 
         let whole = ep.recv().start().unwrap();
         let own = ep.recv_into(Vec::with_capacity(2 << 20)).start().unwrap();
         kill_partial_sender(&ep, &mut events).await;
         whole.await.unwrap();
-        friend.send(to_ep, "next").await.unwrap();
+        bystander.send(to_ep, "next").await.unwrap();
         let own = own.await.unwrap();
         assert_eq!((&own[..], own.buf.capacity()), (&b"next"[..], 2 << 20));
 
         let whole = ep.recv().start().unwrap();
-        // SAFETY: nothing is lent here.
-        let lent = unsafe { ep.recv_loan() }.start().unwrap();
+        // SAFETY: no peer lends here.
+        let loan = unsafe { ep.recv_loan() }.start().unwrap();
         kill_partial_sender(&ep, &mut events).await;
         whole.await.unwrap();
-        friend.send(to_ep, "next").await.unwrap();
-        assert_eq!(&lent.await.unwrap()[..], b"next");
+        bystander.send(to_ep, "next").await.unwrap();
+        assert_eq!(&loan.await.unwrap()[..], b"next");
 
         let whole = ep.recv().start().unwrap();
         ep.recv_into(vec![1; 64]).context(5).post().unwrap();
         kill_partial_sender(&ep, &mut events).await;
         whole.await.unwrap();
-        friend.send(to_ep, "next").await.unwrap();
+        bystander.send(to_ep, "next").await.unwrap();
         let entry = queue.next().await.unwrap();
         assert_eq!((entry.context, entry.bytes()), (5, &b"next"[..]));
 
-        // It can be taken back again, and its buffer is empty.
+        // The receive can be canceled, and its buffer is empty.
         let whole = ep.recv().start().unwrap();
         let own = ep.recv_into(Vec::with_capacity(4096)).start().unwrap();
         kill_partial_sender(&ep, &mut events).await;
@@ -241,13 +244,13 @@ fn any_source_receives_stay_posted_when_sender_is_killed() {
             CancelOutcome::Completed(result) => panic!("{result:?}"),
         }
 
-        // One that came meanwhile from another is taken at once.
+        // A message that arrived meanwhile from another peer is matched at once.
         let whole = ep.recv().start().unwrap();
         let own = ep.recv().start().unwrap();
         let mut victim = TestPeer::start("partial_sender", &ep.name().to_string());
         ep.recv().tag(1).await.unwrap();
-        friend.send(to_ep, "waits").await.unwrap();
-        friend.send(to_ep, "too").tag(9).await.unwrap();
+        bystander.send(to_ep, "waits").await.unwrap();
+        bystander.send(to_ep, "too").tag(9).await.unwrap();
         ep.recv().tag(9).await.unwrap();
         assert_eq!(ep.stats().unexpected, 1);
         kill_and_wait(&mut victim);
@@ -257,7 +260,7 @@ fn any_source_receives_stay_posted_when_sender_is_killed() {
     });
 }
 
-/// So do those of a context that endpoints share.
+/// Receives of a shared receive context stay posted, too.
 #[test]
 fn shared_rx_receives_stay_posted_when_sender_is_killed() {
     run(async {
@@ -272,8 +275,8 @@ fn shared_rx_receives_stay_posted_when_sender_is_killed() {
             let ep = domain.endpoint(&info).unwrap().bind_av(&av).unwrap();
             endpoints.push(ep.bind_shared_rx(&shared).unwrap().enable().await.unwrap());
         }
-        let friend = Endpoint::bind("shm://").await.unwrap();
-        let to_other = friend.add_peer(endpoints[1].name()).await.unwrap();
+        let bystander = Endpoint::bind("shm://").await.unwrap();
+        let to_other = bystander.add_peer(endpoints[1].name()).await.unwrap();
         let whole = shared.recv().start().unwrap();
         let (first, second) = (
             shared.recv().start().unwrap(),
@@ -283,8 +286,8 @@ fn shared_rx_receives_stay_posted_when_sender_is_killed() {
         shared.recv().tag(1).await.unwrap();
         kill_and_wait(&mut victim);
         assert_eq!(&whole.await.unwrap()[..], b"whole");
-        friend.send(to_other, "one").await.unwrap();
-        friend.send(to_other, "two").await.unwrap();
+        bystander.send(to_other, "one").await.unwrap();
+        bystander.send(to_other, "two").await.unwrap();
         let (first, second) = (first.await.unwrap(), second.await.unwrap());
         let mut got = [first.to_vec(), second.to_vec()];
         got.sort();

@@ -1,14 +1,14 @@
-//! What a process has: descriptors, shared memory, threads. And a process for itself to count them
-//! in.
+//! The descriptors, shared-memory mappings and threads of a process, and a helper that runs a test
+//! in a process of its own, where they can be counted.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// What this process has right now.
+/// The resources that this process has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ResourceUsage {
     pub(crate) descriptors: usize,
-    /// Mappings of shared memory of the fabric's.
+    /// Mappings of the shared memory of the fabric.
     pub(crate) mappings: usize,
     pub(crate) threads: usize,
 }
@@ -17,7 +17,7 @@ impl ResourceUsage {
     pub(crate) fn current() -> Self {
         let count = |what| {
             std::fs::read_dir(format!("/proc/self/{what}"))
-                .expect("procfs")
+                .expect("read /proc")
                 .count()
         };
         Self {
@@ -27,51 +27,54 @@ impl ResourceUsage {
         }
     }
 
-    /// Whether this is no more than another.
+    /// Whether every count is at most that of `other`.
     pub(crate) fn is_within(&self, other: &Self) -> bool {
         self.descriptors <= other.descriptors
             && self.mappings <= other.mappings
             && self.threads <= other.threads
     }
 
-    /// What this process has when nothing is being closed any more.
+    /// Returns the resources of this process once no background close changes them any more.
     pub(crate) async fn wait_stable() -> Self {
-        let (mut census, mut same) = (Self::current(), 0);
+        let (mut usage, mut same) = (Self::current(), 0);
         while same < 50 {
             tokio::time::sleep(Duration::from_millis(1)).await;
             let now = Self::current();
-            same = if now == census { same + 1 } else { 0 };
-            census = now;
+            same = if now == usage { same + 1 } else { 0 };
+            usage = now;
         }
-        census
+        usage
     }
 
-    /// Waits until this process has no more than this: what ended is closed in the background.
+    /// Waits until this process has exactly these resources: closes happen in the background.
     pub(crate) async fn wait_restored(&self) {
         for attempt in 0.. {
             let now = Self::current();
             if now == *self {
                 return;
             }
-            assert!(attempt < 5000, "left behind: {now:?} instead of {self:?}");
+            assert!(
+                attempt < 5000,
+                "resources are not released: {now:?}, expected {self:?}"
+            );
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 }
 
-/// Mappings of memory whose name begins like this.
+/// Counts the mappings of memory whose name begins with `name`.
 pub(crate) fn count_mappings(name: &str) -> usize {
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("read /proc");
     maps.lines().filter(|line| line.contains(name)).count()
 }
 
-/// Bytes of memory that are this process's alone.
+/// Returns the private memory of this process, in bytes.
 pub(crate) fn private_bytes() -> usize {
-    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").expect("procfs");
+    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").expect("read /proc");
     let line = rollup
         .lines()
         .find_map(|line| line.strip_prefix("Private_Dirty:"))
-        .expect("a line");
+        .expect("a Private_Dirty line");
     line.trim()
         .trim_end_matches(" kB")
         .parse::<usize>()
@@ -79,23 +82,23 @@ pub(crate) fn private_bytes() -> usize {
         * 1024
 }
 
-/// Runs the body of the test of this name in a process of its own, which the test starts.
+/// Runs the body of the test with this name in a process of its own, which the test starts.
 pub(crate) fn run_in_own_process(test: &str, body: impl FnOnce()) {
     if std::env::var("FABRIC_ALONE").is_ok_and(|name| name == test) {
         return body();
     }
-    let mut program = Command::new(std::env::current_exe().expect("a path"));
+    let mut program = Command::new(std::env::current_exe().expect("path of the test program"));
     program
         .args(["--exact", test, "--nocapture", "--test-threads", "1"])
         .env("FABRIC_ALONE", test);
     let output = program
         .stderr(Stdio::inherit())
         .output()
-        .expect("the test program starts again");
-    let said = String::from_utf8_lossy(&output.stdout);
+        .expect("start the test program");
+    let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && said.contains("1 passed"),
-        "{test}: {}\n{said}",
+        output.status.success() && stdout.contains("1 passed"),
+        "{test}: {}\n{stdout}",
         output.status
     );
 }

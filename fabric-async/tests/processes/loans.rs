@@ -1,4 +1,4 @@
-//! Loans between processes that die or lie.
+//! Loans between processes that are killed or send malformed loans.
 #![allow(unsafe_code)] // receiving where it lies
 
 use fabric_async::{DownReason, Endpoint, Error};
@@ -13,12 +13,12 @@ use crate::run;
 use crate::test_peer::TestPeer;
 
 pub(crate) const LOAN_LEN: usize = 300_000;
-/// Of a length that only one test lends, since it counts what is mapped.
+/// The length of the loans of one test alone, because the test counts their mappings.
 pub(crate) const SHORT_LOAN_LEN: usize = 256 << 10;
 const ROUNDS: u64 = 30;
 
-/// A process that is killed with loans takes them with it, and nothing else: the lender goes on,
-/// and does not use their memory again.
+/// The death of a process that holds loans costs the lender these loans and nothing else, and their
+/// memory is not lent again.
 #[test]
 fn killed_loan_receiver_loses_only_its_loans() {
     run(async {
@@ -40,14 +40,15 @@ fn killed_loan_receiver_loses_only_its_loans() {
             assert!(error.is_peer_gone(), "round {round}: {error}");
             killer.join().unwrap();
         }
-        // What the dead had is given up: mapped are at most those that are free, one peer's worth.
+        // The loans of the dead receivers are given up. At most the free loans of one peer stay
+        // mapped.
         let mapped = count_region_mappings(SHORT_LOAN_LEN);
-        assert!(mapped <= 257, "{mapped} pieces of memory are left");
+        assert!(mapped <= 257, "{mapped} loans are still mapped");
         assert_still_works(&ep).await;
     });
 }
 
-/// What was received stays readable when its lender has been killed.
+/// Received loans stay readable when their lender has been killed.
 #[test]
 fn received_loans_outlive_killed_sender() {
     run(async {
@@ -85,8 +86,8 @@ fn received_loans_outlive_killed_sender() {
     });
 }
 
-/// Loans of memory that was not given, of more than there is, and without a number to give them
-/// back under.
+/// Loans of memory that was not granted, with lengths outside of it, and without a valid slot to
+/// return them.
 #[test]
 fn invalid_loans_end_only_that_connection() {
     run(async {
@@ -110,34 +111,34 @@ fn invalid_loans_end_only_that_connection() {
             ("another length", true, loan(100, 7, 0, 16)),
             ("unknown memory", false, loan(100, 7, 0, 32)),
         ];
-        for (reason, given, record) in cases {
-            let (segment, lent) = (
+        for (reason, granted, record) in cases {
+            let (segment, memory) = (
                 sealed_memfd(4096 + 64 * 64, all),
                 sealed_memfd(4096 + 4096, all),
             );
             let socket = connect_raw(&ep).await;
-            send_with_fds(&socket, &encode_hello("liar", 1, 64), &[&segment]);
-            if given {
-                send_with_fds(&socket, &encode_grant(7, 4096, 1), &[&lent]);
+            send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&segment]);
+            if granted {
+                send_with_fds(&socket, &encode_grant(7, 4096, 1), &[&memory]);
             }
             rustix::io::pwrite(&segment, &record[8..], 4096 + 8).unwrap();
             rustix::io::pwrite(&segment, &record[..8], 4096).unwrap();
             send_with_fds(&socket, &encode_control(101, 0), &[]);
             expect_protocol_violation(&mut events, reason).await;
         }
-        // Memory twice under one name, and no memory at all.
-        for (what, saying) in [
+        // Memory that is granted twice under one key, and a grant of another size than its memory.
+        for (what, grant) in [
             ("twice", encode_grant(7, 4096, 1)),
             ("another size", encode_grant(8, 1 << 20, 1)),
         ] {
-            let (segment, lent) = (
+            let (segment, memory) = (
                 sealed_memfd(4096 + 64 * 64, all),
                 sealed_memfd(4096 + 4096, all),
             );
             let socket = connect_raw(&ep).await;
-            send_with_fds(&socket, &encode_hello("liar", 1, 64), &[&segment]);
-            send_with_fds(&socket, &encode_grant(7, 4096, 1), &[&lent]);
-            send_with_fds(&socket, &saying, &[&lent]);
+            send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&segment]);
+            send_with_fds(&socket, &encode_grant(7, 4096, 1), &[&memory]);
+            send_with_fds(&socket, &grant, &[&memory]);
             let down = next_down_reason(&mut events).await;
             let DownReason::Protocol(reason) = down else {
                 panic!("{what}: {down:?}")
@@ -147,9 +148,9 @@ fn invalid_loans_end_only_that_connection() {
                 "{what}: {reason}"
             );
         }
-        // An honest loan still works.
-        let me = ep.add_peer(ep.name()).await.unwrap();
-        ep.lend(me, ep.loan(10).unwrap()).tag(5).await.unwrap();
+        // A valid loan still works.
+        let to_self = ep.add_peer(ep.name()).await.unwrap();
+        ep.lend(to_self, ep.loan(10).unwrap()).tag(5).await.unwrap();
         assert_eq!(&ep.recv().tag(5).await.unwrap()[..], [0; 10]);
         let refused = ep.loan(usize::MAX).map(drop);
         assert!(matches!(refused, Err(Error::TooLong { .. })));

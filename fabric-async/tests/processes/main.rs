@@ -1,8 +1,6 @@
-//! What only shows between processes: sudden death, strangers, and messages that must survive a
-//! careless receiver.
-//!
-//! A test starts this program again as its peer: the variable `FABRIC_ROLE` says which part it
-//! plays.
+//! Behaviour between processes: peers that die, peers that violate the protocol, and messages that
+//! a receiver must not lose. A test starts this program again as its peer, with the peer's role in
+//! the environment variable `FABRIC_ROLE`.
 
 mod blocking_close;
 mod churn;
@@ -29,6 +27,8 @@ mod select_loop;
 mod sends_before_exit;
 mod shared_rx;
 mod single_copy;
+#[path = "../common/skip.rs"]
+mod skip;
 mod sockets;
 mod stopped_peer;
 mod tcp;
@@ -39,12 +39,12 @@ mod vectored_buffers;
 use std::future::Future;
 use std::time::Duration;
 
-/// Runs a test on a current-thread runtime. The limit is there to find hangs, not to measure.
+/// Runs a test on a current-thread runtime. The time limit detects hangs; it is no measurement.
 fn run<T>(test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .expect("a runtime");
+        .expect("build a runtime");
     runtime.block_on(async {
         tokio::time::timeout(Duration::from_secs(100), test)
             .await
@@ -52,8 +52,8 @@ fn run<T>(test: impl Future<Output = T>) -> T {
     })
 }
 
-/// Not a test of its own: the entry of the peers.
+/// The entry point of the peers, not a test by itself.
 #[test]
-fn peer() {
+fn peer_entry_point() {
     test_peer::run_role();
 }

@@ -1,8 +1,6 @@
-//! The memory of connections as a hostile peer leaves it: written over at random while it is in
-//! use.
-//!
-//! The victim receives, sends, lends, reads and writes, with a scribbler and with honest peers at
-//! the same time. It neither panics nor hangs nor grows, and what the honest get is exact.
+//! A hostile peer writes over the shared memory of its connections at random while they are in use.
+//! The victim receives, sends, lends, reads and writes, with the corruptor and with honest peers at
+//! the same time: it neither panics nor hangs nor grows, and the data of the honest peers is exact.
 
 use std::cell::Cell;
 use std::future::IntoFuture;
@@ -20,15 +18,15 @@ use crate::run;
 use crate::test_peer::TestPeer;
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
-/// Scribblers in a row, each with a seed of its own.
+/// Corruptor runs, each with a seed of its own.
 const CORRUPTOR_RUNS: u64 = 3;
-/// Endpoints of one scribbler that are met before it is ended.
+/// Endpoints that connect in one corruptor run before the corruptor is ended.
 const ENDPOINTS_PER_RUN: usize = 12;
-/// What a victim may keep: pooled buffers, tables.
+/// The most bytes by which the private memory of the victim may grow: pooled buffers, tables.
 const MAX_GROWTH: usize = 24 << 20;
 
-/// What this process has for its peers. Loans that were given back are kept, each with a mapping
-/// and a descriptor.
+/// The resources that the victim holds for its peers. Returned loans are kept, each with a mapping
+/// and a descriptor, so they are not counted.
 #[derive(Debug, PartialEq, Eq)]
 struct PeerResources {
     segments: usize,
@@ -38,18 +36,18 @@ struct PeerResources {
 
 impl PeerResources {
     async fn wait_stable() -> Self {
-        let census = ResourceUsage::wait_stable().await;
+        let usage = ResourceUsage::wait_stable().await;
         let segments = count_mappings("memfd:fabric-shm");
-        let loans = census.mappings - segments;
+        let loans = usage.mappings - segments;
         Self {
             segments,
-            descriptors: census.descriptors - loans,
-            threads: census.threads,
+            descriptors: usage.descriptors - loans,
+            threads: usage.threads,
         }
     }
 }
 
-/// Honest peers, and what they have to do with the victim.
+/// Honest peers, and the state of their exchange with the victim.
 struct HonestPeers {
     _echo: TestPeer,
     _target: TestPeer,
@@ -81,7 +79,7 @@ impl HonestPeers {
         }
     }
 
-    /// A round of everything, each byte of it accounted for.
+    /// Exchanges messages, loans, writes, reads and atomics, and checks every byte.
     async fn run_round(&mut self, ep: &Endpoint, random: &mut XorshiftRng) {
         let len = [8, 100, 3000, 20_000][random.below(4) as usize];
         let mark = random.next_u64();
@@ -106,16 +104,16 @@ impl HonestPeers {
             .await
             .unwrap();
         assert_eq!(back[..], message[..]);
-        let was = ep
+        let previous = ep
             .fetch_add(self.target, self.remote.at(8), mark >> 32)
             .await
             .unwrap();
-        assert_eq!(was, self.sum);
+        assert_eq!(previous, self.sum);
         self.sum = self.sum.wrapping_add(mark >> 32);
     }
 }
 
-/// Does with a scribbler whatever it lets itself be done to, each until that fails.
+/// Starts all operations against a corruptor's endpoint, each repeated until it fails.
 fn spawn_all_ops(
     tasks: &mut JoinSet<()>,
     ep: &Endpoint,
@@ -123,12 +121,19 @@ fn spawn_all_ops(
     theirs: RemoteRegion,
     seed: u64,
 ) {
-    let hears = ep.clone();
-    tasks.spawn(async move { while hears.recv().from(peer).await.is_ok() {} });
-    let hears = ep.clone();
-    tasks
-        .spawn(async move { while hears.recv().tag_mask(0, u64::MAX).from(peer).await.is_ok() {} });
-    // Nothing is known of when these end, but that they do.
+    let receiver = ep.clone();
+    tasks.spawn(async move { while receiver.recv().from(peer).await.is_ok() {} });
+    let receiver = ep.clone();
+    tasks.spawn(async move {
+        while receiver
+            .recv()
+            .tag_mask(0, u64::MAX)
+            .from(peer)
+            .await
+            .is_ok()
+        {}
+    });
+    // The times of these completions are unknown, but each must come.
     let (confirmed, mut lengths) = (ep.clone(), XorshiftRng::new(!seed));
     tasks.spawn(async move {
         let mut buf = || vec![5; lengths.below(20_000) as usize];
@@ -142,7 +147,8 @@ fn spawn_all_ops(
     });
     let (ep, mut random) = (ep.clone(), XorshiftRng::new(seed));
     tasks.spawn(async move {
-        // A region may be spoilt while its connection goes on, so failures count only together.
+        // Single operations may fail while the connection lives, because a region may be corrupted;
+        // the loop ends when a send fails.
         while ep
             .send(peer, vec![1; random.below(9000) as usize])
             .await
@@ -165,26 +171,26 @@ fn spawn_all_ops(
     });
 }
 
-/// Meets a scribbler again and again, and goes on with the honest meanwhile.
+/// Accepts endpoints of a corruptor while the exchange with the honest peers goes on.
 async fn run_with_corruptor(ep: &Endpoint, honest: &mut HonestPeers, seed: u64) {
     let (mut tasks, mut random) = (JoinSet::new(), XorshiftRng::new(seed));
     let mut regions = Vec::new();
     let host = ep.clone();
-    let meets = async {
+    let accepting = async {
         let name = format!("{} {seed}", host.name());
-        let mut scribbler = TestPeer::start("memory_corruptor", &name);
+        let mut corruptor = TestPeer::start("memory_corruptor", &name);
         while regions.len() < ENDPOINTS_PER_RUN {
             let hello = tokio::select! {
                 hello = host.recv().tag(1) => hello.unwrap(),
-                // It writes over itself as well.
-                () = wait_exit(&mut scribbler) => {
-                    let status = scribbler.0.wait().unwrap();
-                    assert!(status.code().is_none(), "its own library gave up: {status}");
-                    scribbler = TestPeer::start("memory_corruptor", &name);
+                // The corruptor may also corrupt its own process.
+                () = wait_exit(&mut corruptor) => {
+                    let status = corruptor.0.wait().unwrap();
+                    assert!(status.code().is_none(), "the corruptor exited by itself: {status}");
+                    corruptor = TestPeer::start("memory_corruptor", &name);
                     continue;
                 }
             };
-            // What says hello with this tag may be a spoilt message.
+            // A message with this tag may be corrupted.
             let (Ok(peer), Ok(theirs)) = (hello.source(), RemoteRegion::from_bytes(&hello)) else {
                 continue;
             };
@@ -200,23 +206,23 @@ async fn run_with_corruptor(ep: &Endpoint, honest: &mut HonestPeers, seed: u64) 
             }
         }
     };
-    // A round is not left half done.
-    let met = Cell::new(false);
-    let goes_on = async {
-        while !met.get() {
+    // Every round with the honest peers is completed.
+    let accepted = Cell::new(false);
+    let exchanging = async {
+        while !accepted.get() {
             honest.run_round(ep, &mut random).await;
         }
     };
     tokio::join!(
         async {
-            meets.await;
-            met.set(true)
+            accepting.await;
+            accepted.set(true)
         },
-        goes_on
+        exchanging
     );
-    // Everything that was begun with it ends.
+    // Every operation against the corruptor ends.
     while let Some(ended) = tasks.join_next().await {
-        ended.expect("nothing panics");
+        ended.expect("no task panics");
     }
 }
 
@@ -225,7 +231,7 @@ fn corrupting_peer_affects_only_its_own_connections() {
     run_in_own_process(
         "memory_corruption::corrupting_peer_affects_only_its_own_connections",
         || {
-            // Another seed each time, to be given in case of a failure.
+            // Every run has another seed. FABRIC_SEED repeats a run.
             let given = std::env::var("FABRIC_SEED")
                 .ok()
                 .and_then(|seed| seed.parse().ok());
@@ -243,13 +249,13 @@ fn corrupting_peer_affects_only_its_own_connections() {
                     for seed in seed..seed + CORRUPTOR_RUNS {
                         println!("FABRIC_SEED={seed}, {progress:?}");
                         run_with_corruptor(&ep, &mut honest, seed).await;
-                        // What a scribbler said that nobody asked for.
+                        // Takes messages of the corruptor that match no receive.
                         while let Some(Ok(_)) =
                             ep.recv().tag_mask(0, u64::MAX).into_future().now_or_never()
                         {
                         }
                         while let Some(Ok(_)) = ep.recv().into_future().now_or_never() {}
-                        // The first leaves what is made once.
+                        // The first run allocates what is allocated only once.
                         match &before {
                             None => {
                                 before = Some((PeerResources::wait_stable().await, private_bytes()))
@@ -258,7 +264,7 @@ fn corrupting_peer_affects_only_its_own_connections() {
                                 assert_eq!(PeerResources::wait_stable().await, *holdings);
                                 assert!(
                                     private_bytes() < bytes + MAX_GROWTH,
-                                    "{bytes} became {}",
+                                    "private memory grew from {bytes} to {}",
                                     private_bytes()
                                 );
                             }

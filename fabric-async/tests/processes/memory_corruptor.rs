@@ -1,10 +1,9 @@
-//! A peer that writes over all memory it shares with others, while it talks to them.
-//!
-//! It meets its victim as anybody does, and does with it what endpoints do. Meanwhile a thread of
-//! its own writes through `/proc/self/mem` over every mapping of the fabric's that can be written:
-//! rings in both directions, control words, regions of both sides, what it lends. Its own library
-//! has to bear that as well as the victim's. Only when it hits something else that has taken a
-//! mapping's place meanwhile, it ends, and is started anew.
+//! A peer that writes over all memory it shares with other processes while it communicates. It
+//! connects to its victim and posts ordinary operations. Meanwhile a thread writes through
+//! `/proc/self/mem` over every writable mapping of the fabric: the rings of both directions,
+//! control words, regions of both sides, loans. The corruptor's own library must stand this as well
+//! as the victim's. Only when a write hits other memory that has been mapped at the same address
+//! since, the process may crash, and the test starts it again.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,14 +13,14 @@ use std::time::Duration;
 use fabric_async::{Access, AtomicOp, Endpoint, Error, FiAddr, RemoteRegion};
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
-/// Bytes of the regions both sides lend to each other.
+/// Bytes of the region that each side grants to the other.
 pub(crate) const REGION_LEN: usize = 8192;
-/// How long a life of an endpoint lasts, since what it waits for may never come.
+/// How long an endpoint lives, because operations on corrupted memory may never complete.
 const ENDPOINT_LIFETIME: Duration = Duration::from_millis(40);
-/// Where control words end and lines begin, in a segment and in a region.
+/// Where the control words end and the lines begin, in a segment and in a region.
 const CONTROL_LEN: u64 = 4096;
 
-/// Numbers that a seed determines.
+/// A random number generator (xorshift) with a seed.
 #[derive(Clone)]
 pub(crate) struct XorshiftRng(u64);
 
@@ -37,7 +36,7 @@ impl XorshiftRng {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// One below `end`.
+    /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next_u64() % end.max(1)
     }
@@ -47,24 +46,25 @@ impl XorshiftRng {
     }
 }
 
-/// The endpoint's lives so far in which there is something to write over: odd while there is.
+/// Counts the endpoints opened and closed so far: odd while one is open, so that there is memory to
+/// corrupt.
 static ENDPOINT_GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// Plays the peer; `told` is the victim's name and a seed.
-pub(crate) async fn run_peer(told: &str) {
-    let (name, seed) = told.split_once(' ').expect("a name and a seed");
+/// Plays the corruptor; `argument` has the victim's name and a seed.
+pub(crate) async fn run_peer(argument: &str) {
+    let (name, seed) = argument.split_once(' ').expect("a name and a seed");
     let seed: u64 = seed.parse().expect("a number");
     std::thread::spawn(move || corrupt_forever(seed));
     let mut random = XorshiftRng::new(seed);
     loop {
-        // However it ends.
+        // Errors and timeouts end the endpoint, not the process.
         let _ = tokio::time::timeout(ENDPOINT_LIFETIME, run_endpoint(name, &mut random)).await;
         ENDPOINT_GENERATION.fetch_and(!1, Ordering::Relaxed);
         ENDPOINT_GENERATION.fetch_add(2, Ordering::Relaxed);
     }
 }
 
-/// Shows the victim a region, gets one in return, and does everything with it.
+/// Exchanges regions with the victim, then posts random operations.
 async fn run_endpoint(name: &str, random: &mut XorshiftRng) -> Result<(), Error> {
     let ep = Endpoint::bind("shm://").await?;
     let region = ep.domain().alloc(REGION_LEN, READ_WRITE)?;
@@ -90,7 +90,7 @@ async fn run_endpoint(name: &str, random: &mut XorshiftRng) -> Result<(), Error>
     }
 }
 
-/// Does something. It may fail, or never end, in which case the life does.
+/// Posts a random operation, which may fail or never complete.
 async fn random_op(ep: &Endpoint, peer: FiAddr, theirs: RemoteRegion, random: &mut XorshiftRng) {
     let len = [8, 60, 500, 5000, 70_000][random.below(5) as usize];
     match random.below(7) {
@@ -116,13 +116,13 @@ async fn random_op(ep: &Endpoint, peer: FiAddr, theirs: RemoteRegion, random: &m
     }
 }
 
-/// Writes over everything, for ever.
+/// Writes over all shared mappings, forever.
 fn corrupt_forever(seed: u64) {
     let mut random = XorshiftRng::new(!seed);
     let memory = File::options()
         .write(true)
         .open("/proc/self/mem")
-        .expect("procfs");
+        .expect("read /proc");
     loop {
         let life = ENDPOINT_GENERATION.load(Ordering::Relaxed);
         if life & 1 == 0 {
@@ -130,13 +130,13 @@ fn corrupt_forever(seed: u64) {
             continue;
         }
         let mappings = shared_mappings();
-        // A style for each life: some leave a ring alone long enough to be believed.
+        // Each endpoint has its own style of corruption: some leave a ring valid for long.
         let (style, pause) = (random.below(5), random.below(300));
         while ENDPOINT_GENERATION.load(Ordering::Relaxed) == life && !mappings.is_empty() {
             let (start, len) = mappings[random.below(mappings.len() as u64) as usize];
             let (at, mut bytes) = random_write(&mut random, style, len);
             bytes.truncate((len - at) as usize);
-            // By now there may be something else at that place, such as the heap.
+            // Something else, such as the heap, may have been mapped there since.
             if shared_mappings().contains(&(start, len)) {
                 let _ = memory.write_all_at(&bytes, start + at);
             }
@@ -145,12 +145,12 @@ fn corrupt_forever(seed: u64) {
     }
 }
 
-/// What to write, and where in a mapping of this length.
+/// Chooses an offset in a mapping of this length, and the bytes to write there.
 fn random_write(random: &mut XorshiftRng, style: u64, len: u64) -> (u64, Vec<u8>) {
     match style {
-        // A byte anywhere.
+        // One byte anywhere.
         0 => (random.below(len), random.bytes(1)),
-        // A word among those that control.
+        // A control word.
         1 => {
             let word =
                 [random.next_u64(), random.below(4), u64::MAX, 1 << 32][random.below(4) as usize];
@@ -159,7 +159,7 @@ fn random_write(random: &mut XorshiftRng, style: u64, len: u64) -> (u64, Vec<u8>
                 word.to_le_bytes().to_vec(),
             )
         }
-        // A header that could be one, at the beginning of a line.
+        // A plausible record header at the beginning of a line.
         2 => {
             let kind = if random.below(8) == 0 {
                 0xff
@@ -180,19 +180,19 @@ fn random_write(random: &mut XorshiftRng, style: u64, len: u64) -> (u64, Vec<u8>
                 words.into_iter().flat_map(u64::to_le_bytes).collect(),
             )
         }
-        // A stretch of it.
+        // A range.
         3 => {
             let stretch = 1 + random.below(4096) as usize;
             (random.below(len), random.bytes(stretch))
         }
-        // All of it.
+        // The whole mapping.
         _ => (0, random.bytes(len as usize)),
     }
 }
 
-/// The mappings of the fabric's that can be written: where they begin, and how long they are.
+/// Returns address and length of the writable mappings of the fabric.
 fn shared_mappings() -> Vec<(u64, u64)> {
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("read /proc");
     let ours = maps
         .lines()
         .filter(|line| line.contains(" rw-s ") && line.contains("memfd:fabric"));

@@ -1,4 +1,4 @@
-//! Receives of several messages, from processes that pour and processes that die.
+//! Multi-receive: streams of messages from a fast sender, and senders that are killed.
 
 use bytes::BytesMut;
 use fabric_async::{DownReason, Endpoint, OpKind};
@@ -10,8 +10,7 @@ use crate::run;
 use crate::select_loop::{MESSAGES, check_numbered_message};
 use crate::test_peer::TestPeer;
 
-/// Streams that are dropped at random moments lose nothing, nor do their buffers when they are used
-/// up.
+/// Multi-receive streams that are dropped at random, or whose buffers are used up, lose no message.
 #[test]
 fn dropped_multi_recv_streams_lose_no_messages() {
     run(async {
@@ -44,13 +43,13 @@ fn dropped_multi_recv_streams_lose_no_messages() {
         }
         assert!(
             ended > 10 && dropped > ended,
-            "{ended} buffers were used up, of {dropped}"
+            "{ended} of {dropped} buffers were used up"
         );
         ep.send(peer.unwrap(), "enough").await.unwrap();
     });
 }
 
-/// The part of a message whose sender dies is discarded, and the receive goes on.
+/// The part of a message whose sender dies is discarded, and the multi-receive goes on.
 #[test]
 fn peer_death_mid_message_fails_only_that_message() {
     run(async {
@@ -85,7 +84,7 @@ fn peer_death_mid_message_fails_only_that_message() {
             victim.0.kill().unwrap();
             let (error, whole) = next().await;
             assert_eq!((error, &whole[..]), (None, &b"whole"[..]));
-            // Others go on behind it, and it is not reported.
+            // Messages of other peers are received behind the lost message, which is not reported.
             wait_exit(&mut victim).await;
             assert_eq!(next_down_reason(&mut events).await, DownReason::Died);
             let other = Endpoint::bind("shm://").await.unwrap();

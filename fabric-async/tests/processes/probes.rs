@@ -1,4 +1,4 @@
-//! Claims of what other processes send.
+//! Claims (`FI_CLAIM`) of messages from other processes.
 
 use fabric_async::{Endpoint, Error};
 
@@ -6,7 +6,7 @@ use crate::run;
 use crate::select_loop::{MESSAGES, check_numbered_message};
 use crate::test_peer::TestPeer;
 
-/// Whatever is done with a claim, each message comes once, and in order.
+/// Each message is received once and in order, whether its claim is received, discarded or dropped.
 #[test]
 fn claims_lose_no_messages() {
     run(async {
@@ -17,13 +17,13 @@ fn claims_lose_no_messages() {
             seed = seed
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            let fate = seed >> 62;
+            let choice = seed >> 62;
             let len = if next.is_multiple_of(1000) {
                 100_000
             } else {
                 8
             };
-            if fate == 0 {
+            if choice == 0 {
                 assert_eq!(ep.probe().await.unwrap().len, len);
                 check_numbered_message(&ep.recv().await.unwrap(), next);
                 continue;
@@ -31,7 +31,7 @@ fn claims_lose_no_messages() {
             let claimed = ep.probe().claim().await.unwrap();
             assert_eq!(claimed.len(), len);
             peer = claimed.source().ok();
-            match fate {
+            match choice {
                 1 => check_numbered_message(
                     &claimed.recv_into(Vec::with_capacity(len)).await.unwrap(),
                     next,
@@ -50,7 +50,8 @@ fn claims_lose_no_messages() {
     });
 }
 
-/// A message that was claimed half is received half, with the reason; or given up.
+/// The death of the sender truncates a claimed message: a receive returns the part with the error,
+/// and the claim can be discarded or dropped.
 #[test]
 fn peer_death_truncates_claimed_message() {
     run(async {
@@ -63,7 +64,7 @@ fn peer_death_truncates_claimed_message() {
             let half = ep.probe().claim().await.unwrap();
             assert_eq!((whole.len(), half.len()), (5, 1 << 20));
             victim.0.kill().unwrap();
-            // Both of its endpoints go.
+            // Both endpoints of the victim go down.
             for _ in 0..2 {
                 while !matches!(
                     events.next().await.kind,

@@ -1,4 +1,4 @@
-//! Registered buffers between processes that die or lie.
+//! RMA on registered buffers between processes that are killed or violate the protocol.
 
 use fabric_async::{Access, AtomicOp, Endpoint, Error, RemoteRegion};
 use rustix::fs::SealFlags;
@@ -13,24 +13,26 @@ use crate::test_peer::TestPeer;
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const ROUNDS: u64 = 30;
-/// What both sides can write, with room for a piece of 64 KiB.
+/// Length of the bounce buffer, which both sides can write: a header and room for a segment of 64
+/// KiB.
 const BOUNCE_BUFFER_LEN: usize = 64 + (64 << 10);
 
-/// Registers a buffer for the other, and waits for its own end.
+/// Registers a buffer for the peer, and waits to be killed.
 pub(crate) async fn registered_buffer_owner(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
     let region = ep
         .domain()
         .register(vec![0u8; REGION_LEN], READ_WRITE, None)
         .expect("a key");
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    let peer = ep.add_peer(name).await.expect("add_peer");
     ep.send(peer, region.remote().to_bytes().to_vec())
         .await
-        .expect("a peer");
+        .expect("send");
     while ep.recv().from(peer).await.is_ok() {}
 }
 
-/// Whoever waits for a process that is killed hears of its end, and has its buffer back.
+/// RMA operations fail when the process that owns the buffer is killed, and give their buffers
+/// back.
 #[test]
 fn rma_ops_fail_when_buffer_owner_is_killed() {
     run(async {
@@ -61,8 +63,8 @@ fn rma_ops_fail_when_buffer_owner_is_killed() {
     });
 }
 
-/// A process that is killed in the middle of its writes and additions leaves the buffer, its owner
-/// and others in order.
+/// A process that is killed while it writes and adds leaves the buffer consistent, and its owner
+/// and other peers working.
 #[test]
 fn killed_rma_writer_leaves_buffer_consistent() {
     run(async {
@@ -71,10 +73,10 @@ fn killed_rma_writer_leaves_buffer_consistent() {
             .domain()
             .register(vec![0u8; REGION_LEN + 64], READ_WRITE, None)
             .unwrap();
-        let friend = Endpoint::bind("shm://").await.unwrap();
+        let bystander = Endpoint::bind("shm://").await.unwrap();
         let served = ep.clone();
         let progress = tokio::spawn(async move { served.recv().tag(77).await.map(drop) });
-        let (to_ep, mut added) = (friend.add_peer(ep.name()).await.unwrap(), 0u64);
+        let (to_ep, mut added) = (bystander.add_peer(ep.name()).await.unwrap(), 0u64);
         for round in 0..ROUNDS {
             let victim = TestPeer::start("rma_writer", &ep.name().to_string());
             let hello = ep.recv().tag(1).await.unwrap();
@@ -86,16 +88,19 @@ fn killed_rma_writer_leaves_buffer_consistent() {
             let killer = kill_within_two_ms(victim, round);
             for _ in 0..10 {
                 let at = region.remote().at(REGION_LEN as u64 + 8);
-                friend.atomic(to_ep, at, AtomicOp::Sum, 1u64).await.unwrap();
+                bystander
+                    .atomic(to_ep, at, AtomicOp::Sum, 1u64)
+                    .await
+                    .unwrap();
                 added += 1;
             }
             assert!(end.await.unwrap_err().error.is_peer_gone());
             killer.join().unwrap();
-            let look = region.lock();
+            let contents = region.lock();
             assert_eq!(
-                look[REGION_LEN + 8..REGION_LEN + 16],
+                contents[REGION_LEN + 8..REGION_LEN + 16],
                 added.to_le_bytes(),
-                "what others add is not lost"
+                "additions of other peers are not lost"
             );
         }
         progress.abort();
@@ -103,7 +108,8 @@ fn killed_rma_writer_leaves_buffer_consistent() {
     });
 }
 
-/// Requests without a desk, of no kind, of another length; desks of another size, and two of them.
+/// Requests without a bounce buffer, of an unknown kind, of a wrong length; bounce buffers of a
+/// wrong size, and two of them.
 #[test]
 fn invalid_rma_requests_end_only_that_connection() {
     run(async {
@@ -162,11 +168,11 @@ fn invalid_rma_requests_end_only_that_connection() {
                 good.clone(),
             ),
         ];
-        for (reason, desks, record) in cases {
+        for (reason, bounce_buffers, record) in cases {
             let segment = sealed_memfd(4096 + 64 * 64, all);
             let socket = connect_raw(&ep).await;
-            send_with_fds(&socket, &encode_hello("liar", 1, 64), &[&segment]);
-            for len in desks {
+            send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&segment]);
+            for len in bounce_buffers {
                 send_with_fds(
                     &socket,
                     &encode_grant(0, len as u64, 3),
@@ -184,39 +190,40 @@ fn invalid_rma_requests_end_only_that_connection() {
     });
 }
 
-/// Whatever an owner answers: the operation that asked ends with it, once, or with the connection.
+/// A malformed response of an owner ends the operation once, or ends the connection.
 #[test]
 fn invalid_rma_responses_end_the_operation_once() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let name = format!("server-{}", std::process::id());
-        let impostor = RawShmListener::listen(&name);
+        let listener = RawShmListener::listen(&name);
         let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
         let remote = RemoteRegion::new(5, 100, READ_WRITE);
         let first = ep.read(peer, remote.slice(..100)).start().unwrap();
-        let (caller, desk) = tokio::task::spawn_blocking(move || {
-            let caller = impostor.accept_ready();
-            recv_control_with_fds(&caller);
-            send_with_fds(&caller, &encode_control(0, 1), &[]);
+        let (connection, bounce_buffer) = tokio::task::spawn_blocking(move || {
+            let connection = listener.accept_ready();
+            recv_control_with_fds(&connection);
+            send_with_fds(&connection, &encode_control(0, 1), &[]);
             assert_eq!(
-                recv_control_with_fds(&caller).0[10..12],
+                recv_control_with_fds(&connection).0[10..12],
                 103u16.to_le_bytes(),
-                "a question"
+                "a key query"
             );
-            send_with_fds(&caller, &encode_control(107, 5), &[]);
-            let desk = recv_control_with_fds(&caller).1.swap_remove(0);
-            (caller, desk)
+            send_with_fds(&connection, &encode_control(107, 5), &[]);
+            let bounce_buffer = recv_control_with_fds(&connection).1.swap_remove(0);
+            (connection, bounce_buffer)
         })
         .await
         .unwrap();
-        let answer = |number: u64, code: u64| {
-            rustix::io::pwrite(&desk, &code.to_ne_bytes(), 4096 + 8).unwrap();
-            rustix::io::pwrite(&desk, &number.to_ne_bytes(), 4096).unwrap();
-            send_with_fds(&caller, &encode_control(101, 0), &[]);
+        let respond = |number: u64, code: u64| {
+            rustix::io::pwrite(&bounce_buffer, &code.to_ne_bytes(), 4096 + 8).unwrap();
+            rustix::io::pwrite(&bounce_buffer, &number.to_ne_bytes(), 4096).unwrap();
+            send_with_fds(&connection, &encode_control(101, 0), &[]);
         };
-        // Another number is no answer; the right one is, whatever it says.
-        answer(99, 0);
-        answer(1, u64::MAX);
+        // A response with an unknown id is ignored. A response with the id ends the operation, even
+        // with an unknown status.
+        respond(99, 0);
+        respond(1, u64::MAX);
         let error = first.await.unwrap_err().error;
         assert_eq!(
             error,
@@ -226,19 +233,19 @@ fn invalid_rma_responses_end_the_operation_once() {
             }
         );
         let second = ep.read(peer, remote.slice(..100)).start().unwrap();
-        // It is asked for anew.
-        send_with_fds(&caller, &encode_control(107, 5), &[]);
-        while u64::from_ne_bytes(read_request_id(&desk)) != 1 {
+        // The second operation queries the key again.
+        send_with_fds(&connection, &encode_control(107, 5), &[]);
+        while u64::from_ne_bytes(read_request_id(&bounce_buffer)) != 1 {
             tokio::task::yield_now().await;
         }
-        drop(caller);
+        drop(connection);
         assert!(second.await.unwrap_err().error.is_peer_gone());
         assert_still_works(&ep).await;
     });
 }
 
-fn read_request_id(desk: &std::os::fd::OwnedFd) -> [u8; 8] {
-    let mut word = [0; 8];
-    rustix::io::pread(desk, &mut word, 4096).unwrap();
-    word
+fn read_request_id(bounce_buffer: &std::os::fd::OwnedFd) -> [u8; 8] {
+    let mut id = [0; 8];
+    rustix::io::pread(bounce_buffer, &mut id, 4096).unwrap();
+    id
 }

@@ -1,5 +1,5 @@
-//! Descriptors and memory run out, here or there: who asks for more is told so, the others go on,
-//! and when there is something again it is used.
+//! Descriptors or memory run out, in this process or in a peer: the operations that need more fail
+//! with an error, all others go on, and operations succeed again once resources are free.
 
 use std::fs::File;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use crate::run;
 use crate::test_peer::{TestPeer, wait_for_parent};
 
 const MESSAGE: &str = "are you there?";
-/// What a caller ends with: it was served, or it was refused for want of resources.
+/// Exit codes of a connecting process: served, or refused for lack of resources.
 const EXIT_SERVED: i32 = 0;
 const EXIT_REFUSED: i32 = 10;
 const EMFILE: i32 = 24;
 
-/// Calls once when it is let, and ends with what came of it.
+/// Waits for the parent, connects once, and returns the exit code for the outcome.
 pub(crate) async fn connect_once(name: &str) -> i32 {
     wait_for_parent();
     let ep = Endpoint::bind("shm://").await.unwrap();
@@ -42,13 +42,13 @@ fn exit_code_for(error: &Error) -> i32 {
             ..
         } => EXIT_REFUSED,
         other => {
-            eprintln!("the caller got {other:?}");
+            eprintln!("unexpected error: {other:?}");
             1
         }
     }
 }
 
-/// An endpoint with a friend that it has talked to.
+/// An endpoint that is connected to an echo peer.
 struct EchoHostFixture {
     ep: Endpoint,
     events: EventQueue,
@@ -60,44 +60,50 @@ impl EchoHostFixture {
     async fn open() -> Self {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let events = ep.events().unwrap();
-        let _friend = TestPeer::start("echo", &ep.name().to_string());
-        let friend = ep.recv().tag(3).await.unwrap().source().unwrap();
+        let _bystander = TestPeer::start("echo", &ep.name().to_string());
+        let bystander = ep.recv().tag(3).await.unwrap().source().unwrap();
         let host = Self {
             ep,
             events,
-            echo_peer: friend,
-            _echo_process: _friend,
+            echo_peer: bystander,
+            _echo_process: _bystander,
         };
         host.assert_echo_works().await;
         host
     }
 
-    /// The friend notices nothing.
+    /// Checks that the connection to the echo peer is not affected.
     async fn assert_echo_works(&self) {
-        for word in 0..100u64 {
+        for number in 0..100u64 {
             self.ep
-                .send(self.echo_peer, word.to_le_bytes().to_vec())
+                .send(self.echo_peer, number.to_le_bytes().to_vec())
                 .await
                 .unwrap();
             assert_eq!(
                 self.ep.recv().tag(4).from(self.echo_peer).await.unwrap()[..],
-                word.to_le_bytes()
+                number.to_le_bytes()
             );
         }
     }
 
-    /// A process that will call when it is let.
+    /// Starts a process that connects once the parent lets it.
     fn start_connecting_peer(&self) -> TestPeer {
         TestPeer::start("connect_once", &self.ep.name().to_string())
     }
 
-    /// Lets a process call, and returns what it ended with. Who was served was heard as well.
-    async fn wait_for_connect_outcome(&mut self, mut caller: TestPeer) -> i32 {
-        caller.signal_start();
-        while caller.0.try_wait().unwrap().is_none() {
+    /// Lets a process connect, and returns its exit code. The message of a served process must have
+    /// arrived.
+    async fn wait_for_connect_outcome(&mut self, mut connector: TestPeer) -> i32 {
+        connector.signal_start();
+        while connector.0.try_wait().unwrap().is_none() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        let code = caller.0.wait().unwrap().code().expect("it ends by itself");
+        let code = connector
+            .0
+            .wait()
+            .unwrap()
+            .code()
+            .expect("it is not killed");
         if code == EXIT_SERVED {
             assert_eq!(
                 &self.ep.recv().tag(8).await.unwrap()[..],
@@ -107,7 +113,7 @@ impl EchoHostFixture {
         code
     }
 
-    /// The errors of callers that were refused since this was asked last.
+    /// Returns the errors of the connections rejected since the last call.
     fn take_rejections(&mut self) -> Vec<Error> {
         let events = std::iter::from_fn(|| self.events.try_next());
         events
@@ -134,24 +140,21 @@ pub(crate) async fn huge_sender(name: &str, single_copy_from: usize) {
         .bind(own)
         .await
         .expect("bind");
-    let peer = ep.add_peer(name).await.expect("the receiver is there");
-    let giant = ep.send(peer, vec![0u8; HUGE_LEN]).tag(1).start();
-    giant.expect("a credit").await.expect("the receiver lives");
-    ep.send(peer, MESSAGE)
-        .tag(2)
-        .await
-        .expect("the receiver lives");
+    let peer = ep.add_peer(name).await.expect("add_peer");
+    let huge = ep.send(peer, vec![0u8; HUGE_LEN]).tag(1).start();
+    huge.expect("transmit credit").await.expect("send");
+    ep.send(peer, MESSAGE).tag(2).await.expect("send");
     let _ = ep.recv().from(peer).await;
 }
 
-/// Uses up all descriptors but this many.
+/// Opens files until only `left` descriptors are free.
 fn exhaust_descriptors(left: usize) -> Vec<File> {
     let mut files: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
     files.truncate(files.len() - left);
     files
 }
 
-/// Bytes of address space that this process uses.
+/// Returns the address space that this process uses, in bytes.
 fn address_space_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status
@@ -161,7 +164,7 @@ fn address_space_bytes() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
-/// Changes a limit of this process, until it is dropped.
+/// Changes a resource limit of this process, and restores it when dropped.
 struct RlimitGuard(Resource, Option<u64>);
 
 fn set_rlimit(resource: Resource, to: u64) -> RlimitGuard {
@@ -199,35 +202,35 @@ fn at_fd_limit_new_peers_are_refused_and_old_served() {
             let _limited = set_rlimit(Resource::Nofile, 64);
             run(async {
                 let mut host = EchoHostFixture::open().await;
-                // The first that leaves makes what is made once.
-                let caller = host.start_connecting_peer();
-                assert_eq!(host.wait_for_connect_outcome(caller).await, EXIT_SERVED);
+                // The first connection that ends leaves what is allocated only once.
+                let connector = host.start_connecting_peer();
+                assert_eq!(host.wait_for_connect_outcome(connector).await, EXIT_SERVED);
                 let before = ResourceUsage::wait_stable().await;
                 let mut refused = 0;
-                // A connection takes several descriptors; it may fail at each of them.
+                // A connection takes several descriptors, and may fail at each of them.
                 for left in 0..8 {
-                    let caller = host.start_connecting_peer();
-                    let hogged = exhaust_descriptors(left);
-                    match host.wait_for_connect_outcome(caller).await {
+                    let connector = host.start_connecting_peer();
+                    let files = exhaust_descriptors(left);
+                    match host.wait_for_connect_outcome(connector).await {
                         EXIT_SERVED => assert!(left > 0),
                         EXIT_REFUSED => {
                             refused += 1;
                             let errors = host.take_rejections();
                             assert!(!errors.is_empty(), "{left} left");
-                            let told =
+                            let is_emfile =
                                 |error: &Error| matches!(error, Error::Os { errno: EMFILE, .. });
-                            assert!(errors.iter().all(told), "{left} left: {errors:?}");
+                            assert!(errors.iter().all(is_emfile), "{left} left: {errors:?}");
                         }
                         code => panic!("{left} left: {code}"),
                     }
                     host.assert_echo_works().await;
-                    drop(hogged);
+                    drop(files);
                     before.wait_restored().await;
-                    let caller = host.start_connecting_peer();
+                    let connector = host.start_connecting_peer();
                     assert_eq!(
-                        host.wait_for_connect_outcome(caller).await,
+                        host.wait_for_connect_outcome(connector).await,
                         EXIT_SERVED,
-                        "{left} were left, now there are more"
+                        "descriptors are free again after {left} were left"
                     );
                     assert_eq!(host.take_rejections(), []);
                     before.wait_restored().await;
@@ -253,13 +256,13 @@ fn at_fd_limit_operations_fail_and_recover() {
                     RemoteRegion::from_bytes(&place).unwrap(),
                 );
                 let other = Endpoint::bind("shm://").await.unwrap();
-                let stranger = host.ep.address_vector().insert(other.name()).unwrap();
-                // The connection that a write goes over, so that only the memory is missing.
+                let unconnected = host.ep.address_vector().insert(other.name()).unwrap();
+                // Connects first, so that the write lacks nothing but the memory.
                 host.ep.send(owner, "hello").await.unwrap();
                 let before = ResourceUsage::wait_stable().await;
 
-                let hogged = exhaust_descriptors(0);
-                let refused = host.ep.send(stranger, "hello").await.unwrap_err().error;
+                let files = exhaust_descriptors(0);
+                let refused = host.ep.send(unconnected, "hello").await.unwrap_err().error;
                 assert!(
                     matches!(refused, Error::Os { errno: EMFILE, .. }),
                     "{refused}"
@@ -295,7 +298,7 @@ fn at_fd_limit_operations_fail_and_recover() {
                     "{refused}"
                 );
                 host.assert_echo_works().await;
-                drop(hogged);
+                drop(files);
                 before.wait_restored().await;
 
                 host.ep.write(owner, remote.at(0), "hello").await.unwrap();
@@ -303,7 +306,7 @@ fn at_fd_limit_operations_fail_and_recover() {
                     &host.ep.read(owner, remote.slice(..5)).await.unwrap()[..],
                     b"hello"
                 );
-                host.ep.send(stranger, "hello").await.unwrap();
+                host.ep.send(unconnected, "hello").await.unwrap();
                 assert_eq!(&other.recv().await.unwrap()[..], b"hello");
                 drop(target);
                 assert_still_works(&host.ep).await;
@@ -312,8 +315,8 @@ fn at_fd_limit_operations_fail_and_recover() {
     );
 }
 
-/// The first who connects finds no descriptor: the listener has its clock all the same, and goes on
-/// when there are some.
+/// A listener that has no descriptor to accept with keeps its timer, and accepts when descriptors
+/// are free again.
 #[test]
 fn at_fd_limit_listener_over_tcp_resumes_later() {
     run_in_own_process(
@@ -323,10 +326,10 @@ fn at_fd_limit_listener_over_tcp_resumes_later() {
             run(async {
                 let ep = Endpoint::bind("tcp://").await.unwrap();
                 let mut events = ep.events().unwrap();
-                let friend = Endpoint::bind("tcp://").await.unwrap();
-                let caller = TcpSocket::new_v4().unwrap();
-                let hogged = exhaust_descriptors(0);
-                let _caller = caller
+                let bystander = Endpoint::bind("tcp://").await.unwrap();
+                let connector = TcpSocket::new_v4().unwrap();
+                let files = exhaust_descriptors(0);
+                let _connection = connector
                     .connect(ep.name().socket_addr().unwrap())
                     .await
                     .unwrap();
@@ -345,9 +348,9 @@ fn at_fd_limit_listener_over_tcp_resumes_later() {
                     ),
                     "{error}"
                 );
-                drop(hogged);
-                let to_ep = friend.add_peer(ep.name()).await.unwrap();
-                friend.send(to_ep, MESSAGE).await.unwrap();
+                drop(files);
+                let to_ep = bystander.add_peer(ep.name()).await.unwrap();
+                bystander.send(to_ep, MESSAGE).await.unwrap();
                 assert_eq!(&ep.recv().await.unwrap()[..], MESSAGE.as_bytes());
             });
         },
@@ -362,19 +365,19 @@ fn at_memory_limit_operations_fail_without_leaks() {
             run(async {
                 let mut host = EchoHostFixture::open().await;
                 let other = Endpoint::bind("shm://").await.unwrap();
-                let stranger = host.ep.address_vector().insert(other.name()).unwrap();
-                let caller = host.start_connecting_peer();
-                assert_eq!(host.wait_for_connect_outcome(caller).await, EXIT_SERVED);
+                let unconnected = host.ep.address_vector().insert(other.name()).unwrap();
+                let connector = host.start_connecting_peer();
+                assert_eq!(host.wait_for_connect_outcome(connector).await, EXIT_SERVED);
                 let before = ResourceUsage::wait_stable().await;
                 let space = address_space_bytes();
 
-                // Address space for small things, and none for a connection; files shorter than
-                // one.
+                // The address space suffices for small allocations, not for a connection. The file
+                // size limit is less than a segment.
                 for (resource, most) in [(Resource::As, space + 64 * 1024), (Resource::Fsize, 4096)]
                 {
-                    let caller = host.start_connecting_peer();
+                    let connector = host.start_connecting_peer();
                     let limited = set_rlimit(resource, most);
-                    let refused = host.ep.send(stranger, "hello").await.unwrap_err().error;
+                    let refused = host.ep.send(unconnected, "hello").await.unwrap_err().error;
                     assert!(
                         matches!(refused, Error::Os { .. }),
                         "{resource:?}: {refused}"
@@ -395,32 +398,32 @@ fn at_memory_limit_operations_fail_without_leaks() {
                         "{resource:?}: {refused}"
                     );
                     host.assert_echo_works().await;
-                    // Memory of the caller's that cannot be mapped here.
+                    // The memory of the connecting process cannot be mapped here.
                     let expected = if resource == Resource::As {
                         EXIT_REFUSED
                     } else {
                         EXIT_SERVED
                     };
                     assert_eq!(
-                        host.wait_for_connect_outcome(caller).await,
+                        host.wait_for_connect_outcome(connector).await,
                         expected,
                         "{resource:?}"
                     );
                     assert_eq!(host.take_rejections().is_empty(), expected == EXIT_SERVED);
                     drop(limited);
                     before.wait_restored().await;
-                    let caller = host.start_connecting_peer();
-                    assert_eq!(host.wait_for_connect_outcome(caller).await, EXIT_SERVED);
+                    let connector = host.start_connecting_peer();
+                    assert_eq!(host.wait_for_connect_outcome(connector).await, EXIT_SERVED);
                 }
-                host.ep.send(stranger, "hello").await.unwrap();
+                host.ep.send(unconnected, "hello").await.unwrap();
                 assert_eq!(&other.recv().await.unwrap()[..], b"hello");
             });
         },
     );
 }
 
-/// A message for which there is no address space: its receive fails and says how long the message
-/// was. The endpoint and the process go on.
+/// A receive of a message for which there is no address space fails with the length of the message.
+/// The endpoint and the process go on.
 #[test]
 fn message_without_memory_fails_only_its_receive() {
     run_in_own_process(
@@ -434,10 +437,10 @@ fn message_without_memory_fails_only_its_receive() {
                 ] {
                     let ep = Endpoint::bind(own).await.unwrap();
                     let receive = ep.recv().tag(1).start().unwrap();
-                    let mut giant = TestPeer::start(role, &ep.name().to_string());
+                    let mut huge = TestPeer::start(role, &ep.name().to_string());
                     let limited =
                         set_rlimit(Resource::As, address_space_bytes() + (HUGE_LEN / 2) as u64);
-                    giant.signal_start();
+                    huge.signal_start();
                     let error = receive.await.map(drop).unwrap_err().error;
                     assert!(
                         matches!(error, Error::OutOfMemory { len: HUGE_LEN, .. }),
@@ -452,7 +455,7 @@ fn message_without_memory_fails_only_its_receive() {
     );
 }
 
-/// A buffer of the caller's asking is refused in the same way.
+/// A read into a new buffer fails in the same way.
 #[test]
 fn read_without_memory_is_refused() {
     run_in_own_process("resource_limits::read_without_memory_is_refused", || {
@@ -465,11 +468,11 @@ fn read_without_memory_is_refused() {
                 RemoteRegion::from_bytes(&place).unwrap(),
             );
             ep.write(owner, remote.at(0), "hello").await.unwrap();
-            let mut giant = remote;
-            giant.len = HUGE_LEN as u64;
+            let mut huge = remote;
+            huge.len = HUGE_LEN as u64;
             let limited = set_rlimit(Resource::As, address_space_bytes() + (HUGE_LEN / 2) as u64);
             let error = ep
-                .read(owner, giant.slice(..))
+                .read(owner, huge.slice(..))
                 .await
                 .map(drop)
                 .unwrap_err()

@@ -1,4 +1,4 @@
-//! A client that is killed and started again under its old name is another client.
+//! A killed client that is started again under its old name is a new peer.
 
 use fabric_async::{Endpoint, Error, EventKind, Protocol};
 
@@ -6,7 +6,7 @@ use crate::peer_death::{kill_self, wait_exit};
 use crate::run;
 use crate::test_peer::TestPeer;
 
-/// The transports of these tests, and a name to be used twice.
+/// Returns the transports of these tests, each with a name that two processes bind in turn.
 fn transports(which: &str) -> [(&'static str, String); 3] {
     let free_port = || {
         let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -22,7 +22,7 @@ fn transports(which: &str) -> [(&'static str, String); 3] {
     ]
 }
 
-/// An endpoint at this name that speaks what the transport says.
+/// Binds an endpoint over this transport to this name.
 async fn bind_over(transport: &str, name: &str) -> Endpoint {
     let options = match transport {
         "rxm" => Endpoint::options().protocol(Protocol::Rxm),
@@ -44,39 +44,42 @@ fn unnamed_address(transport: &str) -> &'static str {
     }
 }
 
-/// Plays a client: `args` are the transport, what it does, its own name, and that of the server.
+/// Plays a client; `args` has the transport, the part to play, the client's name and the server's.
 pub(crate) async fn client(args: &str) {
     let args: Vec<_> = args.split(' ').collect();
     let [transport, part, own, server] = args[..] else {
-        panic!("four words, not {args:?}");
+        panic!("expected four arguments, got {args:?}");
     };
     let ep = bind_over(transport, own).await;
     if part == "first" {
-        let server = ep.add_peer(server).await.expect("the server is there");
-        ep.send(server, "first").tag(1).await.expect("a peer");
-        ep.send(server, "ask").tag(2).await.expect("a peer");
-        ep.recv().tag(3).await.expect("the server has all of it");
+        let server = ep.add_peer(server).await.expect("add_peer");
+        ep.send(server, "first").tag(1).await.expect("send");
+        ep.send(server, "ask").tag(2).await.expect("send");
+        ep.recv()
+            .tag(3)
+            .await
+            .expect("the server has received both");
         kill_self();
     }
-    // The server hears of this process before it hears of this endpoint.
+    // The server gets a message of this process before one of this endpoint.
     let other = bind_over(transport, unnamed_address(transport)).await;
-    let to_server = other.add_peer(server).await.expect("the server is there");
-    other.send(to_server, "bound").tag(4).await.expect("a peer");
-    // Whatever comes before the server says so is not for this process.
+    let to_server = other.add_peer(server).await.expect("add_peer");
+    other.send(to_server, "bound").tag(4).await.expect("send");
+    // Messages that arrive before the server's signal are meant for the predecessor.
     let mut early = Vec::new();
-    let told = other.recv().tag(5).start().expect("a receive");
-    let mut told = std::pin::pin!(told);
+    let signal = other.recv().tag(5).start().expect("post a receive");
+    let mut signal = std::pin::pin!(signal);
     loop {
         tokio::select! {
-            done = &mut told => {
-                done.expect("the server says so");
+            done = &mut signal => {
+                done.expect("the server's signal");
                 break;
             }
             got = ep.recv().tag_mask(0, !0) => early.extend_from_slice(&got.expect("a message")),
         }
     }
-    let server = ep.add_peer(server).await.expect("the server is there");
-    ep.send(server, "second").tag(1).await.expect("a peer");
+    let server = ep.add_peer(server).await.expect("add_peer");
+    ep.send(server, "second").tag(1).await.expect("send");
     loop {
         let got = ep.recv().tag_mask(0, !0).await.expect("a message");
         early.extend_from_slice(&got);
@@ -84,16 +87,16 @@ pub(crate) async fn client(args: &str) {
             break;
         }
     }
-    ep.send(server, early).tag(6).await.expect("a peer");
+    ep.send(server, early).tag(6).await.expect("send");
     let _ = ep.recv().tag(7).await;
 }
 
-/// The replies to a client that died do not reach the client that has its name now, whether or not
-/// that one has connected, and each message says which of the two has sent it.
+/// Replies to a client that died never reach its successor under the same name, connected or not,
+/// and each message has the source handle of the process that sent it.
 #[test]
 fn restarted_client_gets_no_replies_for_its_predecessor() {
     run(async {
-        for (transport, name) in transports("guest") {
+        for (transport, name) in transports("handle") {
             let ep = bind_over(transport, unnamed_address(transport)).await;
             let mut events = ep.events().unwrap();
             let start = |part: &str| {
@@ -109,7 +112,7 @@ fn restarted_client_gets_no_replies_for_its_predecessor() {
             let successor = start("second");
             let bound = ep.recv().tag(4).await.unwrap();
             let other = bound.source().unwrap();
-            // The successor is at that name, and this side has not heard of it.
+            // The successor has bound the name, and this endpoint knows nothing of it yet.
             for tag in 10..13 {
                 let failed = ep.send(old, "for the dead").tag(tag).await.unwrap_err();
                 assert!(failed.error.is_peer_gone(), "{transport}: {failed}");
@@ -126,7 +129,7 @@ fn restarted_client_gets_no_replies_for_its_predecessor() {
                     break;
                 }
             }
-            // The dead client's message waits to this moment.
+            // The dead client's message is received only now.
             let first = ep.recv().tag(1).start().unwrap();
             let for_the_dead = ep.send(old, "for the dead").tag(13).start();
             let first = first.await.unwrap();
@@ -147,14 +150,14 @@ fn restarted_client_gets_no_replies_for_its_predecessor() {
             assert_eq!(
                 String::from_utf8_lossy(&got),
                 "that is all",
-                "{transport}: what the successor has received"
+                "{transport}: the successor received other messages"
             );
             drop(successor);
         }
     });
 }
 
-/// A handle that the program inserted stands for the name: it reaches whichever process has it.
+/// A handle inserted by name reaches whichever process has bound the name.
 #[test]
 fn inserted_handle_reaches_the_restarted_client() {
     run(async {

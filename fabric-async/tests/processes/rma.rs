@@ -23,8 +23,8 @@ const ROUNDS: u64 = 40;
 pub(crate) const REGION_LEN: usize = 1 << 20;
 pub(crate) const LARGE_REGION_LEN: usize = 3 << 20;
 
-/// Regions of this size that this process has mapped. The tests run side by side in one process:
-/// one that counts at once needs a size of its own.
+/// Counts the mapped regions of this length. Tests run side by side in one process, so a test that
+/// compares counts uses a length of its own.
 pub(crate) fn count_region_mappings(len: usize) -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let hex = |at: &str| usize::from_str_radix(at, 16).unwrap();
@@ -35,23 +35,23 @@ pub(crate) fn count_region_mappings(len: usize) -> usize {
     let regions = maps
         .lines()
         .filter(|line| line.contains("memfd:fabric-region"));
-    // A region is a little longer than what was asked for: its first page says whether it is lent.
+    // A mapping is longer than its region: the first page says whether the region is valid.
     regions
         .filter(|line| (len..len + 64 * 1024).contains(&size(line)))
         .count()
 }
 
-/// Who is there now, and the memory that it tells of.
+/// Receives the announcement of a peer's region.
 pub(crate) async fn recv_region(ep: &Endpoint) -> (FiAddr, RemoteRegion) {
-    let told = ep.recv().await.unwrap();
+    let announcement = ep.recv().await.unwrap();
     (
-        told.source().unwrap(),
-        RemoteRegion::from_bytes(&told).unwrap(),
+        announcement.source().unwrap(),
+        RemoteRegion::from_bytes(&announcement).unwrap(),
     )
 }
 
-/// Several places in the memory of a process that is killed: what was refused has changed nothing,
-/// and what it dies under fails, with its buffer.
+/// Vectored RMA into a process that is killed: a refused operation changes nothing, and the
+/// operation that is pending at the death fails and returns its buffer.
 #[test]
 fn rma_iov_ops_fail_when_target_is_killed() {
     run(async {
@@ -106,8 +106,7 @@ fn rma_iov_ops_fail_when_target_is_killed() {
     });
 }
 
-/// Whoever writes to, reads from or adds in the memory of a process that is killed hears of its
-/// end, and keeps nothing.
+/// RMA operations fail when the target process is killed, and nothing of it stays mapped.
 #[test]
 fn rma_ops_fail_when_target_is_killed() {
     run(async {
@@ -139,8 +138,8 @@ fn rma_ops_fail_when_target_is_killed() {
     });
 }
 
-/// A window on the memory of a process that is killed closes when its end is noticed, and keeps
-/// nothing afterwards.
+/// A window on the memory of a killed process closes when the death is detected, and nothing stays
+/// mapped.
 #[test]
 fn remote_window_closes_when_owner_is_killed() {
     run(async {
@@ -167,15 +166,15 @@ fn remote_window_closes_when_owner_is_killed() {
     });
 }
 
-/// A process that is killed in the middle of its writes and additions leaves the region, its owner
-/// and others in order.
+/// A process that is killed while it writes and adds leaves the region consistent, and its owner
+/// and other peers working.
 #[test]
 fn killed_rma_writer_leaves_region_consistent() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let region = ep.domain().alloc(REGION_LEN + 64, READ_WRITE).unwrap();
-        let friend = Endpoint::bind("shm://").await.unwrap();
-        let (to_ep, mut added) = (friend.add_peer(ep.name()).await.unwrap(), 0u64);
+        let bystander = Endpoint::bind("shm://").await.unwrap();
+        let (to_ep, mut added) = (bystander.add_peer(ep.name()).await.unwrap(), 0u64);
         for round in 0..ROUNDS {
             let victim = TestPeer::start("rma_writer", &ep.name().to_string());
             let hello = ep.recv().tag(1).await.unwrap();
@@ -186,7 +185,7 @@ fn killed_rma_writer_leaves_region_consistent() {
             let end = ep.recv().tag(2).from(peer).start().unwrap();
             let killer = kill_within_two_ms(victim, round);
             for _ in 0..100 {
-                friend
+                bystander
                     .atomic(
                         to_ep,
                         region.remote().at(REGION_LEN as u64 + 8),
@@ -202,15 +201,16 @@ fn killed_rma_writer_leaves_region_consistent() {
             assert_eq!(
                 region.load(REGION_LEN + 8),
                 Ok(added),
-                "what others add is not lost"
+                "additions of other peers are not lost"
             );
         }
-        drop(friend);
+        drop(bystander);
         assert_still_works(&ep).await;
     });
 }
 
-/// A peer that asks for keys and never reads the answers loses its connection; nobody else does.
+/// A peer that sends key queries and never reads the responses is disconnected; other peers are
+/// not.
 #[test]
 fn peer_flooding_key_queries_is_disconnected() {
     run(async {
@@ -222,10 +222,10 @@ fn peer_flooding_key_queries_is_disconnected() {
             let segment = sealed_memfd(4096 + 64 * 64, all);
             let socket = connect_raw(&ep).await;
             send_with_fds(&socket, &encode_hello("curious", 1, 64), &[&segment]);
-            let question = encode_control(103, key);
+            let query = encode_control(103, key);
             let reason = loop {
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                let _ = rustix::net::send(&socket, &question, flags);
+                let _ = rustix::net::send(&socket, &query, flags);
                 ep.domain().progress();
                 match events.try_next().map(|event| event.kind) {
                     Some(EventKind::PeerDown { reason, .. }) => break reason,
@@ -255,7 +255,7 @@ pub(crate) fn encode_grant(key: u64, len: u64, rights: u8) -> Vec<u8> {
     bytes
 }
 
-/// An endpoint that says what it likes.
+/// A listener for shared-memory connections whose messages the test chooses.
 pub(crate) struct RawShmListener(pub(crate) OwnedFd);
 
 impl RawShmListener {
@@ -268,22 +268,22 @@ impl RawShmListener {
         Self(socket)
     }
 
-    /// Accepts the next connection, and is ready for its hello.
+    /// Accepts the next connection and asks for its hello.
     pub(crate) fn accept_ready(&self) -> OwnedFd {
-        let caller = rustix::net::accept(&self.0).unwrap();
-        send_with_fds(&caller, &encode_control(READY_CODE, 0), &[]);
-        caller
+        let connection = rustix::net::accept(&self.0).unwrap();
+        send_with_fds(&connection, &encode_control(READY_CODE, 0), &[]);
+        connection
     }
 
-    /// Welcomes the next caller, and waits for its question; then says this.
-    fn answer_key_query(&self, saying: &[u8], fds: &[&OwnedFd]) -> OwnedFd {
-        let caller = self.accept_ready();
-        recv_control(&caller);
-        send_with_fds(&caller, &encode_control(0, 1), &[]);
+    /// Completes the handshake with the next peer, waits for its key query and sends this response.
+    fn answer_key_query(&self, response: &[u8], fds: &[&OwnedFd]) -> OwnedFd {
+        let connection = self.accept_ready();
+        recv_control(&connection);
+        send_with_fds(&connection, &encode_control(0, 1), &[]);
         assert_eq!(
-            recv_control(&caller)[10..12],
+            recv_control(&connection)[10..12],
             103u16.to_le_bytes(),
-            "a question"
+            "a key query"
         );
         let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
@@ -291,9 +291,9 @@ impl RawShmListener {
         if !fds.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&fds));
         }
-        let bytes = [std::io::IoSlice::new(saying)];
-        rustix::net::sendmsg(&caller, &bytes, &mut control, SendFlags::NOSIGNAL).unwrap();
-        caller
+        let bytes = [std::io::IoSlice::new(response)];
+        rustix::net::sendmsg(&connection, &bytes, &mut control, SendFlags::NOSIGNAL).unwrap();
+        connection
     }
 }
 
@@ -301,7 +301,7 @@ pub(crate) fn recv_control(socket: &OwnedFd) -> Vec<u8> {
     recv_control_with_fds(socket).0
 }
 
-/// What is said, and the descriptors that come with it.
+/// Receives a control message with its descriptors.
 pub(crate) fn recv_control_with_fds(socket: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
     let mut bytes = vec![0; 300];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
@@ -318,8 +318,7 @@ pub(crate) fn recv_control_with_fds(socket: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>)
     (bytes, fds.collect())
 }
 
-/// Whatever a target answers to the question for a key: the operation fails, and the next peer is
-/// none the worse.
+/// A malformed response to a key query fails the operation, and the next peer works.
 #[test]
 fn invalid_key_responses_fail_the_operation() {
     run(async {
@@ -352,17 +351,17 @@ fn invalid_key_responses_fail_the_operation() {
                 "not one descriptor",
             ),
         ];
-        for (number, (saying, fds, reason)) in cases.into_iter().enumerate() {
-            let name = format!("impostor-{}-{number}", std::process::id());
-            let impostor = RawShmListener::listen(&name);
+        for (number, (response, fds, reason)) in cases.into_iter().enumerate() {
+            let name = format!("listener-{}-{number}", std::process::id());
+            let listener = RawShmListener::listen(&name);
             let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
             let write = ep
                 .write(peer, RemoteAddr { key: 5, offset: 0 }, "x")
                 .start()
                 .unwrap();
             let fds: Vec<OwnedFd> = fds.into_iter().map(|fd| fd.try_clone().unwrap()).collect();
-            let lie = std::thread::spawn(move || {
-                impostor.answer_key_query(&saying, &fds.iter().collect::<Vec<_>>())
+            let responding = std::thread::spawn(move || {
+                listener.answer_key_query(&response, &fds.iter().collect::<Vec<_>>())
             });
             let failed = write.await.unwrap_err();
             assert!(
@@ -370,19 +369,19 @@ fn invalid_key_responses_fail_the_operation() {
                 "case {number}: {}",
                 failed.error
             );
-            drop(lie.join().unwrap());
+            drop(responding.join().unwrap());
         }
-        // A right that was not granted, and memory that its owner does not lend.
-        let name = format!("impostor-{}", std::process::id());
-        let impostor = RawShmListener::listen(&name);
+        // Access that was not granted, and memory that its owner has withdrawn.
+        let name = format!("listener-{}", std::process::id());
+        let listener = RawShmListener::listen(&name);
         let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
         let write = ep
             .write(peer, RemoteAddr { key: 5, offset: 0 }, "x")
             .start()
             .unwrap();
-        let lie = std::thread::spawn(move || {
-            // Asking again would have the same answer.
-            impostor.answer_key_query(&encode_grant(5, 64, 3), &[&page(64)])
+        let responding = std::thread::spawn(move || {
+            // A second query would get the same response.
+            listener.answer_key_query(&encode_grant(5, 64, 3), &[&page(64)])
         });
         let failed = write.await.unwrap_err();
         assert_eq!(
@@ -392,7 +391,7 @@ fn invalid_key_responses_fail_the_operation() {
                 why: "was withdrawn"
             }
         );
-        drop(lie.join().unwrap());
+        drop(responding.join().unwrap());
         assert_still_works(&ep).await;
     });
 }

@@ -1,4 +1,4 @@
-//! Runtimes that cannot serve, and runtimes that go away.
+//! Runtimes without an I/O driver, and runtimes that are dropped.
 
 use std::ffi::OsString;
 use std::fs::DirEntry;
@@ -19,7 +19,7 @@ fn runtime_without_enable_io_is_refused() {
         matches!(error, Error::Runtime(what) if what.contains("enable_io")),
         "{error}"
     );
-    // Automatic progress needs nothing of the runtime.
+    // Automatic progress needs no I/O driver of the runtime.
     let ep = runtime
         .block_on(Endpoint::options().progress(Progress::Auto).bind("shm://"))
         .unwrap();
@@ -31,7 +31,7 @@ fn bind_without_tokio_runtime_is_refused() {
     let mut bind = std::pin::pin!(Endpoint::bind("shm://"));
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     let std::task::Poll::Ready(Err(error)) = bind.as_mut().poll(&mut cx) else {
-        panic!("refused at once")
+        panic!("bind fails in its first poll")
     };
     assert!(
         matches!(error, Error::Runtime(what) if what.contains("no Tokio runtime")),
@@ -64,13 +64,13 @@ fn domain_outlives_the_runtime_that_drove_it() {
     }
 }
 
-/// The waiting itself wakes this thread now and then, a driver that polls would keep it busy.
+/// The test's own timer wakes this thread now and then; a driver that polls would keep it busy.
 #[test]
 fn parked_domain_uses_no_cpu_of_the_runtime_thread() {
     run(async move {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let waiting = tokio::spawn(async move { ep.recv().await.map(drop) });
-        // Parked before long; how soon depends on what else the machine does.
+        // The time until the driver parks depends on the load of the machine.
         for attempt in 0.. {
             let (cpu, started) = (thread_cpu_time(), Instant::now());
             tokio::time::sleep(Duration::from_millis(300)).await;
@@ -110,7 +110,7 @@ fn thread_cpu_time() -> Duration {
     Duration::new(spent.tv_sec as u64, spent.tv_nsec as u32)
 }
 
-/// How often each progress thread of this process has gone to sleep.
+/// Returns, for each progress thread of this process, how often it has gone to sleep.
 fn progress_thread_switches() -> Vec<(OsString, u64)> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let read =

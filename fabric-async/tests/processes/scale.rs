@@ -1,5 +1,5 @@
-//! Many peers of one endpoint, and many endpoints of one process: who says nothing costs next to
-//! nothing, and is heard.
+//! Many peers of one endpoint, and many endpoints of one process: idle ones cost next to nothing,
+//! and their messages are not lost.
 
 use std::sync::Arc;
 
@@ -8,25 +8,26 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::leak_check::run_in_own_process;
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
-/// Processes, and endpoints in each.
+/// Peer processes, and endpoints in each.
 const PROCESSES: usize = 4;
 const ENDPOINTS_PER_PROCESS: usize = 64;
-/// Passes that are enough for all peers to be known as silent.
+/// Progress passes after which every silent peer is idle.
 const PASSES_UNTIL_IDLE: usize = 3000;
-/// Callers, and endpoints, that are looked at in every pass.
+/// Connections, or endpoints, that are polled in every pass.
 const MAX_ACTIVE: usize = 8;
 
-/// Says "here" from many endpoints, and then answers every number by its successor.
+/// Sends "here" from many endpoints, and then replies to every number with its successor.
 pub(crate) async fn many_endpoints(name: &str) {
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..ENDPOINTS_PER_PROCESS {
         let name = name.to_string();
         tasks.spawn(async move {
             let ep = Endpoint::bind("shm://").await.expect("bind");
-            let host = ep.add_peer(&name[..]).await.expect("the host is there");
-            ep.send(host, "here").tag(1).await.expect("the host hears");
+            let host = ep.add_peer(&name[..]).await.expect("add_peer");
+            ep.send(host, "here").tag(1).await.expect("send");
             while let Ok(message) = ep.recv().from(host).await {
                 let number = u64::from_le_bytes(message[..].try_into().expect("eight bytes"));
                 if ep
@@ -43,11 +44,11 @@ pub(crate) async fn many_endpoints(name: &str) {
     while tasks.join_next().await.is_some() {}
 }
 
-/// Lets this process have so many descriptors; false when it may not.
+/// Raises the descriptor limit, and returns false when the hard limit is lower.
 fn raise_descriptor_limit(count: u64) -> bool {
     let limit = getrlimit(Resource::Nofile);
-    let enough = limit.maximum.is_none_or(|most| most >= count);
-    if enough {
+    let allowed = limit.maximum.is_none_or(|most| most >= count);
+    if allowed {
         setrlimit(
             Resource::Nofile,
             Rlimit {
@@ -57,26 +58,32 @@ fn raise_descriptor_limit(count: u64) -> bool {
         )
         .unwrap();
     } else {
-        println!("skipped: needs {count} descriptors");
+        skip(
+            Facility::Descriptors,
+            format!("RLIMIT_NOFILE does not allow {count} descriptors"),
+        );
     }
-    enough
+    allowed
 }
 
-/// Asks some peers a number each, all at the same time, and gets exactly their answers.
+/// Sends a number to each of these peers at once, and checks their replies.
 async fn request_successors(ep: &Endpoint, peers: &[FiAddr], number: &mut u64) {
     let first = *number;
     for (peer, number) in peers.iter().zip(first..) {
         ep.send(*peer, number.to_le_bytes().to_vec()).await.unwrap();
     }
-    let mut answered = vec![false; peers.len()];
+    let mut replied = vec![false; peers.len()];
     for _ in peers {
-        let answer = ep.recv().tag(2).await.unwrap();
+        let reply = ep.recv().tag(2).await.unwrap();
         let at = peers
             .iter()
-            .position(|peer| answer.source() == Ok(*peer))
-            .expect("one that was asked");
-        assert_eq!(answer[..], (first + at as u64 + 1).to_le_bytes());
-        assert!(!std::mem::replace(&mut answered[at], true), "twice");
+            .position(|peer| reply.source() == Ok(*peer))
+            .expect("a peer that got a number");
+        assert_eq!(reply[..], (first + at as u64 + 1).to_le_bytes());
+        assert!(
+            !std::mem::replace(&mut replied[at], true),
+            "one reply of each peer"
+        );
     }
     *number += peers.len() as u64;
 }
@@ -95,7 +102,7 @@ fn messages_of_idle_peers_are_not_lost() {
                     .await
                     .unwrap();
                 let name = ep.name().to_string();
-                let crowds: Vec<_> = (0..PROCESSES)
+                let peer_processes: Vec<_> = (0..PROCESSES)
                     .map(|_| TestPeer::start("many_endpoints", &name))
                     .collect();
                 let mut peers = Vec::new();
@@ -105,7 +112,7 @@ fn messages_of_idle_peers_are_not_lost() {
                 let mut number = 0;
                 for round in 0..4 {
                     request_successors(&ep, &peers, &mut number).await;
-                    // All fall silent, and then all but some.
+                    // First all peers become idle, and then all but three.
                     for _ in 0..PASSES_UNTIL_IDLE {
                         ep.domain().progress();
                     }
@@ -124,7 +131,7 @@ fn messages_of_idle_peers_are_not_lost() {
                     request_successors(&ep, &peers[255 - round..], &mut number).await;
                 }
                 assert_eq!(ep.stats().peers, PROCESSES * ENDPOINTS_PER_PROCESS);
-                drop(crowds);
+                drop(peer_processes);
                 let mut events = ep.events().unwrap();
                 while ep.stats().peers > 0 {
                     events.next().await;
@@ -134,7 +141,7 @@ fn messages_of_idle_peers_are_not_lost() {
     });
 }
 
-/// Endpoints of one domain, each with a message for the next.
+/// Opens endpoints in one domain.
 async fn open_endpoints(count: usize) -> (Domain, Vec<Endpoint>) {
     let info = fabric_async::discover(&Hints::new().provider("shm"))
         .await
@@ -161,13 +168,13 @@ async fn open_endpoints(count: usize) -> (Domain, Vec<Endpoint>) {
     (domain, endpoints)
 }
 
-/// Memory of this process, what it shares with nobody else counted as a whole.
+/// Returns the memory of this process with shared pages counted in proportion (Pss), in bytes.
 fn pss_bytes() -> usize {
-    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").expect("procfs");
+    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").expect("read /proc");
     let line = rollup
         .lines()
         .find_map(|line| line.strip_prefix("Pss:"))
-        .expect("a line");
+        .expect("a Pss line");
     line.trim()
         .trim_end_matches(" kB")
         .parse::<usize>()
@@ -216,7 +223,7 @@ fn thousands_of_endpoints_work_in_one_process() {
                         "{domain}"
                     );
                 }
-                // In the opposite order, the first of them being asked last.
+                // In the opposite order of the sends.
                 for (at, ep) in endpoints.iter().enumerate().rev() {
                     let sender = (at + endpoints.len() - 1) % endpoints.len();
                     let message = ep.recv().tag(round).await.unwrap();
@@ -224,8 +231,8 @@ fn thousands_of_endpoints_work_in_one_process() {
                 }
             }
             let pair = (pss_bytes() - before) / endpoints.len();
-            println!("{pair} bytes for each pair, one direction of which is in use");
-            assert!(pair < 128 << 10, "{pair} bytes for a connection");
+            println!("{pair} bytes per connection, used in one direction");
+            assert!(pair < 128 << 10, "{pair} bytes per connection");
         });
     });
 }

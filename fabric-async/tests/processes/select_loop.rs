@@ -1,4 +1,4 @@
-//! A receiver that drops its receives at random loses nothing.
+//! A receiver that drops its receives at random loses no message.
 
 use fabric_async::Endpoint;
 
@@ -7,7 +7,7 @@ use crate::test_peer::TestPeer;
 
 pub(crate) const MESSAGES: u64 = 100_000;
 
-/// The message of this number.
+/// Checks the content of the message with this number.
 #[track_caller]
 pub(crate) fn check_numbered_message(message: &[u8], expected: u64) {
     let (number, rest) = message.split_first_chunk().unwrap();
@@ -34,9 +34,9 @@ fn select_loop_dropping_receives_loses_no_messages() {
             seed = seed
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            let patience = seed >> 60;
+            let yields = seed >> 60;
             let give_up = async {
-                for _ in 0..patience {
+                for _ in 0..yields {
                     tokio::task::yield_now().await;
                 }
             };

@@ -1,26 +1,27 @@
-//! A send that has ended has left its process: it is in the kernel's or in the peer's hands, and
-//! arrives though the process ends, or computes, right afterwards.
+//! A completed send has left its process: the data is in the kernel or at the peer, and arrives
+//! even when the process exits, or computes without polling, right afterwards.
 
 use fabric_async::{
     Endpoint, Error, FiAddr, PassiveEndpoint, Progress, Protocol, SocketIo, SocketOptions,
 };
 
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::{TestPeer, wait_for_parent};
 
-/// Messages of a sender.
+/// Messages of one sender.
 const MESSAGES: usize = 10;
-/// Much more than sockets with so small buffers take at once.
+/// Far more in all than sockets with buffers of this size take at once.
 const LONG_LEN: usize = 10_000;
 const LONG_MESSAGES: usize = 100;
 const SOCKET_BUFFER: usize = 1 << 13;
 
-/// What a sender does between its last send and its end.
+/// The ways in which a sender posts its messages and waits for them.
 const SEND_MODES: [&str; 7] = [
     "awaited", "joined", "many", "posted", "injected", "batched", "started",
 ];
 
-/// How endpoints of a test speak.
+/// A transport and its options, for both endpoints of a test.
 #[derive(Clone, Copy, Debug)]
 struct TransportCase {
     scheme: &'static str,
@@ -30,14 +31,14 @@ struct TransportCase {
 }
 
 impl TransportCase {
-    /// All kinds there are.
+    /// Returns all cases.
     fn all() -> Vec<Self> {
-        let mut kinds = Vec::new();
+        let mut cases = Vec::new();
         for progress in [Progress::Manual, Progress::Auto] {
             for io in [SocketIo::Epoll, SocketIo::IoUring] {
                 for protocol in [Protocol::Tcp, Protocol::Rxm] {
                     let (scheme, protocol) = ("tcp://", Some(protocol));
-                    kinds.push(Self {
+                    cases.push(Self {
                         scheme,
                         protocol,
                         io,
@@ -47,7 +48,7 @@ impl TransportCase {
             }
             for scheme in ["udp://127.0.0.1:0", "shm://"] {
                 let (protocol, io) = (None, SocketIo::Epoll);
-                kinds.push(Self {
+                cases.push(Self {
                     scheme,
                     protocol,
                     io,
@@ -55,18 +56,18 @@ impl TransportCase {
                 });
             }
         }
-        kinds
+        cases
     }
 
-    /// Those that this machine has, with their positions among all.
+    /// Returns the cases that this machine supports, with their positions in [`all`](Self::all).
     fn available() -> Vec<(usize, Self)> {
-        let mut kinds: Vec<_> = Self::all().into_iter().enumerate().collect();
+        let mut cases: Vec<_> = Self::all().into_iter().enumerate().collect();
         let ring = Endpoint::options().socket_io(SocketIo::IoUring);
         if let Err(error) = run(ring.bind("tcp://")) {
-            eprintln!("skipped over io_uring, which the kernel refuses: {error}");
-            kinds.retain(|(_, kind)| kind.io != SocketIo::IoUring);
+            skip(Facility::Uring, format!("bind over io_uring: {error}"));
+            cases.retain(|(_, case)| case.io != SocketIo::IoUring);
         }
-        kinds
+        cases
     }
 
     async fn bind(self) -> Endpoint {
@@ -80,12 +81,13 @@ impl TransportCase {
         if let Some(protocol) = self.protocol {
             options = options.protocol(protocol);
         }
-        options.bind(self.scheme).await.expect("an endpoint")
+        options.bind(self.scheme).await.expect("bind")
     }
 
-    /// What tells a peer of this kind, by position among [all](Self::all).
-    fn role_argument(number: usize, way: &str, name: &str) -> String {
-        format!("{number} {way} {name}")
+    /// Returns the argument of a peer's role: the position in [`all`](Self::all), the mode and the
+    /// name.
+    fn role_argument(number: usize, mode: &str, name: &str) -> String {
+        format!("{number} {mode} {name}")
     }
 }
 
@@ -93,11 +95,11 @@ fn message_content(number: usize, len: usize) -> Vec<u8> {
     vec![number as u8; len]
 }
 
-/// Lengths of the messages of a sender.
-fn message_lens(way: &str, scheme: &str) -> Vec<usize> {
-    match way {
+/// Returns the lengths of the messages of a sender.
+fn message_lens(mode: &str, scheme: &str) -> Vec<usize> {
+    match mode {
         "many" => vec![LONG_LEN; LONG_MESSAGES],
-        // One of them is long, and leaves from where it lies.
+        // One message is long enough to be sent without a copy.
         "awaited" if scheme == "tcp://" => {
             (0..MESSAGES).map(|at| [8, 100, 40_000][at % 3]).collect()
         }
@@ -105,67 +107,70 @@ fn message_lens(way: &str, scheme: &str) -> Vec<usize> {
     }
 }
 
-/// Plays the part of one that sends, and ends its process at once. What it is told is a kind, a way
-/// and a name.
-pub(crate) async fn send_and_exit(told: &str) {
-    let (kind, way, name) = parse_role_argument(told);
-    let ep = kind.bind().await;
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
-    send_all(&ep, peer, way, &message_lens(way, kind.scheme)).await;
+/// Sends to the endpoint in `argument`, and exits as soon as the sends have completed.
+pub(crate) async fn send_and_exit(argument: &str) {
+    let (case, mode, name) = parse_role_argument(argument);
+    let ep = case.bind().await;
+    let peer = ep.add_peer(name).await.expect("add_peer");
+    send_all(&ep, peer, mode, &message_lens(mode, case.scheme)).await;
     std::process::exit(0);
 }
 
-/// Plays the part of one that is connected, sends, and ends its process at once.
-pub(crate) async fn connect_send_and_exit(told: &str) {
-    let (kind, way, name) = parse_role_argument(told);
+/// Connects to the endpoint in `argument`, sends, and exits as soon as the sends have completed.
+pub(crate) async fn connect_send_and_exit(argument: &str) {
+    let (case, mode, name) = parse_role_argument(argument);
     let ep = Endpoint::options()
-        .progress(kind.progress)
+        .progress(case.progress)
         .socket_options(SocketOptions::new().send_buffer(SOCKET_BUFFER))
-        .socket_io(kind.io)
+        .socket_io(case.io)
         .connect(name)
         .await
-        .expect("the survivor is there");
-    let peer = ep.peer().expect("it is connected");
-    send_all(&ep, peer, way, &message_lens(way, kind.scheme)).await;
+        .expect("connect");
+    let peer = ep.peer().expect("a connected endpoint");
+    send_all(&ep, peer, mode, &message_lens(mode, case.scheme)).await;
     std::process::exit(0);
 }
 
-fn parse_role_argument(told: &str) -> (TransportCase, &str, &str) {
-    let mut parts = told.splitn(3, ' ');
-    let number: usize = parts.next().expect("a kind").parse().expect("a number");
-    let (way, name) = (parts.next().expect("a way"), parts.next().expect("a name"));
-    (TransportCase::all()[number], way, name)
+fn parse_role_argument(argument: &str) -> (TransportCase, &str, &str) {
+    let mut parts = argument.splitn(3, ' ');
+    let number: usize = parts.next().expect("a case").parse().expect("a number");
+    let (mode, name) = (parts.next().expect("a mode"), parts.next().expect("a name"));
+    (TransportCase::all()[number], mode, name)
 }
 
-/// Sends messages of these lengths, and waits until they have left.
-async fn send_all(ep: &Endpoint, peer: FiAddr, way: &str, lengths: &[usize]) {
+/// Sends messages of these lengths, and waits until they have completed.
+async fn send_all(ep: &Endpoint, peer: FiAddr, mode: &str, lengths: &[usize]) {
     let messages = lengths.iter().enumerate();
     let messages = messages.map(|(number, len)| message_content(number, *len));
-    match way {
+    match mode {
         "awaited" | "many" => {
             for message in messages {
-                ep.send(peer, message).await.expect("the peer is there");
+                ep.send(peer, message).await.expect("send");
             }
         }
         "joined" => {
-            let posted = messages.map(|message| ep.send(peer, message).start().expect("credit"));
+            let posted =
+                messages.map(|message| ep.send(peer, message).start().expect("transmit credit"));
             let posted: Vec<_> = posted.collect();
             for sent in posted {
-                sent.await.expect("the peer is there");
+                sent.await.expect("send");
             }
         }
         "posted" => {
-            messages.for_each(|message| ep.send(peer, message).post().expect("credit"));
-            ep.flush().await.expect("the endpoint is open");
+            messages.for_each(|message| ep.send(peer, message).post().expect("transmit credit"));
+            ep.flush().await.expect("flush of the endpoint");
         }
         "injected" => {
-            messages.for_each(|message| ep.inject(peer, &message).expect("credit"));
-            ep.domain().flush().await.expect("the domain is open");
+            messages.for_each(|message| ep.inject(peer, &message).expect("transmit credit"));
+            ep.domain().flush().await.expect("flush of the domain");
         }
         "batched" => {
             let requests = messages.map(|message| ep.send(peer, message));
-            assert_eq!(ep.post_all(requests).expect("credit"), lengths.len());
-            let mut queue = ep.completions().expect("it has one");
+            assert_eq!(
+                ep.post_all(requests).expect("transmit credit"),
+                lengths.len()
+            );
+            let mut queue = ep.completions().expect("a completion queue");
             let mut ended = Vec::new();
             while ended.len() < lengths.len() {
                 queue.next_batch(&mut ended, lengths.len()).await;
@@ -173,14 +178,15 @@ async fn send_all(ep: &Endpoint, peer: FiAddr, way: &str, lengths: &[usize]) {
             assert!(ended.iter().all(|ended| ended.error.is_none()));
         }
         "started" => {
-            messages.for_each(|message| drop(ep.send(peer, message).start().expect("credit")));
-            ep.flush().await.expect("the endpoint is open");
+            messages
+                .for_each(|message| drop(ep.send(peer, message).start().expect("transmit credit")));
+            ep.flush().await.expect("flush of the endpoint");
         }
-        other => panic!("unknown way {other}"),
+        other => panic!("unknown mode {other}"),
     }
 }
 
-/// All messages of a sender arrive, in their order.
+/// Receives all messages of a sender, and checks their order.
 async fn assert_all_received(ep: &Endpoint, lengths: &[usize], what: &str) {
     for (number, len) in lengths.iter().enumerate() {
         let got = ep.recv().await.expect(what);
@@ -194,22 +200,22 @@ async fn assert_all_received(ep: &Endpoint, lengths: &[usize], what: &str) {
 
 #[test]
 fn completed_sends_arrive_after_process_exit() {
-    for (number, kind) in TransportCase::available() {
-        for way in SEND_MODES {
-            if way == "many" && kind.scheme != "tcp://" {
-                // Datagrams that find no room at their receiver are lost, and shared memory knows
-                // no kernel in between.
+    for (number, case) in TransportCase::available() {
+        for mode in SEND_MODES {
+            if mode == "many" && case.scheme != "tcp://" {
+                // A receiver with full buffers drops datagrams, and over shared memory no kernel
+                // buffers lie in between.
                 continue;
             }
             run(async {
-                let ep = kind.bind().await;
-                let what = format!("{kind:?} {way}");
+                let ep = case.bind().await;
+                let what = format!("{case:?} {mode}");
                 let name = ep.name().to_string();
                 let mut peer = TestPeer::start(
                     "send_and_exit",
-                    &TransportCase::role_argument(number, way, &name),
+                    &TransportCase::role_argument(number, mode, &name),
                 );
-                assert_all_received(&ep, &message_lens(way, kind.scheme), &what).await;
+                assert_all_received(&ep, &message_lens(mode, case.scheme), &what).await;
                 assert!(peer.0.wait().unwrap().success(), "{what}");
             });
         }
@@ -218,49 +224,50 @@ fn completed_sends_arrive_after_process_exit() {
 
 #[test]
 fn completed_msg_sends_arrive_after_process_exit() {
-    for (number, kind) in TransportCase::available() {
-        if kind.protocol != Some(Protocol::Tcp) {
+    for (number, case) in TransportCase::available() {
+        if case.protocol != Some(Protocol::Tcp) {
             continue;
         }
-        for way in SEND_MODES {
+        for mode in SEND_MODES {
             run(async {
-                let mut door = PassiveEndpoint::bind("tcp://").await.unwrap();
-                let what = format!("connected, {kind:?} {way}");
-                let told = TransportCase::role_argument(number, way, &door.name().to_string());
-                let mut peer = TestPeer::start("connect_send_and_exit", &told);
-                let ep = door.next().await.unwrap().accept("").await.unwrap();
-                assert_all_received(&ep, &message_lens(way, kind.scheme), &what).await;
+                let mut listener = PassiveEndpoint::bind("tcp://").await.unwrap();
+                let what = format!("connected, {case:?} {mode}");
+                let argument =
+                    TransportCase::role_argument(number, mode, &listener.name().to_string());
+                let mut peer = TestPeer::start("connect_send_and_exit", &argument);
+                let ep = listener.next().await.unwrap().accept("").await.unwrap();
+                assert_all_received(&ep, &message_lens(mode, case.scheme), &what).await;
                 assert!(peer.0.wait().unwrap().success(), "{what}");
             });
         }
     }
 }
 
-/// Plays the part of one whose only thread computes after its sends: nothing of it is polled.
-pub(crate) async fn send_and_block(told: &str) {
-    let (kind, way, name) = parse_role_argument(told);
-    let ep = kind.bind().await;
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
-    send_all(&ep, peer, way, &message_lens(way, kind.scheme)).await;
-    // Without an await: the runtime does nothing else, for as long as the parent likes.
+/// Sends to the endpoint in `argument`, and then blocks its only thread, so that nothing is polled.
+pub(crate) async fn send_and_block(argument: &str) {
+    let (case, mode, name) = parse_role_argument(argument);
+    let ep = case.bind().await;
+    let peer = ep.add_peer(name).await.expect("add_peer");
+    send_all(&ep, peer, mode, &message_lens(mode, case.scheme)).await;
+    // Blocks the runtime until the parent lets it go on.
     wait_for_parent();
     std::process::exit(0);
 }
 
 #[test]
 fn completed_sends_arrive_while_the_sender_blocks() {
-    for (number, kind) in TransportCase::available() {
-        for way in ["awaited", "joined", "posted"] {
+    for (number, case) in TransportCase::available() {
+        for mode in ["awaited", "joined", "posted"] {
             run(async {
-                let ep = kind.bind().await;
-                let what = format!("{kind:?} {way}");
+                let ep = case.bind().await;
+                let what = format!("{case:?} {mode}");
                 let name = ep.name().to_string();
                 let mut peer = TestPeer::start(
                     "send_and_block",
-                    &TransportCase::role_argument(number, way, &name),
+                    &TransportCase::role_argument(number, mode, &name),
                 );
-                assert_all_received(&ep, &message_lens(way, kind.scheme), &what).await;
-                // Only now: before that it has done nothing since its last send.
+                assert_all_received(&ep, &message_lens(mode, case.scheme), &what).await;
+                // The sender has polled nothing since its last send.
                 peer.signal_start();
                 assert!(peer.0.wait().unwrap().success(), "{what}");
             });
@@ -268,16 +275,16 @@ fn completed_sends_arrive_while_the_sender_blocks() {
     }
 }
 
-/// A flush waits for what has no credit yet, and for a connection; it ends, too, when operations
-/// fail.
+/// A flush waits for sends without credit and for the connection, and also completes when
+/// operations fail.
 #[test]
 fn flush_completes_with_its_operations() {
-    for (_, kind) in TransportCase::available() {
+    for (_, case) in TransportCase::available() {
         run(async {
-            let (a, b) = (kind.bind().await, kind.bind().await);
+            let (a, b) = (case.bind().await, case.bind().await);
             a.flush().await.unwrap();
             let to_b = a.address_vector().insert(b.name()).unwrap();
-            // There is no connection yet, and b receives nothing yet: the messages wait.
+            // There is no connection yet and b has posted no receive, so the messages are queued.
             let sent =
                 (0..4).map(|number| a.send(to_b, message_content(number, 100)).start().unwrap());
             let sent: Vec<_> = sent.collect();
@@ -293,7 +300,7 @@ fn flush_completes_with_its_operations() {
             for sent in sent {
                 sent.await.unwrap();
             }
-            // What ends as cancelled is not waited for, nor is a flush that was dropped.
+            // Neither canceled operations nor a dropped flush hold up another flush.
             drop(a.flush());
             let closing = a.clone();
             closing.close().unwrap();

@@ -1,4 +1,4 @@
-//! Endpoints that share their receives, and processes that die while they send to them.
+//! Endpoints with a shared receive context, and processes that are killed while they send to them.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,46 +14,46 @@ use crate::test_peer::TestPeer;
 
 const ENDPOINTS: usize = 8;
 const KILLS: u64 = 30;
-/// Messages from this length on are copied once, where the sender wants it too.
+/// Messages from this length on are copied once, where the sender allows it, too.
 const LONG_MESSAGE: usize = 100_000;
 
-/// Sends numbered messages of all sizes to all doors, for ever.
-pub(crate) async fn send_to_all_endpoints(hall: &str, single_copy_from: usize) {
+/// Sends numbered messages of all sizes to all endpoints, forever.
+pub(crate) async fn send_to_all_endpoints(prefix: &str, single_copy_from: usize) {
     let ep = Endpoint::options()
         .single_copy_threshold(single_copy_from)
         .bind("shm://")
         .await
         .expect("bind");
-    let mut doors = Vec::new();
-    for door in 0..ENDPOINTS {
-        doors.push(
-            ep.add_peer(format!("{hall}-{door}"))
+    let mut endpoints = Vec::new();
+    for index in 0..ENDPOINTS {
+        endpoints.push(
+            ep.add_peer(format!("{prefix}-{index}"))
                 .await
-                .expect("the hall is open"),
+                .expect("add_peer"),
         );
     }
     for number in 0u64.. {
-        for door in &doors {
+        for endpoint in &endpoints {
             let mut message =
                 vec![number as u8; [16, 100, 5000, 60_000, 300_000][number as usize % 5]];
             message[..8].copy_from_slice(&number.to_le_bytes());
-            if ep.send(*door, message).await.is_err() {
+            if ep.send(*endpoint, message).await.is_err() {
                 return;
             }
         }
     }
 }
 
-/// What has come so far.
+/// Checks that the messages of each sender to each endpoint are whole and in order.
 #[derive(Default)]
 struct SequenceChecker {
-    /// The next number of each sender at each door.
+    /// The next number for each pair of sender and endpoint.
     next_number: HashMap<(FiAddr, u64), u64>,
     messages: u64,
 }
 
 impl SequenceChecker {
-    /// A message is whole, and the next of its sender at its door.
+    /// Checks that a message is whole and the next of its sender to its endpoint.
     fn check_message(&mut self, shared: &SharedRxContext, message: &fabric_async::Message) {
         let number = u64::from_le_bytes(message[..8].try_into().expect("eight bytes"));
         assert_eq!(
@@ -64,12 +64,12 @@ impl SequenceChecker {
             message[8..].iter().all(|byte| *byte == number as u8),
             "message {number} is damaged"
         );
-        let door = shared
+        let endpoint = shared
             .received_by(&message.transfer)
-            .expect("no door has closed");
+            .expect("the endpoint that received it is open");
         let next = self
             .next_number
-            .entry((message.source().expect("a guest"), door))
+            .entry((message.source().expect("a source"), endpoint))
             .or_default();
         assert_eq!(number, *next, "lost, or out of order");
         *next += 1;
@@ -77,11 +77,12 @@ impl SequenceChecker {
     }
 }
 
-/// Receives, with a receive that is dropped at each event, until the victim has left all doors.
+/// Receives, with a receive that is dropped at every event, until all connections of the victim are
+/// down.
 async fn recv_until_peer_down(
     shared: &SharedRxContext,
     events: &mut fabric_async::EventQueue,
-    book: &mut SequenceChecker,
+    checker: &mut SequenceChecker,
 ) {
     let mut down = 0;
     while down < ENDPOINTS {
@@ -95,8 +96,8 @@ async fn recv_until_peer_down(
                 other => panic!("{other:?}"),
             },
             message = shared.recv() => match message {
-                Ok(message) => book.check_message(shared, &message),
-                // It died in the middle of one.
+                Ok(message) => checker.check_message(shared, &message),
+                // The sender died in the middle of this message.
                 Err(failed) => assert!(matches!(failed.error, Error::PeerGone(_)), "{failed}"),
             },
         }
@@ -124,9 +125,9 @@ fn killed_senders_do_not_affect_shared_rx() {
             .bind_av(&av)
             .unwrap();
         let shared = shared.bind_cq(&cq, CqBind::RECV).unwrap().open().unwrap();
-        let hall = format!("shm://hall-{}", std::process::id());
-        let mut doors = Vec::new();
-        for door in 0..ENDPOINTS {
+        let prefix = format!("shm://shared-rx-{}", std::process::id());
+        let mut endpoints = Vec::new();
+        for index in 0..ENDPOINTS {
             let ep = domain
                 .endpoint(&info)
                 .unwrap()
@@ -134,17 +135,17 @@ fn killed_senders_do_not_affect_shared_rx() {
                 .unwrap()
                 .bind_shared_rx(&shared)
                 .unwrap();
-            doors.push(
-                ep.name(format!("{hall}-{door}"))
+            endpoints.push(
+                ep.name(format!("{prefix}-{index}"))
                     .unwrap()
                     .enable()
                     .await
                     .unwrap(),
             );
         }
-        let friend = TestPeer::start("echo", &format!("{hall}-0"));
-        let to_friend = shared.recv().tag(3).await.unwrap().source().unwrap();
-        let (mut book, mut seed) = (SequenceChecker::default(), 0x9e37_79b9_7f4a_7c15_u64);
+        let bystander = TestPeer::start("echo", &format!("{prefix}-0"));
+        let to_bystander = shared.recv().tag(3).await.unwrap().source().unwrap();
+        let (mut checker, mut seed) = (SequenceChecker::default(), 0x9e37_79b9_7f4a_7c15_u64);
         let mut dead = Vec::new();
         for kill in 0..KILLS {
             let role = if kill % 2 == 0 {
@@ -152,11 +153,11 @@ fn killed_senders_do_not_affect_shared_rx() {
             } else {
                 "shared_rx_sender single copy"
             };
-            let mut victim = TestPeer::start(role, &hall);
+            let mut victim = TestPeer::start(role, &prefix);
             let from_victim = loop {
-                // What the last one left may come before.
+                // Messages of an earlier victim may come first.
                 if let Ok(message) = shared.recv().await {
-                    book.check_message(&shared, &message);
+                    checker.check_message(&shared, &message);
                     let source = message.source().unwrap();
                     if !dead.contains(&source) {
                         break source;
@@ -174,22 +175,22 @@ fn killed_senders_do_not_affect_shared_rx() {
                 victim.0.kill().unwrap();
                 victim.0.wait().unwrap();
             });
-            recv_until_peer_down(&shared, &mut events, &mut book).await;
+            recv_until_peer_down(&shared, &mut events, &mut checker).await;
             killer.join().unwrap();
             let failed = directed.await.unwrap_err();
             assert!(
                 matches!(failed.error, Error::PeerGone(_) | Error::StaleAddress(_)),
                 "kill {kill}: {failed}"
             );
-            // The other one hears nothing of it.
+            // The echo peer is not affected.
             shared
                 .recv_into(vec![0; 8])
                 .tag(4)
                 .context(kill)
                 .post()
                 .unwrap();
-            doors[0]
-                .send(to_friend, kill.to_le_bytes().to_vec())
+            endpoints[0]
+                .send(to_bystander, kill.to_le_bytes().to_vec())
                 .await
                 .unwrap();
             let answer = cq.next().await.unwrap();
@@ -198,12 +199,13 @@ fn killed_senders_do_not_affect_shared_rx() {
                 (kill, &kill.to_le_bytes()[..])
             );
         }
-        assert!(book.messages > KILLS, "{} messages", book.messages);
-        drop(friend);
-        // What was taken in of the dead is there, and nothing of it is owed to anybody.
+        assert!(checker.messages > KILLS, "{} messages", checker.messages);
+        drop(bystander);
+        // The buffered messages of dead senders can still be received, and then no operation is
+        // left.
         while shared.stats().unexpected > 0 {
             match shared.recv().await {
-                Ok(message) => book.check_message(&shared, &message),
+                Ok(message) => checker.check_message(&shared, &message),
                 Err(failed) => assert!(matches!(failed.error, Error::PeerGone(_)), "{failed}"),
             }
         }

@@ -1,5 +1,5 @@
-//! Long messages between processes that die or lie: copied once, straight out of their sender's
-//! memory, or twice.
+//! Long messages between processes that are killed or violate the protocol: copied once, straight
+//! from the sender's memory, or twice, through the ring.
 
 use std::os::fd::OwnedFd;
 
@@ -10,13 +10,14 @@ use crate::health::{assert_still_works, expect_protocol_violation, kill_within_t
 use crate::hostile::{connect_raw, encode_hello, sealed_memfd, send_with_fds};
 use crate::rma::{RawShmListener, encode_control, recv_control_with_fds};
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
 const ROUNDS: u64 = 30;
-/// The first is short enough to be copied in one go.
+/// Message lengths, the first of which is copied in one segment.
 const LENGTHS: [usize; 3] = [100_000, 3 << 20, 8 << 20];
 
-/// An endpoint that copies once, or twice, as a peer in the same part does.
+/// Binds an endpoint that copies once or twice.
 async fn bind_endpoint(once: bool) -> Endpoint {
     Endpoint::options()
         .single_copy_threshold(single_copy_threshold(once))
@@ -29,22 +30,22 @@ fn single_copy_threshold(once: bool) -> usize {
     if once { 0 } else { usize::MAX }
 }
 
-/// What a peer is asked to do, by the name of its part.
+/// Returns the role of a peer whose endpoint copies once or twice.
 fn role_name(role: &str, once: bool) -> String {
     format!("{role}-{}", if once { "once" } else { "twice" })
 }
 
-/// Plays a part of this name, if there is one.
-pub(crate) async fn try_run_role(part: &str, name: &str) -> bool {
-    let Some((role, way)) = part.split_once('-') else {
+/// Plays the role of this name, and returns whether there is one.
+pub(crate) async fn try_run_role(role_argument: &str, name: &str) -> bool {
+    let Some((role, copies)) = role_argument.split_once('-') else {
         return false;
     };
-    let ep = bind_endpoint(way == "once").await;
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    let ep = bind_endpoint(copies == "once").await;
+    let peer = ep.add_peer(name).await.expect("add_peer");
     match role {
         "long_sender" => drop(send_until_error(&ep, peer).await),
         "long_receiver" => {
-            ep.send(peer, "ready").tag(1).await.expect("a peer");
+            ep.send(peer, "ready").tag(1).await.expect("send");
             drop(recv_until_error(&ep, peer, 2).await);
         }
         _ => return false,
@@ -52,7 +53,7 @@ pub(crate) async fn try_run_role(part: &str, name: &str) -> bool {
     true
 }
 
-/// Sends long messages until that fails; returns the failure.
+/// Sends long messages until a send fails, and returns the error.
 async fn send_until_error(ep: &Endpoint, peer: FiAddr) -> Error {
     for round in 0.. {
         let message = vec![round as u8; LENGTHS[round % 3]];
@@ -68,7 +69,7 @@ async fn send_until_error(ep: &Endpoint, peer: FiAddr) -> Error {
     unreachable!("rounds do not end");
 }
 
-/// Receives whole messages until that fails; returns the failure.
+/// Receives long messages until a receive fails, and returns the error.
 async fn recv_until_error(ep: &Endpoint, peer: FiAddr, tag: u64) -> Error {
     for round in 0u64.. {
         let room = if round.is_multiple_of(2) {
@@ -116,7 +117,7 @@ fn check_killed_sender(once: bool) {
     });
 }
 
-/// What was received of a process that is killed in the middle is whole; what was not is not seen.
+/// Every message received from a killed process is complete; a partial message is never delivered.
 #[test]
 fn killed_sender_leaves_whole_messages_single_copy() {
     check_killed_sender(true);
@@ -148,7 +149,7 @@ fn check_killed_receiver(once: bool) {
     });
 }
 
-/// A process that is killed while it copies fails the send, which gives its buffer back.
+/// Killing the receiver during its copy fails the send, which returns its buffer.
 #[test]
 fn killed_receiver_returns_send_buffer_single_copy() {
     check_killed_receiver(true);
@@ -159,19 +160,21 @@ fn killed_receiver_returns_send_buffer_double_copy() {
     check_killed_receiver(false);
 }
 
-/// A process that shows no number cannot be read, and is talked to by the ring; the other way it
-/// may be read.
+/// Messages to and from a process in another PID namespace go through the ring where
+/// process_vm_readv(2) is impossible; the opposite direction may still copy once.
 #[test]
 fn unreadable_peer_falls_back_to_ring_copy() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: needs root, to make a process namespace");
-        return;
+        return skip(
+            Facility::Netns,
+            "root is needed to make a process namespace",
+        );
     }
     run(async {
         let ep = bind_endpoint(true).await;
         let _apart = match TestPeer::start_in_pid_namespace("echo", &ep.name().to_string()) {
             Ok(apart) => apart,
-            Err(error) => return println!("skipped: there is no unshare: {error}"),
+            Err(error) => return skip(Facility::Netns, format!("unshare: {error}")),
         };
         let peer = ep.recv().tag(3).await.unwrap().source().unwrap();
         for len in LENGTHS {
@@ -188,7 +191,7 @@ fn unreadable_peer_falls_back_to_ring_copy() {
     });
 }
 
-/// The segment of a caller: where its probe lies, and what is there.
+/// Returns the segment of a connecting peer with this probe: an address and the value there.
 fn segment_with_probe(probe: (u64, u64)) -> OwnedFd {
     let segment = sealed_memfd(
         4096 + 64 * 64,
@@ -199,7 +202,8 @@ fn segment_with_probe(probe: (u64, u64)) -> OwnedFd {
     segment
 }
 
-/// Messages that are nowhere, longer than any, or of a process that let nobody read.
+/// Sources outside of the peer's memory, of excessive length, or in a process that has not allowed
+/// reads.
 #[test]
 fn invalid_source_addresses_end_only_that_connection() {
     run(async {
@@ -219,7 +223,7 @@ fn invalid_source_addresses_end_only_that_connection() {
         for (reason, probe, len, at, slot) in cases {
             let segment = segment_with_probe(probe);
             let socket = connect_raw(&ep).await;
-            send_with_fds(&socket, &encode_hello("liar", 1, 64), &[&segment]);
+            send_with_fds(&socket, &encode_hello("hostile", 1, 64), &[&segment]);
             let record: Vec<u8> = [len, at, slot]
                 .into_iter()
                 .flat_map(u64::to_le_bytes)
@@ -229,30 +233,30 @@ fn invalid_source_addresses_end_only_that_connection() {
             send_with_fds(&socket, &encode_control(101, 0), &[]);
             expect_protocol_violation(&mut events, reason).await;
         }
-        assert_eq!(ep.stats().unexpected, 0, "nothing of it is left");
+        assert_eq!(ep.stats().unexpected, 0, "no part of a message is queued");
         assert_still_works(&ep).await;
     });
 }
 
-/// A receiver that gives back what it never had, and twice what it had, ends each send once; one
-/// that never does keeps what it has until it hangs up.
+/// A receiver that returns slots that it does not have, or returns them twice, completes each send
+/// once. The send of a receiver that returns nothing ends with the connection.
 #[test]
 fn invalid_slot_returns_complete_a_send_once() {
     run(async {
         let ep = bind_endpoint(true).await;
         let name = format!("receiver-{}", std::process::id());
-        let impostor = RawShmListener::listen(&name);
+        let listener = RawShmListener::listen(&name);
         let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
         let sends: Vec<_> = (0..2)
             .map(|number| ep.send(peer, vec![number; 100_000]).start().unwrap())
             .collect();
-        let (caller, segment) = tokio::task::spawn_blocking(move || {
-            let caller = impostor.accept_ready();
-            let segment = recv_control_with_fds(&caller).1.swap_remove(0);
-            // It says that it could read.
+        let (connection, segment) = tokio::task::spawn_blocking(move || {
+            let connection = listener.accept_ready();
+            let segment = recv_control_with_fds(&connection).1.swap_remove(0);
+            // Announces that the receiver can read this process.
             rustix::io::pwrite(&segment, &[1], 768).unwrap();
-            send_with_fds(&caller, &encode_control(0, 1), &[]);
-            (caller, segment)
+            send_with_fds(&connection, &encode_control(0, 1), &[]);
+            (connection, segment)
         })
         .await
         .unwrap();
@@ -261,30 +265,30 @@ fn invalid_slot_returns_complete_a_send_once() {
             rustix::io::pread(&segment, &mut header, 4096 + 64 * number).unwrap();
             header[0] == 6
         };
-        let give_all_back = || {
+        let return_all_slots = || {
             rustix::io::pwrite(&segment, &[0xff; 32], 512).unwrap();
-            send_with_fds(&caller, &encode_control(101, 0), &[]);
+            send_with_fds(&connection, &encode_control(101, 0), &[]);
         };
-        // Before there is anything, and several times after.
-        give_all_back();
+        // Before any slot is in use, and several times afterwards.
+        return_all_slots();
         while !has_record(1) {
             ep.domain().progress();
             tokio::task::yield_now().await;
         }
         for _ in 0..3 {
-            give_all_back();
+            return_all_slots();
         }
         for (number, send) in sends.into_iter().enumerate() {
             assert_eq!(send.await.unwrap().into_buf(), vec![number as u8; 100_000]);
         }
-        // What is left of that would be given back too early, as is the receiver's right.
+        // Clears leftover bits, which would return the next slot early, as a receiver may.
         rustix::io::pwrite(&segment, &[0; 32], 512).unwrap();
         let kept = ep.send(peer, vec![7; 200_000]).start().unwrap();
         while !has_record(2) {
             ep.domain().progress();
             tokio::task::yield_now().await;
         }
-        drop(caller);
+        drop(connection);
         let failed = kept.await.unwrap_err();
         assert!(
             failed.error.is_peer_gone() && failed.buf == vec![7; 200_000],
@@ -294,7 +298,11 @@ fn invalid_slot_returns_complete_a_send_once() {
         assert_eq!(ep.stats().single_copy_tx.count, 2);
         let mut withdrawn = [0];
         rustix::io::pread(&segment, &mut withdrawn, 896).unwrap();
-        assert_eq!(withdrawn, [1], "it is told before the buffer is given back");
+        assert_eq!(
+            withdrawn,
+            [1],
+            "the withdrawal is announced before the buffer returns"
+        );
         assert_still_works(&ep).await;
     });
 }

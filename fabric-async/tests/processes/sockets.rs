@@ -1,6 +1,5 @@
-//! Sockets of this process that belong to endpoints, found by their addresses among its
-//! descriptors. The tables of the kernel do not always have what was there all the time, while
-//! other sockets come and go.
+//! Finds the sockets of endpoints among the descriptors of this process, by their addresses. The
+//! tables under /proc/net may miss an existing socket while other sockets come and go.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -9,8 +8,8 @@ use rustix::net::sockopt::socket_type;
 use rustix::net::{SocketType, getpeername, getsockname};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
-/// Another descriptor of the socket of this kind (`tcp` or `udp`) at this address; of the one that
-/// listens there, or that is connected with nobody, or of the one that is connected with this peer.
+/// Returns a duplicate of the descriptor of the `tcp` or `udp` socket with the local address
+/// `here`, and with the peer `there`, or with none.
 pub(crate) fn find_socket(kind: &str, here: SocketAddr, there: Option<SocketAddr>) -> OwnedFd {
     let wanted = if kind == "tcp" {
         SocketType::STREAM
@@ -32,8 +31,11 @@ pub(crate) fn find_socket(kind: &str, here: SocketAddr, there: Option<SocketAddr
         .unwrap()
         .map(|entry| entry.unwrap().file_name());
     let numbers = own.map(|number| number.to_str().unwrap().parse().unwrap());
-    // One that was closed meanwhile is not it.
+    // Descriptors may be closed meanwhile.
     let sockets =
         numbers.filter_map(|number| pidfd_getfd(&this, number, PidfdGetfdFlags::empty()).ok());
-    sockets.into_iter().find(is_it).expect("such a socket")
+    sockets
+        .into_iter()
+        .find(is_it)
+        .expect("a socket with these addresses")
 }

@@ -1,4 +1,4 @@
-//! The parts that peers play.
+//! The processes that tests start as peers, and their roles.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -12,60 +12,61 @@ use crate::{churn, memory_corruptor, peer_death, resource_limits, run, scale, sh
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// How a process ends that could not be given hosts of its own.
+/// Exit code of a peer whose hosts file could not be mounted.
 pub(crate) const EXIT_NO_MOUNT: i32 = 77;
 
-/// A process that is ended with the test.
+/// A peer process, which is killed with the test.
 pub(crate) struct TestPeer(pub(crate) Child);
 
 impl TestPeer {
-    /// Starts a peer that is to talk to the endpoint of this name.
+    /// Starts a peer in this role, which communicates with the endpoint `name`.
     pub(crate) fn start(role: &str, name: &str) -> Self {
         Self(
             peer_command(role, name)
                 .spawn()
-                .expect("the test program starts again"),
+                .expect("start the test program"),
         )
     }
 
-    /// The same in a process namespace of its own, where neither sees the other.
+    /// Starts a peer in a PID namespace of its own, where neither process sees the other.
     pub(crate) fn start_in_pid_namespace(role: &str, name: &str) -> std::io::Result<Self> {
-        let program = std::env::current_exe().expect("a path");
-        let mut apart = Command::new("unshare");
-        apart.args(["--pid", "--fork", "--kill-child"]).arg(program);
-        set_role(&mut apart, role, name).spawn().map(Self)
+        let program = std::env::current_exe().expect("path of the test program");
+        let mut command = Command::new("unshare");
+        command
+            .args(["--pid", "--fork", "--kill-child"])
+            .arg(program);
+        set_role(&mut command, role, name).spawn().map(Self)
     }
 
-    /// The same where these are the hosts that are known. It ends with [`EXIT_NO_MOUNT`] where that
-    /// cannot be arranged.
+    /// Starts a peer whose `/etc/hosts` is this file. The peer exits with [`EXIT_NO_MOUNT`] if the
+    /// file cannot be mounted.
     pub(crate) fn start_with_hosts_file(
         hosts: &std::path::Path,
         role: &str,
         name: &str,
     ) -> std::io::Result<Self> {
-        let arrange =
-            format!("mount --bind \"$0\" /etc/hosts || exit {EXIT_NO_MOUNT}; exec \"$@\"");
-        let mut among = Command::new("unshare");
-        among.args(["--mount", "sh", "-c", &arrange]).arg(hosts);
-        among.arg(std::env::current_exe().expect("a path"));
-        set_role(&mut among, role, name).spawn().map(Self)
+        let script = format!("mount --bind \"$0\" /etc/hosts || exit {EXIT_NO_MOUNT}; exec \"$@\"");
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &script]).arg(hosts);
+        command.arg(std::env::current_exe().expect("path of the test program"));
+        set_role(&mut command, role, name).spawn().map(Self)
     }
 
-    /// The same in this network namespace; what it says can be read.
+    /// Starts a peer in this network namespace, with a pipe for its standard output.
     pub(crate) fn start_in_netns(namespace: &str, role: &str, name: &str) -> Self {
-        let mut inside = Command::new("ip");
-        inside
+        let mut command = Command::new("ip");
+        command
             .args(["netns", "exec", namespace])
-            .arg(std::env::current_exe().expect("a path"));
-        let inside = set_role(&mut inside, role, name).stdout(Stdio::piped());
+            .arg(std::env::current_exe().expect("path of the test program"));
+        let command = set_role(&mut command, role, name).stdout(Stdio::piped());
         Self(
-            inside
+            command
                 .spawn()
-                .expect("there is an ip, which has made the namespace"),
+                .expect("start ip, which has made the namespace"),
         )
     }
 
-    /// The same as another user.
+    /// Starts a peer as another user.
     pub(crate) fn start_as_user(role: &str, name: &str, user: u32) -> std::io::Result<Self> {
         peer_command(role, name)
             .uid(user)
@@ -76,13 +77,13 @@ impl TestPeer {
 }
 
 impl TestPeer {
-    /// Lets a peer begin that waits for it.
+    /// Lets a peer go on that has called [`wait_for_parent`].
     pub(crate) fn signal_start(&mut self) {
         drop(self.0.stdin.take());
     }
 }
 
-/// Waits until the parent lets this process go on.
+/// Blocks until the parent calls [`TestPeer::signal_start`].
 pub(crate) fn wait_for_parent() {
     std::io::stdin()
         .read_to_end(&mut Vec::new())
@@ -97,12 +98,12 @@ impl Drop for TestPeer {
 }
 
 fn peer_command(role: &str, name: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("a path"));
+    let mut command = Command::new(std::env::current_exe().expect("path of the test program"));
     set_role(&mut command, role, name);
     command
 }
 
-/// Tells this program which part to play.
+/// Sets the environment that gives this program its role.
 fn set_role<'a>(command: &'a mut Command, role: &str, name: &str) -> &'a mut Command {
     command
         .args(["--exact", "peer_entry_point", "--nocapture"])
@@ -111,7 +112,7 @@ fn set_role<'a>(command: &'a mut Command, role: &str, name: &str) -> &'a mut Com
     command.stdout(Stdio::null()).stdin(Stdio::piped())
 }
 
-/// Plays the part this process was started for, if any.
+/// Plays the role that this process was started for, if any.
 pub(crate) fn run_role() {
     let (Ok(role), Ok(name)) = (std::env::var("FABRIC_ROLE"), std::env::var("FABRIC_NAME")) else {
         return;
@@ -175,10 +176,10 @@ pub(crate) fn run_role() {
     }
 }
 
-/// Sends messages of all sizes, forever, as fast as answers come.
+/// Sends messages of all sizes, each after the reply to the one before, forever.
 async fn ping_forever(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    let peer = ep.add_peer(name).await.expect("add_peer");
     for round in 0u64.. {
         let size = [8, 100, 4096, 60_000, 300_000][round as usize % 5];
         if ep.send(peer, vec![round as u8; size]).tag(1).await.is_err() {
@@ -190,11 +191,11 @@ async fn ping_forever(name: &str) {
     }
 }
 
-/// Sends back what it receives.
+/// Sends back every message that it receives.
 async fn echo(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
-    ep.send(peer, "ready").tag(3).await.expect("a peer");
+    let peer = ep.add_peer(name).await.expect("add_peer");
+    ep.send(peer, "ready").tag(3).await.expect("send");
     while let Ok(message) = ep.recv().from(peer).await {
         if ep.send(peer, message.into_bytes()).tag(4).await.is_err() {
             return;
@@ -202,24 +203,27 @@ async fn echo(name: &str) {
     }
 }
 
-/// Lends memory to the other, and waits for its own end.
+/// Allocates a region, announces it to the peer, and waits to be killed.
 async fn rma_target(name: &str, len: usize) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
-    let region = ep.domain().alloc(len, READ_WRITE).expect("memory");
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    let region = ep
+        .domain()
+        .alloc(len, READ_WRITE)
+        .expect("allocate a region");
+    let peer = ep.add_peer(name).await.expect("add_peer");
     ep.send(peer, region.remote().to_bytes().to_vec())
         .await
-        .expect("a peer");
+        .expect("send");
     while ep.recv().from(peer).await.is_ok() {}
 }
 
-/// Writes and adds to the memory of the other, for ever.
+/// Writes to and adds in the region of the peer, forever.
 async fn rma_writer(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
-    ep.send(peer, "where?").tag(1).await.expect("a peer");
-    let remote = RemoteRegion::from_bytes(&ep.recv().from(peer).await.expect("an answer"))
-        .expect("a region");
+    let peer = ep.add_peer(name).await.expect("add_peer");
+    ep.send(peer, "where?").tag(1).await.expect("send");
+    let remote =
+        RemoteRegion::from_bytes(&ep.recv().from(peer).await.expect("a reply")).expect("a region");
     let mut buf = vec![7; REGION_LEN];
     loop {
         let done = ep.write(peer, remote.at(0), buf).await;
@@ -234,14 +238,14 @@ async fn rma_writer(name: &str) {
     }
 }
 
-/// Holds some of what it is lent, for ever.
+/// Holds some of the loans that it receives, forever.
 #[allow(unsafe_code)] // receiving where it lies
 async fn loan_receiver(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
-    ep.send(peer, "ready").tag(1).await.expect("a peer");
+    let peer = ep.add_peer(name).await.expect("add_peer");
+    ep.send(peer, "ready").tag(1).await.expect("send");
     let mut held = std::collections::VecDeque::new();
-    // SAFETY: the survivor does not write what it has lent.
+    // SAFETY: the lender does not write loans after lending them.
     while let Ok(frame) = unsafe { ep.recv_loan() }.from(peer).await {
         assert!(frame.len() == SHORT_LOAN_LEN && frame.iter().all(|byte| *byte == frame[0]));
         held.push_back(frame);
@@ -251,10 +255,10 @@ async fn loan_receiver(name: &str) {
     }
 }
 
-/// Lends frames, for ever.
+/// Lends loans, forever.
 async fn loan_sender(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    let peer = ep.add_peer(name).await.expect("add_peer");
     for number in 0u64.. {
         let Ok(mut frame) = ep.loan(LOAN_LEN) else {
             return;
@@ -266,7 +270,7 @@ async fn loan_sender(name: &str) {
     }
 }
 
-/// Receives under this name and never says a word.
+/// Receives under this name and never sends.
 async fn silent_receiver(name: &str) {
     let ep = Endpoint::bind(name).await.expect("bind");
     while ep.recv().await.is_ok() {}
@@ -275,40 +279,45 @@ async fn silent_receiver(name: &str) {
 /// Sends 100,000 numbered messages, some of them long.
 async fn numbered_sender(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
-    let peer = ep.add_peer(name).await.expect("the receiver is there");
+    let peer = ep.add_peer(name).await.expect("add_peer");
     for number in 0..crate::select_loop::MESSAGES {
         let mut message = number.to_le_bytes().to_vec();
         if number % 1000 == 0 {
             message.resize(100_000, number as u8);
         }
-        ep.send(peer, message).await.expect("the receiver lives");
+        ep.send(peer, message).await.expect("send");
     }
-    // Stays until the receiver has everything and leaves.
+    // Stays connected until the receiver has everything and leaves.
     let _ = ep.recv().from(peer).await;
 }
 
-/// Sends a short message and half of a long one, says so, and is silent.
+/// Sends a short message and half of a long one, reports so, and blocks.
 async fn partial_sender(name: &str) {
-    // In pieces, not from here at once.
+    // Through the ring, because a single copy is done by the receiver.
     let ep = Endpoint::options()
         .single_copy_threshold(usize::MAX)
         .bind("shm://")
         .await
         .expect("bind");
     let other = Endpoint::bind("shm://").await.expect("bind");
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
-    let too = other.add_peer(name).await.expect("the survivor is there");
-    ep.send(peer, "whole").await.expect("a peer");
-    // More than a ring holds: what is in it now is all there will ever be, because nothing is
-    // waited for after this.
-    let _half = ep.send(peer, vec![7u8; 1 << 20]).start().expect("a credit");
-    other.inject_tagged(too, 1, b"half").expect("room for it");
+    let peer = ep.add_peer(name).await.expect("add_peer");
+    let peer_of_other = other.add_peer(name).await.expect("add_peer");
+    ep.send(peer, "whole").await.expect("send");
+    // The ring holds less than the message, and nothing is polled after this, so the rest is never
+    // sent.
+    let _half = ep
+        .send(peer, vec![7u8; 1 << 20])
+        .start()
+        .expect("transmit credit");
+    other
+        .inject_tagged(peer_of_other, 1, b"half")
+        .expect("room in the ring");
     loop {
         std::thread::park();
     }
 }
 
-/// Is another user: 0 when it was refused for that.
+/// Plays a peer of another user, and returns 0 if the connect fails for that reason.
 async fn other_user(name: &str) -> i32 {
     let ep = Endpoint::bind("shm://").await.expect("bind");
     match ep.add_peer(name).await {
@@ -316,7 +325,7 @@ async fn other_user(name: &str) -> i32 {
             theirs: 0, ours, ..
         }) if ours != 0 => 0,
         other => {
-            eprintln!("the stranger got {other:?}");
+            eprintln!("expected OtherUser, got {other:?}");
             1
         }
     }

@@ -1,11 +1,11 @@
-//! Vectors of buffers between processes.
+//! Scatter-gather buffers between processes.
 
 use fabric_async::{Endpoint, Gather, Scatter};
 
 use crate::run;
 use crate::test_peer::TestPeer;
 
-/// Out of pieces, through another process, into pieces.
+/// A message is gathered from several buffers, echoed by another process, and scattered again.
 #[test]
 fn gather_and_scatter_round_trip_between_processes() {
     run(async {

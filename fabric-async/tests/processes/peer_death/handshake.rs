@@ -1,4 +1,4 @@
-//! Victims that speak the protocol by hand, and die while two endpoints meet.
+//! Victims that die during the handshake of a connection, and speak its protocol by hand.
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::SealFlags;
@@ -6,12 +6,12 @@ use rustix::fs::SealFlags;
 use crate::hostile::{READY_CODE, connect_raw_to, encode_hello, sealed_memfd, send_with_fds};
 use crate::rma::{RawShmListener, encode_control, recv_control};
 
-/// A name without its scheme.
+/// Returns a name without its scheme.
 fn without_scheme(name: &str) -> &str {
     name.rsplit("://").next().unwrap_or(name)
 }
 
-/// A victim that calls on the survivor.
+/// Plays a victim that connects to the survivor.
 pub(super) fn connect_and_die(stage: &str, name: &str) -> ! {
     if stage == "after_partial_message" {
         crate::test_peer::wait_for_parent();
@@ -23,7 +23,7 @@ pub(super) fn connect_and_die(stage: &str, name: &str) -> ! {
             SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
         );
         if stage == "after_partial_message" {
-            // A whole message of eight bytes, and the beginning of one of a hundred.
+            // A complete message of 8 bytes, and the beginning of one of 100 bytes.
             let records = [
                 (1u64 | 16 << 16 | 1 << 40, 77u64),
                 (2 | 24 << 16 | 1 << 40, 100),
@@ -42,25 +42,25 @@ pub(super) fn connect_and_die(stage: &str, name: &str) -> ! {
     super::kill_self()
 }
 
-/// A victim that the survivor calls on.
+/// Plays a victim that the survivor connects to.
 pub(super) fn accept_and_die(stage: &str, name: &str) -> ! {
-    let impostor = RawShmListener::listen(without_scheme(name));
+    let listener = RawShmListener::listen(without_scheme(name));
     if stage == "before_accept" {
-        let mut waits = [PollFd::new(&impostor.0, PollFlags::IN)];
+        let mut waits = [PollFd::new(&listener.0, PollFlags::IN)];
         rustix::event::poll(&mut waits, None).unwrap();
         super::kill_self()
     }
-    let caller = rustix::net::accept(&impostor.0).unwrap();
+    let connection = rustix::net::accept(&listener.0).unwrap();
     if stage != "after_accept" {
-        send_with_fds(&caller, &encode_control(READY_CODE, 0), &[]);
-        recv_control(&caller);
+        send_with_fds(&connection, &encode_control(READY_CODE, 0), &[]);
+        recv_control(&connection);
         if stage != "after_reading_hello" {
-            send_with_fds(&caller, &encode_control(0, 1), &[]);
+            send_with_fds(&connection, &encode_control(0, 1), &[]);
             if stage == "after_key_query" {
                 assert_eq!(
-                    recv_control(&caller)[10..12],
+                    recv_control(&connection)[10..12],
                     103u16.to_le_bytes(),
-                    "a question"
+                    "a key query"
                 );
             }
         }
@@ -75,7 +75,7 @@ pub(super) mod survives {
     use crate::test_peer::TestPeer;
 
     pub(crate) async fn after_connect(_: &mut Survivor, mut victim: TestPeer) {
-        // Nobody hears of it: it never said who it was.
+        // There is no event, because the victim has sent no hello.
         wait_exit(&mut victim).await;
     }
 
@@ -84,32 +84,32 @@ pub(super) mod survives {
     }
 
     pub(crate) async fn after_partial_message(survivor: &mut Survivor, mut victim: TestPeer) {
-        // The whole message is there; the receive of the other one waits for the next message.
-        let (whole, begun) = (
+        // The first receive gets the complete message; the second stays posted for the next one.
+        let (whole, partial) = (
             survivor.ep.recv().start().unwrap(),
             survivor.ep.recv().start().unwrap(),
         );
         victim.signal_start();
         assert_eq!(whole.await.unwrap()[..], 77u64.to_le_bytes());
         assert_eq!(survivor.wait_peer_down("victim").await, DownReason::Died);
-        let friend = Endpoint::bind("shm://").await.unwrap();
-        let to_survivor = friend.add_peer(survivor.ep.name()).await.unwrap();
-        friend.send(to_survivor, "next").await.unwrap();
-        assert_eq!(&begun.await.unwrap()[..], b"next");
+        let bystander = Endpoint::bind("shm://").await.unwrap();
+        let to_survivor = bystander.add_peer(survivor.ep.name()).await.unwrap();
+        bystander.send(to_survivor, "next").await.unwrap();
+        assert_eq!(&partial.await.unwrap()[..], b"next");
     }
 
-    /// Sends until the victim is there to be sent to, and then until it is not any more.
+    /// Sends until the victim listens and has taken a message, and then until a send fails.
     async fn send_until_error(survivor: &mut Survivor) -> Error {
         let peer = survivor
             .ep
             .address_vector()
             .insert(survivor.victim_address())
             .unwrap();
-        let (mut came, mut sent) = (false, 0);
+        let (mut connected, mut sent) = (false, 0);
         let error = loop {
             match survivor.ep.send(peer, "are you there?").await {
-                Ok(_) => (came, sent) = (true, sent + 1),
-                Err(failed) if came || !matches!(failed.error, Error::NoSuchPeer(_)) => {
+                Ok(_) => (connected, sent) = (true, sent + 1),
+                Err(failed) if connected || !matches!(failed.error, Error::NoSuchPeer(_)) => {
                     break failed.error;
                 }
                 Err(_) => tokio::time::sleep(std::time::Duration::from_millis(1)).await,

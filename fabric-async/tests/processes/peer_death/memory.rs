@@ -1,4 +1,4 @@
-//! Victims that die with memory of others, or take theirs along.
+//! Victims that die with memory of the survivor, or with memory that the survivor uses.
 #![allow(unsafe_code)] // receiving where it lies
 
 use fabric_async::{Access, AtomicOp, Endpoint, FiAddr, RemoteRegion};
@@ -21,19 +21,19 @@ async fn request_region(ep: &Endpoint, peer: FiAddr) -> RemoteRegion {
     RemoteRegion::from_bytes(&ep.recv().tag(2).from(peer).await.unwrap()).unwrap()
 }
 
-/// Dies with loans in its hands.
+/// Dies while it holds loans.
 pub(super) async fn holding_loans(name: &str) -> ! {
     let (ep, peer) = bind_and_add_peer(name).await;
     ep.send(peer, "here").tag(1).await.unwrap();
     let mut held = Vec::new();
     for _ in 0..LOANS {
-        // SAFETY: the survivor does not write what it has lent.
+        // SAFETY: the survivor does not write loans after lending them.
         held.push(unsafe { ep.recv_loan() }.from(peer).await.unwrap());
     }
     super::kill_self()
 }
 
-/// Dies with loans in the hands of the survivor, and one that was not sent.
+/// Dies while the survivor holds its loans, and with one that was not sent.
 pub(super) async fn with_lent_loans(name: &str) -> ! {
     let (ep, peer) = bind_and_add_peer(name).await;
     for _ in 0..LOANS {
@@ -45,12 +45,12 @@ pub(super) async fn with_lent_loans(name: &str) -> ! {
     super::kill_self()
 }
 
-/// Dies behind some writes and atomic operations, in the middle of a long write.
+/// Dies after some writes and atomic operations, in the middle of a long write.
 pub(super) async fn mid_write(name: &str) -> ! {
     let (ep, peer) = bind_and_add_peer(name).await;
     let remote = request_region(&ep, peer).await;
-    for turn in 1..=ITERATIONS {
-        ep.write(peer, remote.at(8), turn.to_le_bytes().to_vec())
+    for round in 1..=ITERATIONS {
+        ep.write(peer, remote.at(8), round.to_le_bytes().to_vec())
             .await
             .unwrap();
         ep.atomic(peer, remote.at(0), AtomicOp::Sum, 1u64)
@@ -64,7 +64,7 @@ pub(super) async fn mid_write(name: &str) -> ! {
     super::kill_self()
 }
 
-/// Dies with a region that the survivor writes to, when it has been written to.
+/// Dies with a region that the survivor is adding to.
 pub(super) async fn owning_rma_target(name: &str) -> ! {
     let (ep, peer) = bind_and_add_peer(name).await;
     let region = ep.domain().alloc(4096, READ_WRITE).unwrap();
@@ -82,8 +82,8 @@ pub(super) async fn owning_rma_target(name: &str) -> ! {
 pub(super) async fn holding_remote_lock(name: &str) -> ! {
     let (ep, peer) = bind_and_add_peer(name).await;
     let remote = request_region(&ep, peer).await;
-    let was = ep.compare_swap(peer, remote.at(0), 0u64, 42).await.unwrap();
-    assert_eq!(was, 0);
+    let previous = ep.compare_swap(peer, remote.at(0), 0u64, 42).await.unwrap();
+    assert_eq!(previous, 0);
     super::kill_self()
 }
 
@@ -101,7 +101,7 @@ pub(super) mod survives {
             ep.lend(peer, ep.loan(LOAN_LEN).unwrap()).await.unwrap();
         }
         survivor.wait_peer_died(victim).await;
-        // What the dead had is not lent again.
+        // The memory of the lost loans is not lent again.
         let mut fresh = ep.loan(LOAN_LEN).unwrap();
         assert!(fresh.iter().all(|byte| *byte == 0));
         fresh.fill(9);
@@ -110,7 +110,7 @@ pub(super) mod survives {
     pub(crate) async fn with_lent_loans(survivor: &mut Survivor, victim: TestPeer) {
         let mut held = Vec::new();
         for _ in 0..LOANS {
-            // SAFETY: the victim does not write what it has lent.
+            // SAFETY: the victim does not write loans after lending them.
             held.push(unsafe { survivor.ep.recv_loan() }.tag(1).await.unwrap());
         }
         survivor.wait_peer_died(victim).await;
@@ -133,32 +133,32 @@ pub(super) mod survives {
         assert_eq!(
             region.load::<u64>(0).unwrap(),
             ITERATIONS,
-            "every operation that ended was done once"
+            "every completed operation was executed once"
         );
         assert_eq!(region.load::<u64>(8).unwrap(), ITERATIONS);
         assert_eq!(
             region.load::<u64>(REGION_LEN - 8).unwrap(),
             0,
-            "it died before the end"
+            "the victim died before the end of the write"
         );
     }
 
     pub(crate) async fn owning_rma_target(survivor: &mut Survivor, victim: TestPeer) {
         let ep = survivor.ep.clone();
-        let place = ep.recv().tag(1).await.unwrap();
+        let announcement = ep.recv().tag(1).await.unwrap();
         let (peer, remote) = (
-            place.source().unwrap(),
-            RemoteRegion::from_bytes(&place).unwrap(),
+            announcement.source().unwrap(),
+            RemoteRegion::from_bytes(&announcement).unwrap(),
         );
-        let mut turns = 0u64;
+        let mut rounds = 0u64;
         let error = loop {
             let at = remote.at(0);
             match ep.atomic(peer, at, AtomicOp::Sum, 1u64).await {
-                Ok(_) => turns += 1,
+                Ok(_) => rounds += 1,
                 Err(error) => break error,
             }
         };
-        assert!(turns >= ITERATIONS);
+        assert!(rounds >= ITERATIONS);
         assert_peer_gone(&error);
         assert_peer_gone(&ep.read(peer, remote.slice(..8)).await.unwrap_err().error);
         survivor.wait_peer_died(victim).await;
@@ -174,7 +174,7 @@ pub(super) mod survives {
             .await
             .unwrap();
         survivor.wait_peer_died(victim).await;
-        // The lock is whose it was; who hears of the death can take it over.
+        // The victim holds the lock; the survivor, which knows of the death, can take it over.
         assert_eq!(
             region.compare_atomic(0, AtomicOp::Cswap, 0u64, 42).unwrap(),
             42

@@ -2,13 +2,13 @@
 
 use fabric_async::Endpoint;
 
-/// Longer than what moves before anybody looks.
+/// Longer than what the ring holds and one pass moves.
 const LONG_LEN: usize = 64 << 20;
 const MESSAGES: u64 = 100;
 
-/// Dies with the first pieces of a long message under way.
+/// Dies when the first segments of a long message are sent.
 pub(super) async fn mid_send(name: &str) -> ! {
-    // In pieces: one that its receiver copies is nobody's when its sender dies before.
+    // Through the ring, because a single copy is lost whole when the sender dies before it.
     let ep = Endpoint::options()
         .single_copy_threshold(usize::MAX)
         .bind("shm://")
@@ -21,9 +21,9 @@ pub(super) async fn mid_send(name: &str) -> ! {
     super::kill_self()
 }
 
-/// Dies with the first pieces of a long message taken.
+/// Dies when the first segments of a long message are received.
 pub(super) async fn mid_receive(name: &str) -> ! {
-    // In pieces: one that its receiver copies is nobody's when its sender dies before.
+    // Through the ring, because a single copy is lost whole when the sender dies before it.
     let ep = Endpoint::options()
         .single_copy_threshold(usize::MAX)
         .bind("shm://")
@@ -37,7 +37,7 @@ pub(super) async fn mid_receive(name: &str) -> ! {
     super::kill_self()
 }
 
-/// Never reads a word; the survivor ends it.
+/// Never receives; the survivor kills this victim.
 pub(super) async fn without_reading(name: &str) -> ! {
     let ep = Endpoint::bind("shm://").await.unwrap();
     let peer = ep.add_peer(name).await.unwrap();
@@ -47,27 +47,27 @@ pub(super) async fn without_reading(name: &str) -> ! {
     }
 }
 
-/// Dies with some messages received, and more that wait for a receive.
+/// Dies with some messages received, and more that match no receive.
 pub(super) async fn with_unreceived_messages(name: &str) -> ! {
     let ep = Endpoint::bind("shm://").await.unwrap();
     let peer = ep.add_peer(name).await.unwrap();
     ep.send(peer, "here").tag(1).await.unwrap();
-    for word in 0..MESSAGES {
+    for number in 0..MESSAGES {
         assert_eq!(
             ep.recv().tag(3).from(peer).await.unwrap()[..8],
-            word.to_le_bytes()
+            number.to_le_bytes()
         );
     }
     ep.recv().tag(2).from(peer).await.unwrap();
     super::kill_self()
 }
 
-/// Dies behind what it had to say.
+/// Dies after its last send has completed.
 pub(super) async fn after_last_send(name: &str) -> ! {
     let ep = Endpoint::bind("shm://").await.unwrap();
     let peer = ep.add_peer(name).await.unwrap();
-    for word in 0..MESSAGES {
-        ep.send(peer, word.to_le_bytes().to_vec())
+    for number in 0..MESSAGES {
+        ep.send(peer, number.to_le_bytes().to_vec())
             .tag(1)
             .await
             .unwrap();
@@ -86,21 +86,21 @@ pub(super) mod survives {
         let peer = survivor.ep.recv().tag(1).await.unwrap().source().unwrap();
         let is_directed = survivor.round.is_multiple_of(2);
         let request = survivor.ep.recv().tag(3);
-        let begun = if is_directed {
+        let partial = if is_directed {
             request.from(peer)
         } else {
             request
         };
-        let begun = begun.start().unwrap();
-        let behind = survivor.ep.recv().tag(3).start().unwrap();
+        let partial = partial.start().unwrap();
+        let queued = survivor.ep.recv().tag(3).start().unwrap();
         let directed = survivor.ep.recv().tag(9).from(peer).start().unwrap();
         survivor.ep.send(peer, "go").tag(2).await.unwrap();
         assert_peer_gone(&directed.await.unwrap_err().error);
         survivor.wait_peer_died(victim).await;
-        let friend = Endpoint::bind("shm://").await.unwrap();
-        let to_survivor = friend.add_peer(survivor.ep.name()).await.unwrap();
+        let bystander = Endpoint::bind("shm://").await.unwrap();
+        let to_survivor = bystander.add_peer(survivor.ep.name()).await.unwrap();
         if is_directed {
-            let failed = begun.await.unwrap_err();
+            let failed = partial.await.unwrap_err();
             assert_peer_gone(&failed.error);
             assert!(
                 failed.transfer.len < LONG_LEN,
@@ -108,12 +108,12 @@ pub(super) mod survives {
                 failed.transfer.len
             );
         } else {
-            // It is still in front of what was posted later.
-            friend.send(to_survivor, "first").tag(3).await.unwrap();
-            assert_eq!(&begun.await.unwrap()[..], b"first");
+            // The receive still matches before those posted later.
+            bystander.send(to_survivor, "first").tag(3).await.unwrap();
+            assert_eq!(&partial.await.unwrap()[..], b"first");
         }
-        friend.send(to_survivor, "second").tag(3).await.unwrap();
-        assert_eq!(&behind.await.unwrap()[..], b"second");
+        bystander.send(to_survivor, "second").tag(3).await.unwrap();
+        assert_eq!(&queued.await.unwrap()[..], b"second");
     }
 
     pub(crate) async fn mid_receive(survivor: &mut Survivor, victim: TestPeer) {
@@ -126,23 +126,22 @@ pub(super) mod survives {
             .await
             .unwrap_err();
         assert_peer_gone(&failed.error);
-        assert_eq!(failed.buf.len(), LONG_LEN, "the buffer comes back");
+        assert_eq!(failed.buf.len(), LONG_LEN, "the buffer returns");
         survivor.wait_peer_died(victim).await;
     }
 
-    /// Every send that waits ends once: those of futures with their buffers, those of the queue as
-    /// entries.
+    /// Every queued send fails once and returns its buffer.
     pub(crate) async fn without_reading(survivor: &mut Survivor, victim: TestPeer) {
         let ep = survivor.ep.clone();
         let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
         let first = ep.send(peer, vec![1; LONG_LEN]).tag(3).start().unwrap();
-        let behind: Vec<_> = (0..50u8)
+        let queued: Vec<_> = (0..50u8)
             .map(|at| ep.send(peer, vec![at; 100]).start().unwrap())
             .collect();
         let process = rustix::process::Pid::from_child(&victim.0);
         rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
         assert_peer_gone(&first.await.unwrap_err().error);
-        for (at, send) in behind.into_iter().enumerate() {
+        for (at, send) in queued.into_iter().enumerate() {
             let failed = send.await.unwrap_err();
             assert_peer_gone(&failed.error);
             assert_eq!(failed.buf, vec![at as u8; 100]);
@@ -150,16 +149,16 @@ pub(super) mod survives {
         survivor.wait_peer_died(victim).await;
     }
 
-    /// What was received before has ended well; what was not is the sender's again.
+    /// Sends whose messages were received have completed; all others fail and return their buffers.
     pub(crate) async fn with_unreceived_messages(survivor: &mut Survivor, victim: TestPeer) {
         let ep = survivor.ep.clone();
         let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
         let sends: Vec<_> = (0..2 * MESSAGES)
-            .map(|word| {
-                let mut message = word.to_le_bytes().to_vec();
-                message.resize([8, 100, 20_000][word as usize % 3], 1);
+            .map(|number| {
+                let mut message = number.to_le_bytes().to_vec();
+                message.resize([8, 100, 20_000][number as usize % 3], 1);
                 let request = ep.send(peer, message).tag(3);
-                let request = if word % 2 == 0 {
+                let request = if number % 2 == 0 {
                     request.delivery_complete()
                 } else {
                     request.match_complete()
@@ -168,16 +167,19 @@ pub(super) mod survives {
             })
             .collect();
         ep.send(peer, "go").tag(2).await.unwrap();
-        for (word, send) in sends.into_iter().enumerate() {
+        for (number, send) in sends.into_iter().enumerate() {
             match send.await {
-                Ok(_) => assert!(word < MESSAGES as usize, "message {word} was not received"),
+                Ok(_) => assert!(
+                    number < MESSAGES as usize,
+                    "message {number} was not received"
+                ),
                 Err(failed) => {
                     assert!(
-                        word >= MESSAGES as usize,
-                        "message {word} was received: {failed}"
+                        number >= MESSAGES as usize,
+                        "message {number} was received: {failed}"
                     );
                     assert_peer_gone(&failed.error);
-                    assert_eq!(failed.buf[..8], (word as u64).to_le_bytes());
+                    assert_eq!(failed.buf[..8], (number as u64).to_le_bytes());
                 }
             }
         }
@@ -188,12 +190,12 @@ pub(super) mod survives {
         let first = survivor.ep.recv().tag(1).await.unwrap();
         let peer = first.source().unwrap();
         assert_eq!(first[..], 0u64.to_le_bytes());
-        // Looked at only when it is dead.
+        // Received only after the death.
         survivor.wait_peer_died(victim).await;
-        for word in 1..MESSAGES {
+        for number in 1..MESSAGES {
             assert_eq!(
                 survivor.ep.recv().tag(1).await.unwrap()[..],
-                word.to_le_bytes()
+                number.to_le_bytes()
             );
         }
         assert_peer_gone(

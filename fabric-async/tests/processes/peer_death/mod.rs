@@ -1,8 +1,7 @@
-//! A process kills itself at every stage of its life with a peer. What the peer sees, and that it
-//! keeps nothing.
-//!
-//! For every stage there is a part that the victim plays to its end, and next to it what the
-//! survivor does meanwhile.
+//! A process kills itself at every stage of its communication with a peer; checked are the events
+//! and errors of the survivor, and that the survivor keeps no resources. Each stage is a function
+//! that the victim runs until it dies, and a function in a `survives` module that the survivor runs
+//! meanwhile.
 
 mod handshake;
 mod memory;
@@ -17,10 +16,10 @@ use crate::leak_check::{ResourceUsage, run_in_own_process};
 use crate::run;
 use crate::test_peer::TestPeer;
 
-/// How often a victim comes and dies; nothing may grow from the second time on.
+/// Victims of each test in each progress mode; after the second nothing may grow.
 const ROUNDS: usize = 3;
 
-/// Who stays alive.
+/// The process that stays alive.
 struct Survivor {
     ep: Endpoint,
     events: EventQueue,
@@ -29,11 +28,10 @@ struct Survivor {
     progress: Progress,
 }
 
-/// A victim of its own.
+/// Kills this process with SIGKILL.
 pub(crate) fn kill_self() -> ! {
-    rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)
-        .expect("a process may kill itself");
-    unreachable!("nobody survives that")
+    rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).expect("send SIGKILL");
+    unreachable!("SIGKILL ends the process")
 }
 
 /// Plays the victim of a stage.
@@ -67,7 +65,7 @@ pub(crate) fn run_sleeping_victim(stage: &str, name: &str) -> ! {
 }
 
 impl Survivor {
-    /// A name for the victim of this round to listen at.
+    /// Returns the address at which the victim of this round listens.
     fn victim_address(&self) -> String {
         format!(
             "shm://victim-{}-{:?}-{}",
@@ -77,11 +75,11 @@ impl Survivor {
         )
     }
 
-    /// Waits for the end of a peer whose name begins like this.
-    async fn wait_peer_down(&mut self, of: &str) -> DownReason {
+    /// Waits for the end of a connection with a peer whose name begins with `prefix`.
+    async fn wait_peer_down(&mut self, prefix: &str) -> DownReason {
         loop {
             match self.events.next().await.kind {
-                EventKind::PeerDown { peer, reason, .. } if peer.name().starts_with(of) => {
+                EventKind::PeerDown { peer, reason, .. } if peer.name().starts_with(prefix) => {
                     return reason;
                 }
                 EventKind::PeerConnected { .. } | EventKind::PeerDown { .. } => {}
@@ -90,41 +88,41 @@ impl Survivor {
         }
     }
 
-    /// Waits for the death of this peer, then for that of its process.
+    /// Waits for the death of this peer, then for the end of its process.
     async fn wait_peer_died(&mut self, mut victim: TestPeer) {
-        // With what follows in the names it makes: another process's number may begin with this
-        // one.
+        // The dot ends the process ID in the names of its endpoints: another process ID may begin
+        // with the same digits.
         let process = format!("{}.", victim.0.id());
         assert_eq!(self.wait_peer_down(&process).await, DownReason::Died);
         wait_exit(&mut victim).await;
     }
 
-    /// Nobody but the victim is hurt.
+    /// Checks that other peers are not affected.
     async fn assert_works(&self) {
-        let word = (self.round as u64).to_le_bytes();
-        self.ep.send(self.echo_peer, word.to_vec()).await.unwrap();
+        let number = (self.round as u64).to_le_bytes();
+        self.ep.send(self.echo_peer, number.to_vec()).await.unwrap();
         assert_eq!(
             self.ep.recv().tag(4).from(self.echo_peer).await.unwrap()[..],
-            word
+            number
         );
         assert_still_works(&self.ep).await;
     }
 }
 
-/// Waits until a peer's process is no more.
+/// Waits until the process of a peer has ended.
 pub(crate) async fn wait_exit(victim: &mut TestPeer) {
     while victim.0.try_wait().unwrap().is_none() {
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
     }
 }
 
-/// The failure of an operation whose peer has died.
+/// Checks that an operation has failed because its peer died.
 #[track_caller]
 fn assert_peer_gone(error: &Error) {
     assert!(error.is_peer_gone(), "{error}");
 }
 
-/// Runs a stage: some rounds of it under each mode of progress, and a census after each.
+/// Runs a stage several times in each progress mode, and compares the resources after each round.
 fn run_stage(stage: &str, survives: impl AsyncFn(&mut Survivor, TestPeer)) {
     run_in_own_process(&format!("peer_death::{stage}"), || {
         for progress in [Progress::Manual, Progress::Auto] {
@@ -135,12 +133,12 @@ fn run_stage(stage: &str, survives: impl AsyncFn(&mut Survivor, TestPeer)) {
                     .await
                     .unwrap();
                 let events = ep.events().unwrap();
-                let _friend = TestPeer::start("echo", &ep.name().to_string());
-                let friend = ep.recv().tag(3).await.unwrap().source().unwrap();
+                let _bystander = TestPeer::start("echo", &ep.name().to_string());
+                let bystander = ep.recv().tag(3).await.unwrap().source().unwrap();
                 let mut survivor = Survivor {
                     ep,
                     events,
-                    echo_peer: friend,
+                    echo_peer: bystander,
                     round: 0,
                     progress,
                 };
@@ -162,9 +160,9 @@ fn run_stage(stage: &str, survives: impl AsyncFn(&mut Survivor, TestPeer)) {
                     .await;
                     survivor.assert_works().await;
                     match before {
-                        // The first round leaves what is made once.
+                        // The first round allocates what is allocated only once.
                         None => before = Some(ResourceUsage::wait_stable().await),
-                        Some(census) => census.wait_restored().await,
+                        Some(usage) => usage.wait_restored().await,
                     }
                 }
             });

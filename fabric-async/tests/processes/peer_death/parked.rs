@@ -1,10 +1,10 @@
-//! Victims that die in their sleep, with their doorbells armed.
+//! Victims that die while they sleep with an armed doorbell.
 
 use std::sync::OnceLock;
 
 use fabric_async::{Domain, Endpoint, Progress};
 
-/// A victim's domain, from the moment on when it may die in its sleep.
+/// The victim's domain, set once the victim may die when it sleeps.
 static PARKED_DOMAIN: OnceLock<Domain> = OnceLock::new();
 
 pub(super) fn run_victim(stage: &str, name: &str) -> ! {
@@ -14,9 +14,9 @@ pub(super) fn run_victim(stage: &str, name: &str) -> ! {
     }
 }
 
-/// Dies when its runtime goes to sleep.
+/// Dies when its runtime parks.
 fn while_parked(name: &str) -> ! {
-    let falls_asleep = || {
+    let on_park = || {
         if PARKED_DOMAIN
             .get()
             .is_some_and(|domain| domain.stats().parks > 0)
@@ -27,20 +27,20 @@ fn while_parked(name: &str) -> ! {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime
         .enable_all()
-        .on_thread_park(falls_asleep)
+        .on_thread_park(on_park)
         .build()
         .unwrap()
         .block_on(async {
             let ep = Endpoint::bind("shm://").await.unwrap();
             let peer = ep.add_peer(name).await.unwrap();
             ep.send(peer, "here").tag(1).await.unwrap();
-            PARKED_DOMAIN.set(ep.domain()).expect("once");
+            PARKED_DOMAIN.set(ep.domain()).expect("set once");
             ep.recv().tag(99).await.unwrap();
-            unreachable!("nobody sends that")
+            unreachable!("no message has this tag")
         })
 }
 
-/// Dies when its driver thread has gone to sleep.
+/// Dies when its progress thread sleeps.
 async fn while_progress_thread_parked(name: &str) -> ! {
     let ep = Endpoint::options()
         .progress(Progress::Auto)
@@ -49,7 +49,7 @@ async fn while_progress_thread_parked(name: &str) -> ! {
         .unwrap();
     let peer = ep.add_peer(name).await.unwrap();
     ep.send(peer, "here").tag(1).await.unwrap();
-    let _waits = ep.recv().tag(99).start().unwrap();
+    let _posted = ep.recv().tag(99).start().unwrap();
     while !format!("{:?}", ep.domain()).contains("armed, driver asleep") {
         std::thread::yield_now();
     }
@@ -60,7 +60,7 @@ pub(super) mod survives {
     use super::super::{Survivor, assert_peer_gone};
     use crate::test_peer::TestPeer;
 
-    /// The survivor is asleep itself when its peer dies, and wakes up for that.
+    /// The survivor sleeps as well when its peer dies, and wakes up.
     pub(crate) async fn while_parked(survivor: &mut Survivor, victim: TestPeer) {
         let peer = survivor.ep.recv().tag(1).await.unwrap().source().unwrap();
         assert_peer_gone(
@@ -73,7 +73,7 @@ pub(super) mod survives {
                 .unwrap_err()
                 .error,
         );
-        // To ring at the dead does no harm.
+        // Ringing the doorbell of a dead peer has no effect.
         let error = loop {
             if let Err(failed) = survivor.ep.send(peer, "wake up").await {
                 break failed.error;

@@ -1,12 +1,13 @@
-//! Peers that come under the address of one that has gone.
+//! Peers that bind the address of a peer that has closed.
 
 use fabric_async::{Endpoint, Error, SocketIo, WaitPolicy};
 
 use crate::run;
+use crate::skip::{Facility, skip};
 
-/// Whether somebody has connected there, has said something, and was not accepted yet.
-fn has_unaccepted_data(at: &Endpoint) -> bool {
-    let port = at
+/// Whether a connection that was not accepted yet has data in its receive queue.
+fn has_unaccepted_data(listening: &Endpoint) -> bool {
+    let port = listening
         .name()
         .to_string()
         .rsplit_once(':')
@@ -20,7 +21,7 @@ fn has_unaccepted_data(at: &Endpoint) -> bool {
         .lines()
         .map(|row| row.split_ascii_whitespace().collect::<Vec<_>>())
         .any(|row| {
-            // Nobody has a descriptor of it, and there is something to be read.
+            // Established, with data, and without an inode: no process has a descriptor of it.
             row[1] == here && row[3] == "01" && !row[4].ends_with(":00000000") && row[9] == "0"
         })
 }
@@ -28,20 +29,21 @@ fn has_unaccepted_data(at: &Endpoint) -> bool {
 #[test]
 fn queued_message_is_received_after_address_reuse() {
     for io in [SocketIo::Epoll, SocketIo::IoUring] {
-        // Nothing runs here but what is polled below.
-        let still = tokio::runtime::Builder::new_current_thread()
+        // A runtime on which nothing runs, so that the endpoint progresses only when the test polls
+        // it.
+        let idle_runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .unwrap();
         let options = Endpoint::options()
             .socket_io(io)
             .wait_policy(WaitPolicy::Spin);
-        let ep = match still.block_on(options.bind("tcp://")) {
+        let ep = match idle_runtime.block_on(options.bind("tcp://")) {
             Err(Error::Os {
                 call: "io_uring_setup",
                 errno,
             }) => {
-                eprintln!("skipped, the kernel refuses a ring: error {errno}");
+                skip(Facility::Uring, format!("io_uring_setup: errno {errno}"));
                 continue;
             }
             bound => bound.unwrap(),
@@ -61,7 +63,7 @@ fn queued_message_is_received_after_address_reuse() {
             while !has_unaccepted_data(&ep) {
                 tokio::task::yield_now().await;
             }
-            // Who calls is seen before what was sent.
+            // One pass sees the connect request before the data of the old connection.
             ep.domain().progress();
             assert_eq!(ep.recv().await.unwrap().buf[..], *b"last", "{io:?}");
             assert_eq!(ep.recv().await.unwrap().buf[..], *b"next", "{io:?}");

@@ -1,4 +1,4 @@
-//! What becomes of an attempt to connect.
+//! Outcomes of a connect, by the response of the peer.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,29 +11,29 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use super::{assert_still_works, bind_with_events};
 use crate::run;
 
-/// Somebody who listens where a peer is looked for.
+/// Returns a plain TCP listener and its name.
 async fn raw_listener() -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let name = format!("tcp://{}", listener.local_addr().unwrap());
     (listener, name)
 }
 
-/// What a send comes to whose peer does this with the connection.
+/// Returns the error of a send to a peer that reads the connect request and then calls `answer`.
 async fn send_error_when_peer<F: Future<Output = ()>>(
     ep: &Endpoint,
-    answer: impl FnOnce(TcpStream) -> F,
+    respond: impl FnOnce(TcpStream) -> F,
 ) -> Error {
     let (listener, name) = raw_listener().await;
     let peer = ep.address_vector().insert(&name[..]).unwrap();
-    let answering = async {
+    let responding = async {
         let (mut socket, _) = listener.accept().await.unwrap();
         let mut request = [0; 40];
         socket.read_exact(&mut request).await.unwrap();
         let (control, _) = CmMessage::decode(&request).unwrap().unwrap();
         assert_eq!(control.kind, CmKind::Request);
-        answer(socket).await;
+        respond(socket).await;
     };
-    let (sent, ()) = tokio::join!(ep.send(peer, vec![1; 100]), answering);
+    let (sent, ()) = tokio::join!(ep.send(peer, vec![1; 100]), responding);
     sent.unwrap_err().error
 }
 
@@ -76,14 +76,14 @@ fn invalid_connect_responses_are_errors() {
             "{error}"
         );
         let error = send_error_when_peer(&ep, |mut socket| async move {
-            let refusal = CmMessage::new(CmKind::Reject, b"no").unwrap().encode();
-            socket.write_all(&refusal).await.unwrap();
+            let reject = CmMessage::new(CmKind::Reject, b"no").unwrap().encode();
+            socket.write_all(&reject).await.unwrap();
         })
         .await;
         assert!(matches!(error, Error::ConnectionRefused { .. }), "{error}");
         let error = send_error_when_peer(&ep, |mut socket| async move {
-            let question = CmMessage::new(CmKind::Request, &[0; 8]).unwrap().encode();
-            socket.write_all(&question).await.unwrap();
+            let request = CmMessage::new(CmKind::Request, &[0; 8]).unwrap().encode();
+            socket.write_all(&request).await.unwrap();
             let _ = socket.read(&mut [0]).await;
         })
         .await;
@@ -95,8 +95,8 @@ fn invalid_connect_responses_are_errors() {
     });
 }
 
-/// One that always refuses as if it asked itself, and never does, and one that says nothing: both
-/// have their time.
+/// A peer that keeps rejecting as if it connected itself, and never does, and a silent peer: the
+/// connect fails after its timeout.
 #[test]
 fn silent_or_refusing_peer_fails_connect() {
     run(async {
@@ -106,9 +106,9 @@ fn silent_or_refusing_peer_fails_connect() {
         });
         let error = silent.await;
         assert!(matches!(error, Error::TimedOut(_)), "{error}");
-        let (refusing, name) = raw_listener().await;
-        let refuses = tokio::spawn(async move {
-            while let Ok((mut socket, _)) = refusing.accept().await {
+        let (rejecter, name) = raw_listener().await;
+        let rejecting = tokio::spawn(async move {
+            while let Ok((mut socket, _)) = rejecter.accept().await {
                 let mut request = [0; 40];
                 socket.read_exact(&mut request).await.unwrap();
                 request[1] = 6;
@@ -118,18 +118,18 @@ fn silent_or_refusing_peer_fails_connect() {
         });
         let error = ep.add_peer(&name[..]).await.unwrap_err();
         assert!(matches!(error, Error::ConnectionRefused { .. }), "{error}");
-        refuses.abort();
+        rejecting.abort();
         assert_still_works(&ep).await;
     });
 }
 
-/// The peer asks as well, and its question goes before ours; but it resets the connection before it
-/// is answered. What is to be sent asks once more.
+/// The peer connects at the same time, and its connection wins; but the peer resets the connection
+/// before it is accepted. The pending send connects again.
 #[test]
 fn reset_inbound_connection_is_replaced_by_outbound() {
     run(async {
         let (ep, _events) = bind_with_events().await;
-        // The greater address.
+        // The greater address wins a simultaneous connect.
         let at = SocketAddr::from(([127, 0, 0, 2], 0));
         let listener = TcpListener::bind(at).await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -144,28 +144,28 @@ fn reset_inbound_connection_is_replaced_by_outbound() {
             .connect(ep.name().socket_addr().unwrap())
             .await
             .unwrap();
-        let question = CmMessage::new(CmKind::Request, &RdmCmData::new(port, 7).encode()).unwrap();
-        socket.write_all(&question.encode()).await.unwrap();
+        let request = CmMessage::new(CmKind::Request, &RdmCmData::new(port, 7).encode()).unwrap();
+        socket.write_all(&request.encode()).await.unwrap();
         rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO)).unwrap();
         drop(socket);
-        let answering = async {
+        let responding = async {
             loop {
                 let (mut socket, _) = listener.accept().await.unwrap();
                 let mut request = [0; 40];
                 if socket.read_exact(&mut request).await.is_err() {
-                    // The question that was given up.
+                    // The outbound connection that lost.
                     continue;
                 }
-                let answer =
+                let accept =
                     CmMessage::new(CmKind::Accept, &RdmCmData::new(9, 7).encode()).unwrap();
-                socket.write_all(&answer.encode()).await.unwrap();
+                socket.write_all(&accept.encode()).await.unwrap();
                 let mut message = [0; 16 + 5];
                 if socket.read_exact(&mut message).await.is_ok() {
                     return message;
                 }
             }
         };
-        let (sent, message) = tokio::join!(sent, answering);
+        let (sent, message) = tokio::join!(sent, responding);
         sent.unwrap();
         assert_eq!(&message[16..], b"hello");
         assert_still_works(&ep).await;

@@ -1,4 +1,5 @@
-//! Connected endpoints: peers that are killed at every stage, on either side.
+//! Connection-oriented endpoints (`FI_EP_MSG`): peers that are killed at every stage, on either
+//! side.
 
 use std::time::Duration;
 
@@ -12,10 +13,10 @@ use tokio::net::TcpStream;
 use crate::run;
 use crate::test_peer::TestPeer;
 
-/// Longer than any test takes.
+/// Exceeds the duration of every test.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Plays the part of one that connects, and sends back what it receives.
+/// Connects, and sends back every message that it receives.
 pub(crate) async fn connect_and_echo(name: &str) {
     let id = std::process::id().to_le_bytes();
     if let Ok(ep) = Endpoint::connect(name)
@@ -27,15 +28,14 @@ pub(crate) async fn connect_and_echo(name: &str) {
     }
 }
 
-/// Plays the part of one that accepts everybody, and sends back what they send. Tells whoever has
-/// started it where it is.
+/// Listens, reports its name to the parent, accepts every request, and sends back every message.
 pub(crate) async fn accept_and_echo(parent: &str) {
-    let mut door = PassiveEndpoint::bind("tcp://").await.expect("bind");
+    let mut listener = PassiveEndpoint::bind("tcp://").await.expect("bind");
     let own = Endpoint::connect(parent)
-        .private_data(door.name().to_string())
+        .private_data(listener.name().to_string())
         .await
-        .expect("the survivor is there");
-    while let Some(request) = door.next().await {
+        .expect("connect to the parent");
+    while let Some(request) = listener.next().await {
         let Ok(ep) = request.accept("welcome").await else {
             continue;
         };
@@ -44,44 +44,44 @@ pub(crate) async fn accept_and_echo(parent: &str) {
     drop(own);
 }
 
-/// Tickets that a clerk takes.
+/// Fetching additions of each client.
 const FETCH_ADDS: u64 = 200;
 
-/// Plays the part of one that is told where tickets are, takes some, and tells their sum; then it
-/// goes on at another counter until somebody ends it.
+/// Gets the address of a region, does [`FETCH_ADDS`] fetching additions, sends the sum of the
+/// results, and then adds to a second counter until it is killed.
 pub(crate) async fn fetch_add_client(name: &str) {
     let id = std::process::id().to_le_bytes();
     let ep = Endpoint::connect(name)
         .private_data(id)
         .timeout(CONNECT_TIMEOUT)
         .await
-        .expect("somebody is there");
+        .expect("connect");
     let peer = ep.peer().expect("a connected endpoint");
-    let where_from = ep.recv().tag(1).await.expect("told");
-    let tickets = RemoteRegion::from_bytes(&where_from).expect("a region");
+    let announcement = ep.recv().tag(1).await.expect("a remote region");
+    let counter = RemoteRegion::from_bytes(&announcement).expect("a region");
     let mut sum = 0;
     for _ in 0..FETCH_ADDS {
         sum += ep
-            .fetch_add(peer, tickets.at(0), 1u64)
+            .fetch_add(peer, counter.at(0), 1u64)
             .await
-            .expect("a ticket");
+            .expect("fetch_add");
     }
     ep.send(peer, sum.to_le_bytes().to_vec())
         .tag(2)
         .await
-        .expect("heard");
+        .expect("send");
     while ep
-        .atomic(peer, tickets.at(8), AtomicOp::Sum, 1u64)
+        .atomic(peer, counter.at(8), AtomicOp::Sum, 1u64)
         .await
         .is_ok()
     {}
 }
 
-/// Clerks share tickets, and a pool of receives takes their reports. One that is killed takes
-/// nothing of the others with it.
+/// Clients add to the same counter, and a shared receive context gets their sums. The death of one
+/// client does not affect the others.
 #[test]
 fn killed_atomic_clients_do_not_affect_others() {
-    const CLERKS: u64 = 3;
+    const CLIENTS: u64 = 3;
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
             let hints = Hints::new()
@@ -96,46 +96,46 @@ fn killed_atomic_clients_do_not_affect_others() {
             let domain = fabric.domain(&info).unwrap();
             let mut eq = fabric.event_queue(64).unwrap();
             domain.bind_eq(&eq).unwrap();
-            let pool = domain.shared_rx_context(&info).unwrap().open().unwrap();
-            let mut door = fabric.passive_endpoint(&info).unwrap().listen().unwrap();
+            let shared = domain.shared_rx_context(&info).unwrap().open().unwrap();
+            let mut listener = fabric.passive_endpoint(&info).unwrap().listen().unwrap();
             let region = domain
                 .alloc(16, Access::REMOTE_READ | Access::REMOTE_WRITE)
                 .unwrap();
-            let mut clerks = Vec::new();
-            for _ in 0..CLERKS {
-                let child = TestPeer::start("tcp fetch_add_client", &door.name().to_string());
-                let request = next_request_from(&mut door, &child).await;
+            let mut clients = Vec::new();
+            for _ in 0..CLIENTS {
+                let child = TestPeer::start("tcp fetch_add_client", &listener.name().to_string());
+                let request = next_request_from(&mut listener, &child).await;
                 let ep = domain
                     .endpoint(&info)
                     .unwrap()
-                    .bind_shared_rx(&pool)
+                    .bind_shared_rx(&shared)
                     .unwrap();
                 let ep = ep.accept(request, "").await.unwrap();
                 ep.send(ep.peer().unwrap(), region.remote().to_bytes().to_vec())
                     .tag(1)
                     .await
                     .unwrap();
-                clerks.push((ep, child));
+                clients.push((ep, child));
             }
             let mut sum = 0;
-            for _ in 0..CLERKS {
-                let report = pool.recv().tag(2).await.unwrap();
-                let from = pool.received_by(&report.transfer);
+            for _ in 0..CLIENTS {
+                let report = shared.recv().tag(2).await.unwrap();
+                let from = shared.received_by(&report.transfer);
                 assert!(
-                    clerks
+                    clients
                         .iter()
                         .any(|(ep, _)| Some(ep.id()) == from && report.source() == ep.peer())
                 );
                 sum += u64::from_le_bytes(report[..].try_into().unwrap());
             }
-            let all = CLERKS * FETCH_ADDS;
+            let all = CLIENTS * FETCH_ADDS;
             assert_eq!(
                 (region.load(0), sum),
                 (Ok(all), all * (all - 1) / 2),
-                "each ticket was taken once"
+                "each addition was executed once"
             );
-            let never = pool.recv().start().unwrap();
-            while let Some((ep, mut child)) = clerks.pop() {
+            let never = shared.recv().start().unwrap();
+            while let Some((ep, mut child)) = clients.pop() {
                 child.0.kill().unwrap();
                 child.0.wait().unwrap();
                 let gone = loop {
@@ -146,9 +146,9 @@ fn killed_atomic_clients_do_not_affect_others() {
                 assert_eq!(&gone, ep.peer_name().unwrap());
                 let failed = ep.send(ep.peer().unwrap(), "x").tag(1).await.unwrap_err();
                 assert!(failed.error.is_peer_gone(), "{}", failed.error);
-                // The others count on.
+                // The other clients go on adding.
                 let before: u64 = region.load(8).unwrap();
-                while !clerks.is_empty() && region.load(8) == Ok(before) {
+                while !clients.is_empty() && region.load(8) == Ok(before) {
                     domain.progress();
                     tokio::task::yield_now().await;
                 }
@@ -167,9 +167,9 @@ async fn echo_loop(ep: &Endpoint) {
     }
 }
 
-/// The one that this process has started, not one of another test.
-async fn next_request_from(door: &mut PassiveEndpoint, peer: &TestPeer) -> ConnectionRequest {
-    let request = door.next().await.unwrap();
+/// Returns the next connection request, which must be from this peer.
+async fn next_request_from(listener: &mut PassiveEndpoint, peer: &TestPeer) -> ConnectionRequest {
+    let request = listener.next().await.unwrap();
     assert_eq!(request.private_data(), peer.0.id().to_le_bytes());
     request
 }
@@ -183,7 +183,8 @@ async fn assert_echo_works(ep: &Endpoint) {
     }
 }
 
-/// What is under way when the peer is killed fails, and the event queue says that it has gone.
+/// Kills the peer, and checks that pending operations fail and that the event queue reports the
+/// shutdown.
 async fn kill_and_assert_ops_fail(ep: Endpoint, mut peer: TestPeer) {
     let number = ep.peer().unwrap();
     let mut events = ep.events().unwrap();
@@ -197,7 +198,7 @@ async fn kill_and_assert_ops_fail(ep: Endpoint, mut peer: TestPeer) {
         "{}",
         failed.error
     );
-    // A message may have begun to come back.
+    // A part of a message may have arrived.
     assert!(awaited.await.unwrap_err().error.is_peer_gone());
     assert!(matches!(
         events.next().await.kind,
@@ -220,29 +221,29 @@ async fn kill_and_assert_ops_fail(ep: Endpoint, mut peer: TestPeer) {
 fn killed_clients_are_reported_and_others_accepted() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
-            let mut door = Endpoint::options()
+            let mut listener = Endpoint::options()
                 .progress(progress)
                 .listen("tcp://")
                 .await
                 .unwrap();
-            let name = door.name().to_string();
-            let friend = TestPeer::start("tcp connect_and_echo", &name);
-            let friend = next_request_from(&mut door, &friend)
+            let name = listener.name().to_string();
+            let bystander = TestPeer::start("tcp connect_and_echo", &name);
+            let bystander = next_request_from(&mut listener, &bystander)
                 .await
                 .accept("")
                 .await
-                .map(|ep| (ep, friend))
+                .map(|ep| (ep, bystander))
                 .unwrap();
             for _ in 0..5 {
                 let victim = TestPeer::start("tcp connect_and_echo", &name);
-                let ep = next_request_from(&mut door, &victim)
+                let ep = next_request_from(&mut listener, &victim)
                     .await
                     .accept("come in")
                     .await
                     .unwrap();
                 assert_echo_works(&ep).await;
                 kill_and_assert_ops_fail(ep, victim).await;
-                assert_echo_works(&friend.0).await;
+                assert_echo_works(&bystander.0).await;
             }
         });
     }
@@ -252,10 +253,10 @@ fn killed_clients_are_reported_and_others_accepted() {
 fn killed_server_is_reported_and_can_be_replaced() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
-            let mut here = PassiveEndpoint::bind("tcp://").await.unwrap();
+            let mut listener = PassiveEndpoint::bind("tcp://").await.unwrap();
             for _ in 0..5 {
-                let child = TestPeer::start("tcp accept_and_echo", &here.name().to_string());
-                let request = here.next().await.unwrap();
+                let child = TestPeer::start("tcp accept_and_echo", &listener.name().to_string());
+                let request = listener.next().await.unwrap();
                 let there = String::from_utf8(request.private_data().to_vec()).unwrap();
                 let _told = request.accept("").await.unwrap();
                 let connect = || Endpoint::options().progress(progress).connect(&there[..]);
@@ -277,15 +278,15 @@ fn killed_server_is_reported_and_can_be_replaced() {
     }
 }
 
-/// Requests of programs that are gone cost nothing but themselves.
+/// The death of a client costs the server nothing but the client's connection request.
 #[test]
 fn clients_may_be_killed_before_accept() {
     run(async {
-        let mut door = PassiveEndpoint::bind("tcp://").await.unwrap();
-        let name = door.name().to_string();
+        let mut listener = PassiveEndpoint::bind("tcp://").await.unwrap();
+        let name = listener.name().to_string();
         for round in 0..10 {
             let mut victim = TestPeer::start("tcp connect_and_echo", &name);
-            let request = next_request_from(&mut door, &victim).await;
+            let request = next_request_from(&mut listener, &victim).await;
             victim.0.kill().unwrap();
             victim.0.wait().unwrap();
             match round % 3 {
@@ -297,8 +298,8 @@ fn clients_may_be_killed_before_accept() {
                 },
             }
         }
-        let friend = TestPeer::start("tcp connect_and_echo", &name);
-        let ep = next_request_from(&mut door, &friend)
+        let bystander = TestPeer::start("tcp connect_and_echo", &name);
+        let ep = next_request_from(&mut listener, &bystander)
             .await
             .accept("in time")
             .await
@@ -307,7 +308,7 @@ fn clients_may_be_killed_before_accept() {
     });
 }
 
-/// Whoever connects has its time to say what it wants, and is thrown out after that.
+/// A connection without a complete request is closed after the timeout.
 #[test]
 fn connections_without_a_request_time_out() {
     run(async {
@@ -317,24 +318,24 @@ fn connections_without_a_request_time_out() {
             .swap_remove(0);
         let fabric = Fabric::open(&info).unwrap();
         let mut eq = fabric.event_queue(16).unwrap();
-        let mut door = fabric
+        let mut listener = fabric
             .passive_endpoint(&info)
             .unwrap()
             .bind_eq(&eq)
             .unwrap()
             .listen()
             .unwrap();
-        let mut silent = TcpStream::connect(door.name().socket_addr().unwrap())
+        let mut silent = TcpStream::connect(listener.name().socket_addr().unwrap())
             .await
             .unwrap();
-        // Half of a request is nothing either.
-        let mut halfway = TcpStream::connect(door.name().socket_addr().unwrap())
+        // An incomplete request.
+        let mut halfway = TcpStream::connect(listener.name().socket_addr().unwrap())
             .await
             .unwrap();
         halfway.write_all(&[3, 0, 0, 0, 0, 0, 0, 0]).await.unwrap();
         for _ in 0..2 {
             let EventKind::Rejected { error } = eq.next().await.kind else {
-                panic!("it has said nothing")
+                panic!("expected a rejection")
             };
             assert!(
                 error.to_string().contains("has not said who it is"),
@@ -343,6 +344,6 @@ fn connections_without_a_request_time_out() {
         }
         assert_eq!(silent.read(&mut [0; 64]).await.unwrap_or(0), 0);
         assert_eq!(halfway.read(&mut [0; 64]).await.unwrap_or(0), 0);
-        assert!(door.try_next().is_none());
+        assert!(listener.try_next().is_none());
     });
 }

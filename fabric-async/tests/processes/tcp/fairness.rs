@@ -1,4 +1,4 @@
-//! What goes to one peer takes turns: answers to its questions, and messages.
+//! Read responses and messages to one peer take turns.
 
 use std::collections::VecDeque;
 
@@ -6,15 +6,15 @@ use fabric_async::{Access, Endpoint, FiAddr, MemoryRegion, Progress};
 
 use crate::run;
 
-/// Under way at the same time.
+/// Operations in flight at the same time.
 const IN_FLIGHT: usize = 16;
-/// Bytes of each, some of which the network always has room for, and not for all.
+/// Bytes of each: more in all than the network takes at once.
 const LONG_LEN: usize = 3_000_001;
-/// What is asked for comes before so many others, which the network and its peer may have taken
-/// already.
+/// The most operations of the other kind that may complete first: the network and the peer may have
+/// buffered some already.
 const MAX_OVERTAKING: usize = 20 * IN_FLIGHT;
 
-/// Two endpoints, their numbers for each other, and memory of the first.
+/// Opens two endpoints with a handle of each other and a region of the first.
 async fn open_connected_pair(
     progress: Progress,
 ) -> (Endpoint, Endpoint, FiAddr, FiAddr, MemoryRegion) {
@@ -24,12 +24,12 @@ async fn open_connected_pair(
     let to_owner = reader.add_peer(owner.name()).await.unwrap();
     reader.send(to_owner, "hello").await.unwrap();
     let to_reader = owner.recv().await.unwrap().source().unwrap();
-    // Who serves memory makes progress: something is waited for there.
+    // A pending receive keeps the owner's progress going.
     tokio::spawn(owner.recv().tag(1).start().unwrap());
     (owner, reader, to_reader, to_owner, region)
 }
 
-/// Who always has more to be answered than the network takes gets its messages all the same.
+/// A constant load of reads does not keep a message from being sent.
 #[test]
 fn read_responses_do_not_starve_messages() {
     for progress in [Progress::Manual, Progress::Auto] {
@@ -51,7 +51,7 @@ fn read_responses_do_not_starve_messages() {
                 assert_eq!(reads.pop_front().unwrap().await.unwrap().len(), LONG_LEN);
                 reads.push_back(read());
                 answered += 1;
-                assert!(answered < MAX_OVERTAKING, "the message does not come");
+                assert!(answered < MAX_OVERTAKING, "the message is starved");
             }
             assert_eq!(&stop.await.unwrap().unwrap()[..], b"stop");
             for read in reads {
@@ -62,7 +62,7 @@ fn read_responses_do_not_starve_messages() {
     }
 }
 
-/// Who always has more messages than the network takes answers all the same.
+/// A constant load of messages does not keep a read response from being sent.
 #[test]
 fn messages_do_not_starve_read_responses() {
     for progress in [Progress::Manual, Progress::Auto] {
@@ -82,7 +82,7 @@ fn messages_do_not_starve_read_responses() {
                 sends.push_back(send());
                 assert_eq!(reader.recv().await.unwrap().len(), LONG_LEN);
                 received += 1;
-                assert!(received < MAX_OVERTAKING, "the answer does not come");
+                assert!(received < MAX_OVERTAKING, "the read response is starved");
             }
             assert_eq!(read.await.unwrap().unwrap().len(), LONG_LEN);
             for _ in received + 1..sends.len() {

@@ -1,4 +1,4 @@
-//! Peers that speak to the socket themselves hurt their own connection and nothing else.
+//! Raw TCP peers that violate the protocol lose their own connection and affect nothing else.
 
 use fabric_async::{DownReason, Endpoint, Error};
 use fabric_core::tcp::{CmKind, CmMessage, RdmCmData};
@@ -9,7 +9,7 @@ use super::{assert_still_works, bind_with_events, next_down_reason, next_rejecti
 use crate::leak_check::{private_bytes, run_in_own_process};
 use crate::run;
 
-/// A connection that has said nothing yet.
+/// Connects without sending anything.
 async fn connect_raw(ep: &Endpoint) -> TcpStream {
     TcpStream::connect(ep.name().socket_addr().unwrap())
         .await
@@ -22,7 +22,7 @@ pub(super) fn encode_request(port: u16, instance: u32) -> Vec<u8> {
         .encode()
 }
 
-/// A connection that was accepted.
+/// Connects, and completes the handshake.
 pub(super) async fn connect_accepted(ep: &Endpoint, port: u16) -> TcpStream {
     let mut socket = connect_raw(ep).await;
     socket.write_all(&encode_request(port, 7)).await.unwrap();
@@ -33,7 +33,7 @@ pub(super) async fn connect_accepted(ep: &Endpoint, port: u16) -> TcpStream {
     socket
 }
 
-/// The header of a message, with everything at will.
+/// Encodes the header of a message from arbitrary values.
 pub(super) fn encode_header(code: u8, flags: u16, op: u8, len: u8, total: u64) -> Vec<u8> {
     let mut bytes = vec![3, code, 0, 0, op, 0, len, 0];
     bytes[2..4].copy_from_slice(&flags.to_le_bytes());
@@ -41,12 +41,12 @@ pub(super) fn encode_header(code: u8, flags: u16, op: u8, len: u8, total: u64) -
     bytes
 }
 
-/// Reads until the other end is gone.
+/// Reads until the endpoint closes the connection, and returns the data.
 pub(super) async fn read_until_closed(mut socket: TcpStream) -> Vec<u8> {
-    let mut said = Vec::new();
-    // Whether it ends in order or not is of no interest.
-    let _ = socket.read_to_end(&mut said).await;
-    said
+    let mut received = Vec::new();
+    // A reset is as good as an orderly end.
+    let _ = socket.read_to_end(&mut received).await;
+    received
 }
 
 #[test]
@@ -107,24 +107,27 @@ fn connect_request_is_accepted_byte_by_byte() {
     });
 }
 
-/// What connected endpoints say of themselves means nothing to one that talks with many, and is
-/// nothing that it says.
+/// The vendor extension, by which connected endpoints of this implementation recognize each other,
+/// is neither sent nor understood by RDM endpoints.
 #[test]
 fn vendor_extension_is_ignored_by_rdm_endpoints() {
     run(async {
         let (ep, mut events) = bind_with_events().await;
         let plain = encode_request(9, 7);
         let mut answers = Vec::new();
-        for mark in [[0; 16], [0xff; 16], *b"fabric-?\x01\0\0\0\xff\xff\xff\xff"] {
+        for extension in [[0; 16], [0xff; 16], *b"fabric-?\x01\0\0\0\xff\xff\xff\xff"] {
             let mut socket = connect_raw(&ep).await;
-            let asks = [&plain[..8], &mark, &plain[24..]].concat();
+            let request = [&plain[..8], &extension, &plain[24..]].concat();
             let message = [
                 &encode_header(1, 0, 0, 24, 27)[..],
                 &5u64.to_le_bytes(),
                 b"abc",
             ]
             .concat();
-            socket.write_all(&[asks, message].concat()).await.unwrap();
+            socket
+                .write_all(&[request, message].concat())
+                .await
+                .unwrap();
             let mut answer = vec![0; 40];
             socket.read_exact(&mut answer).await.unwrap();
             assert_eq!(answer[4..24], [0; 20]);
@@ -135,32 +138,32 @@ fn vendor_extension_is_ignored_by_rdm_endpoints() {
             next_down_reason(&mut events).await;
         }
         assert!(answers.iter().all(|answer| *answer == answers[0]));
-        // Nor does it ask with any, or heed one in the answer.
+        // Nor is the extension sent in a request, or understood in a response.
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let name = format!("tcp://{}", listener.local_addr().unwrap());
-        let asked = async {
+        let handshake = async {
             let (mut socket, _) = listener.accept().await.unwrap();
-            let mut asks = vec![0; 40];
-            socket.read_exact(&mut asks).await.unwrap();
-            assert_eq!(asks[4..24], [0; 20]);
+            let mut request = vec![0; 40];
+            socket.read_exact(&mut request).await.unwrap();
+            assert_eq!(request[4..24], [0; 20]);
             let mut answer = answers[0].clone();
             answer[8..24].copy_from_slice(b"fabric-!\x01\0\0\0\xff\xff\xff\xff");
             socket.write_all(&answer).await.unwrap();
-            let mut heard = vec![0; 27];
-            socket.read_exact(&mut heard).await.unwrap();
-            heard
+            let mut received = vec![0; 27];
+            socket.read_exact(&mut received).await.unwrap();
+            received
         };
         let sends = async {
             let peer = ep.add_peer(&name[..]).await.unwrap();
             ep.send(peer, "abc").tag(5).await.unwrap();
         };
-        let (heard, ()) = tokio::join!(asked, sends);
-        assert_eq!(heard[24..], *b"abc");
+        let (received, ()) = tokio::join!(handshake, sends);
+        assert_eq!(received[24..], *b"abc");
         assert_still_works(&ep).await;
     });
 }
 
-/// The silent ones make room for others, and go by themselves in the end.
+/// Silent connections are evicted when there are many, and time out otherwise.
 #[test]
 fn silent_connections_are_evicted_or_time_out() {
     run(async {
@@ -190,7 +193,7 @@ fn partial_message_leaves_its_receive_posted() {
             half.resize(half.len() + 50_000, 1);
             socket.write_all(&half).await.unwrap();
             if is_reset {
-                // Once it has arrived: a reset throws away what has not.
+                // Waits for the arrival, because a reset discards data in flight.
                 while ep.stats().received.bytes == 0 && readable_bytes(&socket) > 0 {
                     tokio::task::yield_now().await;
                 }
@@ -199,16 +202,16 @@ fn partial_message_leaves_its_receive_posted() {
             }
             drop(socket);
             next_down_reason(&mut events).await;
-            let friend = Endpoint::bind("tcp://").await.unwrap();
-            let to_ep = friend.add_peer(ep.name()).await.unwrap();
-            friend.send(to_ep, "whole").tag(5).await.unwrap();
+            let bystander = Endpoint::bind("tcp://").await.unwrap();
+            let to_ep = bystander.add_peer(ep.name()).await.unwrap();
+            bystander.send(to_ep, "whole").tag(5).await.unwrap();
             assert_eq!(&receiving.await.unwrap()[..], b"whole");
             assert_still_works(&ep).await;
         });
     }
 }
 
-/// Bytes that were sent and not acknowledged.
+/// Returns the bytes in the receive queue of the socket.
 fn readable_bytes(socket: &TcpStream) -> u64 {
     rustix::io::ioctl_fionread(socket).unwrap_or(0)
 }
@@ -231,11 +234,11 @@ fn malformed_frames_end_only_that_connection() {
                 [&encode_header(1, 0, 0, 23, 40)[..], &tag].concat(),
             ),
         ];
-        // One that waits for something sees none of it.
-        let quiet = ep.recv().tag(1).start().unwrap();
+        // A posted receive is not affected.
+        let posted = ep.recv().tag(1).start().unwrap();
         for (number, (reason, bytes)) in cases.into_iter().enumerate() {
             let mut socket = connect_accepted(&ep, 9).await;
-            // What came before is still there.
+            // The message before the malformed frame is received.
             let good = [&encode_header(0, 0, 0, 16, 17)[..], &[number as u8]].concat();
             socket.write_all(&[good, bytes].concat()).await.unwrap();
             assert_eq!(ep.recv().await.unwrap()[..], [number as u8]);
@@ -248,13 +251,14 @@ fn malformed_frames_end_only_that_connection() {
         }
         assert_still_works(&ep).await;
         assert!(matches!(
-            quiet.cancel().await,
+            posted.cancel().await,
             fabric_async::CancelOutcome::Canceled(_)
         ));
     });
 }
 
-/// A message that is announced and does not come uses address space, and no memory.
+/// A message whose header announces a large length, and whose data does not arrive, uses address
+/// space but no memory.
 #[test]
 fn announced_length_alone_uses_no_memory() {
     run_in_own_process(
@@ -276,16 +280,16 @@ fn announced_length_alone_uses_no_memory() {
                 assert!(private_bytes() < before + (64 << 20));
                 drop(socket);
                 next_down_reason(&mut events).await;
-                let friend = Endpoint::bind("tcp://").await.unwrap();
-                let to_ep = friend.add_peer(ep.name()).await.unwrap();
-                friend.send(to_ep, "all of it").await.unwrap();
+                let bystander = Endpoint::bind("tcp://").await.unwrap();
+                let to_ep = bystander.add_peer(ep.name()).await.unwrap();
+                bystander.send(to_ep, "all of it").await.unwrap();
                 assert_eq!(&receiving.await.unwrap()[..], b"all of it");
             });
         },
     );
 }
 
-/// One that does not read has what is for it wait; the others go on.
+/// Sends to a peer that does not read stay queued; other peers are not affected.
 #[test]
 fn peer_that_does_not_read_does_not_block_others() {
     run(async {
@@ -295,9 +299,9 @@ fn peer_that_does_not_read_does_not_block_others() {
             .write_all(&[&encode_header(0, 0, 0, 16, 17)[..], b"x"].concat())
             .await
             .unwrap();
-        let stuck = ep.recv().await.unwrap().source().unwrap();
+        let silent_peer = ep.recv().await.unwrap().source().unwrap();
         let mut sends: Vec<_> = (0..20)
-            .map(|_| ep.send(stuck, vec![1; 5 << 20]).start().unwrap())
+            .map(|_| ep.send(silent_peer, vec![1; 5 << 20]).start().unwrap())
             .collect();
         for _ in 0..20 {
             assert_still_works(&ep).await;
@@ -313,8 +317,8 @@ fn peer_that_does_not_read_does_not_block_others() {
     });
 }
 
-/// What has begun cannot be taken back: the connection ends there, and the next message goes over
-/// another one.
+/// A message that is partially sent cannot be canceled: removing its address ends the connection,
+/// and the next message goes over a new one.
 #[test]
 fn av_remove_mid_message_ends_the_connection() {
     const LONG: usize = 64 << 20;
@@ -327,15 +331,21 @@ fn av_remove_mid_message_ends_the_connection() {
             .write_all(&[&encode_header(0, 0, 0, 16, 17)[..], b"x"].concat())
             .await
             .unwrap();
-        let stuck = ep.recv().await.unwrap().source().unwrap();
-        ep.send(stuck, "before").await.unwrap();
-        let long = ep.send(stuck, vec![1; LONG]).start().unwrap();
-        let behind = ep.send(stuck, "behind").start().unwrap();
-        let mut begun = [0; 16 + 6 + 16];
-        socket.read_exact(&mut begun).await.unwrap();
-        ep.address_vector().remove(stuck).unwrap();
-        assert_eq!(long.await.unwrap_err().error, Error::StaleAddress(stuck));
-        assert_eq!(behind.await.unwrap_err().error, Error::StaleAddress(stuck));
+        let silent_peer = ep.recv().await.unwrap().source().unwrap();
+        ep.send(silent_peer, "before").await.unwrap();
+        let long = ep.send(silent_peer, vec![1; LONG]).start().unwrap();
+        let queued = ep.send(silent_peer, "behind").start().unwrap();
+        let mut partial = [0; 16 + 6 + 16];
+        socket.read_exact(&mut partial).await.unwrap();
+        ep.address_vector().remove(silent_peer).unwrap();
+        assert_eq!(
+            long.await.unwrap_err().error,
+            Error::StaleAddress(silent_peer)
+        );
+        assert_eq!(
+            queued.await.unwrap_err().error,
+            Error::StaleAddress(silent_peer)
+        );
 
         let peer = ep.address_vector().insert(&name[..]).unwrap();
         let answering = async {
@@ -363,7 +373,7 @@ fn av_remove_mid_message_ends_the_connection() {
     });
 }
 
-/// Answers it owes are not collected without end: who does not read them is not read from.
+/// The queue of acknowledgements is bounded: a peer that does not read them is not read.
 #[test]
 fn peer_that_does_not_read_acks_is_not_read() {
     run(async {
@@ -375,35 +385,38 @@ fn peer_that_does_not_read_acks_is_not_read() {
             .await
             .unwrap();
         socket.write_all(&encode_request(9, 7)).await.unwrap();
-        let asking = std::iter::repeat_n(encode_header(0, 4, 0, 16, 16), 1 << 12)
+        let messages = std::iter::repeat_n(encode_header(0, 4, 0, 16, 16), 1 << 12)
             .collect::<Vec<_>>()
             .concat();
-        // The network holds tens of megabytes at most; without a bound this goes on.
-        let mut asked = 0usize;
+        // The network holds some tens of megabytes; without a bound the loop would go on.
+        let mut sent_bytes = 0usize;
         loop {
-            let heard = async {
-                socket.write_all(&asking).await.unwrap();
+            let received = async {
+                socket.write_all(&messages).await.unwrap();
                 for _ in 0..1 << 12 {
                     ep.recv().await.unwrap();
                 }
             };
-            if tokio::time::timeout(std::time::Duration::from_secs(2), heard)
+            if tokio::time::timeout(std::time::Duration::from_secs(2), received)
                 .await
                 .is_err()
             {
                 break;
             }
-            asked += asking.len();
-            assert!(asked < 1 << 30, "it goes on being heard");
+            sent_bytes += messages.len();
+            assert!(
+                sent_bytes < 1 << 30,
+                "the endpoint still reads from the peer"
+            );
         }
-        // Nor does what waits there keep anybody awake.
-        let looks = || ep.domain().stats().passes + ep.domain().stats().parks;
-        let before = looks();
+        // The queued acknowledgements do not keep the driver busy.
+        let polls = || ep.domain().stats().passes + ep.domain().stats().parks;
+        let before = polls();
         let _ = tokio::time::timeout(std::time::Duration::from_millis(500), ep.recv()).await;
         assert!(
-            looks() - before < 2000,
-            "{} looks at nothing",
-            looks() - before
+            polls() - before < 2000,
+            "{} polls while idle",
+            polls() - before
         );
         drop(socket);
         next_down_reason(&mut events).await;
@@ -411,24 +424,24 @@ fn peer_that_does_not_read_acks_is_not_read() {
     });
 }
 
-/// Waits until nothing is looked at any more: for ever, when something keeps the driver awake.
+/// Waits until the driver is idle; hangs if something keeps it busy.
 async fn wait_until_idle(ep: &Endpoint) {
-    let looks = || (ep.domain().stats().passes, ep.domain().stats().parks);
-    let mut before = looks();
+    let polls = || (ep.domain().stats().passes, ep.domain().stats().parks);
+    let mut before = polls();
     loop {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        let now = looks();
+        let now = polls();
         if std::mem::replace(&mut before, now) == now {
             return;
         }
     }
 }
 
-/// A connection that has ended for this side, because a message broke off, is still read, so that
-/// its end is noticed; and what is asked there is nobody's duty.
+/// A connection that this side has closed for writing, in the middle of a message, is still read,
+/// so that its end is detected. Read requests on it get no response.
 #[test]
 fn read_requests_after_write_close_get_no_response() {
-    for questions in [1, 2000] {
+    for requests in [1, 2000] {
         run(async {
             let (ep, mut events) = bind_with_events().await;
             let mut socket = connect_accepted(&ep, 9).await;
@@ -436,23 +449,26 @@ fn read_requests_after_write_close_get_no_response() {
                 .write_all(&[&encode_header(0, 0, 0, 16, 17)[..], b"x"].concat())
                 .await
                 .unwrap();
-            let stuck = ep.recv().await.unwrap().source().unwrap();
-            let long = ep.send(stuck, vec![1; 64 << 20]).start().unwrap();
+            let silent_peer = ep.recv().await.unwrap().source().unwrap();
+            let long = ep.send(silent_peer, vec![1; 64 << 20]).start().unwrap();
             socket.read_exact(&mut [0; 16]).await.unwrap();
-            ep.address_vector().remove(stuck).unwrap();
-            assert_eq!(long.await.unwrap_err().error, Error::StaleAddress(stuck));
+            ep.address_vector().remove(silent_peer).unwrap();
+            assert_eq!(
+                long.await.unwrap_err().error,
+                Error::StaleAddress(silent_peer)
+            );
             socket.read_to_end(&mut Vec::new()).await.unwrap();
 
             socket
-                .write_all(&encode_header(2, 0, 0, 16, 16).repeat(questions))
+                .write_all(&encode_header(2, 0, 0, 16, 16).repeat(requests))
                 .await
                 .unwrap();
             assert_still_works(&ep).await;
-            let waits = tokio::spawn(ep.recv().tag(77).start().unwrap());
+            let receiving = tokio::spawn(ep.recv().tag(77).start().unwrap());
             wait_until_idle(&ep).await;
             drop(socket);
             next_down_reason(&mut events).await;
-            waits.abort();
+            receiving.abort();
             assert_still_works(&ep).await;
         });
     }

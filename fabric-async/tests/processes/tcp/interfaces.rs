@@ -1,4 +1,4 @@
-//! The networks this machine is in, and both families of addresses.
+//! The network interfaces of this machine, and both address families.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv6Addr, TcpListener};
@@ -7,9 +7,10 @@ use std::process::Command;
 use fabric_async::{CqBind, Endpoint, EpType, Fabric, Hints, Info, Progress, discover};
 
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
-/// What is offered, but for the first, which is for any network.
+/// Returns the offered infos that have a source address.
 async fn discover_interfaces(hints: Hints) -> Vec<Info> {
     let found = discover(&hints.provider("tcp").ep_type(EpType::Rdm))
         .await
@@ -20,7 +21,7 @@ async fn discover_interfaces(hints: Hints) -> Vec<Info> {
         .collect()
 }
 
-/// An endpoint without an address of its own in the domain of an info.
+/// Opens an endpoint without a name in the domain of an info.
 async fn open_endpoint_in(info: &Info) -> Endpoint {
     let domain = Fabric::open(info).unwrap().domain(info).unwrap();
     let cq = domain.completion_queue(16).unwrap();
@@ -105,21 +106,24 @@ fn network_is_chosen_by_fabric_domain_or_source_hint() {
     });
 }
 
-/// libfabric names the same networks and interfaces, in any order.
+/// fi_info lists the same networks and interfaces, in any order.
 #[test]
 fn discovered_networks_match_fi_info() {
-    let asked = ["net", "tcp"].map(|provider| {
+    let outputs = ["net", "tcp"].map(|provider| {
         Command::new("fi_info")
             .args(["-p", provider, "-t", "FI_EP_RDM"])
             .env("FI_LOG_LEVEL", "none")
             .output()
     });
-    let Some(output) = asked
+    let Some(output) = outputs
         .into_iter()
         .flatten()
         .find(|output| output.status.success())
     else {
-        return eprintln!("skipped: fi_info is not installed (Debian: libfabric-bin)");
+        return skip(
+            Facility::Interop,
+            "fi_info is not installed (Debian: libfabric-bin)",
+        );
     };
     let text = String::from_utf8(output.stdout).unwrap();
     let values = |key: &str| -> Vec<String> {
@@ -129,7 +133,7 @@ fn discovered_networks_match_fi_info() {
             .collect()
     };
     let theirs = values("fabric:").into_iter().zip(values("domain:"));
-    // What means something on one link only cannot be told to peers.
+    // Link-local addresses make no sense to peers on other links.
     let theirs: BTreeSet<_> = theirs
         .filter(|(fabric, _)| !fabric.starts_with("fe80:"))
         .collect();
@@ -148,7 +152,7 @@ fn discovered_networks_match_fi_info() {
 #[test]
 fn messages_round_trip_over_ipv6() {
     if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
-        return eprintln!("skipped: this machine has no IPv6");
+        return skip(Facility::Ipv6, "this machine has no IPv6");
     }
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
@@ -171,11 +175,11 @@ fn messages_round_trip_over_ipv6() {
     }
 }
 
-/// The rule that decides whose connection stays holds for these addresses too.
+/// A simultaneous connect is resolved for IPv6 addresses, too.
 #[test]
 fn simultaneous_connects_over_ipv6_leave_one_connection() {
     if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
-        return eprintln!("skipped: this machine has no IPv6");
+        return skip(Facility::Ipv6, "this machine has no IPv6");
     }
     run(async {
         for round in 0..30u8 {

@@ -1,4 +1,4 @@
-//! Peers that leave something behind, or do not let go.
+//! Peers that leave unread data behind, and peers that keep sending after they were disconnected.
 
 use std::time::Duration;
 
@@ -13,31 +13,31 @@ use super::protocols::encode_packet;
 use super::{assert_still_works, bind_with_events, hostile, next_down_reason, protocols};
 use crate::run;
 
-/// A question for bytes of a region.
+/// Encodes a request to read a region.
 fn encode_read_request(region: &RemoteRegion) -> Vec<u8> {
-    let place = region.slice(..);
+    let slice = region.slice(..);
     let rows = RmaIovList::from_rma_iovs(&[RmaIov {
-        key: place.key,
-        offset: place.offset,
-        len: place.len,
+        key: slice.key,
+        offset: slice.offset,
+        len: slice.len,
         atomic: None,
     }])
     .unwrap();
-    let mut outbox = FrameWriter::new(ByteOrder::Little);
-    assert!(outbox.push_frame(&Frame::read(&rows), &rows, Payload::Contiguous(&[])));
-    outbox.pending().to_vec()
+    let mut writer = FrameWriter::new(ByteOrder::Little);
+    assert!(writer.push_frame(&Frame::read(&rows), &rows, Payload::Contiguous(&[])));
+    writer.pending().to_vec()
 }
 
-/// How often the domain looks for news while nothing happens.
+/// Returns how often the domain polls while nothing happens.
 async fn count_idle_passes(ep: &Endpoint) -> u64 {
-    let looks = || ep.domain().stats().passes + ep.domain().stats().parks;
-    let before = looks();
+    let polls = || ep.domain().stats().passes + ep.domain().stats().parks;
+    let before = polls();
     let _ = tokio::time::timeout(Duration::from_millis(500), ep.recv().tag(98)).await;
-    looks() - before
+    polls() - before
 }
 
-/// What it has sent is still there to be received, so its connection is; but answers that it has
-/// asked for are nobody's.
+/// A peer that has closed keeps its connection as long as its messages wait for receives; pending
+/// read responses to it are dropped.
 #[test]
 fn pending_response_to_closed_peer_lets_driver_sleep() {
     const PART: usize = 16 << 10;
@@ -54,30 +54,30 @@ fn pending_response_to_closed_peer_lets_driver_sleep() {
             .await
             .unwrap();
         let source = ep.recv().await.unwrap().source().unwrap();
-        // It does not answer, which tells this side when it has gone.
-        let asked = ep
+        // The peer never responds, so this read fails when its end is detected.
+        let read = ep
             .read(
                 source,
                 RemoteRegion::new(1, 8, Access::REMOTE_READ).slice(..),
             )
             .start()
             .unwrap();
-        // More than the endpoint keeps for nobody.
+        // More bytes than the endpoint buffers without a receive.
         let part = encode_packet(connection, 0, PART as u64, &[1; PART]);
-        let asks = encode_read_request(&memory.remote());
+        let read_request = encode_read_request(&memory.remote());
         let flood = async {
             for _ in 0..PARTS {
                 socket.write_all(&part).await.unwrap();
             }
-            socket.write_all(&asks).await.unwrap();
+            socket.write_all(&read_request).await.unwrap();
             socket.shutdown().await.unwrap();
         };
-        let in_hand = memory.lock();
-        let (failed, ()) = tokio::join!(asked, flood);
+        let lock = memory.lock();
+        let (failed, ()) = tokio::join!(read, flood);
         assert!(failed.unwrap_err().error.is_peer_gone());
-        drop(in_hand);
-        let looks = count_idle_passes(&ep).await;
-        assert!(looks < 2000, "{looks} looks at nothing");
+        drop(lock);
+        let polls = count_idle_passes(&ep).await;
+        assert!(polls < 2000, "{polls} polls while idle");
         for _ in 0..PARTS {
             assert_eq!(ep.recv().await.unwrap().len(), PART);
         }
@@ -86,12 +86,12 @@ fn pending_response_to_closed_peer_lets_driver_sleep() {
     });
 }
 
-/// They are not listened to any more, and hold up nobody while they shout.
+/// Disconnected peers are not read any more, and do not delay other peers while they keep sending.
 #[test]
 fn disconnected_peer_that_keeps_sending_blocks_nothing() {
     run(async {
         let (ep, mut events) = bind_with_events().await;
-        let mut shouting = Vec::new();
+        let mut senders = Vec::new();
         for port in 1..5 {
             let mut socket = hostile::connect_accepted(&ep, port).await;
             socket
@@ -100,25 +100,25 @@ fn disconnected_peer_that_keeps_sending_blocks_nothing() {
                 .unwrap();
             let socket = socket.into_std().unwrap();
             socket.set_nonblocking(false).unwrap();
-            shouting.push(std::thread::spawn(move || {
+            senders.push(std::thread::spawn(move || {
                 use std::io::Write;
-                let noise = vec![0; 1 << 20];
-                while (&socket).write(&noise).is_ok() {}
+                let garbage = vec![0; 1 << 20];
+                while (&socket).write(&garbage).is_ok() {}
             }));
         }
         for _ in 1..5 {
             next_down_reason(&mut events).await;
             assert_still_works(&ep).await;
         }
-        // None of them is heard out for ever.
-        for shouting in shouting {
-            shouting.join().unwrap();
+        // The connection of each is closed in the end.
+        for sender in senders {
+            sender.join().unwrap();
         }
     });
 }
 
-/// A peer comes back before its end was noticed. What had begun to leave for the one that was does
-/// not go on with the one that is: its header has gone elsewhere.
+/// A peer reconnects before its end was detected. A partially sent message is not continued on the
+/// new connection, because its header went over the old one.
 #[test]
 fn partial_message_is_not_continued_after_reconnect() {
     const LONG: usize = 64 << 20;
@@ -133,7 +133,7 @@ fn partial_message_is_not_continued_after_reconnect() {
         let peer = ep.address_vector().insert("tcp://127.0.0.1:9").unwrap();
         assert_eq!(peer, source);
         let long = ep.send(source, vec![1; LONG]).start().unwrap();
-        let behind = ep.send(source, "behind").start().unwrap();
+        let queued = ep.send(source, "behind").start().unwrap();
         first.read_exact(&mut [0; 16 + 100]).await.unwrap();
 
         let mut second = TcpStream::connect(ep.name().socket_addr().unwrap())
@@ -145,13 +145,13 @@ fn partial_message_is_not_continued_after_reconnect() {
             .unwrap();
         second.read_exact(&mut [0; 40]).await.unwrap();
         assert!(long.await.unwrap_err().error.is_peer_gone());
-        assert!(behind.await.unwrap_err().error.is_peer_gone());
+        assert!(queued.await.unwrap_err().error.is_peer_gone());
         next_down_reason(&mut events).await;
         ep.send(peer, "anew").await.unwrap();
-        let mut heard = [0; 16 + 4];
-        second.read_exact(&mut heard).await.unwrap();
+        let mut received = [0; 16 + 4];
+        second.read_exact(&mut received).await.unwrap();
         assert_eq!(
-            heard[..],
+            received[..],
             [&hostile::encode_header(0, 0, 0, 16, 20)[..], b"anew"].concat()
         );
         drop(first);

@@ -1,4 +1,4 @@
-//! Over TCP: peers that die and come back, and peers that speak to the socket themselves.
+//! Peers over TCP that die and restart, and raw sockets as peers.
 
 mod address_reuse;
 mod connect_responses;
@@ -30,20 +30,19 @@ use crate::health::{assert_still_works, kill_after, next_down_reason, next_rejec
 use crate::run;
 use crate::test_peer::TestPeer;
 
-/// An endpoint at an address of its own on the network inside the machine.
+/// Binds an endpoint to a loopback address, and returns it with its event queue.
 async fn bind_with_events() -> (Endpoint, EventQueue) {
     let ep = Endpoint::bind("tcp://").await.unwrap();
     let events = ep.events().unwrap();
     (ep, events)
 }
 
-/// Plays the part of one that sends back what it receives; its name and that of the survivor are in
-/// `names`.
+/// Sends back every message; `names` has the name of this peer and that of the test's endpoint.
 pub(crate) async fn echo(names: &str) {
     let (name, survivor) = names.split_once(' ').expect("two names");
     let ep = Endpoint::bind(name).await.expect("bind");
-    let peer = ep.add_peer(survivor).await.expect("the survivor is there");
-    ep.send(peer, "ready").tag(3).await.expect("a peer");
+    let peer = ep.add_peer(survivor).await.expect("add_peer");
+    ep.send(peer, "ready").tag(3).await.expect("send");
     while let Ok(message) = ep.recv().from(peer).await {
         if ep.send(peer, message.into_bytes()).tag(4).await.is_err() {
             return;
@@ -51,14 +50,14 @@ pub(crate) async fn echo(names: &str) {
     }
 }
 
-/// Sends messages of all sizes, for ever.
+/// Sends messages of all sizes, forever.
 pub(crate) async fn send_forever(name: &str, protocol: Protocol) {
     let ep = Endpoint::options()
         .protocol(protocol)
         .bind("tcp://")
         .await
         .expect("bind");
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    let peer = ep.add_peer(name).await.expect("add_peer");
     for round in 0usize.. {
         let len = [8, 100, 4096, 60_000, 3_000_000][round % 5];
         if ep.send(peer, vec![round as u8; len]).tag(1).await.is_err() {
@@ -67,12 +66,12 @@ pub(crate) async fn send_forever(name: &str, protocol: Protocol) {
     }
 }
 
-/// It has gone, in the middle of a message or between two.
+/// Whether the peer has gone, in the middle of a message or between two.
 fn is_peer_gone(error: &Error) -> bool {
     error.is_peer_gone()
 }
 
-/// Receives what this peer chatters, whole messages only, until it has gone.
+/// Receives messages of this peer, each of which must be complete, until the peer has gone.
 async fn recv_until_gone(ep: &Endpoint, source: FiAddr) {
     let error = loop {
         match ep.recv().tag(1).from(source).await {
@@ -93,8 +92,7 @@ fn restarted_peer_is_reached_by_its_old_address() {
                 .await
                 .unwrap();
             let mut events = ep.events().unwrap();
-            // A port that was free a moment ago, on an address that nobody else asks for a free
-            // one.
+            // A port that was free a moment ago, on an address of this process alone.
             let [.., high, low] = std::process::id().to_be_bytes();
             let host = if progress == Progress::Auto { 3 } else { 2 };
             let port = Endpoint::bind(&format!("tcp://127.{high}.{low}.{host}:0"))
@@ -107,7 +105,7 @@ fn restarted_peer_is_reached_by_its_old_address() {
             for life in 0..10u8 {
                 let mut peer = TestPeer::start("tcp echo", &format!("{name} {}", ep.name()));
                 let ready = ep.recv().tag(3).await.unwrap();
-                // A number that was given by hand means the address, whoever is there.
+                // A handle inserted by name means the address, whichever process is there.
                 let addr = match addr {
                     Some(addr) => addr,
                     None => *addr.insert(ep.add_peer(&name[..]).await.unwrap()),
@@ -115,13 +113,13 @@ fn restarted_peer_is_reached_by_its_old_address() {
                 assert!(life == 0 || ready.source().unwrap() == addr);
                 ep.send(addr, vec![life; 1000]).await.unwrap();
                 assert_eq!(ep.recv().tag(4).await.unwrap()[..], [life; 1000]);
-                // What is under way when it dies: more than the network takes, and an answer that
-                // never comes.
+                // Pending when the peer dies: a message longer than the socket buffers, and a
+                // receive without a message.
                 let sent = ep.send(addr, vec![life; 100 << 20]).start().unwrap();
-                let awaited = ep.recv().tag(5).from(addr).start().unwrap();
+                let receiving = ep.recv().tag(5).from(addr).start().unwrap();
                 peer.0.kill().unwrap();
                 peer.0.wait().unwrap();
-                let failed = awaited.await.unwrap_err();
+                let failed = receiving.await.unwrap_err();
                 assert!(is_peer_gone(&failed.error), "{}", failed.error);
                 let failed = sent.await.unwrap_err();
                 assert!(
@@ -140,9 +138,9 @@ fn restarted_peer_is_reached_by_its_old_address() {
 fn killed_senders_are_reported_and_do_not_affect_others() {
     run(async {
         let (ep, mut events) = bind_with_events().await;
-        let mut friend = TestPeer::start("tcp echo", &format!("tcp:// {}", ep.name()));
+        let mut bystander = TestPeer::start("tcp echo", &format!("tcp:// {}", ep.name()));
         let ready = ep.recv().tag(3).await.unwrap();
-        let to_friend = ready.source().unwrap();
+        let to_bystander = ready.source().unwrap();
         for kill in 0..30u64 {
             let victim = TestPeer::start("tcp send_forever", &ep.name().to_string());
             let source = ep.recv().tag(1).await.unwrap().source().unwrap();
@@ -150,16 +148,16 @@ fn killed_senders_are_reported_and_do_not_affect_others() {
             recv_until_gone(&ep, source).await;
             killer.join().unwrap();
             next_down_reason(&mut events).await;
-            ep.send(to_friend, kill.to_le_bytes().to_vec())
+            ep.send(to_bystander, kill.to_le_bytes().to_vec())
                 .await
                 .unwrap();
             assert_eq!(ep.recv().tag(4).await.unwrap()[..], kill.to_le_bytes());
         }
-        assert!(friend.0.try_wait().unwrap().is_none());
+        assert!(bystander.0.try_wait().unwrap().is_none());
     });
 }
 
-/// Each dials the other before it hears of it: one connection is left, and nothing is lost.
+/// Both endpoints connect at the same time: one connection remains, and no message is lost.
 #[test]
 fn simultaneous_connects_leave_one_connection() {
     for progress in [Progress::Manual, Progress::Auto] {

@@ -1,4 +1,4 @@
-//! What is set on the sockets of connected endpoints, and of those that take requests.
+//! Socket options of connected endpoints and of passive endpoints.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -14,25 +14,26 @@ use rustix::net::sockopt::{
 };
 
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::sockets::find_socket;
 use crate::test_peer::{EXIT_NO_MOUNT, TestPeer};
 
 const PORT_RANGE: std::ops::RangeInclusive<u16> = 22_000..=22_999;
 const BUFFER_LEN: usize = 1 << 17;
 
-/// What the machine takes for ways to elsewhere, which is not what connections inside it have.
+/// Returns the system's default congestion control, which differs from that of local connections.
 fn system_congestion_control() -> String {
     let name = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();
     name.trim().into()
 }
 
-/// Those of the listener: all there are.
+/// Returns socket options that set everything.
 fn all_socket_options() -> SocketOptions {
-    let silence = Duration::from_secs(40);
+    let idle_timeout = Duration::from_secs(40);
     let options = SocketOptions::new()
         .congestion_control(system_congestion_control())
         .port_range(PORT_RANGE)
-        .idle_timeout(silence);
+        .idle_timeout(idle_timeout);
     options.send_buffer(BUFFER_LEN).receive_buffer(BUFFER_LEN)
 }
 
@@ -55,17 +56,16 @@ fn connected_socket(ep: &Endpoint) -> OwnedFd {
     )
 }
 
-/// Two that meet at this door: the one that has called, and the one that was accepted in this
-/// domain.
+/// Connects an endpoint to this passive endpoint, and accepts it in this domain.
 async fn connect_and_accept(
-    door: &mut PassiveEndpoint,
+    listener: &mut PassiveEndpoint,
     domain: &fabric_async::Domain,
     info: &Info,
 ) -> (Endpoint, Endpoint) {
     let cq = domain.completion_queue(16).unwrap();
-    let calling = Endpoint::connect(door.name());
+    let calling = Endpoint::connect(listener.name());
     let accepting = async {
-        let request = door.next().await.unwrap();
+        let request = listener.next().await.unwrap();
         let ep = domain
             .endpoint(info)
             .unwrap()
@@ -73,8 +73,8 @@ async fn connect_and_accept(
             .unwrap();
         ep.accept(request, "").await.unwrap()
     };
-    let (caller, accepted) = tokio::join!(calling, accepting);
-    (caller.unwrap(), accepted)
+    let (connector, accepted) = tokio::join!(calling, accepting);
+    (connector.unwrap(), accepted)
 }
 
 #[test]
@@ -82,24 +82,27 @@ fn accepted_sockets_inherit_passive_endpoint_options() {
     run(async {
         let mut info = discover_msg_info().await;
         let fabric = Fabric::open(&info).unwrap();
-        let mut door = fabric
+        let mut listener = fabric
             .passive_endpoint(&info)
             .unwrap()
             .socket_options(all_socket_options())
             .listen()
             .unwrap();
         assert!(
-            PORT_RANGE.contains(&socket_addr(door.name()).port()),
+            PORT_RANGE.contains(&socket_addr(listener.name()).port()),
             "{}",
-            door.name()
+            listener.name()
         );
-        let listener = find_socket("tcp", socket_addr(door.name()), None);
-        assert!(socket_acceptconn(&listener).unwrap());
-        assert_eq!(socket_recv_buffer_size(&listener).unwrap(), 2 * BUFFER_LEN);
+        let listening_socket = find_socket("tcp", socket_addr(listener.name()), None);
+        assert!(socket_acceptconn(&listening_socket).unwrap());
+        assert_eq!(
+            socket_recv_buffer_size(&listening_socket).unwrap(),
+            2 * BUFFER_LEN
+        );
 
-        // A domain that says nothing of its own.
+        // A domain without socket options.
         let plain = fabric.domain(&info).unwrap();
-        let (caller, accepted) = connect_and_accept(&mut door, &plain, &info).await;
+        let (connector, accepted) = connect_and_accept(&mut listener, &plain, &info).await;
         let socket = connected_socket(&accepted);
         assert_eq!(socket_recv_buffer_size(&socket).unwrap(), 2 * BUFFER_LEN);
         assert_eq!(socket_send_buffer_size(&socket).unwrap(), 2 * BUFFER_LEN);
@@ -111,15 +114,15 @@ fn accepted_sockets_inherit_passive_endpoint_options() {
             (tcp_keepidle(&socket).unwrap(), ip_tos(&socket).unwrap()),
             (Duration::from_secs(22), 0)
         );
-        // Who calls has options of its own.
-        let socket = connected_socket(&caller);
+        // The connecting endpoint has options of its own.
+        let socket = connected_socket(&connector);
         assert_eq!(
             tcp_congestion(&socket).unwrap(),
             SocketOptions::LOCAL_CONGESTION_CONTROL
         );
         assert_eq!(tcp_keepidle(&socket).unwrap(), Duration::from_secs(15));
 
-        // One that does; what it does not say stays.
+        // A domain with socket options; those that it does not set are inherited.
         let own = SocketOptions::new()
             .congestion_control(SocketOptions::LOCAL_CONGESTION_CONTROL)
             .receive_buffer(2 * BUFFER_LEN);
@@ -129,7 +132,7 @@ fn accepted_sockets_inherit_passive_endpoint_options() {
             .open()
             .unwrap();
         info.tx.tclass = Some(TrafficClass::LowLatency);
-        let (_caller, accepted) = connect_and_accept(&mut door, &own, &info).await;
+        let (_connector, accepted) = connect_and_accept(&mut listener, &own, &info).await;
         let socket = connected_socket(&accepted);
         assert_eq!(socket_recv_buffer_size(&socket).unwrap(), 4 * BUFFER_LEN);
         assert_eq!(socket_send_buffer_size(&socket).unwrap(), 2 * BUFFER_LEN);
@@ -147,22 +150,22 @@ fn accepted_sockets_inherit_passive_endpoint_options() {
 #[test]
 fn bind_options_apply_to_listener_and_connections() {
     run(async {
-        let mut door = Endpoint::options()
+        let mut listener = Endpoint::options()
             .socket_options(all_socket_options())
             .listen("tcp://")
             .await
             .unwrap();
         assert!(
-            PORT_RANGE.contains(&socket_addr(door.name()).port()),
+            PORT_RANGE.contains(&socket_addr(listener.name()).port()),
             "{}",
-            door.name()
+            listener.name()
         );
         let calling = Endpoint::options()
             .socket_options(all_socket_options())
-            .connect(door.name());
-        let accepting = async { door.next().await.unwrap().accept("").await };
-        let (caller, accepted) = tokio::join!(calling, accepting);
-        for ep in [caller.unwrap(), accepted.unwrap()] {
+            .connect(listener.name());
+        let accepting = async { listener.next().await.unwrap().accept("").await };
+        let (connector, accepted) = tokio::join!(calling, accepting);
+        for ep in [connector.unwrap(), accepted.unwrap()] {
             let socket = connected_socket(&ep);
             assert_eq!(socket_recv_buffer_size(&socket).unwrap(), 2 * BUFFER_LEN);
             assert_eq!(
@@ -171,13 +174,13 @@ fn bind_options_apply_to_listener_and_connections() {
             );
             assert_eq!(tcp_keepidle(&socket).unwrap(), Duration::from_secs(22));
         }
-        let port = socket_addr(door.name()).port();
+        let port = socket_addr(listener.name()).port();
         let taken = Endpoint::options()
             .socket_options(SocketOptions::new().port_range(port..=port))
             .listen("tcp://");
         assert_eq!(
             taken.await.unwrap_err(),
-            Error::AddressInUse(door.name().clone())
+            Error::AddressInUse(listener.name().clone())
         );
         let wrong = SocketOptions::new().send_buffer(usize::MAX);
         let refused = Endpoint::options()
@@ -192,40 +195,43 @@ fn bind_options_apply_to_listener_and_connections() {
 #[test]
 fn connect_resolves_host_names() {
     run(async {
-        let mut door = PassiveEndpoint::bind("tcp://localhost:0").await.unwrap();
+        let mut listener = PassiveEndpoint::bind("tcp://localhost:0").await.unwrap();
         assert!(
-            socket_addr(door.name()).ip().is_loopback(),
+            socket_addr(listener.name()).ip().is_loopback(),
             "{}",
-            door.name()
+            listener.name()
         );
-        let name = format!("tcp://localhost:{}", socket_addr(door.name()).port());
-        let (caller, accepted) = tokio::join!(Endpoint::connect(&name), async {
-            door.next().await.unwrap().accept("").await.unwrap()
+        let name = format!("tcp://localhost:{}", socket_addr(listener.name()).port());
+        let (connector, accepted) = tokio::join!(Endpoint::connect(&name), async {
+            listener.next().await.unwrap().accept("").await.unwrap()
         });
-        let caller = caller.unwrap();
+        let connector = connector.unwrap();
         assert_eq!(
-            caller.peer_name(),
-            Ok(door.name()),
-            "an address, whatever was asked for"
+            connector.peer_name(),
+            Ok(listener.name()),
+            "the peer's name is an address"
         );
-        caller.send(caller.peer().unwrap(), "hello").await.unwrap();
+        connector
+            .send(connector.peer().unwrap(), "hello")
+            .await
+            .unwrap();
         assert_eq!(&accepted.recv().await.unwrap()[..], b"hello");
 
-        // Somebody is there, and does not want to: nobody else is asked.
+        // A rejection by one address ends the connect; no other address is tried.
         let (refused, ()) = tokio::join!(Endpoint::connect(&name), async {
-            door.next().await.unwrap().reject("no").unwrap();
+            listener.next().await.unwrap().reject("no").unwrap();
         });
         assert!(
             matches!(refused, Err(Error::Rejected { .. })),
             "{refused:?}"
         );
-        assert!(door.try_next().is_none());
+        assert!(listener.try_next().is_none());
 
-        // At each of its addresses there is nobody any more.
-        drop(door);
-        let nobody = Endpoint::connect(&name).await.map(drop).unwrap_err();
-        assert!(matches!(nobody, Error::NoSuchPeer(_)), "{nobody}");
-        // A label of 64 letters is none, so no server is asked.
+        // No address of the host has a listener any more.
+        drop(listener);
+        let no_listener = Endpoint::connect(&name).await.map(drop).unwrap_err();
+        assert!(matches!(no_listener, Error::NoSuchPeer(_)), "{no_listener}");
+        // A label of 64 letters is invalid, so no name server is queried.
         let text = format!("tcp://{}.invalid:7", "x".repeat(64));
         for error in [
             Endpoint::connect(&text).await.map(drop).unwrap_err(),
@@ -243,58 +249,59 @@ const HOSTS_FILE: &str = "\
 127.0.0.1 lodge
 ";
 
-/// Calls `twin`, who is at home at this one of two addresses, and takes the address of `lodge` that
-/// is this machine's.
+/// Connects to `twin`, which listens at only one of its two addresses, and binds `lodge`, of whose
+/// two addresses only one is local.
 pub(crate) async fn host_name_client(home: &str) {
-    let mut door = PassiveEndpoint::bind(home)
+    let mut listener = PassiveEndpoint::bind(home)
         .await
         .expect("a loopback address");
-    let name = format!("tcp://twin:{}", socket_addr(door.name()).port());
-    let (caller, accepted) = tokio::join!(Endpoint::connect(&name), async {
-        door.next()
+    let name = format!("tcp://twin:{}", socket_addr(listener.name()).port());
+    let (connector, accepted) = tokio::join!(Endpoint::connect(&name), async {
+        listener
+            .next()
             .await
-            .expect("it is open")
+            .expect("the listener is open")
             .accept("welcome")
             .await
     });
-    let caller = caller.expect("somebody is at one of the addresses");
+    let connector = connector.expect("connect to one of the addresses");
     assert_eq!(
-        (caller.peer_name(), caller.private_data()),
-        (Ok(door.name()), &b"welcome"[..])
+        (connector.peer_name(), connector.private_data()),
+        (Ok(listener.name()), &b"welcome"[..])
     );
-    accepted.expect("it waits");
+    accepted.expect("accept");
     let lodge = PassiveEndpoint::bind("tcp://lodge:0")
         .await
-        .expect("one of the addresses is ours");
+        .expect("one of the addresses is local");
     assert_eq!(
         socket_addr(lodge.name()).ip(),
         std::net::Ipv4Addr::LOCALHOST
     );
 }
 
-/// Whichever of its addresses comes first: where nobody is, the next one is tried.
+/// A connect tries the addresses of a host in turn until one has a listener.
 #[test]
 fn connect_tries_every_address_of_a_host() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("skipped: needs root, to say which hosts there are");
+        return skip(Facility::Netns, "root is needed to mount a hosts file");
     }
     let hosts = std::env::temp_dir().join(format!("fabric-hosts-{}", std::process::id()));
     std::fs::write(&hosts, HOSTS_FILE).unwrap();
     for home in ["tcp://127.0.0.1:0", "tcp://127.0.0.2:0"] {
         let ended = TestPeer::start_with_hosts_file(&hosts, "tcp host_name_client", home)
-            .and_then(|mut visitor| visitor.0.wait());
+            .and_then(|mut client| client.0.wait());
         match ended.map(|status| status.code()) {
             Ok(Some(0)) => {}
-            Ok(Some(EXIT_NO_MOUNT)) => eprintln!("skipped, nothing can be mounted here"),
+            Ok(Some(EXIT_NO_MOUNT)) => skip(Facility::Netns, "no hosts file can be mounted"),
             Ok(code) => panic!("{home}: {code:?}"),
-            Err(error) => eprintln!("skipped, there is no unshare: {error}"),
+            Err(error) => skip(Facility::Netns, format!("unshare: {error}")),
         }
     }
     std::fs::remove_file(&hosts).unwrap();
 }
 
-/// Addresses of the other family than that to call from are passed over; in the object model a host
-/// has a name, too.
+/// A connect passes over addresses of another family than the source address; hosts have names in
+/// the object model, too.
 #[test]
 fn connect_skips_addresses_of_another_family() {
     run(async {
@@ -302,24 +309,24 @@ fn connect_skips_addresses_of_another_family() {
         let fabric = Fabric::open(&info).unwrap();
         let domain = fabric.domain(&info).unwrap();
         let cq = domain.completion_queue(16).unwrap();
-        let mut door = fabric
+        let mut listener = fabric
             .passive_endpoint(&info)
             .unwrap()
             .name("tcp://127.0.0.1:0")
             .unwrap()
             .listen()
             .unwrap();
-        let name = format!("tcp://localhost:{}", socket_addr(door.name()).port());
+        let name = format!("tcp://localhost:{}", socket_addr(listener.name()).port());
         let from = |name: &str| {
             let ep = domain.endpoint(&info).unwrap().name(name).unwrap();
             ep.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV).unwrap()
         };
-        let (caller, accepted) = tokio::join!(from("tcp://127.0.0.1:0").connect(&name), async {
+        let (connector, accepted) = tokio::join!(from("tcp://127.0.0.1:0").connect(&name), async {
             let accepting = from("tcp://127.0.0.1:0");
-            accepting.accept(door.next().await.unwrap(), "").await
+            accepting.accept(listener.next().await.unwrap(), "").await
         });
         assert_eq!(
-            caller.unwrap().name(),
+            connector.unwrap().name(),
             accepted.unwrap().peer_name().unwrap()
         );
         let other = from("tcp://[::1]:0")

@@ -1,4 +1,4 @@
-//! Two networks joined by a cable, which is pulled.
+//! Two network namespaces that are joined by a veth pair, and the loss of the link.
 
 use std::io::{BufRead, BufReader};
 use std::process::{ChildStdout, Command, Output};
@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use fabric_async::{Access, Endpoint, OpKind, RemoteRegion, SocketOptions};
 
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
 const FIRST_IP: &str = "10.231.97.1";
 const SECOND_IP: &str = "10.231.97.2";
-/// Bytes that are lent.
+/// Bytes of the region.
 const REGION_LEN: usize = 3_000_000;
 
-/// Two network namespaces, each with one end of a cable; both go with this value.
+/// Two network namespaces, each with one end of a veth pair; dropping this value deletes both.
 struct VethPair([String; 2]);
 
 fn run_ip(args: &str) -> std::io::Result<Output> {
@@ -23,37 +24,36 @@ fn run_ip(args: &str) -> std::io::Result<Output> {
 }
 
 impl VethPair {
-    /// Nothing where namespaces cannot be made: that takes root, and `ip`.
+    /// Returns `None`, after recording a skip, where namespaces cannot be made: that takes root and
+    /// `ip`.
     fn create(number: usize) -> Option<Self> {
         let name = |end| format!("fabric-{}-{number}{end}", std::process::id());
-        let cable = Self([name("a"), name("b")]);
-        let [a, b] = &cable.0;
+        let veth = Self([name("a"), name("b")]);
+        let [a, b] = &veth.0;
         let steps = [
             format!("netns add {a}"),
             format!("netns add {b}"),
-            format!("-n {a} link add cable type veth peer name cable netns {b}"),
-            format!("-n {a} addr add {FIRST_IP}/24 dev cable"),
-            format!("-n {b} addr add {SECOND_IP}/24 dev cable"),
-            format!("-n {a} link set cable up"),
-            format!("-n {b} link set cable up"),
+            format!("-n {a} link add veth0 type veth peer name veth0 netns {b}"),
+            format!("-n {a} addr add {FIRST_IP}/24 dev veth0"),
+            format!("-n {b} addr add {SECOND_IP}/24 dev veth0"),
+            format!("-n {a} link set veth0 up"),
+            format!("-n {b} link set veth0 up"),
         ];
         for step in steps {
             match run_ip(&step) {
                 Ok(done) if done.status.success() => {}
                 Ok(done) => {
-                    eprintln!(
-                        "skipped, ip {step}: {}",
-                        String::from_utf8_lossy(&done.stderr).trim()
-                    );
+                    let error = String::from_utf8_lossy(&done.stderr);
+                    skip(Facility::Netns, format!("ip {step}: {}", error.trim()));
                     return None;
                 }
                 Err(error) => {
-                    eprintln!("skipped, there is no ip: {error}");
+                    skip(Facility::Netns, format!("ip: {error}"));
                     return None;
                 }
             }
         }
-        Some(cable)
+        Some(veth)
     }
 }
 
@@ -65,7 +65,7 @@ impl Drop for VethPair {
     }
 }
 
-/// What a peer says, line by line.
+/// The standard output of a peer, line by line.
 struct PeerOutput(BufReader<ChildStdout>);
 
 impl PeerOutput {
@@ -73,76 +73,72 @@ impl PeerOutput {
         Self(BufReader::new(peer.0.stdout.take().expect("piped")))
     }
 
-    /// Waits until it says this; the test program around it says things as well.
-    fn wait_for(&mut self, word: &str) {
+    /// Waits for a line that contains `text`; the test harness of the peer prints lines, too.
+    fn wait_for(&mut self, text: &str) {
         let mut line = String::new();
-        while !line.contains(word) {
+        while !line.contains(text) {
             line.clear();
             assert!(
-                self.0.read_line(&mut line).expect("a pipe") > 0,
-                "it ended before it said {word:?}"
+                self.0.read_line(&mut line).expect("read the peer's output") > 0,
+                "the peer ended before it printed {text:?}"
             );
         }
     }
 }
 
-/// Sends back what comes.
+/// Sends back every message to its source.
 pub(crate) async fn echo_any_peer(name: &str) {
     let ep = Endpoint::bind(name).await.expect("bind");
     println!("[ready]");
     loop {
-        let message = ep.recv().await.expect("an endpoint that is open");
-        let from = message.source().expect("it has connected");
+        let message = ep.recv().await.expect("recv");
+        let from = message.source().expect("source of the message");
         if ep.send(from, message.into_bytes()).await.is_err() {
             return;
         }
     }
 }
 
-/// Talks with a mirror, and then waits for a word of it that never comes.
+/// Exchanges messages with an echo peer, and then waits until the idle timeout fails a receive.
 pub(crate) async fn link_loss_client(names: &str) {
-    let (name, mirror) = names.split_once(' ').expect("two names");
+    let (name, echo_peer) = names.split_once(' ').expect("two names");
     let options = SocketOptions::new().idle_timeout(Duration::from_secs(4));
     let ep = Endpoint::options()
         .socket_options(options)
         .bind(name)
         .await
         .expect("bind");
-    let peer = ep.add_peer(mirror).await.expect("the mirror is there");
+    let peer = ep.add_peer(echo_peer).await.expect("add_peer");
     for round in 0..200usize {
         let message = vec![round as u8; [8, 1000, 5000, 200_000][round % 4]];
         let (sent, got) = tokio::join!(ep.send(peer, message.clone()), ep.recv());
-        sent.expect("a peer");
-        assert_eq!(got.expect("an answer")[..], message[..]);
+        sent.expect("send");
+        assert_eq!(got.expect("a reply")[..], message[..]);
     }
     println!("[met]");
-    let failed = ep
-        .recv()
-        .from(peer)
-        .await
-        .expect_err("nothing comes any more");
+    let failed = ep.recv().from(peer).await.expect_err("the peer is gone");
     assert!(failed.error.is_peer_gone(), "{}", failed.error);
     println!("[gone]");
 }
 
-/// Lends memory, and hears of what is written there with data.
+/// Grants access to a region, and waits for the completion of a write with data.
 pub(crate) async fn rma_owner(name: &str) {
     let ep = Endpoint::bind(name).await.expect("bind");
-    let mut completions = ep.completions().expect("its own");
+    let mut completions = ep.completions().expect("a completion queue");
     let region = ep
         .domain()
         .alloc(REGION_LEN, Access::REMOTE_READ | Access::REMOTE_WRITE)
-        .expect("memory");
+        .expect("allocate a region");
     println!("[ready]");
-    let asks = ep
+    let requester = ep
         .recv()
         .await
-        .expect("an endpoint that is open")
+        .expect("recv")
         .source()
-        .expect("it has connected");
-    ep.send(asks, region.remote().to_bytes().to_vec())
+        .expect("source of the message");
+    ep.send(requester, region.remote().to_bytes().to_vec())
         .await
-        .expect("a peer");
+        .expect("send");
     let mut out = Vec::new();
     completions.next_batch(&mut out, 1).await;
     assert_eq!(
@@ -150,34 +146,34 @@ pub(crate) async fn rma_owner(name: &str) {
         (OpKind::RemoteWrite, Some(77), REGION_LEN)
     );
     let mut written = vec![0; REGION_LEN];
-    region.read(0, &mut written).expect("all of it");
+    region.read(0, &mut written).expect("read the region");
     assert!(written == pattern(2), "the second pattern");
-    ep.send(asks, "as it was written").await.expect("a peer");
+    ep.send(requester, "as it was written").await.expect("send");
     let last = ep
         .recv()
-        .from(asks)
+        .from(requester)
         .await
-        .expect_err("nothing comes any more");
+        .expect_err("the peer is gone");
     assert!(last.error.is_peer_gone(), "{}", last.error);
 }
 
-/// Reads and writes memory at the other end of the cable.
+/// Reads and writes the region at the other end of the link.
 pub(crate) async fn rma_client(names: &str) {
-    let (name, lender) = names.split_once(' ').expect("two names");
+    let (name, owner) = names.split_once(' ').expect("two names");
     let ep = Endpoint::bind(name).await.expect("bind");
-    let peer = ep.add_peer(lender).await.expect("the lender is there");
-    ep.send(peer, "where?").await.expect("a peer");
-    let remote = RemoteRegion::from_bytes(&ep.recv().await.expect("an answer")).expect("a region");
+    let peer = ep.add_peer(owner).await.expect("add_peer");
+    ep.send(peer, "where?").await.expect("send");
+    let remote = RemoteRegion::from_bytes(&ep.recv().await.expect("a reply")).expect("a region");
     ep.write(peer, remote.at(0), pattern(1))
         .await
-        .expect("memory that is lent");
-    assert!(ep.read(peer, remote.slice(..)).await.expect("memory")[..] == pattern(1)[..]);
+        .expect("write");
+    assert!(ep.read(peer, remote.slice(..)).await.expect("read")[..] == pattern(1)[..]);
     let places = [
         remote.slice(..10),
         remote.slice(1_000_000..2_000_000),
         remote.slice(20..30),
     ];
-    let read = ep.read_rma_iov(peer, &places).await.expect("memory");
+    let read = ep.read_rma_iov(peer, &places).await.expect("read_rma_iov");
     assert!(
         read[..10] == pattern(1)[..10] && read[10..1_000_010] == pattern(1)[1_000_000..2_000_000]
     );
@@ -188,8 +184,11 @@ pub(crate) async fn rma_client(names: &str) {
     ep.write(peer, remote.at(0), pattern(2))
         .data(77)
         .await
-        .expect("memory");
-    assert_eq!(&ep.recv().await.expect("a word")[..], b"as it was written");
+        .expect("write");
+    assert_eq!(
+        &ep.recv().await.expect("a message")[..],
+        b"as it was written"
+    );
     println!("[written]");
 }
 
@@ -201,51 +200,51 @@ fn pattern(which: usize) -> Vec<u8> {
 
 #[test]
 fn rma_works_across_network_namespaces() {
-    let Some(cable) = VethPair::create(9) else {
+    let Some(veth) = VethPair::create(9) else {
         return;
     };
-    let [a, b] = &cable.0;
+    let [a, b] = &veth.0;
     let at = format!("tcp://{FIRST_IP}:7000");
-    let mut lender = TestPeer::start_in_netns(a, "tcp rma_owner", &at);
-    // What they say at their ends is to go somewhere.
-    let mut lender_said = PeerOutput::from_peer(&mut lender);
-    lender_said.wait_for("[ready]");
-    let mut borrower =
+    let mut owner = TestPeer::start_in_netns(a, "tcp rma_owner", &at);
+    // The pipes must be read, so that the peers can print.
+    let mut owner_output = PeerOutput::from_peer(&mut owner);
+    owner_output.wait_for("[ready]");
+    let mut client =
         TestPeer::start_in_netns(b, "tcp rma_client", &format!("tcp://{SECOND_IP}:0 {at}"));
-    let mut borrower_said = PeerOutput::from_peer(&mut borrower);
-    borrower_said.wait_for("[written]");
-    assert!(borrower.0.wait().expect("it was started").success());
-    assert!(lender.0.wait().expect("it was started").success());
+    let mut client_output = PeerOutput::from_peer(&mut client);
+    client_output.wait_for("[written]");
+    assert!(client.0.wait().expect("wait for the process").success());
+    assert!(owner.0.wait().expect("wait for the process").success());
 }
 
-/// Nobody says anything any more, neither a process nor a kernel: only silence tells.
+/// After the loss of the link no kernel reports anything, so only the idle timeout detects it.
 #[test]
 fn link_loss_is_detected_by_idle_timeout() {
-    for (number, pull) in ["link set cable down", "link del cable"]
+    for (number, cut) in ["link set veth0 down", "link del veth0"]
         .into_iter()
         .enumerate()
     {
-        let Some(cable) = VethPair::create(number) else {
+        let Some(veth) = VethPair::create(number) else {
             return;
         };
-        let [a, b] = &cable.0;
+        let [a, b] = &veth.0;
         let at = format!("tcp://{FIRST_IP}:7000");
-        let mut mirror = TestPeer::start_in_netns(a, "tcp echo_any_peer", &at);
-        PeerOutput::from_peer(&mut mirror).wait_for("[ready]");
-        let mut lonely = TestPeer::start_in_netns(
+        let mut echo_peer = TestPeer::start_in_netns(a, "tcp echo_any_peer", &at);
+        PeerOutput::from_peer(&mut echo_peer).wait_for("[ready]");
+        let mut client = TestPeer::start_in_netns(
             b,
             "tcp link_loss_client",
             &format!("tcp://{SECOND_IP}:0 {at}"),
         );
-        let mut said = PeerOutput::from_peer(&mut lonely);
-        said.wait_for("[met]");
-        let pulled = run_ip(&format!("-n {a} {pull}")).expect("it was there before");
+        let mut output = PeerOutput::from_peer(&mut client);
+        output.wait_for("[met]");
+        let cut_output = run_ip(&format!("-n {a} {cut}")).expect("start ip");
         assert!(
-            pulled.status.success(),
+            cut_output.status.success(),
             "{}",
-            String::from_utf8_lossy(&pulled.stderr)
+            String::from_utf8_lossy(&cut_output.stderr)
         );
-        said.wait_for("[gone]");
-        assert!(lonely.0.wait().expect("it was started").success());
+        output.wait_for("[gone]");
+        assert!(client.0.wait().expect("wait for the process").success());
     }
 }

@@ -1,9 +1,10 @@
-//! What is said of sockets, and names of hosts.
+//! Socket options, and host names in addresses.
 
 use fabric_async::{Endpoint, Error, SocketOptions};
 
 use super::assert_still_works;
 use crate::run;
+use crate::skip::{Facility, skip};
 
 #[test]
 fn unsupported_socket_options_are_refused_by_name() {
@@ -35,9 +36,9 @@ fn bind_resolves_host_names() {
             "{}",
             ep.name()
         );
-        let friend = Endpoint::bind("tcp://localhost:0").await.unwrap();
-        let peer = friend.add_peer(ep.name()).await.unwrap();
-        friend.send(peer, "hello").await.unwrap();
+        let client = Endpoint::bind("tcp://localhost:0").await.unwrap();
+        let peer = client.add_peer(ep.name()).await.unwrap();
+        client.send(peer, "hello").await.unwrap();
         assert_eq!(&ep.recv().await.unwrap()[..], b"hello");
         let udp = Endpoint::bind("udp://localhost:0").await.unwrap();
         assert!(udp.name().socket_addr().unwrap().ip().is_loopback());
@@ -48,7 +49,7 @@ fn bind_resolves_host_names() {
 fn unknown_host_error_names_the_host() {
     run(async {
         let ep = Endpoint::bind("tcp://").await.unwrap();
-        // Labels of more than 63 letters are none, so no server is asked.
+        // Labels of more than 63 letters are invalid, so no name server is queried.
         let host = format!("{}.invalid", "x".repeat(64));
         let text = format!("tcp://{host}:7");
         for error in [
@@ -65,24 +66,23 @@ fn unknown_host_error_names_the_host() {
     });
 }
 
-/// IPv4 and IPv6 do not meet: what has the other family is passed over, and there may be nothing
-/// left.
+/// Endpoints pass over addresses of the other family, so that a host may have no usable address.
 #[test]
 fn add_peer_skips_addresses_of_another_family() {
     run(async {
         let found = fabric_async::resolve("tcp://localhost:7").await.unwrap();
         let is_ipv4 = |at: &fabric_async::Address| at.socket_addr().unwrap().is_ipv4();
         let Ok(ep) = Endpoint::bind("tcp://[::1]:0").await else {
-            return eprintln!("skipped, this machine has no IPv6");
+            return skip(Facility::Ipv6, "this machine has no IPv6");
         };
         let port = ep.name().socket_addr().unwrap().port();
-        let friend = Endpoint::bind("tcp://[::1]:0").await.unwrap();
-        let met = friend.add_peer(&format!("tcp://localhost:{port}")).await;
+        let client = Endpoint::bind("tcp://[::1]:0").await.unwrap();
+        let added = client.add_peer(&format!("tcp://localhost:{port}")).await;
         if found.iter().all(is_ipv4) {
-            assert!(matches!(met, Err(Error::NoSuchHost { .. })), "{met:?}");
+            assert!(matches!(added, Err(Error::NoSuchHost { .. })), "{added:?}");
         } else {
             assert_eq!(
-                friend.address_vector().lookup(met.unwrap()).unwrap(),
+                client.address_vector().lookup(added.unwrap()).unwrap(),
                 ep.name().clone()
             );
         }

@@ -1,4 +1,4 @@
-//! Peers that speak RXM, and peers that speak the native dialect.
+//! Peers that speak RXM (`Protocol::Rxm`), and peers that speak the native protocol.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -29,7 +29,7 @@ async fn bind_rxm() -> Endpoint {
         .unwrap()
 }
 
-/// Reads a control message.
+/// Reads a connection-management message.
 async fn recv_control(socket: &mut TcpStream) -> CmMessage {
     let mut bytes = Vec::new();
     loop {
@@ -47,7 +47,7 @@ async fn send_control(socket: &mut TcpStream, kind: CmKind, private: &[u8]) {
         .unwrap();
 }
 
-/// A packet within its frame, with everything at will.
+/// Encodes a packet in its frame from arbitrary values.
 pub(super) fn encode_packet(connection: u64, kind: u8, len: u64, body: &[u8]) -> Vec<u8> {
     let mut bytes = vec![3, 0, 0, 0, 0, 0, 16, 0];
     bytes.extend((16 + 64 + body.len() as u64).to_le_bytes());
@@ -60,7 +60,7 @@ pub(super) fn encode_packet(connection: u64, kind: u8, len: u64, body: &[u8]) ->
     bytes
 }
 
-/// Asks an endpoint for a connection in RXM; what packets there must quote.
+/// Connects with the RXM protocol, and returns the connection number that packets must carry.
 pub(super) async fn connect_accepted(ep: &Endpoint) -> (TcpStream, u64) {
     let mut socket = TcpStream::connect(ep.name().socket_addr().unwrap())
         .await
@@ -114,8 +114,8 @@ fn native_and_rxm_peers_share_an_endpoint() {
     }
 }
 
-/// Each dials the other before it hears of it, in one dialect or in two: one connection is left,
-/// and nothing is lost.
+/// Both endpoints connect at the same time, over one protocol or over two: one connection remains,
+/// and no message is lost.
 #[test]
 fn simultaneous_rxm_connects_leave_one_connection() {
     for is_mixed in [false, true] {
@@ -156,7 +156,7 @@ fn simultaneous_rxm_connects_leave_one_connection() {
     }
 }
 
-/// Killed while they send long messages, and while some are sent to them.
+/// RXM senders are killed while they send long messages and one is sent to them.
 #[test]
 fn killed_rxm_senders_are_reported_and_return_buffers() {
     run(async {
@@ -164,7 +164,7 @@ fn killed_rxm_senders_are_reported_and_return_buffers() {
         for kill in 0..20u64 {
             let victim = TestPeer::start("tcp send_forever rxm", &ep.name().to_string());
             let source = ep.recv().tag(1).await.unwrap().source().unwrap();
-            // It receives nothing: what it is offered it reads ahead, as far as its budget goes.
+            // The peer posts no receive, and buffers the message only up to its budget.
             let offered = ep.send(source, vec![9; 30 << 20]).start().unwrap();
             let killer = kill_after(victim, Duration::from_micros(kill * 300));
             recv_until_gone(&ep, source).await;
@@ -181,8 +181,8 @@ fn killed_rxm_senders_are_reported_and_return_buffers() {
     });
 }
 
-/// Waits for the end of the connection with this peer. Others may come and go: who has got the port
-/// of an endpoint that is gone is called by those who still look for it.
+/// Waits for the end of the connection with this peer. Other connections may come and go, because a
+/// port may be reused while a peer of its former endpoint still connects to it.
 async fn wait_peer_down(events: &mut EventQueue, name: &Address) {
     loop {
         if let EventKind::PeerDown { peer, .. } = events.next().await.kind
@@ -193,29 +193,28 @@ async fn wait_peer_down(events: &mut EventQueue, name: &Address) {
     }
 }
 
-/// Who does not understand the native question is asked again, and is not asked that way a second
-/// time.
+/// A peer that rejects a native connect request gets an RXM request, and no native request later.
 #[test]
 fn rxm_only_peer_is_detected_once() {
     run(async {
         let (ep, mut events) = bind_with_events().await;
-        // On an address that nobody else calls.
+        // An address that no other test connects to.
         let [.., high, low] = std::process::id().to_be_bytes();
         let listener = TcpListener::bind((Ipv4Addr::new(127, high, low, 4), 0))
             .await
             .unwrap();
         let name = Address::from_socket_addr(Scheme::Tcp, listener.local_addr().unwrap()).unwrap();
         let peer = ep.address_vector().insert(name.clone()).unwrap();
-        let mut asked = Vec::new();
+        let mut requested = Vec::new();
         for round in 0..2 {
-            let answering = async {
+            let accepting = async {
                 loop {
                     let (mut socket, _) = listener.accept().await.unwrap();
-                    let question =
+                    let request_data =
                         ConnectRequest::decode(recv_control(&mut socket).await.private_data())
                             .unwrap();
-                    asked.push(question.protocol());
-                    let ConnectRequest::Rxm(request) = question else {
+                    requested.push(request_data.protocol());
+                    let ConnectRequest::Rxm(request) = request_data else {
                         send_control(&mut socket, CmKind::Reject, &RxmReject::Refused.encode())
                             .await;
                         continue;
@@ -236,14 +235,13 @@ fn rxm_only_peer_is_detected_once() {
                     return Ok(());
                 }
             };
-            // A send that has failed is told at once: nobody would ever call the other half of
-            // this.
-            let sent = tokio::try_join!(ep.send(peer, "hello"), answering);
+            // try_join returns when the send fails; the accept would wait forever.
+            let sent = tokio::try_join!(ep.send(peer, "hello"), accepting);
             sent.unwrap_or_else(|failed| panic!("round {round}: {}", failed.error));
             wait_peer_down(&mut events, &name).await;
         }
         assert_eq!(
-            asked,
+            requested,
             [WireProtocol::Native, WireProtocol::Rxm, WireProtocol::Rxm]
         );
         assert_still_works(&ep).await;
@@ -266,7 +264,7 @@ async fn next_violation(events: &mut EventQueue) -> &'static str {
 fn malformed_rxm_packets_end_only_that_connection() {
     run(async {
         let (ep, mut events) = bind_with_events().await;
-        let mut strange = TcpStream::connect(ep.name().socket_addr().unwrap())
+        let mut rejected = TcpStream::connect(ep.name().socket_addr().unwrap())
             .await
             .unwrap();
         let mut request = RxmConnect {
@@ -276,9 +274,9 @@ fn malformed_rxm_packets_end_only_that_connection() {
         }
         .encode();
         request[8] = 1;
-        send_control(&mut strange, CmKind::Request, &request).await;
+        send_control(&mut rejected, CmKind::Request, &request).await;
         assert_eq!(
-            recv_control(&mut strange).await.private_data(),
+            recv_control(&mut rejected).await.private_data(),
             RxmReject::Refused.encode()
         );
         let error = next_rejection(&mut events).await;

@@ -1,4 +1,4 @@
-//! Memory of processes that die, and of one whose peers lie.
+//! RMA over TCP with targets that are killed, and with peers that violate the protocol.
 
 use std::time::Duration;
 
@@ -16,30 +16,33 @@ use crate::test_peer::TestPeer;
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const REGION_LEN: usize = 16 << 20;
 
-/// Plays the part of one that lends memory and a buffer, for ever.
+/// Announces a region and a registered buffer, and waits to be killed.
 pub(crate) async fn rma_target(name: &str) {
     let ep = Endpoint::bind("tcp://").await.expect("bind");
-    let region = ep.domain().alloc(REGION_LEN, READ_WRITE).expect("memory");
+    let region = ep
+        .domain()
+        .alloc(REGION_LEN, READ_WRITE)
+        .expect("allocate a region");
     let own = ep
         .domain()
         .register(vec![3u8; REGION_LEN], READ_WRITE, None)
-        .expect("a buffer");
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
+        .expect("allocate a region");
+    let peer = ep.add_peer(name).await.expect("add_peer");
     for remote in [region.remote(), own.remote()] {
         ep.send(peer, remote.to_bytes().to_vec())
             .await
-            .expect("a peer");
+            .expect("send");
     }
     while ep.recv().from(peer).await.is_ok() {}
 }
 
-/// A process that lends memory, and what it lends.
+/// Starts a peer with a region and a registered buffer, and returns both.
 async fn start_rma_target(ep: &Endpoint) -> (TestPeer, FiAddr, [RemoteRegion; 2]) {
     let peer = TestPeer::start("tcp rma_target", &ep.name().to_string());
-    let told = ep.recv().await.unwrap();
+    let announcement = ep.recv().await.unwrap();
     let (number, first) = (
-        told.source().unwrap(),
-        RemoteRegion::from_bytes(&told).unwrap(),
+        announcement.source().unwrap(),
+        RemoteRegion::from_bytes(&announcement).unwrap(),
     );
     let second = RemoteRegion::from_bytes(&ep.recv().from(number).await.unwrap()).unwrap();
     (peer, number, [first, second])
@@ -100,8 +103,7 @@ fn rma_to_another_process_works() {
     }
 }
 
-/// Whoever reads, writes or adds in the memory of a process that is killed hears of its end, each
-/// operation once.
+/// RMA operations fail once each when the target process is killed.
 #[test]
 fn rma_ops_fail_when_target_is_killed() {
     for progress in [Progress::Manual, Progress::Auto] {
@@ -129,7 +131,7 @@ fn rma_ops_fail_when_target_is_killed() {
                         break error;
                     }
                 };
-                // Who is gone by then has no number any more.
+                // The handle may already be stale.
                 let is_over = error.is_peer_gone() || error == Error::StaleAddress(to);
                 assert!(is_over, "round {round}: {error}");
                 killer.join().unwrap();
@@ -140,12 +142,12 @@ fn rma_ops_fail_when_target_is_killed() {
     }
 }
 
-/// The header of a one-sided operation, with its places.
-fn encode_rma_request(code: u8, flags: u16, rows: &[[u64; 3]], payload: u64) -> Vec<u8> {
-    let len = 16 + 24 * rows.len();
+/// Encodes the header of an RMA request with its RMA iov.
+fn encode_rma_request(code: u8, flags: u16, rma_iov: &[[u64; 3]], payload: u64) -> Vec<u8> {
+    let len = 16 + 24 * rma_iov.len();
     let mut bytes = encode_header(code, flags, 0, len as u8, len as u64 + payload);
-    bytes[5] = rows.len() as u8;
-    bytes.extend(rows.iter().flatten().flat_map(|word| word.to_le_bytes()));
+    bytes[5] = rma_iov.len() as u8;
+    bytes.extend(rma_iov.iter().flatten().flat_map(|word| word.to_le_bytes()));
     bytes
 }
 
@@ -180,7 +182,7 @@ fn invalid_rma_requests_end_only_that_connection() {
                 "bytes behind it",
                 encode_rma_request(2, 0, &[[0, 10, 7]], 1),
             ),
-            // It may be told why only where it asks for an answer.
+            // A denied request that wants no response ends the connection.
             ("may not reach", encode_rma_request(4, 0, &[[0, 10, 9]], 10)),
             (
                 "may not reach",
@@ -219,7 +221,7 @@ fn invalid_rma_requests_end_only_that_connection() {
     });
 }
 
-/// Half a write and half a question leave nothing behind that others would notice.
+/// An incomplete write and an incomplete read request do not affect later operations.
 #[test]
 fn partial_rma_requests_do_not_affect_others() {
     run(async {
@@ -239,33 +241,33 @@ fn partial_rma_requests_do_not_affect_others() {
             next_down_reason(&mut events).await;
         }
         assert_eq!(region.load::<u8>(99_999), Ok(0));
-        let friend = Endpoint::bind("tcp://").await.unwrap();
-        let to = friend.add_peer(ep.name()).await.unwrap();
+        let bystander = Endpoint::bind("tcp://").await.unwrap();
+        let to = bystander.add_peer(ep.name()).await.unwrap();
         let serving = tokio::spawn({
             let ep = ep.clone();
             async move { drop(ep.recv().tag(1).await) }
         });
-        friend
+        bystander
             .write(to, region.remote().at(0), vec![6; 100_000])
             .await
             .unwrap();
         assert_eq!(
-            friend.read(to, region.remote().slice(..)).await.unwrap()[..],
+            bystander.read(to, region.remote().slice(..)).await.unwrap()[..],
             vec![6; 100_000][..]
         );
-        friend
+        bystander
             .write(to, region.remote().at(0), "x")
             .data(3)
             .await
             .unwrap();
-        friend.send(to, "done").tag(1).await.unwrap();
+        bystander.send(to, "done").tag(1).await.unwrap();
         serving.await.unwrap();
         assert_eq!(ep.stats().remote_ops.count, 1);
         assert_still_works(&ep).await;
     });
 }
 
-/// Bytes of memory that this process has.
+/// Returns the resident memory of this process, in bytes.
 fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status
@@ -280,8 +282,8 @@ fn resident_bytes() -> usize {
         << 10
 }
 
-/// Who asks for terabytes and reads none of them costs little, holds up nobody, and is served when
-/// it reads.
+/// The queue of read responses is bounded: a peer that requests terabytes and does not read is not
+/// read, blocks no other peer, and gets the responses once it reads.
 #[test]
 fn peer_that_does_not_read_responses_is_not_read() {
     run(async {
@@ -293,21 +295,23 @@ fn peer_that_does_not_read_responses_is_not_read() {
             .unwrap();
         region.write(0, &vec![9; len as usize]).unwrap();
         let mut socket = connect_accepted(&ep, 9).await;
-        let question = encode_rma_request(2, 0, &[[0, len, 7]; 4], 0);
-        let many = question.repeat(1000);
+        let request = encode_rma_request(2, 0, &[[0, len, 7]; 4], 0);
+        let many = request.repeat(1000);
         let before = resident_bytes();
-        let mut asked = 0usize;
+        let mut request_bytes = 0usize;
         loop {
             assert_still_works(&ep).await;
             match tokio::time::timeout(Duration::from_millis(500), socket.write_all(&many)).await {
                 Ok(written) => written.unwrap(),
                 Err(_) => break,
             }
-            asked += many.len();
-            assert!(asked < 1 << 30, "it goes on being heard");
+            request_bytes += many.len();
+            assert!(
+                request_bytes < 1 << 30,
+                "the endpoint still reads from the peer"
+            );
         }
-        // Other tests of this process have memory as well; answers to what was asked would be
-        // terabytes.
+        // Other tests of this process use memory, too; the responses would take terabytes.
         assert!(resident_bytes().saturating_sub(before) < 1 << 30);
         let mut answer = vec![0; 16 + (4 << 20)];
         let serving = ep.recv().tag(1).start().unwrap();
@@ -315,7 +319,7 @@ fn peer_that_does_not_read_responses_is_not_read() {
             socket.read_exact(&mut answer).await.unwrap();
         };
         tokio::select! {
-            _ = serving => unreachable!("nobody sends"),
+            _ = serving => unreachable!("no message has this tag"),
             () = reading => {}
         }
         assert!(answer[1] == 0xf3 && answer[16..].iter().all(|byte| *byte == 9));
@@ -325,8 +329,7 @@ fn peer_that_does_not_read_responses_is_not_read() {
     });
 }
 
-/// A peer that answers what it was asked with something else ends its connection; what was asked of
-/// it fails.
+/// A peer that sends an invalid response loses its connection, and the pending operation fails.
 #[test]
 fn invalid_rma_responses_fail_pending_requests() {
     run(async {
@@ -343,10 +346,10 @@ fn invalid_rma_responses_fail_pending_requests() {
                 .write_all(&[&encode_header(0, 0, 0, 16, 17)[..], b"x"].concat())
                 .await
                 .unwrap();
-            let liar = ep.recv().await.unwrap().source().unwrap();
+            let target = ep.recv().await.unwrap().source().unwrap();
             let read = ep
                 .read(
-                    liar,
+                    target,
                     RemoteSlice {
                         key: 7,
                         offset: 0,
@@ -355,22 +358,22 @@ fn invalid_rma_responses_fail_pending_requests() {
                 )
                 .start()
                 .unwrap();
-            let mut question = [0; 40];
-            let (answered, read) = tokio::join!(
+            let mut request = [0; 40];
+            let (socket, read) = tokio::join!(
                 async {
-                    socket.read_exact(&mut question).await.unwrap();
+                    socket.read_exact(&mut request).await.unwrap();
                     socket.write_all(&answer).await.unwrap();
                     socket
                 },
                 read
             );
-            assert_eq!(question[1], 2);
+            assert_eq!(request[1], 2);
             let error = read.unwrap_err().error;
             assert!(matches!(error, Error::Protocol { .. }), "{error}");
             next_down_reason(&mut events).await;
-            read_until_closed(answered).await;
+            read_until_closed(socket).await;
         }
-        // Silence is an end, too.
+        // The end of the connection fails pending operations, too.
         let mut socket = connect_accepted(&ep, 9).await;
         socket
             .write_all(&[&encode_header(0, 0, 0, 16, 17)[..], b"x"].concat())
@@ -387,8 +390,8 @@ fn invalid_rma_responses_fail_pending_requests() {
     });
 }
 
-/// Operations end with the number of their peer, and what it says to them afterwards is thrown
-/// away: the connection goes on.
+/// Removing the peer's address fails pending RMA operations. Late responses are discarded, and the
+/// connection goes on.
 #[test]
 fn av_remove_fails_pending_rma_requests() {
     run(async {
@@ -399,18 +402,18 @@ fn av_remove_fails_pending_rma_requests() {
             .await
             .unwrap();
         let silent = ep.recv().await.unwrap().source().unwrap();
-        let place = RemoteSlice {
+        let slice = RemoteSlice {
             key: 1,
             offset: 0,
             len: 8,
         };
-        let read = ep.read(silent, place).start().unwrap();
+        let read = ep.read(silent, slice).start().unwrap();
         let write = ep
             .write(silent, RemoteAddr { key: 1, offset: 0 }, vec![7; 8])
             .start()
             .unwrap();
-        let mut asked = [0; 40 + 40 + 8];
-        socket.read_exact(&mut asked).await.unwrap();
+        let mut request_bytes = [0; 40 + 40 + 8];
+        socket.read_exact(&mut request_bytes).await.unwrap();
         ep.address_vector().remove(silent).unwrap();
         assert_eq!(read.await.unwrap_err().error, Error::StaleAddress(silent));
         let failed = write.await.unwrap_err();
@@ -418,7 +421,7 @@ fn av_remove_fails_pending_rma_requests() {
             (failed.error, failed.buf),
             (Error::StaleAddress(silent), vec![7; 8])
         );
-        // Late answers, a message behind them, and one that nobody has asked for.
+        // Late responses, then a message; after that a response without a request.
         let answer = [
             &encode_header(3, 0, 0, 16, 16 + 8)[..],
             &[5; 8],

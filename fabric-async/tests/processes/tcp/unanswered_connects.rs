@@ -1,5 +1,4 @@
-//! Attempts to connect that nobody answers: the peer's machine is there, and has no room for
-//! another connection.
+//! Connects to a listener whose backlog is full, so that nothing answers them.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -10,11 +9,12 @@ use fabric_async::{
 
 use crate::health::assert_still_works;
 use crate::run;
+use crate::skip::{Facility, skip};
 
-/// Longer than any test takes.
+/// Exceeds the duration of every test.
 const LONG_TIMEOUT: Duration = Duration::from_secs(1000);
 
-/// Somebody who accepts nobody, and has one waiting.
+/// A listener with a full backlog, which accepts no connection.
 struct Busy {
     name: String,
     socket_addr: SocketAddr,
@@ -35,7 +35,7 @@ impl Busy {
         }
     }
 
-    /// Sockets of this machine that ask there, and have not been answered.
+    /// Counts the sockets of this machine that are connecting to the listener (SYN_SENT).
     fn syn_sent_count(&self) -> usize {
         const SYN_SENT: &str = "02";
         let SocketAddr::V4(at) = self.socket_addr else {
@@ -63,7 +63,7 @@ impl Busy {
     }
 }
 
-/// In each way, under either progress.
+/// Runs a test with epoll and with io_uring, in each progress mode.
 async fn each_way(mut test: impl AsyncFnMut(SocketIo, Progress)) {
     for io in [SocketIo::Epoll, SocketIo::IoUring] {
         for progress in [Progress::Manual, Progress::Auto] {
@@ -72,7 +72,7 @@ async fn each_way(mut test: impl AsyncFnMut(SocketIo, Progress)) {
                     call: "io_uring_setup",
                     errno,
                 }) => {
-                    eprintln!("skipped, the kernel refuses a ring: error {errno}");
+                    skip(Facility::Uring, format!("io_uring_setup: errno {errno}"));
                 }
                 bound => {
                     drop(bound.unwrap());
@@ -83,7 +83,7 @@ async fn each_way(mut test: impl AsyncFnMut(SocketIo, Progress)) {
     }
 }
 
-/// A domain for connected endpoints.
+/// Opens a domain for connection-oriented endpoints.
 async fn domain(io: SocketIo, progress: Progress) -> (Domain, Info) {
     let hints = Hints::new()
         .provider("tcp")
@@ -104,24 +104,24 @@ fn unanswered_connect_times_out() {
         let busy = Busy::new();
         let (domain, info) = domain(io, progress).await;
         let begun = Instant::now();
-        let asked = || {
+        let connecting = || {
             domain
                 .endpoint(&info)
                 .unwrap()
                 .connect(&busy.name[..])
                 .timeout(TIME)
         };
-        let (one, other) = tokio::join!(asked(), asked());
+        let (one, other) = tokio::join!(connecting(), connecting());
         assert!(begun.elapsed() >= TIME);
         for failed in [one, other] {
-            let error = failed.expect_err("nobody has answered");
+            let error = failed.expect_err("the connect is not answered");
             assert_eq!(
                 error,
                 Error::TimedOut(busy.name.parse().unwrap()),
                 "{io:?} {progress:?}"
             );
         }
-        // The domain is still there, and has nothing more.
+        // The domain is still open and has no other socket in SYN_SENT.
         busy.wait_for_attempts(0).await;
         drop(domain);
     }));
@@ -133,14 +133,14 @@ fn dropped_connect_closes_its_socket() {
         let busy = Busy::new();
         let (domain, info) = domain(io, progress).await;
         {
-            let asked = domain
+            let connecting = domain
                 .endpoint(&info)
                 .unwrap()
                 .connect(&busy.name[..])
                 .timeout(LONG_TIMEOUT);
             tokio::select! {
                 biased;
-                _ = asked => panic!("nobody answers"),
+                _ = connecting => panic!("the connect was answered"),
                 () = busy.wait_for_attempts(1) => {}
             }
         }
@@ -149,16 +149,17 @@ fn dropped_connect_closes_its_socket() {
     }));
 }
 
-/// Endpoints that connect on demand: with an address that is removed, an endpoint that is closed.
+/// Pending connects of sends end when the address is removed from the AV, and when the endpoint is
+/// closed.
 #[test]
 fn av_remove_and_close_cancel_pending_connects() {
     run(each_way(async |io, progress| {
         let (busy, other) = (Busy::new(), Busy::new());
         let options = || Endpoint::options().socket_io(io).progress(progress);
         let ep = options().bind("tcp://").await.unwrap();
-        // Its time is over first.
+        // This connect started first, and its timer expires first.
         let to_other = ep.address_vector().insert(&other.name[..]).unwrap();
-        let still_asking = ep.send(to_other, "hello?").start().unwrap();
+        let pending = ep.send(to_other, "hello?").start().unwrap();
         other.wait_for_attempts(1).await;
         for _ in 0..2 {
             let peer = ep.address_vector().insert(&busy.name[..]).unwrap();
@@ -175,7 +176,7 @@ fn av_remove_and_close_cancel_pending_connects() {
         busy.wait_for_attempts(1).await;
         assert_eq!(other.syn_sent_count(), 1);
         ep.close().unwrap();
-        for canceled in [sent, still_asking] {
+        for canceled in [sent, pending] {
             assert_eq!(canceled.await.unwrap_err().error, Error::Canceled);
         }
         busy.wait_for_attempts(0).await;
@@ -184,25 +185,25 @@ fn av_remove_and_close_cancel_pending_connects() {
     }));
 }
 
-/// What fails is said in the same words, and at the same time, whichever the way.
+/// Connects fail with the same errors, at the same point, with epoll and with io_uring.
 #[test]
 fn connect_errors_are_equal_with_epoll_and_io_uring() {
     run(async {
-        let nobody = Busy::new().name;
-        let mut said = Vec::new();
+        let unlistened = Busy::new().name;
+        let mut outcomes = Vec::new();
         each_way(async |io, progress| {
             let options = || Endpoint::options().socket_io(io).progress(progress);
             let ep = options().bind("tcp://").await.unwrap();
             let (domain, info) = domain(io, progress).await;
-            let mut heard = Vec::new();
-            // Nobody listens; and what no route leads to from an address inside this machine.
+            let mut results = Vec::new();
+            // An address without a listener, and addresses without a route from loopback.
             for name in [
-                &nobody[..],
+                &unlistened[..],
                 "tcp://255.255.255.255:7",
                 "tcp://198.51.100.1:7",
             ] {
                 let peer = ep.address_vector().insert(name).unwrap();
-                heard.push(match ep.send(peer, "hello?").start() {
+                results.push(match ep.send(peer, "hello?").start() {
                     Ok(sent) => format!("later {:?}", sent.await.unwrap_err().error),
                     Err(failed) => format!("at once {:?}", failed.error),
                 });
@@ -213,15 +214,19 @@ fn connect_errors_are_equal_with_epoll_and_io_uring() {
                     .unwrap()
                     .connect(name)
                     .await;
-                heard.push(format!("{:?}", refused.expect_err("nobody is there")));
+                results.push(format!("{:?}", refused.expect_err("no listener")));
             }
-            said.push(heard);
+            outcomes.push(results);
         })
         .await;
         assert!(
-            said[0][0].contains("later NoSuchPeer") && said[0][4].contains("at once Unreachable"),
-            "{said:?}"
+            outcomes[0][0].contains("later NoSuchPeer")
+                && outcomes[0][4].contains("at once Unreachable"),
+            "{outcomes:?}"
         );
-        assert!(said.iter().all(|heard| *heard == said[0]), "{said:#?}");
+        assert!(
+            outcomes.iter().all(|results| *results == outcomes[0]),
+            "{outcomes:#?}"
+        );
     });
 }

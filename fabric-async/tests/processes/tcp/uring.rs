@@ -1,18 +1,19 @@
-//! The tests of this folder, and that of forks, once more over io_uring.
+//! Runs the tests of this folder, and the fork test over TCP, with io_uring.
 
 use std::process::{Command, Stdio};
 
 use fabric_async::{Endpoint, Error, SocketIo};
 
 use crate::run;
+use crate::skip::{Facility, skip};
 
-/// What chooses for programs that do not.
+/// Selects the socket I/O of programs that do not choose.
 const SOCKET_IO_ENV: &str = "FABRIC_SOCKET_IO";
 
 #[test]
 fn tests_pass_with_io_uring() {
     if std::env::var_os(SOCKET_IO_ENV).is_some() {
-        // This is the other run.
+        // The nested run.
         return;
     }
     match run(Endpoint::options()
@@ -23,12 +24,12 @@ fn tests_pass_with_io_uring() {
             call: "io_uring_setup",
             errno,
         }) => {
-            return eprintln!("skipped, the kernel refuses a ring: error {errno}");
+            return skip(Facility::Uring, format!("io_uring_setup: errno {errno}"));
         }
         other => drop(other.unwrap()),
     }
-    let mut program = Command::new(std::env::current_exe().expect("a path"));
-    // Who is silent in greetings is waited for by epoll in either case, and for long.
+    let mut program = Command::new(std::env::current_exe().expect("path of the test program"));
+    // Handshake timeouts use epoll in either case, and take long.
     program.args([
         "tcp::",
         "over_tcp",
@@ -41,15 +42,15 @@ fn tests_pass_with_io_uring() {
     let output = program
         .stderr(Stdio::inherit())
         .output()
-        .expect("the test program starts again");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{}\n{said}", output.status);
+        .expect("start the test program");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}\n{stdout}", output.status);
     for test in [
         "killed_senders_are_reported_and_do_not_affect_others",
         "fork_child_does_not_end_connections_over_tcp",
         "domain_debug_names_the_socket_io",
     ] {
-        assert!(said.contains(&format!("{test} ... ok")), "{said}");
+        assert!(stdout.contains(&format!("{test} ... ok")), "{stdout}");
     }
 }
 
@@ -57,17 +58,17 @@ fn tests_pass_with_io_uring() {
 fn domain_debug_names_the_socket_io() {
     run(async {
         let over = |io: &str| format!("tcp over {io} ");
-        let said = std::env::var(SOCKET_IO_ENV).unwrap_or_else(|_| "epoll".into());
+        let socket_io = std::env::var(SOCKET_IO_ENV).unwrap_or_else(|_| "epoll".into());
         let ep = Endpoint::bind("tcp://").await.unwrap();
-        let known = format!("{:?}", ep.domain());
-        assert!(known.contains(&over(&said)), "{known}");
-        // A program's own choice goes before that of the environment.
+        let debug = format!("{:?}", ep.domain());
+        assert!(debug.contains(&over(&socket_io)), "{debug}");
+        // The program's own choice takes precedence over the environment.
         let ep = Endpoint::options()
             .socket_io(SocketIo::Epoll)
             .bind("tcp://")
             .await
             .unwrap();
-        let known = format!("{:?}", ep.domain());
-        assert!(known.contains(&over("epoll")), "{known}");
+        let debug = format!("{:?}", ep.domain());
+        assert!(debug.contains(&over("epoll")), "{debug}");
     });
 }

@@ -1,5 +1,5 @@
-//! Messages that the network takes from where they lie, to peers that die, stop, or are sent to by
-//! who may not.
+//! Zero-copy sends to peers that are killed or stopped, and from a process with a low
+//! RLIMIT_MEMLOCK.
 
 use std::time::Duration;
 
@@ -8,11 +8,13 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
 
 use crate::health::{assert_still_works, kill_after};
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
 const MESSAGE_LEN: usize = 1 << 20;
 
-/// Everything long, also where that does not pay. Nothing where the kernel refuses a ring.
+/// Binds an endpoint that sends every message without a copy, or returns `None` where the kernel
+/// refuses io_uring.
 async fn bind_forced_zero_copy() -> Option<Endpoint> {
     let mut options = SocketOptions::new().zero_copy_threshold(0);
     options.force_zero_copy = true;
@@ -25,7 +27,7 @@ async fn bind_forced_zero_copy() -> Option<Endpoint> {
             call: "io_uring_setup",
             errno,
         }) => {
-            eprintln!("skipped, the kernel refuses a ring: error {errno}");
+            skip(Facility::Uring, format!("io_uring_setup: errno {errno}"));
             None
         }
         Err(error) => panic!("{error}"),
@@ -59,15 +61,15 @@ fn send_buffers_return_when_peer_is_killed() {
         }
         let stats = ep.stats();
         eprintln!(
-            "{} without a copy, {} copied anyway",
+            "{} messages without a copy, {} copied after all",
             stats.zero_copy, stats.zero_copy_fallbacks
         );
         assert_still_works(&ep).await;
     });
 }
 
-/// Nobody waits for a peer that does not go on: what is dropped leaves its memory to the ring, and
-/// that outlives the domain.
+/// A stopped peer does not hold up the close: the buffers of dropped sends belong to the io_uring
+/// instance, which outlives the domain.
 #[test]
 fn stopped_peer_does_not_block_drop_of_the_domain() {
     run(async {
@@ -89,7 +91,7 @@ fn stopped_peer_does_not_block_drop_of_the_domain() {
     });
 }
 
-/// Plays the part of one that may not keep so much memory in place.
+/// Sends from a process whose RLIMIT_MEMLOCK is too low for zero-copy sends.
 pub(crate) async fn low_memlock_sender(name: &str) {
     let limit = Some(4 << 20);
     setrlimit(
@@ -99,16 +101,16 @@ pub(crate) async fn low_memlock_sender(name: &str) {
             maximum: limit,
         },
     )
-    .expect("it is less than before");
+    .expect("lower RLIMIT_MEMLOCK");
     let Some(ep) = bind_forced_zero_copy().await else {
         return;
     };
-    let peer = ep.add_peer(name).await.expect("the survivor is there");
+    let peer = ep.add_peer(name).await.expect("add_peer");
     for number in 0..3 {
         let done = ep
             .send(peer, vec![number; 30 << 20])
             .await
-            .expect("it is sent otherwise");
+            .expect("a send with a copy");
         assert!(done.buf == vec![number; 30 << 20]);
     }
     let stats = ep.stats();
@@ -117,21 +119,28 @@ pub(crate) async fn low_memlock_sender(name: &str) {
 
 #[test]
 fn sender_below_memlock_limit_copies() {
-    const NOBODY: u32 = 65_534;
+    const OTHER_USER: u32 = 65_534;
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("skipped: needs root, to be somebody else");
+        return skip(
+            Facility::Root,
+            "root is needed to start a process of another user",
+        );
     }
     run(async {
         let ep = Endpoint::bind("tcp://").await.unwrap();
-        let mut poor =
-            match TestPeer::start_as_user("tcp low_memlock_sender", &ep.name().to_string(), NOBODY)
-            {
-                Ok(poor) => poor,
-                Err(error) => return eprintln!("skipped, another user cannot start this: {error}"),
-            };
+        let mut sender = match TestPeer::start_as_user(
+            "tcp low_memlock_sender",
+            &ep.name().to_string(),
+            OTHER_USER,
+        ) {
+            Ok(sender) => sender,
+            Err(error) => {
+                return skip(Facility::Root, format!("start as another user: {error}"));
+            }
+        };
         for number in 0..3 {
             assert!(ep.recv().await.unwrap()[..] == vec![number; 30 << 20]);
         }
-        assert!(poor.0.wait().unwrap().success());
+        assert!(sender.0.wait().unwrap().success());
     });
 }

@@ -1,7 +1,5 @@
-//! `fi_pingpong` of libfabric as a peer, in either role, where it is installed.
-//!
-//! The two sides speak over a TCP connection besides: who they are, when to begin, and how many
-//! messages they have seen.
+//! libfabric's `fi_pingpong` as a peer, in either role. The two sides also have a TCP connection,
+//! over which they exchange addresses, the start, and the number of messages.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
@@ -11,14 +9,16 @@ use std::time::Duration;
 use fabric_async::{Address, Endpoint, FiAddr, Progress};
 
 use crate::run;
+use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
 /// Messages of each length.
 const ROUNDS: u64 = 10;
-/// `FI_SOCKADDR_IN`.
+/// The libfabric address format `FI_SOCKADDR_IN`.
 const FI_SOCKADDR_IN: u32 = 2;
 
-/// Starts it on the network inside this machine; `None` where it is not installed.
+/// Starts fi_pingpong on the loopback interface; `None`, after recording a skip, where it is not
+/// installed.
 fn start_fi_pingpong(args: &[&str]) -> Option<TestPeer> {
     let mut command = Command::new("fi_pingpong");
     command
@@ -39,14 +39,17 @@ fn start_fi_pingpong(args: &[&str]) -> Option<TestPeer> {
     match command.stdout(Stdio::null()).stdin(Stdio::null()).spawn() {
         Ok(child) => Some(TestPeer(child)),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            eprintln!("skipped: fi_pingpong (of libfabric-bin) is not installed");
+            skip(
+                Facility::Interop,
+                "fi_pingpong is not installed (Debian: libfabric-bin)",
+            );
             None
         }
         Err(error) => panic!("{error}"),
     }
 }
 
-/// Lengths as it has them: 0, 1, and from there powers of two and what lies halfway between.
+/// Returns the lengths that fi_pingpong uses: 0, 1, powers of two, and the means of two neighbours.
 fn message_sizes(limit: usize) -> impl Iterator<Item = usize> {
     let powers = (1..usize::BITS).flat_map(|power| [1 << power, 3 << (power - 1)]);
     [0, 1]
@@ -55,7 +58,7 @@ fn message_sizes(limit: usize) -> impl Iterator<Item = usize> {
         .take_while(move |len| *len <= limit)
 }
 
-/// What a side sends: an alphabet that begins elsewhere with each message.
+/// Returns the content of a message: an alphabet whose first letter depends on the number.
 fn message_pattern(number: u64, len: usize) -> Vec<u8> {
     let alphabet = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
     let start = (number * 7) as usize % alphabet.len();
@@ -68,12 +71,12 @@ fn message_pattern(number: u64, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// The connection besides.
+/// The TCP connection to fi_pingpong.
 struct ControlConnection(TcpStream);
 
 impl ControlConnection {
     fn new(stream: TcpStream) -> Self {
-        // Only there to find hangs.
+        // Detects hangs.
         stream
             .set_read_timeout(Some(Duration::from_secs(60)))
             .unwrap();
@@ -92,7 +95,7 @@ impl ControlConnection {
 
     fn send_address(&mut self, name: &Address) {
         let Some(SocketAddr::V4(at)) = name.socket_addr() else {
-            panic!("{name} is not of IPv4")
+            panic!("{name} is no IPv4 address")
         };
         let mut bytes = 16u32.to_be_bytes().to_vec();
         bytes.extend(FI_SOCKADDR_IN.to_ne_bytes());
@@ -227,7 +230,7 @@ fn fi_pingpong_server_completes() {
                     Ok(stream) => break ControlConnection::new(stream),
                     Err(_) => assert!(
                         program.0.try_wait().unwrap().is_none(),
-                        "it has not even begun"
+                        "fi_pingpong ended before it listened"
                     ),
                 }
                 tokio::task::yield_now().await;

@@ -1,4 +1,4 @@
-//! Strangers that send what they like, as fast as they can.
+//! Senders of arbitrary datagrams, as fast as possible.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use crate::test_peer::TestPeer;
 
 /// Datagrams of one flood.
 const FLOOD_DATAGRAMS: usize = 20_000;
-/// Strangers of one crowd: more than an endpoint knows at a time.
+/// Senders of one run: more than an endpoint's table of auto-inserted peers holds.
 const SENDERS: usize = 3000;
 
-/// Plays the part of a stranger that sends datagrams of every kind, many at a time.
+/// Sends datagrams of many lengths from many sockets.
 pub(crate) fn flood(name: &str) {
-    let at = name.strip_prefix("fi_udp://").expect("an address");
+    let at = name.strip_prefix("fi_udp://").expect("a UDP address");
     let sockets: Vec<_> = (0..50)
-        .map(|_| UdpSocket::bind("127.0.0.1:0").expect("a port"))
+        .map(|_| UdpSocket::bind("127.0.0.1:0").expect("bind"))
         .collect();
     let garbage: Vec<u8> = (0..65_507u32)
         .map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8)
@@ -27,26 +27,26 @@ pub(crate) fn flood(name: &str) {
         let len = [0, 0, 1, 0, 1472, 0, 1473, 9000, 65_507][number % 9];
         sockets[number % sockets.len()]
             .send_to(&garbage[..len], at)
-            .expect("a network");
+            .expect("send");
     }
 }
 
-/// Plays the part of many strangers, each of which says one word, is answered, and is gone.
+/// Plays many senders, each of which sends one datagram and waits for the reply.
 pub(crate) fn many_senders(name: &str) {
-    let at = name.strip_prefix("fi_udp://").expect("an address");
+    let at = name.strip_prefix("fi_udp://").expect("a UDP address");
     for _ in 0..SENDERS {
-        let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
-        socket.send_to(b"hello", at).expect("a network");
-        // Only there to find hangs.
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        socket.send_to(b"hello", at).expect("send");
+        // Detects hangs.
         socket
             .set_read_timeout(Some(Duration::from_secs(60)))
-            .expect("a time");
-        assert_eq!(socket.recv(&mut [0; 8]).expect("an answer"), 2);
+            .expect("set_read_timeout");
+        assert_eq!(socket.recv(&mut [0; 8]).expect("a reply"), 2);
     }
 }
 
-/// Takes all that waits; returns how many messages there were, and checks that each is as it was
-/// sent, or cut.
+/// Receives all buffered messages, checks that each is whole or truncated, and returns their
+/// number.
 async fn drain_unexpected(ep: &Endpoint) -> usize {
     let mut count = 0;
     while ep.probe().try_probe().unwrap().is_some() {
@@ -75,7 +75,7 @@ fn datagram_flood_stays_within_the_unexpected_budget() {
                 .unwrap();
             for _ in 0..2 {
                 let mut peer = TestPeer::start("udp flood", &ep.name().to_string());
-                // Something else goes on meanwhile, though what it sends may be lost.
+                // The endpoint progresses meanwhile; the kernel may drop datagrams.
                 while peer.0.try_wait().unwrap().is_none() {
                     ep.domain().progress();
                     assert!(ep.stats().unexpected_bytes <= 4 << 20);
@@ -99,8 +99,8 @@ fn datagram_flood_stays_within_the_unexpected_budget() {
 fn auto_inserted_senders_are_evicted() {
     run(async {
         let ep = Endpoint::bind("udp://").await.unwrap();
-        let friend = Endpoint::bind("udp://").await.unwrap();
-        let known = ep.add_peer(friend.name()).await.unwrap();
+        let bystander = Endpoint::bind("udp://").await.unwrap();
+        let known = ep.add_peer(bystander.name()).await.unwrap();
         let mut peer = TestPeer::start("udp many_senders", &ep.name().to_string());
         let mut most = 0;
         for _ in 0..SENDERS {
@@ -110,12 +110,12 @@ fn auto_inserted_senders_are_evicted() {
             most = most.max(ep.address_vector().peers().len());
         }
         assert!(wait_exit(&mut peer).await.success());
-        // The friend, and those that are remembered.
+        // The inserted peer, and the auto-inserted peers that are kept.
         assert_eq!((most, ep.address_vector().peers().len()), (1025, 1025));
         assert_eq!(
             ep.address_vector().lookup(known).as_ref(),
-            Ok(friend.name()),
-            "who was looked up stays"
+            Ok(bystander.name()),
+            "an inserted peer is not evicted"
         );
         assert_still_works(&ep).await;
     });

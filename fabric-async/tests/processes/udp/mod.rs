@@ -1,5 +1,4 @@
-//! Between processes over UDP: peers that die and come back, groups, strangers that flood, and
-//! libfabric's own programs.
+//! Peers over UDP that die and restart, multicast groups, floods, and libfabric's fi_pingpong.
 
 mod fi_pingpong;
 mod hostile;
@@ -15,33 +14,35 @@ use fabric_async::{Endpoint, Progress};
 use crate::run;
 use crate::test_peer::TestPeer;
 
-/// The endpoint still works: a friend gets an answer.
+/// Checks that a new peer can exchange messages with the endpoint.
 async fn assert_still_works(ep: &Endpoint) {
-    let friend = Endpoint::bind("udp://").await.unwrap();
-    let peer = friend.add_peer(ep.name()).await.unwrap();
-    friend.send(peer, "are you there").await.unwrap();
+    let client = Endpoint::bind("udp://").await.unwrap();
+    let peer = client.add_peer(ep.name()).await.unwrap();
+    client.send(peer, "are you there").await.unwrap();
     let got = ep.recv().await.unwrap();
     assert_eq!(&got[..], b"are you there");
     ep.send(got.source().unwrap(), "yes").await.unwrap();
-    assert_eq!(&friend.recv().await.unwrap()[..], b"yes");
+    assert_eq!(&client.recv().await.unwrap()[..], b"yes");
 }
 
-/// Plays the part of one that sends back what it receives: from an address, to whoever asks; and
-/// says that it is there.
+/// Sends back every message to its source, after announcing itself.
 pub(crate) async fn echo(names: &str) {
     let (name, survivor) = names.split_once(' ').expect("two names");
     let ep = Endpoint::bind(name).await.expect("bind");
-    let peer = ep.add_peer(survivor).await.expect("an address");
-    ep.send(peer, "ready").await.expect("a network");
+    let peer = ep.add_peer(survivor).await.expect("a UDP address");
+    ep.send(peer, "ready").await.expect("send");
     loop {
-        let message = ep.recv().await.expect("this endpoint is open");
-        ep.send(message.source().expect("a guest"), message.into_bytes())
-            .await
-            .expect("a network");
+        let message = ep.recv().await.expect("recv");
+        ep.send(
+            message.source().expect("source of the message"),
+            message.into_bytes(),
+        )
+        .await
+        .expect("send");
     }
 }
 
-/// Plays the part of a member of a group, that tells the one who speaks there what it has heard.
+/// Joins a multicast group, and sends what it receives to the test's endpoint.
 pub(crate) async fn multicast_member(names: &str) {
     let (group, survivor) = names.split_once(' ').expect("two names");
     let ep = Endpoint::options()
@@ -49,16 +50,14 @@ pub(crate) async fn multicast_member(names: &str) {
         .bind("udp://")
         .await
         .expect("bind");
-    let group = ep.join_multicast(group).expect("a group");
-    let peer = ep.add_peer(survivor).await.expect("an address");
-    ep.send(peer, "ready").await.expect("a network");
+    let group = ep.join_multicast(group).expect("join_multicast");
+    let peer = ep.add_peer(survivor).await.expect("a UDP address");
+    ep.send(peer, "ready").await.expect("send");
     loop {
-        let message = ep.recv().await.expect("this endpoint is open");
-        let source = message.source().expect("a number");
+        let message = ep.recv().await.expect("recv");
+        let source = message.source().expect("source of the message");
         assert!(source == peer && source != group.fi_addr());
-        ep.send(peer, message.into_bytes())
-            .await
-            .expect("a network");
+        ep.send(peer, message.into_bytes()).await.expect("send");
     }
 }
 
@@ -71,8 +70,7 @@ fn restarted_peer_keeps_its_address_handle() {
                 .bind("udp://")
                 .await
                 .unwrap();
-            // A port that was free a moment ago, on an address that nobody else asks for a free
-            // one.
+            // A port that was free a moment ago, on an address of this process alone.
             let [.., high, low] = std::process::id().to_be_bytes();
             let host = if progress == Progress::Auto { 5 } else { 4 };
             let at = UdpSocket::bind(format!("127.{high}.{low}.{host}:0"))
@@ -91,7 +89,7 @@ fn restarted_peer_keeps_its_address_handle() {
                 }
                 peer.0.kill().unwrap();
                 peer.0.wait().unwrap();
-                // Nobody says that it is gone, now or later.
+                // Over UDP no error reports that the peer is gone.
                 for _ in 0..3 {
                     ep.send(addr, "into the dark").await.unwrap();
                 }
@@ -125,17 +123,17 @@ fn multicast_group_spans_processes() {
             ep.send(to_all, number.to_le_bytes().to_vec())
                 .await
                 .unwrap();
-            let mut heard = Vec::new();
-            while heard.len() < members.len() {
+            let mut repliers = Vec::new();
+            while repliers.len() < members.len() {
                 let got = ep.recv().await.unwrap();
                 assert_eq!(got[..], number.to_le_bytes());
-                heard.push(got.source().unwrap());
+                repliers.push(got.source().unwrap());
             }
-            heard.sort();
-            heard.dedup();
-            assert_eq!(heard.len(), members.len(), "once from each");
+            repliers.sort();
+            repliers.dedup();
+            assert_eq!(repliers.len(), members.len(), "once from each");
             if number == 50 {
-                // One that is killed has left.
+                // The killed process has left the group.
                 let mut last = members.pop().unwrap();
                 last.0.kill().unwrap();
                 last.0.wait().unwrap();
@@ -149,7 +147,7 @@ fn multicast_group_spans_processes() {
     });
 }
 
-/// Waits for the end of a child, while others make progress.
+/// Waits for the end of a child while tasks make progress.
 async fn wait_exit(peer: &mut TestPeer) -> ExitStatus {
     loop {
         if let Some(status) = peer.0.try_wait().unwrap() {
