@@ -49,7 +49,7 @@ impl Facility {
     ];
 
     /// Returns the name of this facility in `FABRIC_REQUIRE`.
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Interop => "interop",
             Self::Uring => "uring",
@@ -59,6 +59,15 @@ impl Facility {
             Self::Descriptors => "descriptors",
             Self::Capability => "capability",
         }
+    }
+
+    /// Returns whether `FABRIC_REQUIRE` lists this facility.
+    ///
+    /// # Panics
+    ///
+    /// When the list has a name that is no facility.
+    pub(crate) fn is_required(self) -> bool {
+        std::env::var(REQUIRE_ENV).is_ok_and(|list| self.is_in(&list))
     }
 
     /// Whether a value of `FABRIC_REQUIRE` lists this facility.
@@ -97,19 +106,24 @@ pub(crate) fn skip(facility: Facility, reason: impl Display) {
         Some(name) if name != "main" => format!("{}::{name}", env!("CARGO_CRATE_NAME")),
         _ => Location::caller().to_string(),
     };
-    let reason = reason.to_string().replace(['\n', '\t'], " ");
-    let required = std::env::var(REQUIRE_ENV).is_ok_and(|list| facility.is_in(&list));
     assert!(
-        !required,
+        !facility.is_required(),
         "{test}: {REQUIRE_ENV} lists {}, and it is missing: {reason}",
         facility.name()
     );
+    report(facility, &test, reason);
+}
+
+/// Prints and records that `subject`, a test or several, is skipped for want of this facility,
+/// whether `FABRIC_REQUIRE` lists it or not.
+pub(crate) fn report(facility: Facility, subject: &str, reason: impl Display) {
+    let reason = reason.to_string().replace(['\n', '\t'], " ");
     // `eprintln!` would be captured.
-    let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
+    let _ = writeln!(std::io::stderr(), "skipped: {subject}: {reason}");
     // Unit tests have no such directory.
     if let Some(dir) = option_env!("CARGO_TARGET_TMPDIR") {
         let path = format!("{dir}/skipped-tests.tsv");
-        let line = format!("{}\t{test}\t{reason}\n", facility.name());
+        let line = format!("{}\t{subject}\t{reason}\n", facility.name());
         // One write to a file that is open for appending is not torn by those of other processes.
         let written = OpenOptions::new()
             .create(true)

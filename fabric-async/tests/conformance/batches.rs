@@ -376,9 +376,6 @@ pub(crate) async fn batched_writes_report_data_in_order(setup: Setup) {
 }
 
 pub(crate) async fn closed_peer_stops_batch(setup: Setup) {
-    if setup.has_remote_comm().await {
-        return eprintln!("skipped: that a peer has closed is not known at once");
-    }
     let (a, b, to_b) = endpoint_pair(&setup).await;
     b.ep.close().unwrap();
     let (accepted, refused) = a.ep.inject_all(to_b, [&b"one"[..]; 40]);

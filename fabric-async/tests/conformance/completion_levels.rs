@@ -13,29 +13,18 @@ use crate::endpoint_fixture::{
 use crate::payload::{
     LONG_LEN, assert_bytes, message_number, numbered_message, pattern, poll_once, yield_times,
 };
+use crate::requirements::LEVELS;
 use crate::setup::Setup;
 
-const LEVELS: [OpFlags; 2] = [OpFlags::MATCH_COMPLETE, OpFlags::DELIVERY_COMPLETE];
 /// Lengths on all the ways there are that fit into any budget several times.
 const LENGTHS: [usize; 8] = [0, 1, 40, 48, 60, 8192, 100_000, 1 << 20];
 
-/// Whether the provider has such levels at all.
-pub(crate) async fn supports_levels(setup: &Setup) -> bool {
+/// Checks that discovery offers exactly the levels that the hints ask for.
+async fn assert_discovery_offers_levels(setup: &Setup) {
     let flags = LEVELS[0] | LEVELS[1];
-    let hints = setup.hints().caps(setup.caps);
-    match discover(&hints.tx_op_flags(flags)).await {
-        Ok(found) => {
-            assert!(
-                found.iter().all(|info| info.tx.op_flags == flags),
-                "what was asked is what is had"
-            );
-            true
-        }
-        Err(refused) => {
-            eprintln!("skipped, the provider does not offer {flags:?}: {refused}");
-            false
-        }
-    }
+    let hints = setup.hints().caps(setup.caps).tx_op_flags(flags);
+    let found = discover(&hints).await.unwrap();
+    assert!(found.iter().all(|info| info.tx.op_flags == flags));
 }
 
 fn with_level<'a, B: fabric_async::IoBuf>(
@@ -67,9 +56,6 @@ async fn start_unexpected<B: fabric_async::IoBuf>(
 }
 
 pub(crate) async fn unexpected_send_completes_when_received(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for level in LEVELS {
         for (which, len) in LENGTHS.into_iter().enumerate() {
@@ -93,9 +79,6 @@ pub(crate) async fn unexpected_send_completes_when_received(setup: Setup) {
 }
 
 pub(crate) async fn send_completes_with_a_posted_receive(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for level in LEVELS {
         for (which, len) in LENGTHS.into_iter().chain([LONG_LEN]).enumerate() {
@@ -126,9 +109,6 @@ async fn next_entries(station: &mut EndpointFixture, count: usize) -> Vec<Comple
 
 /// In a batch, posted to a queue, and received from the last to the first.
 pub(crate) async fn send_completions_follow_receive_order(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     const COUNT: u64 = 48;
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
     for level in LEVELS {
@@ -159,9 +139,6 @@ pub(crate) async fn send_completions_follow_receive_order(setup: Setup) {
 }
 
 pub(crate) async fn every_send_kind_supports_levels(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let parts = [vec![1; 5000], vec![2; 9000], vec![3; 40]];
     let whole = parts.concat();
@@ -212,9 +189,7 @@ pub(crate) async fn every_send_kind_supports_levels(setup: Setup) {
 }
 
 pub(crate) async fn endpoint_op_flags_set_the_default_level(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
+    assert_discovery_offers_levels(&setup).await;
     for level in LEVELS {
         let plan = EndpointConfig {
             op_flags: level,
@@ -248,9 +223,6 @@ pub(crate) async fn endpoint_op_flags_set_the_default_level(setup: Setup) {
 }
 
 pub(crate) async fn discarded_message_completes_its_send(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _moving = b.spawn_progress();
     for level in LEVELS {
@@ -281,9 +253,6 @@ pub(crate) async fn discarded_message_completes_its_send(setup: Setup) {
 }
 
 pub(crate) async fn dropped_claim_does_not_acknowledge(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for level in LEVELS {
         let mut sent = start_unexpected(
@@ -315,9 +284,6 @@ pub(crate) async fn dropped_claim_does_not_acknowledge(setup: Setup) {
 /// The message has been in a receive, which was dropped unseen: it ends once, and the next receive
 /// has it.
 pub(crate) async fn requeued_message_is_acknowledged_once(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _moving = b.spawn_progress();
     for level in LEVELS {
@@ -339,9 +305,6 @@ pub(crate) async fn requeued_message_is_acknowledged_once(setup: Setup) {
 }
 
 pub(crate) async fn receive_dropped_mid_message_does_not_acknowledge(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for level in LEVELS {
         for number in 0..10u64 {
@@ -376,9 +339,6 @@ pub(crate) async fn receive_dropped_mid_message_does_not_acknowledge(setup: Setu
 
 /// The credits come back with the receipts, and the messages arrive.
 pub(crate) async fn dropped_send_returns_its_credit_on_ack(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     let plan = EndpointConfig {
         tx_size: Some(8),
         ..EndpointConfig::default()
@@ -412,9 +372,6 @@ pub(crate) async fn dropped_send_returns_its_credit_on_ack(setup: Setup) {
 }
 
 pub(crate) async fn cancel_waits_for_the_ack(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for level in LEVELS {
         let sent = start_unexpected(
@@ -436,9 +393,6 @@ pub(crate) async fn cancel_waits_for_the_ack(setup: Setup) {
 }
 
 pub(crate) async fn truncated_receive_acknowledges(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for level in LEVELS {
         for len in [100, 9000, LONG_LEN] {
@@ -461,9 +415,6 @@ pub(crate) async fn truncated_receive_acknowledges(setup: Setup) {
 }
 
 pub(crate) async fn multi_recv_acknowledges_each_message(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for level in LEVELS {
         let first = start_unexpected(
@@ -489,9 +440,6 @@ pub(crate) async fn multi_recv_acknowledges_each_message(setup: Setup) {
 }
 
 pub(crate) async fn directed_receive_after_av_insert_acknowledges(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     let stranger = EndpointConfig {
         auto_insert: false,
         ..EndpointConfig::default()
@@ -516,9 +464,6 @@ pub(crate) async fn directed_receive_after_av_insert_acknowledges(setup: Setup) 
 
 /// Full rings in both directions hold no receipt up.
 pub(crate) async fn endpoints_flooding_each_other_make_progress(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     const COUNT: u64 = 60;
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let to_a = b.add_peer(&a).await;
@@ -546,9 +491,6 @@ pub(crate) async fn endpoints_flooding_each_other_make_progress(setup: Setup) {
 }
 
 pub(crate) async fn fence_waits_for_the_ack(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for level in LEVELS {
         let sent = start_unexpected(
@@ -568,9 +510,6 @@ pub(crate) async fn fence_waits_for_the_ack(setup: Setup) {
 }
 
 pub(crate) async fn close_fails_unacknowledged_sends(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     for closing_here in [false, true] {
         let (mut a, b, to_b) = endpoint_pair(&setup).await;
         let received =
@@ -632,9 +571,6 @@ pub(crate) async fn close_fails_unacknowledged_sends(setup: Setup) {
 }
 
 pub(crate) async fn loopback_sends_support_levels(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     let a = setup.open_endpoint().await;
     let me = a.add_peer(&a).await;
     for level in LEVELS {
@@ -650,9 +586,6 @@ pub(crate) async fn loopback_sends_support_levels(setup: Setup) {
 }
 
 pub(crate) async fn rma_and_atomics_complete_after_delivery(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     let plan = EndpointConfig {
         op_flags: OpFlags::DELIVERY_COMPLETE,
         ..EndpointConfig::default()
@@ -713,9 +646,6 @@ async fn offers_level(setup: &Setup, level: OpFlags) -> bool {
 /// What is delivered is at the peer's endpoint, all of it: nothing less, of whatever length, posted
 /// or awaited, and in the middle of everything else.
 pub(crate) async fn delivery_complete_means_the_peer_has_the_message(setup: Setup) {
-    if !offers_level(&setup, OpFlags::DELIVERY_COMPLETE).await {
-        return eprintln!("skipped, the provider confirms no delivery");
-    }
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
     for (which, len) in LENGTHS.into_iter().enumerate() {
         let tag = which as u64;

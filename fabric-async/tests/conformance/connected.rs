@@ -8,7 +8,7 @@ use std::task::Poll;
 use bytes::{Bytes, BytesMut};
 use fabric_async::{
     Access, Caps, Class, CounterBind, DownReason, Endpoint, EpType, Error, EventKind, Gather,
-    Hints, OpKind, PassiveEndpoint, Progress, Scatter, discover,
+    Hints, OpKind, PassiveEndpoint, Scatter, discover,
 };
 use futures_util::StreamExt;
 
@@ -357,9 +357,6 @@ pub(crate) async fn buffered_message_survives_local_shutdown(setup: Setup) {
 
 /// Where the domain drives itself nobody has to look for what comes to be taken in.
 pub(crate) async fn auto_progress_receives_without_polling(setup: Setup) {
-    if setup.progress != Progress::Auto {
-        return;
-    }
     let (a, b) = connected_pair(&setup).await;
     for number in 0..5u8 {
         a.ep.send(a.ep.peer().unwrap(), vec![number; 100])

@@ -7,7 +7,6 @@ use bytes::BytesMut;
 use fabric_async::{Access, AtomicOp, CompletionQueue, Endpoint, Error, OpKind};
 use futures_util::StreamExt;
 
-use crate::completion_levels::supports_levels;
 use crate::connected_pair;
 use crate::endpoint_fixture::{
     EndpointConfig, EndpointFixture, endpoint_pair, endpoint_pair_with, flush,
@@ -130,9 +129,6 @@ pub(crate) async fn sends_end_with_the_last_handle(setup: Setup) {
 }
 
 pub(crate) async fn unreceived_sends_end_with_the_last_handle(setup: Setup) {
-    if !supports_levels(&setup).await {
-        return;
-    }
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let delivered =
         a.ep.send(to_b, vec![1; 10])
@@ -247,9 +243,7 @@ pub(crate) async fn an_operation_keeps_no_object_open(setup: Setup) {
 }
 
 pub(crate) async fn shared_receives_end_with_the_last_handle(setup: Setup) {
-    let Some(hall) = SharedRxFixture::open(&setup, 1, EndpointConfig::default()).await else {
-        return;
-    };
+    let hall = SharedRxFixture::open(&setup, 1, EndpointConfig::default()).await;
     let SharedRxFixture {
         endpoints: mut doors,
         shared_rx: shared,

@@ -1,83 +1,183 @@
-//! What scenarios need of a provider.
+//! What scenarios require of a provider.
+//!
+//! The constants combine an endpoint type with the capabilities that scenarios use; a name without
+//! `CONNECTED`, `DATAGRAMS` or `ANY_EP_TYPE` means endpoints of type `FI_EP_RDM`. The methods add
+//! requirements that capabilities do not express.
 
-use fabric_async::{Caps, EpType};
+use fabric_async::{Caps, EpType, OpFlags};
 
-/// What a scenario needs of a provider.
-#[derive(Clone, Copy, Debug)]
+/// The completion levels above `FI_TRANSMIT_COMPLETE`.
+pub(crate) const LEVELS: [OpFlags; 2] = [OpFlags::MATCH_COMPLETE, OpFlags::DELIVERY_COMPLETE];
+
+/// What a scenario requires of a provider.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Requirements {
     pub(crate) caps: Caps,
+    /// The endpoint type; `None` where the scenario works with any.
     pub(crate) ep_type: Option<EpType>,
+    /// Default flags of transmit operations that the provider offers.
+    pub(crate) tx_op_flags: OpFlags,
+    /// The lowest sufficient `rma_iov_limit`.
+    pub(crate) rma_iov_limit: usize,
+    /// Endpoints can bind a shared receive context.
+    pub(crate) shared_rx: bool,
+    /// Peers are on this machine (no `FI_REMOTE_COMM`): they map each other's memory, and a peer's
+    /// close is known at once.
+    pub(crate) local_comm_only: bool,
+    /// Addresses are socket addresses.
+    pub(crate) sockets: bool,
+    /// The domain progresses automatically.
+    pub(crate) auto_progress: bool,
+    /// Long messages can be copied once, by cross-memory attach.
+    pub(crate) single_copy: bool,
+    /// The provider refuses at least one of [`LEVELS`].
+    pub(crate) lacks_a_level: bool,
 }
 
 impl Requirements {
-    /// Datagrams.
-    pub(crate) const fn datagrams(caps: Caps) -> Self {
+    const fn new(ep_type: Option<EpType>, caps: Caps) -> Self {
         Self {
             caps,
-            ep_type: Some(EpType::Dgram),
+            ep_type,
+            tx_op_flags: OpFlags::empty(),
+            rma_iov_limit: 0,
+            shared_rx: false,
+            local_comm_only: false,
+            sockets: false,
+            auto_progress: false,
+            single_copy: false,
+            lacks_a_level: false,
         }
     }
 
-    /// Endpoints that are connected with one peer each.
-    pub(crate) const fn connected(caps: Caps) -> Self {
+    /// Returns the requirements of scenarios of reliable datagram endpoints (`FI_EP_RDM`).
+    const fn rdm(caps: Caps) -> Self {
+        Self::new(Some(EpType::Rdm), caps)
+    }
+
+    /// Returns the requirements of scenarios of datagram endpoints (`FI_EP_DGRAM`).
+    const fn datagrams(caps: Caps) -> Self {
+        Self::new(Some(EpType::Dgram), caps)
+    }
+
+    /// Returns the requirements of scenarios of connected endpoints (`FI_EP_MSG`).
+    const fn connected(caps: Caps) -> Self {
+        Self::new(Some(EpType::Msg), caps)
+    }
+
+    /// Returns the requirements of scenarios of any endpoint type: their messages are few and
+    /// short, so that datagrams inside one machine all arrive, in order.
+    const fn any_type(caps: Caps) -> Self {
+        Self::new(None, caps)
+    }
+
+    /// Requires more capabilities.
+    const fn and(self, caps: Caps) -> Self {
+        let caps = self.caps.union(caps);
+        Self { caps, ..self }
+    }
+
+    /// Requires shared receive contexts.
+    pub(crate) const fn shared_rx(self) -> Self {
         Self {
-            caps,
-            ep_type: Some(EpType::Msg),
+            shared_rx: true,
+            ..self
         }
     }
 
-    /// Endpoints of any type: the messages are few and short, so that datagrams inside this machine
-    /// all arrive, in order.
-    pub(crate) const fn any_type(caps: Caps) -> Self {
+    /// Requires `FI_MATCH_COMPLETE` and `FI_DELIVERY_COMPLETE`.
+    pub(crate) const fn levels(self) -> Self {
         Self {
-            caps,
-            ep_type: None,
+            tx_op_flags: LEVELS[0].union(LEVELS[1]),
+            ..self
+        }
+    }
+
+    /// Requires `FI_DELIVERY_COMPLETE`.
+    pub(crate) const fn delivery_complete(self) -> Self {
+        Self {
+            tx_op_flags: OpFlags::DELIVERY_COMPLETE,
+            ..self
+        }
+    }
+
+    /// Requires that the provider refuses one of [`LEVELS`].
+    pub(crate) const fn lacks_a_level(self) -> Self {
+        Self {
+            lacks_a_level: true,
+            ..self
+        }
+    }
+
+    /// Requires RMA operations with four remote segments.
+    pub(crate) const fn rma_iov(self) -> Self {
+        Self {
+            rma_iov_limit: 4,
+            ..self
+        }
+    }
+
+    /// Requires that all peers are on this machine.
+    pub(crate) const fn local_comm_only(self) -> Self {
+        Self {
+            local_comm_only: true,
+            ..self
+        }
+    }
+
+    /// Requires socket addresses.
+    pub(crate) const fn sockets(self) -> Self {
+        Self {
+            sockets: true,
+            ..self
+        }
+    }
+
+    /// Requires automatic progress.
+    pub(crate) const fn auto_progress(self) -> Self {
+        Self {
+            auto_progress: true,
+            ..self
+        }
+    }
+
+    /// Requires cross-memory attach.
+    pub(crate) const fn single_copy(self) -> Self {
+        Self {
+            single_copy: true,
+            ..self
         }
     }
 }
 
-/// Unless said otherwise, scenarios are about reliable endpoints without connections.
-impl From<Caps> for Requirements {
-    fn from(caps: Caps) -> Self {
-        Self {
-            caps,
-            ep_type: Some(EpType::Rdm),
-        }
-    }
-}
+pub(crate) const MSG: Requirements = Requirements::rdm(Caps::MSG);
+pub(crate) const TAGGED: Requirements = Requirements::rdm(Caps::TAGGED);
+pub(crate) const MSG_TAGGED: Requirements = MSG.and(Caps::TAGGED);
+pub(crate) const SOURCE: Requirements = MSG.and(Caps::SOURCE);
+pub(crate) const DIRECTED: Requirements = MSG_TAGGED.and(Caps::SOURCE).and(Caps::DIRECTED_RECV);
+pub(crate) const MULTI_RECV: Requirements = MSG_TAGGED
+    .and(Caps::MULTI_RECV)
+    .and(Caps::TAGGED_MULTI_RECV);
+pub(crate) const MULTI_RECV_DIRECTED: Requirements =
+    MULTI_RECV.and(Caps::SOURCE).and(Caps::DIRECTED_RECV);
+pub(crate) const RMA: Requirements = MSG_TAGGED.and(Caps::RMA);
+pub(crate) const RMA_SOURCE: Requirements = RMA.and(Caps::SOURCE);
+pub(crate) const RMA_EVENT: Requirements = RMA.and(Caps::RMA_EVENT);
+pub(crate) const ATOMIC: Requirements = RMA.and(Caps::ATOMIC);
+pub(crate) const ATOMIC_RMA_EVENT: Requirements = ATOMIC.and(Caps::RMA_EVENT);
+pub(crate) const FENCE: Requirements = MSG_TAGGED.and(Caps::FENCE);
+pub(crate) const FENCE_ATOMIC: Requirements = ATOMIC.and(Caps::FENCE);
 
-pub(crate) const MSG: Caps = Caps::MSG;
-pub(crate) const ANY_EP_TYPE: Requirements = Requirements::any_type(MSG);
-pub(crate) const DATAGRAMS: Requirements = Requirements::datagrams(SOURCE);
-pub(crate) const MULTICAST: Requirements = Requirements::datagrams(SOURCE.union(Caps::MULTICAST));
-pub(crate) const CONNECTED: Requirements = Requirements::connected(MSG);
+pub(crate) const ANY_EP_TYPE: Requirements = Requirements::any_type(Caps::MSG);
+
+pub(crate) const DATAGRAMS: Requirements = Requirements::datagrams(Caps::MSG.union(Caps::SOURCE));
+pub(crate) const MULTICAST: Requirements = DATAGRAMS.and(Caps::MULTICAST);
+
+pub(crate) const CONNECTED: Requirements = Requirements::connected(Caps::MSG);
 pub(crate) const CONNECTED_TAGGED: Requirements =
-    Requirements::connected(MSG_TAGGED.union(Caps::TAGGED_MULTI_RECV));
-pub(crate) const CONNECTED_MULTI_RECV: Requirements =
-    Requirements::connected(MSG.union(Caps::MULTI_RECV));
-pub(crate) const CONNECTED_ATOMIC: Requirements =
-    Requirements::connected(MSG.union(Caps::RMA).union(Caps::ATOMIC));
-pub(crate) const CONNECTED_ATOMIC_RMA_EVENT: Requirements = Requirements::connected(
-    MSG.union(Caps::RMA)
-        .union(Caps::ATOMIC)
-        .union(Caps::RMA_EVENT),
-);
-pub(crate) const CONNECTED_RMA: Requirements = Requirements::connected(MSG.union(Caps::RMA));
-pub(crate) const CONNECTED_RMA_EVENT: Requirements =
-    Requirements::connected(MSG.union(Caps::RMA).union(Caps::RMA_EVENT));
-pub(crate) const TAGGED: Caps = Caps::TAGGED;
-pub(crate) const MSG_TAGGED: Caps = Caps::MSG.union(Caps::TAGGED);
-pub(crate) const MULTI_RECV: Caps = MSG_TAGGED
-    .union(Caps::MULTI_RECV)
-    .union(Caps::TAGGED_MULTI_RECV);
-pub(crate) const MULTI_RECV_DIRECTED: Caps =
-    MULTI_RECV.union(Caps::SOURCE).union(Caps::DIRECTED_RECV);
-pub(crate) const SOURCE: Caps = Caps::MSG.union(Caps::SOURCE);
-pub(crate) const RMA: Caps = MSG_TAGGED.union(Caps::RMA);
-pub(crate) const RMA_SOURCE: Caps = RMA.union(Caps::SOURCE);
-pub(crate) const RMA_EVENT: Caps = RMA.union(Caps::RMA_EVENT);
-pub(crate) const ATOMIC: Caps = RMA.union(Caps::ATOMIC);
-pub(crate) const FENCE: Caps = MSG_TAGGED.union(Caps::FENCE);
-pub(crate) const FENCE_ATOMIC: Caps = ATOMIC.union(Caps::FENCE);
-pub(crate) const ATOMIC_RMA_EVENT: Caps = ATOMIC.union(Caps::RMA_EVENT);
-pub(crate) const DIRECTED: Caps = MSG_TAGGED.union(Caps::SOURCE).union(Caps::DIRECTED_RECV);
+    CONNECTED.and(Caps::TAGGED).and(Caps::TAGGED_MULTI_RECV);
+pub(crate) const CONNECTED_MULTI_RECV: Requirements = CONNECTED.and(Caps::MULTI_RECV);
+pub(crate) const CONNECTED_RMA: Requirements = CONNECTED.and(Caps::RMA);
+pub(crate) const CONNECTED_RMA_EVENT: Requirements = CONNECTED_RMA.and(Caps::RMA_EVENT);
+pub(crate) const CONNECTED_ATOMIC: Requirements = CONNECTED_RMA.and(Caps::ATOMIC);
+pub(crate) const CONNECTED_ATOMIC_RMA_EVENT: Requirements = CONNECTED_ATOMIC.and(Caps::RMA_EVENT);

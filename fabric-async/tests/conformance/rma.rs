@@ -264,9 +264,6 @@ pub(crate) async fn close_returns_the_registered_buffer(setup: Setup) {
 /// A window is the memory itself: no operation, the same rights and ranges, until the owner closes
 /// the region.
 pub(crate) async fn window_accesses_region_directly(setup: Setup) {
-    if !setup.supports_windows().await {
-        return;
-    }
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _moving = b.spawn_progress();
     let region = b.domain.alloc(1000, READ_WRITE).unwrap();
@@ -352,9 +349,6 @@ pub(crate) async fn window_accesses_region_directly(setup: Setup) {
 }
 
 pub(crate) async fn a_window_says_why_it_has_closed(setup: Setup) {
-    if !setup.supports_windows().await {
-        return;
-    }
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let moving = b.spawn_progress();
     let (closes, stays) = (
@@ -391,9 +385,6 @@ pub(crate) async fn a_window_says_why_it_has_closed(setup: Setup) {
 
 /// Whoever counts what peers do gets no windows, behind which nothing can be counted.
 pub(crate) async fn window_on_counted_region_is_refused(setup: Setup) {
-    if !setup.supports_windows().await {
-        return;
-    }
     let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
     let _moving = b.spawn_progress();
     let writes = b.domain.counter().unwrap();

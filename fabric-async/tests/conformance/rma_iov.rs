@@ -16,15 +16,6 @@ use crate::setup::Setup;
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const REGION_LEN: u64 = 1 << 20;
 
-/// Whether operations may have several places.
-fn supports_several_iovs(station: &EndpointFixture) -> bool {
-    let limit = station.info.tx.rma_iov_limit;
-    if limit < 4 {
-        eprintln!("skipped, the provider offers {limit} places for an operation");
-    }
-    limit >= 4
-}
-
 fn total_len(places: &[RemoteSlice]) -> usize {
     places.iter().map(|place| place.len).sum()
 }
@@ -37,9 +28,6 @@ async fn next_entry(station: &mut EndpointFixture) -> Completion {
 /// served.
 pub(crate) async fn every_length_reaches_its_segments(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    if !supports_several_iovs(&a) {
-        return;
-    }
     let _moving = b.spawn_progress();
     let (one, two) = (
         b.domain.alloc(REGION_LEN as usize, READ_WRITE).unwrap(),
@@ -106,9 +94,6 @@ pub(crate) async fn every_length_reaches_its_segments(setup: Setup) {
 /// What is gathered here need not be cut as it is there.
 pub(crate) async fn local_and_remote_vectors_combine(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    if !supports_several_iovs(&a) {
-        return;
-    }
     let _moving = b.spawn_progress();
     let region = b.domain.alloc(10_000, READ_WRITE).unwrap();
     let remote = region.remote();
@@ -152,9 +137,6 @@ pub(crate) async fn local_and_remote_vectors_combine(setup: Setup) {
 /// operation works.
 pub(crate) async fn invalid_segment_leaves_memory_unchanged(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    if !supports_several_iovs(&a) {
-        return;
-    }
     let _moving = b.spawn_progress();
     let (good, silent) = (
         b.domain.alloc(400_000, READ_WRITE).unwrap(),
@@ -244,9 +226,6 @@ pub(crate) async fn invalid_segment_leaves_memory_unchanged(setup: Setup) {
 
 pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    if !supports_several_iovs(&a) {
-        return;
-    }
     let _moving = b.spawn_progress();
     let region = b.domain.alloc(1000, READ_WRITE).unwrap();
     let place = |number: u64| region.remote().slice(number..number + 1);
@@ -358,9 +337,6 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
 /// Posted, in batches, one completion each, in order; and a message behind them finds all of it.
 pub(crate) async fn multi_segment_op_has_one_completion(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
-    if !supports_several_iovs(&a) {
-        return;
-    }
     let _moving = b.spawn_progress();
     let region = b.domain.alloc(4096, READ_WRITE).unwrap();
     let remote = region.remote();
@@ -432,9 +408,6 @@ pub(crate) async fn multi_segment_op_has_one_completion(setup: Setup) {
 
 pub(crate) async fn write_data_reports_once_after_all_bytes(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
-    if !supports_several_iovs(&a) {
-        return;
-    }
     let (one, two) = (
         b.domain.alloc(400_000, READ_WRITE).unwrap(),
         b.domain.alloc(400_000, READ_WRITE).unwrap(),
@@ -464,9 +437,6 @@ pub(crate) async fn write_data_reports_once_after_all_bytes(setup: Setup) {
 /// Who counts what is done to its memory counts places.
 pub(crate) async fn target_counts_each_segment(setup: Setup) {
     let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
-    if !supports_several_iovs(&a) {
-        return;
-    }
     let _moving = b.spawn_progress();
     let counters: Vec<_> = (0..2).map(|_| b.domain.counter().unwrap()).collect();
     assert!(b.info.caps.contains(Caps::RMA_EVENT));
@@ -512,9 +482,6 @@ pub(crate) async fn target_counts_each_segment(setup: Setup) {
 
 pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
     let a = setup.open_endpoint().await;
-    if !supports_several_iovs(&a) {
-        return;
-    }
     let (domain, owner, driver) = open_virt_addr_owner(&setup).await;
     let to_b = a.ep.add_peer(owner.name()).await.unwrap();
     let (region, mut own) = (
@@ -555,9 +522,6 @@ pub(crate) async fn multi_segment_ops_fail_like_single(setup: Setup) {
         ..EndpointConfig::default()
     };
     let (a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
-    if !supports_several_iovs(&a) {
-        return;
-    }
     let _moving = (a.spawn_progress(), b.spawn_progress());
     let mut own = b
         .domain

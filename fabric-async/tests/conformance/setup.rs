@@ -12,7 +12,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
 use crate::endpoint_fixture::{EndpointConfig, EndpointFixture};
-use crate::requirements::Requirements;
+use crate::requirements::{LEVELS, MSG, Requirements};
+use crate::skip::Facility;
 
 /// Longer than any scenario takes on a slow machine: only tells a hang from the rest.
 const SCENARIO_TIMEOUT: Duration = Duration::from_secs(30);
@@ -39,32 +40,17 @@ pub(crate) struct Setup {
     worker_threads: Option<usize>,
 }
 
-/// Runs a scenario, unless the provider does not offer what it needs.
+/// Runs a scenario.
 ///
-/// The scenario itself runs on the thread of the test, and what it spawns on the workers, where
-/// there are some.
-pub(crate) fn run<F: Future<Output = ()>>(
-    mut setup: Setup,
-    needs: impl Into<Requirements>,
-    scenario: impl FnOnce(Setup) -> F,
-) {
-    let needs = needs.into();
-    (setup.caps, setup.ep_type) = (needs.caps, needs.ep_type);
+/// The scenario itself runs on the thread of the test, and the tasks that it spawns on the workers
+/// of a multi-thread runtime.
+///
+/// # Panics
+///
+/// When the scenario panics or exceeds [`SCENARIO_TIMEOUT`].
+pub(crate) fn run<F: Future<Output = ()>>(setup: Setup, scenario: impl FnOnce(Setup) -> F) {
     let runtime = BackgroundRuntime(Some(setup.runtime()));
     let runtime = runtime.0.as_ref().expect("present until drop");
-    match runtime.block_on(setup.discover(needs.caps)) {
-        Ok(_) => {}
-        Err(Error::NoMatch(refused)) => {
-            return eprintln!("skipped, the provider does not offer {needs:?}: {refused}");
-        }
-        Err(error) => panic!("{error}"),
-    }
-    if let Err(error) = runtime.block_on(setup.check_can_open()) {
-        return eprintln!(
-            "skipped, the machine does not offer {:?}: {error}",
-            setup.socket_io
-        );
-    }
     let ended = runtime.block_on(async { timeout(SCENARIO_TIMEOUT, scenario(setup)).await });
     assert!(ended.is_ok(), "still not done after {SCENARIO_TIMEOUT:?}");
 }
@@ -206,29 +192,91 @@ impl Setup {
     }
 
     async fn discover(&self, caps: Caps) -> fabric_async::Result<Info> {
-        let mut hints = self.hints().caps(caps);
-        if let Some(ep_type) = self.ep_type {
-            hints = hints.ep_type(ep_type);
-        }
-        discover(&hints).await.map(|mut found| found.swap_remove(0))
+        discover(&self.hints_for(caps, self.ep_type))
+            .await
+            .map(|mut found| found.swap_remove(0))
     }
 
-    /// Whether the machine has what the domain is to be opened with.
-    async fn check_can_open(&self) -> fabric_async::Result<()> {
-        if self.socket_io != SocketIo::IoUring {
-            return Ok(());
+    fn hints_for(&self, caps: Caps, ep_type: Option<EpType>) -> Hints {
+        let hints = self.hints().caps(caps);
+        match ep_type {
+            Some(ep_type) => hints.ep_type(ep_type),
+            None => hints,
         }
-        let (fabric, info) = self.fabric().await;
+    }
+
+    /// Returns this setup with the capabilities and the endpoint type of a scenario.
+    pub(crate) fn with_requirements(self, needs: Requirements) -> Self {
+        Self {
+            caps: needs.caps,
+            ep_type: needs.ep_type,
+            ..self
+        }
+    }
+
+    /// Returns whether discovery offers everything that a scenario requires.
+    pub(crate) async fn offers_all(&self, needs: Requirements) -> fabric_async::Result<bool> {
+        let hints = || {
+            let hints = self.hints_for(needs.caps, needs.ep_type);
+            let hints = hints.tx_op_flags(needs.tx_op_flags);
+            if needs.shared_rx {
+                hints.ep_rx_ctx_cnt(SHARED_CONTEXT)
+            } else {
+                hints
+            }
+        };
+        let info = match discover(&hints()).await {
+            Ok(mut found) => found.swap_remove(0),
+            Err(Error::NoMatch(_)) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        if needs.lacks_a_level {
+            for level in LEVELS {
+                match discover(&hints().tx_op_flags(level)).await {
+                    Ok(_) => {}
+                    Err(Error::NoMatch(_)) => return Ok(true),
+                    Err(error) => return Err(error),
+                }
+            }
+            return Ok(false);
+        }
+        let is_remote = info.domain.caps.contains(Caps::REMOTE_COMM);
+        // No attribute tells cross-memory attach, which shm alone has, or socket addresses: the
+        // address format is FI_ADDR_STR with every provider.
+        Ok(info.tx.rma_iov_limit >= needs.rma_iov_limit
+            && (!needs.local_comm_only || !is_remote)
+            && (!needs.sockets || matches!(self.provider, "tcp" | "udp"))
+            && (!needs.auto_progress || self.progress == Progress::Auto)
+            && (!needs.single_copy || self.provider == "shm"))
+    }
+
+    /// Returns what an offer depends on: setups of one value are offered the same.
+    pub(crate) fn offer_key(&self) -> (&'static str, Progress) {
+        (self.provider_chain.unwrap_or(self.provider), self.progress)
+    }
+
+    /// Returns what the machine lacks for domains of this setup with io_uring, and the error that
+    /// tells so.
+    ///
+    /// # Panics
+    ///
+    /// When such a domain cannot be opened for another reason.
+    pub(crate) async fn machine_lacks(&self) -> Option<(Facility, String)> {
+        let setup = self.with_requirements(MSG);
+        let (fabric, info) = setup.fabric().await;
         match fabric
             .domain_builder(&info)
             .socket_io(self.socket_io)
             .open()
         {
-            Err(Error::Os {
-                call: "io_uring_setup",
-                ..
-            }) => Err(Error::NotSupported("io_uring")),
-            other => other.map(drop),
+            Ok(_) => None,
+            Err(
+                error @ Error::Os {
+                    call: "io_uring_setup",
+                    ..
+                },
+            ) => Some((Facility::Uring, error.to_string())),
+            Err(error) => panic!("a domain with io_uring cannot be opened: {error}"),
         }
     }
 
@@ -252,11 +300,7 @@ impl Setup {
     /// Whether peers map each other's memory, so that there are windows on it; they do not where
     /// they may be on other machines.
     pub(crate) async fn supports_windows(&self) -> bool {
-        let is_far = self.has_remote_comm().await;
-        if is_far {
-            eprintln!("skipped, there are no windows on memory of other machines");
-        }
-        !is_far
+        !self.has_remote_comm().await
     }
 
     /// Whether the provider can do this.
@@ -264,22 +308,13 @@ impl Setup {
         self.discover(caps).await.is_ok()
     }
 
-    /// The offer for endpoints that share their receives; nothing when there is none.
-    pub(crate) async fn shared_rx_info(&self) -> Option<Info> {
-        let mut hints = self.hints().caps(self.caps).ep_rx_ctx_cnt(SHARED_CONTEXT);
-        if let Some(ep_type) = self.ep_type {
-            hints = hints.ep_type(ep_type);
-        }
-        match discover(&hints).await {
-            Ok(mut found) => Some(found.swap_remove(0)),
-            Err(Error::NoMatch(refused)) => {
-                eprintln!(
-                    "skipped, the provider does not offer shared receive contexts: {refused}"
-                );
-                None
-            }
-            Err(error) => panic!("{error}"),
-        }
+    /// Returns the offer with what the scenario requires and shared receive contexts.
+    pub(crate) async fn shared_rx_info(&self) -> Info {
+        let hints = self.hints_for(self.caps, self.ep_type);
+        let found = discover(&hints.ep_rx_ctx_cnt(SHARED_CONTEXT)).await;
+        found
+            .expect("discovery offered shared receive contexts at registration")
+            .swap_remove(0)
     }
 
     /// A fabric and its offer.

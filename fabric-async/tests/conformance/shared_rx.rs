@@ -25,9 +25,7 @@ pub(crate) async fn many_endpoints_share_few_posted_receives(setup: Setup) {
         rx_size: Some(POOL as usize),
         ..EndpointConfig::default()
     };
-    let Some(mut hall) = SharedRxFixture::open(&setup, DOORS, plan).await else {
-        return;
-    };
+    let mut hall = SharedRxFixture::open(&setup, DOORS, plan).await;
     for context in 0..POOL {
         hall.shared_rx
             .recv_into(Vec::with_capacity(40_000))
@@ -119,9 +117,7 @@ pub(crate) async fn many_endpoints_share_few_posted_receives(setup: Setup) {
 
 /// The receive posted first gets the message that comes first, whoever brings it.
 pub(crate) async fn posting_order_holds_across_endpoints(setup: Setup) {
-    let Some(hall) = SharedRxFixture::open(&setup, 4, EndpointConfig::default()).await else {
-        return;
-    };
+    let hall = SharedRxFixture::open(&setup, 4, EndpointConfig::default()).await;
     let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
     let (doors, also) = (
         a.add_peers(&hall.endpoints).await,
@@ -164,9 +160,7 @@ pub(crate) async fn posting_order_holds_across_endpoints(setup: Setup) {
 
 /// Messages that wait are taken in the order they came, whichever door they came to.
 pub(crate) async fn unexpected_messages_match_in_arrival_order(setup: Setup) {
-    let Some(hall) = SharedRxFixture::open(&setup, 3, EndpointConfig::default()).await else {
-        return;
-    };
+    let hall = SharedRxFixture::open(&setup, 3, EndpointConfig::default()).await;
     let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
     let (doors, also) = (
         a.add_peers(&hall.endpoints).await,
@@ -208,9 +202,7 @@ pub(crate) async fn unexpected_messages_match_in_arrival_order(setup: Setup) {
 /// A directed receive takes what its sender sends to any door, and fails when the sender has left
 /// all of them.
 pub(crate) async fn directed_receive_matches_on_every_endpoint(setup: Setup) {
-    let Some(hall) = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await else {
-        return;
-    };
+    let hall = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await;
     let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
     let from_a = hall.av.insert(a.ep.name()).unwrap();
     let (doors, also) = (
@@ -249,9 +241,7 @@ pub(crate) async fn av_insert_assigns_source_across_endpoints(setup: Setup) {
         auto_insert: false,
         ..EndpointConfig::default()
     };
-    let Some(hall) = SharedRxFixture::open(&setup, 3, plan).await else {
-        return;
-    };
+    let hall = SharedRxFixture::open(&setup, 3, plan).await;
     let a = setup.open_endpoint().await;
     let doors = a.add_peers(&hall.endpoints).await;
     for (number, door) in [2, 0, 1, 0, 2].into_iter().enumerate() {
@@ -283,9 +273,7 @@ pub(crate) async fn av_insert_assigns_source_across_endpoints(setup: Setup) {
 
 /// Dropped receives give their messages back, in order; also in the middle of one.
 pub(crate) async fn dropped_receives_lose_no_message(setup: Setup) {
-    let Some(hall) = SharedRxFixture::open(&setup, 3, EndpointConfig::default()).await else {
-        return;
-    };
+    let hall = SharedRxFixture::open(&setup, 3, EndpointConfig::default()).await;
     let a = setup.open_endpoint().await;
     let doors = a.add_peers(&hall.endpoints).await;
     drop(hall.shared_rx.recv().start().unwrap());
@@ -349,9 +337,7 @@ pub(crate) async fn dropped_receives_lose_no_message(setup: Setup) {
 
 /// One budget for all: what is beyond it stays with its senders, and comes when there are receives.
 pub(crate) async fn unexpected_budget_is_shared_by_endpoints(setup: Setup) {
-    let Some(hall) = SharedRxFixture::open(&setup, 3, EndpointConfig::default()).await else {
-        return;
-    };
+    let hall = SharedRxFixture::open(&setup, 3, EndpointConfig::default()).await;
     let mut sending = Vec::new();
     for which in 0..3u64 {
         let client = setup.open_endpoint().await;
@@ -403,9 +389,7 @@ pub(crate) async fn posts_report_to_the_shared_context_cq(setup: Setup) {
         selective_completion: true,
         ..EndpointConfig::default()
     };
-    let Some(mut hall) = SharedRxFixture::open(&setup, 2, plan).await else {
-        return;
-    };
+    let mut hall = SharedRxFixture::open(&setup, 2, plan).await;
     let a = setup.open_endpoint().await;
     let doors = a.add_peers(&hall.endpoints).await;
     let rows = (0..4).map(|context| {
@@ -482,9 +466,7 @@ pub(crate) async fn multi_recv_takes_from_all_endpoints(setup: Setup) {
         cq_capacity: 4,
         ..EndpointConfig::default()
     };
-    let Some(mut hall) = SharedRxFixture::open(&setup, 3, plan).await else {
-        return;
-    };
+    let mut hall = SharedRxFixture::open(&setup, 3, plan).await;
     let a = setup.open_endpoint().await;
     let doors = a.add_peers(&hall.endpoints).await;
     let mut messages = hall
@@ -549,9 +531,7 @@ pub(crate) async fn multi_recv_takes_from_all_endpoints(setup: Setup) {
 
 /// Probes find what waits at any door, and claims keep it.
 pub(crate) async fn probes_and_claims_cover_all_endpoints(setup: Setup) {
-    let Some(hall) = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await else {
-        return;
-    };
+    let hall = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await;
     let a = setup.open_endpoint().await;
     let doors = a.add_peers(&hall.endpoints).await;
     assert_eq!(hall.shared_rx.probe().try_probe(), Ok(None));
@@ -592,9 +572,7 @@ pub(crate) async fn probes_and_claims_cover_all_endpoints(setup: Setup) {
 /// Memory that was lent is received where it lies, and goes back whichever door it came to.
 #[allow(unsafe_code)] // receiving where it lies: the sender here does not write what it has lent
 pub(crate) async fn loans_arrive_through_any_endpoint(setup: Setup) {
-    let Some(hall) = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await else {
-        return;
-    };
+    let hall = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await;
     let a = setup.open_endpoint().await;
     let doors = a.add_peers(&hall.endpoints).await;
     for which in 0..20 {
@@ -619,12 +597,7 @@ pub(crate) async fn loans_arrive_through_any_endpoint(setup: Setup) {
 /// Senders that wait to hear of their messages hear it by the door they sent to, posted before or
 /// after.
 pub(crate) async fn acks_reach_senders_through_any_endpoint(setup: Setup) {
-    if !crate::completion_levels::supports_levels(&setup).await {
-        return;
-    }
-    let Some(hall) = SharedRxFixture::open(&setup, 3, EndpointConfig::default()).await else {
-        return;
-    };
+    let hall = SharedRxFixture::open(&setup, 3, EndpointConfig::default()).await;
     let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
     let (doors, also) = (
         a.add_peers(&hall.endpoints).await,

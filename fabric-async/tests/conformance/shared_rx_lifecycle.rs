@@ -11,9 +11,7 @@ use crate::shared_rx_fixture::SharedRxFixture;
 
 /// Receives are posted to the context; its endpoints refuse them, and lose nothing over it.
 pub(crate) async fn endpoints_of_shared_context_refuse_receives(setup: Setup) {
-    let Some(hall) = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await else {
-        return;
-    };
+    let hall = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await;
     let a = setup.open_endpoint().await;
     let to = a.add_peers(&hall.endpoints).await[0];
     let door = &hall.endpoints[0];
@@ -62,9 +60,7 @@ pub(crate) async fn endpoints_of_shared_context_refuse_receives(setup: Setup) {
 }
 
 pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
-    let Some(hall) = SharedRxFixture::open(&setup, 1, EndpointConfig::default()).await else {
-        return;
-    };
+    let hall = SharedRxFixture::open(&setup, 1, EndpointConfig::default()).await;
     let (domain, info, other) = (&hall.domain, &hall.info, setup.open_endpoint().await);
     assert!(info.domain.max_ep_srx_ctx > 1 && info.ep.rx_ctx_cnt == SHARED_CONTEXT);
     // To share is to be asked for, and then to be done.
@@ -184,9 +180,7 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
             ..
         })
     ));
-    let abroad = SharedRxFixture::open(&setup, 0, EndpointConfig::default())
-        .await
-        .expect("as before");
+    let abroad = SharedRxFixture::open(&setup, 0, EndpointConfig::default()).await;
     let foreign = domain
         .endpoint(info)
         .unwrap()
@@ -207,9 +201,7 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
 /// An endpoint that closes takes nothing with it that has come; the context cannot be closed before
 /// the last of them.
 pub(crate) async fn shared_context_outlives_its_endpoints(setup: Setup) {
-    let Some(mut hall) = SharedRxFixture::open(&setup, 3, EndpointConfig::default()).await else {
-        return;
-    };
+    let mut hall = SharedRxFixture::open(&setup, 3, EndpointConfig::default()).await;
     let a = setup.open_endpoint().await;
     let doors = a.add_peers(&hall.endpoints).await;
     a.ep.send(doors[0], numbered_message(0, 3000))
@@ -294,9 +286,7 @@ pub(crate) async fn shared_context_outlives_its_endpoints(setup: Setup) {
 /// An endpoint that closes in the middle of a message: the receive that had begun to take it fails,
 /// or has it whole; the next one takes what comes by the other door.
 pub(crate) async fn endpoint_close_mid_message_fails_one_receive(setup: Setup) {
-    let Some(mut hall) = SharedRxFixture::open(&setup, 6, EndpointConfig::default()).await else {
-        return;
-    };
+    let mut hall = SharedRxFixture::open(&setup, 6, EndpointConfig::default()).await;
     let a = setup.open_endpoint().await;
     let doors = a.add_peers(&hall.endpoints).await;
     let last = doors[5];
@@ -339,9 +329,7 @@ pub(crate) async fn endpoint_close_mid_message_fails_one_receive(setup: Setup) {
 /// A claimed message, and one that was received and given back, know their sender after the door
 /// has closed.
 pub(crate) async fn message_sources_survive_endpoint_close(setup: Setup) {
-    let Some(mut hall) = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await else {
-        return;
-    };
+    let mut hall = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await;
     let a = setup.open_endpoint().await;
     let from_a = hall.av.insert(a.ep.name()).unwrap();
     let doors = a.add_peers(&hall.endpoints).await;
@@ -370,9 +358,7 @@ pub(crate) async fn message_sources_survive_endpoint_close(setup: Setup) {
 
 /// The number of a guest lasts until its last message was looked at, whichever door it came to.
 pub(crate) async fn auto_inserted_peer_is_released_after_last_message(setup: Setup) {
-    let Some(hall) = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await else {
-        return;
-    };
+    let hall = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await;
     let a = setup.open_endpoint().await;
     let doors = a.add_peers(&hall.endpoints).await;
     for (number, door) in doors.iter().enumerate() {
