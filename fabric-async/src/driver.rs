@@ -27,7 +27,7 @@ pub(crate) fn spawn(domain: &DomainHandle) -> Result<()> {
     })?;
     let mut driver = domain.task_driver();
     let doorbell = WaitFdSource(driver.wait_fd());
-    let watched = io_driver::with_io(&runtime, || {
+    let watched = io_driver::with_io(|| {
         // SAFETY: the descriptor is that of the set which the doorbell owns a share of, so it stays
         // open, and the same, for as long as the doorbell exists; `AsyncFd` deregisters it before
         // dropping the doorbell.

@@ -66,9 +66,11 @@ impl Endpoint {
     /// [`Error::Runtime`](crate::Error::Runtime) outside of a Tokio runtime with I/O,
     /// [`Error::NoSuchHost`](crate::Error::NoSuchHost), [`Error::Os`](crate::Error::Os).
     ///
-    /// Tokio panics when a runtime has no I/O, and that panic is caught here to become the error.
-    /// In a program that is built with `panic = "abort"` it cannot be caught: there, manual
-    /// progress on such a runtime ends the process.
+    /// Tokio panics when a descriptor is registered on a runtime without I/O. That panic is caught
+    /// and becomes [`Error::Runtime`](crate::Error::Runtime). To hide it from the program's panic
+    /// hook, the first domain under manual progress wraps the hook, once in each process. With
+    /// `panic = "abort"` the panic cannot be caught: there, manual progress on such a runtime ends
+    /// the process.
     ///
     /// # Cancel safety
     /// Nothing is held across an await.
