@@ -259,7 +259,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
         matches!(
             refused,
             Error::Invalid {
-                what: "list of remote places",
+                what: "list of remote ranges",
                 ..
             }
         ),
@@ -270,7 +270,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
         matches!(
             refused,
             Error::Invalid {
-                what: "list of remote places",
+                what: "list of remote ranges",
                 ..
             }
         ),
@@ -288,7 +288,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
             assert!(matches!(
                 refused.error,
                 Error::Invalid {
-                    what: "write to several places",
+                    what: "write to several ranges",
                     ..
                 }
             ));
@@ -305,7 +305,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
     assert_eq!(
         refused,
         Error::TooLong {
-            what: "list of remote places",
+            what: "list of remote ranges",
             len: limit + 1,
             limit
         }
@@ -339,7 +339,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
     assert_eq!(
         refused,
         Error::TooLong {
-            what: "list of remote places",
+            what: "list of remote ranges",
             len: 3,
             limit: 2
         }
