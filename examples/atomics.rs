@@ -3,9 +3,9 @@
 //!
 //! `cargo run --release --example atomics`
 //!
-//! The program starts itself three more times. Each of those adds to the buckets of the first one's
-//! memory with `FI_SUM`, keeps the largest value it drew with `FI_MAX`, and says when it is done.
-//! Nobody helps, nothing is locked, and in the end every value has been counted once.
+//! The program starts itself three more times. Each worker adds to the buckets in the collector's
+//! memory with `FI_SUM`, keeps the largest value it drew with `FI_MAX`, and reports when it is
+//! done. The collector takes no part, no lock is needed, and every value is counted exactly once.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ use fabric_async::{Access, AtomicOp, Endpoint, Error, RemoteRegion, Result};
 const WORKERS: u64 = 3;
 const VALUES: u64 = 100_000;
 const BUCKETS: usize = 16;
-/// Behind the buckets lies the largest value that was drawn.
+/// Offset of the largest value that was drawn, after the buckets.
 const MAX_OFFSET: u64 = 8 * BUCKETS as u64;
 
 #[tokio::main(flavor = "current_thread")]
@@ -83,8 +83,8 @@ async fn run_collector() -> Result<()> {
     Ok(())
 }
 
-/// Draws values, sums of three dice with a thousand faces, and counts them where the collector's
-/// memory lies.
+/// Draws values, sums of three dice with a thousand faces, and counts them in the collector's
+/// memory.
 async fn run_worker(collector: &str, seed: u64) -> Result<()> {
     let ep = Endpoint::bind("shm://").await?;
     let peer = ep.add_peer(collector).await?;

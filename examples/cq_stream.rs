@@ -1,10 +1,10 @@
-//! The completion queue as a stream: many operations under way, one consumer.
+//! The completion queue as a stream: many pending operations, one consumer.
 //!
 //! `cargo run --release --example cq_stream`
 //!
-//! A task posts sends as fast as credits allow; the queue yields their completions, and those of
-//! the receives on the other side, in batches below and one by one above. A failed operation is an
-//! entry like any other.
+//! One task posts sends as fast as credits allow and takes their completions from its queue in
+//! batches. Another one takes completions of receives one by one. A failed operation is an entry
+//! like any other.
 
 use fabric_async::{Endpoint, Error, OpKind, Result};
 use futures_util::StreamExt;
@@ -20,7 +20,7 @@ async fn main() -> Result<()> {
     );
     let peer = tx.add_peer(rx.name()).await?;
 
-    // The receiving side keeps some receives posted and posts each buffer again.
+    // The receiver keeps some receives posted and posts each buffer again.
     let mut received = rx
         .completions()
         .ok_or(Error::Unbound(fabric_async::Class::CompletionQueue))?;
@@ -43,7 +43,7 @@ async fn main() -> Result<()> {
         Ok::<_, Error>((count, sum))
     });
 
-    // The sending side posts until it is told to try again, then takes a batch of completions.
+    // The sender posts until it gets `WouldBlock`, then takes a batch of completions.
     let mut sent = tx
         .completions()
         .ok_or(Error::Unbound(fabric_async::Class::CompletionQueue))?;
@@ -72,7 +72,7 @@ async fn main() -> Result<()> {
     }
     let (count, sum) = receiver.await.map_err(|_| Error::Canceled)??;
     println!(
-        "{completed} sends completed, {refused} times out of credit; {count} received, sum {sum}"
+        "{completed} sends completed, {refused} posts without credit; {count} received, sum {sum}"
     );
     assert_eq!(sum, (0..MESSAGES).sum());
     Ok(())

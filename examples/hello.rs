@@ -1,4 +1,4 @@
-//! Two endpoints in one process: a message there and back.
+//! Two endpoints in one process: sends a message and returns a reply.
 //!
 //! `cargo run --release --example hello`
 
@@ -6,7 +6,7 @@ use fabric_async::{Endpoint, Error, Result};
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let server = Endpoint::bind("shm://").await?; // a name of your own: "shm://echo"
+    let server = Endpoint::bind("shm://").await?; // or a fixed name: "shm://echo"
     let client = Endpoint::bind("shm://").await?;
     let peer = client.add_peer(server.name()).await?;
     tokio::spawn(async move {

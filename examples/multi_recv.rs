@@ -2,9 +2,9 @@
 //!
 //! `cargo run --release --example multi_recv`
 //!
-//! The program starts itself a second time as the sender. Nobody posts a receive for each message,
-//! and none has to be as large as the longest: a buffer takes messages until it is used up, and is
-//! used again when they have been dropped.
+//! The program starts itself a second time as the sender. The receiver posts no receive per
+//! message, and no buffer per message that fits the longest: a buffer takes messages until it is
+//! full, and is reused when its messages have been dropped.
 
 use std::process::Command;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use fabric_async::{Endpoint, Error, MultiRecv, Result};
 use futures_util::StreamExt;
 
 const MESSAGES: u64 = 1_000_000;
-/// Their lengths, in turn.
+/// Message lengths, in turn.
 const SIZES: [usize; 6] = [8, 200, 16, 64, 1000, 24];
 const BUFFERS: usize = 3;
 const BUFFER_LEN: usize = 256 << 10;
@@ -37,7 +37,7 @@ async fn receive() -> Result<()> {
     let os = |call| move |error: std::io::Error| Error::os(call, error.raw_os_error().unwrap_or(0));
     let program = std::env::current_exe().map_err(os("readlink"))?;
     let name = ep.name().to_string();
-    // All buffers are posted: when one is used up, the next is there already.
+    // Several buffers are posted: when one is full, messages go to the next.
     let mut posted = std::collections::VecDeque::new();
     for _ in 0..BUFFERS {
         posted.push_back(post(&ep, BytesMut::with_capacity(BUFFER_LEN))?);
@@ -60,14 +60,15 @@ async fn receive() -> Result<()> {
             let number = message.data().unwrap_or(u64::MAX);
             assert!(
                 number == received && message.len() == message_len(number),
-                "every message, and in order"
+                "all messages arrive in order"
             );
             bytes += message.len();
             received += 1;
             if received == MESSAGES {
                 break;
             }
-            // Here it is dropped. `message.into_buf()` would keep it, and its buffer with it.
+            // The message is dropped here. `message.into_buf()` would keep it, and its buffer with
+            // it.
         }
         let mut rest = messages.into_rest();
         again += u64::from(rest.try_reclaim(BUFFER_LEN));
@@ -80,21 +81,21 @@ async fn receive() -> Result<()> {
         SIZES[0], SIZES[4]
     );
     println!(
-        "{:.2} million messages a second",
+        "{:.2} million messages per second",
         received as f64 / took / 1e6
     );
     println!(
-        "{used} times a buffer of {} KiB, {} messages in each",
+        "{used} buffers of {} KiB used, {} messages in each",
         BUFFER_LEN >> 10,
         received / used
     );
-    println!("{again} times its memory was used again");
+    println!("memory reused {again} times");
     sender.wait().map_err(os("wait4"))?;
     Ok(())
 }
 
 fn post(ep: &Endpoint, buf: BytesMut) -> Result<MultiRecv> {
-    // Not worth a further message when the longest might not fit.
+    // With less free space, the longest message might not fit.
     Ok(ep.recv_multi(buf).min_free(1000).start()?)
 }
 

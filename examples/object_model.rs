@@ -1,5 +1,5 @@
-//! The object model step by step, for those who come from libfabric: discover, fabric, domain,
-//! queues, endpoints, messages, and closing in order.
+//! The object model step by step, for readers who know libfabric: discover, fabric, domain, queues,
+//! endpoints, messages, and closing in order.
 //!
 //! `cargo run --release --example object_model`
 
@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    // fi_getinfo: what do I need, who can do it?
+    // fi_getinfo: describe what you need, get matching offers.
     let hints = Hints::new()
         .provider("shm")
         .ep_type(EpType::Rdm)
@@ -20,8 +20,8 @@ async fn main() -> Result<()> {
         "found {} {:?}, messages up to {} bytes",
         info.fabric.provider, info.caps, info.ep.max_msg_size
     );
-    if let Err(refused) = discover(&Hints::new().caps(Caps::TRIGGER)).await {
-        println!("nobody does triggered operations:\n{refused}");
+    if let Err(no_match) = discover(&Hints::new().caps(Caps::TRIGGER)).await {
+        println!("no provider offers triggered operations:\n{no_match}");
     }
 
     // fi_fabric, fi_domain, fi_eq_open, fi_domain_bind.
@@ -50,12 +50,12 @@ async fn main() -> Result<()> {
     let to_b = av.insert(b.name())?;
     println!("{a:?} sends to {}", av.lookup(to_b)?);
 
-    // One verb, three endings. Posted now, awaited later:
-    let early = b.recv_into(vec![0; 64]).tag(7).start()?;
-    // awaited:
-    a.send(to_b, "to the early receive").tag(7).await?;
-    println!("tag 7: {}", String::from_utf8_lossy(&early.await?));
-    // and to the queue:
+    // A request can be started now and awaited later,
+    let receive = b.recv_into(vec![0; 64]).tag(7).start()?;
+    // awaited,
+    a.send(to_b, "to the posted receive").tag(7).await?;
+    println!("tag 7: {}", String::from_utf8_lossy(&receive.await?));
+    // or posted to a completion queue.
     for number in 0..3 {
         b.recv_into(vec![0; 64]).context(100 + number).post()?;
         a.send(to_b, format!("message {number}"))
@@ -71,12 +71,12 @@ async fn main() -> Result<()> {
     }
     println!("sends counted: {}", sends.wait(4).await?);
 
-    // fi_mr_reg: a buffer under a key.
+    // fi_mr_reg: a memory region with the bytes of a buffer.
     let region = domain.alloc_from(vec![0u8; 4096], Access::REMOTE_READ, None)?;
     println!("{region:?}");
     println!("{domain:#?}");
 
-    // fi_close: children first, and a refusal says which.
+    // fi_close: children first. A refused close names the open children.
     let domain = match domain.close() {
         Err(refused) => {
             println!("close: {refused}");

@@ -1,17 +1,17 @@
-//! Two processes talk over shared memory, or over tcp or udp, through `.await`; prints what it
-//! takes.
+//! Two processes exchange messages over shared memory, tcp or udp with `.await`; prints latencies
+//! and rates.
 //!
 //! `cargo run --release --example pingpong`
 //! `cargo run --release --example pingpong -- --provider tcp`
 //! `cargo run --release --example pingpong -- --provider udp`
 //!
 //! The program starts itself a second time as the peer, each process on a core of its own. For
-//! every size it measures the half round trip of a message, then how fast messages stream in one
-//! direction. Beside it stands what this machine can do at all, measured in the same run: a cache
-//! line bouncing between two cores, and `memcpy`.
+//! every size it measures half the round trip of a message, then the rate of messages in one
+//! direction. For comparison it measures limits of this machine in the same run: a cache line
+//! bouncing between two cores, and `memcpy`.
 //!
-//! Over udp a message is a datagram, which has no tag and may be lost: there the peer only sends
-//! back what comes, and nothing is streamed.
+//! Over udp a message is a datagram, which has no tag and may be lost: there the peer only echoes
+//! datagrams, and no rate is measured.
 
 use std::io::{IsTerminal, Write};
 use std::process::{Child, Command};
@@ -24,21 +24,21 @@ use fabric_bench::{floor, pin};
 use hdrhistogram::Histogram;
 
 const SIZES: [usize; 8] = [8, 64, 256, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
-/// Those of datagrams: the last fills a packet of Ethernet.
+/// Sizes of datagrams: the last fills an Ethernet packet.
 const DATAGRAMS: [usize; 5] = [8, 64, 256, 1024, 1472];
-/// A peer that hears nothing for so long is alone.
+/// The udp peer exits after this time without a datagram.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time spent on one size: for the latency, and for the stream.
+/// Time spent on each size: for the latency, and for the rate.
 const LATENCY_TIME: Duration = Duration::from_millis(700);
 const STREAM_TIME: Duration = Duration::from_millis(400);
-/// Messages of a stream that may be under way.
+/// Number of pending sends when measuring the rate.
 const WINDOW: usize = 64;
 
-/// What the measuring side asks of the peer: a round of so many messages.
+/// Requests of the measuring process to the peer: echo or discard a number of messages, or exit.
 const ECHO: u64 = 1;
 const SINK: u64 = 2;
 const END: u64 = 3;
-/// The tag of such a request; the messages themselves are not tagged.
+/// The tag of requests; measured messages have no tag.
 const CONTROL: u64 = 0xc0;
 
 fn main() -> Result<()> {
@@ -47,7 +47,7 @@ fn main() -> Result<()> {
     let (provider, peer_of) = match words[..] {
         [] => ("shm", None),
         ["--provider", provider @ ("shm" | "tcp" | "udp")] => (provider, None),
-        // How the program starts itself.
+        // The arguments of the peer process.
         ["--peer", provider, name, core] => (provider, Some((name.to_owned(), core.parse().ok()))),
         _ => {
             eprintln!("usage: pingpong [--provider shm|tcp|udp]");
@@ -80,15 +80,16 @@ fn main() -> Result<()> {
     }
 }
 
-/// Runs the work as services run: a task of its own is quicker than the future that `block_on`
-/// polls.
+/// Runs the work in a spawned task, as services do: that is faster than in the future of
+/// `block_on`.
 async fn run_as_task(work: impl Future<Output = Result<()>> + Send + 'static) -> Result<()> {
     tokio::spawn(work)
         .await
         .unwrap_or_else(|ended| std::panic::resume_unwind(ended.into_panic()))
 }
 
-/// The peer: does what it is asked until told to end, or until the other process is gone.
+/// The peer process: executes requests until it is told to exit, or until the other process is
+/// gone.
 async fn run_peer(provider: String, name: String) -> Result<()> {
     let ep = bind_endpoint(&provider).await?;
     let other = ep.add_peer(&name).await?;
@@ -118,7 +119,7 @@ async fn run_peer(provider: String, name: String) -> Result<()> {
     }
 }
 
-/// Sends back what comes, until nothing does; the first word says where.
+/// Echoes datagrams until none arrives. The first datagram tells the other process this address.
 async fn echo_datagrams(ep: &Endpoint, other: FiAddr) -> Result<()> {
     ep.send(other, "ready").await?;
     let mut buf = vec![0; DATAGRAMS[DATAGRAMS.len() - 1]];
@@ -131,16 +132,16 @@ async fn echo_datagrams(ep: &Endpoint, other: FiAddr) -> Result<()> {
     }
 }
 
-/// An endpoint at an address that the provider finds.
+/// Opens an endpoint at a free address.
 async fn bind_endpoint(provider: &str) -> Result<Endpoint> {
-    let anywhere = match provider {
+    let address = match provider {
         "tcp" => "tcp://127.0.0.1:0",
         "udp" => "udp://127.0.0.1:0",
         _ => "shm://",
     };
     Endpoint::options()
         .wait_policy(WaitPolicy::Spin)
-        .bind(anywhere)
+        .bind(address)
         .await
 }
 
@@ -162,7 +163,8 @@ async fn run_measurements(
     let floor_ns = line.as_secs_f64() * 1e9;
     println!("two processes, {provider}, .await, one core each");
     println!(
-        "floor of this machine: a cache line from core to core {floor_ns:.0} ns, memcpy of 1 MiB {:.1} GB/s\n",
+        "floor of this machine: a cache line from core to core {floor_ns:.0} ns, \
+         memcpy of 1 MiB {:.1} GB/s\n",
         memcpy / 1e9
     );
     println!(
@@ -200,13 +202,13 @@ async fn run_measurements(
         );
     }
     if datagrams {
-        // The mirror is ended with this process.
+        // The peer process is killed when this process exits.
         return Ok(());
     }
     send_request(&ep, peer, [END, 0, 0]).await
 }
 
-/// Half round trips, in nanoseconds.
+/// Returns half round-trip times in nanoseconds.
 async fn measure_latency(
     ep: &Endpoint,
     peer: FiAddr,
@@ -223,8 +225,8 @@ async fn measure_latency(
         if !datagrams {
             send_request(ep, peer, [ECHO, size as u64, batch]).await?;
         }
-        // The clock is looked at once a trip, which is a tenth of what is measured; what is done
-        // with the time waits.
+        // The clock is read once per round trip, which is about a tenth of the measured time; the
+        // times are evaluated afterwards.
         let mut times = Vec::with_capacity(batch as usize + 1);
         times.push(Instant::now());
         let done = AtomicU64::new(0);
@@ -247,7 +249,7 @@ async fn measure_latency(
         for trip in times.windows(2).filter(|_| warm) {
             histogram.saturating_record((trip[1] - trip[0]).as_nanos() as u64 / 2);
         }
-        // Rounds of about a tenth of the time.
+        // Rounds take about a tenth of the time.
         let per_trip = (times[times.len() - 1] - times[0]).as_secs_f64() / batch as f64;
         batch = ((LATENCY_TIME.as_secs_f64() / 10.0 / per_trip) as u64).clamp(10, 1 << 20);
         warm = true;
@@ -260,12 +262,12 @@ async fn measure_latency(
     assert_eq!(
         ping.len(),
         pong.len(),
-        "what comes back is as long as what was sent"
+        "echoes have the length of the message"
     );
     Ok(histogram)
 }
 
-/// Messages per second in one direction.
+/// Returns the messages per second in one direction.
 async fn measure_stream(ep: &Endpoint, peer: FiAddr, size: usize) -> Result<f64> {
     let mut buffers: Vec<Vec<u8>> = (0..WINDOW).map(|_| vec![7u8; size]).collect();
     let mut count = 2000.min((256 << 20) / size as u64).max(64);
@@ -333,7 +335,7 @@ fn format_size(size: usize) -> String {
     }
 }
 
-/// A line that is overwritten while work goes on; nothing when nobody watches.
+/// Overwrites one line with the progress; prints nothing unless stderr is a terminal.
 fn show_progress(at: Option<(usize, &str, f64)>) {
     let mut out = std::io::stderr();
     if !out.is_terminal() {
@@ -353,7 +355,7 @@ fn show_progress(at: Option<(usize, &str, f64)>) {
     let _ = out.flush();
 }
 
-/// The second process; ended with this one.
+/// The peer process; killed on drop.
 struct ChildPeer(Child);
 
 impl ChildPeer {
@@ -374,7 +376,7 @@ impl ChildPeer {
 
 impl Drop for ChildPeer {
     fn drop(&mut self) {
-        // It ends by itself when it was asked to, or when this process goes; this is for errors in
+        // The peer exits on request, or when this process is gone; killing it is for errors in
         // between.
         for _ in 0..100 {
             if let Ok(Some(_)) = self.0.try_wait() {

@@ -1,12 +1,11 @@
-//! One process writes into the memory of another, which does nothing for it.
+//! One process writes into the memory of another, which takes no part in the writes.
 //!
 //! `cargo run --release --example rma`, or with `-- --provider tcp` over a socket
 //!
 //! The program starts itself a second time as the camera. The viewer allocates memory for two
-//! frames and tells the camera where it lies. The camera writes frames there, one after the other
-//! in turns, each with a number that makes an entry in the viewer's completion queue; and reads the
-//! viewer's credit, a counter that says how many frames were looked at, so that it never writes
-//! over one that was not.
+//! frames and sends its description to the camera. The camera writes frames there in turns, each
+//! with completion data that makes an entry in the viewer's completion queue. The viewer counts the
+//! frames it has read in a counter, which the camera reads before it overwrites a frame.
 
 use std::process::Command;
 use std::time::Instant;
@@ -15,7 +14,7 @@ use fabric_async::{Access, AtomicOp, Class, Endpoint, Error, OpKind, RemoteRegio
 
 const FRAME: usize = 1 << 20;
 const FRAMES: u64 = 500;
-/// Where the count of frames that were looked at lies: behind the two frames.
+/// Offset of the counter of frames that were read, after the two frames.
 const CREDIT_OFFSET: usize = 2 * FRAME;
 
 #[tokio::main(flavor = "current_thread")]
@@ -63,14 +62,12 @@ async fn run_viewer(provider: &str) -> Result<()> {
         region.read(number as usize % 2 * FRAME, &mut frame)?;
         assert!(
             frame.iter().all(|pixel| *pixel == number as u8),
-            "all of frame {number}"
+            "frame {number} is complete"
         );
         region.atomic(CREDIT_OFFSET, AtomicOp::Sum, 1u64)?;
     }
     let rate = FRAMES as f64 / began.elapsed().as_secs_f64();
-    println!(
-        "{FRAMES} frames of 1 MiB written, looked at and checked: {rate:.0} frames per second"
-    );
+    println!("{FRAMES} frames of 1 MiB written, read and checked: {rate:.0} frames per second");
     ep.send(hello.source()?, "thank you").await?;
     camera.wait().map_err(os_error("wait4"))?;
     Ok(())
@@ -78,14 +75,14 @@ async fn run_viewer(provider: &str) -> Result<()> {
 
 async fn run_camera(viewer: &str) -> Result<()> {
     let provider = viewer.split_once("://").map_or("shm", |(scheme, _)| scheme);
-    // As libfabric writes them, with its prefix.
+    // libfabric writes addresses with this prefix.
     let ep = Endpoint::bind(&format!("{}://", provider.trim_start_matches("fi_"))).await?;
     let peer = ep.add_peer(viewer).await?;
     ep.send(peer, "here I am").await?;
     let remote = RemoteRegion::from_bytes(&ep.recv().from(peer).await?)?;
     let mut frame = vec![0u8; FRAME];
     for number in 0..FRAMES {
-        // Two frames may be under way: the one before the last must have been looked at.
+        // Two frames may be unread: the viewer must have read the one before the previous frame.
         while ep
             .atomic_load::<u64>(peer, remote.at(CREDIT_OFFSET as u64))
             .await?

@@ -1,11 +1,11 @@
-//! Frames of 8 MiB pass from one process to another without being copied.
+//! Frames of 8 MiB pass from one process to another without a copy.
 //!
 //! `cargo run --release --example zero_copy`
 //!
 //! The program starts itself a second time as the screen. The renderer writes each frame in place,
-//! in memory that it lends to the screen; the screen looks at it where it lies. The same frames are
-//! then sent as ordinary messages, to compare.
-#![allow(unsafe_code)] // looking at a frame in the sender's memory
+//! in memory that it lends to the screen; the screen reads the frame there. The same frames are
+//! then sent as ordinary messages, for comparison.
+#![allow(unsafe_code)] // reading a frame in the sender's memory
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use fabric_async::{Endpoint, Error, FiAddr, Result};
 
 const FRAME: usize = 8 << 20;
 const FRAMES: u64 = 200;
-/// Pixels that are drawn, and looked at, in each frame.
+/// Distance in bytes of the pixels that are written and checked in each frame.
 const STEP: usize = 64 << 10;
 
 #[tokio::main(flavor = "current_thread")]
@@ -55,14 +55,14 @@ async fn run_renderer() -> Result<()> {
     });
     let copied = copied.await?;
     let each = |took: Duration| took.as_micros() as f64 / FRAMES as f64;
-    println!("{FRAMES} frames of 8 MiB, each seen before the next is drawn");
-    println!("lent:   {:>8.1} us a frame", each(lent));
-    println!("copied: {:>8.1} us a frame", each(copied));
+    println!("{FRAMES} frames of 8 MiB, each acknowledged before the next is drawn");
+    println!("lent:   {:>8.1} us per frame", each(lent));
+    println!("copied: {:>8.1} us per frame", each(copied));
     screen.wait().map_err(os("wait4"))?;
     Ok(())
 }
 
-/// Passes all frames on, each when the one before was seen.
+/// Sends all frames, each after the screen has acknowledged the previous one.
 async fn run_frames(
     ep: &Endpoint,
     peer: FiAddr,
@@ -88,12 +88,12 @@ async fn run_screen(name: &str) -> Result<()> {
     let renderer = ep.add_peer(name).await?;
     ep.send(renderer, "ready").await?;
     for number in 0..2 * FRAMES {
-        // SAFETY: the renderer does not write a frame that it has lent.
+        // SAFETY: the renderer does not write to a frame that it has lent.
         let frame = unsafe { ep.recv_loan() }.from(renderer).await?;
         assert_eq!(
             frame.buf.is_in_place(),
             number < FRAMES,
-            "the first half is lent"
+            "the first half of the frames is lent"
         );
         assert!(
             frame.len() == FRAME

@@ -1,16 +1,15 @@
-//! The ordinary connection on which the two programs agree on what comes next.
+//! The control connection of the two programs: an ordinary TCP connection.
 //!
-//! | what | bytes |
+//! | message | bytes |
 //! |---|---|
-//! | the name of an endpoint | length (4), format (4), a `sockaddr_in` or `sockaddr_in6` as it lies in memory |
-//! | is the server ready? | `q` and a zero; the server answers `a` and a zero |
-//! | how many messages there were | 10 bytes: decimal digits, then zeros; the server answers `cnt ok` and a zero |
+//! | endpoint address | length (4), format (4), a `sockaddr_in` or `sockaddr_in6` as it lies in memory |
+//! | ready request | `q` and a zero; the server answers `a` and a zero |
+//! | number of messages | 10 bytes: decimal digits, then zeros; the server answers `cnt ok` and a zero |
 //!
-//! The length is in the order of the network, the format in that of the machine: 2 for IPv4, 3 for
-//! IPv6.
+//! The length is in network byte order, the format in host byte order: 2 for IPv4, 3 for IPv6.
 //!
-//! The other program reads each of these with one call and does not read on, so each is written
-//! with one.
+//! The other program reads each message with one call and does not read on, so each is written with
+//! one call.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -21,10 +20,10 @@ use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use crate::Result;
 use crate::options::Options;
 
-/// How a `sockaddr` says which family it is of, and how long it is.
+/// Address family and size of a `sockaddr`.
 const SOCKADDR_IN: (u16, usize) = (2, 16);
 const SOCKADDR_IN6: (u16, usize) = (10, 28);
-/// The names that libfabric has for the two formats.
+/// libfabric's numbers of the two address formats.
 const FI_SOCKADDR_IN: u32 = 2;
 const FI_SOCKADDR_IN6: u32 = 3;
 
@@ -32,31 +31,33 @@ const READY_REQUEST: &[u8; 2] = b"q\0";
 const READY_REPLY: &[u8; 2] = b"a\0";
 const COUNT_REPLY: &[u8; 7] = b"cnt ok\0";
 
-/// The connection, and which side of it this is.
+/// The control connection, and the role of this side.
 pub(crate) struct Control {
     stream: TcpStream,
     is_client: bool,
 }
 
 impl Control {
-    /// Calls a server.
+    /// Connects to a server.
     pub(crate) async fn connect(server: &str, options: &Options) -> Result<Self> {
         let mut addresses = lookup_host((server, options.destination_port)).await?;
         let to = addresses
             .find(|at| at.is_ipv6() == options.is_ipv6)
-            .ok_or_else(|| format!("{server} has no address of the family that is asked for"))?;
+            .ok_or_else(|| {
+                format!("{server} has no address of the selected family (-6 selects IPv6)")
+            })?;
         let socket = new_socket(options)?;
         if let Some(port) = options.source_port {
             socket.bind(any_address(options, port))?;
         }
-        let called = socket.connect(to).await;
+        let stream = socket.connect(to).await;
         Self::new(
-            called.map_err(|error| format!("nobody serves at {to}: {error}"))?,
+            stream.map_err(|error| format!("cannot connect to the server at {to}: {error}"))?,
             true,
         )
     }
 
-    /// Waits for a client.
+    /// Waits for a client to connect.
     pub(crate) async fn accept(options: &Options) -> Result<Self> {
         let socket = new_socket(options)?;
         socket.bind(any_address(
@@ -76,7 +77,7 @@ impl Control {
         self.is_client
     }
 
-    /// The address at which the other has reached this side.
+    /// Returns the local address of the connection.
     pub(crate) fn local_ip(&self) -> Result<IpAddr> {
         Ok(self.stream.local_addr()?.ip())
     }
@@ -90,16 +91,21 @@ impl Control {
             self.stream.read_u32().await?,
             self.stream.read_u32_le().await?,
         );
-        // Nothing but a length that is known makes for memory.
+        // Only known lengths are allocated.
         let mut name = match len as usize {
             len if len == SOCKADDR_IN.1 || len == SOCKADDR_IN6.1 => vec![0; len],
-            len => return Err(format!("a name of {len} bytes is no address of a socket").into()),
+            len => {
+                return Err(
+                    format!("an endpoint address of {len} bytes is not a socket address").into(),
+                );
+            }
         };
         self.stream.read_exact(&mut name).await?;
-        decode_address(&name).ok_or_else(|| "the name of the peer is no address of a socket".into())
+        decode_address(&name)
+            .ok_or_else(|| "the peer's endpoint address is not a socket address".into())
     }
 
-    /// Both are ready.
+    /// Synchronises both sides.
     pub(crate) async fn sync(&mut self) -> Result<()> {
         if self.is_client {
             self.stream.write_all(READY_REQUEST).await?;
@@ -110,7 +116,7 @@ impl Control {
         }
     }
 
-    /// The client says how many messages there were. Returns how many that is.
+    /// Sends or receives the number of messages, and returns it.
     pub(crate) async fn exchange_count(&mut self, count: usize) -> Result<usize> {
         let mut digits = [0; 10];
         if self.is_client {
@@ -125,7 +131,7 @@ impl Control {
         let text = std::str::from_utf8(&digits)?.trim_end_matches('\0');
         Ok(text
             .parse()
-            .map_err(|_| format!("{text:?} is not a number of messages"))?)
+            .map_err(|_| format!("{text:?} is not a message count"))?)
     }
 
     async fn expect_bytes<const LEN: usize>(&mut self, what: &[u8; LEN]) -> Result<()> {
@@ -135,7 +141,7 @@ impl Control {
             return Ok(());
         }
         Err(format!(
-            "the peer says {:?}, where {:?} was expected",
+            "the peer sent {:?}, expected {:?}",
             ascii(&got),
             ascii(what)
         )
@@ -166,7 +172,7 @@ fn any_address(options: &Options, port: u16) -> SocketAddr {
     SocketAddr::new(any, port)
 }
 
-/// The address of this machine that the route to another has. Nothing is sent.
+/// Returns this machine's address on the route to a peer. Nothing is sent.
 pub(crate) fn local_ip_for(peer: SocketAddr) -> Result<IpAddr> {
     let any: IpAddr = if peer.is_ipv6() {
         Ipv6Addr::UNSPECIFIED.into()
@@ -178,7 +184,8 @@ pub(crate) fn local_ip_for(peer: SocketAddr) -> Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// A name as it is said. What C leaves to fill up with is zero: peers compare whole names.
+/// Encodes an address for the control connection. Padding is zero, because peers compare whole
+/// addresses.
 fn encode_address(name: SocketAddr) -> Vec<u8> {
     let ((family, len), format) = match name {
         SocketAddr::V4(_) => (SOCKADDR_IN, FI_SOCKADDR_IN),
@@ -200,7 +207,7 @@ fn encode_address(name: SocketAddr) -> Vec<u8> {
     bytes
 }
 
-/// The address in a `sockaddr`.
+/// Decodes a `sockaddr`.
 fn decode_address(name: &[u8]) -> Option<SocketAddr> {
     let family = u16::from_ne_bytes(*name.first_chunk()?);
     let port = u16::from_be_bytes(*name.get(2..)?.first_chunk()?);

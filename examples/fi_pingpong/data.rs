@@ -1,52 +1,52 @@
-//! What is in the messages, how long they are, and how numbers are written.
+//! Message contents, message sizes and number formatting.
 
 use crate::Result;
 
 const ALPHABET: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-/// By how much further on in the alphabet each message begins than the one before.
+/// Rotation of the alphabet from one message to the next, in letters.
 const PATTERN_SHIFT: usize = 7;
 
-/// Without `-S`.
+/// Sizes without `-S`.
 pub(crate) const DEFAULT_SIZES: [usize; 6] = [64, 256, 1 << 10, 4 << 10, 64 << 10, 1 << 20];
 /// The longest message of `-S all`.
 const MAX_SIZE: usize = 6 << 20;
 
-/// The bytes of all messages in one direction: the alphabet over and over, from another letter in
-/// each message.
+/// The bytes of all messages in one direction: the alphabet repeated, rotated further in each
+/// message.
 #[derive(Debug, Default)]
 pub(crate) struct Pattern {
     messages: usize,
 }
 
 impl Pattern {
-    /// The alphabet as the next message has it.
+    /// Returns the alphabet as rotated for the next message.
     fn next_pattern(&mut self) -> [u8; 62] {
-        let mut turned = *ALPHABET;
-        turned.rotate_left(self.messages * PATTERN_SHIFT % ALPHABET.len());
+        let mut rotated = *ALPHABET;
+        rotated.rotate_left(self.messages * PATTERN_SHIFT % ALPHABET.len());
         self.messages += 1;
-        turned
+        rotated
     }
 
     pub(crate) fn fill(&mut self, buf: &mut [u8]) {
-        let turned = self.next_pattern();
-        buf.chunks_mut(turned.len())
-            .for_each(|piece| piece.copy_from_slice(&turned[..piece.len()]));
+        let rotated = self.next_pattern();
+        buf.chunks_mut(rotated.len())
+            .for_each(|piece| piece.copy_from_slice(&rotated[..piece.len()]));
     }
 
     pub(crate) fn check(&mut self, message: &[u8]) -> Result<()> {
-        let (number, turned) = (self.messages, self.next_pattern());
-        let mut pieces = message.chunks(turned.len());
-        match pieces.position(|piece| *piece != turned[..piece.len()]) {
+        let (number, rotated) = (self.messages, self.next_pattern());
+        let mut pieces = message.chunks(rotated.len());
+        match pieces.position(|piece| *piece != rotated[..piece.len()]) {
             None => Ok(()),
             Some(at) => {
-                let (len, from) = (message.len(), at * turned.len());
-                Err(format!("message {number}, of {len} bytes, is wrong behind byte {from}").into())
+                let (len, from) = (message.len(), at * rotated.len());
+                Err(format!("message {number}, of {len} bytes, differs after byte {from}").into())
             }
         }
     }
 }
 
-/// The sizes of `-S all`: none, the powers of two, and what lies halfway between them.
+/// The sizes of `-S all`: 0, the powers of two, and the middles between them.
 pub(crate) fn all_sizes() -> Vec<usize> {
     let powers = (0..).map(|power| 1usize << power);
     let sizes = powers
@@ -57,7 +57,7 @@ pub(crate) fn all_sizes() -> Vec<usize> {
         .collect()
 }
 
-/// A number in few places, as `fi_pingpong` writes it.
+/// Formats a number with a unit, as `fi_pingpong` does.
 pub(crate) fn format_short(number: usize) -> String {
     let (unit, power) = match number {
         _ if number >= 1 << 30 => ("g", 30),

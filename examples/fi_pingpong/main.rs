@@ -1,44 +1,44 @@
-//! A peer for libfabric's own `fi_pingpong`, on either side, over the native wire of its tcp
-//! provider, over RXM, or over its udp provider.
+//! A peer for libfabric's own `fi_pingpong`, as server or client, over the native protocol of its
+//! tcp provider, over RXM, or over its udp provider.
 //!
 //! ```text
-//! cargo run --release --example fi_pingpong -- -c                    # serves; the client, on this or another machine:
-//! fi_pingpong -p net -e rdm -c SERVER                                # libfabric 1.16 and 1.17 (Debian 12)
-//! fi_pingpong -p tcp -e rdm -c SERVER                                # libfabric 1.18 and later: the native wire
-//!                                                                    # until 1.17: RXM, which is understood as well
+//! cargo run --release --example fi_pingpong -- -c           # server; the client, anywhere:
+//! fi_pingpong -p net -e rdm -c SERVER                       # libfabric 1.16 and 1.17 (Debian 12)
+//! fi_pingpong -p tcp -e rdm -c SERVER                       # 1.18 and later: native protocol
+//!                                                           # until 1.17: RXM, accepted too
 //!
-//! fi_pingpong -p net -e rdm -c -m tagged                             # serves; the client:
+//! fi_pingpong -p net -e rdm -c -m tagged                    # server; the client:
 //! cargo run --release --example fi_pingpong -- -c -m tagged SERVER
 //!
-//! cargo run --release --example fi_pingpong -- -c -e msg             # connected endpoints; the client:
-//! fi_pingpong -p tcp -e msg -c SERVER                                # any libfabric
+//! cargo run --release --example fi_pingpong -- -c -e msg    # connected endpoints; the client:
+//! fi_pingpong -p tcp -e msg -c SERVER                       # any libfabric
 //! ```
 //!
 //! ```text
-//! cargo run --release --example fi_pingpong -- -c -e dgram           # datagrams; the client:
-//! fi_pingpong -p udp -e dgram -c SERVER                              # any libfabric
+//! cargo run --release --example fi_pingpong -- -c -e dgram  # datagrams; the client:
+//! fi_pingpong -p udp -e dgram -c SERVER                     # any libfabric
 //!
-//! fi_pingpong -p udp -e dgram -d lo -c                               # serves at 127.0.0.1; the client:
+//! fi_pingpong -p udp -e dgram -d lo -c                      # server at 127.0.0.1; the client:
 //! cargo run --release --example fi_pingpong -- -c -e dgram 127.0.0.1
 //! ```
 //!
-//! The twelve combinations that tests play: connected endpoints; RDM endpoints, with and without
-//! tags, over the native wire and over RXM; and datagrams; each with either program as the server.
-//! Of datagrams only the sizes are played that fit into one, 1472 bytes.
+//! Tests run twelve combinations: connected endpoints; RDM endpoints, with and without tags, over
+//! the native protocol and over RXM; and datagrams; each with either program as the server.
+//! Datagrams have sizes up to 1472 bytes.
 //!
-//! Options are those of `fi_pingpong`; `-h` lists them. Both sides have to be given the same `-e`,
-//! `-I`, `-S`, `-m` and `-c`.
+//! Options are those of `fi_pingpong`; `-h` lists them. Both sides need the same `-e`, `-I`, `-S`,
+//! `-m` and `-c`.
 //!
-//! # What is said
+//! # Protocol
 //!
-//! Two connections: an ordinary one, on which the two programs agree on what comes next
-//! (`control.rs`), and the fabric's. The server waits for the former on port 47592. First each
-//! tells the other the name of its endpoint, the server before the client; of connected endpoints
-//! only the server does, and the client connects. Then, for each size, the client asks whether the
-//! server is ready and is told so; a message goes to the server and one comes back, as often as was
-//! agreed; and the client says how many there were. At the end each sends the other the word `fin`
-//! over the fabric. libfabric's program asks for an acknowledgement of that, and stays until it has
-//! come; the provider sees to it. Messages carry the tag 1234 or none.
+//! There are two connections: a control connection (`control.rs`), and the fabric's. The server
+//! listens for the former on port 47592. First each side sends the address of its endpoint, the
+//! server before the client; with connected endpoints only the server does, and the client
+//! connects. Then, for each size, the client asks whether the server is ready; a message goes to
+//! the server and one comes back, as often as agreed; and the client sends the number of messages.
+//! At the end each side sends the message `fin` over the fabric. libfabric's program requests an
+//! acknowledgement of it and waits for that, which the provider sends. Messages have the tag 1234
+//! or none.
 
 mod control;
 mod data;
@@ -54,12 +54,12 @@ use control::Control;
 use data::Pattern;
 use options::{Options, ParsedArgs};
 
-/// What goes wrong is told to the user, and no more is made of it.
+/// Errors are only printed.
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
 /// The tag of tagged messages.
 const TAG: u64 = 1234;
-/// The last message. Strings end with a zero.
+/// The last message, with a terminating zero.
 const FIN: &[u8] = b"fin\0";
 
 fn main() -> ExitCode {
@@ -69,8 +69,8 @@ fn main() -> ExitCode {
             println!("{}", options::USAGE);
             return ExitCode::SUCCESS;
         }
-        Err(wrong) => {
-            eprintln!("fi_pingpong: {wrong}\n{}", options::USAGE);
+        Err(reason) => {
+            eprintln!("fi_pingpong: {reason}\n{}", options::USAGE);
             return ExitCode::from(2);
         }
     };
@@ -99,60 +99,63 @@ async fn run(options: &Options) -> Result<()> {
     } else {
         open_rdm(&mut control, options).await?
     };
-    // Datagrams have a length that they cannot have more of.
+    // Longer messages do not fit into one datagram.
     let limit = ep.info().ep.max_msg_size;
     let sizes = options.sizes.iter().copied().filter(|size| *size <= limit);
     let sizes: Vec<_> = sizes.collect();
     let longest = sizes
         .iter()
         .max()
-        .ok_or_else(|| format!("messages have at most {limit} bytes here"))?;
+        .ok_or_else(|| format!("all sizes exceed the limit of {limit} bytes per message"))?;
     let room = FIN.len().max(*longest);
-    let mut talk = PingPong::new(ep, peer, options, room)?;
+    let mut pingpong = PingPong::new(ep, peer, options, room)?;
     println!(
         "{:<8}{:<8}{:<9}{:<9}{:>7}{:>11}{:>13}{:>12}",
         "bytes", "#sent", "#ack", "total", "time", "MB/sec", "usec/xfer", "Mxfers/sec"
     );
     for size in sizes {
         control.sync().await?;
-        let time = talk
+        let time = pingpong
             .run_round(control.is_client(), size, options.iterations)
             .await?;
         let acknowledged = control.exchange_count(options.iterations).await?;
         print_row(size, options.iterations, acknowledged, time);
     }
-    talk.finish().await
+    pingpong.finish().await
 }
 
-/// Endpoints that know each other by name.
+/// Opens endpoints that exchange their addresses.
 async fn open_rdm(control: &mut Control, options: &Options) -> Result<(Endpoint, FiAddr)> {
-    // A peer is known by the address it calls from, so it has to be the one that the route to the
-    // other has.
-    let (ep, theirs) = if control.is_client() {
-        let theirs = control.recv_address().await?;
-        let ep = bind(control::local_ip_for(theirs)?, options).await?;
+    // Receives match peers by source address, so the endpoint needs the address of the route to the
+    // peer.
+    let (ep, peer_address) = if control.is_client() {
+        let peer_address = control.recv_address().await?;
+        let ep = bind(control::local_ip_for(peer_address)?, options).await?;
         control.send_address(address_of(ep.name())?).await?;
-        (ep, theirs)
+        (ep, peer_address)
     } else {
         let ep = bind(control.local_ip()?, options).await?;
         control.send_address(address_of(ep.name())?).await?;
         (ep, control.recv_address().await?)
     };
-    let theirs = Address::from_socket_addr(ep.name().scheme(), theirs)?;
-    let peer = ep.address_vector().insert(&theirs)?;
+    let peer_address = Address::from_socket_addr(ep.name().scheme(), peer_address)?;
+    let peer = ep.address_vector().insert(&peer_address)?;
     Ok((ep, peer))
 }
 
-/// Endpoints that are connected with each other.
+/// Opens connected endpoints.
 async fn open_msg(control: &mut Control) -> Result<(Endpoint, FiAddr)> {
     let ep = if control.is_client() {
         Endpoint::connect(format!("tcp://{}", control.recv_address().await?)).await?
     } else {
-        let mut door =
+        let mut listener =
             PassiveEndpoint::bind(format!("tcp://{}", SocketAddr::new(control.local_ip()?, 0)))
                 .await?;
-        control.send_address(address_of(door.name())?).await?;
-        let request = door.next().await.ok_or("nobody calls any more")?;
+        control.send_address(address_of(listener.name())?).await?;
+        let request = listener
+            .next()
+            .await
+            .ok_or("the passive endpoint is closed")?;
         request.accept("").await?
     };
     let peer = ep.peer()?;
@@ -173,27 +176,27 @@ async fn bind(ip: std::net::IpAddr, options: &Options) -> Result<Endpoint> {
 
 fn address_of(name: &Address) -> Result<SocketAddr> {
     name.socket_addr()
-        .ok_or_else(|| "an endpoint over sockets has the address of one".into())
+        .ok_or_else(|| "the endpoint has no socket address".into())
 }
 
-/// The messages of the two programs.
+/// The message exchange.
 struct PingPong {
     ep: Endpoint,
     peer: FiAddr,
-    /// From whom messages are received, where that has to be said.
+    /// The source of receives, for endpoints with several peers.
     recv_from: Option<FiAddr>,
     is_tagged: bool,
-    /// What is to be sent, and to be received, where that is checked.
+    /// Patterns of sent and received messages, with `-c`.
     patterns: Option<(Pattern, Pattern)>,
-    /// The buffer that is sent from.
+    /// The buffer of sends.
     send_buf: Vec<u8>,
-    /// There is always one receive.
+    /// The posted receive. There is always one.
     posted_recv: Operation<Vec<u8>>,
 }
 
 impl PingPong {
     fn new(ep: Endpoint, peer: FiAddr, options: &Options, room: usize) -> Result<Self> {
-        // One that is connected has no other peer, and datagrams are received from any.
+        // A connected endpoint has one peer, and udp has no directed receives.
         let from = (options.ep_type == EpType::Rdm).then_some(peer);
         let next = post_recv(&ep, from, options.is_tagged, vec![0; room])?;
         let patterns = options.is_checked.then(Default::default);
@@ -208,7 +211,7 @@ impl PingPong {
         })
     }
 
-    /// So many messages there and back. Returns how long it took.
+    /// Sends and receives `count` messages each. Returns the time it took.
     async fn run_round(&mut self, is_first: bool, size: usize, count: usize) -> Result<Duration> {
         let start = Instant::now();
         for _ in 0..count {
@@ -242,11 +245,9 @@ impl PingPong {
     async fn recv_message(&mut self, size: usize) -> Result<()> {
         let got = (&mut self.posted_recv).await?;
         if got.len() != size {
-            return Err(format!(
-                "a message of {} bytes has come, where {size} were expected",
-                got.len()
-            )
-            .into());
+            return Err(
+                format!("received a message of {} bytes, expected {size}", got.len()).into(),
+            );
         }
         if let Some((_, received)) = &mut self.patterns {
             received.check(&got)?;
@@ -255,14 +256,14 @@ impl PingPong {
         Ok(())
     }
 
-    /// Takes leave, and hears that the other does.
+    /// Sends `fin` and waits for that of the peer.
     async fn finish(self) -> Result<()> {
         self.send_bytes(FIN.to_vec()).await?;
         let got = self.posted_recv.await?;
         if got[..] == *FIN {
             Ok(())
         } else {
-            Err("the peer has ended with something else than fin".into())
+            Err("the last message of the peer is not fin".into())
         }
     }
 }
@@ -284,7 +285,7 @@ fn post_recv(
     Ok(receive.start()?)
 }
 
-/// One line of what `fi_pingpong` prints.
+/// Prints a line in the format of `fi_pingpong`.
 fn print_row(size: usize, count: usize, acknowledged: usize, time: Duration) {
     let (messages, seconds) = (2 * count, time.as_secs_f64());
     let mega = |count: usize| count as f64 / seconds / 1e6;

@@ -7,41 +7,41 @@ use fabric_async::{EpType, Protocol};
 
 use crate::data;
 
-/// The port on which the two programs agree on what comes next.
+/// Default port of the control connection.
 const DEFAULT_PORT: u16 = 47592;
 
 pub(crate) const USAGE: &str = "\
 Usage:
-  fi_pingpong [OPTIONS]             serve
-  fi_pingpong [OPTIONS] SERVER      call a server
+  fi_pingpong [OPTIONS]             run the server
+  fi_pingpong [OPTIONS] SERVER      connect to a server
 
 A ping-pong with libfabric's fi_pingpong, or with itself.
 
 Options:
- -B PORT   port of the control connection here (server: 47592, client: any)
- -P PORT   port of the control connection there (client: 47592)
-  -p NAME   provider: tcp or net, which is the same here, 'tcp;ofi_rxm', or udp (tcp)
-  -e TYPE   endpoint type: rdm, msg, which is connected, or dgram (rdm; dgram over udp)
-  -m MODE   msg or tagged (msg); endpoints of type msg and dgram have no tags
- -I COUNT  messages there and back of each size (10)
+ -B PORT   local port of the control connection (server: 47592, client: any)
+ -P PORT   remote port of the control connection (client: 47592)
+  -p NAME   provider: tcp or net (both are tcp here), 'tcp;ofi_rxm', or udp (tcp)
+  -e TYPE   endpoint type: rdm, msg (connected), or dgram (rdm; dgram over udp)
+  -m MODE   msg or tagged (msg); only rdm endpoints have tags here
+ -I COUNT  round trips of each size (10)
  -S SIZE   bytes of a message, or all (64, 256, 1k, 4k, 64k, 1m)
- -c        check what is in the messages
+ -c        check message contents
  -6        IPv6
- -h        this";
+ -h        print this text";
 
-/// What the user wants.
+/// A parsed command line.
 pub(crate) enum ParsedArgs {
     Run(Options),
     Help,
 }
 
-/// How to play.
+/// Parameters of a run.
 pub(crate) struct Options {
-    /// Whom to call; `None` serves.
+    /// The server to connect to; `None` runs the server.
     pub(crate) server: Option<String>,
     pub(crate) source_port: Option<u16>,
     pub(crate) destination_port: u16,
-    /// Which protocol connections over tcp begin with.
+    /// Protocol of tcp connections that this side opens.
     pub(crate) protocol: Protocol,
     pub(crate) ep_type: EpType,
     pub(crate) is_tagged: bool,
@@ -69,19 +69,18 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Understands a command line; otherwise says what is wrong with it.
+    /// Parses a command line. The error is a text for the user.
     pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<ParsedArgs, String> {
         let (mut options, mut arguments) = (Self::default(), arguments);
         let (mut provider, mut ep_type) = (None, None);
         while let Some(argument) = arguments.next() {
             let Some(mut letters) = argument.strip_prefix('-') else {
                 if let Some(first) = options.server.replace(argument) {
-                    return Err(format!("two servers, of which one is {first}"));
+                    return Err(format!("two servers given, the first is {first}"));
                 }
                 continue;
             };
-            // As getopt has it: letters may stand together, and what belongs to one may stand
-            // behind it.
+            // As with getopt, letters may be combined, and a value may follow its letter directly.
             while let Some(letter) = letters.chars().next() {
                 letters = &letters[letter.len_utf8()..];
                 match letter {
@@ -92,7 +91,7 @@ impl Options {
                         let value = match std::mem::take(&mut letters) {
                             "" => arguments
                                 .next()
-                                .ok_or_else(|| format!("-{letter} without a value"))?,
+                                .ok_or_else(|| format!("-{letter} needs a value"))?,
                             value => value.to_owned(),
                         };
                         match letter {
@@ -109,8 +108,7 @@ impl Options {
         Ok(ParsedArgs::Run(options))
     }
 
-    /// The provider and the endpoint type, each of which follows from the other where it is not
-    /// given.
+    /// Sets provider and endpoint type, each of which follows from the other where it is not given.
     fn choose(&mut self, provider: Option<&str>, ep_type: Option<&str>) -> Result<(), String> {
         self.ep_type = match (ep_type, provider) {
             (Some("rdm"), _) => EpType::Rdm,
@@ -118,9 +116,7 @@ impl Options {
             (Some("dgram"), _) | (None, Some("udp")) => EpType::Dgram,
             (None, _) => EpType::Rdm,
             (Some(other), _) => {
-                return Err(format!(
-                    "endpoint type {other}: here are rdm, msg and dgram"
-                ));
+                return Err(format!("endpoint type {other}: not one of rdm, msg, dgram"));
             }
         };
         let is_dgram = self.ep_type == EpType::Dgram;
@@ -131,18 +127,18 @@ impl Options {
             Some(name @ ("udp" | "tcp" | "net" | "tcp;ofi_rxm")) => {
                 let ep_type = ep_type.unwrap_or("rdm");
                 return Err(format!(
-                    "-p {name} -e {ep_type}: dgram is over udp, and nothing else"
+                    "-p {name} -e {ep_type}: dgram endpoints need udp, and udp has only these"
                 ));
             }
             _ => {
                 let name = provider.unwrap_or_default();
                 return Err(format!(
-                    "provider {name}: here are tcp, net, tcp;ofi_rxm and udp"
+                    "provider {name}: not one of tcp, net, tcp;ofi_rxm, udp"
                 ));
             }
         };
         if self.is_tagged && self.ep_type != EpType::Rdm {
-            return Err("-m tagged: endpoints of type msg and dgram have no tags".into());
+            return Err("-m tagged: only rdm endpoints have tags here".into());
         }
         Ok(())
     }
@@ -153,7 +149,7 @@ impl Options {
             ('P', _) => self.destination_port = parse_number(letter, value)?,
             ('m', "msg") => self.is_tagged = false,
             ('m', "tagged") => self.is_tagged = true,
-            ('m', _) => return Err(format!("-m {value}: there are msg and tagged")),
+            ('m', _) => return Err(format!("-m {value}: not one of msg, tagged")),
             ('I', _) => self.iterations = parse_number::<NonZeroU32>(letter, value)?.get() as usize,
             ('S', "all") => self.sizes = data::all_sizes(),
             _ => self.sizes = vec![parse_number::<u32>(letter, value)? as usize],
@@ -165,5 +161,5 @@ impl Options {
 fn parse_number<T: FromStr>(letter: char, value: &str) -> Result<T, String> {
     value
         .parse()
-        .map_err(|_| format!("-{letter} {value}: not a number that it takes"))
+        .map_err(|_| format!("-{letter} {value}: not a number in the allowed range"))
 }

@@ -1,5 +1,5 @@
-//! libfabric's own `fi_pingpong` and the example of that name play with each other. Skips, and says
-//! so, where libfabric's is not installed.
+//! Runs libfabric's own `fi_pingpong` against the example of that name. Skips with a message where
+//! libfabric's is not installed.
 
 #[path = "../../fabric-async/tests/common/skip.rs"]
 mod skip;
@@ -12,28 +12,28 @@ use std::time::{Duration, Instant};
 
 use skip::{Facility, skip};
 
-/// How long one game may take. There to find hangs, not to measure.
+/// Time limit of one run, to find hangs.
 const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Who plays a part.
+/// One of the two programs.
 #[derive(Clone, Copy, Debug)]
 enum PingPongProgram {
-    Ours,
-    /// libfabric's, with this provider.
-    Theirs(&'static str),
-    /// The same with endpoints that are connected.
-    OursMsg,
-    TheirsMsg,
-    /// The same with datagrams.
-    OursDgram,
-    TheirsDgram,
+    Example,
+    /// libfabric's, with this provider and RDM endpoints.
+    Libfabric(&'static str),
+    /// With connected endpoints.
+    ExampleMsg,
+    LibfabricMsg,
+    /// With datagrams.
+    ExampleDgram,
+    LibfabricDgram,
 }
 
 impl PingPongProgram {
     fn command(self) -> Command {
         match self {
-            Self::Ours | Self::OursMsg | Self::OursDgram => {
-                // Beside the directory of this test: Cargo builds examples before it runs tests.
+            Self::Example | Self::ExampleMsg | Self::ExampleDgram => {
+                // Next to the directory of this test: Cargo builds examples before it runs tests.
                 let mut path = std::env::current_exe().expect("a path");
                 path.pop();
                 path.pop();
@@ -46,25 +46,25 @@ impl PingPongProgram {
                 command.args([
                     "-e",
                     match self {
-                        Self::OursMsg => "msg",
-                        Self::OursDgram => "dgram",
+                        Self::ExampleMsg => "msg",
+                        Self::ExampleDgram => "dgram",
                         _ => "rdm",
                     },
                 ]);
                 command
             }
-            Self::TheirsMsg => {
+            Self::LibfabricMsg => {
                 let mut command = Command::new("fi_pingpong");
                 command.args(["-p", "tcp", "-e", "msg"]);
                 command
             }
-            Self::TheirsDgram => {
+            Self::LibfabricDgram => {
                 let mut command = Command::new("fi_pingpong");
-                // Its server is at the address of the network that is named.
+                // libfabric's server listens at the address of the named network.
                 command.args(["-p", "udp", "-e", "dgram", "-d", "lo"]);
                 command
             }
-            Self::Theirs(provider) => {
+            Self::Libfabric(provider) => {
                 let mut command = Command::new("fi_pingpong");
                 command.args(["-p", provider, "-e", "rdm"]);
                 command
@@ -73,9 +73,9 @@ impl PingPongProgram {
     }
 }
 
-/// libfabric's program, or nothing, and why.
+/// Returns libfabric's program with its native tcp provider. Prints the reason if there is none.
 fn libfabric_program() -> Option<PingPongProgram> {
-    // The native wire is spoken by `net` in 1.16 and 1.17, and by `tcp` since.
+    // The native protocol is that of `net` in 1.16 and 1.17, and of `tcp` since.
     let has = |provider| {
         Command::new("fi_info")
             .args(["-p", provider, "-t", "FI_EP_RDM"])
@@ -83,8 +83,10 @@ fn libfabric_program() -> Option<PingPongProgram> {
     };
     let installed = Command::new("fi_pingpong").arg("-h").output().is_ok();
     match has("net") {
-        Ok(output) if installed && output.status.success() => Some(PingPongProgram::Theirs("net")),
-        Ok(_) if installed => Some(PingPongProgram::Theirs("tcp")),
+        Ok(output) if installed && output.status.success() => {
+            Some(PingPongProgram::Libfabric("net"))
+        }
+        Ok(_) if installed => Some(PingPongProgram::Libfabric("tcp")),
         _ => {
             skip(
                 Facility::Interop,
@@ -95,17 +97,17 @@ fn libfabric_program() -> Option<PingPongProgram> {
     }
 }
 
-/// libfabric's program where RXM is spoken: over the tcp provider, whose long messages are read
-/// from where they lie, and over the other one, whose longer messages come in segments.
+/// Returns libfabric's programs with RXM: over the tcp provider, which reads long messages from the
+/// sender's memory, and over the net provider, which splits longer messages into segments.
 fn libfabric_rxm_programs() -> Vec<PingPongProgram> {
     if libfabric_program().is_none() {
         return Vec::new();
     }
     let is_there = |provider: &&str| {
-        let asked = Command::new("fi_info")
+        let output = Command::new("fi_info")
             .args(["-p", provider, "-t", "FI_EP_RDM"])
             .output();
-        let is_there = asked.is_ok_and(|output| output.status.success());
+        let is_there = output.is_ok_and(|output| output.status.success());
         if !is_there {
             // The providers differ between versions of libfabric.
             skip(
@@ -118,11 +120,11 @@ fn libfabric_rxm_programs() -> Vec<PingPongProgram> {
     ["tcp;ofi_rxm", "net;ofi_rxm"]
         .into_iter()
         .filter(is_there)
-        .map(PingPongProgram::Theirs)
+        .map(PingPongProgram::Libfabric)
         .collect()
 }
 
-/// Both programs with endpoints that are connected, or nothing, and why.
+/// Returns both programs with connected endpoints. Prints the reason if there are none.
 fn msg_programs() -> Option<(PingPongProgram, PingPongProgram)> {
     let has = Command::new("fi_info")
         .args(["-p", "tcp", "-t", "FI_EP_MSG"])
@@ -135,10 +137,14 @@ fn msg_programs() -> Option<(PingPongProgram, PingPongProgram)> {
         Facility::Interop,
         "fi_info offers no FI_EP_MSG endpoints over tcp",
     );
+    if libfabric_program().is_some() && has.is_ok_and(|output| output.status.success()) {
+        return Some((PingPongProgram::LibfabricMsg, PingPongProgram::ExampleMsg));
+    }
+    eprintln!("skipped: this libfabric has no FI_EP_MSG endpoints over tcp");
     None
 }
 
-/// Both programs with datagrams, or nothing, and why.
+/// Returns both programs with datagrams. Prints the reason if there are none.
 fn dgram_programs() -> Option<(PingPongProgram, PingPongProgram)> {
     let has = Command::new("fi_info")
         .args(["-p", "udp", "-t", "FI_EP_DGRAM", "-d", "lo"])
@@ -151,10 +157,17 @@ fn dgram_programs() -> Option<(PingPongProgram, PingPongProgram)> {
         Facility::Interop,
         "fi_info offers no FI_EP_DGRAM endpoints over udp on lo",
     );
+    if libfabric_program().is_some() && has.is_ok_and(|output| output.status.success()) {
+        return Some((
+            PingPongProgram::LibfabricDgram,
+            PingPongProgram::ExampleDgram,
+        ));
+    }
+    eprintln!("skipped: this libfabric has no FI_EP_DGRAM endpoints over udp");
     None
 }
 
-/// A program that is ended with the test.
+/// A program that is killed on drop.
 struct PingPongProcess(Option<Child>);
 
 impl PingPongProcess {
@@ -192,8 +205,7 @@ impl Drop for PingPongProcess {
     }
 }
 
-/// A port that nobody has, and no other test gets, from where the kernel gives none to those who
-/// ask for any.
+/// Returns a port that no socket and no other test uses, outside of the kernel's ephemeral range.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 10_000 + (std::process::id() % 1_000) as u16 * 20;
@@ -202,7 +214,8 @@ fn free_port() -> u16 {
     ports.into_iter().find(is_free).expect("a free port")
 }
 
-/// Whether somebody listens there, without connecting: the server takes but one connection.
+/// Returns whether a socket listens on the port, without connecting: the server accepts one
+/// connection only.
 fn is_listening(port: u16) -> bool {
     let mut suffix = String::new();
     write!(suffix, ":{port:04X}").expect("room");
@@ -218,35 +231,37 @@ fn is_listening(port: u16) -> bool {
         })
 }
 
-/// A whole game; what the server and the client ended with.
+/// Runs a server and a client; returns the outputs of both.
 fn run_pair(
     server: PingPongProgram,
     client: PingPongProgram,
-    (host, [theirs, ours]): (&str, [&[&str]; 2]),
+    (host, [libfabric, example]): (&str, [&[&str]; 2]),
 ) -> [Output; 2] {
     let port = free_port().to_string();
     let options = |program: PingPongProgram| match program {
-        PingPongProgram::Ours | PingPongProgram::OursMsg | PingPongProgram::OursDgram => ours,
-        PingPongProgram::Theirs(_) | PingPongProgram::TheirsMsg | PingPongProgram::TheirsDgram => {
-            theirs
+        PingPongProgram::Example | PingPongProgram::ExampleMsg | PingPongProgram::ExampleDgram => {
+            example
         }
+        PingPongProgram::Libfabric(_)
+        | PingPongProgram::LibfabricMsg
+        | PingPongProgram::LibfabricDgram => libfabric,
     };
-    let mut serving = PingPongProcess::start(server, &[options(server), &["-B", &port]].concat());
+    let mut server = PingPongProcess::start(server, &[options(server), &["-B", &port]].concat());
     let deadline = Instant::now() + RUN_TIMEOUT;
-    while !is_listening(port.parse().expect("a port")) && !serving.has_exited() {
-        assert!(Instant::now() < deadline, "the server does not serve");
+    while !is_listening(port.parse().expect("a port")) && !server.has_exited() {
+        assert!(Instant::now() < deadline, "the server does not listen");
         std::thread::sleep(Duration::from_millis(2));
     }
-    let mut calling =
+    let mut client =
         PingPongProcess::start(client, &[options(client), &["-P", &port, host]].concat());
-    while !(serving.has_exited() && calling.has_exited()) {
-        assert!(Instant::now() < deadline, "the game does not end");
+    while !(server.has_exited() && client.has_exited()) {
+        assert!(Instant::now() < deadline, "the programs do not end");
         std::thread::sleep(Duration::from_millis(5));
     }
-    [serving.output(), calling.output()]
+    [server.output(), client.output()]
 }
 
-/// Everything goes well in a game, and all rounds are told of.
+/// Asserts that both programs succeed and print all rounds.
 fn assert_run_succeeds(
     server: PingPongProgram,
     client: PingPongProgram,
@@ -257,7 +272,7 @@ fn assert_run_succeeds(
     assert_run_succeeds_with(server, client, (host, [options, options]), rounds);
 }
 
-/// Likewise, with options of their own.
+/// Asserts that both programs succeed with different options and print all rounds.
 fn assert_run_succeeds_with(
     server: PingPongProgram,
     client: PingPongProgram,
@@ -266,27 +281,27 @@ fn assert_run_succeeds_with(
 ) {
     let (_, [options, _]) = at;
     for output in run_pair(server, client, at) {
-        let (told, wrong) = (
+        let (stdout, stderr) = (
             String::from_utf8_lossy(&output.stdout),
             String::from_utf8_lossy(&output.stderr),
         );
-        let title = format!("{server:?} serves {client:?} {options:?}: {told}{wrong}");
+        let title = format!("{server:?} serves {client:?} {options:?}: {stdout}{stderr}");
         assert!(output.status.success(), "{title}");
-        assert_eq!(told.lines().count(), 1 + rounds, "{title}");
+        assert_eq!(stdout.lines().count(), 1 + rounds, "{title}");
     }
 }
 
 #[test]
 fn every_size_round_trips_in_both_roles() {
-    let Some(theirs) = libfabric_program() else {
+    let Some(libfabric) = libfabric_program() else {
         return;
     };
     for mode in ["msg", "tagged"] {
         for (server, client) in [
-            (theirs, PingPongProgram::Ours),
-            (PingPongProgram::Ours, theirs),
+            (libfabric, PingPongProgram::Example),
+            (PingPongProgram::Example, libfabric),
         ] {
-            // None, the powers of two to 4 MiB, and what lies halfway between.
+            // Sizes: 0, the powers of two to 4 MiB, and the middles between them.
             assert_run_succeeds(
                 server,
                 client,
@@ -300,13 +315,13 @@ fn every_size_round_trips_in_both_roles() {
 
 #[test]
 fn many_messages_round_trip_in_both_roles() {
-    let Some(theirs) = libfabric_program() else {
+    let Some(libfabric) = libfabric_program() else {
         return;
     };
     for mode in ["msg", "tagged"] {
         for (server, client) in [
-            (theirs, PingPongProgram::Ours),
-            (PingPongProgram::Ours, theirs),
+            (libfabric, PingPongProgram::Example),
+            (PingPongProgram::Example, libfabric),
         ] {
             assert_run_succeeds(
                 server,
@@ -321,17 +336,22 @@ fn many_messages_round_trip_in_both_roles() {
 
 #[test]
 fn every_size_round_trips_over_rxm() {
-    for theirs in libfabric_rxm_programs() {
+    for libfabric in libfabric_rxm_programs() {
         for mode in ["msg", "tagged"] {
             let options = ["-c", "-S", "all", "-I", "2", "-m", mode];
-            // Who asks in the native dialect finds out.
-            let told = [&["-p", "tcp;ofi_rxm"][..], &options].concat();
+            // A native client tries RXM when the native request is not answered.
+            let rxm_options = [&["-p", "tcp;ofi_rxm"][..], &options].concat();
             for (server, client) in [
-                (theirs, PingPongProgram::Ours),
-                (PingPongProgram::Ours, theirs),
+                (libfabric, PingPongProgram::Example),
+                (PingPongProgram::Example, libfabric),
             ] {
                 assert_run_succeeds_with(server, client, ("127.0.0.1", [&options, &options]), 46);
-                assert_run_succeeds_with(server, client, ("127.0.0.1", [&options, &told]), 46);
+                assert_run_succeeds_with(
+                    server,
+                    client,
+                    ("127.0.0.1", [&options, &rxm_options]),
+                    46,
+                );
             }
         }
     }
@@ -339,11 +359,11 @@ fn every_size_round_trips_over_rxm() {
 
 #[test]
 fn many_messages_round_trip_over_rxm() {
-    for theirs in libfabric_rxm_programs() {
+    for libfabric in libfabric_rxm_programs() {
         for (mode, size) in [("msg", "100"), ("tagged", "100"), ("msg", "20000")] {
             for (server, client) in [
-                (theirs, PingPongProgram::Ours),
-                (PingPongProgram::Ours, theirs),
+                (libfabric, PingPongProgram::Example),
+                (PingPongProgram::Example, libfabric),
             ] {
                 assert_run_succeeds(
                     server,
@@ -357,21 +377,21 @@ fn many_messages_round_trip_over_rxm() {
     }
 }
 
-/// Who asks in RXM and is not understood asks in the native dialect.
+/// A client that starts with RXM falls back to the native protocol.
 #[test]
 fn rxm_side_falls_back_to_the_native_protocol() {
-    let Some(theirs) = libfabric_program() else {
+    let Some(libfabric) = libfabric_program() else {
         return;
     };
-    let told = ["-p", "tcp;ofi_rxm", "-c", "-m", "tagged"];
+    let rxm_options = ["-p", "tcp;ofi_rxm", "-c", "-m", "tagged"];
     for (server, client) in [
-        (theirs, PingPongProgram::Ours),
-        (PingPongProgram::Ours, theirs),
+        (libfabric, PingPongProgram::Example),
+        (PingPongProgram::Example, libfabric),
     ] {
         assert_run_succeeds_with(
             server,
             client,
-            ("127.0.0.1", [&["-c", "-m", "tagged"], &told]),
+            ("127.0.0.1", [&["-c", "-m", "tagged"], &rxm_options]),
             6,
         );
     }
@@ -379,22 +399,22 @@ fn rxm_side_falls_back_to_the_native_protocol() {
 
 #[test]
 fn messages_round_trip_over_ipv6() {
-    let Some(theirs) = libfabric_program() else {
+    let Some(libfabric) = libfabric_program() else {
         return;
     };
     if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
         return skip(Facility::Ipv6, "this machine has no IPv6");
     }
     for (server, client) in [
-        (theirs, PingPongProgram::Ours),
-        (PingPongProgram::Ours, theirs),
+        (libfabric, PingPongProgram::Example),
+        (PingPongProgram::Example, libfabric),
     ] {
         assert_run_succeeds(server, client, "::1", &["-6", "-c"], 6);
     }
-    for theirs in libfabric_rxm_programs() {
+    for libfabric in libfabric_rxm_programs() {
         for (server, client) in [
-            (theirs, PingPongProgram::Ours),
-            (PingPongProgram::Ours, theirs),
+            (libfabric, PingPongProgram::Example),
+            (PingPongProgram::Example, libfabric),
         ] {
             assert_run_succeeds(server, client, "::1", &["-6", "-c"], 6);
         }
@@ -403,10 +423,10 @@ fn messages_round_trip_over_ipv6() {
 
 #[test]
 fn connected_endpoints_work_in_both_roles() {
-    let Some((theirs, ours)) = msg_programs() else {
+    let Some((libfabric, example)) = msg_programs() else {
         return;
     };
-    for (server, client) in [(theirs, ours), (ours, theirs)] {
+    for (server, client) in [(libfabric, example), (example, libfabric)] {
         assert_run_succeeds(
             server,
             client,
@@ -425,10 +445,10 @@ fn connected_endpoints_work_in_both_roles() {
             assert_run_succeeds(server, client, "::1", &["-6", "-c"], 6);
         }
     }
-    assert_run_succeeds(ours, ours, "127.0.0.1", &["-c", "-S", "all"], 46);
+    assert_run_succeeds(example, example, "127.0.0.1", &["-c", "-S", "all"], 46);
 }
 
-/// Connected endpoints; RDM endpoints over the native wire and over RXM, with and without tags;
+/// Connected endpoints; RDM endpoints over the native protocol and over RXM, with and without tags;
 /// datagrams: each with either program as the server.
 #[test]
 fn all_endpoint_types_and_roles_run() {
@@ -439,39 +459,48 @@ fn all_endpoint_types_and_roles_run() {
     };
     let Some(rxm) = libfabric_rxm_programs()
         .into_iter()
-        .find(|theirs| matches!(theirs, PingPongProgram::Theirs("tcp;ofi_rxm")))
+        .find(|libfabric| matches!(libfabric, PingPongProgram::Libfabric("tcp;ofi_rxm")))
     else {
         return;
     };
     let (plain, tagged): (&[&str], &[&str]) = (&["-c"], &["-c", "-m", "tagged"]);
     let plain_rxm: &[&str] = &["-p", "tcp;ofi_rxm", "-c"];
     let tagged_rxm: &[&str] = &["-p", "tcp;ofi_rxm", "-c", "-m", "tagged"];
-    // What libfabric's program and what the example is told, and how many sizes they play.
+    // Options of libfabric's program and of the example, and the number of sizes.
     let rows = [
         (connected, [plain, plain], 6),
-        ((native, PingPongProgram::Ours), [plain, plain], 6),
-        ((native, PingPongProgram::Ours), [tagged, tagged], 6),
-        ((rxm, PingPongProgram::Ours), [plain, plain_rxm], 6),
-        ((rxm, PingPongProgram::Ours), [tagged, tagged_rxm], 6),
+        ((native, PingPongProgram::Example), [plain, plain], 6),
+        ((native, PingPongProgram::Example), [tagged, tagged], 6),
+        ((rxm, PingPongProgram::Example), [plain, plain_rxm], 6),
+        ((rxm, PingPongProgram::Example), [tagged, tagged_rxm], 6),
         (datagrams, [plain, plain], 3),
     ];
-    let mut played = 0;
-    for ((theirs, ours), [told, told_ours], rounds) in rows {
-        for (server, client) in [(theirs, ours), (ours, theirs)] {
-            assert_run_succeeds_with(server, client, ("127.0.0.1", [told, told_ours]), rounds);
-            played += 1;
+    let mut runs = 0;
+    for ((libfabric, example), [libfabric_options, example_options], rounds) in rows {
+        for (server, client) in [(libfabric, example), (example, libfabric)] {
+            assert_run_succeeds_with(
+                server,
+                client,
+                ("127.0.0.1", [libfabric_options, example_options]),
+                rounds,
+            );
+            runs += 1;
         }
     }
-    assert_eq!(played, 12);
+    assert_eq!(runs, 12);
 }
 
 #[test]
 fn datagrams_of_every_size_round_trip() {
-    let Some((theirs, ours)) = dgram_programs() else {
+    let Some((libfabric, example)) = dgram_programs() else {
         return;
     };
-    for (server, client) in [(theirs, ours), (ours, theirs), (ours, ours)] {
-        // None, the powers of two to 1024, and what lies halfway between.
+    for (server, client) in [
+        (libfabric, example),
+        (example, libfabric),
+        (example, example),
+    ] {
+        // Sizes: 0, the powers of two to 1024, and the middles between them.
         let all = ["-c", "-S", "all", "-I", "3"];
         assert_run_succeeds(server, client, "127.0.0.1", &all, 21);
         let many = ["-c", "-S", "100", "-I", "2000"];
@@ -483,48 +512,48 @@ fn datagrams_of_every_size_round_trip() {
 fn example_runs_against_itself() {
     let options = ["-c", "-S", "all", "-m", "tagged"];
     assert_run_succeeds(
-        PingPongProgram::Ours,
-        PingPongProgram::Ours,
+        PingPongProgram::Example,
+        PingPongProgram::Example,
         "127.0.0.1",
         &options,
         46,
     );
-    let told = [&["-p", "tcp;ofi_rxm"][..], &options].concat();
+    let rxm_options = [&["-p", "tcp;ofi_rxm"][..], &options].concat();
     assert_run_succeeds(
-        PingPongProgram::Ours,
-        PingPongProgram::Ours,
+        PingPongProgram::Example,
+        PingPongProgram::Example,
         "127.0.0.1",
-        &told,
+        &rxm_options,
         46,
     );
 }
 
-/// What is checked is what the other has sent: who fills messages with something else is told so.
+/// With `-c` each side checks the messages of the other: wrong contents are an error.
 #[test]
 fn corrupted_messages_are_detected_by_both_sides() {
-    let Some(theirs) = libfabric_program() else {
+    let Some(libfabric) = libfabric_program() else {
         return;
     };
-    // One message each way: libfabric's server would wait for the next one whatever has become of
-    // its peer.
+    // One message each way: libfabric's server would wait for the next one even if its peer has
+    // exited.
     let (checked, unchecked): (&[&str], &[&str]) =
         (&["-S", "64", "-I", "1", "-c"], &["-S", "64", "-I", "1"]);
     let [_, client] = run_pair(
-        theirs,
-        PingPongProgram::Ours,
+        libfabric,
+        PingPongProgram::Example,
         ("127.0.0.1", [unchecked, checked]),
     );
     assert!(
         !client.status.success() && String::from_utf8_lossy(&client.stderr).contains("message 0")
     );
     let [server, _] = run_pair(
-        theirs,
-        PingPongProgram::Ours,
+        libfabric,
+        PingPongProgram::Example,
         ("127.0.0.1", [checked, unchecked]),
     );
     assert!(
         !server.status.success(),
-        "libfabric has not noticed what was wrong"
+        "libfabric did not detect the wrong contents"
     );
 }
 
@@ -539,9 +568,9 @@ fn unsupported_options_are_refused_by_name() {
         (&["-p", "verbs"], "provider verbs"),
         (&["-z"], "-z"),
         (&["-I", "0"], "-I 0"),
-        (&["-S"], "-S without a value"),
+        (&["-S"], "-S needs a value"),
     ] {
-        let output = PingPongProgram::Ours
+        let output = PingPongProgram::Example
             .command()
             .args(options)
             .output()

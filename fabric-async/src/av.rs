@@ -1,4 +1,4 @@
-//! Address vectors.
+//! Address vectors: peers of endpoints, by `FiAddr`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,9 +13,9 @@ use crate::close::CloseError;
 use crate::domain::{Domain, DomainInner};
 use crate::thread_model::{Shared, ThreadModel};
 
-/// An address vector (`fid_av`): peers by number (`FI_AV_TABLE`).
+/// An address vector (`fid_av`): a table of peers (`FI_AV_TABLE`), each with an [`FiAddr`].
 ///
-/// Cheap to clone. Endpoints that are bound to it send to its numbers, and report its numbers as
+/// Cheap to clone. Endpoints bound to an address vector send to its handles and report them as
 /// sources.
 #[doc(alias = "fid_av")]
 pub struct AddressVector<M: ThreadModel = Shared> {
@@ -27,22 +27,27 @@ pub(crate) struct AvInner {
     pub(crate) node: Arc<ObjectNode>,
     pub(crate) id: AvId,
     pub(crate) domain: Arc<DomainInner>,
-    /// It holds the one peer of a connected endpoint, or nobody, and stays as it is.
+    /// Set for the vector of a connected endpoint or of a shared receive context for such
+    /// endpoints: it is read-only for the application.
     is_read_only: bool,
 }
 
-/// What names an endpoint: an [`Address`], or text like `shm://echo`.
-/// [`Endpoint::bind`](crate::Endpoint::bind) and [`Endpoint::add_peer`](crate::Endpoint::add_peer) also
-/// take the name of a host, as `tcp://localhost:7000`; for all other calls
-/// [`resolve`](crate::resolve()) looks it up first.
+/// An endpoint address or the text of one: an [`Address`], or a string like `shm://echo`.
+///
+/// [`Endpoint::bind`](crate::Endpoint::bind), [`Endpoint::add_peer`](crate::Endpoint::add_peer),
+/// [`Endpoint::connect`](crate::Endpoint::connect) and
+/// [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) also accept a host name, as in
+/// `tcp://localhost:7000`. For all other calls, [`resolve`](crate::resolve()) translates host names
+/// first.
 pub trait ToAddress {
-    /// The address.
+    /// Returns the address.
     ///
     /// # Errors
     /// [`Error::BadAddress`] when the text does not parse.
     fn to_address(&self) -> Result<Address>;
 
-    /// The address where one of this kind is expected: as [`Address::parse_for`].
+    /// Returns the address, where `expected` is the scheme of text that leaves it open: as
+    /// [`Address::parse_for`].
     ///
     /// # Errors
     /// As [`ToAddress::to_address`].
@@ -51,8 +56,8 @@ pub trait ToAddress {
         self.to_address()
     }
 
-    /// The name of a host that is to be [looked up](crate::resolve) before there is an address;
-    /// nothing where this is one.
+    /// Returns the host name that must be [resolved](crate::resolve()) to get an address; `None`
+    /// when the value is an address already.
     #[doc(hidden)]
     fn to_host_for(&self, expected: Scheme) -> Option<HostName> {
         let _ = expected;
@@ -109,11 +114,11 @@ impl<T: ToAddress + ?Sized> ToAddress for &T {
 }
 
 impl AvInner {
-    /// One with this peer in it, for an endpoint that is connected with it. It is part of the
-    /// endpoint, and not counted.
+    /// Creates the vector of a connected endpoint, with its one peer. It is part of the endpoint
+    /// and not counted as a child of the domain.
     pub(crate) fn with_peer(domain: &Arc<DomainInner>, peer: &Address) -> (Arc<Self>, FiAddr) {
         let node = ObjectNode::new(Class::AddressVector, Some(domain.node.clone()));
-        let (id, number) = domain.core.open_single_peer_av(peer);
+        let (id, fi_addr) = domain.core.open_single_peer_av(peer);
         (
             Arc::new(Self {
                 node,
@@ -121,12 +126,12 @@ impl AvInner {
                 domain: domain.clone(),
                 is_read_only: true,
             }),
-            number,
+            fi_addr,
         )
     }
 
-    /// One with nobody in it, for a receive context of endpoints that are connected, each with a
-    /// peer of its own. It is part of the context, and not counted.
+    /// Creates the empty vector of a shared receive context for connected endpoints. It is part of
+    /// the context and not counted as a child of the domain.
     pub(crate) fn empty(domain: &Arc<DomainInner>) -> Arc<Self> {
         let node = ObjectNode::new(Class::AddressVector, Some(domain.node.clone()));
         let id = domain.core.open_av(false);
@@ -142,7 +147,7 @@ impl AvInner {
         self.node.check_open()?;
         if self.is_read_only {
             return Err(Error::NotSupported(
-                "addresses of connected endpoints, which have one peer each",
+                "changing the address vector of a connected endpoint (FI_EP_MSG)",
             ));
         }
         Ok(())
@@ -150,10 +155,10 @@ impl AvInner {
 }
 
 impl<M: ThreadModel> AddressVector<M> {
-    pub(crate) fn open(domain: &Domain<M>, welcoming: bool) -> Result<Self> {
+    pub(crate) fn open(domain: &Domain<M>, auto_insert: bool) -> Result<Self> {
         domain.inner.node.check_open()?;
         let node = ObjectNode::new(Class::AddressVector, Some(domain.inner.node.clone()));
-        let id = domain.inner.core.open_av(welcoming);
+        let id = domain.inner.core.open_av(auto_insert);
         let inner = AvInner {
             node,
             id,
@@ -174,13 +179,14 @@ impl<M: ThreadModel> AddressVector<M> {
         }
     }
 
-    /// Gives a peer a number (`fi_av_insert`). A peer that has one keeps it; that of a guest
-    /// becomes permanent. Nothing is sent: whether the peer exists shows with the first operation.
+    /// Inserts a peer and returns its `FiAddr` (`fi_av_insert`). A peer that is in the vector keeps
+    /// its `FiAddr`; the handle of an auto-inserted peer becomes permanent. Nothing is sent:
+    /// whether the peer exists shows with the first operation.
     ///
     /// # Errors
     /// [`Error::BadAddress`]; [`Error::WrongScheme`] when the address is of another provider;
     /// [`Error::Invalid`] for an address without a name, or with port 0; [`Error::NotSupported`]
-    /// where it is that of a connected endpoint; [`Error::Closed`].
+    /// when the vector belongs to a connected endpoint; [`Error::Closed`].
     #[doc(alias = "fi_av_insert")]
     pub fn insert(&self, peer: impl ToAddress) -> Result<FiAddr> {
         self.inner.check_writable()?;
@@ -196,9 +202,9 @@ impl<M: ThreadModel> AddressVector<M> {
             .insert_address(self.inner.id, &address)
     }
 
-    /// Takes a number out of use (`fi_av_remove`): it becomes an error, also when the position is
-    /// used again. Operations to it that wait, and receives directed at it, end with
-    /// [`Error::StaleAddress`]. Messages from the peer still arrive, from a stranger.
+    /// Removes a peer (`fi_av_remove`): its `FiAddr` is an error from then on, also when the table
+    /// entry is reused. Pending operations to the handle, and receives directed at it, end with
+    /// [`Error::StaleAddress`]. Messages from the peer still arrive, from an unknown source.
     ///
     /// # Errors
     /// [`Error::StaleAddress`], [`Error::Closed`].
@@ -210,7 +216,7 @@ impl<M: ThreadModel> AddressVector<M> {
         self.inner.domain.core.remove_address(self.inner.id, peer)
     }
 
-    /// The address behind a number (`fi_av_lookup`).
+    /// Returns the address of a peer (`fi_av_lookup`).
     ///
     /// # Errors
     /// [`Error::StaleAddress`], [`Error::Closed`].
@@ -219,14 +225,15 @@ impl<M: ThreadModel> AddressVector<M> {
         self.inner.domain.core.address_of(self.inner.id, peer)
     }
 
-    /// Every peer with its number: those that were inserted or looked up, there or not, and the
-    /// guests. Where to begin again after [`EventKind::Overrun`](crate::EventKind::Overrun).
+    /// Returns all peers with their handles: inserted ones, whether they exist or not, and
+    /// auto-inserted ones. The way to resynchronise after
+    /// [`EventKind::Overrun`](crate::EventKind::Overrun).
     #[must_use]
     pub fn peers(&self) -> Vec<(FiAddr, Address)> {
         self.inner.domain.core.addresses(self.inner.id)
     }
 
-    /// Closes the vector, for all its clones: their calls are refused with [`Error::Closed`].
+    /// Closes the vector, for all its clones: their calls fail with [`Error::Closed`].
     ///
     /// # Errors
     /// [`Error::Busy`] while endpoints are bound to it.

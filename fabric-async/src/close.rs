@@ -1,12 +1,12 @@
-//! A close that was refused.
+//! The error of a close that was refused.
 
 use std::fmt;
 
 use fabric_core::Error;
 
-/// A close that was refused, with the handle, which is as good as before.
+/// A refused close, with the handle, which is still open and usable.
 pub struct CloseError<H> {
-    /// Why: [`Error::Busy`] with the open children by class.
+    /// The reason: [`Error::Busy`] with the open children by class.
     pub error: Error,
     /// The handle, still open.
     pub handle: H,

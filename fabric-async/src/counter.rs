@@ -1,4 +1,4 @@
-//! Counters.
+//! Counters of completed and failed operations.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -16,11 +16,12 @@ use crate::close::CloseError;
 use crate::domain::{Domain, DomainInner};
 use crate::thread_model::{Shared, ThreadModel};
 
-/// A counter (`fid_cntr`): how many operations of an endpoint ended well, and how many badly.
+/// A counter (`fid_cntr`): the number of operations that succeeded and of those that failed.
 ///
-/// Bind it with [`EndpointBuilder::bind_counter`](crate::EndpointBuilder::bind_counter), or to a
-/// region with [`MemoryRegion::bind_counter`](crate::MemoryRegion::bind_counter). Counting comes in
-/// addition to the completion's future or queue. Cheap to clone.
+/// Bind it to an endpoint with
+/// [`EndpointBuilder::bind_counter`](crate::EndpointBuilder::bind_counter), or to a region with
+/// [`MemoryRegion::bind_counter`](crate::MemoryRegion::bind_counter). Operations are counted in
+/// addition to their completion by future or queue. Cheap to clone.
 #[doc(alias = "fid_cntr")]
 pub struct Counter<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<CounterInner>,
@@ -49,21 +50,21 @@ impl<M: ThreadModel> Counter<M> {
         })
     }
 
-    /// How many operations ended well (`fi_cntr_read`).
+    /// Returns the number of operations that succeeded (`fi_cntr_read`).
     #[doc(alias = "fi_cntr_read")]
     #[must_use]
     pub fn value(&self) -> u64 {
         self.inner.domain.core.read_counter(self.inner.id).0
     }
 
-    /// How many operations failed (`fi_cntr_readerr`).
+    /// Returns the number of operations that failed (`fi_cntr_readerr`).
     #[doc(alias = "fi_cntr_readerr")]
     #[must_use]
     pub fn errors(&self) -> u64 {
         self.inner.domain.core.read_counter(self.inner.id).1
     }
 
-    /// Adds to the value (`fi_cntr_add`).
+    /// Adds to the success count (`fi_cntr_add`).
     #[doc(alias = "fi_cntr_add")]
     pub fn add(&self, count: u64) {
         self.inner
@@ -81,11 +82,11 @@ impl<M: ThreadModel> Counter<M> {
             .add_to_counter(self.inner.id, 0, count);
     }
 
-    /// Waits until the value is at least `threshold`, and returns it (`fi_cntr_wait`).
+    /// Waits until the success count is at least `threshold`, and returns it (`fi_cntr_wait`).
     ///
     /// # Errors
-    /// [`Error::CounterError`] as soon as an operation fails meanwhile, with both counts;
-    /// [`Error::Closed`] when the counter is closed, before or meanwhile.
+    /// [`Error::CounterError`], with both counts, as soon as an operation fails during the wait;
+    /// [`Error::Closed`] when the counter is closed, before or during the wait.
     ///
     /// # Cancel safety
     /// Safe.
@@ -96,16 +97,16 @@ impl<M: ThreadModel> Counter<M> {
             counter: &self.inner,
             id: None,
         };
-        let reached = poll_fn(|cx| {
+        let counts = poll_fn(|cx| {
             let budget = ready!(coop::poll_proceed(cx));
             let (core, id) = (&self.inner.domain.core, self.inner.id);
-            let reached =
+            let counts =
                 ready!(core.poll_counter(id, &mut waiter.id, threshold, errors_before, cx));
             budget.made_progress();
-            std::task::Poll::Ready(reached)
+            std::task::Poll::Ready(counts)
         })
         .await;
-        match reached {
+        match counts {
             None => Err(Error::Closed(Class::Counter)),
             Some((value, _)) if value >= threshold => Ok(value),
             Some((value, errors)) => Err(Error::CounterError {
@@ -116,8 +117,7 @@ impl<M: ThreadModel> Counter<M> {
         }
     }
 
-    /// Closes the counter, for all its clones: whoever waits for it is woken with
-    /// [`Error::Closed`].
+    /// Closes the counter, for all its clones: tasks that wait for it get [`Error::Closed`].
     ///
     /// # Errors
     /// [`Error::Busy`] while it is bound to endpoints or regions.
@@ -134,14 +134,14 @@ impl<M: ThreadModel> Counter<M> {
     }
 }
 
-/// The counters that are bound to a region: one for each kind at most.
+/// The counters bound to a region: at most one for each kind of access.
 #[derive(Default)]
 pub(crate) struct RegionCounters(Option<Box<[Option<BoundCounter>; 2]>>);
 
 type BoundCounter = (Arc<CounterInner>, DependencyGuard);
 
 impl RegionCounters {
-    /// Counts what peers do to the region of this key.
+    /// Counts remote accesses to the region with this key.
     pub(crate) fn bind(
         &mut self,
         domain: &DomainInner,
@@ -158,7 +158,7 @@ impl RegionCounters {
         }
         if !domain.info.caps.contains(Caps::RMA_EVENT) {
             return Err(Error::NotSupported(
-                "counting what peers do (the domain has no FI_RMA_EVENT)",
+                "counters of remote accesses (the domain has no FI_RMA_EVENT)",
             ));
         }
         if !counter
@@ -168,10 +168,12 @@ impl RegionCounters {
         {
             return Err(Error::WrongDomain(Class::Counter, Class::Domain));
         }
-        let hold = DependencyGuard::new(&counter.node, Class::MemoryRegion)?;
-        let of = |kind| what.contains(kind).then_some(counter.id);
-        let (remote_read, remote_write) =
-            (of(CounterBind::REMOTE_READ), of(CounterBind::REMOTE_WRITE));
+        let guard = DependencyGuard::new(&counter.node, Class::MemoryRegion)?;
+        let bound_id = |kind| what.contains(kind).then_some(counter.id);
+        let (remote_read, remote_write) = (
+            bound_id(CounterBind::REMOTE_READ),
+            bound_id(CounterBind::REMOTE_WRITE),
+        );
         domain.core.bind_region_counters(
             key,
             Counters {
@@ -180,19 +182,19 @@ impl RegionCounters {
                 ..Counters::default()
             },
         )?;
-        let free = self
+        let unused = self
             .0
             .get_or_insert_default()
             .iter_mut()
             .find(|bound| bound.is_none());
-        if let Some(free) = free {
-            *free = Some((counter.clone(), hold));
+        if let Some(unused) = unused {
+            *unused = Some((counter.clone(), guard));
         }
         Ok(())
     }
 }
 
-/// A registration that goes when the wait is dropped.
+/// Removes the waiter of a dropped wait from its counter.
 struct CounterWaitGuard<'a> {
     counter: &'a CounterInner,
     id: Option<u64>,

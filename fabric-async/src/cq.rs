@@ -18,29 +18,29 @@ use crate::close::CloseError;
 use crate::domain::{Domain, DomainInner};
 use crate::thread_model::{Shared, ThreadModel};
 
-/// The largest capacity of a queue.
+/// Largest capacity of a completion queue, in entries.
 const MAX_CQ_CAPACITY: usize = 1 << 20;
-/// Completions that the stream takes out of the queue at once.
+/// Number of completions that the stream takes from the queue at once.
 const STREAM_BATCH: usize = 32;
 
-/// A completion queue (`fid_cq`): the completions of operations that were posted with `.post()`, as
-/// a stream.
+/// A completion queue (`fid_cq`): a stream of the completions of operations that were posted with
+/// `.post()`.
 ///
-/// It cannot overrun: an operation reserves its entry when it is posted, and is refused with
-/// [`Error::WouldBlock`] when all are taken. A failed operation is an entry like any other. One
-/// consumer: the handle cannot be cloned. When the handle is dropped while endpoints are bound to
-/// it, nobody could take completions out any more: what is in the queue is lost, receives posted to
-/// it are withdrawn, so that messages go to others, sends go on, and posts are refused with
+/// It cannot overrun: an operation reserves its entry when it is posted, and fails with
+/// [`Error::WouldBlock`] when all entries are taken. A failed operation is an entry like any other.
+/// A queue has one consumer: the handle cannot be cloned. When the handle is dropped while
+/// endpoints are bound to the queue, its completions are lost and posted receives are cancelled, so
+/// that other receives get their messages; pending sends continue, and further posts fail with
 /// [`Error::Closed`].
 ///
-/// `next` and its like come from `futures_util::StreamExt`.
+/// `next` and other stream combinators come from `futures_util::StreamExt`.
 ///
 /// # Cancel safety
 /// Dropping a pending `next` or `next_batch` loses no completion.
 #[doc(alias = "fid_cq")]
 pub struct CompletionQueue<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<CqInner>,
-    /// Taken out of the queue in one go, handed out one by one.
+    /// Completions taken from the queue in one batch and not yielded yet.
     buffered: VecDeque<Completion>,
     scratch: Vec<Completion>,
     model: PhantomData<M>,
@@ -82,9 +82,11 @@ impl<M: ThreadModel> CompletionQueue<M> {
         })
     }
 
-    /// Waits until there are completions and moves up to `max` of them to `out`; returns how many
-    /// (`fi_cq_sread`). That may be for ever, where nothing is under way: who stops posting because
-    /// of a refusal counts what has not ended.
+    /// Waits for completions, moves up to `max` of them to `out` and returns their number
+    /// (`fi_cq_sread`).
+    ///
+    /// The wait has no end when no operation is pending: count the pending operations if posting
+    /// stops at a refusal.
     ///
     /// # Cancel safety
     /// Safe: no completion is lost.
@@ -93,7 +95,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
         std::future::poll_fn(|cx| self.poll_next_batch(cx, out, max)).await
     }
 
-    /// The same as a poll function. 0 only when `max` is 0.
+    /// Polls for completions, as [`next_batch`](Self::next_batch). Returns 0 only when `max` is 0.
     pub fn poll_next_batch(
         &mut self,
         cx: &mut Context<'_>,
@@ -114,7 +116,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
         Poll::Ready(count)
     }
 
-    /// Makes progress once and moves what is there to `out`, up to `max`; returns how many
+    /// Makes progress once, moves up to `max` completions to `out` and returns their number
     /// (`fi_cq_read`).
     #[doc(alias = "fi_cq_read")]
     pub fn try_next_batch(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
@@ -128,10 +130,10 @@ impl<M: ThreadModel> CompletionQueue<M> {
                 .try_read_cq(self.inner.id, out, max - count)
     }
 
-    /// Closes the queue; completions in it are lost.
+    /// Closes the queue. Completions in it are lost.
     ///
     /// # Errors
-    /// [`Error::Busy`] while endpoints report to it.
+    /// [`Error::Busy`] while endpoints are bound to it.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         self.inner.node.close().map_err(|error| CloseError {
@@ -141,7 +143,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
     }
 }
 
-/// Yields completions for as long as the queue is open. Honours the cooperative budget of Tokio.
+/// Yields completions as long as the queue is open. Respects Tokio's cooperative budget.
 impl<M: ThreadModel> Stream for CompletionQueue<M> {
     type Item = Completion;
 

@@ -1,31 +1,32 @@
-//! Discovery: which providers can do what is asked.
+//! Discovery of providers by hints.
 
 use fabric_core::info::{Hints, Info, select};
 use fabric_core::{Error, Result};
 use fabric_reactor::transport;
 
-/// Asks every provider for what the hints describe (`fi_getinfo`); best first.
+/// Returns what the providers offer for these hints (`fi_getinfo`), best first.
 ///
-/// There is one info for each offer that satisfies the hints, adjusted to them. A provider makes
-/// several: each offers the same under manual and under automatic progress. "Best first" is a fixed
-/// order, nothing is measured: `shm`, `tcp`, `udp`, `sim`, and manual before automatic progress,
-/// which is what no wish means. So the first is the one to take, and the others are there to choose
-/// from. Whoever asks for manual progress gets two infos that are alike, because an offer of
-/// automatic progress satisfies that wish as well.
+/// The result has one info for each offer that satisfies the hints, adjusted to them. A provider
+/// makes each offer twice, with manual and with automatic progress. "Best first" is a fixed order,
+/// nothing is measured: `shm`, `tcp`, `udp`, `sim`, and manual before automatic progress (without a
+/// hint, progress is manual). So the first info is the one to use, and the others are alternatives.
+/// Hints that ask for manual progress yield two equal infos, because an offer of automatic progress
+/// satisfies them too.
 ///
-/// `tcp` offers any network first, as the fabric and the domain `tcp`; an endpoint without an
-/// address of its own is then inside this machine. Behind that comes each network this machine is
-/// in at the moment, as `fi_info` shows them: the fabric is the network (`192.0.2.0/24`), the
-/// domain the interface (`eth0`), and `src_addr` the address of this machine there, which endpoints
-/// without an address of their own get. [`Hints::fabric_name`], [`Hints::domain_name`] and
-/// [`Hints::source`] choose one; [`Hints::dest`] leaves out those of the other family of addresses,
-/// and looks at no routes. All of it comes once more behind that, for [connected
+/// `tcp` first offers the fabric and domain `tcp`, which stand for any network; an endpoint without
+/// an address of its own then gets one inside this machine. It then offers each network this
+/// machine is in at the moment, as `fi_info` shows them: the fabric is the network
+/// (`192.0.2.0/24`), the domain the interface (`eth0`), and `src_addr` the address of this machine
+/// there, which endpoints without an address of their own get. [`Hints::fabric_name`],
+/// [`Hints::domain_name`] and [`Hints::source`] choose one; [`Hints::dest`] omits networks of the
+/// other address family, and does not consult routes. The same offers follow for [connected
 /// endpoints](crate::guide::connected_endpoints), which [`Hints::ep_type`] chooses.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 /// use fabric_async::{discover, Caps, EpType, Hints};
-/// let found = discover(&Hints::new().provider("shm").ep_type(EpType::Rdm).caps(Caps::TAGGED)).await?;
+/// let hints = Hints::new().provider("shm").ep_type(EpType::Rdm).caps(Caps::TAGGED);
+/// let found = discover(&hints).await?;
 /// assert_eq!(found[0].fabric.provider, "shm");
 ///
 /// let refused = discover(&Hints::new().provider("shm").caps(Caps::MULTICAST)).await.unwrap_err();
@@ -39,12 +40,12 @@ use fabric_reactor::transport;
 /// ```
 ///
 /// # Errors
-/// [`Error::NoMatch`] when no provider can: it names, for every offer of every provider (of those
-/// that the hints name, if they do), the attribute, what was asked and what is offered.
-/// [`Error::UnknownProvider`] when the hints name a provider that does not exist.
+/// [`Error::NoMatch`] when no offer satisfies the hints: it names, for every offer of every
+/// provider (of those that the hints name, if any), the attribute, the value asked for and the
+/// value offered. [`Error::UnknownProvider`] when the hints name a provider that does not exist.
 ///
 /// # Cancel safety
-/// Nothing is held across an await.
+/// Safe: nothing is held across an await.
 #[doc(alias = "fi_getinfo")]
 pub async fn discover(hints: &Hints) -> Result<Vec<Info>> {
     discover_sync(hints)

@@ -1,4 +1,4 @@
-//! Domains.
+//! Domains and their builder.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -28,13 +28,13 @@ use crate::mr::{Allocated, MemoryRegion};
 use crate::registered::RegisteredBuffer;
 use crate::thread_model::{Shared, ThreadModel};
 
-/// A domain (`fid_domain`): the boundary within which endpoints, queues, address vectors, memory
-/// regions and counters work together, and within which progress is made.
+/// A domain (`fid_domain`): the scope within which endpoints, queues, address vectors, memory
+/// regions and counters work together, and the unit of progress.
 ///
 /// Cheap to clone. Its handles and its children keep it open, operations do not (see
-/// [what keeps an object open](crate::guide::errors#handles)); [`Domain::close`] tells whether any
-/// children are left. `Debug`
-/// prints the whole object: class, id, parent, provider, capabilities, limits, children by class.
+/// [handles](crate::guide::errors#handles)); [`Domain::close`] fails while children are open.
+/// `Debug` prints class, id, parent, provider, capabilities, limits and the number of children by
+/// class.
 #[doc(alias = "fid_domain")]
 pub struct Domain<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<DomainInner>,
@@ -42,13 +42,14 @@ pub struct Domain<M: ThreadModel = Shared> {
 }
 
 /// Keeps a domain open: its handles and its children share one. The domain closes when the last
-/// reference goes.
+/// reference is dropped.
 pub(crate) struct DomainInner {
     state: Arc<DomainCore>,
     eq: OnceLock<(Arc<crate::eq::EventQueueInner>, DependencyGuard)>,
 }
 
-/// A domain, open or closed. Operations refer to it: a result that was not taken yet lies here.
+/// The state of a domain, open or closed. Operations refer to it, because it stores their results
+/// until these are taken.
 pub(crate) struct DomainCore {
     pub(crate) node: Arc<ObjectNode>,
     pub(crate) core: reactor::DomainHandle,
@@ -57,7 +58,7 @@ pub(crate) struct DomainCore {
     context: u64,
 }
 
-/// A domain to be opened, with options.
+/// A builder of a domain, with options.
 #[must_use = "nothing is opened before `open`"]
 pub struct DomainBuilder<'a> {
     fabric: &'a Fabric,
@@ -66,7 +67,7 @@ pub struct DomainBuilder<'a> {
     context: u64,
 }
 
-/// What can be said of a domain that is to be opened, whichever builder opens it.
+/// Options of a domain, for all builders that open one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DomainOptions {
     pub(crate) wait_policy: WaitPolicy,
@@ -76,7 +77,7 @@ pub(crate) struct DomainOptions {
 }
 
 impl DomainInner {
-    /// What operations refer to.
+    /// Returns the state that operations refer to.
     pub(crate) fn state(&self) -> &Arc<DomainCore> {
         &self.state
     }
@@ -91,7 +92,8 @@ impl std::ops::Deref for DomainInner {
 }
 
 impl DomainCore {
-    /// What is meant where the text leaves that open: addresses that the domain's provider serves.
+    /// Returns the scheme of addresses of the domain's provider: the default for text without a
+    /// scheme.
     pub(crate) fn scheme(&self) -> Scheme {
         Scheme::from_provider(self.fabric.inner.transport.name()).unwrap_or(Scheme::Tcp)
     }
@@ -115,26 +117,26 @@ impl<'a> DomainBuilder<'a> {
         Self { options, ..self }
     }
 
-    /// How waiting is done: [`WaitPolicy::Adaptive`] unless said otherwise.
+    /// Sets the wait policy; [`WaitPolicy::Adaptive`] by default.
     pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
         self.options.wait_policy = policy;
         self
     }
 
-    /// From which length on, in bytes, messages are copied once, straight from the memory of one
-    /// process to that of the other, instead of through the ring, unless the peer's domain has
-    /// turned that off. 0 for all that do not fit into one record of the ring; `usize::MAX` turns
-    /// it off in both directions: then this domain reads no peer's memory, and lets none read its
-    /// own.
+    /// Sets the length in bytes from which messages are copied once, directly between the memory of
+    /// the two processes, instead of twice through the ring.
     ///
-    /// Unless said otherwise, messages of 64 KiB and more are copied once where nothing else is on
-    /// its way to the same peer, if the kernel of this machine copies quickly enough, which is
-    /// tried once in each process. Messages that follow each other go through the ring, where both
-    /// sides work at once.
+    /// The single copy is used unless the peer's domain has turned it off. 0 applies it to all
+    /// messages that do not fit into one record of the ring. `usize::MAX` turns it off in both
+    /// directions: this domain then reads no memory of peers and lets no peer read its own.
     ///
-    /// Where the kernel forbids it, messages go through the ring all the same, and always where the
-    /// provider has no such way. [`EndpointStats`](crate::EndpointStats) tells which way they went.
-    /// See [`guide::memory`](crate::guide::memory#single-copy).
+    /// By default, messages of 64 KiB and more are copied once when no other data is queued for the
+    /// same peer, provided that the kernel of this machine copies fast enough, which each process
+    /// measures once. Consecutive messages go through the ring, where both sides work in parallel.
+    ///
+    /// Where the kernel denies the access, or the provider has no single copy, messages go through
+    /// the ring. [`EndpointStats`](crate::EndpointStats) counts both ways. See
+    /// [`guide::memory`](crate::guide::memory#single-copy).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -149,8 +151,8 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
-    /// How sockets are waited for, where the provider has some; [`SocketIo::Auto`] unless said
-    /// otherwise. See [`guide::tcp`](crate::guide::tcp#epoll-and-io_uring).
+    /// Sets how sockets are polled, for providers with sockets; [`SocketIo::Auto`] by default. See
+    /// [`guide::tcp`](crate::guide::tcp#epoll-and-io_uring).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -166,8 +168,8 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
-    /// What is set on the sockets of the domain, where the provider has some. Traffic classes are
-    /// not among these: they are said with the [hints](crate::Hints::tclass). See
+    /// Sets options of the domain's sockets, for providers with sockets. The traffic class is not
+    /// among them: set it with [hints](crate::Hints::tclass). See
     /// [`guide::tcp`](crate::guide::tcp#sockets).
     ///
     /// ```
@@ -184,28 +186,29 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
-    /// A number that comes with every event of this domain.
+    /// Sets the value that [`Domain::context`] returns. Events of the domain do not carry it.
     pub fn context(mut self, context: u64) -> Self {
         self.context = context;
         self
     }
 
-    /// Opens the domain, in four phases: `info` is held against this fabric and against what its
-    /// provider offers, in the same way as [`discover`](crate::discover()) does; the provider
-    /// allocates; the driver is started; and only then is the domain counted and published. A
-    /// failure in any of them leaves nothing behind.
+    /// Opens the domain.
+    ///
+    /// The steps are: check `info` against this fabric and against the offers of its provider, as
+    /// [`discover`](crate::discover()) does; let the provider allocate; start the driver; count and
+    /// publish the domain. A failure in any step leaves nothing behind.
     ///
     /// Under manual progress this starts a task on the current Tokio runtime, under automatic
-    /// progress a thread; both sleep unless there is something to do, and end with the domain.
+    /// progress a thread. Both sleep while there is nothing to do, and end with the domain.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when `info` describes another provider or fabric, or socket options are
-    /// said that this machine does not have; [`Error::TooLong`] for buffers of sockets that are;
-    /// [`Error::NoMatch`] when it asks for more than the provider offers; [`Error::Closed`] when
-    /// the fabric is closed; [`Error::Runtime`] when progress is manual and no Tokio runtime with
-    /// I/O is running here (with `panic = "abort"`, a runtime without I/O ends the process
-    /// instead); [`Error::Os`], with the call `io_uring_setup` where [`SocketIo::IoUring`] was
-    /// asked for and the kernel refuses it.
+    /// [`Error::Invalid`] when `info` describes another provider or fabric, or for socket options
+    /// that this machine does not have; [`Error::TooLong`] for socket buffers above the system's
+    /// limit; [`Error::NoMatch`] when `info` asks for more than the provider offers;
+    /// [`Error::Closed`] when the fabric is closed; [`Error::Runtime`] when progress is manual and
+    /// no Tokio runtime with I/O is running here (with `panic = "abort"`, a runtime without I/O
+    /// ends the process instead); [`Error::Os`], with the call `io_uring_setup` where
+    /// [`SocketIo::IoUring`] was requested and the kernel refuses it.
     pub fn open(self) -> Result<Domain> {
         Ok(Domain {
             inner: self.open_as(Class::Domain)?,
@@ -213,7 +216,7 @@ impl<'a> DomainBuilder<'a> {
         })
     }
 
-    /// The same as an object of this class: passive endpoints make progress as domains do.
+    /// Opens the domain as an object of this class: passive endpoints make progress as domains do.
     pub(crate) fn open_as(self, class: Class) -> Result<Arc<DomainInner>> {
         self.fabric.check_info(self.info)?;
         let provider = self.fabric.inner.transport;
@@ -257,7 +260,7 @@ impl<M: ThreadModel> Domain<M> {
         }
     }
 
-    /// An endpoint to be bound and enabled (`fi_endpoint`).
+    /// Returns a builder for an endpoint (`fi_endpoint`).
     ///
     /// # Errors
     /// [`Error::Closed`]; [`Error::Invalid`] when `info` describes another provider or fabric;
@@ -269,7 +272,7 @@ impl<M: ThreadModel> Domain<M> {
         Ok(EndpointBuilder::new(self.clone(), info.clone()))
     }
 
-    /// A receive context for several endpoints of this domain to share, to be bound and opened
+    /// Returns a builder for a receive context that endpoints of this domain share
     /// (`fi_srx_context`).
     ///
     /// # Errors
@@ -299,14 +302,16 @@ impl<M: ThreadModel> Domain<M> {
         AddressVector::open(self, false)
     }
 
-    /// Opens an address vector that takes in peers which connect, so that they can be answered, and
-    /// forgets them when they have gone and the last message they sent was received and looked at.
+    /// Opens an address vector that automatically inserts peers which connect, so that the
+    /// application can reply to them. It removes an auto-inserted peer when the peer has
+    /// disconnected and its last message has been received and consumed.
     ///
-    /// From then on the number of such a guest is [`Error::StaleAddress`]. The number stands for the
-    /// endpoint that connected: another process that takes its name gets another number, and what
-    /// is sent to the first one fails. A peer that is inserted
-    /// by hand, or with [`Endpoint::add_peer`](crate::Endpoint::add_peer), before it connects or while
-    /// it is a guest, is not forgotten. See [`guide::client_server`](crate::guide::client_server).
+    /// After that, the handle of the peer is [`Error::StaleAddress`]. The handle stands for the
+    /// endpoint that connected: another process that takes the same name gets another handle, and
+    /// sends to the first one fail. A peer that the application inserts, by
+    /// [`AddressVector::insert`] or [`Endpoint::add_peer`](crate::Endpoint::add_peer), before it
+    /// connects or while it is auto-inserted, is not removed. See
+    /// [`guide::client_server`](crate::guide::client_server).
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -323,27 +328,30 @@ impl<M: ThreadModel> Domain<M> {
         Counter::open(self)
     }
 
-    /// What the domain has done since it was opened, and what it has under way.
+    /// Returns counters of what the domain has done since it was opened, and of its pending work.
     #[must_use]
     pub fn stats(&self) -> DomainStats {
         self.inner.core.stats()
     }
 
-    /// Memory that peers reach (`fi_mr_reg` with `FI_MR_ALLOCATED` turned around): this many bytes,
-    /// zeroed, under a fresh key.
+    /// Allocates a memory region of `len` zeroed bytes, under a free key.
+    ///
+    /// The library allocates the memory that peers access, instead of registering application
+    /// memory (`fi_mr_reg`).
     ///
     /// # Errors
-    /// [`Error::BadFlags`] when no access is granted; [`Error::TooLong`]; [`Error::Os`] without
-    /// descriptors or memory: all of it is taken at once, and more than the machine has available
-    /// is refused; [`Error::NotSupported`] by the provider; [`Error::Closed`].
+    /// [`Error::BadFlags`] when `access` is empty; [`Error::TooLong`]; [`Error::Os`] without
+    /// descriptors or memory (all of the memory is reserved at once, and a length above the
+    /// machine's available memory is refused); [`Error::NotSupported`] by the provider;
+    /// [`Error::Closed`].
     pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion<Allocated, M>> {
         MemoryRegion::alloc(self, len, access, None)
     }
 
-    /// The same under this key.
+    /// Allocates a memory region under this key, as [`alloc`](Self::alloc).
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc); [`Error::Key`] when the key is taken.
+    /// As [`alloc`](Self::alloc); [`Error::Key`] when the key is in use.
     pub fn alloc_with_key(
         &self,
         len: usize,
@@ -353,13 +361,15 @@ impl<M: ThreadModel> Domain<M> {
         MemoryRegion::alloc(self, len, access, Some(key))
     }
 
-    /// Registers a buffer of yours (`fi_mr_reg`), under the requested key or a fresh one: its bytes
-    /// (those of [`FlatBuf::bytes`](crate::FlatBuf::bytes), not a vector's spare capacity) are
-    /// copied to where peers reach them, and come back with [`MemoryRegion::close`].
-    /// [`alloc`](Self::alloc) saves the copies.
+    /// Allocates a memory region with the bytes of a buffer (`fi_mr_reg`), under the requested key
+    /// or a free one.
+    ///
+    /// The buffer's bytes (those of [`FlatBuf::bytes`](crate::FlatBuf::bytes), not the spare
+    /// capacity of a vector) are copied to memory that peers access, and come back with
+    /// [`MemoryRegion::close`]. [`alloc`](Self::alloc) avoids the copies.
     ///
     /// # Errors
-    /// [`Error::Key`] when the key is taken; and as [`alloc`](Self::alloc).
+    /// [`Error::Key`] when the key is in use; and as [`alloc`](Self::alloc).
     #[doc(alias = "fi_mr_reg")]
     pub fn alloc_from<B: IoBufMut + FlatBuf>(
         &self,
@@ -370,19 +380,20 @@ impl<M: ThreadModel> Domain<M> {
         MemoryRegion::alloc_from(self, buf, access, key)
     }
 
-    /// Whether peers name places in memory of this domain by their addresses.
+    /// Returns whether peers address memory of this domain by virtual address (`FI_MR_VIRT_ADDR`).
     pub(crate) fn uses_virt_addr(&self) -> bool {
         self.inner.info.domain.mr_mode.contains(MrMode::VIRT_ADDR)
     }
 
-    /// Registers a buffer of yours where it lies (`fi_mr_reg`), under the requested key or a fresh
-    /// one: nothing is copied, and this process does what peers ask for.
-    /// [`register`](Self::register) copies the bytes to memory that peers reach by themselves.
+    /// Registers a buffer in place (`fi_mr_reg`), under the requested key or a free one.
+    ///
+    /// Nothing is copied; this process executes the accesses of peers.
+    /// [`alloc_from`](Self::alloc_from) copies the bytes to memory that peers access directly
+    /// instead.
     ///
     /// # Errors
-    /// With the buffer: [`Error::Invalid`] when its bytes cannot be written where they lie;
-    /// [`Error::Key`] when the key is taken; [`Error::BadFlags`] when no access is granted;
-    /// [`Error::Closed`].
+    /// With the buffer: [`Error::Invalid`] when its bytes are not writable; [`Error::Key`] when the
+    /// key is in use; [`Error::BadFlags`] when `access` is empty; [`Error::Closed`].
     #[doc(alias = "fi_mr_reg")]
     pub fn register<B: IoBufMut + FlatBuf>(
         &self,
@@ -393,18 +404,18 @@ impl<M: ThreadModel> Domain<M> {
         RegisteredBuffer::register(self, buf, access, key)
     }
 
-    /// Makes this queue the default for events of the domain and its endpoints (`fi_domain_bind`).
-    /// Once.
+    /// Binds the default event queue of the domain and its endpoints (`fi_domain_bind`). A domain
+    /// can be bound once.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when a queue is bound already; [`Error::WrongDomain`] when it is of another
-    /// fabric; [`Error::Closed`].
+    /// [`Error::Invalid`] when a queue is bound already; [`Error::WrongDomain`] when the queue is
+    /// of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_domain_bind")]
     pub fn bind_eq(&self, eq: &EventQueue) -> Result<()> {
         self.inner.node.check_open()?;
-        let hold = eq.inner.dependency_for(&self.inner.fabric, Class::Domain)?;
-        let bound = self.inner.eq.set((eq.inner.clone(), hold));
-        bound.map_err(|_| Error::Invalid {
+        let guard = eq.inner.dependency_for(&self.inner.fabric, Class::Domain)?;
+        let result = self.inner.eq.set((eq.inner.clone(), guard));
+        result.map_err(|_| Error::Invalid {
             what: "event queue",
             why: "one is bound already".into(),
         })?;
@@ -413,10 +424,10 @@ impl<M: ThreadModel> Domain<M> {
         Ok(())
     }
 
-    /// Moves what can be moved, once, without waiting; true when something moved.
+    /// Makes progress once, without waiting. Returns whether anything was done.
     ///
-    /// Under manual progress everything that is polled drives the domain anyway, so this is for
-    /// those who poll nothing or want to drive by hand.
+    /// Under manual progress every poll of an operation or queue also drives the domain, so this is
+    /// for applications that poll nothing or drive the domain themselves.
     #[allow(clippy::must_use_candidate)] // mostly called for what it does
     pub fn progress(&self) -> bool {
         self.inner.core.progress()
@@ -435,25 +446,25 @@ impl<M: ThreadModel> Domain<M> {
         flush(&self.inner, None).await
     }
 
-    /// The attributes this domain was opened with.
+    /// Returns the attributes this domain was opened with.
     #[must_use]
     pub fn info(&self) -> &Info {
         &self.inner.info
     }
 
-    /// The fabric it belongs to.
+    /// Returns the fabric of this domain.
     #[must_use]
     pub fn fabric(&self) -> &Fabric {
         &self.inner.fabric
     }
 
-    /// The number given with [`DomainBuilder::context`].
+    /// Returns the value set with [`DomainBuilder::context`].
     #[must_use]
     pub fn context(&self) -> u64 {
         self.inner.context
     }
 
-    /// The open children by class.
+    /// Returns the number of open children, by class.
     #[must_use]
     pub fn children(&self) -> Children {
         self.inner.node.children()
@@ -462,8 +473,8 @@ impl<M: ThreadModel> Domain<M> {
     /// Closes the domain (`fi_close`).
     ///
     /// # Errors
-    /// [`Error::Busy`] while children are open, which names them by class; nothing has changed and
-    /// the handle comes back.
+    /// [`Error::Busy`] with the number of open children by class, and the handle, while there are
+    /// any.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         self.inner.node.close().map_err(|error| CloseError {

@@ -1,5 +1,5 @@
-//! The task that drives a domain under manual progress when no operation is being polled.
-#![allow(unsafe_code)] // one call: Tokio wants to hear that a descriptor stays open while it is registered
+//! The task that drives a domain under manual progress while no operation is polled.
+#![allow(unsafe_code)] // AsyncFd::register requires a promise that the descriptor stays open
 
 use std::future::poll_fn;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -20,23 +20,23 @@ impl AsRawFd for WaitFdSource {
     }
 }
 
-/// Starts the driver of a domain on the current runtime. It ends with the domain.
+/// Spawns the driver task of a domain on the current runtime. The task ends with the domain.
 pub(crate) fn spawn(domain: &DomainHandle) -> Result<()> {
     let runtime = Handle::try_current().map_err(|_| {
         Error::Runtime("no Tokio runtime is running on this thread; open the domain inside one")
     })?;
     let mut driver = domain.task_driver();
-    let doorbell = WaitFdSource(driver.wait_fd());
-    let watched = io_driver::with_io(&runtime, || {
-        // SAFETY: the descriptor is that of the set which the doorbell owns a share of, so it stays
-        // open, and the same, for as long as the doorbell exists; `AsyncFd` deregisters it before
-        // dropping the doorbell.
-        unsafe { AsyncFd::register_with_interest(doorbell, Interest::READABLE) }
+    let source = WaitFdSource(driver.wait_fd());
+    let registered = io_driver::with_io(|| {
+        // SAFETY: the descriptor is that of the epoll set which `WaitFd` owns a share of, so it
+        // stays open and the same as long as the `WaitFd` exists; `AsyncFd` deregisters it before
+        // it drops the `WaitFd`.
+        unsafe { AsyncFd::register_with_interest(source, Interest::READABLE) }
     });
-    let fd = match watched {
+    let fd = match registered {
         Some(Ok(fd)) => fd,
-        Some(Err(failed)) => {
-            let (_, error) = failed.into_parts();
+        Some(Err(error)) => {
+            let (_, error) = error.into_parts();
             return Err(Error::os(
                 "epoll_ctl",
                 error.raw_os_error().unwrap_or_default(),
@@ -44,7 +44,8 @@ pub(crate) fn spawn(domain: &DomainHandle) -> Result<()> {
         }
         None => {
             return Err(Error::Runtime(
-                "the Tokio runtime has no I/O driver; build it with enable_io() or enable_all(), or use automatic progress",
+                "the Tokio runtime has no I/O driver; build it with enable_io() or enable_all(), \
+                 or use automatic progress",
             ));
         }
     };

@@ -16,14 +16,14 @@ use crate::close::CloseError;
 use crate::domain::DomainInner;
 use crate::fabric::Fabric;
 
-/// An event queue (`fid_eq`): what happens on domains and endpoints without being asked for, as a
-/// stream.
+/// An event queue (`fid_eq`): a stream of events of domains and endpoints that belong to no posted
+/// operation.
 ///
-/// Bind it to a domain with [`Domain::bind_eq`](crate::DomainHandle::bind_eq), or to one endpoint with
-/// [`EndpointBuilder::bind_eq`](crate::EndpointBuilder::bind_eq). Events beyond its capacity are
-/// counted and reported as [`EventKind::Overrun`](crate::EventKind::Overrun);
-/// [`guide::backpressure`](crate::guide::backpressure) says how to go on then. The stream ends
-/// never.
+/// Bind it to a domain with [`Domain::bind_eq`](crate::Domain::bind_eq), or to one endpoint with
+/// [`EndpointBuilder::bind_eq`](crate::EndpointBuilder::bind_eq). Events beyond the queue's
+/// capacity are counted and reported as [`EventKind::Overrun`](crate::EventKind::Overrun);
+/// [`guide::backpressure`](crate::guide::backpressure) says how to continue then. The stream never
+/// ends.
 ///
 /// # Cancel safety
 /// Dropping a pending `next` loses no event.
@@ -35,7 +35,7 @@ pub struct EventQueue {
 pub(crate) struct EventQueueInner {
     pub(crate) node: Arc<ObjectNode>,
     pub(crate) state: Arc<EqState>,
-    /// What reports to it: whoever waits here drives these.
+    /// Domains that report to this queue. A task that waits for events drives them.
     domains: Mutex<Vec<Weak<DomainInner>>>,
     _fabric: Fabric,
 }
@@ -49,20 +49,20 @@ impl EventQueue {
             });
         }
         let node = ObjectNode::new(Class::EventQueue, Some(fabric.inner.node.clone()));
-        let ring = Arc::new(EqState::new(capacity));
+        let state = Arc::new(EqState::new(capacity));
         node.publish()?;
         let domains = Mutex::new(Vec::new());
         Ok(Self {
             inner: Arc::new(EventQueueInner {
                 node,
-                state: ring,
+                state,
                 domains,
                 _fabric: fabric.clone(),
             }),
         })
     }
 
-    /// The next event if there is one (`fi_eq_read`).
+    /// Returns the next event if there is one (`fi_eq_read`).
     #[doc(alias = "fi_eq_read")]
     pub fn try_next(&mut self) -> Option<Event> {
         self.inner.state.pop()
@@ -74,7 +74,7 @@ impl EventQueue {
     /// Safe: no event is lost.
     #[doc(alias = "fi_eq_sread")]
     pub async fn next(&mut self) -> Event {
-        /// A reader that gives up is not waited for.
+        /// Unregisters the waker of a reader that stops waiting.
         struct UnregisterOnDrop(Arc<EqState>);
         impl Drop for UnregisterOnDrop {
             fn drop(&mut self) {
@@ -85,7 +85,7 @@ impl EventQueue {
         std::future::poll_fn(|cx| self.poll_event(cx)).await
     }
 
-    /// Closes the queue; events in it are lost.
+    /// Closes the queue. Events in it are lost.
     ///
     /// # Errors
     /// [`Error::Busy`] while domains or endpoints report to it.
@@ -121,7 +121,7 @@ impl EventQueue {
 }
 
 impl EventQueueInner {
-    /// Holds it on behalf of an object of this fabric, which is one of class `by`.
+    /// Keeps the queue open for an object of this fabric, of class `by`.
     pub(crate) fn dependency_for(&self, fabric: &Fabric, by: Class) -> Result<DependencyGuard> {
         if !self
             .node
@@ -133,7 +133,7 @@ impl EventQueueInner {
         DependencyGuard::new(&self.node, by)
     }
 
-    /// From now on this domain reports here.
+    /// Registers a domain as a source of events.
     pub(crate) fn attach_domain(&self, domain: &Arc<DomainInner>) {
         domain.core.register_eq(&self.state);
         let mut domains = self.domains.lock().unwrap_or_else(PoisonError::into_inner);

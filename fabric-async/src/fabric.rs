@@ -15,7 +15,7 @@ use crate::eq::EventQueue;
 
 /// A fabric (`fid_fabric`): domains that can reach each other, and the event queues they report to.
 ///
-/// Cheap to clone. Its domains keep it open; [`Fabric::close`] tells whether any are left.
+/// Cheap to clone. Open domains keep it open; [`Fabric::close`] fails while there are any.
 #[derive(Clone)]
 #[doc(alias = "fid_fabric")]
 pub struct Fabric {
@@ -32,7 +32,8 @@ impl Fabric {
     /// Opens the fabric that `info` describes (`fi_fabric`).
     ///
     /// # Errors
-    /// [`Error::UnknownProvider`](crate::Error::UnknownProvider), which names those that exist.
+    /// [`Error::UnknownProvider`](crate::Error::UnknownProvider), with the names of the providers
+    /// that exist.
     #[doc(alias = "fi_fabric")]
     pub fn open(info: &Info) -> Result<Self> {
         let transport = transport::by_name(&info.fabric.provider)?;
@@ -46,7 +47,7 @@ impl Fabric {
         })
     }
 
-    /// Opens a domain with the usual options: [`Fabric::domain_builder`] has the others.
+    /// Opens a domain with default options. [`Fabric::domain_builder`] sets others.
     ///
     /// # Errors
     /// As [`DomainBuilder::open`].
@@ -55,13 +56,13 @@ impl Fabric {
         self.domain_builder(info).open()
     }
 
-    /// A domain to be opened from `info`, with options.
+    /// Returns a builder for a domain with options, from `info`.
     #[doc(alias = "fi_domain2")]
     pub fn domain_builder<'a>(&'a self, info: &'a Info) -> DomainBuilder<'a> {
         DomainBuilder::new(self, info)
     }
 
-    /// Opens an event queue that keeps up to `capacity` events (`fi_eq_open`).
+    /// Opens an event queue for up to `capacity` events (`fi_eq_open`).
     ///
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) when the capacity is 0;
@@ -71,13 +72,13 @@ impl Fabric {
         EventQueue::open(self, capacity)
     }
 
-    /// What was opened: names and versions.
+    /// Returns the attributes of the fabric: names and versions.
     #[must_use]
     pub fn attr(&self) -> &FabricAttr {
         &self.inner.attr
     }
 
-    /// The open domains and event queues, by class.
+    /// Returns the number of open domains and event queues, by class.
     #[must_use]
     pub fn children(&self) -> Children {
         self.inner.node.children()
@@ -86,8 +87,8 @@ impl Fabric {
     /// Closes the fabric (`fi_close`).
     ///
     /// # Errors
-    /// [`Error::Busy`](crate::Error::Busy) while domains or event queues are open; the handle comes
-    /// back.
+    /// [`Error::Busy`](crate::Error::Busy), with the handle, while domains or event queues are
+    /// open.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         self.inner.node.close().map_err(|error| CloseError {
@@ -96,8 +97,8 @@ impl Fabric {
         })
     }
 
-    /// Phase one of creating a domain or an endpoint: is this fabric open, is the info its own, and
-    /// is all of it something the provider offers?
+    /// Checks, as the first step of creating a domain or an endpoint, that the fabric is open, that
+    /// `info` is of this fabric and that the provider offers everything it asks for.
     pub(crate) fn check_info(&self, info: &Info) -> Result<()> {
         self.inner.node.check_open()?;
         info::check_domain((self.inner.transport.name(), &self.inner.attr.name), info)?;

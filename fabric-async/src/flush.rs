@@ -1,4 +1,4 @@
-//! Waiting until everything that was posted has left this process.
+//! Waiting until all posted operations have left this process.
 
 use std::future::poll_fn;
 use std::task::ready;
@@ -9,7 +9,7 @@ use tokio::task::coop;
 
 use crate::domain::DomainCore;
 
-/// A flush that is under way; dropping it forgets it.
+/// The engine's state of a pending flush, removed on drop.
 struct Flushing<'a> {
     domain: &'a DomainCore,
     key: OpKey,
@@ -21,7 +21,8 @@ impl Drop for Flushing<'_> {
     }
 }
 
-/// Waits until what was posted on this endpoint, or on all of the domain, has been handed over.
+/// Waits until the kernel or the peer's ring has the data of everything posted on this endpoint, or
+/// on all endpoints of the domain.
 pub(crate) async fn flush(domain: &DomainCore, ep: Option<EpId>) -> Result<()> {
     let key = domain.core.flush(ep);
     let flushing = Flushing { domain, key };

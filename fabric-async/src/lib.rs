@@ -1,6 +1,6 @@
-//! A Tokio-native fabric: libfabric's object model (fabric, domain, endpoint, completion queue,
-//! event queue, address vector, memory region, counter, shared receive context) as async objects,
-//! over shared memory, tcp and udp, with nothing to install.
+//! libfabric's object model for Tokio: fabrics, domains, endpoints, completion queues, event
+//! queues, address vectors, memory regions, counters and shared receive contexts as async objects,
+//! over shared memory, TCP and UDP, in pure Rust.
 //!
 //! ```
 //! use fabric_async::{Endpoint, Result};
@@ -22,29 +22,47 @@
 //! }
 //! ```
 //!
-//! # One verb, three endings
+//! # Requests and how they are posted
 //!
-//! [`Endpoint::send`] and [`Endpoint::recv`] make a request. It is posted by its ending, in program
-//! order:
+//! [`Endpoint::send`], [`Endpoint::recv`] and the other operations return a request. The request is
+//! posted, in program order, in one of three ways:
 //!
-//! | ending | who hears of the completion | without credit |
+//! | call | the completion goes to | without credit |
 //! |---|---|---|
 //! | `.await` | the future: [`Done`] or [`Failed`], with the buffer | waits, in order |
 //! | [`.start()?`](SendRequest::start) | the returned [`Operation`], awaited later | [`Error::WouldBlock`] |
 //! | [`.post()?`](SendRequest::post) | the [`CompletionQueue`], with the [`context`](SendRequest::context) | [`Error::WouldBlock`] |
 //!
-//! A request is no future yet: `.await`, `select!` and `timeout` make one of it. Where a future is
-//! asked for, as by `FuturesUnordered` or `tokio::spawn`, `.start()?` gives an [`Operation`], which
-//! borrows nothing; `.into_future()` makes one that may wait for credit.
+//! A request is not a future yet: `.await`, `select!` and `timeout` turn it into one. Where a
+//! future is required, as by `FuturesUnordered` or `tokio::spawn`, `.start()?` returns an
+//! [`Operation`], which borrows nothing; `.into_future()` returns a future that may wait for
+//! credit.
 //!
 //! Dropping a future never loses a message and never frees memory that is in use: see
 //! [`guide::cancellation`].
 //!
-//! # Where to read on
+//! # The guide
 //!
-//! [`guide`] has the chapters: progress, waiting, batches, cancellation, memory, one-sided
-//! operations, ordering, backpressure, servers, connected endpoints, tcp, udp, errors, coming from
-//! libfabric, defaults.
+//! | chapter | subject |
+//! |---|---|
+//! | [`guide::overview`] | posting, dropping, memory bounds and peer death on two pages |
+//! | [`guide::progress`] | which thread moves the bytes, and when none does |
+//! | [`guide::wait_policy`] | spinning, parking, and what each costs |
+//! | [`guide::batching`] | batches, selective completion |
+//! | [`guide::cancellation`] | what happens when a future is dropped |
+//! | [`guide::memory`] | buffers, pools, loans, buffering limits, trust in peers |
+//! | [`guide::ordering`] | order of messages, matching, fences, completion levels |
+//! | [`guide::one_sided`] | memory regions, reads, writes, atomic operations |
+//! | [`guide::backpressure`] | credits, queue entries, limits of receives |
+//! | [`guide::client_server`] | a server and its clients, address handles, restarts, shared receives, tracing |
+//! | [`guide::connected_endpoints`] | endpoints of type `FI_EP_MSG` |
+//! | [`guide::tcp`] | the `tcp` provider, libfabric peers, io_uring, sockets |
+//! | [`guide::udp`] | the `udp` provider, datagrams, multicast |
+//! | [`guide::errors`] | where failures are reported, `fi_errno` numbers, close, fork |
+//! | [`guide::from_libfabric`] | the C call for each call here; what is not there |
+//! | [`guide::defaults`] | default values, limits and their reasons |
+//!
+//! Read [`guide::overview`] first.
 
 mod av;
 mod close;

@@ -1,4 +1,4 @@
-//! Memory regions: memory that peers reach by themselves.
+//! Memory regions: memory that peers access directly.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -17,16 +17,17 @@ use crate::counter::{Counter, RegionCounters};
 use crate::domain::{Domain, DomainInner};
 use crate::thread_model::{Shared, ThreadModel};
 
-/// A memory region (`fid_mr`): memory under a key, that peers read, write and change atomically by
-/// themselves.
+/// A memory region (`fid_mr`): memory with a key, which peers read, write and change atomically
+/// without help of this process.
 ///
-/// Made by [`Domain::alloc`], or from a buffer of yours by [`Domain::alloc_from`]. Both lie in memory
-/// that peers map: a registered buffer is copied there, and its bytes come back with
-/// [`close`](Self::close). So over shared memory nobody here has to help a peer, or be awake. A
-/// buffer that is to stay where it is becomes a [`RegisteredBuffer`](crate::RegisteredBuffer).
+/// Created by [`Domain::alloc`], or from an application buffer by [`Domain::alloc_from`]. Both lie
+/// in memory that peers map: the buffer's bytes are copied there, and come back with
+/// [`close`](Self::close). So over shared memory, peers reach the region even while this process
+/// makes no progress. To register a buffer in place, use a
+/// [`RegisteredBuffer`](crate::RegisteredBuffer).
 ///
-/// The bytes can change at any time. They are copied in and out, never borrowed; what several
-/// processes change at the same time they change with [`atomic`](Self::atomic) here and
+/// The bytes can change at any time, so they are copied in and out, never borrowed. For memory that
+/// several processes change at the same time, use [`atomic`](Self::atomic) here and
 /// [`Endpoint::atomic`](crate::Endpoint::atomic) there.
 ///
 /// ```
@@ -45,7 +46,7 @@ use crate::thread_model::{Shared, ThreadModel};
 pub struct MemoryRegion<B = Allocated, M: ThreadModel = Shared> {
     node: Arc<ObjectNode>,
     domain: Arc<DomainInner>,
-    /// Boxed, so that a handle is small.
+    /// Boxed to keep the handle small.
     remote: Box<RemoteRegion>,
     memory: Arc<dyn RegionMemory>,
     buf: Option<B>,
@@ -53,14 +54,14 @@ pub struct MemoryRegion<B = Allocated, M: ThreadModel = Shared> {
     model: PhantomData<M>,
 }
 
-/// What a region from [`Domain::alloc`] was made of: nothing of yours.
+/// The buffer type of a region from [`Domain::alloc`], which has no application buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocated;
 
-/// What a region can be made of.
+/// The buffer of a region.
 #[doc(hidden)]
 pub trait RegionBuf: Sized + 'static {
-    /// The same, with the bytes of the memory.
+    /// Returns the buffer, filled with the bytes of the memory.
     #[must_use]
     fn with_bytes_of(self, memory: &dyn RegionMemory) -> Self;
 }
@@ -82,32 +83,33 @@ impl RegionBuf for Allocated {
     }
 }
 
-/// What a peer needs to know of a region: to be sent to it.
+/// The description of a memory region that peers need for accessing it. Send it to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RemoteRegion {
     /// The key.
     pub key: u64,
-    /// Bytes in the region.
+    /// Length in bytes.
     pub len: u64,
-    /// What is granted.
+    /// The access rights granted.
     pub access: Access,
-    /// What its first byte is called: 0, or its address where the domain of its owner has agreed to
-    /// [`MrMode::VIRT_ADDR`](crate::MrMode::VIRT_ADDR). [`at`](Self::at) and [`slice`](Self::slice)
-    /// count from there.
+    /// The remote address of the first byte: 0, or its virtual address where the owner's domain was
+    /// opened with [`MrMode::VIRT_ADDR`](crate::MrMode::VIRT_ADDR). [`at`](Self::at) and
+    /// [`slice`](Self::slice) add it to their offsets.
     pub base: u64,
 }
 
-/// A place in a peer's memory: a key and an offset.
+/// A position in a peer's memory: a key and an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteAddr {
     /// The key of the region.
     pub key: u64,
-    /// Bytes from its start; the address there, where the owner's domain has agreed to that.
+    /// Bytes from the start of the region, or the virtual address where the owner's domain uses
+    /// [`MrMode::VIRT_ADDR`](crate::MrMode::VIRT_ADDR).
     pub offset: u64,
 }
 
-/// Part of a peer's memory (`struct fi_rma_iov`).
+/// A range of a peer's memory (`struct fi_rma_iov`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "fi_rma_iov")]
 pub struct RemoteSlice {
@@ -115,15 +117,15 @@ pub struct RemoteSlice {
     pub key: u64,
     /// As [`RemoteAddr::offset`].
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
 impl RemoteRegion {
-    /// The length of [`RemoteRegion::to_bytes`].
+    /// Length of [`RemoteRegion::to_bytes`] in bytes.
     pub const ENCODED_LEN: usize = 25;
 
-    /// A description from its parts, however they came here.
+    /// Creates a description from its parts, with base 0.
     #[must_use]
     pub fn new(key: u64, len: u64, access: Access) -> Self {
         Self {
@@ -134,15 +136,15 @@ impl RemoteRegion {
         }
     }
 
-    /// The same of a region whose places are called by their addresses (`FI_MR_VIRT_ADDR`), from
-    /// this one on.
+    /// Sets the virtual address of the first byte, for a region of a domain with `FI_MR_VIRT_ADDR`.
     #[doc(alias = "FI_MR_VIRT_ADDR")]
     #[must_use]
     pub fn with_base(self, base: u64) -> Self {
         Self { base, ..self }
     }
 
-    /// The place this many bytes behind the start. Checked when it is accessed.
+    /// Returns the position `offset` bytes after the start. The offset is checked when the memory
+    /// is accessed.
     #[must_use]
     pub fn at(&self, offset: u64) -> RemoteAddr {
         RemoteAddr {
@@ -151,8 +153,8 @@ impl RemoteRegion {
         }
     }
 
-    /// Part of the region: `remote.slice(..)` is all of it. Checked when it is accessed; a range
-    /// that ends before it begins is empty.
+    /// Returns a range of the region; `remote.slice(..)` is all of it. The range is checked when
+    /// the memory is accessed; a range whose end is before its start is empty.
     #[must_use]
     pub fn slice(&self, range: impl RangeBounds<u64>) -> RemoteSlice {
         let start = match range.start_bound() {
@@ -173,14 +175,15 @@ impl RemoteRegion {
         }
     }
 
-    /// What this place is called. One behind the last address is no place, and stays none.
+    /// Returns the wire offset of a position. An overflowing one maps to the address before `base`,
+    /// which is outside of the region, so that the access fails.
     fn rma_offset(&self, offset: u64) -> u64 {
         self.base
             .checked_add(offset)
             .unwrap_or(self.base.wrapping_sub(1))
     }
 
-    /// As bytes, to be sent to the peer.
+    /// Encodes the description for sending it to a peer.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::ENCODED_LEN] {
         let mut bytes = [0; Self::ENCODED_LEN];
@@ -191,35 +194,35 @@ impl RemoteRegion {
         bytes
     }
 
-    /// From the bytes that a peer sent.
+    /// Decodes a description that a peer sent.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when they describe no region.
+    /// [`Error::Invalid`] when the length or the access rights are not valid.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let invalid = |why: &str| Error::Invalid {
-            what: "description of a region",
+            what: "encoded RemoteRegion",
             why: why.into(),
         };
         let bytes: [u8; Self::ENCODED_LEN] = bytes.try_into().map_err(|_| {
             invalid(&format!(
-                "it has {} bytes instead of {}",
+                "it has {} bytes, expected {}",
                 bytes.len(),
                 Self::ENCODED_LEN
             ))
         })?;
-        let word = |at: usize| {
+        let u64_at = |at: usize| {
             bytes[at..at + 8]
                 .iter()
                 .rev()
-                .fold(0, |word, byte| word << 8 | u64::from(*byte))
+                .fold(0, |value, byte| value << 8 | u64::from(*byte))
         };
-        let access =
-            Access::from_bits(u32::from(bytes[16])).ok_or_else(|| invalid("unknown rights"))?;
+        let access = Access::from_bits(u32::from(bytes[16]))
+            .ok_or_else(|| invalid("unknown access bits"))?;
         Ok(Self {
-            key: word(0),
-            len: word(8),
+            key: u64_at(0),
+            len: u64_at(8),
             access,
-            base: word(17),
+            base: u64_at(17),
         })
     }
 }
@@ -261,16 +264,16 @@ impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
         domain.inner.node.check_open()?;
         let node = ObjectNode::new(Class::MemoryRegion, Some(domain.inner.node.clone()));
         let memory = domain.inner.fabric.inner.transport.alloc(len, access)?;
-        let by_address = domain.uses_virt_addr();
+        let virt_addr = domain.uses_virt_addr();
         let key = domain
             .inner
             .core
-            .open_region(memory.clone(), access, key, by_address)?;
+            .open_region(memory.clone(), access, key, virt_addr)?;
         if let Err(error) = node.publish() {
             domain.inner.core.close_region(key);
             return Err(error);
         }
-        let base = if by_address { memory.address() } else { 0 };
+        let base = if virt_addr { memory.address() } else { 0 };
         let remote = Box::new(RemoteRegion {
             key,
             len: len as u64,
@@ -289,12 +292,12 @@ impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
         })
     }
 
-    /// Closes the region: the key is free again, and peers that use it get [`Error::Key`]. An
-    /// access that a peer has under way may still take effect. Returns the buffer it was made of,
-    /// with the bytes of the region.
+    /// Closes the region (`fi_close`) and returns its buffer with the bytes of the region. The key
+    /// is free again, and peers that use it get [`Error::Key`]. A remote access in progress may
+    /// still take effect.
     ///
     /// # Errors
-    /// [`Error::Closed`], when it was closed before.
+    /// [`Error::Closed`] when it was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(mut self) -> Result<B, CloseError<Self>> {
         if let Err(error) = self.node.close() {
@@ -315,37 +318,38 @@ impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
 }
 
 impl<B, M: ThreadModel> MemoryRegion<B, M> {
-    /// The key (`fi_mr_key`).
+    /// Returns the key (`fi_mr_key`).
     #[doc(alias = "fi_mr_key")]
     #[must_use]
     pub fn key(&self) -> u64 {
         self.remote.key
     }
 
-    /// What to send to a peer that shall access the region.
+    /// Returns the description that a peer needs for accessing the region.
     #[must_use]
     pub fn remote(&self) -> RemoteRegion {
         *self.remote
     }
 
-    /// Counts what peers do here (`fi_mr_bind` with a counter): reads and atomics that fetch
-    /// (`REMOTE_READ`), writes and other atomics (`REMOTE_WRITE`). Bind it before you give the key
-    /// away: who has used it before does not tell.
+    /// Counts remote accesses (`fi_mr_bind` with a counter): reads and fetching atomics
+    /// (`REMOTE_READ`), writes and other atomics (`REMOTE_WRITE`). Bind it before sending the key
+    /// to peers: accesses of peers that used the key before are not counted.
     ///
-    /// It costs the peers a record for each operation, takes progress here to be counted, and there
-    /// are no [windows](crate::Endpoint::window) on such a region. The counter stays open as long
-    /// as the region.
+    /// Peers send a record for each counted operation, and counting needs progress here; a region
+    /// with a counter has no [windows](crate::Endpoint::window). The counter stays open as long as
+    /// the region.
     ///
     /// # Errors
-    /// [`Error::BadFlags`] for no kind, or others than these; [`Error::NotSupported`] when the
-    /// domain was opened without [`Caps::RMA_EVENT`](crate::Caps::RMA_EVENT); [`Error::Invalid`]
-    /// when a kind has a counter; [`Error::WrongDomain`]; [`Error::Closed`].
+    /// [`Error::BadFlags`] for no kind, or any other kind; [`Error::NotSupported`] when the domain
+    /// was opened without [`Caps::RMA_EVENT`](crate::Caps::RMA_EVENT); [`Error::Invalid`] when a
+    /// counter is bound for the kind already; [`Error::WrongDomain`]; [`Error::Closed`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{Access, CounterBind, Endpoint};
     /// let (target, ep) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
-    /// let (mut region, writes) = (target.domain().alloc(64, Access::REMOTE_WRITE)?, target.domain().counter()?);
+    /// let mut region = target.domain().alloc(64, Access::REMOTE_WRITE)?;
+    /// let writes = target.domain().counter()?;
     /// region.bind_counter(&writes, CounterBind::REMOTE_WRITE)?;
     /// let (peer, remote) = (ep.add_peer(target.name()).await?, region.remote());
     /// let (_, written) = tokio::join!(writes.wait(1), ep.write(peer, remote.at(0), "news"));
@@ -360,7 +364,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
             .bind(&self.domain, self.remote.key, &counter.inner, what)
     }
 
-    /// Copies bytes out of the region. Eight bytes at a multiple of eight are read as one word.
+    /// Copies bytes out of the region. Each aligned group of eight bytes is read as one word.
     ///
     /// # Errors
     /// [`Error::TooLong`] when the range leaves the region.
@@ -370,7 +374,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         Ok(())
     }
 
-    /// Copies bytes into the region. Eight bytes at a multiple of eight are written as one word.
+    /// Copies bytes into the region. Each aligned group of eight bytes is written as one word.
     ///
     /// # Errors
     /// [`Error::TooLong`] when the range leaves the region.
@@ -380,11 +384,11 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         Ok(())
     }
 
-    /// The value at this offset, read atomically: for whoever waits for a peer to change it.
+    /// Reads the value at this byte offset atomically, for example to wait for a peer to change it.
     ///
     /// # Errors
-    /// [`Error::TooLong`] when it leaves the region, [`Error::Invalid`] when the offset is no
-    /// multiple of its size.
+    /// [`Error::TooLong`] when the value leaves the region, [`Error::Invalid`] when the offset is
+    /// not a multiple of the value's size.
     pub fn load<T: AtomicType>(&self, offset: usize) -> Result<T> {
         let zero = T::from_bits(0);
         execute_atomic(
@@ -396,12 +400,13 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         )
     }
 
-    /// Changes the value at this offset atomically, and returns what was there before. Peers that
-    /// change it with atomic operations at the same time do so before or after, never in between.
+    /// Applies an atomic operation to the value at this byte offset, and returns the previous
+    /// value. Atomic operations of peers on the same value happen before or after it, never in
+    /// between.
     ///
     /// # Errors
-    /// As [`load`](Self::load); [`Error::NotSupported`] when there is no such operation on this
-    /// type.
+    /// As [`load`](Self::load); [`Error::NotSupported`] when the data type does not have the
+    /// operation.
     pub fn atomic<T: AtomicType>(&self, offset: usize, op: AtomicOp, operand: T) -> Result<T> {
         execute_atomic(
             &*self.memory,
@@ -412,8 +417,8 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         )
     }
 
-    /// As [`atomic`](Self::atomic), for operations with a comparand: `AtomicOp::Cswap` and its
-    /// like.
+    /// Applies an atomic operation with a comparand, such as `AtomicOp::Cswap`, as
+    /// [`atomic`](Self::atomic).
     ///
     /// # Errors
     /// As [`atomic`](Self::atomic).
@@ -485,21 +490,24 @@ mod tests {
     fn remote_region_encoding_round_trips() {
         let remote = RemoteRegion::new(u64::MAX - 1, 1 << 40, Access::REMOTE_READ);
         assert_eq!(RemoteRegion::from_bytes(&remote.to_bytes()), Ok(remote));
-        let called = remote.with_base(1 << 63);
-        assert_eq!(RemoteRegion::from_bytes(&called.to_bytes()), Ok(called));
+        let with_address = remote.with_base(1 << 63);
         assert_eq!(
-            (called.at(5).offset, called.slice(5..).offset),
+            RemoteRegion::from_bytes(&with_address.to_bytes()),
+            Ok(with_address)
+        );
+        assert_eq!(
+            (with_address.at(5).offset, with_address.slice(5..).offset),
             ((1 << 63) + 5, (1 << 63) + 5)
         );
         assert_eq!(
-            called.at(1 << 63).offset,
+            with_address.at(1 << 63).offset,
             (1 << 63) - 1,
-            "in front of it, not within"
+            "an overflowing offset is outside of the region"
         );
         assert!(RemoteRegion::from_bytes(&remote.to_bytes()[1..]).is_err());
-        let mut strange = remote.to_bytes();
-        strange[16] = 0xff;
-        assert!(RemoteRegion::from_bytes(&strange).is_err());
+        let mut unknown_access = remote.to_bytes();
+        unknown_access[16] = 0xff;
+        assert!(RemoteRegion::from_bytes(&unknown_access).is_err());
         let slice = |slice: RemoteSlice| (slice.offset, slice.len);
         assert_eq!(slice(remote.slice(..)), (0, 1 << 40));
         assert_eq!(slice(remote.slice(3..=7)), (3, 5));

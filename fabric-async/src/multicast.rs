@@ -10,11 +10,12 @@ use crate::av::ToAddress;
 use crate::endpoint::{Endpoint, EndpointInner};
 use crate::thread_model::ThreadModel;
 
-/// A multicast group that an endpoint has joined (`fid_mc`): what is sent to the group arrives
-/// there.
+/// A multicast group that an endpoint has joined (`fid_mc`): the endpoint receives the messages
+/// sent to the group.
 ///
-/// Made by [`Endpoint::join_multicast`]. It does not keep the endpoint open. The endpoint leaves the group when this is dropped; one that has
-/// joined it several times, with the last of them.
+/// Created by [`Endpoint::join_multicast`]. It does not keep the endpoint open. The endpoint leaves
+/// the group when this is dropped; an endpoint that joined a group several times leaves it with the
+/// last of them.
 #[doc(alias = "fid_mc")]
 #[must_use = "the endpoint leaves the group when this is dropped"]
 pub struct MulticastGroup {
@@ -25,15 +26,15 @@ pub struct MulticastGroup {
 }
 
 impl<M: ThreadModel> Endpoint<M> {
-    /// Joins a multicast group (`fi_join`), given by its address, as `udp://239.1.2.3:5000`.
-    /// Messages to the group arrive at this endpoint as any other, and name their sender as source.
-    /// Needs `FI_MULTICAST`, which of the providers `udp` has, for groups of IPv4.
+    /// Joins a multicast group (`fi_join`), given by its address, such as `udp://239.1.2.3:5000`.
+    /// Messages to the group arrive at this endpoint like any others, with their sender as source.
+    /// Needs `FI_MULTICAST`, which the `udp` provider offers, for IPv4 groups.
     ///
     /// The group is joined on the network of the endpoint's own address, and left when the
-    /// [`MulticastGroup`] is dropped. The group gets a number in the address vector, [`Group::fi_addr`], which
-    /// stays there. To send to a group it need not be joined:
-    /// [insert](crate::AddressVector::insert) its address. Whoever has joined and sends hears
-    /// itself.
+    /// [`MulticastGroup`] is dropped. The group gets an address handle in the address vector,
+    /// [`MulticastGroup::fi_addr`], which stays there. Sending to a group does not need a join:
+    /// [insert](crate::AddressVector::insert) its address. An endpoint that has joined a group
+    /// receives its own messages to it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -43,20 +44,21 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # let group = &group[..]; /*
     /// let group = "udp://239.77.0.1:7700";
     /// # */
-    /// let joined = a.join(group)?;
+    /// let joined = a.join_multicast(group)?;
     /// let to_all = b.address_vector().insert(group)?;
-    /// b.send(to_all, "hello, everybody").await?;
+    /// b.send(to_all, "hello, group").await?;
     /// let got = a.recv().await?;
-    /// assert_eq!((&got[..], a.address_vector().add_peer(got.source()?)?), (&b"hello, everybody"[..], b.name().clone()));
+    /// assert_eq!(&got[..], b"hello, group");
+    /// assert_eq!(a.address_vector().lookup(got.source()?)?, *b.name());
     /// drop(joined);
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// [`Error::NotSupported`] without `FI_MULTICAST`, and for groups of IPv6; [`Error::Invalid`]
-    /// when it is not the address of a group; [`Error::AddressInUse`] when a program that shares
-    /// with nobody listens there; [`Error::BadAddress`], [`Error::WrongScheme`], [`Error::Closed`],
-    /// [`Error::Os`].
+    /// [`Error::NotSupported`] without `FI_MULTICAST`, and for IPv6 groups; [`Error::Invalid`] when
+    /// the address is not a multicast address; [`Error::AddressInUse`] when a program that does not
+    /// share the port is bound to it; [`Error::BadAddress`], [`Error::WrongScheme`],
+    /// [`Error::Closed`], [`Error::Os`].
     #[doc(alias = "fi_join")]
     #[doc(alias = "FI_MULTICAST")]
     pub fn join_multicast(&self, group: impl ToAddress) -> Result<MulticastGroup> {
@@ -68,20 +70,22 @@ impl<M: ThreadModel> Endpoint<M> {
             ));
         }
         if !caps.contains(Caps::RECV) {
-            return Err(Error::NotSupported("this direction (FI_RECV was left out)"));
+            return Err(Error::NotSupported(
+                "receiving (the endpoint has no FI_RECV)",
+            ));
         }
         let address = self.inner.domain.address(group)?;
         let ep = self.inner.clone();
-        let number = ep.domain.core.join_group(ep.id, &address)?;
+        let group_id = ep.domain.core.join_group(ep.id, &address)?;
         match self.address_vector().insert(&address) {
             Ok(peer) => Ok(MulticastGroup {
                 ep,
                 address,
                 fi_addr: peer,
-                group_id: number,
+                group_id,
             }),
             Err(error) => {
-                ep.domain.core.leave_group(ep.id, number);
+                ep.domain.core.leave_group(ep.id, group_id);
                 Err(error)
             }
         }
@@ -89,14 +93,14 @@ impl<M: ThreadModel> Endpoint<M> {
 }
 
 impl MulticastGroup {
-    /// The number of the group, to send to (`fi_mc_addr`).
+    /// Returns the address handle of the group, to send to (`fi_mc_addr`).
     #[doc(alias = "fi_mc_addr")]
     #[must_use]
     pub fn fi_addr(&self) -> FiAddr {
         self.fi_addr
     }
 
-    /// The address of the group.
+    /// Returns the address of the group.
     #[must_use]
     pub fn address(&self) -> &Address {
         &self.address
@@ -111,9 +115,9 @@ impl Drop for MulticastGroup {
 
 impl fmt::Debug for MulticastGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Group")
+        f.debug_struct("MulticastGroup")
             .field("address", &self.address)
-            .field("peer", &self.fi_addr)
+            .field("fi_addr", &self.fi_addr)
             .finish()
     }
 }

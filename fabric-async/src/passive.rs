@@ -1,4 +1,4 @@
-//! Passive endpoints, and those who call.
+//! Passive endpoints and their connection requests.
 
 use std::fmt;
 use std::pin::Pin;
@@ -20,18 +20,19 @@ use crate::eq::{EventQueue, EventQueueInner};
 use crate::fabric::Fabric;
 use crate::resolve;
 
-/// A passive endpoint (`fid_pep`): listens, and yields those who want to be connected, as a stream.
+/// A passive endpoint (`fid_pep`): listens for connections, and yields connection requests as a
+/// stream.
 ///
-/// Made by [`PassiveEndpoint::bind`], with everything around it, or by
-/// [`Fabric::passive_endpoint`]. It makes progress by itself as a domain does, so that a request
-/// may be accepted in any domain. Up to 128 requests wait here, those of programs that have hung up
-/// meanwhile among them; who calls beyond that waits with the kernel until some were taken.
-/// Somebody who has connected has ten seconds to say what it wants, and of those who have not at
-/// most 256 are waited for: the one that has waited longest makes room. What is wrong with one who
-/// is turned away is an event, [`Rejected`](crate::EventKind::Rejected).
+/// Created by [`PassiveEndpoint::bind`], with its own fabric and domain, or by
+/// [`Fabric::passive_endpoint`]. It makes progress on its own as a domain does, so that a request
+/// may be accepted in any domain. Up to 128 requests are queued, including those of clients that
+/// have disconnected meanwhile; further connections wait in the kernel's backlog. A client has ten
+/// seconds after connecting to send its request. At most 256 connections without a request are
+/// kept: a further one evicts the oldest. A connection that is rejected for a protocol error is an
+/// event, [`Rejected`](crate::EventKind::Rejected).
 ///
-/// When it is dropped, or closed, nobody can call any more, and requests that wait are refused.
-/// Endpoints that were accepted go on.
+/// When it is dropped or closed, it stops listening, and queued requests are rejected. Accepted
+/// endpoints continue.
 ///
 /// # Cancel safety
 /// Dropping a pending `next` loses no request.
@@ -41,9 +42,9 @@ pub struct PassiveEndpoint {
     id: EpId,
     name: Address,
     info: Arc<Info>,
-    /// What moves it, which is in the object tree as the passive endpoint.
+    /// The domain that drives it. In the object tree it has the class of a passive endpoint.
     domain: Arc<DomainInner>,
-    /// Where requests are accepted that nobody takes elsewhere.
+    /// The domain of endpoints from `ConnectionRequest::accept`.
     accept_domain: Option<Domain>,
     _eq_guard: Option<DependencyGuard>,
 }
@@ -60,7 +61,8 @@ pub struct PassiveEndpointBuilder {
 }
 
 impl Fabric {
-    /// A passive endpoint to be bound, from an info of type [`EpType::Msg`] (`fi_passive_ep`).
+    /// Returns a builder for a passive endpoint, from an info of type [`EpType::Msg`]
+    /// (`fi_passive_ep`).
     ///
     /// # Errors
     /// [`Error::Invalid`] when the info is of another type, provider or fabric; [`Error::NoMatch`]
@@ -70,7 +72,7 @@ impl Fabric {
         self.check_info(info)?;
         if info.ep.ep_type != EpType::Msg {
             let why = format!(
-                "the info is of type {:?}, and connections are of type Msg",
+                "the info has ep_type {:?}, expected Msg (FI_EP_MSG)",
                 info.ep.ep_type
             );
             return Err(Error::Invalid {
@@ -78,22 +80,22 @@ impl Fabric {
                 why,
             });
         }
-        let (fabric, info, at) = (self.clone(), info.clone(), info.src_addr.clone());
-        let engine = DomainOptions::default();
+        let (fabric, info, address) = (self.clone(), info.clone(), info.src_addr.clone());
+        let options = DomainOptions::default();
         Ok(PassiveEndpointBuilder {
             fabric,
             info,
-            address: at,
+            address,
             context: 0,
-            options: engine,
+            options,
             eq: None,
         })
     }
 }
 
 impl PassiveEndpointBuilder {
-    /// The address to be called at (`fi_setname`); a fresh one unless said. Names of hosts are not
-    /// looked up here: see [`resolve`](crate::resolve()).
+    /// Sets the address to listen at (`fi_setname`); a free one by default. Host names are not
+    /// resolved here: see [`resolve`](crate::resolve()).
     ///
     /// # Errors
     /// [`Error::BadAddress`].
@@ -105,31 +107,34 @@ impl PassiveEndpointBuilder {
         Ok(self)
     }
 
-    /// A number that comes with the events of the passive endpoint.
+    /// Sets the context value of the passive endpoint's events.
     pub fn context(mut self, context: u64) -> Self {
         self.context = context;
         self
     }
 
-    /// How waiting is done: [`WaitPolicy::Adaptive`] unless said otherwise.
+    /// Sets the wait policy; [`WaitPolicy::Adaptive`] by default.
     pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
         self.options.wait_policy = policy;
         self
     }
 
-    /// What is set on the socket that listens, and on the connections that it takes: as
-    /// [`DomainBuilder::socket_options`](crate::DomainBuilder::socket_options). The domain where a
-    /// request is accepted has a say of its own: what its options and the [traffic
-    /// class](crate::TrafficClass) of the endpoint's info say goes before what is said here, and
-    /// what they do not say stays.
+    /// Sets options of the listening socket and of accepted connections, as
+    /// [`DomainBuilder::socket_options`](crate::DomainBuilder::socket_options).
+    ///
+    /// Options of the domain that accepts a request, and the [traffic class](crate::TrafficClass)
+    /// of the endpoint's info, take precedence; options that they leave open keep the value set
+    /// here.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{EpType, Fabric, Hints, SocketOptions, discover};
-    /// let info = discover(&Hints::new().provider("tcp").ep_type(EpType::Msg)).await?.swap_remove(0);
+    /// let hints = Hints::new().provider("tcp").ep_type(EpType::Msg);
+    /// let info = discover(&hints).await?.swap_remove(0);
     /// let options = SocketOptions::new().port_range(42_000..=42_999).receive_buffer(1 << 20);
-    /// let door = Fabric::open(&info)?.passive_endpoint(&info)?.socket_options(options).listen()?;
-    /// assert!((42_000..=42_999).contains(&door.name().socket_addr().unwrap().port()));
+    /// let listener = Fabric::open(&info)?.passive_endpoint(&info)?.socket_options(options);
+    /// let listener = listener.listen()?;
+    /// assert!((42_000..=42_999).contains(&listener.name().socket_addr().unwrap().port()));
     /// # Ok(()) }
     /// ```
     pub fn socket_options(mut self, options: SocketOptions) -> Self {
@@ -137,13 +142,13 @@ impl PassiveEndpointBuilder {
         self
     }
 
-    /// Tells this queue of requests as well (`fi_pep_bind`), as
-    /// [`ConnectionRequest`](crate::EventKind::ConnectionRequest): whoever waits there is to take
-    /// the request with [`PassiveEndpoint::try_next`], in the same order.
+    /// Reports requests to this event queue too (`fi_pep_bind`), as
+    /// [`ConnectionRequest`](crate::EventKind::ConnectionRequest). A task that waits there takes
+    /// the requests with [`PassiveEndpoint::try_next`], in the same order.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when one is bound; [`Error::WrongDomain`] when it is of another fabric;
-    /// [`Error::Closed`].
+    /// [`Error::Invalid`] when a queue is bound already; [`Error::WrongDomain`] when the queue is
+    /// of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_pep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
         let hold = eq
@@ -153,25 +158,25 @@ impl PassiveEndpointBuilder {
         Ok(self)
     }
 
-    /// Listens (`fi_listen`): from now on peers reach it.
+    /// Starts listening (`fi_listen`): peers can connect from now on.
     ///
     /// # Errors
-    /// [`Error::AddressInUse`], [`Error::WrongScheme`], [`Error::NotSupported`] by the provider,
-    /// [`Error::Runtime`] when progress is manual and no Tokio runtime with I/O is running here,
-    /// [`Error::Invalid`] and [`Error::TooLong`] for options that cannot be, [`Error::Closed`],
+    /// [`Error::AddressInUse`], [`Error::WrongScheme`]; [`Error::NotSupported`] by the provider;
+    /// [`Error::Runtime`] when progress is manual and no Tokio runtime with I/O is running here;
+    /// [`Error::Invalid`] and [`Error::TooLong`] for invalid socket options; [`Error::Closed`],
     /// [`Error::Os`].
     #[doc(alias = "fi_listen")]
     pub fn listen(self) -> Result<PassiveEndpoint> {
-        let engine = self.fabric.domain_builder(&self.info).options(self.options);
-        let engine = engine.open_as(Class::PassiveEndpoint)?;
-        let (eq, hold) = self.eq.unzip();
+        let builder = self.fabric.domain_builder(&self.info).options(self.options);
+        let domain = builder.open_as(Class::PassiveEndpoint)?;
+        let (eq, guard) = self.eq.unzip();
         if let Some(eq) = &eq {
-            eq.attach_domain(&engine);
+            eq.attach_domain(&domain);
         }
         let bound = Bindings {
-            object_id: engine.node.id(),
+            object_id: domain.node.id(),
             context: self.context,
-            av: engine.core.open_av(false),
+            av: domain.core.open_av(false),
             tx_cq: None,
             rx_cq: None,
             counters: Counters::default(),
@@ -182,40 +187,40 @@ impl PassiveEndpointBuilder {
             max_msg_size: 0,
             inject_size: 0,
         };
-        let (id, name) = engine
+        let (id, name) = domain
             .core
             .listen(&self.info, self.address.as_ref(), bound)?;
         Ok(PassiveEndpoint {
             id,
             name,
             info: self.info.into(),
-            domain: engine,
+            domain,
             accept_domain: None,
-            _eq_guard: hold,
+            _eq_guard: guard,
         })
     }
 }
 
 impl PassiveEndpoint {
-    /// Listens at this address, or at a fresh one if it has no port, with a fabric and a domain of
-    /// its own: accepted endpoints live in that domain, each with a completion queue and an event
-    /// queue of its own. [`Endpoint::connect`] has an example.
+    /// Listens at this address, or at a free port, with its own fabric and domain. Accepted
+    /// endpoints belong to that domain, each with a completion queue and an event queue of its own.
+    /// [`Endpoint::connect`] has an example.
     ///
-    /// With the name of a host, as in `tcp://localhost:0`, this is its first address where it can
-    /// listen; see [`resolve`](crate::resolve()).
+    /// For a host name, as in `tcp://localhost:0`, it listens at the first address of the host that
+    /// can be bound here; see [`resolve`](crate::resolve()).
     ///
     /// # Errors
-    /// [`Error::NoMatch`] of providers without connected endpoints; [`Error::BadAddress`],
+    /// [`Error::NoMatch`] for providers without connected endpoints; [`Error::BadAddress`],
     /// [`Error::NoSuchHost`]; and those of [`listen`](PassiveEndpointBuilder::listen).
     ///
     /// # Cancel safety
-    /// Nothing is held across an await.
+    /// Safe: nothing is held across an await.
     pub async fn bind(at: impl ToAddress) -> Result<Self> {
         Endpoint::options().listen(at).await
     }
 
-    /// The next request, once there is one; `None` never, as long as it is open. The same as the
-    /// stream.
+    /// Waits for the next connection request, as the stream does. Never returns `None` while it is
+    /// open.
     ///
     /// # Cancel safety
     /// Safe: no request is lost.
@@ -223,43 +228,43 @@ impl PassiveEndpoint {
         std::future::poll_fn(|cx| self.poll_connreq(cx)).await
     }
 
-    /// The next request if there is one, after looking once.
+    /// Makes progress once and returns the next connection request if there is one.
     pub fn try_next(&mut self) -> Option<ConnectionRequest> {
         let request = self.domain.core.try_connreq(self.id)?;
         Some(self.connection_request(request))
     }
 
-    /// The address it listens at (`fi_getname`).
+    /// Returns the address it listens at (`fi_getname`).
     #[doc(alias = "fi_getname")]
     #[must_use]
     pub fn name(&self) -> &Address {
         &self.name
     }
 
-    /// The attributes it was opened with.
+    /// Returns the attributes it was opened with.
     #[must_use]
     pub fn info(&self) -> &Info {
         &self.info
     }
 
-    /// Its number in events.
+    /// Returns the id that its events carry.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.domain.node.id()
     }
 
-    /// Closes it (`fi_close`), as dropping it does: requests that wait are refused. Nothing holds
-    /// it open.
+    /// Closes it (`fi_close`), as dropping it does: queued requests are rejected. No other object
+    /// keeps it open.
     #[doc(alias = "fi_close")]
     pub fn close(self) {}
 
     fn connection_request(&self, request: ConnReq) -> ConnectionRequest {
-        let (info, home) = (self.info.clone(), self.accept_domain.clone());
+        let (info, accept_domain) = (self.info.clone(), self.accept_domain.clone());
         ConnectionRequest {
             connreq: request,
             peer_supports_tags: false,
             info,
-            accept_domain: home,
+            accept_domain,
         }
     }
 
@@ -279,7 +284,9 @@ impl BindOptions {
     #[doc(alias = "fi_listen")]
     pub async fn listen(self, at: impl ToAddress) -> Result<PassiveEndpoint> {
         let found = resolve::resolve_filtered(&at, Scheme::Tcp, |_| true).await?;
-        let (last, others) = found.split_last().expect("there is one at least");
+        let (last, others) = found
+            .split_last()
+            .expect("resolution returns at least one address");
         others
             .iter()
             .find_map(|at| self.listen_at(at).ok())
@@ -293,14 +300,14 @@ impl BindOptions {
             socket_options,
             ..
         } = self.options.clone();
-        let door = domain
+        let listener = domain
             .fabric()
             .passive_endpoint(domain.info())?
             .wait_policy(wait_policy)
             .name(at)?;
-        let mut door = door.socket_options(socket_options).listen()?;
-        door.accept_domain = Some(domain);
-        Ok(door)
+        let mut listener = listener.socket_options(socket_options).listen()?;
+        listener.accept_domain = Some(domain);
+        Ok(listener)
     }
 }
 
@@ -331,11 +338,11 @@ impl fmt::Debug for PassiveEndpoint {
     }
 }
 
-/// Somebody who wants to be connected (`FI_CONNREQ`): accepted, rejected, or dropped, which rejects
-/// it without data.
+/// A connection request (`FI_CONNREQ`): accept it, reject it, or drop it, which rejects it without
+/// data.
 ///
-/// It belongs to no domain, and is not watched: whether its program still waits shows when it is
-/// accepted.
+/// It belongs to no domain, and its connection is not monitored: only accepting it shows whether
+/// the client still waits.
 #[doc(alias = "FI_CONNREQ")]
 #[must_use = "a request that is dropped is rejected"]
 pub struct ConnectionRequest {
@@ -346,59 +353,62 @@ pub struct ConnectionRequest {
 }
 
 impl ConnectionRequest {
-    /// Where it calls from: the address of its socket, where nobody listens.
+    /// Returns the source address of the request: that of the client's socket, which does not
+    /// listen.
     #[must_use]
     pub fn peer(&self) -> &Address {
         &self.connreq.peer
     }
 
-    /// What it says.
+    /// Returns the private data that the client sent.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.connreq.data
     }
 
-    /// Who asks takes tagged messages, although it does not say so: as
+    /// Asserts that the client supports tagged messages although its request does not say so: as
     /// [`Connect::peer_supports_tags`](crate::Connect::peer_supports_tags).
     pub fn peer_supports_tags(mut self) -> Self {
         self.peer_supports_tags = true;
         self
     }
 
-    /// What an endpoint can be opened from to accept it: the info of the passive endpoint.
+    /// Returns the info to open an endpoint from for accepting the request: that of the passive
+    /// endpoint.
     #[must_use]
     pub fn info(&self) -> &Info {
         &self.info
     }
 
-    /// Accepts it (`fi_accept`), in the domain of a passive endpoint from
-    /// [`PassiveEndpoint::bind`], with a completion queue and an event queue of its own. The peer
-    /// is told this, up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
+    /// Accepts the request (`fi_accept`) in the domain of a passive endpoint from
+    /// [`PassiveEndpoint::bind`], with a completion queue and an event queue of its own. `data` is
+    /// sent to the client, up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
     ///
     /// # Errors
-    /// [`Error::PeerGone`] when it has not waited; [`Error::TooLong`]; [`Error::Unbound`] when the
-    /// passive endpoint is from [`Fabric::passive_endpoint`], and has no domain: there it is
-    /// [`EndpointBuilder::accept`](crate::EndpointBuilder::accept); [`Error::Closed`],
-    /// [`Error::Os`]. It has been refused then.
+    /// In each case the request has been rejected: [`Error::PeerGone`] when the client has
+    /// disconnected; [`Error::TooLong`]; [`Error::Unbound`] when the passive endpoint is from
+    /// [`Fabric::passive_endpoint`] and has no domain (use
+    /// [`EndpointBuilder::accept`](crate::EndpointBuilder::accept)); [`Error::Closed`],
+    /// [`Error::Os`].
     ///
     /// # Cancel safety
-    /// Nothing is held across an await.
+    /// Safe: nothing is held across an await.
     #[doc(alias = "fi_accept")]
     pub async fn accept(self, data: impl AsRef<[u8]>) -> Result<Endpoint> {
-        let home = self
+        let accept_domain = self
             .accept_domain
             .as_ref()
             .ok_or(Error::Unbound(Class::Domain))?;
-        builder_with_queues(home, &self.info)?
+        builder_with_queues(accept_domain, &self.info)?
             .accept(self, data)
             .await
     }
 
-    /// Rejects it (`fi_reject`): who has called gets [`Error::Rejected`] with these bytes.
+    /// Rejects the request (`fi_reject`): the client gets [`Error::Rejected`] with these bytes.
     ///
     /// # Errors
-    /// [`Error::TooLong`] above [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes; it is rejected
-    /// without data then.
+    /// [`Error::TooLong`] above [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes; the request is
+    /// rejected without data then.
     #[doc(alias = "fi_reject")]
     pub fn reject(self, data: impl AsRef<[u8]>) -> Result<()> {
         let data = data.as_ref();
@@ -413,7 +423,8 @@ impl ConnectionRequest {
         Ok(())
     }
 
-    /// The request, and whether the program knows that who asks takes tags.
+    /// Splits it into the request and whether the application asserts that the client supports
+    /// tags.
     pub(crate) fn into_parts(self) -> (ConnReq, bool) {
         (self.connreq, self.peer_supports_tags)
     }

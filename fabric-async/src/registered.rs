@@ -1,4 +1,4 @@
-//! Registered buffers: ordinary memory that peers reach by way of this process.
+//! Registered buffers: application memory that peers access through this process.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -18,20 +18,19 @@ use crate::domain::{Domain, DomainInner};
 use crate::mr::RemoteRegion;
 use crate::thread_model::{Shared, ThreadModel};
 
-/// A buffer of yours under a key (`fi_mr_reg`): peers read, write and change it atomically where it
-/// lies.
+/// A registered application buffer (`fi_mr_reg`): peers read, write and change it atomically in
+/// place.
 ///
-/// Made by [`Domain::register`]. Nothing is copied, neither now nor at
-/// [`close`](Self::close). In return peers do not reach it by themselves: this process does for
-/// them what they ask for, whenever it makes progress. Under manual progress a task has to be
-/// waiting for something of this domain (a receive, a queue), or peers wait; under
-/// [automatic](crate::Progress::Auto) progress none has to. [`MemoryRegion`](crate::MemoryRegion)s
-/// have the opposite of both.
+/// Created by [`Domain::register`]. Nothing is copied, neither then nor at [`close`](Self::close).
+/// In return, this process executes the accesses of peers whenever it makes progress. Under manual
+/// progress a task must be waiting for something of this domain (a receive, a queue), or the peers
+/// wait; under [automatic](crate::Progress::Auto) progress no task is needed. For
+/// [`MemoryRegion`](crate::MemoryRegion)s both are the other way round.
 ///
-/// Their rights, the range and the key are checked here, with every access. The accesses of all
-/// peers, atomic or not, come one after the other, each (or each 64 KiB of a longer one) as a
-/// whole. The owner has the bytes between them, by [`look`](Self::look). Peers need no
-/// [window](crate::Endpoint::window) for it, and can have none.
+/// This process checks the key, rights and range of every access. The accesses of all peers, atomic
+/// or not, are executed one after the other, each (or each 64 KiB of a longer one) as a whole.
+/// Between accesses the owner gets the bytes with [`lock`](Self::lock). Peers cannot create a
+/// [window](crate::Endpoint::window) of it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -40,11 +39,11 @@ use crate::thread_model::{Shared, ThreadModel};
 /// let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
 /// let mut table = target.domain().register(vec![0u8; 4096], both, None)?;
 /// let (remote, peer) = (table.remote(), ep.add_peer(target.name()).await?);
-/// let owner = tokio::spawn(async move { drop(target.recv().await) });  // somebody waits there, and so serves
+/// let owner = tokio::spawn(async move { drop(target.recv().await) }); // makes progress
 /// ep.write(peer, remote.at(100), "hello").await?;
 /// assert_eq!(ep.fetch_add(peer, remote.at(8), 5u64).await?, 0);
-/// assert_eq!(&table.look()[100..105], b"hello");
-/// table.look()[..3].copy_from_slice(b"you");
+/// assert_eq!(&table.lock()[100..105], b"hello");
+/// table.lock()[..3].copy_from_slice(b"you");
 /// assert_eq!(&ep.read(peer, remote.slice(..3)).await?[..], b"you");
 /// let vector: Vec<u8> = table.close()?;
 /// assert_eq!((vector.len(), vector[8]), (4096, 5));
@@ -55,7 +54,7 @@ use crate::thread_model::{Shared, ThreadModel};
 pub struct RegisteredBuffer<B, M: ThreadModel = Shared> {
     node: Arc<ObjectNode>,
     domain: Arc<DomainInner>,
-    /// Boxed, so that a handle is small.
+    /// Boxed to keep the handle small.
     remote: Box<RemoteRegion>,
     memory: Arc<RegisteredMemory>,
     is_open: bool,
@@ -63,8 +62,10 @@ pub struct RegisteredBuffer<B, M: ThreadModel = Shared> {
     marker: PhantomData<(fn() -> B, M)>,
 }
 
-/// The bytes of a registered buffer in the hands of their owner: peers wait until it is dropped,
-/// and everything behind that they have sent on the same connection with them. Keep it short.
+/// Exclusive access of the owner to the bytes of a registered buffer.
+///
+/// While it exists, accesses of peers wait, and so does everything those peers send after them on
+/// the same connection. Hold it briefly.
 pub struct RegisteredGuard<'a> {
     memory: &'a RegisteredMemory,
     domain: &'a DomainInner,
@@ -87,16 +88,16 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
             Err((error, any)) => return Err(Failed::new(error, downcast_buf(any))),
         };
         let node = ObjectNode::new(Class::MemoryRegion, Some(domain.inner.node.clone()));
-        let (core, by_address) = (&domain.inner.core, domain.uses_virt_addr());
+        let (core, virt_addr) = (&domain.inner.core, domain.uses_virt_addr());
         let opened = core
-            .open_region(memory.clone(), access, key, by_address)
+            .open_region(memory.clone(), access, key, virt_addr)
             .and_then(|key| {
                 node.publish().inspect_err(|_| core.close_region(key))?;
                 Ok(key)
             });
         match opened {
             Ok(key) => {
-                let base = if by_address { memory.address() } else { 0 };
+                let base = if virt_addr { memory.address() } else { 0 };
                 let remote =
                     Box::new(RemoteRegion::new(key, memory.len() as u64, access).with_base(base));
                 let domain = domain.inner.clone();
@@ -117,8 +118,8 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
         }
     }
 
-    /// The bytes, to be read and written by their owner. Waits for an access by a peer that is
-    /// under way, at most 64 KiB of it.
+    /// Locks the buffer for the owner to read and write. Waits for an access of a peer in progress,
+    /// for at most 64 KiB of it.
     pub fn lock(&mut self) -> RegisteredGuard<'_> {
         let buf = self.memory.take().unwrap_or_default();
         RegisteredGuard {
@@ -129,11 +130,11 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
         }
     }
 
-    /// Closes the registration and returns the buffer: the key is free again, peers that use it get
-    /// [`Error::Key`], and nothing they have under way takes effect any more.
+    /// Closes the registration (`fi_close`) and returns the buffer: the key is free again, peers
+    /// that use it get [`Error::Key`], and their accesses in progress have no further effect.
     ///
     /// # Errors
-    /// [`Error::Closed`], when the domain has gone before.
+    /// [`Error::Closed`] when the domain is closed.
     #[doc(alias = "fi_close")]
     pub fn close(mut self) -> Result<B, CloseError<Self>> {
         if let Err(error) = self.node.close() {
@@ -158,17 +159,17 @@ fn downcast_buf<B: IoBufMut>(any: AnyBuf) -> B {
 }
 
 impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
-    /// Counts what peers do here (`fi_mr_bind` with a counter): reads and atomics that fetch
-    /// (`REMOTE_READ`), writes and other atomics (`REMOTE_WRITE`). Bind it before you give the key
-    /// away: who has used it before does not tell.
+    /// Counts remote accesses (`fi_mr_bind` with a counter): reads and fetching atomics
+    /// (`REMOTE_READ`), writes and other atomics (`REMOTE_WRITE`). Bind it before sending the key
+    /// to peers: accesses of peers that used the key before are not counted.
     ///
-    /// It costs the peers a record more for each operation. The counter stays open as long as the
+    /// Peers send one more record for each counted operation. The counter stays open as long as the
     /// registration.
     ///
     /// # Errors
-    /// [`Error::BadFlags`] for no kind, or others than these; [`Error::NotSupported`] when the
-    /// domain was opened without [`Caps::RMA_EVENT`](crate::Caps::RMA_EVENT); [`Error::Invalid`]
-    /// when a kind has a counter; [`Error::WrongDomain`]; [`Error::Closed`].
+    /// [`Error::BadFlags`] for no kind, or any other kind; [`Error::NotSupported`] when the domain
+    /// was opened without [`Caps::RMA_EVENT`](crate::Caps::RMA_EVENT); [`Error::Invalid`] when a
+    /// counter is bound for the kind already; [`Error::WrongDomain`]; [`Error::Closed`].
     #[doc(alias = "fi_mr_bind")]
     pub fn bind_counter(&mut self, counter: &Counter<M>, what: CounterBind) -> Result<()> {
         self.node.check_open()?;
@@ -176,21 +177,21 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
             .bind(&self.domain, self.remote.key, &counter.inner, what)
     }
 
-    /// Takes the key back; those who wait for the buffer hear of it.
+    /// Invalidates the key and wakes the connections whose accesses wait for the buffer.
     fn revoke(&mut self) {
         self.is_open = false;
         self.domain.core.close_region(self.remote.key);
         self.domain.core.region_released(self.remote.key);
     }
 
-    /// The key (`fi_mr_key`).
+    /// Returns the key (`fi_mr_key`).
     #[doc(alias = "fi_mr_key")]
     #[must_use]
     pub fn key(&self) -> u64 {
         self.remote.key
     }
 
-    /// What to send to a peer that shall access the buffer.
+    /// Returns the description that a peer needs for accessing the buffer.
     #[must_use]
     pub fn remote(&self) -> RemoteRegion {
         *self.remote
@@ -231,7 +232,8 @@ impl DerefMut for RegisteredGuard<'_> {
 
 impl Drop for RegisteredGuard<'_> {
     fn drop(&mut self) {
-        // A look that was forgotten has kept the buffer, and left nothing for the next.
+        // An earlier guard that was leaked (`mem::forget`) has kept the buffer; there is nothing to
+        // return.
         if !matches!(self.buf, AnyBuf::None) {
             self.memory.put_back(std::mem::take(&mut self.buf));
         }
@@ -241,6 +243,6 @@ impl Drop for RegisteredGuard<'_> {
 
 impl fmt::Debug for RegisteredGuard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Look({} bytes)", self.len())
+        write!(f, "RegisteredGuard({} bytes)", self.len())
     }
 }

@@ -1,4 +1,4 @@
-//! Names of hosts.
+//! Host name resolution.
 
 use std::net::SocketAddr;
 
@@ -8,39 +8,39 @@ use tokio::runtime::Handle;
 
 use crate::av::ToAddress;
 
-/// Looks up the name of a host, as in `tcp://localhost:7000`, and gives the addresses that it has,
-/// in the order in which the system wants them tried. What is an address already is the only one.
+/// Resolves a host name, as in `tcp://localhost:7000`, to its addresses, in the order in which the
+/// system prefers them. An address resolves to itself.
 ///
 /// [`Endpoint::bind`](crate::Endpoint::bind), [`Endpoint::add_peer`](crate::Endpoint::add_peer),
 /// [`Endpoint::connect`](crate::Endpoint::connect) and
-/// [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) do this by themselves, and try one after
-/// the other. Calls that do not wait, as [`AddressVector::insert`](crate::AddressVector::insert),
-/// take addresses only: look up first, and choose.
+/// [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) resolve names themselves, and try the
+/// addresses in turn. Synchronous calls such as
+/// [`AddressVector::insert`](crate::AddressVector::insert) take addresses only: resolve the name
+/// first and choose an address.
 ///
-/// The system is asked (`getaddrinfo`) on a thread of Tokio's for blocking calls, so the runtime
-/// goes on meanwhile. Nothing is remembered: a later call asks again.
+/// The lookup (`getaddrinfo`) runs on Tokio's blocking threads. Results are not cached.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 /// let found = fabric_async::resolve("tcp://localhost:7000").await?;
-/// assert!(found.iter().all(|at| at.socket().unwrap().ip().is_loopback()));
+/// assert!(found.iter().all(|at| at.socket_addr().unwrap().ip().is_loopback()));
 /// # Ok(()) }
 /// ```
 ///
 /// # Errors
-/// [`Error::NoSuchHost`], with the name, when it has no address; [`Error::BadAddress`] for what is
-/// neither; [`Error::Runtime`] outside of a Tokio runtime.
+/// [`Error::NoSuchHost`], with the name, when the host has no address; [`Error::BadAddress`] for
+/// text that is neither an address nor a host name; [`Error::Runtime`] outside of a Tokio runtime.
 ///
 /// # Cancel safety
-/// Dropping the future drops the answer; the thread goes on until the system has given it.
+/// Dropping the future drops the result; the blocking thread finishes the lookup.
 #[doc(alias = "getaddrinfo")]
 #[doc(alias = "fi_av_insertsvc")]
 pub async fn resolve(of: impl ToAddress) -> Result<Vec<Address>> {
     resolve_filtered(&of, Scheme::Tcp, |_| true).await
 }
 
-/// The same where addresses of this kind are expected, and only those of hosts that can be used
-/// here.
+/// Resolves text whose scheme is `expected` where it leaves that open, to the addresses of a host
+/// that `is_useful` accepts.
 pub(crate) async fn resolve_filtered(
     of: &impl ToAddress,
     expected: Scheme,
@@ -49,7 +49,7 @@ pub(crate) async fn resolve_filtered(
     AddressOrHost::parse(of, expected)?.resolve(is_useful).await
 }
 
-/// Where somebody is to be found: at an address, or at one of those that a host has.
+/// The target of a bind or connect: an address, or a host with several.
 #[derive(Clone, Debug)]
 pub(crate) enum AddressOrHost {
     Address(Address),
@@ -71,7 +71,7 @@ impl AddressOrHost {
         }
     }
 
-    /// Its addresses, one at least, but of a host only those that can be used here.
+    /// Returns at least one address; of a host, those that `is_useful` accepts.
     pub(crate) async fn resolve(
         self,
         is_useful: impl Fn(SocketAddr) -> bool,
@@ -87,17 +87,17 @@ async fn resolve_host(
     name: &HostName,
     is_useful: impl Fn(SocketAddr) -> bool,
 ) -> Result<Vec<Address>> {
-    let none = |why: String| Error::NoSuchHost {
+    let no_address = |why: String| Error::NoSuchHost {
         host: name.host().into(),
         why,
     };
     if Handle::try_current().is_err() {
         return Err(Error::Runtime(
-            "names of hosts are looked up within a Tokio runtime",
+            "host names are resolved on a Tokio runtime, and none is running on this thread",
         ));
     }
     let found = tokio::net::lookup_host((name.host(), name.port())).await;
-    let found = found.map_err(|error| none(error.to_string()))?;
+    let found = found.map_err(|error| no_address(error.to_string()))?;
     let mut addresses = Vec::new();
     for at in found.filter(|at| is_useful(*at)) {
         match name.to_address(at) {
@@ -106,8 +106,8 @@ async fn resolve_host(
         }
     }
     if addresses.is_empty() {
-        return Err(none(
-            "it has none that can be used here, of the family of the endpoint's own address".into(),
+        return Err(no_address(
+            "it has no address of the address family of the endpoint".into(),
         ));
     }
     Ok(addresses)

@@ -1,17 +1,18 @@
-//! Thread models: the promise of the application that every handle carries in its type.
+//! Thread models: how the application promises to use handles, as a type parameter of every handle.
 
 mod sealed {
     pub trait Sealed {}
 }
 
-/// How the objects of a domain are used by threads (`enum fi_threading`). Every handle carries one
-/// as a marker.
+/// A promise of how threads use the objects of a domain (`enum fi_threading`). Every handle has one
+/// as a marker type.
 ///
-/// [`Shared`] is the only one yet: every handle is `Send + Sync` and can be used from anywhere.
+/// [`Shared`] is the only thread model: every handle is `Send + Sync` and can be used from any
+/// thread.
 #[doc(alias = "fi_threading")]
 pub trait ThreadModel: sealed::Sealed + Send + Sync + 'static {}
 
-/// `FI_THREAD_SAFE`: any handle, from any thread, at any time.
+/// `FI_THREAD_SAFE`: any thread may use any handle at any time.
 #[derive(Clone, Copy, Debug)]
 pub enum Shared {}
 

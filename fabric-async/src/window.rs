@@ -1,4 +1,4 @@
-//! Windows: a peer's memory, reached by calls instead of operations.
+//! Remote windows: a peer's memory region mapped into this process.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,23 +10,26 @@ use fabric_core::{Error, Result};
 
 use crate::mr::execute_atomic;
 
-/// A region of a peer's that is mapped here (`ucp_rkey_ptr`, `shmem_ptr`), from
-/// [`Endpoint::window`](crate::Endpoint::window): each access is a call that has ended when it
-/// returns. Nothing is posted, nothing completes, nothing is counted.
+/// A mapped region of a peer (`ucp_rkey_ptr`, `shmem_ptr`), from
+/// [`Endpoint::window`](crate::Endpoint::window).
 ///
-/// Rights and range are checked with every access, and whether the owner still lends the region. It
-/// is as an operation is: the owner's [`load`](crate::MemoryRegion::load) and
-/// [`atomic`](crate::MemoryRegion::atomic), a peer's operations and other windows all see the same
-/// memory. What is written here is seen by whoever receives a message that is sent afterwards.
+/// Each access is a plain call, and has taken effect when the call returns. Nothing is posted,
+/// completed or counted.
 ///
-/// The window can be cloned, sent to other threads and used there, and none of that takes a lock. It
-/// keeps no endpoint open. Its region cannot be reached any more
+/// Every access checks the rights, the range, and that the owner still shares the region. An access
+/// behaves like an operation: the owner's [`load`](crate::MemoryRegion::load) and
+/// [`atomic`](crate::MemoryRegion::atomic), operations of peers and other windows all see the same
+/// memory. A receiver of a message sees everything that was written through a window before the
+/// message was sent.
+///
+/// A window can be cloned and used on other threads, without a lock. It does not keep an endpoint
+/// open. The region becomes unreachable
 ///
 /// * when the owner has closed the region: [`Error::Key`];
 /// * when the owner's endpoint has closed, or its process has died: [`Error::PeerGone`], with its
-///   address, as from operations. That is noticed when progress is made here: a thread that only
-///   uses a window, and never polls anything else, does not learn that its peer has died;
-/// * when the endpoint that the window was made by is closed: [`Error::Closed`].
+///   address, as from operations. Progress on this side detects that: a thread that only uses a
+///   window and polls nothing else does not learn that the peer has died;
+/// * when the endpoint that created the window is closed: [`Error::Closed`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -40,7 +43,7 @@ use crate::mr::execute_atomic;
 /// window.atomic(8, AtomicOp::Sum, 5u64)?;
 /// assert_eq!(region.load::<u64>(8)?, 5);
 /// region.close()?;
-/// assert!(window.write(100, b"nobody is there").is_err());
+/// assert!(window.write(100, b"the region is closed").is_err());
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
@@ -49,57 +52,57 @@ use crate::mr::execute_atomic;
 pub struct RemoteWindow {
     key: u64,
     memory: Arc<dyn RegionMemory>,
-    /// Its length, which does not change.
+    /// Length of the region in bytes, which never changes.
     len: usize,
     access: Access,
 }
 
 impl RemoteWindow {
-    pub(crate) fn new(key: u64, reached: DirectRegion) -> Self {
+    pub(crate) fn new(key: u64, region: DirectRegion) -> Self {
         Self {
             key,
-            len: reached.memory.len(),
-            memory: reached.memory,
-            access: reached.access,
+            len: region.memory.len(),
+            memory: region.memory,
+            access: region.access,
         }
     }
 
-    /// The key of the region.
+    /// Returns the key of the region.
     #[must_use]
     pub fn key(&self) -> u64 {
         self.key
     }
 
-    /// Bytes in the region, as its owner made it.
+    /// Returns the length of the region in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether the region has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What the owner granted.
+    /// Returns the access rights that the owner granted.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// Whether the region can be reached.
+    /// Returns whether the region is reachable.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.memory.is_open()
     }
 
-    /// Copies bytes into the region. Eight bytes at a multiple of eight are written as one word.
+    /// Copies bytes into the region. Each aligned group of eight bytes is written as one word.
     ///
     /// # Errors
     /// [`Error::Key`] without [`Access::REMOTE_WRITE`], or when the region is closed;
-    /// [`Error::PeerGone`] when its owner is gone; [`Error::Closed`] when the endpoint is closed;
-    /// [`Error::TooLong`] when the range leaves it.
+    /// [`Error::PeerGone`] when the owner's endpoint is gone; [`Error::Closed`] when the local
+    /// endpoint is closed; [`Error::TooLong`] when the range leaves the region.
     #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         self.check(Access::REMOTE_WRITE)?;
@@ -108,12 +111,12 @@ impl RemoteWindow {
         Ok(())
     }
 
-    /// Copies bytes out of the region. Eight bytes at a multiple of eight are read as one word.
+    /// Copies bytes out of the region. Each aligned group of eight bytes is read as one word.
     ///
     /// # Errors
     /// [`Error::Key`] without [`Access::REMOTE_READ`], or when the region is closed;
-    /// [`Error::PeerGone`] when its owner is gone; [`Error::Closed`] when the endpoint is closed;
-    /// [`Error::TooLong`] when the range leaves it.
+    /// [`Error::PeerGone`] when the owner's endpoint is gone; [`Error::Closed`] when the local
+    /// endpoint is closed; [`Error::TooLong`] when the range leaves the region.
     #[inline]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         self.check(Access::REMOTE_READ)?;
@@ -122,10 +125,11 @@ impl RemoteWindow {
         Ok(())
     }
 
-    /// The value at this offset, read atomically.
+    /// Reads the value at this offset atomically. The offset is in bytes.
     ///
     /// # Errors
-    /// As [`read`](Self::read); [`Error::Invalid`] when the offset is no multiple of its size.
+    /// As [`read`](Self::read); [`Error::Invalid`] when the offset is not a multiple of the value's
+    /// size.
     pub fn load<T: AtomicType>(&self, offset: usize) -> Result<T> {
         self.check(Access::REMOTE_READ)?;
         let zero = T::from_bits(0);
@@ -138,11 +142,11 @@ impl RemoteWindow {
         )
     }
 
-    /// Changes the value at this offset atomically, and returns what was there before.
+    /// Applies an atomic operation to the value at this offset, and returns the previous value.
     ///
     /// # Errors
-    /// As [`load`](Self::load), with both rights needed; [`Error::NotSupported`] when there is no
-    /// such operation on this type.
+    /// As [`load`](Self::load), but both rights are needed; [`Error::NotSupported`] when the data
+    /// type does not have the operation.
     pub fn atomic<T: AtomicType>(&self, offset: usize, op: AtomicOp, operand: T) -> Result<T> {
         self.check(Access::REMOTE_READ | Access::REMOTE_WRITE)?;
         execute_atomic(
@@ -154,8 +158,8 @@ impl RemoteWindow {
         )
     }
 
-    /// As [`atomic`](Self::atomic), for operations with a comparand: `AtomicOp::Cswap` and its
-    /// like.
+    /// Applies an atomic operation with a comparand, such as `AtomicOp::Cswap`, as
+    /// [`atomic`](Self::atomic).
     ///
     /// # Errors
     /// As [`atomic`](Self::atomic).

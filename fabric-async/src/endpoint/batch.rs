@@ -1,4 +1,4 @@
-//! Many messages in one go.
+//! Batches of messages and requests.
 
 use fabric_core::completion::OpKind;
 use fabric_core::transport::TxOp;
@@ -11,19 +11,18 @@ use crate::thread_model::ThreadModel;
 
 /// # Batches
 ///
-/// What is posted together pays once for what a single post pays each time: the lock of the domain,
-/// the fence and the look whether the peer sleeps, the doorbell if it does. So `FI_MORE` is not a
-/// flag here. Who has more at hand hands it over: all requests of a batch but the last are posted
-/// "with more to come", and the batch ends with the call. Nothing stays held back when it returns,
-/// not after an error, nor when the iterator panics (what was taken from it and not posted is
-/// dropped then); there is no guard that could be forgotten.
+/// A batch pays once for the costs of each single post: the lock of the domain, the fence and the
+/// check whether the peer sleeps, the doorbell if it does. So there is no `FI_MORE` flag: all
+/// requests of a batch but the last are posted with `FI_MORE`, and the batch ends with the call.
+/// Nothing is held back when the call returns, neither after an error nor when the iterator panics
+/// (requests taken from it and not posted are dropped then).
 ///
-/// A batch is posted in order, in chunks of 32 requests or 64 KiB. Others that use the domain get
-/// their turn in between, and the iterator runs between chunks, never under a lock.
+/// A batch is posted in order, in chunks of 32 requests or 64 KiB. Other users of the domain run
+/// between chunks. So does the iterator, which never runs under a lock.
 impl<M: ThreadModel> Endpoint<M> {
-    /// Sends copies of borrowed bytes, each a message of its own, as [`inject`](Self::inject) does
-    /// (`fi_inject`, with `FI_MORE`). Returns how many were accepted, and an error if it stopped
-    /// before the end: the message at that position was refused.
+    /// Sends copies of borrowed bytes, each as a message, as [`inject`](Self::inject) does
+    /// (`fi_inject` with `FI_MORE`). Returns the number of accepted messages, and an error if it
+    /// stopped before the end: the message at that index was refused.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -57,8 +56,8 @@ impl<M: ThreadModel> Endpoint<M> {
         loop {
             let mut chunk: [&[u8]; MAX_BATCH_POSTS] = [&[]; MAX_BATCH_POSTS];
             let mut count = 0;
-            for (place, message) in chunk.iter_mut().zip(messages.by_ref()) {
-                *place = message;
+            for (slot, message) in chunk.iter_mut().zip(messages.by_ref()) {
+                *slot = message;
                 count += 1;
             }
             if count == 0 {
@@ -70,7 +69,7 @@ impl<M: ThreadModel> Endpoint<M> {
                 accepted += 1;
                 Ok(())
             });
-            // A refusal says more than the end of a peer.
+            // The error of a refused message takes precedence over a peer that disconnected.
             let ended = stopped.and(posts.finish());
             if ended.is_err() {
                 return (accepted, ended);
@@ -87,8 +86,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # use fabric_async::Endpoint;
     /// let ep = Endpoint::bind("shm://").await?;
     /// let me = ep.add_peer(ep.name()).await?;
-    /// let rows = (0u64..100).map(|row| ep.send(me, row.to_le_bytes().to_vec()).tag(row).context(row));
-    /// assert_eq!(ep.post_all(rows)?, 100);
+    /// let sends = (0u64..100).map(|i| ep.send(me, i.to_le_bytes().to_vec()).tag(i).context(i));
+    /// assert_eq!(ep.post_all(sends)?, 100);
     /// assert_eq!(ep.recv().tag(99).await?[..], 99u64.to_le_bytes());
     /// # Ok(()) }
     /// ```

@@ -1,4 +1,4 @@
-//! The front door: an endpoint with everything around it, in one call.
+//! Endpoints with their own fabric, domain, queues and address vector, in one call.
 
 use fabric_core::flags::{Caps, CqBind};
 use fabric_core::info::{EpType, Hints, Info, Progress, Protocol};
@@ -15,9 +15,9 @@ use crate::eq::EventQueue;
 use crate::fabric::Fabric;
 use crate::resolve;
 
-/// Completions that the queue of such an endpoint has room for.
+/// Capacity of the completion queue, in entries.
 const DEFAULT_CQ_CAPACITY: usize = 1024;
-/// Events likewise.
+/// Capacity of the event queue, in events.
 const DEFAULT_EQ_CAPACITY: usize = 256;
 
 /// Options of [`Endpoint::bind`].
@@ -25,7 +25,8 @@ const DEFAULT_EQ_CAPACITY: usize = 256;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 /// use fabric_async::{Endpoint, Progress, WaitPolicy};
-/// let ep = Endpoint::options().wait_policy(WaitPolicy::Park).progress(Progress::Auto).bind("shm://").await?;
+/// let options = Endpoint::options().wait_policy(WaitPolicy::Park).progress(Progress::Auto);
+/// let ep = options.bind("shm://").await?;
 /// # drop(ep); Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
@@ -37,21 +38,21 @@ pub struct BindOptions {
 }
 
 impl Endpoint {
-    /// Opens an endpoint at this address, or at a fresh one if the name is empty, with a fabric, a
-    /// domain, a completion queue, an event queue and a welcoming address vector of its own.
+    /// Opens an endpoint at this address, or at a free one if the name is empty, with its own
+    /// fabric, domain, completion queue, event queue and auto-insert address vector.
     ///
-    /// Short for: discover the provider of the scheme with untagged and tagged messages, and with
-    /// one-sided and atomic operations if it has them, or with [datagrams](crate::guide::udp) if
-    /// that is what it has, open its fabric and domain, open the queues and the vector, bind,
-    /// enable. [`Endpoint::domain`], [`Endpoint::completions`], [`Endpoint::events`] and
-    /// [`Endpoint::address_vector`] lead to the parts.
+    /// This is short for: discover the provider of the scheme with untagged and tagged messages,
+    /// and with one-sided and atomic operations if it offers them (or with
+    /// [datagrams](crate::guide::udp) if it offers only these); open its fabric and domain; open
+    /// the queues and the vector; bind; enable. [`Endpoint::domain`], [`Endpoint::completions`],
+    /// [`Endpoint::events`] and [`Endpoint::address_vector`] return the parts.
     ///
-    /// With the name of a host, as in `tcp://localhost:0`, this is its first address that can be
-    /// bound here; see [`resolve`](crate::resolve()).
+    /// For a host name, as in `tcp://localhost:0`, the endpoint gets the first address of the host
+    /// that can be bound here; see [`resolve`](crate::resolve()).
     ///
     /// A peer that writes to memory here [with data](crate::WriteRequest::data) fills an entry of
-    /// the completion queue: read it, or take it out and drop it. Nothing else goes there that was
-    /// not posted to it.
+    /// the completion queue: consume the queue, or take it and drop it. Without such writes, the
+    /// queue has only completions of operations that were posted to it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -66,17 +67,19 @@ impl Endpoint {
     /// [`Error::Runtime`](crate::Error::Runtime) outside of a Tokio runtime with I/O,
     /// [`Error::NoSuchHost`](crate::Error::NoSuchHost), [`Error::Os`](crate::Error::Os).
     ///
-    /// Tokio panics when a runtime has no I/O, and that panic is caught here to become the error.
-    /// In a program that is built with `panic = "abort"` it cannot be caught: there, manual
-    /// progress on such a runtime ends the process.
+    /// Tokio panics when a descriptor is registered on a runtime without I/O. That panic is caught
+    /// and becomes [`Error::Runtime`](crate::Error::Runtime). To hide it from the program's panic
+    /// hook, the first domain under manual progress wraps the hook, once in each process. With
+    /// `panic = "abort"` the panic cannot be caught: there, manual progress on such a runtime ends
+    /// the process.
     ///
     /// # Cancel safety
-    /// Nothing is held across an await.
+    /// Safe: nothing is held across an await.
     pub async fn bind(at: impl ToAddress) -> Result<Self> {
         Self::options().bind(at).await
     }
 
-    /// Options to bind with.
+    /// Returns options to bind with.
     pub fn options() -> BindOptions {
         BindOptions {
             progress: Progress::Manual,
@@ -87,39 +90,39 @@ impl Endpoint {
 }
 
 impl BindOptions {
-    /// How waiting is done: [`WaitPolicy::Adaptive`] unless said otherwise.
+    /// Sets the wait policy; [`WaitPolicy::Adaptive`] by default.
     pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
         self.options.wait_policy = policy;
         self
     }
 
-    /// Who makes progress: [`Progress::Manual`] unless said otherwise.
+    /// Sets manual or automatic progress; [`Progress::Manual`] by default.
     pub fn progress(mut self, progress: Progress) -> Self {
         self.progress = progress;
         self
     }
 
-    /// From which length on messages are copied once instead of twice: as
+    /// Sets the length in bytes from which messages are copied once instead of twice, as
     /// [`DomainBuilder::single_copy_threshold`](crate::DomainBuilder::single_copy_threshold).
     pub fn single_copy_threshold(mut self, len: usize) -> Self {
         self.options.single_copy_threshold = Some(len);
         self
     }
 
-    /// How sockets are waited for: as
+    /// Sets how sockets are polled, as
     /// [`DomainBuilder::socket_io`](crate::DomainBuilder::socket_io).
     pub fn socket_io(mut self, io: SocketIo) -> Self {
         self.options.socket_io = io;
         self
     }
 
-    /// What is set on sockets: as
+    /// Sets socket options, as
     /// [`DomainBuilder::socket_options`](crate::DomainBuilder::socket_options).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{Endpoint, SocketOptions};
-    /// // Only these ports are open in the firewall.
+    /// // The firewall admits only these ports.
     /// let options = SocketOptions::new().port_range(41_000..=41_999);
     /// let ep = Endpoint::options().socket_options(options).bind("tcp://").await?;
     /// assert!((41_000..=41_999).contains(&ep.name().socket_addr().unwrap().port()));
@@ -130,19 +133,19 @@ impl BindOptions {
         self
     }
 
-    /// What is spoken to peers, where the provider of the scheme speaks several protocols; the
-    /// first that it offers unless said otherwise. Over tcp that is [`Protocol::Tcp`]. With
-    /// [`Protocol::Rxm`] peers are asked in [that dialect](crate::guide::tcp#the-rxm-protocol)
-    /// first; who asks is answered in its own.
+    /// Sets the wire protocol for connections to peers, for providers with several; by default the
+    /// first that the provider offers, which is [`Protocol::Tcp`] over `tcp`. [`Protocol::Rxm`]
+    /// selects [the RXM protocol](crate::guide::tcp#the-rxm-protocol). Connections from peers use
+    /// the protocol that the peer chose.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{Endpoint, Protocol};
-    /// let (server, client) = (Endpoint::bind("tcp://").await?, Endpoint::options().protocol(Protocol::Rxm));
-    /// let client = client.bind("tcp://").await?;
+    /// let server = Endpoint::bind("tcp://").await?;
+    /// let client = Endpoint::options().protocol(Protocol::Rxm).bind("tcp://").await?;
     /// let peer = client.add_peer(server.name()).await?;
-    /// client.send(peer, "in another dialect").await?;
-    /// assert_eq!(&server.recv().await?[..], b"in another dialect");
+    /// client.send(peer, "over RXM").await?;
+    /// assert_eq!(&server.recv().await?[..], b"over RXM");
     /// # Ok(()) }
     /// ```
     #[doc(alias = "FI_PROTO_RXM")]
@@ -152,13 +155,15 @@ impl BindOptions {
         self
     }
 
-    /// Opens the endpoint.
+    /// Opens the endpoint, as [`Endpoint::bind`].
     ///
     /// # Errors
     /// As [`Endpoint::bind`].
     pub async fn bind(self, at: impl ToAddress) -> Result<Endpoint> {
         let found = resolve::resolve_filtered(&at, Scheme::Tcp, |_| true).await?;
-        let (last, others) = found.split_last().expect("there is one at least");
+        let (last, others) = found
+            .split_last()
+            .expect("resolution returns at least one address");
         others
             .iter()
             .find_map(|at| self.bind_at(at).ok())
@@ -175,7 +180,7 @@ impl BindOptions {
         let reliable = |caps| discover_sync(&hints.clone().ep_type(EpType::Rdm).caps(caps));
         let messages = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
         let datagrams = Caps::MSG | Caps::SOURCE | Caps::MULTICAST;
-        // The most that the provider has.
+        // All capabilities that the provider offers.
         let info = reliable(messages | Caps::RMA | Caps::ATOMIC)
             .or_else(|_| reliable(messages))
             .or_else(|refused| {
@@ -198,7 +203,7 @@ impl BindOptions {
             .enable_sync()
     }
 
-    /// A domain for connected endpoints, whose addresses are of this kind.
+    /// Opens a domain for connected endpoints with addresses of this scheme.
     pub(crate) fn open_msg_domain(&self, scheme: Scheme) -> Result<Domain> {
         let hints = Hints::new()
             .provider(scheme.provider())
@@ -221,7 +226,7 @@ fn open_queues(domain: &Domain) -> Result<(CompletionQueue, EventQueue)> {
     ))
 }
 
-/// An endpoint of this domain with queues of its own, to be connected.
+/// Returns a builder for a connected endpoint of this domain, with its own queues.
 pub(crate) fn builder_with_queues(domain: &Domain, info: &Info) -> Result<EndpointBuilder> {
     let (completions, events) = open_queues(domain)?;
     let ep = domain

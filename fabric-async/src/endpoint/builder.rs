@@ -1,4 +1,4 @@
-//! An endpoint on its way: bound to queues, then enabled.
+//! The builder of endpoints: bind, then enable or connect.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::domain::Domain;
 use crate::eq::{EventQueue, EventQueueInner};
 use crate::thread_model::{Shared, ThreadModel};
 
-/// The most operations of one direction that may be asked for.
+/// Largest transmit or receive size, in operations.
 const MAX_QUEUE_SIZE: usize = 1 << 16;
 
 /// An endpoint that is not enabled yet (`fi_endpoint` before `fi_enable`).
@@ -31,7 +31,8 @@ const MAX_QUEUE_SIZE: usize = 1 << 16;
 /// let info = discover(&Hints::new().provider("shm")).await?.swap_remove(0);
 /// let domain = Fabric::open(&info)?.domain(&info)?;
 /// let (cq, av) = (domain.completion_queue(256)?, domain.address_vector()?);
-/// let ep = domain.endpoint(&info)?.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?.bind_av(&av)?.enable().await?;
+/// let ep = domain.endpoint(&info)?.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?;
+/// let ep = ep.bind_av(&av)?.enable().await?;
 /// # drop(ep); Ok(()) }
 /// ```
 #[must_use = "an endpoint does nothing before it is enabled"]
@@ -44,7 +45,7 @@ pub struct EndpointBuilder<M: ThreadModel = Shared> {
     shared_rx: Option<Arc<OpenEndpoint>>,
     tx_cq: Option<CqId>,
     rx_cq: Option<CqId>,
-    /// Directions that report success only when asked to.
+    /// Directions whose successful operations are reported only on request.
     selective: CqBind,
     counters: Counters,
     eq: Option<Arc<EventQueueInner>>,
@@ -71,7 +72,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         }
     }
 
-    /// The address to be reached at (`fi_setname`); a fresh one unless said.
+    /// Sets the address of the endpoint (`fi_setname`); a free one by default.
     ///
     /// # Errors
     /// [`Error::BadAddress`].
@@ -81,23 +82,24 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Ok(self)
     }
 
-    /// A number that comes with the endpoint's events.
+    /// Sets the context value of the endpoint's events.
     pub fn context(mut self, context: u64) -> Self {
         self.context = context;
         self
     }
 
-    /// Lets sends, receives or both report to this queue (`fi_ep_bind`).
+    /// Binds a completion queue for sends, receives or both (`fi_ep_bind`).
     ///
-    /// With [`SELECTIVE_COMPLETION`](CqBind::SELECTIVE_COMPLETION) an operation that is posted to
-    /// the queue and ends well is reported only if its request
-    /// [asks](crate::SendRequest::completion) for that, or if all of them do by default
-    /// ([`OpFlags::COMPLETION`] in the hints). One that fails always is. The buffer of an operation
-    /// that is not reported is dropped at its end; counters count it.
+    /// With [`SELECTIVE_COMPLETION`](CqBind::SELECTIVE_COMPLETION), a successful operation posted
+    /// to the queue is reported only if its request [asks](crate::SendRequest::completion) for it,
+    /// or if all operations do by default ([`OpFlags::COMPLETION`] in the hints). A failed
+    /// operation is always reported. The buffer of an unreported operation is dropped when it ends;
+    /// counters count it.
     ///
     /// # Errors
-    /// [`Error::BadFlags`] without a direction. [`Error::Invalid`] when that direction has a queue.
-    /// [`Error::WrongDomain`] when the queue is of another domain. [`Error::Closed`].
+    /// [`Error::BadFlags`] without a direction; [`Error::Invalid`] when a queue is bound for the
+    /// direction already; [`Error::WrongDomain`] when the queue is of another domain;
+    /// [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_cq(mut self, cq: &CompletionQueue<M>, directions: CqBind) -> Result<Self> {
         if !directions.intersects(CqBind::TRANSMIT | CqBind::RECV) {
@@ -119,11 +121,12 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Ok(self)
     }
 
-    /// Sends to the numbers of this address vector. Needed.
+    /// Binds the address vector of the peers to send to (`fi_ep_bind`). Required, except for
+    /// connected endpoints.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when one is bound; [`Error::NotSupported`] for an endpoint that is
-    /// connected with one peer; [`Error::WrongDomain`]; [`Error::Closed`].
+    /// [`Error::Invalid`] when a vector is bound already; [`Error::NotSupported`] for a connected
+    /// endpoint; [`Error::WrongDomain`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_av(mut self, av: &AddressVector<M>) -> Result<Self> {
         check_av_allowed(&self.info)?;
@@ -132,27 +135,29 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Ok(self)
     }
 
-    /// Receives with this context, as others do, instead of a context of its own: receives are
-    /// posted there. The info is one with `ep.rx_ctx_cnt`
-    /// [`SHARED_CONTEXT`](crate::SHARED_CONTEXT), which hints ask for, of the type of endpoints
-    /// that the context is for, and the address vector that of the context; those that are
-    /// connected have none to be bound to.
+    /// Binds a shared receive context, which replaces the endpoint's own one: receives are posted
+    /// there.
     ///
-    /// A queue that is [bound](Self::bind_cq) for receives as well hears of what peers [write with
-    /// data](crate::WriteRequest::data), and of no messages. Counters count the messages that come
-    /// to the endpoint.
+    /// The info must have `ep.rx_ctx_cnt` [`SHARED_CONTEXT`](crate::SHARED_CONTEXT) (see
+    /// [`Hints::ep_rx_ctx_cnt`](crate::Hints::ep_rx_ctx_cnt)) and the endpoint type of the context.
+    /// The address vector must be that of the context; connected endpoints have none.
+    ///
+    /// A completion queue that is [bound](Self::bind_cq) for receives gets entries for [writes with
+    /// data](crate::WriteRequest::data), and none for messages. Counters count the messages that
+    /// arrive at this endpoint.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when one is bound, or the info is of endpoints with contexts of their
-    /// own, or of another type than the context's; [`Error::WrongDomain`] when it is of another domain;
-    /// [`Error::Closed`].
+    /// [`Error::Invalid`] when a context is bound already, or the info is not for shared contexts,
+    /// or its type differs from the context's; [`Error::WrongDomain`] when the context is of
+    /// another domain; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_shared_rx(mut self, shared: &SharedRxContext<M>) -> Result<Self> {
         check_shared_rx_info(&self.info)?;
-        let (ours, its) = (self.info.ep.ep_type, shared.info().ep.ep_type);
-        if ours != its {
-            let why =
-                format!("it is for endpoints of type {its:?}, and this one is of type {ours:?}");
+        let (ep_type, shared_type) = (self.info.ep.ep_type, shared.info().ep.ep_type);
+        if ep_type != shared_type {
+            let why = format!(
+                "it is for endpoints of type {shared_type:?}, this endpoint has type {ep_type:?}"
+            );
             return Err(Error::Invalid {
                 what: "shared receive context",
                 why,
@@ -167,16 +172,16 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Ok(self)
     }
 
-    /// Counts operations of these kinds.
+    /// Binds a counter for these kinds of operations (`fi_ep_bind`).
     ///
-    /// Counting what peers do to memory here (`REMOTE_READ`, `REMOTE_WRITE`) needs an info with
-    /// [`Caps::RMA_EVENT`](fabric_core::flags::Caps::RMA_EVENT), and costs the peers a record for
-    /// each operation.
+    /// Counting remote accesses (`REMOTE_READ`, `REMOTE_WRITE`) needs an info with
+    /// [`Caps::RMA_EVENT`](fabric_core::flags::Caps::RMA_EVENT), and costs peers a record for each
+    /// operation.
     ///
     /// # Errors
-    /// [`Error::BadFlags`] for no kind at all; [`Error::NotSupported`] for the remote kinds without
-    /// `RMA_EVENT`; [`Error::Invalid`] when a kind has a counter; [`Error::WrongDomain`];
-    /// [`Error::Closed`].
+    /// [`Error::BadFlags`] for no kind; [`Error::NotSupported`] for the remote kinds without
+    /// `RMA_EVENT`; [`Error::Invalid`] when a counter is bound for a kind already;
+    /// [`Error::WrongDomain`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_counter(mut self, counter: &Counter<M>, what: CounterBind) -> Result<Self> {
         if what.is_empty() {
@@ -188,7 +193,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         let remote = CounterBind::REMOTE_READ | CounterBind::REMOTE_WRITE;
         if what.intersects(remote) && !self.info.caps.contains(Caps::RMA_EVENT) {
             return Err(Error::NotSupported(
-                "counting what peers do (the endpoint has no FI_RMA_EVENT)",
+                "counters of remote accesses (the endpoint has no FI_RMA_EVENT)",
             ));
         }
         self.add_dependency(&counter.inner.node)?;
@@ -216,11 +221,11 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Ok(self)
     }
 
-    /// Reports events to this queue instead of the domain's.
+    /// Binds an event queue, which replaces the domain's (`fi_ep_bind`).
     ///
     /// # Errors
-    /// [`Error::Invalid`] when one is bound; [`Error::WrongDomain`] when it is of another fabric;
-    /// [`Error::Closed`].
+    /// [`Error::Invalid`] when a queue is bound already; [`Error::WrongDomain`] when the queue is
+    /// of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
         self.dependencies.push(
@@ -232,32 +237,33 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Ok(self)
     }
 
-    /// Enables the endpoint (`fi_enable`): from now on peers reach it.
+    /// Enables the endpoint (`fi_enable`): peers reach it from now on.
     ///
     /// # Errors
     /// [`Error::Unbound`] without an address vector, or without a shared receive context where the
     /// info asks for one; [`Error::AddressInUse`], [`Error::WrongScheme`]; [`Error::Invalid`] when
-    /// a size of the info is out of bounds, or the address vector is not that of the shared receive
-    /// context, or the type is `FI_EP_MSG`, which begins with [`connect`](Self::connect) or
+    /// a size of the info is out of range, or the address vector is not that of the shared receive
+    /// context, or the type is `FI_EP_MSG`, which is opened with [`connect`](Self::connect) or
     /// [`accept`](Self::accept); [`Error::Closed`]; [`Error::Os`].
     ///
     /// # Cancel safety
-    /// Nothing is held across an await.
+    /// Safe: nothing is held across an await.
     #[doc(alias = "fi_enable")]
     pub async fn enable(self) -> Result<Endpoint<M>> {
         self.enable_sync()
     }
 
-    pub(crate) fn owned_queues(mut self, own: OwnedQueues) -> Self {
-        self.owned_queues = own;
+    pub(crate) fn owned_queues(mut self, owned_queues: OwnedQueues) -> Self {
+        self.owned_queues = owned_queues;
         self
     }
 
     pub(crate) fn enable_sync(self) -> Result<Endpoint<M>> {
         if self.info.ep.ep_type == EpType::Msg {
-            let why = "one of type FI_EP_MSG begins with `connect` or `accept`".into();
+            let why =
+                "FI_EP_MSG endpoints are opened with connect() or accept(), not enable()".into();
             return Err(Error::Invalid {
-                what: "endpoint to be enabled",
+                what: "endpoint type",
                 why,
             });
         }
@@ -270,7 +276,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             .as_ref()
             .is_some_and(|shared| shared.av.id != av.id)
         {
-            let why = "not that of the shared receive context".into();
+            let why = "it is not the address vector of the shared receive context".into();
             return Err(Error::Invalid {
                 what: "address vector",
                 why,
@@ -285,7 +291,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         self.into_endpoint(node, opened?, av, None)
     }
 
-    /// What the endpoint is called in the object tree, and what it is bound to.
+    /// Returns the endpoint's object tree node and its bindings for the engine.
     pub(super) fn bindings(&self, av: AvId) -> Result<(Arc<ObjectNode>, Bindings)> {
         if self.shared_rx.is_none() && self.info.ep.rx_ctx_cnt == SHARED_CONTEXT {
             return Err(Error::Unbound(Class::SharedReceive));
@@ -312,7 +318,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Ok((node, bound))
     }
 
-    /// The endpoint that has been opened.
+    /// Creates the handle of an endpoint that the engine has opened.
     pub(super) fn into_endpoint(
         self,
         node: Arc<ObjectNode>,
@@ -320,7 +326,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         av: Arc<AvInner>,
         connection: Option<ConnectedPeer>,
     ) -> Result<Endpoint<M>> {
-        let express = self.domain.inner.core.fast_path(id);
+        let fast_path = self.domain.inner.core.fast_path(id);
         let inner = EndpointInner {
             node,
             id,
@@ -337,20 +343,20 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             selective_rx: self.selective.contains(CqBind::RECV)
                 && !self.info.rx.op_flags.contains(OpFlags::COMPLETION),
             completion_level: CompletionLevel::from_flags(self.info.tx.op_flags),
-            fast_path: express,
+            fast_path,
             info: self.info,
             shares_receives: self.shared_rx.is_some(),
         };
         let published = inner.node.publish();
-        let on = Dependencies {
+        let dependencies = Dependencies {
             domain: self.domain.inner,
             av,
             shared: self.shared_rx,
-            holds: self.dependencies,
-            own: self.owned_queues,
+            guards: self.dependencies,
+            owned_queues: self.owned_queues,
         };
-        // Dropped, and with it closed, when the domain was closed meanwhile.
-        let ep = Endpoint::opened(inner, on);
+        // The endpoint is dropped, and closed with that, if the domain was closed in the meantime.
+        let ep = Endpoint::opened(inner, dependencies);
         published.map(|()| ep)
     }
 
@@ -361,7 +367,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     }
 }
 
-/// Holds an object of this domain on behalf of one of class `by`.
+/// Keeps an object of this domain open for one of class `by`.
 pub(super) fn dependency_on<M: ThreadModel>(
     domain: &Domain<M>,
     node: &Arc<ObjectNode>,
@@ -376,7 +382,7 @@ pub(super) fn dependency_on<M: ThreadModel>(
     DependencyGuard::new(node, by)
 }
 
-/// Whether so many operations of one direction may be asked for.
+/// Checks a transmit or receive size.
 pub(super) fn check_size(what: &'static str, size: usize) -> Result<()> {
     if (1..=MAX_QUEUE_SIZE).contains(&size) {
         return Ok(());
@@ -387,11 +393,11 @@ pub(super) fn check_size(what: &'static str, size: usize) -> Result<()> {
     })
 }
 
-/// Whether endpoints of this kind have address vectors to be bound to.
+/// Checks that endpoints of this type have address vectors.
 pub(super) fn check_av_allowed(info: &Info) -> Result<()> {
     if info.ep.ep_type == EpType::Msg {
         return Err(Error::NotSupported(
-            "address vectors of connected endpoints, which have one peer each",
+            "binding an address vector to a connected endpoint (FI_EP_MSG)",
         ));
     }
     Ok(())

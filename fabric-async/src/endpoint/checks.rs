@@ -1,4 +1,4 @@
-//! What an endpoint may be asked to do, by the capabilities and limits that it was opened with.
+//! Checks of operations against the capabilities and limits of the endpoint.
 
 use fabric_core::buf::{IoBuf, IoBufMut};
 use fabric_core::completion::OpKind;
@@ -20,7 +20,7 @@ impl EndpointInner {
         }
         if spec.data.is_some() && self.info.domain.cq_data_size == 0 {
             return Err(Error::NotSupported(
-                "data for the receiver (cq_data_size is 0)",
+                "remote completion data (FI_REMOTE_CQ_DATA: cq_data_size is 0)",
             ));
         }
         match spec.kind {
@@ -29,14 +29,14 @@ impl EndpointInner {
         }
     }
 
-    /// Whether the operation may have so many buffers: one, mostly, as is known when this is
-    /// compiled.
+    /// Checks the number of buffers of a send, write or read. It is a constant 1 for most buffer
+    /// types, known at compile time.
     #[inline]
     pub(crate) fn check_tx_iov(&self, buf: &impl IoBuf) -> Result<()> {
         check_iov_count(buf.count(), self.info.tx.iov_limit)
     }
 
-    /// Likewise, of a receive.
+    /// Checks the number of buffers of a receive.
     #[inline]
     pub(crate) fn check_rx_iov(&self, buf: &impl IoBufMut) -> Result<()> {
         check_iov_count(buf.count(), self.info.rx.iov_limit)
@@ -59,7 +59,7 @@ impl EndpointInner {
         }
         if !caps.contains(direction) {
             return Err(Error::NotSupported(
-                "this direction (FI_READ or FI_WRITE was left out)",
+                "this direction (the endpoint has no FI_READ or no FI_WRITE)",
             ));
         }
         Ok(())
@@ -85,7 +85,7 @@ impl EndpointInner {
         };
         if !self.caps.contains(needed) {
             return Err(Error::NotSupported(
-                "receives of several messages (FI_MULTI_RECV was left out)",
+                "multi-receives (the endpoint has no FI_MULTI_RECV)",
             ));
         }
         Ok(())
@@ -112,9 +112,9 @@ impl EndpointInner {
     #[cold]
     fn direction_error(&self, direction: Caps) -> Error {
         Error::NotSupported(if direction == Caps::RECV && self.shares_receives {
-            "receives of an endpoint that shares a receive context: they are posted to that"
+            "receives on an endpoint with a shared receive context: post them to the context"
         } else {
-            "this direction (FI_SEND or FI_RECV was left out)"
+            "this direction (the endpoint has no FI_SEND or no FI_RECV)"
         })
     }
 }
@@ -123,7 +123,7 @@ impl EndpointInner {
 fn check_iov_count(count: usize, limit: usize) -> Result<()> {
     if count > 1 && count > limit {
         return Err(Error::TooLong {
-            what: "vector of buffers",
+            what: "number of buffers",
             len: count,
             limit,
         });

@@ -1,4 +1,4 @@
-//! Endpoints that are connected with one peer.
+//! Connected endpoints (`FI_EP_MSG`).
 
 use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::Pin;
@@ -18,20 +18,34 @@ use crate::passive::ConnectionRequest;
 use crate::resolve::AddressOrHost;
 use crate::thread_model::{Shared, ThreadModel};
 
-/// How long an answer is waited for, unless said otherwise.
+/// Default connect timeout.
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whom an endpoint is connected with.
+/// The peer of a connected endpoint.
 pub(super) struct ConnectedPeer {
     fi_addr: FiAddr,
     address: Address,
     private_data: Vec<u8>,
 }
 
-/// An endpoint that is to be connected (`fi_connect`): begins when it is awaited.
+/// A connection attempt (`fi_connect`), which starts when it is awaited.
+///
+/// # Errors
+/// * [`Error::NoSuchPeer`] when nothing listens at the address;
+/// * [`Error::NoSuchHost`], with the name, when a host has no address of the family of the [source
+///   address](EndpointBuilder::name);
+/// * [`Error::Rejected`] with the private data of the peer when the peer rejects the request;
+/// * [`Error::TimedOut`];
+/// * [`Error::Protocol`] when the answer violates the protocol;
+/// * [`Error::PeerGone`] when the peer disconnects without an answer;
+/// * [`Error::TooLong`] above the limit of private data;
+/// * [`Error::BadAddress`], [`Error::WrongScheme`];
+/// * [`Error::Invalid`] when the info is of another endpoint type;
+/// * [`Error::Unbound`] when the info asks for a shared receive context, and none is bound;
+/// * [`Error::Closed`], [`Error::Os`].
 ///
 /// # Cancel safety
-/// Dropping the future gives the attempt up, and closes the endpoint: the peer may see a connection
+/// Dropping the future cancels the attempt and closes the endpoint. The peer may see a connection
 /// that ends at once.
 #[doc(alias = "fi_connect")]
 #[must_use = "nothing happens before it is awaited"]
@@ -54,38 +68,30 @@ impl<M: ThreadModel> Connect<M> {
         }
     }
 
-    /// What the peer is told with the request: up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA)
-    /// bytes.
+    /// Sets the private data of the request, for the peer: up to
+    /// [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
     pub fn private_data(mut self, data: impl Into<Vec<u8>>) -> Self {
         self.private_data = data.into();
         self
     }
 
-    /// The peer takes tagged messages, although it does not say so: a libfabric program whose
-    /// endpoint has a shared receive context. See [the guide](crate::guide::connected_endpoints#tags).
-    /// Peers of this library say so themselves, or that they do not, and then this means nothing.
+    /// Asserts that the peer supports tagged messages although its answer does not say so, as of a
+    /// libfabric program whose endpoint has a shared receive context. See [the
+    /// guide](crate::guide::connected_endpoints#tags). Peers of this library always tell, which
+    /// overrides this.
     pub fn peer_supports_tags(mut self) -> Self {
         self.peer_supports_tags = true;
         self
     }
 
-    /// How long an answer is waited for; ten seconds unless said otherwise. Then it is
-    /// [`Error::TimedOut`].
-    pub fn timeout(mut self, patience: Duration) -> Self {
-        self.timeout = patience;
+    /// Sets the time limit of the attempt at each address, after which it fails with
+    /// [`Error::TimedOut`]; ten seconds by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 }
 
-/// # Errors
-/// [`Error::NoSuchPeer`] when nobody listens there; [`Error::NoSuchHost`], with the name, when a
-/// host has no address of the family of the [source](EndpointBuilder::name), if there is one;
-/// [`Error::Rejected`] with the private data of a program that does not want to;
-/// [`Error::TimedOut`]; [`Error::Protocol`] when what answers is not one of these;
-/// [`Error::PeerGone`] when it hangs up instead of answering; [`Error::TooLong`] above the limit of
-/// private data; [`Error::BadAddress`], [`Error::WrongScheme`]; [`Error::Invalid`] when the info is
-/// of another type of endpoint; [`Error::Unbound`] when it asks for a shared receive context, and
-/// none is bound; [`Error::Closed`], [`Error::Os`].
 impl<M: ThreadModel> IntoFuture for Connect<M> {
     type Output = Result<Endpoint<M>>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
@@ -93,11 +99,11 @@ impl<M: ThreadModel> IntoFuture for Connect<M> {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let (builder, to) = (self.builder?, self.target?);
-            let own = builder.address.as_ref().and_then(Address::socket_addr);
+            let source = builder.address.as_ref().and_then(Address::socket_addr);
             let found = to
-                .resolve(|at| own.is_none_or(|own| own.is_ipv4() == at.is_ipv4()))
+                .resolve(|at| source.is_none_or(|source| source.is_ipv4() == at.is_ipv4()))
                 .await?;
-            let mut nobody = None;
+            let mut last_error = None;
             for to in found {
                 match builder
                     .try_connect(
@@ -107,22 +113,22 @@ impl<M: ThreadModel> IntoFuture for Connect<M> {
                     )
                     .await
                 {
-                    Ok((attempt, joined)) => {
-                        let data = joined.data.clone();
-                        return attempt.into_endpoint(builder, joined, to, data);
+                    Ok((attempt, connected)) => {
+                        let data = connected.data.clone();
+                        return attempt.into_endpoint(builder, connected, to, data);
                     }
                     Err(error @ (Error::NoSuchPeer(_) | Error::TimedOut(_))) => {
-                        nobody = Some(error)
+                        last_error = Some(error)
                     }
                     Err(error) => return Err(error),
                 }
             }
-            Err(nobody.expect("there is one address at least"))
+            Err(last_error.expect("resolution returns at least one address"))
         })
     }
 }
 
-/// An endpoint that is not connected yet.
+/// An endpoint whose connection is not established yet.
 struct UnconnectedEndpoint {
     node: Arc<ObjectNode>,
     av: Arc<AvInner>,
@@ -130,7 +136,7 @@ struct UnconnectedEndpoint {
     close_guard: CloseOnDrop,
 }
 
-/// It is closed with this.
+/// Closes the endpoint when the attempt fails or is dropped.
 struct CloseOnDrop {
     domain: Arc<DomainInner>,
     id: EpId,
@@ -149,7 +155,7 @@ impl UnconnectedEndpoint {
     fn into_endpoint<M: ThreadModel>(
         mut self,
         builder: EndpointBuilder<M>,
-        joined: Connected,
+        connected: Connected,
         name: Address,
         data: Vec<u8>,
     ) -> Result<Endpoint<M>> {
@@ -161,7 +167,7 @@ impl UnconnectedEndpoint {
         };
         builder.into_endpoint(
             self.node,
-            (self.close_guard.id, joined.name),
+            (self.close_guard.id, connected.name),
             self.av,
             Some(connection),
         )
@@ -169,30 +175,34 @@ impl UnconnectedEndpoint {
 }
 
 impl<M: ThreadModel> EndpointBuilder<M> {
-    /// Connects with whoever listens at this address (`fi_connect`), from an info of type
-    /// [`EpType::Msg`]. The endpoint is there when the peer has accepted; its event queue says so
-    /// too, as [`Connected`](crate::EventKind::Connected) or
-    /// [`ConnectFailed`](crate::EventKind::ConnectFailed). The addresses of a
-    /// [host](Endpoint::connect) are attempts of their own, and so are their events.
+    /// Connects to the passive endpoint at this address (`fi_connect`), from an info of type
+    /// [`EpType::Msg`].
+    ///
+    /// The future resolves when the peer has accepted. The event queue reports the result too, as
+    /// [`Connected`](crate::EventKind::Connected) or
+    /// [`ConnectFailed`](crate::EventKind::ConnectFailed), once for each address of a
+    /// [host](Endpoint::connect).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{CqBind, EpType, EventKind, Fabric, Hints, discover};
     ///
-    /// let info = discover(&Hints::new().provider("tcp").ep_type(EpType::Msg)).await?.swap_remove(0);
+    /// let hints = Hints::new().provider("tcp").ep_type(EpType::Msg);
+    /// let info = discover(&hints).await?.swap_remove(0);
     /// let fabric = Fabric::open(&info)?;
     /// let (domain, mut eq) = (fabric.domain(&info)?, fabric.event_queue(64)?);
     /// domain.bind_eq(&eq)?;
     /// let cq = domain.completion_queue(256)?;
     ///
-    /// let mut door = fabric.passive_endpoint(&info)?.bind_eq(&eq)?.listen()?;
-    /// let calling = domain.endpoint(&info)?.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?.connect(door.name());
-    /// let answering = async {
-    ///     let request = door.next().await.expect("a passive endpoint that is open");
-    ///     let ep = domain.endpoint(request.info())?.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?;
+    /// let mut listener = fabric.passive_endpoint(&info)?.bind_eq(&eq)?.listen()?;
+    /// let both = CqBind::TRANSMIT | CqBind::RECV;
+    /// let connect = domain.endpoint(&info)?.bind_cq(&cq, both)?.connect(listener.name());
+    /// let accept = async {
+    ///     let request = listener.next().await.expect("the listener is open");
+    ///     let ep = domain.endpoint(request.info())?.bind_cq(&cq, both)?;
     ///     ep.accept(request, b"welcome").await
     /// };
-    /// let (client, server) = tokio::try_join!(calling, answering)?;
+    /// let (client, server) = tokio::try_join!(connect, accept)?;
     /// assert_eq!(client.private_data(), b"welcome");
     /// server.send(server.peer()?, "hello").await?;
     /// assert_eq!(&client.recv().await?[..], b"hello");
@@ -209,54 +219,54 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Connect::new(Ok(self), to)
     }
 
-    /// Accepts a request (`fi_accept`), from an info of type [`EpType::Msg`], which may be [that of
-    /// the request](ConnectionRequest::info). The peer is told this, up to
+    /// Accepts a connection request (`fi_accept`), from an info of type [`EpType::Msg`], such as
+    /// [that of the request](ConnectionRequest::info). `data` is sent to the peer, up to
     /// [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
     ///
     /// # Errors
-    /// [`Error::PeerGone`] when it has not waited; [`Error::TooLong`]; [`Error::Invalid`] when the
-    /// request, or the info, is of another kind; [`Error::Unbound`] when the info asks for a shared
-    /// receive context, and none is bound; [`Error::Closed`], [`Error::Os`]. The request has been
-    /// refused then.
+    /// In each case the request has been rejected: [`Error::PeerGone`] when the client has
+    /// disconnected; [`Error::TooLong`]; [`Error::Invalid`] when the request is of another
+    /// provider, or the info of another type; [`Error::Unbound`] when the info asks for a shared
+    /// receive context, and none is bound; [`Error::Closed`], [`Error::Os`].
     ///
     /// # Cancel safety
-    /// Nothing is held across an await.
+    /// Safe: nothing is held across an await.
     #[doc(alias = "fi_accept")]
     pub async fn accept(
         self,
         request: ConnectionRequest,
         data: impl AsRef<[u8]>,
     ) -> Result<Endpoint<M>> {
-        let (request, takes_tags) = request.into_parts();
-        let told = (data.as_ref(), takes_tags);
+        let (request, peer_supports_tags) = request.into_parts();
+        let options = (data.as_ref(), peer_supports_tags);
         let attempt =
-            self.open_connected(&request.peer, told, ConnectMode::Accept(request.handle))?;
-        let joined = attempt
+            self.open_connected(&request.peer, options, ConnectMode::Accept(request.handle))?;
+        let connected = attempt
             .close_guard
             .domain
             .core
             .take_connect_result(attempt.close_guard.id);
-        let joined = joined.unwrap_or_else(|| Err(Error::PeerGone(request.peer.clone())))?;
-        attempt.into_endpoint(self, joined, request.peer, request.data)
+        let connected = connected.unwrap_or_else(|| Err(Error::PeerGone(request.peer.clone())))?;
+        attempt.into_endpoint(self, connected, request.peer, request.data)
     }
 
-    /// Asks whoever listens at this address, and waits for the answer.
+    /// Sends a connection request to this address and waits for the answer.
     async fn try_connect(
         &self,
         to: &Address,
-        told: (&[u8], bool),
-        patience: Duration,
+        options: (&[u8], bool),
+        timeout: Duration,
     ) -> Result<(UnconnectedEndpoint, Connected)> {
         to.check_peer()?;
         let attempt = self.open_connected(
             to,
-            told,
+            options,
             ConnectMode::Connect {
                 from: self.address.as_ref(),
-                timeout: patience,
+                timeout,
             },
         )?;
-        let joined = poll_fn(|cx| {
+        let connected = poll_fn(|cx| {
             attempt
                 .close_guard
                 .domain
@@ -264,41 +274,42 @@ impl<M: ThreadModel> EndpointBuilder<M> {
                 .poll_connected(attempt.close_guard.id, cx)
         })
         .await?;
-        Ok((attempt, joined))
+        Ok((attempt, connected))
     }
 
-    /// Meets a peer that is told this, and of which it is known whether it takes tags.
+    /// Opens the endpoint in the engine. `private_data` is sent to the peer; `peer_supports_tags`
+    /// is the application's assertion.
     fn open_connected(
         &self,
         peer: &Address,
-        (data, takes_tags): (&[u8], bool),
-        way: ConnectMode<'_>,
+        (data, peer_supports_tags): (&[u8], bool),
+        mode: ConnectMode<'_>,
     ) -> Result<UnconnectedEndpoint> {
         if self.info.ep.ep_type != EpType::Msg {
             let why = format!(
-                "the info is of type {:?}, and connections are of type Msg",
+                "the info has ep_type {:?}, expected Msg (FI_EP_MSG)",
                 self.info.ep.ep_type
             );
             return Err(Error::Invalid {
-                what: "endpoint to be connected",
+                what: "endpoint type",
                 why,
             });
         }
         let domain = self.domain.inner.clone();
-        let (av, number) = AvInner::with_peer(&domain, peer);
+        let (av, fi_addr) = AvInner::with_peer(&domain, peer);
         let (node, bound) = self.bindings(av.id)?;
-        let meeting = ConnectParams {
-            fi_addr: number,
+        let params = ConnectParams {
+            fi_addr,
             peer,
             data,
-            peer_supports_tags: takes_tags,
-            mode: way,
+            peer_supports_tags,
+            mode,
         };
-        let id = domain.core.open_connected(&self.info, meeting, bound)?;
+        let id = domain.core.open_connected(&self.info, params, bound)?;
         Ok(UnconnectedEndpoint {
             node,
             av,
-            fi_addr: number,
+            fi_addr,
             close_guard: CloseOnDrop {
                 domain,
                 id,
@@ -309,33 +320,34 @@ impl<M: ThreadModel> EndpointBuilder<M> {
 }
 
 impl Endpoint {
-    /// Connects with whoever listens at this address, with a fabric, a domain, a completion queue
-    /// and an event queue of its own, as [`bind`](Self::bind) has them. With the name of a host, as
-    /// in `tcp://localhost:7000`, its addresses are tried one after the other until somebody is
-    /// there, who may refuse; see [`resolve`](crate::resolve()). The other side is a
-    /// [`PassiveEndpoint`](crate::PassiveEndpoint), or a program with libfabric that has one.
+    /// Connects to the passive endpoint at this address, with its own fabric, domain, completion
+    /// queue and event queue, as [`bind`](Self::bind).
+    ///
+    /// For a host name, as in `tcp://localhost:7000`, its addresses are tried in turn while there
+    /// is no listener or no answer; see [`resolve`](crate::resolve()). The peer is a
+    /// [`PassiveEndpoint`](crate::PassiveEndpoint) or a libfabric program with a `fid_pep`.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{Endpoint, PassiveEndpoint};
     ///
-    /// let mut door = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
-    /// let name = door.name().clone();
+    /// let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
+    /// let name = listener.name().clone();
     /// let server = tokio::spawn(async move {
-    ///     let request = door.next().await.expect("a passive endpoint that is open");
+    ///     let request = listener.next().await.expect("the listener is open");
     ///     assert_eq!(request.private_data(), b"let me in");
     ///     request.accept("welcome").await
     /// });
     /// let client = Endpoint::connect(name).private_data("let me in").await?;
     /// assert_eq!(client.private_data(), b"welcome");
-    /// let server = server.await.expect("a task that ends")?;
+    /// let server = server.await.expect("the task does not panic")?;
     /// client.send(client.peer()?, "hello").await?;
     /// assert_eq!(&server.recv().await?[..], b"hello");
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// Those of [`Connect`] and of [`Endpoint::bind`], when it is awaited; [`Error::NoMatch`] of
+    /// Those of [`Connect`] and of [`Endpoint::bind`], when it is awaited; [`Error::NoMatch`] for
     /// providers without connected endpoints.
     #[doc(alias = "fi_connect")]
     pub fn connect(to: impl ToAddress) -> Connect {
@@ -344,7 +356,7 @@ impl Endpoint {
 }
 
 impl BindOptions {
-    /// Connects with whoever listens at this address, as [`Endpoint::connect`].
+    /// Connects to the passive endpoint at this address, as [`Endpoint::connect`].
     ///
     /// # Errors
     /// As [`Endpoint::connect`].
@@ -359,28 +371,29 @@ impl BindOptions {
 }
 
 impl<M: ThreadModel> Endpoint<M> {
-    /// The number of the one peer of a connected endpoint: what sends take, and what is the source
-    /// of all messages. Its [address vector](Self::address_vector) has nobody else in it, and stays
-    /// as it is.
+    /// Returns the address handle of the peer of a connected endpoint: the target of its sends and
+    /// the source of its messages. The [address vector](Self::address_vector) of the endpoint has
+    /// only this peer, and is read-only.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] of endpoints that talk with many.
+    /// [`Error::NotSupported`] for endpoints that are not connection-oriented.
     pub fn peer(&self) -> Result<FiAddr> {
         Ok(self.connected_peer()?.fi_addr)
     }
 
-    /// The address of the one peer of a connected endpoint (`fi_getpeer`), also when it has gone.
-    /// Of one that has called here it is the address of its socket, where nobody listens.
+    /// Returns the address of the peer of a connected endpoint (`fi_getpeer`), also after it has
+    /// disconnected. For an accepted endpoint this is the address of the client's socket, which
+    /// does not listen.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] of endpoints that talk with many.
+    /// [`Error::NotSupported`] for endpoints that are not connection-oriented.
     #[doc(alias = "fi_getpeer")]
     pub fn peer_name(&self) -> Result<&Address> {
         Ok(&self.connected_peer()?.address)
     }
 
-    /// What the peer of a connected endpoint has asked, or answered, with; nothing of endpoints
-    /// that talk with many.
+    /// Returns the private data that the peer sent with its request or answer; empty for endpoints
+    /// that are not connection-oriented.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         self.inner
@@ -389,15 +402,17 @@ impl<M: ThreadModel> Endpoint<M> {
             .map_or(&[], |connection| &connection.private_data)
     }
 
-    /// Ends the connection of a connected endpoint (`fi_shutdown`), which stays open. Sends that
-    /// have ended still arrive, handed over in the background for up to five seconds; those that
-    /// have not, and receives, end with [`Error::Canceled`]. Messages that had come are still
-    /// received. Both sides hear of it as [`Shutdown`](crate::EventKind::Shutdown). What is posted
-    /// afterwards is [`Error::Closed`]. Again, or when the peer has gone, it does nothing.
+    /// Shuts down the connection of a connected endpoint (`fi_shutdown`); the endpoint stays open.
+    ///
+    /// Completed sends are still delivered, in the background and for at most five seconds. Pending
+    /// sends and receives end with [`Error::Canceled`]. Messages that have arrived can still be
+    /// received. Both sides get the event [`Shutdown`](crate::EventKind::Shutdown). Later posts
+    /// fail with [`Error::Closed`]. A second call, or one after the peer has disconnected, does
+    /// nothing.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] of endpoints that talk with many; [`Error::Closed`] when the
-    /// endpoint is.
+    /// [`Error::NotSupported`] for endpoints that are not connection-oriented; [`Error::Closed`]
+    /// when the endpoint is closed.
     #[doc(alias = "fi_shutdown")]
     pub fn shutdown(&self) -> Result<()> {
         self.inner.node.check_open()?;
@@ -406,11 +421,7 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     fn connected_peer(&self) -> Result<&ConnectedPeer> {
-        let none = || {
-            Error::NotSupported(
-                "the one peer, and its connection, of an endpoint that talks with many",
-            )
-        };
+        let none = || Error::NotSupported("endpoint is not connection-oriented (FI_EP_MSG)");
         self.inner.connected_peer.as_ref().ok_or_else(none)
     }
 }

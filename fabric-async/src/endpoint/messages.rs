@@ -1,4 +1,4 @@
-//! Messages of an endpoint: sent, received, asked for, and lent.
+//! Messages: send, inject, receive, probe, lend.
 
 use bytes::BytesMut;
 use fabric_core::buf::{IoBuf, IoBufMut, Loan, LoanedBuf, Payload, PooledBuf};
@@ -14,26 +14,27 @@ use crate::thread_model::ThreadModel;
 
 /// # Messages
 impl<M: ThreadModel> Endpoint<M> {
-    /// A message to this peer, to be awaited, started or posted.
+    /// Returns a request to send a message to this peer, to be awaited, started or posted
+    /// (`fi_send`).
     ///
-    /// It has been sent when the peer's endpoint has it, in its ring or copied from here; the
-    /// buffer comes back then. Only an answer proves that somebody has received it, unless the send
-    /// is told to wait for [that](SendRequest::delivery_complete). A message below 64 KiB needs
-    /// nobody's help to be sent, as long as the ring has room; a [longer
-    /// one](crate::guide::memory#single-copy) waits until the peer receives, or buffers it within its
-    /// budget. A message above [`Info::ep`](crate::Info::ep)`.max_msg_size` is
+    /// The send completes, and returns the buffer, when the message is at the peer's endpoint: in
+    /// its ring, or copied from here. That does not prove that a receive has taken it, unless the
+    /// send waits for [delivery](SendRequest::delivery_complete). A message below 64 KiB completes
+    /// without help of the peer as long as its ring has room; a [longer
+    /// one](crate::guide::memory#single-copy) waits until the peer receives it, or buffers it
+    /// within its budget. A message above [`Info::ep`](crate::Info::ep)`.max_msg_size` is
     /// [`Error::TooLong`](crate::Error::TooLong).
     ///
     /// The first message to a peer also waits for the connection, and so for the peer to make
-    /// progress and welcome it. After [`add_peer`](Self::lookup) that is done.
+    /// progress and accept it. After [`add_peer`](Self::add_peer) the connection exists.
     ///
     /// # Cancel safety
-    /// Dropping the future before there was credit sends nothing; afterwards the message is
-    /// delivered nevertheless.
+    /// Dropping the future before it got a credit sends nothing; afterwards the message is
+    /// delivered.
     ///
-    /// The request is posted when it is *awaited*, which is before the first poll: in `select!`,
-    /// also in a branch that is switched off by `if`. To decide first, [reserve](Self::reserve) and
-    /// send with the permit.
+    /// The request is posted when it is *awaited*, before the first poll: in `select!`, also for a
+    /// branch that `if` disables. To decide first, [reserve](Self::reserve) a credit and send with
+    /// the permit.
     #[doc(alias = "fi_send")]
     #[doc(alias = "fi_sendmsg")]
     #[doc(alias = "fi_tsendmsg")]
@@ -42,12 +43,12 @@ impl<M: ThreadModel> Endpoint<M> {
         SendRequest::new(self, peer, buf)
     }
 
-    /// Sends now or not at all: [`Error::WouldBlock`](crate::Error::WouldBlock) with the buffer when there is
-    /// no credit (`FI_EAGAIN`). The same as `send(peer, buf).start()`.
+    /// Sends now or fails with [`Error::WouldBlock`](crate::Error::WouldBlock) and the buffer when
+    /// there is no credit (`FI_EAGAIN`). Equal to `send(peer, buf).start()`.
     ///
-    /// `Ok` means that the message was accepted. It may still wait on this side: for the
-    /// connection, or for room in the peer's ring. What waits there when this process ends, or the
-    /// endpoint is closed, is lost. To be sure, await the operation.
+    /// `Ok` means that the message was accepted. It may still be queued in this process, for the
+    /// connection or for room in the peer's ring. A queued message is lost when the process ends or
+    /// the endpoint is closed: await the operation to know.
     ///
     /// # Errors
     /// As [`SendRequest::start`].
@@ -55,14 +56,14 @@ impl<M: ThreadModel> Endpoint<M> {
         self.send(peer, buf).start()
     }
 
-    /// Sends a copy of borrowed bytes (`fi_inject`): nothing comes back, and a later failure is an
-    /// [event](crate::EventKind::OperationFailed). The verb with the least overhead.
+    /// Sends a copy of borrowed bytes (`fi_inject`): there is no completion, and a later failure is
+    /// an [event](crate::EventKind::OperationFailed). The send with the least overhead.
     ///
     /// `Ok` means that the bytes were copied: into the peer's ring, or, without a connection or
-    /// without room there, on this side, to go on from here. What waits on this side when this
-    /// process ends, or the endpoint is closed, is lost. To be sure, use [`send`](Self::send) and
-    /// await it, or await [`flush`](Self::flush) or a later send to the same peer: it ends after
-    /// those that were accepted before.
+    /// room there, into a queue of this process, which is sent from there. Queued bytes are lost
+    /// when the process ends or the endpoint is closed. To avoid that, use [`send`](Self::send) and
+    /// await it, or await [`flush`](Self::flush) or a later send to the same peer, which completes
+    /// after earlier ones.
     ///
     /// # Errors
     /// [`Error::TooLong`](crate::Error::TooLong) above [`Info::tx`](crate::Info::tx)`.inject_size`;
@@ -77,9 +78,9 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Sends a copy of borrowed bytes as a tagged message (`fi_tinject`).
     ///
     /// # Errors
-    /// As [`Endpoint::inject`]; [`Error::NotSupported`](crate::Error::NotSupported) without the
-    /// capability, and when a connected peer is not [known to take
-    /// it](crate::guide::connected_endpoints#tags).
+    /// As [`Endpoint::inject`]; [`Error::NotSupported`](crate::Error::NotSupported) without
+    /// `FI_TAGGED`, and when a connected peer is not [known to support
+    /// tags](crate::guide::connected_endpoints#tags).
     #[doc(alias = "fi_tinject")]
     pub fn inject_tagged(&self, peer: FiAddr, tag: u64, bytes: &[u8]) -> Result<()> {
         self.inject_op(
@@ -91,8 +92,8 @@ impl<M: ThreadModel> Endpoint<M> {
         )
     }
 
-    /// As [`Endpoint::inject`], with data for the receiver's completion (`fi_injectdata`,
-    /// `FI_REMOTE_CQ_DATA`).
+    /// Sends a copy of borrowed bytes with completion data for the receiver (`fi_injectdata`,
+    /// `FI_REMOTE_CQ_DATA`), as [`Endpoint::inject`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -118,7 +119,8 @@ impl<M: ThreadModel> Endpoint<M> {
         )
     }
 
-    /// As [`Endpoint::inject_tagged`], with data for the receiver's completion (`fi_tinjectdata`).
+    /// Sends a copy of borrowed bytes as a tagged message with completion data for the receiver
+    /// (`fi_tinjectdata`), as [`Endpoint::inject_tagged`].
     ///
     /// # Errors
     /// As [`Endpoint::inject`].
@@ -140,33 +142,38 @@ impl<M: ThreadModel> Endpoint<M> {
 
     pub(super) fn inject_op(&self, spec: TxOp, bytes: &[u8]) -> Result<()> {
         self.inner.check_send(&spec)?;
-        let whole = Payload::Contiguous(bytes);
+        let payload = Payload::Contiguous(bytes);
         if bytes.len() <= self.inner.info.tx.inject_size
-            && self.inner.try_fast_path(|way| way.try_send(&spec, whole))
+            && self
+                .inner
+                .try_fast_path(|fast_path| fast_path.try_send(&spec, payload))
         {
             return Ok(());
         }
         self.inner.domain.core.inject(self.inner.id, spec, bytes)
     }
 
-    /// Receives a message of any length into memory of the domain's pool. A message above the
-    /// endpoint's own [`Info::ep`](crate::Info::ep)`.max_msg_size` is
-    /// [`Error::Truncated`](crate::Error::Truncated): what is beyond that is lost.
+    /// Receives a message of any length into memory of the domain's pool (`fi_recv`).
+    ///
+    /// A message above the endpoint's [`Info::ep`](crate::Info::ep)`.max_msg_size` is
+    /// [`Error::Truncated`](crate::Error::Truncated): the bytes beyond the limit are lost.
     ///
     /// # Cancel safety
-    /// Safe: a message whose receive is dropped goes to the next one.
+    /// Safe: a message whose receive is dropped goes to the next receive.
     #[doc(alias = "fi_recv")]
     pub fn recv(&self) -> RecvRequest<'_, PooledBuf, M> {
         RecvRequest::new(self, PooledBuf::empty(self.inner.domain.core.pool()))
     }
 
-    /// Receives into this buffer. The room of a `Vec` or `BytesMut` is its capacity. A message that
-    /// is longer is [`Error::Truncated`](crate::Error::Truncated): the buffer has its first bytes,
-    /// and the rest is lost. The buffer is scratch until the receive completes: a message may begin
-    /// to arrive whose sender ends before the rest, and then the receive waits for another one.
+    /// Receives into this buffer (`fi_recv`). The room of a `Vec` or `BytesMut` is its capacity.
+    ///
+    /// A longer message is [`Error::Truncated`](crate::Error::Truncated): the buffer has its first
+    /// bytes, and the rest is lost. The content of the buffer is unspecified until the receive
+    /// completes: when a sender ends in the middle of a message, the receive keeps waiting for
+    /// another message.
     ///
     /// # Cancel safety
-    /// Safe, as [`Endpoint::recv`]; the buffer is dropped. [`Operation::cancel`] gets it back
+    /// Safe, as [`Endpoint::recv`]; the buffer is dropped. [`Operation::cancel`] returns it
     /// instead.
     #[doc(alias = "fi_recv")]
     #[doc(alias = "fi_recvmsg")]
@@ -175,13 +182,13 @@ impl<M: ThreadModel> Endpoint<M> {
         RecvRequest::new(self, buf)
     }
 
-    /// Receives several messages, one behind the other, into the spare capacity of this buffer
-    /// (`FI_MULTI_RECV`): a stream of messages that share its memory, or completions. Bytes that it
-    /// holds already are dropped: `split` them off.
+    /// Receives several messages into the spare capacity of this buffer (`FI_MULTI_RECV`): as a
+    /// stream of messages that share its memory, or as completions. Bytes that the buffer holds
+    /// already are dropped: `split` them off first.
     ///
-    /// It takes messages until fewer bytes are left than [`min_free`](MultiRecvRequest::min_free)
-    /// says, or one comes that does not fit, which goes to the next receive. A message that is
-    /// longer than the whole buffer is [`Error::Truncated`](crate::Error::Truncated) there. It
+    /// The receive takes messages until fewer bytes than [`min_free`](MultiRecvRequest::min_free)
+    /// are left, or until a message does not fit, which then goes to the next receive. A message
+    /// longer than the whole buffer is [`Error::Truncated`](crate::Error::Truncated). The receive
     /// counts as one posted receive.
     ///
     /// ```
@@ -198,7 +205,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// while let Some(message) = messages.next().await {
     ///     let message = message?;
     ///     sum += message.len();
-    ///     got.push(message.into_buf()); // `Bytes`: part of the one buffer
+    ///     got.push(message.into_buf()); // `Bytes`: a part of the buffer
     /// }
     /// assert_eq!((&got[0][..], &got[1][..], sum), (&b"hello"[..], &b"fabric"[..], 11));
     /// assert_eq!(messages.into_rest().capacity(), 4096 - 11);
@@ -212,8 +219,8 @@ impl<M: ThreadModel> Endpoint<M> {
         MultiRecvRequest::new(self, buf)
     }
 
-    /// Asks for a message before it is received: how long it is, its tag, who sent it (`FI_PEEK`).
-    /// It stays where it is, or is [claimed](Probe::claim), and then nobody else gets it
+    /// Returns a request for the length, tag and sender of a message before it is received
+    /// (`FI_PEEK`). The message stays in place, or is [claimed](Probe::claim) for one receive
     /// (`FI_CLAIM`).
     ///
     /// ```
@@ -221,7 +228,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # use fabric_async::Endpoint;
     /// # let ep = Endpoint::bind("shm://").await?;
     /// # let me = ep.add_peer(ep.name()).await?;
-    /// assert_eq!(ep.probe().tag(7).now()?, None);
+    /// assert_eq!(ep.probe().tag(7).try_probe()?, None);
     /// ep.inject_tagged(me, 7, b"hello, fabric")?;
     /// assert_eq!(ep.probe().tag_mask(0, !0).await?.len, 13);
     /// let claimed = ep.probe().tag_mask(0, !0).claim().await?;
@@ -236,29 +243,29 @@ impl<M: ThreadModel> Endpoint<M> {
         Probe::new(self)
     }
 
-    /// Memory of this many bytes, zeroed or as an earlier loan left it, to be written in place and
-    /// [lent](Self::lend) to a peer, which reads it where it lies: what that takes does not depend
-    /// on the length.
+    /// Allocates memory of `len` bytes, zeroed or as an earlier loan left it, for writing a message
+    /// in place and [lending](Self::lend) it to a peer, which reads it there. The cost does not
+    /// depend on the length.
     ///
     /// # Errors
-    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when peers have too much that they have not returned;
-    /// [`Error::TooLong`](crate::Error::TooLong) above 4 GiB;
+    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when peers have not returned too many loaned
+    /// bytes; [`Error::TooLong`](crate::Error::TooLong) above 4 GiB;
     /// [`Error::Closed`](crate::Error::Closed); [`Error::Os`](crate::Error::Os) without the memory.
     pub fn loan(&self, len: usize) -> Result<Loan> {
         self.inner.node.check_open()?;
         self.inner.domain.core.alloc_loan(len)
     }
 
-    /// A message that is lent to this peer instead of being copied, to be awaited, started or
-    /// posted as a [send](Self::send) is.
+    /// Returns a request to send a message by lending its memory instead of copying it, to be
+    /// awaited, started or posted as a [send](Self::send).
     ///
-    /// The peer receives it as any other message: into a buffer of its own, which costs one copy,
-    /// or with [`recv_loan`](Self::recv_lent), which costs none. The memory comes back to this
-    /// endpoint's domain when the peer has dropped it. If the peer dies with it, or leaves, it is
-    /// given up.
+    /// The peer receives it like any other message: into a buffer, which costs one copy, or with
+    /// [`recv_loan`](Self::recv_loan), which costs none. The memory returns to this endpoint's
+    /// domain when the peer has dropped it. If the peer dies or disconnects before, the memory is
+    /// freed.
     ///
-    /// With a peer that has 256 loans it has not returned, a further one is copied, as it is by
-    /// providers without shared memory, and from a domain that the loan is not of.
+    /// A loan is copied instead when the peer holds 256 loans, when it belongs to another domain,
+    /// and by providers without shared memory.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -268,9 +275,10 @@ impl<M: ThreadModel> Endpoint<M> {
     /// let mut frame = ep.loan(8 << 20)?;
     /// frame[..5].copy_from_slice(b"hello");
     /// ep.lend(me, frame).tag(7).await?;
-    /// // SAFETY: the one who sends here does not write what it has lent.
-    /// let frame = unsafe { ep.recv_lent() }.tag(7).await?;
-    /// assert_eq!((&frame[..5], frame.len(), frame.buf.is_shared()), (&b"hello"[..], 8 << 20, true));
+    /// // SAFETY: the sender, this program, does not write to memory that it has lent.
+    /// let frame = unsafe { ep.recv_loan() }.tag(7).await?;
+    /// assert_eq!((&frame[..5], frame.len()), (&b"hello"[..], 8 << 20));
+    /// assert!(frame.buf.is_in_place());
     /// # Ok(()) }
     /// ```
     ///
@@ -280,20 +288,21 @@ impl<M: ThreadModel> Endpoint<M> {
         LendRequest::new(self, peer, loan)
     }
 
-    /// Receives a message where it lies: in the sender's memory if it was [lent](Self::lend), else
-    /// in memory of the domain's pool. The memory goes back to the sender when the [`LoanedBuf`] is
+    /// Receives a message in place: in the sender's memory if it was [lent](Self::lend), else in
+    /// memory of the domain's pool. The memory returns to the sender when the [`LoanedBuf`] is
     /// dropped.
     ///
     /// # Safety
-    /// Peers whose messages this receives must not write memory that they have lent. Endpoints of
-    /// this crate do not; but a process of the same user can do what it likes with its own memory.
-    /// [`recv_into`](Self::recv_into) takes the same messages, with one copy and without this duty.
+    /// Peers whose messages this receives must not write to memory that they have lent. Endpoints
+    /// of this crate do not; but a process of the same user can write to its own memory at any
+    /// time. [`recv_into`](Self::recv_into) receives the same messages with one copy and without
+    /// this requirement.
     ///
     /// # Cancel safety
     /// Safe, as [`Endpoint::recv`].
-    #[allow(unsafe_code)] // passes the duty on
+    #[allow(unsafe_code)] // has the safety contract of its caller
     pub unsafe fn recv_loan(&self) -> RecvRequest<'_, LoanedBuf, M> {
-        // SAFETY: the caller's promise.
+        // SAFETY: this function has the same contract.
         RecvRequest::new(self, unsafe {
             LoanedBuf::empty(self.inner.domain.core.pool())
         })
@@ -305,23 +314,26 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Errors
     /// [`Error::StaleAddress`](crate::Error::StaleAddress);
     /// [`Error::Closed`](crate::Error::Closed); [`Error::Canceled`](crate::Error::Canceled) when
-    /// the endpoint is closed meanwhile.
+    /// the endpoint is closed during the wait.
     ///
     /// # Cancel safety
-    /// Dropping the future gives up the place in the queue.
+    /// Dropping the future gives up its place in the queue.
     pub fn reserve(&self, peer: FiAddr) -> Reserve<'_, M> {
         Reserve::new(self, peer)
     }
 }
 
 impl EndpointInner {
-    /// Does something at a peer without the domain, if that can be done now.
+    /// Executes an operation without the domain's lock. Returns whether it was done.
     #[inline]
-    pub(crate) fn try_fast_path(&self, act: impl FnOnce(&dyn FastPath) -> FastPathResult) -> bool {
+    pub(crate) fn try_fast_path(
+        &self,
+        try_op: impl FnOnce(&dyn FastPath) -> FastPathResult,
+    ) -> bool {
         match self
             .fast_path
             .as_deref()
-            .map_or(FastPathResult::WouldBlock, act)
+            .map_or(FastPathResult::WouldBlock, try_op)
         {
             FastPathResult::Done => true,
             FastPathResult::SentPollDue => {

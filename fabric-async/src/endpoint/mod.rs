@@ -2,12 +2,12 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `mod` | an endpoint: its parts, its peers, its end |
-//! | `builder`, `bind` | how it is made: step by step, or with everything around it |
-//! | `connected` | one that is connected with one peer, or is going to be |
-//! | `shared` | contexts that several of them receive with |
-//! | `messages`, `onesided`, `batch` | what it does: one by one, or many together |
-//! | `checks` | what it may be asked to do |
+//! | `mod` | the endpoint: its parts, `add_peer`, `flush`, `close` |
+//! | `builder`, `bind` | creation: step by step, or with fabric, domain and queues in one call |
+//! | `connected` | connected endpoints and connection attempts |
+//! | `shared_rx` | shared receive contexts |
+//! | `messages`, `onesided`, `batch` | operations: messages, one-sided operations, batches |
+//! | `checks` | checks of operations against capabilities and limits |
 
 mod batch;
 mod bind;
@@ -50,14 +50,15 @@ use crate::op::Operation;
 use crate::resolve;
 use crate::thread_model::{Shared, ThreadModel};
 
-/// An endpoint (`fid_ep`): sends and receives messages.
+/// An endpoint (`fid_ep`): sends and receives messages and accesses memory of peers.
 ///
-/// Made by [`Endpoint::bind`], with everything around it, or by [`Domain::endpoint`], step by step.
-/// Cheap to clone; it closes with its last clone, or with [`Endpoint::close`] for all of them.
+/// Created by [`Endpoint::bind`], with its own fabric, domain and queues, or by
+/// [`Domain::endpoint`], step by step. Cheap to clone; it closes with its last clone, or with
+/// [`Endpoint::close`] for all of them.
 ///
-/// Only its clones keep an endpoint open. What it has made does not: an operation that was
-/// started, a stream of messages, a probe, a permit and a claimed message end, or are refused, when
-/// the last clone is dropped. See [what keeps an object open](crate::guide::errors#handles).
+/// Only its clones keep an endpoint open. What they create does not: started operations, streams of
+/// messages, probes, permits and claimed messages end with an error when the last clone is dropped.
+/// See [handles](crate::guide::errors#handles).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -77,8 +78,8 @@ pub struct Endpoint<M: ThreadModel = Shared> {
     model: PhantomData<M>,
 }
 
-/// Keeps an endpoint open: its handles share one, and so do the endpoints that share its receives.
-/// The endpoint closes when the last reference goes.
+/// Keeps an endpoint open: its handles share one. For a shared receive context, so do the endpoints
+/// that use it. The endpoint closes when the last reference is dropped.
 ///
 /// Everything that an endpoint keeps open is here, and nothing of it in [`EndpointInner`], which
 /// operations refer to: a future that is never polled again keeps no object open.
@@ -86,21 +87,21 @@ pub(crate) struct OpenEndpoint {
     pub(crate) inner: Arc<EndpointInner>,
     domain: Arc<DomainInner>,
     pub(crate) av: Arc<AvInner>,
-    /// The shared receive context, if it receives with one.
+    /// The shared receive context, if the endpoint uses one.
     _shared: Option<Arc<OpenEndpoint>>,
-    /// What it is bound to cannot be closed before it.
-    holds: Mutex<Vec<DependencyGuard>>,
-    /// The queues that `bind` made and that were not taken yet.
-    own: Mutex<OwnedQueues>,
+    /// Objects that the endpoint is bound to, which cannot be closed before it.
+    guards: Mutex<Vec<DependencyGuard>>,
+    /// The queues that `bind` created and that were not taken yet.
+    owned_queues: Mutex<OwnedQueues>,
 }
 
-/// What an endpoint keeps open while it is open itself.
+/// Objects that an open endpoint keeps open.
 pub(super) struct Dependencies {
     pub(super) domain: Arc<DomainInner>,
     pub(super) av: Arc<AvInner>,
     pub(super) shared: Option<Arc<OpenEndpoint>>,
-    pub(super) holds: Vec<DependencyGuard>,
-    pub(super) own: OwnedQueues,
+    pub(super) guards: Vec<DependencyGuard>,
+    pub(super) owned_queues: OwnedQueues,
 }
 
 /// An endpoint, open or closed. Operations refer to it.
@@ -108,26 +109,26 @@ pub(crate) struct EndpointInner {
     pub(crate) node: Arc<ObjectNode>,
     pub(crate) id: EpId,
     pub(crate) domain: Arc<DomainCore>,
-    /// None of a shared receive context, which is the receive side of others.
+    /// `None` for a shared receive context.
     name: Option<Address>,
-    /// Whom it is connected with, if it is of that kind.
+    /// The peer of a connected endpoint.
     connected_peer: Option<ConnectedPeer>,
     pub(crate) info: Info,
-    /// What it may be asked to do.
+    /// Capabilities that operations are checked against.
     caps: Caps,
-    /// Success of what is posted to the transmit queue is reported only when asked for; likewise,
-    /// of receives.
+    /// Whether a successful operation posted to the transmit queue (`selective_tx`) or receive
+    /// queue (`selective_rx`) is reported only if its request asks for it.
     pub(crate) selective_tx: bool,
     pub(crate) selective_rx: bool,
-    /// When messages have ended, unless they say otherwise.
+    /// Default completion level of messages.
     pub(crate) completion_level: CompletionLevel,
-    /// What is done at once goes this way.
+    /// Executes operations without the domain's lock where the provider can.
     fast_path: Option<Arc<dyn FastPath>>,
-    /// It receives with a shared receive context.
+    /// Whether the endpoint uses a shared receive context.
     shares_receives: bool,
 }
 
-/// Queues that belong to an endpoint from `bind`.
+/// Queues of an endpoint from `bind`.
 #[derive(Default)]
 pub(crate) struct OwnedQueues {
     pub(crate) completions: Option<CompletionQueue>,
@@ -135,16 +136,16 @@ pub(crate) struct OwnedQueues {
 }
 
 impl<M: ThreadModel> Endpoint<M> {
-    /// The first handle of an endpoint that was opened.
-    pub(super) fn opened(inner: EndpointInner, on: Dependencies) -> Self {
+    /// Creates the first handle of an endpoint that was opened.
+    pub(super) fn opened(inner: EndpointInner, dependencies: Dependencies) -> Self {
         let inner = Arc::new(inner);
         let open = OpenEndpoint {
             inner: inner.clone(),
-            domain: on.domain,
-            av: on.av,
-            _shared: on.shared,
-            holds: Mutex::new(on.holds),
-            own: Mutex::new(on.own),
+            domain: dependencies.domain,
+            av: dependencies.av,
+            _shared: dependencies.shared,
+            guards: Mutex::new(dependencies.guards),
+            owned_queues: Mutex::new(dependencies.owned_queues),
         };
         Self {
             inner,
@@ -153,40 +154,43 @@ impl<M: ThreadModel> Endpoint<M> {
         }
     }
 
-    /// Gives a peer a number, and makes the connection: the first message finds it ready. When that
-    /// fails, a number that was new is taken back.
+    /// Inserts a peer into the address vector and connects to it, so that the first message finds
+    /// the connection ready. On failure, a handle that was new is removed again.
     ///
-    /// The number is your own until you [remove](AddressVector::remove) it. It stands for the name,
-    /// and survives the death and the restart of the peer. A peer that has a number keeps it; that
-    /// of a guest, which a welcoming address vector would take back, becomes permanent. See
+    /// The handle is valid until you [remove](AddressVector::remove) it. It stands for the peer's
+    /// name, and survives the death and restart of the peer. A peer that is in the address vector
+    /// keeps its handle; the handle of an auto-inserted peer becomes permanent. See
     /// [`guide::client_server`](crate::guide::client_server).
     ///
-    /// Waits until the peer makes progress and answers: over `shm` for as long as that takes, over
-    /// `tcp` for ten seconds. `tokio::time::timeout` limits it.
+    /// Waits until the peer makes progress and answers: over `shm` without limit, over `tcp` for
+    /// ten seconds. `tokio::time::timeout` limits it.
     ///
-    /// With the name of a host, as in `tcp://localhost:7000`, its addresses of this endpoint's
-    /// family are tried one after the other; see [`resolve`](crate::resolve()). The number stands
-    /// for the one that answered.
+    /// For a host name, as in `tcp://localhost:7000`, its addresses of this endpoint's family are
+    /// tried in turn; see [`resolve`](crate::resolve()). The handle stands for the address that
+    /// answered.
     ///
     /// # Errors
-    /// [`Error::NoSuchPeer`](crate::Error::NoSuchPeer) when nobody is there,
-    /// [`Error::TimedOut`](crate::Error::TimedOut) when nobody answers,
-    /// [`Error::Unreachable`](crate::Error::Unreachable) when no way leads there;
-    /// [`Error::OtherUser`](crate::Error::OtherUser), [`Error::ConnectionRefused`](crate::Error::ConnectionRefused);
+    /// [`Error::NoSuchPeer`](crate::Error::NoSuchPeer) when nothing listens at the address,
+    /// [`Error::TimedOut`](crate::Error::TimedOut) when the peer does not answer,
+    /// [`Error::Unreachable`](crate::Error::Unreachable) without a route;
+    /// [`Error::OtherUser`](crate::Error::OtherUser),
+    /// [`Error::ConnectionRefused`](crate::Error::ConnectionRefused);
     /// [`Error::NoSuchHost`](crate::Error::NoSuchHost); and those of [`AddressVector::insert`].
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the number in the address vector; the connection is made
-    /// nevertheless.
+    /// Dropping the future leaves the peer in the address vector, and the connection attempt
+    /// continues.
     #[doc(alias = "fi_av_insert")]
     pub async fn add_peer(&self, peer: impl ToAddress) -> Result<FiAddr> {
-        // Of a host with several addresses, the one where somebody is.
+        // A host may have several addresses: the first that accepts a connection is the peer.
         let is_ipv4 = self.name().socket_addr().is_none_or(|at| at.is_ipv4());
         let found = resolve::resolve_filtered(&peer, self.inner.domain.scheme(), |at| {
             at.is_ipv4() == is_ipv4
         })
         .await?;
-        let (last, others) = found.split_last().expect("there is one at least");
+        let (last, others) = found
+            .split_last()
+            .expect("resolution returns at least one address");
         for address in others {
             if let Ok(peer) = self.insert_and_connect(address).await {
                 return Ok(peer);
@@ -216,7 +220,8 @@ impl<M: ThreadModel> Endpoint<M> {
         };
         if let Err(failed) = connected {
             if !known {
-                // Gone already if the peer knocked and left meanwhile.
+                // Fails if the address vector removed the handle itself, when the peer connected
+                // and disconnected in the meantime.
                 let _ = av.remove(peer);
             }
             return Err(failed.error);
@@ -224,75 +229,76 @@ impl<M: ThreadModel> Endpoint<M> {
         Ok(peer)
     }
 
-    /// The address by which peers reach this endpoint (`fi_getname`).
+    /// Returns the address by which peers reach this endpoint (`fi_getname`).
     #[doc(alias = "fi_getname")]
     #[must_use]
     pub fn name(&self) -> &Address {
         self.inner
             .name
             .as_ref()
-            .expect("only what is inside of a shared receive context has none")
+            .expect("only the internal endpoint of a shared receive context has no name")
     }
 
-    /// What the endpoint has done since it was enabled; nothing when it is closed.
+    /// Returns counters since the endpoint was enabled; all 0 when it is closed.
     #[must_use]
     pub fn stats(&self) -> EndpointStats {
         self.inner.domain.core.endpoint_stats(self.inner.id)
     }
 
-    /// The attributes it was opened with.
+    /// Returns the attributes it was opened with.
     #[must_use]
     pub fn info(&self) -> &Info {
         &self.inner.info
     }
 
-    /// Its number in events.
+    /// Returns the id that its events carry.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.inner.node.id()
     }
 
-    /// The address vector it is bound to.
+    /// Returns the address vector it is bound to.
     #[must_use]
     pub fn address_vector(&self) -> AddressVector<M> {
         AddressVector::from_inner(self.open.av.clone())
     }
 
-    /// The domain it belongs to.
+    /// Returns the domain of this endpoint.
     #[must_use]
     pub fn domain(&self) -> Domain<M> {
         Domain::from_inner(self.open.domain.clone())
     }
 
     /// Waits until every send, write and atomic operation that was posted on this endpoint before,
-    /// injected ones among them, has left this process: it has ended, or the kernel (or, over
-    /// shared memory, the peer's ring) has all its bytes. After that the end of the process loses
-    /// nothing of them.
+    /// including injected ones, has left this process: the operation has ended, or the kernel (over
+    /// shared memory: the peer's ring) has all its bytes. The end of the process does not lose it
+    /// then.
     ///
-    /// This is for operations that are not awaited: those that were
-    /// [injected](Self::inject), [posted](crate::SendRequest::post), or
-    /// [started](crate::SendRequest::start) and dropped. A send that was awaited has left already.
+    /// Use this for operations that are not awaited: those that were [injected](Self::inject),
+    /// [posted](crate::SendRequest::post), or [started](crate::SendRequest::start) and dropped. An
+    /// awaited send has left the process when its future resolves.
     ///
-    /// It says nothing about how operations have ended: their completions and events do. It does not
-    /// wait for the peer's word, as [`delivery_complete`](crate::SendRequest::delivery_complete)
-    /// does. A long message that the peer fetches from this process is handed over when the peer
-    /// has it, so a flush waits for the peer then: over `shm` where messages are [copied
-    /// once](crate::guide::memory), over `tcp` of messages above 16 KiB in RXM and of
-    /// [those without a copy](crate::SocketOptions::zero_copy_threshold). Reads are not waited for.
+    /// The result says nothing about the success of operations: their completions and events do.
+    /// Flush does not wait for an acknowledgement of the peer, as
+    /// [`delivery_complete`](crate::SendRequest::delivery_complete) does. But where the peer reads
+    /// a long message from this process, the flush waits until the peer has it: over `shm` where
+    /// messages are [copied once](crate::guide::memory#single-copy), over `tcp` for RXM messages
+    /// above 16 KiB and for [zero-copy sends](crate::SocketOptions::zero_copy_threshold). Reads are
+    /// not waited for.
     ///
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed) when the endpoint is closed. When it is closed
-    /// meanwhile the flush ends, since its operations do.
+    /// during the flush, the flush ends, because its operations do.
     ///
     /// # Cancel safety
-    /// Dropping the future changes nothing: what was posted goes on.
+    /// Dropping the future changes nothing: posted operations continue.
     pub async fn flush(&self) -> Result<()> {
         self.inner.node.check_open()?;
         flush(&self.inner.domain, Some(self.inner.id)).await
     }
 
-    /// Closes the endpoint, for all its clones (`fi_close`). Operations that have not completed end
-    /// with [`Error::Canceled`](crate::Error::Canceled) and their buffers, and peers are told.
+    /// Closes the endpoint, for all its clones (`fi_close`). Pending operations end with
+    /// [`Error::Canceled`](crate::Error::Canceled) and their buffers, and peers are notified.
     /// Dropping the last clone does the same.
     ///
     /// # Errors
@@ -303,7 +309,7 @@ impl<M: ThreadModel> Endpoint<M> {
             Ok(()) => {
                 self.inner.domain.core.close_endpoint(self.inner.id);
                 self.open
-                    .holds
+                    .guards
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner)
                     .clear();
@@ -318,18 +324,18 @@ impl<M: ThreadModel> Endpoint<M> {
 }
 
 impl Endpoint {
-    /// The completion queue of an endpoint from [`Endpoint::bind`]; `None` after the first call,
-    /// and for endpoints that were bound to queues by hand.
+    /// Takes the completion queue of an endpoint from [`Endpoint::bind`]. Returns `None` after the
+    /// first call, and for endpoints from an [`EndpointBuilder`].
     #[must_use]
     pub fn completions(&self) -> Option<CompletionQueue> {
-        self.open.own.lock().ok()?.completions.take()
+        self.open.owned_queues.lock().ok()?.completions.take()
     }
 
-    /// The event queue of an endpoint from [`Endpoint::bind`]; `None` after the first call, and for
-    /// endpoints that were bound to queues by hand.
+    /// Takes the event queue of an endpoint from [`Endpoint::bind`]. Returns `None` after the first
+    /// call, and for endpoints from an [`EndpointBuilder`].
     #[must_use]
     pub fn events(&self) -> Option<EventQueue> {
-        self.open.own.lock().ok()?.events.take()
+        self.open.owned_queues.lock().ok()?.events.take()
     }
 }
 
@@ -345,7 +351,8 @@ impl<M: ThreadModel> Clone for Endpoint<M> {
 
 impl Drop for OpenEndpoint {
     fn drop(&mut self) {
-        // Fails only when it was closed before: what shares its receives has a reference to this.
+        // Fails only if the endpoint was closed before: endpoints that use it as their shared
+        // receive context hold references.
         let _ = self.inner.node.close();
         self.inner.domain.core.close_endpoint(self.inner.id);
         self.inner.node.uncount();

@@ -1,4 +1,4 @@
-//! One-sided operations of an endpoint.
+//! One-sided operations: writes, reads, atomics, windows.
 
 use fabric_core::atomic::{AtomicOp, AtomicType, AtomicValues};
 use fabric_core::buf::{IoBuf, IoBufMut, PooledBuf};
@@ -15,39 +15,41 @@ use crate::window::RemoteWindow;
 
 /// # One-sided operations
 ///
-/// They reach memory of the peer's domain by key and offset, which the peer has told of
-/// ([`MemoryRegion::remote`](crate::MemoryRegion::remote)). Over shared memory it does not help:
-/// only the first use of a key waits for it to answer. Over `tcp` it does what it is
-/// [asked](crate::guide::tcp#remote-memory). Rights and range are checked with every
-/// access. What is out of reach fails this operation alone, with [`Error::Key`] or
-/// [`Error::TooLong`], and disturbs nothing.
+/// One-sided operations access memory of the peer's domain by key and offset, which the peer has
+/// sent in a description ([`MemoryRegion::remote`](crate::MemoryRegion::remote)). Over shared
+/// memory the peer does not take part: only the first use of a key waits for its answer. Over `tcp`
+/// the peer [executes](crate::guide::tcp#remote-memory) the accesses. Every access checks rights
+/// and range. An access out of range or without the right fails alone, with [`Error::Key`] or
+/// [`Error::TooLong`].
 ///
-/// They take effect in the order in which they were posted. Who receives a message sees what was
-/// written before it was sent; a one-sided operation does not wait until a message before it was
-/// received. See [`guide::one_sided`](crate::guide::one_sided).
+/// Operations take effect in posting order. A receiver of a message sees everything that was
+/// written before the message was sent; a one-sided operation does not wait until earlier messages
+/// have been received. See [`guide::one_sided`](crate::guide::one_sided).
 impl<M: ThreadModel> Endpoint<M> {
-    /// Writes these bytes to a place in a peer's memory (`fi_write`).
+    /// Returns a request to write these bytes to a peer's memory (`fi_write`).
     ///
-    /// When it has ended, the bytes are there. The peer does not hear of it, unless the request
-    /// carries [data](WriteRequest::data) or the peer counts it (`FI_RMA_EVENT`). Eight bytes at a
-    /// multiple of eight are written as one word; of anything else a reader can see parts.
+    /// When it has completed, the bytes are in the peer's memory. The peer is not notified, unless
+    /// the request carries [data](WriteRequest::data) or the peer counts remote accesses
+    /// (`FI_RMA_EVENT`). Each aligned group of eight bytes is written as one word; a concurrent
+    /// reader can see other parts of a write separately.
     ///
     /// # Cancel safety
-    /// Dropping the future before there was credit writes nothing; afterwards the bytes are written
-    /// nevertheless.
+    /// Dropping the future before it got a credit writes nothing; afterwards the bytes are written.
     #[doc(alias = "fi_write")]
     pub fn write<B: IoBuf>(&self, peer: FiAddr, to: RemoteAddr, buf: B) -> WriteRequest<'_, B, M> {
         WriteRequest::new(self, peer, to, buf)
     }
 
-    /// Writes these bytes to several places in a peer's memory, one behind the other, as one
-    /// operation (`fi_writemsg` with several `fi_rma_iov`): the first place gets the first bytes,
-    /// and so on. The places may lie in several regions, and have as many bytes together as the
-    /// buffer. At most [`Info::tx`](crate::Info::tx)`.rma_iov_limit` of them.
+    /// Returns a request to write these bytes to several ranges of a peer's memory as one operation
+    /// (`fi_writemsg` with several `fi_rma_iov`).
     ///
-    /// All places are checked before the first byte moves: an operation that names one out of reach
-    /// changes nothing. There is one completion. If the peer counts what is done to its memory, it
-    /// counts each place; [data](WriteRequest::data) comes once, behind all bytes.
+    /// The first range gets the first bytes, and so on. The ranges may lie in several regions, and
+    /// have as many bytes together as the buffer. There are at most
+    /// [`Info::tx`](crate::Info::tx)`.rma_iov_limit` of them.
+    ///
+    /// All ranges are checked before the first byte is written: an operation with an invalid range
+    /// changes nothing. There is one completion. A peer that counts remote accesses counts each
+    /// range; [data](WriteRequest::data) arrives once, after all bytes.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -56,15 +58,15 @@ impl<M: ThreadModel> Endpoint<M> {
     /// let table = ep.domain().alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
     /// let (me, remote) = (ep.add_peer(ep.name()).await?, table.remote());
     /// let places = [remote.slice(40..44), remote.slice(0..2)];
-    /// ep.write_to(me, &places, vec![1, 2, 3, 4, 5, 6]).await?;
-    /// assert_eq!(ep.read_from(me, &places).await?[..], [1, 2, 3, 4, 5, 6]);
+    /// ep.write_rma_iov(me, &places, vec![1, 2, 3, 4, 5, 6]).await?;
+    /// assert_eq!(ep.read_rma_iov(me, &places).await?[..], [1, 2, 3, 4, 5, 6]);
     /// assert_eq!(ep.read(me, remote.slice(0..3)).await?[..], [5, 6, 0]);
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// Of the request: [`Error::Invalid`] without a place, or when places and buffer differ in
-    /// length; [`Error::TooLong`] for too many places.
+    /// Of the request: [`Error::Invalid`] without a range, or when the lengths of ranges and buffer
+    /// differ; [`Error::TooLong`] for too many ranges.
     ///
     /// # Cancel safety
     /// As [`write`](Self::write).
@@ -79,12 +81,12 @@ impl<M: ThreadModel> Endpoint<M> {
         WriteRequest::to_iov(self, peer, to, buf)
     }
 
-    /// Reads several places in a peer's memory as one operation (`fi_readmsg` with several
-    /// `fi_rma_iov`) into memory of the domain's pool, one behind the other. As with
-    /// [`write_rma_iov`](Self::write_to), all are checked before the first byte moves.
+    /// Returns a request to read several ranges of a peer's memory as one operation (`fi_readmsg`
+    /// with several `fi_rma_iov`), one after the other into memory of the domain's pool. All ranges
+    /// are checked first, as with [`write_rma_iov`](Self::write_rma_iov).
     ///
     /// # Errors
-    /// Of the request: as of `write_rma_iov`.
+    /// Of the request: as of [`write_rma_iov`](Self::write_rma_iov).
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -97,8 +99,11 @@ impl<M: ThreadModel> Endpoint<M> {
         self.read_rma_iov_into(peer, from, PooledBuf::empty(self.inner.domain.core.pool()))
     }
 
-    /// Likewise, into this buffer, which must have the room: [`Error::TooLong`] else. A
-    /// [`Scatter`](crate::Scatter) takes it in pieces, which need not be those of the peer's.
+    /// Returns a request to read several ranges of a peer's memory into this buffer, as
+    /// [`read_rma_iov`](Self::read_rma_iov).
+    ///
+    /// The request fails with [`Error::TooLong`] when the buffer is too small. A
+    /// [`Scatter`](crate::Scatter) may be split at other positions than the ranges.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing; the buffer is dropped.
@@ -112,8 +117,8 @@ impl<M: ThreadModel> Endpoint<M> {
         ReadRequest::from_iov(self, peer, from, buf)
     }
 
-    /// Writes a copy of borrowed bytes (`fi_inject_write`): nothing comes back, and a later failure
-    /// is an [event](crate::EventKind::OperationFailed).
+    /// Writes a copy of borrowed bytes to a peer's memory (`fi_inject_write`): there is no
+    /// completion, and a later failure is an [event](crate::EventKind::OperationFailed).
     ///
     /// # Errors
     /// [`Error::TooLong`] above [`Info::tx`](crate::Info::tx)`.inject_size`, and as
@@ -129,7 +134,8 @@ impl<M: ThreadModel> Endpoint<M> {
         self.inject_op(TxOp::one_sided(OpKind::Write, peer, remote), bytes)
     }
 
-    /// Likewise, with [data](WriteRequest::data) (`fi_inject_writedata`).
+    /// Writes a copy of borrowed bytes with [data](WriteRequest::data) (`fi_inject_writedata`), as
+    /// [`inject_write`](Self::inject_write).
     ///
     /// # Errors
     /// As [`inject_write`](Self::inject_write).
@@ -154,7 +160,8 @@ impl<M: ThreadModel> Endpoint<M> {
         self.inject_op(spec, bytes)
     }
 
-    /// Reads part of a peer's memory (`fi_read`) into memory of the domain's pool.
+    /// Returns a request to read a range of a peer's memory into memory of the domain's pool
+    /// (`fi_read`).
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -163,8 +170,8 @@ impl<M: ThreadModel> Endpoint<M> {
         self.read_into(peer, from, PooledBuf::empty(self.inner.domain.core.pool()))
     }
 
-    /// Reads part of a peer's memory into this buffer, which must have the room: [`Error::TooLong`]
-    /// else.
+    /// Returns a request to read a range of a peer's memory into this buffer (`fi_read`). It fails
+    /// with [`Error::TooLong`] when the buffer is too small.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing; the buffer is dropped.
@@ -178,17 +185,16 @@ impl<M: ThreadModel> Endpoint<M> {
         ReadRequest::new(self, peer, from, buf)
     }
 
-    /// Maps a region of a peer's, to be reached by calls instead of operations from then on
-    /// (`ucp_rkey_ptr`): for many small accesses, each of which then costs what it costs on this
-    /// processor.
+    /// Maps a region of a peer (`ucp_rkey_ptr`), for many small accesses by plain calls instead of
+    /// operations. Such an access costs as much as one to local memory.
     ///
-    /// Asks the peer for the region if nothing of it was accessed before, and waits for the answer,
-    /// as the first operation on it does.
+    /// Requests the region from the peer if it was not accessed before, and waits for the answer,
+    /// as the first operation on the region does.
     ///
     /// # Errors
     /// [`Error::Key`] when the region is unknown or closed; [`Error::NotSupported`] when its owner
-    /// wants to hear of every access (it counts them), or takes part in them; and as
-    /// [`read`](Self::read).
+    /// counts remote accesses or executes them itself (as over `tcp`, or for a registered buffer);
+    /// and as [`read`](Self::read).
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -208,16 +214,16 @@ impl<M: ThreadModel> Endpoint<M> {
         };
         self.inner
             .check_send(&TxOp::one_sided(kind, peer, remote))?;
-        // An access to nothing brings the answer. A region that is closed meanwhile is asked for
-        // once more.
+        // An access of length 0 makes the provider map the region. If the region was closed and its
+        // key reused meanwhile, a second one is needed.
         for _ in 0..2 {
-            if let Some(reached) = self
+            if let Some(mapped) = self
                 .inner
                 .domain
                 .core
                 .direct_region(self.inner.id, peer, key)?
             {
-                return Ok(RemoteWindow::new(key, reached));
+                return Ok(RemoteWindow::new(key, mapped));
             }
             match kind {
                 OpKind::Read => self
@@ -227,21 +233,21 @@ impl<M: ThreadModel> Endpoint<M> {
                 _ => self.write(peer, region.at(0), Vec::new()).await.map(drop)?,
             }
         }
-        let reached = self
+        let mapped = self
             .inner
             .domain
             .core
             .direct_region(self.inner.id, peer, key)?;
-        reached
-            .map(|reached| RemoteWindow::new(key, reached))
+        mapped
+            .map(|mapped| RemoteWindow::new(key, mapped))
             .ok_or(Error::Key {
                 key,
-                why: "was closed meanwhile",
+                why: "was closed while it was mapped",
             })
     }
 
-    /// Changes a value in a peer's memory atomically (`fi_atomic`); a row of values each for
-    /// itself.
+    /// Returns a request for an atomic operation on a peer's memory (`fi_atomic`); for several
+    /// values, each is changed atomically for itself.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -269,7 +275,8 @@ impl<M: ThreadModel> Endpoint<M> {
         AtomicRequest::new(self, peer, at, op, operands, None)
     }
 
-    /// As [`atomic`](Self::atomic), and returns what was there before (`fi_fetch_atomic`).
+    /// Returns a request for an atomic operation that returns the previous values
+    /// (`fi_fetch_atomic`), as [`atomic`](Self::atomic).
     #[doc(alias = "fi_fetch_atomic")]
     pub fn fetch_atomic<R: AtomicValues>(
         &self,
@@ -281,9 +288,9 @@ impl<M: ThreadModel> Endpoint<M> {
         AtomicRequest::new(self, peer, at, op, operands, None)
     }
 
-    /// As [`fetch_atomic`](Self::fetch_atomic), for operations with a comparand
-    /// (`fi_compare_atomic`): first what is put there, then what it is compared with;
-    /// [`compare_swap`](Self::compare_swap) has them in the order of the standard library.
+    /// Returns a request for an atomic operation with comparands (`fi_compare_atomic`), as
+    /// [`fetch_atomic`](Self::fetch_atomic). Operands come first, then comparands;
+    /// [`compare_swap`](Self::compare_swap) has the argument order of the standard library.
     #[doc(alias = "fi_compare_atomic")]
     pub fn compare_atomic<R: AtomicValues>(
         &self,
@@ -296,7 +303,7 @@ impl<M: ThreadModel> Endpoint<M> {
         AtomicRequest::new(self, peer, at, op, operands, Some(comparands))
     }
 
-    /// Reads a value in a peer's memory atomically (`FI_ATOMIC_READ`).
+    /// Returns a request to read a value in a peer's memory atomically (`FI_ATOMIC_READ`).
     pub fn atomic_load<T: AtomicType>(
         &self,
         peer: FiAddr,
@@ -305,7 +312,7 @@ impl<M: ThreadModel> Endpoint<M> {
         self.fetch_atomic(peer, at, AtomicOp::Read, T::from_bits(0))
     }
 
-    /// Puts a value into a peer's memory atomically (`FI_ATOMIC_WRITE`).
+    /// Returns a request to write a value in a peer's memory atomically (`FI_ATOMIC_WRITE`).
     pub fn atomic_store<T: AtomicType>(
         &self,
         peer: FiAddr,
@@ -315,7 +322,8 @@ impl<M: ThreadModel> Endpoint<M> {
         self.atomic(peer, at, AtomicOp::Write, value)
     }
 
-    /// Adds to a value in a peer's memory, and returns what it was.
+    /// Returns a request to add to a value in a peer's memory (`FI_SUM`); it resolves to the
+    /// previous value.
     pub fn fetch_add<T: AtomicType>(
         &self,
         peer: FiAddr,
@@ -325,7 +333,8 @@ impl<M: ThreadModel> Endpoint<M> {
         self.fetch_atomic(peer, at, AtomicOp::Sum, add)
     }
 
-    /// Puts `new` where `expected` is, and returns what was there: `expected` if it succeeded.
+    /// Returns a request to replace a value in a peer's memory by `new` if it equals `expected`
+    /// (`FI_CSWAP`); it resolves to the previous value, which is `expected` on success.
     pub fn compare_swap<T: AtomicType>(
         &self,
         peer: FiAddr,

@@ -1,4 +1,4 @@
-//! Receive contexts that several endpoints share.
+//! Shared receive contexts.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,25 +23,25 @@ use crate::domain::Domain;
 use crate::op::{BatchError, MultiRecvRequest, Probe, RecvRequest};
 use crate::thread_model::{Shared, ThreadModel};
 
-/// A receive context that several endpoints share (`fi_srx_context`): receives are posted here, and
-/// a message that comes to any of the endpoints takes one, in posting order. One pool of receives,
-/// and one budget for unexpected messages, serve them all.
+/// A receive context that several endpoints share (`fi_srx_context`). A message for any of the
+/// endpoints takes a receive posted here, in posting order. One set of receives and one budget for
+/// unexpected messages serve all endpoints.
 ///
-/// Made by [`Domain::shared_rx_context`], given to endpoints with
-/// [`EndpointBuilder::bind_shared_rx`](crate::EndpointBuilder::bind_shared_rx) before they are enabled.
-/// Cheap to clone; it closes with its last clone and the last endpoint that shares it.
+/// Created by [`Domain::shared_rx_context`], and bound to endpoints with
+/// [`EndpointBuilder::bind_shared_rx`](crate::EndpointBuilder::bind_shared_rx) before they are
+/// enabled. Cheap to clone; it closes with its last clone and the last endpoint that uses it.
 ///
-/// The receives are those of an [`Endpoint`], which describes them. What is posted to a queue
-/// reports to the one that the context is bound to, not to that of the endpoint a message came to:
-/// its entry is reserved when it is posted, and nobody knows by then who it will be.
-/// [`received_by`](Self::received_by) tells afterwards. The endpoints refuse receives, and probes.
+/// Receives behave like those of an [`Endpoint`]. A receive that is posted to a queue reports to
+/// the queue of the context, not to that of the endpoint: its entry is reserved when it is posted,
+/// when the endpoint of its message is not known yet. [`received_by`](Self::received_by) returns
+/// that endpoint afterwards. Receives and probes on the endpoints themselves fail.
 ///
-/// The endpoints send to, and report as sources, the numbers of one address vector, which the
-/// context is bound to as well. An answer may go out by any of them. Endpoints that are
-/// [connected](crate::guide::connected_endpoints#shared-receive-context) have no vectors to
-/// be bound to: the source of a message is the one [peer](Endpoint::peer) of the endpoint it came
-/// to, which alone can answer. Where a connection ends, receives that are posted here wait on, also
-/// one that a message from there had begun to fill.
+/// The endpoints and the context are bound to the same address vector. A reply may be sent from any
+/// of the endpoints. [Connected
+/// endpoints](crate::guide::connected_endpoints#shared-receive-context) have no address vector to
+/// bind: the source of a message is the [peer](Endpoint::peer) of the endpoint it arrived at, which
+/// alone can reply. When a connection ends, posted receives keep waiting, including one that a
+/// message of that connection had begun to fill.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -51,66 +51,67 @@ use crate::thread_model::{Shared, ThreadModel};
 /// let domain = Fabric::open(&info)?.domain(&info)?;
 /// let av = domain.auto_insert_address_vector()?;
 /// let shared = domain.shared_rx_context(&info)?.bind_av(&av)?.open()?;
-/// let mut doors = Vec::new();
+/// let mut endpoints = Vec::new();
 /// for _ in 0..4 {
-///     doors.push(domain.endpoint(&info)?.bind_av(&av)?.bind_shared_rx(&shared)?.enable().await?);
+///     let ep = domain.endpoint(&info)?.bind_av(&av)?.bind_shared_rx(&shared)?;
+///     endpoints.push(ep.enable().await?);
 /// }
 ///
 /// let client = Endpoint::bind("shm://").await?;
-/// let third = client.add_peer(doors[2].name()).await?;
-/// client.inject(third, b"knock, knock")?;
+/// let third = client.add_peer(endpoints[2].name()).await?;
+/// client.inject(third, b"hello")?;
 /// let message = shared.recv().await?;
-/// assert_eq!(&message[..], b"knock, knock");
-/// assert_eq!(shared.received_by(&message.transfer), Some(doors[2].id()));
-/// doors[2].send(message.source()?, "come in").await?;
-/// assert_eq!(&client.recv().await?[..], b"come in");
+/// assert_eq!(&message[..], b"hello");
+/// assert_eq!(shared.received_by(&message.transfer), Some(endpoints[2].id()));
+/// endpoints[2].send(message.source()?, "welcome").await?;
+/// assert_eq!(&client.recv().await?[..], b"welcome");
 /// # Ok(()) }
 /// ```
 #[doc(alias = "fi_srx_context")]
 #[doc(alias = "FI_CLASS_SRX_CTX")]
 pub struct SharedRxContext<M: ThreadModel = Shared> {
-    /// An endpoint without a name, to which nobody connects, and which does not send.
+    /// An internal endpoint without a name, which accepts no connections and sends nothing.
     pub(crate) ep: Endpoint<M>,
 }
 
 impl<M: ThreadModel> SharedRxContext<M> {
-    /// Receives a message of any length, as [`Endpoint::recv`].
+    /// Returns a request to receive a message of any length, as [`Endpoint::recv`].
     #[doc(alias = "fi_recv")]
     pub fn recv(&self) -> RecvRequest<'_, PooledBuf, M> {
         self.ep.recv()
     }
 
-    /// Receives into this buffer, as [`Endpoint::recv_into`].
+    /// Returns a request to receive into this buffer, as [`Endpoint::recv_into`].
     #[doc(alias = "fi_recv")]
     pub fn recv_into<B: IoBufMut>(&self, buf: B) -> RecvRequest<'_, B, M> {
         self.ep.recv_into(buf)
     }
 
-    /// Receives several messages into this buffer, as [`Endpoint::recv_multi`]; they may come to
-    /// different endpoints.
+    /// Returns a request to receive several messages into this buffer, as [`Endpoint::recv_multi`];
+    /// they may arrive at different endpoints.
     #[doc(alias = "FI_MULTI_RECV")]
     pub fn recv_multi(&self, buf: BytesMut) -> MultiRecvRequest<'_, M> {
         self.ep.recv_multi(buf)
     }
 
-    /// Receives a message where it lies, as [`Endpoint::recv_loan`].
+    /// Returns a request to receive a message in place, as [`Endpoint::recv_loan`].
     ///
     /// # Safety
     /// That of [`Endpoint::recv_loan`].
-    #[allow(unsafe_code)] // passes the duty on
+    #[allow(unsafe_code)] // has the safety contract of its caller
     pub unsafe fn recv_loan(&self) -> RecvRequest<'_, LoanedBuf, M> {
-        // SAFETY: the caller's promise.
+        // SAFETY: this function has the same contract.
         unsafe { self.ep.recv_loan() }
     }
 
-    /// Asks for a message before it is received, as [`Endpoint::probe`].
+    /// Returns a probe for messages, as [`Endpoint::probe`].
     #[doc(alias = "FI_PEEK")]
     #[doc(alias = "FI_CLAIM")]
     pub fn probe(&self) -> Probe<'_, M> {
         self.ep.probe()
     }
 
-    /// Posts receives together, as [`Endpoint::post_all`]. Returns how many there were.
+    /// Posts receives together, as [`Endpoint::post_all`]. Returns the number of posted receives.
     ///
     /// # Errors
     /// As [`Endpoint::post_all`].
@@ -122,8 +123,8 @@ impl<M: ThreadModel> SharedRxContext<M> {
         self.ep.post_all(requests)
     }
 
-    /// Which endpoint a message came to that was received here, by its [`id`](Endpoint::id);
-    /// nothing when that endpoint is closed, whatever of it is still here.
+    /// Returns the [`id`](Endpoint::id) of the endpoint at which a message received here arrived;
+    /// `None` when that endpoint is closed.
     #[must_use]
     pub fn received_by(&self, transfer: &Transfer) -> Option<u64> {
         self.ep
@@ -133,46 +134,46 @@ impl<M: ThreadModel> SharedRxContext<M> {
             .received_by(self.ep.inner.id, transfer)
     }
 
-    /// What was received here since it was opened, and what waits: all else is 0. Nothing when it
-    /// is closed.
+    /// Returns counters of receives since the context was opened, and of waiting messages; all
+    /// other counters are 0. All are 0 when it is closed.
     ///
-    /// Each endpoint counts as well what came to it.
+    /// The endpoints also count the messages that arrive at them.
     #[must_use]
     pub fn stats(&self) -> EndpointStats {
         self.ep.stats()
     }
 
-    /// The attributes it was opened with.
+    /// Returns the attributes it was opened with.
     #[must_use]
     pub fn info(&self) -> &Info {
         self.ep.info()
     }
 
-    /// Its number among the objects of the process.
+    /// Returns its id, which is unique among the objects of the process.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.ep.id()
     }
 
-    /// The address vector it is bound to; of a context for connected endpoints one that is empty,
-    /// and stays so.
+    /// Returns the address vector it is bound to. For connected endpoints that is an empty,
+    /// read-only vector.
     #[must_use]
     pub fn address_vector(&self) -> AddressVector<M> {
         self.ep.address_vector()
     }
 
-    /// The domain it belongs to.
+    /// Returns the domain of this context.
     #[must_use]
     pub fn domain(&self) -> Domain<M> {
         self.ep.domain()
     }
 
-    /// Closes the context, for all its clones (`fi_close`), as dropping the last of them does once
-    /// no endpoint shares it any more. Receives that are posted end with
-    /// [`Error::Canceled`]; messages that wait are discarded.
+    /// Closes the context, for all its clones (`fi_close`), as dropping the last clone does when no
+    /// endpoint uses it. Posted receives end with [`Error::Canceled`]; waiting messages are
+    /// discarded.
     ///
     /// # Errors
-    /// [`Error::Busy`] while endpoints share it; [`Error::Closed`] when it was closed before.
+    /// [`Error::Busy`] while endpoints use it; [`Error::Closed`] when it was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         self.ep
@@ -195,7 +196,7 @@ impl<M: ThreadModel> Clone for SharedRxContext<M> {
 impl<M: ThreadModel> fmt::Debug for SharedRxContext<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stats = self.stats();
-        f.debug_struct("SharedReceive")
+        f.debug_struct("SharedRxContext")
             .field("id", &self.id())
             .field("parent", &self.domain().inner.node.id())
             .field("received", &stats.received.count)
@@ -229,12 +230,13 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
         }
     }
 
-    /// Lets receives report to this queue: `directions` is [`RECV`](CqBind::RECV), with
-    /// [`SELECTIVE_COMPLETION`](CqBind::SELECTIVE_COMPLETION) or without, as
-    /// [of an endpoint](crate::EndpointBuilder::bind_cq).
+    /// Binds a completion queue for receives (`fi_ep_bind`): `directions` is
+    /// [`RECV`](CqBind::RECV), with or without
+    /// [`SELECTIVE_COMPLETION`](CqBind::SELECTIVE_COMPLETION), as [of an
+    /// endpoint](crate::EndpointBuilder::bind_cq).
     ///
     /// # Errors
-    /// [`Error::BadFlags`] for another direction; [`Error::Invalid`] when a queue is bound;
+    /// [`Error::BadFlags`] for another direction; [`Error::Invalid`] when a queue is bound already;
     /// [`Error::WrongDomain`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_cq(mut self, cq: &CompletionQueue<M>, directions: CqBind) -> Result<Self> {
@@ -250,12 +252,12 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
         Ok(self)
     }
 
-    /// Receives from the numbers of this address vector, which is that of the endpoints. Needed,
-    /// unless those are to be connected, each with a peer of its own.
+    /// Binds the address vector, which must be that of the endpoints (`fi_ep_bind`). Required,
+    /// except for connected endpoints.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when one is bound; [`Error::NotSupported`] for endpoints that are
-    /// connected with one peer; [`Error::WrongDomain`]; [`Error::Closed`].
+    /// [`Error::Invalid`] when a vector is bound already; [`Error::NotSupported`] for connected
+    /// endpoints; [`Error::WrongDomain`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_av(mut self, av: &AddressVector<M>) -> Result<Self> {
         check_av_allowed(&self.info)?;
@@ -264,11 +266,11 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
         Ok(self)
     }
 
-    /// Counts receives: `what` is [`RECV`](CounterBind::RECV). Counters of the endpoints count as
-    /// well what came to them.
+    /// Binds a counter of receives (`fi_ep_bind`): `what` is [`RECV`](CounterBind::RECV). Counters
+    /// of the endpoints also count the messages that arrive at them.
     ///
     /// # Errors
-    /// [`Error::BadFlags`] for another kind; [`Error::Invalid`] when a counter is bound;
+    /// [`Error::BadFlags`] for another kind; [`Error::Invalid`] when a counter is bound already;
     /// [`Error::WrongDomain`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_counter(mut self, counter: &Counter<M>, what: CounterBind) -> Result<Self> {
@@ -283,13 +285,12 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
         Ok(self)
     }
 
-    /// Opens the context. [`Info::rx`]`.size` is how many receives can be posted to it,
-    /// [`Info::ep`]`.max_msg_size` the longest message that they take.
+    /// Opens the context (`fi_srx_context`). [`Info::rx`]`.size` limits the posted receives,
+    /// [`Info::ep`]`.max_msg_size` the length of a message.
     ///
     /// # Errors
-    /// [`Error::Unbound`] without an address vector where there is to be one; [`Error::Invalid`]
-    /// when the receive size is out of bounds, or the info is not one for shared contexts;
-    /// [`Error::Closed`].
+    /// [`Error::Unbound`] without an address vector where one is required; [`Error::Invalid`] when
+    /// the receive size is out of range, or the info is not for shared contexts; [`Error::Closed`].
     #[doc(alias = "fi_srx_context")]
     pub fn open(self) -> Result<SharedRxContext<M>> {
         if self.av.is_none() && self.info.ep.ep_type != EpType::Msg {
@@ -334,15 +335,15 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
             connected_peer: None,
         };
         let published = inner.node.publish();
-        let on = Dependencies {
+        let dependencies = Dependencies {
             domain,
             av,
             shared: None,
-            holds: self.dependencies,
-            own: OwnedQueues::default(),
+            guards: self.dependencies,
+            owned_queues: OwnedQueues::default(),
         };
-        // Dropped, and with it closed, when the domain was closed meanwhile.
-        let ep = Endpoint::opened(inner, on);
+        // The context is dropped, and closed with that, if the domain was closed in the meantime.
+        let ep = Endpoint::opened(inner, dependencies);
         published.map(|()| SharedRxContext { ep })
     }
 
@@ -353,12 +354,11 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
     }
 }
 
-/// Whether this info is of endpoints that share their receives.
+/// Checks that the info is for endpoints with a shared receive context.
 pub(super) fn check_shared_rx_info(info: &Info) -> Result<()> {
     if info.ep.rx_ctx_cnt == SHARED_CONTEXT {
         return Ok(());
     }
-    let why =
-        "of endpoints with receives of their own (ep_rx_ctx_cnt is to be SHARED_CONTEXT)".into();
+    let why = "info.ep.rx_ctx_cnt must be SHARED_CONTEXT".into();
     Err(Error::Invalid { what: "info", why })
 }

@@ -1,7 +1,7 @@
 //! Backpressure: credits, queue entries, limits of receives.
 //!
-//! After this chapter you can handle [`Error::WouldBlock`], bound the memory of a sender, and keep one
-//! slow receiver from stopping the others.
+//! After this chapter you can handle [`Error::WouldBlock`], bound the memory of a sender, and keep
+//! one slow receiver from stopping the others.
 //!
 //! Nothing is dropped, and nothing grows without bound unless you let it. A message that does not
 //! fit into the peer's ring at once takes a *transmit credit*; a completion that goes to a queue
@@ -81,17 +81,17 @@
 //!
 //! A [`CompletionQueue`] never overruns. Every `.post()` reserves an entry, which is free again
 //! when its completion is taken. Without a free entry the post fails with
-//! [`Resource::CompletionEntry`]. Sends and receives of one queue share its entries: receives posted
-//! for all of them leave none for a send. Awaited and started operations use no entry.
+//! [`Resource::CompletionEntry`]. Sends and receives of one queue share its entries: receives
+//! posted for all of them leave none for a send. Awaited and started operations use no entry.
 //!
 //! An [`EventQueue`] cannot refuse events. Those beyond its capacity are counted and reported as
 //! one [`Overrun`](EventKind::Overrun) behind the kept ones. A program that tracks peers by
 //! [`PeerConnected`](EventKind::PeerConnected) and [`PeerDown`](EventKind::PeerDown) then compares
 //! its list with [`AddressVector::peers`]: forget auto-inserted handles that are not in it, add
-//! those that are new. A looked up or inserted handle is always listed; [`Endpoint::add_peer`] of its
-//! name tells whether the peer is there. Do not look up auto-inserted peers for this, which makes
-//! their handles permanent. An endpoint whose handle is still listed may have left and connected
-//! again.
+//! those that are new. The handle of a peer that you inserted is always listed;
+//! [`Endpoint::add_peer`] of its name tells whether the peer is there. Do not call it for
+//! auto-inserted peers, which makes their handles permanent. An endpoint whose handle is still
+//! listed may have left and connected again.
 //!
 //! # Receives
 //!

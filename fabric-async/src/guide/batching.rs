@@ -44,7 +44,8 @@
 //! let info = discover(&Hints::new().provider("shm")).await?.swap_remove(0);
 //! let domain = Fabric::open(&info)?.domain(&info)?;
 //! let (mut cq, av) = (domain.completion_queue(256)?, domain.address_vector()?);
-//! let ep = domain.endpoint(&info)?.bind_cq(&cq, CqBind::TRANSMIT | CqBind::SELECTIVE_COMPLETION)?.bind_av(&av)?;
+//! let selective = CqBind::TRANSMIT | CqBind::SELECTIVE_COMPLETION;
+//! let ep = domain.endpoint(&info)?.bind_cq(&cq, selective)?.bind_av(&av)?;
 //! let ep = ep.enable().await?;
 //! let me = ep.add_peer(ep.name()).await?;
 //! for context in 0..100 {
@@ -70,14 +71,27 @@
 //!
 //! # Flush
 //!
-//! `Endpoint::flush` and `Domain::flush` wait until every send, write and atomic operation that was
-//! posted before has left the process: its bytes are in the peer's ring or in the kernel, or it has
-//! ended. Then the end of the process does not lose them. Flush after operations that no task
+//! [`Endpoint::flush`] and [`Domain::flush`] wait until every send, write and atomic operation that
+//! was posted before has left the process: its bytes are in the peer's ring or in the kernel, or it
+//! has ended. Then the end of the process does not lose them. Flush after operations that no task
 //! awaits: injected, posted, or started and dropped. An awaited send has left already. A flush says
 //! nothing about how operations ended, and does not wait for reads. Where the peer fetches a
 //! message from this process (single copy over `shm`, more than 16 KiB over RXM, zero copy over
 //! `tcp`), it waits for the peer. It fails with [`Error::Closed`] when the endpoint or domain is
 //! closed. It is cancel safe: dropping the future only ends the wait.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! # use fabric_async::Endpoint;
+//! # let (server, client) = (Endpoint::bind("tcp://").await?, Endpoint::bind("tcp://").await?);
+//! # let peer = client.add_peer(server.name()).await?;
+//! for line in ["one", "two", "three"] {
+//!     client.inject(peer, line.as_bytes())?;
+//! }
+//! client.flush().await?;                                  // now the process may exit
+//! # assert_eq!(&server.recv().await?[..], b"one");
+//! # Ok(()) }
+//! ```
 
 #[cfg(doc)]
 use crate::*;

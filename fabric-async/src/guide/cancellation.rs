@@ -22,7 +22,7 @@
 //! | a [`Reserve`] that waits | leaves the queue for credits |
 //! | a [`Permit`] | the credit goes back |
 //! | [`Endpoint::add_peer`] | the address handle stays in the address vector, and the connection is made |
-//! | [`EventQueue::next`], [`CompletionQueue::next_batch`], [`Counter::wait`], `flush` | nothing is lost |
+//! | [`EventQueue::next`], [`CompletionQueue::next_batch`], [`Counter::wait`], [`Endpoint::flush`] | nothing is lost |
 //!
 //! # A loop over `select!`
 //!
@@ -109,8 +109,8 @@
 //! let ep = Endpoint::bind("shm://").await?;
 //! let receive = ep.recv_into(Vec::with_capacity(1 << 16)).start()?;
 //! match receive.cancel().await {
-//!     CancelOutcome::Canceled(buf) => assert_eq!(buf.capacity(), 1 << 16),       // it never happened
-//!     CancelOutcome::Completed(result) => drop(result?),                          // it was too late
+//!     CancelOutcome::Canceled(buf) => assert_eq!(buf.capacity(), 1 << 16), // it never happened
+//!     CancelOutcome::Completed(result) => drop(result?),                    // it was too late
 //! }
 //! # Ok(()) }
 //! ```

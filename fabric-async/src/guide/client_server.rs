@@ -6,10 +6,10 @@
 //! # Requests and replies
 //!
 //! A client looks up the server's name and gets an address handle ([`FiAddr`]). The server needs no
-//! names: its address vector ([`Domain::auto_insert_address_vector`], the one of [`Endpoint::bind`])
-//! *auto-inserts* every peer that connects, and the [`source`](SoakTotals::source) of a request is where
-//! the reply goes. The tests run `serve` and `request` as they stand here, with clients that are
-//! killed in the middle of long requests.
+//! names: its address vector ([`Domain::auto_insert_address_vector`], the one of
+//! [`Endpoint::bind`]) *auto-inserts* every peer that connects, and the [`source`](Message::source)
+//! of a request is where the reply goes. The tests run `serve` and `request` as they stand here,
+//! with clients that are killed in the middle of long requests.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -24,13 +24,15 @@
 //!
 //! let server = timeout(limit, client.add_peer(&name)).await.expect("in time")?;
 //! for number in 0..10 {
-//!     let reply = timeout(limit, request(&client, server, number, "echo")).await.expect("in time")?;
+//!     let reply = timeout(limit, request(&client, server, number, "echo"));
+//!     let reply = reply.await.expect("in time")?;
 //!     assert_eq!(&reply[..], b"echo");
 //! }
 //!
 //! serving.abort();                                             // the server is gone
 //! let _ = serving.await;
-//! let failed = timeout(limit, request(&client, server, 10, "echo")).await.expect("in time").unwrap_err();
+//! let failed = timeout(limit, request(&client, server, 10, "echo")).await.expect("in time");
+//! let failed = failed.unwrap_err();
 //! assert!(matches!(failed, Error::PeerGone(_) | Error::NoSuchPeer(_)));
 //! # Ok(()) }
 //! ```
@@ -40,8 +42,8 @@
 //!   that finds its receive is not buffered.
 //! * **Each request has a number as its tag**, so several can be pending, and a late reply does not
 //!   match the next request. [Discard late replies](super::cancellation#timeouts-and-tags).
-//! * **Each wait has a time limit.** A living server that makes no progress fails nothing. `add_peer`
-//!   waits too, until the server answers.
+//! * **Each wait has a time limit.** A living server that makes no progress fails nothing.
+//!   `add_peer` waits too, until the server answers.
 //! * **The server's receive is from any source.** It outlives every client: the death of one in the
 //!   middle of a request is an event, not an error of the receive.
 //! * **The server starts its replies and does not await them.** A client that receives nothing
@@ -52,7 +54,7 @@
 //!
 //! # When a peer dies
 //!
-//! | | handle that you looked up or inserted | auto-inserted handle |
+//! | | handle from `add_peer` or `insert` | auto-inserted handle |
 //! |---|---|---|
 //! | pending send or directed receive | [`PeerGone`](Error::PeerGone) | [`PeerGone`](Error::PeerGone) |
 //! | next send, also one that waited for a credit | [`NoSuchPeer`](Error::NoSuchPeer) | [`StaleAddress`](Error::StaleAddress); while messages of the peer wait, [`NoSuchPeer`](Error::NoSuchPeer), or [`PeerGone`](Error::PeerGone) if another process has its name |
@@ -82,7 +84,7 @@
 //!
 //! # Lifetime of address handles
 //!
-//! * **A handle that you looked up or inserted** stands for the name. It survives the death and the
+//! * **A handle from `add_peer` or `insert`** stands for the name. It survives the death and the
 //!   restart of the peer, until you [`remove`](AddressVector::remove) it.
 //! * **An auto-inserted handle** stands for one endpoint of one process. It is valid while the peer
 //!   is connected, and then until the last message from that peer has been received. A reply to a
@@ -128,7 +130,7 @@
 //!     assert_eq!(ep.id(), tenant.id());
 //!     let number = request.context;
 //!     let request = request.into_result::<Vec<u8>>()?;
-//!     ep.send(request.source()?, "a reply").await?;            // by the endpoint that got the request
+//!     ep.send(request.source()?, "a reply").await?;     // by the endpoint that got the request
 //!     pool.recv_into(request.into_buf()).context(number).post()?;
 //!     assert_eq!(&client.recv().await?[..], b"a reply");
 //! }

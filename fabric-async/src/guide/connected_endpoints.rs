@@ -61,8 +61,8 @@
 //! sees the end.
 //!
 //! A connectionless endpoint that looks up a passive endpoint produces a request whose private data
-//! is its protocol handshake. When that is rejected its `add_peer` fails with [`Error::ConnectionRefused`].
-//! Check the private data to tell them apart.
+//! is its protocol handshake. When that is rejected its `add_peer` fails with
+//! [`Error::ConnectionRefused`]. Check the private data to tell them apart.
 //!
 //! # Accepting
 //!
@@ -188,8 +188,9 @@
 //! The end of one connection leaves the receives to the others, also one that a message of that
 //! peer had begun to fill. Sends fail, and the event queue is told.
 //! [`Shutdown`](EventKind::Shutdown) may come before the last messages of that peer are received:
-//! keep the endpoint until the context is [empty](SharedRxContext::stats), because `received_by` does
-//! not know closed endpoints. All connections share one budget of 16 MiB for unexpected messages.
+//! keep the endpoint until the context is [empty](SharedRxContext::stats), because `received_by`
+//! does not know closed endpoints. All connections share one budget of 16 MiB for unexpected
+//! messages.
 //!
 //! # End of a connection
 //!

@@ -6,7 +6,7 @@
 //! # Failed operations
 //!
 //! A failed operation affects only itself. Its future resolves to [`Failed`], with the buffer. On a
-//! [`CompletionQueue`] it is an entry with [`UringCompletion::error`] set, and the stream goes on. It
+//! [`CompletionQueue`] it is an entry with [`Completion::error`] set, and the stream goes on. It
 //! never ends while you hold the queue. `?` turns a [`Failed`] or [`CloseError`] into its [`Error`]
 //! and drops the buffer or handle.
 //!
@@ -25,7 +25,8 @@
 //! ep.send(me, vec![2; 5]).await?;
 //!
 //! let cut = queue.next().await.expect("open");
-//! assert_eq!((cut.context, cut.error.as_deref()), (0, Some(&Error::Truncated { len: 8, lost: 12 })));
+//! assert_eq!(cut.context, 0);
+//! assert_eq!(cut.error.as_deref(), Some(&Error::Truncated { len: 8, lost: 12 }));
 //! let whole = queue.next().await.expect("and still open").into_result::<Vec<u8>>()?;
 //! assert_eq!(whole.into_buf(), [2; 5]);
 //! # Ok(()) }
@@ -84,8 +85,8 @@
 //! A connection takes a file descriptor and memory on both sides; a region or loan takes a
 //! descriptor on every side that maps it. If this process lacks one, the operation fails with
 //! [`Error::Os`], which names the system call, and can be posted again later. If the peer lacks
-//! one, the connecting side gets [`Error::ConnectionRefused`] with [`RejectReason::Resources`], and the peer's
-//! event queue an [`EventKind::Rejected`].
+//! one, the connecting side gets [`Error::ConnectionRefused`] with [`RejectReason::Resources`], and
+//! the peer's event queue an [`EventKind::Rejected`].
 //!
 //! # Fork
 //!
@@ -101,7 +102,7 @@
 //! | error | `fi_errno` | number | when |
 //! |---|---|---|---|
 //! | [`WouldBlock`](Error::WouldBlock) | `FI_EAGAIN` | 11 | no transmit credit, receive entry, queue entry or memory for a loan; nothing was posted |
-//! | `OutOfMemory` | `FI_ENOMEM` | 12 | the allocator refused a buffer; the message was lost |
+//! | [`OutOfMemory`](Error::OutOfMemory) | `FI_ENOMEM` | 12 | the allocator refused a buffer; the message was lost |
 //! | [`OtherUser`](Error::OtherUser) | `FI_EACCES` | 13 | the peer belongs to another user |
 //! | [`Busy`](Error::Busy) | `FI_EBUSY` | 16 | close with open children |
 //! | [`UnknownProvider`](Error::UnknownProvider) | `FI_ENODEV` | 19 | no provider of that name |

@@ -78,7 +78,7 @@
 //! | `FI_CQ_FORMAT_...`, `struct fi_context` | one format, [`Completion`], with a `u64` context |
 //! | `fi_cq_read`, `fi_cq_readfrom` | [`CompletionQueue::try_next_batch`], [`Transfer::source`] |
 //! | `fi_cq_sread` | [`CompletionQueue::next_batch`], or the queue as a `Stream` |
-//! | `fi_cq_readerr` | [`UringCompletion::error`] |
+//! | `fi_cq_readerr` | [`Completion::error`] |
 //! | `fi_eq_read`, `fi_eq_sread` | [`EventQueue::try_next`], [`EventQueue::next`] |
 //! | `fi_cntr_read`, `fi_cntr_readerr` | [`Counter::value`], [`Counter::errors`] |
 //! | `fi_cntr_add`, `fi_cntr_adderr`, `fi_cntr_wait` | [`Counter::add`], [`Counter::add_errors`], [`Counter::wait`] |
@@ -125,7 +125,7 @@
 //!     assert_eq!(why.mismatches[0].attribute, attribute);
 //! }
 //! let unknown = discover(&Hints::new().provider("verbs")).await.unwrap_err();
-//! assert_eq!(unknown.errno(), 19);                                  // FI_ENODEV; lists the providers
+//! assert_eq!(unknown.errno(), 19);                              // FI_ENODEV; lists the providers
 //! # Ok(()) }
 //! ```
 //!

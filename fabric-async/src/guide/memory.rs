@@ -6,7 +6,7 @@
 //! # Owned buffers
 //!
 //! A buffer is moved into an operation and comes back at its end: in [`Done`] on success, in
-//! [`Failed`] on failure or when the post is refused, and from [`UringCompletion::into_result`] on a
+//! [`Failed`] on failure or when the post is refused, and from [`Completion::into_result`] on a
 //! queue.
 //!
 //! ```
@@ -69,14 +69,14 @@
 //! # Pooled buffers
 //!
 //! [`Endpoint::recv`] takes a buffer from the domain's pool when a message arrives, so it needs
-//! none and has room for any message. [`SoakTotals::into_bytes`] turns it into `Bytes` without a copy,
+//! none and has room for any message. [`Message::into_bytes`] turns it into `Bytes` without a copy,
 //! [`PooledBuf::into_vec`] into a vector. The memory returns to the pool with its last owner. The
 //! pool keeps buffers of powers of two from 256 bytes to 1 MiB, at most 4 MiB of each size; larger
 //! ones go back to the allocator.
 //!
 //! A pooled buffer is reserved once, at the length in the message's header; the kernel provides its
 //! pages as bytes arrive, so a peer that announces a length without sending costs address space
-//! only. If the allocator refuses the length, the receive fails with `Error::OutOfMemory` and the
+//! only. If the allocator refuses the length, the receive fails with [`Error::OutOfMemory`] and the
 //! message is lost.
 //!
 //! # One buffer for many messages
@@ -115,14 +115,14 @@
 //!
 //! [`Endpoint::loan`] allocates memory that peers can map. It is written in place and sent with
 //! [`Endpoint::lend`], at a cost that does not depend on its length. [`Endpoint::recv_loan`] reads
-//! it in place for as long as the [`LoanedBuf`] lives; any other receive copies it once. Then the memory
-//! returns to the lender and is kept for the next loan of its size (a power of two from 4 KiB). A
-//! loan counts 128 bytes towards the budget of unexpected messages.
+//! it in place for as long as the [`LoanedBuf`] lives; any other receive copies it once. Then the
+//! memory returns to the lender and is kept for the next loan of its size (a power of two from 4
+//! KiB). A loan counts 128 bytes towards the budget of unexpected messages.
 //!
 //! * Each loan is a file descriptor of the lender.
 //! * One peer may hold 256 loans; further ones are copied. A domain has at most 4 GiB of loans;
-//!   beyond that [`Endpoint::loan`] fails with [`Error::WouldBlock`]. Have the reader acknowledge loans
-//!   to bound a pipeline.
+//!   beyond that [`Endpoint::loan`] fails with [`Error::WouldBlock`]. Have the reader acknowledge
+//!   loans to bound a pipeline.
 //! * The loans of a peer whose connection ended are given up, since it may still read them. What a
 //!   receiver holds stays readable.
 //! * A peer keeps borrowed memory mapped, and can see what is written there later, also for other
@@ -151,10 +151,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! * [`BindOptions::single_copy_threshold`] and [`DomainBuilder::single_copy_threshold`] set a length from
-//!   which every message is copied once. `usize::MAX` on either side turns it off. Do so where a
-//!   peer's memory may answer slowly (a file system in user space), which delays the receiver's
-//!   domain, or where a system call filter kills the process for `process_vm_readv`.
+//! * [`BindOptions::single_copy_threshold`] and [`DomainBuilder::single_copy_threshold`] set a
+//!   length from which every message is copied once. `usize::MAX` on either side turns it off. Do
+//!   so where a peer's memory may answer slowly (a file system in user space), which delays the
+//!   receiver's domain, or where a system call filter kills the process for `process_vm_readv`.
 //! * Each connection and direction tests whether the kernel allows it. Process namespaces, Yama's
 //!   `ptrace_scope`, system call filters and non-dumpable processes forbid it. [`EndpointStats`]
 //!   counts both paths; the `Debug` text of a domain tells how many peers are read.

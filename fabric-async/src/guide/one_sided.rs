@@ -66,11 +66,11 @@
 //! meanwhile. In `sim` the initiator executes under a lock. Over `tcp` the owner executes
 //! [everything](super::tcp#remote-memory).
 //!
-//! # Several remote places
+//! # Several remote ranges
 //!
-//! [`Endpoint::write_rma_iov`] and [`Endpoint::read_rma_iov`] reach several places of one peer in one
-//! operation (`fi_writemsg`, `fi_readmsg` with several `fi_rma_iov`), in one region or several. The
-//! local side is one buffer, a [`Gather`] or a [`Scatter`]. The limit is negotiated
+//! [`Endpoint::write_rma_iov`] and [`Endpoint::read_rma_iov`] access several ranges of one peer in
+//! one operation (`fi_writemsg`, `fi_readmsg` with several `fi_rma_iov`), in one region or several.
+//! The local side is one buffer, a [`Gather`] or a [`Scatter`]. The limit is negotiated
 //! ([`Hints::rma_iov_limit`]).
 //!
 //! All places are checked before the first byte moves. A counter counts each place; data for the

@@ -59,7 +59,7 @@
 //! # Sources
 //!
 //! A message names its sender by an address handle of the receiver's address vector. A sender that
-//! is not in it matches receives from any source only, and [`source`](SoakTotals::source) is
+//! is not in it matches receives from any source only, and [`source`](Message::source) is
 //! [`Error::UnknownSource`]. When its address is inserted, its waiting messages are offered to
 //! directed receives in the order of arrival. After a [`remove`](AddressVector::remove) its
 //! messages arrive without a source. The address vector of [`Endpoint::bind`] inserts every peer

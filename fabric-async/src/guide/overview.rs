@@ -37,7 +37,7 @@
 //! assert_eq!((out[0].context, out[0].bytes()), (7, &b"second"[..]));
 //!
 //! let receive = ep.recv().start()?;
-//! ep.close()?;                                       // as does dropping the last handle
+//! drop(ep);                                          // the last handle of the endpoint
 //! assert_eq!(receive.await.unwrap_err().error, Error::Canceled);
 //! # Ok(()) }
 //! ```
@@ -105,10 +105,10 @@
 //! | sends that ended before | nothing: the message may have died unread |
 //! | senders of [datagrams](super::udp) | nothing |
 //!
-//! An address handle that you looked up or inserted stays valid over a restart of the peer. A
-//! handle that the address vector inserted by itself, because the peer connected, belongs to that
-//! process and fails afterwards. [`client_server`](super::client_server#when-a-peer-dies) has the
-//! table.
+//! An address handle from [`Endpoint::add_peer`] or [`AddressVector::insert`] stays valid over a
+//! restart of the peer. A handle that the address vector inserted by itself, because the peer
+//! connected, belongs to that process and fails afterwards.
+//! [`client_server`](super::client_server#when-a-peer-dies) has the table.
 
 #[cfg(doc)]
 use crate::*;

@@ -13,7 +13,7 @@
 //!
 //! let server = Endpoint::bind("tcp://127.0.0.1:0").await?;          // port 0: any free port
 //! let client = Endpoint::bind("tcp://127.0.0.1:0").await?;
-//! let peer = client.add_peer(server.name()).await?;                   // as fi_tcp://127.0.0.1:40189
+//! let peer = client.add_peer(server.name()).await?;               // as fi_tcp://127.0.0.1:40189
 //! client.send(peer, "hello").tag(7).await?;
 //! let got = server.recv().tag(7).await?;
 //! server.send(got.source()?, "and back").await?;                    // over the same connection
@@ -26,9 +26,10 @@
 //! An address is an IP address and a port: `tcp://10.0.0.5:7000`, `tcp://[2001:db8::1]:7000`, or
 //! with the schemes `fi_sockaddr_in://` and `fi_sockaddr_in6://`. Host names
 //! (`tcp://localhost:7000`) are resolved, on a blocking thread, by the calls that are awaited
-//! ([`Endpoint::bind`], [`Endpoint::add_peer`], [`Endpoint::connect`]) and by [`resolve`](resolve()).
-//! The port is required. Port 0 binds a free one: tell peers [`Endpoint::name`]. `tcp://` alone
-//! binds to the loopback address, or, in the domain of a network interface, to its address.
+//! ([`Endpoint::bind`], [`Endpoint::add_peer`], [`Endpoint::connect`]) and by
+//! [`resolve`](resolve()). The port is required. Port 0 binds a free one: tell peers
+//! [`Endpoint::name`]. `tcp://` alone binds to the loopback address, or, in the domain of a network
+//! interface, to its address.
 //!
 //! An endpoint is bound to one address, not to all of a machine (`0.0.0.0`): it connects from that
 //! address, and peers know it by it. One on `127.0.0.1` reaches no other machine
@@ -41,8 +42,8 @@
 //! # Libfabric peers
 //!
 //! A peer may be an unmodified libfabric program with an endpoint of type `FI_EP_RDM`. Its name is
-//! a `sockaddr_in` or `sockaddr_in6` ([`Address::socket_addr`]). The example `fi_pingpong` is such a
-//! peer. A libfabric program makes progress only while it reads its queues, and reads no further
+//! a `sockaddr_in` or `sockaddr_in6` ([`Address::socket_addr`]). The example `fi_pingpong` is such
+//! a peer. A libfabric program makes progress only while it reads its queues, and reads no further
 //! than the first message without a receive, except for a few short tagged ones.
 //!
 //! # The RXM protocol
@@ -88,8 +89,8 @@
 //!
 //! # Connections
 //!
-//! The first message to a peer, or a `add_peer`, makes a connection, which both sides use. When both
-//! connect at once, that of the greater address stays, as in libfabric. No listener is
+//! The first message to a peer, or an `add_peer`, makes a connection, which both sides use. When
+//! both connect at once, that of the greater address stays, as in libfabric. No listener is
 //! [`NoSuchPeer`](Error::NoSuchPeer); no answer within ten seconds is
 //! [`TimedOut`](Error::TimedOut).
 //!
@@ -98,7 +99,8 @@
 //! reached. Complete messages that had arrived are still received. TCP does not distinguish a
 //! process that was killed between two messages from a closed endpoint: both are
 //! [`DownReason::Closed`]. A machine that vanishes is noticed after 30 seconds of silence
-//! ([`SocketOptions::idle_timeout`]), or, if bytes are on their way to it, when the kernel gives up.
+//! ([`SocketOptions::idle_timeout`]), or, if bytes are on their way to it, when the kernel gives
+//! up.
 //!
 //! [Connected endpoints](super::connected_endpoints) use the same wire format, and the rest of this
 //! chapter holds for them too.
@@ -141,14 +143,14 @@
 //!
 //! let user = Endpoint::bind("tcp://").await?;
 //! let peer = user.add_peer(owner.name()).await?;
-//! user.write(peer, region.remote().at(8), "hello").await?;          // in the region when it completes
+//! user.write(peer, region.remote().at(8), "hello").await?;      // in the region when it completes
 //! assert_eq!(region.load::<u8>(8)?, b'h');
 //! assert_eq!(user.read(peer, own.remote().slice(..3)).await?[..], [7, 7, 7]);
 //! # Ok(()) }
 //! ```
 //!
 //! * The owner executes every operation, on allocated regions and registered buffers, so it must
-//!   make progress. There are no windows. One operation has up to four remote places.
+//!   make progress. There are no windows. One operation has up to four remote ranges.
 //! * Every operation waits for its response: a read for the bytes, a write for an acknowledgement
 //!   that is sent when the bytes are in place.
 //! * A write may overtake an earlier read: responses are sent when there is room, and read the
@@ -220,10 +222,11 @@
 //! let options = SocketOptions::new().port_range(41_000..=41_999).zero_copy_threshold(256 << 10);
 //! // Asking for io_uring fails where the kernel refuses it.
 //! # if Endpoint::options().socket_io(SocketIo::IoUring).bind("tcp://").await.is_err() { return Ok(()) }
-//! let ep = Endpoint::options().socket_io(SocketIo::IoUring).socket_options(options).bind("tcp://").await?;
+//! let ep = Endpoint::options().socket_io(SocketIo::IoUring).socket_options(options);
+//! let ep = ep.bind("tcp://").await?;
 //! # let peer = ep.add_peer(ep.name()).await?;
 //! # let receiving = ep.recv().start()?;
-//! let sent = ep.send(peer, vec![7; 1 << 20]).await?;      // completes when the peer's machine has it
+//! let sent = ep.send(peer, vec![7; 1 << 20]).await?;   // completes when the peer's machine has it
 //! # receiving.await?;
 //! assert_eq!(sent.buf.len(), 1 << 20);
 //! println!("{} without a copy", ep.stats().zero_copy);
@@ -237,12 +240,12 @@
 //!   bbr`); the machine's default elsewhere.
 //! * **Socket buffers**: a fixed size ends the kernel's autotuning. For long paths only, where
 //!   bandwidth times round trip exceeds what the kernel grows to.
-//! * **Zero copy** ([`zero_copy_threshold`](SocketOptions::zero_copy_threshold)): the network interface reads
-//!   long messages and writes from your buffer. io_uring only; ignored with epoll and by passive
-//!   endpoints. Where the kernel copies nevertheless, it says so, and the connection stops asking;
-//!   [`EndpointStats`] counts both. Such a send completes when the peer's machine has acknowledged
-//!   it, so it waits for a peer that does not read, also when it is cancelled or its endpoint is
-//!   closed, and completions may leave posting order.
+//! * **Zero copy** ([`zero_copy_threshold`](SocketOptions::zero_copy_threshold)): the network
+//!   interface reads long messages and writes from your buffer. io_uring only; ignored with epoll
+//!   and by passive endpoints. Where the kernel copies nevertheless, it says so, and the connection
+//!   stops asking; [`EndpointStats`] counts both. Such a send completes when the peer's machine has
+//!   acknowledged it, so it waits for a peer that does not read, also when it is cancelled or its
+//!   endpoint is closed, and completions may leave posting order.
 //! * **Traffic class**: the [`TrafficClass`] of the hints, for the domain or the transmit context,
 //!   is written to every packet as a DSCP ([`TrafficClass::dscp`]), by each side for what it sends.
 //!

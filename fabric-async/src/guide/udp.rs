@@ -14,7 +14,7 @@
 //!
 //! let server = Endpoint::bind("udp://127.0.0.1:0").await?;          // port 0: any free port
 //! let client = Endpoint::bind("udp://127.0.0.1:0").await?;
-//! let peer = client.add_peer(server.name()).await?;                   // as fi_udp://127.0.0.1:40189
+//! let peer = client.add_peer(server.name()).await?;               // as fi_udp://127.0.0.1:40189
 //! client.send(peer, "hello").await?;
 //! let got = server.recv().await?;
 //! server.send(got.source()?, "and back").await?;
@@ -53,7 +53,7 @@
 //! endpoint is bound to one address and reaches peers of its address family, without link-local
 //! ones (`fe80::`).
 //!
-//! The [`source`](SoakTotals::source) of a message is the handle of the address it came from. An
+//! The [`source`](Message::source) of a message is the handle of the address it came from. An
 //! auto-inserting vector inserts every sender. An endpoint remembers 1024 senders and releases the
 //! handle of one that has been idle for long when another comes and none of its messages waits. To
 //! keep a handle, [insert](AddressVector::insert) or look it up. An IP address is not
@@ -61,10 +61,10 @@
 //!
 //! # Multicast
 //!
-//! [`Endpoint::join_multicast`] joins an IPv4 multicast group until the [`MulticastGroup`] is dropped. A message to
-//! the group's address reaches all members on the network of the endpoint's own address (time to
-//! live 1); endpoints on `127.0.0.1` meet inside this machine. A libfabric peer is a member if it
-//! is bound to all addresses of its machine and the group's port.
+//! [`Endpoint::join_multicast`] joins an IPv4 multicast group until the [`MulticastGroup`] is
+//! dropped. A message to the group's address reaches all members on the network of the endpoint's
+//! own address (time to live 1); endpoints on `127.0.0.1` meet inside this machine. A libfabric
+//! peer is a member if it is bound to all addresses of its machine and the group's port.
 //!
 //! # Sockets
 //!

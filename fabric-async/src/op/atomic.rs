@@ -1,4 +1,4 @@
-//! Atomic operations on a peer's memory.
+//! Requests for atomic operations on a peer's memory.
 
 use std::future::{Future, IntoFuture};
 use std::marker::PhantomData;
@@ -18,26 +18,27 @@ use crate::endpoint::Endpoint;
 use crate::mr::RemoteAddr;
 use crate::thread_model::{Shared, ThreadModel};
 
-/// How many bytes of operands, comparands or results are handled without an allocation.
+/// Bytes of operands, comparands or results that are handled without an allocation.
 const INLINE_BYTES: usize = 64;
 
-/// What comes back from an atomic operation: nothing, or the values that were there.
+/// Whether an atomic operation returns the previous values.
 pub trait AtomicMode<R>: Unpin + sealed::Sealed {
-    /// What its future resolves to.
+    /// The output of the operation's future.
     type Output: Unpin;
-    /// Whether something comes back.
+    /// Whether the operation returns values.
     #[doc(hidden)]
     const FETCHES: bool;
-    /// Reads the answer.
+    /// Decodes the result. The result has the shape of `operands`.
     #[doc(hidden)]
-    fn decode(row: &R, bytes: &[u8]) -> Self::Output;
+    fn decode(operands: &R, bytes: &[u8]) -> Self::Output;
 }
 
-/// Nothing comes back ([`Endpoint::atomic`]).
+/// The operation returns nothing ([`Endpoint::atomic`]).
 #[derive(Clone, Copy, Debug)]
 pub enum NoFetch {}
 
-/// The values that were there come back ([`Endpoint::fetch_atomic`], [`Endpoint::compare_atomic`]).
+/// The operation returns the previous values ([`Endpoint::fetch_atomic`],
+/// [`Endpoint::compare_atomic`]).
 #[derive(Clone, Copy, Debug)]
 pub enum Fetching {}
 
@@ -58,20 +59,20 @@ impl<R: AtomicValues> AtomicMode<R> for Fetching {
     type Output = R;
     const FETCHES: bool = true;
 
-    fn decode(row: &R, bytes: &[u8]) -> R {
+    fn decode(operands: &R, bytes: &[u8]) -> R {
         let size = R::Element::DATATYPE.size();
-        row.like_from_fn(|index| R::Element::from_bits(bits_at(bytes, index, size)))
+        operands.like_from_fn(|index| R::Element::from_bits(bits_at(bytes, index, size)))
     }
 }
 
-/// An atomic operation on a peer's memory: posted by `.await`, [`start`](Self::start) or
-/// [`post`](Self::post).
+/// A request for an atomic operation on a peer's memory: posted by `.await`, [`start`](Self::start)
+/// or [`post`](Self::post).
 ///
-/// `R` is a value, an array or a vector of values. Over shared memory it is executed by the
-/// processor of whoever starts it, on the memory itself, and over `tcp`, and on registered buffers,
-/// [by its owner](crate::guide::one_sided); the owner's own
-/// [`MemoryRegion::atomic`](crate::MemoryRegion::atomic) does likewise, so all of them exclude each
-/// other.
+/// `R` is a value, an array or a vector of values. Over shared memory the initiator's CPU executes
+/// the operation directly on the memory; over `tcp`, and for registered buffers, [the
+/// owner](crate::guide::one_sided) executes it. The owner's own
+/// [`MemoryRegion::atomic`](crate::MemoryRegion::atomic) works on the same memory, so all of them
+/// are atomic with respect to each other.
 #[must_use = "nothing happens before the request is awaited, started or posted"]
 #[doc(alias = "fi_atomic")]
 #[doc(alias = "fi_atomicmsg")]
@@ -122,19 +123,19 @@ impl<'a, R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> AtomicRequest<'a, R,
     fence_method!();
     delivery_complete_method!();
 
-    /// Posts now; the result is awaited later, or never.
+    /// Posts the request now. The returned operation may be awaited later, or dropped.
     ///
     /// # Errors
-    /// [`Error::NotSupported`](crate::Error::NotSupported) when there is no such operation on this
-    /// type; [`Error::Invalid`](crate::Error::Invalid) when the offset is no multiple of a value's
-    /// size, or operands and comparands are not equally many; and as
+    /// [`Error::NotSupported`](crate::Error::NotSupported) when the data type does not have the
+    /// operation; [`Error::Invalid`](crate::Error::Invalid) when the offset is not a multiple of
+    /// the value's size, or the numbers of operands and comparands differ; and as
     /// [`WriteRequest::start`](crate::WriteRequest::start).
     pub fn start(self) -> Result<AtomicOperation<R, A>> {
         self.submit(CreditMode::NoWait)
     }
 
-    /// Posts now; the completion goes to the endpoint's transmit queue.
-    /// [`UringCompletion::values`](crate::UringCompletion::values) has what was fetched.
+    /// Posts the request now. The completion goes to the endpoint's transmit queue; its
+    /// [`Completion::values`](crate::Completion::values) are the previous values.
     ///
     /// # Errors
     /// As [`start`](Self::start), and as [`SendRequest::post`](crate::SendRequest::post).
@@ -164,7 +165,7 @@ impl<'a, R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> AtomicRequest<'a, R,
             let result = &mut result[..if A::FETCHES { len } else { 0 }];
             let done = ep
                 .inner
-                .try_fast_path(|way| way.try_atomic(&self.spec, operands, result));
+                .try_fast_path(|fast_path| fast_path.try_atomic(&self.spec, operands, result));
             if done || core.try_atomic(ep.inner.id, &self.spec, operands, result)? == TrySend::Done
             {
                 return Ok(AtomicOperation(AtomicOperationState::Done(Some(
@@ -197,7 +198,7 @@ impl<'a, R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> AtomicRequest<'a, R,
             .as_ref()
             .map_or(count, |comparands| comparands.elements().len());
         if comparands != count {
-            let why = format!("{count} operands, {comparands} comparands");
+            let why = format!("it has {count} operands and {comparands} comparands");
             return Err(crate::Error::Invalid {
                 what: "atomic operation",
                 why,
@@ -223,11 +224,11 @@ impl<'a, R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> AtomicRequest<'a, R,
 
     fn write_operands(&self, bytes: &mut [u8]) {
         let size = R::Element::DATATYPE.size();
-        for (place, value) in bytes
+        for (slot, value) in bytes
             .chunks_exact_mut(size)
             .zip(self.operands_and_comparands())
         {
-            place.copy_from_slice(&value.bits().to_le_bytes()[..size]);
+            slot.copy_from_slice(&value.bits().to_le_bytes()[..size]);
         }
     }
 
@@ -252,11 +253,11 @@ impl<R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> IntoFuture for AtomicReq
 /// A posted atomic operation, to be awaited.
 ///
 /// # Cancel safety
-/// Dropping it takes nothing back: the operation takes effect once.
+/// Dropping it does not cancel the operation, which takes effect once.
 ///
 /// # Panics
 /// When polled after it has resolved.
-#[must_use = "dropping an operation abandons it"]
+#[must_use = "its result is lost if the operation is dropped"]
 pub struct AtomicOperation<R: AtomicValues, A: AtomicMode<R>>(AtomicOperationState<R, A>);
 
 enum AtomicOperationState<R: AtomicValues, A: AtomicMode<R>> {
@@ -269,7 +270,7 @@ impl<R: AtomicValues, A: AtomicMode<R>> Future for AtomicOperation<R, A> {
     type Output = Result<A::Output>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        const AGAIN: &str = "an operation was polled after it had resolved";
+        const AGAIN: &str = "the operation was polled after it had resolved";
         Poll::Ready(match &mut self.0 {
             AtomicOperationState::Done(answer) => {
                 let budget = ready!(tokio::task::coop::poll_proceed(cx));
@@ -277,9 +278,9 @@ impl<R: AtomicValues, A: AtomicMode<R>> Future for AtomicOperation<R, A> {
                 Ok(answer.take().expect(AGAIN))
             }
             AtomicOperationState::PostFailed(error) => Err(error.take().expect(AGAIN)),
-            AtomicOperationState::Posted(operation, row) => {
+            AtomicOperationState::Posted(operation, operands) => {
                 match ready!(Pin::new(operation).poll(cx)) {
-                    Ok(done) => Ok(A::decode(row, &done.buf)),
+                    Ok(done) => Ok(A::decode(operands, &done.buf)),
                     Err(Failed { error, .. }) => Err(error),
                 }
             }

@@ -1,4 +1,4 @@
-//! Several requests posted together.
+//! Posting several requests together.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::CompletionOptions;
 use crate::endpoint::Endpoint;
 use crate::thread_model::ThreadModel;
 
-/// A request that can be posted together with others of its type:
+/// A request that can be posted in a batch with others of its type:
 /// [`SendRequest`](crate::SendRequest), [`WriteRequest`](crate::WriteRequest) or
 /// [`RecvRequest`](crate::RecvRequest).
 pub trait Batchable<'a, M: ThreadModel>: sealed::BatchPost<'a, M> {}
@@ -22,62 +22,65 @@ pub(crate) mod sealed {
     use super::{ChunkResult, Endpoint, Result, ThreadModel};
 
     pub trait BatchPost<'a, M: ThreadModel>: Sized {
-        /// What is posted of it.
+        /// The part of the request that is posted.
         type Prepared;
-        /// Whether this endpoint can post it.
+        /// Checks that this endpoint can post the request.
         fn check_for(&self, ep: &Endpoint<M>) -> Result<()>;
-        /// Bytes that the post copies, as far as the request tells.
+        /// Returns the number of bytes that the post copies, as far as the request tells.
         fn copied_len(&self) -> usize;
-        /// Makes it one of several.
+        /// Turns the request into an element of a chunk.
         fn prepare(self) -> Self::Prepared;
-        /// The request again, of one that was not posted; nothing of one that was.
+        /// Returns the request of an element that was not posted, else `None`.
         fn restore(ep: &'a Endpoint<M>, ready: Self::Prepared) -> Option<Self>;
         /// Posts a chunk.
         fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut [Self::Prepared]) -> ChunkResult;
     }
 }
 
-/// How many of a chunk were posted, and why no more, or that a peer is gone. What was not posted
-/// has its buffer still.
+/// Number of requests of a chunk that were posted, and the error that stopped it or of a peer that
+/// disconnected. Elements that were not posted have their buffers.
 pub(crate) type ChunkResult = (usize, Result<()>);
 
-/// A request that is posted with others, from where it lies: it is large.
+/// A request of a chunk. It is posted by reference, because it is large.
 pub struct PreparedRequest<S, B> {
     pub(super) spec: S,
-    /// Its own until it is posted.
+    /// `None` after it was posted.
     pub(super) buf: Option<B>,
     pub(super) report: CompletionOptions,
 }
 
-/// A batch that stopped before its end ([`Endpoint::post_all`]).
+/// The error of a batch that stopped before its end ([`Endpoint::post_all`]).
 ///
-/// `?` turns it into its [`Error`] and drops the requests that are left. Only after
-/// [`Error::WouldBlock`] is the same to be tried again: after any other error the first request that is
-/// left would be refused again.
+/// `?` turns it into its [`Error`] and drops the unposted requests. Retry only after
+/// [`Error::WouldBlock`]: after any other error the first unposted request would fail again.
 pub struct BatchError<R> {
-    /// Why.
+    /// The error of the request that stopped the batch.
     pub error: Error,
-    /// How many requests were posted before.
+    /// Number of requests that were posted.
     pub posted: usize,
-    /// Requests that were taken from the iterator and not posted, the refused one first. Chained
-    /// with the rest of the iterator they can be tried again.
+    /// Requests that were taken from the iterator and not posted, the refused one first. Chain them
+    /// with the rest of the iterator to retry.
     pub unposted: Vec<R>,
 }
 
 impl<R> fmt::Debug for BatchError<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("BatchStopped");
+        let mut debug = f.debug_struct("BatchError");
         debug
             .field("error", &self.error)
             .field("posted", &self.posted)
-            .field("rest", &self.unposted.len())
+            .field("unposted", &self.unposted.len())
             .finish()
     }
 }
 
 impl<R> fmt::Display for BatchError<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "stopped after {} requests: {}", self.posted, self.error)
+        write!(
+            f,
+            "batch stopped after {} posted requests: {}",
+            self.posted, self.error
+        )
     }
 }
 
@@ -97,7 +100,7 @@ pub(crate) fn post_all<'a, R: Batchable<'a, M>, M: ThreadModel>(
     let mut posted = 0;
     let mut chunk = Vec::with_capacity(MAX_BATCH_POSTS);
     loop {
-        // The iterator is the user's code, and runs without the lock.
+        // The iterator is code of the application, and runs without the domain's lock.
         let (mut refused, mut bytes) = (None, 0);
         while chunk.len() < MAX_BATCH_POSTS && bytes < MAX_BATCH_BYTES {
             let Some(request) = requests.next() else {
@@ -140,8 +143,8 @@ pub(crate) fn post_all<'a, R: Batchable<'a, M>, M: ThreadModel>(
     }
 }
 
-/// Posts a chunk, request by request, until one is refused.
-#[inline(always)] // on the way of a small message
+/// Posts a chunk request by request, until one is refused.
+#[inline(always)] // in the path of small messages
 pub(super) fn post_until_error<S, B>(
     chunk: &mut [PreparedRequest<S, B>],
     mut post: impl FnMut(&S, B, CompletionOptions) -> Result<(), Failed<B>>,
@@ -158,7 +161,7 @@ pub(super) fn post_until_error<S, B>(
     (chunk.len(), Ok(()))
 }
 
-/// Whether this endpoint can send a request that was made with `of`.
+/// Checks that this endpoint can send a request that was created on `of`.
 pub(super) fn check_send<M: ThreadModel>(
     ep: &Endpoint<M>,
     of: &Endpoint<M>,
@@ -179,6 +182,6 @@ pub(super) fn check_same_endpoint<M: ThreadModel>(
     }
     Err(Error::Invalid {
         what: "batch",
-        why: "a request is of another endpoint".into(),
+        why: "a request was created on another endpoint".into(),
     })
 }

@@ -15,7 +15,7 @@ use super::{CompletionOptions, Operation, send};
 use crate::endpoint::Endpoint;
 use crate::thread_model::{Shared, ThreadModel};
 
-/// A message to be lent: posted by `.await`, [`start`](Self::start) or [`post`](Self::post).
+/// A request to lend a message: posted by `.await`, [`start`](Self::start) or [`post`](Self::post).
 #[must_use = "nothing is lent before the request is awaited, started or posted"]
 pub struct LendRequest<'a, M: ThreadModel = Shared> {
     ep: &'a Endpoint<M>,
@@ -46,7 +46,7 @@ impl<'a, M: ThreadModel> LendRequest<'a, M> {
         self
     }
 
-    /// Data for the receiver's completion (`FI_REMOTE_CQ_DATA`).
+    /// Sets data for the receiver's completion (`FI_REMOTE_CQ_DATA`).
     pub fn data(mut self, data: u64) -> Self {
         self.spec.data = Some(data);
         self
@@ -56,7 +56,7 @@ impl<'a, M: ThreadModel> LendRequest<'a, M> {
     fence_method!();
     completion_level_methods!();
 
-    /// Posts now; the result is awaited later, or never.
+    /// Posts the request now. The returned operation may be awaited later, or dropped.
     ///
     /// # Errors
     /// With the loan, as [`SendRequest::start`](crate::SendRequest::start).
@@ -67,8 +67,8 @@ impl<'a, M: ThreadModel> LendRequest<'a, M> {
             .map(LendOperation)
     }
 
-    /// Posts now; the completion goes to the endpoint's transmit queue, as that of a send without a
-    /// buffer of interest.
+    /// Posts the request now. The completion goes to the endpoint's transmit queue, without the
+    /// loan.
     ///
     /// # Errors
     /// With the loan, as [`SendRequest::post`](crate::SendRequest::post).
@@ -102,21 +102,21 @@ impl<M: ThreadModel> IntoFuture for LendRequest<'_, M> {
     }
 }
 
-/// A posted loan, to be awaited. Resolves when it is the peer's; a failure has the loan.
+/// A posted loan, to be awaited. Resolves when the peer has the memory; a failure returns the loan.
 ///
 /// # Cancel safety
 /// As [`Operation`].
 ///
 /// # Panics
 /// When polled after it has resolved.
-#[must_use = "nobody hears how a dropped operation ends"]
+#[must_use = "its result is lost if the operation is dropped"]
 pub struct LendOperation(Operation<Loan>);
 
 impl Future for LendOperation {
     type Output = Result<(), Failed<Loan>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // The loan that comes back is the peer's by now, and is only dropped.
+        // The memory belongs to the peer by now: the returned loan is only dropped.
         Poll::Ready(ready!(Pin::new(&mut self.0).poll(cx)).map(drop))
     }
 }

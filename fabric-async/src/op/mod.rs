@@ -1,18 +1,18 @@
-//! Operations: requests, and what they become when they are posted.
+//! Requests of endpoints, and the operations they become when they are posted.
 
-/// The methods by which every request says how it is to be reported.
+/// Methods of all requests on how they complete.
 macro_rules! completion_methods {
     () => {
-        /// The number that comes with the completion when the request is [posted](Self::post).
+        /// Sets the context value of the completion when the request is [posted](Self::post).
         pub fn context(mut self, context: u64) -> Self {
             self.report.context = context;
             self
         }
 
-        /// Asks for an entry of the queue also when all goes well (`FI_COMPLETION`), where the
-        /// request is [posted](Self::post) and the endpoint is bound to the queue with
-        /// [`SELECTIVE_COMPLETION`](crate::CqBind::SELECTIVE_COMPLETION). Everywhere else it gets
-        /// one anyway.
+        /// Requests a queue entry for a successful completion (`FI_COMPLETION`), for requests that
+        /// are [posted](Self::post) on an endpoint bound with
+        /// [`SELECTIVE_COMPLETION`](crate::CqBind::SELECTIVE_COMPLETION). Without selective
+        /// completion every posted request gets an entry.
         #[doc(alias = "FI_COMPLETION")]
         pub fn completion(mut self) -> Self {
             self.report.completion = true;
@@ -21,14 +21,16 @@ macro_rules! completion_methods {
     };
 }
 
-/// The method by which every request is fenced.
+/// The fence method of all requests but receives.
 macro_rules! fence_method {
     () => {
-        /// Begins when everything that was posted before it for that peer on this endpoint has
-        /// ended, and nothing that is posted after it overtakes it (`FI_FENCE`; needs
-        /// [`Caps::FENCE`](crate::Caps::FENCE)). Messages and their pieces keep their order anyway.
-        /// While the fence waits, [`start`](Self::start) and `post` of what comes behind it are
-        /// refused with [`Error::WouldBlock`](crate::Error::WouldBlock); what is awaited waits.
+        /// Starts the operation when everything posted before for the same peer on this endpoint
+        /// has completed, and keeps later operations behind it (`FI_FENCE`; needs
+        /// [`Caps::FENCE`](crate::Caps::FENCE)).
+        ///
+        /// Messages keep their order without a fence. While the fence waits, [`start`](Self::start)
+        /// and `post` of later requests to the peer fail with
+        /// [`Error::WouldBlock`](crate::Error::WouldBlock); awaited requests wait.
         #[doc(alias = "FI_FENCE")]
         pub fn fence(mut self) -> Self {
             self.spec.fence = true;
@@ -37,38 +39,40 @@ macro_rules! fence_method {
     };
 }
 
-/// The methods by which a message says when it has ended.
+/// Methods of messages that set the completion level.
 macro_rules! completion_level_methods {
     () => {
-        /// Ends when all of the message that the receive has room for is in the buffer of the
-        /// receive that took it, and that receive has ended (`FI_DELIVERY_COMPLETE`), whatever the
-        /// endpoint's [default](crate::guide::ordering#what-sent-means). A message that no receive
-        /// takes is held back until one does; under manual progress the receiver must also be
-        /// waiting for something, as for every message. One that the peer
-        /// [discards](crate::Claimed::discard) has been delivered too. Over `tcp` it says less: all
-        /// of the message is at the peer's endpoint, [received or not](crate::guide::tcp#what-sent-means).
-        /// [`Error::NotSupported`](crate::Error::NotSupported) with providers whose offers lack
-        /// this flag.
+        /// Completes when the receive that took the message has completed, with all bytes it has
+        /// room for (`FI_DELIVERY_COMPLETE`), whatever the endpoint's
+        /// [default](crate::guide::ordering#what-sent-means).
+        ///
+        /// The completion waits until a receive takes the message; under manual progress the
+        /// receiver must also be waiting for something, as for every message. A message that the
+        /// peer [discards](crate::Claimed::discard) counts as delivered. Over `tcp` the guarantee
+        /// is weaker: the whole message is at the peer's endpoint, [received or
+        /// not](crate::guide::tcp#what-sent-means).
+        /// [`Error::NotSupported`](crate::Error::NotSupported) for providers whose offers lack the
+        /// flag.
         #[doc(alias = "FI_DELIVERY_COMPLETE")]
         pub fn delivery_complete(mut self) -> Self {
             self.spec.level = fabric_core::completion::CompletionLevel::Delivered;
             self
         }
 
-        /// Ends when a receive has taken the message, though perhaps not all its bytes yet, or the
-        /// peer has [discarded](crate::Claimed::discard) it (`FI_MATCH_COMPLETE`).
-        /// [`Error::NotSupported`](crate::Error::NotSupported) with providers whose offers lack
-        /// this flag.
+        /// Completes when a receive has taken the message, though perhaps not all its bytes yet, or
+        /// the peer has [discarded](crate::Claimed::discard) it (`FI_MATCH_COMPLETE`).
+        /// [`Error::NotSupported`](crate::Error::NotSupported) for providers whose offers lack the
+        /// flag.
         #[doc(alias = "FI_MATCH_COMPLETE")]
         pub fn match_complete(mut self) -> Self {
             self.spec.level = fabric_core::completion::CompletionLevel::Matched;
             self
         }
 
-        /// Ends as soon as the provider calls a message sent: the default, unless
-        /// [`tx_op_flags`](crate::Hints::tx_op_flags) ask for more. With `shm` and `sim` that is
-        /// when the peer's endpoint has it (`FI_TRANSMIT_COMPLETE`); over `tcp`, which offers less
-        /// (`FI_INJECT_COMPLETE`), when [the kernel has it](crate::guide::tcp).
+        /// Completes when the provider considers the message sent: the default, unless
+        /// [`tx_op_flags`](crate::Hints::tx_op_flags) request more. With `shm` and `sim` the peer's
+        /// endpoint has the message then (`FI_TRANSMIT_COMPLETE`); over `tcp`, which offers less
+        /// (`FI_INJECT_COMPLETE`), [the kernel has it](crate::guide::tcp).
         #[doc(alias = "FI_TRANSMIT_COMPLETE")]
         pub fn transmit_complete(mut self) -> Self {
             self.spec.level = fabric_core::completion::CompletionLevel::Transmitted;
@@ -77,13 +81,13 @@ macro_rules! completion_level_methods {
     };
 }
 
-/// The method by which a change of a peer's memory says when it has ended.
+/// The completion level method of operations that change a peer's memory.
 macro_rules! delivery_complete_method {
     () => {
-        /// Ends when the peer's memory has been changed (`FI_DELIVERY_COMPLETE`). That is when such
-        /// an operation ends anyway, with all providers there are: this says that the program
-        /// relies on it. What tells the peer of it, an entry of its queue or a count, follows and
-        /// is not waited for.
+        /// Completes when the peer's memory has been changed (`FI_DELIVERY_COMPLETE`). All
+        /// providers complete these operations at that time anyway, so this only documents that the
+        /// program relies on it. The notification of the peer, by a queue entry or a counter,
+        /// follows and is not waited for.
         #[doc(alias = "FI_DELIVERY_COMPLETE")]
         pub fn delivery_complete(mut self) -> Self {
             self.spec.level = fabric_core::completion::CompletionLevel::Delivered;
@@ -128,18 +132,18 @@ use tokio::task::coop;
 use crate::endpoint::{Endpoint, EndpointInner};
 use crate::thread_model::ThreadModel;
 
-/// What a request that is posted has for its queue.
+/// How a posted request reports to its queue.
 #[derive(Clone, Copy, Debug, Default)]
 struct CompletionOptions {
     context: u64,
-    /// Asked for, where success is not reported by itself.
+    /// Whether success is reported although the queue is bound for selective completion.
     completion: bool,
 }
 
 impl CompletionOptions {
-    /// Who hears of the operation, on an endpoint that is quiet about success or not.
-    fn target(self, quiet: bool) -> CompletionTarget {
-        if quiet && !self.completion {
+    /// Returns the completion target; `selective` is that of the endpoint's queue.
+    fn target(self, selective: bool) -> CompletionTarget {
+        if selective && !self.completion {
             CompletionTarget::CqOnError(self.context)
         } else {
             CompletionTarget::Cq(self.context)
@@ -147,48 +151,48 @@ impl CompletionOptions {
     }
 }
 
-/// A posted operation, to be awaited: resolves to [`Done`] or [`Failed`], each with the buffer.
+/// A posted operation, to be awaited. It resolves to [`Done`] or [`Failed`], each with the buffer.
 ///
-/// It does not keep its endpoint open: when that is closed, by a call or with its last handle, the
-/// operation ends with [`Error::Canceled`](crate::Error::Canceled) and its buffer, unless it has
-/// completed before. See [what keeps an object open](crate::guide::errors#handles).
+/// It does not keep its endpoint open: when the endpoint is closed, by a call or with its last
+/// handle, a pending operation ends with [`Error::Canceled`](crate::Error::Canceled) and its
+/// buffer. See [handles](crate::guide::errors#handles).
 ///
 /// # Cancel safety
-/// Dropping a receive loses no message: one that has arrived, or is arriving, goes to the next
-/// receive that accepts it. Dropping a send that waits for credit withdraws it, as with reads and
-/// writes; any other goes on, and its failure becomes an
-/// [event](crate::EventKind::OperationFailed). The buffer is dropped when nobody uses it any more.
-/// [`Operation::cancel`] gets it back instead.
+/// Dropping a receive loses no message: a message that has arrived, or is arriving, goes to the
+/// next receive that accepts it. Dropping a send, read or write that waits for credit cancels it;
+/// any other operation continues, and its failure becomes an
+/// [event](crate::EventKind::OperationFailed). The buffer is dropped when it is no longer in use.
+/// [`Operation::cancel`] returns it instead.
 ///
 /// # Panics
 /// When polled after it has resolved.
-#[must_use = "nobody hears how a dropped operation ends; a receive that is dropped takes nothing"]
+#[must_use = "its result is lost if the operation is dropped; a dropped receive takes no message"]
 pub struct Operation<B> {
     state: OperationState<B>,
 }
 
 enum OperationState<B> {
-    /// Sent when it was posted: so many bytes, with this tag.
+    /// Completed when it was posted, with this many bytes and this tag.
     DoneInline(B, usize, Option<u64>),
     PostFailed(Box<Failed<B>>),
     Posted {
         /// Not a handle: the endpoint may be closed.
         ep: Arc<EndpointInner>,
-        /// Until its result was taken.
+        /// `None` after the result was taken.
         key: Option<OpKey>,
     },
     Resolved,
 }
 
-/// Why an operation panics.
-const POLLED_AFTER_COMPLETION: &str = "an operation was polled after it had resolved";
+/// Panic text of a poll after completion.
+const POLLED_AFTER_COMPLETION: &str = "the operation was polled after it had resolved";
 
-/// What became of a cancelled operation.
+/// The result of cancelling an operation.
 #[derive(Debug)]
 pub enum CancelOutcome<B> {
-    /// It had not begun and never will; here is its buffer.
+    /// The operation was cancelled before it took effect. This is its buffer.
     Canceled(B),
-    /// It was too late: it ended like this.
+    /// The operation completed before it could be cancelled, with this result.
     Completed(Result<Done<B>, Failed<B>>),
 }
 
@@ -213,7 +217,7 @@ impl<B: IoBuf> Operation<B> {
         }
     }
 
-    /// This, unless it was refused when it was posted.
+    /// Returns the operation, or the error if the post failed.
     pub(crate) fn into_post_result(mut self) -> Result<Self, Failed<B>> {
         match std::mem::replace(&mut self.state, OperationState::Resolved) {
             OperationState::PostFailed(failed) => Err(*failed),
@@ -224,7 +228,7 @@ impl<B: IoBuf> Operation<B> {
         }
     }
 
-    /// What became of a post for a future.
+    /// Creates the operation of a post for a future.
     pub(crate) fn from_post_result<M: ThreadModel>(
         ep: &Endpoint<M>,
         posted: PostResult<B>,
@@ -232,18 +236,20 @@ impl<B: IoBuf> Operation<B> {
         match posted {
             PostResult::Done(transfer, buf) => Self::done_inline(buf, transfer.len, transfer.tag),
             PostResult::Pending(key) => Self::posted(ep.inner.clone(), key),
-            PostResult::Reported => unreachable!("only queues are reported to"),
+            PostResult::Reported => {
+                unreachable!("a post for a future is never reported to a queue")
+            }
         }
     }
 
-    /// Takes the operation back if it has not begun, else waits for its end: which of the two it
-    /// was is the result, exactly once (`fi_cancel`).
+    /// Cancels the operation if it has not taken effect, else waits for its completion
+    /// (`fi_cancel`). The outcome is exactly one of the two.
     ///
-    /// A receive can be taken back until a message is matched to it, a send until its first byte is
+    /// A receive can be cancelled until a message is matched to it, a send until its first byte is
     /// on its way.
     ///
     /// # Cancel safety
-    /// Dropping this is dropping the operation.
+    /// Dropping this future drops the operation.
     #[doc(alias = "fi_cancel")]
     pub async fn cancel(mut self) -> CancelOutcome<B> {
         std::future::poll_fn(|cx| {
@@ -253,8 +259,8 @@ impl<B: IoBuf> Operation<B> {
             if let Poll::Ready(result) = Pin::new(&mut self).poll(cx) {
                 return Poll::Ready(CancelOutcome::Completed(result));
             }
-            // A receive can be withdrawn again when the sender of its message has ended. If that
-            // happens later, it wakes this task.
+            // A receive can be cancelled again when the sender of its message has died. If that
+            // happens after this poll, it wakes this task.
             match self.withdraw() {
                 Some(buf) => Poll::Ready(CancelOutcome::Canceled(buf)),
                 None => Poll::Pending,
@@ -263,7 +269,7 @@ impl<B: IoBuf> Operation<B> {
         .await
     }
 
-    /// Takes the operation back if it has not begun.
+    /// Cancels the operation if it has not taken effect.
     fn withdraw(&mut self) -> Option<B> {
         let OperationState::Posted { ep, key: Some(key) } = &self.state else {
             return None;
@@ -271,7 +277,7 @@ impl<B: IoBuf> Operation<B> {
         let buf = ep.domain.core.cancel(*key).ok()?;
         self.state = OperationState::Resolved;
         let buf = B::from_any(buf);
-        Some(buf.unwrap_or_else(|_| unreachable!("a slot returns what it was given")))
+        Some(buf.unwrap_or_else(|_| unreachable!("the buffer has the type it was posted with")))
     }
 }
 
@@ -280,7 +286,7 @@ impl<B: IoBuf> Future for Operation<B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let budget = ready!(coop::poll_proceed(cx));
-        // What is returned is large: it is made where it belongs, not moved there.
+        // The result is large: return it from here directly, without a move through a local.
         if let OperationState::Posted { ep, key } = &mut self.state {
             let finished = ready!(
                 ep.domain
@@ -303,7 +309,7 @@ impl<B: IoBuf> Future for Operation<B> {
     }
 }
 
-/// The buffer is in the operation's slot or is moved out whole: nothing of it is pinned here.
+/// The buffer is in the operation's slot or is moved out whole: nothing in the operation is pinned.
 impl<B> Unpin for Operation<B> {}
 
 impl<B> Drop for Operation<B> {

@@ -1,4 +1,4 @@
-//! Receives of several messages into one buffer.
+//! Multi-receives: several messages in one buffer.
 
 use std::fmt;
 use std::mem;
@@ -19,19 +19,19 @@ use tokio::task::coop;
 use crate::endpoint::{Endpoint, EndpointInner};
 use crate::thread_model::{Shared, ThreadModel};
 
-/// Bytes that a buffer must have left to take a further message, unless said otherwise.
+/// Default of `min_free`, in bytes.
 pub(crate) const DEFAULT_MIN_FREE: usize = 64;
 
-/// A message in part of a buffer that took several.
+/// A message of a multi-receive, as part of its buffer.
 ///
-/// Dereferences to its bytes; [`into_buf`](SoakTotals::into_buf) keeps them without copying. The memory
-/// of the buffer is freed with the last of its messages, and what was left of it.
+/// Dereferences to its bytes; [`into_buf`](MessageSlice::into_buf) keeps them without copying. The
+/// memory of the buffer is freed when all its messages and its rest are dropped.
 pub type MessageSlice = Done<Bytes>;
 
-/// A receive of several messages (`FI_MULTI_RECV`), posted by [`start`](Self::start), as a stream,
-/// or by [`post`](Self::post), to the queue.
+/// A multi-receive request (`FI_MULTI_RECV`): posted by [`start`](Self::start), as a stream, or by
+/// [`post`](Self::post), to the completion queue.
 ///
-/// Takes untagged messages from anybody, unless said otherwise.
+/// Takes untagged messages from any source by default.
 #[must_use = "nothing is received before the request is started or posted"]
 #[doc(alias = "FI_MULTI_RECV")]
 pub struct MultiRecvRequest<'a, M: ThreadModel = Shared> {
@@ -56,8 +56,8 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
         }
     }
 
-    /// Takes no further message when fewer bytes than this are left (`FI_OPT_MIN_MULTI_RECV`); 64
-    /// unless said otherwise.
+    /// Sets the number of free bytes below which the buffer takes no further message
+    /// (`FI_OPT_MIN_MULTI_RECV`); 64 by default.
     ///
     /// 0 means: as long as messages fit.
     #[doc(alias = "FI_OPT_MIN_MULTI_RECV")]
@@ -77,26 +77,27 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
         self
     }
 
-    /// Takes messages from this peer only (`FI_DIRECTED_RECV`). When the peer ends, so does the
-    /// receive, with [`Error::PeerGone`]; see [`RecvRequest::from`](crate::RecvRequest::from).
+    /// Takes messages from this peer only (`FI_DIRECTED_RECV`). The receive ends with
+    /// [`Error::PeerGone`] when the peer is gone; see
+    /// [`RecvRequest::from`](crate::RecvRequest::from).
     pub fn from(mut self, peer: FiAddr) -> Self {
         self.spec.from = Some(peer);
         self
     }
 
-    /// The number that comes with the completions when the request is [posted](Self::post).
+    /// Sets the context value of the completions when the request is [posted](Self::post).
     pub fn context(mut self, context: u64) -> Self {
         self.context = context;
         self
     }
 
-    /// Posts now; the messages are a stream.
+    /// Posts the request now. The messages are a stream.
     ///
     /// # Errors
     /// With the buffer: [`Error::Invalid`] when its spare capacity is 0 or less than
-    /// [`min_free`](Self::min_free); [`Error::WouldBlock`] when the endpoint's receive entries are
-    /// taken; [`Error::NotSupported`] without [`Caps::MULTI_RECV`](crate::Caps::MULTI_RECV), or
-    /// [`Caps::TAGGED_MULTI_RECV`](crate::Caps::TAGGED_MULTI_RECV) for tagged messages;
+    /// [`min_free`](Self::min_free); [`Error::WouldBlock`] when all receive entries of the endpoint
+    /// are in use; [`Error::NotSupported`] without [`Caps::MULTI_RECV`](crate::Caps::MULTI_RECV),
+    /// or [`Caps::TAGGED_MULTI_RECV`](crate::Caps::TAGGED_MULTI_RECV) for tagged messages;
     /// [`Error::StaleAddress`], [`Error::Closed`].
     #[allow(clippy::result_large_err)] // as of every request
     pub fn start(self) -> Result<MultiRecv, Failed<BytesMut>> {
@@ -107,18 +108,20 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
         })
     }
 
-    /// Posts now; each message is a completion of kind [`OpKind::Recv`](crate::OpKind::Recv) in the
-    /// endpoint's receive queue, with its [`Bytes`]. When the buffer takes no more of them, one of
-    /// kind [`OpKind::MultiRecvRelease`](crate::OpKind::MultiRecvRelease) follows the last, with what is left of the
-    /// buffer as a `BytesMut`. All have the same context.
+    /// Posts the request now. Each message is a completion of kind
+    /// [`OpKind::Recv`](crate::OpKind::Recv) in the endpoint's receive queue, with its [`Bytes`].
     ///
-    /// All are reported also where the queue is bound with
-    /// [`SELECTIVE_COMPLETION`](crate::CqBind::SELECTIVE_COMPLETION): what is not reported of a
-    /// message would be lost.
+    /// When the buffer takes no more messages, a completion of kind
+    /// [`OpKind::MultiRecvRelease`](crate::OpKind::MultiRecvRelease) follows the last one, with the
+    /// rest of the buffer as a `BytesMut`. All have the same context.
     ///
-    /// As long as it is posted, two entries of the queue are reserved for it: one for the next
-    /// message, and one for the release. A further message for which no entry is free waits at its
-    /// sender, and with it what that sender sent after it, until entries are taken out of the
+    /// All are reported also if the queue is bound with
+    /// [`SELECTIVE_COMPLETION`](crate::CqBind::SELECTIVE_COMPLETION), because an unreported message
+    /// would be lost.
+    ///
+    /// While the receive is posted, two entries of the queue are reserved for it: one for the next
+    /// message, and one for the release. If no entry is free for a further message, the message and
+    /// all later messages of the same sender wait at the sender until entries are taken from the
     /// queue.
     ///
     /// ```
@@ -127,7 +130,8 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
     /// # use fabric_async::{Endpoint, OpKind};
     /// # use futures_util::StreamExt;
     /// let ep = Endpoint::bind("shm://").await?;
-    /// let (me, mut queue) = (ep.add_peer(ep.name()).await?, ep.completions().expect("the first to ask"));
+    /// let me = ep.add_peer(ep.name()).await?;
+    /// let mut queue = ep.completions().expect("the first call");
     /// ep.recv_multi(BytesMut::with_capacity(12)).min_free(4).context(7).post()?;
     /// ep.inject(me, b"five.")?;
     /// ep.inject(me, b"four")?;
@@ -138,14 +142,14 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
     /// }
     /// let mut release = queue.next().await.expect("the queue is open");
     /// assert_eq!((release.context, release.kind), (7, OpKind::MultiRecvRelease));
-    /// assert_eq!(release.take_buf::<BytesMut>().expect("what is left").capacity(), 3);
+    /// assert_eq!(release.take_buf::<BytesMut>().expect("the rest of the buffer").capacity(), 3);
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// With the buffer: as [`start`](Self::start); [`Error::WouldBlock`] when not two entries of the
-    /// queue are free; [`Error::Invalid`] when it has only one; [`Error::Unbound`] when the
-    /// endpoint has no receive queue.
+    /// With the buffer: as [`start`](Self::start); [`Error::WouldBlock`] when fewer than two
+    /// entries of the queue are free; [`Error::Invalid`] when its capacity is 1; [`Error::Unbound`]
+    /// when the endpoint has no receive queue.
     #[allow(clippy::result_large_err)] // as of every request
     pub fn post(self) -> Result<PostedMultiRecv, Failed<BytesMut>> {
         let (ep, context) = (self.ep.inner.clone(), self.context);
@@ -154,22 +158,22 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
     }
 
     #[allow(clippy::result_large_err)] // as of every request
-    fn submit(self, sink: MultiRecvTarget) -> Result<OpKey, Failed<BytesMut>> {
+    fn submit(self, target: MultiRecvTarget) -> Result<OpKey, Failed<BytesMut>> {
         let (ep, spec, mut buf, min_free) = (self.ep, self.spec, self.buf, self.min_free);
         let room = buf.capacity() - buf.len();
         let checked = ep.inner.check_multi_recv(&spec).and_then(|()| match room {
             0 => Err(invalid("it has no spare capacity".into())),
             _ if room < min_free => Err(invalid(format!(
-                "{room} bytes are less than min_free, {min_free}"
+                "its spare capacity of {room} bytes is less than min_free, {min_free}"
             ))),
             _ => Ok(()),
         });
         if let Err(error) = checked {
             return Err(Failed::new(error, buf));
         }
-        let held = buf.split();
-        let back = |failed: Failed<BytesMut>| {
-            let mut whole = held;
+        let filled = buf.split();
+        let restore = |failed: Failed<BytesMut>| {
+            let mut whole = filled;
             whole.unsplit(failed.buf);
             Failed {
                 buf: whole,
@@ -179,42 +183,42 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
         ep.inner
             .domain
             .core
-            .multi_recv(ep.inner.id, spec, buf, min_free, sink)
-            .map_err(back)
+            .multi_recv(ep.inner.id, spec, buf, min_free, target)
+            .map_err(restore)
     }
 }
 
 fn invalid(why: String) -> Error {
     Error::Invalid {
-        what: "buffer for several messages",
+        what: "multi-receive buffer",
         why,
     }
 }
 
-/// A posted receive of several messages: a stream of them.
+/// A posted multi-receive: the stream of its messages.
 ///
-/// It yields a message when it is complete; those of one sender in the order they were sent. It
-/// ends (`None`) when the buffer takes no more, and all that came was yielded.
-/// [`into_rest`](Self::into_rest) then has what is left of the buffer.
+/// It yields each message when the message is complete; messages of one sender in sending order. It
+/// ends (`None`) when the buffer takes no more messages and all messages were yielded.
+/// [`into_rest`](Self::into_rest) then returns the rest of the buffer.
 ///
-/// A failure that concerns one message is an item, and does not end the stream: a message that is
-/// too long for the whole, unused buffer ([`Error::Truncated`], with its first bytes). A message
-/// whose sender ended in the middle of it is not reported; its place in the buffer counts as used.
-/// Of a [directed](MultiRecvRequest::from) receive it is an item too ([`Error::PeerGone`], with what
-/// had arrived). A failure of the receive itself is the
-/// last item: [`Error::Canceled`] when the endpoint is closed, [`Error::PeerGone`] or
-/// [`Error::StaleAddress`] of a [directed](MultiRecvRequest::from) one.
+/// A failure of one message is an item, and does not end the stream: a message longer than the
+/// whole, unused buffer ([`Error::Truncated`], with its first bytes). A message whose sender died
+/// in the middle of it is not reported, and its place in the buffer counts as used; in a
+/// [directed](MultiRecvRequest::from) receive it is an item too ([`Error::PeerGone`], with the
+/// bytes that had arrived). A failure of the receive itself is the last item: [`Error::Canceled`]
+/// when the endpoint is closed, [`Error::PeerGone`] or [`Error::StaleAddress`] for a
+/// [directed](MultiRecvRequest::from) one.
 ///
-/// As many messages as the endpoint's receive size ([`RxAttr::size`](crate::RxAttr::size)) may have
-/// come and not been taken. Further ones wait at their senders.
+/// At most as many messages as the endpoint's receive size ([`RxAttr::size`](crate::RxAttr::size))
+/// wait in the stream. Further messages wait at their senders.
 ///
-/// `next` and its like come from `futures_util::StreamExt`. Honours the cooperative budget of
-/// Tokio.
+/// `next` and other stream combinators come from `futures_util::StreamExt`. Respects Tokio's
+/// cooperative budget.
 ///
 /// # Cancel safety
 /// Dropping a pending `next` loses nothing. Neither does dropping the stream: messages that have
-/// come and were not taken, or are arriving, go to the next receives that accept them, in order.
-#[must_use = "dropping the stream withdraws the receive"]
+/// arrived and were not taken, or are arriving, go to the next receives that accept them, in order.
+#[must_use = "dropping the stream cancels the receive"]
 pub struct MultiRecv {
     state: MultiRecvStreamState,
 }
@@ -225,8 +229,8 @@ enum MultiRecvStreamState {
 }
 
 impl MultiRecv {
-    /// Takes no further messages into the buffer (`fi_cancel`). The stream yields what has come,
-    /// and ends.
+    /// Stops taking messages into the buffer (`fi_cancel`). The stream yields the messages that
+    /// have arrived, and ends.
     #[doc(alias = "fi_cancel")]
     pub fn cancel(&mut self) {
         if let MultiRecvStreamState::Posted { ep, key } = &self.state {
@@ -234,10 +238,10 @@ impl MultiRecv {
         }
     }
 
-    /// What is left of the buffer. Of a stream that has not ended it is taken back now: messages
-    /// that were not taken go to the next receives, as when the stream is dropped.
+    /// Returns the rest of the buffer. A stream that has not ended is cancelled: messages that were
+    /// not taken go to the next receives, as when the stream is dropped.
     ///
-    /// When the messages have been dropped, `BytesMut::try_reclaim` makes the rest the whole buffer
+    /// When its messages have been dropped, `BytesMut::try_reclaim` makes the rest the whole buffer
     /// again, without allocating.
     #[must_use]
     pub fn into_rest(mut self) -> BytesMut {
@@ -278,7 +282,7 @@ impl Stream for MultiRecv {
 #[allow(clippy::result_large_err)] // as of every request
 fn into_message_slice(part: OpResult) -> Result<MessageSlice, Failed<Bytes>> {
     let buf = BytesMut::from_any(part.buf)
-        .unwrap_or_else(|_| unreachable!("parts are made of a BytesMut"));
+        .unwrap_or_else(|_| unreachable!("the buffer of a multi-receive is a BytesMut"));
     let (buf, transfer) = (buf.freeze(), part.transfer);
     match part.error {
         None => Ok(Done { buf, transfer }),
@@ -309,16 +313,16 @@ impl fmt::Debug for MultiRecv {
     }
 }
 
-/// A receive of several messages that reports to the queue. Dropping this changes nothing.
+/// A posted multi-receive that reports to the completion queue. Dropping this changes nothing.
 pub struct PostedMultiRecv {
     ep: Arc<EndpointInner>,
     key: OpKey,
 }
 
 impl PostedMultiRecv {
-    /// Takes no further messages into the buffer (`fi_cancel`): when those that are arriving have
-    /// come, the release is reported with [`Error::Canceled`] and what is left of the buffer.
-    /// Nothing happens when it was reported before.
+    /// Stops taking messages into the buffer (`fi_cancel`): when the arriving messages are
+    /// complete, the release is reported with [`Error::Canceled`] and the rest of the buffer. Does
+    /// nothing after the release.
     #[doc(alias = "fi_cancel")]
     pub fn cancel(&self) {
         self.ep.domain.core.cancel_multi_recv(self.key);

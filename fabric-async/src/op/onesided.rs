@@ -1,4 +1,4 @@
-//! Reads and writes of a peer's memory.
+//! Requests to write and read a peer's memory.
 
 use std::future::IntoFuture;
 
@@ -14,26 +14,27 @@ use crate::endpoint::Endpoint;
 use crate::mr::{RemoteAddr, RemoteSlice};
 use crate::thread_model::{Shared, ThreadModel};
 
-/// Where a request was made with a list of places: all of them.
+/// The ranges of a request that was created with a list of ranges.
 #[derive(Default)]
 pub struct RmaTargets(Option<Box<[RmaIov]>>);
 
 impl RmaTargets {
-    /// These, and what the spec says of them: where the first is, and how many bytes all have.
+    /// Returns the list, and the summary for the request's `TxOp`: position of the first range and
+    /// total length.
     fn from_slices(list: &[RemoteSlice]) -> (RmaIov, Self) {
-        let place = |of: &RemoteSlice| RmaIov {
+        let range = |of: &RemoteSlice| RmaIov {
             key: of.key,
             offset: of.offset,
             len: of.len,
             atomic: None,
         };
-        let all: Box<[_]> = list.iter().map(place).collect();
+        let all: Box<[_]> = list.iter().map(range).collect();
         let first = all
             .first()
-            .map_or((0, 0), |place| (place.key, place.offset));
+            .map_or((0, 0), |range| (range.key, range.offset));
         let len = all
             .iter()
-            .fold(0usize, |sum, place| sum.saturating_add(place.len));
+            .fold(0usize, |sum, range| sum.saturating_add(range.len));
         (
             RmaIov {
                 key: first.0,
@@ -45,31 +46,31 @@ impl RmaTargets {
         )
     }
 
-    /// There was no list.
+    /// Returns whether the request was created without a list.
     #[inline]
     fn is_unlisted(&self) -> bool {
         self.0.is_none()
     }
 
-    /// All of them, if there are several.
+    /// Returns the ranges, if there is more than one.
     fn as_list(&self) -> Option<&[RmaIov]> {
-        self.0.as_deref().filter(|places| places.len() > 1)
+        self.0.as_deref().filter(|ranges| ranges.len() > 1)
     }
 
     fn check<M: ThreadModel>(&self, ep: &Endpoint<M>) -> Result<()> {
-        let Some(places) = &self.0 else { return Ok(()) };
-        if places.is_empty() {
+        let Some(ranges) = &self.0 else { return Ok(()) };
+        if ranges.is_empty() {
             return Err(Error::Invalid {
-                what: "list of remote places",
+                what: "list of remote ranges",
                 why: "it is empty".into(),
             });
         }
-        // A single one is a place as any other.
+        // A single range is allowed where the limit is 0.
         let limit = ep.inner.info.tx.rma_iov_limit;
-        if places.len() > limit.max(1) {
+        if ranges.len() > limit.max(1) {
             return Err(Error::TooLong {
-                what: "list of remote places",
-                len: places.len(),
+                what: "list of remote ranges",
+                len: ranges.len(),
                 limit,
             });
         }
@@ -77,8 +78,8 @@ impl RmaTargets {
     }
 }
 
-/// A write to a peer's memory (`fi_write`): posted by `.await`, [`start`](Self::start) or
-/// [`post`](Self::post).
+/// A request to write to a peer's memory (`fi_write`): posted by `.await`, [`start`](Self::start)
+/// or [`post`](Self::post).
 #[must_use = "nothing is written before the request is awaited, started or posted"]
 #[doc(alias = "fi_write")]
 pub struct WriteRequest<'a, B, M: ThreadModel = Shared> {
@@ -106,11 +107,11 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
     }
 
     pub(crate) fn to_iov(ep: &'a Endpoint<M>, peer: FiAddr, to: &[RemoteSlice], buf: B) -> Self {
-        let (remote, places) = RmaTargets::from_slices(to);
+        let (remote, ranges) = RmaTargets::from_slices(to);
         Self::with_op(
             ep,
             TxOp::one_sided(OpKind::Write, peer, remote),
-            places,
+            ranges,
             buf,
         )
     }
@@ -127,23 +128,23 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
 
     fn check_targets(&self) -> Result<()> {
         self.targets.check(self.ep)?;
-        let (places, len) = (
+        let (ranges, len) = (
             self.spec.remote.map_or(0, |remote| remote.len),
             self.buf.payload().len(),
         );
-        if places != len {
-            let why = format!("a buffer of {len} bytes for places of {places}");
+        if ranges != len {
+            let why = format!("the buffer has {len} bytes, the remote ranges {ranges}");
             return Err(Error::Invalid {
-                what: "write to several places",
+                what: "write to several ranges",
                 why,
             });
         }
         Ok(())
     }
 
-    /// Data for a completion at the peer (`fi_writedata`, `FI_REMOTE_CQ_DATA`): an entry of kind
-    /// [`OpKind::RemoteWrite`] in the receive queue of its endpoint, behind the written bytes. It
-    /// takes no posted receive.
+    /// Sets data for a completion at the peer (`fi_writedata`, `FI_REMOTE_CQ_DATA`): an entry of
+    /// kind [`OpKind::RemoteWrite`] in the receive queue of its endpoint, after the written bytes.
+    /// It takes no posted receive.
     #[doc(alias = "fi_writedata")]
     pub fn data(mut self, data: u64) -> Self {
         self.spec.data = Some(data);
@@ -154,22 +155,22 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
     fence_method!();
     delivery_complete_method!();
 
-    /// The buffer back, and nothing is written.
+    /// Returns the buffer without posting the request.
     pub fn into_buf(self) -> B {
         self.buf
     }
 
-    /// Posts now; the result is awaited later, or never.
+    /// Posts the request now. The returned operation may be awaited later, or dropped.
     ///
     /// # Errors
     /// With the buffer: [`Error::Key`](crate::Error::Key) and
-    /// [`Error::TooLong`](crate::Error::TooLong) when the place is known to be out of reach, and as
+    /// [`Error::TooLong`](crate::Error::TooLong) when the access is known to be invalid, and as
     /// [`SendRequest::start`](crate::SendRequest::start).
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
         self.submit(CreditMode::NoWait).into_post_result()
     }
 
-    /// Posts now; the completion goes to the endpoint's transmit queue.
+    /// Posts the request now. The completion goes to the endpoint's transmit queue.
     ///
     /// # Errors
     /// As [`start`](Self::start), and as [`SendRequest::post`](crate::SendRequest::post).
@@ -201,7 +202,7 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
             })
     }
 
-    /// Posts a write that was made of a list of places.
+    /// Posts a write that was created with a list of ranges.
     #[cold]
     fn post_rma_iov(
         self,
@@ -219,14 +220,14 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
         let Self {
             ep,
             spec,
-            targets: places,
+            targets: ranges,
             buf,
             ..
         } = self;
         let core = &ep.inner.domain.core;
-        match places.as_list() {
+        match ranges.as_list() {
             None => core.send(ep.inner.id, spec, buf, route, credit),
-            Some(places) => core.write_rma_iov(ep.inner.id, spec, places, buf, route, credit),
+            Some(ranges) => core.write_rma_iov(ep.inner.id, spec, ranges, buf, route, credit),
         }
     }
 }
@@ -271,7 +272,7 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::BatchPost<'a, M> for WriteRequest<'a,
     }
 
     fn restore(ep: &'a Endpoint<M>, ready: PreparedRequest<(TxOp, RmaTargets), B>) -> Option<Self> {
-        let (spec, places) = ready.spec;
+        let (spec, ranges) = ready.spec;
         let spec = TxOp {
             more: false,
             ..spec
@@ -279,7 +280,7 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::BatchPost<'a, M> for WriteRequest<'a,
         Some(Self {
             ep,
             spec,
-            targets: places,
+            targets: ranges,
             buf: ready.buf?,
             report: ready.report,
         })
@@ -289,21 +290,21 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::BatchPost<'a, M> for WriteRequest<'a,
         ep: &'a Endpoint<M>,
         chunk: &mut [PreparedRequest<(TxOp, RmaTargets), B>],
     ) -> ChunkResult {
-        let quiet = ep.inner.selective_tx;
+        let selective = ep.inner.selective_tx;
         let mut posts = ep.inner.domain.core.batch(ep.inner.id);
-        let (count, stopped) = batch::post_until_error(chunk, |(spec, places), buf, report| {
-            let route = report.target(quiet);
-            match places.as_list() {
+        let (count, stopped) = batch::post_until_error(chunk, |(spec, ranges), buf, report| {
+            let route = report.target(selective);
+            match ranges.as_list() {
                 None => posts.send(spec, buf, route),
                 Some(all) => posts.write_rma_iov(*spec, all, buf, route),
             }
         });
-        // A refusal says more than the end of a peer.
+        // The error of a refused request takes precedence over a peer that disconnected.
         (count, stopped.and(posts.finish()))
     }
 }
 
-/// A read of a peer's memory (`fi_read`): posted by `.await`, [`start`](Self::start) or
+/// A request to read a peer's memory (`fi_read`): posted by `.await`, [`start`](Self::start) or
 /// [`post`](Self::post).
 #[must_use = "nothing is read before the request is awaited, started or posted"]
 #[doc(alias = "fi_read")]
@@ -353,16 +354,17 @@ impl<'a, B: IoBufMut, M: ThreadModel> ReadRequest<'a, B, M> {
     completion_methods!();
     fence_method!();
 
-    /// Posts now; the result is awaited later.
+    /// Posts the request now. The returned operation is awaited later.
     ///
     /// # Errors
-    /// With the buffer: [`Error::TooLong`](crate::Error::TooLong) when it has not the room, or the
-    /// place is known to be out of reach, and otherwise as [`WriteRequest::start`].
+    /// With the buffer: [`Error::TooLong`](crate::Error::TooLong) when the buffer is too small, or
+    /// the access is known to be out of range; and otherwise as [`WriteRequest::start`].
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
         self.submit(CreditMode::NoWait)
     }
 
-    /// Posts now; the completion goes to the endpoint's transmit queue, with the buffer.
+    /// Posts the request now. The completion goes to the endpoint's transmit queue, with the
+    /// buffer.
     ///
     /// # Errors
     /// As [`start`](Self::start), and as [`SendRequest::post`](crate::SendRequest::post).
@@ -387,7 +389,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> ReadRequest<'a, B, M> {
         let Self {
             ep,
             spec,
-            targets: places,
+            targets: ranges,
             buf,
             ..
         } = self;
@@ -395,13 +397,13 @@ impl<'a, B: IoBufMut, M: ThreadModel> ReadRequest<'a, B, M> {
             .inner
             .check_send(&spec)
             .and_then(|()| ep.inner.check_tx_iov(&buf));
-        if let Err(error) = checked.and_then(|()| places.check(ep)) {
+        if let Err(error) = checked.and_then(|()| ranges.check(ep)) {
             return Err(Failed::new(error, buf));
         }
         let core = &ep.inner.domain.core;
-        match places.as_list() {
+        match ranges.as_list() {
             None => core.read(ep.inner.id, spec, buf, route, credit),
-            Some(places) => core.read_rma_iov(ep.inner.id, spec, places, buf, route, credit),
+            Some(ranges) => core.read_rma_iov(ep.inner.id, spec, ranges, buf, route, credit),
         }
     }
 }

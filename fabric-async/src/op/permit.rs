@@ -1,4 +1,4 @@
-//! Credits reserved ahead of a send.
+//! Transmit credits reserved ahead of a send.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -16,21 +16,21 @@ use super::SendRequest;
 use crate::endpoint::{Endpoint, EndpointInner};
 use crate::thread_model::{Shared, ThreadModel};
 
-/// A request for a transmit credit; awaiting it waits for one, in order with the sends that wait.
+/// A request for a transmit credit. Awaiting it waits for a credit, in order with waiting sends.
 ///
 /// # Cancel safety
-/// Dropping the future gives up the place in the queue; a credit that was granted meanwhile is
-/// given back.
+/// Dropping the future gives up its place in the queue, and returns a credit that was granted
+/// meanwhile.
 #[must_use = "nothing is reserved before the request is awaited"]
 pub struct Reserve<'a, M: ThreadModel = Shared> {
     ep: &'a Endpoint<M>,
     peer: FiAddr,
 }
 
-/// A transmit credit: one send to one peer that will not be refused for want of credit. (A send
+/// A reserved transmit credit: one send to one peer that does not fail for lack of credit. (A send
 /// that is posted to a queue still needs an entry there.)
 ///
-/// Dropping it gives the credit back. It does not keep the endpoint open.
+/// Dropping it returns the credit. It does not keep the endpoint open.
 pub struct Permit<M: ThreadModel = Shared> {
     ep: Arc<EndpointInner>,
     key: OpKey,
@@ -39,7 +39,7 @@ pub struct Permit<M: ThreadModel = Shared> {
     model: PhantomData<M>,
 }
 
-/// Waits for a credit.
+/// The future of a [`Reserve`] request.
 pub struct ReserveFuture<M: ThreadModel> {
     state: Result<Option<Permit<M>>>,
 }
@@ -56,7 +56,7 @@ impl<M: ThreadModel> IntoFuture for Reserve<'_, M> {
 
     fn into_future(self) -> ReserveFuture<M> {
         let ep = &self.ep.inner;
-        let asked = ep
+        let reserved = ep
             .node
             .check_open()
             .and_then(|()| ep.domain.core.reserve_credit(ep.id, self.peer));
@@ -70,7 +70,7 @@ impl<M: ThreadModel> IntoFuture for Reserve<'_, M> {
             })
         };
         ReserveFuture {
-            state: asked.map(permit),
+            state: reserved.map(permit),
         }
     }
 }
@@ -82,7 +82,7 @@ impl<M: ThreadModel> Future for ReserveFuture<M> {
         let budget = ready!(coop::poll_proceed(cx));
         let granted = match &self.state {
             Ok(Some(permit)) => ready!(permit.ep.domain.core.poll_permit(permit.key, cx)),
-            Ok(None) => panic!("a reservation was polled after it had resolved"),
+            Ok(None) => panic!("the reservation was polled after it had resolved"),
             Err(error) => Err(error.clone()),
         };
         budget.made_progress();
@@ -96,20 +96,20 @@ impl<M: ThreadModel> Future for ReserveFuture<M> {
 impl<M: ThreadModel> Unpin for ReserveFuture<M> {}
 
 impl<M: ThreadModel> Permit<M> {
-    /// Sends with this credit: to be awaited, started or posted like any send, to the peer it was
-    /// reserved for. `ep` is the endpoint that granted it, or a clone; on any other the permit is
-    /// given back and the send has no credit.
+    /// Returns a request to send with this credit, to the peer it was reserved for; to be awaited,
+    /// started or posted like any send. `ep` must be the endpoint that granted the credit, or a
+    /// clone: on any other endpoint the credit is returned, and the send has none.
     pub fn send<B: IoBuf>(self, ep: &Endpoint<M>, buf: B) -> SendRequest<'_, B, M> {
         let peer = self.peer;
         if Arc::ptr_eq(&ep.inner, &self.ep) {
             SendRequest::new(ep, peer, buf).with_permit(self)
         } else {
-            // A credit of another endpoint does not count here.
+            // A credit is valid for its own endpoint only.
             SendRequest::new(ep, peer, buf)
         }
     }
 
-    /// The send was posted, and has the credit; or it was refused.
+    /// Ends the permit: a posted send has consumed the credit, a refused one returns it.
     pub(crate) fn finish(mut self, posted: bool) {
         self.consumed = posted;
     }

@@ -1,4 +1,4 @@
-//! Probes, which ask for a message, and claims, which keep one.
+//! Probes and claims of messages.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -20,28 +20,28 @@ use super::{CompletionOptions, Operation};
 use crate::endpoint::{Endpoint, EndpointInner};
 use crate::thread_model::{Shared, ThreadModel};
 
-/// Asks for a message that a receive like it would take (`FI_PEEK`). What is found stays where it
-/// is.
+/// A request to look at a message without receiving it (`FI_PEEK`). The message stays in place.
 ///
-/// Asks for untagged messages from anybody, unless said otherwise. Of several that wait it finds
-/// the one that came first. One that falls to a receive that is posted is not found.
+/// Matches untagged messages from any source by default, as a receive does. Of several waiting
+/// messages it finds the one that arrived first. A message that is matched to a posted receive is
+/// not found.
 ///
-/// Awaited, it waits until a message is there: all of it, or its beginning. What is known of it is
-/// a [`Transfer`], with the length of the whole message. Another task may have received it by then;
-/// who must have it [claims](Self::claim) it.
+/// Awaited, it waits until at least the beginning of a message has arrived. It resolves to a
+/// [`Transfer`] with the length of the whole message. Another task may receive the message
+/// meanwhile; to keep it, [claim](Self::claim) it.
 ///
-/// It finds what has been taken in, and what can be: one message for each probe also beyond the
-/// budget for unexpected messages. What lies behind a message that is held back at its sender is
-/// not found; see [`memory`](crate::guide::memory).
+/// A probe finds buffered messages, and may buffer one more message beyond the budget for
+/// unexpected messages. Messages behind one that is held back at its sender are not found; see
+/// [`memory`](crate::guide::memory).
 ///
 /// # Errors
-/// [`Error::StaleAddress`], [`Error::NotSupported`], [`Error::Closed`]; [`Error::PeerGone`] of a
-/// [directed](Self::from) one, when nothing can come any more, as of a receive; [`Error::Canceled`]
-/// when the endpoint is closed meanwhile.
+/// [`Error::StaleAddress`], [`Error::NotSupported`], [`Error::Closed`]; [`Error::PeerGone`] for a
+/// [directed](Self::from) probe whose peer is gone without a matching message, as for a receive;
+/// [`Error::Canceled`] when the endpoint is closed during the wait.
 ///
 /// # Cancel safety
-/// Safe: it takes nothing.
-#[must_use = "a probe that is not awaited looks for nothing"]
+/// Safe: a probe takes no message.
+#[must_use = "a probe does nothing unless awaited"]
 #[doc(alias = "FI_PEEK")]
 pub struct Probe<'a, M: ThreadModel = Shared> {
     ep: &'a Endpoint<M>,
@@ -59,24 +59,24 @@ impl<'a, M: ThreadModel> Probe<'a, M> {
         }
     }
 
-    /// Asks for tagged messages with exactly this tag.
+    /// Matches tagged messages with exactly this tag.
     pub fn tag(self, tag: u64) -> Self {
         self.tag_mask(tag, 0)
     }
 
-    /// Asks for tagged messages whose tag equals `tag` in all bits but those set in `ignore`.
+    /// Matches tagged messages whose tag equals `tag` in all bits but those set in `ignore`.
     pub fn tag_mask(mut self, tag: u64, ignore: u64) -> Self {
         self.spec.tag = Some(TagMatch { tag, ignore });
         self
     }
 
-    /// Asks for messages from this peer only.
+    /// Matches messages from this peer only (`FI_DIRECTED_RECV`).
     pub fn from(mut self, peer: FiAddr) -> Self {
         self.spec.from = Some(peer);
         self
     }
 
-    /// What is there now, without waiting: `None` when nothing is.
+    /// Returns the first matching message that is here now, without waiting; `None` without one.
     ///
     /// # Errors
     /// As of the [probe](Self).
@@ -86,7 +86,7 @@ impl<'a, M: ThreadModel> Probe<'a, M> {
         ep.domain.core.peek(ep.id, self.spec)
     }
 
-    /// Takes the message that is found, so that nobody else gets it (`FI_CLAIM`).
+    /// Returns a request to take the message that is found for one receive (`FI_CLAIM`).
     #[doc(alias = "FI_CLAIM")]
     pub fn claim(self) -> Claim<'a, M> {
         Claim { probe: self }
@@ -106,7 +106,7 @@ impl<M: ThreadModel> IntoFuture for Probe<'_, M> {
     }
 }
 
-/// Waits for a message to be there.
+/// The future of a [`Probe`].
 pub struct ProbeFuture {
     ep: Arc<EndpointInner>,
     spec: RecvSpec,
@@ -141,20 +141,21 @@ impl Drop for ProbeFuture {
     }
 }
 
-/// Asks for a message and takes it (`FI_PEEK | FI_CLAIM`). Awaited, it waits until there is one.
+/// A request to find a message and take it for one receive (`FI_PEEK | FI_CLAIM`). Awaited, it
+/// waits until there is one.
 ///
 /// # Errors
 /// As [`Probe`].
 ///
 /// # Cancel safety
-/// Safe: a message that was found and not yielded stays where it was.
-#[must_use = "a claim that is not awaited takes nothing"]
+/// Safe: a message that was found and not returned stays in place.
+#[must_use = "a claim does nothing unless awaited"]
 pub struct Claim<'a, M: ThreadModel = Shared> {
     probe: Probe<'a, M>,
 }
 
 impl<M: ThreadModel> Claim<'_, M> {
-    /// Takes what is there now, without waiting: `None` when nothing is.
+    /// Takes the first matching message that is here now, without waiting; `None` without one.
     ///
     /// # Errors
     /// As of a [`Probe`].
@@ -189,7 +190,7 @@ impl<M: ThreadModel> IntoFuture for Claim<'_, M> {
     }
 }
 
-/// Waits for a message, and takes it.
+/// The future of a [`Claim`].
 pub struct ClaimFuture<M: ThreadModel> {
     probe: ProbeFuture,
     model: PhantomData<M>,
@@ -201,7 +202,7 @@ impl<M: ThreadModel> Future for ClaimFuture<M> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
             ready!(Pin::new(&mut self.probe).poll(cx))?;
-            // Somebody else may have been faster; then it goes on waiting.
+            // If another receive or claim has taken the message, wait for the next one.
             if let Some(claimed) = try_claim_message(&self.probe.ep, self.probe.spec)? {
                 return Poll::Ready(Ok(claimed));
             }
@@ -211,56 +212,56 @@ impl<M: ThreadModel> Future for ClaimFuture<M> {
 
 impl<M: ThreadModel> Unpin for ClaimFuture<M> {}
 
-/// A message that was claimed: nobody else receives it. All of it need not have arrived.
+/// A claimed message, which no other receive takes. It may still be arriving.
 ///
 /// It counts towards the budget for unexpected messages until it is received or discarded. Dropping
-/// it puts the message back: a posted receive that accepts it gets it, or it takes its old place
-/// among those that wait. It does not keep the endpoint open: once that is closed, receiving it is
-/// refused with [`Error::Closed`], and dropping it does nothing.
-#[must_use = "dropping a claimed message puts it back"]
+/// it releases the message: a posted receive that accepts the message gets it, or it takes its old
+/// place among the waiting messages. It does not keep the endpoint open: when the endpoint is
+/// closed, receiving the message fails with [`Error::Closed`], and dropping it does nothing.
+#[must_use = "dropping a claimed message releases it for other receives"]
 pub struct Claimed<M: ThreadModel = Shared> {
     ep: Arc<EndpointInner>,
-    /// None once it was received or discarded.
+    /// `None` once the message was received or discarded.
     id: Option<ClaimId>,
     transfer: Transfer,
     model: PhantomData<M>,
 }
 
 impl<M: ThreadModel> Claimed<M> {
-    /// Its length in bytes.
+    /// Returns the length of the message in bytes.
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // not a container
     pub fn len(&self) -> usize {
         self.transfer.len
     }
 
-    /// Its tag, if it is a tagged message.
+    /// Returns the tag, if it is a tagged message.
     #[must_use]
     pub fn tag(&self) -> Option<u64> {
         self.transfer.tag
     }
 
-    /// The remote completion data, if some came with it.
+    /// Returns the remote completion data, if the message has any.
     #[must_use]
     pub fn data(&self) -> Option<u64> {
         self.transfer.data
     }
 
-    /// The sender, as a handle to answer to.
+    /// Returns the address handle of the sender.
     ///
     /// # Errors
-    /// [`Error::UnknownSource`] when the sender is in no address vector of the endpoint.
+    /// [`Error::UnknownSource`] when the sender is not in the endpoint's address vector.
     pub fn source(&self) -> Result<FiAddr> {
         self.transfer.source.ok_or(Error::UnknownSource)
     }
 
-    /// Receives it into memory of the domain's pool, as [`Endpoint::recv`].
+    /// Returns a request to receive it into memory of the domain's pool, as [`Endpoint::recv`].
     pub fn recv(self) -> ClaimedRecvRequest<PooledBuf, M> {
         let buf = PooledBuf::empty(self.ep.domain.core.pool());
         self.recv_into(buf)
     }
 
-    /// Receives it into this buffer, as [`Endpoint::recv_into`].
+    /// Returns a request to receive it into this buffer, as [`Endpoint::recv_into`].
     pub fn recv_into<B: IoBufMut>(self, buf: B) -> ClaimedRecvRequest<B, M> {
         ClaimedRecvRequest {
             claimed: self,
@@ -269,7 +270,7 @@ impl<M: ThreadModel> Claimed<M> {
         }
     }
 
-    /// Discards it, and what still arrives of it (`FI_DISCARD`).
+    /// Discards the message, including bytes that have not arrived yet (`FI_DISCARD`).
     #[doc(alias = "FI_DISCARD")]
     pub fn discard(mut self) {
         if let Some(id) = self.id.take() {
@@ -292,12 +293,13 @@ impl<M: ThreadModel> fmt::Debug for Claimed<M> {
     }
 }
 
-/// A receive of a claimed message, to be posted by `.await`, [`start`](Self::start) or
+/// A request to receive a claimed message: posted by `.await`, [`start`](Self::start) or
 /// [`post`](Self::post).
 ///
-/// It ends as any receive does: with [`Error::Truncated`] when the room is less than the message,
-/// with [`Error::PeerGone`] and what had arrived when the sender died in the middle of it. When it
-/// is refused, or never posted, the message is put back.
+/// It completes as any receive does: with [`Error::Truncated`] when the buffer is too small, with
+/// [`Error::PeerGone`] and the bytes that had arrived when the sender died in the middle of the
+/// message. If the post fails, or the request is dropped, the message is released for other
+/// receives.
 ///
 /// # Cancel safety
 /// Safe: see [`Operation`].
@@ -311,7 +313,7 @@ pub struct ClaimedRecvRequest<B, M: ThreadModel = Shared> {
 impl<B: IoBufMut, M: ThreadModel> ClaimedRecvRequest<B, M> {
     completion_methods!();
 
-    /// Posts now; the result is awaited later.
+    /// Posts the request now. The returned operation is awaited later.
     ///
     /// # Errors
     /// With the buffer: as [`RecvRequest::start`](crate::RecvRequest::start).
@@ -321,7 +323,7 @@ impl<B: IoBufMut, M: ThreadModel> ClaimedRecvRequest<B, M> {
         Ok(Operation::posted(ep, key))
     }
 
-    /// Posts now; the completion goes to the endpoint's receive queue, with the buffer.
+    /// Posts the request now. The completion goes to the endpoint's receive queue, with the buffer.
     ///
     /// # Errors
     /// With the buffer: as [`RecvRequest::post`](crate::RecvRequest::post).
@@ -339,7 +341,7 @@ impl<B: IoBufMut, M: ThreadModel> ClaimedRecvRequest<B, M> {
             return Err(Failed::new(error, buf));
         }
         let Some(id) = claimed.id else {
-            unreachable!("a claim is used once")
+            unreachable!("the message was claimed and not received yet")
         };
         let key = ep.domain.core.recv_claimed(ep.id, id, buf, route, credit)?;
         claimed.id = None;
@@ -347,7 +349,7 @@ impl<B: IoBufMut, M: ThreadModel> ClaimedRecvRequest<B, M> {
     }
 }
 
-/// Posts when the request is awaited.
+/// Posts the request when it is awaited.
 impl<B: IoBufMut, M: ThreadModel> IntoFuture for ClaimedRecvRequest<B, M> {
     type Output = Result<Done<B>, Failed<B>>;
     type IntoFuture = Operation<B>;

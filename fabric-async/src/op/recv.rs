@@ -1,4 +1,4 @@
-//! Receives.
+//! Receive requests.
 
 use std::future::IntoFuture;
 
@@ -15,18 +15,18 @@ use crate::thread_model::{Shared, ThreadModel};
 
 /// A received message in a buffer of the domain's pool.
 ///
-/// Dereferences to its bytes; [`source`](SoakTotals::source) says who sent it,
-/// [`into_bytes`](SoakTotals::into_bytes) keeps the bytes without copying. The memory returns to the pool
-/// when the last owner drops it.
+/// Dereferences to its bytes; [`source`](Message::source) returns the sender,
+/// [`into_bytes`](Message::into_bytes) keeps the bytes without copying. The memory returns to the
+/// pool when the last owner drops it.
 pub type Message = Done<PooledBuf>;
 
-/// A receive to be posted by `.await`, [`start`](Self::start) or [`post`](Self::post).
+/// A receive request: posted by `.await`, [`start`](Self::start) or [`post`](Self::post).
 ///
-/// Takes untagged messages from anybody, unless said otherwise.
+/// Takes untagged messages from any source by default.
 ///
-/// It is posted when it is *awaited*, which is before the first poll: in `select!`, also in a
-/// branch that is switched off by `if`. Such a receive takes messages and nobody looks at them
-/// until the `select!` ends; inside of an `async` block it is posted when the block is polled.
+/// It is posted when it is *awaited*, before the first poll: in `select!`, also for a branch that
+/// `if` disables. Such a receive takes messages, which are not seen before the `select!` ends.
+/// Inside of an `async` block it is posted when the block is polled.
 ///
 /// # Cancel safety
 /// Safe: see [`Operation`].
@@ -66,17 +66,17 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
 
     /// Takes messages from this peer only (`FI_DIRECTED_RECV`).
     ///
-    /// A receive that takes messages from any source does not fail because of one sender: if that
-    /// ends in the middle of a message the receive goes on waiting, at its place in posting order,
-    /// and the buffer is scratch until it completes.
+    /// A receive from any source does not fail because of one sender: when a sender dies in the
+    /// middle of a message, the receive keeps waiting, at its place in posting order. The content
+    /// of the buffer is unspecified until the receive completes.
     ///
-    /// When a connected peer ends, the receives that are directed at it fail with
-    /// [`Error::PeerGone`](crate::Error::PeerGone), after what it had sent. One that is posted
-    /// later waits for the peer to come back, if the number was looked up or inserted:
-    /// [`Endpoint::events`] tells of its end. If it is a guest's, the receive fails: with
-    /// `PeerGone` as long as other messages of the guest wait, with
-    /// [`Error::StaleAddress`](crate::Error::StaleAddress) afterwards. A receive whose number is
-    /// removed or taken back while it waits ends with `StaleAddress`.
+    /// When a connected peer disconnects, receives directed at it fail with
+    /// [`Error::PeerGone`](crate::Error::PeerGone), after the messages it had sent. A receive that
+    /// is posted later waits for the peer to come back if the application inserted the peer;
+    /// [`Endpoint::events`] reports the disconnect. For an auto-inserted peer the later receive
+    /// fails: with `PeerGone` while messages of the peer wait, with
+    /// [`Error::StaleAddress`](crate::Error::StaleAddress) afterwards. A pending receive whose
+    /// address handle is removed ends with `StaleAddress`.
     #[doc(alias = "FI_DIRECTED_RECV")]
     #[doc(alias = "FI_ADDR_UNSPEC")]
     pub fn from(mut self, peer: FiAddr) -> Self {
@@ -86,16 +86,16 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
 
     completion_methods!();
 
-    /// The buffer back, and nothing is posted.
+    /// Returns the buffer without posting the request.
     pub fn into_buf(self) -> B {
         self.buf
     }
 
-    /// Posts now; the result is awaited later.
+    /// Posts the request now. The returned operation is awaited later.
     ///
     /// # Errors
-    /// With the buffer: [`Error::WouldBlock`](crate::Error::WouldBlock) when the endpoint's receive entries
-    /// are taken, [`Error::StaleAddress`](crate::Error::StaleAddress),
+    /// With the buffer: [`Error::WouldBlock`](crate::Error::WouldBlock) when all receive entries of
+    /// the endpoint are in use, [`Error::StaleAddress`](crate::Error::StaleAddress),
     /// [`Error::NotSupported`](crate::Error::NotSupported),
     /// [`Error::Closed`](crate::Error::Closed).
     #[inline]
@@ -103,12 +103,12 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
         self.submit(CompletionTarget::Future, CreditMode::NoWait)
     }
 
-    /// Posts now; the completion goes to the endpoint's receive queue, with the buffer.
+    /// Posts the request now. The completion goes to the endpoint's receive queue, with the buffer.
     ///
     /// # Errors
-    /// With the buffer: as [`start`](Self::start), and [`Error::WouldBlock`](crate::Error::WouldBlock) when
-    /// all entries of the queue are taken, [`Error::Unbound`](crate::Error::Unbound) when the
-    /// endpoint has no receive queue.
+    /// With the buffer: as [`start`](Self::start), and
+    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when all entries of the queue are in use,
+    /// [`Error::Unbound`](crate::Error::Unbound) when the endpoint has no receive queue.
     #[doc(alias = "fi_recv")]
     pub fn post(self) -> Result<(), Failed<B>> {
         let route = self.report.target(self.ep.inner.selective_rx);
@@ -127,7 +127,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
             .map(drop)
     }
 
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // in the path of small messages
     fn submit(
         self,
         route: CompletionTarget,
@@ -162,7 +162,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> sealed::BatchPost<'a, M> for RecvRequest<'
     }
 
     fn copied_len(&self) -> usize {
-        // What waits for it, if anything, is not known before.
+        // The lengths of waiting messages are not known before the post.
         0
     }
 
@@ -184,22 +184,23 @@ impl<'a, B: IoBufMut, M: ThreadModel> sealed::BatchPost<'a, M> for RecvRequest<'
     }
 
     fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut [PreparedRequest<RecvSpec, B>]) -> ChunkResult {
-        let (core, id, quiet) = (&ep.inner.domain.core, ep.inner.id, ep.inner.selective_rx);
+        let (core, id, selective) = (&ep.inner.domain.core, ep.inner.id, ep.inner.selective_rx);
         let mut posts = core.batch(id);
         let mut began = posts.received_bytes();
         let (count, stopped) = batch::post_until_error(chunk, |spec, buf, report| {
             if posts.received_bytes() - began >= MAX_BATCH_BYTES as u64 {
-                // Messages waited for these receives, and copying them took its time.
+                // Waiting messages were copied into these receives: let other users of the domain
+                // run.
                 posts.yield_lock();
                 began = posts.received_bytes();
             }
-            posts.recv(*spec, buf, report.target(quiet))
+            posts.recv(*spec, buf, report.target(selective))
         });
         (count, stopped.and(posts.finish()))
     }
 }
 
-/// Posts when the request is awaited; the number of awaited receives is not limited.
+/// Posts the request when it is awaited; the number of awaited receives is not limited.
 impl<B: IoBufMut, M: ThreadModel> IntoFuture for RecvRequest<'_, B, M> {
     type Output = Result<Done<B>, Failed<B>>;
     type IntoFuture = Operation<B>;

@@ -1,4 +1,4 @@
-//! Sends.
+//! Send requests.
 
 use std::future::IntoFuture;
 
@@ -13,7 +13,7 @@ use super::{CompletionOptions, Operation, Permit};
 use crate::endpoint::Endpoint;
 use crate::thread_model::{Shared, ThreadModel};
 
-/// A message to be sent: posted by `.await`, [`start`](Self::start) or [`post`](Self::post).
+/// A send request: posted by `.await`, [`start`](Self::start) or [`post`](Self::post).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -50,15 +50,15 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
         }
     }
 
-    /// Makes it a tagged message (`fi_tsend`), which only tagged receives take. A connected peer is
-    /// to be known to take it: see [the guide](crate::guide::connected_endpoints#tags).
+    /// Makes it a tagged message (`fi_tsend`), which only tagged receives take. A connected peer
+    /// must be known to support tags: see [the guide](crate::guide::connected_endpoints#tags).
     #[doc(alias = "fi_tsend")]
     pub fn tag(mut self, tag: u64) -> Self {
         self.spec.tag = Some(tag);
         self
     }
 
-    /// Data for the receiver's completion (`fi_senddata`, `FI_REMOTE_CQ_DATA`).
+    /// Sets data for the receiver's completion (`fi_senddata`, `FI_REMOTE_CQ_DATA`).
     #[doc(alias = "fi_senddata")]
     #[doc(alias = "fi_tsenddata")]
     pub fn data(mut self, data: u64) -> Self {
@@ -70,27 +70,29 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     fence_method!();
     completion_level_methods!();
 
-    /// The buffer back, and nothing is sent.
+    /// Returns the buffer without posting the request.
     pub fn into_buf(self) -> B {
         self.buf
     }
 
-    /// Posts with a credit that was reserved.
+    /// Uses a reserved credit.
     pub(crate) fn with_permit(mut self, permit: Permit<M>) -> Self {
         self.permit = Some(permit);
         self
     }
 
-    /// Posts now; the result is awaited later, or never. Under every wait policy the send goes on
-    /// by itself; but what has not left when this process ends, or the endpoint is closed, is lost:
-    /// await the operation, or [`Endpoint::flush`].
+    /// Posts the request now. The returned operation may be awaited later, or dropped.
+    ///
+    /// The send makes progress under every wait policy. A message that has not left the process
+    /// when the process ends or the endpoint is closed is lost: await the operation, or
+    /// [`Endpoint::flush`].
     ///
     /// # Errors
     /// With the buffer: [`Error::WouldBlock`](crate::Error::WouldBlock) without credit,
     /// [`Error::TooLong`](crate::Error::TooLong),
     /// [`Error::StaleAddress`](crate::Error::StaleAddress),
     /// [`Error::NotSupported`](crate::Error::NotSupported),
-    /// [`Error::Closed`](crate::Error::Closed), or what is known to be impossible at once, such as
+    /// [`Error::Closed`](crate::Error::Closed), or a failure that is known at once, such as
     /// [`Error::NoSuchPeer`](crate::Error::NoSuchPeer).
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
         submit(
@@ -103,12 +105,12 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
         .into_post_result()
     }
 
-    /// Posts now; the completion goes to the endpoint's transmit queue.
+    /// Posts the request now. The completion goes to the endpoint's transmit queue.
     ///
     /// # Errors
-    /// With the buffer: as [`start`](Self::start), and [`Error::WouldBlock`](crate::Error::WouldBlock) when
-    /// all entries of the queue are taken, [`Error::Unbound`](crate::Error::Unbound) when the
-    /// endpoint has no transmit queue.
+    /// With the buffer: as [`start`](Self::start), and
+    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when all entries of the queue are in use,
+    /// [`Error::Unbound`](crate::Error::Unbound) when the endpoint has no transmit queue.
     #[doc(alias = "fi_send")]
     pub fn post(self) -> Result<(), Failed<B>> {
         let route = self.report.target(self.ep.inner.selective_tx);
@@ -133,7 +135,7 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::BatchPost<'a, M> for SendRequest<'a, 
         if self.permit.is_some() {
             return Err(Error::Invalid {
                 what: "batch",
-                why: "a request has a permit of its own".into(),
+                why: "a request has a permit".into(),
             });
         }
         batch::check_send(ep, self.ep, &self.spec, &self.buf)
@@ -169,18 +171,18 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::BatchPost<'a, M> for SendRequest<'a, 
     }
 
     fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut [PreparedRequest<TxOp, B>]) -> ChunkResult {
-        let quiet = ep.inner.selective_tx;
+        let selective = ep.inner.selective_tx;
         let mut posts = ep.inner.domain.core.batch(ep.inner.id);
         let (count, stopped) = batch::post_until_error(chunk, |spec, buf, report| {
-            posts.send(spec, buf, report.target(quiet))
+            posts.send(spec, buf, report.target(selective))
         });
-        // A refusal says more than the end of a peer.
+        // The error of a refused request takes precedence over a peer that disconnected.
         (count, stopped.and(posts.finish()))
     }
 }
 
-/// Posts what gives bytes away: a message, or a write. At once if nothing stands in the way.
-#[inline(always)] // on the way of a small message
+/// Submits a message or a write: by the fast path if possible, else through the domain.
+#[inline(always)] // in the path of small messages
 pub(super) fn submit<B: IoBuf, M: ThreadModel>(
     ep: &Endpoint<M>,
     spec: &TxOp,
@@ -188,19 +190,22 @@ pub(super) fn submit<B: IoBuf, M: ThreadModel>(
     permit: Option<Permit<M>>,
     credit: CreditMode,
 ) -> Operation<B> {
-    // One that waits for its receiver's word never ends at once.
+    // An operation that waits for an acknowledgement never completes at once.
     let at_once = permit.is_none() && !spec.level.needs_ack();
     if at_once && ep.inner.check_send(spec).is_ok() && ep.inner.check_tx_iov(&buf).is_ok() {
         let payload = buf.payload();
         let len = payload.len();
-        if ep.inner.try_fast_path(|way| way.try_send(spec, payload)) {
+        if ep
+            .inner
+            .try_fast_path(|fast_path| fast_path.try_send(spec, payload))
+        {
             return Operation::done_inline(buf, len, spec.tag);
         }
     }
     submit_to_domain(ep, spec, buf, permit, credit)
 }
 
-/// Likewise, where there is no quicker way, or something stands in it.
+/// Submits a message or a write through the domain.
 #[inline(never)]
 fn submit_to_domain<B: IoBuf, M: ThreadModel>(
     ep: &Endpoint<M>,
@@ -246,8 +251,8 @@ pub(super) fn post<B: IoBuf, M: ThreadModel>(
     posted
 }
 
-/// Posts, at the latest possible moment that still keeps program order: when the request is
-/// awaited. Without credit the operation waits for one, behind those that came before it.
+/// Posts the request when it is awaited. Without credit the operation waits for one, behind
+/// operations that were posted before.
 impl<B: IoBuf, M: ThreadModel> IntoFuture for SendRequest<'_, B, M> {
     type Output = Result<Done<B>, Failed<B>>;
     type IntoFuture = Operation<B>;

@@ -238,7 +238,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
         matches!(
             refused,
             Error::Invalid {
-                what: "list of remote places",
+                what: "list of remote ranges",
                 ..
             }
         ),
@@ -249,7 +249,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
         matches!(
             refused,
             Error::Invalid {
-                what: "list of remote places",
+                what: "list of remote ranges",
                 ..
             }
         ),
@@ -267,7 +267,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
             assert!(matches!(
                 refused.error,
                 Error::Invalid {
-                    what: "write to several places",
+                    what: "write to several ranges",
                     ..
                 }
             ));
@@ -284,7 +284,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
     assert_eq!(
         refused,
         Error::TooLong {
-            what: "list of remote places",
+            what: "list of remote ranges",
             len: limit + 1,
             limit
         }
@@ -318,7 +318,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
     assert_eq!(
         refused,
         Error::TooLong {
-            what: "list of remote places",
+            what: "list of remote ranges",
             len: 3,
             limit: 2
         }

@@ -155,7 +155,7 @@ pub(crate) async fn active_and_passive_ends_share_receives_in_order(setup: Setup
     }
     let refused = accepted.recv().await.unwrap_err().error;
     assert!(
-        matches!(refused, Error::NotSupported(why) if why.contains("shares a receive context")),
+        matches!(refused, Error::NotSupported(why) if why.contains("shared receive context")),
         "{refused}"
     );
     assert!(pool.shared_rx().address_vector().peers().is_empty());

@@ -18,7 +18,7 @@ pub(crate) async fn endpoints_of_shared_context_refuse_receives(setup: Setup) {
     a.ep.send(to, "for the context").await.unwrap();
     let refused = door.recv_into(vec![1; 3]).start().unwrap_err();
     assert!(
-        matches!(refused.error, Error::NotSupported(why) if why.contains("shares a receive context"))
+        matches!(refused.error, Error::NotSupported(why) if why.contains("shared receive context"))
     );
     assert_eq!((refused.error.errno(), refused.buf), (95, vec![1; 3]));
     assert!(matches!(

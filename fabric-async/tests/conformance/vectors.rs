@@ -200,7 +200,7 @@ pub(crate) async fn vector_beyond_iov_limit_is_refused(setup: Setup) {
         assert_eq!(
             error,
             Error::TooLong {
-                what: "vector of buffers",
+                what: "number of buffers",
                 len: most + 1,
                 limit: most
             }
