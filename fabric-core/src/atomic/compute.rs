@@ -1,12 +1,12 @@
-//! What operations compute, on each type.
+//! The arithmetic of atomic operations on each type.
 //!
-//! Values travel as bit patterns in a `u64`, narrow ones in its low bits, so that one function
-//! serves all types.
+//! Values are bit patterns in a `u64`, narrow ones in its low bits, so that one function serves all
+//! types.
 
 use super::{AtomicOp, Datatype};
 
 impl AtomicOp {
-    /// What becomes of `value`: bit patterns in, bit pattern out.
+    /// Computes the new value from bit patterns of the old value, the operand and the comparand.
     #[must_use]
     pub fn compute(self, datatype: Datatype, value: u64, operand: u64, comparand: u64) -> u64 {
         macro_rules! dispatch {
@@ -27,19 +27,19 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type that atomic operations work on.
+/// A type that atomic operations are defined on.
 pub trait AtomicType:
     sealed::Sealed + Copy + PartialEq + std::fmt::Debug + Send + Sync + Unpin + 'static
 {
-    /// Its name.
+    /// The data type's identifier.
     const DATATYPE: Datatype;
-    /// Its bit pattern.
+    /// Returns the bit pattern.
     fn bits(self) -> u64;
-    /// The value of a bit pattern; the high bits are ignored.
+    /// Returns the value of a bit pattern; bits above the type's width are ignored.
     fn from_bits(bits: u64) -> Self;
 }
 
-/// How operations compute on a type.
+/// The arithmetic of one type.
 trait AtomicArithmetic: AtomicType + PartialOrd {
     const ZERO: Self;
     const ONE: Self;
@@ -51,8 +51,8 @@ trait AtomicArithmetic: AtomicType + PartialOrd {
     }
 
     fn compute(op: AtomicOp, value: Self, operand: Self, comparand: Self) -> Self {
-        let logical = |truth| if truth { Self::ONE } else { Self::ZERO };
-        let swap = |yes| if yes { operand } else { value };
+        let logical = |is_true| if is_true { Self::ONE } else { Self::ZERO };
+        let swap = |condition| if condition { operand } else { value };
         let bits = <Self as AtomicType>::from_bits;
         match op {
             AtomicOp::Min => swap(operand < value),
@@ -151,7 +151,8 @@ mod tests {
         assert_eq!(compute_typed(AtomicOp::Bxor, 0b1100u8, 0b1010, 0), 0b0110);
     }
 
-    /// The comparand stands on the left: `FI_CSWAP_LT` swaps when it is less than the value.
+    /// The comparand is the left side: `FI_CSWAP_LT` swaps when the comparand is less than the
+    /// value.
     #[test]
     fn conditional_swaps_compare_comparand_with_target() {
         for (op, below, equal, above) in [
