@@ -248,8 +248,7 @@ mod tests {
             datatype: Datatype::F64,
             call: AtomicCall::Base,
         };
-        assert!(
-            matches!(spec.check(), Err(Error::NotSupported(what)) if what.contains("fi_atomicvalid"))
-        );
+        let refused = spec.check().unwrap_err().to_string();
+        assert!(refused.contains("fi_atomicvalid"), "{refused}");
     }
 }

@@ -19,8 +19,10 @@ const IDLE_TIMEOUT_RANGE: RangeInclusive<Duration> =
 /// ```
 /// # use fabric_core as fabric_async;
 /// use fabric_async::SocketOptions;
-/// let options =
-///     SocketOptions::new().congestion_control("reno").receive_buffer(1 << 20).port_range(7000..=7099);
+/// let options = SocketOptions::new()
+///     .congestion_control("reno")
+///     .receive_buffer(1 << 20)
+///     .port_range(7000..=7099);
 /// # drop(options);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

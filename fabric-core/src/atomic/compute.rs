@@ -13,13 +13,19 @@ impl AtomicOp {
             ($($variant:ident => $type:ty),*) => {
                 match datatype {
                     $(Datatype::$variant => {
-                        let [value, operand, comparand] = [value, operand, comparand].map(<$type as AtomicType>::from_bits);
-                        AtomicType::bits(<$type as AtomicArithmetic>::compute(self, value, operand, comparand))
+                        let [value, operand, comparand] =
+                            [value, operand, comparand].map(<$type as AtomicType>::from_bits);
+                        AtomicType::bits(<$type as AtomicArithmetic>::compute(
+                            self, value, operand, comparand,
+                        ))
                     })*
                 }
             };
         }
-        dispatch!(I8 => i8, U8 => u8, I16 => i16, U16 => u16, I32 => i32, U32 => u32, I64 => i64, U64 => u64, F32 => f32, F64 => f64)
+        dispatch!(
+            I8 => i8, U8 => u8, I16 => i16, U16 => u16, I32 => i32, U32 => u32, I64 => i64,
+            U64 => u64, F32 => f32, F64 => f64
+        )
     }
 }
 
@@ -81,7 +87,11 @@ trait AtomicArithmetic: AtomicType + PartialOrd {
 }
 
 macro_rules! impl_atomic_types {
-    ($($type:ident $variant:ident $bits:ty, |$a:ident, $b:ident| $sum:expr, $prod:expr, |$value:ident| $to:expr, |$from:ident| $of:expr;)*) => {$(
+    ($(
+        $type:ident $variant:ident $bits:ty,
+        |$a:ident, $b:ident| $sum:expr, $prod:expr,
+        |$value:ident| $to:expr, |$from:ident| $of:expr;
+    )*) => {$(
         impl sealed::Sealed for $type {}
         impl AtomicType for $type {
             const DATATYPE: Datatype = Datatype::$variant;
@@ -110,13 +120,17 @@ macro_rules! impl_atomic_types {
 }
 
 impl_atomic_types! {
-    i8 I8 u8, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v.cast_unsigned(), |bits| bits.cast_signed();
+    i8 I8 u8, |a, b| a.wrapping_add(b), a.wrapping_mul(b),
+        |v| v.cast_unsigned(), |bits| bits.cast_signed();
     u8 U8 u8, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v, |bits| bits;
-    i16 I16 u16, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v.cast_unsigned(), |bits| bits.cast_signed();
+    i16 I16 u16, |a, b| a.wrapping_add(b), a.wrapping_mul(b),
+        |v| v.cast_unsigned(), |bits| bits.cast_signed();
     u16 U16 u16, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v, |bits| bits;
-    i32 I32 u32, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v.cast_unsigned(), |bits| bits.cast_signed();
+    i32 I32 u32, |a, b| a.wrapping_add(b), a.wrapping_mul(b),
+        |v| v.cast_unsigned(), |bits| bits.cast_signed();
     u32 U32 u32, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v, |bits| bits;
-    i64 I64 u64, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v.cast_unsigned(), |bits| bits.cast_signed();
+    i64 I64 u64, |a, b| a.wrapping_add(b), a.wrapping_mul(b),
+        |v| v.cast_unsigned(), |bits| bits.cast_signed();
     u64 U64 u64, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v, |bits| bits;
     f32 F32 u32, |a, b| a + b, a * b, |v| v.to_bits(), |bits| f32::from_bits(bits);
     f64 F64 u64, |a, b| a + b, a * b, |v| v.to_bits(), |bits| f64::from_bits(bits);

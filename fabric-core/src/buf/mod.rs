@@ -32,7 +32,8 @@ mod sealed {
 /// Sealed, because its methods run while a domain is locked.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the buffer of an operation",
-    note = "an operation owns its buffer until it completes: pass a `Vec<u8>`, `Bytes`, `String` or the like, or use `inject` for borrowed bytes"
+    note = "an operation owns its buffer until it completes: pass a `Vec<u8>`, `Bytes`, \
+            `String` or the like, or use `inject` for borrowed bytes"
 )]
 pub trait IoBuf: sealed::Sealed + Send + Sized + 'static {
     /// Returns the bytes to send.
@@ -64,7 +65,8 @@ pub trait FlatBuf: IoBuf {
 /// grows to the message. A [`Scatter`] is several buffers.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be received into",
-    note = "an operation owns its buffer until it completes: pass a `Vec<u8>`, `Box<[u8]>` or `BytesMut`, or use `recv()`"
+    note = "an operation owns its buffer until it completes: pass a `Vec<u8>`, `Box<[u8]>` \
+            or `BytesMut`, or use `recv()`"
 )]
 pub trait IoBufMut: IoBuf {}
 

@@ -27,7 +27,9 @@ macro_rules! define_hints {
         /// nothing. To lower such a limit, change the [`Info`].
         ///
         /// ```
-        /// # mod fabric_async { pub use fabric_core::{flags::Caps, info::{EpType, Hints, Progress}}; }
+        /// # mod fabric_async {
+        /// #     pub use fabric_core::{flags::Caps, info::{EpType, Hints, Progress}};
+        /// # }
         /// use fabric_async::{Caps, EpType, Hints, Progress};
         ///
         /// let hints = Hints::new()

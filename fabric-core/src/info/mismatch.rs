@@ -107,7 +107,7 @@ mod tests {
     use crate::flags::Caps;
 
     #[test]
-    fn no_match_prints_one_line_per_mismatch() {
+    fn no_match_text_names_each_reason_once() {
         let offer = Info::template("shm", "shm", "shm0");
         let refusal = Mismatch::new(&offer, "threading", "Safe", "Domain");
         assert_eq!(
@@ -135,7 +135,7 @@ mod tests {
         assert!(
             NoMatch::default()
                 .to_string()
-                .contains("nothing is offered")
+                .contains("no provider made an offer")
         );
     }
 

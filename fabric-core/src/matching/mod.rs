@@ -3,7 +3,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `envelope` | the parts that are compared: [`Envelope`], [`AckRequest`], [`RecvSpec`], [`TagMatch`] |
+//! | `envelope` | what is compared: [`Envelope`], [`AckRequest`], [`RecvSpec`], [`TagMatch`] |
 //! | `matcher` | both sides together: [`Matcher`], [`RecvPostResult`] |
 //! | `posted` | receives in posting order |
 //! | `unexpected` | messages in arrival order |
