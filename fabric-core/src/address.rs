@@ -1,4 +1,4 @@
-//! Addresses of endpoints, as people write them and as an address vector numbers them.
+//! Addresses of endpoints as text, and handles of addresses in an address vector.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,15 +7,15 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
-/// The longest name inside an address, in bytes.
+/// The largest length of the name in an address, in bytes.
 pub const MAX_NAME: usize = 80;
 
-/// Where an endpoint can be reached: `fi_shm://NAME`, `fi_tcp://IP:PORT`, `fi_udp://IP:PORT`,
+/// The address of an endpoint: `fi_shm://NAME`, `fi_tcp://IP:PORT`, `fi_udp://IP:PORT`,
 /// `fi_sim://NAME`.
 ///
 /// Parses from and prints as text (`FI_ADDR_STR`); the `fi_` prefix may be left out when parsing.
-/// An address with an empty name asks for a fresh one where it is bound, and names nobody as a
-/// peer.
+/// An empty name requests a generated one when an endpoint is bound to it, and is no valid peer
+/// address.
 ///
 /// ```
 /// # use fabric_core as fabric_async;
@@ -32,15 +32,15 @@ pub struct Address {
     name: Arc<str>,
 }
 
-/// The kind of an address, which is also the provider that serves it.
+/// The address format of an address, and with it the provider that serves the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Scheme {
     /// Shared memory between processes of one machine.
     Shm,
-    /// TCP, on the wire of libfabric's provider of that name.
+    /// TCP, with the wire protocols of libfabric's provider `tcp`.
     Tcp,
-    /// UDP, on the wire of libfabric's provider of that name.
+    /// UDP, with the wire protocol of libfabric's provider `udp`.
     Udp,
     /// The simulated network inside one process.
     Sim,
@@ -49,7 +49,7 @@ pub enum Scheme {
 impl Scheme {
     const ALL: [Self; 4] = [Self::Shm, Self::Tcp, Self::Udp, Self::Sim];
 
-    /// The name of the provider that serves addresses of this kind.
+    /// Returns the name of the provider that serves addresses of this scheme.
     #[must_use]
     pub fn provider(self) -> &'static str {
         match self {
@@ -60,7 +60,7 @@ impl Scheme {
         }
     }
 
-    /// The kind of address that this provider serves.
+    /// Returns the scheme that a provider serves.
     #[must_use]
     pub fn from_provider(name: &str) -> Option<Self> {
         Self::ALL
@@ -68,7 +68,8 @@ impl Scheme {
             .find(|scheme| scheme.provider() == name)
     }
 
-    /// The kind that text means before the `://`, where this one is expected.
+    /// Parses the text before `://`. `expected` resolves the schemes `sockaddr_in` and
+    /// `sockaddr_in6`, which name no provider.
     pub(crate) fn parse_for(text: &str, expected: Self) -> Option<Self> {
         match text.strip_prefix("fi_").unwrap_or(text) {
             "sockaddr_in" | "sockaddr_in6" if expected.is_socket_addr() => Some(expected),
@@ -77,20 +78,20 @@ impl Scheme {
         }
     }
 
-    /// Whether a name is the IP address and port of a socket.
+    /// Returns whether the name of such an address is a socket's IP address and port.
     pub(crate) fn is_socket_addr(self) -> bool {
         matches!(self, Self::Tcp | Self::Udp)
     }
 }
 
 impl Address {
-    /// An address of this kind and name.
+    /// Creates an address from a scheme and a name.
     ///
     /// # Errors
     /// [`Error::BadAddress`] when the name is longer than 80 bytes, or holds anything but ASCII
-    /// letters, digits and `._-:@+`. With [`Scheme::Tcp`] and [`Scheme::Udp`], when it is not the
-    /// IP address and port of one machine, as in `127.0.0.1:5000` or `[::1]:5000`; with `Udp` it
-    /// may also be that of a group of them, as in `239.1.2.3:5000`.
+    /// letters, digits and `._-:@+`. With [`Scheme::Tcp`] and [`Scheme::Udp`], when the name is not
+    /// the IP address and port of one machine, as in `127.0.0.1:5000` or `[::1]:5000`; with `Udp` a
+    /// multicast group is valid too, as in `239.1.2.3:5000`.
     pub fn new(scheme: Scheme, name: &str) -> Result<Self> {
         let bad = |why| {
             Err(Error::BadAddress {
@@ -103,13 +104,18 @@ impl Address {
         }
         if scheme.is_socket_addr() && !name.is_empty() {
             let Ok(at) = name.parse::<SocketAddr>() else {
+                let port = name.rsplit_once(':').map(|(_, port)| port);
+                if port.is_some_and(|port| !port.is_empty() && port.parse::<u16>().is_err()) {
+                    return bad("the port, behind the last colon, is not a number from 0 to 65535");
+                }
                 return bad(
-                    "it takes an IP address and a port, as in tcp://127.0.0.1:5000 or tcp://[::1]:5000; `resolve` looks up the name of a host",
+                    "expected an IP address and a port, as in tcp://127.0.0.1:5000 or \
+                     tcp://[::1]:5000; `resolve` looks up host names",
                 );
             };
             if at.ip().is_unspecified() || (at.ip().is_multicast() && scheme != Scheme::Udp) {
                 return bad(
-                    "it takes an address by which peers reach this one machine, and 0.0.0.0 or a group is none",
+                    "expected the address of one machine, not 0.0.0.0, [::] or a multicast group",
                 );
             }
             return Self::from_socket_addr(scheme, at);
@@ -118,7 +124,7 @@ impl Address {
             .bytes()
             .all(|b| b.is_ascii_alphanumeric() || b"._-:@+".contains(&b))
         {
-            return bad("a name holds ASCII letters, digits and any of . _ - : @ +");
+            return bad("a name holds only ASCII letters, digits and any of . _ - : @ +");
         }
         Ok(Self {
             scheme,
@@ -126,15 +132,15 @@ impl Address {
         })
     }
 
-    /// The address of a socket.
+    /// Creates the address of a socket.
     ///
     /// # Errors
-    /// [`Error::BadAddress`] when addresses of this kind name no sockets.
+    /// [`Error::BadAddress`] when the names of this scheme are not socket addresses.
     #[doc(hidden)]
     pub fn from_socket_addr(scheme: Scheme, at: SocketAddr) -> Result<Self> {
         let text = match at {
             SocketAddr::V4(at) => at.to_string(),
-            // Neither the flow nor the scope of an address means anything elsewhere.
+            // Flow label and scope id are meaningful on this machine only.
             SocketAddr::V6(at) => format!("[{}]:{}", at.ip(), at.port()),
         };
         if scheme.is_socket_addr() {
@@ -145,11 +151,11 @@ impl Address {
         }
         Err(Error::BadAddress {
             text,
-            why: "addresses of this kind are names",
+            why: "addresses of this scheme hold a name, not an IP address and port",
         })
     }
 
-    /// The address of the socket behind this, if it names one.
+    /// Returns the socket address in the name, if the scheme has one.
     #[must_use]
     pub fn socket_addr(&self) -> Option<SocketAddr> {
         self.scheme
@@ -158,17 +164,18 @@ impl Address {
             .flatten()
     }
 
-    /// Whether it names somebody, as the address of a peer does.
+    /// Checks that the address can be the address of a peer.
     ///
     /// # Errors
-    /// [`Error::Invalid`] without a name, and with port 0.
+    /// [`Error::Invalid`] when the name is empty or the port is 0.
     #[doc(hidden)]
     pub fn check_peer(&self) -> Result<()> {
         let why = if self.name.is_empty() {
             format!("{self} has no name")
         } else if self.socket_addr().is_some_and(|at| at.port() == 0) {
             format!(
-                "{self} has port 0, which asks for one where it is bound; `name` tells which it got"
+                "{self} has port 0, which requests a free port when an endpoint is bound; \
+                 `Endpoint::name` returns the port that was assigned"
             )
         } else {
             return Ok(());
@@ -179,13 +186,13 @@ impl Address {
         })
     }
 
-    /// The kind of this address.
+    /// Returns the scheme.
     #[must_use]
     pub fn scheme(&self) -> Scheme {
         self.scheme
     }
 
-    /// The name behind the scheme; empty for "any".
+    /// Returns the name behind the scheme; empty for "any".
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -193,9 +200,9 @@ impl Address {
 }
 
 impl Address {
-    /// Parses text where addresses of this kind are expected: `fi_sockaddr_in://…` and
-    /// `fi_sockaddr_in6://…`, which name a socket and no provider, are of that kind then, if its
-    /// addresses are sockets. In general they are taken for [`Scheme::Tcp`].
+    /// Parses text where addresses of scheme `expected` are expected. `fi_sockaddr_in://…` and
+    /// `fi_sockaddr_in6://…` name a socket but no provider: they get the scheme `expected` if its
+    /// names are socket addresses, else [`Scheme::Tcp`].
     ///
     /// ```
     /// # use fabric_core as fabric_async;
@@ -216,7 +223,7 @@ impl Address {
             })
         };
         let Some((scheme, name)) = text.split_once("://") else {
-            return bad("an address reads SCHEME://NAME, as in shm://echo");
+            return bad("expected SCHEME://NAME, as in shm://echo");
         };
         let Some(scheme) = Scheme::parse_for(scheme, expected) else {
             return bad("unknown scheme; known: shm, tcp, udp, sim");
@@ -248,23 +255,24 @@ impl fmt::Display for Address {
     }
 }
 
-/// A peer's number in an address vector (`fi_addr_t`).
+/// A peer's handle in an address vector (`fi_addr_t`).
 ///
-/// Valid only with endpoints bound to the vector that gave it out. A generation beside the index
-/// makes the number of a removed peer an error instead of somebody else's address.
+/// Valid only with endpoints that are bound to the address vector that issued the handle. A handle
+/// holds an index and a generation: the generation makes the handle of a removed peer an error,
+/// where libfabric would address the next peer at the same index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[doc(alias = "fi_addr_t")]
 pub struct FiAddr {
     /// Position in the table (`FI_AV_TABLE`).
     pub(crate) index: u32,
-    /// Which use of that position.
+    /// How often the position was reused.
     pub(crate) generation: u16,
-    /// Which vector.
+    /// Id of the address vector.
     pub(crate) vector: u16,
 }
 
 impl FiAddr {
-    /// The position in the table of the address vector, counted from 0.
+    /// Returns the position in the address vector's table, counted from 0.
     #[must_use]
     pub fn index(self) -> usize {
         self.index as usize
@@ -309,6 +317,10 @@ mod tests {
             ("tcq://x", "unknown scheme"),
             ("udp://0.0.0.0:5000", "one machine"),
             ("udp://localhost:5000", "IP address"),
+            ("tcp://localhost:99999", "the port"),
+            ("tcp://127.0.0.1:99999", "the port"),
+            ("tcp://[::1]", "the port"),
+            ("tcp://localhost", "IP address"),
             ("tcp://239.1.2.3:5000", "one machine"),
             ("shm://a/b", "ASCII letters"),
             ("shm://a\0b", "ASCII letters"),

@@ -1,4 +1,4 @@
-//! The address vector: peers by number.
+//! The address vector: a table of peer addresses and their handles.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use crate::address::{Address, FiAddr};
 use crate::error::{Error, Result};
 
-/// Peers by number (`FI_AV_TABLE`): inserting returns the lowest free position, removing frees it,
-/// and a generation beside the position makes a removed peer's number an error.
+/// A table of addresses by handle (`FI_AV_TABLE`).
+///
+/// Inserting returns the lowest free index, removing frees the index, and a generation in the
+/// handle makes the handle of a removed peer an error.
 #[derive(Debug)]
 #[doc(alias = "fi_av_open")]
 pub struct AddressTable {
@@ -26,7 +28,7 @@ struct AvEntry {
 static NEXT_AV_ID: AtomicU16 = AtomicU16::new(0);
 
 impl AddressTable {
-    /// An empty table.
+    /// Creates an empty table.
     #[must_use]
     pub fn new() -> Self {
         let av_id = NEXT_AV_ID.fetch_add(1, Ordering::Relaxed);
@@ -38,12 +40,12 @@ impl AddressTable {
         }
     }
 
-    /// Gives the address a number; an address that is in the table keeps the one it has.
+    /// Inserts an address and returns its handle; an address that is in the table keeps its handle.
     pub fn insert(&mut self, address: Address) -> FiAddr {
         if let Some(&index) = self.by_address.get(&address) {
             return self.handle(index);
         }
-        // The lowest free position is used first, so numbers stay small.
+        // The lowest free index is reused first, so that the table stays dense.
         let lowest = self
             .free
             .iter()
@@ -65,20 +67,21 @@ impl AddressTable {
         self.handle(index)
     }
 
-    /// The address behind a number.
+    /// Returns the address of a handle.
     ///
     /// # Errors
-    /// [`Error::StaleAddress`] when the number was removed, or is of another vector.
+    /// [`Error::StaleAddress`] when the address was removed, or the handle is of another table.
     pub fn get(&self, addr: FiAddr) -> Result<&Address> {
-        let row = self
+        let entry = self
             .entries
             .get(addr.index as usize)
-            .filter(|row| addr.vector == self.av_id && row.generation == addr.generation);
-        row.and_then(|row| row.address.as_ref())
+            .filter(|entry| addr.vector == self.av_id && entry.generation == addr.generation);
+        entry
+            .and_then(|entry| entry.address.as_ref())
             .ok_or_else(|| Error::StaleAddress(addr))
     }
 
-    /// The number of an address, if it is in the table.
+    /// Returns the handle of an address, if it is in the table.
     #[must_use]
     pub fn find(&self, address: &Address) -> Option<FiAddr> {
         self.by_address
@@ -86,8 +89,9 @@ impl AddressTable {
             .map(|&index| self.handle(index))
     }
 
-    /// Lets the address of this handle get another one. The handle stays valid, and is found by its
-    /// address no more.
+    /// Detaches a handle from its address: the handle stays valid, but [`find`](Self::find) does
+    /// not return it any more, and the next [`insert`](Self::insert) of the address returns a new
+    /// handle.
     ///
     /// # Errors
     /// [`Error::StaleAddress`].
@@ -99,17 +103,17 @@ impl AddressTable {
         Ok(())
     }
 
-    /// Takes an address out; its number becomes stale. Messages on their way are not affected.
+    /// Removes an address; its handle becomes stale. Messages in flight are not affected.
     ///
     /// # Errors
     /// [`Error::StaleAddress`].
     pub fn remove(&mut self, addr: FiAddr) -> Result<Address> {
         self.detach(addr)?;
-        let row = &mut self.entries[addr.index as usize];
-        // A position whose generations are used up is not used again.
-        let next = row.generation.checked_add(1);
-        row.generation = next.unwrap_or(row.generation);
-        let address = row
+        let entry = &mut self.entries[addr.index as usize];
+        // A position whose generations are used up is not reused.
+        let next = entry.generation.checked_add(1);
+        entry.generation = next.unwrap_or(entry.generation);
+        let address = entry
             .address
             .take()
             .ok_or_else(|| Error::StaleAddress(addr))?;
@@ -119,22 +123,25 @@ impl AddressTable {
         Ok(address)
     }
 
-    /// Every address with its handle, in the order of the handles. Those that were
-    /// [detached](Self::detach) are left out.
+    /// Iterates over addresses with their handles, in the order of the indices.
+    /// [Detached](Self::detach) handles are left out.
     pub fn iter(&self) -> impl Iterator<Item = (FiAddr, &Address)> {
-        self.entries.iter().enumerate().filter_map(|(index, row)| {
-            let (addr, address) = (self.handle(index as u32), row.address.as_ref()?);
-            (self.find(address) == Some(addr)).then_some((addr, address))
-        })
+        self.entries
+            .iter()
+            .enumerate()
+            .filter_map(|(index, entry)| {
+                let (addr, address) = (self.handle(index as u32), entry.address.as_ref()?);
+                (self.find(address) == Some(addr)).then_some((addr, address))
+            })
     }
 
-    /// How many addresses are in the table.
+    /// Returns how many addresses are in the table.
     #[must_use]
     pub fn len(&self) -> usize {
         self.by_address.len()
     }
 
-    /// Whether the table is empty.
+    /// Returns whether the table is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_address.is_empty()
@@ -168,7 +175,7 @@ mod tests {
         let mut table = AddressTable::new();
         let (a, b) = (table.insert(address("a")), table.insert(address("b")));
         assert_eq!((a.index(), b.index()), (0, 1));
-        assert_eq!(table.insert(address("a")), a, "an address has one number");
+        assert_eq!(table.insert(address("a")), a, "an address has one handle");
         assert_eq!(table.remove(a).unwrap(), address("a"));
         assert_eq!(table.get(a), Err(Error::StaleAddress(a)));
         assert_eq!(table.remove(a), Err(Error::StaleAddress(a)));
@@ -177,7 +184,7 @@ mod tests {
         assert_eq!(
             table.get(a),
             Err(Error::StaleAddress(a)),
-            "the old number does not name the new peer"
+            "the old handle does not name the new peer"
         );
         assert_eq!(table.get(c).unwrap(), &address("c"));
         assert_eq!(table.find(&address("b")), Some(b));

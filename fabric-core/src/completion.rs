@@ -1,5 +1,5 @@
-//! What an operation reports when it ends: to its future as [`Done`] or [`Failed`], to a queue as
-//! [`Completion`].
+//! Results of operations: [`Done`] or [`Failed`] for a future, [`Completion`] for a completion
+//! queue.
 
 use std::fmt;
 use std::ops::Deref;
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::flags::OpFlags;
 use crate::matching::{Envelope, PeerKey};
 
-/// What kind of operation ended.
+/// The kind of a completed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OpKind {
@@ -21,7 +21,7 @@ pub enum OpKind {
     Send,
     /// A message was received (`FI_RECV`).
     Recv,
-    /// A connection was made ahead of the first message.
+    /// An endpoint was connected to a peer ahead of the first message.
     Connect,
     /// A peer's memory was written (`FI_RMA | FI_WRITE`).
     Write,
@@ -29,18 +29,18 @@ pub enum OpKind {
     Read,
     /// A peer's memory was changed atomically (`FI_ATOMIC | FI_WRITE`).
     Atomic,
-    /// Likewise, and the value that was there came back (`FI_ATOMIC | FI_READ`).
+    /// As [`Atomic`](Self::Atomic), and the old value was returned (`FI_ATOMIC | FI_READ`).
     FetchAtomic,
-    /// A buffer that took several messages comes back: it takes no more of them (an entry of its
-    /// own with `FI_MULTI_RECV`).
+    /// A multi-receive buffer was released: it takes no more messages (an entry of its own with
+    /// `FI_MULTI_RECV`).
     MultiRecvRelease,
-    /// A peer wrote memory here, and data for a completion with it (`FI_RMA | FI_REMOTE_WRITE |
+    /// A peer wrote local memory with remote completion data (`FI_RMA | FI_REMOTE_WRITE |
     /// FI_REMOTE_CQ_DATA`).
     RemoteWrite,
 }
 
 impl OpKind {
-    /// Whether it reports to the receive queue of an endpoint.
+    /// Returns whether the operation reports to the endpoint's receive completion queue.
     #[must_use]
     pub fn is_rx(self) -> bool {
         matches!(
@@ -49,7 +49,7 @@ impl OpKind {
         )
     }
 
-    /// Whether its buffer is filled.
+    /// Returns whether the operation fills its buffer.
     #[doc(hidden)]
     #[must_use]
     pub fn fills_buffer(self) -> bool {
@@ -57,27 +57,27 @@ impl OpKind {
     }
 }
 
-/// What has come true when an operation ends well (the completion levels of `fi_cq(3)`). Each
-/// includes those before it.
+/// How far an operation has got when it completes (the completion levels of `fi_cq(3)`). Each level
+/// includes the levels before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CompletionLevel {
-    /// The provider calls it sent: at best the peer's endpoint has it, and nothing on this side is
-    /// needed any more (`FI_TRANSMIT_COMPLETE`).
+    /// The provider has sent the message: at best it is in the peer's endpoint, and nothing on this
+    /// side is needed any more (`FI_TRANSMIT_COMPLETE`).
     #[default]
     #[doc(alias = "FI_TRANSMIT_COMPLETE")]
     Transmitted,
-    /// A receive has taken the message, or the peer has discarded it (`FI_MATCH_COMPLETE`).
+    /// A receive has matched the message, or the peer has discarded it (`FI_MATCH_COMPLETE`).
     #[doc(alias = "FI_MATCH_COMPLETE")]
     Matched,
-    /// All of the message that the receive has room for is in its buffer, and the receive has
-    /// ended; or the peer has discarded the message (`FI_DELIVERY_COMPLETE`). The wire of `tcp`
-    /// says less: all of it is at the peer's endpoint.
+    /// The receive has completed with all bytes of the message that it has room for, or the peer
+    /// has discarded the message (`FI_DELIVERY_COMPLETE`). The protocols of `tcp` guarantee less:
+    /// all bytes are in the peer's endpoint.
     #[doc(alias = "FI_DELIVERY_COMPLETE")]
     Delivered,
 }
 
 impl CompletionLevel {
-    /// The highest level among these flags.
+    /// Returns the highest level among the flags.
     #[must_use]
     pub fn from_flags(flags: OpFlags) -> Self {
         if flags.contains(OpFlags::DELIVERY_COMPLETE) {
@@ -89,7 +89,7 @@ impl CompletionLevel {
         }
     }
 
-    /// Whether it takes a word of the peer's to know.
+    /// Returns whether the level needs an ack from the peer.
     #[must_use]
     #[inline]
     pub fn needs_ack(self) -> bool {
@@ -97,13 +97,13 @@ impl CompletionLevel {
     }
 }
 
-/// What is known of a finished transfer.
+/// The result of a finished transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Transfer {
-    /// Bytes moved: sent, or placed in the receive buffer.
+    /// Bytes sent, or placed in the receive buffer.
     pub len: usize,
-    /// The tag, of tagged messages.
+    /// The tag of a tagged message.
     pub tag: Option<u64>,
     /// The sender of a received message, if it is in the address vector (`FI_SOURCE`).
     pub source: Option<FiAddr>,
@@ -114,7 +114,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// A finished send of `len` bytes.
+    /// Returns the result of a send of `len` bytes.
     #[doc(hidden)]
     #[must_use]
     pub fn sent(len: usize, tag: Option<u64>) -> Self {
@@ -125,7 +125,7 @@ impl Transfer {
         }
     }
 
-    /// What a peer did to memory of this side.
+    /// Returns the result of a peer's write to local memory.
     #[doc(hidden)]
     #[must_use]
     pub fn written(len: usize, data: Option<u64>, source: Option<FiAddr>) -> Self {
@@ -137,7 +137,7 @@ impl Transfer {
         }
     }
 
-    /// A received message, of which `placed` bytes are in the buffer.
+    /// Returns the result of a receive that placed `placed` bytes of a message in its buffer.
     #[doc(hidden)]
     #[must_use]
     pub fn received(envelope: &Envelope, placed: usize) -> Self {
@@ -151,15 +151,15 @@ impl Transfer {
         }
     }
 
-    /// The sender of a received message, as the provider numbers it.
+    /// Returns the sender of a received message, as the transport identifies peers.
     #[doc(hidden)]
     #[must_use]
     pub fn peer(&self) -> PeerKey {
         self.peer
     }
 
-    /// The message this was, `lost` bytes of it missing, so that a matching engine can take it
-    /// back.
+    /// Returns the envelope of the received message, of which `lost` bytes were truncated, so that
+    /// a matcher can requeue the message.
     #[doc(hidden)]
     #[must_use]
     pub fn envelope(&self, lost: usize) -> Envelope {
@@ -170,23 +170,23 @@ impl Transfer {
             len: self.len + lost,
             data: self.data,
             arrival: self.arrival,
-            // The sender was told when it was received.
+            // The ack was sent when the message was received.
             ack: None,
         }
     }
 }
 
-/// A transfer and how it ended.
+/// A transfer and its error, if it failed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// What was moved.
+    /// The bytes moved.
     pub transfer: Transfer,
-    /// Why it failed, if it did. Boxed, because an outcome is moved about often and fails seldom.
+    /// The error, if the operation failed. Boxed, because outcomes are moved often and fail seldom.
     pub error: Option<Box<Error>>,
 }
 
 impl Outcome {
-    /// Success.
+    /// Creates a success.
     #[must_use]
     pub fn ok(transfer: Transfer) -> Self {
         Self {
@@ -195,7 +195,7 @@ impl Outcome {
         }
     }
 
-    /// Failure before anything was moved.
+    /// Creates a failure before any byte was moved.
     #[must_use]
     pub fn failed(error: Error) -> Self {
         Self {
@@ -204,7 +204,7 @@ impl Outcome {
         }
     }
 
-    /// Failure after part of it was moved.
+    /// Creates a failure after some bytes were moved.
     #[must_use]
     pub fn partial(transfer: Transfer, error: Error) -> Self {
         Self {
@@ -213,7 +213,8 @@ impl Outcome {
         }
     }
 
-    /// A received message; truncated when fewer bytes were placed than it had.
+    /// Creates the outcome of a receive; truncated when fewer bytes were placed than the message
+    /// has.
     #[inline]
     #[must_use]
     pub fn received(envelope: &Envelope, placed: usize) -> Self {
@@ -228,37 +229,37 @@ impl Outcome {
 
 /// A successful operation, with its buffer.
 ///
-/// Dereferences to the valid bytes, those sent or the message received, unless the buffer is a
-/// vector of buffers.
+/// Dereferences to the valid bytes: the bytes sent, or the message received. A vector of buffers
+/// has no contiguous bytes and does not dereference.
 #[derive(Debug)]
 pub struct Done<B> {
-    /// The buffer, back from the operation.
+    /// The buffer, returned by the operation.
     pub buf: B,
     /// What was transferred.
     pub transfer: Transfer,
 }
 
 impl<B> Done<B> {
-    /// Bytes transferred.
+    /// Returns the number of bytes transferred.
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // `is_empty` comes with the slice
     pub fn len(&self) -> usize {
         self.transfer.len
     }
 
-    /// The tag, of tagged messages.
+    /// Returns the tag of a tagged message.
     #[must_use]
     pub fn tag(&self) -> Option<u64> {
         self.transfer.tag
     }
 
-    /// The remote completion data, if some came with the message.
+    /// Returns the remote completion data of the message, if it has any (`FI_REMOTE_CQ_DATA`).
     #[must_use]
     pub fn data(&self) -> Option<u64> {
         self.transfer.data
     }
 
-    /// The sender, as a handle to answer to.
+    /// Returns the sender's address handle, to answer to (`FI_SOURCE`).
     ///
     /// # Errors
     /// [`Error::UnknownSource`] when the sender is in no address vector of the endpoint.
@@ -267,7 +268,7 @@ impl<B> Done<B> {
         self.transfer.source.ok_or(Error::UnknownSource)
     }
 
-    /// The buffer alone.
+    /// Returns the buffer alone.
     #[must_use]
     pub fn into_buf(self) -> B {
         self.buf
@@ -275,7 +276,7 @@ impl<B> Done<B> {
 }
 
 impl Done<PooledBuf> {
-    /// The message as `Bytes`, without copying.
+    /// Returns the message as `Bytes`, without copying.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         self.buf.into_bytes()
@@ -290,20 +291,21 @@ impl<B: FlatBuf> Deref for Done<B> {
     }
 }
 
-/// A failed operation, with its buffer, so that it can be tried again.
+/// A failed operation, with its buffer, so that the operation can be retried.
 ///
-/// `?` turns it into its [`Error`] and drops the buffer.
+/// `?` converts it into its [`Error`] and drops the buffer.
 pub struct Failed<B> {
-    /// Why.
+    /// The error.
     pub error: Error,
-    /// The buffer, back from the operation.
+    /// The buffer, returned by the operation.
     pub buf: B,
-    /// What was transferred nevertheless: a truncated message has its first bytes in the buffer.
+    /// The bytes transferred nevertheless: the buffer of a truncated receive holds the first bytes
+    /// of the message.
     pub transfer: Transfer,
 }
 
 impl<B> Failed<B> {
-    /// A failure before anything was moved.
+    /// Creates a failure before any byte was moved.
     #[must_use]
     pub fn new(error: Error, buf: B) -> Self {
         Self {
@@ -335,26 +337,26 @@ impl<B> From<Failed<B>> for Error {
 }
 
 /// An entry of a completion queue (`fi_cq_tagged_entry`, and `fi_cq_err_entry` when
-/// [`UringCompletion::error`] is set).
+/// [`Completion::error`] is set).
 #[derive(Debug)]
 #[non_exhaustive]
 #[doc(alias = "fi_cq_tagged_entry")]
 #[doc(alias = "fi_cq_readerr")]
 pub struct Completion {
-    /// The number given with `.context(…)` at the post.
+    /// The context given with `.context(…)` at the post (`op_context`).
     pub context: u64,
-    /// What kind of operation it was.
+    /// The kind of the operation.
     pub kind: OpKind,
-    /// What was transferred.
+    /// The result of the transfer.
     pub transfer: Transfer,
-    /// Why it failed, if it did. A failed operation is an entry like any other and does not end the
-    /// stream. Boxed, because an entry is moved about often and fails seldom.
+    /// The error, if the operation failed. A failed operation is an entry like any other and does
+    /// not end the stream. Boxed, because entries are moved often and fail seldom.
     pub error: Option<Box<Error>>,
     buf: AnyBuf,
 }
 
 impl Completion {
-    /// An entry; for the progress engine.
+    /// Creates an entry; for the progress engine.
     #[doc(hidden)]
     #[inline(always)] // it is large
     #[must_use]
@@ -368,15 +370,16 @@ impl Completion {
         }
     }
 
-    /// The valid bytes of the operation's buffer; nothing of a vector of buffers, which is to be
-    /// [taken out](Self::take_buf).
+    /// Returns the valid bytes of the operation's buffer; none for a vector of buffers, which
+    /// [`take_buf`](Self::take_buf) returns.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         let bytes = self.buf.bytes();
         &bytes[..self.transfer.len.min(bytes.len())]
     }
 
-    /// The values that a fetching atomic operation brought back; as many as its bytes hold.
+    /// Iterates over the values that a fetching atomic operation returned; as many as the buffer
+    /// holds.
     pub fn values<T: AtomicType>(&self) -> impl Iterator<Item = T> {
         let size = T::DATATYPE.size();
         self.bytes()
@@ -384,17 +387,22 @@ impl Completion {
             .map(move |bytes| T::from_bits(bits_at(bytes, 0, size)))
     }
 
-    /// The operation as its future would have returned it, buffer included.
+    /// Converts the entry into the result that the operation's future would have returned, with the
+    /// buffer.
     ///
     /// # Errors
     /// The failure of the operation.
     ///
     /// # Panics
-    /// When the buffer that was posted is not of type `B`.
+    /// When the posted buffer is not of type `B`.
     pub fn into_result<B: IoBuf>(self) -> Result<Done<B>, Failed<B>> {
         let (transfer, error) = (self.transfer, self.error);
-        let buf =
-            B::from_any(self.buf).unwrap_or_else(|other| panic!("the posted buffer is {other:?}"));
+        let buf = B::from_any(self.buf).unwrap_or_else(|other| {
+            panic!(
+                "into_result::<{}>: the posted buffer is of another type, {other:?}",
+                std::any::type_name::<B>()
+            )
+        });
         match error {
             None => Ok(Done { buf, transfer }),
             Some(error) => Err(Failed {
@@ -405,7 +413,7 @@ impl Completion {
         }
     }
 
-    /// Takes the buffer of the operation out, if it is there and of type `B`.
+    /// Takes the buffer out of the entry, if it is there and of type `B`.
     pub fn take_buf<B: IoBuf>(&mut self) -> Option<B> {
         match B::from_any(std::mem::take(&mut self.buf)) {
             Ok(buf) => Some(buf),

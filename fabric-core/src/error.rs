@@ -1,4 +1,4 @@
-//! What can go wrong, by name, with the value and the limit; and the libfabric number of each.
+//! Errors of the fabric, and the `fi_errno(3)` value of each.
 
 use std::fmt;
 
@@ -11,241 +11,246 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call or an operation failed.
 ///
-/// Every variant names the thing and, where one exists, the limit. [`Error::errno`] gives the
-/// number that libfabric uses for the same condition (`fi_errno(3)`).
+/// The text of each variant names the object or value that failed and, where one exists, the limit.
+/// [`Error::errno`] returns the number that libfabric uses for the same condition (`fi_errno(3)`).
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No room now: a queue, a credit or a completion entry is missing. Nothing was queued; try
-    /// again after progress, or use the awaiting form. `FI_EAGAIN`.
+    /// A queue entry, a transmit credit or a completion entry is missing. Nothing was queued: retry
+    /// after progress, or use the awaiting form of the call. `FI_EAGAIN`.
     #[doc(alias = "FI_EAGAIN")]
-    #[error("try again: no free {0}")]
+    #[error("try again (FI_EAGAIN): no free {0}")]
     WouldBlock(Resource),
     /// No provider can satisfy the hints. `FI_ENODATA`.
     #[error("{0}")]
     NoMatch(Box<NoMatch>),
-    /// The object still has open children. `FI_EBUSY`.
+    /// The object still has open children or users. `FI_EBUSY`.
     #[error("busy: still open: {0}")]
     Busy(Children),
-    /// The object was closed, or its domain ended. `FI_EBADF`-like; libfabric calls it
-    /// `FI_EOPBADSTATE`.
+    /// The object was closed, or its domain ended. `FI_EOPBADSTATE`.
     #[error("the {0} is closed")]
     Closed(Class),
     /// The operation did not complete, because its endpoint was closed (by a call, or with its last
-    /// handle), its connection was shut down, or it was withdrawn. Its buffer comes back with it.
-    /// `FI_ECANCELED`.
+    /// handle), its connection was shut down, or the caller canceled it. The buffer is returned
+    /// with the error. `FI_ECANCELED`.
     #[doc(alias = "FI_ECANCELED")]
     #[error(
-        "canceled: the endpoint or the connection was closed before the operation completed, or the operation was withdrawn"
+        "canceled (FI_ECANCELED): the endpoint or connection was closed before the operation \
+         completed, or the caller canceled it"
     )]
     Canceled,
     /// The message was longer than the receive buffer: `len` bytes were placed, `lost` were
     /// dropped. `FI_ETRUNC`.
-    #[error("message truncated: {len} bytes placed, {lost} lost")]
+    #[error("message truncated to the receive buffer: {len} bytes placed, {lost} lost")]
     Truncated {
         /// Bytes that are in the buffer.
         len: usize,
         /// Bytes that did not fit.
         lost: usize,
     },
-    /// An operation failed while a counter was waited for: `value` of `threshold` ended well,
-    /// `errors` badly, since the counter was opened. The failed one's own error is with its future,
-    /// queue or event. `FI_EAVAIL`.
-    #[error("an operation failed: {value} of {threshold} ended well, {errors} badly")]
+    /// An operation failed while a task waited on a counter: `value` of `threshold` operations
+    /// succeeded and `errors` failed since the counter was opened. The error of the failed
+    /// operation itself goes to its future, completion queue or event queue. `FI_EAVAIL`.
+    #[error("counter error: {errors} operations failed, {value} of {threshold} succeeded")]
     CounterError {
-        /// What the counter counted.
+        /// The counter's value: operations that succeeded.
         value: u64,
-        /// What was waited for.
+        /// The value that the task waited for.
         threshold: u64,
-        /// How many failed.
+        /// The counter's error value: operations that failed.
         errors: u64,
     },
-    /// A length is over a limit of the provider. `FI_EMSGSIZE`.
+    /// A length exceeds a limit of the provider. `FI_EMSGSIZE`.
     #[error("{what} of {len} bytes exceeds the limit of {limit} bytes")]
     TooLong {
-        /// What was too long.
+        /// What is too long.
         what: &'static str,
-        /// The length asked for.
+        /// The requested length in bytes.
         len: usize,
-        /// The largest length that is allowed.
+        /// The largest allowed length in bytes.
         limit: usize,
     },
-    /// The allocator has no room for a buffer: address space or memory is limited (`RLIMIT_AS`,
-    /// overcommit). A receive that ends so has lost its message. `FI_ENOMEM`.
+    /// The allocator has no memory or address space for a buffer (`RLIMIT_AS`, overcommit). The
+    /// message of a receive that fails with this error is lost. `FI_ENOMEM`.
     #[doc(alias = "FI_ENOMEM")]
-    #[error("out of memory: no room for a {what} of {len} bytes")]
+    #[error("out of memory: cannot allocate a {what} of {len} bytes")]
     OutOfMemory {
         /// What was to be allocated.
         what: &'static str,
         /// Its length in bytes.
         len: usize,
     },
-    /// No endpoint of that name exists (or nobody listens there). `FI_ECONNREFUSED`.
-    #[error("no endpoint at {0}")]
+    /// No endpoint listens at the address. `FI_ECONNREFUSED`.
+    #[error("no endpoint listens at {0}")]
     NoSuchPeer(Address),
-    /// The peer was reachable and is gone. `FI_ECONNRESET`.
-    #[error("the peer {0} is gone")]
+    /// The peer was connected, and closed its endpoint, died or lost the connection.
+    /// `FI_ECONNRESET`.
+    #[error("connection to {0} lost: the peer closed its endpoint or died")]
     PeerGone(Address),
-    /// The peer refused the connection, with its reason. `FI_ECONNREFUSED`.
+    /// The peer's endpoint refused the connection, with a reason. `FI_ECONNREFUSED`.
     #[error("{peer} refused the connection: {reason}")]
     ConnectionRefused {
-        /// Who refused.
+        /// The peer that refused.
         peer: Address,
-        /// Its reason.
+        /// The peer's reason.
         reason: RejectReason,
     },
-    /// The program at the other end does not want to be connected, and says so with these bytes.
-    /// `FI_ECONNREFUSED`.
+    /// The application at the peer rejected the connection request, with this private data
+    /// (`fi_reject`). `FI_ECONNREFUSED`.
     #[error("{peer} rejected the connection, {}", describe_private_data(data))]
     Rejected {
-        /// Who.
+        /// The peer that rejected.
         peer: Address,
-        /// Its private data, up to 256 bytes.
+        /// The private data of the rejection, up to 256 bytes.
         data: Vec<u8>,
     },
-    /// Nobody has answered in time. `FI_ETIMEDOUT`.
-    #[error("no answer from {0} in time")]
+    /// The peer did not answer before the timeout. `FI_ETIMEDOUT`.
+    #[error("timed out: no answer from {0}")]
     TimedOut(Address),
-    /// No way leads to the peer from where this endpoint is bound. `FI_EHOSTUNREACH`.
+    /// No route leads to the peer from the address that this endpoint is bound to.
+    /// `FI_EHOSTUNREACH`.
     #[error("{peer} cannot be reached {why}")]
     Unreachable {
-        /// Who.
+        /// The peer's address.
         peer: Address,
-        /// From where, and what stands in the way.
+        /// The local address, and the reason that the kernel gave.
         why: Box<str>,
     },
-    /// The peer belongs to another user. `FI_EACCES`.
-    #[error("{peer} belongs to user {theirs}, this process to user {ours}")]
+    /// The peer's process belongs to another user. `FI_EACCES`.
+    #[error("{peer} belongs to user {theirs}, but this process to user {ours}")]
     OtherUser {
-        /// The address in question.
+        /// The peer's address.
         peer: Address,
         /// The peer's user id.
         theirs: u32,
-        /// Our user id.
+        /// The user id of this process.
         ours: u32,
     },
-    /// The peer broke the protocol; its connection was ended. `FI_EPROTO`.
-    #[error("{peer} broke the protocol: {what}")]
+    /// The peer violated the protocol, and this side ended the connection. `FI_EPROTO`.
+    #[error("protocol error by {peer}: {what}")]
     Protocol {
-        /// Who.
+        /// The peer's address.
         peer: Address,
-        /// What was wrong.
+        /// The violation.
         what: String,
     },
-    /// An address handle that names nobody (any more), or belongs to another address vector.
-    /// `FI_EADDRNOTAVAIL`.
+    /// The address handle names no peer: the peer was removed or disconnected, or the handle was
+    /// issued by another address vector. `FI_EADDRNOTAVAIL`.
     #[error(
-        "address handle {0} names nobody: its peer has gone or was removed, or it is of another address vector"
+        "stale or foreign address handle {0}: its peer was removed or disconnected, or another \
+         address vector issued it"
     )]
     StaleAddress(FiAddr),
-    /// The sender of a message is in no address vector, so it cannot be answered by handle.
+    /// The sender of the message is in no address vector, so no handle exists to answer it.
     /// `FI_EADDRNOTAVAIL`.
-    #[error("the sender is not in the address vector")]
+    #[error("the sender is not in the address vector; insert its address to answer it")]
     UnknownSource,
-    /// The name is taken by a living endpoint. `FI_EADDRINUSE`.
-    #[error("the address {0} is in use")]
+    /// Another open endpoint is bound to the address. `FI_EADDRINUSE`.
+    #[error("address {0} is in use by another endpoint")]
     AddressInUse(Address),
-    /// An address that does not parse. `FI_EINVAL`.
+    /// The text is not a valid address. `FI_EINVAL`.
     #[error("malformed address {text:?}: {why}")]
     BadAddress {
         /// The text as given.
         text: String,
-        /// What is wrong with it.
+        /// What is wrong with the text.
         why: &'static str,
     },
-    /// The name of a host could not be looked up, or has no address that is of use here.
-    /// `FI_EADDRNOTAVAIL`.
-    #[error("no address for the host {host:?}: {why}")]
+    /// The host name cannot be resolved, or resolves to no usable address. `FI_EADDRNOTAVAIL`.
+    #[error("cannot resolve host {host:?}: {why}")]
     NoSuchHost {
-        /// The name.
+        /// The host name.
         host: String,
-        /// What was said to it.
+        /// The reason that the resolver gave.
         why: String,
     },
-    /// The address is of a kind this object does not handle. `FI_EINVAL`.
-    #[error("the provider {provider:?} does not handle the address {address}")]
+    /// The scheme of the address belongs to another provider. `FI_EINVAL`.
+    #[error("provider {provider:?} does not serve address {address}")]
     WrongScheme {
-        /// The provider that was asked.
+        /// The provider of the object.
         provider: &'static str,
-        /// The address it was given.
+        /// The address.
         address: Address,
     },
-    /// No provider of that name. `FI_ENODEV`.
+    /// No provider has this name. `FI_ENODEV`.
     #[error("unknown provider {asked:?}; known: {}", known.join(", "))]
     UnknownProvider {
-        /// The name asked for.
+        /// The requested name.
         asked: String,
-        /// The names that exist.
+        /// The names of the providers.
         known: Vec<&'static str>,
     },
-    /// An argument is outside of what the call accepts. `FI_EINVAL`.
+    /// An argument is outside the range that the call accepts. `FI_EINVAL`.
     #[error("invalid {what}: {why}")]
     Invalid {
         /// The argument.
         what: &'static str,
-        /// Why it was refused.
+        /// Why the argument was refused.
         why: String,
     },
-    /// Flag bits that mean nothing here. `FI_EBADFLAGS`.
+    /// Flag bits that the call or object does not accept. `FI_EBADFLAGS`.
     #[error("bad flags for {what}: {flags}")]
     BadFlags {
         /// The call or object.
         what: &'static str,
-        /// The offending bits by name.
+        /// The refused bits by name.
         flags: String,
     },
-    /// An endpoint was enabled without an object it needs. `FI_ENOCQ`, `FI_ENOAV`.
-    #[error("no {0} is bound")]
+    /// An endpoint was enabled, or an operation posted, without a bound object that it needs.
+    /// `FI_ENOCQ`, `FI_ENOAV`.
+    #[error("no {0} is bound to the endpoint")]
     Unbound(Class),
-    /// A remote or local memory key that is taken, unknown or closed, or does not grant the access.
+    /// A memory key that is in use, unknown or closed, or whose region does not grant the access.
     /// `FI_ENOKEY`.
     #[error("memory key {key:#x} {why}")]
     Key {
         /// The key.
         key: u64,
-        /// What is wrong with it.
+        /// What is wrong with the key.
         why: &'static str,
     },
-    /// Two objects belong to different domains, or to different fabrics. `FI_EDOMAIN`.
-    #[error("the {0} belongs to another {1}")]
+    /// Two objects belong to different parents: endpoints, domains or fabrics. `FI_EDOMAIN`.
+    #[error("the {0} belongs to another {1} (FI_EDOMAIN)")]
     WrongDomain(Class, Class),
-    /// The provider does not offer this. `FI_EOPNOTSUPP`.
+    /// The provider does not offer the feature. `FI_EOPNOTSUPP`.
     #[error("not supported: {0}")]
     NotSupported(&'static str),
-    /// The async runtime lacks something. `FI_ENOSYS`.
-    #[error("the async runtime cannot serve a fabric: {0}")]
+    /// The async runtime lacks a driver that the fabric needs. `FI_ENOSYS`.
+    #[error("unsuitable async runtime: {0}")]
     Runtime(&'static str),
-    /// The operating system refused a call.
-    #[error("{call}: {}", std::io::Error::from_raw_os_error(*errno))]
+    /// A system call failed. [`errno`](Self::errno) is the kernel's number.
+    #[error("{call}: {}{}", std::io::Error::from_raw_os_error(*errno), describe_limit(*errno))]
     Os {
-        /// The call.
+        /// The system call.
         call: &'static str,
-        /// Its error number.
+        /// The kernel's error number.
         errno: i32,
     },
 }
 
-/// What there was not enough of when a post was refused with [`Error::WouldBlock`].
+/// The resource that was missing when a post failed with [`Error::WouldBlock`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Resource {
-    /// Transmit credit of the endpoint or of one peer.
+    /// A transmit credit of the endpoint, or of its connection to one peer.
     TransmitCredit,
-    /// Posted-receive entry of the endpoint.
+    /// An entry in the endpoint's queue of posted receives.
     ReceiveEntry,
-    /// Entry in the completion queue.
+    /// An entry in the completion queue.
     CompletionEntry,
-    /// Memory to lend: peers have not returned what was lent before.
+    /// Memory for a loan: peers have not returned earlier loans.
     LoanMemory,
 }
 
 impl fmt::Display for Resource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::TransmitCredit => "transmit credit",
-            Self::ReceiveEntry => "receive entry",
-            Self::CompletionEntry => "completion queue entry",
-            Self::LoanMemory => "memory to lend",
+            Self::TransmitCredit => {
+                "transmit credit, of the endpoint or of its connection to the peer"
+            }
+            Self::ReceiveEntry => "entry in the endpoint's receive queue",
+            Self::CompletionEntry => "entry in the completion queue",
+            Self::LoanMemory => "loan memory; peers have not returned earlier loans",
         })
     }
 }
@@ -261,13 +266,13 @@ pub enum RejectReason {
         /// The version this side speaks.
         ours: u16,
     },
-    /// The peer does not serve other users.
+    /// The peer accepts only processes of its own user.
     User,
-    /// The peer found the hello malformed.
+    /// The peer could not parse the handshake.
     Malformed,
     /// The peer is out of memory or descriptors, or at its limit of connections.
     Resources,
-    /// A reason this version does not know.
+    /// A reason code that this version does not know.
     Other(u16),
 }
 
@@ -275,26 +280,39 @@ impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Version { theirs, ours } => {
-                write!(f, "it speaks version {theirs}, this side {ours}")
+                write!(f, "it speaks protocol version {theirs}, this side {ours}")
             }
-            Self::User => f.write_str("it does not serve other users"),
-            Self::Malformed => f.write_str("it found the hello malformed"),
-            Self::Resources => f.write_str("it is out of resources"),
-            Self::Other(code) => write!(f, "unknown reason {code}"),
+            Self::User => f.write_str("it accepts only processes of its own user"),
+            Self::Malformed => f.write_str("it could not parse the handshake"),
+            Self::Resources => {
+                f.write_str("it is out of memory or descriptors, or at its connection limit")
+            }
+            Self::Other(code) => write!(f, "unknown reason code {code}"),
         }
+    }
+}
+
+/// Returns the limit behind an error number, where one exists, and the descriptors that count.
+fn describe_limit(errno: i32) -> &'static str {
+    const EMFILE: i32 = 24;
+    match errno {
+        EMFILE => {
+            "; raise RLIMIT_NOFILE: an endpoint takes up to 6 descriptors, a connection 1 or more"
+        }
+        _ => "",
     }
 }
 
 fn describe_private_data(data: &[u8]) -> String {
     match data.len() {
-        0 => "without saying why".into(),
+        0 => "without private data".into(),
         len => format!("with {len} bytes of private data"),
     }
 }
 
 impl Error {
-    /// The number of this condition in `fi_errno(3)`: a positive Linux errno below 256, or one of
-    /// the fabric's own from 256 on.
+    /// Returns the number of this condition in `fi_errno(3)`: a positive Linux errno below 256, or
+    /// one of libfabric's own numbers from 256 on.
     #[doc(alias = "fi_strerror")]
     #[must_use]
     pub fn errno(&self) -> i32 {
@@ -329,10 +347,10 @@ impl Error {
         }
     }
 
-    /// Whether this says that the peer is not there, or not any more: [`Error::PeerGone`] while
-    /// something was under way, [`Error::NoSuchPeer`] when nobody is there, [`Error::TimedOut`]
-    /// when nobody has answered, [`Error::StaleAddress`] of a number that was taken back, or is of
-    /// another address vector.
+    /// Returns whether the peer cannot be reached any more, or never could: [`Error::PeerGone`]
+    /// while an operation was pending, [`Error::NoSuchPeer`] when no endpoint listens,
+    /// [`Error::TimedOut`] when the peer did not answer, [`Error::StaleAddress`] for a handle that
+    /// was released or issued by another address vector.
     #[must_use]
     pub fn is_peer_gone(&self) -> bool {
         matches!(
@@ -341,7 +359,7 @@ impl Error {
         )
     }
 
-    /// The error of an operating-system call.
+    /// Creates the error of a system call.
     #[must_use]
     pub fn os(call: &'static str, errno: i32) -> Self {
         Self::Os { call, errno }
@@ -366,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_canceled_operation_says_that_its_endpoint_was_closed() {
+    fn canceled_text_names_the_closed_endpoint() {
         let text = Error::Canceled.to_string();
         assert!(
             text.contains("endpoint") && text.contains("closed before"),
@@ -391,5 +409,259 @@ mod tests {
     #[test]
     fn errors_stay_small_enough_to_return_by_value() {
         assert!(size_of::<Error>() <= 64, "{}", size_of::<Error>());
+    }
+
+    /// Position of a variant in `examples`. The match is exhaustive: a new variant does not compile
+    /// without an example.
+    fn position(error: &Error) -> usize {
+        match error {
+            Error::WouldBlock(_) => 0,
+            Error::NoMatch(_) => 1,
+            Error::Busy(_) => 2,
+            Error::Closed(_) => 3,
+            Error::Canceled => 4,
+            Error::Truncated { .. } => 5,
+            Error::CounterError { .. } => 6,
+            Error::TooLong { .. } => 7,
+            Error::OutOfMemory { .. } => 8,
+            Error::NoSuchPeer(_) => 9,
+            Error::PeerGone(_) => 10,
+            Error::ConnectionRefused { .. } => 11,
+            Error::Rejected { .. } => 12,
+            Error::TimedOut(_) => 13,
+            Error::Unreachable { .. } => 14,
+            Error::OtherUser { .. } => 15,
+            Error::Protocol { .. } => 16,
+            Error::StaleAddress(_) => 17,
+            Error::UnknownSource => 18,
+            Error::AddressInUse(_) => 19,
+            Error::BadAddress { .. } => 20,
+            Error::NoSuchHost { .. } => 21,
+            Error::WrongScheme { .. } => 22,
+            Error::UnknownProvider { .. } => 23,
+            Error::Invalid { .. } => 24,
+            Error::BadFlags { .. } => 25,
+            Error::Unbound(_) => 26,
+            Error::Key { .. } => 27,
+            Error::WrongDomain(..) => 28,
+            Error::NotSupported(_) => 29,
+            Error::Runtime(_) => 30,
+            Error::Os { .. } => 31,
+        }
+    }
+
+    /// An error of each variant, with the values that its text must name.
+    fn examples() -> Vec<(Error, Vec<&'static str>)> {
+        let peer = || "tcp://10.0.0.5:7000".parse::<Address>().unwrap();
+        let no_match = Error::from(crate::info::NoMatch {
+            mismatches: vec![crate::info::Mismatch {
+                provider: "tcp".into(),
+                domain: "lo".into(),
+                ep_type: crate::info::EpType::Rdm,
+                protocol: Some(crate::info::Protocol::Rxm),
+                attribute: "max_msg_size",
+                asked: "5368709120".into(),
+                offered: "4294967296".into(),
+            }],
+        });
+        let fabric = crate::tree::ObjectNode::new(Class::Fabric, None);
+        let domain = crate::tree::ObjectNode::new(Class::Domain, Some(fabric.clone()));
+        domain.publish().unwrap();
+        let handle = FiAddr {
+            index: 17,
+            generation: 0,
+            vector: 0,
+        };
+        let refused = |reason| Error::ConnectionRefused {
+            peer: peer(),
+            reason,
+        };
+        vec![
+            (
+                Error::WouldBlock(Resource::TransmitCredit),
+                vec!["transmit credit", "peer"],
+            ),
+            (
+                Error::WouldBlock(Resource::ReceiveEntry),
+                vec!["receive queue"],
+            ),
+            (
+                Error::WouldBlock(Resource::CompletionEntry),
+                vec!["completion queue"],
+            ),
+            (
+                Error::WouldBlock(Resource::LoanMemory),
+                vec!["loan", "peers"],
+            ),
+            (no_match, vec!["tcp", "max_msg_size", "5368709120"]),
+            (fabric.close().unwrap_err(), vec!["1 domain"]),
+            (Error::Closed(Class::Endpoint), vec!["endpoint"]),
+            (Error::Canceled, vec!["endpoint", "closed"]),
+            (
+                Error::Truncated {
+                    len: 4096,
+                    lost: 904,
+                },
+                vec!["4096", "904"],
+            ),
+            (
+                Error::CounterError {
+                    value: 9,
+                    threshold: 12,
+                    errors: 3,
+                },
+                vec!["9 of 12", "3 operations"],
+            ),
+            (
+                Error::TooLong {
+                    what: "injected message",
+                    len: 5000,
+                    limit: 4096,
+                },
+                vec!["injected message", "5000", "4096"],
+            ),
+            (
+                Error::OutOfMemory {
+                    what: "buffer",
+                    len: 5000,
+                },
+                vec!["buffer", "5000"],
+            ),
+            (Error::NoSuchPeer(peer()), vec!["10.0.0.5:7000"]),
+            (Error::PeerGone(peer()), vec!["10.0.0.5:7000"]),
+            (
+                refused(RejectReason::Version { theirs: 3, ours: 4 }),
+                vec!["10.0.0.5:7000", "version 3", "side 4"],
+            ),
+            (refused(RejectReason::User), vec!["user"]),
+            (refused(RejectReason::Malformed), vec!["handshake"]),
+            (refused(RejectReason::Resources), vec!["descriptors"]),
+            (refused(RejectReason::Other(77)), vec!["77"]),
+            (
+                Error::Rejected {
+                    peer: peer(),
+                    data: Vec::new(),
+                },
+                vec!["10.0.0.5:7000", "without private data"],
+            ),
+            (
+                Error::Rejected {
+                    peer: peer(),
+                    data: vec![0; 9],
+                },
+                vec!["10.0.0.5:7000", "9 bytes"],
+            ),
+            (Error::TimedOut(peer()), vec!["10.0.0.5:7000"]),
+            (
+                Error::Unreachable {
+                    peer: peer(),
+                    why: "from 127.0.0.1: Network is unreachable (os error 101)".into(),
+                },
+                vec!["10.0.0.5:7000", "127.0.0.1"],
+            ),
+            (
+                Error::OtherUser {
+                    peer: peer(),
+                    theirs: 1001,
+                    ours: 1000,
+                },
+                vec!["10.0.0.5:7000", "1001", "1000"],
+            ),
+            (
+                Error::Protocol {
+                    peer: peer(),
+                    what: "unknown frame type 9".into(),
+                },
+                vec!["10.0.0.5:7000", "frame type 9"],
+            ),
+            (Error::StaleAddress(handle), vec!["17"]),
+            (Error::UnknownSource, vec!["address vector"]),
+            (Error::AddressInUse(peer()), vec!["10.0.0.5:7000"]),
+            (
+                "tcp://localhost:99999".parse::<Address>().unwrap_err(),
+                vec!["tcp://localhost:99999", "port", "65535"],
+            ),
+            (
+                Error::NoSuchHost {
+                    host: "storage-7".into(),
+                    why: "Name or service not known".into(),
+                },
+                vec!["storage-7", "not known"],
+            ),
+            (
+                Error::WrongScheme {
+                    provider: "shm",
+                    address: peer(),
+                },
+                vec!["shm", "10.0.0.5:7000"],
+            ),
+            (
+                Error::UnknownProvider {
+                    asked: "verbs".into(),
+                    known: vec!["shm", "tcp", "udp", "sim"],
+                },
+                vec!["verbs", "shm, tcp, udp, sim"],
+            ),
+            (
+                Error::Invalid {
+                    what: "port range",
+                    why: "9 to 7: its lower end comes first".into(),
+                },
+                vec!["port range", "9 to 7"],
+            ),
+            (
+                Error::BadFlags {
+                    what: "send",
+                    flags: "MULTI_RECV".into(),
+                },
+                vec!["send", "MULTI_RECV"],
+            ),
+            (
+                Error::Unbound(Class::CompletionQueue),
+                vec!["completion queue", "endpoint"],
+            ),
+            (
+                Error::Key {
+                    key: 0x1f,
+                    why: "is unknown",
+                },
+                vec!["0x1f", "unknown"],
+            ),
+            (
+                Error::WrongDomain(Class::CompletionQueue, Class::Domain),
+                vec!["completion queue", "another domain"],
+            ),
+            (
+                Error::NotSupported("windows of a registered buffer"),
+                vec!["windows"],
+            ),
+            (
+                Error::Runtime("no Tokio runtime is running on this thread"),
+                vec!["Tokio"],
+            ),
+            (
+                Error::os("eventfd2", 24),
+                vec!["eventfd2", "RLIMIT_NOFILE", "6 descriptors"],
+            ),
+            (Error::os("mmap", 12), vec!["mmap", "os error 12"]),
+        ]
+    }
+
+    #[test]
+    fn every_error_text_is_one_short_line_with_its_values() {
+        let mut seen = [false; 32];
+        for (error, values) in examples() {
+            seen[position(&error)] = true;
+            let text = error.to_string();
+            println!("{:3} {text}", error.errno());
+            assert!(!text.trim().is_empty(), "{error:?} has no text");
+            assert!(!text.contains('\n'), "{text:?} has several lines");
+            let len = text.chars().count();
+            assert!(len <= 160, "{len} characters: {text}");
+            for value in values {
+                assert!(text.contains(value), "{value:?} is missing in {text:?}");
+            }
+        }
+        assert_eq!(seen, [true; 32], "a variant has no example");
     }
 }

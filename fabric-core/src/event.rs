@@ -1,4 +1,4 @@
-//! What an event queue reports: things that happened without being asked for.
+//! Entries of an event queue: asynchronous events of endpoints and connections.
 
 use crate::address::{Address, FiAddr};
 use crate::error::Error;
@@ -8,17 +8,16 @@ use crate::error::Error;
 #[non_exhaustive]
 #[doc(alias = "fi_eq_entry")]
 pub struct Event {
-    /// The number of the endpoint it happened on, which `Endpoint::id` tells; 0 for the queue
-    /// itself.
+    /// The id of the endpoint that the event is about (`Endpoint::id`); 0 for the queue itself.
     pub endpoint_id: u64,
-    /// The context that object was opened with.
+    /// The context that the endpoint was opened with.
     pub context: u64,
-    /// What happened.
+    /// The event.
     pub kind: EventKind,
 }
 
 impl Event {
-    /// An event; for the progress engine.
+    /// Creates an event; for the progress engine.
     #[doc(hidden)]
     #[must_use]
     pub fn new(endpoint_id: u64, context: u64, kind: EventKind) -> Self {
@@ -30,85 +29,87 @@ impl Event {
     }
 }
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum EventKind {
     /// A peer connected to this endpoint and may send to it.
     PeerConnected {
-        /// The name it gave.
+        /// The peer's name.
         peer: Address,
-        /// Its number in the address vector, if it has one.
+        /// The peer's handle in the address vector, if it has one.
         source: Option<FiAddr>,
     },
-    /// A peer that was connected is not any more.
+    /// A connected peer was disconnected.
     PeerDown {
-        /// Its name.
+        /// The peer's name.
         peer: Address,
-        /// Its number in the address vector, if it had one.
+        /// The peer's handle in the address vector, if it had one.
         source: Option<FiAddr>,
-        /// How it ended.
+        /// Why the connection ended.
         reason: DownReason,
     },
-    /// Somebody wants to be connected with this passive endpoint (`FI_CONNREQ`). The request itself
-    /// is taken from there.
+    /// A peer requests a connection to this passive endpoint (`FI_CONNREQ`). The passive endpoint
+    /// itself returns the request to accept or reject.
     #[doc(alias = "FI_CONNREQ")]
     ConnectionRequest {
-        /// Where it calls from.
+        /// The address that the request came from.
         peer: Address,
-        /// Its private data.
+        /// The private data of the request.
         data: Vec<u8>,
     },
-    /// This endpoint is connected with its peer (`FI_CONNECTED`).
+    /// This endpoint is connected to its peer (`FI_CONNECTED`).
     #[doc(alias = "FI_CONNECTED")]
     Connected {
-        /// With whom.
+        /// The peer's name.
         peer: Address,
-        /// The private data that the peer has answered with; empty where this side has accepted,
-        /// and has it from the request.
+        /// The private data of the peer's accept; empty on the accepting side, which has the
+        /// private data of the request.
         data: Vec<u8>,
     },
-    /// This endpoint has not been connected, whoever waits for it.
+    /// This endpoint could not be connected. The event is queued even if a task awaits the connect.
     ConnectFailed {
-        /// Why. [`Error::Rejected`] has the private data of the peer.
+        /// The reason. [`Error::Rejected`] holds the private data of the peer.
         error: Error,
     },
-    /// The connection of this endpoint has ended (`FI_SHUTDOWN`). What has come before is still
-    /// received.
+    /// The connection of this endpoint has ended (`FI_SHUTDOWN`). Messages that arrived before can
+    /// still be received.
     #[doc(alias = "FI_SHUTDOWN")]
     Shutdown {
-        /// With whom it was.
+        /// The peer's name.
         peer: Address,
-        /// How it ended.
+        /// Why the connection ended.
         reason: DownReason,
     },
-    /// An attempt to connect was refused.
+    /// This endpoint refused a peer's attempt to connect.
     Rejected {
-        /// Why.
+        /// The reason.
         error: Error,
     },
-    /// An operation nobody waits for failed: an inject, or one whose future was dropped.
+    /// An operation failed that no future or queue reports: an inject, or one whose future was
+    /// dropped.
     OperationFailed {
-        /// The peer it was meant for, if there was one.
+        /// The destination peer, if there was one.
         peer: Option<FiAddr>,
-        /// Why.
+        /// The reason.
         error: Error,
     },
-    /// The queue was full and this many events were not kept.
+    /// The queue was full, and events were discarded.
     Overrun {
-        /// How many.
+        /// The number of discarded events.
         lost: u64,
     },
 }
 
-/// How a peer ended.
+/// Why a connection to a peer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DownReason {
-    /// It closed its endpoint; over TCP also when its process was killed between two messages.
+    /// The peer closed its endpoint; over TCP also when the peer's process was killed between two
+    /// messages.
     Closed,
-    /// Its process died, or was killed.
+    /// The peer's process died or was killed.
     Died,
-    /// It broke the protocol, as the text says, and this side ended the connection.
+    /// The peer violated the protocol, as the text says, and this side ended the connection.
     Protocol(&'static str),
 }

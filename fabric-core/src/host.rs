@@ -1,4 +1,4 @@
-//! Addresses that name a host, before somebody has looked the name up.
+//! Addresses with a host name that is not resolved yet.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 use crate::address::{Address, Scheme};
 use crate::error::Result;
 
-/// The longest name of a host, in bytes.
+/// The largest length of a host name, in bytes.
 const MAX_HOST_NAME: usize = 253;
 
-/// A host by its name, and a port: `tcp://localhost:7000`. Nothing can be reached there before the
-/// name was looked up.
+/// A host name and a port: `tcp://localhost:7000`. The name must be resolved before an endpoint can
+/// connect to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HostName {
     scheme: Scheme,
@@ -19,8 +19,8 @@ pub struct HostName {
 }
 
 impl HostName {
-    /// Parses text where addresses of this kind are expected, as [`Address::parse_for`]. `None`
-    /// when no host is named: it is an address then, or nothing at all.
+    /// Parses text where addresses of scheme `expected` are expected, as [`Address::parse_for`].
+    /// Returns `None` when the text names no host: the text is an address then, or malformed.
     ///
     /// ```
     /// use fabric_core::{Scheme, host::HostName};
@@ -35,7 +35,7 @@ impl HostName {
             Scheme::parse_for(scheme, expected).filter(|scheme| scheme.is_socket_addr())?;
         let (host, port) = rest.rsplit_once(':')?;
         let port = port.parse().ok()?;
-        // What ends in a number is meant to be an IP address, and is none.
+        // A last label without a letter is meant to be an IP address, but is malformed.
         let last = host.strip_suffix('.').unwrap_or(host).rsplit('.').next()?;
         let is_name = host.len() <= MAX_HOST_NAME
             && last.bytes().any(|byte| byte.is_ascii_alphabetic())
@@ -49,28 +49,28 @@ impl HostName {
         })
     }
 
-    /// What kind of addresses it stands for.
+    /// Returns the scheme of the addresses that the name resolves to.
     #[must_use]
     pub fn scheme(&self) -> Scheme {
         self.scheme
     }
 
-    /// The name.
+    /// Returns the host name.
     #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// The port.
+    /// Returns the port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The address that was found for the name.
+    /// Converts a socket address that the name was resolved to.
     ///
     /// # Errors
-    /// [`Error::BadAddress`](crate::Error::BadAddress) when it is not that of one machine.
+    /// [`Error::BadAddress`](crate::Error::BadAddress) when it is not the address of one machine.
     pub fn to_address(&self, found: SocketAddr) -> Result<Address> {
         Address::new(
             self.scheme,
@@ -141,7 +141,7 @@ mod tests {
         );
         assert!(
             name.to_address(([0, 0, 0, 0], 5).into()).is_err(),
-            "nobody can be reached there"
+            "0.0.0.0 is no peer address"
         );
     }
 }

@@ -1,21 +1,20 @@
-//! The contract of the fabric and its pure logic: what an object is, what a provider must do, how
-//! hints are negotiated and how messages are matched. No I/O, no system calls, no runtime, no
-//! clock.
+//! Objects, rules and protocols of the fabric: what a transport must do, how hints are negotiated,
+//! how messages are matched. No I/O, no system calls, no runtime, no clock.
 //!
-//! | room | subject |
+//! | module | subject |
 //! |---|---|
-//! | [`info`], [`flags`] | what can be asked for, what is offered, and who refuses what |
-//! | [`tree`] | objects, parents, child counts |
-//! | [`address`], [`host`], [`av`] | addresses as text, and as numbers in a vector |
-//! | [`buf`] | owned buffers that may be lent to an operation |
-//! | [`completion`], [`event`] | what an operation or a domain reports |
-//! | [`matching`], [`rx`] | which receive gets which message, and where its bytes go |
-//! | [`mr`], [`atomic`] | memory that peers reach, and what atomic operations compute |
-//! | [`sockets`] | what can be set on sockets |
-//! | [`error`], [`stats`] | what can go wrong, and what was done |
-//! | [`provider`] | the traits between the progress engine and a provider |
-//! | [`sim`] | a provider inside one process with seeded delay and reordering |
-//! | [`tcp`] | what is spoken over TCP, without sockets |
+//! | [`info`], [`flags`] | attributes, capabilities, negotiation |
+//! | [`tree`] | objects, parents, child counts, dependencies |
+//! | [`address`], [`host`], [`av`] | addresses, host names, address vectors |
+//! | [`buf`] | owned buffers, gather and scatter, buffer pool, loans |
+//! | [`completion`], [`event`] | what operations and domains report |
+//! | [`matching`], [`rx`] | which receive takes which message, and where its bytes go |
+//! | [`mr`], [`atomic`] | memory regions, keys, access checks; atomic operations |
+//! | [`sockets`] | socket options |
+//! | [`error`], [`stats`] | errors; counters of operations |
+//! | [`transport`] | the traits between the progress engine and a transport |
+//! | [`sim`] | a transport inside one process with seeded delay and reordering |
+//! | [`tcp`] | libfabric's TCP protocols, without sockets |
 
 pub mod address;
 pub mod atomic;

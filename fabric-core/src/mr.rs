@@ -1,8 +1,8 @@
-//! Memory that peers reach: what it is to its owner, and the table of regions with their keys,
-//! rights and bounds.
+//! Memory regions: the memory behind a key, and the table of regions with their keys, access rights
+//! and bounds.
 //!
 //! A peer names a region by its key. Every access is checked before a byte moves: the key exists,
-//! the right was granted, and the range lies inside the region.
+//! the right was granted, and the range is inside the region.
 
 mod access_error;
 mod registered;
@@ -21,13 +21,13 @@ use crate::transport::RmaIov;
 pub use access_error::AccessError;
 pub use registered::RegisteredMemory;
 
-/// Memory that peers reach, as its owner sees it. Others write to it at the same time: bytes are
-/// copied in and out, never borrowed.
+/// The memory of a region, as its owner's process holds it. Peers write it at the same time, so
+/// bytes are copied in and out, never borrowed.
 pub trait RegionMemory: Any + Debug + Send + Sync {
-    /// Bytes.
+    /// Returns the length in bytes.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Returns whether the memory has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -35,20 +35,20 @@ pub trait RegionMemory: Any + Debug + Send + Sync {
     /// Copies bytes out, from byte `at` on.
     ///
     /// # Panics
-    /// When the range leaves the memory.
+    /// When the range exceeds the memory.
     fn read(&self, at: usize, out: &mut [u8]);
 
     /// Copies bytes in, to byte `at`.
     ///
     /// # Panics
-    /// When the range leaves the memory.
+    /// When the range exceeds the memory.
     fn write(&self, at: usize, bytes: &[u8]);
 
-    /// Executes an atomic operation on the value at byte `at`, which is a multiple of its size, and
-    /// returns what was there before. Bit patterns, as in [`AtomicOp::compute`].
+    /// Executes an atomic operation on the value at byte `at`, a multiple of the value's size, and
+    /// returns the old value. Values are bit patterns, as in [`AtomicOp::compute`].
     ///
     /// # Panics
-    /// When the value leaves the memory, or lies across its size.
+    /// When the value exceeds the memory or is not aligned to its size.
     fn execute_atomic(
         &self,
         at: usize,
@@ -58,55 +58,57 @@ pub trait RegionMemory: Any + Debug + Send + Sync {
         comparand: u64,
     ) -> u64;
 
-    /// Peers reach it no longer. What they have under way may still take effect.
+    /// Closes the memory to peers. Accesses that are in progress may still take effect.
     fn close(&self);
 
-    /// Whether peers still reach it.
+    /// Returns whether peers can access the memory.
     fn is_open(&self) -> bool;
 
-    /// Why a peer's memory is not reached any more, when the connection that led to it has ended.
+    /// Returns the reason why a peer's memory cannot be accessed any more, when the connection to
+    /// it has ended.
     fn unreachable(&self) -> Option<Error> {
         None
     }
 
-    /// Where it lies in the process of its owner.
+    /// Returns the virtual address of the first byte in the owner's process.
     fn address(&self) -> u64 {
         0
     }
 
-    /// Whether peers reach it by way of its owner's process alone.
+    /// Returns whether peers reach the memory only through its owner's process.
     fn is_served_by_owner(&self) -> bool {
         false
     }
 
-    /// An access by a peer begins: false when its owner has it in hand just now, or has closed it.
-    /// Otherwise it [ends](Memory::end), soon.
+    /// Begins an access by a peer; false when the owner holds the memory exclusively, or has closed
+    /// it. The caller [ends](Self::end_access) a begun access soon.
     #[must_use]
     fn begin_access(&self) -> bool {
         true
     }
 
-    /// The access has ended.
+    /// Ends an access.
     fn end_access(&self) {}
 }
 
-/// What a key stands for.
+/// A memory region: what a key stands for.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Region {
     /// The memory.
     pub memory: Arc<dyn RegionMemory>,
-    /// What the owner granted.
+    /// The granted access rights.
     pub access: Access,
-    /// What peers call its first byte: 0, or its address where a domain has agreed to that.
+    /// The offset of the first byte in peers' addressing: 0, or its virtual address
+    /// (`FI_MR_VIRT_ADDR`).
     pub base: u64,
-    /// Whether the owner wants to hear of everything that peers do there.
+    /// Whether the owner is notified of every operation of peers on the region (`FI_RMA_EVENT`).
     pub rma_events: bool,
 }
 
 impl Region {
-    /// Where an access begins: checks its range, and that what is atomic there lies at a multiple
-    /// of its size.
+    /// Returns the offset in the memory at which an access begins, after checking its range and the
+    /// alignment of atomic values.
     ///
     /// # Errors
     /// As [`check_range`].
@@ -120,30 +122,32 @@ impl Region {
     }
 }
 
-/// A region of a peer's that this process reaches by itself: nobody has to help with an access.
+/// A region of a peer that this process can access without help of the peer's process.
 #[derive(Clone, Debug)]
 pub struct DirectRegion {
-    /// The memory. It says that it is closed when its owner has taken it back, or is gone.
+    /// The memory. It reports that it is closed when its owner has closed the region or died.
     pub memory: Arc<dyn RegionMemory>,
-    /// What the owner granted.
+    /// The granted access rights.
     pub access: Access,
 }
 
 impl DirectRegion {
-    /// What a region is that its owner serves.
+    /// The error for a region that its owner's process serves.
     #[doc(hidden)]
-    pub const NOT_MAPPABLE: Error = Error::NotSupported("windows of a registered buffer");
+    pub const NOT_MAPPABLE: Error =
+        Error::NotSupported("windows of a registered buffer, which its owner's process serves");
 
-    /// What a region is that its owner wants to hear of.
+    /// The error for a region whose owner counts remote operations.
     #[doc(hidden)]
     pub const NEEDS_RMA_EVENTS: Error =
-        Error::NotSupported("windows of memory whose owner counts what peers do");
+        Error::NotSupported("windows of a region whose owner counts remote operations");
 }
 
-/// Checks a range of a region, and that what is atomic there lies at a multiple of its size.
+/// Checks a range of a region of `region` bytes, and the alignment of atomic values.
 ///
 /// # Errors
-/// [`Error::TooLong`] when the range leaves the region, [`Error::Invalid`] when it lies across.
+/// [`Error::TooLong`] when the range exceeds the region, [`Error::Invalid`] when the offset is not
+/// a multiple of `align`.
 #[inline]
 pub fn check_range(region: usize, offset: u64, len: usize, align: usize) -> Result<usize> {
     let start = usize::try_from(offset).unwrap_or(usize::MAX);
@@ -168,7 +172,7 @@ pub fn check_range(region: usize, offset: u64, len: usize, align: usize) -> Resu
     Ok(start)
 }
 
-/// The rights that an operation needs.
+/// Returns the access rights that an operation needs.
 #[must_use]
 #[inline]
 pub fn required_access(kind: crate::completion::OpKind, atomic: Option<AtomicOp>) -> Access {
@@ -180,7 +184,7 @@ pub fn required_access(kind: crate::completion::OpKind, atomic: Option<AtomicOp>
     }
 }
 
-/// Whether rights suffice.
+/// Checks that the granted rights include the needed ones.
 ///
 /// # Errors
 /// [`Error::Key`].
@@ -195,20 +199,20 @@ pub fn check_access(key: u64, granted: Access, wanted: Access) -> Result<()> {
     })
 }
 
-/// Regions by key.
+/// A table of regions by key.
 #[derive(Debug)]
 pub struct RegionTable {
     regions: HashMap<u64, Region>,
     next_key: u64,
 }
 
-/// From one fresh key to the next: odd, so that all are used, and far, so that a key of another run
-/// is unknown.
+/// The distance between generated keys: odd, so that all keys are used, and large, so that a key of
+/// another run is unknown.
 const KEY_STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl RegionTable {
-    /// An empty table, whose fresh keys begin anywhere: a key that somebody kept from another run
-    /// is unknown then, and not another region.
+    /// Creates an empty table whose generated keys begin at `seed`: with a random seed, a key of
+    /// another run is unknown instead of another region.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self {
@@ -217,11 +221,12 @@ impl RegionTable {
         }
     }
 
-    /// Registers a region under the requested key, or under a fresh one. `by_address`: peers name
-    /// places in it by their addresses in this process.
+    /// Inserts a region under the requested key, or under a generated one, and returns the key.
+    /// With `by_address`, peers address its bytes by their virtual addresses in this process.
     ///
     /// # Errors
-    /// [`Error::Key`] when the requested key is taken; [`Error::BadFlags`] when no right is
+    /// [`Error::Key`] when the requested key is in use; [`Error::BadFlags`] when no right is
+    /// granted.
     /// granted.
     pub fn insert(
         &mut self,
@@ -233,7 +238,7 @@ impl RegionTable {
         if access.is_empty() {
             return Err(Error::BadFlags {
                 what: "memory region",
-                flags: "no access right".into(),
+                flags: "no access right is granted".into(),
             });
         }
         let key = match key {
@@ -265,32 +270,32 @@ impl RegionTable {
         Ok(key)
     }
 
-    /// How many regions there are.
+    /// Returns the number of regions.
     #[must_use]
     pub fn len(&self) -> usize {
         self.regions.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether the table is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.regions.is_empty()
     }
 
-    /// What a key stands for.
+    /// Returns the region of a key.
     #[must_use]
     pub fn get(&self, key: u64) -> Option<&Region> {
         self.regions.get(&key)
     }
 
-    /// The owner wants to hear of everything that peers do to this region from now on.
+    /// Notifies the owner of every operation of peers on this region from now on.
     pub fn enable_rma_events(&mut self, key: u64) -> Option<&Region> {
         let region = self.regions.get_mut(&key)?;
         region.rma_events = true;
         Some(region)
     }
 
-    /// Takes a region out; later accesses by its key fail.
+    /// Removes and closes a region; later accesses by its key fail.
     pub fn remove(&mut self, key: u64) -> Option<Region> {
         let region = self.regions.remove(&key)?;
         region.memory.close();
@@ -298,8 +303,8 @@ impl RegionTable {
     }
 }
 
-/// Executes an atomic operation on a row of values from byte `at` on. `operands` holds the operands
-/// and behind them the comparands, if there are some; `result` takes what was there before, if it
+/// Executes an atomic operation on an array of values from byte `at` on. `operands` holds the
+/// operands, followed by the comparands of a compare operation; `result` gets the old values, if it
 /// is as long.
 pub fn execute_atomic_array(
     memory: &dyn RegionMemory,
@@ -325,10 +330,10 @@ pub fn execute_atomic_array(
     }
 }
 
-/// Bytes copied in one go: nobody keeps others from the memory for long.
+/// Bytes copied in one critical section: an access does not block other accesses for long.
 const COPY_CHUNK: usize = 256 << 10;
 
-/// Memory of this process alone: peers reach it through a provider of this process.
+/// Memory of this process alone: peers reach it through a transport inside this process.
 #[derive(Debug)]
 pub struct LocalMemory {
     bytes: std::sync::Mutex<Vec<u8>>,
@@ -337,10 +342,10 @@ pub struct LocalMemory {
 }
 
 impl LocalMemory {
-    /// Memory of this many bytes, zeroed.
+    /// Allocates memory of this many bytes, zeroed.
     ///
     /// # Errors
-    /// [`Error::Os`] when there is not so much.
+    /// [`Error::Os`] when the allocation fails.
     pub fn new(len: usize) -> Result<Self> {
         const ENOMEM: i32 = 12;
         let mut bytes = Vec::new();
@@ -395,7 +400,7 @@ impl RegionMemory for LocalMemory {
         let size = datatype.size();
         assert!(
             at.is_multiple_of(size),
-            "a value lies at a multiple of its size"
+            "an atomic value is aligned to its size"
         );
         self.with_bytes(|bytes| {
             let value = crate::atomic::bits_at(&bytes[at..at + size], 0, size);

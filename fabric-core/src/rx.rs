@@ -1,16 +1,25 @@
-//! The receive context of an endpoint: matching, and where the bytes of a message go.
+//! The receive queue of an endpoint: matching, and where the bytes of a message go.
 //!
-//! A message arrives whole ([`RxQueue::deliver`]) or piece by piece ([`RxQueue::begin_partial`],
-//! [`RxQueue::append`]). Its bytes go straight into the receive that takes it. If no receive does,
-//! it is buffered, within a budget; over the budget the context declines it, and the provider
-//! leaves it where it is and holds the sender back.
+//! A message arrives whole ([`RxQueue::deliver`]) or in pieces ([`RxQueue::begin_partial`],
+//! [`RxQueue::append`]). Its bytes are copied directly into the receive that matches. If none
+//! matches, the message is buffered within a budget; over the budget the queue declines it, and the
+//! transport leaves it where it is and holds the sender back. A long receive into pooled memory
+//! reserves its length once.
 //!
-//! Nothing is ever dropped: a receive that is abandoned after its match gives the message back, at
+//! No complete message is lost: a receive that is dropped after its match requeues the message at
 //! its old place.
 //!
-//! Pieces are the subject of `landing`; messages that are lost midway, of `lost`; messages in
-//! memory of the sender's, of `lent`; senders that come and go, of `peers`; what senders wait to
-//! hear of, of `receipts`; contexts that several endpoints share, of `shared`.
+//! | file | subject |
+//! |---|---|
+//! | `partial` | messages that arrive in pieces |
+//! | `lost` | receives whose message will never be complete |
+//! | `multi` | receives that take several messages |
+//! | `claim` | probes and claims |
+//! | `peer_memory` | messages in the sender's memory |
+//! | `peers` | senders that connect and disconnect |
+//! | `acks` | acks that senders wait for |
+//! | `binding` | the receive queue as a transport holds it: its own, or a shared one |
+//! | `shared` | receive queues that several endpoints share |
 
 mod acks;
 mod binding;
@@ -39,7 +48,7 @@ use crate::transport::{EngineContext, EpId, OpKey};
 
 use acks::ack_match;
 use claim::ClaimTable;
-use lost::{Filling, OnLoss};
+use lost::{OnLoss, PartialReceive};
 use multi::{MatchResult, QueuedMultiRecv};
 use partial::{PartialMessage, PartialTarget, extend_from_source};
 use peer_memory::UnmappedUnexpected;
@@ -49,56 +58,56 @@ pub use claim::ClaimId;
 pub use partial::PartialId;
 pub use shared::SharedRxQueue;
 
-/// What a buffered message costs beyond its bytes.
+/// The cost of a buffered message beyond its bytes.
 const UNEXPECTED_OVERHEAD: usize = 128;
 
-/// The receive side of one endpoint, or of those that share it.
+/// The receive queue of one endpoint, or of the endpoints that share it.
 pub struct RxQueue {
     ep: EpId,
     matcher: Matcher<OpKey, UnexpectedMessage>,
-    /// Where each posted operation is queued, by its index.
+    /// The key of each posted operation in the matcher, by the operation's index.
     posted: Vec<Option<PostKey>>,
-    /// Those of them that take several messages each.
+    /// The posted multi-receives.
     multi_recvs: Vec<QueuedMultiRecv>,
     claims: ClaimTable,
     partials: Slab<PartialMessage>,
     /// The receives in which messages are arriving: few at a time, so a list.
-    partial_receives: Vec<Filling>,
-    /// Peers that are gone: messages of theirs may still wait, or come back.
+    partial_receives: Vec<PartialReceive>,
+    /// Departed peers, whose messages may still be queued or be requeued.
     departed_peers: VecDeque<(PeerKey, Address)>,
-    /// Peers that are connected, where endpoints share the context, and to which of them: otherwise
-    /// its endpoint knows.
+    /// Connected peers, and the endpoint of each, where endpoints share the queue; otherwise the
+    /// transport's endpoint knows them.
     connected_peers: Vec<(PeerKey, Address, EpId)>,
-    /// A message was declined since somebody asked.
+    /// A message was declined since the last `take_declined`.
     declined: Cell<bool>,
-    /// Lent messages that are being copied, and the landings they are copied to.
+    /// Loaned messages that are being copied, and the partial messages that they are copied to.
     peer_copies: VecDeque<(usize, Arc<dyn PeerMemory>)>,
-    /// Messages that wait in memory which is not mapped here, and fit into the budget.
+    /// Unexpected messages in memory that is not mapped here, and that fit into the budget.
     unmapped_unexpected: Vec<UnmappedUnexpected>,
-    /// One of those was discarded, which its sender is to be told.
+    /// A claimed message in memory that is not mapped was discarded; its sender must be notified.
     discarded_unmapped: bool,
-    /// What senders are to be told: which peer, and which number.
+    /// Acks to send: the peer, and the ack's number.
     pending_acks: Vec<(PeerKey, u32)>,
     budget: usize,
     budget_used: usize,
     pool: Arc<BufferPool>,
 }
 
-/// A message no receive has taken yet.
+/// A message that no receive has taken yet.
 struct UnexpectedMessage {
     bytes: PooledBuf,
-    /// The bytes lie in memory of the sender's instead.
+    /// The sender's memory with the bytes, if they are not in `bytes`.
     peer_memory: Option<Arc<dyn PeerMemory>>,
-    /// Set while the rest of it is still arriving.
+    /// The partial message, while the rest is still arriving.
     partial: Option<usize>,
 }
 
 impl std::fmt::Debug for UnexpectedMessage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let lent = self.peer_memory.is_some();
+        let in_peer_memory = self.peer_memory.is_some();
         write!(
             f,
-            "Unexpected({} bytes, landing {:?}, lent {lent})",
+            "UnexpectedMessage({} bytes, partial {:?}, in peer memory {in_peer_memory})",
             self.bytes.len(),
             self.partial
         )
@@ -110,18 +119,18 @@ impl std::fmt::Debug for RxQueue {
         let (messages, bytes) = self.unexpected();
         write!(
             f,
-            "RxContext({messages} unexpected messages of {bytes} bytes)"
+            "RxQueue({messages} unexpected messages of {bytes} bytes)"
         )
     }
 }
 
 impl UnexpectedMessage {
-    /// Whether all of it is here.
+    /// Returns whether all bytes are in `bytes`.
     fn is_whole(&self) -> bool {
         self.partial.is_none() && self.peer_memory.is_none()
     }
 
-    /// What it uses of the budget. Memory of the sender's costs nothing here.
+    /// Returns the bytes of the budget that the message uses. Memory of the sender uses none.
     fn budget_cost(&self, envelope: &Envelope) -> usize {
         if self.peer_memory.is_some() {
             UNEXPECTED_OVERHEAD
@@ -132,7 +141,8 @@ impl UnexpectedMessage {
 }
 
 impl RxQueue {
-    /// The context of an endpoint, which buffers at most `budget` bytes of unexpected messages.
+    /// Creates the receive queue of an endpoint, which buffers at most `budget` bytes of unexpected
+    /// messages.
     #[must_use]
     pub fn new(ep: EpId, budget: usize, pool: Arc<BufferPool>) -> Self {
         Self {
@@ -156,44 +166,45 @@ impl RxQueue {
         }
     }
 
-    /// Posts a receive; a message that waits for it is given to it at once.
-    #[inline(always)] // on the way of a small message
-    pub fn post(&mut self, host: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
+    /// Posts a receive; an unexpected message that matches is delivered at once.
+    #[inline(always)] // on the fast path of small messages
+    pub fn post(&mut self, engine: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
         if !self.multi_recvs.is_empty() {
-            return self.post_after_multi(host, op, spec);
+            return self.post_after_multi(engine, op, spec);
         }
         match self.matcher.post(spec, op) {
-            RecvPostResult::Queued(key) => self.record_queued(host, op, spec, key),
+            RecvPostResult::Queued(key) => self.record_queued(engine, op, spec, key),
             RecvPostResult::Matched(envelope, message) => {
                 let on_loss = if message.is_whole() {
                     OnLoss::Fail
                 } else {
-                    OnLoss::of(self.matcher.take_place(&spec))
+                    OnLoss::from_place(self.matcher.take_place(&spec))
                 };
-                self.deliver_buffered(host, (op, on_loss), envelope, message);
+                self.deliver_buffered(engine, (op, on_loss), envelope, message);
             }
         }
     }
 
-    /// A receive has found nothing that waits.
-    #[inline(always)] // on the way of a small message
+    /// Records a receive that matched no unexpected message, or fails it when its peer is
+    /// departing.
+    #[inline(always)] // on the fast path of small messages
     fn record_queued(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         op: OpKey,
         spec: RecvSpec,
         key: PostKey,
     ) {
         if let Some(from) = spec.from
-            && let Some(peer) = host.departing_address(from)
+            && let Some(peer) = engine.departing_address(from)
         {
             self.matcher.remove_posted(key);
-            return host.complete(op, Outcome::failed(Error::PeerGone(peer)));
+            return engine.complete(op, Outcome::failed(Error::PeerGone(peer)));
         }
         self.record_post_key(op, key);
     }
 
-    /// Notes where an operation is queued.
+    /// Records the key of a queued operation.
     #[inline]
     fn record_post_key(&mut self, op: OpKey, key: PostKey) {
         let index = op.index as usize;
@@ -203,11 +214,11 @@ impl RxQueue {
         self.posted[index] = Some(key);
     }
 
-    /// The receive that takes this message, off the queue.
-    #[inline(always)] // on the way of a small message
-    fn take_match(&mut self, host: &mut dyn EngineContext, envelope: &Envelope) -> MatchResult {
+    /// Takes the receive that matches this message off the queue.
+    #[inline(always)] // on the fast path of small messages
+    fn take_match(&mut self, engine: &mut dyn EngineContext, envelope: &Envelope) -> MatchResult {
         if !self.multi_recvs.is_empty() {
-            return match self.take_match_multi(host, envelope) {
+            return match self.take_match_multi(engine, envelope) {
                 MatchResult::Receive((op, _)) => MatchResult::Receive(op),
                 MatchResult::Blocked => MatchResult::Blocked,
                 MatchResult::NoReceive => MatchResult::NoReceive,
@@ -222,43 +233,46 @@ impl RxQueue {
         }
     }
 
-    /// Whether any receive is posted.
+    /// Returns whether any receive is posted.
     #[must_use]
     #[inline]
     pub fn has_posted(&self) -> bool {
         self.matcher.posted_len() > 0 || !self.multi_recvs.is_empty()
     }
 
-    /// A whole message arrives. False: nobody wants it and there is no room, so it must stay where
-    /// it is.
+    /// Delivers a whole message. Returns false when no receive matches and the budget is used up:
+    /// the message must stay where it is.
     ///
-    /// `source` may end before the message does, of which the envelope tells the length: then the
-    /// rest is lost, and what there is must be as much as the endpoint receives at all.
+    /// `source` may be shorter than the envelope's length: the rest of the message is lost, and
+    /// `source` must hold as much as the endpoint can receive at all.
     pub fn deliver(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         mut envelope: Envelope,
         source: &dyn CopySource,
     ) -> bool {
         debug_assert!(source.len() <= envelope.len);
-        match self.take_match(host, &envelope) {
+        match self.take_match(engine, &envelope) {
             MatchResult::Receive(op) => {
                 envelope.arrival = self.matcher.next_arrival();
-                host.deliver(op, &envelope, source);
+                engine.deliver(op, &envelope, source);
                 self.queue_ack(&envelope);
                 return true;
             }
             MatchResult::Blocked => return self.decline(),
             MatchResult::NoReceive => {}
         }
-        let lent = source.peer_memory();
-        if !self.fits_budget(if lent.is_some() { 0 } else { envelope.len })
-            && !self.is_probed(&envelope)
+        let peer_memory = source.peer_memory();
+        if !self.fits_budget(if peer_memory.is_some() {
+            0
+        } else {
+            envelope.len
+        }) && !self.is_probed(&envelope)
         {
             return self.decline();
         }
         let mut bytes = PooledBuf::empty(&self.pool);
-        if lent.is_none() {
+        if peer_memory.is_none() {
             if bytes.begin_fill(envelope.len).is_err() {
                 return self.decline();
             }
@@ -269,19 +283,19 @@ impl RxQueue {
             envelope,
             UnexpectedMessage {
                 bytes,
-                peer_memory: lent,
+                peer_memory,
                 partial: None,
             },
         );
-        self.check_probes(host);
+        self.check_probes(engine);
         true
     }
 
-    /// As [`RxQueue::deliver`], of a message that has nothing but its bytes.
+    /// As [`RxQueue::deliver`], for an untagged message without completion data or ack.
     #[inline]
     pub fn deliver_plain(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         peer: PeerKey,
         source: Option<FiAddr>,
         bytes: &dyn CopySource,
@@ -300,51 +314,52 @@ impl RxQueue {
         {
             self.posted[op.index as usize] = None;
             envelope.arrival = self.matcher.next_arrival();
-            host.deliver(op, &envelope, bytes);
+            engine.deliver(op, &envelope, bytes);
             return true;
         }
-        self.deliver(host, envelope, bytes)
+        self.deliver(engine, envelope, bytes)
     }
 
-    /// A message has to stay where it is.
+    /// Declines a message, which stays where it is.
     #[cold]
     fn decline(&self) -> bool {
         self.declined.set(true);
         false
     }
 
-    /// Takes a receive back that no message has been matched to.
-    pub fn cancel(&mut self, host: &mut dyn EngineContext, op: OpKey) -> bool {
+    /// Cancels a receive or probe that no message has matched. Returns false when it is not queued.
+    pub fn cancel(&mut self, engine: &mut dyn EngineContext, op: OpKey) -> bool {
         let queued = self.remove_posted(op);
         if queued && self.retire_multi(op) {
-            self.match_unexpected(host);
+            self.match_unexpected(engine);
         }
         let cancelled = queued || self.cancel_probe(op);
         if cancelled {
-            self.request_rearm_if_work(host);
+            self.request_rearm_if_work(engine);
         }
         cancelled
     }
 
-    /// Something was changed between passes: what is left for the next one must not be slept over.
-    fn request_rearm_if_work(&self, host: &mut dyn EngineContext) {
+    /// Requests another pass after a change between passes: the driver must not sleep while this
+    /// queue has work.
+    fn request_rearm_if_work(&self, engine: &mut dyn EngineContext) {
         if self.has_work() {
-            host.request_rearm();
+            engine.request_rearm();
         }
     }
 
-    /// Nobody waits for this receive any more. A message that is arriving in it goes to the next
-    /// receive that accepts it, or is buffered.
-    pub fn detach(&mut self, host: &mut dyn EngineContext, op: OpKey) {
+    /// Detaches a receive whose future was dropped. A message that is arriving in it goes to the
+    /// next receive that accepts it, or is buffered.
+    pub fn detach(&mut self, engine: &mut dyn EngineContext, op: OpKey) {
         if !self.remove_posted(op) {
-            self.detach_partial(host, op);
+            self.detach_partial(engine, op);
         }
-        self.request_rearm_if_work(host);
+        self.request_rearm_if_work(engine);
     }
 
-    /// What is arriving in this receive is for others.
-    fn detach_partial(&mut self, host: &mut dyn EngineContext, op: OpKey) {
-        let Some(Filling { landing: id, .. }) = self.take_filling(op) else {
+    /// Requeues the message that is arriving in this receive.
+    fn detach_partial(&mut self, engine: &mut dyn EngineContext, op: OpKey) {
+        let Some(PartialReceive { partial: id, .. }) = self.take_partial_receive(op) else {
             return;
         };
         if let Some(at) = self
@@ -353,12 +368,12 @@ impl RxQueue {
             .position(|(copied, _)| *copied == id)
             && let Some((_, memory)) = self.peer_copies.remove(at)
         {
-            // It is all there still.
-            let landing = self.partials.remove(id);
-            let bytes = host.take_received(op, 0);
+            // The sender's memory still holds all of it.
+            let partial = self.partials.remove(id);
+            let bytes = engine.take_received(op, 0);
             return self.match_or_buffer(
-                host,
-                landing.envelope,
+                engine,
+                partial.envelope,
                 UnexpectedMessage {
                     bytes,
                     peer_memory: Some(memory),
@@ -366,22 +381,19 @@ impl RxQueue {
                 },
             );
         }
-        let Some(landing) = self.partials.get_mut(id) else {
+        let Some(partial) = self.partials.get_mut(id) else {
             return;
         };
-        let PartialTarget::Receive {
-            written: placed, ..
-        } = landing.target
-        else {
+        let PartialTarget::Receive { written, .. } = partial.target else {
             return;
         };
-        // What did not fit into the abandoned buffer is gone. The message is shorter for whoever
-        // gets it now, and its envelope, which keeps the full length, says so.
-        landing.truncated = placed < landing.received;
-        let bytes = host.take_received(op, placed);
-        let envelope = landing.envelope.clone();
+        // Bytes that did not fit into the detached buffer are lost. The message is shorter for the
+        // next receive, and its envelope, which keeps the full length, shows that.
+        partial.truncated = written < partial.received;
+        let bytes = engine.take_received(op, written);
+        let envelope = partial.envelope.clone();
         self.match_or_buffer(
-            host,
+            engine,
             envelope,
             UnexpectedMessage {
                 bytes,
@@ -391,25 +403,25 @@ impl RxQueue {
         );
     }
 
-    /// A message was received and not looked at. `source` is the number of its sender now; of one
-    /// that is gone it is found here.
+    /// Requeues a message whose completion the application did not see. `source` is the sender's
+    /// current address handle; the handle of a departed sender is looked up here.
     pub fn requeue_message(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         mut envelope: Envelope,
         source: Option<FiAddr>,
         bytes: PooledBuf,
     ) {
         let known = self.known_peers().find(|(key, _)| *key == envelope.peer);
-        // An auto-inserted handle is the peer's own, whoever has its name now.
+        // An auto-inserted handle belongs to this peer, even if another peer has its name now.
         let own = envelope
             .source
-            .filter(|source| host.incarnation_of(self.ep, *source).is_some());
+            .filter(|source| engine.incarnation_of(self.ep, *source).is_some());
         envelope.source = source
             .or(own)
-            .or_else(|| host.fi_addr_of(self.ep, known?.1));
+            .or_else(|| engine.fi_addr_of(self.ep, known?.1));
         self.match_or_buffer(
-            host,
+            engine,
             envelope,
             UnexpectedMessage {
                 bytes,
@@ -419,29 +431,30 @@ impl RxQueue {
         );
     }
 
-    /// Whether some receive would take this message now, or there is room to buffer it.
+    /// Returns whether a posted receive would take this message now, or the budget has room for it.
     #[must_use]
     pub fn would_accept(&self, envelope: &Envelope) -> bool {
-        let room = || self.fits_budget(envelope.len) || self.is_probed(envelope);
-        let is_taken = if self.multi_recvs.is_empty() {
-            room() || self.matcher.would_match(envelope)
+        let has_room = || self.fits_budget(envelope.len) || self.is_probed(envelope);
+        let accepted = if self.multi_recvs.is_empty() {
+            has_room() || self.matcher.would_match(envelope)
         } else {
             self.matcher
                 .find_receive(envelope)
-                .map_or_else(room, |(_, op)| !self.is_blocked(op))
+                .map_or_else(has_room, |(_, op)| !self.is_blocked(op))
         };
-        is_taken || self.decline()
+        accepted || self.decline()
     }
 
-    /// Ends everything: posted receives complete as cancelled, waiting messages are discarded.
-    pub fn close(&mut self, host: &mut dyn EngineContext) {
+    /// Closes the queue: posted receives complete with [`Error::Canceled`], unexpected messages are
+    /// discarded.
+    pub fn close(&mut self, engine: &mut dyn EngineContext) {
         for op in self.matcher.take_posted() {
-            host.complete(op, Outcome::failed(Error::Canceled));
+            engine.complete(op, Outcome::failed(Error::Canceled));
         }
-        for Filling { op, .. } in std::mem::take(&mut self.partial_receives) {
-            host.complete(op, Outcome::failed(Error::Canceled));
+        for PartialReceive { op, .. } in std::mem::take(&mut self.partial_receives) {
+            engine.complete(op, Outcome::failed(Error::Canceled));
         }
-        self.fail_probes(host, |_| Some(Error::Canceled));
+        self.fail_probes(engine, |_| Some(Error::Canceled));
         self.drop_claims();
         self.multi_recvs.clear();
         self.partials.clear();
@@ -454,7 +467,7 @@ impl RxQueue {
         self.budget_used = 0;
     }
 
-    /// Messages that wait for a receive, and the bytes of the budget they use.
+    /// Returns the number of unexpected messages, and the bytes of the budget that they use.
     #[must_use]
     pub fn unexpected(&self) -> (usize, usize) {
         (self.matcher.unexpected_len(), self.budget_used)
@@ -464,17 +477,16 @@ impl RxQueue {
         len <= self.budget && self.budget_used + len + UNEXPECTED_OVERHEAD <= self.budget
     }
 
-    /// A receive has no memory for the message that it took: the receive fails, and the message is
-    /// discarded.
+    /// Fails a receive that has no memory for its matched message, which is discarded.
     #[cold]
     fn refuse(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         op: OpKey,
         envelope: &Envelope,
         error: Error,
     ) {
-        host.complete(op, Outcome::partial(Transfer::received(envelope, 0), error));
+        engine.complete(op, Outcome::partial(Transfer::received(envelope, 0), error));
         self.queue_ack(envelope);
     }
 
@@ -488,41 +500,41 @@ impl RxQueue {
 
     fn add_unexpected(&mut self, envelope: Envelope, message: UnexpectedMessage) -> UnexpectedKey {
         self.budget_used += message.budget_cost(&envelope);
-        let fleeting = message
+        let unmapped = message
             .is_unmapped()
             .then_some((envelope.arrival, envelope.len));
         let key = self.matcher.add_unexpected(envelope, message);
-        if let Some((arrival, len)) = fleeting {
+        if let Some((arrival, len)) = unmapped {
             self.add_unmapped(UnmappedUnexpected { arrival, key, len });
         }
         key
     }
 
-    /// A message that some receive already had finds a new one, or its old place in the queue.
+    /// Matches a message that a receive had taken before, or requeues it at its old place.
     fn match_or_buffer(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         envelope: Envelope,
         message: UnexpectedMessage,
     ) {
-        let landing = message.partial;
-        if let MatchResult::Receive(receive) = self.take_match_multi(host, &envelope) {
+        let partial = message.partial;
+        if let MatchResult::Receive(receive) = self.take_match_multi(engine, &envelope) {
             self.budget_used += message.budget_cost(&envelope);
-            self.deliver_buffered(host, receive, envelope, message);
+            self.deliver_buffered(engine, receive, envelope, message);
         } else {
             let key = self.add_unexpected(envelope, message);
-            if let Some(landing) = landing.and_then(|id| self.partials.get_mut(id)) {
-                landing.target = PartialTarget::Buffer(key);
+            if let Some(partial) = partial.and_then(|id| self.partials.get_mut(id)) {
+                partial.target = PartialTarget::Buffer(key);
             }
-            self.check_probes(host);
+            self.check_probes(engine);
         }
     }
 
-    /// Gives a buffered message to a receive, of which is known what becomes of it if the message
-    /// is lost before it is complete.
+    /// Delivers a buffered message to a receive. `on_loss` states what happens to the receive if
+    /// the message is lost before it is complete.
     fn deliver_buffered(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         (op, on_loss): (OpKey, OnLoss),
         mut envelope: Envelope,
         message: UnexpectedMessage,
@@ -534,37 +546,37 @@ impl RxQueue {
             self.remove_unmapped(envelope.arrival);
         }
         match message.partial {
-            None if let Some(lent) = message.peer_memory => {
-                self.receive_peer_memory(host, (op, on_loss), envelope, lent);
+            None if let Some(memory) = message.peer_memory => {
+                self.receive_peer_memory(engine, (op, on_loss), envelope, memory);
             }
             None => {
-                let placed = host.give_buffered(op, message.bytes);
-                host.complete(op, Outcome::received(&envelope, placed));
+                let placed = engine.give_buffered(op, message.bytes);
+                engine.complete(op, Outcome::received(&envelope, placed));
                 self.queue_ack(&envelope);
             }
             Some(id) => {
                 ack_match(&mut self.pending_acks, &mut envelope);
-                let target = match host.adopt_partial(op, message.bytes, envelope.len) {
-                    Ok((room, placed)) => {
-                        self.partial_receives.push(Filling {
+                let target = match engine.adopt_partial(op, message.bytes, envelope.len) {
+                    Ok((capacity, written)) => {
+                        self.partial_receives.push(PartialReceive {
                             op,
-                            landing: id,
+                            partial: id,
                             on_loss,
                         });
                         PartialTarget::Receive {
                             op,
-                            capacity: room,
-                            written: placed,
+                            capacity,
+                            written,
                         }
                     }
                     Err(error) => {
-                        self.refuse(host, op, &envelope, error);
+                        self.refuse(engine, op, &envelope, error);
                         PartialTarget::Discard
                     }
                 };
-                if let Some(landing) = self.partials.get_mut(id) {
-                    landing.target = target;
-                    landing.envelope.ack = envelope.ack;
+                if let Some(partial) = self.partials.get_mut(id) {
+                    partial.target = target;
+                    partial.envelope.ack = envelope.ack;
                 }
             }
         }

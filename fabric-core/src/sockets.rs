@@ -1,25 +1,28 @@
-//! What can be set on the sockets of a domain.
+//! Socket options of a domain.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// The largest buffer that a socket can be asked for, in bytes: the kernel doubles it, and counts
-/// with 31 bits.
+/// The largest socket buffer that can be requested, in bytes: the kernel doubles the value and
+/// stores it in 31 bits.
 const MAX_SOCKET_BUFFER: usize = 1 << 30;
 
-/// How long a peer may be silent, at least and at most.
+/// The range of the idle timeout.
 const IDLE_TIMEOUT_RANGE: RangeInclusive<Duration> =
     Duration::from_secs(4)..=Duration::from_secs(32_000);
 
-/// What is set on the sockets of a domain, where its provider has some. What is not said stays as
-/// the machine has it.
+/// Socket options of a domain whose provider uses sockets. Options that are not set keep the
+/// system's defaults.
 ///
 /// ```
 /// # use fabric_core as fabric_async;
 /// use fabric_async::SocketOptions;
-/// let options = SocketOptions::new().congestion_control("reno").receive_buffer(1 << 20).ports(7000..=7099);
+/// let options = SocketOptions::new()
+///     .congestion_control("reno")
+///     .receive_buffer(1 << 20)
+///     .port_range(7000..=7099);
 /// # drop(options);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -31,35 +34,34 @@ pub struct SocketOptions {
     pub send_buffer: Option<usize>,
     /// See [`receive_buffer`](Self::receive_buffer).
     pub receive_buffer: Option<usize>,
-    /// See [`ports`](Self::ports).
+    /// See [`port_range`](Self::port_range).
     pub port_range: Option<RangeInclusive<u16>>,
-    /// See [`silence`](Self::silence).
+    /// See [`idle_timeout`](Self::idle_timeout).
     pub idle_timeout: Option<Duration>,
-    /// See [`zero_copy_from`](Self::zero_copy_from).
+    /// See [`zero_copy_threshold`](Self::zero_copy_threshold).
     pub zero_copy_threshold: Option<usize>,
-    /// Zero copy goes on where the kernel copies all the same, to be tested and measured.
+    /// Keeps zero copy on even if the kernel copies; for tests and measurements.
     #[doc(hidden)]
     pub force_zero_copy: bool,
 }
 
 impl SocketOptions {
-    /// The congestion control of connections inside this machine, unless another is
-    /// [said](Self::congestion_control).
+    /// The congestion control of connections inside this machine, unless [another
+    /// one](Self::congestion_control) is set.
     pub const LOCAL_CONGESTION_CONTROL: &'static str = "reno";
 
-    /// Everything as usual.
+    /// Creates options with all defaults.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How connections over TCP decide how fast they may send, by the name that the kernel has for
-    /// it, as in `/proc/sys/net/ipv4/tcp_available_congestion_control`.
+    /// Sets the congestion control of TCP connections, by its name in
+    /// `/proc/sys/net/ipv4/tcp_available_congestion_control`.
     ///
-    /// Where nothing is said, connections inside this machine take `reno`, which every Linux has:
-    /// there is no network that could be congested, and a pace that is measured, as `bbr` does it,
-    /// halves the bandwidth. Connections to elsewhere have what the machine has by default.
-    /// Datagrams have none.
+    /// By default, connections inside this machine use `reno`, which every Linux has: no network
+    /// can be congested there, and a measured pacing rate, as with `bbr`, halves the bandwidth.
+    /// Other connections use the system's default. Datagrams have no congestion control.
     #[doc(alias = "TCP_CONGESTION")]
     #[must_use]
     pub fn congestion_control(mut self, name: impl Into<String>) -> Self {
@@ -67,9 +69,9 @@ impl SocketOptions {
         self
     }
 
-    /// How many bytes the kernel keeps of what was sent on one socket and has not arrived. Linux
-    /// takes twice that, for its own needs too, and no more than `net.core.wmem_max`; it stops
-    /// adapting the size by itself.
+    /// Sets the size of a socket's send buffer in bytes: data that was sent and not acknowledged
+    /// yet. Linux doubles the value for its own overhead, limits it to `net.core.wmem_max`, and
+    /// stops auto-tuning the buffer.
     #[doc(alias = "SO_SNDBUF")]
     #[must_use]
     pub fn send_buffer(mut self, bytes: usize) -> Self {
@@ -77,10 +79,10 @@ impl SocketOptions {
         self
     }
 
-    /// How many bytes the kernel keeps of what has arrived on one socket and was not looked at.
-    /// Linux takes twice that, for its own needs too, and no more than `net.core.rmem_max`; it
-    /// stops adapting the size by itself. Datagrams that come when it is full are lost; without a
-    /// word they have 4 MiB, or as much of that as there may be.
+    /// Sets the size of a socket's receive buffer in bytes: data that arrived and was not read yet.
+    /// Linux doubles the value for its own overhead, limits it to `net.core.rmem_max`, and stops
+    /// auto-tuning the buffer. Datagrams that arrive while the buffer is full are lost; the default
+    /// for datagrams is 4 MiB, limited by the system.
     #[doc(alias = "SO_RCVBUF")]
     #[must_use]
     pub fn receive_buffer(mut self, bytes: usize) -> Self {
@@ -88,9 +90,9 @@ impl SocketOptions {
         self
     }
 
-    /// Where an endpoint listens that asks for any port (0): at a free one of these, for walls that
-    /// have holes. Tried from one by chance on, so that those who start at once do not get in each
-    /// other's way.
+    /// Sets the ports for endpoints that listen on any port (0): a free port of this range, for
+    /// firewalls that admit a range. The search starts at a random port of the range, so that
+    /// endpoints that are opened at the same time seldom collide.
     #[doc(alias = "FI_TCP_PORT_LOW_RANGE")]
     #[doc(alias = "FI_TCP_PORT_HIGH_RANGE")]
     #[must_use]
@@ -99,11 +101,11 @@ impl SocketOptions {
         self
     }
 
-    /// How long a peer over TCP may be silent, in whole seconds, before it is held to be gone: the
-    /// machine or the network between may have gone without a word. While nothing comes the kernels
-    /// ask each other, without waking anybody, and who is there answers, however busy. 30 seconds
-    /// unless said. While something is on its way that does not arrive, it is the network that
-    /// gives up, and later.
+    /// Sets how long a TCP peer may be idle before it is considered dead, in whole seconds; 30 by
+    /// default. A machine or a network may vanish without closing connections. While a connection
+    /// is idle, the kernels exchange keepalive probes without waking a process, and a live peer's
+    /// kernel answers however busy the process is. While sent data is unacknowledged, TCP's
+    /// retransmission timeout decides, which takes longer.
     #[doc(alias = "SO_KEEPALIVE")]
     #[must_use]
     pub fn idle_timeout(mut self, at_most: Duration) -> Self {
@@ -111,22 +113,22 @@ impl SocketOptions {
         self
     }
 
-    /// The network takes messages and writes over TCP of this many bytes and more, but at least 16
-    /// KiB, from where they lie, instead of from a copy that the kernel makes. Off unless said.
+    /// Sets the length from which messages and writes over TCP are sent without copying, in bytes;
+    /// at least 16 KiB takes effect. Off by default.
     ///
-    /// It is for networks whose hardware reads the memory of programs: there it saves a copy for
-    /// each byte. It costs a second completion of the kernel's for each message, and time: the
-    /// operation ends, and gives its buffer back, only when the peer's machine has taken all of it,
-    /// or the connection is gone, also when its endpoint is closed before: so who waits for such an
-    /// operation waits for a peer that does not read. Where the way leads through memory anyway,
-    /// inside this machine or over a device that cannot do it, the kernel copies all the same and
-    /// says so; then it is given up for that connection, as it is where the kernel refuses it.
+    /// Zero copy is for network interfaces that read the memory of processes (DMA): it saves one
+    /// copy of each byte. It costs a second completion by the kernel for each message, and time:
+    /// the operation completes and returns its buffer only when the peer's machine has acknowledged
+    /// all bytes, or the connection has ended, even if its endpoint is closed before. A task that
+    /// awaits such an operation thus waits for a peer that does not read. Inside one machine, or
+    /// with a device without scatter-gather DMA, the kernel copies nevertheless and reports that;
+    /// the connection then stops requesting zero copy, as it does when the kernel refuses it.
     /// [`EndpointStats::zero_copy`](crate::stats::EndpointStats::zero_copy) and
-    /// [`copied_anyway`](crate::stats::EndpointStats::zero_copy_fallbacks) tell what has become of it.
+    /// [`zero_copy_fallbacks`](crate::stats::EndpointStats::zero_copy_fallbacks) count both cases.
     ///
-    /// It needs [`SocketIo::IoUring`](crate::transport::SocketIo::IoUring); with epoll this says
-    /// nothing. Answers to reads, messages in RXM, which its peers read, and vectors of more than
-    /// 15 buffers are copied.
+    /// Needs [`SocketIo::IoUring`](crate::transport::SocketIo::IoUring); with epoll the option has
+    /// no effect. Responses to reads, messages of the RXM protocol that peers read, and vectors of
+    /// more than 15 buffers are copied.
     #[doc(alias = "IORING_OP_SENDMSG_ZC")]
     #[doc(alias = "FI_TCP_ZEROCOPY_SIZE")]
     #[must_use]
@@ -135,12 +137,12 @@ impl SocketOptions {
         self
     }
 
-    /// Whether this can be set at all.
+    /// Checks the options.
     ///
     /// # Errors
-    /// [`Error::TooLong`] for buffers above 1 GiB; [`Error::Invalid`] for those of no bytes, for
-    /// ports of which there are none or 0 is one, for a name that no congestion control has, and
-    /// for a silence of less than 4 or more than 32 000 seconds.
+    /// [`Error::TooLong`] for buffers above 1 GiB; [`Error::Invalid`] for a buffer of 0 bytes, for
+    /// an empty port range or one with port 0, for a name that no congestion control can have, and
+    /// for an idle timeout below 4 or above 32 000 seconds.
     #[doc(hidden)]
     pub fn check(&self) -> Result<()> {
         let invalid = |what, why| Err(Error::Invalid { what, why });
@@ -149,7 +151,7 @@ impl SocketOptions {
             ("receive buffer", self.receive_buffer),
         ] {
             match bytes {
-                Some(0) => return invalid(what, "it has no bytes".into()),
+                Some(0) => return invalid(what, "0 bytes; the smallest is 1".into()),
                 Some(len @ MAX_SOCKET_BUFFER..) => {
                     return Err(Error::TooLong {
                         what,
@@ -164,18 +166,18 @@ impl SocketOptions {
             && (ports.is_empty() || *ports.start() == 0)
         {
             let why = format!(
-                "{} to {} are no ports: they begin at 1, and the low end is first",
+                "{} to {}: a range begins at 1 or more, and its lower end comes first",
                 ports.start(),
                 ports.end()
             );
             return invalid("port range", why);
         }
-        if let Some(silence) = self.idle_timeout
-            && !IDLE_TIMEOUT_RANGE.contains(&silence)
+        if let Some(timeout) = self.idle_timeout
+            && !IDLE_TIMEOUT_RANGE.contains(&timeout)
         {
             return invalid(
-                "silence",
-                format!("{silence:?} is not within 4 to 32000 seconds"),
+                "idle timeout",
+                format!("{timeout:?} is not within 4 to 32000 seconds"),
             );
         }
         if let Some(name) = &self.congestion_control
@@ -183,7 +185,7 @@ impl SocketOptions {
         {
             return invalid(
                 "congestion control",
-                format!("{name:?}: names have 1 to 15 bytes"),
+                format!("{name:?}: a name has 1 to 15 bytes and no NUL"),
             );
         }
         Ok(())
@@ -195,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    #[expect(clippy::reversed_empty_ranges, reason = "it is to be refused")]
+    #[expect(clippy::reversed_empty_ranges, reason = "the check refuses it")]
     fn invalid_socket_options_are_refused_by_name() {
         let new = SocketOptions::new;
         for (options, part) in [
@@ -208,7 +210,7 @@ mod tests {
             (new().port_range(0..=10), "0 to 10"),
             (new().port_range(10..=9), "10 to 9"),
             (new().idle_timeout(Duration::from_secs(3)), "3s"),
-            (new().idle_timeout(Duration::MAX), "silence"),
+            (new().idle_timeout(Duration::MAX), "idle timeout"),
             (new().congestion_control(""), "congestion control"),
             (new().congestion_control("a\0b"), "congestion control"),
             (

@@ -1,23 +1,23 @@
-//! What endpoints and domains have done: snapshots, to be looked at or sent to a metrics system.
+//! Statistics of endpoints and domains: snapshots of counters.
 
 use crate::completion::OpKind;
 
-/// How many operations of a kind ended well, and their bytes.
+/// The number of successful operations of one kind, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpStats {
-    /// Operations.
+    /// Number of operations.
     pub count: u64,
-    /// Bytes, those of all of them together.
+    /// Bytes of all operations together.
     pub bytes: u64,
 }
 
 impl OpStats {
-    /// One more operation, of this many bytes.
+    /// Counts an operation of `len` bytes.
     #[doc(hidden)]
     #[inline]
     pub fn record(&mut self, len: usize) {
         self.count += 1;
-        // Of what peers did only they say how much it was.
+        // A peer reports the length of its own operations: saturate, in case the value is bogus.
         self.bytes = self.bytes.saturating_add(len as u64);
     }
 }
@@ -29,70 +29,72 @@ impl std::ops::AddAssign for OpStats {
     }
 }
 
-/// What an endpoint has done since it was enabled. Every number but the last group only grows.
+/// Counters of an endpoint since it was enabled. All values but the last group only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndpointStats {
-    /// Messages sent: the peer's endpoint has them, or, with providers that reach other machines,
-    /// the network.
+    /// Messages sent: delivered to the peer's endpoint, or, with providers that reach other
+    /// machines, to the network.
     pub sent: OpStats,
-    /// Messages received, each once: when its future has resolved or its stream has yielded it, or
-    /// when its completion is in the queue. One whose receive is dropped before that counts when
-    /// another receive has it.
+    /// Messages received, each counted once: when its future has resolved, its stream has yielded
+    /// it, or its completion is in the queue. A message whose receive is dropped before that is
+    /// counted for the receive that gets it afterwards.
     pub received: OpStats,
-    /// Memory of peers read.
+    /// RMA reads of peers' memory.
     pub read: OpStats,
-    /// Memory of peers written.
+    /// RMA writes to peers' memory.
     pub written: OpStats,
-    /// Atomic operations on memory of peers, those that fetch among them.
+    /// Atomic operations on peers' memory, fetching ones included.
     pub atomics: OpStats,
-    /// What peers have done to memory here, as far as they tell: with data, or counted.
+    /// Operations of peers on local memory, as far as peers notify this side: with remote
+    /// completion data, or counted.
     pub remote_ops: OpStats,
-    /// Operations that ended where they were posted, of all that were started here. The others took
-    /// a slot and a credit.
+    /// Operations that completed inside the posting call, of all operations started here. The
+    /// others took a slot and a transmit credit.
     pub inline: u64,
     /// Operations that failed.
     pub failed: u64,
-    /// Posts that were refused, or had to wait, without transmit credit.
+    /// Posts that were refused, or had to wait, for lack of transmit credit.
     pub out_of_credit: u64,
 
-    /// Sleeping peers that were woken, a system call each.
+    /// Doorbells: wakeups of sleeping peers, a system call each.
     pub doorbells: u64,
-    /// Messages that were lent instead of copied.
+    /// Messages that were sent as loans instead of copied.
     pub loaned: u64,
-    /// Messages sent that went through the ring in pieces: copied twice.
+    /// Messages that were sent through the ring in segments: copied twice.
     pub segmented: OpStats,
-    /// Messages sent that the peer copied straight from here: copied once.
+    /// Messages sent that the peer copied directly from this process's memory: copied once.
     pub single_copy_tx: OpStats,
-    /// Messages that were copied straight from peers: those of their `single_copy`, whether or not
-    /// a receive has taken them.
+    /// Messages that this side copied directly from peers' memory (the peers' `single_copy_tx`),
+    /// whether or not a receive has taken them.
     pub single_copy_rx: OpStats,
-    /// Sends over TCP that the network took from where they lay. See
+    /// Sends over TCP that the kernel transmitted from the buffer without copying. See
     /// [`SocketOptions::zero_copy_threshold`](crate::SocketOptions::zero_copy_threshold).
     pub zero_copy: u64,
-    /// Sends that were to be of that kind, and that the kernel has copied all the same: one for
-    /// each connection where it was given up, for later ones are not of that kind.
+    /// Zero-copy sends that the kernel copied nevertheless. At most one per connection, because a
+    /// connection stops requesting zero copy then.
     pub zero_copy_fallbacks: u64,
-    /// Messages that were thrown away here: nobody had asked for them, and the budget was used up.
-    /// Only datagrams are; those that the network has lost are not among them.
+    /// Unexpected messages that were discarded because the budget was used up. Only datagrams are
+    /// discarded; datagrams that the network lost are not counted.
     pub dropped: u64,
 
     /// Peers that are connected to this endpoint now.
     pub peers: usize,
-    /// Messages that wait for a receive now.
+    /// Unexpected messages that wait for a receive now.
     pub unexpected: usize,
-    /// What they use of the budget, in bytes.
+    /// Bytes of the budget that unexpected messages use now.
     pub unexpected_bytes: usize,
 }
 
-/// What a provider adds to the statistics of an endpoint.
+/// The part of an endpoint's statistics that its transport counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransportStats {
-    /// Of [`EndpointStats::sent`], what the domain did not see.
+    /// The part of [`EndpointStats::sent`] that the engine does not see: sends that completed
+    /// inside the posting call.
     pub sent: OpStats,
-    /// Of [`EndpointStats::written`].
+    /// The part of [`EndpointStats::written`] that the engine does not see.
     pub written: OpStats,
-    /// Of [`EndpointStats::atomics`].
+    /// The part of [`EndpointStats::atomics`] that the engine does not see.
     pub atomics: OpStats,
     /// See [`EndpointStats::doorbells`].
     pub doorbells: u64,
@@ -117,7 +119,7 @@ pub struct TransportStats {
 }
 
 impl EndpointStats {
-    /// Counts an operation that has ended well.
+    /// Counts a successful operation.
     #[doc(hidden)]
     #[inline]
     pub fn record(&mut self, kind: OpKind, len: usize) {
@@ -133,7 +135,7 @@ impl EndpointStats {
         moved.record(len);
     }
 
-    /// With what the provider knows.
+    /// Adds the counters of the transport.
     #[doc(hidden)]
     #[must_use]
     pub fn with_transport(mut self, provider: TransportStats) -> Self {
@@ -145,16 +147,16 @@ impl EndpointStats {
         } = provider;
         let TransportStats {
             doorbells,
-            loaned: lent,
-            segmented: pieces,
-            single_copy_tx: single_copy,
-            single_copy_rx: fetched,
+            loaned,
+            segmented,
+            single_copy_tx,
+            single_copy_rx,
             dropped,
             ..
         } = provider;
         let TransportStats {
             zero_copy,
-            zero_copy_fallbacks: copied_anyway,
+            zero_copy_fallbacks,
             peers,
             unexpected,
             ..
@@ -166,12 +168,12 @@ impl EndpointStats {
         self.inline += sent.count + written.count + atomics.count;
         Self {
             doorbells,
-            loaned: lent,
-            segmented: pieces,
-            single_copy_tx: single_copy,
-            single_copy_rx: fetched,
+            loaned,
+            segmented,
+            single_copy_tx,
+            single_copy_rx,
             zero_copy,
-            zero_copy_fallbacks: copied_anyway,
+            zero_copy_fallbacks,
             dropped,
             peers,
             unexpected,
@@ -181,24 +183,25 @@ impl EndpointStats {
     }
 }
 
-/// What a domain has done since it was opened, and what it has under way.
+/// Counters of a domain since it was opened, and its current load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DomainStats {
-    /// Polls by the application, of operations, queues and counters, that had to look for news.
+    /// Polls by the application of operations, queues and counters, that had to run the progress
+    /// engine.
     pub polls: u64,
-    /// Looks for something to move, by polls and by the driver.
+    /// Passes of the progress engine, by polls and by the driver.
     pub passes: u64,
-    /// Polls that found something only after looking more than once: spinning that paid off.
+    /// Polls that found work only after more than one pass: spinning that paid off.
     pub spins_succeeded: u64,
-    /// Polls that gave up looking.
+    /// Polls that spun in vain.
     pub spins_timed_out: u64,
     /// How often the driver went to sleep.
     pub parks: u64,
 
-    /// Operations under way now, or ended and not looked at.
+    /// Operations that are pending now, or completed and not yet reported.
     pub operations: usize,
-    /// Tasks that wait for something of this domain now.
+    /// Tasks that wait for the domain now.
     pub waiting_tasks: usize,
     /// Memory regions that are open now.
     pub regions: usize,

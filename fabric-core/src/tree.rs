@@ -1,8 +1,8 @@
 //! The object tree: every open object knows its class, its parent and how many children of each
 //! class it has.
 //!
-//! A child is counted only when its creation has succeeded ([`Node::publish`] is the last phase of
-//! the four), and uncounted when it is closed or dropped. User clones of a handle are not children.
+//! A child is counted only when its creation has succeeded ([`ObjectNode::publish`] is its last
+//! step), and uncounted when it is closed or dropped. Clones of a handle are not children.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 
-/// What kind of object a node of the tree is (`enum fi_fid_class`).
+/// The class of an object in the tree (`enum fi_fid_class`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 #[doc(alias = "fid")]
@@ -82,7 +82,7 @@ impl Children {
         self.0[class as usize]
     }
 
-    /// Children of all classes together.
+    /// Returns the number of children of all classes together.
     #[must_use]
     pub fn total(&self) -> u32 {
         self.0.iter().sum()
@@ -131,8 +131,8 @@ pub struct ObjectNode {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl ObjectNode {
-    /// A new object below `parent`, not yet counted there: call [`Node::publish`] when nothing can
-    /// fail any more.
+    /// Creates an object below `parent`, not yet counted there: call [`ObjectNode::publish`] when
+    /// nothing can fail any more.
     #[must_use]
     pub fn new(class: Class, parent: Option<Arc<ObjectNode>>) -> Arc<Self> {
         Arc::new(Self {
@@ -145,7 +145,7 @@ impl ObjectNode {
         })
     }
 
-    /// Counts this object at its parent.
+    /// Counts this object as a child of its parent.
     ///
     /// # Errors
     /// [`Error::Closed`] when the parent was closed meanwhile.
@@ -154,7 +154,7 @@ impl ObjectNode {
             && !self.counted.swap(true, Ordering::AcqRel)
         {
             parent.children[self.class as usize].fetch_add(1, Ordering::SeqCst);
-            // SYNC: pairs with `close`: either it sees the count, or this sees its flag.
+            // SYNC: pairs with `close`: either `close` sees the count, or this load sees `closed`.
             if parent.closed.load(Ordering::SeqCst) {
                 self.uncount();
                 return Err(Error::Closed(parent.class));
@@ -163,11 +163,11 @@ impl ObjectNode {
         Ok(())
     }
 
-    /// Closes the object: from now on it accepts no children, and its parent no longer counts it.
+    /// Closes the object: it accepts no more children, and its parent does not count it any more.
     ///
     /// # Errors
     /// [`Error::Busy`] with the open children by class, and nothing has changed; [`Error::Closed`]
-    /// when it was closed before.
+    /// when the object was closed before.
     pub fn close(&self) -> Result<()> {
         if self.closed.swap(true, Ordering::SeqCst) {
             return Err(Error::Closed(self.class));
@@ -181,7 +181,7 @@ impl ObjectNode {
         Ok(())
     }
 
-    /// Stops counting this object at its parent; for the drop of a handle. Idempotent.
+    /// Uncounts this object at its parent; for the drop of a handle. Idempotent.
     pub fn uncount(&self) {
         if let Some(parent) = &self.parent
             && self.counted.swap(false, Ordering::AcqRel)
@@ -190,7 +190,7 @@ impl ObjectNode {
         }
     }
 
-    /// `Ok` while the object is open.
+    /// Checks that the object is open.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -202,25 +202,25 @@ impl ObjectNode {
         }
     }
 
-    /// The class.
+    /// Returns the class.
     #[must_use]
     pub fn class(&self) -> Class {
         self.class
     }
 
-    /// A number no other object of this process has.
+    /// Returns the object's id, which is unique in this process.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The parent; `None` for a fabric.
+    /// Returns the parent; `None` for a fabric.
     #[must_use]
     pub fn parent(&self) -> Option<&Arc<ObjectNode>> {
         self.parent.as_ref()
     }
 
-    /// The open children by class.
+    /// Returns the number of open children by class.
     #[must_use]
     pub fn children(&self) -> Children {
         Children(std::array::from_fn(|i| {
@@ -229,8 +229,8 @@ impl ObjectNode {
     }
 }
 
-/// Keeps an object from being closed while another of class `by` uses it without being its child,
-/// as an endpoint uses a completion queue.
+/// A guard that keeps an object from being closed while another object, of class `by`, uses it
+/// without being its child, as an endpoint uses a completion queue.
 #[derive(Debug)]
 pub struct DependencyGuard {
     node: Arc<ObjectNode>,
@@ -238,18 +238,18 @@ pub struct DependencyGuard {
 }
 
 impl DependencyGuard {
-    /// Holds `node` on behalf of an object of class `by`.
+    /// Holds `node` open for an object of class `by`.
     ///
     /// # Errors
     /// [`Error::Closed`].
     pub fn new(node: &Arc<ObjectNode>, by: Class) -> Result<Self> {
         node.children[by as usize].fetch_add(1, Ordering::SeqCst);
-        let hold = Self {
+        let guard = Self {
             node: node.clone(),
             holder_class: by,
         };
-        // SYNC: pairs with `Node::close`, as in `Node::publish`.
-        node.check_open().map(|()| hold)
+        // SYNC: pairs with `ObjectNode::close`, as in `ObjectNode::publish`.
+        node.check_open().map(|()| guard)
     }
 }
 
@@ -293,12 +293,12 @@ mod tests {
     #[test]
     fn dependency_guard_keeps_object_open() {
         let queue = ObjectNode::new(Class::CompletionQueue, None);
-        let hold = DependencyGuard::new(&queue, Class::Endpoint).unwrap();
+        let guard = DependencyGuard::new(&queue, Class::Endpoint).unwrap();
         assert_eq!(
             queue.close().unwrap_err().to_string(),
             "busy: still open: 1 endpoint"
         );
-        drop(hold);
+        drop(guard);
         queue.close().unwrap();
         assert!(DependencyGuard::new(&queue, Class::Endpoint).is_err());
         assert_eq!(queue.children().total(), 0);

@@ -1,35 +1,34 @@
-//! Places in memory that several processors change at the same time.
+//! Execution of atomic operations on memory that several processors change at the same time.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::{AtomicOp, Datatype};
 
-/// A place in memory that several processors change at the same time.
+/// A value in memory that several processors change at the same time.
 #[derive(Clone, Copy, Debug)]
 pub enum AtomicCell<'a> {
-    /// One byte.
+    /// A value of one byte.
     U8(&'a AtomicU8),
-    /// Two.
+    /// A value of two bytes.
     U16(&'a AtomicU16),
-    /// Four.
+    /// A value of four bytes.
     U32(&'a AtomicU32),
-    /// Eight.
+    /// A value of eight bytes.
     U64(&'a AtomicU64),
 }
 
 impl AtomicCell<'_> {
-    /// Executes an operation here; returns the value that was there before. Sequentially
-    /// consistent.
+    /// Executes an operation and returns the old value. Sequentially consistent.
     ///
     /// # Panics
-    /// In debug builds, when the type has another size.
+    /// In debug builds, when the size of the type is not that of the cell.
     #[must_use]
     pub fn execute(self, op: AtomicOp, datatype: Datatype, operand: u64, comparand: u64) -> u64 {
         debug_assert_eq!(self.size(), datatype.size());
         macro_rules! execute_on {
             ($cell:ident, $int:ty) => {{
-                // What the processor can do in one instruction; the type's sign does not matter for
-                // these.
+                // Operations that processors have an instruction for; their result does not depend
+                // on the type's sign.
                 let bits = operand as $int;
                 match op {
                     AtomicOp::Read => return u64::from($cell.load(Ordering::SeqCst)),
@@ -80,8 +79,8 @@ mod tests {
     use super::*;
     use crate::atomic::AtomicCall;
 
-    /// Every operation in a cell leaves what `compute` says and returns what was there: the short
-    /// cuts as well.
+    /// Every operation on a cell stores what `compute` returns, and returns the old value, on the
+    /// paths that bypass `compute` too.
     #[test]
     fn atomic_cells_agree_with_compute() {
         let values = [

@@ -1,22 +1,23 @@
-//! Atomic operations as numbers, for what peers of this library say to each other: of each part of
-//! it, its place among all of that kind.
+//! The encoding of atomic operations between endpoints of this implementation: the index of each
+//! part in its list.
 
 use super::{AtomicCall, AtomicOp, AtomicSpec, Datatype};
 
 impl AtomicSpec {
-    /// Its number, of 24 bits.
+    /// Returns the code, of 24 bits.
     #[must_use]
     pub fn to_code(self) -> u32 {
-        let of = |found: Option<usize>| found.map_or(0xff, |at| at as u32);
-        of(AtomicOp::ALL.iter().position(|op| *op == self.op))
-            | of(Datatype::ALL
-                .iter()
-                .position(|datatype| *datatype == self.datatype))
-                << 8
-            | of(AtomicCall::ALL.iter().position(|call| *call == self.call)) << 16
+        let code = |found: Option<usize>| found.map_or(0xff, |at| at as u32);
+        code(AtomicOp::ALL.iter().position(|op| *op == self.op))
+            | code(
+                Datatype::ALL
+                    .iter()
+                    .position(|datatype| *datatype == self.datatype),
+            ) << 8
+            | code(AtomicCall::ALL.iter().position(|call| *call == self.call)) << 16
     }
 
-    /// The operation of this number; `None` when there is none.
+    /// Returns the operation of a code; `None` when there is none.
     #[must_use]
     pub fn from_code(code: u32) -> Option<Self> {
         let index = |at: u32| (code >> (8 * at)) as usize & 0xff;

@@ -1,25 +1,31 @@
-//! What operations compute, on each type.
+//! The arithmetic of atomic operations on each type.
 //!
-//! Values travel as bit patterns in a `u64`, narrow ones in its low bits, so that one function
-//! serves all types.
+//! Values are bit patterns in a `u64`, narrow ones in its low bits, so that one function serves all
+//! types.
 
 use super::{AtomicOp, Datatype};
 
 impl AtomicOp {
-    /// What becomes of `value`: bit patterns in, bit pattern out.
+    /// Computes the new value from bit patterns of the old value, the operand and the comparand.
     #[must_use]
     pub fn compute(self, datatype: Datatype, value: u64, operand: u64, comparand: u64) -> u64 {
         macro_rules! dispatch {
             ($($variant:ident => $type:ty),*) => {
                 match datatype {
                     $(Datatype::$variant => {
-                        let [value, operand, comparand] = [value, operand, comparand].map(<$type as AtomicType>::from_bits);
-                        AtomicType::bits(<$type as AtomicArithmetic>::compute(self, value, operand, comparand))
+                        let [value, operand, comparand] =
+                            [value, operand, comparand].map(<$type as AtomicType>::from_bits);
+                        AtomicType::bits(<$type as AtomicArithmetic>::compute(
+                            self, value, operand, comparand,
+                        ))
                     })*
                 }
             };
         }
-        dispatch!(I8 => i8, U8 => u8, I16 => i16, U16 => u16, I32 => i32, U32 => u32, I64 => i64, U64 => u64, F32 => f32, F64 => f64)
+        dispatch!(
+            I8 => i8, U8 => u8, I16 => i16, U16 => u16, I32 => i32, U32 => u32, I64 => i64,
+            U64 => u64, F32 => f32, F64 => f64
+        )
     }
 }
 
@@ -27,19 +33,19 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type that atomic operations work on.
+/// A type that atomic operations are defined on.
 pub trait AtomicType:
     sealed::Sealed + Copy + PartialEq + std::fmt::Debug + Send + Sync + Unpin + 'static
 {
-    /// Its name.
+    /// The data type's identifier.
     const DATATYPE: Datatype;
-    /// Its bit pattern.
+    /// Returns the bit pattern.
     fn bits(self) -> u64;
-    /// The value of a bit pattern; the high bits are ignored.
+    /// Returns the value of a bit pattern; bits above the type's width are ignored.
     fn from_bits(bits: u64) -> Self;
 }
 
-/// How operations compute on a type.
+/// The arithmetic of one type.
 trait AtomicArithmetic: AtomicType + PartialOrd {
     const ZERO: Self;
     const ONE: Self;
@@ -51,8 +57,8 @@ trait AtomicArithmetic: AtomicType + PartialOrd {
     }
 
     fn compute(op: AtomicOp, value: Self, operand: Self, comparand: Self) -> Self {
-        let logical = |truth| if truth { Self::ONE } else { Self::ZERO };
-        let swap = |yes| if yes { operand } else { value };
+        let logical = |is_true| if is_true { Self::ONE } else { Self::ZERO };
+        let swap = |condition| if condition { operand } else { value };
         let bits = <Self as AtomicType>::from_bits;
         match op {
             AtomicOp::Min => swap(operand < value),
@@ -81,7 +87,11 @@ trait AtomicArithmetic: AtomicType + PartialOrd {
 }
 
 macro_rules! impl_atomic_types {
-    ($($type:ident $variant:ident $bits:ty, |$a:ident, $b:ident| $sum:expr, $prod:expr, |$value:ident| $to:expr, |$from:ident| $of:expr;)*) => {$(
+    ($(
+        $type:ident $variant:ident $bits:ty,
+        |$a:ident, $b:ident| $sum:expr, $prod:expr,
+        |$value:ident| $to:expr, |$from:ident| $of:expr;
+    )*) => {$(
         impl sealed::Sealed for $type {}
         impl AtomicType for $type {
             const DATATYPE: Datatype = Datatype::$variant;
@@ -110,13 +120,17 @@ macro_rules! impl_atomic_types {
 }
 
 impl_atomic_types! {
-    i8 I8 u8, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v.cast_unsigned(), |bits| bits.cast_signed();
+    i8 I8 u8, |a, b| a.wrapping_add(b), a.wrapping_mul(b),
+        |v| v.cast_unsigned(), |bits| bits.cast_signed();
     u8 U8 u8, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v, |bits| bits;
-    i16 I16 u16, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v.cast_unsigned(), |bits| bits.cast_signed();
+    i16 I16 u16, |a, b| a.wrapping_add(b), a.wrapping_mul(b),
+        |v| v.cast_unsigned(), |bits| bits.cast_signed();
     u16 U16 u16, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v, |bits| bits;
-    i32 I32 u32, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v.cast_unsigned(), |bits| bits.cast_signed();
+    i32 I32 u32, |a, b| a.wrapping_add(b), a.wrapping_mul(b),
+        |v| v.cast_unsigned(), |bits| bits.cast_signed();
     u32 U32 u32, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v, |bits| bits;
-    i64 I64 u64, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v.cast_unsigned(), |bits| bits.cast_signed();
+    i64 I64 u64, |a, b| a.wrapping_add(b), a.wrapping_mul(b),
+        |v| v.cast_unsigned(), |bits| bits.cast_signed();
     u64 U64 u64, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v, |bits| bits;
     f32 F32 u32, |a, b| a + b, a * b, |v| v.to_bits(), |bits| f32::from_bits(bits);
     f64 F64 u64, |a, b| a + b, a * b, |v| v.to_bits(), |bits| f64::from_bits(bits);
@@ -151,7 +165,8 @@ mod tests {
         assert_eq!(compute_typed(AtomicOp::Bxor, 0b1100u8, 0b1010, 0), 0b0110);
     }
 
-    /// The comparand stands on the left: `FI_CSWAP_LT` swaps when it is less than the value.
+    /// The comparand is the left side: `FI_CSWAP_LT` swaps when the comparand is less than the
+    /// value.
     #[test]
     fn conditional_swaps_compare_comparand_with_target() {
         for (op, below, equal, above) in [

@@ -1,15 +1,15 @@
-//! Rows of values: operands, and what comes back.
+//! The values of an atomic operation: operands, comparands and results.
 
 use super::AtomicType;
 
-/// The operands of one atomic operation: a value, an array of values, or a vector of them. An
-/// operation on several is atomic for each value, not for the row.
+/// The operands of one atomic operation: a value, an array or a vector of values. An operation on
+/// several values is atomic for each value, not for all together.
 pub trait AtomicValues: Clone + Send + Unpin + 'static {
     /// The type of the values.
     type Element: AtomicType;
-    /// The values.
+    /// Returns the values.
     fn elements(&self) -> &[Self::Element];
-    /// A row of as many values.
+    /// Creates a collection of the same length.
     #[must_use]
     fn like_from_fn(&self, element: impl FnMut(usize) -> Self::Element) -> Self;
 }
@@ -50,12 +50,13 @@ impl<T: AtomicType> AtomicValues for Vec<T> {
     }
 }
 
-/// Puts a value's bytes behind `out`.
+/// Appends the bytes of a value to `out`, in little-endian order.
 pub fn append_value<T: AtomicType>(value: T, out: &mut Vec<u8>) {
     out.extend_from_slice(&value.bits().to_le_bytes()[..T::DATATYPE.size()]);
 }
 
-/// The bit pattern of value `index` in a row of values of this size. 0 beyond its end.
+/// Returns the bit pattern of value `index` in an array of values of `size` bytes; 0 beyond its
+/// end.
 #[must_use]
 pub fn bits_at(bytes: &[u8], index: usize, size: usize) -> u64 {
     let mut word = [0; 8];
@@ -71,12 +72,12 @@ mod tests {
 
     #[test]
     fn value_arrays_are_little_endian() {
-        let mut row = Vec::new();
+        let mut array = Vec::new();
         [1i16, -2, 3]
             .into_iter()
-            .for_each(|value| append_value(value, &mut row));
-        assert_eq!(row, [1, 0, 0xfe, 0xff, 3, 0]);
-        assert_eq!(i16::from_bits(bits_at(&row, 1, 2)), -2);
-        assert_eq!(bits_at(&row, 3, 2), 0);
+            .for_each(|value| append_value(value, &mut array));
+        assert_eq!(array, [1, 0, 0xfe, 0xff, 3, 0]);
+        assert_eq!(i16::from_bits(bits_at(&array, 1, 2)), -2);
+        assert_eq!(bits_at(&array, 3, 2), 0);
     }
 }

@@ -1,5 +1,10 @@
-//! One type for every buffer an operation can own.
-#![allow(unsafe_code)] // the length of a vector that was filled, and the duty of who brings a buffer of their own
+//! [`AnyBuf`]: one type for every buffer that an operation can own.
+//!
+//! Decision: buffers are an enum, not a trait object. `AnyBuf` holds the usual types without
+//! allocation and other types boxed. There are no raw pointers: transports reach the bytes through
+//! the engine, under the lock. A vector of buffers is a buffer too: `Gather` and `Scatter` are two
+//! more variants, which a ring or a mapped region reads piece by piece.
+#![allow(unsafe_code)] // sets the length of a filled vector; the contract of `CustomBuf`
 
 use std::any::Any;
 use std::fmt;
@@ -10,20 +15,21 @@ use bytes::{Bytes, BytesMut};
 use super::{CopySource, Gather, Loan, LoanedBuf, Payload, PooledBuf, Scatter};
 use crate::error::Result;
 
-/// A buffer of your own kind: pinned, from an arena, on a device.
+/// A buffer type of the user: pinned, from an arena, on a device.
 ///
 /// # Safety
-/// The addresses behind `bytes` and `window` must stay the same while the value is moved, until it
-/// is dropped or a method with `&mut self` is called.
+/// The addresses of the bytes behind `bytes` and `writable` must stay the same while the value is
+/// moved, until it is dropped or a method with `&mut self` is called.
 ///
 /// The methods run while a domain is locked: they must not call into the fabric, and should not
 /// block.
+/// block.
 pub unsafe trait CustomBuf: Send + Sync + Any {
-    /// The bytes to send, or the bytes received so far.
+    /// Returns the bytes to send, or the bytes received so far.
     fn bytes(&self) -> &[u8];
-    /// The room for receiving; `None` when it can only be sent.
+    /// Returns the memory to receive into; `None` when the buffer can only be sent.
     fn writable(&mut self) -> Option<&mut [u8]>;
-    /// A message of this many bytes now lies at the start of the window.
+    /// Records that a message of `len` bytes is at the start of the writable memory.
     fn set_filled(&mut self, len: usize);
 }
 
@@ -50,21 +56,21 @@ pub enum AnyBuf {
     String(String),
     /// A buffer of the domain's pool.
     Pooled(PooledBuf),
-    /// Memory to be lent; can be sent only.
+    /// Memory for a loan; can be sent only.
     Loan(Loan),
-    /// A message where its sender has it.
+    /// A received loan: a message in its sender's memory.
     Loaned(LoanedBuf),
-    /// Several buffers, to be sent one behind the other.
+    /// Several buffers, to send as one message.
     Gather(Gather),
-    /// Several buffers, to be received into one behind the other.
+    /// Several buffers, to receive one message into.
     Scatter(Scatter),
-    /// A buffer of the user's own kind.
+    /// A buffer of the user's own type.
     Custom(Box<dyn CustomBuf>),
 }
 
 impl AnyBuf {
-    /// The bytes to send, or those received; nothing of a vector of buffers, which does not have
-    /// them in one place.
+    /// Returns the bytes to send, or the bytes received; none for a vector of buffers, whose bytes
+    /// are not contiguous.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         match self {
@@ -83,7 +89,7 @@ impl AnyBuf {
         }
     }
 
-    /// The bytes to send, or those received, wherever they lie.
+    /// Returns the bytes to send, or the bytes received, contiguous or not.
     #[inline]
     #[must_use]
     pub fn payload(&self) -> Payload<'_> {
@@ -94,7 +100,7 @@ impl AnyBuf {
         }
     }
 
-    /// The bytes, to be written where they lie; none of a buffer that can only be sent.
+    /// Returns the bytes for writing in place; none for a buffer that can only be sent.
     #[doc(hidden)]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
@@ -105,15 +111,15 @@ impl AnyBuf {
             Self::Custom(buf) => {
                 let len = buf.bytes().len();
                 buf.writable()
-                    .and_then(|window| window.get_mut(..len))
+                    .and_then(|writable| writable.get_mut(..len))
                     .unwrap_or_default()
             }
             _ => &mut [],
         }
     }
 
-    /// How many bytes can be received; `usize::MAX` when the buffer grows to the message, 0 when it
-    /// cannot receive.
+    /// Returns how many bytes can be received; `usize::MAX` when the buffer grows to the message, 0
+    /// when it cannot receive.
     #[doc(hidden)]
     pub fn recv_capacity(&mut self) -> usize {
         match self {
@@ -122,12 +128,12 @@ impl AnyBuf {
             Self::BytesMut(buf) => buf.capacity(),
             Self::Pooled(_) | Self::Loaned(_) => usize::MAX,
             Self::Scatter(parts) => parts.recv_capacity(),
-            Self::Custom(buf) => buf.writable().map_or(0, |window| window.len()),
+            Self::Custom(buf) => buf.writable().map_or(0, |writable| writable.len()),
             _ => 0,
         }
     }
 
-    /// A message of `len` bytes is about to come: a growing buffer reserves memory for it.
+    /// Prepares for a message of `len` bytes: a growing buffer reserves memory.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
@@ -141,11 +147,11 @@ impl AnyBuf {
         }
     }
 
-    /// Copies `count` bytes of `source`, from position `from` on, to position `at` of the room.
-    /// Bytes are placed in order: `at` is the sum of what was placed before.
+    /// Copies `count` bytes of `source`, from offset `from` on, to offset `at` of the buffer. Bytes
+    /// are written in order: `at` is the sum of the counts written before.
     ///
     /// # Panics
-    /// When the bytes do not fit into the room or lie outside of the source.
+    /// When the bytes exceed the buffer or the source.
     #[doc(hidden)]
     pub fn write_at(&mut self, at: usize, source: &dyn CopySource, from: usize, count: usize) {
         match self {
@@ -160,7 +166,7 @@ impl AnyBuf {
             }
             Self::BytesMut(buf) => {
                 buf.truncate(at);
-                assert_eq!(buf.len(), at, "bytes are placed in order");
+                assert_eq!(buf.len(), at, "bytes are written in order");
                 let spare = &mut buf.spare_capacity_mut()[..count];
                 fill(source, from, spare);
                 // SAFETY: `fill` initialised the `count` bytes behind the current length `at`.
@@ -169,15 +175,15 @@ impl AnyBuf {
             Self::Boxed(buf) => source.copy_to_init(from, &mut buf[at..at + count]),
             Self::Scatter(parts) => parts.write_at(at, source, from, count),
             Self::Custom(buf) => {
-                if let Some(window) = buf.writable() {
-                    source.copy_to_init(from, &mut window[at..at + count]);
+                if let Some(writable) = buf.writable() {
+                    source.copy_to_init(from, &mut writable[at..at + count]);
                 }
             }
-            _ => assert_eq!(count, 0, "a buffer without room receives nothing"),
+            _ => assert_eq!(count, 0, "a buffer without capacity receives no bytes"),
         }
     }
 
-    /// Receives a whole message, or as much of it as there is room for; returns how much that was.
+    /// Receives a whole message, or as much of it as fits; returns the number of bytes.
     ///
     /// # Errors
     /// As [`AnyBuf::begin_fill`].
@@ -206,7 +212,7 @@ impl AnyBuf {
         Ok(count)
     }
 
-    /// The message is complete: `len` bytes lie at the start of the room.
+    /// Completes the message: `len` bytes are at the start of the buffer.
     #[doc(hidden)]
     pub fn finish(&mut self, len: usize) {
         match self {
@@ -222,12 +228,12 @@ impl AnyBuf {
 }
 
 impl AnyBuf {
-    /// What was received is no message: empties the buffer, with the room it had. Memory that was
-    /// taken from a pool for the message is returned, to be dropped.
+    /// Empties the buffer after an incomplete message, keeping its capacity. Memory that was taken
+    /// from a pool for the message is returned, for the caller to drop.
     #[doc(hidden)]
     #[must_use]
     pub fn clear(&mut self) -> Option<PooledBuf> {
-        let grown = match self {
+        let pooled = match self {
             Self::Pooled(buf) => buf,
             Self::Loaned(buf) => buf.pooled_mut(),
             _ => {
@@ -235,8 +241,8 @@ impl AnyBuf {
                 return None;
             }
         };
-        let empty = PooledBuf::in_pool(grown.pool().cloned());
-        Some(std::mem::replace(grown, empty))
+        let empty = PooledBuf::in_pool(pooled.pool().cloned());
+        Some(std::mem::replace(pooled, empty))
     }
 }
 
@@ -253,7 +259,7 @@ impl fmt::Debug for AnyBuf {
             Self::String(_) => "String",
             Self::Pooled(_) => "Pooled",
             Self::Loan(_) => "Loan",
-            Self::Loaned(_) => "Lent",
+            Self::Loaned(_) => "LoanedBuf",
             Self::Gather(_) => "Gather",
             Self::Scatter(_) => "Scatter",
             Self::Custom(_) => "Custom",
@@ -272,13 +278,13 @@ pub(crate) fn append(
     count: usize,
 ) {
     buf.truncate(at);
-    assert_eq!(buf.len(), at, "bytes are placed in order");
+    assert_eq!(buf.len(), at, "bytes are written in order");
     fill(source, from, &mut buf.spare_capacity_mut()[..count]);
     // SAFETY: `fill` initialised the `count` bytes behind the current length `at`.
     unsafe { buf.set_len(at + count) };
 }
 
-/// Fills `spare` and checks that the source really did.
+/// Fills `spare` and checks that the source filled exactly that slice.
 #[inline]
 fn fill(source: &dyn CopySource, from: usize, spare: &mut [MaybeUninit<u8>]) {
     let (start, count) = (spare.as_ptr().cast::<u8>(), spare.len());

@@ -1,5 +1,5 @@
-//! Memory that changes hands instead of being copied: [`Loan`], as its writer has it, and [`Lent`],
-//! as its reader has it.
+//! Loans, messages that the peer reads in place instead of a copy: [`Loan`] for the sender,
+//! [`LoanedBuf`] for the receiver.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -8,42 +8,45 @@ use std::sync::Arc;
 use super::{BufferPool, CopySource, PooledBuf};
 use crate::error::{Error, Result};
 
-/// Memory to be written in place and lent to a peer, by which it is read where it lies.
+/// Memory that is written in place and lent to a peer, which reads it where it is.
 ///
-/// Dropped without being lent, it is used for the next loan.
+/// When dropped without being sent, the memory is reused for the next loan.
 pub struct Loan {
     memory: Box<dyn LoanMemory>,
 }
 
-/// What a provider lends.
+/// Memory of a transport for loans.
 pub trait LoanMemory: Send + Sync + 'static {
-    /// By which name the provider finds it again; `None` when it can only be copied.
+    /// Returns the key by which the transport identifies the memory; `None` when the bytes can only
+    /// be copied.
     fn key(&self) -> Option<u64>;
-    /// The bytes.
+    /// Returns the bytes.
     fn bytes(&self) -> &[u8];
-    /// The bytes, to be written.
+    /// Returns the bytes for writing.
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
-/// `ENOMEM`.
+/// `ENOMEM`, the error number.
 const ENOMEM: i32 = 12;
 
 impl Loan {
-    /// The longest.
+    /// The largest length in bytes.
     #[doc(hidden)]
     pub const MAX_LEN: usize = 1 << 32;
 
-    /// A loan of a provider's memory.
+    /// Creates a loan of a transport's memory.
     #[doc(hidden)]
     #[must_use]
     pub fn new(memory: Box<dyn LoanMemory>) -> Self {
         Self { memory }
     }
 
-    /// A loan of a provider that has no memory to lend: it is copied.
+    /// Creates a loan in heap memory, for a transport without memory for loans: the bytes are
+    /// copied when sent.
     ///
     /// # Errors
-    /// [`Error::TooLong`], as with those that lend; [`Error::Os`] without the memory.
+    /// [`Error::TooLong`] above [`MAX_LEN`](Self::MAX_LEN); [`Error::Os`] when the allocation
+    /// fails.
     #[doc(hidden)]
     pub fn from_heap(len: usize) -> Result<Self> {
         if len > Self::MAX_LEN {
@@ -53,12 +56,12 @@ impl Loan {
                 limit: Self::MAX_LEN,
             });
         }
-        // Asked for before it is taken, because taking it ends the process where there is none. It
-        // is zeroed when it is touched, not now.
+        // Probed before the allocation, because `vec!` aborts the process when the allocation
+        // fails. Pages are zeroed when they are touched, not here.
         let has_memory = Vec::<u8>::new().try_reserve_exact(len).is_ok();
         if !has_memory {
             return Err(Error::Os {
-                call: "allocating memory to lend",
+                call: "allocation of loan memory",
                 errno: ENOMEM,
             });
         }
@@ -106,56 +109,58 @@ impl fmt::Debug for Loan {
     }
 }
 
-/// A received message that was lent: it lies in the sender's memory, and goes back there when this
-/// is dropped. A message that was sent otherwise lies in memory of the domain's pool.
+/// A received message. A loaned message is read in its sender's memory, which is returned when this
+/// is dropped; a message that was sent otherwise is in memory of the domain's pool.
 pub struct LoanedBuf(LoanedStorage);
 
-/// Where the message is. No larger than any other buffer: an operation's is moved about with every
+/// Where the message is. No larger than any other variant of `AnyBuf`, which is moved with every
 /// message.
 enum LoanedStorage {
     Copied {
         buf: PooledBuf,
-        /// Somebody has promised that what the next message is in does not change.
+        /// Whether the next message may be taken in place: the caller of `empty` has promised that
+        /// its bytes do not change.
         accepts_loan: bool,
     },
     InPlace {
         memory: Arc<dyn PeerMemory>,
         len: usize,
-        /// Of the buffer that it has when a message comes otherwise.
+        /// The pool for the buffer of a message that is not loaned.
         pool: Option<Arc<BufferPool>>,
     },
 }
 
-/// Memory of a peer, held until the last owner drops it.
+/// Memory of a peer that stays valid until its last owner drops it.
 pub trait PeerMemory: CopySource + Send + Sync + 'static {
-    /// The bytes, if they are mapped here. Whoever receives into a [`Lent`] has promised that they
-    /// do not change.
+    /// Returns the bytes, if they are mapped here. The receiver of a [`LoanedBuf`] has promised
+    /// that the bytes do not change.
     fn bytes(&self) -> &[u8];
 
-    /// Whether the memory is mapped here: then it stays, and can be read where it lies. Otherwise
-    /// it can only be copied, and goes with its owner.
+    /// Returns whether the memory is mapped here: mapped memory stays valid and can be read in
+    /// place. Other memory can only be copied, and disappears with its owner.
     fn is_mapped(&self) -> bool {
         true
     }
 
-    /// Whether everything that was copied out so far is the message. To be asked after each copy of
-    /// memory that is not mapped, before the bytes are used.
+    /// Checks that all bytes copied so far are the message. Call it after each copy from memory
+    /// that is not mapped, before the bytes are used.
     ///
     /// # Errors
-    /// Why the message is lost.
+    /// The reason why the message is lost.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 }
 
 impl LoanedBuf {
-    /// Takes the next message where it lies, and those after it as copies.
+    /// Creates a buffer that takes the next message in place, and later messages as copies.
     ///
     /// # Safety
-    /// Whoever sends the message that is received into this does not change the memory it is in.
+    /// The sender of the message that is received into this buffer does not change the memory it is
+    /// in.
     #[doc(hidden)]
     #[must_use]
-    #[allow(unsafe_code)] // only declares the duty
+    #[allow(unsafe_code)] // only declares a contract
     pub unsafe fn empty(pool: &Arc<BufferPool>) -> Self {
         Self(LoanedStorage::Copied {
             buf: PooledBuf::empty(pool),
@@ -163,7 +168,7 @@ impl LoanedBuf {
         })
     }
 
-    /// Whether a message may be taken where it lies.
+    /// Returns whether a message may be taken in place.
     #[doc(hidden)]
     #[must_use]
     pub fn accepts_loan(&self) -> bool {
@@ -176,22 +181,18 @@ impl LoanedBuf {
         )
     }
 
-    /// Whether the bytes lie in the sender's memory.
+    /// Returns whether the bytes are in the sender's memory.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         matches!(self.0, LoanedStorage::InPlace { .. })
     }
 
-    /// Takes a whole message where it lies, if its memory is lent. True once only.
+    /// Takes a whole message in place, if its memory is loaned. Returns true at most once.
     pub(super) fn take_in_place(&mut self, source: &dyn CopySource) -> bool {
-        let LoanedStorage::Copied {
-            buf,
-            accepts_loan: promised,
-        } = &mut self.0
-        else {
+        let LoanedStorage::Copied { buf, accepts_loan } = &mut self.0 else {
             return false;
         };
-        if !std::mem::take(promised) {
+        if !std::mem::take(accepts_loan) {
             return false;
         }
         let Some(memory) = source.peer_memory().filter(|memory| memory.is_mapped()) else {
@@ -206,7 +207,7 @@ impl LoanedBuf {
         true
     }
 
-    /// Takes a message that is not lent.
+    /// Returns the pooled buffer for a message that is not loaned; a loan is returned first.
     #[doc(hidden)]
     pub fn pooled_mut(&mut self) -> &mut PooledBuf {
         if let LoanedStorage::InPlace { pool, .. } = &self.0 {
@@ -217,7 +218,7 @@ impl LoanedBuf {
         }
         match &mut self.0 {
             LoanedStorage::Copied { buf, .. } => buf,
-            LoanedStorage::InPlace { .. } => unreachable!("it was let go of"),
+            LoanedStorage::InPlace { .. } => unreachable!("the loan was returned above"),
         }
     }
 
@@ -242,11 +243,11 @@ impl Deref for LoanedBuf {
 
 impl fmt::Debug for LoanedBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let whose = if self.is_in_place() {
-            "the sender's"
+        let location = if self.is_in_place() {
+            "in the sender's memory"
         } else {
-            "own"
+            "copied"
         };
-        write!(f, "Lent({} bytes, {whose})", self.len())
+        write!(f, "LoanedBuf({} bytes, {location})", self.len())
     }
 }

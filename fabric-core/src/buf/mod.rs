@@ -1,8 +1,8 @@
-//! Owned buffers that are lent to an operation and come back with its completion.
+//! Owned buffers that are moved into an operation and returned by its completion.
 //!
-//! While an operation is posted its buffer lives in the operation's slot as an [`AnyBuf`], never in
-//! the future: a dropped or forgotten future cannot free memory that a provider still uses. The
-//! usual buffer types are variants of an enum, so that lending one allocates nothing.
+//! While an operation is posted, its buffer is in the operation's slot as an [`AnyBuf`], never in
+//! the future: a dropped or forgotten future cannot free memory that a transport still uses. The
+//! usual buffer types are variants of an enum, so that posting one allocates nothing.
 
 mod any;
 mod loan;
@@ -26,45 +26,47 @@ mod sealed {
 }
 
 /// A buffer whose bytes can be sent: `Vec<u8>`, `Box<[u8]>`, `Bytes`, `BytesMut`, `&'static [u8]`,
-/// `&'static str`, `String`, [`PooledBuf`], [`Loan`], [`Lent`], or your own by way of
-/// [`CustomBuf`]; or a vector of them: [`Gather`].
+/// `&'static str`, `String`, [`PooledBuf`], [`Loan`], [`LoanedBuf`], or the user's own type with
+/// [`CustomBuf`]; or a vector of buffers: [`Gather`].
 ///
 /// Sealed, because its methods run while a domain is locked.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be lent to an operation",
-    note = "an operation owns its buffer until it ends: pass a `Vec<u8>`, `Bytes`, `String` or the like, or use `inject` for borrowed bytes"
+    message = "`{Self}` cannot be the buffer of an operation",
+    note = "an operation owns its buffer until it completes: pass a `Vec<u8>`, `Bytes`, \
+            `String` or the like, or use `inject` for borrowed bytes"
 )]
 pub trait IoBuf: sealed::Sealed + Send + Sized + 'static {
-    /// The bytes to send.
+    /// Returns the bytes to send.
     fn payload(&self) -> Payload<'_>;
-    /// How many buffers it is.
+    /// Returns the number of buffers.
     #[doc(hidden)]
     fn count(&self) -> usize {
         1
     }
-    /// Gives the buffer to an operation.
+    /// Converts the buffer into the form that operations own.
     fn into_any(self) -> AnyBuf;
-    /// Takes the buffer back from an operation.
+    /// Converts the buffer back from an operation.
     ///
     /// # Errors
     /// The buffer itself when it is of another type.
     fn from_any(any: AnyBuf) -> Result<Self, AnyBuf>;
 }
 
-/// A buffer whose bytes lie in one place: any but a [`Gather`] or [`Scatter`].
+/// A buffer with contiguous bytes: any but a [`Gather`] or [`Scatter`].
 pub trait FlatBuf: IoBuf {
-    /// The bytes to send, or those received.
+    /// Returns the bytes to send, or the bytes received.
     fn bytes(&self) -> &[u8];
 }
 
 /// A buffer that can be received into.
 ///
-/// The room of a `Vec<u8>` or `BytesMut` is its capacity, and its length becomes that of the
-/// message. The room of a `Box<[u8]>` is its length, which stays. A [`PooledBuf`] grows to the
-/// message. A [`Scatter`] is several of them.
+/// The capacity of a `Vec<u8>` or `BytesMut` limits the message, and its length becomes that of the
+/// message. The length of a `Box<[u8]>` limits the message, and does not change. A [`PooledBuf`]
+/// grows to the message. A [`Scatter`] is several buffers.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be received into",
-    note = "an operation owns its buffer until it ends: pass a `Vec<u8>`, `Box<[u8]>` or `BytesMut`, or use `recv()`"
+    note = "an operation owns its buffer until it completes: pass a `Vec<u8>`, `Box<[u8]>` \
+            or `BytesMut`, or use `recv()`"
 )]
 pub trait IoBufMut: IoBuf {}
 
@@ -211,7 +213,7 @@ mod tests {
         assert_eq!(
             (again.len(), again.as_ptr()),
             (0, at),
-            "the memory is used again"
+            "the memory is reused"
         );
         let bytes = again.into_bytes();
         assert!(bytes.is_empty());

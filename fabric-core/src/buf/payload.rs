@@ -1,17 +1,17 @@
-//! The bytes that an operation gives away: in one place, or in several.
+//! The bytes of an operation's buffer, contiguous or in several pieces.
 
 use super::AnyBuf;
 
-/// Borrowed bytes of a buffer, or of part of it. A vector of buffers has them in pieces.
+/// Borrowed bytes of a buffer, or of part of it. A vector of buffers has several pieces.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// In one place.
+    /// One contiguous slice.
     Contiguous(&'a [u8]),
-    /// In several.
+    /// The pieces of several buffers.
     Vectored(VectoredPayload<'a>),
 }
 
-/// Part of what a row of buffers holds.
+/// A range of the bytes of several buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct VectoredPayload<'a> {
     parts: &'a [AnyBuf],
@@ -20,7 +20,7 @@ pub struct VectoredPayload<'a> {
 }
 
 impl<'a> Payload<'a> {
-    /// All bytes of a row of buffers.
+    /// Returns all bytes of several buffers.
     pub(super) fn from_bufs(parts: &'a [AnyBuf]) -> Self {
         Self::Vectored(VectoredPayload {
             parts,
@@ -29,7 +29,7 @@ impl<'a> Payload<'a> {
         })
     }
 
-    /// How many bytes there are.
+    /// Returns the number of bytes.
     #[inline]
     #[must_use]
     pub fn len(self) -> usize {
@@ -39,13 +39,13 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes as a slice, if they lie in one place.
+    /// Returns the bytes as a slice, if they are contiguous.
     #[must_use]
     pub fn as_contiguous(self) -> Option<&'a [u8]> {
         match self {
@@ -54,10 +54,10 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// `count` bytes from position `from` on.
+    /// Returns `count` bytes from offset `from` on.
     ///
     /// # Panics
-    /// When the range lies outside.
+    /// When the range exceeds the payload.
     #[must_use]
     pub fn slice(self, from: usize, count: usize) -> Self {
         match self {
@@ -65,7 +65,7 @@ impl<'a> Payload<'a> {
             Self::Vectored(pieces) => {
                 assert!(
                     from <= pieces.len && count <= pieces.len - from,
-                    "a part outside of the payload"
+                    "the range exceeds the payload"
                 );
                 Self::Vectored(VectoredPayload {
                     from: pieces.from + from,
@@ -76,8 +76,8 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// Calls `act` with every piece that is not empty, in order, and with its position.
-    #[inline(always)] // so that what is done with bytes in one place is compiled in place
+    /// Calls `act` with every non-empty piece in order, and with its offset.
+    #[inline(always)] // so that the loop body for a contiguous payload is inlined
     pub fn for_each(self, mut act: impl FnMut(usize, &'a [u8])) {
         match self {
             Self::Contiguous(bytes) => act(0, bytes),
@@ -85,7 +85,7 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// A copy of the bytes, in one place.
+    /// Copies the bytes into a vector.
     #[must_use]
     pub fn to_vec(self) -> Vec<u8> {
         let mut copy = Vec::with_capacity(self.len());

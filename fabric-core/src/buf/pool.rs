@@ -1,4 +1,4 @@
-//! Buffers that are used again: received messages without a buffer of the user's land in them.
+//! A pool of buffers for messages that are received without a buffer of the user.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex};
@@ -8,14 +8,14 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 
-/// Smallest and largest size that is kept, as powers of two.
+/// Base-2 logarithms of the smallest and largest size that the pool keeps.
 const MIN_CLASS_SHIFT: u32 = 8;
 const MAX_CLASS_SHIFT: u32 = 20;
-/// How many bytes of each size are kept at most.
+/// The most bytes that are kept of each size.
 const MAX_FREE_BYTES: usize = 1 << 22;
 
-/// Free buffers by size, powers of two from 256 B to 1 MiB. Larger ones come from the allocator and
-/// go back to it.
+/// Free buffers by size class, powers of two from 256 B to 1 MiB. Larger buffers are allocated and
+/// freed.
 ///
 /// A buffer for a message is reserved once, at the length that the message's header announces, and
 /// is neither zero-filled nor copied to a larger one. For a large buffer the allocator reserves
@@ -26,7 +26,7 @@ pub struct BufferPool {
 }
 
 impl BufferPool {
-    /// An empty pool.
+    /// Creates an empty pool.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
@@ -34,7 +34,7 @@ impl BufferPool {
         })
     }
 
-    /// An empty buffer with room for `len` bytes.
+    /// Takes an empty buffer with a capacity of at least `len` bytes.
     #[must_use]
     pub fn take(self: &Arc<Self>, len: usize) -> PooledBuf {
         PooledBuf {
@@ -44,7 +44,7 @@ impl BufferPool {
     }
 
     fn take_vec(&self, len: usize) -> Vec<u8> {
-        // Without room this ends the process, as everywhere that has no error to return.
+        // Aborts the process when the allocation fails, because this function returns no error.
         self.try_take_vec(len)
             .unwrap_or_else(|_| Vec::with_capacity(len))
     }
@@ -94,27 +94,27 @@ fn reserve(data: &mut Vec<u8>, len: usize) -> Result<()> {
 
 impl fmt::Debug for BufferPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Pool")
+        f.write_str("BufferPool")
     }
 }
 
-/// A buffer of a domain's pool; goes back there when it is dropped.
+/// A buffer of a domain's pool; returns to the pool when it is dropped.
 ///
-/// Dereferences to its bytes. [`PooledBuf::into_bytes`] makes it a `Bytes` without copying.
+/// Dereferences to its bytes. [`PooledBuf::into_bytes`] converts it to `Bytes` without copying.
 pub struct PooledBuf {
     data: Vec<u8>,
     pool: Option<Arc<BufferPool>>,
 }
 
 impl PooledBuf {
-    /// A buffer without memory yet; it takes some when a message arrives.
+    /// Creates a buffer without memory; it takes memory when a message arrives.
     #[doc(hidden)]
     #[must_use]
     pub fn empty(pool: &Arc<BufferPool>) -> Self {
         Self::in_pool(Some(pool.clone()))
     }
 
-    /// A buffer of this pool with the bytes of a vector, which are not copied.
+    /// Creates a buffer of this pool from a vector, without copying.
     #[doc(hidden)]
     #[must_use]
     pub fn from_vec(pool: &Arc<BufferPool>, data: Vec<u8>) -> Self {
@@ -124,7 +124,7 @@ impl PooledBuf {
         }
     }
 
-    /// Likewise, of the pool of another, if that has one.
+    /// Creates a buffer without memory, of a pool if there is one.
     pub(super) fn in_pool(pool: Option<Arc<BufferPool>>) -> Self {
         Self {
             data: Vec::new(),
@@ -136,35 +136,37 @@ impl PooledBuf {
         self.pool.as_ref()
     }
 
-    /// The bytes as `Bytes`, without copying: the memory returns to the pool with the last clone.
+    /// Converts the buffer to `Bytes` without copying: the memory returns to the pool with the last
+    /// clone.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         Bytes::from_owner(self)
     }
 
-    /// The bytes as a vector, without copying: the memory leaves the pool.
+    /// Converts the buffer to a vector without copying: the memory leaves the pool.
     #[must_use]
     pub fn into_vec(mut self) -> Vec<u8> {
         self.pool = None;
         mem::take(&mut self.data)
     }
 
-    /// Keeps the first `len` bytes at most.
+    /// Shortens the buffer to at most `len` bytes.
     pub fn truncate(&mut self, len: usize) {
         self.vec_mut().truncate(len);
     }
 
-    /// Appends bytes. A buffer without room for them is reallocated, to at least twice its size.
+    /// Appends bytes. A buffer without capacity for them is reallocated, to at least twice its
+    /// size.
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.grow(self.data.len(), bytes.len());
         self.data.extend_from_slice(bytes);
     }
 
-    /// Reserves room for a message of `len` bytes. A buffer that is too small is replaced by an
+    /// Reserves capacity for a message of `len` bytes. A buffer that is too small is replaced by an
     /// empty one.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when the allocator has no room. The buffer is as before.
+    /// [`Error::OutOfMemory`] when the allocation fails. The buffer is unchanged then.
     #[doc(hidden)]
     pub fn begin_fill(&mut self, len: usize) -> Result<()> {
         if self.data.capacity() >= len && self.data.capacity() > 0 {
@@ -185,21 +187,22 @@ impl PooledBuf {
         Ok(())
     }
 
-    /// Whether a message of `len` bytes fits without another allocation.
+    /// Returns whether a message of `len` bytes fits without another allocation.
     #[doc(hidden)]
     #[must_use]
     pub fn has_room(&self, len: usize) -> bool {
         self.data.capacity() >= len
     }
 
-    /// Makes room for `count` bytes behind position `at`, amortised by doubling. Room that was
-    /// [reserved](PooledBuf::expect) is enough for its message, so this does not allocate then.
+    /// Makes room for `count` bytes behind offset `at`, amortized by doubling. Capacity that
+    /// [`begin_fill`](Self::begin_fill) reserved is enough for its message, so no allocation
+    /// happens then.
     pub(crate) fn grow(&mut self, at: usize, count: usize) {
         if at + count > self.data.capacity() {
             self.data.truncate(at);
             let needed = (at + count).max(2 * self.data.capacity());
             if self.data.capacity() > 1 << MAX_CLASS_SHIFT {
-                // The allocator may move pages instead of bytes.
+                // The allocator may remap pages (mremap(2)) instead of copying bytes.
                 return self.data.reserve_exact(needed - at);
             }
             let mut larger = self

@@ -1,37 +1,37 @@
-//! Where the bytes of an arriving message lie: in a slice, or in memory shared with a peer.
+//! The source of an arriving message's bytes: a slice, or memory shared with a peer.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use super::PeerMemory;
 
-/// Bytes that can be copied out, but not borrowed: a peer may own them.
+/// Bytes that can be copied out but not borrowed, because a peer may own them.
 pub trait CopySource {
-    /// How many bytes there are.
+    /// Returns the number of bytes.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Copies `dst.len()` bytes from position `from` on, and returns `dst`, now initialised. The
-    /// returned slice is the proof: whoever relies on it compares its address and length with those
-    /// of `dst`.
+    /// Copies `dst.len()` bytes from offset `from` on, and returns `dst`, now initialized. The
+    /// returned slice is the proof of initialization: a caller that relies on it compares its
+    /// address and length with those of `dst`.
     ///
     /// # Panics
-    /// When the range lies outside of the source.
+    /// When the range exceeds the source.
     fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8];
 
-    /// The memory itself, if it can be held instead of copied.
+    /// Returns the memory itself, if it can be held instead of copied.
     fn peer_memory(&self) -> Option<Arc<dyn PeerMemory>> {
         None
     }
 
-    /// Copies over bytes that are initialised already.
+    /// Copies bytes from offset `from` on into initialized memory.
     ///
     /// # Panics
-    /// When the range lies outside of the source.
+    /// When the range exceeds the source.
     fn copy_to_init(&self, from: usize, dst: &mut [u8]);
 }
 

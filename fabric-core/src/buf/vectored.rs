@@ -1,15 +1,14 @@
-//! Vectors of buffers: one message out of several places, or into several.
+//! Vectors of buffers: one message gathered from several buffers, or scattered to several.
 
 use super::sealed::Sealed;
 use super::{AnyBuf, CopySource, FlatBuf, IoBuf, IoBufMut, Payload};
 use crate::error::Result;
 
-/// Buffers whose bytes go out one behind the other, as one message or one write (`fi_sendv`,
-/// `fi_writev`).
+/// Buffers whose bytes are sent in order as one message or one write (`fi_sendv`, `fi_writev`).
 ///
-/// Made from an array, a vector or a tuple of buffers, or built up with [`Gather::with`]; at most
-/// `Info::tx.iov_limit` of them. Empty ones count, and add nothing. It comes back from the
-/// operation as it was.
+/// Created from an array, a vector or a tuple of buffers, or with [`Gather::with`]; at most
+/// `Info::tx.iov_limit` buffers. Empty buffers count towards the limit. The operation returns the
+/// value unchanged.
 ///
 /// ```
 /// # use fabric_core::buf::Gather;
@@ -28,12 +27,11 @@ pub struct Gather {
     parts: Vec<AnyBuf>,
 }
 
-/// Buffers that a message, or what is read, is laid into one behind the other (`fi_recvv`,
-/// `fi_readv`).
+/// Buffers that a message or read data fills in order (`fi_recvv`, `fi_readv`).
 ///
-/// Each is filled to its room before the next one gets anything, so a
-/// [`PooledBuf`](super::PooledBuf), which grows, takes all the rest. Those that get nothing come
-/// back empty. At most `Info::rx.iov_limit` of them for a message, `Info::tx.iov_limit` for a read.
+/// Each buffer is filled to its capacity before the next one, so a [`PooledBuf`](super::PooledBuf),
+/// which grows, takes all the rest. Buffers that get no bytes come back empty. At most
+/// `Info::rx.iov_limit` buffers for a message, `Info::tx.iov_limit` for a read.
 ///
 /// ```
 /// # use fabric_core::buf::{AnyBuf, Scatter};
@@ -58,36 +56,36 @@ pub struct Scatter {
 macro_rules! impl_vectored_buf {
     ($type:ident, $($part:ident)+) => {
         impl $type {
-            /// No buffer yet.
+            /// Creates an empty vector of buffers.
             #[must_use]
             pub fn new() -> Self {
                 Self::default()
             }
 
-            /// One buffer more, behind the others.
+            /// Appends a buffer.
             #[must_use]
             pub fn with(mut self, buf: impl $($part +)+) -> Self {
                 self.parts.push(buf.into_any());
                 self
             }
 
-            /// How many buffers there are.
+            /// Returns the number of buffers.
             #[must_use]
             pub fn count(&self) -> usize {
                 self.parts.len()
             }
 
-            /// Takes the buffer at this position out, if it is there and of type `B`, and leaves
-            /// none in its place.
+            /// Takes the buffer at this position, if it exists and is of type `B`, and leaves an
+            /// empty one in its place.
             pub fn take<B: FlatBuf>(&mut self, at: usize) -> Option<B> {
                 let part = self.parts.get_mut(at)?;
                 B::from_any(std::mem::take(part)).map_err(|other| *part = other).ok()
             }
 
-            /// The buffers, if all of them are of type `B`.
+            /// Returns the buffers, if all of them are of type `B`.
             ///
             /// # Errors
-            /// All of it, when one is of another type.
+            /// The unchanged value, when a buffer is of another type.
             pub fn into_parts<B: FlatBuf>(mut self) -> Result<Vec<B>, Self> {
                 let mut parts = Vec::with_capacity(self.parts.len());
                 let mut rest = std::mem::take(&mut self.parts).into_iter();
@@ -168,19 +166,19 @@ impl Gather {
         Self { parts }
     }
 
-    /// How many bytes they hold together.
+    /// Returns the total number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.payload().len()
     }
 
-    /// Whether they hold none.
+    /// Returns whether there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes of each buffer.
+    /// Iterates over the bytes of each buffer.
     pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         self.parts.iter().map(AnyBuf::bytes)
     }
@@ -195,19 +193,19 @@ impl Scatter {
         Self { parts, filled: 0 }
     }
 
-    /// How many bytes the last operation has placed.
+    /// Returns how many bytes the last operation has placed.
     #[must_use]
     pub fn len(&self) -> usize {
         self.filled
     }
 
-    /// Whether it has placed none.
+    /// Returns whether the last operation has placed no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.filled == 0
     }
 
-    /// What the last operation has placed in each buffer.
+    /// Iterates over the bytes that the last operation has placed in each buffer.
     pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         let mut left = self.filled;
         self.parts.iter().map(move |part| {
@@ -218,20 +216,20 @@ impl Scatter {
         })
     }
 
-    /// What was placed: all of it lies in front of what the buffers hold besides.
+    /// The placed bytes come first in the concatenation of all buffers.
     pub(super) fn payload(&self) -> Payload<'_> {
         let held = Payload::from_bufs(&self.parts);
         held.slice(0, self.filled.min(held.len()))
     }
 
-    /// The room of all buffers together.
+    /// Returns the total capacity.
     pub(super) fn recv_capacity(&mut self) -> usize {
         self.parts
             .iter_mut()
             .fold(0, |room, part| room.saturating_add(part.recv_capacity()))
     }
 
-    /// A message of this length is about to come.
+    /// Prepares for a message of `len` bytes.
     ///
     /// # Errors
     /// As [`AnyBuf::begin_fill`].
@@ -262,7 +260,7 @@ impl Scatter {
             }
             at = at.saturating_sub(room);
         }
-        assert_eq!(left, 0, "the bytes fit into the room");
+        assert_eq!(left, 0, "the bytes fit into the buffers");
     }
 
     /// As [`AnyBuf::finish`].

@@ -1,14 +1,15 @@
-//! Capabilities: what can be asked of an endpoint.
+//! Capabilities of endpoints, contexts and domains.
 
 use bitflags::bitflags;
 
 bitflags! {
-    /// What an endpoint, one of its contexts or a domain can do (`fi_getinfo(3)`, capabilities).
+    /// Capabilities of an endpoint, one of its contexts or a domain (`fi_getinfo(3)`,
+    /// capabilities).
     ///
-    /// Three kinds, which together are all bits: [`Caps::PRIMARY`] features must be asked for,
-    /// [`Caps::SECONDARY`] ones may be granted unasked, and [`Caps::DIRECTIONS`] narrow the primary
-    /// ones. A set without any direction of a class of operations means all directions of that
-    /// class.
+    /// Three classes, which together are all bits: [`Caps::PRIMARY`] features must be requested,
+    /// [`Caps::SECONDARY`] features may be granted without a request, and [`Caps::DIRECTIONS`]
+    /// restrict the primary ones. A set without any direction of a class of operations means all
+    /// directions of that class.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Caps: u64 {
         /// Untagged messages.
@@ -17,39 +18,39 @@ bitflags! {
         /// Messages matched by a 64-bit tag.
         #[doc(alias = "FI_TAGGED")]
         const TAGGED = 1 << 1;
-        /// One-sided reads and writes of a peer's memory.
+        /// RMA reads and writes of a peer's memory.
         #[doc(alias = "FI_RMA")]
         const RMA = 1 << 2;
-        /// Atomic operations on a peer's memory; which ones is a separate query.
+        /// Atomic operations on a peer's memory; `fi_atomicvalid` tells which.
         #[doc(alias = "FI_ATOMIC")]
         const ATOMIC = 1 << 3;
-        /// One message to many receivers; goes together with [`Caps::MSG`].
+        /// One message to many receivers; combined with [`Caps::MSG`].
         #[doc(alias = "FI_MULTICAST")]
         const MULTICAST = 1 << 4;
-        /// Barriers, broadcasts, reductions and their like.
+        /// Collective operations: barriers, broadcasts, reductions.
         #[doc(alias = "FI_COLLECTIVE")]
         const COLLECTIVE = 1 << 5;
         /// A sender may choose among the receive contexts of a scalable endpoint.
         #[doc(alias = "FI_NAMED_RX_CTX")]
         const NAMED_RX_CTX = 1 << 6;
-        /// A receive may be limited to one sender; without it the address given to a receive is
-        /// ignored.
+        /// A receive may be directed to one sender; without this capability the address of a
+        /// receive is ignored.
         #[doc(alias = "FI_DIRECTED_RECV")]
         const DIRECTED_RECV = 1 << 7;
         /// Buffers in the memory of a device.
         #[doc(alias = "FI_HMEM")]
         const HMEM = 1 << 8;
-        /// The receiver learns the size of a message before it says where the bytes go. Gone from
-        /// 2.x, kept as a name of 1.17.
+        /// The receiver learns the size of a message before it provides the buffer. Removed in 2.x.
         #[doc(alias = "FI_VARIABLE_MSG")]
         const VARIABLE_MSG = 1 << 9;
         /// As [`Caps::DIRECTED_RECV`], for tagged receives only. Since 2.x.
         #[doc(alias = "FI_TAGGED_DIRECTED_RECV")]
         const TAGGED_DIRECTED_RECV = 1 << 10;
-        /// Every receive names its sender: no receives from anybody. Since 2.x.
+        /// Every receive is directed to one sender; receives from any source are not possible.
+        /// Since 2.x.
         #[doc(alias = "FI_EXACT_DIRECTED_RECV")]
         const EXACT_DIRECTED_RECV = 1 << 11;
-        /// Completions name the sender by a number of the application's choice. Since 2.0; a
+        /// Completions identify the sender by an id that the application chose. Since 2.0; a
         /// capability of domains.
         #[doc(alias = "FI_AV_USER_ID")]
         const AV_USER_ID = 1 << 12;
@@ -69,10 +70,10 @@ bitflags! {
         /// Direction: receive messages.
         #[doc(alias = "FI_RECV")]
         const RECV = 1 << 17;
-        /// Direction: be read by peers.
+        /// Direction: memory may be read by peers.
         #[doc(alias = "FI_REMOTE_READ")]
         const REMOTE_READ = 1 << 18;
-        /// Direction: be written by peers.
+        /// Direction: memory may be written by peers.
         #[doc(alias = "FI_REMOTE_WRITE")]
         const REMOTE_WRITE = 1 << 19;
 
@@ -82,23 +83,23 @@ bitflags! {
         /// One posted buffer takes several tagged messages. Since 2.x.
         #[doc(alias = "FI_TAGGED_MULTI_RECV")]
         const TAGGED_MULTI_RECV = 1 << 21;
-        /// A receive completion names the sender (connectionless endpoints).
+        /// A receive completion holds the sender's address handle (connectionless endpoints).
         #[doc(alias = "FI_SOURCE")]
         const SOURCE = 1 << 22;
-        /// A message of a sender outside the address vector is reported as an error that carries
-        /// its address; needs [`Caps::SOURCE`].
+        /// A message of a sender outside the address vector is reported as an error with the
+        /// sender's address; needs [`Caps::SOURCE`].
         #[doc(alias = "FI_SOURCE_ERR")]
         const SOURCE_ERR = 1 << 23;
-        /// The target of one-sided operations hears of them; needs a remote direction.
+        /// The target of RMA operations is notified of them; needs a remote direction.
         #[doc(alias = "FI_RMA_EVENT")]
         const RMA_EVENT = 1 << 24;
-        /// Address vectors shared between processes by name.
+        /// Address vectors that processes share by name.
         #[doc(alias = "FI_SHARED_AV")]
         const SHARED_AV = 1 << 25;
         /// Operations that start when a counter reaches a threshold.
         #[doc(alias = "FI_TRIGGER")]
         const TRIGGER = 1 << 26;
-        /// An operation may wait for those before it to the same peer.
+        /// An operation may wait for earlier operations to the same peer.
         #[doc(alias = "FI_FENCE")]
         const FENCE = 1 << 27;
         /// Reaches endpoints on the same machine.
@@ -107,7 +108,7 @@ bitflags! {
         /// Reaches endpoints on other machines.
         #[doc(alias = "FI_REMOTE_COMM")]
         const REMOTE_COMM = 1 << 29;
-        /// One-sided operations know about persistent memory; needs [`Caps::RMA`].
+        /// RMA operations support persistent memory; needs [`Caps::RMA`].
         #[doc(alias = "FI_RMA_PMEM")]
         const RMA_PMEM = 1 << 30;
     }
@@ -117,17 +118,17 @@ impl Caps {
     /// Directions of messages.
     pub const MSG_DIRECTIONS: Self = Self::SEND.union(Self::RECV);
 
-    /// Directions of one-sided operations.
+    /// Directions of RMA and atomic operations.
     pub const RMA_DIRECTIONS: Self = Self::READ
         .union(Self::WRITE)
         .union(Self::REMOTE_READ)
         .union(Self::REMOTE_WRITE);
 
-    /// All directions. libfabric counts them among the primary capabilities; here they are a kind
-    /// of their own.
+    /// All directions. libfabric counts directions among the primary capabilities; here they are a
+    /// class of their own.
     pub const DIRECTIONS: Self = Self::MSG_DIRECTIONS.union(Self::RMA_DIRECTIONS);
 
-    /// Features that are granted only when asked for, because having them costs something.
+    /// Features that are granted only when requested, because they have a cost.
     #[doc(alias = "FI_PRIMARY_CAPS")]
     pub const PRIMARY: Self = Self::MSG
         .union(Self::TAGGED)
@@ -144,13 +145,13 @@ impl Caps {
         .union(Self::AV_USER_ID)
         .union(Self::PEER);
 
-    /// Features that may be granted unasked where they are harmless.
+    /// Features that may be granted without a request where they are harmless.
     #[doc(alias = "FI_SECONDARY_CAPS")]
     pub const SECONDARY: Self = Self::all()
         .difference(Self::PRIMARY)
         .difference(Self::DIRECTIONS);
 
-    /// This set with the directions spelled out: all directions of a class of operations that is
+    /// Returns this set with explicit directions: all directions of a class of operations that is
     /// present without any.
     ///
     /// ```
@@ -173,7 +174,8 @@ impl Caps {
         caps
     }
 
-    /// Whether peers may read, write or change memory of an endpoint with these capabilities.
+    /// Returns whether peers may read, write or change memory of an endpoint with these
+    /// capabilities.
     #[must_use]
     pub const fn is_rma_target(self) -> bool {
         self.intersects(Self::RMA.union(Self::ATOMIC))

@@ -1,19 +1,18 @@
-//! Bit sets, one type per class of call, so that a bit cannot be passed where it means nothing.
+//! Flag sets, one type per class of call, so that a flag cannot be passed where it has no meaning.
 //!
-//! | type | where it is used |
+//! | type | subject |
 //! |---|---|
-//! | [`Caps`] | what an endpoint, a context or a domain can do |
-//! | [`Mode`], [`MrMode`] | duties that a provider puts on the application |
-//! | [`MsgOrder`] | which messages keep their order |
-//! | [`OpFlags`] | what every operation of a context does by default |
-//! | [`CqBind`], [`CounterBind`] | what a queue or a counter hears of an endpoint |
-//! | [`Access`] | what a memory region may be used for |
+//! | [`Caps`] | capabilities of an endpoint, a context or a domain |
+//! | [`Mode`], [`MrMode`] | requirements of a provider on the application |
+//! | [`MsgOrder`] | which operations are ordered |
+//! | [`OpFlags`] | default flags of the operations of a context |
+//! | [`CqBind`], [`CounterBind`] | which operations of an endpoint a queue or a counter reports |
+//! | [`Access`] | the access that a memory region permits |
 //!
 //! libfabric keeps most of these in one 64-bit space, where one bit has several meanings. The
 //! values here are this crate's own and dense: they are no ABI, appear in no wire format, and may
-//! change between versions. Compare names, never numbers. A set built from numbers goes through
-//! `from_bits`, which refuses bits that the type does not know (libfabric answers those with
-//! `FI_EBADFLAGS`).
+//! change between versions. Compare names, never numbers. `from_bits` refuses bits that the type
+//! does not define, where libfabric returns `FI_EBADFLAGS`.
 
 mod call;
 mod caps;

@@ -1,30 +1,30 @@
-//! Message order: which later operation may not overtake which earlier one.
+//! Message order: which later operation must not overtake which earlier one.
 
 use bitflags::bitflags;
 
 bitflags! {
-    /// Pairs of operations whose order is kept between two endpoints (`fi_endpoint(3)`, message
+    /// Pairs of operations that are ordered between two endpoints (`fi_endpoint(3)`, message
     /// ordering).
     ///
     /// A name reads "LATER after EARLIER": [`MsgOrder::SAW`] keeps a send behind a write that was
-    /// posted before it. In hints the pairs that are needed, in an offer those that are kept;
-    /// keeping more than asked is fine. The order is that in which the target looks at operations,
-    /// from one transmit context to one receive context.
+    /// posted before. In hints the required pairs, in an offer the ordered ones; an offer may order
+    /// more than required. The order is the one in which the target processes operations, from one
+    /// transmit context to one receive context.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct MsgOrder: u64 {
-        /// Read after read, one-sided and atomic together.
+        /// Read after read, RMA and atomic together.
         #[doc(alias = "FI_ORDER_RAR")]
         const RAR = 1;
-        /// Read after write, one-sided and atomic together.
+        /// Read after write, RMA and atomic together.
         #[doc(alias = "FI_ORDER_RAW")]
         const RAW = 1 << 1;
         /// Read after send.
         #[doc(alias = "FI_ORDER_RAS")]
         const RAS = 1 << 2;
-        /// Write after read, one-sided and atomic together.
+        /// Write after read, RMA and atomic together.
         #[doc(alias = "FI_ORDER_WAR")]
         const WAR = 1 << 3;
-        /// Write after write, one-sided and atomic together.
+        /// Write after write, RMA and atomic together.
         #[doc(alias = "FI_ORDER_WAW")]
         const WAW = 1 << 4;
         /// Write after send.
@@ -79,8 +79,8 @@ impl MsgOrder {
         .union(Self::SAW)
         .union(Self::SAS);
 
-    /// This set with the narrower pairs that follow from it: who keeps all reads and writes in
-    /// order keeps those without atomics, and those of atomics alone.
+    /// Adds the narrower pairs that the general ones imply: a provider that orders all reads and
+    /// writes orders RMA alone and atomics alone.
     #[must_use]
     pub fn with_implied(self) -> Self {
         [

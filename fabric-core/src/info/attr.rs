@@ -1,5 +1,4 @@
-//! The attributes of a fabric, a domain, an endpoint and its two contexts, as a provider offers
-//! them.
+//! The attributes of a fabric, a domain, an endpoint and its transmit and receive contexts.
 
 use std::fmt;
 
@@ -7,10 +6,10 @@ use crate::flags::{Caps, Mode, MrMode, MsgOrder, OpFlags};
 
 use super::level::{AvType, EpType, Progress, Protocol, ResourceMgmt, Threading, TrafficClass};
 
-/// The libfabric API whose vocabulary this crate knows in full.
+/// The libfabric API version that this crate follows.
 pub const API_VERSION: Version = Version::new(2, 5);
 
-/// As a count of contexts of an endpoint: the context is shared with other endpoints.
+/// The context count of an endpoint that shares its context with other endpoints.
 #[doc(alias = "FI_SHARED_CONTEXT")]
 pub const SHARED_CONTEXT: usize = usize::MAX;
 
@@ -18,14 +17,14 @@ pub const SHARED_CONTEXT: usize = usize::MAX;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[doc(alias = "FI_VERSION")]
 pub struct Version {
-    /// Changes when something breaks.
+    /// Changes with incompatible changes.
     pub major: u16,
-    /// Changes when something is added.
+    /// Changes with additions.
     pub minor: u16,
 }
 
 impl Version {
-    /// The version `major.minor`.
+    /// Creates the version `major.minor`.
     #[must_use]
     pub const fn new(major: u16, minor: u16) -> Self {
         Self { major, minor }
@@ -38,12 +37,12 @@ impl fmt::Display for Version {
     }
 }
 
-/// Which fabric, and who provides it.
+/// Attributes of the fabric and its provider.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 #[doc(alias = "fi_fabric_attr")]
 pub struct FabricAttr {
-    /// The name of the fabric: endpoints of one fabric can reach each other.
+    /// The name of the fabric. Endpoints of one fabric can reach each other.
     pub name: String,
     /// The name of the provider.
     #[doc(alias = "prov_name")]
@@ -51,15 +50,15 @@ pub struct FabricAttr {
     /// The version of the provider.
     #[doc(alias = "prov_version")]
     pub provider_version: Version,
-    /// The API version: in an offer the newest the provider knows, in a result the one that was
-    /// asked for.
+    /// The API version: in an offer the newest that the provider supports, in a negotiated info the
+    /// requested one.
     pub api_version: Version,
 }
 
-/// The domain: what its objects share, and how many of them are worth having.
+/// Attributes of the domain: levels of service, and how many objects the provider serves well.
 ///
-/// Counts describe the provider, not the machine: memory, descriptors and limits of the system may
-/// end earlier.
+/// Counts describe the provider, not the machine: memory, descriptors and other limits of the
+/// system may be lower.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 #[doc(alias = "fi_domain_attr")]
@@ -68,62 +67,63 @@ pub struct DomainAttr {
     pub domain: Option<u64>,
     /// The name of the domain; equal names mean the same device.
     pub name: String,
-    /// Which calls the application has to serialise.
+    /// Which calls the application serializes.
     pub threading: Threading,
-    /// Who moves control operations forward: address vectors, memory registration, connections.
+    /// Whether the provider or the application makes progress on control operations: address
+    /// vectors, memory registration, connections.
     pub control_progress: Progress,
-    /// Who moves data transfers forward. 2.x has this one field for both.
+    /// Whether the provider or the application makes progress on data transfers. In 2.x one field
+    /// holds both.
     pub data_progress: Progress,
     /// Whether overruns are prevented.
     pub resource_mgmt: ResourceMgmt,
-    /// The kind of address vectors; `None` when either will do.
+    /// The type of address vectors; `None` when either is supported.
     pub av_type: Option<AvType>,
-    /// Duties of memory registration. An offer may also name [`MrMode::BASIC`] or
-    /// [`MrMode::SCALABLE`] to say which of the two old modes it supports; without either, what its
-    /// duties allow is supported.
+    /// Requirements of memory registration. An offer may also contain [`MrMode::BASIC`] or
+    /// [`MrMode::SCALABLE`] to state which of the two legacy modes it supports; without either, it
+    /// supports the legacy modes that its requirements allow.
     pub mr_mode: MrMode,
-    /// Size of a remote memory key, in bytes.
+    /// Size of a remote memory key in bytes.
     pub mr_key_size: usize,
-    /// Size of the data a transfer can put into the target's completion queue, in bytes; 0 for
-    /// none, else 4 or more.
+    /// Size of the remote completion data of a transfer in bytes; 0 for none, else 4 or more.
     pub cq_data_size: usize,
-    /// Completion queues the domain serves well.
+    /// Number of completion queues that the domain serves well.
     pub cq_cnt: usize,
-    /// Endpoints that can be addressed.
+    /// Number of endpoints that can be addressed.
     pub ep_cnt: usize,
-    /// Transmit contexts that work in parallel; more of them share.
+    /// Number of transmit contexts that work in parallel; more contexts share.
     pub tx_ctx_cnt: usize,
-    /// Receive contexts that work in parallel; more of them share.
+    /// Number of receive contexts that work in parallel; more contexts share.
     pub rx_ctx_cnt: usize,
-    /// Transmit contexts one endpoint can have.
+    /// Number of transmit contexts that one endpoint can have.
     pub max_ep_tx_ctx: usize,
-    /// Receive contexts one endpoint can have.
+    /// Number of receive contexts that one endpoint can have.
     pub max_ep_rx_ctx: usize,
-    /// Endpoints that can share one transmit context; 0 when none can.
+    /// Number of endpoints that can share one transmit context; 0 when none can.
     pub max_ep_stx_ctx: usize,
-    /// Endpoints that can share one receive context; 0 when none can.
+    /// Number of endpoints that can share one receive context; 0 when none can.
     pub max_ep_srx_ctx: usize,
-    /// Counters the domain serves well.
+    /// Number of counters that the domain serves well.
     pub cntr_cnt: usize,
-    /// Pieces of memory one registration can join.
+    /// Number of memory segments in one registration.
     pub mr_iov_limit: usize,
     /// Capabilities of the domain, all of them secondary in 1.17.
     pub caps: Caps,
-    /// Duties of the application in this domain.
+    /// Requirements on the application in this domain.
     pub mode: Mode,
-    /// The key that endpoints and regions of this domain carry by default. Only owners of equal
-    /// keys can talk.
+    /// The default authorization key of endpoints and regions of this domain. Only objects with
+    /// equal keys can communicate.
     pub auth_key: Option<Vec<u8>>,
-    /// The size of such a key in bytes: the only size the provider takes, 0 when it takes none. In
-    /// a result the length of `auth_key`, where one was asked for.
+    /// The size of an authorization key in bytes: the only size that the provider accepts, 0 when
+    /// it accepts none. In a negotiated info the length of `auth_key`, if one was requested.
     pub auth_key_size: usize,
     /// Bytes of provider data that can come with an error.
     pub max_err_data: usize,
-    /// Memory regions the domain serves well.
+    /// Number of memory regions that the domain serves well.
     pub mr_cnt: usize,
-    /// The traffic class of endpoints that name none.
+    /// The traffic class of endpoints that set none.
     pub tclass: Option<TrafficClass>,
-    /// Keys one connectionless endpoint can use. Since 1.20.
+    /// Number of keys that one connectionless endpoint can use. Since 1.20.
     pub max_ep_auth_key: usize,
     /// The largest value of a counter; 0 in an offer for "all 64 bits". Since 2.5.
     pub max_cntr_value: u64,
@@ -132,8 +132,8 @@ pub struct DomainAttr {
 }
 
 impl Default for DomainAttr {
-    /// One context each way, 64-bit keys, safe threading, manual progress, overruns prevented;
-    /// nothing else.
+    /// One context in each direction, 64-bit keys, safe threading, manual progress, overruns
+    /// prevented; nothing else.
     fn default() -> Self {
         Self {
             domain: None,
@@ -170,45 +170,45 @@ impl Default for DomainAttr {
     }
 }
 
-/// The endpoint as a whole.
+/// Attributes of the endpoint as a whole.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 #[doc(alias = "fi_ep_attr")]
 pub struct EpAttr {
-    /// The kind of endpoint.
+    /// The endpoint type.
     #[doc(alias = "type")]
     pub ep_type: EpType,
-    /// What it speaks on the wire; `None` when that is nobody's business.
+    /// The wire protocol; `None` when it is unspecified.
     pub protocol: Option<Protocol>,
-    /// The newest version of the protocol it speaks.
+    /// The newest supported version of the protocol.
     pub protocol_version: u32,
-    /// The largest single transfer, in bytes: a longer message is not sent, and of a longer one
-    /// that arrives the rest is lost.
+    /// The largest single transfer in bytes: a longer message cannot be sent, and a longer message
+    /// that arrives is truncated.
     pub max_msg_size: usize,
-    /// Bytes in front of every message buffer that belong to the provider; 0 without
+    /// Bytes in front of every message buffer that are reserved for the provider; 0 without
     /// [`Mode::MSG_PREFIX`].
     pub msg_prefix_size: usize,
-    /// Up to this many bytes, data read lies in order behind data written; 0 for no such promise,
+    /// The size in bytes up to which reads after writes are ordered; 0 for no ordering,
     /// `usize::MAX` for any size.
     pub max_order_raw_size: usize,
-    /// As `max_order_raw_size`, for writes behind reads.
+    /// As `max_order_raw_size`, for writes after reads.
     pub max_order_war_size: usize,
-    /// As `max_order_raw_size`, for writes behind writes.
+    /// As `max_order_raw_size`, for writes after writes.
     pub max_order_waw_size: usize,
-    /// Which bits of a tag can be used: all below and including the highest one set here.
+    /// The usable bits of a tag: the highest set bit and all bits below it.
     pub mem_tag_format: u64,
-    /// Transmit contexts; `usize::MAX` for one that is shared (`FI_SHARED_CONTEXT`).
+    /// Number of transmit contexts; `usize::MAX` for a shared one (`FI_SHARED_CONTEXT`).
     pub tx_ctx_cnt: usize,
-    /// Receive contexts; `usize::MAX` for one that is shared (`FI_SHARED_CONTEXT`).
+    /// Number of receive contexts; `usize::MAX` for a shared one (`FI_SHARED_CONTEXT`).
     pub rx_ctx_cnt: usize,
-    /// The key of this endpoint; `None` for that of the domain.
+    /// The authorization key of this endpoint; `None` for the domain's.
     pub auth_key: Option<Vec<u8>>,
-    /// The only size of key the provider takes, in bytes; 0 when it takes none.
+    /// The only key size that the provider accepts, in bytes; 0 when it accepts none.
     pub auth_key_size: usize,
 }
 
 impl Default for EpAttr {
-    /// One context each way and tags of 64 bits; nothing else.
+    /// One context in each direction and tags of 64 bits; nothing else.
     fn default() -> Self {
         Self {
             ep_type: EpType::default(),
@@ -228,36 +228,36 @@ impl Default for EpAttr {
     }
 }
 
-/// The transmit context.
+/// Attributes of the transmit context.
 ///
-/// The `comp_order` of 1.17 is left out: completions come in the order the operations finish, and
-/// 2.x demands 0.
+/// The `comp_order` of 1.17 is left out: completions are reported in the order in which operations
+/// finish, and 2.x demands 0.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 #[doc(alias = "fi_tx_attr")]
 pub struct TxAttr {
-    /// What this context can do; directions of receiving mean nothing here.
+    /// Capabilities of this context; capabilities that concern receiving are ignored.
     pub caps: Caps,
-    /// Duties of the application with operations of this context.
+    /// Requirements on the application for operations of this context.
     pub mode: Mode,
-    /// In an offer, flags that can be made the default; in a result, those that are.
+    /// In an offer, the flags that can be set as default; in a negotiated info, the default flags.
     pub op_flags: OpFlags,
-    /// Which operations keep their order.
+    /// Which operations are ordered.
     pub msg_order: MsgOrder,
-    /// The largest message whose buffer is free when the call returns, in bytes.
+    /// The largest message whose buffer is reusable when the call returns, in bytes.
     pub inject_size: usize,
-    /// Operations that can be outstanding.
+    /// Number of operations that can be outstanding: the transmit credits.
     pub size: usize,
-    /// Pieces of memory one operation can gather.
+    /// Number of buffers that one operation can gather.
     pub iov_limit: usize,
-    /// Remote pieces of memory one operation can touch.
+    /// Number of remote segments that one operation can access.
     pub rma_iov_limit: usize,
-    /// The traffic class; `None` for that of the domain.
+    /// The traffic class; `None` for the domain's.
     pub tclass: Option<TrafficClass>,
 }
 
 impl Default for TxAttr {
-    /// One piece of memory per operation; nothing else.
+    /// One buffer per operation; nothing else.
     fn default() -> Self {
         Self {
             caps: Caps::empty(),
@@ -273,30 +273,30 @@ impl Default for TxAttr {
     }
 }
 
-/// The receive context.
+/// Attributes of the receive context.
 ///
 /// The `comp_order` and `total_buffered_recv` of 1.17 are left out: 2.x demands 0 for both.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 #[doc(alias = "fi_rx_attr")]
 pub struct RxAttr {
-    /// What this context can do; directions of sending mean nothing here.
+    /// Capabilities of this context; capabilities that concern sending are ignored.
     pub caps: Caps,
-    /// Duties of the application with operations of this context.
+    /// Requirements on the application for operations of this context.
     pub mode: Mode,
-    /// In an offer, flags that can be made the default; in a result, those that are.
+    /// In an offer, the flags that can be set as default; in a negotiated info, the default flags.
     pub op_flags: OpFlags,
-    /// In which order arriving operations are looked at; a pair is kept when the sender keeps it
-    /// too.
+    /// In which order arriving operations are processed; a pair of operations is ordered when the
+    /// sender orders it too.
     pub msg_order: MsgOrder,
-    /// Receives that can be posted.
+    /// Number of receives that can be posted.
     pub size: usize,
-    /// Pieces of memory one receive can scatter to.
+    /// Number of buffers that one receive can scatter to.
     pub iov_limit: usize,
 }
 
 impl Default for RxAttr {
-    /// One piece of memory per receive; nothing else.
+    /// One buffer per receive; nothing else.
     fn default() -> Self {
         Self {
             caps: Caps::empty(),

@@ -1,16 +1,16 @@
-//! What an accepted offer is turned into.
+//! Adjustment of a satisfying offer to the hints.
 //!
-//! A result says what the application gets, so it differs from the offer in what was a matter of
-//! choice: the levels of threading and progress, the kind of address vector and the keys are those
-//! of the hints, where set. Sizes and counts of a context, an endpoint's contexts and the inject
-//! size become what was asked, where that is not 0; all other limits stay those of the offer, which
-//! is at least what was asked. Duties are those that are left.
+//! A negotiated info describes what the application gets, so it differs from the offer in the
+//! attributes that the application chooses: threading, progress, address vector type and keys are
+//! those of the hints, where set. Sizes and counts of a context, an endpoint's context counts and
+//! the inject size become the requested values, where not 0; all other limits stay those of the
+//! offer, which are at least the requested ones. Mode bits are the requirements that remain.
 
 use crate::flags::{Caps, Mode, MrMode};
 
 use super::{Hints, Info, mr_mode};
 
-/// The offer adjusted to hints that it satisfies.
+/// Returns the offer, adjusted to hints that it satisfies.
 pub(super) fn grant(hints: &Hints, offer: &Info) -> Info {
     let mut info = offer.clone();
     info.caps = endpoint_caps(hints, offer);
@@ -18,7 +18,7 @@ pub(super) fn grant(hints: &Hints, offer: &Info) -> Info {
         info.mode |= Mode::LOCAL_MR;
     }
     set_from_hint(&mut info.addr_format, hints.addr_format);
-    // An address without a name asks for any; the offer may know where.
+    // A source address with an empty name requests any address; the offer may hold a concrete one.
     if offer.src_addr.is_none()
         || hints
             .src_addr
@@ -81,8 +81,8 @@ fn grant_domain(info: &mut Info, hints: &Hints, offer: &Info) {
     }
 }
 
-/// The capabilities of the endpoint, directions spelled out: what was asked and the harmless
-/// secondary ones; or, when nothing was asked, all that the agreed duties allow.
+/// Returns the capabilities of the endpoint, with explicit directions: the requested ones and the
+/// secondary ones that are free; or, when none were requested, all that the agreed mode bits allow.
 pub(super) fn endpoint_caps(hints: &Hints, offer: &Info) -> Caps {
     let all = offer.caps.with_directions();
     if let Some(asked) = hints.requested_caps() {
@@ -101,14 +101,15 @@ pub(super) fn endpoint_caps(hints: &Hints, offer: &Info) -> Caps {
     drop_undirected(caps)
 }
 
-/// The asked capabilities with those directions that were left open and are offered.
+/// Adds the offered directions to requested capabilities without directions.
 fn with_offered_directions(asked: Caps, offered: Caps) -> Caps {
     asked | (asked.with_directions() & offered)
 }
 
-/// Which secondary capabilities change nothing for an application that did not ask for them.
+/// Returns the secondary capabilities that change nothing for an application that did not request
+/// them.
 fn free_secondary_caps(secondary: Caps, asked: Caps, offer: &Info) -> Caps {
-    // Errors about unknown senders appear where there were none.
+    // SOURCE_ERR would add errors about unknown senders.
     let mut granted = secondary.difference(Caps::SOURCE_ERR);
     let receives = |kind| asked.intersects(kind) && asked.contains(Caps::RECV);
     let connectionless = offer.ep.ep_type != super::EpType::Msg;
@@ -129,7 +130,8 @@ fn free_secondary_caps(secondary: Caps, asked: Caps, offer: &Info) -> Caps {
     granted
 }
 
-/// The capabilities of one context: those asked of it, else its share of the endpoint's.
+/// Returns the capabilities of one context: the requested ones, else the endpoint's that apply to
+/// the context.
 fn context_caps(asked: Option<Caps>, offered: Caps, endpoint: Caps) -> Caps {
     let offered = if offered.is_empty() {
         endpoint
@@ -145,8 +147,8 @@ fn context_caps(asked: Option<Caps>, offered: Caps, endpoint: Caps) -> Caps {
     }
 }
 
-/// Takes out operations that have no direction left: an empty set of directions would mean all of
-/// them.
+/// Removes operations without any direction left: an empty set of directions would mean all
+/// directions.
 fn drop_undirected(mut caps: Caps) -> Caps {
     if !caps.intersects(Caps::MSG_DIRECTIONS) {
         caps.remove(Caps::MSG | Caps::TAGGED);

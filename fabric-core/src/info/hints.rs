@@ -1,4 +1,4 @@
-//! What an application asks for.
+//! [`Hints`]: the requirements of an application.
 
 use crate::address::Address;
 use crate::flags::{Caps, Mode, MrMode, MsgOrder, OpFlags};
@@ -8,25 +8,28 @@ use super::level::{
 };
 use super::{Info, Version};
 
-/// Declares [`Hints`]: each attribute is a field (`None` is the wildcard) and a method of the same
-/// name and text.
+/// Declares [`Hints`]: each attribute is a field (`None` is the wildcard) and a setter of the same
+/// name with the same documentation.
 macro_rules! define_hints {
     ($($(#[$text:meta])* $name:ident: $kind:ty,)*) => {
-        /// What an application needs of a fabric: the least that will do, attribute by attribute.
+        /// The requirements of an application, attribute by attribute (the hints of
+        /// `fi_getinfo(3)`).
         ///
-        /// What is not set is a wildcard. The duties are the exception, as in libfabric: `mode`,
-        /// `domain_mode` and `mr_mode` start empty, and empty means that the application agrees to
-        /// no duty.
+        /// An attribute that is not set is a wildcard. Mode bits are the exception, as in
+        /// libfabric: `mode`, `domain_mode` and `mr_mode` start empty, and empty means that the
+        /// application agrees to no requirement of the provider.
         ///
-        /// A number is what a provider must at least be able to do: an offer of less is refused,
-        /// and 0 asks for nothing. What the result says is another matter. `tx_size`, `rx_size`,
-        /// `inject_size`, the `iov` limits and the counts of an endpoint's contexts become what was
-        /// asked, and the endpoint has no more than that: with `tx_size(8)` it has eight credits.
-        /// All other numbers stay those of the offer: `max_msg_size(1000)` accepts whoever can send
-        /// 1000 bytes, and limits nothing. To have less, change the [`Info`].
+        /// A number is the least that a provider must support: an offer of less is refused, and 0
+        /// requires nothing. In the negotiated info, `tx_size`, `rx_size`, `inject_size`, the `iov`
+        /// limits and an endpoint's context counts become the requested values, and limit the
+        /// endpoint: with `tx_size(8)` it has eight credits. All other numbers stay those of the
+        /// offer: `max_msg_size(1000)` accepts every provider that can send 1000 bytes, and limits
+        /// nothing. To lower such a limit, change the [`Info`].
         ///
         /// ```
-        /// # mod fabric_async { pub use fabric_core::{flags::Caps, info::{EpType, Hints, Progress}}; }
+        /// # mod fabric_async {
+        /// #     pub use fabric_core::{flags::Caps, info::{EpType, Hints, Progress}};
+        /// # }
         /// use fabric_async::{Caps, EpType, Hints, Progress};
         ///
         /// let hints = Hints::new()
@@ -42,11 +45,11 @@ macro_rules! define_hints {
         #[must_use]
         #[doc(alias = "fi_allocinfo")]
         pub struct Hints {
-            /// Duties the application agrees to.
+            /// Mode bits that the application agrees to.
             pub mode: Mode,
-            /// Duties the application agrees to in the domain.
+            /// Mode bits of the domain that the application agrees to.
             pub domain_mode: Mode,
-            /// Duties of memory registration the application agrees to.
+            /// Memory registration mode bits that the application agrees to.
             pub mr_mode: MrMode,
             /// The provider's name.
             pub provider: Option<String>,
@@ -54,13 +57,13 @@ macro_rules! define_hints {
             pub fabric_name: Option<String>,
             /// The domain's name.
             pub domain_name: Option<String>,
-            /// The oldest version of the provider that will do.
+            /// The oldest acceptable version of the provider.
             pub provider_version: Option<Version>,
-            /// The API the application was written for.
+            /// The API version that the application was written for.
             pub api_version: Option<Version>,
-            /// The default key of the domain.
+            /// The default authorization key of the domain.
             pub auth_key: Option<Vec<u8>>,
-            /// The key of the endpoint.
+            /// The authorization key of the endpoint.
             pub ep_auth_key: Option<Vec<u8>>,
             $($(#[$text])* pub $name: Option<$kind>,)*
         }
@@ -75,132 +78,135 @@ macro_rules! define_hints {
 }
 
 define_hints! {
-    /// What the endpoint must be able to do. Without this hint, whatever is offered and the agreed
-    /// duties allow.
+    /// The capabilities that the endpoint must have. Without this hint, all that are offered and
+    /// that the agreed mode bits allow.
     caps: Caps,
-    /// How addresses are to be written.
+    /// The address format.
     addr_format: AddrFormat,
-    /// The local address to use.
+    /// The local address.
     src_addr: Address,
-    /// The peer that will be talked to.
+    /// The address of the peer.
     dest_addr: Address,
-    /// Only the domain that has this open instance.
+    /// The id of an open domain instance that must be used.
     domain: u64,
-    /// Which calls the application serialises.
+    /// Which calls the application serializes.
     threading: Threading,
-    /// Who moves control operations forward.
+    /// Whether the provider or the application makes progress on control operations.
     control_progress: Progress,
-    /// Who moves data transfers forward.
+    /// Whether the provider or the application makes progress on data transfers.
     data_progress: Progress,
     /// Whether overruns must be prevented.
     resource_mgmt: ResourceMgmt,
-    /// The kind of address vectors.
+    /// The type of address vectors.
     av_type: AvType,
-    /// Size of memory keys in bytes. Advice: nothing is refused for it.
+    /// Size of memory keys in bytes. Advice: never refused.
     mr_key_size: usize,
-    /// Bytes of completion-queue data with a transfer.
+    /// Size of the remote completion data of a transfer in bytes.
     cq_data_size: usize,
-    /// Completion queues that will be opened. Advice: nothing is refused for it.
+    /// Number of completion queues that will be opened. Advice: never refused.
     cq_cnt: usize,
-    /// Endpoints that will be opened. Advice: nothing is refused for it.
+    /// Number of endpoints that will be opened. Advice: never refused.
     ep_cnt: usize,
-    /// Transmit contexts that should work in parallel. Advice: nothing is refused for it.
+    /// Number of transmit contexts that should work in parallel. Advice: never refused.
     domain_tx_ctx_cnt: usize,
-    /// Receive contexts that should work in parallel. Advice: nothing is refused for it.
+    /// Number of receive contexts that should work in parallel. Advice: never refused.
     domain_rx_ctx_cnt: usize,
-    /// Transmit contexts an endpoint could have. Advice: nothing is refused for it.
+    /// Number of transmit contexts of an endpoint. Advice: never refused.
     max_ep_tx_ctx: usize,
-    /// Receive contexts an endpoint could have. Advice: nothing is refused for it.
+    /// Number of receive contexts of an endpoint. Advice: never refused.
     max_ep_rx_ctx: usize,
-    /// Endpoints that will share a transmit context. Advice: nothing is refused for it.
+    /// Number of endpoints that will share a transmit context. Advice: never refused.
     max_ep_stx_ctx: usize,
-    /// Endpoints that will share a receive context. Advice: nothing is refused for it.
+    /// Number of endpoints that will share a receive context. Advice: never refused.
     max_ep_srx_ctx: usize,
-    /// Counters that will be opened.
+    /// Number of counters that will be opened.
     cntr_cnt: usize,
-    /// Pieces of memory in one registration.
+    /// Number of memory segments in one registration.
     mr_iov_limit: usize,
-    /// What the domain must be able to do.
+    /// The capabilities that the domain must have.
     domain_caps: Caps,
     /// Bytes of provider data with an error.
     max_err_data: usize,
-    /// Memory regions that will be registered.
+    /// Number of memory regions that will be registered.
     mr_cnt: usize,
-    /// The traffic class of the domain. Advice: nothing is refused for it.
+    /// The traffic class of the domain. Advice: never refused.
     tclass: TrafficClass,
-    /// Keys one endpoint will use. Since 1.20.
+    /// Number of keys that one endpoint will use. Since 1.20.
     max_ep_auth_key: usize,
     /// The largest value a counter must hold. Since 2.5.
     max_cntr_value: u64,
     /// The largest error value a counter must hold. Since 2.5.
     max_err_cntr_value: u64,
-    /// The kind of endpoint.
+    /// The endpoint type.
     ep_type: EpType,
-    /// What the endpoint must speak.
+    /// The wire protocol.
     protocol: Protocol,
-    /// The version of the protocol it must speak at least.
+    /// The least version of the protocol.
     protocol_version: u32,
-    /// The largest single transfer, in bytes, that must be possible. The result has the limit of
-    /// the offer.
+    /// The largest single transfer that must be possible, in bytes. The negotiated info has the
+    /// limit of the offer.
     max_msg_size: usize,
-    /// Transmit contexts of the endpoint; `usize::MAX` for one that is shared
+    /// Number of transmit contexts of the endpoint; `usize::MAX` for a shared one
     /// (`FI_SHARED_CONTEXT`).
     ep_tx_ctx_cnt: usize,
-    /// Receive contexts of the endpoint; `usize::MAX` for one that is shared (`FI_SHARED_CONTEXT`).
+    /// Number of receive contexts of the endpoint; `usize::MAX` for a shared one
+    /// (`FI_SHARED_CONTEXT`).
     ep_rx_ctx_cnt: usize,
-    /// Bytes of data that must be in order, reads behind writes. Looked at only with one-sided or
+    /// The size in bytes up to which reads after writes must be ordered. Checked only with RMA or
     /// atomic capabilities.
     max_order_raw_size: usize,
-    /// As `max_order_raw_size`, for writes behind reads.
+    /// As `max_order_raw_size`, for writes after reads.
     max_order_war_size: usize,
-    /// As `max_order_raw_size`, for writes behind writes.
+    /// As `max_order_raw_size`, for writes after writes.
     max_order_waw_size: usize,
     /// The bits of a tag that will be used.
     mem_tag_format: u64,
-    /// What the transmit context must be able to do; without this hint, its share of `caps`.
+    /// The capabilities that the transmit context must have; without this hint, those of `caps`
+    /// that apply to it.
     tx_caps: Caps,
-    /// Duties agreed to for the transmit context; without this hint or with an empty set, those of
-    /// `mode`.
+    /// Mode bits agreed to for the transmit context; without this hint or with an empty set, those
+    /// of `mode`.
     tx_mode: Mode,
-    /// Flags of every transmission.
+    /// Default flags of transmissions.
     tx_op_flags: OpFlags,
-    /// Transmissions that must keep their order.
+    /// Transmissions that must be ordered.
     tx_msg_order: MsgOrder,
-    /// The largest message whose buffer must be free when the call returns, in bytes. The result
-    /// has this limit.
+    /// The largest message whose buffer must be reusable when the call returns, in bytes. The
+    /// negotiated info has this limit.
     inject_size: usize,
-    /// Transmissions that will be outstanding. The result has this many credits.
+    /// Number of transmissions that will be outstanding. The negotiated info has this many credits.
     tx_size: usize,
-    /// Pieces of memory one transmission gathers.
+    /// Number of buffers that one transmission gathers.
     tx_iov_limit: usize,
-    /// Remote pieces of memory one operation touches.
+    /// Number of remote segments that one operation accesses.
     rma_iov_limit: usize,
-    /// The traffic class of the transmit context. Advice: nothing is refused for it.
+    /// The traffic class of the transmit context. Advice: never refused.
     tx_tclass: TrafficClass,
-    /// What the receive context must be able to do; without this hint, its share of `caps`.
+    /// The capabilities that the receive context must have; without this hint, those of `caps` that
+    /// apply to it.
     rx_caps: Caps,
-    /// Duties agreed to for the receive context; without this hint or with an empty set, those of
-    /// `mode`.
+    /// Mode bits agreed to for the receive context; without this hint or with an empty set, those
+    /// of `mode`.
     rx_mode: Mode,
-    /// Flags of every receive.
+    /// Default flags of receives.
     rx_op_flags: OpFlags,
-    /// Arriving operations that must keep their order.
+    /// Arriving operations that must be ordered.
     rx_msg_order: MsgOrder,
-    /// Receives that will be posted. The result has this many entries.
+    /// Number of receives that will be posted. The negotiated info has this many entries.
     rx_size: usize,
-    /// Pieces of memory one receive scatters to.
+    /// Number of buffers that one receive scatters to.
     rx_iov_limit: usize,
 }
 
 impl Hints {
-    /// Nothing but wildcards, and no duty agreed to.
+    /// Creates hints with nothing but wildcards, and no mode bit agreed to.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The provider, by name in any case. As in libfabric the name may be a chain,
-    /// `"utility;core"`: a provider named in it will do. `"tcp;ofi_rxm"` is the chain of which both
-    /// parts matter: it is the tcp provider with endpoints of the protocol
+    /// Sets the provider by name, in any case. As in libfabric the name may be layered,
+    /// `"utility;core"`: any provider named in it is accepted. Only in `"tcp;ofi_rxm"` do both
+    /// parts matter: the tcp provider with endpoints of the protocol
     /// [`Protocol::Rxm`](super::Protocol::Rxm).
     #[doc(alias = "prov_name")]
     pub fn provider(mut self, name: impl Into<String>) -> Self {
@@ -208,92 +214,93 @@ impl Hints {
         self
     }
 
-    /// The fabric, by its exact name.
+    /// Sets the fabric by its exact name.
     pub fn fabric_name(mut self, name: impl Into<String>) -> Self {
         self.fabric_name = Some(name.into());
         self
     }
 
-    /// The domain, by its exact name.
+    /// Sets the domain by its exact name.
     pub fn domain_name(mut self, name: impl Into<String>) -> Self {
         self.domain_name = Some(name.into());
         self
     }
 
-    /// The API the application was written for. An offer of an older one is refused.
+    /// Sets the API version that the application was written for. An offer of an older version is
+    /// refused.
     pub fn api_version(mut self, major: u16, minor: u16) -> Self {
         self.api_version = Some(Version::new(major, minor));
         self
     }
 
-    /// The oldest version of the provider that will do.
+    /// Sets the oldest acceptable version of the provider.
     #[doc(alias = "prov_version")]
     pub fn provider_version(mut self, major: u16, minor: u16) -> Self {
         self.provider_version = Some(Version::new(major, minor));
         self
     }
 
-    /// The key that endpoints and regions of the domain carry; empty for none.
+    /// Sets the authorization key of the domain's endpoints and regions; empty for none.
     pub fn auth_key(mut self, key: impl Into<Vec<u8>>) -> Self {
         self.auth_key = Some(key.into());
         self
     }
 
-    /// The key of the endpoint; empty for that of the domain.
+    /// Sets the authorization key of the endpoint; empty for the domain's.
     pub fn ep_auth_key(mut self, key: impl Into<Vec<u8>>) -> Self {
         self.ep_auth_key = Some(key.into());
         self
     }
 
-    /// The duties the application agrees to, for the endpoint and both contexts.
-    pub fn mode(mut self, duties: Mode) -> Self {
-        self.mode = duties;
+    /// Sets the mode bits that the application agrees to, for the endpoint and both contexts.
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
         self
     }
 
-    /// The duties the application agrees to in the domain.
-    pub fn domain_mode(mut self, duties: Mode) -> Self {
-        self.domain_mode = duties;
+    /// Sets the mode bits of the domain that the application agrees to.
+    pub fn domain_mode(mut self, mode: Mode) -> Self {
+        self.domain_mode = mode;
         self
     }
 
-    /// The duties of memory registration the application agrees to. [`MrMode::BASIC`] and
-    /// [`MrMode::SCALABLE`] stand alone.
-    pub fn mr_mode(mut self, duties: MrMode) -> Self {
-        self.mr_mode = duties;
+    /// Sets the memory registration mode bits that the application agrees to. [`MrMode::BASIC`] and
+    /// [`MrMode::SCALABLE`] cannot be combined with other bits.
+    pub fn mr_mode(mut self, mode: MrMode) -> Self {
+        self.mr_mode = mode;
         self
     }
 
-    /// Who moves control operations and data transfers forward: both fields of 1.17, the one of
-    /// 2.x.
+    /// Sets whether the provider or the application makes progress on control operations and data
+    /// transfers: both fields of 1.17, the one field of 2.x.
     pub fn progress(self, progress: Progress) -> Self {
         self.control_progress(progress).data_progress(progress)
     }
 
-    /// The local address to use: `src_addr` under a shorter name.
+    /// Sets the local address: `src_addr` under a shorter name.
     #[doc(alias = "FI_SOURCE")]
     pub fn source(self, address: Address) -> Self {
         self.src_addr(address)
     }
 
-    /// The peer that will be talked to: `dest_addr` under a shorter name.
+    /// Sets the address of the peer: `dest_addr` under a shorter name.
     pub fn dest(self, address: Address) -> Self {
         self.dest_addr(address)
     }
 
-    /// The capabilities that are asked for; an empty set asks for none and is the wildcard too.
+    /// Returns the requested capabilities; an empty set requests none and is the wildcard too.
     pub(super) fn requested_caps(&self) -> Option<Caps> {
         self.caps.filter(|caps| !caps.is_empty())
     }
 
-    /// Whether one of the names in the `provider` hint is this one; any name will do without the
-    /// hint.
+    /// Returns whether the `provider` hint accepts the provider of this name; without the hint, any
+    /// is accepted.
     #[must_use]
     pub fn admits_provider(&self, name: &str) -> bool {
         self.provider.is_none() || self.names_provider(name)
     }
 
-    /// Whether the `provider` hint has this name in its chain.
+    /// Returns whether the `provider` hint contains this name as a layer.
     pub(super) fn names_provider(&self, name: &str) -> bool {
         let mut parts = self.provider.iter().flat_map(|chain| chain.split(';'));
         parts.any(|part| part.eq_ignore_ascii_case(name))
@@ -301,8 +308,8 @@ impl Hints {
 }
 
 impl From<&Info> for Hints {
-    /// Asks for exactly what `info` says: its numbers as minimums, its duties as agreed to. A
-    /// provider uses this to check an `Info` that an application hands back.
+    /// Requests exactly what `info` says: its numbers as minimums, its mode bits as agreed to. A
+    /// provider uses this to check an `Info` that an application passes back.
     fn from(info: &Info) -> Self {
         let Info {
             fabric,

@@ -1,16 +1,16 @@
 //! Enumerations of the attributes, and the rank of those that are levels of service.
 //!
-//! Rank 1 is the most a provider can do. A hint names the least service the application can live
-//! with, so a hint is satisfied by an offer of its own rank or a lower one: an application that
-//! serialises everything itself may use a provider that locks, never the reverse. The ranks are
-//! written out, because they follow neither the order of libfabric's numbers nor the order of
-//! declaration. "Unspecified" is [`None`] and satisfies any rank.
+//! Rank 1 is the most service. A hint states the least service that the application needs, so an
+//! offer of the same rank or a lower one satisfies the hint: an application that serializes all
+//! calls itself may use a provider that locks, never the reverse. The ranks are written out,
+//! because they follow neither the order of libfabric's constants nor the order of declaration.
+//! "Unspecified" is [`None`] and satisfies any rank.
 
 use std::fmt;
 
 use crate::error::{Error, Result};
 
-/// The kind of an endpoint (`enum fi_ep_type`).
+/// The type of an endpoint (`enum fi_ep_type`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[doc(alias = "fi_ep_type")]
 pub enum EpType {
@@ -26,22 +26,22 @@ pub enum EpType {
     Rdm,
 }
 
-/// Which calls the application serialises itself (`enum fi_threading`).
+/// Which calls the application serializes (`enum fi_threading`).
 ///
-/// All five levels of 1.17 are known; 2.x has dropped [`Threading::Fid`] and
-/// [`Threading::Endpoint`] and refuses them. They are accepted here, by their rank of 1.17,
-/// whatever API version is asked for.
+/// All five levels of 1.17 exist; 2.x has removed [`Threading::Fid`] and [`Threading::Endpoint`]
+/// and refuses them. Both are accepted here, by their rank of 1.17, whatever API version is
+/// requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[doc(alias = "fi_threading")]
 pub enum Threading {
-    /// None: any object from any thread.
+    /// No calls: any object may be used from any thread.
     #[default]
     #[doc(alias = "FI_THREAD_SAFE")]
     Safe,
     /// Calls on the same object.
     #[doc(alias = "FI_THREAD_FID")]
     Fid,
-    /// Calls on the same object, where an endpoint and its contexts count as one.
+    /// Calls on the same object, where an endpoint and its contexts count as one object.
     #[doc(alias = "FI_THREAD_ENDPOINT")]
     Endpoint,
     /// Calls on objects that share a completion queue or counter.
@@ -53,7 +53,7 @@ pub enum Threading {
 }
 
 impl Threading {
-    /// Every level, best service first.
+    /// All levels, most service first.
     pub const ALL: [Self; 5] = [
         Self::Safe,
         Self::Fid,
@@ -62,7 +62,7 @@ impl Threading {
         Self::Domain,
     ];
 
-    /// The rank of this level, 1 for the most service.
+    /// Returns the rank of this level, 1 for the most service.
     #[must_use]
     pub const fn rank(self) -> u8 {
         match self {
@@ -75,29 +75,29 @@ impl Threading {
     }
 }
 
-/// Who moves operations forward (`enum fi_progress`).
+/// Whether the provider or the application makes progress on operations (`enum fi_progress`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[doc(alias = "fi_progress")]
 pub enum Progress {
-    /// The provider, whatever the application does.
+    /// The provider makes progress, whatever the application does.
     #[doc(alias = "FI_PROGRESS_AUTO")]
     Auto,
-    /// The application, by polling completions and events; also where it is only the target of
-    /// others.
+    /// The application makes progress by polling completions and events, also while it is only the
+    /// target of peers.
     #[default]
     #[doc(alias = "FI_PROGRESS_MANUAL")]
     Manual,
-    /// As [`Progress::Manual`], and the application also serialises control calls with data
+    /// As [`Progress::Manual`], and the application also serializes control calls with data
     /// transfers. Since 1.21.
     #[doc(alias = "FI_PROGRESS_CONTROL_UNIFIED")]
     ControlUnified,
 }
 
 impl Progress {
-    /// Every level, best service first.
+    /// All levels, most service first.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Manual, Self::ControlUnified];
 
-    /// The rank of this level, 1 for the most service.
+    /// Returns the rank of this level, 1 for the most service.
     #[must_use]
     pub const fn rank(self) -> u8 {
         match self {
@@ -112,20 +112,20 @@ impl Progress {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[doc(alias = "fi_resource_mgmt")]
 pub enum ResourceMgmt {
-    /// It does: a post that would overrun something is refused with "try again".
+    /// The provider prevents overruns: a post that would overrun a queue fails with `FI_EAGAIN`.
     #[default]
     #[doc(alias = "FI_RM_ENABLED")]
     Enabled,
-    /// It need not: the application keeps count.
+    /// The application prevents overruns.
     #[doc(alias = "FI_RM_DISABLED")]
     Disabled,
 }
 
 impl ResourceMgmt {
-    /// Every level, best service first.
+    /// All levels, most service first.
     pub const ALL: [Self; 2] = [Self::Enabled, Self::Disabled];
 
-    /// The rank of this level, 1 for the most service.
+    /// Returns the rank of this level, 1 for the most service.
     #[must_use]
     pub const fn rank(self) -> u8 {
         match self {
@@ -135,56 +135,54 @@ impl ResourceMgmt {
     }
 }
 
-/// How an address vector numbers its peers (`enum fi_av_type`).
+/// The type of an address vector (`enum fi_av_type`).
 ///
-/// 2.x has withdrawn the map and gives its callers a table. So does this fabric: [`AvType::Map`] is
-/// accepted where a table is offered, and the numbers it gives out are positions in a table.
-/// Nothing that was promised of a map breaks.
+/// 2.x has removed the map and gives a table instead. So does this fabric: [`AvType::Map`] is
+/// accepted where a table is offered, and its handles are indices in a table, which keeps all
+/// promises of a map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[doc(alias = "fi_av_type")]
 pub enum AvType {
-    /// A peer's number is opaque.
+    /// Handles are opaque.
     #[doc(alias = "FI_AV_MAP")]
     Map,
-    /// A peer's number is its position, counted from 0 in the order of insertion.
+    /// A handle is an index, counted from 0 in the order of insertion.
     #[default]
     #[doc(alias = "FI_AV_TABLE")]
     Table,
 }
 
-/// What kind of traffic a domain or a context carries (`fi_endpoint(3)`, traffic class): advice to
-/// the network.
+/// The traffic class of a domain or a context (`fi_endpoint(3)`): advice to the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TrafficClass {
-    /// Nothing in particular.
+    /// No particular class.
     #[default]
     #[doc(alias = "FI_TC_BEST_EFFORT")]
     BestEffort,
-    /// Small messages that should not wait.
+    /// Small messages, latency over throughput.
     #[doc(alias = "FI_TC_LOW_LATENCY")]
     LowLatency,
-    /// Prefers resources of its own over shared ones.
+    /// Dedicated network resources instead of shared ones.
     #[doc(alias = "FI_TC_DEDICATED_ACCESS")]
     DedicatedAccess,
     /// Large transfers, throughput over latency.
     #[doc(alias = "FI_TC_BULK_DATA")]
     BulkData,
-    /// Whatever capacity is left over.
+    /// Only capacity that other traffic leaves over.
     #[doc(alias = "FI_TC_SCAVENGER")]
     Scavenger,
-    /// The network's own management.
+    /// Network management.
     #[doc(alias = "FI_TC_NETWORK_CTRL")]
     NetworkCtrl,
-    /// A differentiated-services code point, 0 to 63.
+    /// A differentiated-services code point (DSCP), 0 to 63.
     #[doc(alias = "fi_tc_dscp_set")]
     Dscp(u8),
 }
 
 impl TrafficClass {
-    /// The differentiated-services code point that stands for this in the headers of IP: for
-    /// labels, what RFC 4594 and RFC 8622 recommend. Whether a network heeds it is the network's
-    /// affair.
+    /// Returns the differentiated-services code point of this class for IP headers: for the named
+    /// classes, the one that RFC 4594 and RFC 8622 recommend. Networks may ignore it.
     ///
     /// ```
     /// # use fabric_core::info as fabric_async;
@@ -199,18 +197,18 @@ impl TrafficClass {
     #[doc(alias = "fi_tc_dscp_get")]
     pub fn dscp(self) -> Result<u8> {
         Ok(match self {
-            // The default class; lower effort.
+            // CS0, the default class; LE, lower effort.
             Self::BestEffort => 0,
             Self::Scavenger => 1,
             // AF11, AF21: high-throughput data, low-latency data.
             Self::BulkData => 10,
             Self::LowLatency => 18,
-            // EF, as a line of one's own; CS6.
+            // EF, expedited forwarding; CS6.
             Self::DedicatedAccess => 46,
             Self::NetworkCtrl => 48,
             Self::Dscp(point) if point < 64 => point,
             Self::Dscp(point) => {
-                let why = format!("{point} is no code point: they are 0 to 63");
+                let why = format!("DSCP {point} is not within 0 to 63");
                 return Err(Error::Invalid {
                     what: "traffic class",
                     why,
@@ -220,29 +218,29 @@ impl TrafficClass {
     }
 }
 
-/// What two endpoints of the same provider speak to each other (`ep_attr.protocol`).
+/// The wire protocol between two endpoints of a provider (`ep_attr.protocol`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Protocol {
-    /// Rings in shared memory.
+    /// Ring buffers in shared memory.
     #[doc(alias = "FI_PROTO_SHM")]
     Shm,
     /// The simulated network.
     Sim,
-    /// The framing of libfabric's tcp provider.
+    /// The wire protocol of libfabric's tcp provider.
     #[doc(alias = "FI_PROTO_XNET")]
     #[doc(alias = "FI_PROTO_SOCK_TCP")]
     Tcp,
-    /// RXM over that framing.
+    /// RXM over the protocol [`Tcp`](Self::Tcp).
     #[doc(alias = "FI_PROTO_RXM")]
     Rxm,
-    /// A message per UDP datagram.
+    /// One message per UDP datagram.
     #[doc(alias = "FI_PROTO_UDP")]
     Udp,
 }
 
 impl Protocol {
-    /// The name of the protocol, in lower case.
+    /// Returns the name of the protocol, in lower case.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -261,7 +259,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// How addresses are written (`fi_info.addr_format`).
+/// The address format (`fi_info.addr_format`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AddrFormat {
@@ -272,7 +270,7 @@ pub enum AddrFormat {
     /// A socket address of any family.
     #[doc(alias = "FI_SOCKADDR")]
     Sockaddr,
-    /// A socket address of IPv4 or IPv6, told apart at run time. Since 2.4.
+    /// An IPv4 or IPv6 socket address. Since 2.4.
     #[doc(alias = "FI_SOCKADDR_IP")]
     SockaddrIp,
     /// An IPv4 socket address.
@@ -284,8 +282,8 @@ pub enum AddrFormat {
 }
 
 impl AddrFormat {
-    /// Whether an application that asks for `asked` can use addresses of this format: the same
-    /// format, or one of two of which the other is a special case.
+    /// Returns whether an application that requests the format `asked` can use addresses of this
+    /// format: the same format, or one of which the other is a special case.
     #[must_use]
     pub fn is_compatible(self, asked: Self) -> bool {
         self == asked || self.includes(asked) || asked.includes(self)

@@ -1,9 +1,9 @@
-//! Discovery: what a provider offers, what an application asks for, and how the two meet.
+//! Discovery: offers of providers, hints of applications, and their negotiation.
 //!
-//! A provider describes each of its domains by an [`Info`]. An application describes what it needs
-//! by [`Hints`]. [`select`] holds the hints against every offer and returns those that satisfy
-//! them, adjusted to what was asked, best first; or [`NoMatch`], which says of every offer what it
-//! lacks.
+//! A provider describes each of its domains by an [`Info`]. An application describes its
+//! requirements by [`Hints`]. [`select`] checks the hints against every offer and returns the
+//! offers that satisfy them, adjusted to the hints, best first; or [`NoMatch`], with the first
+//! mismatch of each offer.
 //!
 //! ```
 //! use fabric_core::flags::Caps;
@@ -12,12 +12,14 @@
 //! let mut offer = Info::template("shm", "shm", "shm");
 //! offer.caps = Caps::MSG | Caps::TAGGED | Caps::SOURCE;
 //!
-//! let found = select(&Hints::new().caps(Caps::TAGGED).threading(Threading::Domain), &[offer.clone()])?;
-//! assert!(found[0].caps.contains(Caps::TAGGED | Caps::SOURCE) && !found[0].caps.contains(Caps::MSG));
+//! let hints = Hints::new().caps(Caps::TAGGED).threading(Threading::Domain);
+//! let found = select(&hints, &[offer.clone()])?;
+//! assert!(found[0].caps.contains(Caps::TAGGED | Caps::SOURCE));
+//! assert!(!found[0].caps.contains(Caps::MSG));
 //! assert_eq!(found[0].domain.threading, Threading::Domain);
 //!
-//! let refused = select(&Hints::new().caps(Caps::ATOMIC), &[offer]).unwrap_err();
-//! assert_eq!(refused.refusals[0].attribute, "caps");
+//! let none = select(&Hints::new().caps(Caps::ATOMIC), &[offer]).unwrap_err();
+//! assert_eq!(none.mismatches[0].attribute, "caps");
 //! # Ok::<(), fabric_core::info::NoMatch>(())
 //! ```
 //!
@@ -25,11 +27,11 @@
 //! |---|---|
 //! | `attr` | the attributes of an offer |
 //! | `level` | enumerations, and which level satisfies which |
-//! | `hints` | what an application asks for |
+//! | `hints` | the requirements of an application |
 //! | `negotiate` | the check, attribute by attribute, in libfabric's order |
-//! | `mr_mode` | duties of memory registration |
-//! | `grant` | what an accepted offer is turned into |
-//! | `refusal` | who refused what |
+//! | `mr_mode` | memory registration mode bits |
+//! | `grant` | adjustment of a satisfying offer to the hints |
+//! | `mismatch` | reasons why an offer does not satisfy the hints |
 
 mod attr;
 mod grant;
@@ -53,28 +55,29 @@ pub use level::{
 pub use mismatch::{Mismatch, NoMatch};
 pub use negotiate::{negotiate, select};
 
-/// One way to communicate: a provider's offer, or what came of it after negotiation.
+/// A description of a domain and its endpoints: a provider's offer, or the result of negotiating it
+/// with hints.
 ///
-/// A complete snapshot that owns all it says. Objects are opened from the result of a negotiation.
-/// An application may change it before, to anything that the provider offers too: lower a limit, or
-/// take a capability out, of `caps` and of the `caps` of both contexts. More than is offered is
-/// refused. There is no `handle` (a connection request carries its own) and no `nic` (no provider
-/// has one).
+/// An owned snapshot. Objects are opened from a negotiated info. Before that an application may
+/// change it to anything that the provider offers too: lower a limit, or remove a capability from
+/// `caps` and from the `caps` of both contexts. A value beyond the offer is refused. The fields
+/// `handle` (a connection request carries its own) and `nic` (no provider has one) of `fi_info` do
+/// not exist.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 #[doc(alias = "fi_info")]
 #[doc(alias = "fi_dupinfo")]
 #[doc(alias = "fi_freeinfo")]
 pub struct Info {
-    /// What endpoints can do.
+    /// Capabilities of endpoints.
     pub caps: Caps,
-    /// Duties of the application.
+    /// Requirements on the application.
     pub mode: Mode,
-    /// How addresses are written.
+    /// The address format.
     pub addr_format: AddrFormat,
-    /// The local address; not always one that peers can use.
+    /// The local address; peers cannot always use it.
     pub src_addr: Option<Address>,
-    /// The address of the peer, where one was named.
+    /// The address of the peer, if one was requested.
     pub dest_addr: Option<Address>,
     /// The fabric and its provider.
     pub fabric: FabricAttr,
@@ -89,11 +92,11 @@ pub struct Info {
 }
 
 impl Info {
-    /// An offer of this provider, fabric and domain that promises next to nothing, for the provider
+    /// Creates an offer of this provider, fabric and domain with minimal values, for the provider
     /// to fill in.
     ///
-    /// See the `Default` of each attribute struct for what it says. The API version is 2.5,
-    /// the newest whose vocabulary is known in full.
+    /// The `Default` of each attribute struct documents its values. The API version is 2.5,
+    /// [`API_VERSION`].
     #[must_use]
     pub fn template(provider: &str, fabric: &str, domain: &str) -> Self {
         Self {
@@ -118,8 +121,9 @@ impl Info {
         }
     }
 
-    /// This offer under manual and under automatic progress, in this order: who states no wish gets
-    /// the first. For providers that leave progress to the engine, and serve both equally well.
+    /// Returns this offer with manual and with automatic progress, in this order: hints without a
+    /// progress model select the first. For providers that leave progress to the engine, and
+    /// support both equally well.
     #[must_use]
     pub fn for_both_progress_models(self) -> [Self; 2] {
         [Progress::Manual, Progress::Auto].map(|progress| {
@@ -130,9 +134,10 @@ impl Info {
     }
 }
 
-/// Whether a domain may be opened from `info` in a fabric of this provider and name.
+/// Checks that a domain may be opened from `info` in a fabric of this provider and name.
 ///
-/// Checked before anything is counted or allocated, so that a refusal leaves nothing to undo.
+/// Called before any child is counted or memory allocated, so that a refusal leaves nothing to
+/// undo.
 ///
 /// # Errors
 /// [`Error::Invalid`] when `info` describes another provider or another fabric.
@@ -140,7 +145,7 @@ pub fn check_domain((provider, fabric): (&str, &str), info: &Info) -> Result<()>
     let differs = |what: &str, theirs: &str, ours: &str| Error::Invalid {
         what: "info",
         why: format!(
-            "it describes the {what} {theirs:?}, this fabric was opened for the {what} {ours:?}"
+            "it describes the {what} {theirs:?}, but this fabric was opened for the {what} {ours:?}"
         ),
     };
     if info.fabric.provider != provider {

@@ -1,54 +1,54 @@
-//! Duties of memory registration: which are needed for what is asked, and whether the application
-//! agrees to them.
+//! Memory registration mode: which mode bits the requested capabilities require, and whether the
+//! application agrees to them.
 //!
-//! Three rules differ from one libfabric version to the next and are decided here:
+//! Three rules differ between libfabric versions and are decided here:
 //!
-//! * An application that agrees to nothing gets an offer with duties only where it does not ask to
-//!   be the target of one-sided operations. Newer libfabric lets it ask, and silently takes the
-//!   remote directions out of the result.
+//! * An application that agrees to no mode bit gets an offer with required bits only if it does not
+//!   request to be the target of RMA. Newer libfabric accepts the request, and silently removes the
+//!   remote directions from the result.
 //! * [`MrMode::BASIC`] and [`MrMode::SCALABLE`] are accepted under every API version, alone, where
-//!   the duties of the offer allow. An offer may restrict that by naming the one it supports.
-//! * A negotiated mode names the duties that are left, as `fi_mr(3)` promises: what was agreed to
-//!   and is not needed is cleared. Only the three duties of `BASIC` stay, since programs of that
-//!   age never look again.
+//!   the requirements of the offer allow. An offer may restrict that by stating the one it
+//!   supports.
+//! * A negotiated mode holds the bits that are still required, as `fi_mr(3)` promises: bits that
+//!   were agreed to and are not required are cleared. Only the three bits of `BASIC` stay, because
+//!   programs of that age do not check the result.
 
 use crate::flags::{Caps, Mode, MrMode};
 
 use super::mismatch::{Mismatch, flag_names};
 use super::{Hints, Info, Version};
 
-/// The first API in which the duties are named one by one.
+/// The first API version with separate mode bits.
 pub(super) const SEPARATE_MODE_BITS: Version = Version::new(1, 5);
 
-/// The duties that are left of `offered` for an endpoint of these capabilities (none named: no
-/// target, no devices).
+/// Returns the bits of `offered` that an endpoint with these capabilities requires; with empty
+/// capabilities, an endpoint that is no RMA target and uses no device memory.
 pub(super) fn required(caps: Caps, offered: MrMode) -> MrMode {
-    let mut duties = offered.difference(MrMode::LEGACY);
+    let mut bits = offered.difference(MrMode::LEGACY);
     if !caps.contains(Caps::HMEM) {
-        duties.remove(MrMode::HMEM);
+        bits.remove(MrMode::HMEM);
     }
     if !caps.is_rma_target() {
-        if !duties.intersects(MrMode::LOCAL | MrMode::HMEM) {
+        if !bits.intersects(MrMode::LOCAL | MrMode::HMEM) {
             return MrMode::empty();
         }
-        duties.remove(MrMode::TARGET_ONLY);
+        bits.remove(MrMode::TARGET_ONLY);
     }
-    duties
+    bits
 }
 
-/// The duties the application agrees to, by their names of today.
+/// Returns the mode bits that the application agrees to, with legacy modes translated.
 pub(super) fn agreed(hints: &Hints, offer: &Info) -> MrMode {
-    let mut duties = match legacy_mode(hints, offer) {
+    let mut bits = match legacy_mode(hints, offer) {
         Some(MrMode::BASIC) => MrMode::BASIC_BITS,
         Some(_) => MrMode::empty(),
         None => hints.mr_mode,
     };
-    duties.set(MrMode::LOCAL, agrees_to_local(hints));
-    duties
+    bits.set(MrMode::LOCAL, agrees_to_local(hints));
+    bits
 }
 
-/// The duties in the result of a successful check, for an endpoint that is granted these
-/// capabilities.
+/// Returns the mode bits of the negotiated info, for an endpoint with these granted capabilities.
 pub(super) fn granted(hints: &Hints, offer: &Info, caps: Caps) -> MrMode {
     let needed = required(caps, offer.domain.mr_mode);
     if legacy_mode(hints, offer) == Some(MrMode::BASIC) {
@@ -58,8 +58,8 @@ pub(super) fn granted(hints: &Hints, offer: &Info, caps: Caps) -> MrMode {
     }
 }
 
-/// Refuses where a duty is needed that the application does not agree to, or where an old name is
-/// not supported.
+/// Checks that the application agrees to all required mode bits, and that the offer supports a
+/// requested legacy mode.
 pub(super) fn check(hints: &Hints, offer: &Info) -> Result<(), Mismatch> {
     let offered = offer.domain.mr_mode;
     let refuse = |what: String| {
@@ -75,15 +75,17 @@ pub(super) fn check(hints: &Hints, offer: &Info) -> Result<(), Mismatch> {
         return refuse("only with LOCAL".to_owned());
     }
     if hints.mr_mode.intersects(MrMode::LEGACY) && hints.mr_mode.bits().count_ones() > 1 {
-        return refuse("BASIC or SCALABLE only without other duties".to_owned());
+        return refuse("BASIC or SCALABLE only without other mode bits".to_owned());
     }
     if before_separate_mode_bits(hints, offer) && !MrMode::LEGACY.contains(hints.mr_mode) {
-        return refuse(format!("BASIC or SCALABLE before API {SEPARATE_MODE_BITS}"));
+        return refuse(format!(
+            "only BASIC or SCALABLE before API {SEPARATE_MODE_BITS}"
+        ));
     }
-    if let Some(old) = legacy_mode(hints, offer)
-        && !supports(offer, old)
+    if let Some(legacy) = legacy_mode(hints, offer)
+        && !supports(offer, legacy)
     {
-        return refuse(format!("no {}", flag_names(old)));
+        return refuse(format!("no {}", flag_names(legacy)));
     }
     let needed = required(hints.caps.unwrap_or_default(), offered);
     if agreed(hints, offer).contains(needed) {
@@ -93,19 +95,19 @@ pub(super) fn check(hints: &Hints, offer: &Info) -> Result<(), Mismatch> {
     }
 }
 
-/// Which of the two old modes the hints mean, if any. Before 1.5, nothing means either: the one
-/// with fewer duties that the offer supports.
+/// Returns the legacy mode that the hints request, if any. Before 1.5, an empty mode requests
+/// either: the one with fewer requirements that the offer supports.
 fn legacy_mode(hints: &Hints, offer: &Info) -> Option<MrMode> {
     if hints.mr_mode.intersects(MrMode::LEGACY) {
         return Some(hints.mr_mode.intersection(MrMode::LEGACY));
     }
     let either = hints.mr_mode.is_empty() && before_separate_mode_bits(hints, offer);
-    let duties = required(
+    let bits = required(
         hints.requested_caps().unwrap_or(offer.caps),
         offer.domain.mr_mode,
     )
     .difference(MrMode::LOCAL);
-    let scalable = duties.is_empty() && supports(offer, MrMode::SCALABLE);
+    let scalable = bits.is_empty() && supports(offer, MrMode::SCALABLE);
     either.then_some(if scalable {
         MrMode::SCALABLE
     } else {
@@ -113,9 +115,9 @@ fn legacy_mode(hints: &Hints, offer: &Info) -> Option<MrMode> {
     })
 }
 
-fn supports(offer: &Info, old: MrMode) -> bool {
-    let named = offer.domain.mr_mode.intersection(MrMode::LEGACY);
-    named.is_empty() || named.contains(old)
+fn supports(offer: &Info, legacy: MrMode) -> bool {
+    let supported = offer.domain.mr_mode.intersection(MrMode::LEGACY);
+    supported.is_empty() || supported.contains(legacy)
 }
 
 fn agrees_to_local(hints: &Hints) -> bool {

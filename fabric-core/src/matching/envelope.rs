@@ -1,63 +1,62 @@
-//! What a message shows before its bytes, what a receive asks for, and the one place where the two
-//! are compared.
+//! The parts of messages and receives that matching compares, and the comparison itself.
 
 use crate::address::FiAddr;
 use crate::completion::CompletionLevel;
 
 use super::list::QueueKind;
 
-/// Which sender a message came from, in the provider's own numbering.
+/// The sender of a message, as its transport identifies peers.
 ///
-/// Unlike a [`FiAddr`] it exists for senders nobody has inserted into the address vector. It means
-/// whatever the provider says, for as long as the provider says so; matching only compares it.
+/// Unlike a [`FiAddr`] it exists for senders that are not in the address vector. The transport
+/// defines its meaning and lifetime; matching only compares it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerKey(pub u32);
 
-/// What is known of a message before its bytes.
+/// The description of a message that arrives ahead of its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Envelope {
-    /// The sender, as the provider numbers it.
+    /// The sender, as the transport identifies it.
     pub peer: PeerKey,
-    /// The sender's address, or `None` while it is not in the address vector.
+    /// The sender's address handle, or `None` while the sender is not in the address vector.
     pub source: Option<FiAddr>,
-    /// The tag; `None` for an untagged message, which only untagged receives can take.
+    /// The tag; `None` for an untagged message, which only untagged receives accept.
     pub tag: Option<u64>,
     /// Length of the message in bytes.
     pub len: usize,
-    /// Remote completion data, when the sender gave some.
+    /// Remote completion data, if the sender provided it.
     pub data: Option<u64>,
     /// The message's place in arrival order, from
     /// [`Matcher::next_arrival`](super::Matcher::next_arrival).
     pub arrival: u64,
-    /// What the sender waits for, if it does.
+    /// The ack that the sender requests, if it does.
     pub ack: Option<AckRequest>,
 }
 
-/// The sender waits for word of its message.
+/// A request of the sender for an ack of its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AckRequest {
-    /// Which word, by the sender's numbering. It is said once.
+    /// The ack's number, which the sender chose. It is sent once.
     pub number: u32,
-    /// What it says.
+    /// The event to acknowledge.
     pub level: CompletionLevel,
 }
 
-/// What a receive accepts.
+/// The messages that a receive accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecvSpec {
-    /// Only messages of this source (`FI_DIRECTED_RECV`); `None` takes them from anybody, known or
-    /// not.
+    /// Accepts only messages of this source (`FI_DIRECTED_RECV`); `None` accepts any source, in the
+    /// address vector or not.
     pub from: Option<FiAddr>,
-    /// The tags to take; `None` for a receive on the untagged queue.
+    /// The accepted tags; `None` for a receive on the untagged queue.
     pub tag: Option<TagMatch>,
 }
 
-/// The tags a receive accepts: `t` is accepted when `(t ^ tag) & !ignore == 0`.
+/// The tags that a receive accepts: `t` is accepted when `(t ^ tag) & !ignore == 0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TagMatch {
     /// The wanted tag.
     pub tag: u64,
-    /// Bits of the tag that do not count. 0 asks for exactly `tag`, all ones takes any tag.
+    /// Bits of the tag that are not compared. 0 accepts exactly `tag`, all ones accepts any tag.
     pub ignore: u64,
 }
 
@@ -70,7 +69,7 @@ pub(super) struct EnvelopeKey {
 
 /// The part of a receive that a scan compares.
 ///
-/// The untagged queue holds untagged entries only, so an untagged receive is written as one that
+/// The untagged queue holds untagged entries only, so an untagged receive is stored as one that
 /// ignores every bit: one comparison serves both queues.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RecvKey {
@@ -80,12 +79,13 @@ pub(super) struct RecvKey {
 }
 
 impl RecvKey {
-    /// Whether this receive takes this message, given that both are of one kind.
+    /// Returns whether this receive accepts the message, given that both are tagged or both
+    /// untagged.
     #[inline]
-    pub(super) fn accepts(&self, shown: EnvelopeKey) -> bool {
-        // A message of unknown source equals no `Some`, which keeps it from directed receives.
-        (shown.tag ^ self.tag) & !self.ignore == 0
-            && (self.from.is_none() || self.from == shown.source)
+    pub(super) fn accepts(&self, message: EnvelopeKey) -> bool {
+        // A message of unknown source equals no `Some`, so directed receives do not accept it.
+        (message.tag ^ self.tag) & !self.ignore == 0
+            && (self.from.is_none() || self.from == message.source)
     }
 }
 
@@ -107,7 +107,7 @@ impl Envelope {
 }
 
 impl RecvSpec {
-    /// Whether a receive like this takes this message.
+    /// Returns whether a receive with this spec accepts the message.
     #[must_use]
     pub fn accepts(&self, envelope: &Envelope) -> bool {
         self.tag.is_some() == envelope.tag.is_some() && self.key().accepts(envelope.key())

@@ -1,16 +1,16 @@
-//! Two doubly linked chains, tagged and untagged, over one table of entries.
+//! Two doubly linked lists, tagged and untagged, over one table of entries.
 //!
 //! Links are indices. A removed entry goes to a free list and is reused first, so a queue that
 //! stays short stays in the same few cache lines. The serial number of an entry is both its age and
-//! the generation in its key: it counts 64 bits up and never comes again, so a stale key can only
-//! miss. The one exception is an entry that is linked again in its old order: it has its old serial
-//! number, and a key of its first stay finds it or nothing.
+//! the generation in its key: it counts 64 bits up and is never reused, so a stale key finds
+//! nothing. The one exception is an entry that is linked again in its old order: it has its old
+//! serial number, and a key of its first insertion finds it or nothing.
 
 const NIL: u32 = u32::MAX;
-/// The serial of an entry on the free list; no key carries it.
+/// The serial number of an entry on the free list; no key has it.
 const VACANT: u64 = u64::MAX;
 
-/// Which of the two separate queues.
+/// The two separate queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueueKind {
     Untagged,
@@ -21,14 +21,14 @@ impl QueueKind {
     pub(super) const BOTH: [Self; 2] = [Self::Untagged, Self::Tagged];
 }
 
-/// Names an entry until it is removed.
+/// The key of an entry until the entry is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct EntryKey {
     index: u32,
     serial: u64,
 }
 
-/// The table and its two chains.
+/// The table and its two lists.
 pub(super) struct LinkedLists<T> {
     nodes: Vec<ListNode<T>>,
     ends: [ListEnds; 2],
@@ -74,7 +74,7 @@ impl<T: Copy> LinkedLists<T> {
         self.insert(kind, NIL, value)
     }
 
-    /// Inserts in front of the entry at `before`, which must be linked in the chain of this kind.
+    /// Inserts in front of the entry at `before`, which must be linked in the list of this kind.
     pub(super) fn insert_before(&mut self, kind: QueueKind, before: usize, value: T) -> EntryKey {
         debug_assert!(self.nodes[before].serial != VACANT && self.nodes[before].kind == kind);
         self.insert(kind, before as u32, value)
@@ -88,7 +88,7 @@ impl<T: Copy> LinkedLists<T> {
     }
 
     /// Links an entry where its serial number belongs: behind the entries with lower ones. The
-    /// number is one of an entry that was removed, or of [`take_serial`](Self::take_serial).
+    /// number is that of a removed entry, or from [`take_serial`](Self::take_serial).
     pub(super) fn insert_in_order(&mut self, kind: QueueKind, serial: u64, value: T) -> EntryKey {
         let mut next = self.ends[kind as usize].head;
         while next != NIL && self.nodes[next as usize].serial < serial {
@@ -127,7 +127,7 @@ impl<T: Copy> LinkedLists<T> {
         value
     }
 
-    /// Where the entry of this key is, unless it was removed.
+    /// Returns the index of the entry of a key, unless the entry was removed.
     pub(super) fn find(&self, key: EntryKey) -> Option<usize> {
         let index = key.index as usize;
         self.nodes
@@ -136,7 +136,7 @@ impl<T: Copy> LinkedLists<T> {
             .then_some(index)
     }
 
-    /// The key of the entry at `index`, which must be linked.
+    /// Returns the key of the entry at `index`, which must be linked.
     pub(super) fn key(&self, index: usize) -> EntryKey {
         EntryKey {
             index: index as u32,
@@ -144,12 +144,12 @@ impl<T: Copy> LinkedLists<T> {
         }
     }
 
-    /// The place of an entry in the table, good until it is removed.
+    /// Returns the index of an entry in the table, valid until the entry is removed.
     pub(super) fn index(key: EntryKey) -> usize {
         key.index as usize
     }
 
-    /// The first entry of a chain that passes the test.
+    /// Returns the index of the first entry of a list that passes the test.
     #[inline]
     pub(super) fn search(
         &self,
@@ -159,7 +159,7 @@ impl<T: Copy> LinkedLists<T> {
         self.search_at(kind, |_, value| test(value))
     }
 
-    /// The first entry of a chain that passes the test, which is told where it is.
+    /// As [`search`](Self::search), with a test that gets the index too.
     #[inline]
     pub(super) fn search_at(
         &self,
@@ -199,23 +199,23 @@ impl<T: Copy> LinkedLists<T> {
         &mut self.nodes[index].value
     }
 
-    /// The chain of the entry at `index`, which must be linked.
+    /// Returns the list of the entry at `index`, which must be linked.
     pub(super) fn kind(&self, index: usize) -> QueueKind {
         self.nodes[index].kind
     }
 
-    /// How many entries were inserted, on both chains, before this one.
+    /// Returns how many entries were inserted, on both lists, before this one.
     pub(super) fn serial(&self, index: usize) -> u64 {
         self.nodes[index].serial
     }
 
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // on the fast path of small messages
     fn insert(&mut self, kind: QueueKind, next: u32, value: T) -> EntryKey {
         let serial = self.take_serial();
         self.insert_with(kind, next, serial, value)
     }
 
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // on the fast path of small messages
     fn insert_with(&mut self, kind: QueueKind, next: u32, serial: u64, value: T) -> EntryKey {
         let prev = *self.prev_link(kind, next);
         let node = ListNode {
@@ -245,7 +245,7 @@ impl<T: Copy> LinkedLists<T> {
         EntryKey { index, serial }
     }
 
-    /// The link that leads on from `index`; from nowhere, the head of the chain.
+    /// Returns the link from `index` to its successor; from `NIL`, the head of the list.
     fn next_link(&mut self, kind: QueueKind, index: u32) -> &mut u32 {
         if index == NIL {
             &mut self.ends[kind as usize].head
@@ -254,7 +254,7 @@ impl<T: Copy> LinkedLists<T> {
         }
     }
 
-    /// The link that leads back from `index`; from nowhere, the tail of the chain.
+    /// Returns the link from `index` to its predecessor; from `NIL`, the tail of the list.
     #[inline]
     fn prev_link(&mut self, kind: QueueKind, index: u32) -> &mut u32 {
         if index == NIL {

@@ -1,19 +1,19 @@
-//! Receives nobody has answered yet, in posting order.
+//! Posted receives without a match, in posting order.
 
 use crate::address::FiAddr;
 
 use super::envelope::{Envelope, RecvKey, RecvSpec};
 use super::list::{EntryKey, LinkedLists, QueueKind};
 
-/// Handle of a posted receive.
+/// The key of a posted receive.
 ///
-/// It names this one posting: once the receive has matched, was withdrawn or was taken, the key
-/// finds nothing, also when its place in the table is used again. Good only with the
-/// [`Matcher`](super::Matcher) it came from.
+/// Valid for this one posting: once the receive has matched, was canceled or taken, the key finds
+/// nothing, even if its entry in the table is reused. Valid only with the
+/// [`Matcher`](super::Matcher) that returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PostKey(EntryKey);
 
-/// What a receive accepts and its place in posting order, kept while it is out of the queue.
+/// What a receive accepts, and its place in posting order, kept while it is not in the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct PostPlace {
     pub(super) wanted: RecvKey,
@@ -22,7 +22,7 @@ pub struct PostPlace {
 }
 
 impl PostPlace {
-    /// Whether the receive accepts messages of one source only.
+    /// Returns whether the receive accepts messages of one source only.
     #[must_use]
     pub fn is_directed(&self) -> bool {
         self.wanted.from.is_some()
@@ -34,8 +34,8 @@ pub(super) struct PostedQueue<R> {
     lists: LinkedLists<PostedEntry<R>>,
 }
 
-/// The caller's name of the receive sits beside what is compared: a match at the head reads one
-/// entry.
+/// An entry of the queue. The caller's id of the receive is next to the compared key, so that a
+/// match at the head reads one entry.
 #[derive(Clone, Copy)]
 struct PostedEntry<R> {
     key: RecvKey,
@@ -53,7 +53,7 @@ impl<R: Copy> PostedQueue<R> {
         self.lists.len()
     }
 
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // on the fast path of small messages
     pub(super) fn push(&mut self, spec: &RecvSpec, receive: R) -> PostKey {
         PostKey(self.lists.push_back(
             spec.kind(),
@@ -73,7 +73,7 @@ impl<R: Copy> PostedQueue<R> {
         Some(self.lists.remove(index).receive)
     }
 
-    /// The first of the untagged receives, if it accepts messages of this source.
+    /// Takes the first of the untagged receives, if it accepts messages of this source.
     #[inline]
     pub(super) fn take_first(&mut self, source: Option<FiAddr>) -> Option<R> {
         let index = self.lists.first(QueueKind::Untagged)?;
@@ -82,7 +82,7 @@ impl<R: Copy> PostedQueue<R> {
             .then(|| self.lists.remove_first(index, QueueKind::Untagged).receive)
     }
 
-    /// The earliest receive that accepts this message; it stays.
+    /// Returns the earliest receive that accepts this message; the receive stays queued.
     pub(super) fn find(&self, envelope: &Envelope) -> Option<(PostKey, R)> {
         let index = self.search(envelope)?;
         Some((
@@ -96,7 +96,7 @@ impl<R: Copy> PostedQueue<R> {
         Some(self.lists.remove(index).receive)
     }
 
-    /// The place of a queued receive. `None` when it is no longer queued.
+    /// Returns the place of a queued receive. `None` when it is no longer queued.
     pub(super) fn place(&self, key: PostKey) -> Option<PostPlace> {
         let index = self.lists.find(key.0)?;
         Some(PostPlace {
@@ -106,7 +106,7 @@ impl<R: Copy> PostedQueue<R> {
         })
     }
 
-    /// The place that a receive has which is posted now and is not queued.
+    /// Returns the place of a receive that is posted now but not queued.
     pub(super) fn take_place(&mut self, spec: &RecvSpec) -> PostPlace {
         PostPlace {
             wanted: spec.key(),
@@ -137,9 +137,9 @@ impl<R: Copy> PostedQueue<R> {
     }
 
     fn search(&self, envelope: &Envelope) -> Option<usize> {
-        let shown = envelope.key();
+        let message = envelope.key();
         self.lists
-            .search(envelope.kind(), |entry| entry.key.accepts(shown))
+            .search(envelope.kind(), |entry| entry.key.accepts(message))
     }
 
     fn take_if(&mut self, test: impl Fn(&RecvKey) -> bool) -> Vec<R> {
@@ -153,7 +153,7 @@ impl<R: Copy> PostedQueue<R> {
                 }
             }
         }
-        // Each chain came out in posting order; the serials put the two together.
+        // Each list is in posting order; the serial numbers merge both.
         taken.sort_unstable_by_key(|&(serial, _)| serial);
         taken.into_iter().map(|(_, receive)| receive).collect()
     }

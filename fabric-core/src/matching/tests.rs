@@ -1,5 +1,5 @@
-//! One test for each rule of the module's page. Whole histories are compared with an oracle
-//! elsewhere.
+//! One test for each rule in the documentation of `matching`. `tests/matching_oracle.rs` compares
+//! whole histories with an oracle.
 
 use super::*;
 use crate::address::FiAddr;
@@ -53,7 +53,7 @@ fn next_envelope(
     }
 }
 
-/// A message that is kept without looking for a receive.
+/// Queues a message without offering it to the receives.
 fn add_unexpected(
     matcher: &mut TestMatcher,
     source: Option<FiAddr>,
@@ -201,10 +201,10 @@ fn directed_and_any_source_match_in_posting_order() {
 }
 
 #[test]
-fn a_reused_address_is_another_source() {
+fn reused_address_index_is_another_source() {
     let mut matcher = TestMatcher::new();
     post_queued(&mut matcher, recv_from(ALICE, 1), 0);
-    let newcomer = next_envelope(
+    let message = next_envelope(
         &mut matcher,
         Some(FiAddr {
             generation: 1,
@@ -212,18 +212,18 @@ fn a_reused_address_is_another_source() {
         }),
         1,
     );
-    assert_eq!(matcher.match_message(&newcomer), None);
+    assert_eq!(matcher.match_message(&message), None);
 }
 
 #[test]
 fn unknown_source_matches_only_any_source_receives() {
     let mut matcher = TestMatcher::new();
     post_queued(&mut matcher, recv_from(ALICE, 1), 0);
-    let stranger = next_envelope(&mut matcher, None, 1);
-    assert_eq!(matcher.match_message(&stranger), None);
+    let unknown = next_envelope(&mut matcher, None, 1);
+    assert_eq!(matcher.match_message(&unknown), None);
     post_queued(&mut matcher, recv_any(1), 1);
-    assert_eq!(matcher.match_message(&stranger), Some(1));
-    matcher.add_unexpected(stranger, "hello");
+    assert_eq!(matcher.match_message(&unknown), Some(1));
+    matcher.add_unexpected(unknown, "hello");
     assert_eq!(post_and_take(&mut matcher, recv_from(BOB, 1)), None);
     assert_eq!(post_and_take(&mut matcher, recv_any(1)), Some("hello"));
 }
@@ -254,7 +254,7 @@ fn assigned_source_matches_unexpected_messages() {
         peer: PeerKey(5),
         ..next_envelope(&mut matcher, None, 1)
     };
-    matcher.add_unexpected(other, "somebody else");
+    matcher.add_unexpected(other, "another peer");
 
     let matched = matcher.assign_source_and_match(&[PeerKey(9)], ALICE);
     assert!(
@@ -271,7 +271,7 @@ fn assigned_source_matches_unexpected_messages() {
     assert_eq!(
         post_and_take(&mut matcher, recv_from(ALICE, 1)),
         Some("e"),
-        "those that stay have a source now"
+        "a message without a match has a source now"
     );
     assert_eq!(post_and_take(&mut matcher, recv_from(ALICE, 1)), None);
     assert!(
@@ -315,12 +315,12 @@ fn cleared_source_makes_messages_unknown_again() {
 fn restored_receive_is_matched_in_posting_order() {
     let mut matcher = TestMatcher::new();
     post_queued(&mut matcher, recv_any(1), 0);
-    let begun = post_queued(&mut matcher, recv_any(1), 1);
-    let place = matcher.place(begun).unwrap();
+    let matched = post_queued(&mut matcher, recv_any(1), 1);
+    let place = matcher.place(matched).unwrap();
     assert!(!place.is_directed());
     post_queued(&mut matcher, recv_any(1), 2);
-    assert_eq!(matcher.remove_posted(begun), Some(1));
-    assert!(matcher.place(begun).is_none());
+    assert_eq!(matcher.remove_posted(matched), Some(1));
+    assert!(matcher.place(matched).is_none());
     let (key, waiting) = matcher.restore(place, 1);
     assert_eq!((waiting, matcher.posted_len()), (None, 3));
     assert!(matcher.place(key).is_some());
@@ -331,7 +331,7 @@ fn restored_receive_is_matched_in_posting_order() {
 }
 
 #[test]
-fn restored_receive_finds_the_earliest_message_that_falls_to_it() {
+fn restored_receive_finds_its_earliest_unexpected_message() {
     let mut matcher = TestMatcher::new();
     let place = matcher.take_place(&recv_any(1));
     add_unexpected(&mut matcher, None, 2, "another tag");
@@ -340,7 +340,7 @@ fn restored_receive_finds_the_earliest_message_that_falls_to_it() {
     let (key, waiting) = matcher.restore(place, 0);
     let (_, text) = matcher.take_message(waiting.unwrap()).unwrap();
     assert_eq!((text, matcher.remove_posted(key)), ("first", Some(0)));
-    // A receive that was posted before has a better claim.
+    // A receive that was posted before gets the message.
     matcher.queue(recv_any(1), 1);
     let place = matcher.take_place(&recv_any(1));
     assert_eq!(matcher.restore(place, 2).1, None);
@@ -356,7 +356,7 @@ fn requeued_message_keeps_arrival_order() {
     let taken: Vec<_> = (0..3)
         .map(|_| match matcher.post(recv_any(1), 0) {
             RecvPostResult::Matched(envelope, text) => (envelope, text),
-            RecvPostResult::Queued(_) => panic!("nothing waits"),
+            RecvPostResult::Queued(_) => panic!("no unexpected message"),
         })
         .collect();
     add_unexpected(&mut matcher, Some(ALICE), 1, "e");
@@ -373,14 +373,14 @@ fn requeued_message_keeps_arrival_order() {
 
 #[test]
 fn removed_receive_leaves_the_queue_at_any_position() {
-    for gone in 0..3 {
+    for removed in 0..3 {
         let mut matcher = TestMatcher::new();
         let keys: Vec<_> = (0..3)
             .map(|receive| post_queued(&mut matcher, recv_any(1), receive))
             .collect();
-        assert_eq!(matcher.remove_posted(keys[gone as usize]), Some(gone));
+        assert_eq!(matcher.remove_posted(keys[removed as usize]), Some(removed));
         post_queued(&mut matcher, recv_any(1), 3);
-        let left: Vec<_> = (0..4).filter(|&receive| receive != gone).collect();
+        let left: Vec<_> = (0..4).filter(|&receive| receive != removed).collect();
         assert_eq!(matcher.take_posted(), left);
     }
 }
@@ -401,7 +401,7 @@ fn stale_keys_find_nothing_after_slot_reuse() {
     assert_eq!(
         matcher.message_mut(old),
         None,
-        "the key names one stay, not the message"
+        "the key is valid for one insertion"
     );
     assert_eq!(matcher.take_message(old), None);
     assert!(matcher.take_message(new).is_some());

@@ -1,4 +1,4 @@
-//! Messages no receive has accepted yet, in arrival order.
+//! Unexpected messages, in arrival order.
 
 use crate::address::FiAddr;
 
@@ -6,23 +6,23 @@ use super::envelope::{Envelope, EnvelopeKey, PeerKey, RecvSpec};
 use super::list::{EntryKey, LinkedLists, QueueKind};
 use super::posted::PostPlace;
 
-/// Handle of a waiting message.
+/// The key of an unexpected message.
 ///
-/// It names this one stay in the queue: once the message was taken or matched, the key finds
-/// nothing, also when the same message was put back since. Good only with the
-/// [`Matcher`](super::Matcher) it came from.
+/// Valid for this one insertion: once the message was taken or matched, the key finds nothing, even
+/// if the same message was requeued since. Valid only with the [`Matcher`](super::Matcher) that
+/// returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UnexpectedKey(EntryKey);
 
-/// The queue of waiting messages.
+/// The queue of unexpected messages.
 pub(super) struct UnexpectedQueue<M> {
     lists: LinkedLists<UnexpectedEntry>,
-    /// The messages, at the index their entry has in `lists`. Apart from it, so that scans stay in
-    /// the entries.
+    /// The messages, at the index of their entry in `lists`. Separate from `lists`, so that scans
+    /// read only entries.
     messages: Vec<Option<(Envelope, M)>>,
 }
 
-/// What scans look at.
+/// The part of a message that scans read.
 #[derive(Clone, Copy)]
 struct UnexpectedEntry {
     key: EnvelopeKey,
@@ -53,8 +53,7 @@ impl<M> UnexpectedQueue<M> {
             .lists
             .last(kind)
             .is_none_or(|last| self.lists.get(last).arrival <= arrival);
-        // A message that is put back was at the head when it matched, or near it: look for its
-        // place from there.
+        // A requeued message was at or near the head when it matched: search from the head.
         let before = if in_order {
             None
         } else {
@@ -64,13 +63,13 @@ impl<M> UnexpectedQueue<M> {
             Some(index) => self.lists.insert_before(kind, index, entry),
             None => self.lists.push_back(kind, entry),
         };
-        let body = Some((envelope, message));
+        let message = Some((envelope, message));
         match self
             .messages
             .get_mut(LinkedLists::<UnexpectedEntry>::index(key))
         {
-            Some(place) => *place = body,
-            None => self.messages.push(body),
+            Some(slot) => *slot = message,
+            None => self.messages.push(message),
         }
         UnexpectedKey(key)
     }
@@ -100,7 +99,7 @@ impl<M> UnexpectedQueue<M> {
         self.remove(index)
     }
 
-    /// The earliest message that this receive accepts and that passes the test.
+    /// Returns the earliest message that this receive accepts and that passes the test.
     pub(super) fn find(
         &self,
         spec: &RecvSpec,
@@ -114,7 +113,7 @@ impl<M> UnexpectedQueue<M> {
             .map(|envelope| (UnexpectedKey(self.lists.key(index)), envelope))
     }
 
-    /// The earliest message that a receive of this place accepts and that passes the test.
+    /// Returns the earliest message that a receive of this place accepts and that passes the test.
     pub(super) fn find_at(
         &self,
         place: &PostPlace,
@@ -127,23 +126,24 @@ impl<M> UnexpectedQueue<M> {
         Some(UnexpectedKey(self.lists.key(index)))
     }
 
-    /// Everything that waits, in arrival order.
+    /// Returns the keys of all messages, in arrival order.
     pub(super) fn keys(&self) -> Vec<UnexpectedKey> {
         self.keys_where(|_| true)
     }
 
-    /// Gives this source to what waits from these without one; in arrival order.
+    /// Sets the source of the messages of these peers that have none, and returns their keys in
+    /// arrival order.
     pub(super) fn assign_source(
         &mut self,
         peers: &[PeerKey],
         source: FiAddr,
     ) -> Vec<UnexpectedKey> {
-        let renamed =
+        let updated =
             self.keys_where(|entry| entry.key.source.is_none() && peers.contains(&entry.peer));
-        for key in &renamed {
+        for key in &updated {
             self.set_source(LinkedLists::<UnexpectedEntry>::index(key.0), Some(source));
         }
-        renamed
+        updated
     }
 
     fn keys_where(&self, test: impl Fn(&UnexpectedEntry) -> bool) -> Vec<UnexpectedKey> {

@@ -1,4 +1,4 @@
-//! Why a peer does not get at memory, as it is told so.
+//! Reasons for which a peer's access to a region is refused, and their encoding.
 
 use super::{Region, check_access, required_access};
 use crate::completion::OpKind;
@@ -6,33 +6,33 @@ use crate::error::Error;
 use crate::flags::Access;
 use crate::transport::RmaIov;
 
-/// Why an access is denied.
+/// The reason why an access is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessError {
-    /// The key stands for nothing.
+    /// No region has the key.
     UnknownKey,
-    /// The right was not granted.
+    /// The region does not grant the right.
     NotGranted,
-    /// The range leaves the region, which is this long.
+    /// The range exceeds the region, which is this many bytes long.
     OutOfBounds(usize),
-    /// A value would lie across its size.
+    /// An atomic value is not aligned to its size.
     Misaligned,
 }
 
 impl AccessError {
-    /// Where the access begins in the region that its key stands for, of which `rest` bytes are to
-    /// be accessed from there on.
+    /// Checks an access by a peer to the last `rest` bytes of `remote`, and returns the region and
+    /// the offset in it at which the access begins.
     ///
     /// # Errors
-    /// Why it is denied.
+    /// The reason why the access is refused.
     pub fn check<'a>(
         region: Option<&'a Region>,
         kind: OpKind,
         remote: &RmaIov,
         rest: usize,
     ) -> Result<(&'a Region, usize), Self> {
-        let remotely = Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let Some(region) = region.filter(|region| region.access.intersects(remotely)) else {
+        let remote_rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let Some(region) = region.filter(|region| region.access.intersects(remote_rights)) else {
             return Err(Self::UnknownKey);
         };
         let atomic = remote.atomic;
@@ -49,7 +49,7 @@ impl AccessError {
         }
     }
 
-    /// A code, and a number that belongs to it.
+    /// Encodes the reason as a code and a detail.
     #[must_use]
     pub fn to_words(self) -> (u64, u64) {
         match self {
@@ -60,7 +60,7 @@ impl AccessError {
         }
     }
 
-    /// What these words say; `None` for 0, which denies nothing.
+    /// Decodes a code and its detail; `None` for code 0, which stands for success.
     #[must_use]
     pub fn from_words(code: u64, detail: u64) -> Option<Self> {
         Some(match code {
@@ -72,7 +72,8 @@ impl AccessError {
         })
     }
 
-    /// What whoever has asked hears, for `rest` bytes of this place.
+    /// Converts the reason into the error of the peer's operation, for the last `rest` bytes of
+    /// `remote`.
     #[must_use]
     pub fn to_error(self, remote: &RmaIov, rest: usize) -> Error {
         let RmaIov {

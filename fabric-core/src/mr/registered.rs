@@ -1,4 +1,5 @@
-//! A buffer under a key: it stays where it is, and peers reach it by way of its owner's process.
+//! Registered buffers: a user's buffer under a key, which stays in place. Peers reach it through
+//! its owner's process.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -7,18 +8,18 @@ use crate::atomic::{AtomicOp, Datatype, bits_at};
 use crate::buf::AnyBuf;
 use crate::error::{Error, Result};
 
-/// A buffer that peers reach as long as its owner has not got it in hand.
+/// A registered buffer. Peers can access it while its owner does not hold it.
 #[derive(Debug)]
 pub struct RegisteredMemory {
     state: Mutex<RegisteredState>,
-    /// An access has ended.
+    /// Notified when an access has ended.
     access_ended: Condvar,
     len: usize,
 }
 
 #[derive(Debug)]
 struct RegisteredState {
-    /// Nothing while the owner has it.
+    /// `None` while the owner holds the buffer.
     buf: Option<AnyBuf>,
     /// Accesses that have begun and not ended.
     accesses: usize,
@@ -26,14 +27,14 @@ struct RegisteredState {
 }
 
 impl RegisteredMemory {
-    /// The bytes of this buffer, which must all be writable where they lie.
+    /// Registers a buffer, all of whose bytes must be writable in place.
     ///
     /// # Errors
-    /// [`Error::Invalid`], with the buffer, when they are not.
+    /// [`Error::Invalid`], with the buffer, when its bytes are not writable.
     pub fn new(mut buf: AnyBuf) -> Result<Self, (Error, AnyBuf)> {
         let len = buf.bytes().len();
         if buf.bytes_mut().len() != len {
-            let why = "its bytes cannot be written where they lie".into();
+            let why = "its bytes are not writable in place; use Vec<u8> or BytesMut".into();
             return Err((
                 Error::Invalid {
                     what: "buffer to register",
@@ -54,8 +55,8 @@ impl RegisteredMemory {
         })
     }
 
-    /// The buffer, in the hands of its owner until it is [put back](Self::put); nothing when it is
-    /// there already. Waits for accesses that are under way, which are short.
+    /// Takes the buffer for its owner, until it is [put back](Self::put_back); `None` when the
+    /// owner holds it already. Waits for accesses that are in progress, which are short.
     pub fn take(&self) -> Option<AnyBuf> {
         let state = self.lock();
         let ended = self
@@ -64,7 +65,7 @@ impl RegisteredMemory {
         ended.unwrap_or_else(PoisonError::into_inner).buf.take()
     }
 
-    /// Gives the buffer back to its peers.
+    /// Puts the buffer back, for peers to access.
     pub fn put_back(&self, buf: AnyBuf) {
         self.lock().buf = Some(buf);
     }
@@ -78,7 +79,7 @@ impl RegisteredMemory {
         let buf = state
             .buf
             .as_mut()
-            .expect("an access begins before it reaches for the bytes");
+            .expect("an access begins before it touches the bytes");
         access(buf.bytes_mut())
     }
 }
@@ -107,7 +108,7 @@ impl RegionMemory for RegisteredMemory {
         let size = datatype.size();
         assert!(
             at.is_multiple_of(size),
-            "a value lies at a multiple of its size"
+            "an atomic value is aligned to its size"
         );
         self.with_bytes(|bytes| {
             let value = bits_at(&bytes[at..at + size], 0, size);
@@ -135,9 +136,9 @@ impl RegionMemory for RegisteredMemory {
 
     fn begin_access(&self) -> bool {
         let mut state = self.lock();
-        let is_there = state.buf.is_some() && !state.closed;
-        state.accesses += usize::from(is_there);
-        is_there
+        let accessible = state.buf.is_some() && !state.closed;
+        state.accesses += usize::from(accessible);
+        accessible
     }
 
     fn end_access(&self) {
@@ -171,7 +172,7 @@ mod tests {
         });
         assert!(
             !memory.begin_access() && memory.take().is_none(),
-            "it is in the owner's hands"
+            "the owner holds the buffer"
         );
         let mut buf = Vec::from_any(taken.unwrap()).unwrap();
         buf[0] = 1;

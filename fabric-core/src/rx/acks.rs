@@ -1,14 +1,13 @@
-//! What senders wait to hear of their messages.
+//! Acks that senders wait for.
 //!
-//! A message can come with a [`AckRequest`](crate::matching::Receipt): its sender has not ended it,
-//! and waits for word that a receive has taken it, or has all of it. That word is said once for
-//! each message, whatever becomes of it afterwards: a receive that is dropped unseen gives its
-//! message to the next, and the sender hears nothing new. A message that is discarded has met the
-//! application as well. One that can never be complete brings its sender no word, but the end of
-//! its connection.
+//! A message may carry an [`AckRequest`](crate::matching::AckRequest): its send completes when a
+//! receive has matched it, or has all of it. The ack is sent once per message, whatever happens
+//! afterwards: a receive that is dropped before its completion was seen requeues the message, and
+//! the sender gets no second ack. A discarded message is acknowledged too. A message that can never
+//! be complete is not; its sender sees the connection end.
 //!
-//! The words are collected here, and the provider passes them on when it has nothing else to do
-//! with the context.
+//! Acks are collected here, and the transport sends them when it has nothing else to do with the
+//! queue.
 
 use crate::completion::CompletionLevel;
 use crate::matching::{Envelope, PeerKey};
@@ -16,39 +15,40 @@ use crate::matching::{Envelope, PeerKey};
 use super::RxQueue;
 
 impl RxQueue {
-    /// A message was received, all of it that there was room for, or discarded: its sender hears of
-    /// it, if it waits for that.
+    /// Queues the ack of a message that was received, as far as it fits, or discarded, if its
+    /// sender requested one.
     #[inline]
     pub(super) fn queue_ack(&mut self, envelope: &Envelope) {
-        if let Some(receipt) = envelope.ack {
-            self.pending_acks.push((envelope.peer, receipt.number));
+        if let Some(ack) = envelope.ack {
+            self.pending_acks.push((envelope.peer, ack.number));
         }
     }
 
-    /// Whether there is something to tell senders.
+    /// Returns whether acks are pending.
     #[must_use]
     #[inline]
     pub fn has_pending_acks(&self) -> bool {
         !self.pending_acks.is_empty()
     }
 
-    /// There is nobody left to tell.
+    /// Discards pending acks, when no sender is connected any more.
     pub fn clear_acks(&mut self) {
         self.pending_acks.clear();
     }
 
-    /// Something to tell a sender: which, and the number of its receipt.
+    /// Takes a pending ack: the sender and the ack's number.
     pub fn pop_ack(&mut self) -> Option<(PeerKey, u32)> {
         self.pending_acks.pop()
     }
 }
 
-/// A receive has taken a message that is not all there: that may be what its sender waits for.
-pub(super) fn ack_match(receipts: &mut Vec<(PeerKey, u32)>, envelope: &mut Envelope) {
-    if let Some(receipt) = envelope
+/// Queues the ack of a message that a receive has matched before it is complete, if the sender
+/// requested the ack for the match.
+pub(super) fn ack_match(acks: &mut Vec<(PeerKey, u32)>, envelope: &mut Envelope) {
+    if let Some(ack) = envelope
         .ack
-        .take_if(|receipt| receipt.level == CompletionLevel::Matched)
+        .take_if(|ack| ack.level == CompletionLevel::Matched)
     {
-        receipts.push((envelope.peer, receipt.number));
+        acks.push((envelope.peer, ack.number));
     }
 }

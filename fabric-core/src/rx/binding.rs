@@ -1,9 +1,7 @@
-//! The receive side of an endpoint as its provider holds it: a context of its own, or one that it
-//! shares.
+//! The receive queue of an endpoint as its transport holds it: its own, or a shared one.
 //!
-//! Only what brings messages, and what ends with a peer, goes to a shared context. All else that an
-//! endpoint does, posting, taking back, copying by and by, it does for its own; for those that are
-//! shared the engine does it.
+//! Only messages and the end of peers go to a shared queue. Posting, canceling and copying in
+//! chunks, which a transport does for an own queue, the engine does for a shared one.
 
 use std::sync::Arc;
 
@@ -15,18 +13,18 @@ use crate::transport::{EngineContext, EpId};
 
 use super::{RxQueue, SharedRxQueue};
 
-/// What an endpoint that is being opened receives with.
+/// The receive queue that an endpoint is opened with.
 #[derive(Clone, Copy, Debug)]
 pub enum RxSource<'a> {
-    /// A context of its own, with buffers of this pool.
+    /// A queue of the endpoint's own, with buffers of this pool.
     Own(&'a Arc<BufferPool>),
-    /// This one, as others do.
+    /// A queue that several endpoints share.
     Shared(&'a SharedRxQueue),
 }
 
 impl RxSource<'_> {
-    /// The receive side of this endpoint, which buffers at most `budget` bytes of unexpected
-    /// messages; where endpoints share a context, all of them together.
+    /// Creates the binding of this endpoint, which buffers at most `budget` bytes of unexpected
+    /// messages; endpoints that share a queue share its budget.
     #[must_use]
     pub fn bind(self, ep: EpId, budget: usize) -> RxBinding {
         let own = |pool: &Arc<BufferPool>| RxQueue::new(ep, budget, pool.clone());
@@ -35,103 +33,102 @@ impl RxSource<'_> {
                 own: own(pool),
                 shared: None,
             },
-            Self::Shared(context) => {
-                let mut rx = context.lock();
+            Self::Shared(queue) => {
+                let mut rx = queue.lock();
                 rx.raise_budget(budget);
                 RxBinding {
                     own: own(&rx.pool),
-                    shared: Some((ep, context.clone())),
+                    shared: Some((ep, queue.clone())),
                 }
             }
         }
     }
 }
 
-/// The receive side of one endpoint.
+/// An endpoint's binding to its receive queue.
 #[derive(Debug)]
 pub struct RxBinding {
-    /// The endpoint's own context. Empty, and without anything to do, where another one is shared:
-    /// only what brings messages has to look which it is.
+    /// The endpoint's own queue. With a shared queue it stays empty, so that only the delivery of
+    /// messages must distinguish the two.
     pub own: RxQueue,
     shared: Option<(EpId, SharedRxQueue)>,
 }
 
 impl RxBinding {
-    /// Whether messages go elsewhere.
+    /// Returns whether messages go to a shared queue.
     #[must_use]
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // on the fast path of small messages
     pub fn is_shared(&self) -> bool {
         self.shared.is_some()
     }
 
-    /// Does something with the context that messages go to. Not within another such call.
+    /// Calls `act` with the queue that messages go to. Not reentrant: a shared queue is locked.
     pub fn with_queue<T>(&mut self, act: impl FnOnce(&mut RxQueue) -> T) -> T {
         match &self.shared {
             None => act(&mut self.own),
-            Some((_, context)) => act(&mut context.lock()),
+            Some((_, queue)) => act(&mut queue.lock()),
         }
     }
 
-    /// Looks at the context that messages go to.
-    pub fn with_queue_ref<T>(&self, look: impl FnOnce(&RxQueue) -> T) -> T {
+    /// As [`with_queue`](Self::with_queue), with a shared reference.
+    pub fn with_queue_ref<T>(&self, act: impl FnOnce(&RxQueue) -> T) -> T {
         match &self.shared {
-            None => look(&self.own),
-            Some((_, context)) => look(&context.lock()),
+            None => act(&self.own),
+            Some((_, queue)) => act(&queue.lock()),
         }
     }
 
-    /// A peer has connected to the endpoint, which calls it by this key. Returns the key it is to
-    /// be called by: endpoints that share a context must not use the same.
+    /// Records that a peer, which the endpoint identifies by `peer`, has connected. Returns the key
+    /// to use for the peer: endpoints that share a queue must not use the same keys.
     #[must_use]
     pub fn peer_connected(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         peer: PeerKey,
         name: &Address,
     ) -> PeerKey {
-        let Some((ep, context)) = &self.shared else {
+        let Some((ep, queue)) = &self.shared else {
             return peer;
         };
-        let peer = host.new_shared_peer_key(*ep);
-        context.lock().peer_connected(peer, name.clone(), *ep);
+        let peer = engine.new_shared_peer_key(*ep);
+        queue.lock().peer_connected(peer, name.clone(), *ep);
         peer
     }
 
-    /// A peer has gone, and everything it sent to the endpoint has been taken in.
+    /// Records that a peer has disconnected, and that all its messages were delivered.
     pub fn peer_departed(&mut self, peer: PeerKey, name: Address) {
         self.with_queue(|rx| rx.peer_departed(peer, name));
     }
 
-    /// Receives directed at this peer will get nothing: it is gone from this endpoint, and from the
-    /// others that share the context.
+    /// Fails receives directed to this peer, which has disconnected from this endpoint, unless it
+    /// is still connected to another endpoint that shares the queue.
     pub fn fail_directed(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         source: FiAddr,
         name: &Address,
         error: &Error,
     ) {
         self.with_queue(|rx| {
-            // An auto-inserted handle whose name another peer has is that of this peer alone.
-            if !rx.is_peer_connected(name) || host.address_of(rx.ep, source).is_err() {
-                rx.fail_directed(host, source, error);
+            // An auto-inserted handle is this peer's alone, even if another peer has its name.
+            if !rx.is_peer_connected(name) || engine.address_of(rx.ep, source).is_err() {
+                rx.fail_directed(engine, source, error);
             }
         });
     }
 
-    /// Takes what senders to this endpoint wait to hear over to its own context, from the shared
-    /// one.
+    /// Moves pending acks for this endpoint's peers from the shared queue to its own queue.
     pub fn collect_acks(&mut self) {
-        if let Some((ep, context)) = &self.shared {
-            context.lock().move_acks(*ep, &mut self.own);
+        if let Some((ep, queue)) = &self.shared {
+            queue.lock().move_acks(*ep, &mut self.own);
         }
     }
 
-    /// The endpoint closes. Its own context ends with it; a shared one goes on.
-    pub fn close(&mut self, host: &mut dyn EngineContext) {
-        self.own.close(host);
-        if let Some((ep, context)) = &self.shared {
-            context.lock().endpoint_closed(host, *ep);
+    /// Closes the endpoint's own queue; a shared queue continues.
+    pub fn close(&mut self, engine: &mut dyn EngineContext) {
+        self.own.close(engine);
+        if let Some((ep, queue)) = &self.shared {
+            queue.lock().endpoint_closed(engine, *ep);
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Messages that are asked for before they are received: probes, and claims.
+//! Probes and claims.
 //!
-//! A *probe* waits until a message is there that a receive like it would take now, and leaves it
-//! there. A *claim* takes such a message out of matching; it may still be arriving. It is received,
-//! discarded, or goes back to its old place.
+//! A *probe* waits for a message that a receive like it would take now, and leaves it in the queue.
+//! A *claim* takes such a message out of matching; it may still be arriving. A claimed message is
+//! received, discarded, or requeued at its old place.
 //!
-//! A message that a probe waits for is taken in even over the budget: who wants to know how long a
-//! message is before finding room for it must be told of the longest, too.
+//! A message that a probe waits for is buffered even over the budget: a program that wants to know
+//! a message's length before it allocates a buffer must be told of the longest message too.
 
 use crate::address::FiAddr;
 use crate::completion::{Outcome, Transfer};
@@ -17,7 +17,7 @@ use super::lost::OnLoss;
 use super::partial::PartialTarget;
 use super::{RxQueue, UnexpectedMessage};
 
-/// A claimed message. The number is never used again at its endpoint.
+/// The id of a claimed message, which is never reused at its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClaimId(u64);
 
@@ -26,11 +26,11 @@ pub(super) struct ClaimedMessage {
     id: ClaimId,
     envelope: Envelope,
     message: UnexpectedMessage,
-    /// Why the rest of it never came.
+    /// Why the rest of the message never arrived.
     error: Option<Error>,
 }
 
-/// Probes and claims of one endpoint.
+/// The probes and claims of one endpoint.
 #[derive(Debug, Default)]
 pub(super) struct ClaimTable {
     probes: Vec<(OpKey, RecvSpec)>,
@@ -39,25 +39,25 @@ pub(super) struct ClaimTable {
 }
 
 impl RxQueue {
-    /// What a receive like this would take, if it were posted now.
+    /// Returns the message that a receive with this spec would take, if it were posted now.
     #[must_use]
     pub fn peek(&self, spec: &RecvSpec) -> Option<&Envelope> {
         self.matcher.unclaimed(spec).map(|(_, envelope)| envelope)
     }
 
-    /// Posts a probe: it ends when a message is there, with what is known of that.
-    pub fn probe(&mut self, host: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
+    /// Posts a probe: it completes with the description of a message as soon as one matches.
+    pub fn probe(&mut self, engine: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
         if let Some(envelope) = self.peek(&spec) {
             let found = Transfer::received(envelope, envelope.len);
-            return host.complete(op, Outcome::ok(found));
+            return engine.complete(op, Outcome::ok(found));
         }
-        match spec.from.and_then(|from| host.departing_address(from)) {
-            Some(peer) => host.complete(op, Outcome::failed(Error::PeerGone(peer))),
+        match spec.from.and_then(|from| engine.departing_address(from)) {
+            Some(peer) => engine.complete(op, Outcome::failed(Error::PeerGone(peer))),
             None => self.claims.probes.push((op, spec)),
         }
     }
 
-    /// Takes a probe back that has found nothing.
+    /// Cancels a probe that has found no message.
     pub(super) fn cancel_probe(&mut self, op: OpKey) -> bool {
         let at = self
             .claims
@@ -67,36 +67,36 @@ impl RxQueue {
         at.map(|at| self.claims.probes.remove(at)).is_some()
     }
 
-    /// Something waits that did not: probes may have found it.
+    /// Completes probes after a message was queued.
     #[inline]
-    pub(super) fn check_probes(&mut self, host: &mut dyn EngineContext) {
+    pub(super) fn check_probes(&mut self, engine: &mut dyn EngineContext) {
         if !self.claims.probes.is_empty() {
-            self.complete_probes(host);
+            self.complete_probes(engine);
         }
     }
 
     #[cold]
-    fn complete_probes(&mut self, host: &mut dyn EngineContext) {
+    fn complete_probes(&mut self, engine: &mut dyn EngineContext) {
         for (op, spec) in std::mem::take(&mut self.claims.probes) {
-            self.probe(host, op, spec);
+            self.probe(engine, op, spec);
         }
     }
 
-    /// Ends the probes for which `fails` has a reason.
+    /// Fails the probes for which `fails` returns an error.
     pub(super) fn fail_probes(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         fails: impl Fn(&RecvSpec) -> Option<Error>,
     ) {
         for (op, spec) in std::mem::take(&mut self.claims.probes) {
             match fails(&spec) {
-                Some(error) => host.complete(op, Outcome::failed(error)),
+                Some(error) => engine.complete(op, Outcome::failed(error)),
                 None => self.claims.probes.push((op, spec)),
             }
         }
     }
 
-    /// Whether a probe waits for this message.
+    /// Returns whether a probe waits for this message.
     pub(super) fn is_probed(&self, envelope: &Envelope) -> bool {
         self.claims
             .probes
@@ -104,17 +104,17 @@ impl RxQueue {
             .any(|(_, spec)| spec.accepts(envelope))
     }
 
-    /// Takes the message out of matching that a receive like this would take now.
+    /// Claims the message that a receive with this spec would take now.
     pub fn claim(&mut self, spec: &RecvSpec) -> Option<(ClaimId, Transfer)> {
         let (key, _) = self.matcher.unclaimed(spec)?;
         let (envelope, message) = self.matcher.take_message(key)?;
         let id = ClaimId(self.claims.next_id);
         self.claims.next_id += 1;
-        if let Some(landing) = message
+        if let Some(partial) = message
             .partial
-            .and_then(|landing| self.partials.get_mut(landing))
+            .and_then(|partial| self.partials.get_mut(partial))
         {
-            landing.target = PartialTarget::Claim(id);
+            partial.target = PartialTarget::Claim(id);
         }
         if message.is_unmapped() {
             self.remove_unmapped(envelope.arrival);
@@ -129,8 +129,8 @@ impl RxQueue {
         Some((id, found))
     }
 
-    /// Gives a claimed message to this receive.
-    pub fn receive_claimed(&mut self, host: &mut dyn EngineContext, op: OpKey, id: ClaimId) {
+    /// Delivers a claimed message to this receive.
+    pub fn receive_claimed(&mut self, engine: &mut dyn EngineContext, op: OpKey, id: ClaimId) {
         let Some(ClaimedMessage {
             envelope,
             message,
@@ -138,24 +138,24 @@ impl RxQueue {
             ..
         }) = self.take_claim(id)
         else {
-            return host.complete(op, Outcome::failed(Error::Canceled));
+            return engine.complete(op, Outcome::failed(Error::Canceled));
         };
         let Some(error) = error else {
-            return self.deliver_buffered(host, (op, OnLoss::Fail), envelope, message);
+            return self.deliver_buffered(engine, (op, OnLoss::Fail), envelope, message);
         };
         self.budget_used = self
             .budget_used
             .saturating_sub(message.budget_cost(&envelope));
-        let placed = host.give_buffered(op, message.bytes);
-        host.complete(
+        let placed = engine.give_buffered(op, message.bytes);
+        engine.complete(
             op,
             Outcome::partial(Transfer::received(&envelope, placed), error),
         );
     }
 
-    /// Puts a claimed message back to its old place: if a posted receive accepts it, that gets it.
-    /// One that can no longer be complete is discarded.
-    pub fn release_claim(&mut self, host: &mut dyn EngineContext, id: ClaimId) {
+    /// Requeues a claimed message at its old place, or delivers it to a posted receive that accepts
+    /// it. A message that can no longer be complete is discarded.
+    pub fn release_claim(&mut self, engine: &mut dyn EngineContext, id: ClaimId) {
         let Some(ClaimedMessage {
             envelope,
             message,
@@ -169,11 +169,11 @@ impl RxQueue {
             .budget_used
             .saturating_sub(message.budget_cost(&envelope));
         if error.is_none() {
-            self.match_or_buffer(host, envelope, message);
+            self.match_or_buffer(engine, envelope, message);
         }
     }
 
-    /// Discards a claimed message, and what still arrives of it. Returns its source.
+    /// Discards a claimed message, and the rest of it as it arrives. Returns its source.
     pub fn discard_claimed(&mut self, id: ClaimId) -> Option<FiAddr> {
         let ClaimedMessage {
             envelope, message, ..
@@ -181,11 +181,11 @@ impl RxQueue {
         self.budget_used = self
             .budget_used
             .saturating_sub(message.budget_cost(&envelope));
-        if let Some(landing) = message
+        if let Some(partial) = message
             .partial
-            .and_then(|landing| self.partials.get_mut(landing))
+            .and_then(|partial| self.partials.get_mut(partial))
         {
-            landing.target = PartialTarget::Discard;
+            partial.target = PartialTarget::Discard;
         }
         self.discarded_unmapped |= message.is_unmapped();
         self.queue_ack(&envelope);
@@ -197,8 +197,8 @@ impl RxQueue {
         Some(self.claims.claims.swap_remove(at))
     }
 
-    /// The rest of a claimed message will never come. Who receives it gets the part, and this
-    /// error.
+    /// Fails a claimed message whose rest will never arrive. A receive of the claim gets the bytes
+    /// that arrived, and this error.
     pub(super) fn fail_claim(&mut self, id: ClaimId, error: Error) {
         if let Some(claim) = self.claims.claim(id) {
             claim.message.partial = None;
@@ -206,7 +206,7 @@ impl RxQueue {
         }
     }
 
-    /// Claimed messages that lie with this peer, and not here, are lost.
+    /// Fails claimed messages of this peer in memory that is not mapped here.
     pub(super) fn fail_unmapped_claims(&mut self, peer: PeerKey, error: &Error) {
         for claim in &mut self.claims.claims {
             if claim.envelope.peer == peer && claim.message.is_unmapped() {
@@ -215,7 +215,8 @@ impl RxQueue {
         }
     }
 
-    /// What matching is to know of the claimed messages, should they come back.
+    /// Iterates over the envelopes of claimed messages, which must be up to date when a message is
+    /// requeued.
     pub(super) fn claimed_envelopes(&mut self) -> impl Iterator<Item = &mut Envelope> {
         self.claims
             .claims
@@ -223,7 +224,7 @@ impl RxQueue {
             .map(|claim| &mut claim.envelope)
     }
 
-    /// Whether a claimed message has this source.
+    /// Returns whether a claimed message has this source.
     pub(super) fn has_claim_from(&self, source: FiAddr) -> bool {
         self.claims
             .claims
@@ -231,14 +232,14 @@ impl RxQueue {
             .any(|claim| claim.envelope.source == Some(source))
     }
 
-    /// Discards all claimed messages; their claims come to nothing.
+    /// Discards all claimed messages; receives of these claims are canceled.
     pub(super) fn drop_claims(&mut self) {
         self.claims.claims.clear();
     }
 }
 
 impl ClaimTable {
-    /// The message of a claim, to add to it while it arrives.
+    /// Returns the message of a claim for modification while the message arrives.
     pub(super) fn message(&mut self, id: ClaimId) -> Option<&mut UnexpectedMessage> {
         self.claim(id).map(|claim| &mut claim.message)
     }

@@ -1,9 +1,9 @@
-//! Receives whose message will never be complete: its sender is gone, or broke the protocol.
+//! Receives whose message will never be complete, because its sender died or violated the protocol.
 //!
-//! A receive that accepts messages of any source goes on waiting, at its place in posting order:
-//! one sender must not end what others are waited for. A receive that names the sender fails, and
-//! so does one that was given a claimed message. Of a receive of several messages only the part
-//! ends in which the message was arriving.
+//! A receive from any source keeps waiting, at its place in posting order: one failed sender must
+//! not fail receives that other senders could match. A receive directed to the sender fails, and so
+//! does a receive of a claimed message. Of a multi-receive only the part fails in which the message
+//! was arriving.
 
 use crate::completion::Outcome;
 use crate::error::Error;
@@ -12,20 +12,20 @@ use crate::transport::{EngineContext, OpKey};
 
 use super::RxQueue;
 
-/// What becomes of a receive when the message that is arriving in it is lost.
+/// What happens to a receive when its arriving message is lost.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum OnLoss {
-    /// It waits for the next message, at this place in posting order.
+    /// The receive waits for the next message, at this place in posting order.
     Restore(PostPlace),
-    /// It is part of a receive of several messages of any source, and ends unreported.
+    /// The receive is part of a multi-receive from any source, and ends without a report.
     Discard,
-    /// It fails.
+    /// The receive fails.
     Fail,
 }
 
 impl OnLoss {
-    /// Of a receive that was posted at this place.
-    pub(super) fn of(place: PostPlace) -> Self {
+    /// Returns the rule for a receive that was posted at this place.
+    pub(super) fn from_place(place: PostPlace) -> Self {
         if place.is_directed() {
             Self::Fail
         } else {
@@ -33,8 +33,8 @@ impl OnLoss {
         }
     }
 
-    /// Of a part of a receive of several messages.
-    pub(super) fn of_part(spec: &RecvSpec) -> Self {
+    /// Returns the rule for a part of a multi-receive.
+    pub(super) fn for_part(spec: &RecvSpec) -> Self {
         if spec.from.is_some() {
             Self::Fail
         } else {
@@ -43,61 +43,62 @@ impl OnLoss {
     }
 }
 
-/// A message that is arriving in a receive.
+/// A receive in which a message is arriving.
 #[derive(Debug)]
-pub(super) struct Filling {
+pub(super) struct PartialReceive {
     pub(super) op: OpKey,
-    /// The landing that fills it.
-    pub(super) landing: usize,
+    /// The key of the partial message that fills it.
+    pub(super) partial: usize,
     pub(super) on_loss: OnLoss,
 }
 
 impl RxQueue {
-    /// Nothing arrives in this receive any more.
-    pub(super) fn take_filling(&mut self, op: OpKey) -> Option<Filling> {
+    /// Removes the record that a message is arriving in this receive.
+    pub(super) fn take_partial_receive(&mut self, op: OpKey) -> Option<PartialReceive> {
         let at = self
             .partial_receives
             .iter()
-            .position(|filling| filling.op == op)?;
+            .position(|receive| receive.op == op)?;
         Some(self.partial_receives.swap_remove(at))
     }
 
-    /// The rest of the message that was arriving in this receive will never come; `placed` bytes
-    /// of it are in the receive's buffer.
-    pub(super) fn lost(
+    /// Fails or requeues a receive whose message will never be complete; `placed` bytes of the
+    /// message are in the receive's buffer.
+    pub(super) fn on_message_lost(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         op: OpKey,
         (envelope, placed): (&Envelope, usize),
         error: Error,
     ) {
         let on_loss = self
-            .take_filling(op)
-            .map_or(OnLoss::Fail, |filling| filling.on_loss);
+            .take_partial_receive(op)
+            .map_or(OnLoss::Fail, |receive| receive.on_loss);
         match on_loss {
             OnLoss::Restore(place) => {
-                host.rearm(op);
-                self.restore(host, op, place);
+                engine.rearm(op);
+                self.restore(engine, op, place);
             }
-            OnLoss::Discard => host.discard_part(op),
+            OnLoss::Discard => engine.discard_part(op),
             OnLoss::Fail => {
                 let transfer = Outcome::received(envelope, placed).transfer;
-                host.complete(op, Outcome::partial(transfer, error));
+                engine.complete(op, Outcome::partial(transfer, error));
             }
         }
     }
 
-    /// Posts a receive again at its old place. It takes the earliest message that waits for it.
-    fn restore(&mut self, host: &mut dyn EngineContext, op: OpKey, place: PostPlace) {
+    /// Posts a receive again at its old place. It takes the earliest unexpected message that
+    /// matches.
+    fn restore(&mut self, engine: &mut dyn EngineContext, op: OpKey, place: PostPlace) {
         let (key, waiting) = self.matcher.restore(place, op);
         let Some((envelope, message)) =
             waiting.and_then(|waiting| self.matcher.take_message(waiting))
         else {
             self.record_post_key(op, key);
-            // A message that another peer holds back may be for it.
-            return host.request_rearm();
+            // A transport may hold back a message of another peer that this receive accepts.
+            return engine.request_rearm();
         };
         self.matcher.remove_posted(key);
-        self.deliver_buffered(host, (op, OnLoss::Restore(place)), envelope, message);
+        self.deliver_buffered(engine, (op, OnLoss::Restore(place)), envelope, message);
     }
 }

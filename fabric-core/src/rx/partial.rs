@@ -8,11 +8,11 @@ use crate::transport::{EngineContext, OpKey};
 
 use super::acks::ack_match;
 use super::claim::ClaimId;
-use super::lost::Filling;
+use super::lost::PartialReceive;
 use super::multi::MatchResult;
 use super::{RxQueue, UNEXPECTED_OVERHEAD, UnexpectedMessage};
 
-/// A message that is arriving in pieces.
+/// The id of a message that is arriving in pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialId(pub(super) usize);
 
@@ -20,7 +20,7 @@ pub struct PartialId(pub(super) usize);
 pub(super) struct PartialMessage {
     pub(super) envelope: Envelope,
     pub(super) received: usize,
-    /// Bytes were lost in the middle: what still arrives does not join on and is lost too.
+    /// Bytes in the middle were lost: later pieces are not contiguous and are lost too.
     pub(super) truncated: bool,
     pub(super) target: PartialTarget,
 }
@@ -34,13 +34,13 @@ pub(super) enum PartialTarget {
     },
     Buffer(UnexpectedKey),
     Claim(ClaimId),
-    /// The message is discarded as it arrives: it was claimed and discarded, or its receive had no
-    /// memory for it.
+    /// Pieces are discarded as they arrive: the message was claimed and discarded, or its receive
+    /// had no memory for it.
     Discard,
 }
 
 impl PartialMessage {
-    /// Nothing of it has arrived.
+    /// Creates a message of which no byte has arrived.
     pub(super) fn new(envelope: Envelope, target: PartialTarget) -> Self {
         Self {
             envelope,
@@ -52,17 +52,18 @@ impl PartialMessage {
 }
 
 impl RxQueue {
-    /// A message begins to arrive in pieces. `None`: no receive takes it, and there is no room to
-    /// buffer it.
+    /// Begins a message that arrives in pieces. `None`: no receive matches, and the budget is used
+    /// up.
     ///
-    /// Memory for all of it is reserved now, so that no piece moves those before it. A receive for
-    /// which that cannot be had fails with [`Error::OutOfMemory`] and has taken the message.
+    /// Memory for the whole message is reserved now, so that no piece moves earlier ones. A receive
+    /// whose memory cannot be reserved fails with [`Error::OutOfMemory`] and has consumed the
+    /// message.
     pub fn begin_partial(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         mut envelope: Envelope,
     ) -> Option<PartialId> {
-        let matched = match self.take_match_multi(host, &envelope) {
+        let matched = match self.take_match_multi(engine, &envelope) {
             MatchResult::Receive(receive) => Some(receive),
             MatchResult::NoReceive
                 if self.fits_budget(envelope.len) || self.is_probed(&envelope) =>
@@ -81,16 +82,16 @@ impl RxQueue {
         let target = match matched {
             Some((op, on_loss)) => {
                 ack_match(&mut self.pending_acks, &mut envelope);
-                match host.begin_fill(op, envelope.len) {
-                    Ok(room) => {
-                        self.partial_receives.push(Filling {
+                match engine.begin_fill(op, envelope.len) {
+                    Ok(capacity) => {
+                        self.partial_receives.push(PartialReceive {
                             op,
-                            landing: id,
+                            partial: id,
                             on_loss,
                         });
                         PartialTarget::Receive {
                             op,
-                            capacity: room,
+                            capacity,
                             written: 0,
                         }
                     }
@@ -119,95 +120,90 @@ impl RxQueue {
         };
         slot.insert(PartialMessage::new(envelope.clone(), target));
         if let Some((op, error)) = refused {
-            self.refuse(host, op, &envelope, error);
+            self.refuse(engine, op, &envelope, error);
         }
         if matched.is_none() {
-            self.check_probes(host);
+            self.check_probes(engine);
         }
         Some(PartialId(id))
     }
 
-    /// How many bytes of this message have not arrived yet.
+    /// Returns how many bytes of this message have not arrived yet.
     #[must_use]
     pub fn remaining(&self, id: PartialId) -> usize {
         self.partials
             .get(id.0)
-            .map_or(0, |landing| landing.envelope.len - landing.received)
+            .map_or(0, |partial| partial.envelope.len - partial.received)
     }
 
-    /// A piece arrives; at most [`RxQueue::remaining`] bytes of it are taken. True when the message
-    /// is complete, and `id` is then no longer valid.
+    /// Appends a piece; at most [`RxQueue::remaining`] bytes of it are used. Returns true when the
+    /// message is complete, and `id` is then no longer valid.
     pub fn append(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         id: PartialId,
         piece: &dyn CopySource,
     ) -> bool {
         let count = piece.len().min(self.remaining(id));
-        self.write_piece(host, id, piece, count);
-        self.advance(host, id, count)
+        self.write_piece(engine, id, piece, count);
+        self.advance(engine, id, count)
     }
 
-    /// Puts the next bytes of a message where they belong, if there is room for them.
+    /// Writes the next bytes of a message to its target, as far as they fit.
     pub(super) fn write_piece(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         id: PartialId,
         piece: &dyn CopySource,
         count: usize,
     ) {
-        let Some(landing) = self.partials.get(id.0).filter(|landing| !landing.truncated) else {
+        let Some(partial) = self.partials.get(id.0).filter(|partial| !partial.truncated) else {
             return;
         };
-        match landing.target {
+        match partial.target {
             PartialTarget::Receive {
                 op,
-                capacity: room,
-                written: placed,
-            } => host.write_at(op, placed, piece, 0, count.min(room - placed)),
-            unreceived => {
-                if let Some(message) = self.unexpected_mut(unreceived) {
+                capacity,
+                written,
+            } => engine.write_at(op, written, piece, 0, count.min(capacity - written)),
+            target => {
+                if let Some(message) = self.unexpected_mut(target) {
                     extend_from_source(&mut message.bytes, piece);
                 }
             }
         }
     }
 
-    /// The bytes that were placed last are good. True when the message is complete.
+    /// Accounts for the bytes that were written last, after they were checked. Returns true when
+    /// the message is complete.
     pub(super) fn advance(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         id: PartialId,
         count: usize,
     ) -> bool {
-        let Some(landing) = self.partials.get_mut(id.0) else {
+        let Some(partial) = self.partials.get_mut(id.0) else {
             return true;
         };
-        landing.received += count;
+        partial.received += count;
         if let PartialTarget::Receive {
-            capacity: room,
-            written: placed,
-            ..
-        } = &mut landing.target
-            && !landing.truncated
+            capacity, written, ..
+        } = &mut partial.target
+            && !partial.truncated
         {
-            *placed += count.min(*room - *placed);
+            *written += count.min(*capacity - *written);
         }
-        let complete = landing.received == landing.envelope.len;
+        let complete = partial.received == partial.envelope.len;
         if complete {
-            let landing = self.partials.remove(id.0);
-            match landing.target {
-                PartialTarget::Receive {
-                    op,
-                    written: placed,
-                    ..
-                } => {
-                    self.take_filling(op);
-                    host.complete(op, Outcome::received(&landing.envelope, placed));
-                    self.queue_ack(&landing.envelope);
+            let partial = self.partials.remove(id.0);
+            match partial.target {
+                PartialTarget::Receive { op, written, .. } => {
+                    self.take_partial_receive(op);
+                    engine.complete(op, Outcome::received(&partial.envelope, written));
+                    self.queue_ack(&partial.envelope);
                 }
-                unreceived => {
-                    if let Some(message) = self.unexpected_mut(unreceived) {
+                target => {
+                    if let Some(message) = self.unexpected_mut(target) {
                         message.partial = None;
                     }
                 }
@@ -216,7 +212,7 @@ impl RxQueue {
         complete
     }
 
-    /// The message whose pieces go there, as long as no receive has it.
+    /// Returns the message that has this target, as long as no receive has taken it.
     fn unexpected_mut(&mut self, target: PartialTarget) -> Option<&mut UnexpectedMessage> {
         match target {
             PartialTarget::Buffer(key) => self.matcher.message_mut(key).map(|(_, message)| message),
@@ -225,25 +221,21 @@ impl RxQueue {
         }
     }
 
-    /// The rest of this message will never come, and what there is of it is discarded. The receive
-    /// that took it goes on waiting if it accepts messages of any source; otherwise it fails.
-    pub fn fail_partial(&mut self, host: &mut dyn EngineContext, id: PartialId, error: Error) {
-        let Some(landing) = self.partials.try_remove(id.0) else {
+    /// Fails a message whose rest will never arrive, and discards it. A receive from any source
+    /// waits for the next message; a directed one fails.
+    pub fn fail_partial(&mut self, engine: &mut dyn EngineContext, id: PartialId, error: Error) {
+        let Some(partial) = self.partials.try_remove(id.0) else {
             return;
         };
-        match landing.target {
-            PartialTarget::Receive {
-                op,
-                written: placed,
-                ..
-            } => {
-                self.lost(host, op, (&landing.envelope, placed), error);
+        match partial.target {
+            PartialTarget::Receive { op, written, .. } => {
+                self.on_message_lost(engine, op, (&partial.envelope, written), error);
             }
             PartialTarget::Buffer(key) => {
                 if self.matcher.take_message(key).is_some() {
                     self.budget_used = self
                         .budget_used
-                        .saturating_sub(landing.envelope.len + UNEXPECTED_OVERHEAD);
+                        .saturating_sub(partial.envelope.len + UNEXPECTED_OVERHEAD);
                 }
             }
             PartialTarget::Claim(claim) => self.fail_claim(claim, error),

@@ -1,15 +1,15 @@
-//! Messages that lie in memory of their sender's: given on as they are, or copied by and by.
+//! Messages that are in memory of their sender: passed on in place, or copied in chunks.
 //!
-//! Memory that is mapped here stays, whatever becomes of the sender: a message in it waits where it
-//! lies. Memory that is not mapped is *fleeting*. Its message is copied as well if nobody has asked
-//! for it, as far as the budget goes: two peers that each send before they receive must not wait
-//! for each other. Beyond the budget it waits with its sender, and holds up nothing else.
+//! Memory that is mapped here stays, whatever becomes of the sender, so an unexpected message waits
+//! in it. Memory that is not mapped may disappear: its message is copied even if no receive
+//! matches, as far as the budget goes, because two peers that each send before they receive must
+//! not wait for each other. Beyond the budget it waits with its sender and holds up nothing else.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use super::acks::ack_match;
-use super::lost::{Filling, OnLoss};
+use super::lost::{OnLoss, PartialReceive};
 use super::multi::MatchResult;
 use super::partial::{PartialId, PartialMessage, PartialTarget};
 use super::{RxQueue, UNEXPECTED_OVERHEAD, UnexpectedMessage};
@@ -18,10 +18,10 @@ use crate::error::Error;
 use crate::matching::{Envelope, PeerKey, UnexpectedKey};
 use crate::transport::{EngineContext, OpKey};
 
-/// Bytes of a lent message that are copied in one go. A longer one is copied by and by.
+/// Bytes of a loaned message that one pass copies. A longer message is copied in several passes.
 pub(super) const COPY_CHUNK: usize = 256 << 10;
 
-/// A message that waits in memory which is not mapped here.
+/// An unexpected message in memory that is not mapped here.
 #[derive(Clone, Copy)]
 pub(super) struct UnmappedUnexpected {
     pub(super) arrival: u64,
@@ -29,7 +29,7 @@ pub(super) struct UnmappedUnexpected {
     pub(super) len: usize,
 }
 
-/// Part of lent memory.
+/// A range of a peer's memory.
 struct PeerMemorySlice<'a> {
     memory: &'a dyn PeerMemory,
     from: usize,
@@ -50,7 +50,7 @@ impl CopySource for PeerMemorySlice<'_> {
     }
 }
 
-/// A lent message, as bytes to be copied or held.
+/// A loaned message, as a source that can be copied or held.
 struct PeerMemorySource<'a>(&'a Arc<dyn PeerMemory>);
 
 impl CopySource for PeerMemorySource<'_> {
@@ -72,7 +72,8 @@ impl CopySource for PeerMemorySource<'_> {
 }
 
 impl UnexpectedMessage {
-    /// Whether it goes with its sender.
+    /// Returns whether the message is in memory that is not mapped here and disappears with its
+    /// sender.
     pub(super) fn is_unmapped(&self) -> bool {
         self.peer_memory
             .as_ref()
@@ -81,76 +82,77 @@ impl UnexpectedMessage {
 }
 
 impl RxQueue {
-    /// A whole message arrives in memory that can be held instead of copied. False: it must stay
-    /// where it is.
+    /// Delivers a whole message in memory that can be held instead of copied. Returns false when
+    /// the message must stay where it is.
     pub fn deliver_peer_memory(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         mut envelope: Envelope,
         memory: &Arc<dyn PeerMemory>,
     ) -> bool {
         if envelope.len <= COPY_CHUNK && memory.is_mapped() {
-            return self.deliver(host, envelope, &PeerMemorySource(memory));
+            return self.deliver(engine, envelope, &PeerMemorySource(memory));
         }
-        match self.take_match_multi(host, &envelope) {
+        match self.take_match_multi(engine, &envelope) {
             MatchResult::Receive(receive) => {
                 envelope.arrival = self.matcher.next_arrival();
-                self.receive_peer_memory(host, receive, envelope, memory.clone());
+                self.receive_peer_memory(engine, receive, envelope, memory.clone());
                 true
             }
             MatchResult::Blocked => self.decline(),
-            MatchResult::NoReceive => self.deliver(host, envelope, &PeerMemorySource(memory)),
+            MatchResult::NoReceive => self.deliver(engine, envelope, &PeerMemorySource(memory)),
         }
     }
 
-    /// Gives lent memory to a receive: as it is, or copied by and by.
+    /// Delivers loaned memory to a receive: in place, or copied in chunks.
     pub(super) fn receive_peer_memory(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         (op, on_loss): (OpKey, OnLoss),
         mut envelope: Envelope,
         memory: Arc<dyn PeerMemory>,
     ) {
-        if memory.is_mapped() && (envelope.len <= COPY_CHUNK || host.accepts_loan(op, envelope.len))
+        if memory.is_mapped()
+            && (envelope.len <= COPY_CHUNK || engine.accepts_loan(op, envelope.len))
         {
-            host.deliver(op, &envelope, &PeerMemorySource(&memory));
+            engine.deliver(op, &envelope, &PeerMemorySource(&memory));
             return self.queue_ack(&envelope);
         }
         ack_match(&mut self.pending_acks, &mut envelope);
-        let room = match host.begin_fill(op, envelope.len) {
-            Ok(room) => room,
-            Err(error) => return self.refuse(host, op, &envelope, error),
+        let capacity = match engine.begin_fill(op, envelope.len) {
+            Ok(capacity) => capacity,
+            Err(error) => return self.refuse(engine, op, &envelope, error),
         };
         let target = PartialTarget::Receive {
             op,
-            capacity: room,
+            capacity,
             written: 0,
         };
         let id = self.partials.insert(PartialMessage::new(envelope, target));
-        self.partial_receives.push(Filling {
+        self.partial_receives.push(PartialReceive {
             op,
-            landing: id,
+            partial: id,
             on_loss,
         });
         self.peer_copies.push_back((id, memory));
     }
 
-    /// Copies a piece of a lent message that is being copied. Returns whether there was one.
-    pub fn copy_next_chunk(&mut self, host: &mut dyn EngineContext) -> bool {
+    /// Copies a chunk of a loaned message. Returns false when no message is being copied.
+    pub fn copy_next_chunk(&mut self, engine: &mut dyn EngineContext) -> bool {
         self.discarded_unmapped = false;
         self.start_unmapped_copies();
         let Some((id, memory)) = self.peer_copies.pop_front() else {
             return false;
         };
-        if !self.copy_chunk(host, PartialId(id), &*memory) {
-            // Everybody gets a turn.
+        if !self.copy_chunk(engine, PartialId(id), &*memory) {
+            // Round robin between messages.
             self.peer_copies.push_back((id, memory));
         }
         true
     }
 
-    /// Whether [`RxQueue::drain_unexpected`] or [`RxQueue::copy_next_chunk`] have something to do, or senders
-    /// something to hear.
+    /// Returns whether [`RxQueue::drain_unexpected`] or [`RxQueue::copy_next_chunk`] have work, or
+    /// acks are pending.
     #[must_use]
     #[inline]
     pub fn has_work(&self) -> bool {
@@ -158,23 +160,23 @@ impl RxQueue {
         copies || self.has_pending_acks() || self.next_bufferable().is_some()
     }
 
-    /// What this peer has not mapped here is lost, and discarded; its sender knows that it has not
-    /// arrived. The receives that it was being copied to fail if they are directed, and wait for the
-    /// next message otherwise.
+    /// Discards the messages of this peer in memory that is not mapped here; their sender knows
+    /// that they have not arrived. A receive that such a message was being copied to fails if it is
+    /// directed, and waits for the next message otherwise.
     pub fn fail_unmapped_from(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         peer: PeerKey,
         error: &Error,
     ) {
-        let mut lost = Vec::new();
+        let mut lost_ids = Vec::new();
         self.peer_copies.retain(|(id, memory)| {
-            let from_there = self
+            let from_peer = self
                 .partials
                 .get(*id)
-                .is_some_and(|landing| landing.envelope.peer == peer);
-            let is_lost = from_there && !memory.is_mapped();
-            lost.extend(is_lost.then_some(*id));
+                .is_some_and(|partial| partial.envelope.peer == peer);
+            let is_lost = from_peer && !memory.is_mapped();
+            lost_ids.extend(is_lost.then_some(*id));
             !is_lost
         });
         self.fail_unmapped_claims(peer, error);
@@ -187,52 +189,55 @@ impl RxQueue {
                 .saturating_sub(message.budget_cost(&envelope));
             self.remove_unmapped(envelope.arrival);
         }
-        // Last: a receive that waits again must not find another message of this peer.
-        for id in lost {
-            self.fail_partial(host, PartialId(id), error.clone());
+        // Last, because a requeued receive must not match another message of this peer.
+        for id in lost_ids {
+            self.fail_partial(engine, PartialId(id), error.clone());
         }
     }
 
-    /// Copies the next piece of this message; true when it is over with, for good or ill.
+    /// Copies the next chunk of this message; returns true when the message is complete or has
+    /// failed.
     fn copy_chunk(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         id: PartialId,
         memory: &dyn PeerMemory,
     ) -> bool {
-        let Some(landing) = self.partials.get(id.0) else {
+        let Some(partial) = self.partials.get(id.0) else {
             return true;
         };
-        let (from, rest) = (landing.received, memory.len() - landing.received);
-        let is_full = match landing.target {
+        let (from, remaining) = (partial.received, memory.len() - partial.received);
+        let is_full = match partial.target {
             PartialTarget::Receive {
-                capacity: room,
-                written: placed,
-                ..
-            } => room == placed,
+                capacity, written, ..
+            } => capacity == written,
             PartialTarget::Discard => true,
             PartialTarget::Buffer(_) | PartialTarget::Claim(_) => false,
         };
-        // What nobody has room for is not copied.
-        let len = if is_full { rest } else { rest.min(COPY_CHUNK) };
-        self.write_piece(host, id, &PeerMemorySlice { memory, from, len }, len);
+        // Bytes that do not fit into the receive are not copied.
+        let len = if is_full {
+            remaining
+        } else {
+            remaining.min(COPY_CHUNK)
+        };
+        self.write_piece(engine, id, &PeerMemorySlice { memory, from, len }, len);
         match memory.check() {
-            Ok(()) => self.advance(host, id, len),
+            Ok(()) => self.advance(engine, id, len),
             Err(error) => {
                 if let Some(PartialTarget::Claim(claim)) =
-                    self.partials.get(id.0).map(|landing| landing.target)
+                    self.partials.get(id.0).map(|partial| partial.target)
                     && let Some(message) = self.claims.message(claim)
                 {
-                    // Whoever claimed it gets what was good.
+                    // The claim gets the bytes that were good.
                     message.bytes.vec_mut().truncate(from);
                 }
-                self.fail_partial(host, id, error);
+                self.fail_partial(engine, id, error);
                 true
             }
         }
     }
 
-    /// Begins to copy what waits in memory that is not mapped, as far as the budget goes.
+    /// Starts to copy unexpected messages in memory that is not mapped, as far as the budget goes.
     fn start_unmapped_copies(&mut self) {
         while let Some(at) = self.next_bufferable() {
             let UnmappedUnexpected { key, len, .. } = self.unmapped_unexpected.remove(at);
@@ -252,23 +257,23 @@ impl RxQueue {
         }
     }
 
-    /// The first of them that the budget has room for.
+    /// Returns the first of these messages that fits into the budget.
     fn next_bufferable(&self) -> Option<usize> {
         self.unmapped_unexpected
             .iter()
-            .position(|fleeting| self.fits_budget(fleeting.len))
+            .position(|unmapped| self.fits_budget(unmapped.len))
     }
 
-    /// Such a message waits.
-    pub(super) fn add_unmapped(&mut self, fleeting: UnmappedUnexpected) {
-        if fleeting.len + UNEXPECTED_OVERHEAD <= self.budget {
-            self.unmapped_unexpected.push(fleeting);
+    /// Records an unexpected message in memory that is not mapped.
+    pub(super) fn add_unmapped(&mut self, unmapped: UnmappedUnexpected) {
+        if unmapped.len + UNEXPECTED_OVERHEAD <= self.budget {
+            self.unmapped_unexpected.push(unmapped);
         }
     }
 
-    /// It does not wait any more.
+    /// Removes the record of such a message, which is not unexpected any more.
     pub(super) fn remove_unmapped(&mut self, arrival: u64) {
         self.unmapped_unexpected
-            .retain(|fleeting| fleeting.arrival != arrival);
+            .retain(|unmapped| unmapped.arrival != arrival);
     }
 }

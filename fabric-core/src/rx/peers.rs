@@ -1,4 +1,4 @@
-//! What becomes of messages when their senders get a number, lose it, or go.
+//! Messages of senders that get an address handle, lose it, or disconnect.
 
 use crate::address::{Address, FiAddr};
 use crate::completion::Outcome;
@@ -9,32 +9,33 @@ use crate::transport::EngineContext;
 use super::RxQueue;
 use super::partial::PartialMessage;
 
-/// Departed peers whose messages can still be told apart.
+/// The most departed peers whose names are remembered.
 const MAX_DEPARTED_PEERS: usize = 256;
 
 impl RxQueue {
-    /// A peer has a handle now. What waits without a source from those that are connected under this
-    /// name, where endpoints share the context, gets it; and so does what waits from those that are
-    /// gone, if the program inserted the handle, which stands for the name then.
+    /// Assigns an inserted handle to unexpected messages without a source: to messages of peers
+    /// that are connected under this name, where endpoints share the queue, and, unless the handle
+    /// was auto-inserted, to messages of departed peers of this name. A handle that the program
+    /// inserted stands for the name; an auto-inserted one for one connection.
     pub fn address_inserted(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         source: FiAddr,
         peer: &Address,
     ) {
-        let is_auto_inserted = host.incarnation_of(self.ep, source).is_some();
+        let is_auto_inserted = engine.incarnation_of(self.ep, source).is_some();
         let keys: Vec<_> = self
             .known_peers()
-            .filter(|(key, name)| *name == peer && !(is_auto_inserted && self.is_gone(*key)))
+            .filter(|(key, name)| *name == peer && !(is_auto_inserted && self.is_departed(*key)))
             .map(|(key, _)| key)
             .collect();
         if !keys.is_empty() {
-            self.assign_source_all(host, &keys, source);
+            self.assign_source_all(engine, &keys, source);
         }
-        self.request_rearm_if_work(host);
+        self.request_rearm_if_work(engine);
     }
 
-    /// Peers whose names are known here.
+    /// Iterates over the peers whose names are known here.
     pub(super) fn known_peers(&self) -> impl Iterator<Item = (PeerKey, &Address)> {
         let present = self
             .connected_peers
@@ -46,26 +47,26 @@ impl RxQueue {
             .chain(present)
     }
 
-    fn is_gone(&self, peer: PeerKey) -> bool {
+    fn is_departed(&self, peer: PeerKey) -> bool {
         self.departed_peers.iter().any(|(key, _)| *key == peer)
     }
 
-    /// Waiting messages of this peer now have a number.
-    pub fn assign_source(&mut self, host: &mut dyn EngineContext, peer: PeerKey, source: FiAddr) {
-        self.assign_source_all(host, &[peer], source);
+    /// Assigns a handle to unexpected messages of this peer.
+    pub fn assign_source(&mut self, engine: &mut dyn EngineContext, peer: PeerKey, source: FiAddr) {
+        self.assign_source_all(engine, &[peer], source);
     }
 
-    /// Waiting messages of these, who are one, now have a number: they are offered in the order
-    /// they arrived.
+    /// Assigns a handle to unexpected messages of these keys, which are one peer, and offers them
+    /// to posted receives in the order of arrival.
     fn assign_source_all(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         peers: &[PeerKey],
         source: FiAddr,
     ) {
-        for (_, landing) in &mut self.partials {
-            if peers.contains(&landing.envelope.peer) {
-                landing.envelope.source.get_or_insert(source);
+        for (_, partial) in &mut self.partials {
+            if peers.contains(&partial.envelope.peer) {
+                partial.envelope.source.get_or_insert(source);
             }
         }
         for envelope in self
@@ -74,18 +75,18 @@ impl RxQueue {
         {
             envelope.source.get_or_insert(source);
         }
-        let renamed = self.matcher.assign_source(peers, source);
-        self.match_keys(host, renamed);
-        self.check_probes(host);
+        let updated = self.matcher.assign_source(peers, source);
+        self.match_keys(engine, updated);
+        self.check_probes(engine);
     }
 
-    /// A number is no longer valid: waiting messages that carry it become those of a stranger, and
-    /// receives directed at it fail.
-    pub fn clear_source(&mut self, host: &mut dyn EngineContext, source: FiAddr) {
+    /// Invalidates a handle: the sender of messages with this source becomes unknown, and receives
+    /// directed to the handle fail.
+    pub fn clear_source(&mut self, engine: &mut dyn EngineContext, source: FiAddr) {
         self.matcher.clear_source(source);
-        for (_, landing) in &mut self.partials {
-            if landing.envelope.source == Some(source) {
-                landing.envelope.source = None;
+        for (_, partial) in &mut self.partials {
+            if partial.envelope.source == Some(source) {
+                partial.envelope.source = None;
             }
         }
         for envelope in self
@@ -94,28 +95,28 @@ impl RxQueue {
         {
             envelope.source = None;
         }
-        self.fail_directed(host, source, &Error::StaleAddress(source));
-        self.request_rearm_if_work(host);
+        self.fail_directed(engine, source, &Error::StaleAddress(source));
+        self.request_rearm_if_work(engine);
     }
 
-    /// Receives directed at this peer will get nothing: it is gone.
-    pub fn fail_directed(&mut self, host: &mut dyn EngineContext, source: FiAddr, error: &Error) {
-        self.fail_probes(host, |spec| {
+    /// Fails receives directed to this peer, which has disconnected.
+    pub fn fail_directed(&mut self, engine: &mut dyn EngineContext, source: FiAddr, error: &Error) {
+        self.fail_probes(engine, |spec| {
             (spec.from == Some(source)).then(|| error.clone())
         });
         let mut retired = false;
         for op in self.matcher.take_directed(source) {
             self.posted[op.index as usize] = None;
             retired |= self.retire_multi(op);
-            host.complete(op, Outcome::failed(error.clone()));
+            engine.complete(op, Outcome::failed(error.clone()));
         }
         if retired {
-            self.match_unexpected(host);
+            self.match_unexpected(engine);
         }
     }
 
-    /// A peer has gone, and everything it sent has been taken in. What waits of it is still told
-    /// apart.
+    /// Records that a peer has disconnected, after all its messages were delivered. Its unexpected
+    /// messages can still be attributed to it.
     pub fn peer_departed(&mut self, peer: PeerKey, name: Address) {
         self.connected_peers
             .retain(|(present, ..)| *present != peer);
@@ -125,13 +126,13 @@ impl RxQueue {
         self.departed_peers.push_back((peer, name));
     }
 
-    /// Whether a message of this source waits.
+    /// Returns whether a message of this source is queued.
     #[must_use]
     pub fn holds_messages_from(&self, source: FiAddr) -> bool {
-        // One that is being copied is not looked at yet, and may outlive its connection.
-        let arriving = |landing: &PartialMessage| landing.envelope.source == Some(source);
+        // A partial message is not delivered yet, and may outlive its connection.
+        let arriving = |partial: &PartialMessage| partial.envelope.source == Some(source);
         self.matcher.holds_messages_from(source)
             || self.has_claim_from(source)
-            || self.partials.iter().any(|(_, landing)| arriving(landing))
+            || self.partials.iter().any(|(_, partial)| arriving(partial))
     }
 }

@@ -1,8 +1,8 @@
-//! Receive contexts that several endpoints share (`fi_srx_context`).
+//! Receive queues that several endpoints share (`fi_srx_context`).
 //!
-//! There is one matching engine, one list of posted receives and one budget. The endpoints bring
-//! their messages here; the engine posts receives, and does what an endpoint does for a context of
-//! its own. An endpoint that closes takes away only what had not arrived whole.
+//! The endpoints share one matcher, one list of posted receives and one budget. Transports deliver
+//! messages here; the engine posts receives, and does the work that a transport does for an
+//! endpoint's own queue. An endpoint that closes discards only messages that are not complete.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,84 +15,84 @@ use crate::tree::Class;
 
 use super::{PartialId, RxQueue};
 
-/// A receive context that several endpoints share.
+/// A receive queue that several endpoints share.
 ///
-/// Its lock is taken under that of the domain only, so nobody ever waits for it.
+/// Its lock is taken only under the lock of the domain, so it is never contended.
 #[derive(Clone, Debug)]
 pub struct SharedRxQueue(Arc<Mutex<RxQueue>>);
 
 impl SharedRxQueue {
-    /// A context that no endpoint shares yet. `id` is its own, in the numbering of endpoints.
+    /// Creates a queue that no endpoint shares yet. `id` is the queue's own, from the numbering of
+    /// endpoints.
     #[must_use]
     pub fn new(id: EpId, pool: Arc<BufferPool>) -> Self {
         Self(Arc::new(Mutex::new(RxQueue::new(id, 0, pool))))
     }
 
-    /// The context. A second call of the same thread never returns.
+    /// Locks the queue. A second call of the same thread deadlocks.
     pub fn lock(&self) -> MutexGuard<'_, RxQueue> {
-        // No user code runs under it, so a panic elsewhere does not spoil it.
+        // No user code runs under the lock, so a poisoned queue is consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl RxQueue {
-    /// The budget is that of the endpoint that has the largest.
+    /// Raises the budget to that of the endpoint with the largest.
     pub(super) fn raise_budget(&mut self, budget: usize) {
         self.budget = self.budget.max(budget);
     }
 
-    /// A peer has connected to one of the endpoints.
+    /// Records that a peer has connected to one of the endpoints.
     pub(super) fn peer_connected(&mut self, peer: PeerKey, name: Address, ep: EpId) {
         self.connected_peers.push((peer, name, ep));
     }
 
-    /// Whether a peer of this name is connected to one of the endpoints.
+    /// Returns whether a peer of this name is connected to one of the endpoints.
     pub(super) fn is_peer_connected(&self, name: &Address) -> bool {
         self.connected_peers
             .iter()
             .any(|(_, present, _)| present == name)
     }
 
-    /// Hands over what senders that are connected to this endpoint wait to hear. To those that are
-    /// gone nothing is said.
+    /// Moves pending acks for the peers of this endpoint to `to`. Acks for disconnected peers are
+    /// discarded.
     pub(super) fn move_acks(&mut self, ep: EpId, to: &mut Self) {
         let present = &self.connected_peers;
-        self.pending_acks.retain(|receipt| {
+        self.pending_acks.retain(|ack| {
             let at = present
                 .iter()
-                .find(|(key, ..)| *key == receipt.0)
+                .find(|(key, ..)| *key == ack.0)
                 .map(|(.., at)| *at);
             if at == Some(ep) {
-                to.pending_acks.push(*receipt);
+                to.pending_acks.push(*ack);
             }
             at.is_some_and(|at| at != ep)
         });
     }
 
-    /// Whether a message was declined since this was asked last: what was changed since may make it
-    /// welcome.
+    /// Returns whether a message was declined since the last call: changes since then may make it
+    /// acceptable.
     pub fn take_declined(&mut self) -> bool {
         self.declined.take()
     }
 
-    /// An endpoint closes. Messages of which it does not have all yet will never be complete; those
-    /// that it has wait on.
-    pub(super) fn endpoint_closed(&mut self, host: &mut dyn EngineContext, ep: EpId) {
+    /// Fails the incomplete messages of a closing endpoint's peers; complete messages stay queued.
+    pub(super) fn endpoint_closed(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
         let error = Error::Closed(Class::Endpoint);
-        let of_it = |(.., at): &mut (PeerKey, Address, EpId)| *at == ep;
+        let of_endpoint = |(.., at): &mut (PeerKey, Address, EpId)| *at == ep;
         for (key, name, _) in self
             .connected_peers
-            .extract_if(.., of_it)
+            .extract_if(.., of_endpoint)
             .collect::<Vec<_>>()
         {
-            self.fail_unmapped_from(host, key, &error);
+            self.fail_unmapped_from(engine, key, &error);
             let copied = |id| self.peer_copies.iter().any(|(copied, _)| *copied == id);
-            let landings = self
+            let partials = self
                 .partials
                 .iter()
-                .filter(|(id, landing)| landing.envelope.peer == key && !copied(*id));
-            for id in landings.map(|(id, _)| id).collect::<Vec<_>>() {
-                self.fail_partial(host, PartialId(id), error.clone());
+                .filter(|(id, partial)| partial.envelope.peer == key && !copied(*id));
+            for id in partials.map(|(id, _)| id).collect::<Vec<_>>() {
+                self.fail_partial(engine, PartialId(id), error.clone());
             }
             self.peer_departed(key, name);
         }
