@@ -171,7 +171,7 @@ impl PeerCaps {
     pub fn tag(self, tag: Option<u64>) -> Result<Option<Supported<u64>>> {
         match tag {
             Some(_) if !self.tags => Err(Error::NotSupported(
-                "tagged messages: the connected peer is not known to support them (see peer_supports_tags)",
+                "tagged messages: the peer is not known to support them (peer_supports_tags)",
             )),
             tag => Ok(tag.map(Supported)),
         }
