@@ -35,7 +35,7 @@ impl Outbound {
             let data = spec.data.filter(|_| is_last);
             if *notifies || data.is_some() {
                 let total: usize = iovs.iter().map(|iov| iov.len).sum();
-                // The event with CQ data covers total bytes that were not reported before.
+                // The event with CQ data covers all bytes that were not reported before.
                 let len = if data.is_some() {
                     total - notified
                 } else {
