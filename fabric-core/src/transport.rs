@@ -1,10 +1,10 @@
-//! The traits between the progress engine and a provider.
+//! The traits between the progress engine and a transport.
 //!
-//! A [`Transport`] says what it offers and opens domains. A [`TransportDomain`] moves messages; every
-//! call comes with a [`Host`], through which it reaches operations, address vectors and event
-//! queues. All calls on a domain happen under one lock of the engine, so a provider needs none of
-//! its own, and no user code runs inside a call: completions are only noted by the host and
-//! reported after the lock is gone.
+//! A [`Transport`] describes its offers and opens domains. A [`TransportDomain`] moves messages;
+//! every call comes with an [`EngineContext`], through which the transport reaches operations,
+//! address vectors and event queues. All calls on a domain happen under one lock of the engine, so
+//! a transport needs no lock of its own. No user code runs inside a call: the context records
+//! completions, and the engine reports them after it has released the lock.
 
 use std::sync::Arc;
 
@@ -29,29 +29,33 @@ pub use fast_path::{FastPath, FastPathResult, LoanAllocator};
 pub use op::{EpId, OpKey, RemoteAccess, RmaIov, RmaIovId, TxOp};
 pub use wait::{Interest, SocketIo, WaitSet};
 
-/// A kind of fabric.
+/// The code behind a provider.
 pub trait Transport: Send + Sync + 'static {
-    /// The short name, as in `shm`.
+    /// Returns the short name, such as `shm`.
     fn name(&self) -> &'static str;
 
-    /// What it offers, best first. Hints are held against these, and so is every info that a domain
-    /// or an endpoint is opened from: a provider is not asked for more than one of its offers has.
+    /// Returns the offers of the transport, best first. The engine checks hints against them, and
+    /// every info that a domain or an endpoint is opened from: a transport is never asked for more
+    /// than one of its offers has.
     fn offers(&self) -> Vec<Info>;
 
-    /// Memory of this many bytes, zeroed, that peers of a domain can reach with these rights once
-    /// it has a key there.
+    /// Allocates `len` zeroed bytes that peers of a domain can access with these rights once the
+    /// memory is registered there.
     ///
     /// # Errors
+    /// The error of the operating system; [`Error::NotSupported`] without remote memory access.
     /// What the operating system refuses.
     fn alloc(&self, len: usize, access: Access) -> Result<Arc<dyn RegionMemory>> {
         let _ = (len, access);
-        Err(Error::NotSupported("memory that peers reach"))
+        Err(Error::NotSupported(
+            "FI_RMA: the provider has no remote memory access",
+        ))
     }
 
-    /// Opens a domain: allocates. The attributes were held against [`Transport::offers`] before;
-    /// what no offer can express is checked here.
+    /// Opens a domain and allocates its resources. The engine has checked the attributes against
+    /// [`Transport::offers`]; the transport checks what no offer can express.
     ///
     /// # Errors
-    /// Whatever prevents it; nothing is left behind.
+    /// The reason of the failure; all resources are released.
     fn open_domain(&self, info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn TransportDomain>>;
 }

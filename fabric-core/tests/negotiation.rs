@@ -1,4 +1,4 @@
-//! Hints against offers: every rule of the check, its order, and what comes out.
+//! Negotiation of hints and offers: every rule, the order of the checks, and the result.
 
 use fabric_core::flags::{Caps, Mode, MrMode, MsgOrder, OpFlags};
 use fabric_core::info::{
@@ -8,7 +8,7 @@ use fabric_core::info::{
 use fabric_core::{Address, Error};
 use proptest::prelude::*;
 
-/// An offer with a limit everywhere, and every level in the middle where there is one.
+/// Returns an offer with limits everywhere, and every level in the middle of its range.
 fn test_offer() -> Info {
     let mut offer = Info::template("sim", "net", "net0");
     offer.caps =
@@ -58,7 +58,7 @@ fn test_offer() -> Info {
     offer
 }
 
-/// Hints that agree to the duties of [`offer`] and ask for nothing.
+/// Returns hints that accept the mode bits of [`test_offer`] and request nothing.
 fn accepting_hints() -> Hints {
     Hints::new()
         .mode(Mode::CONTEXT | Mode::ASYNC_IOV)
@@ -71,14 +71,14 @@ fn address(text: &str) -> Address {
 
 fn mismatch_attribute(hints: &Hints, offer: &Info) -> &'static str {
     negotiate(hints, offer)
-        .expect_err("must be refused")
+        .expect_err("the hints must not match")
         .attribute
 }
 
-/// One rule: its attribute, hints that satisfy [`offer`] and hints that do not.
+/// A rule: its attribute, hints that satisfy [`test_offer`] and hints that do not.
 type Rule = (&'static str, fn(Hints) -> Hints, fn(Hints) -> Hints);
 
-/// Every rule, in the order of the check.
+/// All rules, in the order of the checks.
 const RULES: &[Rule] = &[
     (
         "ep_type",
@@ -294,7 +294,7 @@ const RULES: &[Rule] = &[
     ),
 ];
 
-/// Asks for one-sided operations, unless the hints ask for something already.
+/// Adds `FI_RMA` to the requested capabilities.
 fn with_rma(mut hints: Hints) -> Hints {
     hints.caps = hints.caps.map(|caps| caps | Caps::RMA).or(Some(Caps::RMA));
     hints
@@ -304,16 +304,16 @@ fn with_rma(mut hints: Hints) -> Hints {
 fn every_rule_accepts_its_limit_and_rejects_beyond() {
     let offer = test_offer();
     for &(attribute, good, bad) in RULES {
-        if let Err(refusal) = negotiate(&good(accepting_hints()), &offer) {
-            panic!("{attribute}: {refusal}");
+        if let Err(mismatch) = negotiate(&good(accepting_hints()), &offer) {
+            panic!("{attribute}: {mismatch}");
         }
-        let refusal = negotiate(&bad(accepting_hints()), &offer).expect_err(attribute);
-        assert_eq!(refusal.attribute, attribute, "{refusal}");
+        let mismatch = negotiate(&bad(accepting_hints()), &offer).expect_err(attribute);
+        assert_eq!(mismatch.attribute, attribute, "{mismatch}");
         assert_eq!(
-            (refusal.provider.as_str(), refusal.domain.as_str()),
+            (mismatch.provider.as_str(), mismatch.domain.as_str()),
             ("sim", "net0")
         );
-        assert!(!refusal.asked.is_empty() && !refusal.offered.is_empty());
+        assert!(!mismatch.asked.is_empty() && !mismatch.offered.is_empty());
     }
 }
 
@@ -346,19 +346,19 @@ fn av_type_is_checked_after_resource_mgmt() {
         "resource_mgmt"
     );
 
-    for (has, asked) in [
+    for (offered, requested) in [
         (Some(AvType::Map), Some(AvType::Map)),
         (Some(AvType::Table), Some(AvType::Map)),
         (Some(AvType::Table), Some(AvType::Table)),
         (None, Some(AvType::Map)),
         (Some(AvType::Map), None),
     ] {
-        offer.domain.av_type = has;
+        offer.domain.av_type = offered;
         let mut hints = accepting_hints();
-        hints.av_type = asked;
+        hints.av_type = requested;
         assert_eq!(
             negotiate(&hints, &offer).unwrap().domain.av_type,
-            asked.or(has)
+            requested.or(offered)
         );
     }
 }
@@ -366,25 +366,25 @@ fn av_type_is_checked_after_resource_mgmt() {
 #[test]
 fn level_accepts_equal_or_higher_requested_rank() {
     let mut offer = test_offer();
-    for has in Threading::ALL {
-        offer.domain.threading = has;
-        for asked in Threading::ALL {
-            let result = negotiate(&accepting_hints().threading(asked), &offer);
+    for offered in Threading::ALL {
+        offer.domain.threading = offered;
+        for requested in Threading::ALL {
+            let result = negotiate(&accepting_hints().threading(requested), &offer);
             assert_eq!(
                 result.is_ok(),
-                asked.rank() >= has.rank(),
-                "asked {asked:?}, has {has:?}"
+                requested.rank() >= offered.rank(),
+                "requested {requested:?}, offered {offered:?}"
             );
         }
     }
-    for has in Progress::ALL {
-        (offer.domain.control_progress, offer.domain.data_progress) = (has, Progress::Auto);
-        for asked in Progress::ALL {
-            let result = negotiate(&accepting_hints().progress(asked), &offer);
+    for offered in Progress::ALL {
+        (offer.domain.control_progress, offer.domain.data_progress) = (offered, Progress::Auto);
+        for requested in Progress::ALL {
+            let result = negotiate(&accepting_hints().progress(requested), &offer);
             assert_eq!(
                 result.is_ok(),
-                asked.rank() >= has.rank(),
-                "asked {asked:?}, has {has:?}"
+                requested.rank() >= offered.rank(),
+                "requested {requested:?}, offered {offered:?}"
             );
         }
     }
@@ -483,7 +483,7 @@ fn provider_chain_matches_each_provider() {
     );
 }
 
-/// Who names the layer gets it, and nothing else; who does not may get it too.
+/// A chain with the layer gets only that layer; a chain without it may get the layer too.
 #[test]
 fn ofi_rxm_in_chain_selects_rxm_protocol() {
     let layered = || {
@@ -597,7 +597,7 @@ mod mr_mode {
 
     #[test]
     fn mr_basic_and_scalable_exclude_other_bits() {
-        for (asked, offered, expected) in [
+        for (requested, offered, expected) in [
             (MrMode::BASIC, BASIC_BITS, Ok(BASIC_BITS)),
             (MrMode::BASIC, MrMode::empty(), Ok(BASIC_BITS)),
             (MrMode::BASIC, BASIC_BITS | MrMode::RAW, Err("mr_mode")),
@@ -618,18 +618,18 @@ mod mr_mode {
                 Err("mr_mode"),
             ),
         ] {
-            let hints = Hints::new().caps(TARGET_CAPS).mr_mode(asked);
+            let hints = Hints::new().caps(TARGET_CAPS).mr_mode(requested);
             assert_eq!(
                 negotiated_mr_mode(&hints, offered),
                 expected,
-                "{asked:?} of {offered:?}"
+                "{requested:?} of {offered:?}"
             );
         }
     }
 
     #[test]
     fn api_before_1_5_knows_only_basic_and_scalable() {
-        for (asked, offered, expected) in [
+        for (requested, offered, expected) in [
             (MrMode::empty(), BASIC_BITS, Ok(BASIC_BITS)),
             (MrMode::empty(), MrMode::empty(), Ok(MrMode::empty())),
             (MrMode::empty(), MrMode::BASIC, Ok(BASIC_BITS)),
@@ -641,11 +641,11 @@ mod mr_mode {
             let hints = Hints::new()
                 .api_version(1, 4)
                 .caps(TARGET_CAPS)
-                .mr_mode(asked);
+                .mr_mode(requested);
             assert_eq!(
                 negotiated_mr_mode(&hints, offered),
                 expected,
-                "{asked:?} of {offered:?}"
+                "{requested:?} of {offered:?}"
             );
         }
     }
@@ -692,11 +692,11 @@ mod mr_mode {
 
         let mut target_only = offer_with(BASIC_BITS);
         target_only.caps = Caps::MSG | Caps::RMA | Caps::REMOTE_WRITE;
-        let left = negotiate(&Hints::new(), &target_only).unwrap().caps;
+        let granted = negotiate(&Hints::new(), &target_only).unwrap().caps;
         assert_eq!(
-            left,
+            granted,
             Caps::MSG | Caps::MSG_DIRECTIONS,
-            "an operation without a direction is none"
+            "FI_RMA without a direction of the initiator is not granted"
         );
     }
 }
@@ -758,8 +758,8 @@ fn result_is_the_offer_narrowed_by_the_hints() {
         .dest(address("sim://you"));
     let info = negotiate(&hints, &test_offer()).unwrap();
 
-    let asked = Caps::TAGGED | Caps::SEND | Caps::RECV | Caps::RMA | Caps::WRITE;
-    assert_eq!(info.caps, asked | Caps::FENCE | Caps::SOURCE);
+    let requested = Caps::TAGGED | Caps::SEND | Caps::RECV | Caps::RMA | Caps::WRITE;
+    assert_eq!(info.caps, requested | Caps::FENCE | Caps::SOURCE);
     assert_eq!(info.tx.caps, info.caps);
     assert_eq!(info.mode, Mode::CONTEXT);
     assert_eq!(info.domain.threading, Threading::Domain);
@@ -923,7 +923,7 @@ fn select_keeps_order_and_reports_mismatches() {
     let attributes: Vec<_> = none
         .mismatches
         .iter()
-        .map(|refusal| refusal.attribute)
+        .map(|mismatch| mismatch.attribute)
         .collect();
     assert_eq!(attributes, ["tx_size", "provider", "tx_size"]);
     let text = Error::from(none.clone()).to_string();
@@ -975,12 +975,12 @@ fn any_flags<F: bitflags::Flags<Bits = u64> + std::fmt::Debug>() -> impl Strateg
 }
 
 prop_compose! {
-    /// Offers with arbitrary limits that do not contradict themselves.
+    /// Offers with arbitrary, consistent limits.
     fn any_offer()(
         (caps, tx_share, rx_share) in (any_flags::<Caps>(), any_flags::<Caps>(), any_flags::<Caps>()),
         (mode, tx_mode, rx_mode) in (any_flags::<Mode>(), any_flags::<Mode>(), any_flags::<Mode>()),
         (tx_order, rx_order) in (any_flags::<MsgOrder>(), any_flags::<MsgOrder>()),
-        (duties, flags) in (any::<u32>(), any::<u32>()),
+        (mr_mode, flags) in (any::<u32>(), any::<u32>()),
         (threading, control, data) in (0..5_usize, 0..3_usize, 0..3_usize),
         (enabled, table) in (any::<bool>(), any::<Option<bool>>()),
         sizes in prop::array::uniform16(1..1_000_000_usize),
@@ -995,7 +995,7 @@ prop_compose! {
         domain.data_progress = Progress::ALL[data];
         domain.resource_mgmt = ResourceMgmt::ALL[usize::from(!enabled)];
         domain.av_type = table.map(|table| if table { AvType::Table } else { AvType::Map });
-        domain.mr_mode = MrMode::from_bits_truncate(duties).difference(MrMode::LEGACY);
+        domain.mr_mode = MrMode::from_bits_truncate(mr_mode).difference(MrMode::LEGACY);
         domain.caps = offer.caps & Caps::SECONDARY;
         domain.auth_key_size = key.as_ref().map_or(0, Vec::len);
         domain.auth_key = key;
@@ -1016,7 +1016,7 @@ prop_compose! {
     }
 }
 
-/// Counts and sizes that are limits, with a way to read each from an offer and to ask for it.
+/// Counts and sizes that are limits, with functions that read each from an offer and request it.
 type Limit = (&'static str, fn(&Info) -> usize, fn(Hints, usize) -> Hints);
 
 const LIMITS: &[Limit] = &[
@@ -1074,8 +1074,8 @@ proptest! {
     }
 
     #[test]
-    fn negotiation_is_idempotent(offer in any_offer(), wish in any_flags::<Caps>()) {
-        let mut hints = Hints::from(&offer).caps(offer.caps & wish & !Caps::DIRECTIONS);
+    fn negotiation_is_idempotent(offer in any_offer(), requested in any_flags::<Caps>()) {
+        let mut hints = Hints::from(&offer).caps(offer.caps & requested & !Caps::DIRECTIONS);
         (hints.tx_caps, hints.rx_caps) = (None, None);
         let info = negotiate(&hints, &offer).unwrap();
         prop_assert!(offer.caps.contains(info.caps));
@@ -1084,10 +1084,10 @@ proptest! {
     }
 
     #[test]
-    fn value_above_limit_mismatches_its_attribute(offer in any_offer(), which in 0..LIMITS.len()) {
-        let (attribute, limit, ask) = LIMITS[which];
-        let over = ask(Hints::from(&offer), limit(&offer) + 1);
-        let refusal = negotiate(&over, &offer).unwrap_err();
-        prop_assert_eq!(refusal.attribute, attribute);
+    fn value_above_limit_mismatches_its_attribute(offer in any_offer(), index in 0..LIMITS.len()) {
+        let (attribute, limit, request) = LIMITS[index];
+        let over = request(Hints::from(&offer), limit(&offer) + 1);
+        let mismatch = negotiate(&over, &offer).unwrap_err();
+        prop_assert_eq!(mismatch.attribute, attribute);
     }
 }

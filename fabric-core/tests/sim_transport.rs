@@ -1,4 +1,5 @@
-//! The simulated network through the provider traits, with a host that keeps everything in maps.
+//! The simulated network through the transport traits, with an engine context that keeps its state
+//! in maps.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -20,7 +21,7 @@ use fabric_core::transport::{
 };
 use fabric_core::{Address, Error, FiAddr, Result};
 
-/// A wait set that counts.
+/// A wait set that counts wake-ups.
 #[derive(Default)]
 struct CountingWaitSet(AtomicUsize);
 
@@ -34,7 +35,7 @@ impl WaitSet for CountingWaitSet {
     fn unwatch(&self, _: BorrowedFd<'_>) {}
 }
 
-/// One address vector for all endpoints, which takes in no strangers.
+/// Engine context with one address vector for all endpoints, without auto-insert.
 struct SimTestContext {
     av: AddressTable,
     bufs: HashMap<OpKey, AnyBuf>,
@@ -80,7 +81,7 @@ impl EngineContext for SimTestContext {
     fn complete(&mut self, op: OpKey, outcome: Outcome) {
         assert!(
             self.outcomes.insert(op, outcome).is_none(),
-            "an operation ends once"
+            "an operation completes once"
         );
         self.completion_order.push(op);
     }
@@ -124,8 +125,8 @@ struct SimEndpointFixture {
 }
 
 const ENDPOINT: EpId = EpId(0);
-/// How an endpoint describes itself that has nothing to send and has heard of nobody.
-const IDLE_DESCRIPTION: &str = "sim: 1 endpoints, 0 peers, 0 sends waiting";
+/// Description of a domain with an idle endpoint that has no peers.
+const IDLE_DESCRIPTION: &str = "sim: 1 endpoints, 0 peers, 0 queued sends";
 const RECV_UNTAGGED: RecvSpec = RecvSpec {
     from: None,
     tag: None,
@@ -139,12 +140,12 @@ fn recv_tagged(tag: u64) -> RecvSpec {
 }
 
 fn try_open_endpoint(name: &str) -> Result<SimEndpointFixture> {
-    let (bell, pool) = (Arc::new(CountingWaitSet::default()), BufferPool::new());
+    let (wait_set, pool) = (Arc::new(CountingWaitSet::default()), BufferPool::new());
     let info = &SimTransport.offers()[0];
-    let mut domain = SimTransport.open_domain(info, bell.clone())?;
+    let mut domain = SimTransport.open_domain(info, wait_set.clone())?;
     let at: Address = format!("sim://{name}").parse()?;
     let address = domain.open_endpoint(ENDPOINT, info, Some(&at), RxSource::Own(&pool))?;
-    let maps = SimTestContext {
+    let context = SimTestContext {
         av: AddressTable::new(),
         bufs: HashMap::new(),
         outcomes: HashMap::new(),
@@ -153,9 +154,9 @@ fn try_open_endpoint(name: &str) -> Result<SimEndpointFixture> {
         pool,
     };
     Ok(SimEndpointFixture {
-        context: maps,
+        context,
         domain,
-        wait_set: bell,
+        wait_set,
         address,
         last_op_index: 0,
     })
@@ -181,7 +182,7 @@ impl SimEndpointFixture {
         self.context.bufs.insert(op, buf);
         op
     }
-    /// Sends at once, or queues and returns the operation.
+    /// Sends at once, or queues the send and returns its operation.
     fn send(&mut self, peer: FiAddr, tag: Option<u64>, bytes: &[u8]) -> Result<Option<OpKey>> {
         let spec = TxOp {
             tag,
@@ -216,9 +217,9 @@ impl SimEndpointFixture {
     fn error(&self, op: OpKey) -> Option<&Error> {
         self.outcome(op)?.error.as_deref()
     }
-    /// The message of a receive that has ended well.
+    /// Returns the message of a receive that has completed successfully.
     fn received(&self, op: OpKey) -> &[u8] {
-        let outcome = self.outcome(op).expect("has ended");
+        let outcome = self.outcome(op).expect("the operation has completed");
         assert_eq!(outcome.error, None);
         &self.context.bufs[&op].bytes()[..outcome.transfer.len]
     }
@@ -274,7 +275,7 @@ fn message_arrives_with_tag_data_and_source() {
     );
     assert_eq!(
         b.domain.describe(),
-        "sim: 1 endpoints, 1 peers, 0 sends waiting"
+        "sim: 1 endpoints, 1 peers, 0 queued sends"
     );
 }
 
@@ -291,7 +292,7 @@ fn delayed_messages_keep_sender_order() {
             b.progress();
             b.context.outcomes.len() == 200
         })
-        .expect("everything arrives");
+        .expect("all messages arrive");
     assert!(passes > 5, "{passes}");
     assert_eq!(b.context.completion_order, ops);
     assert!(
@@ -301,22 +302,22 @@ fn delayed_messages_keep_sender_order() {
     );
 }
 
-/// Sends ten messages each from three endpoints; returns the order in which they were received.
+/// Sends ten messages from each of three endpoints; returns the order in which they are received.
 fn receive_interleaved(test: &str, seed: u64) -> Vec<(usize, u8)> {
     let mut b = open_endpoint(&format!("{test}-b@{seed}+9"));
     let mut senders = ["a", "c", "d"].map(|name| open_endpoint(&format!("{test}-{name}")));
-    let known: Vec<_> = senders
+    let addrs: Vec<_> = senders
         .iter_mut()
-        .map(|side| {
+        .map(|endpoint| {
             (
-                b.insert_address(&side.address),
-                side.insert_address(&b.address),
+                b.insert_address(&endpoint.address),
+                endpoint.insert_address(&b.address),
             )
         })
         .collect();
     for n in 0..10u8 {
-        for (side, (_, to_b)) in senders.iter_mut().zip(&known) {
-            assert_eq!(side.send(*to_b, None, &[n]), Ok(None));
+        for (endpoint, (_, to_b)) in senders.iter_mut().zip(&addrs) {
+            assert_eq!(endpoint.send(*to_b, None, &[n]), Ok(None));
         }
     }
     let ops: Vec<_> = (0..30).map(|_| b.recv(RECV_UNTAGGED)).collect();
@@ -325,7 +326,7 @@ fn receive_interleaved(test: &str, seed: u64) -> Vec<(usize, u8)> {
     });
     let source = |op| b.outcome(op).unwrap().transfer.source;
     let sender = |op| {
-        known
+        addrs
             .iter()
             .position(|(from, _)| Some(*from) == source(op))
             .unwrap()
@@ -344,20 +345,20 @@ fn seed_determines_sender_interleaving() {
         assert_eq!(
             *run,
             receive_interleaved("seed", seed as u64),
-            "the same again"
+            "the same seed gives the same order"
         );
         for sender in 0..3 {
-            let of_one: Vec<_> = run
+            let from_sender: Vec<_> = run
                 .iter()
                 .filter(|(s, _)| *s == sender)
                 .map(|(_, n)| *n)
                 .collect();
-            assert_eq!(of_one, (0..10).collect::<Vec<_>>());
+            assert_eq!(from_sender, (0..10).collect::<Vec<_>>());
         }
     }
     assert!(
         (1..8).all(|seed| runs[seed] != runs[0]),
-        "other seeds, other orders"
+        "other seeds give other orders"
     );
 }
 
@@ -365,15 +366,15 @@ fn seed_determines_sender_interleaving() {
 fn busy_senders_are_served_round_robin() {
     let mut b = open_endpoint("turns-b@0+0+100");
     let mut senders = ["a", "c", "d"].map(|name| open_endpoint(&format!("turns-{name}")));
-    for (n, side) in senders.iter_mut().enumerate() {
-        let to_b = side.insert_address(&b.address);
-        (0..50).for_each(|_| assert_eq!(side.send(to_b, None, &[n as u8]), Ok(None)));
+    for (n, endpoint) in senders.iter_mut().enumerate() {
+        let to_b = endpoint.insert_address(&b.address);
+        (0..50).for_each(|_| assert_eq!(endpoint.send(to_b, None, &[n as u8]), Ok(None)));
     }
     let ops: Vec<_> = (0..150).map(|_| b.recv(RECV_UNTAGGED)).collect();
     assert_eq!(
         (0..9).take_while(|_| b.progress()).count(),
         3,
-        "a pass is bounded"
+        "a pass receives a bounded number of packets"
     );
     assert!(
         ops.iter()
@@ -391,22 +392,22 @@ fn long_message_is_segmented_through_small_channel() {
     let sent = a
         .send(to_b, None, &long)
         .unwrap()
-        .expect("more than there is room for");
+        .expect("the message exceeds the channel");
     let next = a
         .send(to_b, None, b"next")
         .unwrap()
-        .expect("behind the long one");
+        .expect("the message is queued behind the long one");
     assert!(
         !a.domain.cancel(&mut a.context, ENDPOINT, sent),
-        "it has begun"
+        "the send has begun"
     );
-    let mut senders_passes = 0;
+    let mut passes = 0;
     while a.outcome(next).is_none() {
         a.progress();
         b.progress();
-        senders_passes += 1;
+        passes += 1;
     }
-    assert!(senders_passes > 5);
+    assert!(passes > 5);
     (0..9).for_each(|_| {
         b.progress();
     });
@@ -417,7 +418,11 @@ fn long_message_is_segmented_through_small_channel() {
     );
     assert!(b.received(recv) == long);
     let recv = b.recv(RECV_UNTAGGED);
-    assert_eq!(b.received(recv), b"next", "it waited among the unexpected");
+    assert_eq!(
+        b.received(recv),
+        b"next",
+        "the message was buffered as unexpected"
+    );
 }
 
 #[test]
@@ -431,7 +436,7 @@ fn receive_detached_mid_message_requeues_it() {
     b.progress();
     assert!(
         !b.domain.cancel(&mut b.context, ENDPOINT, first),
-        "it has begun"
+        "the receive has begun"
     );
     b.domain.detach_recv(&mut b.context, ENDPOINT, first);
     (0..2).for_each(|_| {
@@ -453,16 +458,19 @@ fn sends_to_full_channel_queue_and_can_be_cancelled() {
     let to_b = a.insert_address(&b.address);
     let sends: Vec<_> = (0..6).map(|n| a.send(to_b, None, &[n]).unwrap()).collect();
     assert_eq!(sends.iter().filter(|op| op.is_none()).count(), 2);
-    assert!(!a.progress(), "no room, nothing moves");
+    assert!(!a.progress(), "without room nothing is sent");
     assert!(a.domain.cancel(&mut a.context, ENDPOINT, sends[4].unwrap()));
     assert!(
         !a.domain.cancel(&mut a.context, ENDPOINT, sends[4].unwrap()),
-        "it is gone"
+        "the send is canceled already"
     );
     let ops: Vec<_> = (0..6).map(|_| b.recv(RECV_UNTAGGED)).collect();
     b.progress();
     let last = a.send(to_b, None, &[6]).unwrap();
-    assert!(last.is_some(), "there is room, and others were first");
+    assert!(
+        last.is_some(),
+        "queued sends go first although there is room"
+    );
     for moved in [2, 4, 6] {
         assert_eq!(b.context.outcomes.len(), moved);
         a.progress();
@@ -496,12 +504,18 @@ fn messages_over_budget_are_declined_not_lost() {
             while a.progress() | b.progress() | c.progress() {}
         };
     run(&mut a, &mut b, &mut c);
-    assert!(b.domain.arm(), "what was declined is no news");
+    assert!(
+        b.domain.arm(),
+        "a declined message does not keep the domain awake"
+    );
     b.take_wakes();
     let tag = b.recv(recv_tagged(5));
-    assert_eq!(b.take_wakes(), 1, "a declined message is wanted now");
+    assert_eq!(b.take_wakes(), 1, "the declined message is acceptable now");
     run(&mut a, &mut b, &mut c);
-    assert!(b.received(tag) == big, "held back by its own pair only");
+    assert!(
+        b.received(tag) == big,
+        "a declined message blocks its own pair only"
+    );
     for _ in 0..6 {
         let op = b.recv(RECV_UNTAGGED);
         run(&mut a, &mut b, &mut c);
@@ -510,27 +524,27 @@ fn messages_over_budget_are_declined_not_lost() {
     let huge = test_pattern(5 << 20);
     a.send(to_b, None, &huge).unwrap();
     b.progress();
-    assert!(!a.progress(), "a declined packet keeps its place");
+    assert!(!a.progress(), "a declined packet keeps its slot");
     run(&mut a, &mut b, &mut c);
     let op = b.recv(RECV_UNTAGGED);
     run(&mut a, &mut b, &mut c);
     assert!(
         b.received(op) == huge,
-        "more than the budget goes to a receive directly"
+        "a message over budget goes to a posted receive directly"
     );
 }
 
 #[test]
 fn name_is_in_use_by_one_endpoint_at_a_time() {
-    let taken = open_endpoint("taken");
+    let first = open_endpoint("first");
     assert_eq!(
-        try_open_endpoint("taken").err(),
-        Some(Error::AddressInUse(taken.address.clone()))
+        try_open_endpoint("first").err(),
+        Some(Error::AddressInUse(first.address.clone()))
     );
-    drop(taken);
-    let mut again = open_endpoint("taken");
-    again.domain.close_endpoint(&mut again.context, ENDPOINT);
-    open_endpoint("taken");
+    drop(first);
+    let mut second = open_endpoint("first");
+    second.domain.close_endpoint(&mut second.context, ENDPOINT);
+    open_endpoint("first");
     let (fresh, other) = (open_endpoint(""), open_endpoint("@7+0"));
     assert!(fresh.address != other.address && !fresh.address.name().is_empty());
     assert!(other.address.name().ends_with("@7+0") && other.address.name().len() > 4);
@@ -543,14 +557,14 @@ fn name_is_in_use_by_one_endpoint_at_a_time() {
 #[test]
 fn unknown_name_fails_sends_and_connects() {
     let mut a = open_endpoint("alone");
-    let gone: Address = "sim://nobody-has-this".parse().unwrap();
+    let unused: Address = "sim://unused-name".parse().unwrap();
     let (peer, shm) = (
-        a.insert_address(&gone),
+        a.insert_address(&unused),
         a.insert_address(&"shm://x".parse().unwrap()),
     );
     assert_eq!(
         a.send(peer, None, b"x"),
-        Err(Error::NoSuchPeer(gone.clone()))
+        Err(Error::NoSuchPeer(unused.clone()))
     );
     assert!(matches!(
         a.send(shm, None, b"x"),
@@ -560,10 +574,10 @@ fn unknown_name_fails_sends_and_connects() {
     let op = a.new_op(AnyBuf::None);
     assert_eq!(
         a.domain.queue_send(&mut a.context, ENDPOINT, op, &connect),
-        Err(Error::NoSuchPeer(gone.clone()))
+        Err(Error::NoSuchPeer(unused.clone()))
     );
 
-    let mut there = open_endpoint("nobody-has-this");
+    let mut peer_endpoint = open_endpoint("unused-name");
     assert_eq!(
         a.domain
             .try_send(&mut a.context, ENDPOINT, &connect, Payload::Contiguous(b"")),
@@ -574,9 +588,9 @@ fn unknown_name_fails_sends_and_connects() {
         Ok(())
     );
     assert_eq!(a.outcome(op), Some(&Outcome::ok(Transfer::default())));
-    assert!(there.progress());
+    assert!(peer_endpoint.progress());
     assert_eq!(
-        there.context.events,
+        peer_endpoint.context.events,
         [EventKind::PeerConnected {
             peer: a.address.clone(),
             source: None
@@ -585,8 +599,8 @@ fn unknown_name_fails_sends_and_connects() {
     a.context.av.remove(peer).unwrap();
     assert_eq!(a.send(peer, None, b"x"), Err(Error::StaleAddress(peer)));
     assert!(matches!(
-        there.domain.try_send(
-            &mut there.context,
+        peer_endpoint.domain.try_send(
+            &mut peer_endpoint.context,
             EpId(9),
             &connect,
             Payload::Contiguous(b"")
@@ -599,26 +613,26 @@ fn unknown_name_fails_sends_and_connects() {
 fn messages_arrive_before_peer_down_event() {
     let (mut a, mut b) = (open_endpoint("end-a"), open_endpoint("end-b@0+4+3"));
     let (to_b, from_a) = (a.insert_address(&b.address), b.insert_address(&a.address));
-    let (whole, part) = (b.recv(recv_tagged(1)), b.recv(recv_tagged(2)));
+    let (whole, partial) = (b.recv(recv_tagged(1)), b.recv(recv_tagged(2)));
     let directed = b.recv(RecvSpec {
         from: Some(from_a),
         tag: None,
     });
     a.send(to_b, Some(1), b"whole").unwrap();
-    let cut = a
+    let partial_send = a
         .send(to_b, Some(2), &test_pattern(90_000))
         .unwrap()
-        .expect("does not fit");
+        .expect("the message exceeds the channel");
     a.domain.close_endpoint(&mut a.context, ENDPOINT);
-    assert_eq!(a.error(cut), Some(&Error::Canceled));
+    assert_eq!(a.error(partial_send), Some(&Error::Canceled));
     assert!(!b.saw_peer_down(&a.address));
     (0..20).for_each(|_| {
         b.progress();
     });
-    let gone = Error::PeerGone(a.address.clone());
+    let peer_gone = Error::PeerGone(a.address.clone());
     assert_eq!(
         (b.received(whole), b.error(directed)),
-        (&b"whole"[..], Some(&gone))
+        (&b"whole"[..], Some(&peer_gone))
     );
     assert_eq!(b.context.completion_order, [whole, directed]);
     let down = EventKind::PeerDown {
@@ -631,7 +645,7 @@ fn messages_arrive_before_peer_down_event() {
         b.send(from_a, None, b"x"),
         Err(Error::NoSuchPeer(a.address.clone()))
     );
-    // The receive of the message that was cut waits for the next one, in front of a later receive.
+    // The receive of the partial message waits for the next one, before a later receive.
     let later = b.recv(recv_tagged(2));
     let mut c = open_endpoint("end-c");
     let to_b = c.insert_address(&b.address);
@@ -642,7 +656,7 @@ fn messages_arrive_before_peer_down_event() {
         b.progress();
     });
     assert_eq!(
-        (b.received(part), b.received(later)),
+        (b.received(partial), b.received(later)),
         (&b"first"[..], &b"later"[..])
     );
 }
@@ -664,7 +678,7 @@ fn peer_close_fails_queued_sends_and_reports_peer_down() {
             .all(|&op| a.error(op) == Some(&Error::PeerGone(address.clone())))
     );
     assert!(a.saw_peer_down(&address));
-    // The name is used again by somebody else, who is met anew.
+    // Another endpoint reuses the name, and the handle reaches it.
     let mut next = open_endpoint("leave-b@0+0+1");
     assert_eq!(a.send(to_b, None, b"y"), Ok(None));
     let op = next.recv(RECV_UNTAGGED);
@@ -676,7 +690,7 @@ fn peer_close_fails_queued_sends_and_reports_peer_down() {
 fn requeued_message_gets_its_current_source() {
     let (mut a, mut b) = (open_endpoint("back-a"), open_endpoint("back-b@0+0"));
     let to_b = a.insert_address(&b.address);
-    a.send(to_b, None, b"stranger").unwrap();
+    a.send(to_b, None, b"unknown").unwrap();
     b.progress();
     let op = b.recv(RECV_UNTAGGED);
     let transfer = b.outcome(op).unwrap().transfer;
@@ -689,7 +703,7 @@ fn requeued_message_gets_its_current_source() {
         from: Some(from_a),
         tag: None,
     });
-    assert_eq!(b.received(directed), b"stranger");
+    assert_eq!(b.received(directed), b"unknown");
 
     let transfer = b.outcome(directed).unwrap().transfer;
     b.context.av.remove(from_a).unwrap();
@@ -700,7 +714,7 @@ fn requeued_message_gets_its_current_source() {
     let op = b.recv(RECV_UNTAGGED);
     assert_eq!(
         (b.received(op), b.outcome(op).unwrap().transfer.source),
-        (&b"stranger"[..], None)
+        (&b"unknown"[..], None)
     );
 }
 
@@ -710,16 +724,20 @@ fn only_armed_receiver_is_woken() {
     let to_b = a.insert_address(&b.address);
     a.send(to_b, None, b"1").unwrap();
     assert_eq!(b.take_wakes(), 0);
-    assert!(!b.domain.arm(), "a message is on its way");
+    assert!(!b.domain.arm(), "a message is in flight");
     a.send(to_b, None, b"2").unwrap();
-    assert_eq!(b.take_wakes(), 0, "the request was withdrawn");
+    assert_eq!(
+        b.take_wakes(),
+        0,
+        "a failed arm leaves the doorbell disarmed"
+    );
     while !b.domain.arm() {
         b.progress();
     }
     a.send(to_b, None, b"3").unwrap();
     assert_eq!(b.take_wakes(), 1);
     a.send(to_b, None, b"3").unwrap();
-    assert_eq!(b.take_wakes(), 1, "armed until it says otherwise");
+    assert_eq!(b.take_wakes(), 1, "the doorbell stays armed");
     b.domain.disarm();
     a.send(to_b, None, b"4").unwrap();
     assert_eq!(b.take_wakes(), 0);
@@ -737,11 +755,14 @@ fn delayed_message_keeps_domain_awake() {
     assert!(b.progress() && b.domain.arm());
     a.send(to_b, None, b"late").unwrap();
     assert_eq!(b.take_wakes(), 1);
-    assert!(b.progress(), "woken, and not to sleep before it is due");
+    assert!(
+        b.progress(),
+        "a delayed message counts as progress while armed"
+    );
     b.domain.disarm();
     assert!(
         !b.progress() && !b.domain.arm(),
-        "nothing has moved, and something will"
+        "a delayed message prevents arming"
     );
 }
 
@@ -752,43 +773,52 @@ fn only_armed_waiting_sender_is_woken() {
     a.send(to_b, None, b"1").unwrap();
     assert!(a.domain.arm());
     b.progress();
-    assert_eq!(a.take_wakes(), 0, "it has nothing queued");
+    assert_eq!(a.take_wakes(), 0, "the sender has nothing queued");
     (0..3).for_each(|_| {
         a.send(to_b, None, b"2").unwrap();
     });
-    assert!(a.domain.arm(), "no room, no news");
+    assert!(
+        a.domain.arm(),
+        "a full channel does not keep the sender awake"
+    );
     b.progress();
     assert_eq!(a.take_wakes(), 1);
-    assert!(!a.domain.arm(), "there is room already");
+    assert!(!a.domain.arm(), "the channel has room already");
     a.progress();
     b.progress();
-    assert_eq!(a.take_wakes(), 0, "not armed");
+    assert_eq!(a.take_wakes(), 0, "a disarmed sender is not woken");
     while a.progress() || (a.domain.describe() != IDLE_DESCRIPTION && b.progress()) {}
     assert!(
         a.domain.arm() && b.progress() && a.take_wakes() == 0,
-        "it has sent everything"
+        "a sender with an empty queue is not woken"
     );
     a.domain.disarm();
     a.send(to_b, None, b"3").unwrap();
-    let op = a.send(to_b, None, b"4").unwrap().expect("no room");
+    let op = a
+        .send(to_b, None, b"4")
+        .unwrap()
+        .expect("the channel is full");
     assert!(a.domain.cancel(&mut a.context, ENDPOINT, op) && a.domain.arm());
     b.progress();
-    assert_eq!(a.take_wakes(), 0, "it does not wait any more");
+    assert_eq!(a.take_wakes(), 0, "a canceled send waits for no room");
 }
 
-/// Passes and sleeps as an engine does: armed until something moves, and no pass without a kick
-/// meanwhile.
-fn progress_until(side: &mut SimEndpointFixture, done: impl Fn(&SimEndpointFixture) -> bool) {
+/// Makes passes and sleeps as an engine does: armed until something moves, and no pass without a
+/// wake-up meanwhile.
+fn progress_until(endpoint: &mut SimEndpointFixture, done: impl Fn(&SimEndpointFixture) -> bool) {
     let mut armed = false;
-    while !done(side) {
-        if side.progress() {
-            side.domain.disarm();
+    while !done(endpoint) {
+        if endpoint.progress() {
+            endpoint.domain.disarm();
             armed = false;
-        } else if armed || side.domain.arm() {
+        } else if armed || endpoint.domain.arm() {
             armed = true;
-            let asleep = Instant::now();
-            while side.take_wakes() == 0 {
-                assert!(asleep.elapsed() < Duration::from_secs(20), "nobody rings");
+            let sleep_start = Instant::now();
+            while endpoint.take_wakes() == 0 {
+                assert!(
+                    sleep_start.elapsed() < Duration::from_secs(20),
+                    "no wake-up within 20 s"
+                );
                 std::thread::yield_now();
             }
         }

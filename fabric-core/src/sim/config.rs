@@ -1,36 +1,35 @@
-//! What the name of an endpoint says about the traffic to it, and the generator of delays.
+//! Traffic parameters in the name of an endpoint, and the generator of delays.
 
 use crate::address::{Address, Scheme};
 use crate::error::{Error, Result};
 
-/// How the network treats packets on their way to an endpoint; written into the endpoint's name.
+/// Traffic parameters of the path to an endpoint, encoded in the endpoint's name.
 ///
-/// A name reads `LABEL`, or `LABEL@SEED`, `LABEL@SEED+DELAY`, `LABEL@SEED+DELAY+CAPACITY`, in
-/// decimal numbers; what is left out is as in [`SimConfig::default`]. What counts is the last `@`.
-/// The numbers are part of the name: peers write them too. With an empty label the endpoint gets a
-/// fresh one and keeps its numbers.
+/// A name reads `LABEL`, `LABEL@SEED`, `LABEL@SEED+DELAY` or `LABEL@SEED+DELAY+CAPACITY`, in
+/// decimal numbers; omitted parameters are those of [`SimConfig::default`]. The last `@` separates
+/// label and parameters. The parameters are part of the name: peers use them too. With an empty
+/// label the network assigns one and keeps the parameters.
 ///
 /// ```
 /// use fabric_core::sim::SimConfig;
-/// let config = SimConfig::of(&"sim://echo@7+20".parse()?)?;
+/// let config = SimConfig::from_address(&"sim://echo@7+20".parse()?)?;
 /// assert_eq!((config.seed, config.max_delay, config.pair_capacity), (7, 20, 16));
-/// assert_eq!(SimConfig::of(&"sim://echo".parse()?)?, SimConfig::default());
+/// assert_eq!(SimConfig::from_address(&"sim://echo".parse()?)?, SimConfig::default());
 /// # Ok::<(), fabric_core::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SimConfig {
-    /// Which sequence of delays is drawn.
+    /// Seed of the sequence of delays.
     pub seed: u64,
-    /// The longest delay of a packet, in progress passes of the receiver; 0 delivers in the next
-    /// pass.
+    /// Maximum delay of a packet, in progress passes of the receiver; 0 delivers in the next pass.
     pub max_delay: u32,
-    /// How many packets of one sender may be on their way; at least 1.
+    /// Maximum number of packets in flight from one sender; at least 1.
     pub pair_capacity: usize,
 }
 
 impl Default for SimConfig {
-    /// Seed 0, up to 3 passes of delay, 16 packets per pair.
+    /// Returns seed 0, at most 3 passes of delay, 16 packets per pair.
     fn default() -> Self {
         Self {
             seed: 0,
@@ -41,11 +40,11 @@ impl Default for SimConfig {
 }
 
 impl SimConfig {
-    /// What the name in this address says.
+    /// Parses the parameters in the name of this address.
     ///
     /// # Errors
-    /// [`Error::WrongScheme`] for another provider's address; [`Error::BadAddress`] when there is
-    /// an `@` in the name and something else than one to three numbers behind it.
+    /// [`Error::WrongScheme`] for another provider's address; [`Error::BadAddress`] when something
+    /// else than one to three numbers follows the `@`.
     pub fn from_address(address: &Address) -> Result<Self> {
         check_scheme(address)?;
         let mut config = Self::default();
@@ -60,28 +59,28 @@ impl SimConfig {
         if let Some(seed) = numbers.next() {
             config.seed = seed
                 .parse()
-                .map_err(|_| bad("behind @ stands the seed, a number of 64 bits"))?;
+                .map_err(|_| bad("the seed behind @ must be a 64-bit number"))?;
         }
         if let Some(delay) = numbers.next() {
             config.max_delay = delay
                 .parse()
-                .map_err(|_| bad("the longest delay is a number of 32 bits"))?;
+                .map_err(|_| bad("the maximum delay must be a 32-bit number"))?;
         }
         if let Some(capacity) = numbers.next() {
             let capacity = capacity.parse().ok().filter(|&packets| packets > 0);
             config.pair_capacity =
-                capacity.ok_or_else(|| bad("the capacity of a pair is a number from 1"))?;
+                capacity.ok_or_else(|| bad("the capacity of a pair must be a number >= 1"))?;
         }
         match numbers.next() {
             Some(_) => Err(bad(
-                "behind @ stand at most three numbers: SEED+DELAY+CAPACITY",
+                "at most three numbers may follow @: SEED+DELAY+CAPACITY",
             )),
             None => Ok(config),
         }
     }
 }
 
-/// Refuses addresses of other providers.
+/// Fails for addresses of other providers.
 pub(super) fn check_scheme(address: &Address) -> Result<()> {
     if address.scheme() == Scheme::Sim {
         return Ok(());
@@ -92,33 +91,34 @@ pub(super) fn check_scheme(address: &Address) -> Result<()> {
     })
 }
 
-/// The label of a name, and its numbers if it has some.
+/// Splits a name into its label and its parameters, if it has any.
 pub(super) fn split_name(name: &str) -> Option<(&str, &str)> {
     name.rsplit_once('@')
 }
 
-/// Draws delays: splitmix64, small and good enough.
+/// Generator of delays: splitmix64, which is small and random enough.
 #[derive(Clone, Debug)]
 pub(super) struct DelayRng(u64);
 
 impl DelayRng {
-    /// The sequence of packets from this sender, under this seed.
+    /// Returns the generator for packets of this sender, under this seed.
     pub(super) fn new(seed: u64, sender: &Address) -> Self {
-        // FNV-1a: unlike the standard hasher it is the same in every run.
+        // FNV-1a: unlike the standard hasher, it returns the same hash in every run.
         let name = sender
             .name()
             .bytes()
             .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
                 (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
             });
-        // Both are mixed, so that neighbouring seeds and similar names have nothing in common.
+        // The seed is mixed as well, so that adjacent seeds and similar names give unrelated
+        // sequences.
         let mut seed = Self(seed);
         Self(seed.next() ^ name)
     }
 
-    /// The next delay, from 0 to `longest`.
-    pub(super) fn next_delay(&mut self, longest: u32) -> u64 {
-        self.next() % (u64::from(longest) + 1)
+    /// Returns the next delay, from 0 to `max`.
+    pub(super) fn next_delay(&mut self, max: u32) -> u64 {
+        self.next() % (u64::from(max) + 1)
     }
 
     fn next(&mut self) -> u64 {

@@ -1,4 +1,4 @@
-//! The endpoints of one domain as the engine sees them, and when the domain may sleep.
+//! The transport's part of a domain: its endpoints, and when the domain may sleep.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -55,8 +55,9 @@ impl SimDomain {
         self.endpoints.values().map(|endpoint| endpoint.node)
     }
 
-    /// After a call that may have given a message to a receive: its sender may wait to hear of
-    /// that. And after one that may have made a declined message welcome: no peer will ring for it.
+    /// Called after a call that may have given a message to a receive: acks may be due to its
+    /// sender. The call may also have made a declined message acceptable, for which no peer rings
+    /// the doorbell.
     fn retry_declined(&mut self, ep: EpId) {
         if let Some(endpoint) = self.endpoints.get_mut(&ep) {
             endpoint.inbound.send_acks();
@@ -86,13 +87,14 @@ impl TransportDomain for SimDomain {
                 why: format!("{} is open", ep.0),
             });
         }
-        let heeds = info.caps.contains(Caps::RMA_EVENT);
-        let reached = if info.caps.is_rma_target() {
+        let rma_events = info.caps.contains(Caps::RMA_EVENT);
+        let regions = if info.caps.is_rma_target() {
             self.regions.clone()
         } else {
             RegionMap::default()
         };
-        let (node, address) = net::open(at, (self.wait.clone(), self.armed), (reached, heeds))?;
+        let (node, address) =
+            net::open(at, (self.wait.clone(), self.armed), (regions, rma_events))?;
         let (inbound, outbound) = (Inbound::new(ep, node, receiving), Outbound::new(ep, node));
         self.endpoints.insert(
             ep,
@@ -204,7 +206,7 @@ impl TransportDomain for SimDomain {
             Ok(endpoint) => endpoint.inbound.rx.own.post_multi(host, op, spec),
             Err(error) => host.complete(op, Outcome::failed(error)),
         }
-        // Messages may be left to be given to it.
+        // Unexpected messages may be waiting for it.
         host.request_rearm();
         self.retry_declined(ep);
     }
@@ -225,7 +227,7 @@ impl TransportDomain for SimDomain {
             return false;
         };
         if endpoint.outbound.cancel(op) {
-            // What waited behind it may go now.
+            // Operations queued behind it may be sent now.
             endpoint.outbound.flush(host);
             host.request_rearm();
             return true;
@@ -288,8 +290,9 @@ impl TransportDomain for SimDomain {
             moved |= pass.moved;
             delayed |= pass.delayed;
         }
-        // Nobody rings when a delay has run down. Whoever was woken by the arrival of a packet must
-        // not go back to sleep before it is due, so to an armed domain a delay is news.
+        // No doorbell rings when a delay has expired. A thread that was woken by the arrival of a
+        // packet must not sleep before the packet is due, so to an armed domain a delay counts as
+        // progress.
         moved || (self.armed && delayed)
     }
 
@@ -297,14 +300,14 @@ impl TransportDomain for SimDomain {
 
     fn arm(&mut self) -> bool {
         net::arm(self.nodes(), true);
-        let news = self.endpoints.values().any(|endpoint| {
+        let has_work = self.endpoints.values().any(|endpoint| {
             net::has_pending(endpoint.node)
                 || endpoint.inbound.rx.own.has_work()
                 || endpoint.inbound.would_accept_declined()
                 || endpoint.outbound.can_flush()
         });
-        self.armed = !news;
-        if news {
+        self.armed = !has_work;
+        if has_work {
             net::arm(self.nodes(), false);
         }
         self.armed
@@ -341,7 +344,7 @@ impl TransportDomain for SimDomain {
                 )
             });
         format!(
-            "sim: {} endpoints, {peers} peers, {sends} sends waiting",
+            "sim: {} endpoints, {peers} peers, {sends} queued sends",
             self.endpoints.len()
         )
     }

@@ -1,4 +1,5 @@
-//! The receiving half of an endpoint: peers take turns, and who is declined waits where it is.
+//! The receiving half of an endpoint: peers are served round-robin, and a declined message waits in
+//! the network.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,13 +14,13 @@ use crate::transport::{EngineContext, EpId};
 
 use super::net::{self, MessageHeader, NodeId, PacketPoll, SimPacket};
 
-/// Packets an endpoint takes in one pass.
+/// Maximum number of packets that an endpoint receives in one pass.
 const MAX_PACKETS_PER_PASS: usize = 64;
 
-/// Bytes of messages that no receive has taken yet.
+/// Budget of an endpoint for unexpected messages, in bytes.
 pub(super) const UNEXPECTED_BUDGET: usize = 4 << 20;
 
-/// What an endpoint receives, and from whom.
+/// Receive side of an endpoint.
 #[derive(Debug)]
 pub(super) struct Inbound {
     ep: EpId,
@@ -28,7 +29,7 @@ pub(super) struct Inbound {
     peers: BTreeMap<NodeId, SimPeer>,
     /// Counts up; no key is used twice.
     next_key: u32,
-    /// Who was served last.
+    /// The peer that was served last.
     last_served: Option<NodeId>,
 }
 
@@ -37,28 +38,28 @@ struct SimPeer {
     key: PeerKey,
     address: Address,
     source: Option<FiAddr>,
-    /// Its number when it connected.
+    /// Its address handle when it connected.
     initial_addr: Option<FiAddr>,
-    /// The message that is arriving in pieces.
+    /// The message whose packets are arriving.
     partial: Option<PartialId>,
-    /// The first packet of a message that was declined. The rest of the pair waits behind it.
+    /// The first packet of a message that was declined. Later packets of the pair wait behind it.
     declined: Option<SimPacket>,
 }
 
-/// What a pass came to.
+/// Result of a pass.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PassResult {
     pub(super) moved: bool,
-    /// Something will come in later passes.
+    /// Packets will become due in later passes.
     pub(super) delayed: bool,
 }
 
 enum PacketStep {
-    /// A packet was taken in.
+    /// A packet was accepted.
     Moved,
-    /// Nothing is due, or it was declined.
+    /// No packet is due, or it was declined.
     Idle,
-    /// The peer is gone.
+    /// The peer has closed.
     Departed,
 }
 
@@ -74,7 +75,7 @@ impl Inbound {
         }
     }
 
-    /// Takes in what is due, one packet of each peer in turn.
+    /// Receives the packets that are due, one of each peer in turn.
     pub(super) fn pass(&mut self, host: &mut dyn EngineContext) -> PassResult {
         let served = self.rx.own.drain_unexpected(host);
         let arrivals = net::begin_pass(self.node);
@@ -85,23 +86,23 @@ impl Inbound {
         for (node, address) in arrivals.connected {
             self.peer_connected(host, node, address);
         }
-        // Whoever comes behind the last one served is first, also among those that were declined: a
-        // scarce budget goes around as well.
-        let mut turns = VecDeque::from(arrivals.ready);
-        let behind = turns
+        // The peer behind the last one served is first, declined messages included: so a scarce
+        // budget goes round-robin as well.
+        let mut ready = VecDeque::from(arrivals.ready);
+        let served_before = ready
             .iter()
             .take_while(|&&node| self.last_served.is_some_and(|last| node <= last))
             .count();
-        turns.rotate_left(behind);
-        let mut left = MAX_PACKETS_PER_PASS;
-        while left > 0
-            && let Some(node) = turns.pop_front()
+        ready.rotate_left(served_before);
+        let mut remaining = MAX_PACKETS_PER_PASS;
+        while remaining > 0
+            && let Some(node) = ready.pop_front()
         {
             match self.take_next(host, node) {
                 PacketStep::Moved => {
-                    left -= 1;
+                    remaining -= 1;
                     self.last_served = Some(node);
-                    turns.push_back(node);
+                    ready.push_back(node);
                     pass.moved = true;
                 }
                 PacketStep::Departed => pass.moved = true,
@@ -112,23 +113,23 @@ impl Inbound {
         pass
     }
 
-    /// Tells senders what they wait to hear of their messages.
+    /// Sends the acks that are due to senders.
     pub(super) fn send_acks(&mut self) {
         self.rx.collect_acks();
-        while let Some((key, number)) = self.rx.own.pop_ack() {
+        while let Some((key, id)) = self.rx.own.pop_ack() {
             if let Some((&node, _)) = self.peers.iter().find(|(_, peer)| peer.key == key) {
-                net::send_ack(self.node, node, number);
+                net::send_ack(self.node, node, id);
             }
         }
     }
 
-    /// Whether a pass would take something that was declined before.
+    /// Returns whether a pass would accept a message that was declined before.
     pub(super) fn would_accept_declined(&self) -> bool {
         self.peers.values().any(|peer| {
-            let head = peer.declined.as_ref().and_then(|packet| packet.header);
-            head.is_some_and(|head| {
+            let header = peer.declined.as_ref().and_then(|packet| packet.header);
+            header.is_some_and(|header| {
                 self.rx
-                    .with_queue_ref(|rx| rx.would_accept(&peer.envelope(head)))
+                    .with_queue_ref(|rx| rx.would_accept(&peer.envelope(header)))
             })
         })
     }
@@ -137,8 +138,8 @@ impl Inbound {
         self.peers.len()
     }
 
-    /// A message that was received comes back. Its sender may have got a number meanwhile, or lost
-    /// it.
+    /// Returns a message that was received but not consumed to the queue. The handle of its sender
+    /// may have been inserted or removed meanwhile.
     pub(super) fn requeue_message(
         &mut self,
         host: &mut dyn EngineContext,
@@ -156,11 +157,11 @@ impl Inbound {
         addr: FiAddr,
         address: &Address,
     ) {
-        let bound = host.incarnation_of(self.ep, addr);
+        let incarnation = host.incarnation_of(self.ep, addr);
         for (_, peer) in self.peers.iter_mut().filter(|(node, peer)| {
             peer.address == *address
                 && peer.source.is_none()
-                && bound.is_none_or(|bound| bound == (**node).into())
+                && incarnation.is_none_or(|incarnation| incarnation == (**node).into())
         }) {
             peer.source = Some(addr);
             self.rx.own.assign_source(host, peer.key, addr);
@@ -192,12 +193,12 @@ impl Inbound {
             .rx
             .peer_connected(host, PeerKey(self.next_key), &address);
         self.next_key = self.next_key.saturating_add(1);
-        let number = host.peer_connected(self.ep, &address, Some(node.into()));
+        let source = host.peer_connected(self.ep, &address, Some(node.into()));
         host.event(
             self.ep,
             EventKind::PeerConnected {
                 peer: address.clone(),
-                source: number,
+                source,
             },
         );
         self.peers.insert(
@@ -205,8 +206,8 @@ impl Inbound {
             SimPeer {
                 key,
                 address,
-                source: number,
-                initial_addr: number,
+                source,
+                initial_addr: source,
                 partial: None,
                 declined: None,
             },
@@ -214,12 +215,12 @@ impl Inbound {
     }
 
     fn take_next(&mut self, host: &mut dyn EngineContext, node: NodeId) -> PacketStep {
-        let held = self
+        let declined = self
             .peers
             .get_mut(&node)
             .and_then(|peer| peer.declined.take());
         let packet =
-            match held.map_or_else(|| net::take_packet(self.node, node), PacketPoll::Packet) {
+            match declined.map_or_else(|| net::take_packet(self.node, node), PacketPoll::Packet) {
                 PacketPoll::Packet(packet) => packet,
                 PacketPoll::NotDue => return PacketStep::Idle,
                 PacketPoll::Closed(address) => {
@@ -238,15 +239,15 @@ impl Inbound {
         PacketStep::Moved
     }
 
-    /// The peer is gone, and everything it sent was taken in.
+    /// Handles a peer that has closed, after all its messages have been received.
     fn peer_departed(&mut self, host: &mut dyn EngineContext, node: NodeId, address: Address) {
         let peer = self.peers.remove(&node);
         let source = peer.as_ref().and_then(|peer| peer.source);
         let source = source.or_else(|| host.fi_addr_of(self.ep, &address));
         let gone = Error::PeerGone(address.clone());
-        if let Some(landing) = peer.as_ref().and_then(|peer| peer.partial) {
+        if let Some(partial) = peer.as_ref().and_then(|peer| peer.partial) {
             self.rx
-                .with_queue(|rx| rx.fail_partial(host, landing, gone.clone()));
+                .with_queue(|rx| rx.fail_partial(host, partial, gone.clone()));
         }
         let down = EventKind::PeerDown {
             peer: address.clone(),
@@ -257,7 +258,7 @@ impl Inbound {
         if let Some(peer) = &peer {
             self.rx.peer_departed(peer.key, address.clone());
         }
-        // Another peer that made contact under this name already may have the same handle.
+        // Another peer that has connected under this name may have the same handle.
         let replaced = self
             .peers
             .values()
@@ -265,14 +266,14 @@ impl Inbound {
         if let Some(source) = source.filter(|_| !replaced) {
             self.rx.fail_directed(host, source, &address, &gone);
         }
-        if let Some(number) = peer.map(|peer| peer.initial_addr) {
-            host.peer_disconnected(self.ep, number);
+        if let Some(initial_addr) = peer.map(|peer| peer.initial_addr) {
+            host.peer_disconnected(self.ep, initial_addr);
         }
     }
 }
 
 impl SimPeer {
-    /// Takes the packet in, or gives it back.
+    /// Accepts the packet, or returns it if it is declined.
     fn accept(
         &mut self,
         host: &mut dyn EngineContext,
@@ -286,15 +287,15 @@ impl SimPeer {
                 .then_some(packet);
         }
         let bytes = &packet.bytes[..];
-        let landing = match packet.header {
-            Some(head) if bytes.len() == head.len => {
-                let taken = rx.deliver(host, self.envelope(head), &bytes);
-                return (!taken).then_some(packet);
+        let partial = match packet.header {
+            Some(header) if bytes.len() == header.len => {
+                let accepted = rx.deliver(host, self.envelope(header), &bytes);
+                return (!accepted).then_some(packet);
             }
-            Some(head) => rx.begin_partial(host, self.envelope(head)),
+            Some(header) => rx.begin_partial(host, self.envelope(header)),
             None => self.partial.take(),
         };
-        match landing {
+        match partial {
             Some(id) => {
                 self.partial = (!rx.append(host, id, &bytes)).then_some(id);
                 None
@@ -304,16 +305,16 @@ impl SimPeer {
         }
     }
 
-    fn envelope(&self, head: MessageHeader) -> Envelope {
+    fn envelope(&self, header: MessageHeader) -> Envelope {
         Envelope {
             peer: self.key,
             source: self.source,
-            tag: head.tag,
-            len: head.len,
-            data: head.data,
-            // Given by the receive context.
+            tag: header.tag,
+            len: header.len,
+            data: header.data,
+            // Assigned by the receive queue.
             arrival: 0,
-            ack: head.ack,
+            ack: header.ack,
         }
     }
 }

@@ -1,31 +1,34 @@
-//! A provider inside one process, with seeded delay and reordering: for tests of what is built on a
-//! fabric, and for trying a program out without a network.
+//! A transport inside one process, with seeded delay and reordering: for tests of code built on the
+//! fabric, and for trying a program without a network.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `config` | what a name says about the traffic to it: [`SimConfig`] |
+//! | `config` | traffic parameters in an endpoint's name: [`SimConfig`] |
 //! | `net` | the network: which endpoints exist, and the packets between them |
 //! | `domain` | the endpoints of one domain, and when it may sleep |
-//! | `inbound` | an endpoint receiving: fair to its peers, and held back by its budget |
-//! | `outbound` | an endpoint sending: at once, or in turn |
+//! | `inbound` | receiving: fair to the peers, bounded by a budget |
+//! | `outbound` | sending: at once, or queued |
+//! | `rma_iov` | RMA operations with several remote ranges |
+//! | `window` | direct access to a region of a peer |
 //!
-//! # What it does to messages
+//! # Delivery
 //!
 //! A message is copied into the network in packets of at most 16 KiB. Each packet waits for a
-//! number of the receiver's progress passes, drawn by a small generator; then it may be received.
-//! Packets of one sender never overtake each other (`FI_ORDER_SAS`), those of different senders do.
-//! Nothing is lost and nothing is duplicated: the endpoints are reliable.
+//! number of the receiver's progress passes, drawn by a pseudo-random generator; then it may be
+//! received. Packets of one sender never overtake each other (`FI_ORDER_SAS`), those of different
+//! senders do. No packet is lost or duplicated: the endpoints are reliable.
 //!
-//! Delays count passes, not time. They depend on the seed in the receiver's name, on the sender's
-//! name and on how many packets the sender has sent to it before, and on nothing else. A test that
-//! names its endpoints and makes the same calls in the same order sees the same interleaving,
-//! however many other tests run beside it.
+//! Delays count passes, not time. They depend only on the seed in the receiver's name, the sender's
+//! name, and how many packets the sender has sent to the receiver before. A test that names its
+//! endpoints and makes the same calls in the same order sees the same interleaving, however many
+//! other tests run in the process.
 //!
 //! # Backpressure
 //!
-//! The packets between two endpoints are bounded. A sender that finds no room queues, and moves on
-//! when the receiver has taken something. A receiver that has no receive for a message, and no room
-//! to keep it, leaves it at the head of its pair: that holds back this sender, and no other.
+//! The number of packets between two endpoints is bounded. A sender without room queues its
+//! messages, and continues when the receiver has accepted packets. A receiver that has neither a
+//! matching receive nor budget for a message leaves it at the head of its pair: that blocks this
+//! sender, and no other.
 
 mod config;
 mod domain;
@@ -48,24 +51,24 @@ use crate::transport::{Transport, TransportDomain, WaitSet};
 
 pub use config::SimConfig;
 
-/// The simulated network as a provider; its addresses read `sim://NAME`, see [`SimConfig`].
+/// The simulated network; its addresses read `sim://NAME`, see [`SimConfig`].
 ///
 /// # Two offers
 ///
-/// The provider serves manual and automatic progress equally well. Negotiation refuses an offer
-/// that does less than the hint asks, and takes the level from the offer where no hint is given. A
-/// single offer of manual progress could not serve who asks for automatic progress; a single offer
-/// of automatic progress would start a thread for everybody who did not say. So there are two,
-/// alike in everything else: manual first, which is what no hint means, and automatic second, which
-/// is there for who asks. Who asks for manual progress finds both, and the first is as good as the
-/// second. The reasoning holds for any provider that leaves progress to the engine.
+/// The transport supports manual and automatic progress equally well. Negotiation refuses an offer
+/// that does less than the hint requests, and takes the level from the offer if there is no hint. A
+/// single offer of manual progress could not satisfy a hint for automatic progress; a single offer
+/// of automatic progress would start a thread for every program without a hint. So there are two
+/// offers, alike in everything else: manual first, the default without a hint, and automatic
+/// second. A hint for manual progress matches both, and the first is as good as the second. The
+/// same holds for every transport that leaves progress to the engine.
 ///
 /// ```
 /// use fabric_core::info::{Hints, Progress, select};
-/// use fabric_core::transport::Provider;
-/// use fabric_core::sim::SimProvider;
+/// use fabric_core::transport::Transport;
+/// use fabric_core::sim::SimTransport;
 ///
-/// let offers = SimProvider.offers();
+/// let offers = SimTransport.offers();
 /// assert_eq!(select(&Hints::new(), &offers)?[0].domain.data_progress, Progress::Manual);
 /// let asked = Hints::new().data_progress(Progress::Auto);
 /// assert_eq!(select(&asked, &offers)?[0].domain.data_progress, Progress::Auto);
@@ -90,20 +93,16 @@ impl Transport for SimTransport {
     fn open_domain(&self, info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn TransportDomain>> {
         if info.fabric.provider != NAME {
             let why = format!(
-                "it describes the provider {:?}, this is {NAME:?}",
+                "info is of provider {:?}, not {NAME:?}",
                 info.fabric.provider
             );
             return Err(Error::Invalid { what: "info", why });
         }
         if info.ep.ep_type != EpType::Rdm {
-            return Err(Error::NotSupported(
-                "endpoints of other types than FI_EP_RDM",
-            ));
+            return Err(Error::NotSupported("endpoint type: sim has FI_EP_RDM only"));
         }
         if !CAPS.contains(info.caps) {
-            return Err(Error::NotSupported(
-                "capabilities beyond those of the offer",
-            ));
+            return Err(Error::NotSupported("capabilities that no offer of sim has"));
         }
         Ok(Box::new(domain::SimDomain::new(wait)))
     }
@@ -157,8 +156,7 @@ fn base_offer() -> Info {
     info
 }
 
-/// One-sided operations take effect when they are posted, in front of messages that are on their
-/// way.
+/// RMA operations take effect when they are posted, before messages that are still in flight.
 const ORDER: MsgOrder = MsgOrder::SAS
     .union(MsgOrder::SAW)
     .union(MsgOrder::SAR)
@@ -192,8 +190,8 @@ const RX_ONLY_CAPS: Caps = Caps::RECV
     .union(Caps::REMOTE_WRITE)
     .union(Caps::RMA_EVENT);
 
-/// Buffers of a vector, and places of a one-sided operation.
+/// Maximum number of buffers of a message, and of remote ranges of an RMA operation.
 const IOV_LIMIT: usize = 16;
 
-/// Endpoints, queues and counters a domain serves well: advice, nothing depends on it.
+/// Number of endpoints, queues and counters that a domain supports well; advisory.
 const OBJECT_COUNT: usize = 1024;

@@ -1,18 +1,17 @@
-//! The network inside the process: which endpoints exist, and the packets on their way between
-//! them.
+//! The network inside the process: which endpoints exist, and the packets in flight between them.
 //!
 //! # The lock
 //!
-//! One lock guards all of it, and is held for short pushes and pops only. A domain comes here under
-//! the lock of its own engine, so the order is always engine, then network. Nothing is called from
-//! here that could go back: wait sets are kicked when the lock is gone ([`locked`]), and no call
-//! takes a host.
+//! One lock guards the whole network, and is held for short pushes and pops only. A domain enters
+//! this module under the lock of its own engine, so the lock order is always engine, then network.
+//! No call from here can go back into an engine: wait sets are woken after the lock is released
+//! ([`with_network`]), and no function takes an engine context.
 //!
 //! # Sleeping
 //!
-//! A domain that is going to sleep marks its ports as armed first and looks second; whoever brings
-//! news changes the network first and reads the mark second. Both happen under the lock, so one of
-//! the two sees the other.
+//! A domain that is about to sleep arms its ports first and polls second; a sender changes the
+//! network first and checks the armed flag second. Both happen under the lock, so one of the two
+//! sees the other.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +24,7 @@ use crate::transport::{Incarnation, RemoteAccess, WaitSet};
 
 use super::config::{DelayRng, SimConfig, check_scheme, split_name};
 
-/// One life of an endpoint. Names are used again, nodes are not.
+/// One incarnation of an endpoint. Names are reused, node ids are not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NodeId(u64);
 
@@ -35,28 +34,28 @@ impl From<NodeId> for Incarnation {
     }
 }
 
-/// What travels.
+/// A packet.
 #[derive(Debug)]
 pub(super) struct SimPacket {
-    /// With the first packet of a message.
+    /// Present in the first packet of a message.
     pub(super) header: Option<MessageHeader>,
-    /// No message: something was done to the receiver's memory.
+    /// The packet is not a message: it reports an access to the receiver's memory.
     pub(super) rma_notice: Option<RmaNotice>,
     pub(super) bytes: Vec<u8>,
 }
 
-/// What a message shows before its bytes.
+/// Header of a message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MessageHeader {
     pub(super) tag: Option<u64>,
     pub(super) data: Option<u64>,
-    /// Length of the whole message.
+    /// Length of the whole message, in bytes.
     pub(super) len: usize,
-    /// What the sender waits for.
+    /// Ack that the sender waits for.
     pub(super) ack: Option<AckRequest>,
 }
 
-/// Something that was done to the receiver's memory.
+/// Notice of an access to the receiver's memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RmaNotice {
     pub(super) key: u64,
@@ -65,28 +64,28 @@ pub(super) struct RmaNotice {
     pub(super) data: Option<u64>,
 }
 
-/// The memory that peers of a domain reach, by key.
+/// The regions that peers of a domain may access, by key.
 pub(super) type RegionMap = Arc<Mutex<BTreeMap<u64, Region>>>;
 
-/// What a receiver finds at the start of a pass.
+/// State of a receiver's channels at the start of a pass.
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
-    /// Peers that made contact since the last pass.
+    /// Peers that connected since the last pass.
     pub(super) connected: Vec<(NodeId, Address)>,
-    /// Peers with something to take.
+    /// Peers with a packet that is due.
     pub(super) ready: Vec<NodeId>,
-    /// Some packet waits for later passes.
+    /// A packet will become due in later passes.
     pub(super) delayed: bool,
 }
 
-/// What became of an attempt to take a packet.
+/// Outcome of an attempt to take a packet.
 #[derive(Debug)]
 pub(super) enum PacketPoll {
-    /// The receiver has it. Its place stays taken until [`release`].
+    /// The packet; it occupies its slot until [`release_packet`].
     Packet(SimPacket),
-    /// Nothing is due.
+    /// No packet is due.
     NotDue,
-    /// The sender is gone and everything it sent was taken. This is said once.
+    /// The sender has closed and all its packets were taken. Returned once.
     Closed(Address),
 }
 
@@ -101,35 +100,34 @@ struct SimPort {
     config: SimConfig,
     wait: Arc<dyn WaitSet>,
     regions: RegionMap,
-    /// Wants to hear of everything done to its memory.
+    /// The endpoint wants an event for every access to its memory.
     rma_events: bool,
     armed: bool,
-    /// Passes made; the clock of the delays.
+    /// Number of passes made: the clock of the delays.
     passes: u64,
     /// By sender.
     channels: BTreeMap<NodeId, Channel>,
-    /// What receivers have said of messages from here: which receiver, and the number of the
-    /// receipt.
+    /// Acks of receivers: the receiver, and the id of the ack.
     acks: Vec<(NodeId, u32)>,
 }
 
-/// Everything from one sender to one receiver.
+/// Packets from one sender to one receiver.
 struct Channel {
     from: Address,
-    /// Each with the pass after which it may be taken.
+    /// Each with the pass after which it is due.
     packets: VecDeque<(u64, SimPacket)>,
     delays: DelayRng,
-    /// The receiver holds the first packet and has not taken it in yet.
+    /// The receiver holds the first packet and has not accepted it yet.
     taken: bool,
     /// The receiver has not noticed the sender yet.
     is_new: bool,
-    /// The sender has more and waits for room.
+    /// The sender has more packets and waits for room.
     sender_waiting: bool,
-    /// The sender is gone.
+    /// The sender has closed.
     closed: bool,
 }
 
-/// Wait sets to kick when the lock is gone.
+/// Wait sets to wake after the lock is released.
 type WakeList = Vec<Arc<dyn WaitSet>>;
 
 static NETWORK: Mutex<SimNetwork> = Mutex::new(SimNetwork {
@@ -139,24 +137,23 @@ static NETWORK: Mutex<SimNetwork> = Mutex::new(SimNetwork {
 });
 
 fn with_network<T>(call: impl FnOnce(&mut SimNetwork, &mut WakeList) -> T) -> T {
-    let mut bells = WakeList::new();
-    // No call leaves the network half changed, so a panic elsewhere under the lock does not spoil
-    // it.
+    let mut wake_list = WakeList::new();
+    // No call leaves the network in an inconsistent state, so a poisoned lock can be used.
     let result = call(
         &mut NETWORK.lock().unwrap_or_else(PoisonError::into_inner),
-        &mut bells,
+        &mut wake_list,
     );
-    for bell in bells {
-        bell.wake();
+    for wait in wake_list {
+        wait.wake();
     }
     result
 }
 
-/// Opens an endpoint: at this name, or at a fresh one.
+/// Opens an endpoint with this name, or with a generated one.
 pub(super) fn open(
     at: Option<&Address>,
     (wait, armed): (Arc<dyn WaitSet>, bool),
-    (regions, heeds): (RegionMap, bool),
+    (regions, rma_events): (RegionMap, bool),
 ) -> Result<(NodeId, Address)> {
     let config = at.map_or(Ok(SimConfig::default()), SimConfig::from_address)?;
     with_network(|net, _| {
@@ -174,7 +171,7 @@ pub(super) fn open(
             config,
             wait,
             regions,
-            rma_events: heeds,
+            rma_events,
             armed,
             passes: 0,
             channels: BTreeMap::new(),
@@ -186,38 +183,39 @@ pub(super) fn open(
     })
 }
 
-/// Closes an endpoint: its name is free, and whoever had to do with it is told.
+/// Closes an endpoint: its name is free, and its peers learn of it.
 pub(super) fn close(node: NodeId) {
-    let port = with_network(|net, bells| {
+    let port = with_network(|net, wake_list| {
         let port = net.ports.remove(&node)?;
         net.names.remove(&port.address);
-        for (other, theirs) in &mut net.ports {
-            // Who only sent to it has no lane from it yet, and hears of its end by one.
+        for (other, other_port) in &mut net.ports {
+            // A peer that only sent to this endpoint has no channel from it yet, and learns of the
+            // close through one.
             if port.channels.contains_key(other) {
-                theirs.channel(node, &port.address, false);
+                other_port.channel(node, &port.address, false);
             }
-            if let Some(lane) = theirs.channels.get_mut(&node) {
-                lane.closed = true;
-                theirs.wake(bells);
+            if let Some(channel) = other_port.channels.get_mut(&node) {
+                channel.closed = true;
+                other_port.wake(wake_list);
             }
         }
         Some(port)
     });
-    // What it had not received is freed here, without the lock.
+    // Packets that were not received are freed here, without the lock.
     drop(port);
 }
 
-/// The endpoint of this name.
+/// Returns the endpoint with this name.
 pub(super) fn lookup(address: &Address) -> Result<NodeId> {
     check_scheme(address)?;
     let node = with_network(|net, _| net.names.get(address).copied());
     node.ok_or_else(|| Error::NoSuchPeer(address.clone()))
 }
 
-/// What a key of the peer's domain stands for, and whether the peer wants to hear of what is done
-/// there; `None` when the peer is gone.
+/// Returns the region with this key in the peer's domain, and whether the peer wants an event for
+/// every access; `None` when the peer has closed.
 pub(super) fn region(to: NodeId, key: u64) -> Option<(Option<Region>, bool)> {
-    let (regions, heeds) = with_network(|net, _| {
+    let (regions, rma_events) = with_network(|net, _| {
         net.ports
             .get(&to)
             .map(|port| (port.regions.clone(), port.rma_events))
@@ -227,65 +225,65 @@ pub(super) fn region(to: NodeId, key: u64) -> Option<(Option<Region>, bool)> {
         .unwrap_or_else(PoisonError::into_inner)
         .get(&key)
         .cloned();
-    Some((region, heeds))
+    Some((region, rma_events))
 }
 
-/// Makes contact without sending anything; false when the peer is gone.
+/// Connects without sending a packet; returns false when the peer has closed.
 pub(super) fn connect(from: NodeId, to: NodeId) -> bool {
-    let contact = |port: &mut SimPort, sender: &Address| {
+    let connect = |port: &mut SimPort, sender: &Address| {
         let known = port.channels.contains_key(&from);
         port.channel(from, sender, true);
         !known
     };
-    with_network(|net, bells| net.with_receiver(from, to, contact, bells))
+    with_network(|net, wake_list| net.with_receiver(from, to, connect, wake_list))
 }
 
-/// How many packets there is room for; `None` when the peer is gone. With `wanted` the sender is
-/// kicked, if armed, when there is more.
+/// Returns the number of packets for which there is room; `None` when the peer has closed. With
+/// `wanted` the sender is woken, if armed, when there is more room.
 pub(super) fn available(from: NodeId, to: NodeId, wanted: bool) -> Option<usize> {
     with_network(|net, _| {
         let port = net.ports.get_mut(&to)?;
         let capacity = port.config.pair_capacity;
-        let Some(lane) = port.channels.get_mut(&from) else {
+        let Some(channel) = port.channels.get_mut(&from) else {
             return Some(capacity);
         };
-        lane.sender_waiting |= wanted;
-        Some(capacity.saturating_sub(lane.packets.len() + usize::from(lane.taken)))
+        channel.sender_waiting |= wanted;
+        Some(capacity.saturating_sub(channel.packets.len() + usize::from(channel.taken)))
     })
 }
 
-/// Sends packets for which there is room: nobody but the sender takes it. `more`: there is more to
-/// come, and the sender waits for room. False when the peer is gone.
+/// Sends packets for which there is room; only the sender uses up that room. With `more` the sender
+/// has more packets and waits for room. Returns false when the peer has closed.
 pub(super) fn push_packets(from: NodeId, to: NodeId, packets: Vec<SimPacket>, more: bool) -> bool {
-    with_network(|net, bells| {
+    with_network(|net, wake_list| {
         let push = |port: &mut SimPort, sender: &Address| {
-            let (passes, longest) = (port.passes, port.config.max_delay);
-            let lane = port.channel(from, sender, true);
-            lane.sender_waiting = more;
+            let (passes, max_delay) = (port.passes, port.config.max_delay);
+            let channel = port.channel(from, sender, true);
+            channel.sender_waiting = more;
             for packet in packets {
-                let due = passes + lane.delays.next_delay(longest);
-                lane.packets.push_back((due, packet));
+                let due = passes + channel.delays.next_delay(max_delay);
+                channel.packets.push_back((due, packet));
             }
             true
         };
-        net.with_receiver(from, to, push, bells)
+        net.with_receiver(from, to, push, wake_list)
     })
 }
 
-/// The sender has nothing left to send.
+/// Notes that the sender has no more packets to send.
 pub(super) fn stop_waiting(from: NodeId, to: NodeId) {
     with_network(|net, _| {
-        if let Some(lane) = net
+        if let Some(channel) = net
             .ports
             .get_mut(&to)
             .and_then(|port| port.channels.get_mut(&from))
         {
-            lane.sender_waiting = false;
+            channel.sender_waiting = false;
         }
     });
 }
 
-/// Begins a pass of this receiver; delays are a step nearer to their end.
+/// Begins a pass of this receiver, which advances the delays by one.
 pub(super) fn begin_pass(me: NodeId) -> Arrivals {
     with_network(|net, _| {
         let mut arrivals = Arrivals::default();
@@ -293,15 +291,15 @@ pub(super) fn begin_pass(me: NodeId) -> Arrivals {
             return arrivals;
         };
         port.passes += 1;
-        for (&node, lane) in &mut port.channels {
-            if std::mem::take(&mut lane.is_new) {
-                arrivals.connected.push((node, lane.from.clone()));
+        for (&node, channel) in &mut port.channels {
+            if std::mem::take(&mut channel.is_new) {
+                arrivals.connected.push((node, channel.from.clone()));
             }
-            match lane.packets.front() {
-                _ if lane.taken => arrivals.ready.push(node),
+            match channel.packets.front() {
+                _ if channel.taken => arrivals.ready.push(node),
                 Some((due, _)) if *due < port.passes => arrivals.ready.push(node),
                 Some(_) => arrivals.delayed = true,
-                None if lane.closed => arrivals.ready.push(node),
+                None if channel.closed => arrivals.ready.push(node),
                 None => {}
             }
         }
@@ -315,20 +313,20 @@ pub(super) fn take_packet(me: NodeId, from: NodeId) -> PacketPoll {
         let Some(port) = net.ports.get_mut(&me) else {
             return PacketPoll::NotDue;
         };
-        let Some(lane) = port.channels.get_mut(&from) else {
+        let Some(channel) = port.channels.get_mut(&from) else {
             return PacketPoll::NotDue;
         };
-        match lane.packets.front() {
-            _ if lane.taken => PacketPoll::NotDue,
+        match channel.packets.front() {
+            _ if channel.taken => PacketPoll::NotDue,
             Some((due, _)) if *due >= port.passes => PacketPoll::NotDue,
-            None if !lane.closed => PacketPoll::NotDue,
-            _ => match lane.packets.pop_front() {
+            None if !channel.closed => PacketPoll::NotDue,
+            _ => match channel.packets.pop_front() {
                 Some((_, packet)) => {
-                    lane.taken = true;
+                    channel.taken = true;
                     PacketPoll::Packet(packet)
                 }
                 None => {
-                    let address = lane.from.clone();
+                    let address = channel.from.clone();
                     port.channels.remove(&from);
                     PacketPoll::Closed(address)
                 }
@@ -337,36 +335,36 @@ pub(super) fn take_packet(me: NodeId, from: NodeId) -> PacketPoll {
     })
 }
 
-/// The packet that was taken last is dealt with: its place is free.
+/// Releases the slot of the packet that was taken last.
 pub(super) fn release_packet(me: NodeId, from: NodeId) {
-    with_network(|net, bells| {
-        let Some(lane) = net
+    with_network(|net, wake_list| {
+        let Some(channel) = net
             .ports
             .get_mut(&me)
             .and_then(|port| port.channels.get_mut(&from))
         else {
             return;
         };
-        lane.taken = false;
-        if lane.sender_waiting
+        channel.taken = false;
+        if channel.sender_waiting
             && let Some(sender) = net.ports.get(&from)
         {
-            sender.wake(bells);
+            sender.wake(wake_list);
         }
     });
 }
 
-/// Tells the sender of a message what it waits to hear of it.
-pub(super) fn send_ack(me: NodeId, to: NodeId, number: u32) {
-    with_network(|net, bells| {
+/// Sends an ack to the sender of a message.
+pub(super) fn send_ack(me: NodeId, to: NodeId, id: u32) {
+    with_network(|net, wake_list| {
         if let Some(port) = net.ports.get_mut(&to) {
-            port.acks.push((me, number));
-            port.wake(bells);
+            port.acks.push((me, id));
+            port.wake(wake_list);
         }
     });
 }
 
-/// What receivers have said since the last call.
+/// Takes the acks that have arrived since the last call.
 pub(super) fn take_acks(me: NodeId) -> Vec<(NodeId, u32)> {
     with_network(|net, _| {
         net.ports
@@ -376,23 +374,24 @@ pub(super) fn take_acks(me: NodeId) -> Vec<(NodeId, u32)> {
     })
 }
 
-/// Whether receivers have said something, or one of these is gone.
+/// Returns whether acks have arrived, or one of these endpoints has closed.
 pub(super) fn has_acks(me: NodeId, mut from: impl Iterator<Item = NodeId>) -> bool {
-    let said = |net: &SimNetwork| net.ports.get(&me).is_some_and(|port| !port.acks.is_empty());
-    with_network(|net, _| said(net) || from.any(|node| !net.ports.contains_key(&node)))
+    let has_arrived =
+        |net: &SimNetwork| net.ports.get(&me).is_some_and(|port| !port.acks.is_empty());
+    with_network(|net, _| has_arrived(net) || from.any(|node| !net.ports.contains_key(&node)))
 }
 
-/// Whether this endpoint is there.
+/// Returns whether this endpoint is open.
 pub(super) fn is_open(node: NodeId) -> bool {
     with_network(|net, _| net.ports.contains_key(&node))
 }
 
-/// Whoever sleeps is to look again.
+/// Wakes all domains that sleep.
 pub(super) fn wake_all() {
-    with_network(|net, bells| net.ports.values().for_each(|port| port.wake(bells)));
+    with_network(|net, wake_list| net.ports.values().for_each(|port| port.wake(wake_list)));
 }
 
-/// From now on whoever brings news kicks the wait set; or no longer.
+/// Arms or disarms the wait sets of these endpoints.
 pub(super) fn arm(nodes: impl Iterator<Item = NodeId>, armed: bool) {
     with_network(|net, _| {
         for node in nodes {
@@ -403,26 +402,27 @@ pub(super) fn arm(nodes: impl Iterator<Item = NodeId>, armed: bool) {
     });
 }
 
-/// Whether something is on its way that this receiver does not hold yet, now or after some passes.
+/// Returns whether packets are in flight to this receiver that it does not hold yet, due or not.
 pub(super) fn has_pending(me: NodeId) -> bool {
-    let news =
-        |lane: &Channel| lane.is_new || (!lane.taken && (lane.closed || !lane.packets.is_empty()));
+    let is_pending = |channel: &Channel| {
+        channel.is_new || (!channel.taken && (channel.closed || !channel.packets.is_empty()))
+    };
     with_network(|net, _| {
         net.ports
             .get(&me)
-            .is_some_and(|port| port.channels.values().any(news))
+            .is_some_and(|port| port.channels.values().any(is_pending))
     })
 }
 
 impl SimNetwork {
-    /// Does something at the receiver in the name of the sender, and rings if that says it is news.
-    /// False when the receiver is gone.
+    /// Calls `act` on the port of the receiver with the address of the sender, and wakes the
+    /// receiver if `act` returns true. Returns false when the receiver has closed.
     fn with_receiver(
         &mut self,
         from: NodeId,
         to: NodeId,
         act: impl FnOnce(&mut SimPort, &Address) -> bool,
-        bells: &mut WakeList,
+        wake_list: &mut WakeList,
     ) -> bool {
         let Some(sender) = self.ports.get(&from).map(|port| port.address.clone()) else {
             return false;
@@ -431,7 +431,7 @@ impl SimNetwork {
             return false;
         };
         if act(port, &sender) {
-            port.wake(bells);
+            port.wake(wake_list);
         }
         true
     }
@@ -456,27 +456,27 @@ impl SimNetwork {
 }
 
 impl SimPort {
-    fn channel(&mut self, node: NodeId, from: &Address, fresh: bool) -> &mut Channel {
+    fn channel(&mut self, node: NodeId, from: &Address, is_new: bool) -> &mut Channel {
         let seed = self.config.seed;
         self.channels.entry(node).or_insert_with(|| Channel {
             from: from.clone(),
             packets: VecDeque::new(),
             delays: DelayRng::new(seed, from),
             taken: false,
-            is_new: fresh,
+            is_new,
             sender_waiting: false,
             closed: false,
         })
     }
 
-    fn wake(&self, bells: &mut WakeList) {
+    fn wake(&self, wake_list: &mut WakeList) {
         if self.armed {
-            bells.push(self.wait.clone());
+            wake_list.push(self.wait.clone());
         }
     }
 }
 
-/// Whether the name leaves its label to the network.
+/// Returns whether the name leaves its label to the network.
 fn has_empty_label(name: &str) -> bool {
     split_name(name).map_or(name, |(label, _)| label).is_empty()
 }

@@ -1,5 +1,5 @@
-//! The sending half of an endpoint: at once where there is room, else in turn behind what waits for
-//! the same peer.
+//! The sending half of an endpoint: sends at once if there is room, otherwise queued behind earlier
+//! sends to the same peer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -17,36 +17,36 @@ use slab::Slab;
 use super::net::{self, MessageHeader, NodeId, RmaNotice, SimPacket};
 use super::window::Window;
 
-/// Bytes of a packet; longer messages travel in pieces.
+/// Maximum length of a packet, in bytes; longer messages travel in several packets.
 pub(super) const PACKET_SIZE: usize = 16 << 10;
 
-/// Packets for one peer in one pass.
+/// Maximum number of packets sent to one peer in one pass.
 const MAX_PACKETS_PER_PASS: usize = 64;
 
-/// What an endpoint has to send.
+/// Send side of an endpoint.
 #[derive(Debug)]
 pub(super) struct Outbound {
     ep: EpId,
     pub(super) node: NodeId,
-    /// Never empty ones.
+    /// Without empty backlogs.
     backlogs: BTreeMap<NodeId, Backlog>,
-    /// Messages whose senders wait for word of the receiver, by the number of the receipt.
+    /// Messages that wait for an ack of the receiver, by the id of the ack.
     unacked: Slab<UnackedSend>,
 }
 
-/// A message that has not ended before its receiver says so.
+/// A message that completes with the ack of its receiver.
 #[derive(Debug)]
 struct UnackedSend {
     op: OpKey,
     peer: NodeId,
     to: Address,
     transfer: Transfer,
-    /// The network has all of it.
+    /// The whole message is in the network.
     sent: bool,
     acked: bool,
 }
 
-/// What waits for one peer, in posting order.
+/// Operations queued for one peer, in posting order.
 #[derive(Debug)]
 struct Backlog {
     to: Address,
@@ -57,9 +57,9 @@ struct Backlog {
 struct BacklogEntry {
     op: OpKey,
     spec: TxOp,
-    /// Bytes the network has; `None` when the message has not begun.
+    /// Number of bytes in the network; `None` when the message has not begun.
     sent: Option<usize>,
-    /// The number of its receipt, once it has begun.
+    /// Id of its ack, once the message has begun.
     ack_number: Option<u32>,
 }
 
@@ -104,7 +104,7 @@ impl Outbound {
         }
     }
 
-    /// Sends in turn; as much as there is room for goes at once.
+    /// Queues an operation; as much as there is room for is sent at once.
     pub(super) fn queue(
         &mut self,
         host: &mut dyn EngineContext,
@@ -133,69 +133,69 @@ impl Outbound {
                 Ok(())
             }
             OpKind::Connect => Err(Error::NoSuchPeer(to)),
-            OpKind::Recv | OpKind::MultiRecvRelease | OpKind::RemoteWrite => {
-                Err(Error::NotSupported("a receive among the sends"))
-            }
+            OpKind::Recv | OpKind::MultiRecvRelease | OpKind::RemoteWrite => Err(
+                Error::NotSupported("receive operation on the transmit queue"),
+            ),
         }
     }
 
-    /// Sends what there is room for. Returns whether anything was sent, or has failed.
+    /// Sends as much as there is room for. Returns whether anything was sent or has failed.
     pub(super) fn flush(&mut self, host: &mut dyn EngineContext) -> bool {
-        let ended = !self.unacked.is_empty() && self.complete_acked(host);
+        let completed = !self.unacked.is_empty() && self.complete_acked(host);
         let peers: Vec<_> = self.backlogs.keys().copied().collect();
         peers
             .into_iter()
-            .fold(ended, |moved, peer| self.flush_to(host, peer) | moved)
+            .fold(completed, |moved, peer| self.flush_to(host, peer) | moved)
     }
 
-    /// Ends the messages of which receivers have said what was waited for, and those that wait for
-    /// somebody who is gone.
+    /// Completes the messages whose acks have arrived, and fails those whose peer has closed.
     fn complete_acked(&mut self, host: &mut dyn EngineContext) -> bool {
-        // Looked for first: who is gone by now has said all it had to say.
-        let gone = |message: &UnackedSend| message.sent && !net::is_open(message.peer);
+        // Determined before the acks are taken: a peer that has closed by now has sent all its
+        // acks.
+        let is_gone = |message: &UnackedSend| message.sent && !net::is_open(message.peer);
         let gone: Vec<_> = self
             .unacked
             .iter()
-            .filter(|(_, message)| gone(message))
+            .filter(|(_, message)| is_gone(message))
             .map(|(at, _)| at)
             .collect();
-        let mut ended = false;
-        for (from, number) in net::take_acks(self.node) {
+        let mut completed = false;
+        for (from, id) in net::take_acks(self.node) {
             let message = self
                 .unacked
-                .get_mut(number as usize)
+                .get_mut(id as usize)
                 .filter(|message| message.peer == from);
             let Some(message) = message else { continue };
             message.acked = true;
-            ended |= self.complete_if_acked(host, number);
+            completed |= self.complete_if_acked(host, id);
         }
-        for number in gone {
-            let Some(message) = self.unacked.try_remove(number) else {
+        for id in gone {
+            let Some(message) = self.unacked.try_remove(id) else {
                 continue;
             };
             let UnackedSend {
                 op, to, transfer, ..
             } = message;
             host.complete(op, Outcome::partial(transfer, Error::PeerGone(to)));
-            ended = true;
+            completed = true;
         }
-        ended
+        completed
     }
 
-    /// Ends a message that is sent and confirmed.
-    fn complete_if_acked(&mut self, host: &mut dyn EngineContext, number: u32) -> bool {
-        let ended = self
+    /// Completes a message that is sent and acked.
+    fn complete_if_acked(&mut self, host: &mut dyn EngineContext, id: u32) -> bool {
+        let completed = self
             .unacked
-            .get(number as usize)
-            .is_some_and(|it| it.sent && it.acked);
-        if ended {
-            let message = self.unacked.remove(number as usize);
+            .get(id as usize)
+            .is_some_and(|message| message.sent && message.acked);
+        if completed {
+            let message = self.unacked.remove(id as usize);
             host.complete(message.op, Outcome::ok(message.transfer));
         }
-        ended
+        completed
     }
 
-    /// Whether [`Outbound::flush`] would do something.
+    /// Returns whether [`Outbound::flush`] would make progress.
     pub(super) fn can_flush(&self) -> bool {
         self.backlogs.iter().any(|(&peer, backlog)| {
             net::available(self.node, peer, true).is_none_or(|room| room > 0)
@@ -208,23 +208,20 @@ impl Outbound {
         !self.unacked.is_empty() && net::has_acks(self.node, peers)
     }
 
-    /// Whether the first that waits is for memory that its owner has in hand.
+    /// Returns whether the first queued operation waits for a region that its owner has locked.
     fn is_blocked_on_region(&self, peer: NodeId, backlog: &Backlog) -> bool {
-        let first = backlog
-            .sends
-            .front()
-            .and_then(|sending| sending.spec.remote);
+        let first = backlog.sends.front().and_then(|entry| entry.spec.remote);
         let region = first.and_then(|remote| net::region(peer, remote.key)?.0);
         region.is_some_and(|region| {
-            let is_there = region.memory.begin_access();
-            if is_there {
+            let is_accessible = region.memory.begin_access();
+            if is_accessible {
                 region.memory.end_access();
             }
-            !is_there
+            !is_accessible
         })
     }
 
-    /// Takes back a send of which nothing has left yet.
+    /// Cancels a send of which nothing has been sent.
     pub(super) fn cancel(&mut self, op: OpKey) -> bool {
         for (&peer, backlog) in &mut self.backlogs {
             let Some(at) = backlog.sends.iter().position(|send| send.op == op) else {
@@ -243,7 +240,7 @@ impl Outbound {
         false
     }
 
-    /// Ends everything that waits.
+    /// Cancels all operations.
     pub(super) fn close(self, host: &mut dyn EngineContext) {
         for send in self
             .backlogs
@@ -252,7 +249,7 @@ impl Outbound {
         {
             host.complete(send.op, Outcome::failed(Error::Canceled));
         }
-        // Those that were not sent are among the others.
+        // Messages that were not sent are in the backlogs.
         for (_, message) in self.unacked.into_iter().filter(|(_, message)| message.sent) {
             host.complete(
                 message.op,
@@ -274,17 +271,17 @@ impl Outbound {
         Ok((to, peer))
     }
 
-    /// The endpoint that this handle stands for.
+    /// Returns the endpoint behind this handle.
     fn node_of(&self, host: &dyn EngineContext, addr: FiAddr, to: &Address) -> Result<NodeId> {
         let node = net::lookup(to)?;
-        let bound = host.incarnation_of(self.ep, addr);
-        if bound.is_some_and(|bound| bound != node.into()) {
+        let incarnation = host.incarnation_of(self.ep, addr);
+        if incarnation.is_some_and(|incarnation| incarnation != node.into()) {
             return Err(Error::PeerGone(to.clone()));
         }
         Ok(node)
     }
 
-    /// Reads memory, or does nothing.
+    /// Reads a peer's memory at once, or does nothing.
     pub(super) fn try_read(
         &self,
         host: &dyn EngineContext,
@@ -305,7 +302,7 @@ impl Outbound {
         .and_then(|sent| received.map(|()| sent))
     }
 
-    /// Executes an atomic operation, or does nothing.
+    /// Executes an atomic operation at once, or does nothing.
     pub(super) fn try_atomic(
         &self,
         host: &dyn EngineContext,
@@ -339,7 +336,7 @@ impl Outbound {
         })
     }
 
-    /// A region of the peer's.
+    /// Returns a region of the peer for direct access.
     pub(super) fn direct_region(
         &self,
         host: &dyn EngineContext,
@@ -348,19 +345,19 @@ impl Outbound {
     ) -> Result<Option<DirectRegion>> {
         let owner = host.address_of(self.ep, peer)?;
         let node = self.node_of(host, peer, &owner)?;
-        let Some((Some(region), heeds)) = net::region(node, key) else {
+        let Some((Some(region), rma_events)) = net::region(node, key) else {
             return Ok(None);
         };
         if region.memory.is_served_by_owner() {
             return Err(DirectRegion::NOT_MAPPABLE);
         }
-        if heeds || region.rma_events {
+        if rma_events || region.rma_events {
             return Err(DirectRegion::NEEDS_RMA_EVENTS);
         }
         let window = Window {
             memory: region.memory,
-            here: self.node,
-            there: node,
+            local: self.node,
+            remote: node,
             owner,
         };
         Ok(Some(DirectRegion {
@@ -369,8 +366,8 @@ impl Outbound {
         }))
     }
 
-    /// Checks an access and makes it, and tells the peer if it is to hear of it; false when there
-    /// is no room for that, or the peer has its buffer in hand.
+    /// Checks an access, executes it, and notifies the peer if required. Returns false when there
+    /// is no room for the notice, or the region is locked by its owner.
     fn access(
         &self,
         peer: NodeId,
@@ -379,12 +376,12 @@ impl Outbound {
         access: impl FnOnce(&dyn RegionMemory, usize),
     ) -> Result<bool> {
         let remote = spec.remote.ok_or(NO_RMA_IOV)?;
-        let gone = || Error::Key {
+        let unknown_key = || Error::Key {
             key: remote.key,
             why: "is unknown",
         };
-        let (region, heeds) = net::region(peer, remote.key).ok_or_else(gone)?;
-        let region = region.ok_or_else(gone)?;
+        let (region, rma_events) = net::region(peer, remote.key).ok_or_else(unknown_key)?;
+        let region = region.ok_or_else(unknown_key)?;
         let atomic = remote.atomic;
         check_access(
             remote.key,
@@ -393,8 +390,8 @@ impl Outbound {
         )?;
         let align = atomic.map_or(1, |atomic| atomic.datatype.size());
         let at = region.checked_offset(remote.offset, len, align)?;
-        let tells = heeds || region.rma_events || spec.data.is_some();
-        if tells && net::available(self.node, peer, true).is_some_and(|room| room == 0) {
+        let notifies = rma_events || region.rma_events || spec.data.is_some();
+        if notifies && net::available(self.node, peer, true).is_some_and(|room| room == 0) {
             return Ok(false);
         }
         if !region.memory.begin_access() {
@@ -402,7 +399,7 @@ impl Outbound {
         }
         access(&*region.memory, at);
         region.memory.end_access();
-        if tells {
+        if notifies {
             let notice = RmaNotice {
                 key: remote.key,
                 access: RemoteAccess::from_kind(spec.kind),
@@ -419,10 +416,10 @@ impl Outbound {
         Ok(true)
     }
 
-    /// The one-sided operations that are first in turn for this peer. Returns whether one has
-    /// ended.
+    /// Executes the RMA operations at the head of this peer's backlog. Returns whether one has
+    /// completed.
     fn run_queued_accesses(&mut self, host: &mut dyn EngineContext, peer: NodeId) -> bool {
-        let mut ended = false;
+        let mut completed = false;
         while let Some(backlog) = self.backlogs.get(&peer)
             && let Some(&BacklogEntry { op, spec, .. }) = backlog.sends.front()
             && let Some(remote) = spec.remote
@@ -434,11 +431,11 @@ impl Outbound {
             } else {
                 remote.len
             };
-            let places = spec.rma_iov_id.map(|spread| host.rma_iovs(spread));
-            let len = places.map_or(len, |places| places.iter().map(|place| place.len).sum());
-            let mut in_hand = None;
-            let accessed = if let Some(places) = places {
-                self.access_all(peer, &spec, places, payload, &mut result, &mut in_hand)
+            let iovs = spec.rma_iov_id.map(|id| host.rma_iovs(id));
+            let len = iovs.map_or(len, |iovs| iovs.iter().map(|iov| iov.len).sum());
+            let mut locked = None;
+            let accessed = if let Some(iovs) = iovs {
+                self.access_all(peer, &spec, iovs, payload, &mut result, &mut locked)
             } else {
                 self.access(peer, &spec, len, |memory, at| match spec.kind {
                     OpKind::Write => write(memory, at, payload),
@@ -464,9 +461,9 @@ impl Outbound {
                         .backlogs
                         .get_mut(&peer)
                         .and_then(|backlog| backlog.sends.front_mut());
-                    if let Some(send) = front.filter(|_| in_hand.is_some()) {
-                        // It waits for that one.
-                        send.spec.remote = in_hand;
+                    if let Some(send) = front.filter(|_| locked.is_some()) {
+                        // The operation waits for this remote range.
+                        send.spec.remote = locked;
                     }
                     break;
                 }
@@ -483,15 +480,15 @@ impl Outbound {
                 }
             }
             host.complete(op, outcome);
-            ended = true;
+            completed = true;
         }
-        ended
+        completed
     }
 
     fn flush_to(&mut self, host: &mut dyn EngineContext, peer: NodeId) -> bool {
-        let ended = self.run_queued_accesses(host, peer);
+        let completed = self.run_queued_accesses(host, peer);
         let Some(backlog) = self.backlogs.get_mut(&peer) else {
-            return ended;
+            return completed;
         };
         let mut sent = Vec::new();
         let mut packets = Vec::new();
@@ -529,32 +526,34 @@ impl Outbound {
             }
         }
         let moved = !packets.is_empty();
-        let there = room.is_some()
+        let is_delivered = room.is_some()
             && (!moved || net::push_packets(self.node, peer, packets, !backlog.sends.is_empty()));
-        if there {
+        if is_delivered {
             if backlog.sends.is_empty() {
                 self.backlogs.remove(&peer);
             }
-            for (op, transfer, number) in sent {
-                let message = number.and_then(|number| self.unacked.get_mut(number as usize));
+            for (op, transfer, ack_number) in sent {
+                let message =
+                    ack_number.and_then(|ack_number| self.unacked.get_mut(ack_number as usize));
                 match message {
                     Some(message) => message.sent = true,
                     None => host.complete(op, Outcome::ok(transfer)),
                 }
-                if let Some(number) = number {
-                    self.complete_if_acked(host, number);
+                if let Some(ack_number) = ack_number {
+                    self.complete_if_acked(host, ack_number);
                 }
             }
-            return moved | ended;
+            return moved | completed;
         }
-        // Nothing of what was cut just now has arrived.
+        // The packets made in this call did not arrive: the peer has closed.
         let lost = self.backlogs.remove(&peer);
-        let ops = sent.into_iter().map(|(op, _, number)| (op, number));
+        let ops = sent.into_iter().map(|(op, _, ack_number)| (op, ack_number));
         if let Some(Backlog { to, sends }) = lost {
-            for (op, number) in ops.chain(sends.into_iter().map(|send| (send.op, send.ack_number)))
+            for (op, ack_number) in
+                ops.chain(sends.into_iter().map(|send| (send.op, send.ack_number)))
             {
-                if let Some(number) = number {
-                    self.unacked.remove(number as usize);
+                if let Some(ack_number) = ack_number {
+                    self.unacked.remove(ack_number as usize);
                 }
                 host.complete(op, Outcome::failed(Error::PeerGone(to.clone())));
             }
@@ -563,38 +562,38 @@ impl Outbound {
     }
 }
 
-/// Writes all pieces, one behind the other.
+/// Writes all parts of the payload, one behind the other.
 fn write(memory: &dyn RegionMemory, at: usize, payload: Payload<'_>) {
-    payload.for_each(|position, piece| memory.write(at + position, piece));
+    payload.for_each(|position, part| memory.write(at + position, part));
 }
 
-/// The next packet of a message of which `sent` bytes have left.
+/// Returns the next packet of a message of which `sent` bytes are in the network.
 fn next_packet(
     payload: Payload<'_>,
     spec: &TxOp,
-    number: Option<u32>,
+    ack_number: Option<u32>,
     sent: &mut Option<usize>,
 ) -> SimPacket {
-    let receipt = number.map(|number| AckRequest {
+    let ack = ack_number.map(|number| AckRequest {
         number,
         level: spec.level,
     });
     let (tag, data, len) = (spec.tag, spec.data, payload.len());
-    let head = sent.is_none().then_some(MessageHeader {
+    let header = sent.is_none().then_some(MessageHeader {
         tag,
         data,
         len,
-        ack: receipt,
+        ack,
     });
     let from = sent.unwrap_or(0).min(payload.len());
     let to = payload.len().min(from + PACKET_SIZE);
     *sent = Some(to);
     SimPacket {
-        header: head,
+        header,
         rma_notice: None,
         bytes: payload.slice(from, to - from).to_vec(),
     }
 }
 
-/// A one-sided operation that does not say where.
-const NO_RMA_IOV: Error = Error::NotSupported("a one-sided operation without a place");
+/// Error of an RMA operation without a remote range.
+const NO_RMA_IOV: Error = Error::NotSupported("RMA operation without a remote range");

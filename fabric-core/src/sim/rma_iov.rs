@@ -1,4 +1,4 @@
-//! Writes and reads of several places at once: all of them, or none.
+//! RMA operations with several remote ranges: all are accessed, or none.
 
 use std::sync::Arc;
 
@@ -12,42 +12,42 @@ use super::net::{self, NodeId, RmaNotice, SimPacket};
 use super::outbound::Outbound;
 
 impl Outbound {
-    /// Checks all places, and writes the payload to them or reads them into `result`; tells the
-    /// peer of each that it is to hear of. False when there is no room for that, or the peer has a
-    /// buffer `in_hand`.
+    /// Checks all remote ranges, writes the payload to them or reads them into `result`, and
+    /// notifies the peer as required. Returns false when there is no room for the notices, or a
+    /// region is locked by its owner, which is returned in `locked`.
     pub(super) fn access_all(
         &self,
         peer: NodeId,
         spec: &TxOp,
-        places: &[RmaIov],
+        iovs: &[RmaIov],
         payload: Payload<'_>,
         result: &mut Vec<u8>,
-        in_hand: &mut Option<RmaIov>,
+        locked: &mut Option<RmaIov>,
     ) -> Result<bool> {
-        let mut found = Vec::with_capacity(places.len());
-        for place in places {
-            found.push(check_segment(peer, spec, place)?);
+        let mut segments = Vec::with_capacity(iovs.len());
+        for iov in iovs {
+            segments.push(check_segment(peer, spec, iov)?);
         }
         let mut notices = Vec::new();
-        let mut told = 0;
-        for (number, (place, (_, _, heeds))) in places.iter().zip(&found).enumerate() {
-            let is_last = number + 1 == places.len();
+        let mut notified = 0;
+        for (index, (iov, (_, _, notifies))) in iovs.iter().zip(&segments).enumerate() {
+            let is_last = index + 1 == iovs.len();
             let data = spec.data.filter(|_| is_last);
-            if *heeds || data.is_some() {
-                let all: usize = places.iter().map(|place| place.len).sum();
-                // What comes with data tells of all that was not told of before.
+            if *notifies || data.is_some() {
+                let total: usize = iovs.iter().map(|iov| iov.len).sum();
+                // The event with CQ data covers all bytes that were not reported before.
                 let len = if data.is_some() {
-                    all - told
+                    total - notified
                 } else {
-                    place.len
+                    iov.len
                 };
                 notices.push(RmaNotice {
-                    key: place.key,
+                    key: iov.key,
                     access: RemoteAccess::from_kind(spec.kind),
                     len,
                     data,
                 });
-                told += len;
+                notified += len;
             }
         }
         if !notices.is_empty()
@@ -55,23 +55,23 @@ impl Outbound {
         {
             return Ok(false);
         }
-        let begun = match begin_access_all(found.iter().map(|(region, ..)| &region.memory)) {
+        let begun = match begin_access_all(segments.iter().map(|(region, ..)| &region.memory)) {
             Ok(begun) => begun,
             Err(at) => {
-                *in_hand = Some(places[at]);
+                *locked = Some(iovs[at]);
                 return Ok(false);
             }
         };
         let mut from = 0;
-        for (place, (region, at, _)) in places.iter().zip(&found) {
+        for (iov, (region, at, _)) in iovs.iter().zip(&segments) {
             if spec.kind == OpKind::Write {
-                let part = payload.slice(from, place.len);
-                part.for_each(|position, piece| region.memory.write(at + position, piece));
+                let part = payload.slice(from, iov.len);
+                part.for_each(|position, bytes| region.memory.write(at + position, bytes));
             } else {
-                result.resize(from + place.len, 0);
+                result.resize(from + iov.len, 0);
                 region.memory.read(*at, &mut result[from..]);
             }
-            from += place.len;
+            from += iov.len;
         }
         begun.iter().for_each(|memory| memory.end_access());
         let packet = |notice| SimPacket {
@@ -91,32 +91,32 @@ impl Outbound {
     }
 }
 
-/// The region of a place, where that begins in it, and whether the peer is to hear of it.
-fn check_segment(peer: NodeId, spec: &TxOp, place: &RmaIov) -> Result<(Region, usize, bool)> {
-    let gone = || Error::Key {
-        key: place.key,
+/// Returns the region of a remote range, the offset in it, and whether the peer wants an event.
+fn check_segment(peer: NodeId, spec: &TxOp, iov: &RmaIov) -> Result<(Region, usize, bool)> {
+    let unknown_key = || Error::Key {
+        key: iov.key,
         why: "is unknown",
     };
-    let (region, heeds) = net::region(peer, place.key).ok_or_else(gone)?;
-    let region = region.ok_or_else(gone)?;
-    check_access(place.key, region.access, required_access(spec.kind, None))?;
-    let at = region.checked_offset(place.offset, place.len, 1)?;
-    let heeds = heeds || region.rma_events;
-    Ok((region, at, heeds))
+    let (region, rma_events) = net::region(peer, iov.key).ok_or_else(unknown_key)?;
+    let region = region.ok_or_else(unknown_key)?;
+    check_access(iov.key, region.access, required_access(spec.kind, None))?;
+    let offset = region.checked_offset(iov.offset, iov.len, 1)?;
+    let rma_events = rma_events || region.rma_events;
+    Ok((region, offset, rma_events))
 }
 
-/// Begins an access to each of these, once; or to none, because of the one at this position.
+/// Begins one access to each of these regions; or to none, and returns the index of the locked one.
 fn begin_access_all<'a>(
-    all: impl Iterator<Item = &'a Arc<dyn RegionMemory>>,
+    regions: impl Iterator<Item = &'a Arc<dyn RegionMemory>>,
 ) -> std::result::Result<Vec<&'a Arc<dyn RegionMemory>>, usize> {
     let mut begun: Vec<&Arc<dyn RegionMemory>> = Vec::new();
-    for (at, memory) in all.enumerate() {
+    for (index, memory) in regions.enumerate() {
         if begun.iter().any(|other| Arc::ptr_eq(other, memory)) {
             continue;
         }
         if !memory.begin_access() {
             begun.iter().for_each(|memory| memory.end_access());
-            return Err(at);
+            return Err(index);
         }
         begun.push(memory);
     }

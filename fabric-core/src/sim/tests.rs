@@ -1,4 +1,4 @@
-//! Names, offers and delays; the data path is tested from outside of the crate.
+//! Tests of names, offers and delays; the data path is tested in `tests/sim_transport.rs`.
 
 use super::config::DelayRng;
 use super::*;
@@ -71,8 +71,8 @@ fn invalid_name_suffix_is_refused() {
 #[test]
 fn delays_depend_on_seed_and_sender_and_stay_in_range() {
     let delays = |seed, name| {
-        let mut draw = DelayRng::new(seed, &address(name));
-        (0..64).map(|_| draw.next_delay(5)).collect::<Vec<_>>()
+        let mut rng = DelayRng::new(seed, &address(name));
+        (0..64).map(|_| rng.next_delay(5)).collect::<Vec<_>>()
     };
     let some = delays(1, "sim://a");
     assert_eq!(some, delays(1, "sim://a"));
@@ -143,7 +143,7 @@ fn domain_opens_only_from_an_offer() {
     };
     assert_eq!(
         open(|_| {}).unwrap(),
-        "sim: 0 endpoints, 0 peers, 0 sends waiting"
+        "sim: 0 endpoints, 0 peers, 0 queued sends"
     );
     assert!(
         open(|info| info.fabric.provider = "shm".into())

@@ -1,4 +1,4 @@
-//! A region of a peer's in the hands of the user.
+//! Direct access to a region of a peer.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use crate::tree::Class;
 
 use super::net::{self, NodeId};
 
-/// A peer's memory, as long as both endpoints are open.
+/// Memory of a peer, accessible while both endpoints are open.
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) memory: Arc<dyn RegionMemory>,
-    /// The endpoint that asked for it.
-    pub(super) here: NodeId,
-    /// That of the owner, and its name.
-    pub(super) there: NodeId,
+    /// The endpoint that opened the window.
+    pub(super) local: NodeId,
+    /// The endpoint of the owner, and its name.
+    pub(super) remote: NodeId,
     pub(super) owner: Address,
 }
 
@@ -53,9 +53,9 @@ impl RegionMemory for Window {
     }
 
     fn unreachable(&self) -> Option<Error> {
-        if !net::is_open(self.here) {
+        if !net::is_open(self.local) {
             Some(Error::Closed(Class::Endpoint))
-        } else if !net::is_open(self.there) {
+        } else if !net::is_open(self.remote) {
             Some(Error::PeerGone(self.owner.clone()))
         } else {
             None

@@ -1,4 +1,4 @@
-//! What a peer does to memory of this side: its atomic operations, as kin say them and as RXM does.
+//! Atomic operations of the peer on memory of this side: native frames and RXM packets.
 
 use std::sync::Arc;
 
@@ -16,89 +16,87 @@ use super::rxm::{
 use super::writes::{Stall, WriteProgress};
 use super::{Frame, ProtocolViolation, RmaIovList, RmaNack};
 
-/// Executes an atomic operation, all of whose bytes are there. What it fetches becomes an answer.
+/// Executes an atomic operation whose payload is complete. Fetched values are queued as a response.
 pub(super) fn execute_frame(
     (frame, atomic): (&Frame, AtomicSpec),
-    rows: &RmaIovList,
+    iovs: &RmaIovList,
     bytes: &[u8],
     source: Option<FiAddr>,
-    replies: &mut ResponseQueue,
+    responses: &mut ResponseQueue,
     host: &mut dyn EngineContext,
 ) -> Result<WriteProgress, ProtocolViolation> {
-    let Some(row) = rows.first().filter(|_| replies.is_same_implementation) else {
+    let Some(iov) = iovs.first().filter(|_| responses.is_same_implementation) else {
         return Err(ACCESS_VIOLATION);
     };
-    let region = |key| host.region(key).filter(|_| replies.is_target);
-    let answers = atomic.call != AtomicCall::Base;
-    let kind = if answers {
+    let region = |key| host.region(key).filter(|_| responses.is_target);
+    let fetches = atomic.call != AtomicCall::Base;
+    let kind = if fetches {
         OpKind::FetchAtomic
     } else {
         OpKind::Atomic
     };
     let remote = RmaIov {
         atomic: Some(atomic),
-        ..row.to_rma_iov()
+        ..iov.to_rma_iov()
     };
     if remote.len > MAX_ATOMIC_BYTES {
-        return Err(ProtocolViolation(
-            "an atomic operation on more than there may be",
-        ));
+        return Err(ProtocolViolation("atomic operation on too many bytes"));
     }
-    let brings = if atomic.call == AtomicCall::Compare {
+    let operands_len = if atomic.call == AtomicCall::Compare {
         2 * remote.len
     } else {
         remote.len
     };
-    if brings != bytes.len() || !remote.len.is_multiple_of(atomic.datatype.size()) {
+    if operands_len != bytes.len() || !remote.len.is_multiple_of(atomic.datatype.size()) {
         return Err(ProtocolViolation(
-            "an atomic operation with other operands than it takes",
+            "atomic operation with operands of the wrong length",
         ));
     }
-    let owes = frame.ack_due();
-    if answers == owes.is_some() {
+    let ack_due = frame.ack_due();
+    if fetches == ack_due.is_some() {
         return Err(ProtocolViolation(
-            "an atomic operation that wants another answer than it gets",
+            "atomic operation with the wrong acknowledgement flag",
         ));
     }
-    let (region, at) = match AccessError::check(region(remote.key), kind, &remote, remote.len) {
+    let (region, offset) = match AccessError::check(region(remote.key), kind, &remote, remote.len) {
         Ok(found) => found,
-        Err(why) => {
-            let denial = RmaNack {
-                is_read: answers,
+        Err(error) => {
+            let nack = RmaNack {
+                is_read: fetches,
                 iov_index: 0,
-                error: why,
+                error,
             };
-            if answers {
-                replies.push_nack(denial);
+            if fetches {
+                responses.push_nack(nack);
             }
             return Ok(WriteProgress::Done(
-                brings,
-                owes.map(|owed| owed.nack(denial)),
+                operands_len,
+                ack_due.map(|due| due.nack(nack)),
             ));
         }
     };
-    let (memory, heeds) = (region.memory.clone(), region.rma_events);
+    let (memory, rma_events) = (region.memory.clone(), region.rma_events);
     if !memory.begin_access() {
         return Ok(WriteProgress::Stalled(0, None, Stall::RegionBusy(memory)));
     }
-    let mut result = vec![0; if answers { remote.len } else { 0 }];
-    execute_atomic_array(&*memory, at, &remote, bytes, &mut result);
+    let mut result = vec![0; if fetches { remote.len } else { 0 }];
+    execute_atomic_array(&*memory, offset, &remote, bytes, &mut result);
     memory.end_access();
-    if replies.rma_events || heeds {
+    if responses.rma_events || rma_events {
         host.on_remote_access(
-            replies.ep,
+            responses.ep,
             remote.key,
             RemoteAccess::from_kind(kind),
             Transfer::written(remote.len, None, source),
         );
     }
-    if answers {
-        replies.push_fetched(result);
+    if fetches {
+        responses.push_fetched(result);
     }
-    Ok(WriteProgress::Done(brings, owes))
+    Ok(WriteProgress::Done(operands_len, ack_due))
 }
 
-/// A place of an operation, after it was checked.
+/// A remote range of an RXM atomic operation, after the access check.
 struct AtomicSegment {
     memory: Arc<dyn RegionMemory>,
     offset: usize,
@@ -106,120 +104,119 @@ struct AtomicSegment {
     rma_events: bool,
 }
 
-/// What becomes of a packet that asks for an atomic operation, all of which is there: it is
-/// executed, or refused, and the response waits for its turn; or it waits for memory, and nothing
-/// has been done.
+/// Executes or rejects an RXM atomic operation whose packet is complete, and queues the response.
+/// If a region is locked by its owner, nothing is executed and the stall is returned.
 pub(super) fn execute_packet(
     (packet, atomic): (&RxmPacket, AtomicHeader),
     body: &[u8],
     source: Option<FiAddr>,
-    replies: &mut ResponseQueue,
+    responses: &mut ResponseQueue,
     host: &mut dyn EngineContext,
 ) -> Result<Option<Stall>, ProtocolViolation> {
-    let Some((places, bytes)) = body
+    let Some((header, bytes)) = body
         .split_first_chunk::<ATOMIC_IOV_LEN>()
         .filter(|_| body.len() <= EAGER_LIMIT)
     else {
-        return Err(ProtocolViolation(
-            "an atomic operation that is longer or shorter than one",
-        ));
+        return Err(ProtocolViolation("atomic packet of the wrong length"));
     };
     if packet.len != body.len() as u64 {
         return Err(ProtocolViolation(
-            "an atomic operation that is not as long as it says",
+            "atomic packet whose length field is wrong",
         ));
     }
-    let rows = decode_rma_iovs(places, atomic.rma_iov_count)?;
-    let to = (packet.message_id, atomic);
+    let iovs = decode_rma_iovs(header, atomic.rma_iov_count)?;
+    let request = (packet.message_id, atomic);
     let Some(spec) = atomic.spec() else {
-        replies.push_atomic_response(to, AtomicStatus::NOT_SUPPORTED, Vec::new());
+        responses.push_atomic_response(request, AtomicStatus::NOT_SUPPORTED, Vec::new());
         return Ok(None);
     };
-    let (remotes, total) = to_rma_iovs(&rows, spec)?;
+    let (remotes, total) = to_rma_iovs(&iovs, spec)?;
     if operand_bytes(spec, total) != Some(bytes.len()) {
         return Err(ProtocolViolation(
-            "an atomic operation with other operands than it takes",
+            "atomic operation with operands of the wrong length",
         ));
     }
-    let answers = spec.call != AtomicCall::Base;
-    let kind = if answers {
+    let fetches = spec.call != AtomicCall::Base;
+    let kind = if fetches {
         OpKind::FetchAtomic
     } else {
         OpKind::Atomic
     };
-    let places = match check_segments(&remotes, kind, replies, host) {
-        Ok(places) => places,
-        Err(why) => {
-            replies.push_atomic_response(to, AtomicStatus::from_access_error(why), Vec::new());
+    let segments = match check_segments(&remotes, kind, responses, host) {
+        Ok(segments) => segments,
+        Err(error) => {
+            responses.push_atomic_response(
+                request,
+                AtomicStatus::from_access_error(error),
+                Vec::new(),
+            );
             return Ok(None);
         }
     };
-    if let Some(memory) = begin_access_all(&places) {
+    if let Some(memory) = begin_access_all(&segments) {
         return Ok(Some(Stall::RegionBusy(memory)));
     }
-    let mut fetched = vec![0; if answers { total } else { 0 }];
-    execute_all(&places, bytes, &mut fetched);
+    let mut fetched = vec![0; if fetches { total } else { 0 }];
+    execute_all(&segments, bytes, &mut fetched);
     for AtomicSegment {
         memory,
         remote,
-        rma_events: heeds,
+        rma_events: region_rma_events,
         ..
-    } in places
+    } in segments
     {
         memory.end_access();
-        if replies.rma_events || heeds {
+        if responses.rma_events || region_rma_events {
             let transfer = Transfer::written(remote.len, None, source);
             host.on_remote_access(
-                replies.ep,
+                responses.ep,
                 remote.key,
                 RemoteAccess::from_kind(kind),
                 transfer,
             );
         }
     }
-    replies.push_atomic_response(to, AtomicStatus::SUCCESS, fetched);
+    responses.push_atomic_response(request, AtomicStatus::SUCCESS, fetched);
     Ok(None)
 }
 
-/// What each place is in bytes, and how many all of them are.
+/// Returns the remote ranges in bytes, and their total length.
 fn to_rma_iovs(
-    rows: &RmaIovList,
+    iovs: &RmaIovList,
     spec: AtomicSpec,
 ) -> Result<(Vec<RmaIov>, usize), ProtocolViolation> {
     let mut total = 0usize;
-    let mut remotes = Vec::with_capacity(rows.len());
-    for row in rows.iter() {
-        let len = usize::try_from(row.len)
+    let mut remotes = Vec::with_capacity(iovs.len());
+    for iov in iovs.iter() {
+        let len = usize::try_from(iov.len)
             .ok()
             .and_then(|count| count.checked_mul(spec.datatype.size()));
         total = len
             .and_then(|len| total.checked_add(len))
             .filter(|total| *total <= MAX_OPERAND_BYTES)
-            .ok_or(ProtocolViolation(
-                "an atomic operation on more than there may be",
-            ))?;
+            .ok_or(ProtocolViolation("atomic operation on too many bytes"))?;
         remotes.push(RmaIov {
             len: len.unwrap_or_default(),
             atomic: Some(spec),
-            ..row.to_rma_iov()
+            ..iov.to_rma_iov()
         });
     }
     Ok((remotes, total))
 }
 
-/// Checks all places.
+/// Checks all remote ranges.
 fn check_segments(
     remotes: &[RmaIov],
     kind: OpKind,
-    replies: &ResponseQueue,
+    responses: &ResponseQueue,
     host: &dyn EngineContext,
 ) -> Result<Vec<AtomicSegment>, AccessError> {
     let check = |remote: &RmaIov| {
-        let region = host.region(remote.key).filter(|_| replies.is_target);
-        let (region, at) = AccessError::check(region, kind, remote, remote.len)?;
+        let region = host.region(remote.key).filter(|_| responses.is_target);
+        let (region, offset) = AccessError::check(region, kind, remote, remote.len)?;
         Ok(AtomicSegment {
             memory: region.memory.clone(),
-            offset: at,
+            offset,
             remote: *remote,
             rma_events: region.rma_events,
         })
@@ -227,28 +224,28 @@ fn check_segments(
     remotes.iter().map(check).collect()
 }
 
-/// Begins an access to all of them, or to none: then the memory that its owner has in hand.
-fn begin_access_all(places: &[AtomicSegment]) -> Option<Arc<dyn RegionMemory>> {
-    let stuck = places
+/// Begins an access to all segments, or to none: then returns the region that its owner has locked.
+fn begin_access_all(segments: &[AtomicSegment]) -> Option<Arc<dyn RegionMemory>> {
+    let locked = segments
         .iter()
-        .position(|place| !place.memory.begin_access())?;
-    places[..stuck]
+        .position(|segment| !segment.memory.begin_access())?;
+    segments[..locked]
         .iter()
-        .for_each(|place| place.memory.end_access());
-    Some(places[stuck].memory.clone())
+        .for_each(|segment| segment.memory.end_access());
+    Some(segments[locked].memory.clone())
 }
 
-/// Executes it in one place after the other. Of operands and comparands those for all places stand
-/// together.
-fn execute_all(places: &[AtomicSegment], bytes: &[u8], fetched: &mut [u8]) {
-    let total: usize = places.iter().map(|place| place.remote.len).sum();
+/// Executes the operation on one segment after the other. Operands of all segments come first, then
+/// the comparands of all.
+fn execute_all(segments: &[AtomicSegment], bytes: &[u8], fetched: &mut [u8]) {
+    let total: usize = segments.iter().map(|segment| segment.remote.len).sum();
     let mut from = 0;
     for AtomicSegment {
         memory,
-        offset: at,
+        offset,
         remote,
         ..
-    } in places
+    } in segments
     {
         let range = from..from + remote.len;
         let part = |base: usize| {
@@ -256,14 +253,14 @@ fn execute_all(places: &[AtomicSegment], bytes: &[u8], fetched: &mut [u8]) {
                 .get(base + range.start..base + range.end)
                 .unwrap_or_default()
         };
-        let own = [part(0), part(total)].concat();
-        let none = &mut [][..];
+        let operands = [part(0), part(total)].concat();
+        let empty = &mut [][..];
         execute_atomic_array(
             &**memory,
-            *at,
+            *offset,
             remote,
-            &own,
-            fetched.get_mut(range.clone()).unwrap_or(none),
+            &operands,
+            fetched.get_mut(range.clone()).unwrap_or(empty),
         );
         from = range.end;
     }

@@ -1,7 +1,7 @@
-//! In which order the peer writes its integers.
+//! Byte order of the integers on a connection.
 
-/// The order of the bytes of integers in headers. Each side shows its own when the connection
-/// begins: where both are the same it is used, else the order of the network.
+/// Byte order of integers in headers. Each side shows its own when the connection is set up: if
+/// both are the same it is used, else network byte order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ByteOrder {
     /// Least significant byte first.
@@ -12,15 +12,15 @@ pub enum ByteOrder {
 }
 
 impl ByteOrder {
-    /// The order of this machine.
+    /// Byte order of this machine.
     pub const NATIVE: Self = if cfg!(target_endian = "big") {
         Self::Big
     } else {
         Self::Little
     };
 
-    /// The order in which a machine writes that has written the integer 1 like this; `None` if it
-    /// is no 1.
+    /// Returns the byte order of a machine that encodes the integer 1 as `probe`; `None` if `probe`
+    /// is not a 1.
     #[must_use]
     pub fn from_probe(probe: [u8; 8]) -> Option<Self> {
         match (u64::from_le_bytes(probe), u64::from_be_bytes(probe)) {
@@ -30,7 +30,7 @@ impl ByteOrder {
         }
     }
 
-    /// What is spoken with a machine of the other order, or of the same.
+    /// Returns the byte order of a connection between machines of these byte orders.
     #[must_use]
     pub fn negotiate(self, other: Self) -> Self {
         if self == other { self } else { Self::Big }

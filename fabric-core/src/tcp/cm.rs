@@ -1,38 +1,39 @@
-//! How a connection begins: one message each way, with a few bytes for those who talk over it.
+//! Connection management messages: one message each way, with private data of the upper layer.
 
 use super::{ByteOrder, ProtocolViolation, VendorExtension, vendor_extension};
 
-/// The most private data that a control message carries.
+/// Maximum length of the private data of a control message, in bytes.
 pub const MAX_CM_PRIVATE_DATA: usize = 256;
 
 const HEADER_LEN: usize = 32;
 const VERSION: u8 = 3;
 
-/// What a control message says.
+/// Type of a control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CmKind {
-    /// Let us be connected.
+    /// Connection request.
     Request,
-    /// We are.
+    /// Acceptance.
     Accept,
-    /// We are not.
+    /// Rejection.
     Reject,
 }
 
 /// A control message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CmMessage {
-    /// What it says.
+    /// Type of the message.
     pub kind: CmKind,
-    /// The order its sender writes integers in; means nothing in a refusal.
+    /// Byte order of the sender's integers; unused in a rejection.
     pub byte_order: ByteOrder,
-    /// What the endpoint of this library that sends it says of itself.
+    /// Vendor extension of the sender, if the sender is an endpoint of this library.
     pub vendor_extension: Option<VendorExtension>,
     private_data: Vec<u8>,
 }
 
 impl CmMessage {
-    /// A message of this machine; `None` when the private data is longer than can be said.
+    /// Builds a message of this machine; `None` when the private data are longer than
+    /// [`MAX_CM_PRIVATE_DATA`].
     #[must_use]
     pub fn new(kind: CmKind, private: &[u8]) -> Option<Self> {
         (private.len() <= MAX_CM_PRIVATE_DATA).then(|| Self {
@@ -43,23 +44,23 @@ impl CmMessage {
         })
     }
 
-    /// The same with a mark, if there is to be one.
+    /// Returns the message with this vendor extension, or without one.
     #[must_use]
-    pub fn with_vendor_extension(self, mark: Option<VendorExtension>) -> Self {
+    pub fn with_vendor_extension(self, extension: Option<VendorExtension>) -> Self {
         Self {
-            vendor_extension: mark,
+            vendor_extension: extension,
             ..self
         }
     }
 
-    /// What those who talk over the connection say in it.
+    /// Returns the private data of the message.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// The bytes. They must leave in one write: a libfabric peer takes a header that comes in two
-    /// parts for a broken one.
+    /// Encodes the message. The bytes must be sent in one write: a libfabric peer rejects a header
+    /// that arrives in two parts.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; HEADER_LEN];
@@ -73,20 +74,21 @@ impl CmMessage {
         if self.kind != CmKind::Reject {
             bytes[24..32].copy_from_slice(&self.byte_order.encode_u64(1));
         }
-        if let Some(mark) = self.vendor_extension {
-            bytes[vendor_extension::EXTENSION_RANGE].copy_from_slice(&mark.encode(self.kind));
+        if let Some(extension) = self.vendor_extension {
+            bytes[vendor_extension::EXTENSION_RANGE].copy_from_slice(&extension.encode(self.kind));
         }
         bytes.extend_from_slice(&self.private_data);
         bytes
     }
 
-    /// The message at the start of these bytes, and its length; `None` while some of it is missing.
+    /// Parses the message at the start of `bytes`; returns it with its length, or `None` when it is
+    /// incomplete.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// [`ProtocolViolation`] when the message is malformed.
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, ProtocolViolation> {
         let Some(header) = bytes.first_chunk::<HEADER_LEN>() else {
-            // What is there can be wrong already.
+            // An incomplete header may already be malformed.
             return if bytes.first().is_some_and(|version| *version != VERSION) {
                 Err(VERSION_MISMATCH)
             } else {
@@ -101,12 +103,12 @@ impl CmMessage {
             0 => CmKind::Request,
             1 => CmKind::Accept,
             6 => CmKind::Reject,
-            _ => return Err(ProtocolViolation("a control message of an unknown kind")),
+            _ => return Err(ProtocolViolation("unknown type of control message")),
         };
         let len = usize::from(u16::from_be_bytes([high, low]));
         if len > MAX_CM_PRIVATE_DATA {
             return Err(ProtocolViolation(
-                "more private data than a control message carries",
+                "control message with more than 256 bytes of private data",
             ));
         }
         let mut probe = [0; 8];
@@ -114,17 +116,17 @@ impl CmMessage {
         let order = match ByteOrder::from_probe(probe) {
             Some(order) => order,
             None if kind == CmKind::Reject => ByteOrder::NATIVE,
-            None => return Err(ProtocolViolation("a control message of unknown byte order")),
+            None => return Err(ProtocolViolation("control message of unknown byte order")),
         };
         let Some(private) = bytes.get(HEADER_LEN..HEADER_LEN + len) else {
             return Ok(None);
         };
-        let mark = VendorExtension::decode(kind, &header[vendor_extension::EXTENSION_RANGE]);
+        let extension = VendorExtension::decode(kind, &header[vendor_extension::EXTENSION_RANGE]);
         Ok(Some((
             Self {
                 kind,
                 byte_order: order,
-                vendor_extension: mark,
+                vendor_extension: extension,
                 private_data: private.to_vec(),
             },
             HEADER_LEN + len,
@@ -133,4 +135,4 @@ impl CmMessage {
 }
 
 const VERSION_MISMATCH: ProtocolViolation =
-    ProtocolViolation("a control message of another version");
+    ProtocolViolation("control message of an unsupported version");

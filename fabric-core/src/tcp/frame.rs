@@ -1,4 +1,10 @@
-//! The header of everything that follows the beginning of a connection.
+//! The header of a frame.
+//!
+//! Frames that would crash a libfabric peer are unrepresentable. [`Frame::ack`] needs an
+//! [`AckDue`], produced only by parsing a frame that requests an ack. There is no constructor for
+//! rendezvous frames that were not negotiated. Tagged and atomic frames need a
+//! [`Supported<T>`](Supported), produced only by the negotiated [`PeerCaps`](super::PeerCaps). RXM
+//! has packets for both.
 
 use crate::atomic::AtomicSpec;
 use crate::mr::AccessError;
@@ -8,15 +14,15 @@ use super::{ByteOrder, MAX_RMA_IOV, ProtocolViolation, RmaIovList, Supported, Wi
 
 const VERSION: u8 = 3;
 const BASE_HEADER_LEN: usize = 16;
-/// The longest header: data and four rows of a one-sided operation.
+/// Maximum length of a header, in bytes: CQ data and four remote ranges.
 pub const MAX_HEADER_LEN: usize = BASE_HEADER_LEN + 8 + MAX_RMA_IOV * RMA_IOV_LEN;
 
 const HAS_DATA: u16 = 0x0001;
 const WANTS_ACK: u16 = 0x0004;
 const WANTS_COMMIT: u16 = 0x0008;
-/// A message with a tag, as libfabric 1.13 to 1.17 says it where RXM is spoken: without a packet.
+/// Flag of a tagged message as libfabric 1.13 to 1.17 sends it over RXM: without a packet header.
 const RAW_TAGGED: u16 = 0x0080;
-/// What an acknowledgement has in the field of the operation.
+/// Operation field of an acknowledgement.
 const ACK_OP: u8 = 2;
 
 const MESSAGE: u8 = 0;
@@ -24,77 +30,77 @@ const TAGGED: u8 = 1;
 const READ: u8 = 2;
 const READ_RSP: u8 = 3;
 const WRITE: u8 = 4;
-/// What only peers of this library say, to each other. Others know no operation of these numbers.
+/// Codes of frames that only peers of this library send each other. libfabric does not use them.
 const ATOMIC: u8 = 0xf1;
 const NACK: u8 = 0xf2;
 const CHECKED_READ_RSP: u8 = 0xf3;
 
-/// What a frame is.
+/// Type of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FrameKind {
     /// A message.
     Message,
     /// A message with this tag.
     Tagged(u64),
-    /// A frame that asked for it has arrived.
+    /// An acknowledgement.
     Ack,
-    /// A question for bytes of so many places.
+    /// A read request for this number of remote ranges.
     Read(u8),
-    /// The answer to one: the bytes.
+    /// The response to a read request: the bytes.
     ReadResponse,
-    /// Bytes for so many places.
+    /// A write to this number of remote ranges.
     Write(u8),
-    /// Operands for one place.
+    /// An atomic operation on one remote range: its operands.
     Atomic(AtomicSpec),
-    /// Nothing was done, and why.
+    /// An RMA or atomic request was not executed.
     Nack(Box<RmaNack>),
-    /// An answer to a question: the bytes, and behind them whether they are good.
+    /// The response to a read request of a same-implementation peer: the bytes, and a status behind
+    /// them.
     CheckedReadResponse,
 }
 
-/// Why nothing was done of what a peer has asked for.
+/// Negative acknowledgement: why a request of the peer was not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RmaNack {
-    /// It has asked for bytes, not given some.
+    /// The request was a read or a fetching atomic operation.
     pub is_read: bool,
-    /// Which of its places is meant.
+    /// Index of the remote range that failed the check.
     pub iov_index: u8,
-    /// Why.
+    /// The reason.
     pub error: AccessError,
 }
 
-/// Bytes of a verdict, behind those of a checked answer.
+/// Length of the status behind a checked read response, in bytes.
 pub(super) const STATUS_LEN: usize = 16;
 
-/// A header.
+/// The header of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// What it is.
+    /// Type of the frame.
     pub kind: FrameKind,
-    /// Data for the receiver's completion.
+    /// CQ data for the receiver's completion.
     pub data: Option<u64>,
-    /// The sender waits for an acknowledgement.
+    /// The sender requests an acknowledgement.
     wants_ack: bool,
-    /// Bytes that follow the header.
+    /// Length of the payload behind the header, in bytes.
     pub payload: u64,
 }
 
-/// An acknowledgement that is owed to the peer, or a refusal in its place. There is no other way to
-/// one: a libfabric peer does not survive one that it has not asked for.
+/// An acknowledgement that is due to the peer, or a nack in its place. Only a frame that requests
+/// one yields it: a libfabric peer crashes on an acknowledgement that it has not requested.
 #[derive(Debug)]
 #[must_use]
 pub struct AckDue(Option<Box<RmaNack>>);
 
 impl AckDue {
-    /// What was to be acknowledged was not done, which is said instead, to a peer that understands
-    /// it.
-    pub(super) fn nack(self, denial: RmaNack) -> Self {
-        Self(Some(denial.into()))
+    /// Turns the acknowledgement into a nack. The peer must be of this library.
+    pub(super) fn nack(self, nack: RmaNack) -> Self {
+        Self(Some(nack.into()))
     }
 }
 
 impl Frame {
-    /// A message, with a tag for a peer that takes it.
+    /// Returns the frame of a message; the tag is a token of a peer that supports tags.
     #[must_use]
     pub fn message(tag: Option<Supported<u64>>, data: Option<u64>, payload: usize) -> Self {
         let kind = tag.map_or(FrameKind::Message, |tag| {
@@ -108,7 +114,7 @@ impl Frame {
         }
     }
 
-    /// The same, and an acknowledgement is asked for.
+    /// Returns the frame with a request for an acknowledgement.
     #[must_use]
     pub fn with_ack(self) -> Self {
         Self {
@@ -117,21 +123,22 @@ impl Frame {
         }
     }
 
-    /// A question for bytes of these places.
+    /// Returns a read request for these remote ranges.
     #[must_use]
-    pub fn read(rows: &RmaIovList) -> Self {
+    pub fn read(iovs: &RmaIovList) -> Self {
         Self {
-            kind: FrameKind::Read(rows.len() as u8),
+            kind: FrameKind::Read(iovs.len() as u8),
             data: None,
             wants_ack: false,
             payload: 0,
         }
     }
 
-    /// Bytes for these places. An acknowledgement is asked for: it comes when they are there.
+    /// Returns a write to these remote ranges. It requests an acknowledgement, which the peer sends
+    /// when the bytes are in place.
     #[must_use]
-    pub fn write(rows: &RmaIovList, data: Option<u64>, payload: usize) -> Self {
-        let kind = FrameKind::Write(rows.len() as u8);
+    pub fn write(iovs: &RmaIovList, data: Option<u64>, payload: usize) -> Self {
+        let kind = FrameKind::Write(iovs.len() as u8);
         Self {
             kind,
             data,
@@ -140,23 +147,23 @@ impl Frame {
         }
     }
 
-    /// Operands for a place of a peer that has such operations. Acknowledged, unless there is an
-    /// answer.
+    /// Returns an atomic operation for a peer that supports atomics. It requests an acknowledgement
+    /// unless it `fetches`.
     #[must_use]
-    pub fn atomic(atomic: Supported<AtomicSpec>, answers: bool, payload: usize) -> Self {
+    pub fn atomic(atomic: Supported<AtomicSpec>, fetches: bool, payload: usize) -> Self {
         let kind = FrameKind::Atomic(atomic.into_inner());
         Self {
             kind,
             data: None,
-            wants_ack: !answers,
+            wants_ack: !fetches,
             payload: payload as u64,
         }
     }
 
-    /// The answer to a question, of so many bytes; to a peer that `checks` it with a verdict behind
-    /// them.
+    /// Returns the header of a read response of `len` bytes; if `checks`, a status follows the
+    /// bytes.
     pub(super) fn read_response(checks: bool, len: u64) -> Self {
-        let (kind, more) = if checks {
+        let (kind, extra) = if checks {
             (FrameKind::CheckedReadResponse, STATUS_LEN as u64)
         } else {
             (FrameKind::ReadResponse, 0)
@@ -165,24 +172,24 @@ impl Frame {
             kind,
             data: None,
             wants_ack: false,
-            payload: len + more,
+            payload: len + extra,
         }
     }
 
-    /// The refusal of a question.
-    pub(super) fn nack(denial: RmaNack) -> Self {
+    /// Returns the nack of a read request.
+    pub(super) fn nack(nack: RmaNack) -> Self {
         Self {
-            kind: FrameKind::Nack(denial.into()),
+            kind: FrameKind::Nack(nack.into()),
             data: None,
             wants_ack: false,
             payload: 0,
         }
     }
 
-    /// The answer to a frame that asked for it.
+    /// Returns the acknowledgement of a frame that requested one.
     #[must_use]
-    pub fn ack(owed: AckDue) -> Self {
-        let kind = owed.0.map_or(FrameKind::Ack, FrameKind::Nack);
+    pub fn ack(due: AckDue) -> Self {
+        let kind = due.0.map_or(FrameKind::Ack, FrameKind::Nack);
         Self {
             kind,
             data: None,
@@ -191,19 +198,20 @@ impl Frame {
         }
     }
 
-    /// What is owed for this frame once all of it has arrived.
+    /// Returns the acknowledgement that is due once the whole frame has arrived, if it requested
+    /// one.
     pub fn ack_due(&self) -> Option<AckDue> {
         self.wants_ack.then_some(AckDue(None))
     }
 
-    /// Writes the header with this number into the room, and returns its length. The rows are those
-    /// it was made for.
-    #[inline(always)] // on the way of a small message
+    /// Writes the header with this sequence number to `into` and returns its length. `iovs` are the
+    /// remote ranges the frame was made for.
+    #[inline(always)] // hot path of short messages
     pub fn encode(
         &self,
-        rows: &[WireRmaIov],
+        iovs: &[WireRmaIov],
         order: ByteOrder,
-        number: u8,
+        sequence: u8,
         into: &mut [u8; MAX_HEADER_LEN],
     ) -> usize {
         let mut len = BASE_HEADER_LEN;
@@ -224,7 +232,7 @@ impl Frame {
             u8::from(matches!(self.kind, FrameKind::Tagged(_)))
         } else {
             let code;
-            (code, len) = self.encode_one_sided(rows, order, into);
+            (code, len) = self.encode_one_sided(iovs, order, into);
             code
         };
         let flags = if self.data.is_some() { HAS_DATA } else { 0 }
@@ -237,19 +245,19 @@ impl Frame {
         } else {
             0
         };
-        into[5] = rows.len() as u8;
+        into[5] = iovs.len() as u8;
         into[6] = len as u8;
-        into[7] = number;
+        into[7] = sequence;
         into[8..16].copy_from_slice(&order.encode_u64(self.payload + len as u64));
         len
     }
 
-    /// Writes the words of a frame that is no message; returns its code, and the length of the
-    /// header.
+    /// Writes the extension of a frame that is not a message; returns the code of the frame and the
+    /// length of the header.
     #[cold]
     fn encode_one_sided(
         &self,
-        rows: &[WireRmaIov],
+        iovs: &[WireRmaIov],
         order: ByteOrder,
         into: &mut [u8; MAX_HEADER_LEN],
     ) -> (u8, usize) {
@@ -268,33 +276,34 @@ impl Frame {
                 extend(u64::from(atomic.to_code()));
                 ATOMIC
             }
-            FrameKind::Nack(ref denial) => {
+            FrameKind::Nack(ref nack) => {
                 let RmaNack {
-                    is_read: asked,
-                    iov_index: row,
-                    error: why,
-                } = **denial;
-                let (code, detail) = why.to_words();
-                extend(code | u64::from(row) << 8 | u64::from(asked) << 16);
+                    is_read,
+                    iov_index: index,
+                    error,
+                } = **nack;
+                let (code, detail) = error.to_words();
+                extend(code | u64::from(index) << 8 | u64::from(is_read) << 16);
                 extend(detail);
                 NACK
             }
             FrameKind::CheckedReadResponse => CHECKED_READ_RSP,
         };
-        for row in rows {
-            [row.addr, row.len, row.key]
+        for iov in iovs {
+            [iov.addr, iov.len, iov.key]
                 .into_iter()
                 .for_each(&mut extend);
         }
         (code, len)
     }
 
-    /// The header at the start of these bytes, and its length; `None` while some of it is missing.
+    /// Parses the header at the start of `bytes`; returns it with its length, or `None` when it is
+    /// incomplete.
     ///
-    /// Version and number are not looked at: released peers write anything there.
+    /// Version and sequence number are ignored: released peers write any value there.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// [`ProtocolViolation`] when the header is malformed.
     pub fn decode(
         bytes: &[u8],
         order: ByteOrder,
@@ -302,7 +311,8 @@ impl Frame {
         Self::decode_for(bytes, order, false)
     }
 
-    /// The same, perhaps of a connection on which RXM is spoken.
+    /// Parses a header as [`decode`](Self::decode) does, on a connection that speaks RXM if
+    /// `is_rxm`.
     pub(super) fn decode_for(
         bytes: &[u8],
         order: ByteOrder,
@@ -311,17 +321,19 @@ impl Frame {
         let Some(base) = bytes.first_chunk::<BASE_HEADER_LEN>() else {
             return Ok(None);
         };
-        let [_, code, f0, f1, op, rows, len, _, total @ ..] = *base;
+        let [_, code, f0, f1, op, iov_count, len, _, total @ ..] = *base;
         let (flags, len, total) = (
             order.decode_u16([f0, f1]),
             usize::from(len),
             order.decode_u64(total),
         );
         if !(BASE_HEADER_LEN..=MAX_HEADER_LEN).contains(&len) {
-            return Err(ProtocolViolation("a header of a length that none has"));
+            return Err(ProtocolViolation(
+                "frame header length outside 16..=120 bytes",
+            ));
         }
         let Some(payload) = total.checked_sub(len as u64) else {
-            return Err(ProtocolViolation("a frame that is shorter than its header"));
+            return Err(ProtocolViolation("frame shorter than its header"));
         };
         let Some(rest) = bytes.get(BASE_HEADER_LEN..len) else {
             return Ok(None);
@@ -334,7 +346,7 @@ impl Frame {
         let mut next = || {
             words
                 .next()
-                .ok_or(ProtocolViolation("a header that lacks a part"))
+                .ok_or(ProtocolViolation("frame header shorter than its fields"))
         };
         let has_data = flags & HAS_DATA != 0;
         let (mut data, mut extended) = (None, 0);
@@ -345,7 +357,7 @@ impl Frame {
         };
         let kind = match (code, op) {
             (MESSAGE, ACK_OP) if payload > 0 || len > BASE_HEADER_LEN => {
-                return Err(ProtocolViolation("an acknowledgement with something in it"));
+                return Err(ProtocolViolation("acknowledgement with a payload"));
             }
             (MESSAGE, ACK_OP) => FrameKind::Ack,
             (MESSAGE | TAGGED, _) => {
@@ -362,14 +374,12 @@ impl Frame {
             _ => {
                 let kind;
                 (kind, data, extended) =
-                    decode_one_sided([code, rows], has_data, payload, rest, order)?;
+                    decode_one_sided([code, iov_count], has_data, payload, rest, order)?;
                 kind
             }
         };
         if BASE_HEADER_LEN + extended != len {
-            return Err(ProtocolViolation(
-                "a header whose length is not that of its parts",
-            ));
+            return Err(ProtocolViolation("frame header longer than its fields"));
         }
         let wants_ack = flags & (WANTS_ACK | WANTS_COMMIT) != 0;
         Ok(Some((
@@ -384,10 +394,11 @@ impl Frame {
     }
 }
 
-/// What a frame is that is no message, its data, and how long its extension has to be.
+/// Parses the extension of a frame that is not a message; returns its type, its CQ data, and the
+/// expected length of the extension.
 #[cold]
 fn decode_one_sided(
-    [code, rows]: [u8; 2],
+    [code, iov_count]: [u8; 2],
     has_data: bool,
     payload: u64,
     rest: &[u8],
@@ -401,42 +412,46 @@ fn decode_one_sided(
     let mut next = || {
         words
             .next()
-            .ok_or(ProtocolViolation("a header that lacks a part"))
+            .ok_or(ProtocolViolation("frame header shorter than its fields"))
     };
-    let places = usize::from(rows) * RMA_IOV_LEN;
+    let iovs_len = usize::from(iov_count) * RMA_IOV_LEN;
     let (kind, data, extended) = match code {
-        READ | WRITE if usize::from(rows) > MAX_RMA_IOV => {
+        READ | WRITE if usize::from(iov_count) > MAX_RMA_IOV => {
             return Err(ProtocolViolation(
-                "more rows than a one-sided operation has",
+                "RMA request with more than 4 remote ranges",
             ));
         }
-        READ => (FrameKind::Read(rows), None, places),
-        WRITE if has_data => (FrameKind::Write(rows), Some(next()?), 8 + places),
-        WRITE => (FrameKind::Write(rows), None, places),
+        READ => (FrameKind::Read(iov_count), None, iovs_len),
+        WRITE if has_data => (FrameKind::Write(iov_count), Some(next()?), 8 + iovs_len),
+        WRITE => (FrameKind::Write(iov_count), None, iovs_len),
         READ_RSP => (FrameKind::ReadResponse, None, 0),
-        5..=7 => return Err(ProtocolViolation("a rendezvous that was not agreed on")),
+        5..=7 => {
+            return Err(ProtocolViolation(
+                "rendezvous frame that was not negotiated",
+            ));
+        }
         ATOMIC => {
             let atomic = u32::try_from(next()?).ok().and_then(AtomicSpec::from_code);
             let atomic =
-                atomic.ok_or(ProtocolViolation("an atomic operation that there is not"))?;
+                atomic.ok_or(ProtocolViolation("unknown atomic operation or data type"))?;
             (FrameKind::Atomic(atomic), None, 8 + RMA_IOV_LEN)
         }
         NACK => {
             let (word, detail) = (next()?, next()?);
-            let why = AccessError::from_words(word & 0xff, detail);
-            let why = why.ok_or(ProtocolViolation("a refusal of nothing"))?;
-            let denial = RmaNack {
+            let error = AccessError::from_words(word & 0xff, detail);
+            let error = error.ok_or(ProtocolViolation("nack without a reason"))?;
+            let nack = RmaNack {
                 is_read: word >> 16 & 1 == 1,
                 iov_index: (word >> 8) as u8,
-                error: why,
+                error,
             };
-            (FrameKind::Nack(denial.into()), None, 16)
+            (FrameKind::Nack(nack.into()), None, 16)
         }
         CHECKED_READ_RSP => (FrameKind::CheckedReadResponse, None, 0),
-        _ => return Err(ProtocolViolation("an unknown operation")),
+        _ => return Err(ProtocolViolation("unknown operation code of a frame")),
     };
     if payload > 0 && matches!(kind, FrameKind::Read(_) | FrameKind::Nack(_)) {
-        return Err(ProtocolViolation("a question with bytes behind it"));
+        return Err(ProtocolViolation("read request or nack with a payload"));
     }
     Ok((kind, data, extended))
 }

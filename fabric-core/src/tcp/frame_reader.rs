@@ -1,4 +1,4 @@
-//! A stream of bytes becomes messages.
+//! A byte stream becomes messages.
 
 use crate::address::FiAddr;
 use crate::atomic::MAX_ATOMIC_BYTES;
@@ -20,44 +20,44 @@ mod packets;
 
 use deferred::DeferredFrames;
 
-/// The longest message that is taken: more than any memory, and far from where sums of lengths
-/// would end.
+/// Maximum length of a message, in bytes: more than any memory, and small enough that sums of
+/// lengths do not overflow.
 pub const MAX_MESSAGE: usize = 1 << 40;
-/// Bytes of the operands and comparands of one atomic operation.
+/// Maximum length of the operands and comparands of one atomic operation, in bytes.
 const MAX_OPERAND_BYTES: u64 = 2 * MAX_ATOMIC_BYTES as u64;
 
-/// The receiving half of a connection. Takes bytes as they come, split anywhere.
+/// The receiving half of a connection. It accepts bytes as they arrive, split anywhere.
 #[derive(Debug)]
 pub struct FrameReader {
     byte_order: ByteOrder,
-    /// Messages may have tags.
+    /// Tagged messages are accepted.
     has_tags: bool,
-    /// The frame whose bytes come next.
+    /// The frame whose payload comes next.
     body: Option<FrameBody>,
-    /// Why what comes next is held, unless it is a message.
+    /// Why the next frame has to wait, unless it is a message.
     stall: Option<Stall>,
-    /// What this side has asked of the peer.
+    /// Requests of this side without a response.
     pub pending: PendingRequests,
-    /// What this side owes the peer.
+    /// Responses that are due to the peer.
     pub responses: ResponseQueue,
-    /// Messages are packets of the other dialect.
+    /// RXM: messages are packets within frames.
     rxm: Option<Box<RxmReceiver>>,
-    /// Messages of that dialect that wait, and hold up nothing else.
+    /// RXM messages that wait without blocking the frames behind them.
     deferred: DeferredFrames,
     unexpected_policy: UnexpectedPolicy,
 }
 
-/// Whether a message that comes while no receive is posted stays where it is for another look: the
-/// program is often about to post some, and a message that nobody has asked for costs a buffer and
-/// a copy more.
+/// Whether an unexpected message stays unread until the next pass. The program is often about to
+/// post a receive, and an unexpected message costs a buffer and a copy more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnexpectedPolicy {
-    /// It is buffered.
+    /// The message is buffered.
     #[default]
     Buffer,
-    /// It stays if a receive has taken a message before it in this look: it has stayed once.
+    /// The message stays unread if a receive has taken a message before it in this pass: it has
+    /// been deferred once.
     DeferredOnce,
-    /// It stays.
+    /// The message stays unread.
     Defer,
 }
 
@@ -68,9 +68,9 @@ enum FrameBody {
         remaining: usize,
         ack_due: Option<AckDue>,
     },
-    /// Memory of this side is written.
+    /// A write to memory of this side.
     Write(IncomingWrite),
-    /// What was asked for, and so much of it has come.
+    /// The response to a read request of this side, `received` of whose bytes have arrived.
     ReadResponse {
         received: usize,
         len: usize,
@@ -78,40 +78,39 @@ enum FrameBody {
     },
 }
 
-/// Who sends, and its number.
+/// Key and address handle of the sender.
 type SenderId = (PeerKey, Option<FiAddr>);
 
-/// A frame among the bytes that have come.
+/// A frame at the start of the received bytes.
 #[derive(Clone, Copy)]
 struct ReceivedFrame<'a> {
     frame: &'a Frame,
-    /// Bytes before those of the message.
+    /// Length of the headers in front of the message.
     header_len: usize,
-    /// All that have come, from its beginning.
+    /// The received bytes, from the frame on.
     bytes: &'a [u8],
 }
 
-/// What was made of some bytes.
+/// Outcome of reading some bytes.
 #[derive(Debug, Default)]
 pub struct ReadOutcome {
-    /// How many were used. The rest is to be shown again, with more behind it.
+    /// Number of bytes consumed. The rest is to be passed again, with more bytes behind it.
     pub consumed: usize,
-    /// What comes next cannot be taken now: a message that is nobody's, and for which there is no
-    /// room; a write to memory that its owner has in hand, or of which it cannot be told. It stays
-    /// where it is.
+    /// The next frame cannot be accepted now and stays unread: an unexpected message without room,
+    /// or an access to a region that its owner has locked or of which the owner cannot be notified.
     pub blocked: bool,
-    /// So many answers are owed that no more is listened to: to be shown again when some have left.
+    /// The response queue is full: the rest is to be passed again when responses have been sent.
     pub responses_full: bool,
-    /// A message was left for another look, which is to follow without news.
+    /// A message was deferred to the next pass, which has to follow without new bytes.
     pub is_deferred: bool,
-    /// Acknowledgements the peer is to get.
+    /// Acknowledgements to be sent to the peer.
     pub acks_due: Vec<AckDue>,
-    /// Messages that were offered and are here, by their numbers, which the peer is to be told.
+    /// Ids of the rendezvous messages that have been read, to be reported to the peer.
     pub rendezvous_done: Vec<u64>,
 }
 
 impl FrameReader {
-    /// Of a connection whose peer writes integers like this.
+    /// Returns the reader of a connection with this byte order.
     #[must_use]
     pub fn new(byte_order: ByteOrder) -> Self {
         let (pending, responses) = (PendingRequests::default(), ResponseQueue::new());
@@ -130,7 +129,7 @@ impl FrameReader {
         }
     }
 
-    /// The same, of a connection on which RXM is spoken.
+    /// Returns the reader of an RXM connection.
     #[must_use]
     pub fn with_rxm(order: ByteOrder, rxm: RxmReceiver) -> Self {
         Self {
@@ -139,133 +138,139 @@ impl FrameReader {
         }
     }
 
-    /// Whether bytes of a message that was offered are to be asked for.
+    /// Returns whether bytes of a rendezvous message are to be requested.
     #[must_use]
     pub fn wants_rendezvous_read(&self) -> bool {
         self.rxm.as_ref().is_some_and(|rxm| rxm.wants_read())
     }
 
-    /// Asks for the next bytes of a message that was offered: the place, which the peer is to be
-    /// asked for at once.
+    /// Returns the next remote range of a rendezvous message. The caller must send the read request
+    /// at once.
     pub fn next_rendezvous_read(&mut self) -> Option<WireRmaIov> {
-        let row = self.rxm.as_mut()?.next_read()?;
-        self.pending.expect_rendezvous_read(row.len as usize);
-        Some(row)
+        let iov = self.rxm.as_mut()?.next_read()?;
+        self.pending.expect_rendezvous_read(iov.len as usize);
+        Some(iov)
     }
 
-    /// Takes tagged messages for a breach of the rules from now on: nobody could receive one.
+    /// Treats tagged messages as protocol violations from now on: the endpoint could not receive
+    /// them.
     pub fn reject_tagged(&mut self) {
         self.has_tags = false;
     }
 
-    /// What it needs to know to serve the memory of this side: the endpoint, whether peers may
-    /// reach memory through it, and whether it wants to hear of everything that is done to it.
-    pub fn enable_rma_target(&mut self, ep: EpId, is_target: bool, heeds: bool) {
+    /// Sets what serving the memory of this side needs: the endpoint, whether peers may access
+    /// memory through it, and whether it wants an event for every access.
+    pub fn enable_rma_target(&mut self, ep: EpId, is_target: bool, rma_events: bool) {
         (
             self.responses.ep,
             self.responses.is_target,
             self.responses.rma_events,
-        ) = (ep, is_target, heeds);
+        ) = (ep, is_target, rma_events);
     }
 
-    /// The peer is one of this library, and understands what no other does.
+    /// Notes that the peer is of this library and understands its vendor-specific frames.
     pub fn set_same_implementation(&mut self) {
         self.responses.is_same_implementation = true;
     }
 
-    /// For how much longer messages stay where they are while no receive is posted.
-    pub fn set_unexpected_policy(&mut self, patience: UnexpectedPolicy) {
-        self.unexpected_policy = patience;
+    /// Sets whether unexpected messages stay unread until the next pass.
+    pub fn set_unexpected_policy(&mut self, policy: UnexpectedPolicy) {
+        self.unexpected_policy = policy;
     }
 
-    /// Takes in what can be.
+    /// Reads as many frames as can be accepted.
     ///
     /// # Errors
-    /// What the peer did wrong; what came before it has been taken in.
+    /// [`ProtocolViolation`]; everything before the violation has been accepted.
     pub fn read(
         &mut self,
         bytes: &[u8],
-        who: SenderId,
+        sender: SenderId,
         rx: &mut RxQueue,
         host: &mut dyn EngineContext,
     ) -> Result<ReadOutcome, ProtocolViolation> {
-        let source = who.1;
-        let mut taken = ReadOutcome::default();
+        let source = sender.1;
+        let mut outcome = ReadOutcome::default();
         self.stall = None;
         let is_rxm = self.rxm.is_some();
         if is_rxm {
-            self.read_deferred(who, rx, host, &mut taken)?;
+            self.read_deferred(sender, rx, host, &mut outcome)?;
         }
         loop {
-            let rest = &bytes[taken.consumed..];
-            if let Some(landing) = &mut self.body {
+            let rest = &bytes[outcome.consumed..];
+            if let Some(body) = &mut self.body {
                 let FrameBody::Message {
                     id,
-                    remaining: left,
-                    ack_due: owes,
-                } = landing
+                    remaining,
+                    ack_due,
+                } = body
                 else {
-                    if self.read_body(rest, source, &mut taken, (rx, host))? {
+                    if self.read_body(rest, source, &mut outcome, (rx, host))? {
                         continue;
                     }
-                    return Ok(taken);
+                    return Ok(outcome);
                 };
-                let count = (*left).min(rest.len());
+                let count = (*remaining).min(rest.len());
                 if count == 0 {
-                    return Ok(taken);
+                    return Ok(outcome);
                 }
                 rx.append(host, *id, &&rest[..count]);
-                *left -= count;
-                taken.consumed += count;
-                if *left == 0 {
-                    let owed = owes.take();
+                *remaining -= count;
+                outcome.consumed += count;
+                if *remaining == 0 {
+                    let due = ack_due.take();
                     self.body = None;
-                    taken.acks_due.extend(self.responses.queue_ack(owed));
+                    outcome.acks_due.extend(self.responses.queue_ack(due));
                 }
                 continue;
             }
-            let Some((frame, header)) = Frame::decode_for(rest, self.byte_order, is_rxm)? else {
-                return Ok(taken);
+            let Some((frame, header_len)) = Frame::decode_for(rest, self.byte_order, is_rxm)?
+            else {
+                return Ok(outcome);
             };
-            let found = ReceivedFrame {
+            let received = ReceivedFrame {
                 frame: &frame,
-                header_len: header,
+                header_len,
                 bytes: rest,
             };
-            let goes_on = match frame.kind {
+            let proceed = match frame.kind {
                 FrameKind::Tagged(_) if !self.has_tags => {
                     return Err(ProtocolViolation(
-                        "a tagged message, which this endpoint does not take",
+                        "tagged message to an endpoint without FI_TAGGED",
                     ));
                 }
                 FrameKind::Message | FrameKind::Tagged(_) if is_rxm => {
-                    self.read_or_defer(&found, who, rx, host, &mut taken)?
+                    self.read_or_defer(&received, sender, rx, host, &mut outcome)?
                 }
-                FrameKind::Message | FrameKind::Tagged(_) => {
-                    self.read_message(&found, frame_envelope(&frame, who)?, rx, host, &mut taken)
-                }
-                _ => self.read_one_sided(&frame, (rest, header), source, &mut taken, host)?,
+                FrameKind::Message | FrameKind::Tagged(_) => self.read_message(
+                    &received,
+                    frame_envelope(&frame, sender)?,
+                    rx,
+                    host,
+                    &mut outcome,
+                ),
+                _ => self.read_one_sided(&frame, (rest, header_len), source, &mut outcome, host)?,
             };
-            if !goes_on {
-                return Ok(taken);
+            if !proceed {
+                return Ok(outcome);
             }
         }
     }
 
-    /// A message, or its beginning. False when it has to wait.
-    #[inline(always)] // on the way of a small message
+    /// Reads a message or its beginning. Returns false when the message has to wait.
+    #[inline(always)] // hot path of short messages
     fn read_message(
         &mut self,
-        found: &ReceivedFrame<'_>,
+        received: &ReceivedFrame<'_>,
         envelope: Envelope,
         rx: &mut RxQueue,
         host: &mut dyn EngineContext,
-        taken: &mut ReadOutcome,
+        outcome: &mut ReadOutcome,
     ) -> bool {
         let len = envelope.len;
-        if let Some(message) = found
+        if let Some(message) = received
             .bytes
-            .get(found.header_len..)
+            .get(received.header_len..)
             .and_then(|rest| rest.get(..len))
         {
             match self.unexpected_policy {
@@ -273,98 +278,97 @@ impl FrameReader {
                 _ if rx.has_posted() => self.unexpected_policy = UnexpectedPolicy::Defer,
                 UnexpectedPolicy::DeferredOnce => {}
                 UnexpectedPolicy::Defer => {
-                    taken.is_deferred = true;
+                    outcome.is_deferred = true;
                     return false;
                 }
             }
             if !rx.deliver(host, envelope, &message) {
-                taken.blocked = true;
+                outcome.blocked = true;
                 return false;
             }
-            taken.consumed += found.header_len + len;
-            if let Some(owed) = found.frame.ack_due() {
-                taken.acks_due.extend(self.responses.queue_ack(Some(owed)));
+            outcome.consumed += received.header_len + len;
+            if let Some(due) = received.frame.ack_due() {
+                outcome.acks_due.extend(self.responses.queue_ack(Some(due)));
             }
         } else {
             let Some(id) = rx.begin_partial(host, envelope) else {
-                taken.blocked = true;
+                outcome.blocked = true;
                 return false;
             };
-            taken.consumed += found.header_len;
+            outcome.consumed += received.header_len;
             self.body = Some(FrameBody::Message {
                 id,
                 remaining: len,
-                ack_due: found.frame.ack_due(),
+                ack_due: received.frame.ack_due(),
             });
         }
         true
     }
 
-    /// A frame begins that is no message. False when more of it has to come first, or it has to
-    /// wait.
+    /// Reads the header of a frame that is not a message. Returns false when the frame is
+    /// incomplete or has to wait.
     #[cold]
     fn read_one_sided(
         &mut self,
         frame: &Frame,
-        (bytes, header): (&[u8], usize),
+        (bytes, header_len): (&[u8], usize),
         source: Option<FiAddr>,
-        taken: &mut ReadOutcome,
+        outcome: &mut ReadOutcome,
         host: &mut dyn EngineContext,
     ) -> Result<bool, ProtocolViolation> {
-        let rows =
-            |count| RmaIovList::decode(&bytes[..header], usize::from(count), self.byte_order);
+        let iovs =
+            |count| RmaIovList::decode(&bytes[..header_len], usize::from(count), self.byte_order);
         match frame.kind {
             FrameKind::Message | FrameKind::Tagged(_) => {}
             FrameKind::Ack => self.pending.on_ack(host)?,
             FrameKind::Read(_) | FrameKind::Atomic(_) if self.responses.is_full() => {
-                taken.responses_full = true;
+                outcome.responses_full = true;
                 return Ok(false);
             }
-            FrameKind::Read(count) => self.responses.on_read(&rows(count), host)?,
+            FrameKind::Read(count) => self.responses.on_read(&iovs(count), host)?,
             FrameKind::Write(count) => {
-                match IncomingWrite::begin(frame, &rows(count), &self.responses, host)? {
+                match IncomingWrite::begin(frame, &iovs(count), &self.responses, host)? {
                     Ok(write) => self.body = Some(FrameBody::Write(write)),
-                    Err(stuck) => {
-                        (self.stall, taken.blocked) = (Some(stuck), true);
+                    Err(stall) => {
+                        (self.stall, outcome.blocked) = (Some(stall), true);
                         return Ok(false);
                     }
                 }
             }
             FrameKind::Atomic(spec) => {
                 if frame.payload > MAX_OPERAND_BYTES {
-                    return Err(ProtocolViolation(
-                        "an atomic operation with more operands than there may be",
-                    ));
+                    return Err(ProtocolViolation("atomic operation with too many operands"));
                 }
-                let Some(operands) = bytes.get(header..header + frame.payload as usize) else {
+                let Some(operands) = bytes.get(header_len..header_len + frame.payload as usize)
+                else {
                     return Ok(false);
                 };
                 match atomics::execute_frame(
                     (frame, spec),
-                    &rows(1),
+                    &iovs(1),
                     operands,
                     source,
                     &mut self.responses,
                     host,
                 )? {
-                    WriteProgress::Done(used, owed) => {
-                        taken.consumed += used;
-                        taken.acks_due.extend(self.responses.queue_ack(owed));
+                    WriteProgress::Done(used, due) => {
+                        outcome.consumed += used;
+                        outcome.acks_due.extend(self.responses.queue_ack(due));
                     }
                     WriteProgress::More(_) => return Ok(false),
-                    WriteProgress::Stalled(.., stuck) => {
-                        (self.stall, taken.blocked) = (Some(stuck), true);
+                    WriteProgress::Stalled(.., stall) => {
+                        (self.stall, outcome.blocked) = (Some(stall), true);
                         return Ok(false);
                     }
                 }
             }
             FrameKind::ReadResponse | FrameKind::CheckedReadResponse => {
                 let is_checked = frame.kind == FrameKind::CheckedReadResponse;
-                let more = if is_checked { STATUS_LEN as u64 } else { 0 };
+                let status_len = if is_checked { STATUS_LEN as u64 } else { 0 };
                 let len = frame
                     .payload
-                    .checked_sub(more)
-                    .ok_or(ProtocolViolation("an answer without a verdict"))?;
+                    .checked_sub(status_len)
+                    .ok_or(ProtocolViolation("checked read response without a status"))?;
                 let len = self.pending.begin_read_response(len)?;
                 self.body = Some(FrameBody::ReadResponse {
                     received: 0,
@@ -372,63 +376,63 @@ impl FrameReader {
                     is_checked,
                 });
             }
-            FrameKind::Nack(ref denial) => self.pending.on_nack(**denial, host)?,
+            FrameKind::Nack(ref nack) => self.pending.on_nack(**nack, host)?,
         }
-        taken.consumed += header;
+        outcome.consumed += header_len;
         Ok(true)
     }
 
-    /// Bytes of a frame that is no message. False when more of them have to come first, or they
-    /// have to wait.
+    /// Reads the payload of a frame that is not a message. Returns false when the payload is
+    /// incomplete or has to wait.
     #[cold]
     fn read_body(
         &mut self,
         bytes: &[u8],
         source: Option<FiAddr>,
-        taken: &mut ReadOutcome,
+        outcome: &mut ReadOutcome,
         (rx, host): (&mut RxQueue, &mut dyn EngineContext),
     ) -> Result<bool, ProtocolViolation> {
         match &mut self.body {
             Some(FrameBody::Write(write)) => {
                 match write.write(bytes, source, &self.responses, host)? {
                     WriteProgress::More(used) => {
-                        taken.consumed += used;
+                        outcome.consumed += used;
                         return Ok(false);
                     }
-                    WriteProgress::Done(used, owed) => {
-                        taken.consumed += used;
-                        taken.acks_due.extend(self.responses.queue_ack(owed));
+                    WriteProgress::Done(used, due) => {
+                        outcome.consumed += used;
+                        outcome.acks_due.extend(self.responses.queue_ack(due));
                     }
-                    WriteProgress::Stalled(used, owed, stuck) => {
-                        taken.consumed += used;
-                        taken.acks_due.extend(self.responses.queue_ack(owed));
-                        (self.stall, taken.blocked) = (Some(stuck), true);
+                    WriteProgress::Stalled(used, due, stall) => {
+                        outcome.consumed += used;
+                        outcome.acks_due.extend(self.responses.queue_ack(due));
+                        (self.stall, outcome.blocked) = (Some(stall), true);
                         return Ok(false);
                     }
                 }
             }
             Some(FrameBody::ReadResponse {
-                received: have,
+                received,
                 len,
                 is_checked,
             }) => {
-                let count = bytes.len().min(*len - *have);
+                let count = bytes.len().min(*len - *received);
                 if count > 0 {
-                    let is_placed = self
-                        .pending
-                        .write_read_response(*have, &bytes[..count], host);
-                    if !is_placed
+                    let is_written =
+                        self.pending
+                            .write_read_response(*received, &bytes[..count], host);
+                    if !is_written
                         && let Some(id) = self.rxm.as_ref().and_then(|rxm| rxm.oldest_read())
                     {
                         rx.append(host, id, &&bytes[..count]);
                     }
-                    *have += count;
-                    taken.consumed += count;
+                    *received += count;
+                    outcome.consumed += count;
                 }
-                if *have < *len {
+                if *received < *len {
                     return Ok(false);
                 }
-                let mut denied = None;
+                let mut status = None;
                 if *is_checked {
                     let Some(words) = bytes.get(count..count + STATUS_LEN) else {
                         return Ok(false);
@@ -439,13 +443,13 @@ impl FrameReader {
                         .iter()
                         .map(|word| self.byte_order.decode_u64(*word));
                     let mut next = || words.next().unwrap_or_default();
-                    denied = decode_status([next(), next()]);
-                    taken.consumed += STATUS_LEN;
+                    status = decode_status([next(), next()]);
+                    outcome.consumed += STATUS_LEN;
                 }
-                if !self.pending.end_read_response(denied, host)
+                if !self.pending.end_read_response(status, host)
                     && let Some(rxm) = &mut self.rxm
                 {
-                    taken
+                    outcome
                         .rendezvous_done
                         .extend(rxm.on_read_response(*len as u64));
                 }
@@ -456,62 +460,62 @@ impl FrameReader {
         Ok(true)
     }
 
-    /// Whether a message has begun to arrive and has not ended.
+    /// Returns whether a message has begun to arrive and is incomplete.
     #[must_use]
     pub fn has_partial(&self) -> bool {
         self.body.is_some() || self.rxm.as_ref().is_some_and(|rxm| rxm.has_partial())
     }
 
-    /// The messages that have begun to arrive and will not end. What else has begun is forgotten.
+    /// Drops all partial frames; returns the messages among them, which will not be completed.
     #[must_use]
     pub fn abort(&mut self) -> Vec<PartialId> {
-        let mut begun = self.rxm.as_mut().map_or_else(Vec::new, |rxm| rxm.abort());
+        let mut partial = self.rxm.as_mut().map_or_else(Vec::new, |rxm| rxm.abort());
         if let Some(FrameBody::Message { id, .. }) = self.body.take()
-            && !begun.contains(&id)
+            && !partial.contains(&id)
         {
-            begun.push(id);
+            partial.push(id);
         }
-        begun
+        partial
     }
 
-    /// Whether what waits at the start of these bytes, of which `take` has said that it was held,
-    /// can be taken now.
+    /// Returns whether the frame at the start of `bytes`, which [`read`](Self::read) reported as
+    /// blocked, can be accepted now.
     #[must_use]
     pub fn can_resume(
         &mut self,
         bytes: &[u8],
-        who: SenderId,
+        sender: SenderId,
         rx: &RxQueue,
         host: &mut dyn EngineContext,
     ) -> bool {
         match (&self.stall, &mut self.body) {
             (Some(Stall::RegionBusy(memory)), _) => {
-                let is_there = memory.begin_access();
-                if is_there {
+                let is_accessible = memory.begin_access();
+                if is_accessible {
                     memory.end_access();
                 }
-                return is_there || !memory.is_open();
+                return is_accessible || !memory.is_open();
             }
             (Some(Stall::CqFull), Some(FrameBody::Write(write))) => {
-                return write.notify(who.1, &self.responses, host);
+                return write.notify(sender.1, &self.responses, host);
             }
             _ => {}
         }
         if self.has_deferred() {
-            return self.can_resume_deferred(who, rx);
+            return self.can_resume_deferred(sender, rx);
         }
-        self.next_envelope(bytes, who)
+        self.next_envelope(bytes, sender)
             .is_some_and(|envelope| rx.would_accept(&envelope))
     }
 }
 
-/// What the receive context is shown. It counts arrivals.
+/// Returns the envelope of a message for the receive queue, which assigns the arrival number.
 fn frame_envelope(frame: &Frame, (peer, source): SenderId) -> Result<Envelope, ProtocolViolation> {
     let Some(len) = usize::try_from(frame.payload)
         .ok()
         .filter(|len| *len <= MAX_MESSAGE)
     else {
-        return Err(ProtocolViolation("a message longer than memory"));
+        return Err(ProtocolViolation("message longer than 1 TiB"));
     };
     let tag = if let FrameKind::Tagged(tag) = frame.kind {
         Some(tag)

@@ -1,4 +1,4 @@
-//! Messages become a stream of bytes.
+//! Messages become a byte stream.
 
 use crate::buf::Payload;
 
@@ -8,37 +8,38 @@ use super::rxm::{
 };
 use super::{AckDue, ByteOrder, Frame, MAX_HEADER_LEN, RmaNack, Supported, WireRmaIov};
 
-/// An acknowledgement is a header with nothing in it.
+/// Length of an acknowledgement, in bytes: a header without payload.
 const ACK_LEN: usize = 16;
 
-/// The sending half of a connection: bytes that are on their way, and the numbers of frames.
+/// The sending half of a connection: bytes that wait to be sent, and the sequence number of frames.
 ///
-/// Short messages are collected here and leave together. Of a long one only the header passes
-/// through: its bytes follow from where they lie.
+/// Short messages are collected here and sent together. Of a long message only the header passes
+/// through; its payload is sent from its buffer.
 #[derive(Debug)]
 pub struct FrameWriter {
     byte_order: ByteOrder,
     sequence: u8,
     bytes: Vec<u8>,
-    /// How many of them have left.
+    /// How many of `bytes` have been sent.
     written: usize,
-    /// Bytes that have left since the connection began.
+    /// Bytes sent since the connection was established.
     total_written: u64,
-    /// Bytes that were taken to be sent in another way, and of which it is not known yet whether
-    /// they have left.
+    /// Bytes taken by [`take_pending`](Self::take_pending) of which it is not known yet whether
+    /// they were sent.
     taken: usize,
-    /// A frame has begun whose bytes do not pass through here: nothing may come between.
+    /// A frame is open whose payload does not pass through here: nothing may be added before it
+    /// ends.
     is_open: bool,
-    /// Owed while it was.
+    /// Acks that became due while a frame was open.
     deferred_acks: Vec<AckDue>,
-    /// Messages are packets of the other dialect.
+    /// RXM: messages are packets within frames.
     rxm: Option<RxmSender>,
-    /// What was to be told in it while a message was open.
+    /// RXM packets that were pushed while a frame was open.
     deferred_packets: Vec<RxmPacket>,
 }
 
 impl FrameWriter {
-    /// Of a connection on which integers are written like this.
+    /// Returns the writer of a connection with this byte order.
     #[must_use]
     pub fn new(byte_order: ByteOrder) -> Self {
         let (bytes, deferred_acks, deferred_packets) = (Vec::new(), Vec::new(), Vec::new());
@@ -56,7 +57,7 @@ impl FrameWriter {
         }
     }
 
-    /// The same, of a connection on which RXM is spoken.
+    /// Returns the writer of an RXM connection.
     #[must_use]
     pub fn with_rxm(order: ByteOrder, rxm: RxmSender) -> Self {
         Self {
@@ -65,20 +66,20 @@ impl FrameWriter {
         }
     }
 
-    /// What is spoken there, if it is RXM.
+    /// Returns the RXM sender, if the connection speaks RXM.
     #[must_use]
     pub fn rxm(&self) -> Option<&RxmSender> {
         self.rxm.as_ref()
     }
 
-    /// Bytes that have not left yet.
+    /// Returns the bytes that have not been sent.
     #[must_use]
     pub fn pending(&self) -> &[u8] {
         &self.bytes[self.written..]
     }
 
-    /// Bytes that wait for the peer to read: what is pending, and acknowledgements for which it is
-    /// not the moment yet.
+    /// Returns the bytes that wait for the peer to read: pending bytes and deferred acks and
+    /// packets.
     #[must_use]
     pub fn backlog(&self) -> usize {
         self.pending().len()
@@ -86,14 +87,14 @@ impl FrameWriter {
             + self.deferred_packets.len() * (ACK_LEN + PACKET_HEADER_LEN)
     }
 
-    /// So many of them have left.
+    /// Removes `count` bytes that have been sent.
     ///
     /// # Panics
-    /// When there are not as many.
+    /// When fewer bytes are pending.
     pub fn advance(&mut self, count: usize) {
         assert!(
             count <= self.pending().len(),
-            "more has left than there was"
+            "count exceeds the pending bytes"
         );
         self.written += count;
         self.total_written += count as u64;
@@ -103,22 +104,22 @@ impl FrameWriter {
         }
     }
 
-    /// Position in the stream behind the last byte that has left. Payloads of frames that are
-    /// [open](Self::open) do not count: they do not pass through here.
+    /// Returns the stream position behind the last byte sent. Payloads of [open](Self::is_open)
+    /// frames are not counted: they do not pass through here.
     #[must_use]
     pub fn written(&self) -> u64 {
         self.total_written
     }
 
-    /// Position in the stream behind the last byte that was added: what has been added so far has
-    /// left when [`written`](Self::written) has come this far.
+    /// Returns the stream position behind the last byte added: everything added so far is sent when
+    /// [`written`](Self::written) reaches it.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.total_written + (self.taken + self.pending().len()) as u64
     }
 
-    /// Takes what has not left yet, to be sent in another way. What is added from now on comes
-    /// behind it. [`put_back`](Self::put_back) tells how much of it has left.
+    /// Takes the bytes that have not been sent, to be sent by io_uring. Bytes added from now on
+    /// follow them. [`restore_pending`](Self::restore_pending) reports how many were sent.
     #[must_use]
     pub fn take_pending(&mut self) -> Vec<u8> {
         let mut bytes = std::mem::take(&mut self.bytes);
@@ -127,8 +128,8 @@ impl FrameWriter {
         bytes
     }
 
-    /// Puts bytes that were taken, and have not left, in front of those that are pending. Those
-    /// that were taken before them have left.
+    /// Puts taken bytes that were not sent in front of the pending ones. The taken bytes before
+    /// them were sent.
     pub fn restore_pending(&mut self, bytes: &[u8]) {
         let taken = std::mem::take(&mut self.taken);
         self.total_written += taken.saturating_sub(bytes.len()) as u64;
@@ -136,7 +137,7 @@ impl FrameWriter {
         self.bytes.splice(at..at, bytes.iter().copied());
     }
 
-    /// Adds a whole message. False, and nothing is added, while another one is open.
+    /// Adds a whole message. Returns false and adds nothing while a frame is open.
     #[must_use]
     pub fn push_message(
         &mut self,
@@ -151,14 +152,13 @@ impl FrameWriter {
         self.push_frame(&Frame::message(tag, data, payload.len()), &[], payload)
     }
 
-    /// Adds a packet of RXM, with this behind its prefix. False, and nothing is added, while a
-    /// frame is open.
+    /// Adds an RXM packet with this body. Returns false and adds nothing while a frame is open.
     #[must_use]
     pub fn push_packet(&mut self, packet: &RxmPacket, body: Payload<'_>) -> bool {
         self.push_packet_parts(packet, &[], body)
     }
 
-    /// The same in two parts.
+    /// Adds an RXM packet whose body is in two parts.
     fn push_packet_parts(&mut self, packet: &RxmPacket, first: &[u8], body: Payload<'_>) -> bool {
         if self.is_open {
             return false;
@@ -169,65 +169,65 @@ impl FrameWriter {
         );
         self.bytes.extend_from_slice(&packet.encode());
         self.bytes.extend_from_slice(first);
-        body.for_each(|_, piece| self.bytes.extend_from_slice(piece));
+        body.for_each(|_, part| self.bytes.extend_from_slice(part));
         true
     }
 
-    /// Offers a message that lies there, and is named like its key. False, and nothing is added,
-    /// while a frame is open, or where RXM is not spoken.
+    /// Adds the RXM rendezvous packet of a message that the peer may read at `iov`, whose key is
+    /// the id of the message. Returns false and adds nothing while a frame is open, or without RXM.
     #[must_use]
     pub fn push_rendezvous(
         &mut self,
-        row: WireRmaIov,
+        iov: WireRmaIov,
         tag: Option<u64>,
         data: Option<u64>,
     ) -> bool {
-        let Some(packet) = self.rxm.as_ref().map(|rxm| rxm.rendezvous(row, tag, data)) else {
+        let Some(packet) = self.rxm.as_ref().map(|rxm| rxm.rendezvous(iov, tag, data)) else {
             return false;
         };
-        self.push_packet(&packet, Payload::Contiguous(&encode_offer(row)))
+        self.push_packet(&packet, Payload::Contiguous(&encode_offer(iov)))
     }
 
-    /// Asks for an atomic operation on so many values in this place. False, and nothing is added,
-    /// while a frame is open, or where RXM is not spoken.
+    /// Adds an RXM atomic operation on this remote range. Returns false and adds nothing while a
+    /// frame is open, or without RXM.
     #[must_use]
     pub fn push_atomic(
         &mut self,
-        (number, atomic): (u64, AtomicHeader),
-        place: WireRmaIov,
+        (id, atomic): (u64, AtomicHeader),
+        iov: WireRmaIov,
         operands: Payload<'_>,
     ) -> bool {
         let packet = self
             .rxm
             .as_ref()
-            .map(|rxm| rxm.atomic(number, atomic, operands.len()));
-        packet
-            .is_some_and(|packet| self.push_packet_parts(&packet, &encode_rma_iov(place), operands))
+            .map(|rxm| rxm.atomic(id, atomic, operands.len()));
+        packet.is_some_and(|packet| self.push_packet_parts(&packet, &encode_rma_iov(iov), operands))
     }
 
-    /// Says what has come of an atomic operation, between two frames.
+    /// Adds the response to an RXM atomic operation, between two frames.
     pub(super) fn push_atomic_response(
         &mut self,
-        (number, atomic): (u64, AtomicHeader),
+        (id, atomic): (u64, AtomicHeader),
         status: AtomicStatus,
         fetched: &[u8],
     ) {
         let Some(packet) = self
             .rxm
             .as_ref()
-            .map(|rxm| rxm.atomic_response(number, atomic, fetched.len()))
+            .map(|rxm| rxm.atomic_response(id, atomic, fetched.len()))
         else {
             return;
         };
-        let is_said = self.push_packet_parts(
+        let is_pushed = self.push_packet_parts(
             &packet,
             &status.encode(fetched.len()),
             Payload::Contiguous(fetched),
         );
-        debug_assert!(is_said, "nothing is open");
+        debug_assert!(is_pushed, "no frame may be open");
     }
 
-    /// Tells the peer that its message of this number has been read, between two frames.
+    /// Reports to the peer that its rendezvous message with this id has been read; deferred while a
+    /// frame is open.
     pub fn push_rendezvous_done(&mut self, message: u64) {
         let Some(packet) = self.rxm.as_ref().map(|rxm| rxm.rendezvous_done(message)) else {
             return;
@@ -237,74 +237,75 @@ impl FrameWriter {
         }
     }
 
-    /// Adds a whole frame, with the places that it names. False, and nothing is added, while
-    /// another one is open.
+    /// Adds a whole frame with its remote ranges. Returns false and adds nothing while another
+    /// frame is open.
     #[must_use]
     #[inline]
-    pub fn push_frame(&mut self, frame: &Frame, rows: &[WireRmaIov], payload: Payload<'_>) -> bool {
+    pub fn push_frame(&mut self, frame: &Frame, iovs: &[WireRmaIov], payload: Payload<'_>) -> bool {
         if self.is_open {
             return false;
         }
-        self.push_header(frame, rows);
-        payload.for_each(|_, piece| self.bytes.extend_from_slice(piece));
+        self.push_header(frame, iovs);
+        payload.for_each(|_, part| self.bytes.extend_from_slice(part));
         true
     }
 
-    /// Begins a frame whose bytes are sent from where they lie, after what is pending. False, and
-    /// nothing has begun, while another one is open.
+    /// Begins a frame whose payload is sent from its buffer, after the pending bytes. Returns false
+    /// and begins nothing while another frame is open.
     #[must_use]
-    pub fn begin_frame(&mut self, frame: &Frame, rows: &[WireRmaIov]) -> bool {
+    pub fn begin_frame(&mut self, frame: &Frame, iovs: &[WireRmaIov]) -> bool {
         if self.is_open {
             return false;
         }
-        self.push_header(frame, rows);
+        self.push_header(frame, iovs);
         self.is_open = true;
         true
     }
 
-    /// All bytes of the message that was opened have left.
+    /// Ends the open frame, all of whose payload has been sent, and adds the deferred acks and
+    /// packets.
     pub fn end_frame(&mut self) {
         self.is_open = false;
-        for owed in std::mem::take(&mut self.deferred_acks) {
-            self.push_header(&Frame::ack(owed), &[]);
+        for due in std::mem::take(&mut self.deferred_acks) {
+            self.push_header(&Frame::ack(due), &[]);
         }
         for packet in std::mem::take(&mut self.deferred_packets) {
             let _ = self.push_packet(&packet, Payload::Contiguous(&[]));
         }
     }
 
-    /// Whether a message has begun and not ended.
+    /// Returns whether a frame has begun and not ended.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.is_open
     }
 
-    /// Acknowledges what has arrived, between two messages.
-    pub fn push_ack(&mut self, owed: AckDue) {
+    /// Adds an acknowledgement; deferred while a frame is open.
+    pub fn push_ack(&mut self, due: AckDue) {
         if self.is_open {
-            self.deferred_acks.push(owed);
+            self.deferred_acks.push(due);
         } else {
-            self.push_header(&Frame::ack(owed), &[]);
+            self.push_header(&Frame::ack(due), &[]);
         }
     }
 
-    /// Begins an answer to a question, whose bytes pass through here; to a peer that `checks` it a
-    /// verdict follows them.
+    /// Begins a read response whose bytes pass through here; if `checks`, a status follows the
+    /// bytes.
     pub(super) fn begin_read_response(&mut self, checks: bool, len: u64) {
         self.push_header(&Frame::read_response(checks, len), &[]);
         self.is_open = true;
     }
 
-    /// Bytes of the answer.
+    /// Adds bytes of the read response.
     pub(super) fn extend_read_response(&mut self, bytes: Payload<'_>) {
-        bytes.for_each(|_, piece| self.bytes.extend_from_slice(piece));
+        bytes.for_each(|_, part| self.bytes.extend_from_slice(part));
     }
 
-    /// So many bytes of the answer, which are put there; zeros otherwise.
-    pub(super) fn fill_read_response(&mut self, count: usize, put: impl FnOnce(&mut [u8])) {
+    /// Adds `count` zero bytes to the read response and has `fill` overwrite them.
+    pub(super) fn fill_read_response(&mut self, count: usize, fill: impl FnOnce(&mut [u8])) {
         let at = self.bytes.len();
         self.bytes.resize(at + count, 0);
-        put(&mut self.bytes[at..]);
+        fill(&mut self.bytes[at..]);
     }
 
     pub(super) fn push_status(&mut self, words: [u64; 2]) {
@@ -314,17 +315,17 @@ impl FrameWriter {
         }
     }
 
-    /// All bytes of the answer are here.
+    /// Ends the read response.
     pub(super) fn end_read_response(&mut self) {
         self.end_frame();
     }
 
-    /// Refuses a question, between two frames.
-    pub(super) fn push_nack(&mut self, denial: RmaNack) {
-        self.push_header(&Frame::nack(denial), &[]);
+    /// Adds the nack of a read request, between two frames.
+    pub(super) fn push_nack(&mut self, nack: RmaNack) {
+        self.push_header(&Frame::nack(nack), &[]);
     }
 
-    /// Nothing of this leaves any more.
+    /// Discards all bytes that have not been sent.
     pub fn clear(&mut self) {
         *self = Self {
             rxm: self.rxm.take(),
@@ -333,10 +334,10 @@ impl FrameWriter {
         };
     }
 
-    #[inline(always)] // on the way of a small message
-    fn push_header(&mut self, frame: &Frame, rows: &[WireRmaIov]) {
+    #[inline(always)] // hot path of short messages
+    fn push_header(&mut self, frame: &Frame, iovs: &[WireRmaIov]) {
         let mut header = [0; MAX_HEADER_LEN];
-        let len = frame.encode(rows, self.byte_order, self.sequence, &mut header);
+        let len = frame.encode(iovs, self.byte_order, self.sequence, &mut header);
         self.sequence = self.sequence.wrapping_add(1);
         self.bytes.extend_from_slice(&header[..len]);
     }

@@ -1,22 +1,22 @@
-//! What libfabric's tcp provider speaks, without sockets: codecs and the logic of a connection.
+//! libfabric's tcp protocols without sockets: codecs and the state machine of a connection.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `order` | in which order the peer writes its integers |
-//! | `control` | how a connection begins: request, acceptance, refusal |
-//! | `mark` | what a peer is known to take, and how connected endpoints say it |
-//! | `native` | what endpoints without connections of their own say in it, and who may keep a connection |
-//! | `dialect` | which of two dialects they speak |
-//! | `frame`, `rows` | the header of everything that follows; the places that one-sided operations name |
-//! | `inbox` | a stream of bytes becomes messages; those of the other dialect, and where they wait |
-//! | `outbox` | messages become a stream of bytes |
-//! | `asked` | what this side has asked of the peer, and has not heard of |
-//! | `serving`, `writes`, `atomics` | what the peer does to memory of this side: answers to its reads; its writes as they arrive; its atomic operations |
-//! | `offers` | messages of this side that the peer may read where they lie |
-//! | `rxm` | the other dialect |
+//! | `byte_order` | byte order of a connection's integers |
+//! | `cm` | connection management messages: request, acceptance, rejection |
+//! | `vendor_extension` | capabilities of the peer, and how they are negotiated |
+//! | `native` | private data of `FI_EP_RDM` endpoints, and simultaneous connects |
+//! | `protocol` | native protocol or RXM |
+//! | `frame`, `rma_iov` | header of a frame; its remote ranges |
+//! | `frame_reader` | a byte stream becomes messages; deferred frames |
+//! | `frame_writer` | messages become a byte stream |
+//! | `pending` | requests of this side without a response |
+//! | `responder`, `writes`, `atomics` | accesses of the peer to memory of this side |
+//! | `rendezvous` | messages of this side that the peer reads from their buffers |
+//! | `rxm` | the RXM protocol |
 //!
-//! Control version 3 and data version 3: in use since libfabric 1.8, and between endpoints of both
-//! ages.
+//! Control version 3 and data version 3: in use since libfabric 1.8, between endpoints of old and
+//! new versions.
 
 mod atomics;
 mod byte_order;
@@ -47,6 +47,6 @@ pub use responder::{ResponseQueue, ResponseStatus};
 pub use rma_iov::{MAX_RMA_IOV, RmaIovList, WireRmaIov};
 pub use vendor_extension::{PeerCaps, Supported, VendorExtension};
 
-/// The peer said what it must not: why its connection ends.
+/// Violation of the protocol by the peer; the text says which. It ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProtocolViolation(pub &'static str);

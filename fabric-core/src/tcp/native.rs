@@ -1,42 +1,45 @@
-//! Endpoints that connect on demand: what they say of themselves, and which connection stays when
-//! both dial at once.
+//! Private data of endpoints that connect on demand, and which connection stays when both connect
+//! at once.
+//!
+//! An RXM request takes precedence over a native request, whichever address is greater: a peer that
+//! asks in RXM may support nothing else, and rejects the native request that crosses its own
+//! anyway.
 
 use std::cmp::Ordering;
 use std::net::{IpAddr, SocketAddr};
 
 use super::{ConnectRequest, WireProtocol};
 
-/// What an endpoint says of itself in the private data of a request, and its peer in the
-/// acceptance.
+/// Private data of a native request or acceptance of an `FI_EP_RDM` endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RdmCmData {
-    /// The highest version of the protocol, or the one that was chosen.
+    /// Highest protocol version of the initiator, or the version that the acceptor has chosen.
     pub version: u8,
-    /// Bit 0: behind a firewall. The others mean nothing to libfabric, which gives none of them
-    /// back, or, before it knew any, those it was asked with: so peers of this library know each
-    /// other by one number in the request and another one in the answer.
+    /// Feature bits. Bit 0: behind a firewall. libfabric ignores the others; it returns none of
+    /// them, or, in versions that knew no features, those of the request. So peers of this library
+    /// recognise each other by different values in request and acceptance.
     pub features: u8,
-    /// Where the asking side listens.
+    /// Port on which the initiator listens.
     pub port: u16,
-    /// Another number when the endpoint is started again; never 0.
+    /// Instance of the endpoint: differs after a restart; never 0.
     pub instance: u32,
 }
 
-/// The version without a rendezvous, which every peer speaks.
+/// The version without rendezvous frames, which every peer supports.
 const VERSION_NO_RENDEZVOUS: u8 = 0;
-/// What newer peers add to a version that they have chosen.
+/// Bit that newer peers add to the version that they have chosen.
 const VERSION_CHOSEN: u8 = 0x80;
 
 const FIREWALLED: u8 = 1;
-/// Among the features of a request, and of its acceptance, of this library.
+/// Features of a request, and of an acceptance, of this library.
 const EXTENSION_REQUEST: u8 = 0xa4;
 const EXTENSION_ACCEPT: u8 = 0x58;
 
 impl RdmCmData {
-    /// How many bytes it is.
+    /// Length of the private data, in bytes.
     pub const LEN: usize = 8;
 
-    /// What an endpoint asks with.
+    /// Returns the private data of a request.
     #[must_use]
     pub fn new(port: u16, instance: u32) -> Self {
         Self {
@@ -47,7 +50,7 @@ impl RdmCmData {
         }
     }
 
-    /// The bytes.
+    /// Encodes the private data.
     #[must_use]
     pub fn encode(self) -> [u8; Self::LEN] {
         let [p0, p1] = self.port.to_be_bytes();
@@ -55,7 +58,7 @@ impl RdmCmData {
         [self.version, self.features, p0, p1, i0, i1, i2, i3]
     }
 
-    /// What these bytes say; `None` when they are of another length.
+    /// Decodes private data; `None` when they have another length.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let [version, features, p0, p1, i0, i1, i2, i3] = *bytes.as_array()?;
@@ -68,7 +71,8 @@ impl RdmCmData {
         })
     }
 
-    /// The answer to a request with this: the plain version, said as the asking side expects it.
+    /// Returns the private data of the acceptance of this request: the version without rendezvous,
+    /// encoded as the initiator expects it.
     #[must_use]
     pub fn acceptance(self, instance: u32) -> Self {
         let version = if self.version == VERSION_NO_RENDEZVOUS {
@@ -76,73 +80,73 @@ impl RdmCmData {
         } else {
             VERSION_NO_RENDEZVOUS | VERSION_CHOSEN
         };
-        let kin = if self.requests_extension() {
+        let extension = if self.requests_extension() {
             EXTENSION_ACCEPT
         } else {
             0
         };
         Self {
             version,
-            features: self.features & FIREWALLED | kin,
+            features: self.features & FIREWALLED | extension,
             port: self.port,
             instance,
         }
     }
 
-    /// Whether who asks with this is of this library, and of an age to understand what only that
-    /// says.
+    /// Returns whether the initiator is of this library, in a version with the vendor extension.
     #[must_use]
     pub fn requests_extension(self) -> bool {
         self.features & !FIREWALLED == EXTENSION_REQUEST
     }
 
-    /// Whether who accepts with this is.
+    /// Returns whether the acceptor is of this library, in a version with the vendor extension.
     #[must_use]
     pub fn accepts_extension(self) -> bool {
         self.features & !FIREWALLED == EXTENSION_ACCEPT
     }
 }
 
-/// What this side has of a connection with a peer that asks for one.
+/// State of this side's connection to a peer from which a request has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExistingConnection {
-    /// Nothing.
+    /// No connection.
     None,
-    /// It has asked too, in this dialect, and has no answer yet.
+    /// This side has sent a request in this protocol and has no reply yet.
     Connecting(WireProtocol),
-    /// A connection with this instance of the peer; `None` while that is not known.
+    /// A connection to this instance of the peer; `None` while the instance is not known.
     Connected(Option<u32>),
 }
 
-/// What becomes of a request.
+/// Decision on a connection request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resolution {
-    /// It is accepted.
+    /// The request is accepted.
     Accept,
-    /// It is accepted, and what this side has of a connection is given up.
+    /// The request is accepted and replaces the connection of this side.
     Replace,
-    /// It is accepted beside what this side has: an endpoint that talks with itself.
+    /// The request is accepted next to the connection of this side: the endpoint connects to
+    /// itself.
     AcceptLoopback,
-    /// It is refused.
+    /// The request is rejected.
     Reject,
 }
 
-/// What becomes of a request from this peer. When both ask at once the connection stays that the
-/// greater address has asked for; a peer that was started again replaces what there was before.
-/// When both ask in different dialects the one in RXM stays, whose asking side may not understand
-/// the other.
+/// Decides on a connection request from this peer. When both sides connect at once, the connection
+/// requested by the greater address stays. A restarted peer replaces its old connection. When the
+/// requests use different protocols, the RXM request wins, because its initiator may not support
+/// the native protocol.
 #[must_use]
 pub fn resolve_simultaneous_connect(
     ours: SocketAddr,
     theirs: SocketAddr,
-    question: &ConnectRequest,
-    rivals: ExistingConnection,
+    request: &ConnectRequest,
+    existing: ExistingConnection,
 ) -> Resolution {
-    match (rivals, wire_order(theirs).cmp(&wire_order(ours))) {
+    match (existing, wire_order(theirs).cmp(&wire_order(ours))) {
         (ExistingConnection::None, _) => Resolution::Accept,
         (_, Ordering::Equal) => Resolution::AcceptLoopback,
-        (ExistingConnection::Connecting(asked), _) if asked != question.protocol() => {
-            match question.protocol() {
+        (ExistingConnection::Connecting(protocol), _) if protocol != request.protocol() => {
+            match request.protocol() {
                 WireProtocol::Rxm => Resolution::Replace,
                 WireProtocol::Native => Resolution::Reject,
             }
@@ -150,19 +154,19 @@ pub fn resolve_simultaneous_connect(
         (ExistingConnection::Connecting(_), Ordering::Less) => Resolution::Reject,
         (ExistingConnection::Connecting(_), Ordering::Greater) => Resolution::Replace,
         (ExistingConnection::Connected(None), _) => Resolution::Reject,
-        (ExistingConnection::Connected(Some(known)), _) if known == question.instance() => {
+        (ExistingConnection::Connected(Some(known)), _) if known == request.instance() => {
             Resolution::Reject
         }
         (ExistingConnection::Connected(Some(_)), _) => Resolution::Replace,
     }
 }
 
-/// Addresses are compared as they are written on the wire: the bytes of the address, then those of
+/// Returns the key by which addresses are compared: the bytes of the address in wire order, then
 /// the port.
-fn wire_order(at: SocketAddr) -> (Vec<u8>, u16) {
-    let bytes = match at.ip() {
+fn wire_order(addr: SocketAddr) -> (Vec<u8>, u16) {
+    let bytes = match addr.ip() {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),
     };
-    (bytes, at.port())
+    (bytes, addr.port())
 }

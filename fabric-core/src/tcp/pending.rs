@@ -1,7 +1,8 @@
-//! What this side has asked of a peer and has not heard of.
+//! Requests of this side that have no response yet.
 //!
-//! Answers carry no name: they come in the order of the questions, and so do acknowledgements.
-//! Responses to atomic operations, where RXM is spoken, bear the number of what they respond to.
+//! Read responses and acks carry no id. Each kind arrives in the order of its requests and has a
+//! queue of its own. Responses to RXM atomics carry the id of their request. With RXM the reads of
+//! rendezvous messages and those of programs share one queue, which knows the kind of each.
 
 use std::collections::VecDeque;
 
@@ -13,63 +14,63 @@ use crate::transport::{EngineContext, OpKey, TxOp};
 use super::rxm::AtomicStatus;
 use super::{ProtocolViolation, RmaNack};
 
-/// What a connection waits for.
+/// The requests for which a connection awaits responses.
 #[derive(Debug, Default)]
 pub struct PendingRequests {
     acks: VecDeque<PendingOp>,
     reads: VecDeque<PendingRead>,
-    /// In the order of their numbers.
+    /// In the order of their ids.
     atomics: VecDeque<(u64, PendingOp)>,
-    next_number: u64,
-    /// The bytes of a frame that asks for an acknowledgement are on their way.
+    next_id: u64,
+    /// The payload of a frame that requests an ack is being sent.
     is_sending: bool,
-    /// It was answered before this side has heard that they have left.
+    /// Status of an ack that arrived before the engine learned that the payload was sent.
     early_ack: Option<RemoteStatus>,
 }
 
-/// Nothing was wrong, or the place that was, and why.
+/// `None` for success, or the index of the remote range that failed and the reason.
 type RemoteStatus = Option<(u8, AccessError)>;
 
-/// Whose an answer is.
+/// Owner of the next read response.
 #[derive(Debug)]
 enum PendingRead {
-    /// That of an operation.
+    /// An operation of the program.
     Op(PendingOp),
-    /// So many bytes of a message that was offered.
+    /// A read of this number of bytes of a rendezvous message.
     Rendezvous(usize),
 }
 
 #[derive(Debug)]
 struct PendingOp {
-    /// Nothing when it was given up: the peer answers all the same.
+    /// `None` after the operation was canceled: the peer responds nevertheless.
     op: Option<OpKey>,
     spec: TxOp,
     len: usize,
 }
 
 impl PendingRequests {
-    /// The bytes of a frame that is acknowledged are sent from where they lie, from now until the
-    /// acknowledgement is expected.
+    /// Notes that the payload of a frame that requests an ack is being sent from its buffer, until
+    /// [`expect_ack`](Self::expect_ack).
     pub fn begin_acked_send(&mut self) {
         self.is_sending = true;
     }
 
-    /// A frame has left, or will, that is acknowledged: then this operation ends.
+    /// Adds an operation that completes with the ack of a frame that has been sent or queued.
     pub fn expect_ack(&mut self, op: OpKey, spec: TxOp, len: usize, host: &mut dyn EngineContext) {
         self.is_sending = false;
-        let waiting = PendingOp {
+        let pending = PendingOp {
             op: Some(op),
             spec,
             len,
         };
         match self.early_ack.take() {
-            Some(verdict) => waiting.complete(host, verdict),
-            None => self.acks.push_back(waiting),
+            Some(status) => pending.complete(host, status),
+            None => self.acks.push_back(pending),
         }
     }
 
-    /// A question has left, or will, for so many bytes, which are to be placed in the buffer of
-    /// this operation.
+    /// Adds a read request of `len` bytes that has been sent or queued. The response is written to
+    /// the buffer of the operation.
     pub fn expect_read_response(&mut self, op: OpKey, spec: TxOp, len: usize) {
         self.reads.push_back(PendingRead::Op(PendingOp {
             op: Some(op),
@@ -78,41 +79,41 @@ impl PendingRequests {
         }));
     }
 
-    /// A question has left, or will, for so many bytes of a message that is being fetched.
+    /// Adds a read request for `len` bytes of a rendezvous message that has been sent or queued.
     pub fn expect_rendezvous_read(&mut self, len: usize) {
         self.reads.push_back(PendingRead::Rendezvous(len));
     }
 
-    /// A packet leaves, or will, that asks for an atomic operation on so many bytes: the number
-    /// that it must bear. What is fetched is to be placed in the buffer of this operation.
+    /// Adds an RXM atomic operation on `len` bytes and returns the id for its packet. Fetched
+    /// values are written to the buffer of the operation.
     #[must_use]
     pub fn expect_atomic_response(&mut self, op: OpKey, spec: TxOp, len: usize) -> u64 {
-        let number = self.next_number;
-        self.next_number += 1;
+        let id = self.next_id;
+        self.next_id += 1;
         self.atomics.push_back((
-            number,
+            id,
             PendingOp {
                 op: Some(op),
                 spec,
                 len,
             },
         ));
-        number
+        id
     }
 
-    /// Whether responses to atomic operations are waited for.
+    /// Returns whether responses to RXM atomic operations are outstanding.
     #[must_use]
     pub fn has_atomics(&self) -> bool {
         !self.atomics.is_empty()
     }
 
-    /// Whether there is nothing to wait for.
+    /// Returns whether no response is outstanding.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.acks.is_empty() && self.reads.is_empty() && self.atomics.is_empty()
     }
 
-    /// Nothing of it will be heard of.
+    /// Fails all operations and drops their slots: no response will arrive.
     pub fn fail(&mut self, host: &mut dyn EngineContext, error: &Error) {
         self.fail_ops_keep_slots(host, error);
         self.acks.clear();
@@ -120,20 +121,20 @@ impl PendingRequests {
         self.atomics.clear();
     }
 
-    /// All operations end with this error. What the peer still says to them is waited for, and
-    /// means nothing.
+    /// Fails all operations with this error and keeps their slots: the peer's responses are still
+    /// expected and are discarded.
     pub fn fail_ops_keep_slots(&mut self, host: &mut dyn EngineContext, error: &Error) {
-        let answers = self.reads.iter_mut().filter_map(|answer| match answer {
-            PendingRead::Op(waiting) => Some(waiting),
+        let reads = self.reads.iter_mut().filter_map(|read| match read {
+            PendingRead::Op(pending) => Some(pending),
             PendingRead::Rendezvous(_) => None,
         });
-        let atomics = self.atomics.iter_mut().map(|(_, waiting)| waiting);
+        let atomics = self.atomics.iter_mut().map(|(_, pending)| pending);
         for op in self
             .acks
             .iter_mut()
-            .chain(answers)
+            .chain(reads)
             .chain(atomics)
-            .filter_map(|waiting| waiting.op.take())
+            .filter_map(|pending| pending.op.take())
         {
             host.complete(op, Outcome::failed(error.clone()));
         }
@@ -145,93 +146,97 @@ impl PendingRequests {
 
     pub(super) fn on_nack(
         &mut self,
-        denial: RmaNack,
+        nack: RmaNack,
         host: &mut dyn EngineContext,
     ) -> Result<(), ProtocolViolation> {
-        let verdict = Some((denial.iov_index, denial.error));
-        if !denial.is_read {
-            return self.complete_ack(verdict, host);
+        let status = Some((nack.iov_index, nack.error));
+        if !nack.is_read {
+            return self.complete_ack(status, host);
         }
         match self.reads.pop_front() {
-            Some(PendingRead::Op(waiting)) => waiting.complete(host, verdict),
+            Some(PendingRead::Op(pending)) => pending.complete(host, status),
             Some(PendingRead::Rendezvous(_)) => {
-                return Err(ProtocolViolation("a refusal of what was offered"));
+                return Err(ProtocolViolation("nack of a read of a rendezvous message"));
             }
-            None => return Err(ProtocolViolation("a refusal of nothing")),
+            None => return Err(ProtocolViolation("unsolicited nack")),
         }
         Ok(())
     }
 
-    /// What has come of the atomic operation of this number.
+    /// Completes the atomic operation with this id.
     pub(super) fn on_atomic_response(
         &mut self,
-        number: u64,
+        id: u64,
         (status, fetched): (AtomicStatus, &[u8]),
         host: &mut dyn EngineContext,
     ) -> Result<(), ProtocolViolation> {
-        let at = self.atomics.iter().position(|(asked, _)| *asked == number);
-        let (_, waiting) = at
+        let at = self
+            .atomics
+            .iter()
+            .position(|(pending_id, _)| *pending_id == id);
+        let (_, pending) = at
             .and_then(|at| self.atomics.remove(at))
-            .ok_or(ProtocolViolation("a response to no atomic operation"))?;
-        let fetches = if waiting.spec.kind == OpKind::FetchAtomic {
-            waiting.len
+            .ok_or(ProtocolViolation(
+                "unsolicited response to an atomic operation",
+            ))?;
+        let fetch_len = if pending.spec.kind == OpKind::FetchAtomic {
+            pending.len
         } else {
             0
         };
-        let Some(place) = waiting
+        let Some(remote) = pending
             .spec
             .remote
             .filter(|_| status != AtomicStatus::SUCCESS)
         else {
-            if fetched.len() != fetches {
-                waiting.fail(host, Error::Canceled);
+            if fetched.len() != fetch_len {
+                pending.fail(host, Error::Canceled);
                 return Err(ProtocolViolation(
-                    "a response of another length than was asked for",
+                    "response to an atomic operation has the wrong length",
                 ));
             }
-            if let Some(op) = waiting.op.filter(|_| fetches > 0) {
-                host.write_at(op, 0, &fetched, 0, fetches);
+            if let Some(op) = pending.op.filter(|_| fetch_len > 0) {
+                host.write_at(op, 0, &fetched, 0, fetch_len);
             }
-            waiting.complete(host, None);
+            pending.complete(host, None);
             return Ok(());
         };
-        waiting.fail(host, status.to_error(&place));
+        pending.fail(host, status.to_error(&remote));
         Ok(())
     }
 
     fn complete_ack(
         &mut self,
-        verdict: RemoteStatus,
+        status: RemoteStatus,
         host: &mut dyn EngineContext,
     ) -> Result<(), ProtocolViolation> {
         match self.acks.pop_front() {
-            Some(waiting) => waiting.complete(host, verdict),
-            None if self.is_sending && self.early_ack.is_none() => self.early_ack = Some(verdict),
-            None => return Err(ProtocolViolation("an acknowledgement of nothing")),
+            Some(pending) => pending.complete(host, status),
+            None if self.is_sending && self.early_ack.is_none() => self.early_ack = Some(status),
+            None => return Err(ProtocolViolation("unsolicited acknowledgement")),
         }
         Ok(())
     }
 
-    /// An answer of so many bytes begins.
+    /// Checks the header of a read response of `len` bytes against the oldest read request; returns
+    /// the length.
     pub(super) fn begin_read_response(&self, len: u64) -> Result<usize, ProtocolViolation> {
         let first = self
             .reads
             .front()
-            .ok_or(ProtocolViolation("an answer to no question"))?;
-        let asked = match first {
-            PendingRead::Op(waiting) => waiting.len,
+            .ok_or(ProtocolViolation("unsolicited read response"))?;
+        let expected = match first {
+            PendingRead::Op(pending) => pending.len,
             PendingRead::Rendezvous(len) => *len,
         };
-        if asked as u64 != len {
-            return Err(ProtocolViolation(
-                "an answer of another length than was asked for",
-            ));
+        if expected as u64 != len {
+            return Err(ProtocolViolation("read response has the wrong length"));
         }
-        Ok(asked)
+        Ok(expected)
     }
 
-    /// Bytes of the answer that has begun, from position `at` on. False when they are those of a
-    /// message.
+    /// Writes bytes of the current read response, from offset `at` on, to the buffer of its
+    /// operation. Returns false when they belong to a rendezvous message.
     pub(super) fn write_read_response(
         &self,
         at: usize,
@@ -247,14 +252,15 @@ impl PendingRequests {
         true
     }
 
-    /// The answer is there, or is no good. False when it is part of a message.
+    /// Completes the current read response with this status. Returns false when it belongs to a
+    /// rendezvous message.
     pub(super) fn end_read_response(
         &mut self,
-        verdict: RemoteStatus,
+        status: RemoteStatus,
         host: &mut dyn EngineContext,
     ) -> bool {
         match self.reads.pop_front() {
-            Some(PendingRead::Op(waiting)) => waiting.complete(host, verdict),
+            Some(PendingRead::Op(pending)) => pending.complete(host, status),
             Some(PendingRead::Rendezvous(_)) => return false,
             None => {}
         }
@@ -269,7 +275,7 @@ impl PendingOp {
         }
     }
 
-    fn complete(self, host: &mut dyn EngineContext, denied: RemoteStatus) {
+    fn complete(self, host: &mut dyn EngineContext, status: RemoteStatus) {
         let Self {
             op: Some(op),
             spec,
@@ -278,14 +284,14 @@ impl PendingOp {
         else {
             return;
         };
-        let outcome = match denied {
+        let outcome = match status {
             None => Outcome::ok(Transfer::sent(len, spec.tag)),
-            Some((row, why)) => {
-                let places = spec
-                    .rma_iov_id
-                    .map_or(&[][..], |spread| host.rma_iovs(spread));
-                let place = places.get(usize::from(row)).copied().or(spec.remote);
-                let error = place.map_or(Error::Canceled, |place| why.to_error(&place, place.len));
+            Some((index, error)) => {
+                let iovs = spec.rma_iov_id.map_or(&[][..], |id| host.rma_iovs(id));
+                let remote = iovs.get(usize::from(index)).copied().or(spec.remote);
+                let error = remote.map_or(Error::Canceled, |remote| {
+                    error.to_error(&remote, remote.len)
+                });
                 Outcome::failed(error)
             }
         };

@@ -1,70 +1,69 @@
-//! Two dialects are spoken by endpoints that connect on demand, and the beginning of a connection
-//! tells them apart.
+//! The protocol of a connection: native or RXM.
 //!
-//! Who is asked knows by the length of the private data. Who asks does not know whom it asks: it
-//! asks in the native dialect first. Who speaks only RXM refuses that in two bytes, and is asked
-//! again. The other way round would not do: native endpoints take a request in RXM for one of their
-//! own.
+//! The acceptor recognises it by the length of the private data. The initiator does not know the
+//! peer: it sends a native request first. A peer that speaks only RXM rejects it in two bytes and
+//! is asked again in RXM. The reverse order would fail: native endpoints take an RXM request for a
+//! native one.
 
 use super::rxm::{RxmAccept, RxmConnect, RxmReject};
 use super::{CmKind, CmMessage, PeerCaps, ProtocolViolation, RdmCmData, VendorExtension};
 
-/// What is spoken over a connection.
+/// Protocol of the messages on a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WireProtocol {
-    /// That of the provider itself: messages are frames.
+    /// The protocol of libfabric's tcp provider: messages are frames.
     #[default]
     Native,
-    /// That of `tcp;ofi_rxm`: messages are packets within frames.
+    /// The protocol of `tcp;ofi_rxm`: messages are packets within frames.
     Rxm,
 }
 
-/// What an endpoint asks for a connection with.
+/// Connection request of an `FI_EP_RDM` endpoint: its private data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectRequest {
-    /// In the native dialect.
+    /// A request in the native protocol.
     Native(RdmCmData),
-    /// In RXM.
+    /// A request in RXM.
     Rxm(RxmConnect),
 }
 
-/// What both sides know when a connection has begun.
+/// Parameters of an established connection, known to both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Negotiated {
     /// Messages are frames.
     Native {
-        /// What the peer takes.
+        /// Capabilities of the peer.
         peer_caps: PeerCaps,
     },
-    /// Messages are packets, which quote numbers.
+    /// Messages are packets, which carry connection ids.
     Rxm {
-        /// What the peer takes beyond what RXM has.
+        /// Capabilities of the peer beyond those of RXM.
         peer_caps: PeerCaps,
-        /// What the peer quotes.
+        /// Connection id that the peer puts into its packets.
         local_connection: u32,
-        /// What the peer wants to be quoted.
+        /// Connection id that the peer expects in packets sent to it.
         remote_connection: u32,
     },
 }
 
-/// What becomes of a question.
+/// Outcome of a connection request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectReply {
-    /// There is a connection with this instance of the peer, if it has said which.
+    /// The connection is established, with this instance of the peer if the peer sent it.
     Accepted(Negotiated, Option<u32>),
-    /// Another connection stands in the way.
+    /// The peer rejected the request in favour of another connection between both endpoints.
     AlreadyConnected,
-    /// It is to be asked in the other dialect.
+    /// The peer does not speak the protocol of the request: it is to be asked again in this one.
     RetryWith(WireProtocol),
-    /// There is no connection, and that is all.
+    /// The peer rejected the request.
     Rejected,
 }
 
 impl ConnectRequest {
-    /// A question in this dialect, of an endpoint that listens at this port.
+    /// Returns a request in this protocol, of an endpoint that listens on `port`.
     #[must_use]
-    pub fn new(dialect: WireProtocol, port: u16, instance: u32, connection: u32) -> Self {
-        match dialect {
+    pub fn new(protocol: WireProtocol, port: u16, instance: u32, connection: u32) -> Self {
+        match protocol {
             WireProtocol::Native => Self::Native(RdmCmData::new(port, instance)),
             WireProtocol::Rxm => Self::Rxm(RxmConnect {
                 port,
@@ -74,7 +73,7 @@ impl ConnectRequest {
         }
     }
 
-    /// The dialect it is in.
+    /// Returns the protocol of the request.
     #[must_use]
     pub fn protocol(&self) -> WireProtocol {
         match self {
@@ -83,49 +82,49 @@ impl ConnectRequest {
         }
     }
 
-    /// Where the asking side listens.
+    /// Returns the port on which the initiator listens.
     #[must_use]
     pub fn port(&self) -> u16 {
         match self {
-            Self::Native(hello) => hello.port,
+            Self::Native(native) => native.port,
             Self::Rxm(request) => request.port,
         }
     }
 
-    /// The instance of the asking side.
+    /// Returns the instance of the initiator.
     #[must_use]
     pub fn instance(&self) -> u32 {
         match self {
-            Self::Native(hello) => hello.instance,
+            Self::Native(native) => native.instance,
             Self::Rxm(request) => request.instance,
         }
     }
 
-    /// The private data of the request.
+    /// Returns the private data of the request.
     #[must_use]
     pub fn private_data(&self) -> Vec<u8> {
         match self {
-            Self::Native(hello) => hello.encode().to_vec(),
+            Self::Native(native) => native.encode().to_vec(),
             Self::Rxm(request) => request.encode().to_vec(),
         }
     }
 
-    /// The question with this private data.
+    /// Parses the private data of a request.
     ///
     /// # Errors
-    /// Why it is none that could be answered.
+    /// [`ProtocolViolation`] when the private data are not those of an `FI_EP_RDM` endpoint.
     pub fn decode(private: &[u8]) -> Result<Self, ProtocolViolation> {
         if let Some(request) = RxmConnect::decode(private) {
             return request.map(Self::Rxm);
         }
-        let hello = RdmCmData::decode(private).filter(|hello| hello.port != 0);
-        hello
-            .map(Self::Native)
-            .ok_or(ProtocolViolation("a request of another kind of endpoint"))
+        let native = RdmCmData::decode(private).filter(|native| native.port != 0);
+        native.map(Self::Native).ok_or(ProtocolViolation(
+            "private data of the connection request are not those of an FI_EP_RDM endpoint",
+        ))
     }
 
-    /// What an endpoint that says this of itself marks its side of a connection with that was asked
-    /// for by this question. What is said in the native dialect says it already.
+    /// Returns the vendor extension for the control message that answers this request, given the
+    /// extension of this endpoint. Native private data carry it themselves.
     #[must_use]
     pub fn vendor_extension(&self, own: VendorExtension) -> Option<VendorExtension> {
         match self {
@@ -134,26 +133,27 @@ impl ConnectRequest {
         }
     }
 
-    /// The private data of the acceptance, of an endpoint that is this instance and wants packets
-    /// to quote this, and what is agreed on with it, where the question was marked with that.
+    /// Returns the private data of the acceptance by an endpoint of this instance that expects
+    /// `connection` in packets, and the negotiated parameters. `extension` is the vendor extension
+    /// of the request.
     #[must_use]
     pub fn accept(
         &self,
         instance: u32,
         connection: u32,
-        mark: Option<VendorExtension>,
+        extension: Option<VendorExtension>,
     ) -> (Vec<u8>, Negotiated) {
         match self {
-            Self::Native(hello) => {
-                let agreed = Negotiated::Native {
-                    peer_caps: PeerCaps::rdm(hello.requests_extension()),
+            Self::Native(native) => {
+                let negotiated = Negotiated::Native {
+                    peer_caps: PeerCaps::rdm(native.requests_extension()),
                 };
-                (hello.acceptance(instance).encode().to_vec(), agreed)
+                (native.acceptance(instance).encode().to_vec(), negotiated)
             }
             Self::Rxm(request) => {
-                let takes = PeerCaps::rdm(mark.is_some());
-                let agreed = Negotiated::Rxm {
-                    peer_caps: takes,
+                let peer_caps = PeerCaps::rdm(extension.is_some());
+                let negotiated = Negotiated::Rxm {
+                    peer_caps,
                     local_connection: connection,
                     remote_connection: request.connection,
                 };
@@ -164,23 +164,23 @@ impl ConnectRequest {
                     }
                     .encode()
                     .to_vec(),
-                    agreed,
+                    negotiated,
                 )
             }
         }
     }
 
-    /// The private data of the refusal when another connection stands in the way.
+    /// Returns the private data of the rejection in favour of another connection.
     #[must_use]
     pub fn reject(&self) -> Vec<u8> {
         match self {
-            Self::Native(hello) => hello.encode().to_vec(),
+            Self::Native(native) => native.encode().to_vec(),
             Self::Rxm(_) => RxmReject::Connected.encode().to_vec(),
         }
     }
 
-    /// The private data of the refusal of a request with this private data that could not be
-    /// [read](Self::read).
+    /// Returns the private data of the rejection of a request whose private data
+    /// [`decode`](Self::decode) failed to parse.
     #[must_use]
     pub fn reject_undecodable(private: &[u8]) -> Vec<u8> {
         match RxmConnect::decode(private) {
@@ -189,55 +189,57 @@ impl ConnectRequest {
         }
     }
 
-    /// What the peer says to it.
+    /// Interprets the peer's reply to this request.
     ///
     /// # Errors
-    /// Why that is no answer.
+    /// [`ProtocolViolation`] when the message is not a reply to the request.
     pub fn on_reply(&self, control: &CmMessage) -> Result<ConnectReply, ProtocolViolation> {
-        let said = control.private_data();
+        let private = control.private_data();
         match (control.kind, self) {
-            (CmKind::Request, _) => Err(ProtocolViolation("a question instead of an answer")),
+            (CmKind::Request, _) => Err(ProtocolViolation(
+                "connection request received instead of a reply",
+            )),
             (CmKind::Accept, Self::Native(_)) => {
-                let hello = RdmCmData::decode(said);
-                let takes = PeerCaps::rdm(hello.is_some_and(RdmCmData::accepts_extension));
+                let native = RdmCmData::decode(private);
+                let peer_caps = PeerCaps::rdm(native.is_some_and(RdmCmData::accepts_extension));
                 Ok(ConnectReply::Accepted(
-                    Negotiated::Native { peer_caps: takes },
-                    hello.map(|hello| hello.instance),
+                    Negotiated::Native { peer_caps },
+                    native.map(|native| native.instance),
                 ))
             }
-            (CmKind::Accept, Self::Rxm(request)) => match RxmAccept::decode(said) {
+            (CmKind::Accept, Self::Rxm(request)) => match RxmAccept::decode(private) {
                 Some(RxmAccept {
                     instance,
                     connection,
                 }) => {
-                    let takes = PeerCaps::rdm(control.vendor_extension.is_some());
-                    let agreed = Negotiated::Rxm {
-                        peer_caps: takes,
+                    let peer_caps = PeerCaps::rdm(control.vendor_extension.is_some());
+                    let negotiated = Negotiated::Rxm {
+                        peer_caps,
                         local_connection: request.connection,
                         remote_connection: connection,
                     };
-                    Ok(ConnectReply::Accepted(agreed, Some(instance)))
+                    Ok(ConnectReply::Accepted(negotiated, Some(instance)))
                 }
-                // It takes what it was asked for a question of its own dialect.
-                None if said.len() == RdmCmData::LEN => {
+                // The peer took the RXM request for a native one.
+                None if private.len() == RdmCmData::LEN => {
                     Ok(ConnectReply::RetryWith(WireProtocol::Native))
                 }
                 None => Err(ProtocolViolation(
-                    "an acceptance of another kind of endpoint",
+                    "private data of the acceptance are not those of an FI_EP_RDM endpoint",
                 )),
             },
-            (CmKind::Reject, Self::Native(hello)) if said == hello.encode() => {
+            (CmKind::Reject, Self::Native(native)) if private == native.encode() => {
                 Ok(ConnectReply::AlreadyConnected)
             }
-            (CmKind::Reject, Self::Native(_)) if RxmReject::decode(said).is_some() => {
+            (CmKind::Reject, Self::Native(_)) if RxmReject::decode(private).is_some() => {
                 Ok(ConnectReply::RetryWith(WireProtocol::Rxm))
             }
             (CmKind::Reject, Self::Rxm(_))
-                if RxmReject::decode(said) == Some(RxmReject::Connected) =>
+                if RxmReject::decode(private) == Some(RxmReject::Connected) =>
             {
                 Ok(ConnectReply::AlreadyConnected)
             }
-            (CmKind::Reject, Self::Rxm(request)) if said == request.encode() => {
+            (CmKind::Reject, Self::Rxm(request)) if private == request.encode() => {
                 Ok(ConnectReply::RetryWith(WireProtocol::Native))
             }
             (CmKind::Reject, _) => Ok(ConnectReply::Rejected),

@@ -1,4 +1,4 @@
-//! Messages of this side that lie where they are until the peer has read them.
+//! Rendezvous messages of this side, which stay in their buffers until the peer has read them.
 
 use crate::completion::{Outcome, Transfer};
 use crate::error::Error;
@@ -6,14 +6,14 @@ use crate::transport::{EngineContext, OpKey};
 
 use super::{ProtocolViolation, RmaIovList, WireRmaIov};
 
-/// Where the keys of offers begin: far from those that people choose.
+/// First key of rendezvous messages: far from keys that programs choose.
 const RENDEZVOUS_KEY_BASE: u64 = 0xfab1_0000_0000_0000;
 
-/// The messages that a peer was offered.
+/// The messages that the peer may read.
 #[derive(Debug, Default)]
 pub struct RendezvousSends {
     sends: Vec<RendezvousSend>,
-    /// Offers so far.
+    /// Number of messages so far.
     next_key: u64,
 }
 
@@ -25,7 +25,7 @@ struct RendezvousSend {
     len: usize,
 }
 
-/// Bytes of the message of an operation.
+/// A range of the message of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MessageRange {
     pub(super) op: OpKey,
@@ -34,8 +34,8 @@ pub(super) struct MessageRange {
 }
 
 impl RendezvousSends {
-    /// The message of this operation may be read from now on: where, by the name of a number that
-    /// is the message's too.
+    /// Adds the message of this operation; returns its remote range, whose key is the id of the
+    /// message.
     pub fn add(
         &mut self,
         op: OpKey,
@@ -43,7 +43,7 @@ impl RendezvousSends {
         len: usize,
         host: &dyn EngineContext,
     ) -> WireRmaIov {
-        // A key of the domain's stays what it is.
+        // A key that is in use by a region of the domain keeps its meaning.
         let key = loop {
             let key = RENDEZVOUS_KEY_BASE + self.next_key;
             self.next_key += 1;
@@ -59,63 +59,63 @@ impl RendezvousSends {
         }
     }
 
-    /// Whether nothing is offered.
+    /// Returns whether no message waits to be read.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.sends.is_empty()
     }
 
-    /// What a question for these places means, if it is about offers.
+    /// Returns the message ranges of a read request, if the request is for rendezvous messages.
     pub(super) fn message_ranges(
         &self,
-        rows: &RmaIovList,
+        iovs: &RmaIovList,
     ) -> Option<Result<Vec<MessageRange>, ProtocolViolation>> {
-        let offered = |row: &WireRmaIov| self.sends.iter().find(|offered| offered.key == row.key);
-        offered(rows.first()?)?;
+        let find = |iov: &WireRmaIov| self.sends.iter().find(|send| send.key == iov.key);
+        find(iovs.first()?)?;
         Some(
-            rows.iter()
-                .map(|row| message_range(offered(row)?, row))
+            iovs.iter()
+                .map(|iov| message_range(find(iov)?, iov))
                 .collect::<Option<_>>()
                 .ok_or(super::responder::ACCESS_VIOLATION),
         )
     }
 
-    /// The peer has read the message of this number: its operation, which has ended.
+    /// Removes the message with this id, which the peer reports as read.
     ///
     /// # Errors
-    /// There is no such message.
+    /// [`ProtocolViolation`] when there is no such message.
     pub(super) fn take_completed(
         &mut self,
-        number: u64,
+        id: u64,
     ) -> Result<CompletedRendezvous, ProtocolViolation> {
-        let at = self.sends.iter().position(|offered| offered.key == number);
+        let at = self.sends.iter().position(|send| send.key == id);
         let at = at.ok_or(ProtocolViolation(
-            "word that a message was read which was not offered",
+            "acknowledgement of an unknown rendezvous message",
         ))?;
         Ok(CompletedRendezvous(self.sends.remove(at)))
     }
 
-    /// The peer will read nothing any more.
+    /// Fails all messages: the peer will not read them any more.
     pub(super) fn fail(&mut self, host: &mut dyn EngineContext, error: &Error) {
-        for offered in self.sends.drain(..) {
-            let transfer = Transfer::sent(0, offered.tag);
-            host.complete(offered.op, Outcome::partial(transfer, error.clone()));
+        for send in self.sends.drain(..) {
+            let transfer = Transfer::sent(0, send.tag);
+            host.complete(send.op, Outcome::partial(transfer, error.clone()));
         }
     }
 }
 
-/// The place of a row in a message.
-fn message_range(offered: &RendezvousSend, row: &WireRmaIov) -> Option<MessageRange> {
-    let end = row.addr.checked_add(row.len)?;
-    let is_within = end <= offered.len as u64;
+/// Returns the range of a message that this remote range names; `None` when it exceeds the message.
+fn message_range(send: &RendezvousSend, iov: &WireRmaIov) -> Option<MessageRange> {
+    let end = iov.addr.checked_add(iov.len)?;
+    let is_within = end <= send.len as u64;
     is_within.then_some(MessageRange {
-        op: offered.op,
-        at: row.addr as usize,
-        len: row.len as usize,
+        op: send.op,
+        at: iov.addr as usize,
+        len: iov.len as usize,
     })
 }
 
-/// A message that was read.
+/// A message that the peer has read.
 #[derive(Debug)]
 pub(super) struct CompletedRendezvous(RendezvousSend);
 

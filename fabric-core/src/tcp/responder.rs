@@ -1,11 +1,13 @@
-//! What a peer does to memory of this side: answers to its questions.
+//! The responder: reads and atomics of the peer on memory of this side.
 //!
-//! A question waits, with nothing but the places that it names, until there is room for its answer;
-//! long answers are made piece by piece, between two messages. So a peer that asks for much and
-//! reads nothing costs a bounded number of questions and one piece, and may have to wait until it
-//! reads. How many bytes it may ask for has no limit: they lie where they are anyway, and two peers
-//! that each ask for much would both stop listening, and never read what they have asked for. What
-//! atomic operations fetch is here from the beginning, and has a limit.
+//! **Read responses are generated lazily.** The responder queues the read *requests* (key, offset,
+//! length), not the data, and copies from the region when the socket has room, long responses in
+//! chunks between two frames. Memory is bounded by the number of requests (1024), not by the bytes
+//! they ask for: those are in place anyway, and with a bound on bytes two peers that read much from
+//! each other would both stop reading while they wait for room. Snapshots would keep a write behind
+//! a read. Consequence: a read may observe a later write, so `FI_ORDER_WAR` and `FI_ORDER_SAR` are
+//! not offered, as in libfabric. Fetching atomics are the exception: they execute on arrival, their
+//! results are buffered, and those are bounded by their bytes (64 KiB).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,86 +24,86 @@ use super::rendezvous::{MessageRange, RendezvousSends};
 use super::rxm::{AtomicHeader, AtomicStatus};
 use super::{AckDue, FrameWriter, ProtocolViolation, RmaIovList, RmaNack};
 
-/// Questions that wait for their answers before no more is read.
+/// Maximum number of queued responses; while the queue is full, no more requests are read.
 const MAX_RESPONSES: usize = 1024;
-/// Bytes of answers that lie in no region and wait to be sent, before no more is read.
+/// Maximum number of buffered response bytes; from then on no more requests are read.
 const MAX_BUFFERED_BYTES: usize = 64 << 10;
-/// Bytes that are looked for in one go.
+/// Maximum number of bytes copied from a region in one step.
 const READ_CHUNK: usize = 16 << 10;
 
 pub(super) const ACCESS_VIOLATION: ProtocolViolation =
-    ProtocolViolation("an access to memory that it may not reach");
+    ProtocolViolation("access to memory that the peer may not access");
 const REGION_CLOSED: ProtocolViolation =
-    ProtocolViolation("memory was taken back in the middle of an answer");
+    ProtocolViolation("memory region closed while a read response was being sent");
 
-/// A place that a peer has named, after it was checked.
+/// A remote range of a request, after the access check.
 #[derive(Clone, Debug)]
 pub(super) struct CheckedSegment {
     pub(super) memory: Arc<dyn RegionMemory>,
     pub(super) offset: usize,
     pub(super) len: usize,
     pub(super) key: u64,
-    /// Its owner wants to hear of everything that is done there.
+    /// The owner of the region wants an event for every access.
     pub(super) rma_events: bool,
 }
 
-/// Checks all places of an operation.
+/// Checks all remote ranges of an operation.
 fn check_segments(
-    rows: &RmaIovList,
+    iovs: &RmaIovList,
     kind: OpKind,
     host: &dyn EngineContext,
 ) -> Result<Vec<CheckedSegment>, RmaNack> {
-    let mut spots = Vec::with_capacity(rows.len());
-    for (number, row) in rows.iter().enumerate() {
-        let place = row.to_rma_iov();
-        let refused = |why| RmaNack {
+    let mut segments = Vec::with_capacity(iovs.len());
+    for (index, iov) in iovs.iter().enumerate() {
+        let remote = iov.to_rma_iov();
+        let nack = |error| RmaNack {
             is_read: kind.fills_buffer(),
-            iov_index: number as u8,
-            error: why,
+            iov_index: index as u8,
+            error,
         };
-        let (region, at) =
-            AccessError::check(host.region(place.key), kind, &place, place.len).map_err(refused)?;
-        let (memory, heeds) = (region.memory.clone(), region.rma_events);
-        spots.push(CheckedSegment {
+        let (region, offset) =
+            AccessError::check(host.region(remote.key), kind, &remote, remote.len).map_err(nack)?;
+        let (memory, rma_events) = (region.memory.clone(), region.rma_events);
+        segments.push(CheckedSegment {
             memory,
-            offset: at,
-            len: place.len,
-            key: place.key,
-            rma_events: heeds,
+            offset,
+            len: remote.len,
+            key: remote.key,
+            rma_events,
         });
     }
-    Ok(spots)
+    Ok(segments)
 }
 
-/// The answers that are owed to a peer, in its order.
+/// The responses that are due to a peer, in order.
 #[derive(Debug)]
 pub struct ResponseQueue {
     pub(super) ep: EpId,
-    /// The endpoint wants to hear of everything that peers do.
+    /// The endpoint wants an event for every access of its peers.
     pub(super) rma_events: bool,
-    /// Peers may reach memory of its domain.
+    /// Peers may access memory of the domain through this endpoint.
     pub(super) is_target: bool,
-    /// The peer understands why something is refused.
+    /// The peer is of this library and understands nacks.
     pub(super) is_same_implementation: bool,
-    /// Messages that the peer may read where they lie.
+    /// Messages that the peer may read from their buffers.
     pub rendezvous: RendezvousSends,
     queue: VecDeque<Response>,
-    /// Bytes that are in the queue themselves.
+    /// Bytes buffered in the queue.
     buffered_bytes: usize,
-    /// How far the first has come, if it has begun.
+    /// Position in the first response, if it has begun.
     position: Option<ResponsePosition>,
 }
 
-/// Something that is owed to a peer.
+/// A queued response.
 #[derive(Debug)]
 enum Response {
-    /// An acknowledgement that comes behind answers.
+    /// An ack that has to follow queued responses.
     Ack(Option<AckDue>),
     Fetched(Vec<u8>),
-    /// What has come of an atomic operation of this number where RXM is spoken.
+    /// The response to the RXM atomic operation with this id.
     AtomicResponse((u64, AtomicHeader), AtomicStatus, Vec<u8>),
     Read(Vec<CheckedSegment>),
-    /// Parts of messages that were offered.
+    /// Ranges of rendezvous messages.
     Rendezvous(Vec<MessageRange>),
     Nack(RmaNack),
 }
@@ -110,25 +112,25 @@ enum Response {
 struct ResponsePosition {
     segment: usize,
     offset: usize,
-    /// The rest means nothing.
+    /// Index of the segment whose region was closed; the remaining bytes are zero.
     failed_segment: Option<u8>,
 }
 
-/// What became of an attempt to answer.
+/// Why [`ResponseQueue::write_responses`] has stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseStatus {
-    /// Nothing is owed any more.
+    /// No response is due.
     Idle,
-    /// There is no more room: it goes on when some has left.
+    /// The writer is full: continue when some of its bytes have been sent.
     WriterFull,
-    /// Enough for now: no further answer begins before others had their turn.
+    /// The share of this turn is used up: other frames to the peer go first.
     Yield,
-    /// The owner of the memory has it in hand: it goes on when that has changed.
+    /// The region is locked by its owner: continue when it is unlocked.
     RegionBusy,
 }
 
 impl ResponseQueue {
-    /// Of a connection to this endpoint.
+    /// Returns the empty queue of a connection.
     #[must_use]
     pub(super) fn new() -> Self {
         let (rendezvous, queue) = (RendezvousSends::default(), VecDeque::new());
@@ -145,35 +147,35 @@ impl ResponseQueue {
         }
     }
 
-    /// Whether nothing is owed.
+    /// Returns whether no response is due.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Whether an answer has begun and not ended: nothing else may be sent.
+    /// Returns whether a response has begun and not ended: no other frame may be sent.
     #[must_use]
     pub fn is_partial(&self) -> bool {
         self.position.is_some()
     }
 
-    /// Whether a peer has asked for so much that no more is listened to for now.
+    /// Returns whether the queue is full, so that no more requests are read.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.queue.len() >= MAX_RESPONSES || self.buffered_bytes >= MAX_BUFFERED_BYTES
     }
 
-    /// Whether all that waits is for an owner who has the memory in hand.
+    /// Returns whether the first response waits for a region that its owner has locked.
     #[must_use]
     pub fn is_blocked_on_region(&self) -> bool {
-        let Some(Response::Read(spots)) = self.queue.front() else {
+        let Some(Response::Read(segments)) = self.queue.front() else {
             return false;
         };
         match self.position {
-            None => !spots.iter().all(is_accessible),
-            Some(at) => spots
-                .get(at.segment)
-                .is_some_and(|spot| !is_accessible(spot)),
+            None => !segments.iter().all(is_accessible),
+            Some(position) => segments
+                .get(position.segment)
+                .is_some_and(|segment| !is_accessible(segment)),
         }
     }
 
@@ -184,184 +186,183 @@ impl ResponseQueue {
 
     pub(super) fn push_atomic_response(
         &mut self,
-        to: (u64, AtomicHeader),
+        request: (u64, AtomicHeader),
         status: AtomicStatus,
         fetched: Vec<u8>,
     ) {
         self.buffered_bytes += fetched.len();
         self.queue
-            .push_back(Response::AtomicResponse(to, status, fetched));
+            .push_back(Response::AtomicResponse(request, status, fetched));
     }
 
-    /// Has an acknowledgement keep its place behind the answers that are owed; gives it back when
-    /// there are none.
-    pub(super) fn queue_ack(&mut self, owed: Option<AckDue>) -> Option<AckDue> {
-        if owed.is_some() && !self.queue.is_empty() {
-            self.queue.push_back(Response::Ack(owed));
+    /// Queues an ack behind responses that are due; returns it when there are none.
+    pub(super) fn queue_ack(&mut self, due: Option<AckDue>) -> Option<AckDue> {
+        if due.is_some() && !self.queue.is_empty() {
+            self.queue.push_back(Response::Ack(due));
             return None;
         }
-        owed
+        due
     }
 
-    pub(super) fn push_nack(&mut self, denial: RmaNack) {
-        self.queue.push_back(Response::Nack(denial));
+    pub(super) fn push_nack(&mut self, nack: RmaNack) {
+        self.queue.push_back(Response::Nack(nack));
     }
 
-    /// Checks all places of an operation.
+    /// Checks all remote ranges of an operation.
     pub(super) fn check_segments(
         &self,
-        rows: &RmaIovList,
+        iovs: &RmaIovList,
         kind: OpKind,
         host: &dyn EngineContext,
     ) -> Result<Vec<CheckedSegment>, RmaNack> {
-        if !self.is_target && !rows.is_empty() {
+        if !self.is_target && !iovs.is_empty() {
             return Err(RmaNack {
                 is_read: kind.fills_buffer(),
                 iov_index: 0,
                 error: AccessError::UnknownKey,
             });
         }
-        check_segments(rows, kind, host)
+        check_segments(iovs, kind, host)
     }
 
-    /// A question for these places.
+    /// Queues the response to a read request for these remote ranges.
     pub(super) fn on_read(
         &mut self,
-        rows: &RmaIovList,
+        iovs: &RmaIovList,
         host: &dyn EngineContext,
     ) -> Result<(), ProtocolViolation> {
-        if let Some(parts) = self.rendezvous.message_ranges(rows) {
-            self.queue.push_back(Response::Rendezvous(parts?));
+        if let Some(ranges) = self.rendezvous.message_ranges(iovs) {
+            self.queue.push_back(Response::Rendezvous(ranges?));
             return Ok(());
         }
-        match self.check_segments(rows, OpKind::Read, host) {
-            Ok(spots) => self.queue.push_back(Response::Read(spots)),
-            Err(denial) if self.is_same_implementation => {
-                self.queue.push_back(Response::Nack(denial))
-            }
+        match self.check_segments(iovs, OpKind::Read, host) {
+            Ok(segments) => self.queue.push_back(Response::Read(segments)),
+            Err(nack) if self.is_same_implementation => self.queue.push_back(Response::Nack(nack)),
             Err(_) => return Err(ACCESS_VIOLATION),
         }
         Ok(())
     }
 
-    /// The peer says that it has read the message of this number.
+    /// Completes the rendezvous message with this id, which the peer reports as read.
     pub(super) fn on_rendezvous_done(
         &mut self,
-        number: u64,
+        id: u64,
         host: &mut dyn EngineContext,
     ) -> Result<(), ProtocolViolation> {
-        let taken = self.rendezvous.take_completed(number)?;
-        let is_read = |due: &Response| match due {
-            Response::Rendezvous(parts) => parts.iter().any(|part| part.op == taken.op()),
+        let completed = self.rendezvous.take_completed(id)?;
+        let reads_it = |response: &Response| match response {
+            Response::Rendezvous(ranges) => ranges.iter().any(|range| range.op == completed.op()),
             _ => false,
         };
-        let is_early = self.queue.iter().any(is_read);
-        // Its buffer goes with the operation: what is owed of it cannot be said any more.
+        let is_early = self.queue.iter().any(reads_it);
+        // The buffer goes with the operation: the queued responses cannot be sent any more.
         if is_early {
             self.clear();
         }
-        taken.complete(host);
+        completed.complete(host);
         if is_early {
             Err(ProtocolViolation(
-                "word that a message was read which is still being read",
+                "rendezvous acknowledged while a read of it is pending",
             ))
         } else {
             Ok(())
         }
     }
 
-    /// Nothing that was offered will be read.
+    /// Fails all rendezvous messages and drops all responses.
     pub fn fail(&mut self, host: &mut dyn EngineContext, error: &Error) {
         self.clear();
         self.rendezvous.fail(host, error);
     }
 
-    /// Nothing of it is said any more.
+    /// Drops all responses.
     pub fn clear(&mut self) {
         self.queue.clear();
         (self.buffered_bytes, self.position) = (0, None);
     }
 
-    /// Answers, as long as fewer than `most` bytes wait to be sent. None begins after so many bytes
-    /// as make a `turn`: what else is to be sent to this peer comes between two answers.
+    /// Writes responses while fewer than `limit` bytes wait to be sent. No response begins once
+    /// `turn` bytes have been written: other frames to the peer go between two responses.
     ///
     /// # Errors
-    /// An answer that was begun cannot be finished: the connection has to end.
+    /// [`ProtocolViolation`] when a response that has begun cannot be finished, because its region
+    /// was closed: the connection has to end.
     pub fn write_responses(
         &mut self,
-        outbox: &mut FrameWriter,
-        (most, turn): (usize, usize),
+        writer: &mut FrameWriter,
+        (limit, turn): (usize, usize),
         (_, source): (PeerKey, Option<FiAddr>),
         host: &mut dyn EngineContext,
     ) -> Result<ResponseStatus, ProtocolViolation> {
-        let before = outbox.pending().len();
+        let before = writer.pending().len();
         loop {
             let Some(first) = self.queue.front_mut() else {
                 return Ok(ResponseStatus::Idle);
             };
-            if outbox.pending().len() >= most || outbox.is_open() && self.position.is_none() {
+            if writer.pending().len() >= limit || writer.is_open() && self.position.is_none() {
                 return Ok(ResponseStatus::WriterFull);
             }
-            if self.position.is_none() && outbox.pending().len() - before >= turn {
+            if self.position.is_none() && writer.pending().len() - before >= turn {
                 return Ok(ResponseStatus::Yield);
             }
             match first {
-                Response::Ack(owed) => owed
-                    .take()
-                    .into_iter()
-                    .for_each(|owed| outbox.push_ack(owed)),
-                Response::Nack(denial) => outbox.push_nack(*denial),
+                Response::Ack(due) => due.take().into_iter().for_each(|due| writer.push_ack(due)),
+                Response::Nack(nack) => writer.push_nack(*nack),
                 Response::Fetched(bytes) => {
                     self.buffered_bytes -= bytes.len();
-                    outbox.begin_read_response(self.is_same_implementation, bytes.len() as u64);
-                    outbox.extend_read_response(Payload::Contiguous(bytes));
-                    end_read_response(outbox, self.is_same_implementation, None);
+                    writer.begin_read_response(self.is_same_implementation, bytes.len() as u64);
+                    writer.extend_read_response(Payload::Contiguous(bytes));
+                    end_read_response(writer, self.is_same_implementation, None);
                 }
-                Response::AtomicResponse(to, status, fetched) => {
+                Response::AtomicResponse(request, status, fetched) => {
                     self.buffered_bytes -= fetched.len();
-                    outbox.push_atomic_response(*to, *status, fetched);
+                    writer.push_atomic_response(*request, *status, fetched);
                 }
-                Response::Rendezvous(parts) => {
-                    let mut at = self.position.unwrap_or_else(|| {
-                        outbox.begin_read_response(
+                Response::Rendezvous(ranges) => {
+                    let mut position = self.position.unwrap_or_else(|| {
+                        writer.begin_read_response(
                             false,
-                            parts.iter().map(|part| part.len as u64).sum(),
+                            ranges.iter().map(|range| range.len as u64).sum(),
                         );
                         ResponsePosition::default()
                     });
-                    let is_whole = at.copy_rendezvous(parts, outbox, most, host);
-                    self.position = Some(at);
-                    if !is_whole {
+                    let is_done = position.copy_rendezvous(ranges, writer, limit, host);
+                    self.position = Some(position);
+                    if !is_done {
                         return Ok(ResponseStatus::WriterFull);
                     }
-                    end_read_response(outbox, false, None);
+                    end_read_response(writer, false, None);
                 }
-                Response::Read(spots) => {
-                    let mut at = match self.position {
-                        Some(at) => at,
-                        None if spots.iter().all(is_accessible) => {
-                            let total = spots.iter().map(|spot| spot.len as u64).sum();
-                            outbox.begin_read_response(self.is_same_implementation, total);
+                Response::Read(segments) => {
+                    let mut position = match self.position {
+                        Some(position) => position,
+                        None if segments.iter().all(is_accessible) => {
+                            let total = segments.iter().map(|segment| segment.len as u64).sum();
+                            writer.begin_read_response(self.is_same_implementation, total);
                             *self.position.insert(ResponsePosition::default())
                         }
                         None => return Ok(ResponseStatus::RegionBusy),
                     };
-                    let gone_on =
-                        at.copy_segments(spots, outbox, most, self.is_same_implementation);
-                    self.position = Some(at);
-                    match gone_on? {
+                    let progress = position.copy_segments(
+                        segments,
+                        writer,
+                        limit,
+                        self.is_same_implementation,
+                    );
+                    self.position = Some(position);
+                    match progress? {
                         ResponseStatus::Idle => {}
-                        wait => return Ok(wait),
+                        status => return Ok(status),
                     }
-                    end_read_response(outbox, self.is_same_implementation, at.failed_segment);
-                    for spot in spots.iter().filter(|spot| {
-                        at.failed_segment.is_none() && (self.rma_events || spot.rma_events)
+                    end_read_response(writer, self.is_same_implementation, position.failed_segment);
+                    for segment in segments.iter().filter(|segment| {
+                        position.failed_segment.is_none() && (self.rma_events || segment.rma_events)
                     }) {
                         host.on_remote_access(
                             self.ep,
-                            spot.key,
+                            segment.key,
                             RemoteAccess::Read,
-                            Transfer::written(spot.len, None, source),
+                            Transfer::written(segment.len, None, source),
                         );
                     }
                 }
@@ -372,41 +373,43 @@ impl ResponseQueue {
     }
 }
 
-/// Whether an access to it can begin, or fails at once.
-pub(super) fn is_accessible(spot: &CheckedSegment) -> bool {
-    if !spot.memory.begin_access() {
-        return !spot.memory.is_open();
+/// Returns whether an access to the segment can begin, or fails at once because its region is
+/// closed.
+pub(super) fn is_accessible(segment: &CheckedSegment) -> bool {
+    if !segment.memory.begin_access() {
+        return !segment.memory.is_open();
     }
-    spot.memory.end_access();
+    segment.memory.end_access();
     true
 }
 
-/// All bytes of an answer have been made.
-fn end_read_response(outbox: &mut FrameWriter, is_kin: bool, spoilt: Option<u8>) {
-    if is_kin {
-        let (code, detail) = spoilt.map_or((0, 0), |_| AccessError::UnknownKey.to_words());
-        outbox.push_status([code | u64::from(spoilt.unwrap_or(0)) << 8, detail]);
+/// Ends a read response, with a status for a peer of this library.
+fn end_read_response(writer: &mut FrameWriter, is_checked: bool, failed_segment: Option<u8>) {
+    if is_checked {
+        let (code, detail) = failed_segment.map_or((0, 0), |_| AccessError::UnknownKey.to_words());
+        writer.push_status([code | u64::from(failed_segment.unwrap_or(0)) << 8, detail]);
     }
-    outbox.end_read_response();
+    writer.end_read_response();
 }
 
 impl ResponsePosition {
-    /// Copies pieces of messages that were offered. True when all of them are copied.
+    /// Copies ranges of rendezvous messages. Returns true when all of them are copied.
     fn copy_rendezvous(
         &mut self,
-        parts: &[MessageRange],
-        outbox: &mut FrameWriter,
-        most: usize,
+        ranges: &[MessageRange],
+        writer: &mut FrameWriter,
+        limit: usize,
         host: &dyn EngineContext,
     ) -> bool {
-        while let Some(part) = parts.get(self.segment) {
-            let piece = (part.len - self.offset).min(most.saturating_sub(outbox.pending().len()));
-            if piece == 0 && self.offset < part.len {
+        while let Some(range) = ranges.get(self.segment) {
+            let count = (range.len - self.offset).min(limit.saturating_sub(writer.pending().len()));
+            if count == 0 && self.offset < range.len {
                 return false;
             }
-            outbox.extend_read_response(host.payload(part.op).slice(part.at + self.offset, piece));
-            self.offset += piece;
-            if self.offset == part.len {
+            writer
+                .extend_read_response(host.payload(range.op).slice(range.at + self.offset, count));
+            self.offset += count;
+            if self.offset == range.len {
                 *self = Self {
                     segment: self.segment + 1,
                     offset: 0,
@@ -417,41 +420,41 @@ impl ResponsePosition {
         true
     }
 
-    /// Copies pieces of the places. `Nothing` when all of them are copied.
+    /// Copies the segments in chunks. Returns [`ResponseStatus::Idle`] when all of them are copied.
     fn copy_segments(
         &mut self,
-        spots: &[CheckedSegment],
-        outbox: &mut FrameWriter,
-        most: usize,
-        is_kin: bool,
+        segments: &[CheckedSegment],
+        writer: &mut FrameWriter,
+        limit: usize,
+        is_checked: bool,
     ) -> Result<ResponseStatus, ProtocolViolation> {
-        while let Some(spot) = spots.get(self.segment) {
-            let piece = (spot.len - self.offset)
+        while let Some(segment) = segments.get(self.segment) {
+            let count = (segment.len - self.offset)
                 .min(READ_CHUNK)
-                .min(most.saturating_sub(outbox.pending().len()));
-            if piece == 0 && self.offset < spot.len {
+                .min(limit.saturating_sub(writer.pending().len()));
+            if count == 0 && self.offset < segment.len {
                 return Ok(ResponseStatus::WriterFull);
             }
-            if self.failed_segment.is_none() && !spot.memory.is_open() {
-                if !is_kin {
+            if self.failed_segment.is_none() && !segment.memory.is_open() {
+                if !is_checked {
                     return Err(REGION_CLOSED);
                 }
                 self.failed_segment = Some(self.segment as u8);
             }
             if self.failed_segment.is_some() {
-                outbox.fill_read_response(piece, |_| {});
-            } else if spot.memory.begin_access() {
-                outbox.fill_read_response(piece, |into| {
-                    spot.memory.read(spot.offset + self.offset, into)
+                writer.fill_read_response(count, |_| {});
+            } else if segment.memory.begin_access() {
+                writer.fill_read_response(count, |into| {
+                    segment.memory.read(segment.offset + self.offset, into)
                 });
-                spot.memory.end_access();
-            } else if spot.memory.is_open() {
+                segment.memory.end_access();
+            } else if segment.memory.is_open() {
                 return Ok(ResponseStatus::RegionBusy);
             } else {
                 continue;
             }
-            self.offset += piece;
-            if self.offset == spot.len {
+            self.offset += count;
+            if self.offset == segment.len {
                 *self = Self {
                     segment: self.segment + 1,
                     offset: 0,
@@ -463,10 +466,11 @@ impl ResponsePosition {
     }
 }
 
-/// What a verdict says: nothing is wrong, or the row that is, and why.
+/// Decodes a status: `None` for success, or the index of the remote range that failed and the
+/// reason.
 pub(super) fn decode_status(words: [u64; 2]) -> Option<(u8, AccessError)> {
-    let row = (words[0] >> 8) as u8;
-    AccessError::from_words(words[0] & 0xff, words[1]).map(|why| (row, why))
+    let index = (words[0] >> 8) as u8;
+    AccessError::from_words(words[0] & 0xff, words[1]).map(|error| (index, error))
 }
 
 const _: () = assert!(STATUS_LEN == 16, "two words");
@@ -475,20 +479,20 @@ const _: () = assert!(STATUS_LEN == 16, "two words");
 mod tests {
     use super::*;
 
-    /// A peer that asks and does not read has this side keep little.
+    /// A peer that sends requests and reads no responses uses a bounded amount of memory.
     #[test]
     fn buffered_responses_are_bounded_by_bytes_and_count() {
-        let mut replies = ResponseQueue::new();
-        while !replies.is_full() {
-            replies.push_fetched(vec![0; 4096]);
+        let mut responses = ResponseQueue::new();
+        while !responses.is_full() {
+            responses.push_fetched(vec![0; 4096]);
         }
         assert_eq!(
-            (replies.queue.len(), replies.buffered_bytes),
+            (responses.queue.len(), responses.buffered_bytes),
             (16, MAX_BUFFERED_BYTES)
         );
-        replies.clear();
-        assert!(!replies.is_full() && replies.is_empty());
-        (0..MAX_RESPONSES).for_each(|_| replies.push_fetched(vec![0; 8]));
-        assert!(replies.is_full() && replies.buffered_bytes < MAX_BUFFERED_BYTES);
+        responses.clear();
+        assert!(!responses.is_full() && responses.is_empty());
+        (0..MAX_RESPONSES).for_each(|_| responses.push_fetched(vec![0; 8]));
+        assert!(responses.is_full() && responses.buffered_bytes < MAX_BUFFERED_BYTES);
     }
 }

@@ -1,4 +1,4 @@
-//! The places that a one-sided operation names.
+//! The remote ranges of an RMA operation.
 
 use std::ops::Deref;
 
@@ -6,32 +6,32 @@ use crate::transport::RmaIov;
 
 use super::ByteOrder;
 
-/// The most places of one operation.
+/// Maximum number of remote ranges of one operation.
 pub const MAX_RMA_IOV: usize = 4;
-/// Bytes of a row: address, length, key.
+/// Length of a remote range on the wire, in bytes: address, length, key.
 pub(super) const RMA_IOV_LEN: usize = 24;
 
-/// Places in a peer's memory, as they are written on the wire.
+/// Ranges of a peer's memory in wire format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RmaIovList {
     iovs: [WireRmaIov; MAX_RMA_IOV],
     count: usize,
 }
 
-/// One place: what its owner calls its first byte, its length, and the key of its region.
+/// One remote range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WireRmaIov {
-    /// Where it begins: an address of the owner's, or bytes from the start of the region, as its
-    /// domain has it.
+    /// Address of the first byte: a virtual address of the owner (`FI_MR_VIRT_ADDR`), or an offset
+    /// from the start of the region.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// The key of the region.
+    /// Key of the region.
     pub key: u64,
 }
 
 impl WireRmaIov {
-    /// The place of this row.
+    /// Converts the remote range from wire format.
     #[must_use]
     pub fn to_rma_iov(self) -> RmaIov {
         let len = usize::try_from(self.len).unwrap_or(usize::MAX);
@@ -45,51 +45,51 @@ impl WireRmaIov {
 }
 
 impl RmaIovList {
-    /// These places; `None` when there are more than one operation can name.
+    /// Converts remote ranges to wire format; `None` when there are more than [`MAX_RMA_IOV`].
     #[must_use]
-    pub fn from_rma_iovs(places: &[RmaIov]) -> Option<Self> {
-        let mut rows = Self {
-            count: places.len(),
+    pub fn from_rma_iovs(iovs: &[RmaIov]) -> Option<Self> {
+        let mut list = Self {
+            count: iovs.len(),
             ..Self::default()
         };
-        for (row, place) in rows.iovs.get_mut(..places.len())?.iter_mut().zip(places) {
-            *row = WireRmaIov {
-                addr: place.offset,
-                len: place.len as u64,
-                key: place.key,
+        for (wire, iov) in list.iovs.get_mut(..iovs.len())?.iter_mut().zip(iovs) {
+            *wire = WireRmaIov {
+                addr: iov.offset,
+                len: iov.len as u64,
+                key: iov.key,
             };
         }
-        Some(rows)
+        Some(list)
     }
 
-    /// The last so many rows of a header.
+    /// Decodes the last `count` remote ranges of a header.
     pub(super) fn decode(header: &[u8], count: usize, order: ByteOrder) -> Self {
-        let mut rows = Self {
+        let mut list = Self {
             count: count.min(MAX_RMA_IOV),
             ..Self::default()
         };
-        let bytes = &header[header.len().saturating_sub(rows.count * RMA_IOV_LEN)..];
+        let bytes = &header[header.len().saturating_sub(list.count * RMA_IOV_LEN)..];
         let mut words = bytes
             .as_chunks::<8>()
             .0
             .iter()
             .map(|word| order.decode_u64(*word));
         let mut next = || words.next().unwrap_or_default();
-        for row in &mut rows.iovs[..rows.count] {
-            *row = WireRmaIov {
+        for wire in &mut list.iovs[..list.count] {
+            *wire = WireRmaIov {
                 addr: next(),
                 len: next(),
                 key: next(),
             };
         }
-        rows
+        list
     }
 
-    /// Bytes of all places together; `None` when that is no number.
+    /// Returns the sum of the lengths in bytes; `None` if it overflows.
     #[must_use]
     pub fn total(&self) -> Option<u64> {
         self.iter()
-            .try_fold(0u64, |sum, row| sum.checked_add(row.len))
+            .try_fold(0u64, |sum, iov| sum.checked_add(iov.len))
     }
 }
 

@@ -1,9 +1,20 @@
-//! What the peer of a connection is known to take, beyond what every one does.
+//! The vendor extension: how peers of this library recognise each other, and what a peer supports.
 //!
-//! Endpoints that connect on demand say that they are of this library in what they ask each other
-//! with ([`Hello`](super::Hello)). What connected ones ask with is the program's, and what is asked
-//! in RXM has no room for it, so they say it in the control message itself, in bytes that libfabric
-//! writes as 0 and does not look at.
+//! Endpoints that connect on demand put it into the features byte of their private data
+//! ([`RdmCmData`](super::RdmCmData)). libfabric 1.17 returns private data unchanged, later versions
+//! only the bit they know. So request and acceptance carry different values, and neither an echo
+//! nor an intersection is taken for a peer of this library.
+//!
+//! Private data of connected endpoints belong to the program, and those of RXM have no spare bits.
+//! There the extension is in the header of the control message, in bytes that libfabric writes as
+//! zero and ignores: it says that the peer understands nacks and read statuses, and whether the
+//! endpoint supports tags and atomics. Request and acceptance begin it differently, and an endpoint
+//! includes it in its reply only if the request had it. So an echo says nothing, and a libfabric
+//! peer gets the bytes that libfabric would send.
+//!
+//! That a peer has sent tags is no proof that it supports them: libfabric sends them from any
+//! endpoint that requested the capability, and accepts them only with a shared receive context.
+//! There the program decides (`peer_supports_tags`).
 
 use crate::atomic::AtomicSpec;
 use crate::flags::Caps;
@@ -11,22 +22,23 @@ use crate::{Error, Result};
 
 use super::CmKind;
 
-/// Where a mark lies in the header of a control message.
+/// Position of the extension in the header of a control message.
 pub(super) const EXTENSION_RANGE: std::ops::Range<usize> = 8..24;
 const EXTENSION_LEN: usize = 16;
 
-/// A request begins its mark with this, and an acceptance with that: who gives back what it was
-/// asked with says nothing of itself.
+/// First bytes of the extension in a request and in an acceptance. They differ, so an echo of the
+/// request is not taken for an extension.
 const REQUEST_MAGIC: [u8; 8] = *b"fabric-?";
 const ACCEPT_MAGIC: [u8; 8] = *b"fabric-!";
-/// Later versions may say more. What this one says they say as well.
+/// Later versions may add fields; the fields of this version stay.
 const VERSION: u8 = 1;
 
 const TAGGED_BIT: u32 = 1;
 const ATOMIC_BIT: u32 = 2;
 
-/// What an endpoint that is connected, or speaks RXM, says of itself to one of this library: what
-/// it takes. That it says anything means that it understands refusals, and verdicts behind answers.
+/// Vendor extension in a control message: the capabilities of a connected endpoint, or of an
+/// endpoint that speaks RXM. Its presence says that the endpoint understands nacks and the statuses
+/// behind read responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VendorExtension {
     tags: bool,
@@ -34,7 +46,7 @@ pub struct VendorExtension {
 }
 
 impl VendorExtension {
-    /// Of an endpoint with these capabilities.
+    /// Returns the extension of an endpoint with these capabilities.
     #[must_use]
     pub fn from_caps(caps: Caps) -> Self {
         Self {
@@ -43,8 +55,8 @@ impl VendorExtension {
         }
     }
 
-    /// The bytes, in a message of this kind: eight that say whose they are, the version, three of
-    /// nothing, and a word of bits.
+    /// Encodes the extension for a message of this type: eight bytes of magic, the version, three
+    /// zero bytes and a word of capability bits. All bytes are zero in a rejection.
     pub(super) fn encode(self, kind: CmKind) -> [u8; EXTENSION_LEN] {
         let mut bytes = [0; EXTENSION_LEN];
         let Some(begin) = magic(kind) else {
@@ -52,14 +64,14 @@ impl VendorExtension {
         };
         bytes[..8].copy_from_slice(&begin);
         bytes[8] = VERSION;
-        let takes =
+        let bits =
             if self.tags { TAGGED_BIT } else { 0 } | if self.atomics { ATOMIC_BIT } else { 0 };
-        bytes[12..].copy_from_slice(&takes.to_be_bytes());
+        bytes[12..].copy_from_slice(&bits.to_be_bytes());
         bytes
     }
 
-    /// What these bytes of a message of this kind say, if they are a mark. Bits that mean nothing
-    /// here are not looked at.
+    /// Decodes the extension of a message of this type; `None` when the bytes are none. Unknown
+    /// bits are ignored.
     pub(super) fn decode(kind: CmKind, bytes: &[u8]) -> Option<Self> {
         let [
             b0,
@@ -82,15 +94,15 @@ impl VendorExtension {
         if magic(kind)? != [b0, b1, b2, b3, b4, b5, b6, b7] || version < VERSION {
             return None;
         }
-        let takes = u32::from_be_bytes([t0, t1, t2, t3]);
+        let bits = u32::from_be_bytes([t0, t1, t2, t3]);
         Some(Self {
-            tags: takes & TAGGED_BIT != 0,
-            atomics: takes & ATOMIC_BIT != 0,
+            tags: bits & TAGGED_BIT != 0,
+            atomics: bits & ATOMIC_BIT != 0,
         })
     }
 }
 
-/// How a mark begins in a message of this kind, if there is one in such a message.
+/// Returns the magic of the extension in a message of this type, if the type can carry one.
 fn magic(kind: CmKind) -> Option<[u8; 8]> {
     match kind {
         CmKind::Request => Some(REQUEST_MAGIC),
@@ -99,8 +111,8 @@ fn magic(kind: CmKind) -> Option<[u8; 8]> {
     }
 }
 
-/// What a peer is known to take. What it may not survive can only be said to one that takes it: see
-/// [`Supported`].
+/// Capabilities of the peer of a connection. Frames that could crash a peer without the capability
+/// need a [`Supported`] token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCaps {
     tags: bool,
@@ -108,8 +120,8 @@ pub struct PeerCaps {
     is_same_implementation: bool,
 }
 
-/// Something that the peer of a connection takes. There is no other way to one than to ask
-/// [`PeerCaps`], and none to a frame that needs it.
+/// Something that the peer of a connection supports. Only [`PeerCaps`] makes such tokens, and
+/// frames that need a capability take one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Supported<T>(T);
 
@@ -120,8 +132,8 @@ impl<T> Supported<T> {
 }
 
 impl PeerCaps {
-    /// Of an endpoint that talks with many, which takes tags, and may be of this library and take
-    /// everything.
+    /// Returns the capabilities of an `FI_EP_RDM` peer. It supports tags, and everything else if it
+    /// is of this library.
     #[must_use]
     pub fn rdm(is_same_implementation: bool) -> Self {
         Self {
@@ -131,48 +143,48 @@ impl PeerCaps {
         }
     }
 
-    /// Of an endpoint that is connected with this one, and has marked what it says, or has not. A
-    /// libfabric peer takes tags only where it has a shared receive context, of which the wire says
-    /// nothing, and does not survive them elsewhere: what it sends is no proof. So that is the
-    /// `promise` of a program that knows it; who says itself what it takes knows better.
+    /// Returns the capabilities of an `FI_EP_MSG` peer with this vendor extension. A libfabric peer
+    /// supports tags only with a shared receive context, of which the wire says nothing, and
+    /// crashes on them otherwise; that the peer sends tags is no proof. So without an extension the
+    /// program decides (`promise`); with one, the extension does.
     #[must_use]
-    pub fn msg(mark: Option<VendorExtension>, promise: bool) -> Self {
-        let tags = mark.map_or(promise, |mark| mark.tags);
+    pub fn msg(extension: Option<VendorExtension>, promise: bool) -> Self {
+        let tags = extension.map_or(promise, |extension| extension.tags);
         Self {
             tags,
-            atomics: mark.is_some_and(|mark| mark.atomics),
-            is_same_implementation: mark.is_some(),
+            atomics: extension.is_some_and(|extension| extension.atomics),
+            is_same_implementation: extension.is_some(),
         }
     }
 
-    /// Whether it is of this library, and understands what no other does.
+    /// Returns whether the peer is of this library, and so understands its vendor-specific frames.
     #[must_use]
     pub fn is_same_implementation(self) -> bool {
         self.is_same_implementation
     }
 
-    /// The tag of a message for it, if that has one.
+    /// Returns the token for a message to this peer with this tag, if the message has one.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] when it is not known to take tags.
+    /// [`Error::NotSupported`] when the peer is not known to support tags.
     #[inline]
     pub fn tag(self, tag: Option<u64>) -> Result<Option<Supported<u64>>> {
         match tag {
             Some(_) if !self.tags => Err(Error::NotSupported(
-                "tagged messages to a connected peer that is not known to take them",
+                "tagged messages: the peer is not known to support them (peer_supports_tags)",
             )),
             tag => Ok(tag.map(Supported)),
         }
     }
 
-    /// An atomic operation on its memory.
+    /// Returns the token for an atomic operation on the peer's memory.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] when it is not known to have them.
+    /// [`Error::NotSupported`] when the peer is not known to support atomics.
     pub fn atomic(self, atomic: AtomicSpec) -> Result<Supported<AtomicSpec>> {
         if !self.atomics {
             return Err(Error::NotSupported(
-                "atomic operations on memory of a peer over tcp that is not known to have them",
+                "FI_ATOMIC over tcp: the peer is not known to support atomics",
             ));
         }
         Ok(Supported(atomic))

@@ -1,4 +1,7 @@
-//! What a peer does to memory of this side: its writes as they arrive.
+//! Writes of the peer as they arrive.
+//!
+//! All remote ranges are checked before a byte is written. The payload is copied from the scratch
+//! memory directly into the region; then the ack is due, and then the owner is notified.
 
 use std::sync::Arc;
 
@@ -10,23 +13,23 @@ use crate::transport::{EngineContext, RemoteAccess};
 use super::responder::{ACCESS_VIOLATION, CheckedSegment, ResponseQueue, is_accessible};
 use super::{AckDue, Frame, ProtocolViolation, RmaIovList, RmaNack};
 
-/// A write that has begun to arrive.
+/// A write whose payload is arriving.
 #[derive(Debug)]
 pub(super) struct IncomingWrite {
     segments: Vec<CheckedSegment>,
     segment: usize,
     offset: usize,
-    /// Bytes that are to come.
+    /// Payload bytes that have not arrived.
     remaining: u64,
     len: usize,
     data: Option<u64>,
     ack_due: Option<AckDue>,
-    /// Nothing more of it is written.
+    /// The write failed: the rest of its payload is discarded.
     nack: Option<RmaNack>,
     notified: NotifyProgress,
 }
 
-/// How far the owner has been told.
+/// How far the owner of the memory has been notified.
 #[derive(Clone, Copy, Debug, Default)]
 struct NotifyProgress {
     segments: usize,
@@ -34,83 +37,85 @@ struct NotifyProgress {
     is_done: bool,
 }
 
-/// How far something has come.
+/// Progress of a write or an atomic operation.
 #[derive(Debug)]
 pub(super) enum WriteProgress {
-    /// It has used so many bytes and wants more.
+    /// The operation has consumed this number of bytes and needs more.
     More(usize),
-    /// It has used so many, and has ended.
+    /// The operation has consumed this number of bytes and is complete.
     Done(usize, Option<AckDue>),
-    /// It has used so many, and cannot go on now.
+    /// The operation has consumed this number of bytes and has to wait.
     Stalled(usize, Option<AckDue>, Stall),
 }
 
-/// What is waited for.
+/// What a stalled operation waits for.
 #[derive(Debug)]
 pub(super) enum Stall {
-    /// The owner has this memory in hand.
+    /// The region is locked by its owner.
     RegionBusy(Arc<dyn RegionMemory>),
-    /// There is no room where the owner is told.
+    /// The queue for the owner's notification is full.
     CqFull,
 }
 
 impl IncomingWrite {
-    /// A write begins. What cannot be is refused, or ends the connection. Or it waits for memory
-    /// that its owner has in hand: nothing is written before all of it can be.
+    /// Begins a write, or fails it with a nack. Nothing is written before all regions are
+    /// accessible: a region that its owner has locked stalls the write.
+    ///
+    /// A peer that does not understand nacks ends the connection with a violation.
     pub(super) fn begin(
         frame: &Frame,
-        rows: &RmaIovList,
-        replies: &ResponseQueue,
+        iovs: &RmaIovList,
+        responses: &ResponseQueue,
         host: &dyn EngineContext,
     ) -> Result<Result<Self, Stall>, ProtocolViolation> {
-        if rows.total() != Some(frame.payload) {
+        if iovs.total() != Some(frame.payload) {
             return Err(ProtocolViolation(
-                "a write whose places are not as long as its bytes",
+                "write whose remote ranges do not add up to its payload",
             ));
         }
-        // Data that comes with no bytes at all is an access too: there is an owner to be told.
-        let is_wanted = replies.is_target || frame.data.is_none();
-        let unwanted = RmaNack {
+        // A write of no bytes with CQ data is an access as well: the owner is notified.
+        let is_allowed = responses.is_target || frame.data.is_none();
+        let denied = RmaNack {
             is_read: false,
             iov_index: 0,
             error: AccessError::UnknownKey,
         };
-        let found = if is_wanted {
-            replies.check_segments(rows, OpKind::Write, host)
+        let checked = if is_allowed {
+            responses.check_segments(iovs, OpKind::Write, host)
         } else {
-            Err(unwanted)
+            Err(denied)
         };
-        let (spots, denial) = match found {
-            Ok(spots) => (spots, None),
-            Err(denial) if replies.is_same_implementation && frame.ack_due().is_some() => {
-                (Vec::new(), Some(denial))
+        let (segments, nack) = match checked {
+            Ok(segments) => (segments, None),
+            Err(nack) if responses.is_same_implementation && frame.ack_due().is_some() => {
+                (Vec::new(), Some(nack))
             }
             Err(_) => return Err(ACCESS_VIOLATION),
         };
-        if let Some(spot) = spots.iter().find(|spot| !is_accessible(spot)) {
-            return Ok(Err(Stall::RegionBusy(spot.memory.clone())));
+        if let Some(segment) = segments.iter().find(|segment| !is_accessible(segment)) {
+            return Ok(Err(Stall::RegionBusy(segment.memory.clone())));
         }
         let len = usize::try_from(frame.payload).unwrap_or(usize::MAX);
-        let (left, data, owes) = (frame.payload, frame.data, frame.ack_due());
+        let (remaining, data, ack_due) = (frame.payload, frame.data, frame.ack_due());
         Ok(Ok(Self {
-            segments: spots,
+            segments,
             segment: 0,
             offset: 0,
-            remaining: left,
+            remaining,
             len,
             data,
-            ack_due: owes,
-            nack: denial,
+            ack_due,
+            nack,
             notified: NotifyProgress::default(),
         }))
     }
 
-    /// Takes in what can be of these bytes.
+    /// Writes the next bytes of the payload as far as the regions are accessible.
     pub(super) fn write(
         &mut self,
         bytes: &[u8],
         source: Option<FiAddr>,
-        replies: &ResponseQueue,
+        responses: &ResponseQueue,
         host: &mut dyn EngineContext,
     ) -> Result<WriteProgress, ProtocolViolation> {
         let mut used = 0;
@@ -125,25 +130,27 @@ impl IncomingWrite {
                 .filter(|_| self.nack.is_none())
             {
                 None => rest.len(),
-                Some(spot) => {
-                    let count = rest.len().min(spot.len - self.offset);
-                    if count > 0 && (!spot.memory.is_open() || !spot.memory.begin_access()) {
-                        if spot.memory.is_open() {
+                Some(segment) => {
+                    let count = rest.len().min(segment.len - self.offset);
+                    if count > 0 && (!segment.memory.is_open() || !segment.memory.begin_access()) {
+                        if segment.memory.is_open() {
                             return Ok(WriteProgress::Stalled(
                                 used,
                                 None,
-                                Stall::RegionBusy(spot.memory.clone()),
+                                Stall::RegionBusy(segment.memory.clone()),
                             ));
                         }
-                        self.on_region_closed(replies)?;
+                        self.on_region_closed(responses)?;
                         continue;
                     }
                     if count > 0 {
-                        spot.memory.write(spot.offset + self.offset, &rest[..count]);
-                        spot.memory.end_access();
+                        segment
+                            .memory
+                            .write(segment.offset + self.offset, &rest[..count]);
+                        segment.memory.end_access();
                     }
                     self.offset += count;
-                    if self.offset == spot.len {
+                    if self.offset == segment.len {
                         (self.segment, self.offset) = (self.segment + 1, 0);
                     }
                     count
@@ -155,20 +162,20 @@ impl IncomingWrite {
         if self.remaining > 0 {
             return Ok(WriteProgress::More(used));
         }
-        // The bytes are there, whether the owner has been told or not.
-        let owed = match self.nack {
-            Some(denial) => self.ack_due.take().map(|owed| owed.nack(denial)),
+        // The bytes are in place, whether or not the owner could be notified: the ack is due.
+        let due = match self.nack {
+            Some(nack) => self.ack_due.take().map(|due| due.nack(nack)),
             None => self.ack_due.take(),
         };
-        if self.notify(source, replies, host) {
-            return Ok(WriteProgress::Done(used, owed));
+        if self.notify(source, responses, host) {
+            return Ok(WriteProgress::Done(used, due));
         }
-        Ok(WriteProgress::Stalled(used, owed, Stall::CqFull))
+        Ok(WriteProgress::Stalled(used, due, Stall::CqFull))
     }
 
-    /// The memory was taken back meanwhile.
-    fn on_region_closed(&mut self, replies: &ResponseQueue) -> Result<(), ProtocolViolation> {
-        if !replies.is_same_implementation || self.ack_due.is_none() {
+    /// Fails the write because its region was closed meanwhile.
+    fn on_region_closed(&mut self, responses: &ResponseQueue) -> Result<(), ProtocolViolation> {
+        if !responses.is_same_implementation || self.ack_due.is_none() {
             return Err(ACCESS_VIOLATION);
         }
         self.nack = Some(RmaNack {
@@ -179,30 +186,31 @@ impl IncomingWrite {
         Ok(())
     }
 
-    /// Tells the owner what it wants to hear: data comes once, with the last place. False when
-    /// there is no room.
+    /// Reports the write to the owner as requested: CQ data once, with the last segment. Returns
+    /// false when the queue is full.
     pub(super) fn notify(
         &mut self,
         source: Option<FiAddr>,
-        replies: &ResponseQueue,
+        responses: &ResponseQueue,
         host: &mut dyn EngineContext,
     ) -> bool {
         if self.nack.is_some() || self.notified.is_done {
             return true;
         }
-        while let Some(spot) = self.segments.get(self.notified.segments) {
+        while let Some(segment) = self.segments.get(self.notified.segments) {
             let data = self
                 .data
                 .filter(|_| self.notified.segments + 1 == self.segments.len());
-            if replies.rma_events || spot.rma_events || data.is_some() {
-                // What comes with data tells of all that was not told of before.
+            if responses.rma_events || segment.rma_events || data.is_some() {
+                // The event with CQ data covers all bytes that were not reported before.
                 let len = if data.is_some() {
                     self.len - self.notified.bytes
                 } else {
-                    spot.len
+                    segment.len
                 };
                 let transfer = Transfer::written(len, data, source);
-                if !host.on_remote_access(replies.ep, spot.key, RemoteAccess::Write, transfer) {
+                if !host.on_remote_access(responses.ep, segment.key, RemoteAccess::Write, transfer)
+                {
                     return false;
                 }
                 self.notified.bytes += len;
@@ -212,7 +220,7 @@ impl IncomingWrite {
         if self.segments.is_empty()
             && self.data.is_some()
             && !host.on_remote_access(
-                replies.ep,
+                responses.ep,
                 0,
                 RemoteAccess::Write,
                 Transfer::written(0, self.data, source),

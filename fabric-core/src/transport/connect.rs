@@ -1,4 +1,4 @@
-//! How endpoints that are connected with one peer come by it.
+//! Connection management of `FI_EP_MSG` endpoints.
 
 use std::any::Any;
 use std::fmt;
@@ -6,67 +6,69 @@ use std::time::Duration;
 
 use crate::address::{Address, FiAddr};
 
-/// The most private data that a request to be connected, or its answer, carries, in bytes.
+/// Maximum length of the private data of a connection request or its reply, in bytes.
 #[doc(alias = "FI_OPT_CM_DATA_SIZE")]
 pub const MAX_PRIVATE_DATA: usize = 256;
 
-/// Somebody who wants to be connected with a passive endpoint.
+/// A connection request at a passive endpoint.
 pub struct ConnReq {
-    /// Where it calls from.
+    /// Address of the initiator.
     pub peer: Address,
-    /// Its private data.
+    /// Private data of the request.
     pub data: Vec<u8>,
-    /// Its connection, until an endpoint has it.
+    /// The pending connection, until an endpoint accepts it.
     pub handle: Box<dyn ConnReqHandle>,
 }
 
-/// The connection of somebody who wants to be connected. It belongs to no domain yet. Who drops it
-/// refuses, without data.
+/// The connection behind a connection request. It belongs to no domain yet. Dropping it rejects the
+/// request without private data.
 pub trait ConnReqHandle: Any + Send {
-    /// Refuses, with this private data.
+    /// Rejects the request with this private data.
     fn reject(self: Box<Self>, data: &[u8]);
 }
 
 impl fmt::Debug for ConnReq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Request")
+        f.debug_struct("ConnReq")
             .field("peer", &self.peer)
             .finish_non_exhaustive()
     }
 }
 
-/// How an endpoint that is connected comes by its peer.
+/// Parameters for connecting an `FI_EP_MSG` endpoint.
 pub struct ConnectParams<'a> {
-    /// The number of the peer in the address vector of the endpoint.
+    /// Address handle of the peer in the address vector of the endpoint.
     pub fi_addr: FiAddr,
-    /// Its address.
+    /// Address of the peer.
     pub peer: &'a Address,
-    /// What it is told, up to [`MAX_PRIVATE_DATA`] bytes.
+    /// Private data for the peer, at most [`MAX_PRIVATE_DATA`] bytes.
     pub data: &'a [u8],
-    /// The program knows that it takes tagged messages, whether it says so or not.
+    /// The program asserts that the peer supports tagged messages, whether or not the peer
+    /// announces it.
     pub peer_supports_tags: bool,
-    /// Who asks whom.
+    /// Which side initiates the connection.
     pub mode: ConnectMode<'a>,
 }
 
-/// Who asks whom to be connected.
+/// Which side initiates a connection.
 pub enum ConnectMode<'a> {
-    /// This side asks whoever listens at the address of the peer, and waits so long for the answer.
+    /// This side sends a request to the listener at the address of the peer and waits for the
+    /// reply.
     Connect {
-        /// From which address here; any, unless said.
+        /// Local address to connect from; `None` lets the kernel choose.
         from: Option<&'a Address>,
-        /// How long.
+        /// Time limit for the reply.
         timeout: Duration,
     },
-    /// It accepts this request.
+    /// This side accepts this request.
     Accept(Box<dyn ConnReqHandle>),
 }
 
-/// What an endpoint knows once it is connected.
+/// Result of a connection attempt: what an endpoint knows of its connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connected {
-    /// Its own address.
+    /// Local address of the endpoint.
     pub name: Address,
-    /// The private data the peer has answered with; none of one that was accepted.
+    /// Private data of the peer's acceptance; empty on the accepting side.
     pub data: Vec<u8>,
 }

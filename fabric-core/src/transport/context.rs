@@ -1,4 +1,4 @@
-//! What a provider sees of the engine.
+//! The engine as a transport sees it.
 
 use crate::address::{Address, FiAddr};
 use crate::buf::{AnyBuf, CopySource, Payload, PooledBuf};
@@ -10,67 +10,70 @@ use crate::mr::Region;
 
 use super::{Connected, EpId, OpKey, RemoteAccess, RmaIov, RmaIovId};
 
-/// Which endpoint has an address: one that is opened there later is another incarnation. The
-/// provider chooses the number.
+/// Identifies one endpoint among all that have had its address: an endpoint opened there later has
+/// another incarnation. The transport chooses the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Incarnation(pub u128);
 
-/// What a receive for several messages has for one of them.
+/// Share of a multi-receive (`FI_MULTI_RECV`) for one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MultiRecvSplit {
-    /// A receive with part of its buffer.
+    /// A receive with part of the buffer.
     Part(OpKey),
-    /// Likewise, and it takes no more messages: it must leave the queue.
+    /// A receive with part of the buffer; it is the last one, so the multi-receive must leave the
+    /// queue.
     Last(OpKey),
-    /// Nothing now: the message could not be reported. It must wait where it is.
+    /// None now: the completion queue is full. The message must wait where it is.
     CqFull,
-    /// Nothing: the message does not fit into what is left, or the receive has ended. It takes no
-    /// more messages and must leave the queue; the next receive may have the message.
+    /// None: the message does not fit into the rest of the buffer, or the multi-receive has ended.
+    /// It must leave the queue; the next receive may take the message.
     Exhausted,
 }
 
-/// What a provider may ask of the engine while it is being called.
+/// Services of the engine that a transport may use during a call.
 pub trait EngineContext {
-    /// The bytes a send operation is to send.
+    /// Returns the payload of a send operation.
     fn payload(&self, op: OpKey) -> Payload<'_>;
 
-    /// Whether the bytes of a send operation lie in ordinary memory, which another process may be
-    /// let read. What is in a buffer of the user's own kind may lie on a device.
+    /// Returns whether the payload of a send operation is in host memory that another process may
+    /// read. A custom buffer may be device memory.
     fn is_host_memory(&self, op: OpKey) -> bool {
         let _ = op;
         true
     }
 
-    /// Takes the buffer of an operation whose bytes the kernel reads from where they lie, for as
-    /// long as it does, which may be longer than the operation takes. Until it is [given
-    /// back](Host::restore) the operation has no payload, and its end is kept to be reported then:
-    /// whoever hears of it may have the buffer. `None` where buffers are not given away.
+    /// Takes the buffer of an operation while the kernel reads its bytes in place, which may last
+    /// longer than the operation. Until the buffer is [returned](EngineContext::return_buffer) the
+    /// operation has no payload, and its completion is deferred: the owner gets the buffer with it.
+    /// `None` where buffers are not given away.
     fn take_buffer(&mut self, op: OpKey) -> Option<AnyBuf> {
         let _ = op;
         None
     }
 
-    /// Gives back what was taken: nobody reads it any more. The operation need not be there any
-    /// more.
+    /// Returns a buffer taken with [`take_buffer`](EngineContext::take_buffer), which the kernel no
+    /// longer reads. The operation may have ended meanwhile.
     fn return_buffer(&mut self, op: OpKey, buf: AnyBuf) {
         let _ = (op, buf);
     }
 
-    /// The places of a write or read that has several. Its bytes go to them, or come from them, in
-    /// this order. All of them are to be checked before the first byte moves.
-    fn rma_iovs(&self, spread: RmaIovId) -> &[RmaIov] {
-        let _ = spread;
+    /// Returns the remote ranges of a write or read that has several. The payload is written to
+    /// them, or read from them, in this order. All of them must be checked before the first byte
+    /// moves.
+    fn rma_iovs(&self, id: RmaIovId) -> &[RmaIov] {
+        let _ = id;
         &[]
     }
 
-    /// A message of `len` bytes is about to be placed in this receive, which reserves memory for it
-    /// if its buffer grows; returns how many bytes it can take.
+    /// Begins to fill a receive with a message of `len` bytes and reserves memory if its buffer
+    /// grows; returns how many bytes the receive accepts.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     fn begin_fill(&mut self, op: OpKey, len: usize) -> Result<usize>;
 
-    /// Copies part of `source` into the receive's buffer at position `at`.
+    /// Copies `count` bytes of `source` from offset `from` into the receive's buffer at offset
+    /// `at`.
     fn write_at(
         &mut self,
         op: OpKey,
@@ -80,11 +83,11 @@ pub trait EngineContext {
         count: usize,
     );
 
-    /// A whole message for this receive: expected, placed and completed in one call.
+    /// Delivers a whole message to this receive: fills and completes it in one call.
     fn deliver(&mut self, op: OpKey, envelope: &Envelope, source: &dyn CopySource) {
         match self.begin_fill(op, envelope.len) {
-            Ok(room) => {
-                let placed = room.min(envelope.len);
+            Ok(accepted) => {
+                let placed = accepted.min(envelope.len);
                 self.write_at(op, 0, source, 0, placed);
                 self.complete(op, Outcome::received(envelope, placed));
             }
@@ -94,124 +97,125 @@ pub trait EngineContext {
         }
     }
 
-    /// What a receive for several messages has for this one.
+    /// Splits off the share of a multi-receive for this message.
     fn split_multi_recv(&mut self, op: OpKey, envelope: &Envelope) -> MultiRecvSplit {
         let _ = (op, envelope);
         MultiRecvSplit::Exhausted
     }
 
-    /// Whether such a receive has a place where a further message can be reported. If it has not,
-    /// the provider is called again ([`TransportDomain::progress`](super::TransportDomain::progress))
-    /// when it has.
+    /// Returns whether the completion queue of a multi-receive has room for a further message. If
+    /// not, the engine calls [`TransportDomain::progress`](super::TransportDomain::progress) again
+    /// when there is room.
     fn has_cq_room(&mut self, op: OpKey) -> bool {
         let _ = op;
         false
     }
 
-    /// Whether this receive takes a message of this length where it lies.
+    /// Returns whether this receive accepts a message of this length as a loan.
     fn accepts_loan(&self, op: OpKey, len: usize) -> bool {
         let _ = (op, len);
         false
     }
 
-    /// Gives the receive a whole buffered message; returns how many bytes it could take. Without
-    /// copying if the receive has no buffer of its own.
+    /// Gives the receive a whole buffered message; returns how many bytes it accepted. Nothing is
+    /// copied if the receive has no buffer of its own.
     fn give_buffered(&mut self, op: OpKey, bytes: PooledBuf) -> usize;
 
-    /// Gives the receive the first bytes of a message of `len` bytes, whose rest is still arriving;
-    /// returns how many bytes of the message it can take, and how many it has. Without copying if
+    /// Gives the receive the first bytes of a message of `len` bytes that is still arriving;
+    /// returns how many bytes of the message it accepts, and how many it has. Nothing is copied if
     /// the receive has no buffer of its own.
     ///
     /// # Errors
-    /// As [`Host::begin_fill`].
+    /// Those of [`begin_fill`](EngineContext::begin_fill).
     fn adopt_partial(&mut self, op: OpKey, bytes: PooledBuf, len: usize) -> Result<(usize, usize)> {
-        let room = self.begin_fill(op, len)?;
-        let placed = bytes.len().min(room);
+        let accepted = self.begin_fill(op, len)?;
+        let placed = bytes.len().min(accepted);
         self.write_at(op, 0, &&bytes[..], 0, placed);
-        Ok((room, placed))
+        Ok((accepted, placed))
     }
 
-    /// Takes the first `filled` bytes back from a receive nobody waits for.
+    /// Takes the first `filled` bytes from a detached receive.
     fn take_received(&mut self, op: OpKey, filled: usize) -> PooledBuf;
 
-    /// Nothing of what the operation gives away is needed here any more: it is in the kernel's, or
-    /// in the peer's hands. The operation has not ended, for it waits for the word of its peer.
+    /// Notes that the transport no longer needs the payload of the operation: the kernel or the
+    /// peer has it. The operation has not completed; it waits for the peer's response.
     fn has_left(&mut self, op: OpKey) {
         let _ = op;
     }
 
-    /// The message that was being placed in this receive is lost, and the receive waits for another
-    /// one: what was placed is no part of that, and the buffer is as large as before.
+    /// Rearms a receive whose message was lost: the receive waits for another message, with none of
+    /// the lost bytes and its original buffer size.
     fn rearm(&mut self, op: OpKey) {
         let _ = op;
     }
 
-    /// The message is lost for which this part was [split](Host::split) off: the part has ended,
-    /// and is not reported.
+    /// Discards a part of a multi-receive, [split off](EngineContext::split_multi_recv) for a
+    /// message that was lost: the part ends without a completion.
     fn discard_part(&mut self, op: OpKey) {
         let _ = op;
     }
 
-    /// The operation has ended.
+    /// Completes the operation.
     fn complete(&mut self, op: OpKey, outcome: Outcome);
 
-    /// A message of `len` bytes with this tag has been sent: its operation has ended well.
+    /// Completes a send of `len` bytes with this tag successfully.
     fn sent(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
         self.complete(op, Outcome::ok(Transfer::sent(len, tag)));
     }
 
-    /// The call left something behind that waits for a peer, or that a further pass could move. If
-    /// doorbells have been asked for, they must be asked for again, with this in view.
+    /// Notes that the call has left work that waits for a peer or for a further pass. If doorbells
+    /// are armed, the engine must arm them again.
     fn request_rearm(&mut self) {}
 
-    /// After this pass something is under way that further passes move: they are to be made, also
-    /// if nobody here waits for it. Said in every pass for which it is so.
+    /// Notes that further passes are needed, even if no task of this process waits. The transport
+    /// calls it in every pass for which that holds.
     fn request_progress(&mut self) {}
 
-    /// Something happened on the endpoint.
+    /// Reports an event of the endpoint.
     fn event(&mut self, ep: EpId, event: EventKind);
 
-    /// A connection ended while the peer had so many loans of the endpoint: their memory is not
-    /// used again.
+    /// Reports that a connection ended while the peer held this number of loans: their memory is
+    /// not reused.
     fn loans_lost(&mut self, _ep: EpId, _peer: &Address, _loans: usize) {}
 
-    /// The address to reach the peer of this handle at.
+    /// Returns the address of the peer with this handle.
     ///
     /// # Errors
     /// [`Error::StaleAddress`](crate::Error::StaleAddress);
-    /// [`Error::PeerGone`](crate::Error::PeerGone) of an auto-inserted handle whose peer is gone,
-    /// when another one has its address.
+    /// [`Error::PeerGone`](crate::Error::PeerGone) for an auto-inserted handle whose peer is gone
+    /// while another peer has its address.
     fn address_of(&self, ep: EpId, addr: FiAddr) -> Result<Address>;
 
-    /// What a key of this domain stands for.
+    /// Returns the region with this key in the domain.
     fn region(&self, key: u64) -> Option<&Region>;
 
-    /// A peer has done this to the region of this key, as it says, by way of the endpoint. Told of
-    /// what comes with data, of everything done to a region that [heeds](Region::heeds) it, and of
-    /// everything if the endpoint was opened with
-    /// [`Caps::RMA_EVENT`](crate::flags::Caps::RMA_EVENT), which the engine leaves in only where
-    /// somebody counts. False when it cannot be taken in now: the completion queue is full.
+    /// Reports an access of a peer, through this endpoint, to the region with this key. The
+    /// transport reports accesses with CQ data, all accesses to a region with
+    /// [`rma_events`](Region::rma_events), and all accesses if the endpoint was opened with
+    /// [`Caps::RMA_EVENT`](crate::flags::Caps::RMA_EVENT), which the engine keeps only where a
+    /// counter needs it. Returns false when the completion queue is full: the transport must retry.
     fn on_remote_access(
         &mut self,
         ep: EpId,
         key: u64,
-        deed: RemoteAccess,
+        access: RemoteAccess,
         transfer: Transfer,
     ) -> bool;
 
-    /// Which incarnation a handle stands for. `None` of one that the program inserted, which stands
-    /// for whoever has the address; an auto-inserted handle stands for the peer that connected.
+    /// Returns the incarnation behind a handle. `None` for a handle that the program inserted,
+    /// which stands for any endpoint at the address; an auto-inserted handle stands for the peer
+    /// that connected.
     fn incarnation_of(&self, ep: EpId, addr: FiAddr) -> Option<Incarnation> {
         let _ = (ep, addr);
         None
     }
 
-    /// The handle that the program inserted for an address.
+    /// Returns the handle that the program inserted for an address.
     fn fi_addr_of(&self, ep: EpId, address: &Address) -> Option<FiAddr>;
 
-    /// A peer connected: its handle, which an auto-insert vector gives it now. `None` for the
-    /// incarnation: the transport does not know, and a peer without another connection counts as
-    /// new.
+    /// Notes that a peer connected; returns its handle, which an auto-insert address vector assigns
+    /// now. With `None` for the incarnation the transport does not know it, and a peer without
+    /// another connection counts as new.
     fn peer_connected(
         &mut self,
         ep: EpId,
@@ -219,28 +223,31 @@ pub trait EngineContext {
         incarnation: Option<Incarnation>,
     ) -> Option<FiAddr>;
 
-    /// A connection has ended that had this number when it was made. A number that was given on the
-    /// spot is taken back with the last of them, once none of the peer's messages waits.
-    fn peer_disconnected(&mut self, ep: EpId, number: Option<FiAddr>);
+    /// Notes that a connection has ended for whose peer
+    /// [`peer_connected`](EngineContext::peer_connected) returned this handle. An auto-inserted
+    /// handle is removed with the last connection, once no message of the peer is buffered.
+    fn peer_disconnected(&mut self, ep: EpId, addr: Option<FiAddr>);
 
-    /// Somebody waits at a passive endpoint, to be taken from there with
+    /// Notes that a connection request waits at a passive endpoint, to be taken with
     /// [`TransportDomain::take_connreq`](super::TransportDomain::take_connreq).
     fn on_connreq(&mut self, ep: EpId, peer: &Address, data: &[u8]) {
         let _ = (ep, peer, data);
     }
 
-    /// An endpoint that was to be connected with this peer is, or will never be. Told once.
-    fn on_connected(&mut self, ep: EpId, peer: &Address, joined: Result<Connected>) {
-        let _ = (ep, peer, joined);
+    /// Reports the result of connecting an `FI_EP_MSG` endpoint to this peer. Called once per
+    /// endpoint.
+    fn on_connected(&mut self, ep: EpId, peer: &Address, result: Result<Connected>) {
+        let _ = (ep, peer, result);
     }
 
-    /// A key for a peer that has connected to an endpoint which shares its receives: nobody else in
-    /// the domain has it.
+    /// Returns a key for a peer that has connected to an endpoint with a shared receive context;
+    /// the key is unique in the domain.
     fn new_shared_peer_key(&mut self, ep: EpId) -> PeerKey {
         let _ = ep;
         PeerKey::default()
     }
 
-    /// The address of a number that is about to be taken back: nothing more will come from there.
-    fn departing_address(&self, number: FiAddr) -> Option<Address>;
+    /// Returns the address of a handle that is about to be removed: no more messages will arrive
+    /// from it.
+    fn departing_address(&self, addr: FiAddr) -> Option<Address>;
 }

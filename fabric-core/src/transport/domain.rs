@@ -17,25 +17,25 @@ use super::{
     ConnReq, ConnectParams, EngineContext, EpId, FastPath, LoanAllocator, OpKey, SocketIo, TxOp,
 };
 
-/// What became of an attempt to send at once.
+/// Outcome of an attempt to send at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrySend {
-    /// The peer's endpoint has the message; the payload is no longer needed.
+    /// The message is sent; the payload is no longer needed.
     Done,
-    /// The provider has copied the payload, and sends it later together with other messages. The
-    /// operation has not ended: [`TransportDomain::collected`] names it, and its end is reported
-    /// with [`Host::complete`] when the last byte was handed to the kernel. Only messages are
-    /// collected.
+    /// The transport has copied the payload, and sends it later together with other messages. The
+    /// operation has not completed: [`TransportDomain::collected`] names it, and it completes with
+    /// [`EngineContext::complete`] when its last byte has been handed to the kernel. Only messages
+    /// are collected.
     Collected,
-    /// It has to wait: call [`TransportDomain::queue_send`] with the operation that owns the
+    /// The send has to wait: call [`TransportDomain::queue_send`] with the operation that owns the
     /// payload.
     WouldBlock,
 }
 
 /// The data path of one domain.
 pub trait TransportDomain: Send {
-    /// Opens an endpoint, at the given address or at a fresh one, and returns the address. Its
-    /// receive side is made of `receiving`.
+    /// Opens an endpoint, at the given address or at one the transport chooses, and returns the
+    /// address. `receiving` is the source of its receives.
     ///
     /// # Errors
     /// [`Error::AddressInUse`], or what the operating system refuses.
@@ -47,8 +47,8 @@ pub trait TransportDomain: Send {
         receiving: RxSource<'_>,
     ) -> Result<Address>;
 
-    /// Opens a passive endpoint, at the given address or at a fresh one, and returns the address.
-    /// It tells of those who want to be connected with [`Host::on_connreq`].
+    /// Opens a passive endpoint, at the given address or at one the transport chooses, and returns
+    /// the address. The transport reports requests with [`EngineContext::on_connreq`].
     ///
     /// # Errors
     /// [`Error::AddressInUse`], or what the operating system refuses.
@@ -57,49 +57,51 @@ pub trait TransportDomain: Send {
         Err(Error::NotSupported("passive endpoints"))
     }
 
-    /// The request that has waited longest at a passive endpoint.
+    /// Takes the oldest connection request of a passive endpoint.
     fn take_connreq(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Option<ConnReq> {
         let _ = (host, ep);
         None
     }
 
-    /// Opens an endpoint that is connected with one peer. What has become of it is told with
-    /// [`Host::on_connected`], possibly before this returns.
+    /// Opens an `FI_EP_MSG` endpoint. The transport reports the result with
+    /// [`EngineContext::on_connected`], possibly before this method returns.
     ///
     /// # Errors
-    /// What is known to be impossible now; nothing is left behind, and a request has been refused.
+    /// Failures known at once; all resources are released, and a request to be accepted has been
+    /// rejected.
     fn open_connected(
         &mut self,
         host: &mut dyn EngineContext,
         ep: EpId,
         info: &Info,
-        meeting: ConnectParams<'_>,
+        params: ConnectParams<'_>,
         receiving: RxSource<'_>,
     ) -> Result<()> {
-        let _ = (host, ep, info, meeting, receiving);
+        let _ = (host, ep, info, params, receiving);
         Err(Error::NotSupported("connected endpoints"))
     }
 
-    /// Ends the connection of an endpoint: what has been sent still leaves, what has not ends as
-    /// cancelled.
+    /// Shuts down the connection of an endpoint: bytes already sent still leave; queued operations
+    /// complete as canceled.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] when it is not of that kind.
+    /// [`Error::NotSupported`] when the endpoint is not of type `FI_EP_MSG`.
     fn shutdown(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Result<()> {
         let _ = (host, ep);
         Err(Error::NotSupported(
-            "ending the connection of an endpoint that has none of its own",
+            "shutdown: the endpoint is not connection-oriented (FI_EP_MSG)",
         ))
     }
 
-    /// Closes an endpoint. Operations that are still posted on it complete as cancelled.
+    /// Closes an endpoint. Operations that are still posted complete as canceled.
     fn close_endpoint(&mut self, host: &mut dyn EngineContext, ep: EpId);
 
-    /// Sends, or writes to a peer's memory, at once if nothing stands in the way. Takes nothing
-    /// from `payload` when it cannot. What ends only with the [word](TxOp::level) of the peer
-    /// is not ended at once, and so is to be queued.
+    /// Sends a message, or writes to a peer's memory, at once if possible. `payload` is not
+    /// consumed otherwise. An operation whose [level](TxOp::level) needs the peer's ack is never
+    /// completed at once, and so must be queued.
     ///
     /// # Errors
+    /// Failures known at once; nothing was sent.
     /// What is known to be impossible now; nothing was sent.
     fn try_send(
         &mut self,
@@ -110,7 +112,8 @@ pub trait TransportDomain: Send {
     ) -> Result<TrySend>;
 
     /// Names the operation of the message that the last call of [`TransportDomain::try_send`] has
-    /// [collected](TrySend::Collected); the message has `len` bytes. Called before anything else.
+    /// [collected](TrySend::Collected); the message has `len` bytes. The engine calls it before any
+    /// other method.
     fn collected(
         &mut self,
         host: &mut dyn EngineContext,
@@ -126,25 +129,25 @@ pub trait TransportDomain: Send {
         );
     }
 
-    /// Hands the collected messages of an endpoint to the kernel, as far as there is room, and
-    /// completes those whose last byte was taken.
+    /// Hands the collected messages of an endpoint to the kernel as far as its buffers have room,
+    /// and completes those whose last byte was accepted.
     fn write_collected(&mut self, host: &mut dyn EngineContext, ep: EpId) {
         let _ = (host, ep);
     }
 
-    /// What was sent at once with `more` is all there was: wakes those it was for.
+    /// Ends a batch of sends with `more`: notifies the receivers.
     ///
     /// # Errors
-    /// [`Error::PeerGone`] when one of them has closed meanwhile, and has not taken everything.
+    /// [`Error::PeerGone`] when a receiver has closed meanwhile without accepting everything.
     fn flush(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Result<()> {
         let _ = (host, ep);
         Ok(())
     }
 
-    /// Reads a peer's memory at once if nothing stands in the way.
+    /// Reads a peer's memory at once if possible.
     ///
     /// # Errors
-    /// What is known to be impossible now: a key, a right or a range; nothing was read.
+    /// Failures known at once, such as a wrong key, right or range; nothing was read.
     fn try_read(
         &mut self,
         host: &mut dyn EngineContext,
@@ -156,9 +159,9 @@ pub trait TransportDomain: Send {
         Err(Error::NotSupported("reads of a peer's memory"))
     }
 
-    /// Executes an atomic operation at once if nothing stands in the way. `operands` holds the
-    /// operands and behind them the comparands, if the operation has some; `result` takes what was
-    /// there before, if it is as long.
+    /// Executes an atomic operation at once if possible. `operands` holds the operands, followed by
+    /// the comparands of a compare operation; `result` receives the previous values of a fetching
+    /// one.
     ///
     /// # Errors
     /// As [`TransportDomain::try_read`]; nothing was changed.
@@ -174,11 +177,11 @@ pub trait TransportDomain: Send {
         Err(Error::NotSupported("atomic operations on a peer's memory"))
     }
 
-    /// A region of a peer's that has been accessed, to be reached without the provider from now on.
-    /// `None` when it is not known yet.
+    /// Returns a region of a peer for accesses without the transport from now on. `None` when the
+    /// region has not been accessed yet.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] when an access needs the provider, or the peer wants to hear of it.
+    /// [`Error::NotSupported`] when accesses need the transport, or the peer wants events for them.
     fn direct_region(
         &mut self,
         host: &mut dyn EngineContext,
@@ -187,72 +190,74 @@ pub trait TransportDomain: Send {
         key: u64,
     ) -> Result<Option<DirectRegion>> {
         let _ = (host, ep, peer, key);
-        Err(Error::NotSupported("windows of a peer's memory"))
+        Err(Error::NotSupported(
+            "direct access to memory of a peer (the provider does not map it)",
+        ))
     }
 
-    /// A way to the peers of this endpoint that does not need the domain's lock. Asked once, when
-    /// it is opened.
+    /// Returns a path to the peers of this endpoint that does not need the domain's lock. Called
+    /// once, when the endpoint is opened.
     fn fast_path(&self, ep: EpId) -> Option<Arc<dyn FastPath>> {
         let _ = ep;
         None
     }
 
-    /// Where loans come from; nobody, where messages are always copied. Asked once, when the domain
-    /// is opened.
+    /// Returns the allocator of loans; `None` where messages are always copied. Called once, when
+    /// the domain is opened.
     fn loan_allocator(&self) -> Option<Arc<dyn LoanAllocator>> {
         None
     }
 
-    /// Takes back what peers have given back of what was lent to them.
+    /// Collects loans that peers have returned.
     fn collect_loans(&mut self) {}
 
-    /// Messages of at least this many bytes are copied once, straight from one process to the
-    /// other, where that can be done. Said before endpoints are opened; `usize::MAX` for none, in
-    /// either direction. Providers that have no such way take no notice.
+    /// Sets the minimum length in bytes of messages that are copied once, directly between the
+    /// processes, where possible; `usize::MAX` turns single copy off in both directions. Called
+    /// before endpoints are opened; transports without single copy ignore it.
     fn set_single_copy_threshold(&mut self, len: usize) {
         let _ = len;
     }
 
-    /// How sockets are waited for. Said before endpoints are opened; providers without sockets take
-    /// no notice.
+    /// Sets how sockets are waited for. Called before endpoints are opened; transports without
+    /// sockets ignore it.
     ///
     /// # Errors
-    /// The kernel refuses what was asked for by name.
+    /// The kernel does not support an explicitly requested mode.
     fn set_socket_io(&mut self, io: SocketIo) -> Result<()> {
         let _ = io;
         Ok(())
     }
 
-    /// What is set on sockets. Said before endpoints are opened; providers without sockets take no
-    /// notice.
+    /// Sets the socket options. Called before endpoints are opened; transports without sockets only
+    /// check them.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::TooLong`]; what the kernel does not have is refused by name.
+    /// [`Error::Invalid`], [`Error::TooLong`]; an option that the kernel does not support is named.
     fn set_socket_options(&mut self, options: &SocketOptions) -> Result<()> {
         options.check()
     }
 
-    /// A region has a key from now on, or this has changed of it.
+    /// Notes that a region was registered with this key, or that its attributes changed.
     fn region_opened(&mut self, key: u64, region: &Region) {
         let _ = (key, region);
     }
 
-    /// A key is no longer valid.
+    /// Notes that a key is no longer valid.
     fn region_closed(&mut self, key: u64) {
         let _ = key;
     }
 
-    /// The owner of a region that is served has given it back to its peers: whoever waits for it is
-    /// to look again.
+    /// Notes that the owner of a served region has unlocked it: accesses that wait for it are to be
+    /// retried.
     fn region_released(&mut self, key: u64) {
         let _ = key;
     }
 
-    /// Queues a send, or a one-sided operation, whose payload the operation `op` owns. Its end is
-    /// reported with [`Host::complete`].
+    /// Queues a send or an RMA operation whose payload the operation `op` owns. It completes with
+    /// [`EngineContext::complete`].
     ///
     /// # Errors
-    /// What is known to be impossible now; nothing was queued.
+    /// Failures known at once; nothing was queued.
     fn queue_send(
         &mut self,
         host: &mut dyn EngineContext,
@@ -261,11 +266,12 @@ pub trait TransportDomain: Send {
         spec: &TxOp,
     ) -> Result<()>;
 
-    /// Posts a receive. Its end is reported with [`Host::complete`], possibly before this returns.
+    /// Posts a receive. It completes with [`EngineContext::complete`], possibly before this method
+    /// returns.
     fn post_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec);
 
-    /// Posts a receive that takes several messages: [`Host::split_multi_recv`] makes a receive of its own for
-    /// each. It stays posted until the host says that it is used up.
+    /// Posts a multi-receive: [`EngineContext::split_multi_recv`] splits off a receive for each
+    /// message. It stays posted until it is [used up](super::MultiRecvSplit::Exhausted).
     fn post_multi_recv(
         &mut self,
         host: &mut dyn EngineContext,
@@ -280,45 +286,46 @@ pub trait TransportDomain: Send {
         );
     }
 
-    /// The receive side of an endpoint that has one of its own, for what needs nothing else of the
-    /// provider: probes and claims. `None` when the endpoint is closed, or the provider has none of
-    /// that kind. [`TransportDomain::on_rx_queue_changed`] must follow.
+    /// Returns the receive queue of an endpoint with receives of its own, for probes and claims.
+    /// `None` when the endpoint is closed, or the transport has no such queue.
+    /// [`TransportDomain::on_rx_queue_changed`] must follow.
     fn rx_queue(&mut self, ep: EpId) -> Option<&mut RxQueue> {
         let _ = ep;
         None
     }
 
-    /// Something was changed at the receive side of an endpoint: what was held back may go on, and
-    /// peers may wait to hear of what was copied from them.
+    /// Notes that the receive queue of an endpoint was changed: blocked messages may be accepted
+    /// now, and acks may be due to peers.
     fn on_rx_queue_changed(&mut self, host: &mut dyn EngineContext, ep: EpId) {
         let _ = (host, ep);
     }
 
-    /// Joins a group: what is sent to it arrives at the endpoint from now on. A group that was
-    /// joined before is joined once more. Returns what to [leave](ProviderDomain::leave) it with.
+    /// Joins a multicast group: messages to it arrive at the endpoint from now on. Joins of the
+    /// same group are counted. Returns the id for [`leave_group`](TransportDomain::leave_group).
     ///
     /// # Errors
-    /// [`Error::Invalid`] when it is not the address of a group; [`Error::NotSupported`]; what the
-    /// operating system refuses.
+    /// [`Error::Invalid`] when the address is not a multicast address; [`Error::NotSupported`]; the
+    /// error of the operating system.
     fn join_group(&mut self, ep: EpId, group: &Address) -> Result<u32> {
         let _ = (ep, group);
         Err(Error::NotSupported("multicast groups"))
     }
 
-    /// Leaves a group as often as it was joined.
+    /// Leaves a group; the membership ends after as many calls as joins.
     fn leave_group(&mut self, ep: EpId, group: u32) {
         let _ = (ep, group);
     }
 
-    /// Takes an operation back that has not begun: true, and it will not complete. Otherwise it
-    /// will.
+    /// Cancels an operation that has not begun: returns true, and the operation will not complete.
+    /// Otherwise it will.
     fn cancel(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool;
 
-    /// Nobody waits for this receive any more: a message that is arriving in it is kept for the
-    /// next one. The operation will not complete.
+    /// Detaches a receive that no task awaits any more: a message that is arriving in it is kept
+    /// for the next receive. The operation will not complete.
     fn detach_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey);
 
-    /// A message was received and not looked at: it takes its old place among the unexpected ones.
+    /// Returns a message that was received but not consumed: it takes its old place among the
+    /// unexpected messages.
     fn requeue_message(
         &mut self,
         host: &mut dyn EngineContext,
@@ -327,7 +334,7 @@ pub trait TransportDomain: Send {
         bytes: PooledBuf,
     );
 
-    /// An address of the endpoint's vector now has a number.
+    /// Notes that an address of the endpoint's address vector has a handle now.
     fn address_inserted(
         &mut self,
         host: &mut dyn EngineContext,
@@ -336,31 +343,31 @@ pub trait TransportDomain: Send {
         address: &Address,
     );
 
-    /// A number of the endpoint's vector is no longer valid.
+    /// Notes that a handle of the endpoint's address vector is no longer valid.
     fn address_removed(&mut self, host: &mut dyn EngineContext, ep: EpId, addr: FiAddr);
 
-    /// Whether a message with this source waits at the endpoint.
+    /// Returns whether a message from this source is buffered at the endpoint.
     fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool;
 
-    /// Moves what can be moved, within a bound. Returns whether anything moved.
+    /// Makes a bounded amount of progress. Returns whether anything moved.
     fn progress(&mut self, host: &mut dyn EngineContext) -> bool;
 
-    /// A watched descriptor is ready.
+    /// Handles a watched descriptor that is ready.
     fn ready(&mut self, host: &mut dyn EngineContext, token: u64);
 
-    /// Asks peers to ring the doorbell from now on, then looks once more: true when it is safe to
-    /// sleep, false when there is news already (and the request is withdrawn).
+    /// Arms the doorbells, then polls once more: returns true when it is safe to sleep, and false
+    /// when there is work already (and the doorbells are disarmed).
     fn arm(&mut self) -> bool;
 
-    /// Somebody polls again; doorbells are not needed.
+    /// Disarms the doorbells: a task polls again.
     fn disarm(&mut self);
 
-    /// What the provider knows of an endpoint's doings.
+    /// Returns the counters that the transport keeps for an endpoint.
     fn stats(&self, ep: EpId) -> TransportStats {
         let _ = ep;
         TransportStats::default()
     }
 
-    /// A few words on the state of the domain, for `Debug`.
+    /// Describes the state of the domain in a few words, for `Debug`.
     fn describe(&self) -> String;
 }

@@ -1,46 +1,46 @@
-//! What goes past the lock of a domain: it is called without it, by anybody at any time.
+//! Operations that bypass the lock of a domain: called without it, from any thread at any time.
 
 use crate::buf::{Loan, Payload};
 use crate::error::Result;
 
 use super::TxOp;
 
-/// What became of something that was tried without the domain's lock.
+/// Outcome of an attempt without the domain's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FastPathResult {
-    /// It is done.
+    /// The operation is done.
     Done,
-    /// Likewise, and it is time to look at the domain's descriptors.
+    /// The operation is done, and the domain's descriptors are due to be polled.
     SentPollDue,
-    /// It is not, and the domain is to be asked.
+    /// The operation was not done; it must go through the domain.
     WouldBlock,
 }
 
-/// Where loans come from. Called without the lock of the domain, since fresh memory takes its time.
+/// Allocator of loans. Called without the lock of the domain, because fresh memory takes time.
 pub trait LoanAllocator: Send + Sync {
-    /// Memory that is there, of this many bytes or somewhat more.
+    /// Takes free memory of `len` bytes or slightly more.
     fn take_free(&self, len: usize) -> Option<Loan>;
 
-    /// Fresh memory.
+    /// Allocates fresh memory.
     ///
     /// # Errors
-    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when too much is lent; what the operating system
-    /// refuses.
+    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when the limit of loans is reached; the
+    /// error of the operating system.
     fn allocate(&self, len: usize) -> Result<Loan>;
 }
 
-/// The way to the peers of one endpoint for what can be done there at once. Called without the lock
-/// of the domain, by anybody at any time; it counts what it does, for
-/// [`TransportStats`](crate::stats::ProviderStats).
+/// Path to the peers of one endpoint for operations that can be done at once. Called without the
+/// lock of the domain, from any thread at any time; counts its operations for
+/// [`TransportStats`](crate::stats::TransportStats).
 pub trait FastPath: Send + Sync {
-    /// As [`TransportDomain::try_send`](super::TransportDomain::try_send), and keeps to its order:
-    /// never before what was posted before it.
+    /// Sends as [`TransportDomain::try_send`](super::TransportDomain::try_send) does, and keeps its
+    /// order: never before an operation that was posted earlier.
     fn try_send(&self, spec: &TxOp, payload: Payload<'_>) -> FastPathResult;
 
-    /// As [`TransportDomain::try_atomic`](super::TransportDomain::try_atomic).
+    /// Executes as [`TransportDomain::try_atomic`](super::TransportDomain::try_atomic) does.
     fn try_atomic(&self, spec: &TxOp, operands: &[u8], result: &mut [u8]) -> FastPathResult;
 
-    /// From now on, until this is taken back, somebody waits whom nothing must overtake. Called
+    /// Blocks or unblocks the path: while operations are queued, none may overtake them. Called
     /// with the lock.
-    fn set_blocked(&self, held: bool);
+    fn set_blocked(&self, blocked: bool);
 }

@@ -1,29 +1,30 @@
-//! What operations are called, what is to be done at a peer, and what a peer has done here.
+//! Identifiers of operations, operations on a peer, and accesses of a peer.
 
 use crate::address::FiAddr;
 use crate::atomic::AtomicSpec;
 use crate::completion::{CompletionLevel, OpKind};
 
-/// The name of an operation: position and generation of its slot.
+/// Identifier of an operation: index and generation of its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OpKey {
-    /// Position; small and used again.
+    /// Index of the slot; small, and reused.
     pub index: u32,
-    /// Which use of the position.
+    /// Number of the use of the slot.
     pub generation: u32,
 }
 
-/// The name of an endpoint within its domain.
+/// Identifier of an endpoint within its domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EpId(pub u32);
 
 impl EpId {
-    /// Bits of the number that say the place; those above tell apart who had it.
+    /// Number of bits of the index; the bits above distinguish successive endpoints with the same
+    /// index.
     #[doc(hidden)]
     pub const INDEX_BITS: u32 = 20;
 
-    /// Its place among the endpoints of the domain: as small as they are few, and nobody else's
-    /// while it is open.
+    /// Index among the endpoints of the domain: less than their maximum number, and unique while
+    /// the endpoint is open.
     #[doc(hidden)]
     #[must_use]
     #[inline]
@@ -32,55 +33,59 @@ impl EpId {
     }
 }
 
-/// What is to be done at a peer: a message sent, its memory accessed, or only a connection made.
+/// Operation on a peer: a message, an access to its memory, or only a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TxOp {
-    /// What.
+    /// Kind of the operation.
     pub kind: OpKind,
-    /// To whom.
+    /// Address handle of the peer.
     pub peer: FiAddr,
-    /// The tag, of tagged messages.
+    /// Tag of a tagged message.
     pub tag: Option<u64>,
-    /// Data for the receiver's completion.
+    /// CQ data for the receiver's completion.
     pub data: Option<u64>,
-    /// Where, of one-sided operations. Of one with several [places](super::Host::places) this is
-    /// where the first of them is.
+    /// Remote range of an RMA operation. For an operation with
+    /// [several](super::EngineContext::rma_iovs) ranges this is the first.
     pub remote: Option<RmaIov>,
-    /// The number of its places, where it has several. It is not tried at once, but queued.
+    /// Identifier of the remote ranges, if the operation has several. Such an operation is queued,
+    /// never tried at once.
     pub rma_iov_id: Option<RmaIovId>,
-    /// The payload is a loan of this name: the receiver may have it instead of a copy.
+    /// The payload is the loan with this identifier: the receiver may take it instead of a copy.
     pub loan: Option<u64>,
-    /// It begins when everything that was posted before it for that peer has ended. Providers need
-    /// not look at this: they are not given the operation, nor those behind it, before.
+    /// The operation begins when all operations posted before it for that peer have completed
+    /// (`FI_FENCE`). Transports can ignore this: the engine holds the operation, and those behind
+    /// it, until then.
     pub fence: bool,
-    /// When a message has ended well. A provider that does not offer the level fails it with
-    /// [`Error::NotSupported`](crate::Error::NotSupported). One-sided operations end when the
-    /// peer's memory has been accessed, whatever this says.
+    /// When a message completes. A transport that does not offer the level fails the message with
+    /// [`Error::NotSupported`](crate::Error::NotSupported). RMA operations complete when the peer's
+    /// memory has been accessed, whatever the level.
     pub level: CompletionLevel,
-    /// More follows under the same lock, and then
-    /// [`TransportDomain::flush`](super::TransportDomain::flush): nobody need be woken for this one.
+    /// More operations follow under the same lock, and then
+    /// [`TransportDomain::flush`](super::TransportDomain::flush): the receiver need not be notified
+    /// of this one (`FI_MORE`).
     pub more: bool,
 }
 
-/// The number of several places that an operation is about, as the host counts them.
+/// Identifier of the remote ranges of an operation, assigned by the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RmaIovId(pub u32);
 
-/// A place in a peer's memory, and what is done there.
+/// Range of a peer's memory, and the atomic operation on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RmaIov {
-    /// The key of the region.
+    /// Key of the region.
     pub key: u64,
-    /// Bytes from its start.
+    /// Offset from the start of the region, in bytes.
     pub offset: u64,
-    /// Bytes accessed.
+    /// Length in bytes.
     pub len: usize,
-    /// The operation, if it is atomic.
+    /// The atomic operation, if it is one.
     pub atomic: Option<AtomicSpec>,
 }
 
 impl TxOp {
-    /// Whether it is a message with nothing to say but its bytes, which has ended when it is sent.
+    /// Returns whether the operation is a plain message: no tag, data, loan, fence or flag, and
+    /// complete when sent.
     #[must_use]
     #[inline]
     pub fn is_plain(&self) -> bool {
@@ -93,7 +98,7 @@ impl TxOp {
             && !self.level.needs_ack()
     }
 
-    /// Something to be done at a peer that needs no more than that.
+    /// Returns an operation on a peer with default attributes.
     #[must_use]
     pub fn new(kind: OpKind, peer: FiAddr) -> Self {
         let level = CompletionLevel::Transmitted;
@@ -112,7 +117,7 @@ impl TxOp {
         }
     }
 
-    /// A one-sided operation.
+    /// Returns an RMA or atomic operation.
     #[must_use]
     pub fn one_sided(kind: OpKind, peer: FiAddr, remote: RmaIov) -> Self {
         Self {
@@ -122,17 +127,17 @@ impl TxOp {
     }
 }
 
-/// What a peer has done to memory of this side.
+/// Kind of access of a peer to memory of this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemoteAccess {
-    /// Written it, or changed it atomically.
+    /// The peer wrote to it, or changed it atomically.
     Write,
-    /// Read it, or fetched what it changed.
+    /// The peer read it, or fetched values it changed.
     Read,
 }
 
 impl RemoteAccess {
-    /// What an operation of the peer is here.
+    /// Returns the kind of access of the peer's operation.
     #[must_use]
     pub fn from_kind(kind: OpKind) -> Self {
         if kind.fills_buffer() {

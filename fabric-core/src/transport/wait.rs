@@ -1,56 +1,59 @@
-//! What a provider waits on.
+//! Descriptors that a transport waits on.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// How a provider waits for its sockets, and hands them what does not fit at once.
+/// How a transport waits for its sockets, and how it sends what the socket buffer does not accept
+/// at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[doc(alias = "FI_TCP_IO_URING")]
 pub enum SocketIo {
-    /// What the environment variable `FABRIC_SOCKET_IO` says: `epoll`, `io_uring` (and epoll where
-    /// the kernel refuses it), or `auto`, which is the better one by measurement: epoll.
+    /// The value of the environment variable `FABRIC_SOCKET_IO`: `epoll`, `io_uring` (or epoll
+    /// where the kernel does not support io_uring), or `auto`, which is the faster one by
+    /// measurement: epoll.
     #[default]
     Auto,
-    /// System calls that never block, and epoll.
+    /// Non-blocking system calls and epoll.
     Epoll,
-    /// The same while somebody looks, and io_uring when nobody does: what comes is received, and
-    /// what is long is sent, by the kernel alone. Connections are begun there in either case.
+    /// Non-blocking system calls while a task polls, and io_uring while no task does: the kernel
+    /// alone receives, and sends long messages. Connections are established with io_uring in either
+    /// case.
     IoUring,
 }
 
-/// What a descriptor is watched for.
+/// Readiness a descriptor is watched for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// Something to read, or the end.
+    /// Readable, or hung up.
     Read,
-    /// Room to write.
+    /// Writable.
     Write,
-    /// Either.
+    /// Readable or writable.
     Both,
 }
 
-/// What a provider waits on: a set of descriptors, and a doorbell inside the process.
+/// Wait set of a domain: a set of descriptors, and a doorbell inside the process.
 pub trait WaitSet: Send + Sync {
-    /// Wakes whoever sleeps on the set.
+    /// Wakes the thread that sleeps on the set.
     fn wake(&self);
 
-    /// Watches a descriptor: as long as it is readable or hung up,
-    /// [`TransportDomain::ready`](super::TransportDomain::ready) is told with the token.
+    /// Watches a descriptor: while it is readable or hung up, the engine calls
+    /// [`TransportDomain::ready`](super::TransportDomain::ready) with the token.
     ///
     /// # Errors
-    /// What the operating system refuses.
+    /// The error of the operating system.
     fn watch(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()>;
 
-    /// Watches a descriptor that is watched already for something else. It stays with its token.
+    /// Changes the interest in a descriptor that is watched already. It keeps its token.
     ///
     /// # Errors
-    /// What the operating system refuses.
+    /// The error of the operating system.
     fn set_interest(&self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()> {
         let _ = (fd, token, interest);
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Stops watching. To be called before the descriptor is closed.
+    /// Stops watching a descriptor. Must be called before the descriptor is closed.
     fn unwatch(&self, fd: BorrowedFd<'_>);
 }

@@ -1,4 +1,4 @@
-//! Control messages, and which connection stays.
+//! Control messages, and simultaneous connects.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use fabric_core::tcp::{
 
 use crate::hex;
 
-/// What libfabric's provider has been seen to send: a request, and its acceptance.
+/// A request and its acceptance captured from libfabric's tcp provider.
 pub(crate) const REQUEST: &str =
     "03 00 0008 00000000 0000000000000000 0000000000000000 0100000000000000 00 00 9cfd 000030c4";
 pub(crate) const ACCEPT: &str =
@@ -18,7 +18,7 @@ pub(crate) const ACCEPT: &str =
 fn decode_whole(bytes: &[u8]) -> CmMessage {
     let (control, len) = CmMessage::decode(bytes)
         .unwrap()
-        .expect("all of it is there");
+        .expect("the message is complete");
     assert_eq!(len, bytes.len());
     control
 }
@@ -31,7 +31,7 @@ fn control_messages_match_libfabric_bytes() {
         port: 0x9cfd,
         instance: 0x30c4,
     };
-    for (text, kind, hello) in [
+    for (text, kind, native) in [
         (REQUEST, CmKind::Request, request),
         (ACCEPT, CmKind::Accept, request.acceptance(0x30c2)),
     ] {
@@ -40,15 +40,15 @@ fn control_messages_match_libfabric_bytes() {
             (control.kind, control.byte_order),
             (kind, ByteOrder::Little)
         );
-        assert_eq!(RdmCmData::decode(control.private_data()), Some(hello));
+        assert_eq!(RdmCmData::decode(control.private_data()), Some(native));
         if ByteOrder::NATIVE == ByteOrder::Little {
             assert_eq!(
-                CmMessage::new(kind, &hello.encode()).unwrap().encode(),
+                CmMessage::new(kind, &native.encode()).unwrap().encode(),
                 hex(text)
             );
         }
     }
-    // A request of this library differs in a number that libfabric does not look at.
+    // A request of this library differs in feature bits that libfabric ignores.
     assert_eq!(
         RdmCmData {
             features: 0,
@@ -76,7 +76,7 @@ fn control_messages_round_trip_at_every_split() {
                 (control.kind, control.byte_order, control.private_data()),
                 (kind, ByteOrder::NATIVE, &private[..])
             );
-            // What follows stays.
+            // Bytes behind the message are not consumed.
             let more = [bytes.as_slice(), &[7; 40]].concat();
             assert_eq!(CmMessage::decode(&more), Ok(Some((control, bytes.len()))));
         }
@@ -96,20 +96,20 @@ fn endianness_probe_selects_byte_order() {
         bytes[24..32].copy_from_slice(&probe.to_le_bytes());
         assert!(CmMessage::decode(&bytes).is_err(), "{probe}");
     }
-    // A refusal has none.
+    // A rejection has no byte order.
     bytes[1] = 6;
     assert_eq!(decode_whole(&bytes).kind, CmKind::Reject);
-    for (ours, theirs, spoken) in [
+    for (ours, theirs, negotiated) in [
         (ByteOrder::Little, ByteOrder::Little, ByteOrder::Little),
         (ByteOrder::Little, ByteOrder::Big, ByteOrder::Big),
         (ByteOrder::Big, ByteOrder::Little, ByteOrder::Big),
         (ByteOrder::Big, ByteOrder::Big, ByteOrder::Big),
     ] {
-        assert_eq!(ours.negotiate(theirs), spoken);
+        assert_eq!(ours.negotiate(theirs), negotiated);
     }
 }
 
-/// Of the first byte on: no more than that is waited for.
+/// A bad version is rejected from the first byte on, without waiting for more.
 #[test]
 fn unknown_versions_kinds_and_lengths_are_rejected() {
     for version in (0..=255).filter(|version| *version != 3) {
@@ -136,23 +136,23 @@ fn unknown_versions_kinds_and_lengths_are_rejected() {
 
 #[test]
 fn acceptance_selects_version_without_rendezvous() {
-    let hello = RdmCmData {
+    let request = RdmCmData {
         version: 0,
         features: 0,
         port: 9,
         instance: 5,
     };
-    for (asked, answered) in [(0, 0), (1, 0x80), (5, 0x80), (0x7f, 0x80)] {
-        let answer = RdmCmData {
-            version: asked,
+    for (requested, chosen) in [(0, 0), (1, 0x80), (5, 0x80), (0x7f, 0x80)] {
+        let acceptance = RdmCmData {
+            version: requested,
             features: 0xff,
-            ..hello
+            ..request
         }
         .acceptance(6);
         assert_eq!(
-            answer,
+            acceptance,
             RdmCmData {
-                version: answered,
+                version: chosen,
                 features: 1,
                 port: 9,
                 instance: 6
@@ -168,7 +168,8 @@ fn socket_addr(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// Two that ask each other at once: each judges the other's request, and one connection is left.
+/// Two endpoints connect to each other at once: each resolves the other's request, and one
+/// connection remains.
 #[test]
 fn simultaneous_connects_leave_one_connection() {
     let addresses = [
@@ -180,31 +181,31 @@ fn simultaneous_connects_leave_one_connection() {
         "[::1]:5",
         "[fe80::1]:5",
     ];
-    let question = ConnectRequest::Native(RdmCmData::new(1, 1));
-    let asking = ExistingConnection::Connecting(WireProtocol::Native);
+    let request = ConnectRequest::Native(RdmCmData::new(1, 1));
+    let connecting = ExistingConnection::Connecting(WireProtocol::Native);
     for a in addresses {
         for b in addresses {
-            let (here, there) = (
-                resolve_simultaneous_connect(socket_addr(a), socket_addr(b), &question, asking),
-                resolve_simultaneous_connect(socket_addr(b), socket_addr(a), &question, asking),
+            let (resolution_a, resolution_b) = (
+                resolve_simultaneous_connect(socket_addr(a), socket_addr(b), &request, connecting),
+                resolve_simultaneous_connect(socket_addr(b), socket_addr(a), &request, connecting),
             );
-            let verdicts = if a == b {
+            let expected = if a == b {
                 (Resolution::AcceptLoopback, Resolution::AcceptLoopback)
-            } else if here == Resolution::Reject {
+            } else if resolution_a == Resolution::Reject {
                 (Resolution::Reject, Resolution::Replace)
             } else {
                 (Resolution::Replace, Resolution::Reject)
             };
-            assert_eq!((here, there), verdicts, "{a} and {b}");
+            assert_eq!((resolution_a, resolution_b), expected, "{a} and {b}");
         }
     }
-    // The one that the greater address has asked for.
+    // The connection requested by the greater address stays.
     assert_eq!(
         resolve_simultaneous_connect(
             socket_addr("10.0.0.1:5"),
             socket_addr("10.0.0.1:256"),
-            &question,
-            asking
+            &request,
+            connecting
         ),
         Resolution::Replace
     );
@@ -212,8 +213,8 @@ fn simultaneous_connects_leave_one_connection() {
         resolve_simultaneous_connect(
             socket_addr("10.0.0.2:5"),
             socket_addr("10.0.0.1:256"),
-            &question,
-            asking
+            &request,
+            connecting
         ),
         Resolution::Reject
     );
@@ -221,61 +222,67 @@ fn simultaneous_connects_leave_one_connection() {
 
 #[test]
 fn restarted_peer_replaces_its_connection() {
-    let (ours, theirs, question) = (
+    let (ours, theirs, request) = (
         socket_addr("10.0.0.1:5"),
         socket_addr("10.0.0.2:5"),
         ConnectRequest::Native(RdmCmData::new(5, 77)),
     );
-    let of = |rivals| resolve_simultaneous_connect(ours, theirs, &question, rivals);
-    assert_eq!(of(ExistingConnection::None), Resolution::Accept);
-    assert_eq!(of(ExistingConnection::Connected(None)), Resolution::Reject);
+    let resolve = |existing| resolve_simultaneous_connect(ours, theirs, &request, existing);
+    assert_eq!(resolve(ExistingConnection::None), Resolution::Accept);
     assert_eq!(
-        of(ExistingConnection::Connected(Some(77))),
+        resolve(ExistingConnection::Connected(None)),
         Resolution::Reject
     );
     assert_eq!(
-        of(ExistingConnection::Connected(Some(78))),
+        resolve(ExistingConnection::Connected(Some(77))),
+        Resolution::Reject
+    );
+    assert_eq!(
+        resolve(ExistingConnection::Connected(Some(78))),
         Resolution::Replace
     );
-    // An endpoint that talks with itself has two.
+    // An endpoint that connects to itself has two connections.
     assert_eq!(
         resolve_simultaneous_connect(
             ours,
             ours,
-            &question,
+            &request,
             ExistingConnection::Connected(Some(77))
         ),
         Resolution::AcceptLoopback
     );
     assert_eq!(
-        resolve_simultaneous_connect(ours, ours, &question, ExistingConnection::None),
+        resolve_simultaneous_connect(ours, ours, &request, ExistingConnection::None),
         Resolution::Accept
     );
 }
 
-/// Peers of this library know each other, and nobody else is taken for one: not who gives the
-/// question back, nor who answers what it understands of it.
+/// Peers of this library recognise each other. A peer that echoes the request, or answers with the
+/// bits that it knows, is not taken for one.
 #[test]
 fn same_implementation_peers_recognise_each_other() {
-    let asked = RdmCmData::new(9, 5);
-    assert!(asked.requests_extension() && !asked.accepts_extension());
-    let answered = asked.acceptance(6);
-    assert!(answered.accepts_extension() && !answered.requests_extension());
+    let request = RdmCmData::new(9, 5);
+    assert!(request.requests_extension() && !request.accepts_extension());
+    let acceptance = request.acceptance(6);
+    assert!(acceptance.accepts_extension() && !acceptance.requests_extension());
     for features in 0..=255u8 {
-        let asked = RdmCmData { features, ..asked };
-        let (echoed, understood) = (
-            asked,
+        let request = RdmCmData {
+            features,
+            ..request
+        };
+        let (echoed, masked) = (
+            request,
             RdmCmData {
                 features: features & 1,
-                ..asked
+                ..request
             },
         );
         if features & !1 == 0xa4 {
-            assert!(!echoed.accepts_extension() && !understood.accepts_extension());
-            assert_eq!(asked.acceptance(6).features, 0x58 | features & 1);
+            assert!(!echoed.accepts_extension() && !masked.accepts_extension());
+            assert_eq!(request.acceptance(6).features, 0x58 | features & 1);
         } else {
-            assert!(!asked.requests_extension());
-            assert_eq!(asked.acceptance(6).features, features & 1);
+            assert!(!request.requests_extension());
+            assert_eq!(request.acceptance(6).features, features & 1);
         }
     }
 }

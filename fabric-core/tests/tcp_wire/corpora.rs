@@ -1,5 +1,5 @@
-//! The corpora of `fuzz`: every file is understood or refused as its name says, and no variant of
-//! one is more than that.
+//! The corpora of `fuzz`: every file is accepted or rejected as its name says, and no mutation of a
+//! file panics.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use fabric_core::tcp::ByteOrder;
 
 use crate::{SeededRng, fuzz_input};
 
-/// Every file of a corpus: whether it is good, and its bytes.
+/// Returns all files of a corpus: name, expected validity, and bytes.
 fn corpus_files(corpus: &str) -> Vec<(String, bool, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../fuzz/corpora")
@@ -26,38 +26,42 @@ fn corpus_files(corpus: &str) -> Vec<(String, bool, Vec<u8>)> {
         .collect();
     assert!(
         files.iter().any(|(_, good, _)| *good) && files.iter().any(|(_, good, _)| !good),
-        "the corpus is there"
+        "the corpus has files of both kinds"
     );
     files
 }
 
-/// Many that differ in a few bytes, or in length.
+/// Calls `check` with `count` mutations that differ in a few bytes or in length.
 fn for_each_mutation(
     bytes: &[u8],
-    most: usize,
-    numbers: &mut SeededRng,
-    mut each: impl FnMut(&[u8]),
+    count: usize,
+    rng: &mut SeededRng,
+    mut check: impl FnMut(&[u8]),
 ) {
-    for _ in 0..if cfg!(miri) { most.div_ceil(100) } else { most } {
+    for _ in 0..if cfg!(miri) {
+        count.div_ceil(100)
+    } else {
+        count
+    } {
         let mut changed = bytes.to_vec();
-        for _ in 0..=numbers.next(3) {
+        for _ in 0..=rng.next(3) {
             if !changed.is_empty() {
-                let at = numbers.next(changed.len());
-                changed[at] ^= numbers.next(256) as u8;
+                let at = rng.next(changed.len());
+                changed[at] ^= rng.next(256) as u8;
             }
         }
-        changed.truncate(numbers.next(changed.len() + 1));
-        each(&changed);
+        changed.truncate(rng.next(changed.len() + 1));
+        check(&changed);
     }
 }
 
 fn replay(corpus: &str, seed: u64, is_good: impl Fn(&[u8]) -> bool) {
-    let mut numbers = SeededRng(seed);
+    let mut rng = SeededRng(seed);
     for (name, expected, bytes) in corpus_files(corpus) {
         assert_eq!(is_good(&bytes), expected, "{name}");
-        // Those a fuzzer has found are many, and variants themselves.
-        let most = if name.contains("found") { 20 } else { 2000 };
-        for_each_mutation(&bytes, most, &mut numbers, |changed| {
+        // Files found by a fuzzer are many, and mutations themselves.
+        let count = if name.contains("found") { 20 } else { 2000 };
+        for_each_mutation(&bytes, count, &mut rng, |changed| {
             is_good(changed);
         });
     }
@@ -73,13 +77,13 @@ fn stream_corpus_is_replayed() {
     replay("tcp-stream", 2, fuzz_input::stream);
 }
 
-/// What peers of this library say to each other.
+/// Frames that only peers of this library exchange.
 #[test]
 fn vendor_extension_corpus_is_replayed() {
     replay("tcp-extension", 2, fuzz_input::vendor_stream);
 }
 
-/// What is said in the other dialect.
+/// RXM packets.
 #[test]
 fn rxm_corpus_is_replayed() {
     if ByteOrder::NATIVE == ByteOrder::Little {

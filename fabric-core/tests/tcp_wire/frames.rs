@@ -1,24 +1,24 @@
-//! The headers of what follows the beginning of a connection.
+//! Frame headers.
 
 use fabric_core::tcp::{ByteOrder, Frame, FrameKind, MAX_HEADER_LEN};
 
 use crate::{hex, supported_tag};
 
-/// What libfabric's provider has been seen to send.
+/// Frames captured from libfabric's tcp provider.
 pub(crate) const MESSAGE: &str = "03 00 0000 00 00 10 00 d800000000000000";
 pub(crate) const FIN: &str = "03 00 0400 00 00 10 00 1400000000000000 66696e00";
 pub(crate) const ACK: &str = "03 00 0000 02 00 10 00 1000000000000000";
 
-fn encode(frame: &Frame, order: ByteOrder, number: u8) -> Vec<u8> {
+fn encode(frame: &Frame, order: ByteOrder, sequence: u8) -> Vec<u8> {
     let mut header = [0; MAX_HEADER_LEN];
-    let len = frame.encode(&[], order, number, &mut header);
+    let len = frame.encode(&[], order, sequence, &mut header);
     header[..len].to_vec()
 }
 
 fn decode_whole(bytes: &[u8], order: ByteOrder) -> Frame {
     let (frame, len) = Frame::decode(bytes, order)
         .unwrap()
-        .expect("all of it is there");
+        .expect("the header is complete");
     assert_eq!(len, usize::from(bytes[6]));
     frame
 }
@@ -33,13 +33,13 @@ fn frame_headers_match_libfabric_bytes() {
         (fin.kind.clone(), fin.data, fin.payload),
         (FrameKind::Message, None, 4)
     );
-    let ack = Frame::ack(fin.ack_due().expect("it asks for one"));
+    let ack = Frame::ack(fin.ack_due().expect("the frame requests an ack"));
     assert_eq!(encode(&ack, ByteOrder::Little, 0), hex(ACK));
     assert_eq!(decode_whole(&hex(ACK), ByteOrder::Little), ack);
     assert!(message.ack_due().is_none() && ack.ack_due().is_none());
 }
 
-/// The data come before the tag.
+/// CQ data precedes the tag.
 #[test]
 fn data_precedes_tag_in_header() {
     let frame = Frame::message(supported_tag(Some(0x4d2)), Some(0x11), 3);
@@ -75,26 +75,26 @@ fn frames_round_trip_at_every_split() {
     }
 }
 
-/// A header with everything at will.
-fn raw_header(code: u8, flags: u16, op: u8, rows: u8, len: u8, total: u64) -> Vec<u8> {
-    let mut bytes = vec![3, code, 0, 0, op, rows, len, 0];
+/// Returns a header with arbitrary fields.
+fn raw_header(code: u8, flags: u16, op: u8, iov_count: u8, len: u8, total: u64) -> Vec<u8> {
+    let mut bytes = vec![3, code, 0, 0, op, iov_count, len, 0];
     bytes[2..4].copy_from_slice(&flags.to_le_bytes());
     bytes.extend_from_slice(&total.to_le_bytes());
     bytes.resize(MAX_HEADER_LEN, 0);
     bytes
 }
 
-/// Whether a peer may send this header, said once more and in another way.
-fn is_valid_header(code: u8, flags: u16, op: u8, rows: u8, len: u8) -> bool {
+/// Returns whether a peer may send this header; an independent formulation of the rules.
+fn is_valid_header(code: u8, flags: u16, op: u8, iov_count: u8, len: u8) -> bool {
     let data = 8 * u8::from(flags & 1 != 0);
     match code {
         0 if op == 2 => len == 16,
         0 => len == 16 + data,
         1 => len == 24 + data,
-        2 => rows <= 4 && len == 16 + 24 * rows,
+        2 => iov_count <= 4 && len == 16 + 24 * iov_count,
         3 => len == 16,
-        4 => rows <= 4 && len == 16 + 24 * rows + data,
-        // Numbers of an operation and of a right that there are.
+        4 => iov_count <= 4 && len == 16 + 24 * iov_count + data,
+        // Valid codes of an operation and a data type.
         0xf1 => len == 48,
         0xf3 => len == 16,
         _ => false,
@@ -106,7 +106,7 @@ fn every_header_is_accepted_or_rejected() {
     for code in (0..=8).chain([127, 200, 0xf1, 0xf2, 0xf3, 255]) {
         for flags in [0, 1, 4, 5, 0xffff] {
             for op in [0, 1, 2, 255] {
-                for rows in [0, 1, 4, 5, 255] {
+                for iov_count in [0, 1, 4, 5, 255] {
                     for len in 0..=255u8 {
                         let total = u64::from(len)
                             + if code == 2 || code == 0 && op == 2 {
@@ -114,13 +114,13 @@ fn every_header_is_accepted_or_rejected() {
                             } else {
                                 5
                             };
-                        let bytes = raw_header(code, flags, op, rows, len, total);
+                        let bytes = raw_header(code, flags, op, iov_count, len, total);
                         let read = Frame::decode(&bytes, ByteOrder::Little);
-                        let allowed = is_valid_header(code, flags, op, rows, len);
+                        let allowed = is_valid_header(code, flags, op, iov_count, len);
                         assert_eq!(
                             read.is_ok(),
                             allowed,
-                            "{code} {flags:#x} {op} {rows} {len}: {read:?}"
+                            "{code} {flags:#x} {op} {iov_count} {len}: {read:?}"
                         );
                     }
                 }
@@ -145,7 +145,7 @@ fn frame_shorter_than_its_header_is_rejected() {
     assert_eq!(frame.payload, u64::MAX - 16);
 }
 
-/// Released peers write anything there.
+/// Released peers write any value there.
 #[test]
 fn version_id_and_unused_iov_count_are_ignored() {
     let mut bytes = hex(MESSAGE);
@@ -160,7 +160,7 @@ fn version_id_and_unused_iov_count_are_ignored() {
 
 #[test]
 fn both_ack_request_flags_need_an_ack() {
-    for (flags, owes) in [
+    for (flags, needs_ack) in [
         (0, false),
         (2, false),
         (4, true),
@@ -169,6 +169,6 @@ fn both_ack_request_flags_need_an_ack() {
         (0x80, false),
     ] {
         let frame = decode_whole(&raw_header(0, flags, 0, 0, 16, 20), ByteOrder::Little);
-        assert_eq!(frame.ack_due().is_some(), owes, "{flags:#x}");
+        assert_eq!(frame.ack_due().is_some(), needs_ack, "{flags:#x}");
     }
 }

@@ -1,21 +1,21 @@
-//! What is spoken over TCP, byte by byte: headers as libfabric writes them, streams split anywhere,
-//! and everything a peer must not say.
+//! The tcp protocols byte by byte: headers as libfabric encodes them, streams split anywhere, and
+//! every kind of malformed input.
 //!
 //! | module | subject |
 //! |---|---|
-//! | `host` | a receive context, and a host that keeps everything in maps |
-//! | `magic` | control messages, and which connection stays |
-//! | `marks` | what connected endpoints of this library say of themselves, and what may be said to whom |
-//! | `frames` | the headers of what follows |
-//! | `streams` | whole streams, split anywhere, hostile ones among them |
-//! | `onesided` | memory that is read and written, by peers of every kind |
-//! | `fuzzed` | what is read from any bytes, here and by the fuzz targets |
-//! | `dialects` | which of the two is spoken: questions and answers |
-//! | `rxm` | the other dialect: packets, segments and offers, split anywhere, hostile ones among them |
-//! | `rxm_memory` | atomic operations there, and reads and writes between the packets |
+//! | `receiver` | a receive queue, and an engine context that keeps its state in maps |
+//! | `cm` | control messages, and simultaneous connects |
+//! | `vendor_extension` | capabilities of connected endpoints of this library |
+//! | `frames` | frame headers |
+//! | `streams` | whole streams, split anywhere, malformed ones among them |
+//! | `rma` | RMA and atomic operations of peers with and without the vendor extension |
+//! | `fuzz_input` | entry points shared with the fuzz targets |
+//! | `protocol` | negotiation of native protocol or RXM |
+//! | `rxm` | RXM packets, segments and rendezvous, split anywhere, malformed ones among them |
+//! | `rxm_rma` | RXM atomic operations, and RMA frames between the packets |
 //! | `corpora` | the corpora of `fuzz`, replayed |
 
-#![allow(unsafe_code)] // an allocator that notes what is asked of it
+#![allow(unsafe_code)] // an allocator that records the largest request
 
 mod cm;
 mod corpora;
@@ -40,17 +40,17 @@ thread_local! {
 
 struct RecordingAllocator;
 
-// SAFETY: everything is passed on to the system's allocator; the note is a constant-initialised
-// thread local without a destructor, so that taking it allocates nothing itself.
+// SAFETY: every call is forwarded to the system allocator. The record is a const-initialised thread
+// local without a destructor, so accessing it allocates nothing.
 unsafe impl GlobalAlloc for RecordingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST_ALLOC.with(|largest| largest.set(largest.get().max(layout.size())));
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -58,19 +58,21 @@ unsafe impl GlobalAlloc for RecordingAllocator {
 #[global_allocator]
 static ALLOCATOR: RecordingAllocator = RecordingAllocator;
 
-/// The largest piece of memory that this takes.
-fn largest_allocation(of: impl FnOnce()) -> usize {
+/// Returns the size of the largest allocation made by `call`.
+fn largest_allocation(call: impl FnOnce()) -> usize {
     LARGEST_ALLOC.with(|largest| largest.set(0));
-    of();
+    call();
     LARGEST_ALLOC.with(Cell::get)
 }
 
-/// A tag for a peer that takes it.
+/// Returns the tag token of a peer that supports tags.
 fn supported_tag(tag: Option<u64>) -> Option<Supported<u64>> {
-    PeerCaps::rdm(false).tag(tag).expect("it takes tags")
+    PeerCaps::rdm(false)
+        .tag(tag)
+        .expect("RDM peers support tags")
 }
 
-/// Bytes written as hexadecimal digits, with spaces where it pleases.
+/// Parses hexadecimal digits; other characters are ignored.
 fn hex(digits: &str) -> Vec<u8> {
     let digits: Vec<_> = digits.chars().filter_map(|c| c.to_digit(16)).collect();
     digits
@@ -79,15 +81,15 @@ fn hex(digits: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Numbers from a seed, the same in every run.
+/// Generator of numbers from a seed, the same in every run.
 struct SeededRng(u64);
 
 impl SeededRng {
-    fn next(&mut self, below: usize) -> usize {
+    fn next(&mut self, bound: usize) -> usize {
         self.0 = self
             .0
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % below
+        (self.0 >> 33) as usize % bound
     }
 }

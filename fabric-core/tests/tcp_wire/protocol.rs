@@ -1,4 +1,4 @@
-//! Which of the two dialects is spoken: questions and answers.
+//! Negotiation of the protocol, native or RXM: requests and replies.
 
 use fabric_core::flags::Caps;
 use fabric_core::tcp::rxm::{RxmAccept, RxmConnect, RxmReject};
@@ -10,7 +10,7 @@ use fabric_core::tcp::{
 
 use crate::hex;
 
-/// What libfabric's RXM has been seen to ask with.
+/// A request captured from libfabric's RXM.
 const RXM_REQUEST: &str = "03 00 0018 00000000 0000000000000000 0000000000000000 0100000000000000 \
     01 02 04 03 31aa 02 00 00400000 00100000 000000005d400000";
 
@@ -55,7 +55,7 @@ fn rxm_requests_match_libfabric_bytes() {
     }
 }
 
-/// Who asks in RXM and is not understood is told so in RXM.
+/// An invalid RXM request is rejected with an RXM reason.
 #[test]
 fn invalid_rxm_request_is_rejected_in_rxm() {
     let good = RxmConnect {
@@ -78,14 +78,14 @@ fn invalid_rxm_request_is_rejected_in_rxm() {
         assert!(what.contains(why), "{what} for {why}");
         assert_eq!(ConnectRequest::reject_undecodable(&bytes), [1, 1]);
     }
-    let deaf = RxmConnect {
+    let no_port = RxmConnect {
         port: 0,
         instance: 7,
         connection: 3,
     }
     .encode();
-    assert!(ConnectRequest::decode(&deaf).is_err());
-    // Flow control, the slot and the number of receives are the peer's own business.
+    assert!(ConnectRequest::decode(&no_port).is_err());
+    // Flow control, the slot and the number of receives are up to the peer.
     for at in [6, 7, 12, 15] {
         let mut bytes = good;
         bytes[at] ^= 0xff;
@@ -102,39 +102,37 @@ fn invalid_rxm_request_is_rejected_in_rxm() {
 fn reply_uses_the_protocol_of_the_request() {
     let native = ConnectRequest::new(WireProtocol::Native, 9, 7, 3);
     let rxm = ConnectRequest::new(WireProtocol::Rxm, 9, 7, 3);
-    for question in [native, rxm] {
-        assert_eq!(
-            ConnectRequest::decode(&question.private_data()),
-            Ok(question)
-        );
-        assert_eq!((question.port(), question.instance()), (9, 7));
+    for request in [native, rxm] {
+        assert_eq!(ConnectRequest::decode(&request.private_data()), Ok(request));
+        assert_eq!((request.port(), request.instance()), (9, 7));
         for own in [None, Some(VendorExtension::from_caps(Caps::MSG))] {
-            let mark = own.and_then(|own| question.vendor_extension(own));
-            let (private, there) = question.accept(8, 4, mark);
-            let reply = question
-                .on_reply(&control_message(CmKind::Accept, &private).with_vendor_extension(mark));
-            let here = match there {
-                Negotiated::Native { peer_caps: takes } => Negotiated::Native { peer_caps: takes },
+            let extension = own.and_then(|own| request.vendor_extension(own));
+            let (private, remote) = request.accept(8, 4, extension);
+            let reply = request.on_reply(
+                &control_message(CmKind::Accept, &private).with_vendor_extension(extension),
+            );
+            let local = match remote {
+                Negotiated::Native { peer_caps } => Negotiated::Native { peer_caps },
                 Negotiated::Rxm {
-                    peer_caps: takes,
-                    local_connection: ours,
-                    remote_connection: theirs,
+                    peer_caps,
+                    local_connection: acceptor_id,
+                    remote_connection: initiator_id,
                 } => {
                     assert_eq!(
-                        takes.is_same_implementation(),
+                        peer_caps.is_same_implementation(),
                         own.is_some(),
-                        "who marks what it says is kin"
+                        "a vendor extension marks a same-implementation peer"
                     );
                     Negotiated::Rxm {
-                        peer_caps: takes,
-                        local_connection: theirs,
-                        remote_connection: ours,
+                        peer_caps,
+                        local_connection: initiator_id,
+                        remote_connection: acceptor_id,
                     }
                 }
             };
-            assert_eq!(reply, Ok(ConnectReply::Accepted(here, Some(8))));
+            assert_eq!(reply, Ok(ConnectReply::Accepted(local, Some(8))));
         }
-        let reply = question.on_reply(&control_message(CmKind::Reject, &question.reject()));
+        let reply = request.on_reply(&control_message(CmKind::Reject, &request.reject()));
         assert_eq!(reply, Ok(ConnectReply::AlreadyConnected));
     }
     let peer_caps = PeerCaps::rdm(false);
@@ -152,7 +150,7 @@ fn reply_uses_the_protocol_of_the_request() {
 fn reply_can_ask_for_the_other_protocol() {
     let native = ConnectRequest::new(WireProtocol::Native, 9, 7, 3);
     let rxm = ConnectRequest::new(WireProtocol::Rxm, 9, 7, 3);
-    let hello = RdmCmData::new(9, 8).encode();
+    let private_data = RdmCmData::new(9, 8).encode();
     let cases = [
         (
             native,
@@ -176,7 +174,7 @@ fn reply_can_ask_for_the_other_protocol() {
         (
             native,
             CmKind::Reject,
-            hello.to_vec(),
+            private_data.to_vec(),
             Ok(ConnectReply::Rejected),
         ),
         (
@@ -206,7 +204,7 @@ fn reply_can_ask_for_the_other_protocol() {
         (
             rxm,
             CmKind::Accept,
-            hello.to_vec(),
+            private_data.to_vec(),
             Ok(ConnectReply::RetryWith(WireProtocol::Native)),
         ),
         (
@@ -214,51 +212,53 @@ fn reply_can_ask_for_the_other_protocol() {
             CmKind::Accept,
             vec![],
             Err(ProtocolViolation(
-                "an acceptance of another kind of endpoint",
+                "private data of the acceptance are not those of an FI_EP_RDM endpoint",
             )),
         ),
         (
             rxm,
             CmKind::Request,
             vec![],
-            Err(ProtocolViolation("a question instead of an answer")),
+            Err(ProtocolViolation(
+                "connection request received instead of a reply",
+            )),
         ),
     ];
-    for (question, kind, private, reply) in cases {
+    for (request, kind, private, reply) in cases {
         assert_eq!(
-            question.on_reply(&control_message(kind, &private)),
+            request.on_reply(&control_message(kind, &private)),
             reply,
-            "{question:?}, {kind:?}, {private:?}"
+            "{request:?}, {kind:?}, {private:?}"
         );
     }
 }
 
-/// Both ask at once, each in its dialect: the question in RXM stays, whoever has the greater
-/// address.
+/// Both sides connect at once with different protocols: the RXM request stays, whichever address is
+/// greater.
 #[test]
 fn simultaneous_connects_prefer_rxm() {
     let addresses = [("10.0.0.1:5", "10.0.0.2:5"), ("10.0.0.2:5", "10.0.0.1:5")];
     for (a, b) in addresses {
         let (a, b) = (a.parse().unwrap(), b.parse().unwrap());
-        let of = |dialect, asked| {
+        let resolve = |protocol, own_protocol| {
             resolve_simultaneous_connect(
                 a,
                 b,
-                &ConnectRequest::new(dialect, 1, 1, 1),
-                ExistingConnection::Connecting(asked),
+                &ConnectRequest::new(protocol, 1, 1, 1),
+                ExistingConnection::Connecting(own_protocol),
             )
         };
         assert_eq!(
-            of(WireProtocol::Rxm, WireProtocol::Native),
+            resolve(WireProtocol::Rxm, WireProtocol::Native),
             Resolution::Replace
         );
         assert_eq!(
-            of(WireProtocol::Native, WireProtocol::Rxm),
+            resolve(WireProtocol::Native, WireProtocol::Rxm),
             Resolution::Reject
         );
         assert_eq!(
-            of(WireProtocol::Rxm, WireProtocol::Rxm),
-            of(WireProtocol::Native, WireProtocol::Native)
+            resolve(WireProtocol::Rxm, WireProtocol::Rxm),
+            resolve(WireProtocol::Native, WireProtocol::Native)
         );
     }
 }

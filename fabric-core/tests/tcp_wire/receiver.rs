@@ -1,4 +1,4 @@
-//! A receive context, and a host that keeps everything in maps.
+//! A receive queue, and an engine context that keeps its state in maps.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use fabric_core::tcp::{
 use fabric_core::transport::{EngineContext, EpId, Incarnation, OpKey, RemoteAccess, RmaIov, TxOp};
 use fabric_core::{Address, Error, FiAddr, Result};
 
-/// Takes any tag.
+/// Matches messages with any tag.
 pub(crate) const ANY_TAG: RecvSpec = RecvSpec {
     from: None,
     tag: Some(TagMatch {
@@ -26,7 +26,7 @@ pub(crate) const ANY_TAG: RecvSpec = RecvSpec {
         ignore: u64::MAX,
     }),
 };
-/// Takes what has no tag.
+/// Matches untagged messages.
 pub(crate) const UNTAGGED: RecvSpec = RecvSpec {
     from: None,
     tag: None,
@@ -34,7 +34,7 @@ pub(crate) const UNTAGGED: RecvSpec = RecvSpec {
 
 pub(crate) const PEER: (PeerKey, Option<FiAddr>) = (PeerKey(1), None);
 
-/// The receiving end of one connection.
+/// The receiving half of a connection.
 pub(crate) struct TcpReceiver {
     pub(crate) rx: RxQueue,
     pub(crate) reader: FrameReader,
@@ -48,27 +48,28 @@ pub(crate) struct TcpTestContext {
     outcomes: HashMap<OpKey, Outcome>,
     pool: Option<Arc<BufferPool>>,
     pub(crate) regions: Option<RegionTable>,
-    /// What the owner of the regions was told of.
+    /// Accesses reported to the owner of the regions.
     pub(crate) remote_accesses: Vec<(u64, RemoteAccess, Transfer)>,
-    /// It cannot be told of what comes with data.
+    /// The completion queue has no room for events with CQ data.
     pub(crate) cq_full: bool,
 }
 
-/// The key of memory that peers may read and write.
+/// Key of a region that peers may read and write.
 pub(crate) const READ_WRITE_KEY: u64 = 7;
-/// The same, of memory that they may only read.
+/// Key of a region that peers may only read.
 pub(crate) const READ_ONLY_KEY: u64 = 8;
-/// Bytes of each, where memory is what a test is about.
+/// Length of each region in the RMA tests, in bytes.
 pub(crate) const REGION_LEN: usize = 40_000;
 
 impl TcpReceiver {
-    /// Buffers at most this many bytes of messages that nobody has asked for.
+    /// Creates a receiver with this unexpected budget, in bytes.
     pub(crate) fn new(order: ByteOrder, budget: usize) -> Self {
         Self::with_region_len(order, budget, 200)
     }
 
-    /// Likewise, with so many bytes of memory under each key.
-    pub(crate) fn with_region_len(order: ByteOrder, budget: usize, room: usize) -> Self {
+    /// Creates a receiver with this unexpected budget, and `region_len` bytes of memory under each
+    /// key.
+    pub(crate) fn with_region_len(order: ByteOrder, budget: usize, region_len: usize) -> Self {
         let pool = BufferPool::new();
         let mut context = TcpTestContext {
             pool: Some(pool.clone()),
@@ -77,7 +78,7 @@ impl TcpReceiver {
         let mut regions = RegionTable::new(1);
         let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
         for (key, access) in [(READ_WRITE_KEY, both), (READ_ONLY_KEY, Access::REMOTE_READ)] {
-            let memory = Arc::new(LocalMemory::new(room).unwrap());
+            let memory = Arc::new(LocalMemory::new(region_len).unwrap());
             regions.insert(memory, access, Some(key), false).unwrap();
         }
         context.regions = Some(regions);
@@ -91,22 +92,19 @@ impl TcpReceiver {
         }
     }
 
-    /// The same where RXM is spoken, and packets must quote this.
+    /// Creates the receiver of an RXM connection with this id.
     pub(crate) fn rxm(budget: usize, connection: u32) -> Self {
         Self::new(ByteOrder::NATIVE, budget).into_rxm(connection)
     }
 
-    /// The same where RXM is spoken.
+    /// Turns the receiver into that of an RXM connection with this id.
     pub(crate) fn into_rxm(self, connection: u32) -> Self {
-        let mut inbox = FrameReader::with_rxm(ByteOrder::NATIVE, RxmReceiver::new(connection));
-        inbox.enable_rma_target(EpId(0), true, false);
-        Self {
-            reader: inbox,
-            ..self
-        }
+        let mut reader = FrameReader::with_rxm(ByteOrder::NATIVE, RxmReceiver::new(connection));
+        reader.enable_rma_target(EpId(0), true, false);
+        Self { reader, ..self }
     }
 
-    /// An operation that sends these bytes.
+    /// Adds an operation that sends these bytes.
     pub(crate) fn new_send_op(&mut self, bytes: &[u8]) -> OpKey {
         self.last_op_index += 1;
         let op = OpKey {
@@ -117,7 +115,7 @@ impl TcpReceiver {
         op
     }
 
-    /// An operation whose message of so many bytes the peer may read.
+    /// Adds an operation whose rendezvous message of `len` bytes the peer may read.
     pub(crate) fn start_rendezvous(&mut self, len: usize) -> OpKey {
         let op = self.new_send_op(&vec![1; len]);
         self.reader
@@ -137,8 +135,8 @@ impl TcpReceiver {
             .can_resume(bytes, PEER, &self.rx, &mut self.context)
     }
 
-    /// Posts a receive with a buffer of this size, or with one that grows.
-    pub(crate) fn post_recv(&mut self, spec: RecvSpec, room: Option<usize>) -> OpKey {
+    /// Posts a receive with a buffer of this capacity, or with one that grows.
+    pub(crate) fn post_recv(&mut self, spec: RecvSpec, capacity: Option<usize>) -> OpKey {
         self.last_op_index += 1;
         let op = OpKey {
             index: self.last_op_index,
@@ -147,13 +145,13 @@ impl TcpReceiver {
         let pooled = || AnyBuf::Pooled(PooledBuf::empty(self.context.pool.as_ref().unwrap()));
         self.context.bufs.insert(
             op,
-            room.map_or_else(pooled, |room| AnyBuf::Vec(Vec::with_capacity(room))),
+            capacity.map_or_else(pooled, |capacity| AnyBuf::Vec(Vec::with_capacity(capacity))),
         );
         self.rx.post(&mut self.context, op, spec);
         op
     }
 
-    /// An operation of this side, with a buffer that takes what is answered.
+    /// Adds an operation with a buffer for responses.
     fn new_op(&mut self) -> OpKey {
         self.last_op_index += 1;
         let op = OpKey {
@@ -166,7 +164,7 @@ impl TcpReceiver {
         op
     }
 
-    /// This side has asked for so many bytes.
+    /// Adds a pending read of `len` bytes.
     pub(crate) fn expect_read(&mut self, len: usize) -> OpKey {
         let op = self.new_op();
         self.reader
@@ -175,7 +173,7 @@ impl TcpReceiver {
         op
     }
 
-    /// This side has written so many bytes.
+    /// Adds a pending write of `len` bytes.
     pub(crate) fn expect_write_ack(&mut self, len: usize) -> OpKey {
         let op = self.new_op();
         self.reader
@@ -184,7 +182,7 @@ impl TcpReceiver {
         op
     }
 
-    /// This side has asked for an atomic operation on so many bytes, which has this number.
+    /// Adds a pending atomic operation on `len` bytes; returns it with its id.
     pub(crate) fn expect_atomic(&mut self, kind: OpKind, len: usize) -> (OpKey, u64) {
         let op = self.new_op();
         (
@@ -195,7 +193,7 @@ impl TcpReceiver {
         )
     }
 
-    /// Bytes of the memory of this key.
+    /// Returns the bytes of the region with this key.
     pub(crate) fn region_bytes(&self, key: u64) -> Vec<u8> {
         let mut bytes = vec![0; REGION_LEN];
         let region = self.context.region(key).expect("a region");
@@ -203,25 +201,25 @@ impl TcpReceiver {
         bytes
     }
 
-    /// What this side answers, when everything leaves at once.
+    /// Returns the responses of this side, written as if all bytes were sent at once.
     pub(crate) fn take_responses(
         &mut self,
-        outbox: &mut FrameWriter,
-        most: usize,
+        writer: &mut FrameWriter,
+        limit: usize,
     ) -> Result<(Vec<u8>, ResponseStatus), ProtocolViolation> {
         let mut bytes = Vec::new();
         loop {
-            let replying = self.reader.responses.write_responses(
-                outbox,
-                (most, usize::MAX),
+            let status = self.reader.responses.write_responses(
+                writer,
+                (limit, usize::MAX),
                 PEER,
                 &mut self.context,
             )?;
-            let pending = outbox.pending().len();
-            bytes.extend_from_slice(outbox.pending());
-            outbox.advance(pending);
-            if replying != ResponseStatus::WriterFull || pending == 0 {
-                return Ok((bytes, replying));
+            let pending = writer.pending().len();
+            bytes.extend_from_slice(writer.pending());
+            writer.advance(pending);
+            if status != ResponseStatus::WriterFull || pending == 0 {
+                return Ok((bytes, status));
             }
         }
     }
@@ -230,9 +228,9 @@ impl TcpReceiver {
         self.context.outcomes.get(&op)
     }
 
-    /// What a receive that has ended well has received.
+    /// Returns transfer and bytes of a receive that has completed successfully.
     pub(crate) fn received(&self, op: OpKey) -> (Transfer, &[u8]) {
-        let outcome = self.outcome(op).expect("has ended");
+        let outcome = self.outcome(op).expect("the operation has completed");
         assert_eq!(outcome.error, None);
         (
             outcome.transfer,
@@ -241,7 +239,7 @@ impl TcpReceiver {
     }
 }
 
-/// An operation on memory of a peer.
+/// Returns an operation on memory of a peer.
 fn tx_op(kind: OpKind, len: usize) -> TxOp {
     let peer = AddressTable::new().insert("tcp://127.0.0.1:1".parse().unwrap());
     TxOp::one_sided(
@@ -284,12 +282,12 @@ impl EngineContext for TcpTestContext {
         placed
     }
     fn take_received(&mut self, _: OpKey, _: usize) -> PooledBuf {
-        unreachable!("nobody abandons a receive here")
+        unreachable!("no receive is detached in these tests")
     }
     fn complete(&mut self, op: OpKey, outcome: Outcome) {
         assert!(
             self.outcomes.insert(op, outcome).is_none(),
-            "an operation ends once"
+            "an operation completes once"
         );
     }
     fn event(&mut self, _: EpId, _: EventKind) {}
@@ -303,13 +301,13 @@ impl EngineContext for TcpTestContext {
         &mut self,
         _: EpId,
         key: u64,
-        deed: RemoteAccess,
+        access: RemoteAccess,
         transfer: Transfer,
     ) -> bool {
         if self.cq_full && transfer.data.is_some() {
             return false;
         }
-        self.remote_accesses.push((key, deed, transfer));
+        self.remote_accesses.push((key, access, transfer));
         true
     }
     fn fi_addr_of(&self, _: EpId, _: &Address) -> Option<FiAddr> {

@@ -1,5 +1,5 @@
-//! Memory that is read and written, by peers of every kind, and everything that they must not do to
-//! it.
+//! RMA and atomic operations of peers with and without the vendor extension, and every kind of
+//! invalid access.
 
 use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, Datatype};
 use fabric_core::buf::{IoBuf, Payload};
@@ -17,13 +17,15 @@ use std::sync::Arc;
 use crate::receiver::{READ_ONLY_KEY, READ_WRITE_KEY, REGION_LEN, TcpReceiver, UNTAGGED};
 use crate::{hex, largest_allocation};
 
-/// What libfabric's provider has been seen to send: a write with an acknowledgement, and a
-/// question, of two places each.
+/// Captured from libfabric's tcp provider: a write that requests an ack, and a read request, of two
+/// remote ranges each; and the response.
 const WRITE_BYTES: &str = "03 04 0400 00 02 40 00 4800000000000000 \
-    0a00000000000000 0300000000000000 0700000000000000 1400000000000000 0500000000000000 0700000000000000 \
+    0a00000000000000 0300000000000000 0700000000000000 1400000000000000 0500000000000000 \
+    0700000000000000 \
     6162636465666768";
 const READ_BYTES: &str = "03 02 0000 00 02 40 00 4000000000000000 \
-    0a00000000000000 0300000000000000 0700000000000000 1400000000000000 0500000000000000 0700000000000000";
+    0a00000000000000 0300000000000000 0700000000000000 1400000000000000 0500000000000000 \
+    0700000000000000";
 const READ_RSP_BYTES: &str = "03 03 0000 00 00 10 00 1800000000000000 6162636465666768";
 
 fn rma_iov(key: u64, offset: u64, len: usize) -> RmaIov {
@@ -35,51 +37,47 @@ fn rma_iov(key: u64, offset: u64, len: usize) -> RmaIov {
     }
 }
 
-fn rma_target(is_kin: bool) -> TcpReceiver {
+fn rma_target(is_same: bool) -> TcpReceiver {
     let mut receiver = TcpReceiver::with_region_len(ByteOrder::Little, 1 << 20, REGION_LEN);
-    if is_kin {
+    if is_same {
         receiver.reader.set_same_implementation();
     }
     receiver
 }
 
-/// The bytes of one frame.
-fn encode_frame(frame: &Frame, places: &[RmaIov], bytes: &[u8]) -> Vec<u8> {
-    let mut outbox = FrameWriter::new(ByteOrder::Little);
-    assert!(outbox.push_frame(
+/// Encodes one frame.
+fn encode_frame(frame: &Frame, iovs: &[RmaIov], bytes: &[u8]) -> Vec<u8> {
+    let mut writer = FrameWriter::new(ByteOrder::Little);
+    assert!(writer.push_frame(
         frame,
-        &RmaIovList::from_rma_iovs(places).unwrap(),
+        &RmaIovList::from_rma_iovs(iovs).unwrap(),
         Payload::Contiguous(bytes)
     ));
-    outbox.pending().to_vec()
+    writer.pending().to_vec()
 }
 
-fn encode_write(places: &[RmaIov], data: Option<u64>, bytes: &[u8]) -> Vec<u8> {
+fn encode_write(iovs: &[RmaIov], data: Option<u64>, bytes: &[u8]) -> Vec<u8> {
     encode_frame(
-        &Frame::write(
-            &RmaIovList::from_rma_iovs(places).unwrap(),
-            data,
-            bytes.len(),
-        ),
-        places,
+        &Frame::write(&RmaIovList::from_rma_iovs(iovs).unwrap(), data, bytes.len()),
+        iovs,
         bytes,
     )
 }
 
-fn encode_read(places: &[RmaIov]) -> Vec<u8> {
+fn encode_read(iovs: &[RmaIov]) -> Vec<u8> {
     encode_frame(
-        &Frame::read(&RmaIovList::from_rma_iovs(places).unwrap()),
-        places,
+        &Frame::read(&RmaIovList::from_rma_iovs(iovs).unwrap()),
+        iovs,
         &[],
     )
 }
 
-/// What an owed answer says.
-fn ack_kind(owed: AckDue) -> FrameKind {
-    Frame::ack(owed).kind
+/// Returns the kind of the frame that acknowledges.
+fn ack_kind(due: AckDue) -> FrameKind {
+    Frame::ack(due).kind
 }
 
-/// Shows a stream in two pieces; what is owed for it.
+/// Reads a stream in two parts; returns the acks that are due.
 fn read_split(
     receiver: &mut TcpReceiver,
     bytes: &[u8],
@@ -105,23 +103,23 @@ fn write_is_executed_at_every_split() {
         ),
         hex(WRITE_BYTES)
     );
-    for is_kin in [false, true] {
+    for is_same in [false, true] {
         for at in 0..hex(WRITE_BYTES).len() {
-            let mut owner = rma_target(is_kin);
-            let owed = read_split(&mut owner, &hex(WRITE_BYTES), at).unwrap();
+            let mut target = rma_target(is_same);
+            let acks = read_split(&mut target, &hex(WRITE_BYTES), at).unwrap();
             assert_eq!(
-                owed.into_iter().map(ack_kind).collect::<Vec<_>>(),
+                acks.into_iter().map(ack_kind).collect::<Vec<_>>(),
                 [FrameKind::Ack],
                 "cut at {at}"
             );
-            let memory = owner.region_bytes(READ_WRITE_KEY);
+            let memory = target.region_bytes(READ_WRITE_KEY);
             assert_eq!(
                 (&memory[10..13], &memory[20..25], memory[13]),
                 (&b"abc"[..], &b"defgh"[..], 0)
             );
             assert!(
-                owner.context.remote_accesses.is_empty(),
-                "nobody asked to be told"
+                target.context.remote_accesses.is_empty(),
+                "no event was requested"
             );
         }
     }
@@ -136,45 +134,46 @@ fn read_is_answered_at_every_split() {
         ]),
         hex(READ_BYTES)
     );
-    let asked = hex(READ_BYTES);
-    for at in 0..asked.len() {
-        let mut owner = rma_target(false);
-        owner.read(&hex(WRITE_BYTES)).unwrap();
-        read_split(&mut owner, &asked, at).unwrap();
-        let (answer, replying) = owner
+    let request = hex(READ_BYTES);
+    for at in 0..request.len() {
+        let mut target = rma_target(false);
+        target.read(&hex(WRITE_BYTES)).unwrap();
+        read_split(&mut target, &request, at).unwrap();
+        let (response, status) = target
             .take_responses(&mut FrameWriter::new(ByteOrder::Little), 1 << 16)
             .unwrap();
         assert_eq!(
-            (replying, &answer),
+            (status, &response),
             (ResponseStatus::Idle, &hex(READ_RSP_BYTES))
         );
     }
-    for is_kin in [false, true] {
-        let mut owner = rma_target(is_kin);
-        owner.read(&hex(WRITE_BYTES)).unwrap();
-        owner.read(&asked).unwrap();
-        let (answer, _) = owner
+    for is_same in [false, true] {
+        let mut target = rma_target(is_same);
+        target.read(&hex(WRITE_BYTES)).unwrap();
+        target.read(&request).unwrap();
+        let (response, _) = target
             .take_responses(&mut FrameWriter::new(ByteOrder::Little), 1 << 16)
             .unwrap();
-        for at in 0..answer.len() {
-            let mut asks = rma_target(is_kin);
-            let op = asks.expect_read(8);
-            read_split(&mut asks, &answer, at).unwrap();
-            assert_eq!(asks.received(op).1, b"abcdefgh", "cut at {at}");
-            assert!(asks.reader.pending.is_empty());
+        for at in 0..response.len() {
+            let mut initiator = rma_target(is_same);
+            let op = initiator.expect_read(8);
+            read_split(&mut initiator, &response, at).unwrap();
+            assert_eq!(initiator.received(op).1, b"abcdefgh", "cut at {at}");
+            assert!(initiator.reader.pending.is_empty());
         }
     }
 }
 
-/// Long answers are made piece by piece, in order, and what is owed behind them comes behind them.
+/// Long responses are written in chunks, in order, and an ack that becomes due meanwhile follows
+/// them.
 #[test]
 fn read_responses_are_ordered_and_chunked() {
-    for is_kin in [false, true] {
-        let mut owner = rma_target(is_kin);
+    for is_same in [false, true] {
+        let mut target = rma_target(is_same);
         let bytes: Vec<u8> = (0..REGION_LEN)
             .map(|at| (at * 7 + at / 256) as u8)
             .collect();
-        owner
+        target
             .read(&encode_write(
                 &[rma_iov(READ_WRITE_KEY, 0, REGION_LEN)],
                 None,
@@ -187,43 +186,44 @@ fn read_responses_are_ordered_and_chunked() {
             .flat_map(|len| encode_read(&[rma_iov(READ_WRITE_KEY, 0, *len)]))
             .collect();
         stream.extend(encode_write(&[rma_iov(READ_WRITE_KEY, 0, 0)], None, b""));
-        let taken = owner.read(&stream).unwrap();
+        let outcome = target.read(&stream).unwrap();
         assert!(
-            taken.consumed == stream.len() && taken.acks_due.is_empty(),
-            "its turn has not come"
+            outcome.consumed == stream.len() && outcome.acks_due.is_empty(),
+            "the ack is queued behind the responses"
         );
-        let mut outbox = FrameWriter::new(ByteOrder::Little);
-        let mut said = Vec::new();
-        let most = largest_allocation(|| said = owner.take_responses(&mut outbox, 1000).unwrap().0);
+        let mut writer = FrameWriter::new(ByteOrder::Little);
+        let mut sent = Vec::new();
+        let largest =
+            largest_allocation(|| sent = target.take_responses(&mut writer, 1000).unwrap().0);
         assert!(
-            most < 2 * said.len() + 4096 && said.len() > lens.iter().sum(),
-            "{most}"
+            largest < 2 * sent.len() + 4096 && sent.len() > lens.iter().sum(),
+            "{largest}"
         );
-        let mut asks = rma_target(is_kin);
+        let mut initiator = rma_target(is_same);
         let ops: Vec<_> = lens
             .iter()
-            .map(|len| (asks.expect_read(*len), *len))
+            .map(|len| (initiator.expect_read(*len), *len))
             .collect();
-        let ack = asks.expect_write_ack(0);
+        let ack = initiator.expect_write_ack(0);
         let mut rest = Vec::new();
-        for piece in said.chunks(977) {
-            rest.extend_from_slice(piece);
-            let taken = asks.read(&rest).unwrap();
-            rest.drain(..taken.consumed);
+        for part in sent.chunks(977) {
+            rest.extend_from_slice(part);
+            let outcome = initiator.read(&rest).unwrap();
+            rest.drain(..outcome.consumed);
         }
         for (op, len) in ops {
-            assert!(asks.received(op).1 == &bytes[..len]);
+            assert!(initiator.received(op).1 == &bytes[..len]);
         }
-        assert!(asks.outcome(ack).unwrap().error.is_none() && rest.is_empty());
+        assert!(initiator.outcome(ack).unwrap().error.is_none() && rest.is_empty());
     }
 }
 
-/// To its own kind it says why, and goes on; of others the connection ends. Nothing has changed
-/// either way.
+/// A same-implementation peer gets a nack, and the connection stays; for other peers the connection
+/// ends. No memory has changed either way.
 #[test]
 fn invalid_access_is_nacked_or_closes_connection() {
     let end = REGION_LEN as u64;
-    for (bad, why, reads) in [
+    for (bad, expected, reads) in [
         (rma_iov(99, 0, 4), AccessError::UnknownKey, true),
         (rma_iov(READ_ONLY_KEY, 0, 4), AccessError::NotGranted, false),
         (
@@ -237,49 +237,55 @@ fn invalid_access_is_nacked_or_closes_connection() {
             true,
         ),
     ] {
-        for row in 0..3u8 {
-            let mut places = vec![rma_iov(READ_WRITE_KEY, 0, 2), rma_iov(READ_WRITE_KEY, 4, 2)];
-            places.insert(row.into(), bad);
-            let stream = encode_write(&places, Some(5), b"abcdefgh");
+        for index in 0..3u8 {
+            let mut iovs = vec![rma_iov(READ_WRITE_KEY, 0, 2), rma_iov(READ_WRITE_KEY, 4, 2)];
+            iovs.insert(index.into(), bad);
+            let stream = encode_write(&iovs, Some(5), b"abcdefgh");
             for at in 0..stream.len() {
-                let mut owner = rma_target(true);
-                let owed = read_split(&mut owner, &stream, at).unwrap();
-                let [FrameKind::Nack(refusal)] =
-                    &owed.into_iter().map(ack_kind).collect::<Vec<_>>()[..]
+                let mut target = rma_target(true);
+                let acks = read_split(&mut target, &stream, at).unwrap();
+                let [FrameKind::Nack(nack)] =
+                    &acks.into_iter().map(ack_kind).collect::<Vec<_>>()[..]
                 else {
                     panic!("{bad:?}")
                 };
                 assert_eq!(
-                    (refusal.is_read, refusal.iov_index, refusal.error),
-                    (false, row, why)
+                    (nack.is_read, nack.iov_index, nack.error),
+                    (false, index, expected)
                 );
                 assert!(
-                    owner
+                    target
                         .region_bytes(READ_WRITE_KEY)
                         .iter()
                         .all(|byte| *byte == 0)
-                        && owner.context.remote_accesses.is_empty()
+                        && target.context.remote_accesses.is_empty()
                 );
             }
-            let mut owner = rma_target(false);
-            assert!(owner.read(&stream).unwrap_err().0.contains("may not reach"));
+            let mut target = rma_target(false);
             assert!(
-                owner
+                target
+                    .read(&stream)
+                    .unwrap_err()
+                    .0
+                    .contains("may not access")
+            );
+            assert!(
+                target
                     .region_bytes(READ_WRITE_KEY)
                     .iter()
                     .all(|byte| *byte == 0)
             );
             if reads {
-                assert!(rma_target(false).read(&encode_read(&places)).is_err());
-                let mut owner = rma_target(true);
-                owner.read(&encode_read(&places)).unwrap();
-                let (answer, _) = owner
+                assert!(rma_target(false).read(&encode_read(&iovs)).is_err());
+                let mut target = rma_target(true);
+                target.read(&encode_read(&iovs)).unwrap();
+                let (response, _) = target
                     .take_responses(&mut FrameWriter::new(ByteOrder::Little), 1 << 16)
                     .unwrap();
-                let mut asks = rma_target(true);
-                let op = asks.expect_read(8);
-                assert_eq!(asks.read(&answer).unwrap().consumed, answer.len());
-                let error = asks.outcome(op).unwrap().error.clone().unwrap();
+                let mut initiator = rma_target(true);
+                let op = initiator.expect_read(8);
+                assert_eq!(initiator.read(&response).unwrap().consumed, response.len());
+                let error = initiator.outcome(op).unwrap().error.clone().unwrap();
                 assert!(
                     matches!(
                         *error,
@@ -296,7 +302,7 @@ fn invalid_access_is_nacked_or_closes_connection() {
     }
 }
 
-/// Headers that lie: each ends the connection, and nothing has changed.
+/// Headers with inconsistent fields end the connection, and no memory has changed.
 #[test]
 fn inconsistent_headers_close_connection() {
     let mut longer = encode_write(&[rma_iov(READ_WRITE_KEY, 0, 9)], None, b"abcdefgh");
@@ -309,7 +315,7 @@ fn inconsistent_headers_close_connection() {
         None,
         b"abcdefgh",
     );
-    let nowhere = encode_write(&[], None, b"abcdefgh");
+    let no_iov = encode_write(&[], None, b"abcdefgh");
     let with_bytes = {
         let mut bytes = encode_read(&[rma_iov(READ_WRITE_KEY, 0, 7)]);
         bytes[8] += 1;
@@ -320,14 +326,14 @@ fn inconsistent_headers_close_connection() {
         ("longer", longer),
         ("short", short),
         ("overflow", overflow),
-        ("nowhere", nowhere),
+        ("no_iov", no_iov),
         ("bytes", with_bytes),
     ] {
-        for is_kin in [false, true] {
-            let mut owner = rma_target(is_kin);
-            assert!(owner.read(&stream).is_err(), "{what}");
+        for is_same in [false, true] {
+            let mut target = rma_target(is_same);
+            assert!(target.read(&stream).is_err(), "{what}");
             assert!(
-                owner
+                target
                     .region_bytes(READ_WRITE_KEY)
                     .iter()
                     .all(|byte| *byte == 0),
@@ -336,265 +342,278 @@ fn inconsistent_headers_close_connection() {
         }
     }
     let frames = [
-        ("an answer", hex(READ_RSP_BYTES)),
+        ("a read response", hex(READ_RSP_BYTES)),
         ("an acknowledgement", hex(crate::frames::ACK)),
         (
-            "a refusal",
+            "a nack",
             hex("03 f2 0000 00 00 20 00 2000000000000000 0100000000000000 0000000000000000"),
         ),
         (
-            "a refusal",
+            "a nack",
             hex("03 f2 0000 00 00 20 00 2000000000000000 0100010000000000 0000000000000000"),
         ),
         (
-            "a checked answer",
+            "a checked read response",
             hex("03 f3 0000 00 00 10 00 2000000000000000 00000000000000000000000000000000"),
         ),
     ];
     for (what, stream) in &frames {
         assert!(
             rma_target(true).read(stream).is_err(),
-            "{what} to no question"
+            "{what} without a request"
         );
     }
-    // Of another length than was asked for, or without what belongs to it.
+    // Responses of the wrong length, or without a status.
     for (len, stream) in [
         (7, hex(READ_RSP_BYTES)),
         (9, hex(READ_RSP_BYTES)),
         (8, hex("03 f3 0000 00 00 10 00 1800000000000000")),
     ] {
-        let mut asks = rma_target(true);
-        asks.expect_read(len);
-        assert!(asks.read(&stream).is_err(), "{len}");
+        let mut initiator = rma_target(true);
+        initiator.expect_read(len);
+        assert!(initiator.read(&stream).is_err(), "{len}");
     }
 }
 
-/// An acknowledgement may be heard before this side knows that all has left; a second one is
-/// nobody's.
+/// An ack may arrive before the engine learns that the payload was sent; a second ack is
+/// unsolicited.
 #[test]
 fn early_ack_waits_for_its_operation() {
-    let mut asks = rma_target(false);
-    asks.reader.pending.begin_acked_send();
-    asks.read(&hex(crate::frames::ACK)).unwrap();
-    let op = asks.expect_write_ack(5);
+    let mut initiator = rma_target(false);
+    initiator.reader.pending.begin_acked_send();
+    initiator.read(&hex(crate::frames::ACK)).unwrap();
+    let op = initiator.expect_write_ack(5);
     assert_eq!(
-        asks.outcome(op).map(|outcome| outcome.error.is_none()),
+        initiator.outcome(op).map(|outcome| outcome.error.is_none()),
         Some(true)
     );
-    asks.reader.pending.begin_acked_send();
-    asks.read(&hex(crate::frames::ACK)).unwrap();
-    assert!(asks.read(&hex(crate::frames::ACK)).is_err());
+    initiator.reader.pending.begin_acked_send();
+    initiator.read(&hex(crate::frames::ACK)).unwrap();
+    assert!(initiator.read(&hex(crate::frames::ACK)).is_err());
 }
 
-/// What is asked of a connection that ends is not forgotten.
+/// When the connection ends, pending requests fail.
 #[test]
 fn pending_requests_fail_with_the_connection() {
-    let mut asks = rma_target(false);
-    let ops = [asks.expect_read(8), asks.expect_write_ack(8)];
-    // Half of the answer has come.
-    asks.read(&hex(READ_RSP_BYTES)[..20]).unwrap();
-    assert_eq!(asks.reader.abort(), []);
-    asks.reader
+    let mut initiator = rma_target(false);
+    let ops = [initiator.expect_read(8), initiator.expect_write_ack(8)];
+    // Half of the response has arrived.
+    initiator.read(&hex(READ_RSP_BYTES)[..20]).unwrap();
+    assert_eq!(initiator.reader.abort(), []);
+    initiator
+        .reader
         .pending
-        .fail(&mut asks.context, &Error::Canceled);
+        .fail(&mut initiator.context, &Error::Canceled);
     for op in ops {
         assert_eq!(
-            asks.outcome(op).unwrap().error.as_deref(),
+            initiator.outcome(op).unwrap().error.as_deref(),
             Some(&Error::Canceled)
         );
     }
 }
 
-/// A peer that asks for much and takes nothing waits, with nothing but its questions.
+/// A peer that sends requests and reads no responses is not read any more, and uses no memory but
+/// its requests.
 #[test]
 fn queued_read_requests_are_bounded() {
-    let mut owner = rma_target(false);
+    let mut target = rma_target(false);
     let stream: Vec<u8> = (0..3000)
         .flat_map(|_| encode_read(&[rma_iov(READ_WRITE_KEY, 0, REGION_LEN)]))
         .collect();
-    let taken = owner.read(&stream).unwrap();
-    assert!(taken.responses_full && !taken.blocked && taken.consumed < stream.len() / 2);
-    let mut outbox = FrameWriter::new(ByteOrder::Little);
-    let most = largest_allocation(|| {
+    let outcome = target.read(&stream).unwrap();
+    assert!(outcome.responses_full && !outcome.blocked && outcome.consumed < stream.len() / 2);
+    let mut writer = FrameWriter::new(ByteOrder::Little);
+    let largest = largest_allocation(|| {
         let source: Option<FiAddr> = None;
-        let who = (fabric_core::matching::PeerKey(1), source);
-        let replying = owner
+        let sender = (fabric_core::matching::PeerKey(1), source);
+        let status = target
             .reader
             .responses
-            .write_responses(&mut outbox, (64 << 10, usize::MAX), who, &mut owner.context)
+            .write_responses(
+                &mut writer,
+                (64 << 10, usize::MAX),
+                sender,
+                &mut target.context,
+            )
             .unwrap();
-        assert_eq!(replying, ResponseStatus::WriterFull);
+        assert_eq!(status, ResponseStatus::WriterFull);
     });
     assert!(
-        outbox.pending().len() <= 80 << 10 && most <= 256 << 10,
-        "{most}"
+        writer.pending().len() <= 80 << 10 && largest <= 256 << 10,
+        "{largest}"
     );
-    // A message behind them is not read before; once they are answered, it is.
-    owner.reader.responses.clear();
+    // Further requests are not read before the queue has room; then they are.
+    target.reader.responses.clear();
     assert!(
-        owner
-            .read(&stream[taken.consumed..])
+        target
+            .read(&stream[outcome.consumed..])
             .unwrap()
             .responses_full
     );
 }
 
-/// Where others wait, no answer begins once there were enough bytes of them; one that has begun
-/// ends first.
+/// If other frames wait, no response begins once the turn is used up; a response that has begun is
+/// finished first.
 #[test]
 fn responder_yields_between_responses() {
-    let mut owner = rma_target(false);
+    let mut target = rma_target(false);
     for len in [8, 8, 80, 8] {
-        owner
+        target
             .read(&encode_read(&[rma_iov(READ_WRITE_KEY, 0, len)]))
             .unwrap();
     }
-    let mut outbox = FrameWriter::new(ByteOrder::Little);
-    let who = (fabric_core::matching::PeerKey(1), None);
-    let mut answer = |most, turn| {
-        let replies = &mut owner.reader.responses;
-        let replying = replies
-            .write_responses(&mut outbox, (most, turn), who, &mut owner.context)
+    let mut writer = FrameWriter::new(ByteOrder::Little);
+    let sender = (fabric_core::matching::PeerKey(1), None);
+    let mut write_responses = |limit, turn| {
+        let responses = &mut target.reader.responses;
+        let status = responses
+            .write_responses(&mut writer, (limit, turn), sender, &mut target.context)
             .unwrap();
-        let made = outbox.pending().len();
-        outbox.advance(made);
-        (replying, made, replies.is_partial())
+        let written = writer.pending().len();
+        writer.advance(written);
+        (status, written, responses.is_partial())
     };
-    assert_eq!(answer(1000, 0), (ResponseStatus::Yield, 0, false));
-    assert_eq!(answer(1000, 30), (ResponseStatus::Yield, 2 * 24, false));
-    assert_eq!(answer(50, 1), (ResponseStatus::WriterFull, 50, true));
-    assert_eq!(answer(1000, 0), (ResponseStatus::Yield, 46, false));
-    assert_eq!(answer(1000, 1), (ResponseStatus::Idle, 24, false));
+    assert_eq!(write_responses(1000, 0), (ResponseStatus::Yield, 0, false));
+    assert_eq!(
+        write_responses(1000, 30),
+        (ResponseStatus::Yield, 2 * 24, false)
+    );
+    assert_eq!(
+        write_responses(50, 1),
+        (ResponseStatus::WriterFull, 50, true)
+    );
+    assert_eq!(write_responses(1000, 0), (ResponseStatus::Yield, 46, false));
+    assert_eq!(write_responses(1000, 1), (ResponseStatus::Idle, 24, false));
 }
 
-fn register_buffer(owner: &mut TcpReceiver) -> Arc<RegisteredMemory> {
-    let own = Arc::new(RegisteredMemory::new(vec![0u8; 64].into_any()).unwrap());
+fn register_buffer(target: &mut TcpReceiver) -> Arc<RegisteredMemory> {
+    let memory = Arc::new(RegisteredMemory::new(vec![0u8; 64].into_any()).unwrap());
     let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
-    owner
+    target
         .context
         .regions
         .as_mut()
         .unwrap()
-        .insert(own.clone(), both, Some(20), false)
+        .insert(memory.clone(), both, Some(20), false)
         .unwrap();
-    own
+    memory
 }
 
-/// While the owner has its buffer in hand, nothing of a write is taken, nor is a question answered;
-/// then both are. A buffer that is closed meanwhile refuses.
+/// While the owner has locked its buffer, neither a write nor a read request is executed; then both
+/// are. A region closed meanwhile rejects them.
 #[test]
 fn access_waits_while_owner_holds_the_buffer() {
     for closes in [false, true] {
-        let mut owner = rma_target(true);
-        let own = register_buffer(&mut owner);
-        let places = [rma_iov(READ_WRITE_KEY, 0, 2), rma_iov(20, 0, 2)];
-        owner.read(&encode_read(&places)).unwrap();
-        let buf = own.take().unwrap();
-        let mut outbox = FrameWriter::new(ByteOrder::Little);
-        let (said, replying) = owner.take_responses(&mut outbox, 1 << 16).unwrap();
+        let mut target = rma_target(true);
+        let memory = register_buffer(&mut target);
+        let iovs = [rma_iov(READ_WRITE_KEY, 0, 2), rma_iov(20, 0, 2)];
+        target.read(&encode_read(&iovs)).unwrap();
+        let buf = memory.take().unwrap();
+        let mut writer = FrameWriter::new(ByteOrder::Little);
+        let (sent, status) = target.take_responses(&mut writer, 1 << 16).unwrap();
         assert!(
-            replying == ResponseStatus::RegionBusy
-                && said.is_empty()
-                && owner.reader.responses.is_blocked_on_region()
+            status == ResponseStatus::RegionBusy
+                && sent.is_empty()
+                && target.reader.responses.is_blocked_on_region()
         );
-        let stream = encode_write(&places, None, b"abcd");
-        let taken = owner.read(&stream).unwrap();
-        assert!(taken.blocked && taken.consumed == 0 && !owner.would_read_held(&stream));
+        let stream = encode_write(&iovs, None, b"abcd");
+        let outcome = target.read(&stream).unwrap();
+        assert!(outcome.blocked && outcome.consumed == 0 && !target.would_read_held(&stream));
         assert!(
-            owner
+            target
                 .region_bytes(READ_WRITE_KEY)
                 .iter()
                 .all(|byte| *byte == 0),
-            "not before all of it can be"
+            "nothing is written before all regions are accessible"
         );
         if closes {
-            owner.context.regions.as_mut().unwrap().remove(20);
+            target.context.regions.as_mut().unwrap().remove(20);
         } else {
-            own.put_back(buf);
+            memory.put_back(buf);
         }
-        assert!(!owner.reader.responses.is_blocked_on_region() && owner.would_read_held(&stream));
-        let (answer, replying) = owner.take_responses(&mut outbox, 1 << 16).unwrap();
-        assert_eq!(replying, ResponseStatus::Idle);
-        let owed = owner
+        assert!(!target.reader.responses.is_blocked_on_region() && target.would_read_held(&stream));
+        let (response, status) = target.take_responses(&mut writer, 1 << 16).unwrap();
+        assert_eq!(status, ResponseStatus::Idle);
+        let acks = target
             .read(&stream)
             .unwrap()
             .acks_due
             .into_iter()
             .map(is_ack)
             .collect::<Vec<_>>();
-        assert_eq!(owed, [!closes]);
-        let mut asks = rma_target(true);
-        let op = asks.expect_read(4);
-        asks.read(&answer).unwrap();
-        assert_eq!(asks.outcome(op).unwrap().error.is_none(), !closes);
-        let mut there = [0; 2];
+        assert_eq!(acks, [!closes]);
+        let mut initiator = rma_target(true);
+        let op = initiator.expect_read(4);
+        initiator.read(&response).unwrap();
+        assert_eq!(initiator.outcome(op).unwrap().error.is_none(), !closes);
+        let mut bytes = [0; 2];
         if !closes {
-            fabric_core::mr::RegionMemory::read(&*own, 0, &mut there);
-            assert_eq!(&there, b"cd");
+            fabric_core::mr::RegionMemory::read(&*memory, 0, &mut bytes);
+            assert_eq!(&bytes, b"cd");
         }
     }
 }
 
-fn is_ack(owed: AckDue) -> bool {
-    ack_kind(owed) == FrameKind::Ack
+fn is_ack(due: AckDue) -> bool {
+    ack_kind(due) == FrameKind::Ack
 }
 
-/// A write whose memory is closed in the middle of it is taken to its end, and refused.
+/// A write whose region is closed meanwhile is read to its end, and gets a nack.
 #[test]
 fn region_close_mid_transfer_is_nacked() {
-    for is_kin in [true, false] {
-        let mut owner = rma_target(is_kin);
+    for is_same in [true, false] {
+        let mut target = rma_target(is_same);
         let stream = encode_write(&[rma_iov(READ_WRITE_KEY, 0, 8)], Some(1), b"abcdefgh");
-        let taken = owner.read(&stream[..stream.len() - 4]).unwrap();
-        owner
+        let outcome = target.read(&stream[..stream.len() - 4]).unwrap();
+        target
             .context
             .regions
             .as_mut()
             .unwrap()
             .remove(READ_WRITE_KEY);
-        let ended = owner.read(&stream[taken.consumed..]);
-        if is_kin {
-            let owed = ended
+        let result = target.read(&stream[outcome.consumed..]);
+        if is_same {
+            let acks = result
                 .unwrap()
                 .acks_due
                 .into_iter()
                 .map(ack_kind)
                 .collect::<Vec<_>>();
             assert!(
-                matches!(&owed[..], [FrameKind::Nack(refusal)] if refusal.error == AccessError::UnknownKey)
+                matches!(&acks[..], [FrameKind::Nack(nack)] if nack.error == AccessError::UnknownKey)
             );
         } else {
-            assert!(ended.is_err());
+            assert!(result.is_err());
         }
-        assert!(owner.context.remote_accesses.is_empty());
-        // And an answer that has begun.
-        let mut owner = rma_target(is_kin);
-        owner
+        assert!(target.context.remote_accesses.is_empty());
+        // The same for a read response that has begun.
+        let mut target = rma_target(is_same);
+        target
             .read(&encode_read(&[rma_iov(READ_WRITE_KEY, 0, REGION_LEN)]))
             .unwrap();
-        let mut outbox = FrameWriter::new(ByteOrder::Little);
-        let who = (fabric_core::matching::PeerKey(1), None);
+        let mut writer = FrameWriter::new(ByteOrder::Little);
+        let sender = (fabric_core::matching::PeerKey(1), None);
         assert_eq!(
-            owner.reader.responses.write_responses(
-                &mut outbox,
+            target.reader.responses.write_responses(
+                &mut writer,
                 (100, usize::MAX),
-                who,
-                &mut owner.context
+                sender,
+                &mut target.context
             ),
             Ok(ResponseStatus::WriterFull)
         );
-        owner
+        target
             .context
             .regions
             .as_mut()
             .unwrap()
             .remove(READ_WRITE_KEY);
-        let answered = owner.take_responses(&mut outbox, 1 << 16);
-        if let Ok((answer, _)) = &answered {
-            let mut asks = rma_target(true);
-            let op = asks.expect_read(REGION_LEN);
-            assert_eq!(asks.read(answer).unwrap().consumed, answer.len());
-            let error = asks.outcome(op).unwrap().error.clone().unwrap();
+        let result = target.take_responses(&mut writer, 1 << 16);
+        if let Ok((response, _)) = &result {
+            let mut initiator = rma_target(true);
+            let op = initiator.expect_read(REGION_LEN);
+            assert_eq!(initiator.read(response).unwrap().consumed, response.len());
+            let error = initiator.outcome(op).unwrap().error.clone().unwrap();
             assert!(matches!(
                 *error,
                 Error::Key {
@@ -603,56 +622,56 @@ fn region_close_mid_transfer_is_nacked() {
                 }
             ));
         }
-        assert_eq!(answered.is_ok(), is_kin);
+        assert_eq!(result.is_ok(), is_same);
     }
 }
 
-/// The owner is told once, behind the bytes, and until there is room for that the connection waits;
-/// the writer does not.
+/// The owner gets one event, after the bytes; until the completion queue has room the connection is
+/// blocked, but the ack is not.
 #[test]
 fn write_data_reports_once_and_waits_for_cq_room() {
-    let mut owner = rma_target(true);
-    owner.context.cq_full = true;
+    let mut target = rma_target(true);
+    target.context.cq_full = true;
     let stream = encode_write(
         &[rma_iov(READ_WRITE_KEY, 0, 3), rma_iov(READ_WRITE_KEY, 9, 1)],
         Some(77),
         b"abcd",
     );
-    let taken = owner.read(&stream).unwrap();
-    assert!(taken.blocked && taken.consumed == stream.len() && taken.acks_due.len() == 1);
-    assert_eq!(&owner.region_bytes(READ_WRITE_KEY)[..3], b"abc");
-    assert!(!owner.would_read_held(b""));
-    owner.context.cq_full = false;
-    assert!(owner.would_read_held(b""));
-    let taken = owner.read(b"").unwrap();
-    assert!(!taken.blocked && taken.acks_due.is_empty());
-    let [(key, deed, transfer)] = owner.context.remote_accesses[..] else {
-        panic!("{:?}", owner.context.remote_accesses)
+    let outcome = target.read(&stream).unwrap();
+    assert!(outcome.blocked && outcome.consumed == stream.len() && outcome.acks_due.len() == 1);
+    assert_eq!(&target.region_bytes(READ_WRITE_KEY)[..3], b"abc");
+    assert!(!target.would_read_held(b""));
+    target.context.cq_full = false;
+    assert!(target.would_read_held(b""));
+    let outcome = target.read(b"").unwrap();
+    assert!(!outcome.blocked && outcome.acks_due.is_empty());
+    let [(key, access, transfer)] = target.context.remote_accesses[..] else {
+        panic!("{:?}", target.context.remote_accesses)
     };
     assert_eq!(
-        (key, deed, transfer.len, transfer.data),
+        (key, access, transfer.len, transfer.data),
         (READ_WRITE_KEY, RemoteAccess::Write, 4, Some(77))
     );
-    // Who wants to hear of everything hears of each place, and of data with the last.
-    owner.context.remote_accesses.clear();
-    owner
+    // With RMA events the owner gets one for each remote range, and the CQ data with the last.
+    target.context.remote_accesses.clear();
+    target
         .reader
         .enable_rma_target(fabric_core::transport::EpId(0), true, true);
-    owner.read(&stream).unwrap();
-    owner
+    target.read(&stream).unwrap();
+    target
         .read(&encode_read(&[rma_iov(READ_WRITE_KEY, 0, 3)]))
         .unwrap();
-    owner
+    target
         .take_responses(&mut FrameWriter::new(ByteOrder::Little), 1 << 16)
         .unwrap();
-    let told: Vec<_> = owner
+    let events: Vec<_> = target
         .context
         .remote_accesses
         .iter()
-        .map(|(_, deed, of)| (*deed, of.len, of.data))
+        .map(|(_, access, transfer)| (*access, transfer.len, transfer.data))
         .collect();
     assert_eq!(
-        told,
+        events,
         [
             (RemoteAccess::Write, 3, None),
             (RemoteAccess::Write, 1, Some(77)),
@@ -661,7 +680,8 @@ fn write_data_reports_once_and_waits_for_cq_room() {
     );
 }
 
-/// Atomic operations are for kin, whole or not at all, and say what was there.
+/// Atomic operations need a same-implementation peer; they are executed whole or not at all, and
+/// return the previous values.
 #[test]
 fn atomics_execute_on_arrival_and_return_old_values() {
     let sum = |call| AtomicSpec {
@@ -686,37 +706,38 @@ fn atomics_execute_on_arrival_and_return_old_values() {
         &operands,
     );
     for split in 0..base.len() {
-        let mut owner = rma_target(true);
-        let owed = read_split(&mut owner, &base, split).unwrap();
+        let mut target = rma_target(true);
+        let acks = read_split(&mut target, &base, split).unwrap();
         assert_eq!(
-            owed.into_iter().map(ack_kind).collect::<Vec<_>>(),
+            acks.into_iter().map(ack_kind).collect::<Vec<_>>(),
             [FrameKind::Ack]
         );
-        assert!(read_split(&mut owner, &fetch, split).unwrap().is_empty());
-        let (answer, _) = owner
+        assert!(read_split(&mut target, &fetch, split).unwrap().is_empty());
+        let (response, _) = target
             .take_responses(&mut FrameWriter::new(ByteOrder::Little), 1 << 16)
             .unwrap();
-        let mut asks = rma_target(true);
-        let op = asks.expect_read(8);
-        asks.read(&answer).unwrap();
-        assert_eq!(asks.received(op).1, operands);
+        let mut initiator = rma_target(true);
+        let op = initiator.expect_read(8);
+        initiator.read(&response).unwrap();
+        assert_eq!(initiator.received(op).1, operands);
         assert_eq!(
-            owner.region_bytes(READ_WRITE_KEY)[8..16],
+            target.region_bytes(READ_WRITE_KEY)[8..16],
             [10u32.to_le_bytes(), 12u32.to_le_bytes()].concat()
         );
     }
     assert!(
         rma_target(false).read(&base).is_err(),
-        "libfabric does not say this"
+        "libfabric peers do not send atomic frames"
     );
-    let bad = |kind: &Frame, at: RmaIov, bytes: &[u8]| {
+    let read_frame = |kind: &Frame, at: RmaIov, bytes: &[u8]| {
         rma_target(true)
             .read(&encode_frame(kind, &[at], bytes))
             .map(drop)
     };
-    // Too few operands, not a whole value, an answer to what has none, more than there may be.
+    // Too few operands, a partial value, an ack request on a fetching operation or none on a base
+    // operation, too many operands.
     assert!(
-        bad(
+        read_frame(
             &Frame::atomic(sums(AtomicCall::Base), false, 4),
             at,
             &operands[..4]
@@ -724,7 +745,7 @@ fn atomics_execute_on_arrival_and_return_old_values() {
         .is_err()
     );
     assert!(
-        bad(
+        read_frame(
             &Frame::atomic(sums(AtomicCall::Base), false, 6),
             RmaIov { len: 6, ..at },
             &operands[..6]
@@ -732,7 +753,7 @@ fn atomics_execute_on_arrival_and_return_old_values() {
         .is_err()
     );
     assert!(
-        bad(
+        read_frame(
             &Frame::atomic(sums(AtomicCall::Base), true, 8),
             at,
             &operands
@@ -740,7 +761,7 @@ fn atomics_execute_on_arrival_and_return_old_values() {
         .is_err()
     );
     assert!(
-        bad(
+        read_frame(
             &Frame::atomic(sums(AtomicCall::Fetch), false, 8),
             at,
             &operands
@@ -749,15 +770,15 @@ fn atomics_execute_on_arrival_and_return_old_values() {
     );
     let many = vec![0; 8196];
     assert!(
-        bad(
+        read_frame(
             &Frame::atomic(sums(AtomicCall::Base), false, 8196),
             RmaIov { len: 8196, ..at },
             &many
         )
         .is_err()
     );
-    // Misplaced, or out of reach: refused, and the connection goes on.
-    for (at, why) in [
+    // Misaligned, or outside the region: a nack, and the connection stays.
+    for (at, expected) in [
         (RmaIov { offset: 2, ..at }, AccessError::Misaligned),
         (RmaIov { key: 9, ..at }, AccessError::UnknownKey),
         (
@@ -775,13 +796,13 @@ fn atomics_execute_on_arrival_and_return_old_values() {
             AccessError::OutOfBounds(REGION_LEN),
         ),
     ] {
-        let mut owner = rma_target(true);
+        let mut target = rma_target(true);
         let stream = encode_frame(
             &Frame::atomic(sums(AtomicCall::Base), false, 8),
             &[at],
             &operands,
         );
-        let owed = owner
+        let acks = target
             .read(&stream)
             .unwrap()
             .acks_due
@@ -789,8 +810,8 @@ fn atomics_execute_on_arrival_and_return_old_values() {
             .map(ack_kind)
             .collect::<Vec<_>>();
         assert!(
-            matches!(&owed[..], [FrameKind::Nack(refusal)] if refusal.error == why),
-            "{why:?}"
+            matches!(&acks[..], [FrameKind::Nack(nack)] if nack.error == expected),
+            "{expected:?}"
         );
     }
 }
@@ -798,8 +819,7 @@ fn atomics_execute_on_arrival_and_return_old_values() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 200 }))]
 
-    /// Whatever a peer says of memory is done or refused, within that memory, and what it claims
-    /// costs none.
+    /// Any frame is executed or rejected, within the region, and announced lengths use no memory.
     #[test]
     fn random_rma_frames_close_or_wait(
         codes in prop::collection::vec(prop_oneof![Just(2u8), Just(4), Just(3), Just(0xf1), Just(0xf2), Just(0xf3), Just(0)], 1..6),
@@ -810,37 +830,37 @@ proptest! {
         let mut words = words.into_iter().cycle();
         let mut stream = Vec::new();
         for (number, code) in codes.into_iter().enumerate() {
-            let rows = (words.next().unwrap() % 5) as usize;
+            let iov_count = (words.next().unwrap() % 5) as usize;
             let flags = flags[number];
             let data = usize::from(flags & 1 == 1 && [0, 4].contains(&code));
             let extension = match code {
-                2 | 4 => rows * 3 + data,
+                2 | 4 => iov_count * 3 + data,
                 0xf1 => 4,
                 0xf2 => 2,
                 _ => data,
             };
             let payload = words.next().unwrap() % 40;
             let len = 16 + 8 * extension;
-            stream.extend_from_slice(&[3, code, flags as u8, 0, 0, rows as u8, len as u8, 0]);
+            stream.extend_from_slice(&[3, code, flags as u8, 0, 0, iov_count as u8, len as u8, 0]);
             stream.extend_from_slice(&(len as u64 + payload).to_le_bytes());
             for _ in 0..extension {
                 stream.extend_from_slice(&words.next().unwrap().to_le_bytes());
             }
             stream.extend(std::iter::repeat_n(7, payload as usize));
         }
-        for is_kin in [false, true] {
-            let mut owner = rma_target(is_kin);
-            owner.expect_read(8);
-            owner.expect_write_ack(8);
-            let _ = owner.post_recv(UNTAGGED, None);
+        for is_same in [false, true] {
+            let mut target = rma_target(is_same);
+            target.expect_read(8);
+            target.expect_write_ack(8);
+            let _ = target.post_recv(UNTAGGED, None);
             let mut rest = Vec::new();
-            'stream: for piece in stream.chunks(split) {
-                rest.extend_from_slice(piece);
-                match owner.read(&rest) {
-                    Ok(taken) => drop(rest.drain(..taken.consumed)),
+            'stream: for part in stream.chunks(split) {
+                rest.extend_from_slice(part);
+                match target.read(&rest) {
+                    Ok(outcome) => drop(rest.drain(..outcome.consumed)),
                     Err(_) => break 'stream,
                 }
-                if owner.take_responses(&mut FrameWriter::new(ByteOrder::Little), 1 << 16).is_err() {
+                if target.take_responses(&mut FrameWriter::new(ByteOrder::Little), 1 << 16).is_err() {
                     break 'stream;
                 }
             }
@@ -848,36 +868,36 @@ proptest! {
     }
 }
 
-/// Where peers reach no memory they cannot fill the owner's queue with data that comes with none
-/// either.
+/// An endpoint that is no RMA target gets no events for empty writes with CQ data: they could fill
+/// its completion queue.
 #[test]
 fn data_without_segments_needs_an_rma_target() {
-    for is_kin in [false, true] {
-        let mut owner = rma_target(is_kin);
+    for is_same in [false, true] {
+        let mut target = rma_target(is_same);
         assert_eq!(
-            owner
+            target
                 .read(&encode_write(&[], Some(5), b""))
                 .unwrap()
                 .acks_due
                 .len(),
             1
         );
-        assert_eq!(owner.context.remote_accesses.len(), 1);
-        owner
+        assert_eq!(target.context.remote_accesses.len(), 1);
+        target
             .reader
             .enable_rma_target(fabric_core::transport::EpId(0), false, false);
-        match owner.read(&encode_write(&[], Some(5), b"")) {
+        match target.read(&encode_write(&[], Some(5), b"")) {
             Err(ProtocolViolation(what)) => {
-                assert!(!is_kin && what.contains("may not reach"), "{what}")
+                assert!(!is_same && what.contains("may not access"), "{what}")
             }
-            Ok(taken) => {
-                let said: Vec<_> = taken.acks_due.into_iter().map(ack_kind).collect();
+            Ok(outcome) => {
+                let acks: Vec<_> = outcome.acks_due.into_iter().map(ack_kind).collect();
                 assert!(
-                    is_kin && matches!(said[..], [FrameKind::Nack(_)]),
-                    "{said:?}"
+                    is_same && matches!(acks[..], [FrameKind::Nack(_)]),
+                    "{acks:?}"
                 );
             }
         }
-        assert_eq!(owner.context.remote_accesses.len(), 1);
+        assert_eq!(target.context.remote_accesses.len(), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! The other dialect: packets, segments and offers, split anywhere, hostile ones among them.
+//! RXM packets, segments and rendezvous messages, split anywhere, malformed ones among them.
 
 use fabric_core::Error;
 use fabric_core::buf::Payload;
@@ -18,19 +18,24 @@ use crate::receiver::{ANY_TAG, PEER, TcpReceiver, UNTAGGED};
 use crate::{hex, largest_allocation};
 
 const UNEXPECTED_BUDGET: usize = 1 << 20;
-/// What packets quote.
+/// Connection id of the packets.
 const CONNECTION_ID: u32 = 5;
 
-/// What libfabric 1.17 has been seen to send: ten bytes; the same under a tag, without a packet; an
-/// offer of 20000 bytes.
-const EAGER_BYTES: &str = "03 00 0000 00 00 10 00 5a00000000000000 0400 0000 00000000 0500000000000000 0000000000000000 \
-    0000000000000000 0200 0000 00000000 0a00000000000000 0000000000000000 0000000000000000 30313233343536373839";
+/// Captured from libfabric 1.17: ten bytes; the same with a tag, without a packet header; a
+/// rendezvous packet of 20000 bytes.
+const EAGER_BYTES: &str = "03 00 0000 00 00 10 00 5a00000000000000 \
+    0400 0000 00000000 0500000000000000 0000000000000000 \
+    0000000000000000 0200 0000 00000000 0a00000000000000 0000000000000000 0000000000000000 \
+    30313233343536373839";
 const RAW_TAGGED_BYTES: &str =
     "03 00 8000 00 00 18 00 2200000000000000 d204000000000000 30313233343536373839";
-const RENDEZVOUS_BYTES: &str = "03 00 0000 00 00 10 00 b800000000000000 0402 0000 00000000 0500000000000000 0000000000000000 \
+const RENDEZVOUS_BYTES: &str = "03 00 0000 00 00 10 00 b800000000000000 \
+    0402 0000 00000000 0500000000000000 0000000000000000 \
     0000000000000000 0200 0100 00000000 204e000000000000 0000000000000000 d204000000000000 \
-    0000000000000000 204e000000000000 0000008000000000 000000000000000000000000000000000000000000000000 \
-    000000000000000000000000000000000000000000000000 000000000000000000000000000000000000000000000000 \
+    0000000000000000 204e000000000000 0000008000000000 \
+    000000000000000000000000000000000000000000000000 \
+    000000000000000000000000000000000000000000000000 \
+    000000000000000000000000000000000000000000000000 \
     0100000000000000";
 
 fn test_pattern(number: usize, len: usize) -> Vec<u8> {
@@ -41,40 +46,40 @@ fn rxm_receiver() -> TcpReceiver {
     TcpReceiver::rxm(UNEXPECTED_BUDGET, CONNECTION_ID)
 }
 
-fn rxm_packet(kind: PacketKind, message: u64, len: u64) -> RxmPacket {
+fn rxm_packet(kind: PacketKind, message_id: u64, len: u64) -> RxmPacket {
     RxmPacket {
         kind,
         connection_id: CONNECTION_ID,
-        message_id: message,
+        message_id,
         tag: None,
         data: None,
         len,
     }
 }
 
-/// A packet within its frame.
+/// Encodes a packet within its frame.
 fn encode_packet(packet: &RxmPacket, body: &[u8]) -> Vec<u8> {
-    let mut outbox = FrameWriter::new(ByteOrder::NATIVE);
-    assert!(outbox.push_packet(packet, Payload::Contiguous(body)));
-    outbox.pending().to_vec()
+    let mut writer = FrameWriter::new(ByteOrder::NATIVE);
+    assert!(writer.push_packet(packet, Payload::Contiguous(body)));
+    writer.pending().to_vec()
 }
 
-fn encode_segment(message: u64, step: SegmentType, body: &[u8], len: usize) -> Vec<u8> {
+fn encode_segment(message_id: u64, segment_type: SegmentType, body: &[u8], len: usize) -> Vec<u8> {
     encode_packet(
         &rxm_packet(
-            PacketKind::Segment(step, 0, body.len() as u16),
-            message,
+            PacketKind::Segment(segment_type, 0, body.len() as u16),
+            message_id,
             len as u64,
         ),
         body,
     )
 }
 
-/// Where a message lies, as it is written.
-fn encode_rma_iovs(rows: &[WireRmaIov], count: u8) -> Vec<u8> {
-    let mut bytes: Vec<u8> = rows
+/// Encodes the location of a rendezvous message.
+fn encode_rma_iovs(iovs: &[WireRmaIov], count: u8) -> Vec<u8> {
+    let mut bytes: Vec<u8> = iovs
         .iter()
-        .flat_map(|row| [row.addr, row.len, row.key])
+        .flat_map(|iov| [iov.addr, iov.len, iov.key])
         .flat_map(u64::to_ne_bytes)
         .collect();
     bytes.resize(96, 0);
@@ -107,22 +112,22 @@ fn packets_match_libfabric_bytes() {
             (tag, None, &b"0123456789"[..])
         );
     }
-    let row = WireRmaIov {
+    let iov = WireRmaIov {
         addr: 0,
         len: 20_000,
         key: 0x8000_0000,
     };
-    assert_eq!(receiver.reader.next_rendezvous_read(), Some(row));
+    assert_eq!(receiver.reader.next_rendezvous_read(), Some(iov));
     assert_eq!(receiver.reader.next_rendezvous_read(), None);
-    let mut outbox = FrameWriter::with_rxm(ByteOrder::NATIVE, RxmSender::new(CONNECTION_ID));
-    assert!(outbox.push_message(None, None, Payload::Contiguous(&b"0123456789"[..])));
-    assert_eq!(outbox.pending(), hex(EAGER_BYTES));
-    // The number of the message is the sender's choice: ours is the key.
-    let mut theirs = hex(RENDEZVOUS_BYTES);
-    theirs[16 + 16..][..8].copy_from_slice(&row.key.to_ne_bytes());
-    let mut outbox = FrameWriter::with_rxm(ByteOrder::NATIVE, RxmSender::new(CONNECTION_ID));
-    assert!(outbox.push_rendezvous(row, Some(1234), None));
-    assert_eq!(outbox.pending(), theirs);
+    let mut writer = FrameWriter::with_rxm(ByteOrder::NATIVE, RxmSender::new(CONNECTION_ID));
+    assert!(writer.push_message(None, None, Payload::Contiguous(&b"0123456789"[..])));
+    assert_eq!(writer.pending(), hex(EAGER_BYTES));
+    // The sender chooses the id of the message: here it is the key.
+    let mut expected = hex(RENDEZVOUS_BYTES);
+    expected[16 + 16..][..8].copy_from_slice(&iov.key.to_ne_bytes());
+    let mut writer = FrameWriter::with_rxm(ByteOrder::NATIVE, RxmSender::new(CONNECTION_ID));
+    assert!(writer.push_rendezvous(iov, Some(1234), None));
+    assert_eq!(writer.pending(), expected);
 }
 
 prop_compose! {
@@ -130,7 +135,7 @@ prop_compose! {
         kind in prop_oneof![
             Just(PacketKind::Eager), Just(PacketKind::Rendezvous),
             (prop_oneof![Just(SegmentType::First), Just(SegmentType::Middle), Just(SegmentType::Last)], any::<u32>(), any::<u16>())
-                .prop_map(|(step, number, size)| PacketKind::Segment(step, number, size)),
+                .prop_map(|(segment_type, number, size)| PacketKind::Segment(segment_type, number, size)),
         ],
         connection_id: u32, message_id: u64, tag: Option<u64>, data: Option<u64>, len: u64,
     ) -> RxmPacket {
@@ -143,7 +148,7 @@ struct RxmPeer {
     receiver: TcpReceiver,
     writer: FrameWriter,
     unread: Vec<u8>,
-    /// Reads that were asked for and not answered, at most.
+    /// Largest number of reads requested in one step.
     max_reads: usize,
 }
 
@@ -167,37 +172,35 @@ impl RxmPeer {
             return None;
         }
         let op = self.receiver.new_send_op(bytes);
-        let row = self.receiver.reader.responses.rendezvous.add(
+        let iov = self.receiver.reader.responses.rendezvous.add(
             op,
             tag,
             bytes.len(),
             &self.receiver.context,
         );
-        assert!(self.writer.push_rendezvous(row, tag, data));
+        assert!(self.writer.push_rendezvous(iov, tag, data));
         Some(op)
     }
 
-    /// Asks and answers; then so many bytes leave.
-    fn progress(&mut self, most: usize) -> Vec<u8> {
+    /// Requests reads and writes responses; returns at most `limit` bytes to be sent.
+    fn progress(&mut self, limit: usize) -> Vec<u8> {
         let (mut reads, no_bytes) = (0, Payload::Contiguous(&[]));
         while !self.writer.is_open()
-            && let Some(row) = self.receiver.reader.next_rendezvous_read()
+            && let Some(iov) = self.receiver.reader.next_rendezvous_read()
         {
-            let rows = RmaIovList::from_rma_iovs(&[row.to_rma_iov()]).unwrap();
-            assert!(self.writer.push_frame(&Frame::read(&rows), &rows, no_bytes));
+            let iovs = RmaIovList::from_rma_iovs(&[iov.to_rma_iov()]).unwrap();
+            assert!(self.writer.push_frame(&Frame::read(&iovs), &iovs, no_bytes));
             reads += 1;
         }
         self.max_reads = self.max_reads.max(reads);
         let TcpReceiver {
-            reader: inbox,
-            context: maps,
-            ..
+            reader, context, ..
         } = &mut self.receiver;
-        inbox
+        reader
             .responses
-            .write_responses(&mut self.writer, (64 << 10, usize::MAX), PEER, maps)
+            .write_responses(&mut self.writer, (64 << 10, usize::MAX), PEER, context)
             .unwrap();
-        let count = self.writer.pending().len().min(most);
+        let count = self.writer.pending().len().min(limit);
         let bytes = self.writer.pending()[..count].to_vec();
         self.writer.advance(count);
         bytes
@@ -205,17 +208,17 @@ impl RxmPeer {
 
     fn deliver(&mut self, bytes: &[u8]) {
         self.unread.extend_from_slice(bytes);
-        let taken = self.receiver.read(&self.unread).unwrap();
-        assert!(!taken.blocked);
-        self.unread.drain(..taken.consumed);
-        taken
+        let outcome = self.receiver.read(&self.unread).unwrap();
+        assert!(!outcome.blocked);
+        self.unread.drain(..outcome.consumed);
+        outcome
             .rendezvous_done
             .into_iter()
             .for_each(|message| self.writer.push_rendezvous_done(message));
     }
 }
 
-/// Both work until neither has anything to say.
+/// Runs both ends until neither has bytes to send.
 fn exchange_until_idle([a, b]: &mut [RxmPeer; 2], cuts: &[usize]) {
     for turn in 0.. {
         let cut = cuts[turn % cuts.len()];
@@ -236,9 +239,9 @@ proptest! {
         prop_assert_eq!(RxmPacket::decode(&packet.encode()), Ok(packet));
     }
 
-    /// Messages of all lengths both ways, short and offered ones: each comes once, whole, in order
-    /// and with all it carries, however the streams were cut, whether somebody waits or not; and
-    /// what was offered ends.
+    /// Messages of all lengths in both directions, eager and rendezvous: each arrives once, whole,
+    /// in order and with all its fields, however the streams were split, expected or unexpected;
+    /// and every rendezvous send completes.
     #[test]
     fn messages_arrive_once_in_order_at_any_split(
         list in prop::collection::vec(
@@ -249,35 +252,35 @@ proptest! {
         cuts in prop::collection::vec(prop_oneof![1000..2000usize, 1..100_000usize, Just(usize::MAX)], 1..6),
         is_awaited: bool,
     ) {
-        let mut sides = RxmPeer::connected_pair();
-        let post = |sides: &mut [RxmPeer; 2]| list.iter().map(|(to_b, tag, ..)| {
+        let mut peers = RxmPeer::connected_pair();
+        let post = |peers: &mut [RxmPeer; 2]| list.iter().map(|(to_b, tag, ..)| {
             let spec = if tag.is_some() { ANY_TAG } else { UNTAGGED };
-            sides[usize::from(*to_b)].receiver.post_recv(spec, None)
+            peers[usize::from(*to_b)].receiver.post_recv(spec, None)
         }).collect::<Vec<_>>();
-        let posted = is_awaited.then(|| post(&mut sides));
-        let mut offered = Vec::new();
+        let posted = is_awaited.then(|| post(&mut peers));
+        let mut rendezvous_sends = Vec::new();
         for (number, (to_b, tag, data, len)) in list.iter().enumerate() {
             let from = usize::from(!to_b);
-            let op = sides[from].send(*tag, *data, &test_pattern(number, *len));
-            offered.extend(op.map(|op| (from, op, *len)));
+            let op = peers[from].send(*tag, *data, &test_pattern(number, *len));
+            rendezvous_sends.extend(op.map(|op| (from, op, *len)));
         }
-        exchange_until_idle(&mut sides, &cuts);
-        let ops = posted.unwrap_or_else(|| post(&mut sides));
+        exchange_until_idle(&mut peers, &cuts);
+        let ops = posted.unwrap_or_else(|| post(&mut peers));
         for (number, ((to_b, tag, data, len), op)) in list.iter().zip(ops).enumerate() {
-            let (transfer, bytes) = sides[usize::from(*to_b)].receiver.received(op);
+            let (transfer, bytes) = peers[usize::from(*to_b)].receiver.received(op);
             prop_assert_eq!((transfer.len, transfer.tag, transfer.data), (*len, *tag, *data));
             prop_assert!(bytes == test_pattern(number, *len));
         }
-        for (from, op, len) in offered {
-            prop_assert_eq!(sides[from].receiver.received(op).0.len, len);
+        for (from, op, len) in rendezvous_sends {
+            prop_assert_eq!(peers[from].receiver.received(op).0.len, len);
         }
-        for side in &mut sides {
-            prop_assert!(side.receiver.reader.abort().is_empty() && side.receiver.reader.responses.rendezvous.is_empty());
-            prop_assert!(side.max_reads <= MAX_READS_IN_FLIGHT);
+        for peer in &mut peers {
+            prop_assert!(peer.receiver.reader.abort().is_empty() && peer.receiver.reader.responses.rendezvous.is_empty());
+            prop_assert!(peer.max_reads <= MAX_READS_IN_FLIGHT);
         }
     }
 
-    /// Messages in segments that come between each other, in as many pieces as anybody likes.
+    /// Interleaved messages in segments, split anywhere.
     #[test]
     fn interleaved_segments_are_reassembled(
         lens in prop::collection::vec(2..40_000usize, 1..6),
@@ -292,17 +295,17 @@ proptest! {
         let mut turn = 0;
         while sent != lens {
             for (number, len) in lens.iter().enumerate() {
-                let (from, left) = (sent[number], len - sent[number]);
-                if left == 0 {
+                let (from, remaining) = (sent[number], len - sent[number]);
+                if remaining == 0 {
                     continue;
                 }
-                let part = parts[turn % parts.len()].min(if from == 0 { left - 1 } else { left });
-                let step = match from {
+                let part = parts[turn % parts.len()].min(if from == 0 { remaining - 1 } else { remaining });
+                let segment_type = match from {
                     0 => SegmentType::First,
-                    _ if part == left => SegmentType::Last,
+                    _ if part == remaining => SegmentType::Last,
                     _ => SegmentType::Middle,
                 };
-                stream.extend(encode_segment(number as u64, step, &test_pattern(number, *len)[from..from + part], *len));
+                stream.extend(encode_segment(number as u64, segment_type, &test_pattern(number, *len)[from..from + part], *len));
                 (sent[number], turn) = (from + part, turn + 1);
             }
         }
@@ -311,8 +314,8 @@ proptest! {
             let count = cuts[turn % cuts.len()].min(stream.len() - at);
             rest.extend_from_slice(&stream[at..at + count]);
             (at, turn) = (at + count, turn + 1);
-            let taken = receiver.read(&rest).unwrap();
-            rest.drain(..taken.consumed);
+            let outcome = receiver.read(&rest).unwrap();
+            rest.drain(..outcome.consumed);
         }
         prop_assert!(rest.is_empty() && receiver.reader.abort().is_empty());
         let ops = posted.unwrap_or_else(|| post(&mut receiver));
@@ -321,7 +324,7 @@ proptest! {
         }
     }
 
-    /// Whatever a peer says is taken or refused.
+    /// Any packet is accepted or rejected.
     #[test]
     fn random_packets_close_or_wait(
         packet in any_packet(),
@@ -334,19 +337,19 @@ proptest! {
         let connection_id = if is_ours { CONNECTION_ID } else { packet.connection_id };
         let bytes = encode_packet(&RxmPacket { connection_id, ..packet }, &body);
         let cut = cut.min(bytes.len());
-        let most = largest_allocation(|| {
-            if let Ok(taken) = receiver.read(&bytes[..cut]) && !taken.blocked {
-                let _ = receiver.read(&bytes[taken.consumed..]);
+        let largest = largest_allocation(|| {
+            if let Ok(outcome) = receiver.read(&bytes[..cut]) && !outcome.blocked {
+                let _ = receiver.read(&bytes[outcome.consumed..]);
             }
         });
-        prop_assert!(most <= 4 << 20, "{most}");
+        prop_assert!(largest <= 4 << 20, "{largest}");
         prop_assert!(receiver.rx.unexpected().1 <= UNEXPECTED_BUDGET);
     }
 }
 
 #[test]
 fn packet_is_read_at_every_split() {
-    let offer = encode_packet(
+    let rendezvous = encode_packet(
         &rxm_packet(PacketKind::Rendezvous, 3, 8),
         &encode_rma_iovs(
             &[WireRmaIov {
@@ -358,17 +361,17 @@ fn packet_is_read_at_every_split() {
         ),
     );
     let eager = encode_packet(&rxm_packet(PacketKind::Eager, 0, 10), b"0123456789");
-    for (bytes, is_offer) in [(eager, false), (offer, true)] {
+    for (bytes, is_rendezvous) in [(eager, false), (rendezvous, true)] {
         for cut in 0..bytes.len() {
             let mut receiver = rxm_receiver();
             let op = receiver.post_recv(UNTAGGED, None);
-            let taken = receiver.read(&bytes[..cut]).unwrap().consumed;
+            let consumed = receiver.read(&bytes[..cut]).unwrap().consumed;
             assert_eq!(
-                taken + receiver.read(&bytes[taken..]).unwrap().consumed,
+                consumed + receiver.read(&bytes[consumed..]).unwrap().consumed,
                 bytes.len(),
                 "cut at {cut}"
             );
-            if is_offer {
+            if is_rendezvous {
                 assert_eq!(
                     receiver.reader.next_rendezvous_read(),
                     Some(WireRmaIov {
@@ -387,7 +390,7 @@ fn packet_is_read_at_every_split() {
 #[test]
 fn invalid_packets_close_connection() {
     use PacketKind::{Eager, Rendezvous, RendezvousDone, Segment};
-    let row = |len| WireRmaIov {
+    let iov = |len| WireRmaIov {
         addr: 0,
         len,
         key: 1,
@@ -399,17 +402,17 @@ fn invalid_packets_close_connection() {
     };
     let eager = || encode_packet(&rxm_packet(Eager, 0, 3), b"abc");
     let cases = [
-        ("prefix", {
-            let mut outbox = FrameWriter::new(ByteOrder::NATIVE);
-            assert!(outbox.push_message(
+        ("packet header", {
+            let mut writer = FrameWriter::new(ByteOrder::NATIVE);
+            assert!(writer.push_message(
                 None,
                 None,
                 Payload::Contiguous(&[0; PACKET_HEADER_LEN - 1][..])
             ));
-            outbox.pending().to_vec()
+            writer.pending().to_vec()
         }),
         (
-            "quotes",
+            "wrong connection id",
             encode_packet(
                 &RxmPacket {
                     connection_id: CONNECTION_ID + 1,
@@ -420,22 +423,22 @@ fn invalid_packets_close_connection() {
         ),
         ("version", with(eager(), 0, 5)),
         ("version", with(eager(), 32, 3)),
-        ("no message", with(eager(), 34, 6)),
+        ("unknown operation code", with(eager(), 34, 6)),
         ("atomic", with(eager(), 1, 4)),
         ("atomic", with(eager(), 1, 5)),
         ("credit", with(eager(), 1, 6)),
-        ("by writing", with(eager(), 1, 7)),
-        ("by writing", with(eager(), 1, 8)),
-        ("unknown packet", with(eager(), 1, 9)),
+        ("rendezvous by writes", with(eager(), 1, 7)),
+        ("rendezvous by writes", with(eager(), 1, 8)),
+        ("packet of unknown type", with(eager(), 1, 9)),
         (
-            "as long as it says",
+            "length field",
             encode_packet(&rxm_packet(Eager, 0, 4), b"abc"),
         ),
         (
-            "longer than memory",
+            "longer than 1 TiB",
             encode_packet(&rxm_packet(Eager, 0, MAX_MESSAGE as u64 + 1), b"abc"),
         ),
-        ("neither first", with(first(100), 24, 0)),
+        ("segment of unknown type", with(first(100), 24, 0)),
         (
             "has not begun",
             encode_segment(1, SegmentType::Middle, b"abc", 100),
@@ -451,7 +454,7 @@ fn invalid_packets_close_connection() {
             [first(15), encode_segment(1, SegmentType::Last, &[0; 6], 15)].concat(),
         ),
         (
-            "last segment",
+            "segment type does not match",
             [
                 first(100),
                 encode_segment(1, SegmentType::Last, &[0; 10], 100),
@@ -459,7 +462,7 @@ fn invalid_packets_close_connection() {
             .concat(),
         ),
         (
-            "last segment",
+            "segment type does not match",
             [
                 first(20),
                 encode_segment(1, SegmentType::Middle, &[0; 10], 20),
@@ -467,57 +470,57 @@ fn invalid_packets_close_connection() {
             .concat(),
         ),
         (
-            "nothing in it",
+            "empty segment",
             [first(100), encode_segment(1, SegmentType::Middle, &[], 100)].concat(),
         ),
         (
-            "nothing in it",
+            "empty segment",
             encode_segment(1, SegmentType::First, &[], 100),
         ),
         (
-            "longer or shorter",
+            "of the wrong length",
             encode_packet(
                 &rxm_packet(Rendezvous, 1, 8),
-                &encode_rma_iovs(&[row(8)], 1)[..103],
+                &encode_rma_iovs(&[iov(8)], 1)[..103],
             ),
         ),
         (
-            "places",
+            "remote ranges is not 1 to 4",
             encode_packet(
                 &rxm_packet(Rendezvous, 1, 8),
-                &encode_rma_iovs(&[row(8)], 0),
+                &encode_rma_iovs(&[iov(8)], 0),
             ),
         ),
         (
-            "places",
+            "remote ranges is not 1 to 4",
             encode_packet(
                 &rxm_packet(Rendezvous, 1, 8),
-                &encode_rma_iovs(&[row(8)], 5),
+                &encode_rma_iovs(&[iov(8)], 5),
             ),
         ),
         (
-            "as long as its message",
+            "do not add up",
             encode_packet(
                 &rxm_packet(Rendezvous, 1, 9),
-                &encode_rma_iovs(&[row(8)], 1),
+                &encode_rma_iovs(&[iov(8)], 1),
             ),
         ),
         (
-            "as long as its message",
+            "do not add up",
             encode_packet(
                 &rxm_packet(Rendezvous, 1, 0),
-                &encode_rma_iovs(&[row(0)], 1),
+                &encode_rma_iovs(&[iov(0)], 1),
             ),
         ),
         (
-            "as long as its message",
+            "do not add up",
             encode_packet(
                 &rxm_packet(Rendezvous, 1, 6),
-                &encode_rma_iovs(&[row(u64::MAX), row(7)], 2),
+                &encode_rma_iovs(&[iov(u64::MAX), iov(7)], 2),
             ),
         ),
         (
-            "beyond the end",
+            "overflows",
             encode_packet(
                 &rxm_packet(Rendezvous, 1, 8),
                 &encode_rma_iovs(
@@ -531,65 +534,69 @@ fn invalid_packets_close_connection() {
             ),
         ),
         (
-            "something in it",
+            "with a payload",
             encode_packet(&rxm_packet(RendezvousDone, 1, 0), b"abc"),
         ),
         (
-            "not offered",
+            "unknown rendezvous message",
             encode_packet(&rxm_packet(RendezvousDone, 1, 0), b""),
         ),
         (
-            "no question",
+            "unsolicited read response",
             hex("03 03 0000 00 00 10 00 1400000000000000 00000000"),
         ),
     ];
-    for (why, bytes) in cases {
+    for (expected, bytes) in cases {
         let mut receiver = rxm_receiver();
         let _ = receiver.post_recv(UNTAGGED, None);
         let ProtocolViolation(what) = receiver.read(&bytes).unwrap_err();
-        assert!(what.contains(why), "{what} for {why}");
+        assert!(what.contains(expected), "{what} for {expected}");
     }
     let mut receiver = rxm_receiver();
     for number in 0..=MAX_SEGMENTED_MESSAGES {
-        let taken = receiver.read(&encode_packet(
+        let outcome = receiver.read(&encode_packet(
             &rxm_packet(Segment(SegmentType::First, 0, 1), number as u64, 2),
             b"a",
         ));
-        assert_eq!(taken.is_ok(), number < MAX_SEGMENTED_MESSAGES, "{taken:?}");
+        assert_eq!(
+            outcome.is_ok(),
+            number < MAX_SEGMENTED_MESSAGES,
+            "{outcome:?}"
+        );
     }
     assert_eq!(receiver.reader.abort().len(), MAX_SEGMENTED_MESSAGES);
 }
 
-/// Nothing is allocated for an announced length before a receive takes the message, and no more than
-/// that length then.
+/// Nothing is allocated for an announced length before a receive takes the message, and no more
+/// than that length then.
 #[test]
 fn claimed_lengths_allocate_nothing() {
-    let long = 64 << 20;
-    let offer = encode_packet(
-        &rxm_packet(PacketKind::Rendezvous, 1, long),
+    let len = 64 << 20;
+    let rendezvous = encode_packet(
+        &rxm_packet(PacketKind::Rendezvous, 1, len),
         &encode_rma_iovs(
             &[WireRmaIov {
                 addr: 0,
-                len: long,
+                len: len,
                 key: 1,
             }],
             1,
         ),
     );
     for bytes in [
-        offer,
-        encode_segment(1, SegmentType::First, &[0; 10], long as usize),
+        rendezvous,
+        encode_segment(1, SegmentType::First, &[0; 10], len as usize),
     ] {
         let mut receiver = rxm_receiver();
-        let most = largest_allocation(|| {
-            let taken = receiver.read(&bytes).unwrap();
-            assert!(!taken.blocked && taken.consumed == bytes.len());
+        let largest = largest_allocation(|| {
+            let outcome = receiver.read(&bytes).unwrap();
+            assert!(!outcome.blocked && outcome.consumed == bytes.len());
         });
-        assert!(most < 4096, "{most}");
+        assert!(largest < 4096, "{largest}");
         assert!(receiver.reader.has_deferred() && receiver.reader.next_rendezvous_read().is_none());
         let _ = receiver.post_recv(UNTAGGED, None);
-        let most = largest_allocation(|| assert_eq!(receiver.read(b"").unwrap().consumed, 0));
-        assert_eq!(most, long as usize);
+        let largest = largest_allocation(|| assert_eq!(receiver.read(b"").unwrap().consumed, 0));
+        assert_eq!(largest, len as usize);
         assert!(!receiver.reader.has_deferred());
         assert_eq!(receiver.reader.abort().len(), 1);
     }
@@ -600,38 +607,41 @@ fn rendezvous_reads_are_bounded_and_complete_once() {
     let [mut a, _] = RxmPeer::connected_pair();
     let op = a.send(None, None, &test_pattern(1, 100_000)).unwrap();
     let read = |addr, len, key| {
-        let rows =
+        let iovs =
             RmaIovList::from_rma_iovs(&[WireRmaIov { addr, len, key }.to_rma_iov()]).unwrap();
-        let mut outbox = FrameWriter::new(ByteOrder::NATIVE);
-        assert!(outbox.push_frame(&Frame::read(&rows), &rows, Payload::Contiguous(&[])));
-        outbox.pending().to_vec()
+        let mut writer = FrameWriter::new(ByteOrder::NATIVE);
+        assert!(writer.push_frame(&Frame::read(&iovs), &iovs, Payload::Contiguous(&[])));
+        writer.pending().to_vec()
     };
     let pending = a.progress(usize::MAX);
-    let message = u64::from_ne_bytes(*pending[16 + 16..].first_chunk().unwrap());
-    let done = encode_packet(&rxm_packet(PacketKind::RendezvousDone, message, 0), b"");
+    let message_id = u64::from_ne_bytes(*pending[16 + 16..].first_chunk().unwrap());
+    let done = encode_packet(&rxm_packet(PacketKind::RendezvousDone, message_id, 0), b"");
     for (addr, len, key) in [
-        (1, 100_000, message),
-        (u64::MAX, 2, message),
-        (100_001, 0, message),
-        (0, 1, message + 1),
+        (1, 100_000, message_id),
+        (u64::MAX, 2, message_id),
+        (100_001, 0, message_id),
+        (0, 1, message_id + 1),
     ] {
         assert!(
             a.receiver.read(&read(addr, len, key)).is_err(),
             "{len} bytes at {addr} of {key}"
         );
     }
-    a.receiver.read(&read(7, 50, message)).unwrap();
-    let answer = a.progress(usize::MAX);
-    assert_eq!(&answer[16..], &test_pattern(1, 100_000)[7..57]);
-    // Word comes while a read is still answered.
-    a.receiver.read(&read(0, 90_000, message)).unwrap();
+    a.receiver.read(&read(7, 50, message_id)).unwrap();
+    let response = a.progress(usize::MAX);
+    assert_eq!(&response[16..], &test_pattern(1, 100_000)[7..57]);
+    // The acknowledgement arrives while a read is being answered.
+    a.receiver.read(&read(0, 90_000, message_id)).unwrap();
     let _ = a.progress(10);
     assert!(a.receiver.outcome(op).is_none());
     let ProtocolViolation(what) = a.receiver.read(&done).unwrap_err();
-    assert!(what.contains("still being read"), "{what}");
+    assert!(what.contains("while a read of it is pending"), "{what}");
     assert_eq!(a.receiver.received(op).0, Transfer::sent(100_000, None));
-    assert!(a.receiver.read(&done).is_err(), "once");
-    // A peer that goes leaves nothing behind.
+    assert!(
+        a.receiver.read(&done).is_err(),
+        "the message_id completes once"
+    );
+    // A peer that disconnects fails the send.
     let [mut a, _] = RxmPeer::connected_pair();
     let op = a.send(Some(3), None, &[0; 20_000]).unwrap();
     a.receiver
@@ -644,69 +654,68 @@ fn rendezvous_reads_are_bounded_and_complete_once() {
     );
 }
 
-/// A message that nobody has asked for, and for which there is no room, holds up messages, and
-/// nothing else.
+/// An unexpected message over budget blocks messages, and nothing else.
 #[test]
 fn messages_over_budget_are_deferred() {
-    let mut sides = RxmPeer::connected_pair();
-    sides[1].receiver = TcpReceiver::rxm(UNEXPECTED_BUDGET, 6);
+    let mut peers = RxmPeer::connected_pair();
+    peers[1].receiver = TcpReceiver::rxm(UNEXPECTED_BUDGET, 6);
     let len = UNEXPECTED_BUDGET - 1000;
-    let offers = [0, 1].map(|number| {
-        sides[0]
+    let sends = [0, 1].map(|number| {
+        peers[0]
             .send(None, None, &test_pattern(number, len))
             .unwrap()
     });
     assert!(
-        sides[0]
+        peers[0]
             .send(None, Some(9), &test_pattern(2, 5000))
             .is_none()
     );
-    for (number, step) in [
+    for (number, segment_type) in [
         (0, SegmentType::First),
         (1, SegmentType::Middle),
         (2, SegmentType::Last),
     ] {
         let packet = RxmPacket {
             connection_id: 6,
-            ..rxm_packet(PacketKind::Segment(step, number, 10), 7, 30)
+            ..rxm_packet(PacketKind::Segment(segment_type, number, 10), 7, 30)
         };
         assert!(
-            sides[0]
+            peers[0]
                 .writer
                 .push_packet(&packet, Payload::Contiguous(&[number as u8; 10][..]))
         );
     }
-    // The other way round as well.
-    let op = sides[1].send(None, None, &test_pattern(4, len)).unwrap();
-    let back = sides[0].receiver.post_recv(UNTAGGED, None);
-    exchange_until_idle(&mut sides, &[70_000]);
-    let [a, b] = &sides;
-    assert!(a.receiver.received(offers[0]).0.len == len && a.receiver.outcome(offers[1]).is_none());
+    // And in the other direction.
+    let op = peers[1].send(None, None, &test_pattern(4, len)).unwrap();
+    let back = peers[0].receiver.post_recv(UNTAGGED, None);
+    exchange_until_idle(&mut peers, &[70_000]);
+    let [a, b] = &peers;
+    assert!(a.receiver.received(sends[0]).0.len == len && a.receiver.outcome(sends[1]).is_none());
     assert!(
         a.receiver.received(back).1 == test_pattern(4, len) && b.receiver.received(op).0.len == len
     );
     assert!(b.receiver.reader.has_deferred());
-    let ops = [0; 4].map(|_| sides[1].receiver.post_recv(UNTAGGED, None));
+    let ops = [0; 4].map(|_| peers[1].receiver.post_recv(UNTAGGED, None));
     assert!(
-        sides[1]
+        peers[1]
             .receiver
             .reader
-            .can_resume_deferred(PEER, &sides[1].receiver.rx)
+            .can_resume_deferred(PEER, &peers[1].receiver.rx)
     );
-    sides[1].deliver(b"");
-    exchange_until_idle(&mut sides, &[usize::MAX]);
-    let b = &sides[1].receiver;
+    peers[1].deliver(b"");
+    exchange_until_idle(&mut peers, &[usize::MAX]);
+    let b = &peers[1].receiver;
     assert!(!b.reader.has_deferred());
     for (number, op) in ops.iter().take(2).enumerate() {
         assert!(b.received(*op).1 == test_pattern(number, len), "{number}");
     }
     assert!(b.received(ops[2]).1 == test_pattern(2, 5000) && b.received(ops[2]).0.data == Some(9));
     assert_eq!(b.received(ops[3]).1, [[0; 10], [1; 10], [2; 10]].concat());
-    assert_eq!(sides[0].receiver.received(offers[1]).0.len, len);
+    assert_eq!(peers[0].receiver.received(sends[1]).0.len, len);
 }
 
-/// What was put aside has waited: when there is room it is taken in, and does not ask for yet
-/// another look, for ever.
+/// A deferred message has waited already: when there is budget it is buffered, and not deferred
+/// again.
 #[test]
 fn deferred_message_is_taken_without_another_delay() {
     let mut receiver = TcpReceiver::rxm(1500, CONNECTION_ID);
@@ -721,18 +730,18 @@ fn deferred_message_is_taken_without_another_delay() {
     assert_eq!(receiver.received(first).1, [1; 1000]);
     assert!(
         receiver.reader.can_resume_deferred(PEER, &receiver.rx),
-        "there is room again"
+        "the budget has room again"
     );
     receiver
         .reader
         .set_unexpected_policy(UnexpectedPolicy::Defer);
-    let taken = receiver.read(&[]).unwrap();
-    assert!(!taken.is_deferred && !receiver.reader.has_deferred());
+    let outcome = receiver.read(&[]).unwrap();
+    assert!(!outcome.is_deferred && !receiver.reader.has_deferred());
     let second = receiver.post_recv(UNTAGGED, None);
     assert_eq!(receiver.received(second).1, [2; 1000]);
 }
 
-/// There is an end to that.
+/// The number of deferred bytes has a limit.
 #[test]
 fn deferred_bytes_are_bounded() {
     let mut receiver = TcpReceiver::rxm(0, CONNECTION_ID);
@@ -740,26 +749,26 @@ fn deferred_bytes_are_bounded() {
         &rxm_packet(PacketKind::Eager, 0, EAGER_LIMIT as u64),
         &[7; EAGER_LIMIT],
     );
-    let mut kept = 0;
+    let mut deferred = 0;
     loop {
-        let taken = receiver.read(&bytes).unwrap();
-        if taken.blocked {
-            assert_eq!(taken.consumed, 0);
+        let outcome = receiver.read(&bytes).unwrap();
+        if outcome.blocked {
+            assert_eq!(outcome.consumed, 0);
             break;
         }
-        kept += taken.consumed;
-        assert!(kept <= 8 << 20);
+        deferred += outcome.consumed;
+        assert!(deferred <= 8 << 20);
     }
-    assert!(kept > 7 << 20 && !receiver.would_read_held(&bytes));
+    assert!(deferred > 7 << 20 && !receiver.would_read_held(&bytes));
     let op = receiver.post_recv(UNTAGGED, None);
     assert!(receiver.would_read_held(&bytes));
     assert_eq!(
         receiver.read(&bytes).unwrap().consumed,
         bytes.len(),
-        "one has made room for another"
+        "one deferred message was delivered, so another is deferred"
     );
     assert_eq!(receiver.received(op).1, [7; EAGER_LIMIT]);
-    // What is longer than any packet is held at once.
+    // A frame longer than any packet blocks the connection at once.
     let mut receiver = TcpReceiver::rxm(0, CONNECTION_ID);
     let long = encode_packet(
         &rxm_packet(PacketKind::Eager, 0, 2 * EAGER_LIMIT as u64),
@@ -768,11 +777,11 @@ fn deferred_bytes_are_bounded() {
     assert!(receiver.read(&long).unwrap().blocked);
 }
 
-/// Of a peer that has gone comes what it has sent, and nothing that it has only offered.
+/// After a disconnect, eager messages that were sent arrive, and rendezvous messages fail.
 #[test]
 fn rendezvous_fails_when_the_peer_disconnects() {
     let mut receiver = TcpReceiver::rxm(UNEXPECTED_BUDGET, CONNECTION_ID);
-    let offer = |len| {
+    let rendezvous = |len| {
         encode_packet(
             &rxm_packet(PacketKind::Rendezvous, 1, len),
             &encode_rma_iovs(
@@ -786,51 +795,59 @@ fn rendezvous_fails_when_the_peer_disconnects() {
         )
     };
     let bytes = [
-        offer(1000),
-        offer(2 << 20),
+        rendezvous(1000),
+        rendezvous(2 << 20),
         encode_packet(&rxm_packet(PacketKind::Eager, 0, 3), b"abc"),
     ]
     .concat();
     assert_eq!(receiver.read(&bytes).unwrap().consumed, bytes.len());
     assert!(receiver.reader.has_deferred() && receiver.reader.accepts_rendezvous());
-    let begun = receiver.reader.end_rendezvous_reads();
-    assert_eq!(begun.len(), 1);
+    let partial = receiver.reader.end_rendezvous_reads();
+    assert_eq!(partial.len(), 1);
     receiver
         .rx
-        .fail_partial(&mut receiver.context, begun[0], Error::Canceled);
+        .fail_partial(&mut receiver.context, partial[0], Error::Canceled);
     assert!(!receiver.reader.accepts_rendezvous());
     let op = receiver.post_recv(UNTAGGED, None);
-    let rest = offer(5);
+    let rest = rendezvous(5);
     assert_eq!(receiver.read(&rest).unwrap().consumed, rest.len());
     assert_eq!(receiver.received(op).1, b"abc");
     assert!(!receiver.reader.has_deferred() && receiver.reader.abort().is_empty());
 }
 
-/// What was put aside is looked at later, and may be wrong then: the message that is in the middle
-/// of arriving is lost with the connection, as any other, and its receive waits for the next one.
+/// A deferred packet is parsed later, and may turn out to be malformed: then the partial message is
+/// lost with the connection, and its receive waits for the next one.
 #[test]
 fn invalid_deferred_packet_fails_partial_message() {
     let mut receiver = TcpReceiver::rxm(300, CONNECTION_ID);
-    let halved = receiver.post_recv(UNTAGGED, None);
-    let too_much = encode_packet(&rxm_packet(PacketKind::Eager, 0, 1000), &[1; 1000]);
-    let lie = encode_packet(
+    let interrupted = receiver.post_recv(UNTAGGED, None);
+    let over_budget = encode_packet(&rxm_packet(PacketKind::Eager, 0, 1000), &[1; 1000]);
+    let malformed = encode_packet(
         &RxmPacket {
             connection_id: CONNECTION_ID + 1,
             ..rxm_packet(PacketKind::Eager, 0, 3)
         },
         b"abc",
     );
-    let begun = encode_segment(1, SegmentType::First, &[2; 10], 30);
+    let first = encode_segment(1, SegmentType::First, &[2; 10], 30);
     let last = encode_segment(1, SegmentType::Last, &[2; 20], 30);
-    let bytes = [begun, too_much, lie, last[..last.len() - 5].to_vec()].concat();
+    let bytes = [
+        first,
+        over_budget,
+        malformed,
+        last[..last.len() - 5].to_vec(),
+    ]
+    .concat();
     assert_eq!(receiver.read(&bytes).unwrap().consumed, bytes.len());
-    let aside = receiver.post_recv(UNTAGGED, None);
-    assert!(matches!(receiver.read(&[]), Err(ProtocolViolation(what)) if what.contains("quotes")));
-    assert_eq!(receiver.received(aside).0.len, 1000);
-    for landing in receiver.reader.abort() {
+    let buffered = receiver.post_recv(UNTAGGED, None);
+    assert!(
+        matches!(receiver.read(&[]), Err(ProtocolViolation(what)) if what.contains("wrong connection id"))
+    );
+    assert_eq!(receiver.received(buffered).0.len, 1000);
+    for partial in receiver.reader.abort() {
         receiver
             .rx
-            .fail_partial(&mut receiver.context, landing, Error::Canceled);
+            .fail_partial(&mut receiver.context, partial, Error::Canceled);
     }
-    assert!(receiver.outcome(halved).is_none() && receiver.rx.has_posted());
+    assert!(receiver.outcome(interrupted).is_none() && receiver.rx.has_posted());
 }

@@ -1,5 +1,4 @@
-//! Memory where RXM is spoken: atomic operations and what is said to them, and the frames for reads
-//! and writes between packets.
+//! RXM atomic operations and their responses, and RMA frames between the packets.
 
 use std::sync::Arc;
 
@@ -22,21 +21,27 @@ use proptest::prelude::*;
 use crate::receiver::{READ_ONLY_KEY, READ_WRITE_KEY, TcpReceiver, UNTAGGED};
 use crate::{hex, largest_allocation};
 
-/// What packets quote.
+/// Connection id of the packets.
 const CONNECTION_ID: u32 = 5;
 
-/// What libfabric 1.17 has been seen to send: 5 is to be added to a number at 8, and what was there
-/// is wanted; that, and a refusal.
-const FETCH_BYTES: &str = "03 00 0000 00 00 10 00 b800000000000000 0404 0000 00000000 0500000000000000 0200000000000000 \
+/// Captured from libfabric 1.17: a fetching sum of 5 on the value at 8; its response; an error
+/// response.
+const FETCH_BYTES: &str = "03 00 0000 00 00 10 00 b800000000000000 \
+    0404 0000 00000000 0500000000000000 0200000000000000 \
     0000000000000000 0200 0700 00000000 6800000000000000 0000000000000000 0702010000000000 \
-    0800000000000000 0100000000000000 0700000000000000 000000000000000000000000000000000000000000000000 \
-    000000000000000000000000000000000000000000000000 000000000000000000000000000000000000000000000000 \
+    0800000000000000 0100000000000000 0700000000000000 \
+    000000000000000000000000000000000000000000000000 \
+    000000000000000000000000000000000000000000000000 \
+    000000000000000000000000000000000000000000000000 \
     0500000000000000";
-const RESPONSE_BYTES: &str = "03 00 0000 00 00 10 00 6000000000000000 0405 0000 00000000 0500000000000000 0200000000000000 \
+const RESPONSE_BYTES: &str = "03 00 0000 00 00 10 00 6000000000000000 \
+    0405 0000 00000000 0500000000000000 0200000000000000 \
     0000000000000000 0200 0700 00000000 1000000000000000 0000000000000000 0702000000000000 \
     00000000 00000008 4648474e555c636a";
-const ERROR_RESPONSE_BYTES: &str = "03 00 0000 00 00 10 00 5800000000000000 0405 0000 00000000 0500000000000000 0200000000000000 \
-    0000000000000000 0200 0700 00000000 0800000000000000 0000000000000000 0702000000000000 fffffff3 00000000";
+const ERROR_RESPONSE_BYTES: &str = "03 00 0000 00 00 10 00 5800000000000000 \
+    0405 0000 00000000 0500000000000000 0200000000000000 \
+    0000000000000000 0200 0700 00000000 0800000000000000 0000000000000000 0702000000000000 \
+    fffffff3 00000000";
 
 const FETCH_SUM: AtomicSpec = AtomicSpec {
     op: AtomicOp::Sum,
@@ -60,48 +65,43 @@ fn rma_iov(addr: u64, len: u64, key: u64) -> WireRmaIov {
     WireRmaIov { addr, len, key }
 }
 
-/// A packet of this kind that says that it is so long, and is that.
-fn encode_packet(kind: PacketKind, message: u64, len: u64, body: &[u8]) -> Vec<u8> {
-    let mut outbox = rxm_writer();
+/// Encodes a packet of this type with this length field and body.
+fn encode_packet(kind: PacketKind, message_id: u64, len: u64, body: &[u8]) -> Vec<u8> {
+    let mut writer = rxm_writer();
     let packet = RxmPacket {
         kind,
         connection_id: CONNECTION_ID,
-        message_id: message,
+        message_id,
         tag: None,
         data: None,
         len,
     };
-    assert!(outbox.push_packet(&packet, Payload::Contiguous(body)));
-    outbox.pending().to_vec()
+    assert!(writer.push_packet(&packet, Payload::Contiguous(body)));
+    writer.pending().to_vec()
 }
 
-/// A request for so many places.
-fn encode_atomic(
-    atomic: AtomicHeader,
-    number: u64,
-    rows: &[WireRmaIov],
-    operands: &[u8],
-) -> Vec<u8> {
-    let words = rows
+/// Encodes an atomic operation on these remote ranges.
+fn encode_atomic(atomic: AtomicHeader, id: u64, iovs: &[WireRmaIov], operands: &[u8]) -> Vec<u8> {
+    let words = iovs
         .iter()
-        .flat_map(|row| [row.addr, row.len, row.key])
+        .flat_map(|iov| [iov.addr, iov.len, iov.key])
         .flat_map(u64::to_ne_bytes);
     let mut body: Vec<u8> = words.collect();
-    body.resize(96, 0xaa); // what lies behind the places means nothing
+    body.resize(96, 0xaa); // the bytes behind the remote ranges are ignored
     body.extend_from_slice(operands);
-    encode_packet(PacketKind::Atomic(atomic), number, body.len() as u64, &body)
+    encode_packet(PacketKind::Atomic(atomic), id, body.len() as u64, &body)
 }
 
-/// One on one place.
-fn encode_atomic_on(spec: AtomicSpec, number: u64, place: WireRmaIov, operands: &[u8]) -> Vec<u8> {
-    encode_atomic(AtomicHeader::from_spec(spec), number, &[place], operands)
+/// Encodes an atomic operation on one remote range.
+fn encode_atomic_on(spec: AtomicSpec, id: u64, iov: WireRmaIov, operands: &[u8]) -> Vec<u8> {
+    encode_atomic(AtomicHeader::from_spec(spec), id, &[iov], operands)
 }
 
-/// A response with this behind its prefix.
-fn encode_response(number: u64, body: &[u8]) -> Vec<u8> {
+/// Encodes a response with this body.
+fn encode_response(id: u64, body: &[u8]) -> Vec<u8> {
     encode_packet(
         PacketKind::AtomicResponse(AtomicHeader::from_spec(FETCH_SUM).for_response()),
-        number,
+        id,
         body.len() as u64,
         body,
     )
@@ -131,7 +131,7 @@ fn region_bytes(receiver: &TcpReceiver) -> Vec<u8> {
     bytes
 }
 
-/// What it says to all that it was asked.
+/// Returns the responses to all requests so far.
 fn responses(receiver: &mut TcpReceiver) -> Vec<u8> {
     receiver
         .take_responses(&mut rxm_writer(), 1 << 20)
@@ -139,17 +139,17 @@ fn responses(receiver: &mut TcpReceiver) -> Vec<u8> {
         .0
 }
 
-/// Bytes in two pieces.
+/// Reads the bytes in two parts.
 fn read_split(receiver: &mut TcpReceiver, bytes: &[u8], at: usize) {
-    let taken = receiver.read(&bytes[..at]).unwrap().consumed;
+    let consumed = receiver.read(&bytes[..at]).unwrap().consumed;
     assert_eq!(
-        taken + receiver.read(&bytes[taken..]).unwrap().consumed,
+        consumed + receiver.read(&bytes[consumed..]).unwrap().consumed,
         bytes.len(),
         "cut at {at}"
     );
 }
 
-/// What such a response to an operation on eight bytes is refused with.
+/// Returns the violation for these bytes while an operation of this kind on eight bytes is pending.
 fn violation_of(kind: OpKind, bytes: &[u8]) -> &'static str {
     let mut receiver = rxm_receiver();
     let (op, _) = receiver.expect_atomic(kind, 8);
@@ -167,14 +167,14 @@ fn atomic_packets_match_libfabric_bytes() {
     if ByteOrder::NATIVE == ByteOrder::Big {
         return;
     }
-    let mut outbox = rxm_writer();
+    let mut writer = rxm_writer();
     let five = 5u64.to_ne_bytes();
-    assert!(outbox.push_atomic(
+    assert!(writer.push_atomic(
         (2, AtomicHeader::from_spec(FETCH_SUM)),
         rma_iov(8, 1, 7),
         Payload::Contiguous(&five)
     ));
-    assert_eq!(outbox.pending(), hex(FETCH_BYTES));
+    assert_eq!(writer.pending(), hex(FETCH_BYTES));
     for at in 0..hex(FETCH_BYTES).len() {
         let mut receiver = rxm_receiver();
         write_region(&receiver, 8, &hex("4648474e555c636a"));
@@ -185,7 +185,7 @@ fn atomic_packets_match_libfabric_bytes() {
             "cut at {at}"
         );
         assert_eq!(responses(&mut receiver), hex(RESPONSE_BYTES));
-        // Without the right it is refused, and that is all.
+        // Without a valid key the operation is rejected, and the connection stays.
         receiver
             .context
             .regions
@@ -236,31 +236,30 @@ proptest! {
         prop_assert!(!packet.kind.is_message());
     }
 
-    /// Whatever a peer asks for is done, refused, or ends the connection; what it says has no claim
-    /// on memory.
+    /// Any request is executed, rejected, or ends the connection; announced lengths use no memory.
     #[test]
     fn random_atomics_close_or_wait(
         call in prop_oneof![Just(AtomicCall::Base), Just(AtomicCall::Fetch), Just(AtomicCall::Compare)],
         datatype in 0..12u8, op in 0..22u8, rma_iov_count in 0..6u8,
-        places in prop::collection::vec((0..220u64, prop_oneof![0..30u64, Just(u64::MAX), any::<u64>()], 6..9u64), 0..5),
+        iovs in prop::collection::vec((0..220u64, prop_oneof![0..30u64, Just(u64::MAX), any::<u64>()], 6..9u64), 0..5),
         operands in prop::collection::vec(any::<u8>(), 0..100),
-        answer in prop::collection::vec(any::<u8>(), 0..40),
+        response in prop::collection::vec(any::<u8>(), 0..40),
         cut in 0..400usize,
     ) {
-        let places: Vec<_> = places.into_iter().map(|(addr, len, key)| rma_iov(addr, len, key)).collect();
+        let iovs: Vec<_> = iovs.into_iter().map(|(addr, len, key)| rma_iov(addr, len, key)).collect();
         let atomic = AtomicHeader { call, datatype, op, rma_iov_count };
-        let bytes = [encode_atomic(atomic, 0, &places, &operands), encode_response(0, &answer)].concat();
+        let bytes = [encode_atomic(atomic, 0, &iovs, &operands), encode_response(0, &response)].concat();
         let cut = cut.min(bytes.len());
         let mut receiver = rxm_receiver();
         let (op, _) = receiver.expect_atomic(OpKind::FetchAtomic, 8);
-        let most = largest_allocation(|| {
-            if let Ok(taken) = receiver.read(&bytes[..cut]) {
-                assert!(!taken.blocked);
-                let _ = receiver.read(&bytes[taken.consumed..]);
+        let largest = largest_allocation(|| {
+            if let Ok(outcome) = receiver.read(&bytes[..cut]) {
+                assert!(!outcome.blocked);
+                let _ = receiver.read(&bytes[outcome.consumed..]);
             }
             let _ = responses(&mut receiver);
         });
-        prop_assert!(most <= 64 << 10, "{most}");
+        prop_assert!(largest <= 64 << 10, "{largest}");
         receiver.reader.pending.fail(&mut receiver.context, &Error::Canceled);
         prop_assert!(receiver.outcome(op).is_some());
     }
@@ -268,10 +267,10 @@ proptest! {
 
 #[test]
 fn invalid_atomic_requests_close_connection() {
-    let place = rma_iov(0, 1, READ_WRITE_KEY);
+    let iov = rma_iov(0, 1, READ_WRITE_KEY);
     let (one, many) = ([0; 8], vec![0; MAX_OPERAND_BYTES + 8]);
-    let all = |rows| AtomicHeader {
-        rma_iov_count: rows,
+    let with_iov_count = |rma_iov_count| AtomicHeader {
+        rma_iov_count,
         ..AtomicHeader::from_spec(FETCH_SUM)
     };
     let compare = AtomicSpec {
@@ -287,56 +286,71 @@ fn invalid_atomic_requests_close_connection() {
         bytes[16 + at] = byte;
         bytes
     };
-    let good = || encode_atomic_on(FETCH_SUM, 1, place, &one);
+    let good = || encode_atomic_on(FETCH_SUM, 1, iov, &one);
     let cases = [
         ("version", with(good(), 32, 3)),
-        ("called as none is", with(good(), 34, 0)),
-        ("called as none is", with(good(), 34, 5)),
-        ("called as none is", with(good(), 34, 9)),
+        ("unknown operation code", with(good(), 34, 0)),
+        ("unknown operation code", with(good(), 34, 5)),
+        ("unknown operation code", with(good(), 34, 9)),
         (
-            "longer or shorter",
-            encode_packet(PacketKind::Atomic(all(1)), 1, 95, &[0; 95]),
+            "of the wrong length",
+            encode_packet(PacketKind::Atomic(with_iov_count(1)), 1, 95, &[0; 95]),
         ),
         (
-            "longer or shorter",
-            encode_packet(PacketKind::Atomic(all(1)), 1, 0, b""),
+            "of the wrong length",
+            encode_packet(PacketKind::Atomic(with_iov_count(1)), 1, 0, b""),
         ),
         (
-            "longer than a packet",
+            "longer than the eager limit",
             encode_atomic_on(FETCH_SUM, 1, rma_iov(0, 2037, READ_WRITE_KEY), &many),
         ),
-        ("as long as it says", with(good(), 40, 105)),
-        ("no place", encode_atomic(all(0), 1, &[], &one)),
-        ("too many", encode_atomic(all(5), 1, &[place; 4], &one)),
+        ("length field", with(good(), 40, 105)),
         (
-            "other operands",
-            encode_atomic_on(FETCH_SUM, 1, place, &one[..7]),
+            "is not 1 to 4",
+            encode_atomic(with_iov_count(0), 1, &[], &one),
         ),
-        ("other operands", encode_atomic_on(FETCH_SUM, 1, place, b"")),
         (
-            "other operands",
+            "is not 1 to 4",
+            encode_atomic(with_iov_count(5), 1, &[iov; 4], &one),
+        ),
+        (
+            "operands of the wrong length",
+            encode_atomic_on(FETCH_SUM, 1, iov, &one[..7]),
+        ),
+        (
+            "operands of the wrong length",
+            encode_atomic_on(FETCH_SUM, 1, iov, b""),
+        ),
+        (
+            "operands of the wrong length",
             encode_atomic_on(FETCH_SUM, 1, rma_iov(0, 2, READ_WRITE_KEY), &one),
         ),
-        ("other operands", encode_atomic_on(compare, 1, place, &one)),
-        ("other operands", encode_atomic_on(read, 1, place, &one)),
         (
-            "other operands",
-            encode_atomic(all(2), 1, &[place; 2], &one),
+            "operands of the wrong length",
+            encode_atomic_on(compare, 1, iov, &one),
         ),
         (
-            "more than there may be",
+            "operands of the wrong length",
+            encode_atomic_on(read, 1, iov, &one),
+        ),
+        (
+            "operands of the wrong length",
+            encode_atomic(with_iov_count(2), 1, &[iov; 2], &one),
+        ),
+        (
+            "too many bytes",
             encode_atomic_on(read, 1, rma_iov(0, 2037, READ_WRITE_KEY), b""),
         ),
         (
-            "more than there may be",
+            "too many bytes",
             encode_atomic_on(read, 1, rma_iov(0, u64::MAX, READ_WRITE_KEY), b""),
         ),
         (
-            "more than there may be",
+            "too many bytes",
             encode_atomic_on(read, 1, rma_iov(0, 1 << 61, READ_WRITE_KEY), b""),
         ),
         (
-            "more than there may be",
+            "too many bytes",
             encode_atomic(
                 AtomicHeader {
                     rma_iov_count: 2,
@@ -348,15 +362,15 @@ fn invalid_atomic_requests_close_connection() {
             ),
         ),
         (
-            "no atomic operation",
+            "unsolicited response",
             encode_response(0, &response_body(0, 8, &one)),
         ),
     ];
-    for (why, bytes) in cases {
+    for (expected, bytes) in cases {
         let mut receiver = rxm_receiver();
         let ProtocolViolation(what) = receiver.read(&bytes).unwrap_err();
-        assert!(what.contains(why), "{what} for {why}");
-        assert_eq!(region_bytes(&receiver), [0; 200], "{why}");
+        assert!(what.contains(expected), "{what} for {expected}");
+        assert_eq!(region_bytes(&receiver), [0; 200], "{expected}");
     }
 }
 
@@ -365,46 +379,46 @@ fn invalid_atomic_responses_close_connection() {
     let one = [7; 8];
     let cases = [
         (
-            "no atomic operation",
+            "unsolicited response",
             encode_response(1, &response_body(0, 8, &one)),
         ),
         (
-            "as long as it says",
+            "length field",
             encode_response(0, &response_body(0, 8, &one)[..7]),
         ),
-        ("as long as it says", encode_response(0, b"")),
+        ("length field", encode_response(0, b"")),
         (
-            "as long as it says",
+            "length field",
             encode_response(0, &response_body(0, 7, &one)),
         ),
         (
-            "as long as it says",
+            "length field",
             encode_response(0, &response_body(0, u32::MAX, &one)),
         ),
         (
-            "longer than a packet",
+            "longer than the eager limit",
             encode_response(0, &vec![0; EAGER_LIMIT + 1]),
         ),
         (
-            "another length",
+            "has the wrong length",
             encode_response(0, &response_body(0, 7, &one[..7])),
         ),
         (
-            "another length",
+            "has the wrong length",
             encode_response(0, &response_body(0, 0, b"")),
         ),
     ];
-    for (why, bytes) in cases {
+    for (expected, bytes) in cases {
         let what = violation_of(OpKind::FetchAtomic, &bytes);
-        assert!(what.contains(why), "{what} for {why}");
+        assert!(what.contains(expected), "{what} for {expected}");
     }
     let what = violation_of(
         OpKind::Atomic,
         &encode_response(0, &response_body(0, 8, &one)),
     );
     assert!(
-        what.contains("another length"),
-        "{what}: nothing was to be fetched"
+        what.contains("has the wrong length"),
+        "{what}: the operation fetches nothing"
     );
     let twice = [
         encode_response(0, &response_body(0, 8, &one)),
@@ -417,7 +431,7 @@ fn invalid_atomic_responses_close_connection() {
     assert_eq!(receiver.received(op).1, one);
 }
 
-/// Responses bear numbers, so they may come in any order, and end the operation that they are to.
+/// Responses carry ids, so they may arrive in any order and complete the operation with that id.
 #[test]
 fn responses_match_operations_by_id() {
     let mut receiver = rxm_receiver();
@@ -449,12 +463,12 @@ fn responses_match_operations_by_id() {
     assert!(receiver.reader.pending.is_empty());
 }
 
-/// A wrong one changes nothing, in none of its places, and what comes behind it is done.
+/// A failed operation changes no remote range, and the operation behind it is executed.
 #[test]
 fn failed_atomic_returns_error_and_changes_nothing() {
     let one = 1u64.to_ne_bytes();
     let two = [one, one].concat();
-    let place = rma_iov(8, 1, READ_WRITE_KEY);
+    let iov = rma_iov(8, 1, READ_WRITE_KEY);
     let atomic = AtomicHeader::from_spec(FETCH_SUM);
     let cases = [
         (-13, encode_atomic(atomic, 9, &[rma_iov(8, 1, 99)], &one)),
@@ -491,7 +505,7 @@ fn failed_atomic_returns_error_and_changes_nothing() {
                     ..atomic
                 },
                 9,
-                &[place, rma_iov(8, 1, 99)],
+                &[iov, rma_iov(8, 1, 99)],
                 &two,
             ),
         ),
@@ -503,17 +517,17 @@ fn failed_atomic_returns_error_and_changes_nothing() {
                     ..atomic
                 },
                 9,
-                &[place],
+                &[iov],
                 &two,
             ),
         ),
         (
             -95,
-            encode_atomic(AtomicHeader { op: 19, ..atomic }, 9, &[place], &one),
+            encode_atomic(AtomicHeader { op: 19, ..atomic }, 9, &[iov], &one),
         ),
         (
             -95,
-            encode_atomic(AtomicHeader { op: 12, ..atomic }, 9, &[place], &one),
+            encode_atomic(AtomicHeader { op: 12, ..atomic }, 9, &[iov], &one),
         ),
         (
             -95,
@@ -524,36 +538,36 @@ fn failed_atomic_returns_error_and_changes_nothing() {
                     ..atomic
                 },
                 9,
-                &[place],
+                &[iov],
                 &one,
             ),
         ),
     ];
-    for (number, bytes) in cases {
+    for (status, bytes) in cases {
         let mut receiver = rxm_receiver();
-        let stream = [bytes, encode_atomic_on(FETCH_SUM, 10, place, &one)].concat();
+        let stream = [bytes, encode_atomic_on(FETCH_SUM, 10, iov, &one)].concat();
         assert_eq!(receiver.read(&stream).unwrap().consumed, stream.len());
-        assert_eq!(region_bytes(&receiver)[8..16], one, "{number}");
-        let said = responses(&mut receiver);
+        assert_eq!(region_bytes(&receiver)[8..16], one, "{status}");
+        let sent = responses(&mut receiver);
         assert_eq!(
-            said[16 + 64..][..8],
-            response_body(number, 0, b"")[..],
-            "{number}"
+            sent[16 + 64..][..8],
+            response_body(status, 0, b"")[..],
+            "{status}"
         );
-        assert_eq!(said[16 + 16..][..8], 9u64.to_ne_bytes());
-        assert!(said.len() == 2 * (16 + 64 + 8) + 8 && receiver.context.remote_accesses.is_empty());
+        assert_eq!(sent[16 + 16..][..8], 9u64.to_ne_bytes());
+        assert!(sent.len() == 2 * (16 + 64 + 8) + 8 && receiver.context.remote_accesses.is_empty());
     }
-    // An endpoint that is nobody's target has no memory.
+    // An endpoint that is no RMA target exposes no memory.
     let mut receiver = rxm_receiver();
     receiver.reader.enable_rma_target(EpId(0), false, false);
     receiver
-        .read(&encode_atomic_on(FETCH_SUM, 1, place, &one))
+        .read(&encode_atomic_on(FETCH_SUM, 1, iov, &one))
         .unwrap();
     assert_eq!(responses(&mut receiver)[80..], response_body(-13, 0, b""));
 }
 
-/// As many values as libfabric sends, in as many places, and none at all; the owner is told of
-/// each.
+/// The maximum number of values in the maximum number of remote ranges, and no value at all; the
+/// owner gets an event for each range.
 #[test]
 fn atomic_arrays_span_several_segments() {
     let mut receiver =
@@ -565,18 +579,18 @@ fn atomic_arrays_span_several_segments() {
         op: AtomicOp::Write,
         call: AtomicCall::Fetch,
     };
-    let most = encode_atomic_on(
+    let largest = encode_atomic_on(
         bytes,
         1,
         rma_iov(3, MAX_OPERAND_BYTES as u64, READ_WRITE_KEY),
         &values,
     );
-    assert_eq!(most.len(), 16 + 64 + EAGER_LIMIT);
+    assert_eq!(largest.len(), 16 + 64 + EAGER_LIMIT);
     for _ in 0..2 {
-        assert_eq!(receiver.read(&most).unwrap().consumed, most.len());
+        assert_eq!(receiver.read(&largest).unwrap().consumed, largest.len());
     }
-    let answers = responses(&mut receiver);
-    let (first, second) = answers.split_at(answers.len() / 2);
+    let response_bytes = responses(&mut receiver);
+    let (first, second) = response_bytes.split_at(response_bytes.len() / 2);
     assert!(first[88..].iter().all(|byte| *byte == 0) && second[88..] == values);
     assert_eq!(receiver.context.remote_accesses.len(), 2);
     assert_eq!(
@@ -595,14 +609,14 @@ fn atomic_arrays_span_several_segments() {
         op: AtomicOp::Cswap,
         call: AtomicCall::Compare,
     };
-    let places = [
+    let iovs = [
         rma_iov(0, 1, READ_WRITE_KEY),
         rma_iov(100, 2, READ_WRITE_KEY),
         rma_iov(50, 0, READ_WRITE_KEY),
         rma_iov(200, 1, READ_WRITE_KEY),
     ];
-    let there = [7u16, 8, 9, 10].map(u16::to_ne_bytes);
-    for (at, value) in [0, 100, 102, 200].into_iter().zip(there) {
+    let current = [7u16, 8, 9, 10].map(u16::to_ne_bytes);
+    for (at, value) in [0, 100, 102, 200].into_iter().zip(current) {
         write_region(&receiver, at, &value);
     }
     let (new, old) = (
@@ -617,20 +631,20 @@ fn atomic_arrays_span_several_segments() {
         .read(&encode_atomic(
             atomic,
             1,
-            &places,
+            &iovs,
             &[new.concat(), old.concat()].concat(),
         ))
         .unwrap();
-    assert_eq!(responses(&mut receiver)[88..], there.concat());
-    let mut left = vec![0; 202];
+    assert_eq!(responses(&mut receiver)[88..], current.concat());
+    let mut after = vec![0; 202];
     receiver
         .context
         .region(READ_WRITE_KEY)
         .unwrap()
         .memory
-        .read(0, &mut left);
+        .read(0, &mut after);
     assert_eq!(
-        [&left[..2], &left[100..104], &left[200..]].concat(),
+        [&after[..2], &after[100..104], &after[200..]].concat(),
         [1u16, 2, 9, 4].map(u16::to_ne_bytes).concat()
     );
     assert_eq!(receiver.context.remote_accesses.len(), 6);
@@ -646,7 +660,7 @@ fn atomic_arrays_span_several_segments() {
     assert_eq!(responses(&mut receiver)[80..], response_body(0, 0, b""));
 }
 
-/// Memory that its owner has in hand is waited for, in all places, before anything is done.
+/// An operation waits for all regions that are locked by their owner before it changes any.
 #[test]
 fn atomics_wait_while_owner_holds_the_buffer() {
     let mut receiver = rxm_receiver();
@@ -659,7 +673,7 @@ fn atomics_wait_while_owner_holds_the_buffer() {
         .unwrap()
         .insert(memory.clone(), both, Some(9), false)
         .unwrap();
-    let taken = memory.take().unwrap();
+    let buf = memory.take().unwrap();
     let one = 1u64.to_ne_bytes();
     let two = AtomicHeader {
         rma_iov_count: 2,
@@ -676,25 +690,24 @@ fn atomics_wait_while_owner_holds_the_buffer() {
     ]
     .concat();
     for _ in 0..2 {
-        let taken = receiver.read(&stream).unwrap();
-        assert!(taken.blocked && taken.consumed == 0 && !receiver.reader.has_deferred());
+        let outcome = receiver.read(&stream).unwrap();
+        assert!(outcome.blocked && outcome.consumed == 0 && !receiver.reader.has_deferred());
         assert!(!receiver.would_read_held(&stream));
     }
-    memory.put_back(taken);
+    memory.put_back(buf);
     assert!(receiver.would_read_held(&stream));
     assert_eq!(receiver.read(&stream).unwrap().consumed, stream.len());
     assert_eq!(region_bytes(&receiver)[0], 2);
     assert_eq!(memory.take().unwrap().bytes()[8], 1);
-    // It is the owner's again, and no access is left under way.
-    let mut both = receiver.take_responses(&mut rxm_writer(), 1 << 20).unwrap();
+    // The owner has its buffer again, and no access is in progress.
+    let mut responses = receiver.take_responses(&mut rxm_writer(), 1 << 20).unwrap();
     assert_eq!(
-        (both.1, both.0.split_off(88 + 16 + 88)),
+        (responses.1, responses.0.split_off(88 + 16 + 88)),
         (ResponseStatus::Idle, one.to_vec())
     );
 }
 
-/// A message that nobody wants holds up no atomic operation, and a peer that reads no responses is
-/// not listened to for ever.
+/// A deferred message blocks no atomic operation, and the number of queued responses is bounded.
 #[test]
 fn atomics_pass_deferred_messages_and_are_bounded() {
     let mut receiver = TcpReceiver::rxm(100, CONNECTION_ID);
@@ -703,11 +716,11 @@ fn atomics_pass_deferred_messages_and_are_bounded() {
         .reader
         .set_unexpected_policy(UnexpectedPolicy::Buffer);
     let eager = encode_packet(PacketKind::Eager, 0, 1000, &[1; 1000]);
-    let (op, number) = receiver.expect_atomic(OpKind::FetchAtomic, 8);
+    let (op, id) = receiver.expect_atomic(OpKind::FetchAtomic, 8);
     let stream = [
         eager,
         encode_atomic_on(FETCH_SUM, 1, rma_iov(0, 1, READ_WRITE_KEY), &one),
-        encode_response(number, &response_body(0, 8, &[3; 8])),
+        encode_response(id, &response_body(0, 8, &[3; 8])),
     ]
     .concat();
     assert_eq!(receiver.read(&stream).unwrap().consumed, stream.len());
@@ -725,36 +738,36 @@ fn atomics_pass_deferred_messages_and_are_bounded() {
     let mut count = 0;
     while receiver.read(&request).unwrap().consumed > 0 {
         count += 1;
-        assert!(count < 10_000, "it is not listened to for ever");
+        assert!(count < 10_000, "the response queue is bounded");
     }
-    let taken = receiver.read(&request).unwrap();
-    assert!(taken.responses_full && !taken.blocked);
+    let outcome = receiver.read(&request).unwrap();
+    assert!(outcome.responses_full && !outcome.blocked);
     assert_eq!(responses(&mut receiver).len(), count * (16 + 64 + 16));
     assert_eq!(receiver.read(&request).unwrap().consumed, request.len());
 }
 
-/// Reads and writes are frames between the packets; what they must not do ends the connection, as
-/// natively.
+/// Reads and writes are frames between the packets; an invalid access ends the connection, as in
+/// the native protocol.
 #[test]
 fn rma_frames_interleave_with_packets() {
-    let place = |key, offset, len| RmaIov {
+    let iov = |key, offset, len| RmaIov {
         key,
         offset,
         len,
         atomic: None,
     };
-    let frame = |frame: &Frame, rows: &RmaIovList, bytes: &[u8]| {
-        let mut outbox = rxm_writer();
-        assert!(outbox.push_frame(frame, rows, Payload::Contiguous(bytes)));
-        outbox.pending().to_vec()
+    let frame = |frame: &Frame, iovs: &RmaIovList, bytes: &[u8]| {
+        let mut writer = rxm_writer();
+        assert!(writer.push_frame(frame, iovs, Payload::Contiguous(bytes)));
+        writer.pending().to_vec()
     };
     let write = |key, offset, bytes: &[u8]| {
-        let rows = RmaIovList::from_rma_iovs(&[place(key, offset, bytes.len())]).unwrap();
-        frame(&Frame::write(&rows, None, bytes.len()), &rows, bytes)
+        let iovs = RmaIovList::from_rma_iovs(&[iov(key, offset, bytes.len())]).unwrap();
+        frame(&Frame::write(&iovs, None, bytes.len()), &iovs, bytes)
     };
     let read = |key, offset, len| {
-        let rows = RmaIovList::from_rma_iovs(&[place(key, offset, len)]).unwrap();
-        frame(&Frame::read(&rows), &rows, b"")
+        let iovs = RmaIovList::from_rma_iovs(&[iov(key, offset, len)]).unwrap();
+        frame(&Frame::read(&iovs), &iovs, b"")
     };
     let eager = encode_packet(PacketKind::Eager, 0, 3, b"abc");
     let stream = [
@@ -779,8 +792,8 @@ fn rma_frames_interleave_with_packets() {
     ] {
         let mut receiver = rxm_receiver();
         let ProtocolViolation(what) = receiver.read(&bytes).unwrap_err();
-        assert!(what.contains("may not reach"), "{what}");
-        // Kin are told, and go on.
+        assert!(what.contains("may not access"), "{what}");
+        // A same-implementation peer gets a nack, and the connection stays.
         let mut receiver = rxm_receiver();
         receiver.reader.set_same_implementation();
         assert_eq!(receiver.read(&bytes).unwrap().consumed, bytes.len());
@@ -790,6 +803,6 @@ fn rma_frames_interleave_with_packets() {
         receiver
             .read(&hex("03 00 0000 02 00 10 00 1000000000000000"))
             .is_err(),
-        "nothing was written"
+        "no write is pending"
     );
 }

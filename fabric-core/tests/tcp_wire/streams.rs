@@ -1,4 +1,4 @@
-//! Whole streams, split anywhere, hostile ones among them.
+//! Whole streams, split anywhere, malformed ones among them.
 
 use fabric_core::buf::Payload;
 use fabric_core::tcp::{
@@ -12,7 +12,7 @@ use crate::{hex, largest_allocation, supported_tag};
 
 const UNEXPECTED_BUDGET: usize = 1 << 20;
 
-/// The header of a message that claims this many bytes.
+/// Returns the header of a message that announces this length.
 fn header_with_len(len: u64) -> Vec<u8> {
     let mut bytes = hex("03 00 0000 00 00 10 00 0000000000000000");
     bytes[8..16].copy_from_slice(&(len + 16).to_le_bytes());
@@ -24,10 +24,10 @@ struct StreamMessage {
     tag: Option<u64>,
     data: Option<u64>,
     len: usize,
-    /// Its bytes follow from where they lie.
+    /// The payload is sent from its buffer.
     separate_payload: bool,
-    /// The sender owes an acknowledgement before it, or while it is open.
-    ack_pending: bool,
+    /// The bytes stay in the writer until the next message has been added.
+    keep_pending: bool,
 }
 
 fn test_pattern(number: usize, len: usize) -> Vec<u8> {
@@ -39,66 +39,66 @@ prop_compose! {
         (any::<Option<u64>>(), any::<Option<u64>>(), prop_oneof![0..4usize, 0..200usize, 1000..9000usize], any::<bool>(), any::<bool>()),
         1..12,
     )) -> Vec<StreamMessage> {
-        list.into_iter().map(|(tag, data, len, separate_payload, ack_pending)| StreamMessage { tag, data, len, separate_payload, ack_pending }).collect()
+        list.into_iter().map(|(tag, data, len, separate_payload, keep_pending)| StreamMessage { tag, data, len, separate_payload, keep_pending }).collect()
     }
 }
 
-/// Something that owes an acknowledgement.
+/// Returns an acknowledgement that is due.
 fn ack_due() -> fabric_core::tcp::AckDue {
     let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
-    let mut taken = receiver.read(&hex(crate::frames::FIN)).unwrap();
-    assert_eq!((taken.consumed, taken.acks_due.len()), (20, 1));
-    taken.acks_due.pop().unwrap()
+    let mut outcome = receiver.read(&hex(crate::frames::FIN)).unwrap();
+    assert_eq!((outcome.consumed, outcome.acks_due.len()), (20, 1));
+    outcome.acks_due.pop().unwrap()
 }
 
-/// The stream of these messages, without acknowledgements, which only come to those who have asked.
+/// Encodes the stream of these messages, without acks, which are sent only on request.
 fn encode_stream(order: ByteOrder, messages: &[StreamMessage]) -> Vec<u8> {
-    let (mut outbox, mut bytes) = (FrameWriter::new(order), Vec::new());
-    let flush = |outbox: &mut FrameWriter, bytes: &mut Vec<u8>, most: usize| {
-        let count = outbox.pending().len().min(most);
-        bytes.extend_from_slice(&outbox.pending()[..count]);
-        outbox.advance(count);
+    let (mut writer, mut bytes) = (FrameWriter::new(order), Vec::new());
+    let flush = |writer: &mut FrameWriter, bytes: &mut Vec<u8>, limit: usize| {
+        let count = writer.pending().len().min(limit);
+        bytes.extend_from_slice(&writer.pending()[..count]);
+        writer.advance(count);
     };
     for (number, message) in messages.iter().enumerate() {
         let payload = test_pattern(number, message.len);
         if message.separate_payload {
-            assert!(outbox.begin_frame(
+            assert!(writer.begin_frame(
                 &Frame::message(supported_tag(message.tag), message.data, message.len),
                 &[]
             ));
-            flush(&mut outbox, &mut bytes, usize::MAX);
+            flush(&mut writer, &mut bytes, usize::MAX);
             bytes.extend_from_slice(&payload);
-            outbox.end_frame();
+            writer.end_frame();
         } else {
-            assert!(outbox.push_message(
+            assert!(writer.push_message(
                 supported_tag(message.tag),
                 message.data,
                 Payload::Contiguous(&payload)
             ));
-            flush(&mut outbox, &mut bytes, 5);
+            flush(&mut writer, &mut bytes, 5);
         }
-        assert!(!outbox.is_open());
-        if !message.ack_pending {
-            flush(&mut outbox, &mut bytes, usize::MAX);
+        assert!(!writer.is_open());
+        if !message.keep_pending {
+            flush(&mut writer, &mut bytes, usize::MAX);
         }
         if message.separate_payload {
-            // Pending bytes leave before the bytes of an open message.
-            flush(&mut outbox, &mut bytes, usize::MAX);
+            // Pending bytes are sent before the payload of an open frame.
+            flush(&mut writer, &mut bytes, usize::MAX);
         }
         if messages
             .get(number + 1)
             .is_some_and(|next| next.separate_payload)
         {
-            flush(&mut outbox, &mut bytes, usize::MAX);
+            flush(&mut writer, &mut bytes, usize::MAX);
         }
     }
-    flush(&mut outbox, &mut bytes, usize::MAX);
-    assert!(outbox.pending().is_empty());
+    flush(&mut writer, &mut bytes, usize::MAX);
+    assert!(writer.pending().is_empty());
     bytes
 }
 
-/// Shows a stream in these pieces, what was left over each time with the next one. Returns what was
-/// left at the end.
+/// Reads a stream in parts of these lengths, each with the unconsumed rest in front. Returns the
+/// unconsumed bytes.
 fn read_in_pieces(
     receiver: &mut TcpReceiver,
     stream: &[u8],
@@ -109,9 +109,9 @@ fn read_in_pieces(
         let count = cuts[turn % cuts.len()].clamp(1, stream.len() - at);
         rest.extend_from_slice(&stream[at..at + count]);
         (at, turn) = (at + count, turn + 1);
-        let taken = receiver.read(&rest)?;
-        assert!(taken.consumed <= rest.len() && !taken.blocked);
-        rest.drain(..taken.consumed);
+        let outcome = receiver.read(&rest)?;
+        assert!(outcome.consumed <= rest.len() && !outcome.blocked);
+        rest.drain(..outcome.consumed);
     }
     Ok(rest)
 }
@@ -119,8 +119,8 @@ fn read_in_pieces(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 100 }))]
 
-    /// Every message comes once, whole, in order and with all it carries, however the stream was
-    /// cut, whether somebody waits or not.
+    /// Every message arrives once, whole, in order and with all its fields, however the stream was
+    /// split, expected or unexpected.
     #[test]
     fn messages_arrive_once_in_order_at_any_split(
         messages in any_messages(),
@@ -145,108 +145,112 @@ proptest! {
         }
     }
 
-    /// Whatever a peer says is taken or refused, and what it claims costs no memory.
+    /// Any bytes are accepted or rejected, and an announced length alone uses no memory.
     #[test]
     fn random_bytes_close_or_wait(bytes in prop::collection::vec(any::<u8>(), 0..400), cuts in prop::collection::vec(1..50usize, 1..5)) {
         let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
         let _ = receiver.post_recv(UNTAGGED, None);
-        let most = largest_allocation(|| {
+        let largest = largest_allocation(|| {
             let (mut rest, mut at) = (Vec::new(), 0);
             for cut in cuts.iter().cycle() {
                 let end = (at + cut).min(bytes.len());
                 rest.extend_from_slice(&bytes[at..end]);
-                let Ok(taken) = receiver.read(&rest) else { return };
-                assert!(taken.consumed <= rest.len());
-                rest.drain(..taken.consumed);
-                if taken.blocked || end == bytes.len() {
+                let Ok(outcome) = receiver.read(&rest) else { return };
+                assert!(outcome.consumed <= rest.len());
+                rest.drain(..outcome.consumed);
+                if outcome.blocked || end == bytes.len() {
                     return;
                 }
                 at = end;
             }
         });
-        prop_assert!(most <= 256 << 10, "{most}");
+        prop_assert!(largest <= 256 << 10, "{largest}");
     }
 }
 
-/// Acknowledgements are owed once a message is there as a whole, and each of them once.
+/// An ack is due once the whole message has arrived, and only once.
 #[test]
 fn ack_is_due_after_the_whole_message() {
     let fin = hex(crate::frames::FIN);
     for cut in 1..fin.len() {
         let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
-        let taken = receiver.read(&fin[..cut]).unwrap();
-        assert!(taken.acks_due.is_empty(), "cut at {cut}");
-        let rest = [&fin[taken.consumed..cut], &fin[cut..]].concat();
-        let taken = receiver.read(&rest).unwrap();
+        let outcome = receiver.read(&fin[..cut]).unwrap();
+        assert!(outcome.acks_due.is_empty(), "cut at {cut}");
+        let rest = [&fin[outcome.consumed..cut], &fin[cut..]].concat();
+        let outcome = receiver.read(&rest).unwrap();
         assert_eq!(
-            (taken.consumed, taken.acks_due.len()),
+            (outcome.consumed, outcome.acks_due.len()),
             (rest.len(), 1),
             "cut at {cut}"
         );
     }
-    let mut outbox = FrameWriter::new(ByteOrder::Little);
+    let mut writer = FrameWriter::new(ByteOrder::Little);
     let frame = Frame::message(None, None, 4);
-    assert!(outbox.begin_frame(&frame, &[]));
-    let header = outbox.pending().len();
+    assert!(writer.begin_frame(&frame, &[]));
+    let header = writer.pending().len();
     assert!(
-        !outbox.begin_frame(&frame, &[])
-            && !outbox.push_message(None, None, Payload::Contiguous(&b"x"[..]))
+        !writer.begin_frame(&frame, &[])
+            && !writer.push_message(None, None, Payload::Contiguous(&b"x"[..]))
     );
-    assert_eq!(outbox.pending().len(), header, "a message within another");
-    outbox.push_ack(ack_due());
-    outbox.advance(outbox.pending().len());
-    assert!(
-        outbox.pending().is_empty(),
-        "nothing comes between a header and its bytes"
-    );
-    outbox.end_frame();
-    // It is the second header on this stream.
     assert_eq!(
-        outbox.pending(),
+        writer.pending().len(),
+        header,
+        "no message begins within an open one"
+    );
+    writer.push_ack(ack_due());
+    writer.advance(writer.pending().len());
+    assert!(
+        writer.pending().is_empty(),
+        "no frame may come between a header and its payload"
+    );
+    writer.end_frame();
+    // The ack is the second header on this stream.
+    assert_eq!(
+        writer.pending(),
         hex("03 00 0000 02 00 10 01 1000000000000000")
     );
-    outbox.push_ack(ack_due());
-    assert_eq!(outbox.pending().len(), 32);
-    outbox.clear();
-    assert!(outbox.pending().is_empty());
+    writer.push_ack(ack_due());
+    assert_eq!(writer.pending().len(), 32);
+    writer.clear();
+    assert!(writer.pending().is_empty());
 }
 
 #[test]
 fn returned_pending_bytes_are_sent_first() {
     let order = ByteOrder::Little;
-    let push = |outbox: &mut FrameWriter, byte: u8| {
-        assert!(outbox.push_message(None, None, Payload::Contiguous(&[byte; 10])));
+    let push = |writer: &mut FrameWriter, byte: u8| {
+        assert!(writer.push_message(None, None, Payload::Contiguous(&[byte; 10])));
     };
     let mut whole = FrameWriter::new(order);
     (1..=3).for_each(|byte| push(&mut whole, byte));
     let whole = whole.pending().to_vec();
-    let mut outbox = FrameWriter::new(order);
-    push(&mut outbox, 1);
-    push(&mut outbox, 2);
-    outbox.advance(7);
-    let taken = outbox.take_pending();
-    assert!(taken == whole[7..taken.len() + 7] && outbox.pending().is_empty());
+    let mut writer = FrameWriter::new(order);
+    push(&mut writer, 1);
+    push(&mut writer, 2);
+    writer.advance(7);
+    let taken = writer.take_pending();
+    assert!(taken == whole[7..taken.len() + 7] && writer.pending().is_empty());
     let end = 7 + taken.len() as u64;
     assert_eq!(
-        (outbox.written(), outbox.end()),
+        (writer.written(), writer.end()),
         (7, end),
-        "what was taken has not left"
+        "taken bytes do not count as written"
     );
-    // Meanwhile something else is sent.
-    push(&mut outbox, 3);
-    assert_eq!(outbox.pending(), &whole[7 + taken.len()..]);
-    outbox.advance(0);
-    outbox.restore_pending(&taken[3..]);
-    assert_eq!(outbox.pending(), &whole[10..]);
-    assert_eq!((outbox.written(), outbox.end()), (10, whole.len() as u64));
-    outbox.advance(5);
-    outbox.restore_pending(b"");
-    assert_eq!(outbox.pending(), &whole[15..]);
-    outbox.clear();
+    // Another message is added meanwhile.
+    push(&mut writer, 3);
+    assert_eq!(writer.pending(), &whole[7 + taken.len()..]);
+    writer.advance(0);
+    writer.restore_pending(&taken[3..]);
+    assert_eq!(writer.pending(), &whole[10..]);
+    assert_eq!((writer.written(), writer.end()), (10, whole.len() as u64));
+    writer.advance(5);
+    writer.restore_pending(b"");
+    assert_eq!(writer.pending(), &whole[15..]);
+    writer.clear();
     assert_eq!(
-        (outbox.written(), outbox.end()),
+        (writer.written(), writer.end()),
         (15, 15),
-        "what was given up has not left"
+        "discarded bytes do not count as written"
     );
 }
 
@@ -254,28 +258,28 @@ fn returned_pending_bytes_are_sent_first() {
 fn message_over_budget_is_held_unread() {
     let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
     let bytes = header_with_len(2 << 20);
-    let most = largest_allocation(|| {
-        let taken = receiver.read(&bytes).unwrap();
-        assert!(taken.blocked && taken.consumed == 0);
+    let largest = largest_allocation(|| {
+        let outcome = receiver.read(&bytes).unwrap();
+        assert!(outcome.blocked && outcome.consumed == 0);
     });
-    assert!(most < 4096, "{most}");
+    assert!(largest < 4096, "{largest}");
     assert_eq!(receiver.rx.unexpected(), (0, 0));
     assert!(!receiver.would_read_held(&bytes));
     let op = receiver.post_recv(UNTAGGED, None);
     assert!(receiver.would_read_held(&bytes));
     assert_eq!(receiver.read(&bytes).unwrap().consumed, 16);
-    let piece = vec![5; 1 << 20];
-    assert_eq!(receiver.read(&piece).unwrap().consumed, 1 << 20);
+    let part = vec![5; 1 << 20];
+    assert_eq!(receiver.read(&part).unwrap().consumed, 1 << 20);
     assert!(receiver.outcome(op).is_none());
-    assert_eq!(receiver.read(&piece).unwrap().consumed, 1 << 20);
+    assert_eq!(receiver.read(&part).unwrap().consumed, 1 << 20);
     assert_eq!(receiver.received(op).1.len(), 2 << 20);
 }
 
-/// Nothing is allocated for a length that is a breach or that no receive waits for. A receive
-/// reserves that length once.
+/// Nothing is allocated for an announced length that is invalid or that no receive waits for. A
+/// receive reserves that length once.
 #[test]
 fn claimed_lengths_allocate_nothing() {
-    for (len, is_broken) in [
+    for (len, is_invalid) in [
         (1 << 60, true),
         (u64::MAX - 16, true),
         (MAX_MESSAGE as u64 + 1, true),
@@ -286,16 +290,16 @@ fn claimed_lengths_allocate_nothing() {
             if is_awaited {
                 receiver.post_recv(UNTAGGED, None);
             }
-            let mut broken = false;
-            let most =
-                largest_allocation(|| broken = receiver.read(&header_with_len(len)).is_err());
-            assert_eq!(broken, is_broken, "{len}");
-            let limit = if is_awaited && !is_broken {
+            let mut failed = false;
+            let largest =
+                largest_allocation(|| failed = receiver.read(&header_with_len(len)).is_err());
+            assert_eq!(failed, is_invalid, "{len}");
+            let limit = if is_awaited && !is_invalid {
                 len as usize
             } else {
                 4 << 20
             };
-            assert!(most <= limit, "{most} for a claim of {len}");
+            assert!(largest <= limit, "{largest} for a claim of {len}");
         }
     }
 }
@@ -313,7 +317,7 @@ fn message_after_a_truncated_one_arrives() {
             data: None,
             len,
             separate_payload: false,
-            ack_pending: false,
+            keep_pending: false,
         };
         let bytes = encode_stream(ByteOrder::Little, &[message(10), message(5)]);
         assert_eq!(
@@ -335,14 +339,15 @@ fn message_after_a_truncated_one_arrives() {
 #[test]
 fn unsupported_frames_close_connection() {
     for (text, what) in [
-        (crate::frames::ACK, "an acknowledgement of nothing"),
+        (crate::frames::ACK, "unsolicited acknowledgement"),
         (
-            "03 02 0000 00 01 28 00 2800000000000000 0000000000000000 0800000000000000 0000000000000000",
-            "may not reach",
+            "03 02 0000 00 01 28 00 2800000000000000 \
+             0000000000000000 0800000000000000 0000000000000000",
+            "may not access",
         ),
         (
             "03 03 0000 00 00 10 00 1400000000000000 00000000",
-            "no question",
+            "unsolicited read response",
         ),
         (
             "03 05 0000 01 00 20 00 2000000000000000 0000000000000000 0000000000000000",
@@ -365,56 +370,59 @@ fn incomplete_message_is_reported_at_the_end() {
     receiver
         .read(&hex("03 00 0000 00 00 10 00 1800000000000000 01020304"))
         .unwrap();
-    let landing = receiver
+    let partial = receiver
         .reader
         .abort()
         .pop()
-        .expect("four bytes are missing");
+        .expect("the message is incomplete");
     receiver
         .rx
-        .fail_partial(&mut receiver.context, landing, Error::Canceled);
+        .fail_partial(&mut receiver.context, partial, Error::Canceled);
     assert_eq!(receiver.reader.abort(), []);
-    // The receive waits for another message, in front of those that were posted later.
+    // The receive waits for another message, before receives that were posted later.
     assert!(receiver.outcome(op).is_none());
     assert!(receiver.rx.cancel(&mut receiver.context, op));
     assert!(receiver.rx.cancel(&mut receiver.context, later));
     assert!(!receiver.rx.has_posted());
 }
 
-/// A message that finds no receive at all stays for one more look, and for another whenever a
-/// receive has taken one: who posts between two looks gets every message without a buffer in
-/// between.
+/// A message without a matching receive stays unread for one more pass, and again whenever a
+/// receive has taken a message: a program that posts between two passes gets every message without
+/// buffering.
 #[test]
 fn unmatched_message_waits_one_poll_unbuffered() {
-    let mut outbox = FrameWriter::new(ByteOrder::Little);
+    let mut writer = FrameWriter::new(ByteOrder::Little);
     for byte in 0..4 {
-        assert!(outbox.push_message(None, None, Payload::Contiguous(&[byte; 10])));
+        assert!(writer.push_message(None, None, Payload::Contiguous(&[byte; 10])));
     }
-    let stream = outbox.pending();
+    let stream = writer.pending();
     let one = stream.len() / 4;
     let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
-    let look = |receiver: &mut TcpReceiver, at: usize, patience| {
-        receiver.reader.set_unexpected_policy(patience);
-        let taken = receiver.read(&stream[at..]).unwrap();
-        assert!(!taken.blocked);
-        (taken.consumed, taken.is_deferred)
+    let read_at = |receiver: &mut TcpReceiver, at: usize, policy| {
+        receiver.reader.set_unexpected_policy(policy);
+        let outcome = receiver.read(&stream[at..]).unwrap();
+        assert!(!outcome.blocked);
+        (outcome.consumed, outcome.is_deferred)
     };
-    assert_eq!(look(&mut receiver, 0, UnexpectedPolicy::Defer), (0, true));
+    assert_eq!(
+        read_at(&mut receiver, 0, UnexpectedPolicy::Defer),
+        (0, true)
+    );
     let posted = receiver.post_recv(UNTAGGED, None);
     assert_eq!(
-        look(&mut receiver, 0, UnexpectedPolicy::DeferredOnce),
+        read_at(&mut receiver, 0, UnexpectedPolicy::DeferredOnce),
         (one, true),
-        "one is taken, the next one stays"
+        "one message is delivered, the next stays unread"
     );
     assert_eq!(receiver.received(posted).1, [0; 10]);
     let (first, second) = (
         receiver.post_recv(ANY_TAG, None),
         receiver.post_recv(UNTAGGED, None),
     );
-    // A receive that takes no such message is one all the same: the program is not about to post
-    // its first.
+    // A posted receive that does not match still counts: the program is not about to post its
+    // first.
     assert_eq!(
-        look(&mut receiver, one, UnexpectedPolicy::DeferredOnce),
+        read_at(&mut receiver, one, UnexpectedPolicy::DeferredOnce),
         (3 * one, false)
     );
     assert_eq!(receiver.received(second).1, [1; 10]);
@@ -425,13 +433,13 @@ fn unmatched_message_waits_one_poll_unbuffered() {
     }
     let mut other = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
     assert_eq!(
-        look(&mut other, 0, UnexpectedPolicy::DeferredOnce),
+        read_at(&mut other, 0, UnexpectedPolicy::DeferredOnce),
         (4 * one, false),
-        "nobody posts: they are buffered"
+        "without posted receives messages are buffered"
     );
     assert_eq!(
-        look(&mut other, 3 * one, UnexpectedPolicy::Buffer),
+        read_at(&mut other, 3 * one, UnexpectedPolicy::Buffer),
         (one, false),
-        "nor does anybody wait at the end"
+        "messages are buffered at the end"
     );
 }

@@ -1,4 +1,4 @@
-//! What connected endpoints of this library say of themselves, and what may be said to whom.
+//! The vendor extension of connected endpoints, and the capability tokens it yields.
 
 use fabric_core::Error;
 use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, Datatype};
@@ -8,7 +8,7 @@ use fabric_core::tcp::{ByteOrder, CmKind, CmMessage, PeerCaps, VendorExtension};
 use crate::cm::{ACCEPT, REQUEST};
 use crate::hex;
 
-/// A request, and its acceptance, of an endpoint that takes tags.
+/// A request, and its acceptance, of an endpoint that supports tags.
 const REQUEST_BYTES: &str =
     "03 00 0002 00000000 6661627269632d3f 01 000000 00000001 0100000000000000 6869";
 const ACCEPT_BYTES: &str =
@@ -21,7 +21,7 @@ fn tagged_extension() -> VendorExtension {
 fn decode_extension(bytes: &[u8]) -> Option<VendorExtension> {
     CmMessage::decode(bytes)
         .unwrap()
-        .expect("all of it is there")
+        .expect("the message is complete")
         .0
         .vendor_extension
 }
@@ -46,7 +46,7 @@ fn extension_uses_bytes_that_libfabric_ignores() {
         for cut in 0..bytes.len() {
             assert_eq!(CmMessage::decode(&bytes[..cut]), Ok(None), "cut at {cut}");
         }
-        // All else is as it is without.
+        // All other fields are as without the extension.
         let mut plain = bytes.clone();
         plain[8..24].fill(0);
         let (with, without) = (
@@ -63,19 +63,18 @@ fn extension_uses_bytes_that_libfabric_ignores() {
         ),
         (None, None)
     );
-    // A refusal has none, whatever is asked for.
-    let refusal = CmMessage::new(CmKind::Reject, b"no").unwrap();
+    // A rejection has no extension.
+    let rejection = CmMessage::new(CmKind::Reject, b"no").unwrap();
     assert_eq!(
-        refusal
+        rejection
             .clone()
             .with_vendor_extension(Some(tagged_extension()))
             .encode(),
-        refusal.encode()
+        rejection.encode()
     );
 }
 
-/// Neither who gives back what it was asked with, nor who writes anything at all, is taken for one
-/// of this library.
+/// Neither an echo of the request nor arbitrary bytes are taken for an extension.
 #[test]
 fn other_bytes_are_no_extension() {
     for (text, other) in [(REQUEST_BYTES, 1), (ACCEPT_BYTES, 0)] {
@@ -97,28 +96,28 @@ fn other_bytes_are_no_extension() {
             changed[4..24].fill(filled);
             assert_eq!(decode_extension(&changed), None);
         }
-        let mut none = bytes.clone();
-        none[16] = 0;
-        assert_eq!(decode_extension(&none), None, "there is no such version");
+        let mut invalid = bytes.clone();
+        invalid[16] = 0;
+        assert_eq!(decode_extension(&invalid), None, "version 0 does not exist");
     }
 }
 
-/// Later versions say what this one says, and more, which means nothing here.
+/// Later versions keep the fields of this version and may add bits, which are ignored.
 #[test]
 fn unknown_extension_bits_are_ignored() {
     for text in [REQUEST_BYTES, ACCEPT_BYTES] {
         for version in [1, 2, 0xff] {
-            for more in [0, 0x80, 0xfc] {
-                for (takes, caps) in CAPABILITY_BITS {
+            for filler in [0, 0x80, 0xfc] {
+                for (bits, caps) in CAPABILITY_BITS {
                     let mut bytes = hex(text);
-                    bytes[4..8].fill(more);
+                    bytes[4..8].fill(filler);
                     bytes[16] = version;
-                    bytes[17..23].fill(more);
-                    bytes[23] = more | takes;
+                    bytes[17..23].fill(filler);
+                    bytes[23] = filler | bits;
                     assert_eq!(
                         decode_extension(&bytes),
                         Some(VendorExtension::from_caps(caps)),
-                        "version {version}, {more:#x}, {takes}"
+                        "version {version}, {filler:#x}, {bits}"
                     );
                 }
             }
@@ -126,7 +125,7 @@ fn unknown_extension_bits_are_ignored() {
     }
 }
 
-/// What endpoints with these capabilities say.
+/// Capability bits of endpoints with these capabilities.
 const CAPABILITY_BITS: [(u8, Caps); 4] = [
     (0, Caps::MSG),
     (1, Caps::TAGGED),
@@ -136,50 +135,55 @@ const CAPABILITY_BITS: [(u8, Caps); 4] = [
 
 #[test]
 fn extension_announces_endpoint_caps() {
-    for (takes, caps) in CAPABILITY_BITS {
+    for (bits, caps) in CAPABILITY_BITS {
         let control = CmMessage::new(CmKind::Request, b"").unwrap();
         let bytes = control
             .with_vendor_extension(Some(VendorExtension::from_caps(
                 caps | Caps::MSG | Caps::RMA,
             )))
             .encode();
-        assert_eq!(bytes[16..24], [1, 0, 0, 0, 0, 0, 0, takes]);
+        assert_eq!(bytes[16..24], [1, 0, 0, 0, 0, 0, 0, bits]);
     }
 }
 
 #[test]
 fn peer_caps_gate_tags_and_atomics() {
-    let of = |caps, promise| PeerCaps::msg(Some(VendorExtension::from_caps(caps)), promise);
+    let announced = |caps, promise| PeerCaps::msg(Some(VendorExtension::from_caps(caps)), promise);
     let unsupported = |error| matches!(error, Error::NotSupported(_));
-    for (takes, tags, atomics, is_kin) in [
+    for (peer_caps, tags, atomics, is_same) in [
         (PeerCaps::msg(None, false), false, false, false),
         (PeerCaps::msg(None, true), true, false, false),
-        (of(Caps::MSG, false), false, false, true),
-        (of(Caps::MSG, true), false, false, true),
-        (of(Caps::TAGGED, false), true, false, true),
-        (of(Caps::TAGGED, true), true, false, true),
-        (of(Caps::ATOMIC, false), false, true, true),
-        (of(Caps::ATOMIC | Caps::TAGGED, false), true, true, true),
+        (announced(Caps::MSG, false), false, false, true),
+        (announced(Caps::MSG, true), false, false, true),
+        (announced(Caps::TAGGED, false), true, false, true),
+        (announced(Caps::TAGGED, true), true, false, true),
+        (announced(Caps::ATOMIC, false), false, true, true),
+        (
+            announced(Caps::ATOMIC | Caps::TAGGED, false),
+            true,
+            true,
+            true,
+        ),
         (PeerCaps::rdm(false), true, false, false),
         (PeerCaps::rdm(true), true, true, true),
     ] {
         assert_eq!(
-            (takes.tag(None), takes.is_same_implementation()),
-            (Ok(None), is_kin),
-            "{takes:?}"
+            (peer_caps.tag(None), peer_caps.is_same_implementation()),
+            (Ok(None), is_same),
+            "{peer_caps:?}"
         );
-        match takes.tag(Some(7)) {
-            Ok(tag) => assert!(tags && tag.is_some(), "{takes:?}"),
-            Err(error) => assert!(!tags && unsupported(error), "{takes:?}"),
+        match peer_caps.tag(Some(7)) {
+            Ok(tag) => assert!(tags && tag.is_some(), "{peer_caps:?}"),
+            Err(error) => assert!(!tags && unsupported(error), "{peer_caps:?}"),
         }
         let sum = AtomicSpec {
             op: AtomicOp::Sum,
             datatype: Datatype::U64,
             call: AtomicCall::Base,
         };
-        match takes.atomic(sum) {
-            Ok(_) => assert!(atomics, "{takes:?}"),
-            Err(error) => assert!(!atomics && unsupported(error), "{takes:?}"),
+        match peer_caps.atomic(sum) {
+            Ok(_) => assert!(atomics, "{peer_caps:?}"),
+            Err(error) => assert!(!atomics && unsupported(error), "{peer_caps:?}"),
         }
     }
 }

@@ -1,9 +1,8 @@
-//! Messages that are put aside, so that what comes behind them is heard of.
+//! RXM messages that are deferred, so that the frames behind them are read.
 //!
-//! Where RXM is spoken, a message that nobody has asked for, and for which there is no room, must
-//! not hold up the connection: behind it may come the answer to a read, for which a message before
-//! it waits, or a read of a message that was offered. Frames are kept as they came, in their order,
-//! within a bound of their own.
+//! With RXM, an unexpected message without room must not block the connection: behind it may be the
+//! response to a read for which an earlier message waits, or a read of a rendezvous message. Frames
+//! are kept as they arrived, in order, within a limit of their own.
 
 use std::collections::VecDeque;
 
@@ -15,12 +14,13 @@ use crate::transport::EngineContext;
 
 use super::{FrameBody, FrameReader, ReadOutcome, ReceivedFrame, SenderId};
 
-/// Bytes that are kept for one connection: more than a peer sends before it hears of a read.
+/// Maximum number of bytes deferred per connection: more than a peer sends before it handles a read
+/// request.
 const MAX_DEFERRED_BYTES: usize = 8 << 20;
-/// The longest frame that is kept. No packet is longer.
+/// Maximum length of a deferred frame, in bytes. No packet is longer.
 const MAX_DEFERRED_FRAME: usize = MAX_HEADER_LEN + PACKET_HEADER_LEN + EAGER_LIMIT;
 
-/// What has been put aside.
+/// The deferred frames of a connection, in order of arrival.
 #[derive(Debug, Default)]
 pub(super) struct DeferredFrames {
     frames: VecDeque<Box<[u8]>>,
@@ -28,52 +28,52 @@ pub(super) struct DeferredFrames {
 }
 
 impl FrameReader {
-    /// Whether messages have been put aside.
+    /// Returns whether messages are deferred.
     #[must_use]
     pub fn has_deferred(&self) -> bool {
         !self.deferred.frames.is_empty()
     }
 
-    /// Whether the first of them can be taken now.
+    /// Returns whether the first deferred message can be accepted now.
     #[must_use]
-    pub fn can_resume_deferred(&self, who: SenderId, rx: &RxQueue) -> bool {
+    pub fn can_resume_deferred(&self, sender: SenderId, rx: &RxQueue) -> bool {
         let envelope = self
             .deferred
             .frames
             .front()
-            .and_then(|frame| self.next_envelope(frame, who));
+            .and_then(|frame| self.next_envelope(frame, sender));
         envelope.is_some_and(|envelope| rx.would_accept(&envelope))
     }
 
-    /// The message that waits at the start of these bytes.
-    pub(super) fn next_envelope(&self, bytes: &[u8], who: SenderId) -> Option<Envelope> {
-        let (frame, header) =
+    /// Returns the envelope of the message at the start of `bytes`.
+    pub(super) fn next_envelope(&self, bytes: &[u8], sender: SenderId) -> Option<Envelope> {
+        let (frame, header_len) =
             Frame::decode_for(bytes, self.byte_order, self.rxm.is_some()).ok()??;
         match frame.kind {
             FrameKind::Message if self.rxm.is_some() => {
-                Self::packet_envelope(&frame, header, bytes, who)
+                Self::packet_envelope(&frame, header_len, bytes, sender)
             }
-            _ => super::frame_envelope(&frame, who).ok(),
+            _ => super::frame_envelope(&frame, sender).ok(),
         }
     }
 
-    /// Whether messages wait to be read from their sender, or are being read, which answers no
-    /// more.
+    /// Returns whether rendezvous messages are accepted, that is, whether the peer still responds
+    /// to reads.
     #[must_use]
     pub fn accepts_rendezvous(&self) -> bool {
         self.rxm.as_ref().is_some_and(|rxm| !rxm.reads_ended())
     }
 
-    /// The peer answers no more. The messages that were being read; what else it has offered is
-    /// nobody's.
+    /// Ends all reads of rendezvous messages, because the peer no longer responds; returns the
+    /// messages that were being read. Deferred rendezvous packets are dropped.
     #[must_use]
     pub fn end_rendezvous_reads(&mut self) -> Vec<PartialId> {
-        let is_offer = |bytes: &[u8]| {
-            let header = Frame::decode_for(bytes, self.byte_order, true)
+        let is_rendezvous = |bytes: &[u8]| {
+            let header_len = Frame::decode_for(bytes, self.byte_order, true)
                 .ok()
                 .flatten()
-                .map_or(0, |(_, header)| header);
-            let prefix = bytes.get(header..).and_then(<[u8]>::first_chunk);
+                .map_or(0, |(_, header_len)| header_len);
+            let prefix = bytes.get(header_len..).and_then(<[u8]>::first_chunk);
             prefix.is_some_and(|prefix| {
                 matches!(
                     RxmPacket::decode(prefix),
@@ -84,45 +84,50 @@ impl FrameReader {
                 )
             })
         };
-        self.deferred.frames.retain(|frame| !is_offer(frame));
+        self.deferred.frames.retain(|frame| !is_rendezvous(frame));
         self.deferred.bytes = self.deferred.frames.iter().map(|frame| frame.len()).sum();
         self.rxm
             .as_mut()
             .map_or_else(Vec::new, |rxm| rxm.end_rendezvous_reads())
     }
 
-    /// Takes in what was put aside, as far as it goes.
+    /// Reads deferred messages as far as they can be accepted.
     pub(super) fn read_deferred(
         &mut self,
-        who: SenderId,
+        sender: SenderId,
         rx: &mut RxQueue,
         host: &mut dyn EngineContext,
-        taken: &mut ReadOutcome,
+        outcome: &mut ReadOutcome,
     ) -> Result<(), ProtocolViolation> {
         if !self.has_deferred() {
             return Ok(());
         }
-        // A frame may be in the middle of arriving. It is there still when what was put aside turns
-        // out to be wrong.
-        let landing = self.body.take();
-        // It has waited.
-        let patience = std::mem::take(&mut self.unexpected_policy);
-        let result = self.read_all_deferred(who, (rx, host), taken);
-        (self.body, self.unexpected_policy) = (landing, patience);
+        // The body of the current frame may be incomplete. It must be kept even when a deferred
+        // frame is malformed.
+        let body = self.body.take();
+        // Deferred messages have waited already, so they are buffered if no receive matches.
+        let policy = std::mem::take(&mut self.unexpected_policy);
+        let result = self.read_all_deferred(sender, (rx, host), outcome);
+        (self.body, self.unexpected_policy) = (body, policy);
         result
     }
 
     fn read_all_deferred(
         &mut self,
-        who: SenderId,
+        sender: SenderId,
         (rx, host): (&mut RxQueue, &mut dyn EngineContext),
-        taken: &mut ReadOutcome,
+        outcome: &mut ReadOutcome,
     ) -> Result<(), ProtocolViolation> {
         while let Some(bytes) = self.deferred.frames.pop_front() {
-            let mut part = ReadOutcome::default();
-            let is_taken = self.read_deferred_frame(&bytes, who, (&mut *rx, &mut *host), &mut part);
-            taken.acks_due.append(&mut part.acks_due);
-            if !is_taken? {
+            let mut frame_outcome = ReadOutcome::default();
+            let is_read = self.read_deferred_frame(
+                &bytes,
+                sender,
+                (&mut *rx, &mut *host),
+                &mut frame_outcome,
+            );
+            outcome.acks_due.append(&mut frame_outcome.acks_due);
+            if !is_read? {
                 self.deferred.frames.push_front(bytes);
                 break;
             }
@@ -131,111 +136,112 @@ impl FrameReader {
         Ok(())
     }
 
-    /// Takes a message in, or puts it aside. False when nothing more is to be done now.
+    /// Reads a message or defers it. Returns false when nothing more can be read now.
     pub(super) fn read_or_defer(
         &mut self,
-        found: &ReceivedFrame<'_>,
-        who: SenderId,
+        received: &ReceivedFrame<'_>,
+        sender: SenderId,
         rx: &mut RxQueue,
         host: &mut dyn EngineContext,
-        taken: &mut ReadOutcome,
+        outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
-        if self.must_defer(found) {
-            return Ok(self.defer(found, taken));
+        if self.must_defer(received) {
+            return Ok(self.defer(received, outcome));
         }
-        let goes_on = self.read_packet_or_tagged(found, who, rx, host, taken)?;
-        // What waits for memory is no message: it is held.
-        Ok(goes_on || taken.blocked && self.stall.is_none() && self.defer(found, taken))
+        let proceed = self.read_packet_or_tagged(received, sender, rx, host, outcome)?;
+        // A frame that waits for a region is not a message: it blocks the connection.
+        Ok(proceed || outcome.blocked && self.stall.is_none() && self.defer(received, outcome))
     }
 
-    /// Takes in a message: a packet, or one that has a tag of the tcp provider's own. False when it
-    /// has to wait.
+    /// Reads a message: a packet, or a tagged frame of the tcp provider itself. Returns false when
+    /// the message has to wait.
     fn read_packet_or_tagged(
         &mut self,
-        found: &ReceivedFrame<'_>,
-        who: SenderId,
+        received: &ReceivedFrame<'_>,
+        sender: SenderId,
         rx: &mut RxQueue,
         host: &mut dyn EngineContext,
-        taken: &mut ReadOutcome,
+        outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
-        match found.frame.kind {
-            FrameKind::Message => self.read_packet(found, who, rx, host, taken),
+        match received.frame.kind {
+            FrameKind::Message => self.read_packet(received, sender, rx, host, outcome),
             _ => Ok(self.read_message(
-                found,
-                super::frame_envelope(found.frame, who)?,
+                received,
+                super::frame_envelope(received.frame, sender)?,
                 rx,
                 host,
-                taken,
+                outcome,
             )),
         }
     }
 
-    /// Takes in a frame that was kept. False when it has to be kept on.
+    /// Reads a deferred frame. Returns false when the frame stays deferred.
     fn read_deferred_frame(
         &mut self,
         bytes: &[u8],
-        who: SenderId,
+        sender: SenderId,
         (rx, host): (&mut RxQueue, &mut dyn EngineContext),
-        taken: &mut ReadOutcome,
+        outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         let decoded = Frame::decode_for(bytes, self.byte_order, true)?;
-        let (frame, header) =
-            decoded.ok_or(ProtocolViolation("a message that has lost its header"))?;
-        let found = ReceivedFrame {
+        let (frame, header_len) =
+            decoded.ok_or(ProtocolViolation("deferred message without a header_len"))?;
+        let received = ReceivedFrame {
             frame: &frame,
-            header_len: header,
+            header_len,
             bytes,
         };
-        let is_taken = self.read_packet_or_tagged(&found, who, rx, host, taken)?;
-        // The bytes of a segment are here too.
-        if let Some(FrameBody::Message {
-            id, ack_due: owes, ..
-        }) = self.body.take()
-        {
-            rx.append(host, id, &&bytes[taken.consumed..]);
-            taken.acks_due.extend(self.responses.queue_ack(owes));
+        let is_read = self.read_packet_or_tagged(&received, sender, rx, host, outcome)?;
+        // The payload of a segment is in the deferred frame too.
+        if let Some(FrameBody::Message { id, ack_due, .. }) = self.body.take() {
+            rx.append(host, id, &&bytes[outcome.consumed..]);
+            outcome.acks_due.extend(self.responses.queue_ack(ack_due));
         }
-        Ok(is_taken)
+        Ok(is_read)
     }
 
-    /// Whether a message has to wait behind those that were put aside.
-    fn must_defer(&self, found: &ReceivedFrame<'_>) -> bool {
+    /// Returns whether a message has to wait behind the deferred ones.
+    fn must_defer(&self, received: &ReceivedFrame<'_>) -> bool {
         if !self.has_deferred() {
             return false;
         }
-        let prefix = found
+        let prefix = received
             .bytes
-            .get(found.header_len..)
+            .get(received.header_len..)
             .and_then(<[u8]>::first_chunk);
         match prefix.map(RxmPacket::decode) {
-            _ if found.frame.kind != FrameKind::Message => true,
+            _ if received.frame.kind != FrameKind::Message => true,
             Some(Ok(RxmPacket {
                 kind: PacketKind::Segment(SegmentType::Middle | SegmentType::Last, ..),
-                message_id: message,
+                message_id,
                 ..
-            })) => self.rxm.as_ref().is_some_and(|rxm| !rxm.has_begun(message)),
+            })) => self
+                .rxm
+                .as_ref()
+                .is_some_and(|rxm| !rxm.has_begun(message_id)),
             Some(Ok(packet)) => packet.kind.is_message(),
-            // It is wrong, or some of it is missing.
+            // The packet is malformed or incomplete; the caller reports that.
             _ => false,
         }
     }
 
-    /// Puts a message aside. False when it is not all here, or there is no room: then it is held.
-    fn defer(&mut self, found: &ReceivedFrame<'_>, taken: &mut ReadOutcome) -> bool {
-        let len = usize::try_from(found.frame.payload)
+    /// Defers a message. Returns false when it is incomplete, or when it exceeds the limit and
+    /// blocks the connection.
+    fn defer(&mut self, received: &ReceivedFrame<'_>, outcome: &mut ReadOutcome) -> bool {
+        let len = usize::try_from(received.frame.payload)
             .unwrap_or(usize::MAX)
-            .saturating_add(found.header_len);
+            .saturating_add(received.header_len);
         if len > MAX_DEFERRED_FRAME || self.deferred.bytes + len > MAX_DEFERRED_BYTES {
-            taken.blocked = true;
+            outcome.blocked = true;
             return false;
         }
-        taken.blocked = false;
-        let Some(bytes) = found.bytes.get(..len) else {
+        outcome.blocked = false;
+        let Some(bytes) = received.bytes.get(..len) else {
             return false;
         };
         self.deferred.frames.push_back(bytes.into());
         self.deferred.bytes += len;
-        taken.consumed += len;
+        outcome.consumed += len;
         true
     }
 }

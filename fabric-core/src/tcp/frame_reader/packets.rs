@@ -1,4 +1,4 @@
-//! Packets of RXM: messages within messages.
+//! RXM packets: messages within frames.
 
 use crate::matching::Envelope;
 use crate::rx::RxQueue;
@@ -11,24 +11,23 @@ use crate::transport::EngineContext;
 
 use super::{FrameBody, FrameReader, ReadOutcome, ReceivedFrame, SenderId};
 
-/// A packet whose prefix has come.
+/// A packet whose packet header has arrived.
 struct ParsedPacket<'a> {
     packet: RxmPacket,
-    /// Bytes of the headers.
+    /// Length of frame header and packet header, in bytes.
     headers_len: usize,
-    /// Bytes behind the prefix, whether they have come or not.
+    /// Length behind the packet header in bytes, arrived or not.
     body_len: usize,
-    /// Those of them that have.
+    /// The part of the body that has arrived.
     bytes: &'a [u8],
 }
 
 impl<'a> ParsedPacket<'a> {
-    /// All behind the prefix, of what is never longer than one packet; `None` while some of it is
-    /// missing.
+    /// Returns the whole body of a packet that is never segmented; `None` while it is incomplete.
     fn complete_body(&self) -> Result<Option<&'a [u8]>, ProtocolViolation> {
         if self.body_len > EAGER_LIMIT {
             return Err(ProtocolViolation(
-                "an atomic operation, or a response, that is longer than a packet",
+                "atomic packet longer than the eager limit",
             ));
         }
         Ok((self.bytes.len() == self.body_len).then_some(self.bytes))
@@ -36,191 +35,194 @@ impl<'a> ParsedPacket<'a> {
 }
 
 impl FrameReader {
-    /// A message is a packet. False when nothing more is to be done now.
+    /// Reads a packet. Returns false when nothing more can be read now.
     pub(super) fn read_packet(
         &mut self,
-        found: &ReceivedFrame<'_>,
-        who: SenderId,
+        received: &ReceivedFrame<'_>,
+        sender: SenderId,
         rx: &mut RxQueue,
         host: &mut dyn EngineContext,
-        taken: &mut ReadOutcome,
+        outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
-        let Some(opened) = parse_packet(found.frame, found.header_len, found.bytes)? else {
+        let Some(parsed) = parse_packet(received.frame, received.header_len, received.bytes)?
+        else {
             return Ok(false);
         };
         let Some(rxm) = &mut self.rxm else {
             return Ok(false);
         };
-        let packet = opened.packet;
+        let packet = parsed.packet;
         rxm.check_connection(&packet)?;
-        let envelope = rxm_envelope(&packet, who)?;
+        let envelope = rxm_envelope(&packet, sender)?;
         match packet.kind {
-            PacketKind::Eager if opened.body_len != envelope.len => Err(ProtocolViolation(
-                "a message that is not as long as it says",
+            PacketKind::Eager if parsed.body_len != envelope.len => Err(ProtocolViolation(
+                "eager message whose length field is wrong",
             )),
             PacketKind::Eager => {
-                let found = ReceivedFrame {
-                    header_len: opened.headers_len,
-                    ..*found
+                let received = ReceivedFrame {
+                    header_len: parsed.headers_len,
+                    ..*received
                 };
-                Ok(self.read_message(&found, envelope, rx, host, taken))
+                Ok(self.read_message(&received, envelope, rx, host, outcome))
             }
-            PacketKind::Segment(step, ..) => {
-                if step == SegmentType::First {
-                    rxm.check_first_segment(&packet, opened.body_len as u64)?;
-                    let Some(landing) = rx.begin_partial(host, envelope) else {
-                        taken.blocked = true;
+            PacketKind::Segment(segment_type, ..) => {
+                if segment_type == SegmentType::First {
+                    rxm.check_first_segment(&packet, parsed.body_len as u64)?;
+                    let Some(id) = rx.begin_partial(host, envelope) else {
+                        outcome.blocked = true;
                         return Ok(false);
                     };
-                    rxm.begin_segmented(&packet, landing);
+                    rxm.begin_segmented(&packet, id);
                 }
-                let id = rxm.next_segment(&packet, step, opened.body_len as u64)?;
-                taken.consumed += opened.headers_len;
+                let id = rxm.next_segment(&packet, segment_type, parsed.body_len as u64)?;
+                outcome.consumed += parsed.headers_len;
                 self.body = Some(FrameBody::Message {
                     id,
-                    remaining: opened.body_len,
-                    ack_due: found.frame.ack_due(),
+                    remaining: parsed.body_len,
+                    ack_due: received.frame.ack_due(),
                 });
                 Ok(true)
             }
             PacketKind::Rendezvous => {
-                if opened.body_len != RENDEZVOUS_LEN {
-                    return Err(ProtocolViolation(
-                        "a rendezvous that is longer or shorter than one",
-                    ));
+                if parsed.body_len != RENDEZVOUS_LEN {
+                    return Err(ProtocolViolation("rendezvous packet of the wrong length"));
                 }
-                let Some(offer) = opened.bytes.first_chunk() else {
+                let Some(offer) = parsed.bytes.first_chunk() else {
                     return Ok(false);
                 };
-                let rows = decode_offer(offer, packet.len)?;
+                let iovs = decode_offer(offer, packet.len)?;
                 if rxm.reads_ended() {
-                    taken.consumed += opened.headers_len + opened.body_len;
+                    outcome.consumed += parsed.headers_len + parsed.body_len;
                     return Ok(true);
                 }
-                let Some(landing) = rx.begin_partial(host, envelope) else {
-                    taken.blocked = true;
+                let Some(id) = rx.begin_partial(host, envelope) else {
+                    outcome.blocked = true;
                     return Ok(false);
                 };
                 rxm.begin_rendezvous_read(RendezvousRead::new(
-                    landing,
+                    id,
                     packet.message_id,
-                    rows,
+                    iovs,
                     packet.len,
                 ));
-                Ok(self.finish_packet(found, &opened, taken))
+                Ok(self.finish_packet(received, &parsed, outcome))
             }
             PacketKind::Atomic(atomic) => {
-                self.read_atomic(found, &opened, atomic, who, host, taken)
+                self.read_atomic(received, &parsed, atomic, sender, host, outcome)
             }
             PacketKind::AtomicResponse(_) => {
-                let Some(body) = opened.complete_body()? else {
+                let Some(body) = parsed.complete_body()? else {
                     return Ok(false);
                 };
                 let response = AtomicStatus::decode(body)?;
                 self.pending
                     .on_atomic_response(packet.message_id, response, host)?;
-                Ok(self.finish_packet(found, &opened, taken))
+                Ok(self.finish_packet(received, &parsed, outcome))
             }
-            PacketKind::RendezvousDone if opened.body_len > 0 => {
-                Err(ProtocolViolation("word of a message with something in it"))
-            }
+            PacketKind::RendezvousDone if parsed.body_len > 0 => Err(ProtocolViolation(
+                "rendezvous acknowledgement with a payload",
+            )),
             PacketKind::RendezvousDone => {
                 self.responses.on_rendezvous_done(packet.message_id, host)?;
-                Ok(self.finish_packet(found, &opened, taken))
+                Ok(self.finish_packet(received, &parsed, outcome))
             }
         }
     }
 
-    /// An atomic operation on memory of this side. False when it has to wait, or more of it has to
-    /// come.
+    /// Executes an atomic operation on memory of this side. Returns false when it has to wait or is
+    /// incomplete.
     fn read_atomic(
         &mut self,
-        found: &ReceivedFrame<'_>,
-        opened: &ParsedPacket<'_>,
+        received: &ReceivedFrame<'_>,
+        parsed: &ParsedPacket<'_>,
         atomic: AtomicHeader,
-        who: SenderId,
+        sender: SenderId,
         host: &mut dyn EngineContext,
-        taken: &mut ReadOutcome,
+        outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         if self.responses.is_full() {
-            taken.responses_full = true;
+            outcome.responses_full = true;
             return Ok(false);
         }
-        let Some(body) = opened.complete_body()? else {
+        let Some(body) = parsed.complete_body()? else {
             return Ok(false);
         };
-        let stuck = atomics::execute_packet(
-            (&opened.packet, atomic),
+        let stall = atomics::execute_packet(
+            (&parsed.packet, atomic),
             body,
-            who.1,
+            sender.1,
             &mut self.responses,
             host,
         )?;
-        if stuck.is_some() {
-            (self.stall, taken.blocked) = (stuck, true);
+        if stall.is_some() {
+            (self.stall, outcome.blocked) = (stall, true);
             return Ok(false);
         }
-        Ok(self.finish_packet(found, opened, taken))
+        Ok(self.finish_packet(received, parsed, outcome))
     }
 
-    /// All of a packet was taken. What it owes keeps its place behind answers. True: there may be
-    /// more.
+    /// Consumes a complete packet. Its ack keeps its place behind queued responses. Returns true:
+    /// more may follow.
     fn finish_packet(
         &mut self,
-        found: &ReceivedFrame<'_>,
-        opened: &ParsedPacket<'_>,
-        taken: &mut ReadOutcome,
+        received: &ReceivedFrame<'_>,
+        parsed: &ParsedPacket<'_>,
+        outcome: &mut ReadOutcome,
     ) -> bool {
-        taken.consumed += opened.headers_len + opened.body_len;
-        taken
+        outcome.consumed += parsed.headers_len + parsed.body_len;
+        outcome
             .acks_due
-            .extend(self.responses.queue_ack(found.frame.ack_due()));
+            .extend(self.responses.queue_ack(received.frame.ack_due()));
         true
     }
 
-    /// The message that begins with this frame.
+    /// Returns the envelope of the message that begins with this frame.
     pub(super) fn packet_envelope(
         frame: &Frame,
-        header: usize,
+        header_len: usize,
         bytes: &[u8],
-        who: SenderId,
+        sender: SenderId,
     ) -> Option<Envelope> {
-        rxm_envelope(&parse_packet(frame, header, bytes).ok()??.packet, who).ok()
+        rxm_envelope(
+            &parse_packet(frame, header_len, bytes).ok()??.packet,
+            sender,
+        )
+        .ok()
     }
 }
 
-/// The packet behind this header; `None` while some of its prefix is missing.
+/// Parses the packet behind a frame header; `None` while the packet header is incomplete.
 fn parse_packet<'a>(
     frame: &Frame,
-    header: usize,
+    header_len: usize,
     bytes: &'a [u8],
 ) -> Result<Option<ParsedPacket<'a>>, ProtocolViolation> {
-    let body = frame
+    let body_len = frame
         .payload
         .checked_sub(PACKET_HEADER_LEN as u64)
-        .and_then(|body| usize::try_from(body).ok());
-    let Some(body) = body.filter(|body| *body <= MAX_MESSAGE) else {
+        .and_then(|body_len| usize::try_from(body_len).ok());
+    let Some(body_len) = body_len.filter(|body_len| *body_len <= MAX_MESSAGE) else {
         return Err(ProtocolViolation(
-            "a packet without a prefix, or longer than memory",
+            "packet without a packet header_len, or longer than 1 TiB",
         ));
     };
-    let Some((prefix, behind)) = bytes
-        .get(header..)
+    let Some((prefix, rest)) = bytes
+        .get(header_len..)
         .and_then(|bytes| bytes.split_first_chunk())
     else {
         return Ok(None);
     };
     let packet = RxmPacket::decode(prefix)?;
-    let bytes = &behind[..behind.len().min(body)];
+    let bytes = &rest[..rest.len().min(body_len)];
     Ok(Some(ParsedPacket {
         packet,
-        headers_len: header + PACKET_HEADER_LEN,
-        body_len: body,
+        headers_len: header_len + PACKET_HEADER_LEN,
+        body_len,
         bytes,
     }))
 }
 
-/// What the receive context is shown. It counts arrivals.
+/// Returns the envelope of a packet for the receive queue, which assigns the arrival number.
 fn rxm_envelope(
     packet: &RxmPacket,
     (peer, source): SenderId,
@@ -229,7 +231,7 @@ fn rxm_envelope(
         .ok()
         .filter(|len| *len <= MAX_MESSAGE)
     else {
-        return Err(ProtocolViolation("a message longer than memory"));
+        return Err(ProtocolViolation("message longer than 1 TiB"));
     };
     Ok(Envelope {
         peer,

@@ -1,4 +1,4 @@
-//! Atomic operations and what is said to them.
+//! RXM atomic operations and their responses: the codec.
 
 use crate::atomic::{AtomicCall, AtomicOp, AtomicSpec, Datatype, MAX_ATOMIC_BYTES};
 use crate::error::Error;
@@ -9,38 +9,40 @@ use crate::transport::RmaIov;
 
 use super::EAGER_LIMIT;
 
-/// Bytes of the places before the operands: always room for all that there may be.
+/// Length of the remote ranges in front of the operands, in bytes: always the space of the maximum
+/// number.
 pub(crate) const ATOMIC_IOV_LEN: usize = MAX_RMA_IOV * RMA_IOV_LEN;
-/// The most bytes of operands and comparands.
+/// Maximum length of operands and comparands together, in bytes.
 pub const MAX_OPERAND_BYTES: usize = EAGER_LIMIT - ATOMIC_IOV_LEN;
-/// Bytes before what was fetched: a status, and how many bytes that is.
+/// Length of the header in front of fetched values, in bytes: a status and the length of the
+/// values.
 pub(crate) const ATOMIC_STATUS_LEN: usize = 8;
 
-/// What the prefix of a packet says of an atomic operation: numbers of `fi_atomic(3)`, of which
-/// this library may not know all.
+/// Fields of a packet header for an atomic operation: codes of `fi_atomic(3)`, not all of which
+/// this library supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicHeader {
-    /// How it is called.
+    /// Base, fetching or compare operation.
     pub call: AtomicCall,
-    /// On what.
+    /// Data type.
     pub datatype: u8,
-    /// What is computed.
+    /// Operation.
     pub op: u8,
-    /// How many places it is about; 0 in a response.
+    /// Number of remote ranges; 0 in a response.
     pub rma_iov_count: u8,
 }
 
 impl AtomicHeader {
-    /// This operation on one place.
+    /// Returns the header of this operation on one remote range.
     #[must_use]
     pub fn from_spec(spec: AtomicSpec) -> Self {
-        let place = |at: Option<usize>| at.map_or(u8::MAX, |at| at as u8);
-        let datatype = place(
+        let code = |index: Option<usize>| index.map_or(u8::MAX, |index| index as u8);
+        let datatype = code(
             Datatype::ALL
                 .iter()
                 .position(|datatype| *datatype == spec.datatype),
         );
-        let op = place(AtomicOp::ALL.iter().position(|op| *op == spec.op));
+        let op = code(AtomicOp::ALL.iter().position(|op| *op == spec.op));
         Self {
             call: spec.call,
             datatype,
@@ -49,7 +51,7 @@ impl AtomicHeader {
         }
     }
 
-    /// The operation, if this library has it.
+    /// Returns the operation if this library supports it.
     #[must_use]
     pub fn spec(self) -> Option<AtomicSpec> {
         let (datatype, op) = (
@@ -64,7 +66,7 @@ impl AtomicHeader {
         spec.check().is_ok().then_some(spec)
     }
 
-    /// What the response to it says of it.
+    /// Returns the header of the response.
     #[must_use]
     pub fn for_response(self) -> Self {
         Self {
@@ -74,7 +76,7 @@ impl AtomicHeader {
     }
 }
 
-/// How many bytes of operands, comparands among them, come with so many bytes of values.
+/// Returns the length of the operands, with comparands, for `values` bytes of values.
 pub(crate) fn operand_bytes(spec: AtomicSpec, values: usize) -> Option<usize> {
     match spec {
         AtomicSpec {
@@ -88,10 +90,10 @@ pub(crate) fn operand_bytes(spec: AtomicSpec, values: usize) -> Option<usize> {
     }
 }
 
-/// One place, of so many values.
-pub(crate) fn encode_rma_iov(row: WireRmaIov) -> [u8; ATOMIC_IOV_LEN] {
+/// Encodes one remote range; its length counts values.
+pub(crate) fn encode_rma_iov(iov: WireRmaIov) -> [u8; ATOMIC_IOV_LEN] {
     let mut bytes = [0; ATOMIC_IOV_LEN];
-    for (word, into) in [row.addr, row.len, row.key]
+    for (word, into) in [iov.addr, iov.len, iov.key]
         .into_iter()
         .zip(bytes.chunks_mut(8))
     {
@@ -100,10 +102,10 @@ pub(crate) fn encode_rma_iov(row: WireRmaIov) -> [u8; ATOMIC_IOV_LEN] {
     bytes
 }
 
-/// So many places, each of so many values.
+/// Decodes `count` remote ranges, whose lengths count values.
 ///
 /// # Errors
-/// There are none, or too many.
+/// [`ProtocolViolation`] when there are none or too many.
 pub(crate) fn decode_rma_iovs(
     bytes: &[u8; ATOMIC_IOV_LEN],
     count: u8,
@@ -111,7 +113,7 @@ pub(crate) fn decode_rma_iovs(
     let count = usize::from(count);
     if !(1..=MAX_RMA_IOV).contains(&count) {
         return Err(ProtocolViolation(
-            "an atomic operation on no place, or on too many",
+            "atomic operation whose number of remote ranges is not 1 to 4",
         ));
     }
     Ok(RmaIovList::decode(
@@ -121,23 +123,23 @@ pub(crate) fn decode_rma_iovs(
     ))
 }
 
-/// How an atomic operation has ended at the peer, as libfabric writes it: 0, or the negative number
-/// of an error.
+/// Status of an RXM atomic operation, as libfabric encodes it: 0, or a negative errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicStatus(pub i32);
 
 impl AtomicStatus {
-    /// It was done.
+    /// The operation was executed.
     pub const SUCCESS: Self = Self(0);
-    /// There is no such operation.
+    /// The operation is not supported (`EOPNOTSUPP`).
     pub const NOT_SUPPORTED: Self = Self(-95);
     const ACCESS_DENIED: Self = Self(-13);
     const INVALID: Self = Self(-22);
 
-    /// It was not done for this reason. libfabric has one word for a wrong key, right and range.
+    /// Returns the status of a failed access check. libfabric has one code for a wrong key, right
+    /// and range.
     #[must_use]
-    pub fn from_access_error(why: AccessError) -> Self {
-        match why {
+    pub fn from_access_error(error: AccessError) -> Self {
+        match error {
             AccessError::UnknownKey | AccessError::NotGranted | AccessError::OutOfBounds(_) => {
                 Self::ACCESS_DENIED
             }
@@ -145,20 +147,22 @@ impl AtomicStatus {
         }
     }
 
-    /// What whoever has asked for it hears, on this place.
-    pub(crate) fn to_error(self, place: &RmaIov) -> Error {
+    /// Returns the error for the initiator of an operation on this remote range.
+    pub(crate) fn to_error(self, remote: &RmaIov) -> Error {
         match self {
             Self::ACCESS_DENIED => Error::Key {
-                key: place.key,
-                why: "is refused by the peer: key, right or range",
+                key: remote.key,
+                why: "was rejected by the peer: wrong key, access right or range",
             },
-            Self::NOT_SUPPORTED => Error::NotSupported("this atomic operation, by the peer"),
-            Self(number) => Error::os("fi_atomic of the peer", number.saturating_abs()),
+            Self::NOT_SUPPORTED => {
+                Error::NotSupported("atomic operation that the peer does not support")
+            }
+            Self(errno) => Error::os("fi_atomic of the peer", errno.saturating_abs()),
         }
     }
 
-    /// What stands before so many bytes that were fetched: the one part of this dialect in the
-    /// order of the network.
+    /// Encodes the header in front of `fetched` bytes of values. It is the one part of RXM in
+    /// network byte order.
     pub(crate) fn encode(self, fetched: usize) -> [u8; ATOMIC_STATUS_LEN] {
         let mut bytes = [0; ATOMIC_STATUS_LEN];
         bytes[..4].copy_from_slice(&self.0.to_be_bytes());
@@ -166,13 +170,13 @@ impl AtomicStatus {
         bytes
     }
 
-    /// The status, and what was fetched, of the body of a response.
+    /// Splits the body of a response into status and fetched values.
     ///
     /// # Errors
-    /// It is shorter than it says, or longer.
+    /// [`ProtocolViolation`] when the body has another length than it says.
     pub(crate) fn decode(body: &[u8]) -> Result<(Self, &[u8]), ProtocolViolation> {
         const WRONG: ProtocolViolation =
-            ProtocolViolation("a response to an atomic operation that is not as long as it says");
+            ProtocolViolation("response to an atomic operation whose length field is wrong");
         let (words, fetched) = body.split_first_chunk::<ATOMIC_STATUS_LEN>().ok_or(WRONG)?;
         let [s0, s1, s2, s3, l0, l1, l2, l3] = *words;
         if u32::from_be_bytes([l0, l1, l2, l3]) as usize != fetched.len() {
@@ -184,5 +188,5 @@ impl AtomicStatus {
 
 const _: () = assert!(
     2 * MAX_ATOMIC_BYTES <= MAX_OPERAND_BYTES,
-    "what this side asks for is taken"
+    "the largest atomic operation of this library fits into a packet"
 );

@@ -1,4 +1,4 @@
-//! What endpoints say of themselves when a connection begins.
+//! Private data of RXM connection requests, acceptances and rejections.
 
 use super::EAGER_LIMIT;
 use crate::tcp::ProtocolViolation;
@@ -7,27 +7,27 @@ const CM_VERSION: u8 = 1;
 const ENDIANNESS: u8 = if cfg!(target_endian = "big") { 1 } else { 2 };
 const CTRL_VERSION: u8 = 4;
 const OP_VERSION: u8 = 3;
-/// Credits are not counted: TCP holds back who sends too much.
+/// RXM flow control is off: TCP flow control holds back a fast sender.
 const FLOW_CONTROL_OFF: u8 = 2;
-/// Receives that are said to be posted. Nobody looks at it.
+/// Number of receives announced to the peer. libfabric ignores it.
 const RX_SIZE: u32 = 4096;
 
-/// What an endpoint says that asks.
+/// Private data of an RXM connection request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxmConnect {
-    /// Where it listens.
+    /// Port on which the initiator listens.
     pub port: u16,
-    /// Another number when the endpoint is started again; never 0.
+    /// Instance of the endpoint: differs after a restart; never 0.
     pub instance: u32,
-    /// What packets to it must quote.
+    /// Connection id that packets to the initiator must carry.
     pub connection: u32,
 }
 
 impl RxmConnect {
-    /// How many bytes it is.
+    /// Length of the private data, in bytes.
     pub const LEN: usize = 24;
 
-    /// The bytes.
+    /// Encodes the private data.
     #[must_use]
     pub fn encode(self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
@@ -40,18 +40,19 @@ impl RxmConnect {
         bytes
     }
 
-    /// What these bytes say; `None` when they are of another length, and so of another dialect.
+    /// Decodes private data; `None` when they have another length, and so belong to another
+    /// protocol.
     ///
     /// # Errors
-    /// Why this side does not talk with who says it.
+    /// [`ProtocolViolation`] when the request is incompatible with this side.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Result<Self, ProtocolViolation>> {
         let bytes: &[u8; Self::LEN] = bytes.as_array()?;
         let [
-            greeting,
+            cm_version,
             order,
-            control,
-            operations,
+            ctrl_version,
+            op_version,
             p0,
             p1,
             _,
@@ -62,25 +63,25 @@ impl RxmConnect {
             e3,
             ..,
         ] = *bytes;
-        if greeting != CM_VERSION || control != CTRL_VERSION || operations != OP_VERSION {
+        if cm_version != CM_VERSION || ctrl_version != CTRL_VERSION || op_version != OP_VERSION {
             return Some(Err(ProtocolViolation(
-                "a request of another version of RXM",
+                "RXM connection request of an unsupported version",
             )));
         }
         if order != ENDIANNESS {
             return Some(Err(ProtocolViolation(
-                "a request of RXM from a machine of the other byte order",
+                "RXM connection request from a machine of the other byte order",
             )));
         }
         if u32::from_ne_bytes([e0, e1, e2, e3]) as usize != EAGER_LIMIT {
             return Some(Err(ProtocolViolation(
-                "a request of RXM with another limit of eager messages",
+                "RXM connection request with an eager limit other than 16384 bytes",
             )));
         }
         let port = u16::from_ne_bytes([p0, p1]);
         if port == 0 {
             return Some(Err(ProtocolViolation(
-                "a request of RXM from an endpoint that does not listen",
+                "RXM connection request without a listening port",
             )));
         }
         let (instance, connection) = decode_conn_id(bytes);
@@ -92,20 +93,20 @@ impl RxmConnect {
     }
 }
 
-/// What an endpoint says that accepts.
+/// Private data of an RXM acceptance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxmAccept {
-    /// Another number when the endpoint is started again.
+    /// Instance of the endpoint: differs after a restart.
     pub instance: u32,
-    /// What packets to it must quote.
+    /// Connection id that packets to the acceptor must carry.
     pub connection: u32,
 }
 
 impl RxmAccept {
-    /// How many bytes it is.
+    /// Length of the private data, in bytes.
     pub const LEN: usize = 16;
 
-    /// The bytes.
+    /// Encodes the private data.
     #[must_use]
     pub fn encode(self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
@@ -115,7 +116,8 @@ impl RxmAccept {
         bytes
     }
 
-    /// What these bytes say; `None` when they are of another length, and so of another dialect.
+    /// Decodes private data; `None` when they have another length, and so belong to another
+    /// protocol.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.as_array()?;
@@ -129,25 +131,26 @@ impl RxmAccept {
     }
 }
 
-/// Why a request is refused.
+/// Reason of an RXM rejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RxmReject {
-    /// It is not said.
+    /// No reason is given.
     Unspecified,
-    /// The two do not understand each other.
+    /// The request is incompatible with the acceptor.
     Refused,
-    /// There is a connection already, or one that goes before.
+    /// There is a connection already, or another request takes precedence.
     Connected,
 }
 
 impl RxmReject {
-    /// The bytes.
+    /// Encodes the reason.
     #[must_use]
     pub fn encode(self) -> [u8; 2] {
         [CM_VERSION, self as u8]
     }
 
-    /// What these bytes say; `None` when they are of another length, and so of another dialect.
+    /// Decodes the reason; `None` when the private data have another length, and so belong to
+    /// another protocol.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         match *bytes {
@@ -163,7 +166,7 @@ fn encode_conn_id(instance: u32, connection: u32) -> [u8; 8] {
     (u64::from(instance) << 32 | u64::from(connection)).to_ne_bytes()
 }
 
-/// Instance and connection, of the last of these bytes.
+/// Decodes instance and connection id from the last eight bytes.
 fn decode_conn_id(bytes: &[u8; 24]) -> (u32, u32) {
     let [.., i0, i1, i2, i3, i4, i5, i6, i7] = *bytes;
     let id = u64::from_ne_bytes([i0, i1, i2, i3, i4, i5, i6, i7]);

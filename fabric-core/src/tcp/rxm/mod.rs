@@ -1,25 +1,27 @@
-//! The other dialect: what libfabric's `tcp;ofi_rxm` says over a connection of the tcp provider.
+//! RXM: the protocol of libfabric's `tcp;ofi_rxm` over a connection of the tcp provider.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `greeting` | what endpoints say of themselves when a connection begins |
-//! | `packet` | the prefix that every message has |
-//! | `atomic` | atomic operations and what is said to them: the codec |
-//! | `offer` | memory of the sender's that the receiver is to read: the codec |
-//! | `fetch` | the receiver reads it, piece by piece |
-//! | `incoming` | what has come of messages in segments and of those that are fetched |
-//! | `outgoing` | prefixes of what is sent |
+//! | `cm` | private data of a connection request and its reply |
+//! | `packet` | the header of every message |
+//! | `atomic` | atomic operations and their responses: the codec |
+//! | `rendezvous` | location of a message in the sender's memory: the codec |
+//! | `rendezvous_read` | the receiver reads such a message in pieces |
+//! | `receiver` | messages in segments and rendezvous messages that are arriving |
+//! | `sender` | packet headers of what is sent |
 //!
-//! A short message is one packet. A longer one comes in segments, or is offered: a packet says
-//! where it lies with its sender, the receiver reads it with one-sided reads, and says so when it
-//! has it. Which way is up to the sender. Here it is always the latter: libfabric 1.17 does not
-//! take segments over this provider.
+//! Connections and frames are those of the native protocol. A message is a packet within a frame. A
+//! short message is one packet. A longer one comes in segments, or is a rendezvous message: a
+//! packet says where it is in the sender's memory, the receiver reads it with RMA reads and reports
+//! when it has it. The sender chooses. Here everything above 16 KiB is a rendezvous message;
+//! segments are accepted and never sent: libfabric 1.17 does not accept them over its tcp provider,
+//! although it does over the other one, and nothing in the handshake tells which it is.
 //!
-//! An atomic operation is a packet, and so is the response to it, which every one has. They bear a
-//! number that the asking side chooses. Reads and writes are frames, as in the native dialect.
+//! An atomic operation is a packet, and so is its response. They carry an id that the initiator
+//! chooses. Reads and writes are frames, as in the native protocol.
 //!
-//! Integers are in the order of both machines: those of different orders do not get as far as
-//! packets.
+//! Integers are in the byte order of both machines: peers of different byte orders are rejected in
+//! the handshake.
 
 mod atomic;
 mod cm;

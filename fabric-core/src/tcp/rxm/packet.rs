@@ -1,57 +1,57 @@
-//! The prefix that every message has.
+//! The packet header of every RXM message.
 
 use super::AtomicHeader;
 use crate::atomic::AtomicCall;
 use crate::tcp::ProtocolViolation;
 
-/// How many bytes it is.
+/// Length of a packet header, in bytes.
 pub const PACKET_HEADER_LEN: usize = 64;
-/// The longest message that goes in one packet, and the longest segment.
+/// Maximum length of a message in one packet, and of a segment, in bytes.
 pub const EAGER_LIMIT: usize = 16 << 10;
 
 const CTRL_VERSION: u8 = 4;
 const OP_VERSION: u8 = 2;
 const HAS_DATA: u32 = 0x0002_0000;
-/// The first kind of atomic operations; the others follow it.
+/// Operation code of the first kind of atomic operations; the others follow it.
 const FIRST_ATOMIC_OP: u8 = 6;
 
-/// Which of its message's segments one is.
+/// Position of a segment in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentType {
-    /// The first.
+    /// The first segment.
     First,
-    /// Neither.
+    /// A segment between the first and the last.
     Middle,
-    /// The last.
+    /// The last segment.
     Last,
 }
 
-/// What a packet is.
+/// Type of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketKind {
-    /// A message.
+    /// A whole message.
     Eager,
-    /// Part of a message: which of them, and how long.
+    /// A segment of a message: its type, number and length.
     Segment(SegmentType, u32, u16),
-    /// Where a message lies.
+    /// The location of a rendezvous message in the sender's memory.
     Rendezvous,
-    /// A message that was offered has been read.
+    /// The receiver has read a rendezvous message.
     RendezvousDone,
     /// An atomic operation.
     Atomic(AtomicHeader),
-    /// What has come of one.
+    /// The response to an atomic operation.
     AtomicResponse(AtomicHeader),
 }
 
 impl PacketKind {
-    /// Whether it is a message, or part of one.
+    /// Returns whether the packet is a message or part of one.
     #[must_use]
     pub fn is_message(self) -> bool {
         matches!(self, Self::Eager | Self::Segment(..) | Self::Rendezvous)
     }
 
-    /// What kind of operation it belongs to, and the word behind that, which is the tag of a
-    /// message.
+    /// Returns the operation code, and the word behind it: the tag of a message, or the atomic
+    /// header.
     fn op_code(self, tag: Option<u64>) -> (u8, u64) {
         match self {
             Self::Atomic(atomic) | Self::AtomicResponse(atomic) => {
@@ -79,31 +79,33 @@ impl PacketKind {
     }
 }
 
-/// A prefix.
+/// A packet header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxmPacket {
-    /// What it is.
+    /// Type of the packet.
     pub kind: PacketKind,
-    /// What the receiver has said that packets to it must quote.
+    /// Connection id that the receiver expects.
     pub connection_id: u32,
-    /// The number of the message, as its sender counts; 0 of one that is in this packet.
+    /// Id of the message, assigned by its sender; 0 for a message of one packet.
     pub message_id: u64,
-    /// The tag of a tagged message.
+    /// Tag of a tagged message.
     pub tag: Option<u64>,
-    /// Data for the receiver's completion.
+    /// CQ data for the receiver's completion.
     pub data: Option<u64>,
-    /// Bytes of the whole message; of an atomic operation, and of a response, those behind the
-    /// prefix.
+    /// Length of the whole message in bytes; for an atomic operation or a response, length behind
+    /// the packet header.
     pub len: u64,
 }
 
 impl RxmPacket {
-    /// The bytes.
+    /// Encodes the packet header.
     #[must_use]
     pub fn encode(&self) -> [u8; PACKET_HEADER_LEN] {
-        let (kind, size, number, step) = match self.kind {
+        let (kind, size, number, segment_type) = match self.kind {
             PacketKind::Eager => (0, 0, 0, 0),
-            PacketKind::Segment(step, number, size) => (1, size, number, step as u64 + 1),
+            PacketKind::Segment(segment_type, number, size) => {
+                (1, size, number, segment_type as u64 + 1)
+            }
             PacketKind::Rendezvous => (2, 0, 0, 0),
             PacketKind::RendezvousDone => (3, 0, 0, 0),
             PacketKind::Atomic(_) => (4, 0, 0, 0),
@@ -115,7 +117,7 @@ impl RxmPacket {
         bytes[4..8].copy_from_slice(&number.to_ne_bytes());
         bytes[8..16].copy_from_slice(&u64::from(self.connection_id).to_ne_bytes());
         bytes[16..24].copy_from_slice(&self.message_id.to_ne_bytes());
-        bytes[24..32].copy_from_slice(&step.to_ne_bytes());
+        bytes[24..32].copy_from_slice(&segment_type.to_ne_bytes());
         bytes[32] = OP_VERSION;
         let (operation, word) = self.kind.op_code(self.tag);
         bytes[34] = operation;
@@ -127,62 +129,69 @@ impl RxmPacket {
         bytes
     }
 
-    /// What these bytes say.
+    /// Decodes a packet header.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// [`ProtocolViolation`] when the header is malformed.
     pub fn decode(bytes: &[u8; PACKET_HEADER_LEN]) -> Result<Self, ProtocolViolation> {
-        let [control, kind, s0, s1, n0, n1, n2, n3, ..] = *bytes;
+        let [ctrl_version, kind, s0, s1, n0, n1, n2, n3, ..] = *bytes;
         let (words, _) = bytes.as_chunks::<8>();
         let word = |at: usize| u64::from_ne_bytes(words[at]);
-        if control != CTRL_VERSION || bytes[32] != OP_VERSION && matches!(kind, 0..=2 | 4 | 5) {
-            return Err(ProtocolViolation("a packet of another version of RXM"));
+        if ctrl_version != CTRL_VERSION || bytes[32] != OP_VERSION && matches!(kind, 0..=2 | 4 | 5)
+        {
+            return Err(ProtocolViolation("RXM packet of an unsupported version"));
         }
         let kind = match kind {
             0 => PacketKind::Eager,
             1 => {
-                let step = match word(3) & 3 {
+                let segment_type = match word(3) & 3 {
                     1 => SegmentType::First,
                     2 => SegmentType::Middle,
                     3 => SegmentType::Last,
                     _ => {
-                        return Err(ProtocolViolation(
-                            "a segment that is neither first, last nor between",
-                        ));
+                        return Err(ProtocolViolation("RXM segment of unknown type"));
                     }
                 };
                 let (size, number) = (
                     u16::from_ne_bytes([s0, s1]),
                     u32::from_ne_bytes([n0, n1, n2, n3]),
                 );
-                PacketKind::Segment(step, number, size)
+                PacketKind::Segment(segment_type, number, size)
             }
             2 => PacketKind::Rendezvous,
             3 => PacketKind::RendezvousDone,
             4 => PacketKind::Atomic(decode_atomic(bytes)?),
             5 => PacketKind::AtomicResponse(decode_atomic(bytes)?),
-            6 => return Err(ProtocolViolation("a credit that was not agreed on")),
-            7 | 8 => {
+            6 => {
                 return Err(ProtocolViolation(
-                    "a rendezvous by writing, which was not agreed on",
+                    "RXM credit packet, although flow ctrl_version is off",
                 ));
             }
-            _ => return Err(ProtocolViolation("an unknown packet of RXM")),
+            7 | 8 => {
+                return Err(ProtocolViolation(
+                    "RXM rendezvous by writes that was not negotiated",
+                ));
+            }
+            _ => return Err(ProtocolViolation("RXM packet of unknown type")),
         };
         let is_message = kind.is_message();
         let tag = match bytes[34] {
             1 if is_message => Some(word(7)),
             0 => None,
             _ if !is_message => None,
-            _ => return Err(ProtocolViolation("an operation of RXM that is no message")),
+            _ => {
+                return Err(ProtocolViolation(
+                    "RXM message with an unknown operation code",
+                ));
+            }
         };
         let flags = u32::from_ne_bytes([bytes[36], bytes[37], bytes[38], bytes[39]]);
         let data = (is_message && flags & HAS_DATA != 0).then(|| word(6));
-        // The upper half is the sender's.
-        let connection = word(1) as u32;
+        // The upper half is for the sender's own use.
+        let connection_id = word(1) as u32;
         Ok(Self {
             kind,
-            connection_id: connection,
+            connection_id,
             message_id: word(2),
             tag,
             data,
@@ -191,13 +200,13 @@ impl RxmPacket {
     }
 }
 
-/// What the prefix of an atomic operation, or of a response to one, says of it.
+/// Decodes the header of an atomic operation or its response.
 fn decode_atomic(bytes: &[u8; PACKET_HEADER_LEN]) -> Result<AtomicHeader, ProtocolViolation> {
     let call = bytes[34]
         .checked_sub(FIRST_ATOMIC_OP)
-        .and_then(|at| AtomicCall::ALL.get(usize::from(at)));
+        .and_then(|index| AtomicCall::ALL.get(usize::from(index)));
     let call = *call.ok_or(ProtocolViolation(
-        "an atomic operation that is called as none is",
+        "RXM atomic operation with an unknown operation code",
     ))?;
     Ok(AtomicHeader {
         call,

@@ -1,4 +1,4 @@
-//! What has come of messages in segments, and of those that are fetched.
+//! RXM messages that are arriving: in segments, or by rendezvous reads.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -6,20 +6,20 @@ use super::{MAX_READS_IN_FLIGHT, RendezvousRead, RxmPacket, SegmentType};
 use crate::rx::PartialId;
 use crate::tcp::{ProtocolViolation, WireRmaIov};
 
-/// Messages of one connection that may arrive in segments at a time.
+/// Maximum number of messages that may arrive in segments at a time on one connection.
 pub const MAX_SEGMENTED_MESSAGES: usize = 1024;
 
-/// The receiving half of a connection.
+/// The RXM part of a connection's receiving half.
 #[derive(Debug)]
 pub struct RxmReceiver {
-    /// What packets to this side must quote.
+    /// Connection id that packets to this side must carry.
     connection: u32,
     segmented: HashMap<u64, SegmentedMessage>,
-    /// In the order in which they are read.
+    /// In the order in which the messages are read.
     rendezvous_reads: VecDeque<RendezvousRead>,
-    /// Reads of theirs that are under way.
+    /// Read requests for rendezvous messages without a response.
     reads_in_flight: usize,
-    /// The peer answers no more.
+    /// The peer no longer responds to reads.
     reads_ended: bool,
 }
 
@@ -30,7 +30,7 @@ struct SegmentedMessage {
 }
 
 impl RxmReceiver {
-    /// From a peer that was told to quote this.
+    /// Returns the receiver of a connection with this local connection id.
     #[must_use]
     pub fn new(connection: u32) -> Self {
         Self {
@@ -42,21 +42,21 @@ impl RxmReceiver {
         }
     }
 
-    /// The packet is one for this connection.
+    /// Checks that the packet carries the id of this connection.
     ///
     /// # Errors
-    /// It is not.
+    /// [`ProtocolViolation`] when it does not.
     pub fn check_connection(&self, packet: &RxmPacket) -> Result<(), ProtocolViolation> {
         if packet.connection_id == self.connection {
             return Ok(());
         }
-        Err(ProtocolViolation("a packet that quotes another connection"))
+        Err(ProtocolViolation("RXM packet with a wrong connection id"))
     }
 
-    /// The first segment of a message may begin it, with so many bytes in the segment.
+    /// Checks that a first segment of `bytes` bytes may begin a message.
     ///
     /// # Errors
-    /// It may not.
+    /// [`ProtocolViolation`] when the message has begun, too many have, or the segment is too long.
     pub fn check_first_segment(
         &self,
         packet: &RxmPacket,
@@ -64,12 +64,12 @@ impl RxmReceiver {
     ) -> Result<(), ProtocolViolation> {
         if self.segmented.contains_key(&packet.message_id) {
             return Err(ProtocolViolation(
-                "the first segment of a message that has begun",
+                "first segment of a message that has begun already",
             ));
         }
         if self.segmented.len() >= MAX_SEGMENTED_MESSAGES {
             return Err(ProtocolViolation(
-                "more messages in segments than anybody sends at a time",
+                "more than 1024 messages in segments at a time",
             ));
         }
         if bytes > packet.len {
@@ -78,135 +78,137 @@ impl RxmReceiver {
         Ok(())
     }
 
-    /// A message in segments arrives there.
-    pub fn begin_segmented(&mut self, packet: &RxmPacket, landing: PartialId) {
+    /// Begins a message in segments.
+    pub fn begin_segmented(&mut self, packet: &RxmPacket, partial: PartialId) {
         self.segmented.insert(
             packet.message_id,
             SegmentedMessage {
-                partial: landing,
+                partial,
                 remaining: packet.len,
             },
         );
     }
 
-    /// Where the next so many bytes of a message in segments belong.
+    /// Accounts for the next segment of a message; returns the message to append it to.
     ///
     /// # Errors
-    /// There is no such message, or they are not what is missing of it.
+    /// [`ProtocolViolation`] when no such message has begun, or the segment does not fit it.
     pub fn next_segment(
         &mut self,
         packet: &RxmPacket,
-        step: SegmentType,
+        segment_type: SegmentType,
         bytes: u64,
     ) -> Result<PartialId, ProtocolViolation> {
-        let Some(part) = self.segmented.get_mut(&packet.message_id) else {
-            return Err(ProtocolViolation(
-                "a segment of a message that has not begun",
-            ));
+        let Some(message) = self.segmented.get_mut(&packet.message_id) else {
+            return Err(ProtocolViolation("segment of a message that has not begun"));
         };
-        let landing = part.partial;
+        let partial = message.partial;
         if bytes == 0 {
-            return Err(ProtocolViolation("a segment with nothing in it"));
+            return Err(ProtocolViolation("empty segment"));
         }
-        part.remaining = part.remaining.checked_sub(bytes).ok_or(TOO_LONG)?;
-        let is_whole = part.remaining == 0;
-        // A message of one segment is first and last.
-        if is_whole != (step == SegmentType::Last) && !(is_whole && step == SegmentType::First) {
+        message.remaining = message.remaining.checked_sub(bytes).ok_or(TOO_LONG)?;
+        let is_complete = message.remaining == 0;
+        // A message of one segment is sent as a first segment.
+        if is_complete != (segment_type == SegmentType::Last)
+            && !(is_complete && segment_type == SegmentType::First)
+        {
             return Err(ProtocolViolation(
-                "a last segment before the end of its message, or none at the end",
+                "segment type does not match the length of the message",
             ));
         }
-        if is_whole {
+        if is_complete {
             self.segmented.remove(&packet.message_id);
         }
-        Ok(landing)
+        Ok(partial)
     }
 
-    /// Whether a message of this number in segments has begun and not ended.
+    /// Returns whether a message in segments with this id has begun and is incomplete.
     #[must_use]
-    pub fn has_begun(&self, message: u64) -> bool {
-        self.segmented.contains_key(&message)
+    pub fn has_begun(&self, message_id: u64) -> bool {
+        self.segmented.contains_key(&message_id)
     }
 
-    /// A message is to be read from its sender's memory.
-    pub fn begin_rendezvous_read(&mut self, fetch: RendezvousRead) {
-        self.rendezvous_reads.push_back(fetch);
+    /// Adds a message that is to be read from the sender's memory.
+    pub fn begin_rendezvous_read(&mut self, read: RendezvousRead) {
+        self.rendezvous_reads.push_back(read);
     }
 
-    /// What is to be read next. Nothing while enough is on its way.
+    /// Returns the next remote range to read; `None` while [`MAX_READS_IN_FLIGHT`] reads are
+    /// outstanding.
     pub fn next_read(&mut self) -> Option<WireRmaIov> {
         if self.reads_in_flight == MAX_READS_IN_FLIGHT {
             return None;
         }
-        let row = self
+        let iov = self
             .rendezvous_reads
             .iter_mut()
-            .find(|fetch| !fetch.is_fully_requested())?
+            .find(|read| !read.is_fully_requested())?
             .next_read()?;
         self.reads_in_flight += 1;
-        Some(row)
+        Some(iov)
     }
 
-    /// Where the answer to the oldest read belongs.
+    /// Returns the message to which the response to the oldest read belongs.
     #[must_use]
     pub fn oldest_read(&self) -> Option<PartialId> {
-        self.rendezvous_reads.front().map(|fetch| fetch.partial)
+        self.rendezvous_reads.front().map(|read| read.partial)
     }
 
-    /// All of the answer to the oldest read has come, which is so many bytes. The number of the
-    /// message that has all of its bytes with it, which its sender is to be told.
+    /// Accounts for the complete response to the oldest read, of `bytes` bytes. Returns the id of
+    /// the message if it is now complete, to be reported to its sender.
     pub fn on_read_response(&mut self, bytes: u64) -> Option<u64> {
         self.reads_in_flight = self.reads_in_flight.saturating_sub(1);
-        // Answers come in the order of reads, and one message is asked for after the other.
-        let is_whole = self.rendezvous_reads.front_mut()?.on_received(bytes);
-        is_whole.then(|| {
+        // Responses arrive in the order of the reads, and messages are read one after the other.
+        let is_complete = self.rendezvous_reads.front_mut()?.on_received(bytes);
+        is_complete.then(|| {
             self.rendezvous_reads
                 .pop_front()
-                .map(|fetch| fetch.message_id)
+                .map(|read| read.message_id)
         })?
     }
 
-    /// Whether there is something to be read next.
+    /// Returns whether a read can be requested now.
     #[must_use]
     pub fn wants_read(&self) -> bool {
         self.reads_in_flight < MAX_READS_IN_FLIGHT
             && self
                 .rendezvous_reads
                 .iter()
-                .any(|fetch| !fetch.is_fully_requested())
+                .any(|read| !read.is_fully_requested())
     }
 
-    /// Whether messages have begun and not ended.
+    /// Returns whether messages have begun and are incomplete.
     #[must_use]
     pub fn has_partial(&self) -> bool {
         !self.segmented.is_empty() || !self.rendezvous_reads.is_empty()
     }
 
-    /// Whether offers mean nothing any more.
+    /// Returns whether rendezvous packets are ignored, because the peer no longer responds to
+    /// reads.
     #[must_use]
     pub fn reads_ended(&self) -> bool {
         self.reads_ended
     }
 
-    /// The peer answers no more: nothing is read from now on. The messages that were being read.
+    /// Ends all reads, because the peer no longer responds; returns the messages that were being
+    /// read.
     #[must_use]
     pub fn end_rendezvous_reads(&mut self) -> Vec<PartialId> {
         self.reads_ended = true;
         self.rendezvous_reads
             .drain(..)
-            .map(|fetch| fetch.partial)
+            .map(|read| read.partial)
             .collect()
     }
 
-    /// Messages that have begun and will not end.
+    /// Drops all incomplete messages and returns them.
     #[must_use]
     pub fn abort(&mut self) -> Vec<PartialId> {
-        let parts = self.segmented.drain().map(|(_, part)| part.partial);
-        parts
-            .chain(self.rendezvous_reads.drain(..).map(|fetch| fetch.partial))
+        let segmented = self.segmented.drain().map(|(_, message)| message.partial);
+        segmented
+            .chain(self.rendezvous_reads.drain(..).map(|read| read.partial))
             .collect()
     }
 }
 
-const TOO_LONG: ProtocolViolation =
-    ProtocolViolation("segments that are longer than their message");
+const TOO_LONG: ProtocolViolation = ProtocolViolation("segments longer than their message");

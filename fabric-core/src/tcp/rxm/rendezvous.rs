@@ -1,15 +1,15 @@
-//! Memory of the sender's that the receiver is to read.
+//! Location of a rendezvous message in the sender's memory: the codec.
 
 use crate::tcp::rma_iov::RMA_IOV_LEN;
 use crate::tcp::{ByteOrder, MAX_RMA_IOV, ProtocolViolation, RmaIovList, WireRmaIov};
 
-/// How many bytes it is: places, and how many of them there are.
+/// Length of the body of a rendezvous packet, in bytes: remote ranges and their number.
 pub(crate) const RENDEZVOUS_LEN: usize = MAX_RMA_IOV * RMA_IOV_LEN + 8;
 
-/// A message that lies in this place.
-pub(crate) fn encode(row: WireRmaIov) -> [u8; RENDEZVOUS_LEN] {
+/// Encodes the location of a message in one remote range.
+pub(crate) fn encode(iov: WireRmaIov) -> [u8; RENDEZVOUS_LEN] {
     let mut bytes = [0; RENDEZVOUS_LEN];
-    for (word, into) in [row.addr, row.len, row.key]
+    for (word, into) in [iov.addr, iov.len, iov.key]
         .into_iter()
         .zip(bytes.chunks_mut(8))
     {
@@ -19,10 +19,10 @@ pub(crate) fn encode(row: WireRmaIov) -> [u8; RENDEZVOUS_LEN] {
     bytes
 }
 
-/// Where a message of this length lies.
+/// Decodes the location of a message of `len` bytes.
 ///
 /// # Errors
-/// What is wrong with it.
+/// [`ProtocolViolation`] when the remote ranges are invalid or do not add up to `len`.
 pub(crate) fn decode(
     bytes: &[u8; RENDEZVOUS_LEN],
     len: u64,
@@ -30,22 +30,22 @@ pub(crate) fn decode(
     let count = usize::from(bytes[MAX_RMA_IOV * RMA_IOV_LEN]);
     if !(1..=MAX_RMA_IOV).contains(&count) {
         return Err(ProtocolViolation(
-            "a rendezvous without places, or with too many",
+            "rendezvous packet whose number of remote ranges is not 1 to 4",
         ));
     }
-    let rows = RmaIovList::decode(&bytes[..count * RMA_IOV_LEN], count, ByteOrder::NATIVE);
-    if rows
+    let iovs = RmaIovList::decode(&bytes[..count * RMA_IOV_LEN], count, ByteOrder::NATIVE);
+    if iovs
         .iter()
-        .any(|row| row.addr.checked_add(row.len).is_none())
+        .any(|iov| iov.addr.checked_add(iov.len).is_none())
     {
         return Err(ProtocolViolation(
-            "a rendezvous with memory beyond the end of all",
+            "rendezvous packet whose remote range overflows",
         ));
     }
-    if len == 0 || rows.total() != Some(len) {
+    if len == 0 || iovs.total() != Some(len) {
         return Err(ProtocolViolation(
-            "a rendezvous whose places are not as long as its message",
+            "rendezvous packet whose remote ranges do not add up to the message",
         ));
     }
-    Ok(rows)
+    Ok(iovs)
 }

@@ -1,32 +1,33 @@
-//! The receiver of a message that was offered reads it, piece by piece.
+//! The receiver of a rendezvous message reads it in pieces.
 
 use crate::rx::PartialId;
 use crate::tcp::{RmaIovList, WireRmaIov};
 
-/// Bytes that one read asks for at most.
+/// Maximum length of one read request, in bytes.
 const MAX_READ_LEN: u64 = 512 << 10;
-/// Reads that are under way on a connection at most: while one arrives the next is on its way.
+/// Maximum number of reads in flight on a connection: the next is requested while a response
+/// arrives.
 pub const MAX_READS_IN_FLIGHT: usize = 2;
 
-/// A message that is being read from its sender's memory.
+/// A rendezvous message that is being read from its sender's memory.
 #[derive(Debug)]
 pub struct RendezvousRead {
-    /// Where it arrives.
+    /// The message in the receive queue.
     pub partial: PartialId,
-    /// Its number, as its sender counts.
+    /// Id of the message, assigned by its sender.
     pub message_id: u64,
     iovs: RmaIovList,
-    /// The place that is read next, and how much of it has been asked for.
+    /// Index of the remote range that is read next, and how much of it has been requested.
     next: (usize, u64),
-    /// Bytes that were asked for.
+    /// Bytes requested.
     requested: u64,
-    /// Bytes that have come.
+    /// Bytes received.
     received: u64,
     len: u64,
 }
 
 impl RendezvousRead {
-    /// A message of this number and length, which lies there.
+    /// Returns the read of a message with this id and length, located at `iovs`.
     #[must_use]
     pub fn new(partial: PartialId, message_id: u64, iovs: RmaIovList, len: u64) -> Self {
         Self {
@@ -40,40 +41,40 @@ impl RendezvousRead {
         }
     }
 
-    /// What is to be read next; nothing when all of it has been asked for.
+    /// Returns the next remote range to request; `None` when the whole message has been requested.
     pub fn next_read(&mut self) -> Option<WireRmaIov> {
         loop {
-            let (at, from) = self.next;
-            let row = self.iovs.get(at)?;
-            let len = (row.len - from).min(MAX_READ_LEN);
+            let (index, from) = self.next;
+            let iov = self.iovs.get(index)?;
+            let len = (iov.len - from).min(MAX_READ_LEN);
             if len == 0 {
-                self.next = (at + 1, 0);
+                self.next = (index + 1, 0);
                 continue;
             }
             self.next.1 += len;
             self.requested += len;
             return Some(WireRmaIov {
-                addr: row.addr + from,
+                addr: iov.addr + from,
                 len,
-                key: row.key,
+                key: iov.key,
             });
         }
     }
 
-    /// Whether all of it has been asked for.
+    /// Returns whether the whole message has been requested.
     #[must_use]
     pub fn is_fully_requested(&self) -> bool {
         self.requested == self.len
     }
 
-    /// So many bytes of what was asked for have come. True when that was all of it.
+    /// Accounts for `count` bytes received; returns whether the message is complete.
     ///
     /// # Panics
-    /// When not as many were asked for.
+    /// When fewer bytes were requested.
     pub fn on_received(&mut self, count: u64) -> bool {
         assert!(
             count <= self.requested - self.received,
-            "more has arrived than was asked for"
+            "more bytes received than requested"
         );
         self.received += count;
         self.received == self.len
