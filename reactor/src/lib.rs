@@ -31,7 +31,7 @@ mod engine_context;
 mod flush;
 mod id_map;
 mod in_flight;
-#[cfg(all(feature = "work", not(loom)))]
+#[cfg(all(feature = "microbench", not(loom)))]
 #[doc(hidden)]
 pub mod microbench;
 #[cfg(all(test, loom))]

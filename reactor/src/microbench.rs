@@ -20,7 +20,7 @@ pub type Microbench = (&'static str, Box<dyn FnMut() -> usize>);
 /// When the system cannot allocate shared memory.
 #[must_use]
 pub fn all() -> Vec<Microbench> {
-    let mut all = shm::work();
+    let mut all = shm::benchmarks();
     all.push(("op slots/post, complete, take a receive", op_slots(true)));
     all.push(("op slots/post, complete, take a send", op_slots(false)));
     all
