@@ -1,13 +1,14 @@
-//! Address vectors: address handles, auto-inserted peers, and who is told of a change.
+//! Address vectors: address handles, auto-inserted peers, and announcing changes to endpoints.
 //!
 //! An address handle carries a generation and the id of its vector, so a stale or foreign handle is
 //! an error and never another peer.
 //!
-//! An auto-inserted peer got its handle by connecting. The handle belongs to one process: a
-//! restarted client gets a handle with a new generation. When the last connection of the peer has
-//! ended, the handle is *departing*; it is released when no message of the peer waits at an
-//! endpoint and none lies in a completed receive that was not taken. So the source of a received
-//! message never dangles, also if the peer is gone.
+//! An auto-inserted peer got its handle by connecting. The handle belongs to that one endpoint, not
+//! to its name: a restarted client that opens an endpoint under the name gets another handle, while
+//! messages of the first endpoint keep theirs. When the last connection of the peer has ended, the
+//! handle is *departing*; it is released when no message of the peer waits at an endpoint and none
+//! is in a completed receive that was not taken. So the source of a received message never dangles,
+//! even if the peer is gone.
 
 use std::collections::HashMap;
 

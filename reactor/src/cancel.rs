@@ -45,8 +45,8 @@ impl EngineGuard<'_> {
         let (ep, kind) = (op.ep, op.kind);
         let is_atomic = matches!(kind, OpKind::Atomic | OpKind::FetchAtomic);
         match op.phase {
-            // The post was not reported as accepted, and the operation is not one that executes
-            // although no task awaits it.
+            // The post was not reported as accepted, and the operation is no atomic, which executes
+            // even if its future was dropped.
             OpPhase::Queued
                 if !op.holds_credit && op.target == CompletionTarget::Future && !is_atomic =>
             {

@@ -127,7 +127,7 @@ impl DomainHandle {
         })
     }
 
-    /// Returns a claimed message to its place in matching.
+    /// Puts a claimed message back into its place in matching.
     pub fn release_claim(&self, ep: EpId, claim: ClaimId) {
         self.with_engine(|locked| {
             locked.with_rx_queue(ep, |rx, domain| rx.release_claim(domain, claim))

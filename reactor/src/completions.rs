@@ -53,7 +53,7 @@ impl DomainState {
         reserve_cq_entry(&mut self.cqs, queue)
     }
 
-    /// Returns a reserved entry that is not needed.
+    /// Releases a reserved entry that is not needed.
     pub(crate) fn unreserve_entry(&mut self, ep: EpId, kind: OpKind) {
         if let Some(id) = self.cq_of(ep, kind)
             && let Some(queue) = self.cq(id)

@@ -213,7 +213,7 @@ pub(crate) struct DomainState {
     pub(crate) follow_ups: Vec<FollowUp>,
     /// Endpoints that may have collected messages which no pass has sent yet.
     pub(crate) collected: Vec<EpId>,
-    /// Tasks that wait until everything posted has left.
+    /// Flushes under way: tasks that wait until everything posted has left.
     pub(crate) flushes: Vec<Flush>,
     /// Auto-inserted addresses without a connection whose messages have still to be consumed, with
     /// their address vectors.
@@ -335,7 +335,7 @@ impl DomainState {
         }
     }
 
-    /// Removes an operation and its waker, and returns its resources; the buffer is dropped after
+    /// Removes an operation and its waker, and releases its resources; the buffer is dropped after
     /// unlocking.
     pub(crate) fn discard_op(&mut self, key: OpKey) -> Option<OpState> {
         let mut op = self.ops.remove(key)?;
@@ -350,7 +350,7 @@ impl DomainState {
         self.drop_waiter(waiter);
     }
 
-    /// Returns the resources of an operation: its credit or its place among the posted receives,
+    /// Releases the resources of an operation: its credit or its place among the posted receives,
     /// and its remote segments.
     pub(crate) fn release_op_resources(&mut self, op: &mut OpState) {
         if std::mem::take(&mut op.holds_credit) {
@@ -365,14 +365,14 @@ impl DomainState {
     }
 
     /// Returns whether the domain needs a driver. Under policy spin waiting tasks keep themselves
-    /// runnable, but sends, and acks that peers wait for, need a driver all the same.
+    /// runnable, but sends, and copies for which a sender waits, need a driver all the same.
     pub(crate) fn needs_driver(&self, policy: WaitPolicy) -> bool {
         let waits =
             || self.waiters > 0 || self.event_queues.iter().any(|eq| eq.has_waiting_reader());
         self.pending_sends > 0 || self.progress_requested || (policy != WaitPolicy::Spin && waits())
     }
 
-    /// Returns a transmit credit, or a place among the posted receives.
+    /// Releases a transmit credit, or a place among the posted receives.
     pub(crate) fn release_credit(&mut self, ep: EpId, kind: OpKind, peer: Option<FiAddr>) {
         let Some(state) = self.endpoints.get_mut(ep.0) else {
             return;

@@ -481,7 +481,7 @@ impl EngineGuard<'_> {
 }
 
 impl EngineState {
-    /// Posts the operations that waited for returned credits.
+    /// Posts the operations that waited for released credits.
     fn grant_credits(&mut self, ep: EpId) {
         loop {
             let DomainState { endpoints, ops, .. } = &mut self.domain;

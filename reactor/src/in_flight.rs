@@ -46,7 +46,8 @@ impl DomainState {
         }
     }
 
-    /// Returns the buffer to its operation. Returns the outcome if it is to be reported as usual.
+    /// Puts the buffer back into its operation. Returns the outcome if it is to be reported as
+    /// usual.
     pub(crate) fn reattach_buffer(&mut self, key: OpKey, buf: AnyBuf) -> Option<Outcome> {
         let in_flight = self.in_flight_buffers.remove(&key);
         let (

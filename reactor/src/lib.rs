@@ -5,7 +5,7 @@
 //! | `domain` | a domain as fabric-async sees it |
 //! | `engine`, `driver` | the domain's lock and progress passes; progress when no task polls |
 //! | `domain_state`, `engine_context` | state of a domain apart from its transport; the part that a transport sees |
-//! | `post`, `batch`, `cancel`, `ops`, `tx_credits`, `deferred` | operations, their buffers and credits; actions after unlocking |
+//! | `post`, `batch`, `cancel`, `flush`, `ops`, `tx_credits`, `deferred` | operations, their buffers and credits; actions after unlocking |
 //! | `multi_recv`, `claim`, `onesided`, `shared_rx` | multi-receives; probes and claims; RMA and atomics; shared receive contexts |
 //! | `completions`, `queues` | completion queues, event queues and counters |
 //! | `endpoints`, `av`, `regions`, `multicast` | endpoints, address vectors, memory regions, multicast groups |
@@ -14,6 +14,8 @@
 //! | `wait` | wait policies, and epoll |
 //! | `uring` | io_uring operations |
 //! | `transport` | the registry, and the transports: shm, tcp, udp |
+//! | `id_map`, `sync`, `trace` | objects by id; locks and fences; `tracing` events |
+//! | `models`, `microbench` | loom models; functions for the microbenchmarks |
 
 mod av;
 mod batch;

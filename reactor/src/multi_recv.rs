@@ -423,7 +423,7 @@ impl DomainState {
         self.finish_multi_recv(id);
     }
 
-    /// Returns the place among the posted receives of a multi-receive that is no longer posted.
+    /// Releases the place among the posted receives when a multi-receive is no longer posted.
     fn release_recv_entry(&mut self, key: OpKey) {
         let Some(op) = self.ops.get_mut(key) else {
             return;

@@ -93,7 +93,7 @@ pub(crate) struct OpState {
     /// The transmit operation; none for receives and probes.
     pub(crate) spec: Option<TxOp>,
     /// Whether the operation holds a transmit credit, or a place among the posted receives, which
-    /// is returned when it ends.
+    /// is released when it ends.
     pub(crate) holds_credit: bool,
     /// Whether this is a permit, probe or flush: it transfers nothing and ends when a condition
     /// holds.

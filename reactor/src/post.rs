@@ -49,7 +49,7 @@ impl EngineGuard<'_> {
     }
 
     /// Posts an operation of `len` bytes: `inline` tries to complete it at once; an operation that
-    /// has to wait is queued. A failed post returns its queue entry. `held` is the form of the
+    /// has to wait is queued. A failed post releases its queue entry. `held` is the form of the
     /// buffer that `inline` takes, and the function that converts it back.
     #[inline(always)] // on the small-message path
     #[allow(clippy::too_many_arguments)] // the same as of every post
@@ -412,7 +412,7 @@ impl DomainState {
         AnyBuf::None
     }
 
-    /// Takes a credit again that was just returned.
+    /// Takes a credit again that was just released.
     fn reacquire_credit(&mut self, ep: EpId, peer: FiAddr) {
         if let Ok(ep) = self.endpoint(ep) {
             ep.tx_credits.reacquire(peer);

@@ -43,7 +43,7 @@ impl CqState {
         free
     }
 
-    /// Returns a reserved entry.
+    /// Releases a reserved entry.
     pub(crate) fn unreserve(&mut self) {
         self.reserved -= 1;
     }

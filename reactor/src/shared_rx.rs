@@ -10,7 +10,7 @@
 //! sender. So senders are distinguished, and the completion can say which endpoint received.
 //!
 //! Decision: the context has a completion queue of its own. libfabric reports a receive at the
-//! endpoint that the message comes to. Here an entry is reserved when the receive is posted, so
+//! endpoint that the message arrives at. Here an entry is reserved when the receive is posted, so
 //! that no queue can overrun, and at that time the endpoint is unknown; reserving an entry in each
 //! endpoint's queue would make one pool of receives cost as much as many. The endpoints' counters
 //! count their messages. One address vector serves all endpoints, since a source would mean
@@ -197,7 +197,8 @@ impl EngineState {
             moved |= context.lock().drain_unexpected(&mut self.domain);
         }
         moved |= self.transport.progress(&mut self.domain);
-        // After the transport: acks for what has just arrived are then sent in the same pass.
+        // After the transport, so that a message that has just arrived is copied in this pass: the
+        // program may not make another one.
         for index in 0..self.shared_rx_contexts.len() {
             moved |= self.copy_next_chunk(index);
         }

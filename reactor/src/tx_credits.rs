@@ -69,7 +69,7 @@ impl TxCredits {
         !self.has_waiter_for(peer) && self.try_grant(peer)
     }
 
-    /// Returns a credit.
+    /// Releases a credit.
     pub(crate) fn release(&mut self, peer: FiAddr) {
         self.free += 1;
         if let Some(used) = self.used.get_mut(&peer) {
@@ -80,7 +80,7 @@ impl TxCredits {
         }
     }
 
-    /// Takes a credit again that was just returned.
+    /// Takes a credit again that was just released.
     pub(crate) fn reacquire(&mut self, peer: FiAddr) {
         self.free = self.free.saturating_sub(1);
         *self.used.entry(peer).or_insert(0) += 1;

@@ -110,7 +110,7 @@ impl ProvidedBuffers {
         }
     }
 
-    /// Returns a buffer to the kernel.
+    /// Gives a buffer back to the kernel.
     fn recycle(&self, id: u16) {
         let mut filled = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
         let entries = self.memory.as_ptr().cast::<BufRingEntry>();
