@@ -70,7 +70,7 @@ impl Av {
     /// # Errors
     /// [`Error::StaleAddress`]; [`Error::PeerGone`] for a departed auto-inserted peer whose name
     /// now belongs to another endpoint.
-    pub(crate) fn reach(&self, addr: FiAddr) -> Result<&Address> {
+    pub(crate) fn peer_address(&self, addr: FiAddr) -> Result<&Address> {
         let address = self.table.get(addr)?;
         let has_left = |peer: &AutoInsertedPeer| peer.connections == 0;
         if self.auto_inserted.get(&addr).is_some_and(has_left)

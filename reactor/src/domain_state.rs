@@ -295,7 +295,10 @@ impl DomainState {
     pub(crate) fn has_unended(&self, ep: EpId) -> bool {
         let mut unended = self.ops.unended(ep);
         unended.any(|key| {
-            let is_multi = self.multi_recvs.iter().any(|(_, multi)| multi.is(key));
+            let is_multi = self
+                .multi_recvs
+                .iter()
+                .any(|(_, multi)| multi.is_posted_as(key));
             !is_multi && !self.in_flight_buffers.contains_key(&key)
         })
     }

@@ -374,7 +374,7 @@ impl EngineContext for DomainState {
             .avs
             .get(ep.bindings.av.0)
             .ok_or_else(|| Error::Closed(Class::AddressVector))?;
-        av.reach(addr).cloned()
+        av.peer_address(addr).cloned()
     }
 
     fn incarnation_of(&self, ep: EpId, addr: FiAddr) -> Option<Incarnation> {

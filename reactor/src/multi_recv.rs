@@ -500,7 +500,7 @@ impl MultiRecvOp {
     }
 
     /// Returns whether the multi-receive was posted as this operation.
-    pub(crate) fn is(&self, key: OpKey) -> bool {
+    pub(crate) fn is_posted_as(&self, key: OpKey) -> bool {
         self.op == key
     }
 

@@ -350,7 +350,7 @@ impl Uring {
             let mut fetched = self.fetched_cqes.iter();
             if let Some(index) = fetched.position(|cqe| cqe.user_data == op_id.0) {
                 let cqe = self.fetched_cqes.remove(index)?;
-                return match self.to_completion(cqe)?.kind {
+                return match self.handle_cqe(cqe)?.kind {
                     CompletionKind::Sent(sent) => Some(sent),
                     _ => None,
                 };
@@ -380,7 +380,7 @@ impl Uring {
                 if let Some(UringCompletion {
                     kind: CompletionKind::Received(lease),
                     ..
-                }) = self.to_completion(cqe)
+                }) = self.handle_cqe(cqe)
                 {
                     leases.push(lease);
                 }
@@ -465,7 +465,7 @@ impl Uring {
                 Some(cqe) => cqe,
                 None => self.next_cqe()?,
             };
-            if let Some(completion) = self.to_completion(cqe) {
+            if let Some(completion) = self.handle_cqe(cqe) {
                 return Some(completion);
             }
         }
@@ -490,8 +490,8 @@ impl Uring {
         }
     }
 
-    /// Returns what a completion means to its owner, if the operation has one.
-    fn to_completion(&mut self, cqe: Cqe) -> Option<UringCompletion> {
+    /// Handles a completion queue entry, and returns the completion for the owner, if there is one.
+    fn handle_cqe(&mut self, cqe: Cqe) -> Option<UringCompletion> {
         let is_last = !cqueue::more(cqe.flags);
         let lease = cqueue::buffer_select(cqe.flags)
             .map(|id| self.buffers.lease(id, cqe.result.max(0) as usize));
@@ -629,7 +629,7 @@ impl Uring {
     /// Handles the fetched completions without reporting them.
     fn discard_fetched(&mut self) {
         while let Some(cqe) = self.fetched_cqes.pop_front() {
-            drop(self.to_completion(cqe));
+            drop(self.handle_cqe(cqe));
         }
     }
 }

@@ -125,8 +125,8 @@ fn is_cancellation(errno: Errno) -> bool {
 }
 
 impl Uring {
-    /// Connects a socket with the next [`submit`](Self::submit), within `time`. The outcome is one
-    /// completion; until then the socket must not be used otherwise.
+    /// Connects a socket with the next [`submit`](Self::submit), within `timeout`. The outcome is
+    /// one completion; until then the socket must not be used otherwise.
     ///
     /// # Errors
     /// The submission queue has no room for two entries and submitting has failed.
