@@ -131,7 +131,7 @@ async fn check_all_events(progress: Progress) {
     drop(client);
     wait_for_event(&["message=peer closed", &number]).await;
     wait_for_event(&[
-        "INFO fabric::connection message=loans given up",
+        "INFO fabric::connection message=loans lost",
         &number,
         "loans=1",
     ])
@@ -150,7 +150,7 @@ async fn check_all_events(progress: Progress) {
     rustix::net::connect(&socket, &address).unwrap();
     rustix::net::send(&socket, b"hi", rustix::net::SendFlags::empty()).unwrap();
     wait_for_event(&[
-        "WARN fabric::connection message=caller refused",
+        "WARN fabric::connection message=incoming connection rejected",
         &number,
         "short hello",
     ])

@@ -1,11 +1,14 @@
-//! Address vectors: numbers, the guests of a welcoming vector, and who has to hear of a change.
+//! Address vectors: address handles, auto-inserted peers, and announcing changes to endpoints.
 //!
-//! A guest is a peer that got its number by connecting. The number stands for that one endpoint, and
-//! not for its name: an endpoint that is opened under the name later gets another number, while
-//! messages of the first still carry theirs. A guest is *leaving* when its last connection
-//! has ended; the number is taken back as soon as no message of it waits at an endpoint, and none
-//! lies in a receive nobody has looked at. So whoever receives a message learns whose it is, also
-//! from a peer that is gone.
+//! An address handle carries a generation and the id of its vector, so a stale or foreign handle is
+//! an error and never another peer.
+//!
+//! An auto-inserted peer got its handle by connecting. The handle belongs to that one endpoint, not
+//! to its name: a restarted client that opens an endpoint under the name gets another handle, while
+//! messages of the first endpoint keep theirs. When the last connection of the peer has ended, the
+//! handle is *departing*; it is released when no message of the peer waits at an endpoint and none
+//! is in a completed receive that was not taken. So the source of a received message never dangles,
+//! even if the peer is gone.
 
 use std::collections::HashMap;
 
@@ -21,27 +24,27 @@ use crate::engine::EngineState;
 #[derive(Debug)]
 pub(crate) struct Av {
     pub(crate) table: AddressTable,
-    /// Takes in peers that connect, and forgets them when they go.
+    /// Whether a peer that connects is inserted, and removed after its last connection has ended.
     auto_insert: bool,
-    /// Those it took in.
-    auto_inserted: HashMap<FiAddr, Guest>,
-    /// Guests so far of which the transport did not know the incarnation.
-    unknown: u64,
+    /// The peers that were inserted because they connected.
+    auto_inserted: HashMap<FiAddr, AutoInsertedPeer>,
+    /// The number of auto-inserted peers so far whose incarnation the transport did not know.
+    unknown_incarnations: u64,
 }
 
-/// A peer that an auto-insert vector took in.
+/// A peer that an auto-insert address vector inserted when it connected.
 #[derive(Clone, Copy, Debug)]
-struct Guest {
+struct AutoInsertedPeer {
     incarnation: Incarnation,
     connections: usize,
 }
 
-impl Guest {
-    /// Whether a peer that connects under the same name is this one.
-    fn is(&self, incarnation: Option<Incarnation>) -> bool {
+impl AutoInsertedPeer {
+    /// Returns whether a peer that connects under the same name is this one.
+    fn matches(&self, incarnation: Option<Incarnation>) -> bool {
         match incarnation {
             Some(incarnation) => incarnation == self.incarnation,
-            // A name has one endpoint at a time.
+            // A name belongs to one endpoint at a time.
             None => self.connections > 0,
         }
     }
@@ -53,68 +56,76 @@ impl Av {
             table: AddressTable::new(),
             auto_insert,
             auto_inserted: HashMap::new(),
-            unknown: 0,
+            unknown_incarnations: 0,
         }
     }
 
-    /// Which endpoint this number stands for, if it is that of a guest.
+    /// Returns the endpoint incarnation behind a handle, if the handle is of an auto-inserted peer.
     pub(crate) fn incarnation_of(&self, addr: FiAddr) -> Option<Incarnation> {
-        self.auto_inserted.get(&addr).map(|guest| guest.incarnation)
+        self.auto_inserted.get(&addr).map(|peer| peer.incarnation)
     }
 
-    /// The address to reach the peer of this number at.
+    /// Returns the address at which the peer of a handle is reached.
     ///
     /// # Errors
-    /// [`Error::StaleAddress`]; [`Error::PeerGone`] of a guest that has left, when another endpoint
-    /// has its name.
-    pub(crate) fn reach(&self, addr: FiAddr) -> Result<&Address> {
+    /// [`Error::StaleAddress`]; [`Error::PeerGone`] for a departed auto-inserted peer whose name
+    /// now belongs to another endpoint.
+    pub(crate) fn peer_address(&self, addr: FiAddr) -> Result<&Address> {
         let address = self.table.get(addr)?;
-        let has_left = |guest: &Guest| guest.connections == 0;
+        let has_left = |peer: &AutoInsertedPeer| peer.connections == 0;
         if self.auto_inserted.get(&addr).is_some_and(has_left)
-            && self.table.find(address).is_some_and(|now| now != addr)
+            && self
+                .table
+                .find(address)
+                .is_some_and(|current| current != addr)
         {
             return Err(Error::PeerGone(address.clone()));
         }
         Ok(address)
     }
 
-    /// The number that this peer has, which connects now.
-    fn known_as(&mut self, address: &Address, incarnation: Option<Incarnation>) -> Option<FiAddr> {
+    /// Finds the handle of a peer that connects, and counts the connection.
+    fn find_connecting(
+        &mut self,
+        address: &Address,
+        incarnation: Option<Incarnation>,
+    ) -> Option<FiAddr> {
         let addr = self.table.find(address)?;
-        let Some(guest) = self.auto_inserted.get_mut(&addr) else {
+        let Some(peer) = self.auto_inserted.get_mut(&addr) else {
             return Some(addr);
         };
-        if guest.is(incarnation) {
-            guest.connections += 1;
+        if peer.matches(incarnation) {
+            peer.connections += 1;
             return Some(addr);
         }
-        // Its connections may be met in another order than they were made.
+        // Connections can be accepted in another order than they were made, so this one may come
+        // from an endpoint that held the name earlier.
         let table = &self.table;
-        let mut guests = self.auto_inserted.iter_mut();
-        let earlier = guests.find(|(addr, guest)| {
-            Some(guest.incarnation) == incarnation && table.get(**addr) == Ok(address)
+        let mut peers = self.auto_inserted.iter_mut();
+        let earlier = peers.find(|(addr, peer)| {
+            Some(peer.incarnation) == incarnation && table.get(**addr) == Ok(address)
         });
-        if let Some((&addr, guest)) = earlier {
-            guest.connections += 1;
+        if let Some((&addr, peer)) = earlier {
+            peer.connections += 1;
             return Some(addr);
         }
         let detached = self.table.detach(addr);
-        debug_assert!(detached.is_ok(), "it was found");
+        debug_assert!(detached.is_ok(), "handle was found under the same lock");
         None
     }
 
-    /// Takes in a peer that is not known.
-    fn take_in(&mut self, address: &Address, incarnation: Option<Incarnation>) -> FiAddr {
+    /// Inserts a peer that has no handle yet.
+    fn auto_insert_peer(&mut self, address: &Address, incarnation: Option<Incarnation>) -> FiAddr {
         let incarnation = incarnation.unwrap_or_else(|| {
-            self.unknown += 1;
-            Incarnation(u128::MAX - u128::from(self.unknown))
+            self.unknown_incarnations += 1;
+            Incarnation(u128::MAX - u128::from(self.unknown_incarnations))
         });
         let addr = self.table.insert(address.clone());
-        let guest = Guest {
+        let peer = AutoInsertedPeer {
             incarnation,
             connections: 1,
         };
-        self.auto_inserted.insert(addr, guest);
+        self.auto_inserted.insert(addr, peer);
         addr
     }
 }
@@ -131,7 +142,8 @@ impl DomainState {
         Some((av, self.avs.get_mut(av.0)?))
     }
 
-    /// A peer connected to an endpoint: its number, if it has or gets one.
+    /// Records that a peer has connected to an endpoint, and returns the peer's handle if it has or
+    /// gets one.
     pub(crate) fn on_peer_connect(
         &mut self,
         ep: EpId,
@@ -139,35 +151,35 @@ impl DomainState {
         incarnation: Option<Incarnation>,
     ) -> Option<FiAddr> {
         let (av, vector) = self.av_of(ep)?;
-        if let Some(addr) = vector.known_as(address, incarnation) {
+        if let Some(addr) = vector.find_connecting(address, incarnation) {
             self.departing_addrs.remove(&addr);
             return Some(addr);
         }
         if !vector.auto_insert {
             return None;
         }
-        let addr = vector.take_in(address, incarnation);
+        let addr = vector.auto_insert_peer(address, incarnation);
         self.follow_ups.push(FollowUp::PublishAddr(av, addr));
         Some(addr)
     }
 
-    /// A connection has ended that was made under this number. Numbers never come again, so that
-    /// one which has become the user's own since, or was taken back, is not counted down.
+    /// Records that a connection under this handle has ended. Handles are never reused, so a handle
+    /// that was removed, or that the program has inserted since, is not counted down.
     pub(crate) fn on_peer_disconnect(&mut self, ep: EpId, addr: FiAddr) {
         let Some((av, vector)) = self.av_of(ep) else {
             return;
         };
-        let Some(guest) = vector.auto_inserted.get_mut(&addr) else {
+        let Some(peer) = vector.auto_inserted.get_mut(&addr) else {
             return;
         };
-        guest.connections = guest.connections.saturating_sub(1);
-        if guest.connections == 0 {
+        peer.connections = peer.connections.saturating_sub(1);
+        if peer.connections == 0 {
             self.departing_addrs.insert(addr, av);
             self.follow_ups.push(FollowUp::ReleaseAddr(av, addr));
         }
     }
 
-    /// From now on this number is the user's own business: inserted by hand, or removed.
+    /// Stops treating a handle as auto-inserted: the program has inserted or removed it.
     pub(crate) fn forget_auto_inserted(&mut self, av: AvId, addr: FiAddr) {
         self.departing_addrs.remove(&addr);
         if let Some(vector) = self.avs.get_mut(av.0) {
@@ -175,8 +187,8 @@ impl DomainState {
         }
     }
 
-    /// Somebody has looked at a message of this source, or given it back: it may have been the last
-    /// of a leaving guest.
+    /// Checks the departing handle of a source whose message was consumed or requeued: it may have
+    /// been the peer's last message.
     #[inline]
     pub(crate) fn on_message_consumed(&mut self, source: Option<FiAddr>) {
         if !self.departing_addrs.is_empty()
@@ -187,16 +199,17 @@ impl DomainState {
         }
     }
 
-    /// An endpoint of this vector has closed: messages that waited there wait no more.
+    /// Checks all departing handles of a vector after one of its endpoints has closed and dropped
+    /// its waiting messages.
     pub(crate) fn recheck_departing_addrs(&mut self, av: AvId) {
-        let leaving = self.departing_addrs.iter().filter(|(_, of)| **of == av);
+        let departing = self.departing_addrs.iter().filter(|(_, of)| **of == av);
         self.follow_ups
-            .extend(leaving.map(|(&addr, _)| FollowUp::ReleaseAddr(av, addr)));
+            .extend(departing.map(|(&addr, _)| FollowUp::ReleaseAddr(av, addr)));
     }
 }
 
 impl EngineState {
-    /// Tells the endpoints of a vector that an address has a number now.
+    /// Announces a new handle to the endpoints bound to a vector.
     pub(crate) fn publish_addr(&mut self, av: AvId, addr: FiAddr) {
         let address = self
             .domain
@@ -208,7 +221,7 @@ impl EngineState {
         }
     }
 
-    /// Takes a number out of use.
+    /// Removes a handle from its vector and from the endpoints bound to it.
     pub(crate) fn remove_address(&mut self, av: AvId, addr: FiAddr) -> Result<Address> {
         let address = self.domain.av(av)?.table.remove(addr)?;
         self.domain.forget_auto_inserted(av, addr);
@@ -218,7 +231,7 @@ impl EngineState {
         Ok(address)
     }
 
-    /// Takes the number of a leaving guest back, unless a message of it is still to be looked at.
+    /// Removes a departing handle unless a message of its peer has still to be consumed.
     pub(crate) fn release_addr(&mut self, av: AvId, addr: FiAddr) {
         let endpoints = self.endpoints_of(av);
         let is_due = self.domain.departing_addrs.contains_key(&addr)
@@ -227,7 +240,7 @@ impl EngineState {
                 .iter()
                 .any(|&ep| self.holds_messages_from(ep, addr));
         if is_due {
-            // Nobody else can have removed it: it would not be leaving any more.
+            // The handle was departing a moment ago under the same lock, so it exists.
             let _ = self.remove_address(av, addr);
         }
     }
@@ -243,11 +256,11 @@ impl EngineState {
 }
 
 impl DomainHandle {
-    /// Opens an address vector; a welcoming one takes in peers that connect, and forgets them when
-    /// they go.
+    /// Opens an address vector (`fi_av_open`). With `auto_insert`, a peer that connects gets a
+    /// handle, which is removed after the peer has disconnected.
     #[must_use]
-    pub fn open_av(&self, welcoming: bool) -> AvId {
-        AvId(self.engine().lock().domain.avs.insert(Av::new(welcoming)))
+    pub fn open_av(&self, auto_insert: bool) -> AvId {
+        AvId(self.engine().lock().domain.avs.insert(Av::new(auto_insert)))
     }
 
     /// Closes an address vector.
@@ -257,7 +270,7 @@ impl DomainHandle {
         locked.domain.departing_addrs.retain(|_, of| *of != id);
     }
 
-    /// Gives an address a number.
+    /// Inserts an address (`fi_av_insert`) and returns its handle.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -270,7 +283,7 @@ impl DomainHandle {
         })
     }
 
-    /// Takes a number out of use.
+    /// Removes an address (`fi_av_remove`).
     ///
     /// # Errors
     /// [`Error::StaleAddress`].
@@ -278,7 +291,7 @@ impl DomainHandle {
         self.with_engine(|state| state.remove_address(av, addr))
     }
 
-    /// The address behind a number.
+    /// Returns the address behind a handle (`fi_av_lookup`).
     ///
     /// # Errors
     /// [`Error::StaleAddress`].
@@ -286,7 +299,7 @@ impl DomainHandle {
         self.engine().lock().domain.av(av)?.table.get(addr).cloned()
     }
 
-    /// Every address of a vector with its number.
+    /// Returns every address of a vector with its handle.
     #[must_use]
     pub fn addresses(&self, av: AvId) -> Vec<(FiAddr, Address)> {
         let locked = self.engine().lock();

@@ -1,9 +1,12 @@
-//! Several posts under one lock.
+//! Posts many operations under one lock (`FI_MORE`).
 //!
-//! What a single post pays besides the message itself (the lock, the fence before it looks whether
-//! the peer sleeps, what has to be followed up) is paid once for all of them. Whoever has many
-//! takes them a chunk at a time, so that the lock is not held for long, and makes no call of the
-//! user's code in between.
+//! The lock, the fence before the test whether the peer sleeps, and the follow-up work are paid
+//! once for a chunk of posts. Records are published one by one, and the transport's `flush` rings
+//! the doorbell once at the end of the chunk. A long batch is posted in chunks, so the lock is not
+//! held for long, and no user code runs in between.
+//!
+//! `FI_MORE` is a call, not a flag: a guard that holds records back would have to be dropped, a
+//! call returns.
 
 use fabric_core::buf::{IoBuf, IoBufMut};
 use fabric_core::completion::Failed;
@@ -15,15 +18,15 @@ use crate::domain::DomainHandle;
 use crate::engine::EngineGuard;
 use crate::ops::{CompletionTarget, CreditMode};
 
-/// Posts under one lock, at most.
+/// The maximum number of posts under one lock.
 pub const MAX_BATCH_POSTS: usize = 32;
-/// Bytes that are copied under one lock, about.
+/// The approximate number of bytes that are copied under one lock.
 pub const MAX_BATCH_BYTES: usize = 64 * 1024;
 
-/// Posts of one endpoint, made while the domain is locked: no call of the user's code may be made
-/// while it lives.
+/// A chunk of posts of one endpoint, made while the domain is locked: no user code may run while
+/// this value exists.
 ///
-/// Nobody is woken before its end: [`Batch::finish`], or the drop.
+/// Peers and tasks are woken at the end: by [`PostBatch::finish`], or by the drop.
 pub struct PostBatch<'a> {
     domain: &'a DomainHandle,
     engine: EngineGuard<'a>,
@@ -46,50 +49,56 @@ impl DomainHandle {
 }
 
 impl PostBatch<'_> {
-    /// Posts a send or a write that reports to the transmit queue. The spec says that more follows.
+    /// Posts a send or a write that reports to the transmit queue. `spec.more` must be set.
     ///
     /// # Errors
-    /// With the buffer, as [`DomainHandle::send`].
+    /// As [`DomainHandle::send`], with the buffer.
     #[inline]
-    #[allow(clippy::result_large_err)] // as of every post
+    #[allow(clippy::result_large_err)] // like every post
     pub fn send<B: IoBuf>(
         &mut self,
         spec: &TxOp,
         buf: B,
-        route: CompletionTarget,
+        target: CompletionTarget,
     ) -> Result<(), Failed<B>> {
-        debug_assert!(spec.more, "somebody would be woken for each");
+        debug_assert!(
+            spec.more,
+            "batched post without FI_MORE rings a doorbell each"
+        );
         self.posts += 1;
         self.engine
-            .send(self.ep, spec, buf, route, CreditMode::NoWait)
+            .send(self.ep, spec, buf, target, CreditMode::NoWait)
             .map(drop)
     }
 
-    /// Posts a write to several places that reports to the transmit queue.
+    /// Posts a write to several remote segments that reports to the transmit queue.
     ///
     /// # Errors
-    /// With the buffer, as [`DomainHandle::write_rma_iov`].
-    #[allow(clippy::result_large_err)] // as of every post
+    /// As [`DomainHandle::write_rma_iov`], with the buffer.
+    #[allow(clippy::result_large_err)] // like every post
     pub fn write_rma_iov<B: IoBuf>(
         &mut self,
         spec: TxOp,
-        places: &[RmaIov],
+        rma_iovs: &[RmaIov],
         buf: B,
-        route: CompletionTarget,
+        target: CompletionTarget,
     ) -> Result<(), Failed<B>> {
         self.posts += 1;
         self.engine
-            .write_rma_iov(self.ep, spec, places, buf, route, CreditMode::NoWait)
+            .write_rma_iov(self.ep, spec, rma_iovs, buf, target, CreditMode::NoWait)
             .map(drop)
     }
 
-    /// Sends a copy of borrowed bytes. The spec says that more follows.
+    /// Sends a copy of borrowed bytes. `spec.more` must be set.
     ///
     /// # Errors
     /// As [`DomainHandle::inject`].
     #[inline]
     pub fn inject(&mut self, spec: &TxOp, bytes: &[u8]) -> Result<()> {
-        debug_assert!(spec.more, "somebody would be woken for each");
+        debug_assert!(
+            spec.more,
+            "batched post without FI_MORE rings a doorbell each"
+        );
         self.posts += 1;
         self.engine.inject(self.ep, spec, bytes, self.domain.pool())
     }
@@ -97,22 +106,22 @@ impl PostBatch<'_> {
     /// Posts a receive that reports to the receive queue.
     ///
     /// # Errors
-    /// With the buffer, as [`DomainHandle::recv`].
+    /// As [`DomainHandle::recv`], with the buffer.
     #[inline]
-    #[allow(clippy::result_large_err)] // as of every post
+    #[allow(clippy::result_large_err)] // like every post
     pub fn recv<B: IoBufMut>(
         &mut self,
         spec: RecvSpec,
         buf: B,
-        route: CompletionTarget,
+        target: CompletionTarget,
     ) -> Result<(), Failed<B>> {
         self.posts += 1;
         self.engine
-            .recv(self.ep, spec, buf, route, CreditMode::NoWait)
+            .recv(self.ep, spec, buf, target, CreditMode::NoWait)
             .map(drop)
     }
 
-    /// Bytes of messages that the endpoint has received.
+    /// Returns the bytes of messages that the endpoint has received.
     pub fn received_bytes(&self) -> u64 {
         self.engine
             .domain
@@ -121,13 +130,13 @@ impl PostBatch<'_> {
             .map_or(0, |ep| ep.stats.received.bytes)
     }
 
-    /// Gives others their turn.
+    /// Releases the lock for a moment, so that other threads get it.
     pub fn yield_lock(&mut self) {
         self.engine.finish_posts(std::mem::take(&mut self.posts));
         self.engine.yield_lock();
     }
 
-    /// Wakes whom the posts were for, and lets go of the lock.
+    /// Flushes the posts, wakes the peers they were for, and releases the lock.
     ///
     /// # Errors
     /// [`Error::PeerGone`] when a peer has closed meanwhile.
@@ -135,12 +144,12 @@ impl PostBatch<'_> {
         self.flush()
     }
 
-    /// Makes up for what was left out.
+    /// Does the work that the posts deferred: rings doorbells and runs follow-ups.
     fn flush(&mut self) -> Result<()> {
         self.finished = true;
         let state = &mut *self.engine;
         let flushed = match state.transport.flush(&mut state.domain, self.ep) {
-            // Every post has said so already, if there was one.
+            // Every post has reported the closed endpoint already, if there was a post.
             Err(Error::Closed(_)) => Ok(()),
             flushed => flushed,
         };
@@ -152,7 +161,7 @@ impl PostBatch<'_> {
 impl Drop for PostBatch<'_> {
     fn drop(&mut self) {
         if !self.finished {
-            // Nobody is left to be told: a peer's end is an event as well.
+            // There is no caller to return an error to; the end of a peer is an event as well.
             let _ = self.flush();
         }
     }

@@ -1,5 +1,4 @@
-//! Taking operations back that have not begun, and leaving those to themselves for which nobody
-//! waits any more.
+//! Canceling operations that have not begun, and detaching operations whose future was dropped.
 
 use fabric_core::Error;
 use fabric_core::buf::AnyBuf;
@@ -13,7 +12,7 @@ use crate::engine::EngineGuard;
 use crate::ops::{CompletionTarget, OpPhase};
 
 impl EngineGuard<'_> {
-    /// Takes an operation back that has not begun; its slot stays.
+    /// Takes back an operation that has not begun; its slot stays. Returns false if it has begun.
     pub(crate) fn try_cancel(&mut self, key: OpKey) -> bool {
         let state = &mut **self;
         let Some(op) = state.domain.ops.get(key) else {
@@ -26,7 +25,7 @@ impl EngineGuard<'_> {
                     bound.tx_credits.remove(key);
                     bound.update_fast_path();
                     if !bound.tx_credits.has_no_waiters() {
-                        // It may have been a fence.
+                        // The canceled operation may have been a fence that held the others up.
                         state.domain.follow_ups.push(FollowUp::GrantCredits(ep));
                     }
                 }
@@ -37,6 +36,7 @@ impl EngineGuard<'_> {
         }
     }
 
+    /// Lets an operation go on, or discards it, after its future was dropped.
     pub(crate) fn detach(&mut self, key: OpKey) {
         let state = &mut **self;
         let Some(op) = state.domain.ops.get(key) else {
@@ -45,8 +45,8 @@ impl EngineGuard<'_> {
         let (ep, kind) = (op.ep, op.kind);
         let is_atomic = matches!(kind, OpKind::Atomic | OpKind::FetchAtomic);
         match op.phase {
-            // Nobody has been told that it was accepted, and it is not one that takes effect
-            // whoever looks.
+            // The post was not reported as accepted, and the operation is no atomic, which executes
+            // even if its future was dropped.
             OpPhase::Queued
                 if !op.holds_credit && op.target == CompletionTarget::Future && !is_atomic =>
             {
@@ -57,8 +57,8 @@ impl EngineGuard<'_> {
                 state.detach_recv(ep, key);
                 state.domain.discard_op(key);
             }
-            // One that waits and has a credit is fenced, and was accepted; so was one that was
-            // posted to a queue.
+            // A queued operation with a credit is fenced and was accepted, and so was one that
+            // reports to a completion queue: both go on without a result.
             OpPhase::Queued | OpPhase::Posted => {
                 let Some(op) = state.domain.ops.get_mut(key) else {
                     return;
@@ -106,8 +106,8 @@ impl EngineGuard<'_> {
 }
 
 impl DomainHandle {
-    /// Gives a permit back, with its credit; or only forgets the permit when its credit has been
-    /// used.
+    /// Releases a permit together with its credit, or the permit alone when `used` says that an
+    /// operation has taken over the credit.
     pub fn release_permit(&self, key: OpKey, used: bool) {
         self.with_engine(|locked| {
             if used && let Some(op) = locked.domain.ops.get_mut(key) {
@@ -118,16 +118,16 @@ impl DomainHandle {
         });
     }
 
-    /// Takes an operation back if it has not begun. `Ok`: here is its buffer; it will not complete.
-    /// `Err`: it has begun, or has ended, and will complete.
+    /// Cancels an operation that has not begun (`fi_cancel`) and returns its buffer; the operation
+    /// will not complete.
     ///
     /// # Errors
-    /// The unit, when it is too late.
-    #[allow(clippy::result_unit_err)] // "too late" has nothing more to say
+    /// The unit value when the operation has begun or ended: it completes.
+    #[allow(clippy::result_unit_err)] // there is one reason: too late
     pub fn cancel(&self, key: OpKey) -> Result<AnyBuf, ()> {
         self.with_engine(|locked| {
-            let withdrawn = locked.try_cancel(key);
-            let mut op = withdrawn
+            let canceled = locked.try_cancel(key);
+            let mut op = canceled
                 .then(|| locked.domain.ops.remove(key))
                 .flatten()
                 .ok_or(())?;
@@ -137,7 +137,8 @@ impl DomainHandle {
         })
     }
 
-    /// Nobody waits for this operation any more. A receive loses no message; a send goes on.
+    /// Detaches an operation from its future, which was dropped. A message that a receive has taken
+    /// goes to another receive; a send continues.
     pub fn detach(&self, key: OpKey) {
         self.with_engine(|locked| locked.detach(key));
     }

@@ -1,8 +1,8 @@
-//! Asking for messages before they are received: probes, and claims (`FI_PEEK`, `FI_CLAIM`).
+//! Probes and claims (`FI_PEEK`, `FI_CLAIM`).
 //!
-//! A probe is an operation without a buffer that only asks. A claim is a number that the receive
-//! side of the endpoint knows; receiving it is an operation like any other receive, with its
-//! message at hand.
+//! A probe is an operation without a buffer. It completes when a message waits that no posted
+//! receive takes. A claim moves such a message out of matching, where it continues to arrive;
+//! receiving a claimed message is an operation like any other receive, already matched.
 
 use std::task::{Context, Poll};
 
@@ -26,30 +26,30 @@ impl EngineGuard<'_> {
         if let Some(from) = spec.from {
             state.domain.check_address(ep, from)?;
         }
-        // Of what kind it is does not matter: it moves nothing, and is not counted.
+        // The kind has no effect: a probe transfers nothing and is not counted.
         let mut op = OpState::new(ep, OpKind::Connect, CompletionTarget::Future, AnyBuf::None);
         op.no_transfer = true;
         let key = state.domain.ops.insert(op);
-        state.with_rx_queue(ep, |rx, hub| rx.probe(hub, key, spec));
+        state.with_rx_queue(ep, |rx, domain| rx.probe(domain, key, spec));
         Ok(key)
     }
 
-    /// What is there, after a look at what has come.
+    /// Returns the message that a receive like this would take, after at most one progress pass.
     fn peek(&mut self, ep: EpId, spec: RecvSpec) -> Result<Option<Transfer>> {
         let key = self.probe(ep, spec)?;
-        let mut ended = self.domain.take_op_result(key);
-        if ended.is_none() {
+        let mut result = self.domain.take_op_result(key);
+        if result.is_none() {
             self.poll_once();
-            ended = self.domain.take_op_result(key);
+            result = self.domain.take_op_result(key);
         }
-        let Some(ended) = ended else {
+        let Some(result) = result else {
             self.try_cancel(key);
             self.domain.discard_op(key);
             return Ok(None);
         };
-        ended
+        result
             .error
-            .map_or(Ok(Some(ended.transfer)), |error| Err(*error))
+            .map_or(Ok(Some(result.transfer)), |error| Err(*error))
     }
 
     fn claim(&mut self, ep: EpId, spec: RecvSpec) -> Result<Option<(ClaimId, Transfer)>> {
@@ -62,16 +62,17 @@ impl EngineGuard<'_> {
 }
 
 impl DomainHandle {
-    /// The message that a receive like this would take now.
+    /// Returns the message that a receive like this would take now (`FI_PEEK`).
     ///
     /// # Errors
-    /// [`Error::StaleAddress`], [`Error::Closed`]; [`Error::PeerGone`] when nothing can come.
+    /// [`Error::StaleAddress`], [`Error::Closed`]; [`Error::PeerGone`] when no message can arrive
+    /// any more.
     pub fn peek(&self, ep: EpId, spec: RecvSpec) -> Result<Option<Transfer>> {
         self.with_engine(|locked| locked.peek(ep, spec))
     }
 
-    /// Asks to be told when there is such a message: polled with [`DomainHandle::poll_op`], taken back
-    /// with [`DomainHandle::release_permit`].
+    /// Posts a probe that completes when such a message waits. It is polled with
+    /// [`DomainHandle::poll_op`] and released with [`DomainHandle::release_permit`].
     ///
     /// # Errors
     /// As [`DomainHandle::peek`].
@@ -79,13 +80,17 @@ impl DomainHandle {
         self.with_engine(|locked| locked.probe(ep, spec))
     }
 
-    /// Drives until the probe has found a message, or has failed.
+    /// Drives the domain until the probe has found a message or failed.
     pub fn poll_probe(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<Transfer>> {
-        let ended = std::task::ready!(self.poll_op_result(key, cx));
-        Poll::Ready(ended.error.map_or(Ok(ended.transfer), |error| Err(*error)))
+        let result = std::task::ready!(self.poll_op_result(key, cx));
+        Poll::Ready(
+            result
+                .error
+                .map_or(Ok(result.transfer), |error| Err(*error)),
+        )
     }
 
-    /// Takes the message out of matching that a receive like this would take now.
+    /// Claims the message that a receive like this would take now (`FI_CLAIM`): it leaves matching.
     ///
     /// # Errors
     /// As [`DomainHandle::peek`].
@@ -93,25 +98,25 @@ impl DomainHandle {
         self.with_engine(|locked| locked.claim(ep, spec))
     }
 
-    /// Receives a claimed message; the claim has ended then.
+    /// Receives a claimed message, which ends the claim.
     ///
     /// # Errors
-    /// With the buffer, and the claim goes on: as [`DomainHandle::recv`].
+    /// As [`DomainHandle::recv`], with the buffer; the claim stays.
     pub fn recv_claimed<B: IoBufMut>(
         &self,
         ep: EpId,
         claim: ClaimId,
         buf: B,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<OpKey, Failed<B>> {
         self.with_engine(|locked| {
-            if let Some(error) = locked.domain.admit_recv(ep, None, route, credit) {
+            if let Some(error) = locked.domain.admit_recv(ep, None, target, credit) {
                 return Err(Failed::new(error, buf));
             }
-            let key = locked.domain.ops.insert_recv(ep, route, buf.into_any());
+            let key = locked.domain.ops.insert_recv(ep, target, buf.into_any());
             if locked
-                .with_rx_queue(ep, |rx, hub| rx.receive_claimed(hub, key, claim))
+                .with_rx_queue(ep, |rx, domain| rx.receive_claimed(domain, key, claim))
                 .is_none()
             {
                 locked
@@ -122,17 +127,19 @@ impl DomainHandle {
         })
     }
 
-    /// Puts a claimed message back to its old place.
+    /// Puts a claimed message back into its place in matching.
     pub fn release_claim(&self, ep: EpId, claim: ClaimId) {
-        self.with_engine(|locked| locked.with_rx_queue(ep, |rx, hub| rx.release_claim(hub, claim)));
+        self.with_engine(|locked| {
+            locked.with_rx_queue(ep, |rx, domain| rx.release_claim(domain, claim))
+        });
     }
 
-    /// Discards a claimed message.
+    /// Discards a claimed message (`FI_DISCARD`).
     pub fn discard_claimed(&self, ep: EpId, claim: ClaimId) {
         self.with_engine(|locked| {
-            locked.with_rx_queue(ep, |rx, hub| {
+            locked.with_rx_queue(ep, |rx, domain| {
                 let source = rx.discard_claimed(claim);
-                hub.on_message_consumed(source);
+                domain.on_message_consumed(source);
             })
         });
     }

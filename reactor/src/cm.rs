@@ -1,8 +1,14 @@
-//! Passive endpoints, and endpoints that are connected with one peer.
+//! Connection management: passive endpoints, and endpoints that are connected with one peer.
 //!
-//! What waits at a door waits with the provider; the hub knows how many there are, and who waits
-//! for them. An endpoint that is connected has an address vector of its own with its peer in it, so
-//! everything else is as with any other.
+//! Connection requests wait in the transport; the engine knows their number and the tasks that wait
+//! for them. A passive endpoint has an engine of its own, so its requests can be accepted in any
+//! domain: `open_connected` opens an endpoint with the request's connection and sets the domain's
+//! socket options on it, or connects. The transport reports the outcome (`on_connected`), and a
+//! future waits for it.
+//!
+//! A connected endpoint has an address vector of its own that contains only its peer, so the engine
+//! treats it like any other endpoint. When its connection has ended and everything that arrived was
+//! taken, receives for which no message waits fail, then or when they are posted.
 
 use std::task::{Context, Poll, Waker};
 
@@ -22,12 +28,12 @@ use crate::engine::EngineState;
 use crate::shared_rx::rx_source;
 use crate::trace::TraceEvent;
 
-/// What is going on at the door of an endpoint.
+/// Connection management state of a passive or connected endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct CmState {
-    /// Requests that wait at a passive endpoint.
+    /// The number of requests that wait at a passive endpoint.
     pending_requests: usize,
-    /// What has become of an endpoint that was to be connected.
+    /// The outcome of the connection attempt, until it is taken.
     outcome: Option<Result<Connected>>,
     waker: Option<Waker>,
 }
@@ -43,10 +49,10 @@ impl DomainState {
         self.endpoints.get_mut(ep.0)?.cm.as_deref_mut()
     }
 
-    /// Somebody waits at a passive endpoint.
+    /// Records a connection request that waits at a passive endpoint.
     pub(crate) fn record_connreq(&mut self, ep: EpId, peer: &Address, data: &[u8]) {
-        let Some(door) = self.cm(ep) else { return };
-        door.pending_requests += 1;
+        let Some(cm) = self.cm(ep) else { return };
+        cm.pending_requests += 1;
         self.wake_cm(ep);
         self.event(
             ep,
@@ -57,91 +63,92 @@ impl DomainState {
         );
     }
 
-    /// An endpoint is connected, or will not be.
+    /// Records that an endpoint is connected, or that its connection attempt has failed.
     pub(crate) fn record_connect_result(
         &mut self,
         ep: EpId,
         peer: &Address,
-        joined: Result<Connected>,
+        connected: Result<Connected>,
     ) {
-        let Some(row) = self.endpoints.get_mut(ep.0) else {
+        let Some(endpoint) = self.endpoints.get_mut(ep.0) else {
             return;
         };
-        let Some(door) = row.cm.as_deref_mut() else {
+        let Some(cm) = endpoint.cm.as_deref_mut() else {
             return;
         };
-        let kind = match &joined {
-            Ok(joined) => {
-                // It had no name before.
+        let kind = match &connected {
+            Ok(connected) => {
+                // The endpoint had no name until it was connected, so its opening is traced here.
                 self.deferred.trace(TraceEvent::EndpointOpened(
-                    row.bindings.object_id,
-                    joined.name.clone(),
+                    endpoint.bindings.object_id,
+                    connected.name.clone(),
                 ));
                 EventKind::Connected {
                     peer: peer.clone(),
-                    data: joined.data.clone(),
+                    data: connected.data.clone(),
                 }
             }
             Err(error) => EventKind::ConnectFailed {
                 error: error.clone(),
             },
         };
-        door.outcome = Some(joined);
+        cm.outcome = Some(connected);
         self.wake_cm(ep);
         self.event(ep, kind);
     }
 
-    /// Whoever waits at a door is to look.
+    /// Wakes the task that waits for a request or for the outcome.
     fn wake_cm(&mut self, ep: EpId) {
         let waiter = self.cm(ep).and_then(CmState::take_waker);
         self.wake_waiter(waiter);
     }
 
-    /// Nobody waits at this door any more.
+    /// Drops the waker of a task that no longer waits.
     pub(crate) fn drop_cm_waiter(&mut self, ep: EpId) {
         let waiter = self.cm(ep).and_then(CmState::take_waker);
         self.drop_waiter(waiter);
     }
 
     fn register_cm_waker(&mut self, ep: EpId, waker: &Waker) {
-        let Some(door) = self.cm(ep) else { return };
-        let before = door.waker.replace(waker.clone());
-        self.add_waiter(before);
+        let Some(cm) = self.cm(ep) else { return };
+        let previous = cm.waker.replace(waker.clone());
+        self.add_waiter(previous);
     }
 }
 
 impl EngineState {
-    /// The request that has waited longest.
+    /// Takes the oldest connection request.
     fn take_connreq(&mut self, ep: EpId) -> Option<ConnReq> {
         let request = self.transport.take_connreq(&mut self.domain, ep)?;
-        if let Some(door) = self.domain.cm(ep) {
-            door.pending_requests -= 1;
+        if let Some(cm) = self.domain.cm(ep) {
+            cm.pending_requests -= 1;
         }
         Some(request)
     }
 
-    fn insert_cm_endpoint(&mut self, bound: Bindings) -> EpId {
-        let mut ep = DomainState::new_endpoint(bound);
+    fn insert_cm_endpoint(&mut self, bindings: Bindings) -> EpId {
+        let mut ep = DomainState::new_endpoint(bindings);
         ep.cm = Some(Box::default());
         EpId(self.domain.endpoints.insert(ep))
     }
 }
 
 impl DomainHandle {
-    /// Opens a passive endpoint.
+    /// Opens a passive endpoint (`fi_passive_ep`, `fi_listen`).
     ///
     /// # Errors
-    /// What the provider refuses; nothing is left behind.
+    /// What the transport refuses; nothing is left behind.
     pub fn listen(
         &self,
         info: &Info,
         at: Option<&Address>,
-        bound: Bindings,
+        bindings: Bindings,
     ) -> Result<(EpId, Address)> {
-        let object = bound.object_id;
-        // Under auto progress the thread has to learn of the new descriptors' owner.
+        let object = bindings.object_id;
+        // `with_engine` ensures that the domain is driven: under automatic progress the thread has
+        // to serve the new descriptors.
         self.with_engine(|locked| {
-            let id = locked.insert_cm_endpoint(bound);
+            let id = locked.insert_cm_endpoint(bindings);
             let opened = locked.transport.listen(id, info, at);
             let address = opened.inspect_err(|_| drop(locked.domain.endpoints.remove(id.0)))?;
             locked
@@ -152,11 +159,11 @@ impl DomainHandle {
         })
     }
 
-    /// The request that has waited longest, after a pass, without waiting for one.
+    /// Returns the oldest connection request, after one pass and without waiting for a request.
     #[must_use]
     pub fn try_connreq(&self, ep: EpId) -> Option<ConnReq> {
         self.with_engine(|locked| {
-            // Callers come by descriptors, which a pass alone does not look at.
+            // Requests arrive on descriptors, which a pass alone does not poll.
             locked.disarm_for_poll();
             locked.poll_fds();
             locked.progress();
@@ -164,12 +171,12 @@ impl DomainHandle {
         })
     }
 
-    /// Drives until a request waits, and takes it; nothing once the endpoint is closed.
+    /// Drives the domain until a request waits, and takes it; `None` once the endpoint is closed.
     pub fn poll_connreq(&self, ep: EpId, cx: &mut Context<'_>) -> Poll<Option<ConnReq>> {
         let is_ready =
-            |hub: &mut DomainState| hub.cm(ep).is_none_or(|door| door.pending_requests > 0);
-        let driven = self.engine().drive(cx.waker(), is_ready, |hub, waker| {
-            hub.register_cm_waker(ep, waker)
+            |domain: &mut DomainState| domain.cm(ep).is_none_or(|cm| cm.pending_requests > 0);
+        let driven = self.engine().drive(cx.waker(), is_ready, |domain, waker| {
+            domain.register_cm_waker(ep, waker)
         });
         driven.map(|mut locked| {
             let request = locked.take_connreq(ep);
@@ -178,27 +185,27 @@ impl DomainHandle {
         })
     }
 
-    /// Opens an address vector with this peer in it and nobody else.
+    /// Opens an address vector that contains this peer only.
     #[must_use]
     pub fn open_single_peer_av(&self, peer: &Address) -> (AvId, FiAddr) {
         let mut vector = Av::new(false);
-        let number = vector.table.insert(peer.clone());
-        (AvId(self.engine().lock().domain.avs.insert(vector)), number)
+        let addr = vector.table.insert(peer.clone());
+        (AvId(self.engine().lock().domain.avs.insert(vector)), addr)
     }
 
-    /// Opens an endpoint that is connected with one peer. What becomes of it
-    /// [`poll_connected`](Self::poll_joined) tells.
+    /// Opens an endpoint that is connected with one peer (`fi_connect`, or `fi_accept` of a
+    /// request). [`poll_connected`](Self::poll_connected) returns the outcome.
     ///
     /// # Errors
-    /// [`Error::TooLong`] above [`MAX_PRIVATE_DATA`] bytes; what is known to be impossible at once.
-    /// Nothing is left behind, and a request is refused.
+    /// [`Error::TooLong`] above [`MAX_PRIVATE_DATA`] bytes; what is known at once to be impossible.
+    /// Nothing is left behind, and a connection request that was passed is rejected.
     pub fn open_connected(
         &self,
         info: &Info,
-        meeting: ConnectParams<'_>,
-        bound: Bindings,
+        params: ConnectParams<'_>,
+        bindings: Bindings,
     ) -> Result<EpId> {
-        let len = meeting.data.len();
+        let len = params.data.len();
         if len > MAX_PRIVATE_DATA {
             return Err(Error::TooLong {
                 what: "private data",
@@ -206,43 +213,43 @@ impl DomainHandle {
                 limit: MAX_PRIVATE_DATA,
             });
         }
-        let info = info_for_bindings(info, &bound);
+        let info = info_for_bindings(info, &bindings);
         self.with_engine(|locked| {
             let state = &mut **locked;
-            let shared = state.shared_rx_for(&bound)?;
-            let id = state.insert_cm_endpoint(bound);
-            let receiving = rx_source(shared.as_ref(), self);
+            let shared = state.shared_rx_for(&bindings)?;
+            let id = state.insert_cm_endpoint(bindings);
+            let source = rx_source(shared.as_ref(), self);
             let opened =
                 state
                     .transport
-                    .open_connected(&mut state.domain, id, &info, meeting, receiving);
+                    .open_connected(&mut state.domain, id, &info, params, source);
             opened.inspect_err(|_| drop(state.domain.endpoints.remove(id.0)))?;
             state.open_fast_path(id);
             Ok(id)
         })
     }
 
-    /// Drives until the endpoint is connected, or will not be.
+    /// Drives the domain until the endpoint is connected or the attempt has failed.
     pub fn poll_connected(&self, ep: EpId, cx: &mut Context<'_>) -> Poll<Result<Connected>> {
-        let outcome = |hub: &mut DomainState| match hub.cm(ep) {
-            Some(door) => door.outcome.take(),
+        let outcome = |domain: &mut DomainState| match domain.cm(ep) {
+            Some(cm) => cm.outcome.take(),
             None => Some(Err(Error::Closed(Class::Endpoint))),
         };
-        self.engine().poll(cx.waker(), outcome, |hub, waker| {
-            hub.register_cm_waker(ep, waker)
+        self.engine().poll(cx.waker(), outcome, |domain, waker| {
+            domain.register_cm_waker(ep, waker)
         })
     }
 
-    /// What has become of an endpoint that was to be connected, if that is known.
+    /// Takes the outcome of a connection attempt, if it is known.
     #[must_use]
     pub fn take_connect_result(&self, ep: EpId) -> Option<Result<Connected>> {
         self.engine().lock().domain.cm(ep)?.outcome.take()
     }
 
-    /// Ends the connection of an endpoint.
+    /// Shuts the connection of an endpoint down (`fi_shutdown`).
     ///
     /// # Errors
-    /// [`Error::NotSupported`] when it has none of its own; [`Error::Closed`].
+    /// [`Error::NotSupported`] if the endpoint is not connection-oriented; [`Error::Closed`].
     pub fn shutdown(&self, ep: EpId) -> Result<()> {
         self.with_engine(|locked| {
             let state = &mut **locked;

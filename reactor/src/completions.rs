@@ -1,5 +1,5 @@
-//! Where operations report: completion queues and counters, and those who read them or wait there.
-//! Of event queues, how their readers wait for a domain.
+//! Completion queues and counters: reserving entries, reporting operations, reading and waiting.
+//! Also, how the readers of event queues wait for a domain.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -17,14 +17,14 @@ use crate::id_map::IdMap;
 use crate::ops::CompletionTarget;
 use crate::queues::{CounterState, CqState, EqState};
 
-/// Reserves an entry of a queue.
+/// Reserves an entry of a completion queue.
 #[inline]
 pub(crate) fn reserve_cq_entry(cqs: &mut IdMap<CqState>, id: Option<CqId>) -> Result<()> {
     let id = id.ok_or_else(|| Error::Unbound(Class::CompletionQueue))?;
-    let ring = cqs
+    let queue = cqs
         .get_mut(id.0)
         .ok_or_else(|| Error::Closed(Class::CompletionQueue))?;
-    if ring.reserve() {
+    if queue.reserve() {
         Ok(())
     } else {
         Err(Error::WouldBlock(Resource::CompletionEntry))
@@ -32,14 +32,14 @@ pub(crate) fn reserve_cq_entry(cqs: &mut IdMap<CqState>, id: Option<CqId>) -> Re
 }
 
 impl DomainState {
-    /// The queue an operation of this kind reports to.
+    /// Returns the completion queue to which operations of this kind report.
     #[inline]
     pub(crate) fn cq_of(&self, ep: EpId, kind: OpKind) -> Option<CqId> {
-        let bound = &self.endpoints.get(ep.0)?.bindings;
+        let bindings = &self.endpoints.get(ep.0)?.bindings;
         if kind.is_rx() {
-            bound.rx_cq
+            bindings.rx_cq
         } else {
-            bound.tx_cq
+            bindings.tx_cq
         }
     }
 
@@ -47,23 +47,23 @@ impl DomainState {
         self.cqs.get_mut(id.0)
     }
 
-    /// Reserves the entry an operation will report to.
+    /// Reserves the entry that an operation will report to.
     pub(crate) fn reserve_entry(&mut self, ep: EpId, kind: OpKind) -> Result<()> {
         let queue = self.cq_of(ep, kind);
         reserve_cq_entry(&mut self.cqs, queue)
     }
 
-    /// Gives an entry back that was reserved and is not needed.
+    /// Releases a reserved entry that is not needed.
     pub(crate) fn unreserve_entry(&mut self, ep: EpId, kind: OpKind) {
         if let Some(id) = self.cq_of(ep, kind)
-            && let Some(ring) = self.cq(id)
+            && let Some(queue) = self.cq(id)
         {
-            ring.unreserve();
+            queue.unreserve();
             self.on_cq_space(id);
         }
     }
 
-    /// Reports an operation to the queue where it reserved an entry.
+    /// Reports an operation to the completion queue where it reserved an entry.
     pub(crate) fn report_completion(
         &mut self,
         ep: EpId,
@@ -76,8 +76,8 @@ impl DomainState {
         self.report_to_cq(queue, kind, context, outcome, buf);
     }
 
-    /// Likewise, to the queue of that kind of operations of its endpoint.
-    #[inline(always)] // on the way of a small message, and an entry is large
+    /// Reports an operation to `queue`, the completion queue of its kind at its endpoint.
+    #[inline(always)] // on the small-message path, and an entry is large
     pub(crate) fn report_to_cq(
         &mut self,
         queue: Option<CqId>,
@@ -87,10 +87,10 @@ impl DomainState {
         buf: AnyBuf,
     ) {
         self.on_message_consumed(outcome.transfer.source);
-        let Some(ring) = queue.and_then(|id| self.cq(id)) else {
+        let Some(queue) = queue.and_then(|id| self.cq(id)) else {
             return self.deferred.drop_buffer(buf);
         };
-        let waiter = ring.push(Completion::new(context, kind, outcome, buf));
+        let waiter = queue.push(Completion::new(context, kind, outcome, buf));
         self.wake_waiter(waiter);
     }
 
@@ -113,12 +113,12 @@ impl DomainState {
         }
     }
 
-    /// Whether a future or a stream takes the messages of this route, and may be dropped before it
-    /// has done so.
-    pub(crate) fn is_taken_later(&self, route: CompletionTarget) -> bool {
-        match route {
+    /// Returns whether a future or a stream takes the messages of this target, and may be dropped
+    /// before it has taken them.
+    pub(crate) fn is_taken_later(&self, target: CompletionTarget) -> bool {
+        match target {
             CompletionTarget::Future => true,
-            CompletionTarget::MultiRecv(number) => self.is_stream(number),
+            CompletionTarget::MultiRecv(id) => self.is_stream(id),
             CompletionTarget::Cq(_)
             | CompletionTarget::CqOnError(_)
             | CompletionTarget::Discard => false,
@@ -127,8 +127,9 @@ impl DomainState {
 
     /// Counts a message as received.
     ///
-    /// Each message is counted once: when it has been reported to a queue, or when its future or
-    /// stream takes it. Those can be dropped instead, and then the message goes to another receive.
+    /// Each message is counted once: when it is reported to a queue, or when its future or stream
+    /// takes it. A future or stream that is dropped first does not count its message: the message
+    /// goes to another receive.
     #[inline]
     pub(crate) fn count_received(&mut self, ep: EpId, transfer: &Transfer) {
         if let Some(ep) = self.endpoints.get_mut(ep.0) {
@@ -140,13 +141,13 @@ impl DomainState {
     }
 
     pub(crate) fn add_to_counter(&mut self, counter: CounterId, ok: bool) {
-        if let Some(cell) = self.counters.get_mut(counter.0) {
-            let woken = cell.add(u64::from(ok), u64::from(!ok), &mut self.deferred);
+        if let Some(counter) = self.counters.get_mut(counter.0) {
+            let woken = counter.add(u64::from(ok), u64::from(!ok), &mut self.deferred);
             self.waiters -= woken;
         }
     }
 
-    /// Moves completions out of a queue, up to `max`; nothing when it is closed.
+    /// Moves up to `max` completions out of a queue; `None` when the queue is closed.
     pub(crate) fn take_completions(
         &mut self,
         cq: CqId,
@@ -160,7 +161,7 @@ impl DomainState {
         Some(count)
     }
 
-    /// A completion queue has room: what was held back because of one may go on.
+    /// Resumes what waited for room in a completion queue.
     pub(crate) fn on_cq_space(&mut self, cq: CqId) {
         if !self.multi_recvs.is_empty() {
             self.reserve_multi_recv_entries(cq);
@@ -171,9 +172,9 @@ impl DomainState {
     }
 
     pub(crate) fn register_cq_waker(&mut self, cq: CqId, waker: &Waker) {
-        let Some(ring) = self.cq(cq) else { return };
-        let before = ring.waker.replace(waker.clone());
-        self.add_waiter(before);
+        let Some(queue) = self.cq(cq) else { return };
+        let previous = queue.waker.replace(waker.clone());
+        self.add_waiter(previous);
     }
 }
 
@@ -186,20 +187,20 @@ impl EngineGuard<'_> {
                 self.detach(key);
             }
         }
-        let hub = &mut self.domain;
-        let mut ring = hub.cqs.remove(id.0)?;
-        let waiter = ring.waker.take();
-        hub.wake_waiter(waiter);
-        if std::mem::take(&mut hub.blocked_on_cq) {
-            // Nobody holds it up any more.
-            hub.follow_ups.push(FollowUp::ResumeProgress);
+        let domain = &mut self.domain;
+        let mut queue = domain.cqs.remove(id.0)?;
+        let waiter = queue.waker.take();
+        domain.wake_waiter(waiter);
+        if std::mem::take(&mut domain.blocked_on_cq) {
+            // The closed queue no longer holds messages back.
+            domain.follow_ups.push(FollowUp::ResumeProgress);
         }
-        Some(ring)
+        Some(queue)
     }
 }
 
 impl DomainHandle {
-    /// Opens a completion queue of this many entries.
+    /// Opens a completion queue of `capacity` entries (`fi_cq_open`).
     #[must_use]
     pub fn open_cq(&self, capacity: usize) -> CqId {
         CqId(
@@ -211,15 +212,15 @@ impl DomainHandle {
         )
     }
 
-    /// Closes a completion queue; completions in it are lost. Receives that were to report to it
-    /// take no more messages, sends go on.
+    /// Closes a completion queue and drops the completions in it. Receives that were to report to
+    /// it take no more messages; sends continue.
     pub fn close_cq(&self, id: CqId) {
-        let ring = self.with_engine(|locked| locked.close_cq(id));
-        // Its entries own buffers of the user's types: they are dropped without the lock.
-        drop(ring);
+        let queue = self.with_engine(|locked| locked.close_cq(id));
+        // The entries own buffers of user types, which are dropped without the lock.
+        drop(queue);
     }
 
-    /// Opens a counter.
+    /// Opens a counter (`fi_cntr_open`).
     #[must_use]
     pub fn open_counter(&self) -> CounterId {
         CounterId(
@@ -234,20 +235,20 @@ impl DomainHandle {
     /// Closes a counter.
     pub fn close_counter(&self, id: CounterId) {
         self.with_engine(|locked| {
-            let hub = &mut locked.domain;
-            if let Some(mut cell) = hub.counters.remove(id.0) {
-                hub.waiters -= cell.waiter_count();
-                cell.wake_all(&mut hub.deferred);
+            let domain = &mut locked.domain;
+            if let Some(mut counter) = domain.counters.remove(id.0) {
+                domain.waiters -= counter.waiter_count();
+                counter.wake_all(&mut domain.deferred);
             }
         });
     }
 
-    /// The queue that gets the events of endpoints which have none of their own.
+    /// Sets the event queue for events of endpoints that have none of their own.
     pub fn set_domain_eq(&self, eq: Option<Arc<EqState>>) {
         self.engine().lock().domain.domain_eq = eq;
     }
 
-    /// Drives until the queue has completions, and moves up to `max` of them out.
+    /// Drives the domain until the queue has completions, and moves up to `max` of them out.
     pub fn poll_cq(
         &self,
         cq: CqId,
@@ -255,16 +256,16 @@ impl DomainHandle {
         max: usize,
         cx: &mut Context<'_>,
     ) -> Poll<usize> {
-        let take = |hub: &mut DomainState| match hub.take_completions(cq, out, max) {
+        let take = |domain: &mut DomainState| match domain.take_completions(cq, out, max) {
             Some(count) => (count > 0).then_some(count),
             None => Some(0),
         };
-        self.engine().poll(cx.waker(), take, |hub, waker| {
-            hub.register_cq_waker(cq, waker)
+        self.engine().poll(cx.waker(), take, |domain, waker| {
+            domain.register_cq_waker(cq, waker)
         })
     }
 
-    /// Makes a pass and moves what is in the queue out, without waiting.
+    /// Makes one pass and moves up to `max` completions out, without waiting.
     pub fn try_read_cq(&self, cq: CqId, out: &mut Vec<Completion>, max: usize) -> usize {
         self.with_engine(|locked| {
             locked.poll_once();
@@ -272,7 +273,7 @@ impl DomainHandle {
         })
     }
 
-    /// The value and the error count of a counter.
+    /// Returns the value and the error count of a counter.
     #[must_use]
     pub fn read_counter(&self, id: CounterId) -> (u64, u64) {
         let locked = self.engine().lock();
@@ -280,21 +281,21 @@ impl DomainHandle {
             .domain
             .counters
             .get(id.0)
-            .map_or((0, 0), |cell| (cell.value, cell.errors))
+            .map_or((0, 0), |counter| (counter.value, counter.errors))
     }
 
-    /// Adds to a counter.
+    /// Adds to the value and the error count of a counter.
     pub fn add_to_counter(&self, id: CounterId, success: u64, errors: u64) {
         self.with_engine(|locked| {
-            let hub = &mut locked.domain;
-            if let Some(cell) = hub.counters.get_mut(id.0) {
-                hub.waiters -= cell.add(success, errors, &mut hub.deferred);
+            let domain = &mut locked.domain;
+            if let Some(counter) = domain.counters.get_mut(id.0) {
+                domain.waiters -= counter.add(success, errors, &mut domain.deferred);
             }
         });
     }
 
-    /// Drives until the counter reaches the threshold, or its error count is no longer
-    /// `errors_seen`.
+    /// Drives the domain until the counter's value reaches the threshold or its error count differs
+    /// from `errors_seen`; `None` when the counter is closed.
     pub fn poll_counter(
         &self,
         id: CounterId,
@@ -303,36 +304,36 @@ impl DomainHandle {
         errors_seen: u64,
         cx: &mut Context<'_>,
     ) -> Poll<Option<(u64, u64)>> {
-        let ready = |hub: &mut DomainState| match hub.counters.get(id.0) {
-            Some(cell) if cell.value >= threshold || cell.errors != errors_seen => {
-                Some(Some((cell.value, cell.errors)))
+        let ready = |domain: &mut DomainState| match domain.counters.get(id.0) {
+            Some(counter) if counter.value >= threshold || counter.errors != errors_seen => {
+                Some(Some((counter.value, counter.errors)))
             }
             Some(_) => None,
             None => Some(None),
         };
-        self.engine().poll(cx.waker(), ready, |hub, waker| {
-            if let Some(cell) = hub.counters.get_mut(id.0) {
-                hub.waiters += usize::from(cell.register_waiter(
+        self.engine().poll(cx.waker(), ready, |domain, waker| {
+            if let Some(counter) = domain.counters.get_mut(id.0) {
+                domain.waiters += usize::from(counter.register_waiter(
                     waiter,
                     threshold,
                     errors_seen,
                     waker,
-                    &mut hub.deferred,
+                    &mut domain.deferred,
                 ));
             }
         })
     }
 
-    /// A waiter of a counter gave up.
+    /// Removes a waiter of a counter whose future was dropped.
     pub fn remove_counter_waiter(&self, id: CounterId, waiter: u64) {
         let mut locked = self.engine().lock();
-        let hub = &mut locked.domain;
-        if let Some(cell) = hub.counters.get_mut(id.0) {
-            hub.waiters -= usize::from(cell.remove_waiter(waiter, &mut hub.deferred));
+        let domain = &mut locked.domain;
+        if let Some(counter) = domain.counters.get_mut(id.0) {
+            domain.waiters -= usize::from(counter.remove_waiter(waiter, &mut domain.deferred));
         }
     }
 
-    /// Lets the reader of an event queue wait for this domain as well.
+    /// Adds an event queue whose reader also waits for this domain.
     pub fn register_eq(&self, eq: &Arc<EqState>) {
         let mut locked = self.engine().lock();
         locked
@@ -349,8 +350,8 @@ impl DomainHandle {
         }
     }
 
-    /// The reader of an event queue is about to wait: makes a pass, and sees to it that the domain
-    /// goes on. True when the reader must keep itself runnable.
+    /// Makes a pass and ensures that the domain is driven, before the reader of an event queue
+    /// waits. Returns true when the reader must keep itself runnable.
     #[must_use]
     pub fn progress_before_wait(&self) -> bool {
         let mut locked = self.engine().lock();

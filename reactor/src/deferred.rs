@@ -1,5 +1,5 @@
-//! What must not happen under a lock: waking tasks, dropping what belongs to the user, and
-//! telling the subscriber of `tracing`.
+//! Actions that must not run under a lock: waking tasks, dropping user objects, and emitting
+//! `tracing` events.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
@@ -8,7 +8,7 @@ use fabric_core::buf::AnyBuf;
 
 use crate::trace::TraceEvent;
 
-/// Collected under the lock, carried out after it is gone.
+/// Actions that are collected under the lock and run after it is released.
 #[derive(Debug, Default)]
 pub(crate) struct Deferred {
     actions: Vec<DeferredAction>,
@@ -23,52 +23,52 @@ enum DeferredAction {
 }
 
 impl Deferred {
-    /// Wake this task.
+    /// Wakes this task after unlocking.
     pub(crate) fn wake(&mut self, waker: Waker) {
         self.actions.push(DeferredAction::Wake(waker));
     }
 
-    /// Drop this waker: it may be the last owner of a task, and that task may own operations.
+    /// Drops this waker after unlocking: it may be the last owner of a task, and that task may own
+    /// operations.
     pub(crate) fn drop_waker(&mut self, waker: Waker) {
         self.actions.push(DeferredAction::DropWaker(waker));
     }
 
-    /// Drop this buffer: its type may be the user's.
+    /// Drops this buffer after unlocking: its type may be the user's.
     pub(crate) fn drop_buffer(&mut self, buf: AnyBuf) {
         if !matches!(buf, AnyBuf::None) {
             self.actions.push(DeferredAction::DropBuffer(buf));
         }
     }
 
-    /// Tell the subscriber of this: it may be the user's, and use the domain.
-    pub(crate) fn trace(&mut self, note: TraceEvent) {
-        self.actions.push(DeferredAction::EmitTrace(note));
+    /// Emits this event after unlocking: the subscriber may be the user's, and may use the domain.
+    pub(crate) fn trace(&mut self, event: TraceEvent) {
+        self.actions.push(DeferredAction::EmitTrace(event));
     }
 
-    /// Tells at once, where there is no lock. A panic of the subscriber is the caller's as little
-    /// as one of a waker.
-    pub(crate) fn emit_now(note: TraceEvent) {
-        let mut later = Self::default();
-        later.trace(note);
-        later.run();
+    /// Emits an event at once, where no lock is held. A panic of the subscriber does not reach the
+    /// caller.
+    pub(crate) fn emit_now(event: TraceEvent) {
+        let mut deferred = Self::default();
+        deferred.trace(event);
+        deferred.run();
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.actions.is_empty()
     }
 
-    /// Carries everything out. A panic of user code is logged and does not keep the rest from
-    /// happening.
+    /// Runs all actions. A panic of user code is logged, and the remaining actions run.
     pub(crate) fn run(self) {
-        for chore in self.actions {
-            let ran = catch_unwind(AssertUnwindSafe(|| match chore {
+        for action in self.actions {
+            let ran = catch_unwind(AssertUnwindSafe(|| match action {
                 DeferredAction::Wake(waker) => waker.wake(),
                 DeferredAction::DropWaker(waker) => drop(waker),
                 DeferredAction::DropBuffer(buf) => drop(buf),
-                DeferredAction::EmitTrace(note) => note.emit(),
+                DeferredAction::EmitTrace(event) => event.emit(),
             }));
             if ran.is_err() {
-                tracing::error!(target: "fabric::progress", "a waker, the drop of a buffer, or a subscriber panicked");
+                tracing::error!(target: "fabric::progress", "panic in a waker, in the drop of a buffer, or in a tracing subscriber");
             }
         }
     }

@@ -1,5 +1,5 @@
-//! A domain as the async face sees it: opened, asked how it is, polled. What is done with its
-//! objects, and what is posted, is with its subject.
+//! A domain as fabric-async uses it: opening, configuration, statistics, polling of operations. The
+//! calls on its objects are in the modules of those objects.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,22 +18,22 @@ use crate::engine::{Engine, EngineGuard};
 use crate::ops::OpResult;
 use crate::wait::{EpollSet, WaitPolicy};
 
-/// An operation that has ended; nobody else gets at its domain until its result is taken.
-#[must_use = "the result is still in its slot"]
+/// A completed operation whose result is to be taken. It holds the domain's lock.
+#[must_use = "the result stays in its slot until `take`"]
 pub struct CompletedOp<'a> {
     engine: EngineGuard<'a>,
     key: OpKey,
 }
 
 impl CompletedOp<'_> {
-    /// The result.
+    /// Takes the result.
     ///
     /// # Errors
-    /// The failure of the operation.
+    /// The failure of the operation, with the buffer.
     ///
     /// # Panics
     /// When the buffer that was posted is not of type `B`.
-    #[inline(always)] // on the way of a small message, and its result is large
+    #[inline(always)] // on the small-message path, and the result is large
     pub fn take<B: IoBuf>(mut self) -> Result<Done<B>, Failed<B>> {
         let (buf, transfer, error) = self.engine.domain.take_typed_result(self.key);
         self.engine.unlock();
@@ -48,9 +48,9 @@ impl CompletedOp<'_> {
     }
 }
 
-/// An open domain: a provider's data path, the objects on it, and what makes them move.
+/// An open domain: a transport, the objects on it, and the engine that makes progress.
 ///
-/// Cheap to clone; the last clone closes it.
+/// Cheap to clone; dropping the last clone closes the domain.
 #[derive(Clone)]
 pub struct DomainHandle {
     engine: Arc<Engine>,
@@ -59,21 +59,21 @@ pub struct DomainHandle {
 }
 
 impl DomainHandle {
-    /// Opens a domain on a provider, and its driver thread if progress is automatic.
+    /// Opens a domain on a transport, and its driver thread if progress is automatic (`fi_domain`).
     ///
     /// # Errors
-    /// What the provider or the operating system refuses.
+    /// What the transport or the operating system refuses.
     pub fn open(
-        provider: &dyn Transport,
+        transport: &dyn Transport,
         info: &Info,
         policy: WaitPolicy,
         name: &str,
     ) -> Result<Self> {
         let set = Arc::new(EpollSet::new()?);
-        let domain = provider.open_domain(info, set.clone())?;
+        let domain = transport.open_domain(info, set.clone())?;
         let progress = info.domain.data_progress;
         let engine = Arc::new(Engine::new(domain, set, policy, progress));
-        let (pool, lender) = {
+        let (pool, loan_allocator) = {
             let locked = engine.lock();
             (
                 locked.domain.pool.clone(),
@@ -86,7 +86,7 @@ impl DomainHandle {
         Ok(Self {
             engine,
             pool,
-            loan_allocator: lender,
+            loan_allocator,
         })
     }
 
@@ -94,56 +94,56 @@ impl DomainHandle {
         &self.engine
     }
 
-    /// Does something under the lock, and then what that has made possible for others.
-    #[inline(always)] // on the way of a small message, and what comes back is large
+    /// Calls `act` under the lock, then runs the follow-ups of what it changed.
+    #[inline(always)] // on the small-message path, and results are large
     pub(crate) fn with_engine<T>(&self, act: impl FnOnce(&mut EngineGuard<'_>) -> T) -> T {
         let mut locked = self.engine.lock();
-        let done = act(&mut locked);
+        let result = act(&mut locked);
         locked.finish();
-        done
+        result
     }
 
-    /// Messages of at least this many bytes are copied once, where the provider can. To be said
-    /// before endpoints are opened.
+    /// Sets the length in bytes from which messages are copied once, where the transport can. To be
+    /// called before endpoints are opened.
     pub fn set_single_copy_threshold(&self, len: usize) {
         self.engine.lock().transport.set_single_copy_threshold(len);
     }
 
-    /// How sockets are waited for. To be said before endpoints are opened.
+    /// Sets whether sockets use io_uring or epoll. To be called before endpoints are opened.
     ///
     /// # Errors
-    /// The kernel refuses what was asked for by name.
+    /// The kernel refuses the requested kind.
     pub fn set_socket_io(&self, io: SocketIo) -> Result<()> {
         self.engine.lock().transport.set_socket_io(io)
     }
 
-    /// What is set on sockets. To be said before endpoints are opened.
+    /// Sets the options of the domain's sockets. To be called before endpoints are opened.
     ///
     /// # Errors
-    /// What cannot be set, or the kernel does not have.
+    /// Options that are out of range or that the kernel does not support.
     pub fn set_socket_options(&self, options: &SocketOptions) -> Result<()> {
         self.engine.lock().transport.set_socket_options(options)
     }
 
-    /// The pool that received messages without a buffer of their own come from.
+    /// Returns the pool of the buffers for messages that are received without a posted buffer.
     #[must_use]
     pub fn pool(&self) -> &Arc<BufferPool> {
         &self.pool
     }
 
-    /// How this domain waits.
+    /// Returns the wait policy of this domain.
     #[must_use]
     pub fn wait_policy(&self) -> WaitPolicy {
         self.engine.policy
     }
 
-    /// Makes one pass without waiting; true when something moved. For whoever is a passive target
-    /// under manual progress, or wants to drive by hand.
+    /// Makes one pass without waiting, and returns whether anything moved. For passive targets of
+    /// remote accesses under manual progress, and for programs that drive by hand.
     pub fn progress(&self) -> bool {
         self.engine.progress()
     }
 
-    /// A few words on the provider's state.
+    /// Describes the state of the transport and the engine for diagnostics.
     #[must_use]
     pub fn describe(&self) -> String {
         let locked = self.engine.lock();
@@ -161,7 +161,7 @@ impl DomainHandle {
         )
     }
 
-    /// What the domain has done, and has under way.
+    /// Returns the counters of the domain and the number of pending operations.
     #[must_use]
     pub fn stats(&self) -> DomainStats {
         let locked = self.engine.lock();
@@ -176,36 +176,38 @@ impl DomainHandle {
         stats
     }
 
-    /// Memory to be written and lent.
+    /// Allocates memory that can be written and then lent to a peer.
     ///
     /// # Errors
-    /// [`Error::WouldBlock`](fabric_core::Error::Again) when peers have too much; what the operating
-    /// system refuses.
+    /// [`Error::WouldBlock`](fabric_core::Error::WouldBlock) when peers hold too many loans; what
+    /// the operating system refuses.
     pub fn alloc_loan(&self, len: usize) -> Result<Loan> {
-        let Some(lender) = &self.loan_allocator else {
+        let Some(loan_allocator) = &self.loan_allocator else {
             return Loan::from_heap(len);
         };
-        if let Some(loan) = lender.take_free(len) {
+        if let Some(loan) = loan_allocator.take_free(len) {
             return Ok(loan);
         }
         self.engine.lock().transport.collect_loans();
-        lender
+        loan_allocator
             .take_free(len)
-            .map_or_else(|| lender.allocate(len), Ok)
+            .map_or_else(|| loan_allocator.allocate(len), Ok)
     }
 
-    /// Looks at the descriptors, as [`FastPathResult::SentPollDue`](fabric_core::transport::AtOnce::Due) says.
+    /// Polls the descriptors, as
+    /// [`FastPathResult::SentPollDue`](fabric_core::transport::FastPathResult::SentPollDue)
+    /// requires.
     #[cold]
     pub fn poll_fds(&self) {
         self.with_engine(|locked| locked.poll_fds_and_disarm());
     }
 
-    /// Drives until the operation has ended.
+    /// Drives the domain until the operation has ended.
     #[inline]
     pub fn poll_op(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<CompletedOp<'_>> {
-        let is_done = |hub: &mut DomainState| hub.ops.is_done(key);
-        let driven = self.engine.drive(cx.waker(), is_done, |hub, waker| {
-            hub.register_op_waker(key, waker)
+        let is_done = |domain: &mut DomainState| domain.ops.is_done(key);
+        let driven = self.engine.drive(cx.waker(), is_done, |domain, waker| {
+            domain.register_op_waker(key, waker)
         });
         driven.map(|locked| CompletedOp {
             engine: locked,
@@ -213,16 +215,16 @@ impl DomainHandle {
         })
     }
 
-    /// Likewise, and takes what it has come to.
+    /// Drives the domain until the operation has ended, and takes its result.
     pub(crate) fn poll_op_result(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<OpResult> {
         self.engine.poll(
             cx.waker(),
-            |hub| hub.take_op_result(key),
-            |hub, waker| hub.register_op_waker(key, waker),
+            |domain| domain.take_op_result(key),
+            |domain, waker| domain.register_op_waker(key, waker),
         )
     }
 
-    /// A handle by which a task can drive this domain without keeping it open.
+    /// Returns a driver by which a task can drive this domain without keeping it open.
     #[must_use]
     pub fn task_driver(&self) -> TaskDriver {
         TaskDriver::new(&self.engine)

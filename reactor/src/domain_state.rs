@@ -1,7 +1,8 @@
-//! Everything a domain knows apart from its provider: operations, endpoints, queues, counters,
-//! address vectors.
+//! The state of a domain apart from its transport: operations, endpoints, queues, counters, address
+//! vectors.
 //!
-//! The [`DomainState`] is what a provider sees as its [`Host`]. It lives under the domain's lock.
+//! A transport sees [`DomainState`] as its
+//! [`EngineContext`](fabric_core::transport::EngineContext). It lives under the domain's lock.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -29,49 +30,49 @@ use crate::queues::{CounterState, CqState, EqState};
 use crate::tx_credits::TxCredits;
 use crate::wait::WaitPolicy;
 
-/// The name of a completion queue within its domain.
+/// The id of a completion queue within its domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqId(pub(crate) u32);
 
-/// The name of a counter within its domain.
+/// The id of a counter within its domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterId(pub(crate) u32);
 
-/// The name of an address vector within its domain.
+/// The id of an address vector within its domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AvId(pub(crate) u32);
 
-/// What an endpoint is bound to and limited by.
+/// The objects that an endpoint is bound to, and its limits.
 #[derive(Debug)]
 pub struct Bindings {
-    /// The endpoint's number in the object tree, and its context; they come with its events.
+    /// The endpoint's id in the object tree, which comes with its events.
     pub object_id: u64,
-    /// The context it was opened with.
+    /// The context the endpoint was opened with.
     pub context: u64,
-    /// Its address vector.
+    /// The address vector.
     pub av: AvId,
-    /// Where sends report that were posted to a queue.
+    /// The completion queue of transmit operations.
     pub tx_cq: Option<CqId>,
-    /// Where receives report that were posted to a queue.
+    /// The completion queue of receives.
     pub rx_cq: Option<CqId>,
-    /// What counts which operations.
+    /// The counters, by kind of operation.
     pub counters: Counters,
-    /// The receive context that it shares with others.
+    /// The shared receive context that the endpoint uses.
     pub shared_rx: Option<EpId>,
-    /// Its event queue.
+    /// The event queue.
     pub eq: Option<Arc<EqState>>,
-    /// Sends that may be under way.
+    /// The limit of transmit operations under way.
     pub tx_size: usize,
-    /// Receives that may be posted to a queue or started.
+    /// The limit of receives that are posted to a queue or started.
     pub rx_size: usize,
-    /// The longest message.
+    /// The longest message in bytes.
     pub max_msg_size: usize,
-    /// The longest message that can be injected.
+    /// The longest message that can be injected, in bytes.
     pub inject_size: usize,
 }
 
 impl Bindings {
-    /// Whether a message may be so long.
+    /// Checks the length of a message against `max_msg_size`.
     #[inline]
     pub(crate) fn check_len(&self, len: usize) -> Result<()> {
         let limit = self.max_msg_size;
@@ -87,38 +88,38 @@ impl Bindings {
     }
 }
 
-/// The counters of an endpoint, by what they count.
+/// The counters of an endpoint, by the operations they count.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counters {
     /// Sends.
     pub send: Option<CounterId>,
     /// Receives.
     pub recv: Option<CounterId>,
-    /// Reads, and atomics that fetch.
+    /// Reads and fetching atomics.
     pub read: Option<CounterId>,
-    /// Writes, and atomics that do not fetch.
+    /// Writes and non-fetching atomics.
     pub write: Option<CounterId>,
-    /// Reads by peers.
+    /// Reads by peers (`FI_REMOTE_READ`).
     pub remote_read: Option<CounterId>,
-    /// Writes by peers.
+    /// Writes by peers (`FI_REMOTE_WRITE`).
     pub remote_write: Option<CounterId>,
 }
 
 impl Counters {
-    /// Whether what peers do is counted.
+    /// Returns whether remote accesses by peers are counted.
     pub(crate) fn wants_rma_events(&self) -> bool {
         self.remote_read.is_some() || self.remote_write.is_some()
     }
 
-    /// The counter of what peers do.
-    pub(crate) fn for_remote_access(&self, deed: RemoteAccess) -> Option<CounterId> {
-        match deed {
+    /// Returns the counter of a remote access by a peer.
+    pub(crate) fn for_remote_access(&self, access: RemoteAccess) -> Option<CounterId> {
+        match access {
             RemoteAccess::Write => self.remote_write,
             RemoteAccess::Read => self.remote_read,
         }
     }
 
-    /// Whether anything is counted that the endpoint does at peers.
+    /// Returns whether any transmit operation of the endpoint is counted.
     pub(crate) fn counts_local_ops(&self) -> bool {
         self.send.is_some() || self.read.is_some() || self.write.is_some()
     }
@@ -139,17 +140,18 @@ pub(crate) struct EndpointState {
     pub(crate) tx_credits: TxCredits,
     pub(crate) posted_recvs: usize,
     pub(crate) stats: EndpointStats,
-    /// By which operations get past all this.
+    /// Executes operations without the domain's lock, if the transport offers it.
     pub(crate) fast_path: Option<Arc<dyn FastPath>>,
-    /// How far it has come with its peer, or who waits at its door.
+    /// Connection management state of a passive or connected endpoint.
     pub(crate) cm: Option<Box<CmState>>,
 }
 
 impl EndpointState {
-    /// Nothing may overtake those who wait for credit, if there are some.
+    /// Blocks the fast path while operations wait for a credit, so that no operation overtakes
+    /// them.
     pub(crate) fn update_fast_path(&self) {
-        if let Some(express) = &self.fast_path {
-            express.set_blocked(!self.tx_credits.has_no_waiters());
+        if let Some(fast_path) = &self.fast_path {
+            fast_path.set_blocked(!self.tx_credits.has_no_waiters());
         }
     }
 }
@@ -157,21 +159,21 @@ impl EndpointState {
 impl std::fmt::Debug for EndpointState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self {
-            bindings: bound,
-            tx_credits: transmit,
+            bindings,
+            tx_credits,
             posted_recvs,
             stats,
             fast_path: _,
-            cm: door,
+            cm,
         } = self;
         write!(
             f,
-            "Ep({bound:?}, {transmit:?}, {posted_recvs} receives, {stats:?}, {door:?})"
+            "Ep({bindings:?}, {tx_credits:?}, {posted_recvs} receives, {stats:?}, {cm:?})"
         )
     }
 }
 
-/// The state of a domain apart from its provider.
+/// The state of a domain apart from its transport.
 #[derive(Debug)]
 pub(crate) struct DomainState {
     pub(crate) ops: OpTable,
@@ -179,60 +181,61 @@ pub(crate) struct DomainState {
     pub(crate) cqs: IdMap<CqState>,
     pub(crate) counters: IdMap<CounterState>,
     pub(crate) avs: IdMap<Av>,
-    /// The memory of this domain that peers reach.
+    /// The memory regions of this domain that peers can access.
     pub(crate) regions: RegionTable,
-    /// Those that count what peers do to a region, by its key.
+    /// Counters of remote accesses to single regions, by region key.
     pub(crate) region_counters: HashMap<u64, Counters>,
     pub(crate) domain_eq: Option<Arc<EqState>>,
     pub(crate) pool: Arc<BufferPool>,
     pub(crate) deferred: Deferred,
-    /// Tasks that wait for something in this domain.
+    /// The number of tasks that wait for something in this domain.
     pub(crate) waiters: usize,
-    /// Sends the provider has not finished.
+    /// The number of transmit operations the transport has not finished.
     pub(crate) pending_sends: usize,
-    /// The last pass left something behind that the next one moves.
+    /// Whether the last pass left work behind that the next pass continues.
     pub(crate) progress_requested: bool,
-    /// Something could not be taken in because a queue was full: what peers did to memory here, or
-    /// a message for a receive that takes several.
+    /// Whether something was held back because a completion queue was full: a remote access by a
+    /// peer, or a message for a multi-receive.
     pub(crate) blocked_on_cq: bool,
-    /// Receives that take several messages.
+    /// Multi-receives.
     pub(crate) multi_recvs: Slab<MultiRecvOp>,
-    /// The places of operations that have several.
+    /// The remote segments of operations that have several (`fi_rma_iov`).
     pub(crate) rma_iovs: Slab<Box<[RmaIov]>>,
-    /// Operations whose buffers the kernel has.
+    /// Operations whose buffers the kernel reads in place.
     pub(crate) in_flight_buffers: HashMap<OpKey, InFlightBuffer>,
-    /// Where the peers of endpoints that share their receives have connected, by their keys.
+    /// The endpoint where each sender to a shared receive context connected, by the sender's key.
     pub(crate) shared_rx_peers: Vec<EpId>,
-    /// Event queues of this domain and its endpoints: their readers wait for it too.
+    /// The event queues of this domain and its endpoints: their readers wait for this domain too.
     pub(crate) event_queues: Vec<Arc<EqState>>,
-    /// A call left something behind that waits for a peer.
+    /// Whether a call left something behind that waits for a peer, so the doorbells must be armed.
     pub(crate) rearm_requested: bool,
-    /// What calls of the provider made necessary, and needs the provider again.
+    /// Work that a call of the transport requested and that needs the transport again.
     pub(crate) follow_ups: Vec<FollowUp>,
     /// Endpoints that may have collected messages which no pass has sent yet.
     pub(crate) collected: Vec<EpId>,
-    /// Those who wait until what was posted has left.
+    /// Flushes under way: tasks that wait until everything posted has left.
     pub(crate) flushes: Vec<Flush>,
-    /// Guests without a connection whose messages are still to be looked at, with their vectors.
+    /// Auto-inserted addresses without a connection whose messages have still to be consumed, with
+    /// their address vectors.
     pub(crate) departing_addrs: HashMap<FiAddr, AvId>,
 }
 
-/// What a call of the provider made necessary.
+/// Work that a call of the transport requested and that needs the transport again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FollowUp {
-    /// The endpoint got a credit back while others wait for it.
+    /// Grant credits to waiting operations: the endpoint has got a credit back.
     GrantCredits(EpId),
-    /// A welcoming vector gave a number out: its other endpoints have to hear of it.
+    /// Announce an auto-inserted address to the endpoints of its vector.
     PublishAddr(AvId, FiAddr),
-    /// A guest has left, or a message of it was looked at: its number may be taken back.
+    /// Release an auto-inserted address if its peer has left and no message of it remains.
     ReleaseAddr(AvId, FiAddr),
-    /// There is room where there was none: what was held back for it can be taken in.
+    /// Continue what was held back because a queue was full.
     ResumeProgress,
 }
 
-/// Whether a number is one of this vector.
-pub(crate) fn check_addr(vectors: &IdMap<Av>, av: AvId, addr: FiAddr) -> Result<()> {
-    let vector = vectors
+/// Checks that an address handle is one of this vector.
+pub(crate) fn check_addr(avs: &IdMap<Av>, av: AvId, addr: FiAddr) -> Result<()> {
+    let vector = avs
         .get(av.0)
         .ok_or_else(|| Error::Closed(Class::AddressVector))?;
     vector.table.get(addr).map(drop)
@@ -274,29 +277,33 @@ impl DomainState {
             .ok_or_else(|| Error::Closed(Class::Endpoint))
     }
 
-    pub(crate) fn new_endpoint(bound: Bindings) -> EndpointState {
-        let (transmit, stats) = (TxCredits::new(bound.tx_size), EndpointStats::default());
+    pub(crate) fn new_endpoint(bindings: Bindings) -> EndpointState {
+        let (tx_credits, stats) = (TxCredits::new(bindings.tx_size), EndpointStats::default());
         EndpointState {
-            tx_credits: transmit,
+            tx_credits,
             posted_recvs: 0,
             stats,
             fast_path: None,
             cm: None,
-            bindings: bound,
+            bindings,
         }
     }
 
-    /// Whether an operation of this endpoint has not ended, apart from those whose buffers the kernel
-    /// has, and from receives of several messages, which end when their last message is taken.
+    /// Returns whether an operation of this endpoint has not ended. Operations whose buffers the
+    /// kernel still reads do not count, nor do multi-receives, which end when their last message is
+    /// taken.
     pub(crate) fn has_unended(&self, ep: EpId) -> bool {
         let mut unended = self.ops.unended(ep);
         unended.any(|key| {
-            let is_multi = self.multi_recvs.iter().any(|(_, multi)| multi.is(key));
+            let is_multi = self
+                .multi_recvs
+                .iter()
+                .any(|(_, multi)| multi.is_posted_as(key));
             !is_multi && !self.in_flight_buffers.contains_key(&key)
         })
     }
 
-    /// Whether a number is one of the endpoint's vector.
+    /// Checks that an address handle is one of the endpoint's vector.
     pub(crate) fn check_address(&self, ep: EpId, addr: FiAddr) -> Result<()> {
         let ep = self
             .endpoints
@@ -305,7 +312,7 @@ impl DomainState {
         check_addr(&self.avs, ep.bindings.av, addr)
     }
 
-    /// Somebody who waited for this, if anybody did, is to look.
+    /// Wakes a waiting task, if there is one, and counts it as no longer waiting.
     #[inline]
     pub(crate) fn wake_waiter(&mut self, waiter: Option<Waker>) {
         if let Some(waker) = waiter {
@@ -314,7 +321,7 @@ impl DomainState {
         }
     }
 
-    /// Nobody waits for this any more.
+    /// Drops the waker of a task that no longer waits.
     #[inline]
     pub(crate) fn drop_waiter(&mut self, waiter: Option<Waker>) {
         if let Some(waker) = waiter {
@@ -323,15 +330,16 @@ impl DomainState {
         }
     }
 
-    /// Somebody waits for this now, where this one has waited before.
-    pub(crate) fn add_waiter(&mut self, before: Option<Waker>) {
-        match before {
+    /// Counts a waiting task whose waker was registered; `previous` is the waker that it replaced.
+    pub(crate) fn add_waiter(&mut self, previous: Option<Waker>) {
+        match previous {
             Some(old) => self.deferred.drop_waker(old),
             None => self.waiters += 1,
         }
     }
 
-    /// Removes an operation and everything that waits on it; its buffer is dropped later.
+    /// Removes an operation and its waker, and releases its resources; the buffer is dropped after
+    /// unlocking.
     pub(crate) fn discard_op(&mut self, key: OpKey) -> Option<OpState> {
         let mut op = self.ops.remove(key)?;
         self.drop_op_waker(&mut op);
@@ -345,7 +353,8 @@ impl DomainState {
         self.drop_waiter(waiter);
     }
 
-    /// Gives back what an operation holds: its credit, or its place among the posted receives.
+    /// Releases the resources of an operation: its credit or its place among the posted receives,
+    /// and its remote segments.
     pub(crate) fn release_op_resources(&mut self, op: &mut OpState) {
         if std::mem::take(&mut op.holds_credit) {
             if op.kind != OpKind::Recv && !op.no_transfer {
@@ -353,21 +362,20 @@ impl DomainState {
             }
             self.release_credit(op.ep, op.kind, op.spec.map(|spec| spec.peer));
         }
-        if let Some(spread) = op.spec.as_mut().and_then(|spec| spec.rma_iov_id.take()) {
-            self.rma_iovs.try_remove(spread.0 as usize);
+        if let Some(id) = op.spec.as_mut().and_then(|spec| spec.rma_iov_id.take()) {
+            self.rma_iovs.try_remove(id.0 as usize);
         }
     }
 
-    /// Whether something of this domain has to be kept going. Under policy spin those who wait keep
-    /// themselves runnable; sends, and messages that peers wait to see fetched, go on by themselves
-    /// all the same.
+    /// Returns whether the domain needs a driver. Under policy spin waiting tasks keep themselves
+    /// runnable, but sends, and copies for which a sender waits, need a driver all the same.
     pub(crate) fn needs_driver(&self, policy: WaitPolicy) -> bool {
         let waits =
             || self.waiters > 0 || self.event_queues.iter().any(|eq| eq.has_waiting_reader());
         self.pending_sends > 0 || self.progress_requested || (policy != WaitPolicy::Spin && waits())
     }
 
-    /// Gives back a credit, or a place among the posted receives.
+    /// Releases a transmit credit, or a place among the posted receives.
     pub(crate) fn release_credit(&mut self, ep: EpId, kind: OpKind, peer: Option<FiAddr>) {
         let Some(state) = self.endpoints.get_mut(ep.0) else {
             return;
@@ -387,14 +395,14 @@ impl DomainState {
         let Some(op) = self.ops.get_mut(key) else {
             return;
         };
-        let before = match &op.waker {
+        let previous = match &op.waker {
             Some(registered) if registered.will_wake(waker) => return,
             _ => op.waker.replace(waker.clone()),
         };
-        self.add_waiter(before);
+        self.add_waiter(previous);
     }
 
-    /// An operation has ended whose future will look.
+    /// Marks an operation as done and wakes its future.
     pub(crate) fn complete_future(&mut self, key: OpKey) {
         let Some(op) = self.ops.get_mut(key) else {
             return;
@@ -404,27 +412,28 @@ impl DomainState {
         self.wake_waiter(waiter);
     }
 
-    /// How an operation has ended, if it has and nobody has looked.
+    /// Takes the result of an operation that has ended, and frees its slot.
     pub(crate) fn take_op_result(&mut self, key: OpKey) -> Option<OpResult> {
         let op = self
             .ops
             .get_mut(key)
             .filter(|op| op.phase == OpPhase::Done)?;
-        let ended = OpResult {
+        let result = OpResult {
             transfer: op.outcome.transfer,
             error: op.outcome.error.take(),
             buf: std::mem::take(&mut op.buf),
         };
         let (ep, kind) = (op.ep, op.kind);
-        if kind == OpKind::Recv && ended.error.is_none() {
-            self.count_received(ep, &ended.transfer);
+        if kind == OpKind::Recv && result.error.is_none() {
+            self.count_received(ep, &result.transfer);
         }
         self.free_done_op(key);
-        Some(ended)
+        Some(result)
     }
 
-    /// Likewise of one that has ended, with the buffer as its future has it.
-    #[inline(always)] // on the way of a small message, and its result is large
+    /// Takes the result of an operation that is known to have ended, with its buffer in the type
+    /// that the future posted.
+    #[inline(always)] // on the small-message path, and the result is large
     pub(crate) fn take_typed_result<B: IoBuf>(
         &mut self,
         key: OpKey,
@@ -443,7 +452,7 @@ impl DomainState {
         (buf, transfer, error)
     }
 
-    /// The result of an operation was taken out: its slot is free.
+    /// Frees the slot of an operation whose result was taken.
     #[inline]
     fn free_done_op(&mut self, key: OpKey) {
         let Some(op) = self.ops.get_mut(key) else {
@@ -460,17 +469,18 @@ impl DomainState {
         for waker in self.ops.take_wakers() {
             self.deferred.wake(waker);
         }
-        for ring in self.cqs.iter_mut() {
-            ring.waker
+        for queue in self.cqs.iter_mut() {
+            queue
+                .waker
                 .take()
                 .into_iter()
                 .for_each(|waker| self.deferred.wake(waker));
         }
-        for cell in self.counters.iter_mut() {
-            cell.wake_all(&mut self.deferred);
+        for counter in self.counters.iter_mut() {
+            counter.wake_all(&mut self.deferred);
         }
-        for door in self.endpoints.iter_mut().filter_map(|ep| ep.cm.as_mut()) {
-            door.take_waker()
+        for cm in self.endpoints.iter_mut().filter_map(|ep| ep.cm.as_mut()) {
+            cm.take_waker()
                 .into_iter()
                 .for_each(|waker| self.deferred.wake(waker));
         }

@@ -1,7 +1,7 @@
-//! The driver: what keeps a domain moving when no application task polls it.
+//! The driver: makes progress when no application task polls the domain.
 //!
-//! Under manual progress a task of the runtime drives, under auto progress a thread; both run the
-//! same turns. A driver that wakes makes passes until there has been no news for a while, arms the
+//! Under manual progress a task of the runtime drives, under automatic progress a thread; both run
+//! the same steps. A driver that wakes makes passes until nothing has arrived for a while, arms the
 //! doorbells and sleeps.
 
 use std::io;
@@ -22,26 +22,26 @@ use crate::sync;
 use crate::trace::TraceEvent;
 use crate::wait::{EpollSet, SpinBudget, WaitPolicy};
 
-/// How often the thread looks whether the application still polls.
+/// Interval at which the driver thread checks whether the application still polls.
 const STANDBY_PERIOD: Duration = Duration::from_millis(1);
 
-/// Turns of a driver that is awake between two looks at the descriptors.
+/// Steps of an awake driver between two polls of the descriptors.
 const STEPS_PER_FD_POLL: u32 = 16;
 
-/// What the driver is to do after a turn.
+/// What the driver does after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DriverStep {
-    /// Make another turn.
+    /// Make another step.
     StepAgain,
-    /// Somebody else drives: let others run, then make another turn.
+    /// Yield to other threads or tasks, which hold the lock, and make another step.
     Yield,
-    /// Sleep until the descriptor is readable, or until the waker given to the turn is woken.
+    /// Sleep until the descriptor is readable, or until the waker passed to the step is woken.
     Sleep,
-    /// Sleep likewise, but look again soon.
+    /// Sleep as for [`Sleep`](Self::Sleep), but for at most [`STANDBY_PERIOD`].
     Standby,
 }
 
-/// The state of a driver between its turns.
+/// The state of a driver between its steps.
 #[derive(Debug)]
 pub(crate) struct DriverState {
     spin_budget: SpinBudget,
@@ -58,7 +58,7 @@ impl DriverState {
         }
     }
 
-    /// One turn. `waker` is the driver's own, if it is a task.
+    /// Makes one step. `waker` is the driver's own waker if the driver is a task.
     pub(crate) fn step(&mut self, engine: &Engine, waker: Option<&Waker>) -> DriverStep {
         let Some(mut locked) = engine.try_lock() else {
             return DriverStep::Yield;
@@ -68,25 +68,26 @@ impl DriverState {
         let application_polls = auto && polls != self.app_polls_seen;
         self.app_polls_seen = polls;
         if application_polls && !locked.armed && !locked.domain.needs_driver(engine.policy) {
-            // The application drives in place; a second driver would only be in its way.
+            // The application drives in place, and a second driver would contend for the lock.
             self.spin_budget.stop();
             locked.driver = DriverStatus::Standby;
             return DriverStep::Standby;
         }
-        // The descriptors are looked at after a sleep, before one, and now and then between.
-        let look = !matches!(locked.driver, DriverStatus::Awake)
+        // The descriptors are polled after a sleep, before one, and every `STEPS_PER_FD_POLL`
+        // steps.
+        let poll_fds = !matches!(locked.driver, DriverStatus::Awake)
             || self.steps.is_multiple_of(STEPS_PER_FD_POLL);
         self.steps = self.steps.wrapping_add(1);
-        let news = (look && locked.poll_fds()) | locked.progress();
-        if news {
+        let progressed = (poll_fds && locked.poll_fds()) | locked.progress();
+        if progressed {
             self.spin_budget.on_progress();
             locked.disarm();
             locked.driver = DriverStatus::Awake;
             return DriverStep::StepAgain;
         }
         if auto || locked.domain.needs_driver(engine.policy) {
-            // Armed anew even if armed before: who rang a doorbell took its flag down, and the
-            // message may be gone.
+            // Arms again even if armed before: a peer that rang a doorbell has cleared its flag,
+            // and its message may have been read from the socket already.
             let spins = !locked.armed
                 && engine.policy != WaitPolicy::Park
                 && self.spin_budget.should_spin();
@@ -95,8 +96,8 @@ impl DriverState {
                 return DriverStep::StepAgain;
             }
         } else if locked.poll_fds() {
-            // More was ready than one look takes, and what wakes the driver is only told of
-            // changes.
+            // More was ready than one poll of the set returns, and the driver is woken by changes
+            // only (edge-triggered).
             locked.driver = DriverStatus::Awake;
             return DriverStep::StepAgain;
         }
@@ -107,7 +108,7 @@ impl DriverState {
     }
 }
 
-/// Runs the driver of an auto-progress domain on a thread of its own, until the domain is gone.
+/// Spawns the driver thread of an auto-progress domain; it runs until the domain is closed.
 pub(crate) fn spawn_thread(engine: &Arc<Engine>, name: String) -> Result<()> {
     let (set, engine) = (engine.wait_set.clone(), Arc::downgrade(engine));
     let spawned = thread::Builder::new()
@@ -118,23 +119,23 @@ pub(crate) fn spawn_thread(engine: &Arc<Engine>, name: String) -> Result<()> {
         .map_err(|error: io::Error| Error::os("clone", error.raw_os_error().unwrap_or_default()))
 }
 
-/// Drives a domain from this thread, until it is gone.
+/// Drives a domain from this thread until the domain is closed.
 pub(crate) fn run_thread(set: &EpollSet, engine: &Weak<Engine>) {
-    let _leave = DriverExitGuard(engine.clone(), "thread");
+    let _exit_guard = DriverExitGuard(engine.clone(), "thread");
     Deferred::emit_now(TraceEvent::DriverStarted("thread"));
-    let mut turns = DriverState::new();
+    let mut state = DriverState::new();
     loop {
         let Some(engine) = engine.upgrade() else {
             return;
         };
-        let next = turns.step(&engine, None);
+        let next = state.step(&engine, None);
         drop(engine);
         match next {
             DriverStep::StepAgain => sync::spin_loop(),
-            // Where there are fewer cores than threads that look, whoever drives may be waiting for
-            // this one.
+            // With fewer cores than spinning threads, the thread that holds the lock may be waiting
+            // for this core.
             DriverStep::Yield => sync::yield_now(),
-            // What is ready is looked at in the next turn.
+            // Ready descriptors are handled in the next step.
             DriverStep::Sleep => drop(set.wait(None, |_| {})),
             DriverStep::Standby => drop(set.wait(Some(STANDBY_PERIOD), |_| {})),
         }
@@ -144,8 +145,8 @@ pub(crate) fn run_thread(set: &EpollSet, engine: &Weak<Engine>) {
     }
 }
 
-/// Whoever drove has gone, because its runtime went or because it panicked: from now on tasks keep
-/// themselves runnable.
+/// Marks the driver as not running when it ends, because its runtime was shut down or it panicked.
+/// From then on waiting tasks keep themselves runnable.
 struct DriverExitGuard(Weak<Engine>, &'static str);
 
 impl Drop for DriverExitGuard {
@@ -159,7 +160,7 @@ impl Drop for DriverExitGuard {
     }
 }
 
-/// What a driver that is a task sleeps on: readable when there may be news.
+/// The descriptor on which a driver task sleeps: readable when there may be progress to make.
 pub struct WaitFd(Arc<EpollSet>);
 
 impl AsFd for WaitFd {
@@ -168,7 +169,7 @@ impl AsFd for WaitFd {
     }
 }
 
-/// Drives a domain from a task, for as long as the domain is open.
+/// Drives a domain from a task until the domain is closed.
 pub struct TaskDriver {
     wait_set: Arc<EpollSet>,
     engine: Weak<Engine>,
@@ -188,15 +189,15 @@ impl TaskDriver {
         }
     }
 
-    /// What it sleeps on.
+    /// Returns the descriptor on which the driver sleeps.
     #[must_use]
     pub fn wait_fd(&self) -> WaitFd {
         WaitFd(self.wait_set.clone())
     }
 
-    /// Drives; ready when the domain is gone. `readable` polls the doorbell for having become
-    /// readable, and forgets that it was: what comes afterwards makes it readable again. An error
-    /// of it ends the driver.
+    /// Drives the domain; ready when the domain is closed. `readable` polls the descriptor for
+    /// readability and clears the readiness, so that later changes make it readable again. An error
+    /// of `readable` ends the driver.
     pub fn poll<E>(
         &mut self,
         cx: &mut Context<'_>,
@@ -222,7 +223,7 @@ impl TaskDriver {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // Whoever sleeps on the set finds the engine gone and leaves.
+        // A driver that sleeps on the set wakes up, finds the engine gone and ends.
         self.wait_set.wake();
     }
 }

@@ -1,4 +1,4 @@
-//! Endpoints: opened with what they are bound to, and closed with what is under way there.
+//! Endpoints: opening them with their bindings, and closing them with their pending operations.
 
 use std::sync::Arc;
 
@@ -15,24 +15,24 @@ use crate::engine::EngineState;
 use crate::shared_rx::rx_source;
 use crate::trace::TraceEvent;
 
-/// What is asked of a provider for an endpoint with these bindings.
-pub(crate) fn info_for_bindings(info: &Info, bound: &Bindings) -> Info {
+/// Returns the info that is requested from the transport for an endpoint with these bindings.
+pub(crate) fn info_for_bindings(info: &Info, bindings: &Bindings) -> Info {
     let mut info = info.clone();
-    if !bound.counters.wants_rma_events() {
-        // Peers need not tell of what nobody counts.
+    if !bindings.counters.wants_rma_events() {
+        // Peers need not report remote accesses that are not counted here.
         info.caps -= Caps::RMA_EVENT;
     }
     info
 }
 
 impl EngineState {
-    /// Tells the provider who has a number in the vector of a new endpoint.
+    /// Announces the addresses in the vector of a new endpoint to the transport.
     fn publish_existing_addrs(&mut self, id: EpId) {
         let Some(ep) = self.domain.endpoints.get(id.0) else {
             return;
         };
-        let vector = self.domain.avs.get(ep.bindings.av.0);
-        let known = vector.into_iter().flat_map(|vector| vector.table.iter());
+        let av = self.domain.avs.get(ep.bindings.av.0);
+        let known = av.into_iter().flat_map(|av| av.table.iter());
         let known: Vec<_> = known
             .map(|(addr, address)| (addr, address.clone()))
             .collect();
@@ -42,17 +42,15 @@ impl EngineState {
         }
     }
 
-    /// Asks the provider for a quicker way to the peers of a new endpoint. What is counted goes
-    /// through the hub.
+    /// Asks the transport for a fast path to the peers of a new endpoint. Counted operations take
+    /// the engine's lock, since counters belong to the domain.
     pub(crate) fn open_fast_path(&mut self, id: EpId) {
         let Self {
-            domain: hub,
-            transport: provider,
-            ..
+            domain, transport, ..
         } = self;
-        if let Some(ep) = hub.endpoints.get_mut(id.0) {
+        if let Some(ep) = domain.endpoints.get_mut(id.0) {
             ep.fast_path = (!ep.bindings.counters.counts_local_ops())
-                .then(|| provider.fast_path(id))
+                .then(|| transport.fast_path(id))
                 .flatten();
         }
     }
@@ -74,7 +72,7 @@ impl EngineState {
         }
         debug_assert!(
             !self.domain.has_unended(id),
-            "closing an endpoint ends its operations, but for those whose buffers the kernel has"
+            "closed endpoint has pending operations whose buffers the kernel does not hold"
         );
         self.domain.orphan_endpoint(id);
         self.domain.endpoints.remove(id.0);
@@ -83,29 +81,30 @@ impl EngineState {
 }
 
 impl DomainHandle {
-    /// Opens an endpoint.
+    /// Opens an endpoint (`fi_endpoint`, `fi_enable`).
     ///
     /// # Errors
-    /// What the provider refuses; nothing is left behind.
+    /// What the transport refuses; nothing is left behind.
     pub fn open_endpoint(
         &self,
         info: &Info,
         at: Option<&Address>,
-        bound: Bindings,
+        bindings: Bindings,
     ) -> Result<(EpId, Address)> {
-        let info = info_for_bindings(info, &bound);
-        let object = bound.object_id;
-        // Under auto progress the thread has to learn of the new descriptors' owner.
+        let info = info_for_bindings(info, &bindings);
+        let object = bindings.object_id;
+        // `with_engine` ensures that the domain is driven: under automatic progress the thread has
+        // to serve the new descriptors.
         self.with_engine(|state| {
-            let shared = state.shared_rx_for(&bound)?;
+            let shared = state.shared_rx_for(&bindings)?;
             let id = EpId(
                 state
                     .domain
                     .endpoints
-                    .insert(DomainState::new_endpoint(bound)),
+                    .insert(DomainState::new_endpoint(bindings)),
             );
-            let receiving = rx_source(shared.as_ref(), self);
-            let opened = state.transport.open_endpoint(id, &info, at, receiving);
+            let source = rx_source(shared.as_ref(), self);
+            let opened = state.transport.open_endpoint(id, &info, at, source);
             let address = opened.inspect_err(|_| drop(state.domain.endpoints.remove(id.0)))?;
             state.publish_existing_addrs(id);
             state.open_fast_path(id);
@@ -117,14 +116,13 @@ impl DomainHandle {
         })
     }
 
-    /// Closes an endpoint, or a shared context. Operations on it end as cancelled; their buffers
-    /// come back with that.
+    /// Closes an endpoint or a shared receive context. Its operations end as canceled and return
+    /// their buffers.
     pub fn close_endpoint(&self, id: EpId) {
         self.with_engine(|state| state.close_endpoint(id));
     }
 
-    /// A way to the endpoint's peers that is quicker where it can be gone, and is to be tried
-    /// before.
+    /// Returns the fast path of an endpoint, which is to be tried before the calls of this handle.
     #[must_use]
     pub fn fast_path(&self, ep: EpId) -> Option<Arc<dyn FastPath>> {
         self.engine()
@@ -136,7 +134,7 @@ impl DomainHandle {
             .clone()
     }
 
-    /// What an endpoint has done; nothing when it is closed.
+    /// Returns the counters of an endpoint; all zero when it is closed.
     #[must_use]
     pub fn endpoint_stats(&self, ep: EpId) -> EndpointStats {
         let locked = self.engine().lock();

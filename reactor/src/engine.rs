@@ -1,23 +1,34 @@
-//! The engine of one domain: a provider and a hub under one lock, and who makes them move.
+//! The engine of a domain: the domain's state and its transport under one lock, and what makes
+//! progress.
 //!
 //! # The lock
 //!
-//! One lock guards everything of a domain. Critical sections are bounded (a pass moves a bounded
-//! number of bytes) and contain no user code: what would run some (wakers, drops) is put off until
-//! the lock is gone ([`Deferred`]).
+//! One mutex guards slots, matching, queues and what arrives over the domain. Critical sections are
+//! bounded (a pass moves a bounded number of bytes), with two exceptions: an unread loan that is
+//! taken back is copied whole, and `process_vm_readv` waits for slow memory of the sender. No user
+//! code runs under the lock: wakers and drops are put into `Deferred` and run after unlocking.
+//!
+//! Lock order: the domain first. A connection over shared memory has a lock of its own, taken alone
+//! or under the domain's, never before it. A shared receive queue's lock is taken only under the
+//! domain's. The lock of loans is taken last. Uncontended, a lock costs two atomic operations per
+//! call. A leader/follower scheme with a try-lock and a "missed" flag was planned instead; since
+//! the lock is held for a fraction of a microsecond there is nothing to miss, and the protocol that
+//! can lose wake-ups is only the one below.
 //!
 //! # Progress
 //!
-//! Whoever polls an operation or a queue drives the domain, for up to a few microseconds within one
-//! poll. What keeps things moving when nobody polls is the *driver*: a task of the runtime (manual
-//! progress) or a thread (auto progress). The driver belongs to no operation, so it does not matter
-//! which task polled last, or whether it was dropped or is busy.
+//! A poll of an operation or a queue drives the domain for up to a few microseconds. The *driver*
+//! makes progress when no task polls: a task of the runtime (manual progress) or a thread
+//! (automatic progress). The driver belongs to no operation, because the task that polled last may
+//! be dropped or busy. An application that polls under automatic progress drives in place; the
+//! thread then only watches.
 //!
 //! **Invariant.** Whenever the lock is free and a task waits for something of this domain, at least
 //! one holds: (1) the driver is awake and will make another pass; (2) the domain is *armed*: every
 //! peer rings its doorbell with its next message, and the driver sleeps on the doorbells; (3) the
-//! waiting tasks keep themselves runnable (policy spin, or the driver is gone). With auto progress
-//! (1) or (2) holds even if nobody waits, within one period of the thread's watch.
+//! waiting tasks keep themselves runnable (policy spin, or the driver is gone). With automatic
+//! progress (1) or (2) holds even if no task waits, within one period of the thread's watch. The
+//! invariant is modelled in `models/progress`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,24 +45,24 @@ use crate::shared_rx::SharedRxContexts;
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::wait::{EpollSet, PollSpinner, WaitPolicy};
 
-/// Posts between two looks: a program that only posts, and whose posts all end at once, hears of
-/// the end of a peer too.
+/// Posts between two polls of the descriptors: a program that only posts, and whose posts all
+/// complete at once, also has to notice the end of a peer.
 const POSTS_PER_FD_POLL: u32 = if cfg!(loom) { 1 } else { 64 };
 
-/// Passes between two looks at the descriptors while somebody spins: new connections and dead
+/// Passes between two polls of the descriptors while a thread spins, for new connections and dead
 /// peers.
 const PASSES_PER_FD_POLL: u64 = 2048;
 
-/// What the driver is doing.
+/// The state of the domain's driver.
 pub(crate) enum DriverStatus {
-    /// Nobody was appointed yet, or the runtime that ran it is gone: tasks keep themselves
+    /// No driver was started yet, or the runtime that ran it is gone: waiting tasks keep themselves
     /// runnable.
     NotRunning,
-    /// It is making passes, or has been woken to.
+    /// The driver makes passes, or has been woken to make some.
     Awake,
-    /// It sleeps on the descriptors. The task's waker, unless it is a thread.
+    /// The driver sleeps on the descriptors. Holds the waker of a driver task, none for a thread.
     Asleep(Option<Waker>),
-    /// The thread looks from time to time whether anybody polls.
+    /// The driver thread checks from time to time whether the application still polls.
     Standby,
 }
 
@@ -61,7 +72,7 @@ impl std::fmt::Debug for DriverStatus {
             Self::NotRunning => "not started",
             Self::Awake => "awake",
             Self::Asleep(_) => "asleep",
-            Self::Standby => "watching",
+            Self::Standby => "standby",
         })
     }
 }
@@ -74,14 +85,14 @@ pub(crate) struct EngineState {
     pub(crate) armed: bool,
     pub(crate) spinner: PollSpinner,
     passes: u64,
-    /// Calls that posted something.
+    /// The number of posts.
     posts: u32,
     /// How often the driver went to sleep.
     pub(crate) parks: u64,
 }
 
 impl EngineState {
-    /// Passes made so far.
+    /// Returns the number of passes made so far.
     pub(crate) fn passes(&self) -> u64 {
         self.passes
     }
@@ -92,20 +103,21 @@ pub(crate) struct Engine {
     pub(crate) policy: WaitPolicy,
     pub(crate) progress_mode: Progress,
     pub(crate) wait_set: Arc<EpollSet>,
-    /// Passes made by polls of the application: an idle thread looks whether it moves.
+    /// The number of polls by the application. The driver thread in standby checks whether it
+    /// changes.
     pub(crate) app_polls: AtomicU64,
     state: Mutex<EngineState>,
 }
 
 impl Engine {
     pub(crate) fn new(
-        provider: Box<dyn TransportDomain>,
+        transport: Box<dyn TransportDomain>,
         wait_set: Arc<EpollSet>,
         policy: WaitPolicy,
         progress_mode: Progress,
     ) -> Self {
         let state = EngineState {
-            transport: provider,
+            transport,
             domain: DomainState::new(),
             shared_rx_contexts: SharedRxContexts::new(),
             driver: DriverStatus::NotRunning,
@@ -138,8 +150,8 @@ impl Engine {
         })
     }
 
-    /// Drives until `ready` has something, a few microseconds at most; then `register` remembers
-    /// the waker.
+    /// Drives the domain until `ready` returns a value, for a few microseconds at most; then
+    /// `register` stores the waker.
     pub(crate) fn poll<T>(
         &self,
         waker: &Waker,
@@ -147,27 +159,27 @@ impl Engine {
         register: impl FnOnce(&mut DomainState, &Waker),
     ) -> Poll<T> {
         let mut value = None;
-        let is_ready = |hub: &mut DomainState| {
-            value = ready(hub);
+        let is_ready = |domain: &mut DomainState| {
+            value = ready(domain);
             value.is_some()
         };
         let driven = self.drive(waker, is_ready, register);
         driven.map(|locked| {
             locked.unlock();
-            value.expect("it is ready")
+            value.expect("`drive` returns ready only after `ready` returned a value")
         })
     }
 
-    /// Drives until something is ready, a few microseconds at most; then `register` remembers the
-    /// waker. What is ready is to be taken before the lock is [left](Locked::leave).
-    #[inline(always)] // on the way of a small message
+    /// Drives the domain until something is ready, for a few microseconds at most; then `register`
+    /// stores the waker. The caller takes what is ready before it [unlocks](EngineGuard::unlock).
+    #[inline(always)] // on the small-message path
     pub(crate) fn drive(
         &self,
         waker: &Waker,
         mut is_ready: impl FnMut(&mut DomainState) -> bool,
         register: impl FnOnce(&mut DomainState, &Waker),
     ) -> Poll<EngineGuard<'_>> {
-        let mut looks = 0;
+        let mut attempts = 0;
         loop {
             let mut locked = self.lock();
             if is_ready(&mut locked.domain) {
@@ -183,16 +195,16 @@ impl Engine {
             }
             locked.progress();
             if is_ready(&mut locked.domain) {
-                if looks > 0 {
+                if attempts > 0 {
                     locked.spinner.record_hit();
                 }
                 self.count_app_poll();
                 return Poll::Ready(locked);
             }
-            // Those who wait share the time: a round of all their polls takes no longer than that
-            // of one.
-            if looks >= locked.spinner.spin_limit() / locked.domain.waiters.max(1) as u32 {
-                if looks > 0 {
+            // Waiting tasks share the spin time: one round of polls of all tasks takes no longer
+            // than the poll of a single waiting task.
+            if attempts >= locked.spinner.spin_limit() / locked.domain.waiters.max(1) as u32 {
+                if attempts > 0 {
                     locked.spinner.record_miss();
                 }
                 self.count_app_poll();
@@ -204,14 +216,14 @@ impl Engine {
                 }
                 return Poll::Pending;
             }
-            // No pause in between: letting go of the lock and taking it again is one, and a message
-            // that comes during the pause instruction is noticed that much later.
+            // No pause in between: releasing and taking the lock is one, and a message that arrives
+            // during a pause instruction is noticed that much later.
             drop(locked);
-            looks += 1;
+            attempts += 1;
         }
     }
 
-    /// Counts a poll of the application. Under the lock, so that nobody else does now.
+    /// Counts a poll of the application. The lock is held, so a plain store suffices.
     fn count_app_poll(&self) {
         self.app_polls.store(
             self.app_polls.load(Ordering::Relaxed).wrapping_add(1),
@@ -219,7 +231,7 @@ impl Engine {
         );
     }
 
-    /// Moves what can be moved, once, without waiting. Returns whether anything moved.
+    /// Makes one pass and polls the descriptors, without waiting. Returns whether anything moved.
     pub(crate) fn progress(&self) -> bool {
         let mut locked = self.lock();
         locked.disarm_for_poll();
@@ -229,7 +241,7 @@ impl Engine {
     }
 }
 
-/// The locked state; what has to happen outside of the lock happens when this is dropped.
+/// The locked engine; deferred actions run when the guard is dropped.
 pub(crate) struct EngineGuard<'a> {
     engine: &'a Engine,
     state: Option<MutexGuard<'a, EngineState>>,
@@ -259,7 +271,7 @@ impl Drop for EngineGuard<'_> {
 }
 
 impl EngineGuard<'_> {
-    /// Lets go of the lock for a moment, and does what has to happen outside of it.
+    /// Releases the lock for a moment and runs the deferred actions.
     pub(crate) fn yield_lock(&mut self) {
         self.unlock_and_run_deferred();
         self.state = Some(lock(&self.engine.state));
@@ -267,12 +279,12 @@ impl EngineGuard<'_> {
 
     #[cold]
     fn unlock_and_run_deferred(&mut self) {
-        let later = std::mem::take(&mut self.domain.deferred);
+        let deferred = std::mem::take(&mut self.domain.deferred);
         self.state = None;
-        Deferred::run(later);
+        Deferred::run(deferred);
     }
 
-    /// Peers need not ring from now on.
+    /// Disarms the domain: peers need not ring their doorbells from now on.
     pub(crate) fn disarm(&mut self) {
         if self.armed {
             self.armed = false;
@@ -280,37 +292,38 @@ impl EngineGuard<'_> {
         }
     }
 
-    /// Peers must ring from now on; false when there is news already.
+    /// Arms the domain: peers ring their doorbells from now on. Returns false when something has
+    /// arrived already.
     pub(crate) fn arm(&mut self) -> bool {
         self.armed = !self.shared_rx_has_work() && self.transport.arm();
         self.armed
     }
 
-    /// The application polls.
+    /// Disarms before the application polls.
     pub(crate) fn disarm_for_poll(&mut self) {
         if self.armed {
             self.disarm();
             if self.engine.progress_mode == Progress::Auto
                 && matches!(self.driver, DriverStatus::Asleep(_))
             {
-                // The thread must not sleep without doorbells: it shall look from time to time.
+                // The thread must not sleep without armed doorbells, so it goes to standby.
                 self.driver = DriverStatus::Standby;
                 self.engine.wait_set.wake();
             }
         }
     }
 
-    /// The application polls, once and without waiting.
+    /// Makes one pass for the application, without waiting.
     pub(crate) fn poll_once(&mut self) -> bool {
         self.disarm_for_poll();
         self.progress()
     }
 
-    /// Moves what can be moved, once.
+    /// Makes one pass: moves what can be moved, once.
     pub(crate) fn progress(&mut self) -> bool {
         let state = &mut **self;
         state.domain.progress_requested = false;
-        // What was collected leaves with this pass.
+        // What was collected is written by this pass.
         state.domain.collected.clear();
         let mut moved = state.progress_transport();
         state.passes += 1;
@@ -321,28 +334,28 @@ impl EngineGuard<'_> {
         moved
     }
 
-    /// Looks at the descriptors: connections, hang-ups.
+    /// Polls the descriptors: connections, hang-ups, doorbells.
     pub(crate) fn poll_fds(&mut self) -> bool {
         let set = self.engine.wait_set.clone();
         let state = &mut **self;
-        let (provider, hub) = (&mut state.transport, &mut state.domain);
+        let (transport, domain) = (&mut state.transport, &mut state.domain);
         let mut any = false;
-        // Level-triggered descriptors stay ready until they are dealt with; what does not fit is
-        // seen next time.
+        // Level-triggered descriptors stay ready until they are handled; what does not fit into one
+        // poll is returned by the next.
         set.wait(Some(std::time::Duration::ZERO), |token| {
             any = true;
-            provider.ready(hub, token);
+            transport.ready(domain, token);
         });
         self.run_follow_ups();
         any
     }
 
-    /// So many posts are over.
+    /// Counts posts, and polls the descriptors every [`POSTS_PER_FD_POLL`] posts.
     #[inline]
     pub(crate) fn count_posts(&mut self, count: u32) {
-        let before = self.posts / POSTS_PER_FD_POLL;
+        let previous = self.posts / POSTS_PER_FD_POLL;
         self.posts = self.posts.wrapping_add(count);
-        if self.posts / POSTS_PER_FD_POLL != before {
+        if self.posts / POSTS_PER_FD_POLL != previous {
             self.poll_fds_and_disarm();
         }
     }
@@ -350,13 +363,14 @@ impl EngineGuard<'_> {
     #[cold]
     pub(crate) fn poll_fds_and_disarm(&mut self) {
         if self.poll_fds() {
-            // What rang has been heard, here and by nobody else: the domain is not armed any more.
+            // A peer that rang has cleared its flag, and its doorbell was read here: the domain is
+            // no longer armed.
             self.disarm_for_poll();
         }
     }
 
-    /// Does what a call of the provider made possible: sends that waited for credit, numbers to
-    /// announce.
+    /// Runs the follow-ups of transport calls, such as granting credits and announcing addresses,
+    /// and completes flushes.
     #[inline]
     pub(crate) fn run_follow_ups(&mut self) {
         if !self.domain.follow_ups.is_empty() {
@@ -367,7 +381,7 @@ impl EngineGuard<'_> {
         }
     }
 
-    /// Hands what was collected to the kernel, and completes what it has taken.
+    /// Hands collected messages to the kernel, and completes what the kernel has taken.
     #[cold]
     pub(crate) fn write_collected(&mut self) {
         let state = &mut **self;
@@ -382,8 +396,8 @@ impl EngineGuard<'_> {
         let mut resumed = false;
         let state = &mut **self;
         while !state.domain.follow_ups.is_empty() {
-            let what = state.domain.follow_ups.remove(0);
-            match what {
+            let follow_up = state.domain.follow_ups.remove(0);
+            match follow_up {
                 FollowUp::GrantCredits(ep) => state.grant_credits(ep),
                 FollowUp::PublishAddr(av, addr) => state.publish_addr(av, addr),
                 FollowUp::ReleaseAddr(av, addr) => state.release_addr(av, addr),
@@ -400,23 +414,23 @@ impl EngineGuard<'_> {
         }
     }
 
-    /// Lets go of the lock, after something that was ready was taken.
+    /// Releases the lock after something that was ready was taken.
     #[inline]
     pub(crate) fn unlock(mut self) {
         self.run_follow_ups();
         self.ensure_driven();
     }
 
-    /// Before the lock is released with nothing to wait for: makes the invariant hold for the
-    /// others.
+    /// Establishes the invariant for waiting tasks, before a caller that does not wait releases the
+    /// lock.
     pub(crate) fn ensure_driven(&mut self) {
         if !self.armed && self.domain.needs_driver(self.engine.policy) {
             self.ensure_driver();
         }
     }
 
-    /// Before the lock is released by somebody who will wait. True when they must keep themselves
-    /// runnable.
+    /// Establishes the invariant before a caller that will wait releases the lock. Returns true
+    /// when the caller must keep itself runnable.
     pub(crate) fn ensure_driven_for_waiter(&mut self) -> bool {
         if self.engine.policy == WaitPolicy::Spin {
             return true;
@@ -427,7 +441,7 @@ impl EngineGuard<'_> {
         matches!(self.driver, DriverStatus::NotRunning)
     }
 
-    /// A call has left something that a pass would move, or that waits for a peer.
+    /// Arms again or wakes the driver, after a call left work for a pass or for a peer.
     #[cold]
     pub(crate) fn rearm_or_wake(&mut self) {
         if !self.armed {
@@ -437,7 +451,7 @@ impl EngineGuard<'_> {
         }
     }
 
-    /// Wakes the driver, or arms the domain where the driver only listens.
+    /// Wakes a sleeping driver task under the spinning policies, else arms the domain.
     fn ensure_driver(&mut self) {
         let policy = self.engine.policy;
         match &mut self.driver {
@@ -456,7 +470,7 @@ impl EngineGuard<'_> {
         }
     }
 
-    /// Wakes the driver from wherever it is.
+    /// Wakes the driver from sleep or standby.
     pub(crate) fn wake_driver(&mut self) {
         match std::mem::replace(&mut self.driver, DriverStatus::Awake) {
             DriverStatus::Asleep(Some(waker)) => self.domain.deferred.wake(waker),
@@ -467,21 +481,18 @@ impl EngineGuard<'_> {
 }
 
 impl EngineState {
-    /// Posts what waited for the credits that came back.
+    /// Posts the operations that waited for released credits.
     fn grant_credits(&mut self, ep: EpId) {
         loop {
-            let DomainState {
-                endpoints: eps,
-                ops,
-                ..
-            } = &mut self.domain;
-            let under_way = |peer| ops.has_posted_ops_to(ep, peer);
-            let Some(bound) = eps.get_mut(ep.0) else {
+            let DomainState { endpoints, ops, .. } = &mut self.domain;
+            let has_posted = |peer| ops.has_posted_ops_to(ep, peer);
+            let Some(ep_state) = endpoints.get_mut(ep.0) else {
                 return;
             };
-            let Some(key) = bound.tx_credits.next_ready(under_way) else {
-                // Only now: what was granted is in its queue.
-                return bound.update_fast_path();
+            let Some(key) = ep_state.tx_credits.next_ready(has_posted) else {
+                // The fast path is unblocked only now: every granted operation is in its
+                // connection's queue.
+                return ep_state.update_fast_path();
             };
             self.post_with_credit(ep, key);
         }

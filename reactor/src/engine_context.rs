@@ -1,4 +1,4 @@
-//! The hub as a provider sees it: operations, addresses and events by way of [`Host`].
+//! The domain's state as a transport sees it: the implementation of [`EngineContext`].
 
 use fabric_core::buf::{AnyBuf, CopySource, Payload, PooledBuf};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
@@ -42,10 +42,10 @@ impl EngineContext for DomainState {
         }
     }
 
-    fn rma_iovs(&self, spread: RmaIovId) -> &[RmaIov] {
+    fn rma_iovs(&self, id: RmaIovId) -> &[RmaIov] {
         self.rma_iovs
-            .get(spread.0 as usize)
-            .map_or(&[], |places| places)
+            .get(id.0 as usize)
+            .map_or(&[], |rma_iovs| rma_iovs)
     }
 
     fn begin_fill(&mut self, op: OpKey, len: usize) -> Result<usize> {
@@ -88,16 +88,16 @@ impl EngineContext for DomainState {
             Ok(placed) => placed,
             Err(error) => return self.deliver_nothing(key, envelope, error),
         };
-        let route = op.target;
-        if !matches!(route, CompletionTarget::Future | CompletionTarget::Cq(_))
+        let target = op.target;
+        if !matches!(target, CompletionTarget::Future | CompletionTarget::Cq(_))
             || placed < envelope.len
         {
             return self.complete(key, Outcome::received(envelope, placed));
         }
-        // The short way of what is received most.
+        // The fast case: the most frequent kinds of receive.
         ep.posted_recvs -= usize::from(std::mem::take(&mut op.holds_credit));
         let (counter, queue) = (ep.bindings.counters.recv, ep.bindings.rx_cq);
-        if let CompletionTarget::Cq(context) = route {
+        if let CompletionTarget::Cq(context) = target {
             ep.stats.received.record(placed);
             let (ep, buf) = (op.ep, std::mem::take(&mut op.buf));
             self.ops.free(key);
@@ -128,7 +128,7 @@ impl EngineContext for DomainState {
                 .endpoints
                 .get(op.ep.0)
                 .map_or(0, |ep| ep.bindings.max_msg_size);
-            matches!(&op.buf, AnyBuf::Loaned(lent) if lent.accepts_loan() && len <= limit)
+            matches!(&op.buf, AnyBuf::Loaned(loaned) if loaned.accepts_loan() && len <= limit)
         })
     }
 
@@ -151,8 +151,8 @@ impl EngineContext for DomainState {
         bytes.truncate(limit);
         let len = bytes.len();
         match &mut op.buf {
-            AnyBuf::Pooled(own) => *own = bytes,
-            AnyBuf::Loaned(lent) => *lent.pooled_mut() = bytes,
+            AnyBuf::Pooled(pooled) => *pooled = bytes,
+            AnyBuf::Loaned(loaned) => *loaned.pooled_mut() = bytes,
             buf => {
                 let placed = buf.recv_capacity().min(len);
                 buf.write_at(0, &&bytes[..], 0, placed);
@@ -173,9 +173,9 @@ impl EngineContext for DomainState {
                 .get(op.ep.0)
                 .map_or(0, |ep| ep.bindings.max_msg_size)
         });
-        let own = match self.ops.get_mut(op).map(|op| &mut op.buf) {
-            Some(AnyBuf::Pooled(own)) if bytes.has_room(len.min(limit)) => own,
-            Some(AnyBuf::Loaned(lent)) if bytes.has_room(len.min(limit)) => lent.pooled_mut(),
+        let pooled = match self.ops.get_mut(op).map(|op| &mut op.buf) {
+            Some(AnyBuf::Pooled(pooled)) if bytes.has_room(len.min(limit)) => pooled,
+            Some(AnyBuf::Loaned(loaned)) if bytes.has_room(len.min(limit)) => loaned.pooled_mut(),
             _ => {
                 let room = self.begin_fill(op, len)?;
                 let placed = bytes.len().min(room);
@@ -185,7 +185,7 @@ impl EngineContext for DomainState {
         };
         bytes.truncate(limit);
         let placed = bytes.len();
-        *own = bytes;
+        *pooled = bytes;
         Ok((limit, placed))
     }
 
@@ -197,8 +197,8 @@ impl EngineContext for DomainState {
         match std::mem::take(&mut op.buf) {
             AnyBuf::Pooled(buf) => buf,
             AnyBuf::Vec(buf) => PooledBuf::from_vec(&self.pool, buf),
-            AnyBuf::Loaned(mut lent) if !lent.is_in_place() => {
-                std::mem::replace(lent.pooled_mut(), PooledBuf::empty(&self.pool))
+            AnyBuf::Loaned(mut loaned) if !loaned.is_in_place() => {
+                std::mem::replace(loaned.pooled_mut(), PooledBuf::empty(&self.pool))
             }
             other => {
                 let mut copy = self.pool.take(filled);
@@ -220,7 +220,7 @@ impl EngineContext for DomainState {
         if let Some(grown) = grown {
             self.deferred.drop_buffer(AnyBuf::Pooled(grown));
         }
-        // Who waits to take the receive back can do so now.
+        // A task that waits to cancel the receive can do so now.
         self.wake_waiter(waiter);
     }
 
@@ -235,15 +235,15 @@ impl EngineContext for DomainState {
         let Some(op) = self.ops.get_mut(key) else {
             return;
         };
-        let (ep, kind, route, peer) = (op.ep, op.kind, op.target, op.spec.map(|spec| spec.peer));
+        let (ep, kind, target, peer) = (op.ep, op.kind, op.target, op.spec.map(|spec| spec.peer));
         let permit = op.no_transfer;
-        if let Some(spread) = op.spec.as_mut().and_then(|spec| spec.rma_iov_id.take()) {
-            self.rma_iovs.try_remove(spread.0 as usize);
+        if let Some(id) = op.spec.as_mut().and_then(|spec| spec.rma_iov_id.take()) {
+            self.rma_iovs.try_remove(id.0 as usize);
         }
         if kind.fills_buffer() {
             op.buf.finish(outcome.transfer.len);
         }
-        // The slot may stay until its future looks, but what it holds of the endpoint is free now.
+        // The slot may stay until its future takes the result, but its resources are returned now.
         if std::mem::take(&mut op.holds_credit) {
             if kind != OpKind::Recv {
                 self.pending_sends -= 1;
@@ -257,12 +257,12 @@ impl EngineContext for DomainState {
                 if !self.shared_rx_peers.is_empty() {
                     self.count_at_receiving_endpoint(ep, transfer.peer(), ok);
                 }
-                if ok && !self.is_taken_later(route) {
+                if ok && !self.is_taken_later(target) {
                     self.count_received(ep, transfer);
                 }
             }
         }
-        match route {
+        match target {
             CompletionTarget::Future => {
                 if let Some(op) = self.ops.get_mut(key) {
                     op.outcome = outcome;
@@ -279,16 +279,16 @@ impl EngineContext for DomainState {
                     return;
                 };
                 let buf = std::mem::take(&mut op.buf);
-                let lent = op.spec.is_some_and(|spec| spec.loan.is_some());
+                let loaned = op.spec.is_some_and(|spec| spec.loan.is_some());
                 self.ops.free(key);
-                let buf = if lent && outcome.error.is_none() {
+                let buf = if loaned && outcome.error.is_none() {
                     self.discard_loan(buf)
                 } else {
                     buf
                 };
                 self.report_completion(ep, kind, context, outcome, buf);
             }
-            CompletionTarget::MultiRecv(number) => self.on_multi_recv_message(number, key, outcome),
+            CompletionTarget::MultiRecv(id) => self.on_multi_recv_message(id, key, outcome),
             CompletionTarget::Discard => {
                 self.discard_op(key);
                 if let Some(error) = outcome
@@ -307,15 +307,15 @@ impl EngineContext for DomainState {
         let (Some(op), true) = (self.ops.get_mut(key), self.in_flight_buffers.is_empty()) else {
             return self.complete(key, outcome);
         };
-        let is_lent = op.spec.is_some_and(|spec| spec.loan.is_some());
-        let (CompletionTarget::Cq(context), false, false) = (op.target, op.holds_credit, is_lent)
+        let is_loan = op.spec.is_some_and(|spec| spec.loan.is_some());
+        let (CompletionTarget::Cq(context), false, false) = (op.target, op.holds_credit, is_loan)
         else {
             return self.complete(key, outcome);
         };
         let Some(ep) = self.endpoints.get_mut(op.ep.0) else {
             return self.complete(key, outcome);
         };
-        // The short way of what is collected most.
+        // The fast case: the most frequent kind of collected send.
         ep.stats.record(OpKind::Send, len);
         let (counter, queue) = (ep.bindings.counters.send, ep.bindings.tx_cq);
         let buf = std::mem::take(&mut op.buf);
@@ -341,15 +341,15 @@ impl EngineContext for DomainState {
     }
 
     fn event(&mut self, ep: EpId, kind: EventKind) {
-        let Some(bound) = self.endpoints.get(ep.0).map(|ep| &ep.bindings) else {
+        let Some(bindings) = self.endpoints.get(ep.0).map(|ep| &ep.bindings) else {
             return;
         };
         if !matches!(kind, EventKind::OperationFailed { .. }) {
             self.deferred
-                .trace(TraceEvent::EndpointEvent(bound.object_id, kind.clone()));
+                .trace(TraceEvent::EndpointEvent(bindings.object_id, kind.clone()));
         }
-        if let Some(eq) = bound.eq.as_ref().or(self.domain_eq.as_ref())
-            && let Some(waker) = eq.push(Event::new(bound.object_id, bound.context, kind))
+        if let Some(eq) = bindings.eq.as_ref().or(self.domain_eq.as_ref())
+            && let Some(waker) = eq.push(Event::new(bindings.object_id, bindings.context, kind))
         {
             self.deferred.wake(waker);
         }
@@ -370,11 +370,11 @@ impl EngineContext for DomainState {
             .endpoints
             .get(ep.0)
             .ok_or_else(|| Error::Closed(Class::Endpoint))?;
-        let vector = self
+        let av = self
             .avs
             .get(ep.bindings.av.0)
             .ok_or_else(|| Error::Closed(Class::AddressVector))?;
-        vector.reach(addr).cloned()
+        av.peer_address(addr).cloned()
     }
 
     fn incarnation_of(&self, ep: EpId, addr: FiAddr) -> Option<Incarnation> {
@@ -390,17 +390,17 @@ impl EngineContext for DomainState {
         &mut self,
         ep: EpId,
         key: u64,
-        deed: RemoteAccess,
+        access: RemoteAccess,
         transfer: Transfer,
     ) -> bool {
-        self.report_remote_access(ep, key, deed, transfer)
+        self.report_remote_access(ep, key, access, transfer)
     }
 
     fn fi_addr_of(&self, ep: EpId, address: &Address) -> Option<FiAddr> {
         let ep = self.endpoints.get(ep.0)?;
-        let vector = self.avs.get(ep.bindings.av.0)?;
-        let found = vector.table.find(address);
-        found.filter(|addr| vector.incarnation_of(*addr).is_none())
+        let av = self.avs.get(ep.bindings.av.0)?;
+        let found = av.table.find(address);
+        found.filter(|addr| av.incarnation_of(*addr).is_none())
     }
 
     fn peer_connected(
@@ -412,9 +412,9 @@ impl EngineContext for DomainState {
         self.on_peer_connect(ep, address, incarnation)
     }
 
-    fn peer_disconnected(&mut self, ep: EpId, number: Option<FiAddr>) {
-        if let Some(number) = number {
-            self.on_peer_disconnect(ep, number);
+    fn peer_disconnected(&mut self, ep: EpId, addr: Option<FiAddr>) {
+        if let Some(addr) = addr {
+            self.on_peer_disconnect(ep, addr);
         }
     }
 
@@ -422,24 +422,25 @@ impl EngineContext for DomainState {
         self.record_connreq(ep, peer, data);
     }
 
-    fn on_connected(&mut self, ep: EpId, peer: &Address, joined: Result<Connected>) {
-        self.record_connect_result(ep, peer, joined);
+    fn on_connected(&mut self, ep: EpId, peer: &Address, result: Result<Connected>) {
+        self.record_connect_result(ep, peer, result);
     }
 
     fn new_shared_peer_key(&mut self, ep: EpId) -> PeerKey {
-        // A few bytes for each connection ever made: what it sent may lie somewhere yet.
+        // This costs a few bytes for each connection ever made: messages from it may still be
+        // waiting somewhere.
         self.shared_rx_peers.push(ep);
         PeerKey(self.shared_rx_peers.len() as u32)
     }
 
-    fn departing_address(&self, number: FiAddr) -> Option<Address> {
-        let av = self.departing_addrs.get(&number)?;
-        self.avs.get(av.0)?.table.get(number).ok().cloned()
+    fn departing_address(&self, addr: FiAddr) -> Option<Address> {
+        let av = self.departing_addrs.get(&addr)?;
+        self.avs.get(av.0)?.table.get(addr).ok().cloned()
     }
 }
 
 impl DomainState {
-    /// A message that is longer than the endpoint receives, or whose endpoint is closing.
+    /// Delivers a message that is longer than the endpoint receives, or whose endpoint is closing.
     #[cold]
     fn deliver_truncated(&mut self, key: OpKey, envelope: &Envelope, source: &dyn CopySource) {
         match self.begin_fill(key, envelope.len) {
@@ -452,7 +453,7 @@ impl DomainState {
         }
     }
 
-    /// A message for which the receive has no memory: the message is lost.
+    /// Completes a receive that has no memory for its message, which is lost.
     #[cold]
     fn deliver_nothing(&mut self, key: OpKey, envelope: &Envelope, error: Error) {
         self.complete(

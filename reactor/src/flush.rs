@@ -11,34 +11,35 @@ use crate::domain::DomainHandle;
 use crate::domain_state::DomainState;
 use crate::ops::{CompletionTarget, OpPhase, OpState};
 
-/// The endpoint of a flush: a flush of a domain is of no endpoint, and one of an endpoint outlives
-/// it.
+/// The endpoint of a flush operation: a flush may cover the whole domain, and the flush of an
+/// endpoint outlives the endpoint.
 const NO_ENDPOINT: EpId = EpId(u32::MAX);
 
-/// A flush that is under way.
+/// A flush under way.
 #[derive(Debug)]
 pub(crate) struct Flush {
-    /// The operation that ends with it.
+    /// The operation that completes with the flush.
     key: OpKey,
-    /// What it waits for. What has left is taken out when it is the last one here.
+    /// The operations that have not left. An operation that has left is removed when it is the last
+    /// in the list.
     waits_for: Vec<OpKey>,
 }
 
 impl OpState {
-    /// Whether bytes that it gives away are still to be handed over.
+    /// Returns whether bytes of a transmit operation have still to be handed over.
     fn is_unsent(&self) -> bool {
-        let gives = matches!(self.kind, OpKind::Send | OpKind::Write | OpKind::Atomic);
-        gives && !self.no_transfer && !self.has_left && self.phase != OpPhase::Done
+        let transmits = matches!(self.kind, OpKind::Send | OpKind::Write | OpKind::Atomic);
+        transmits && !self.no_transfer && !self.has_left && self.phase != OpPhase::Done
     }
 }
 
 impl DomainState {
-    /// Begins a flush, of an endpoint or of all. It ends at once where there is nothing to wait
-    /// for.
+    /// Begins a flush of one endpoint or of all endpoints. It completes at once if there is nothing
+    /// to wait for.
     fn begin_flush(&mut self, ep: Option<EpId>) -> OpKey {
         let waits_for = self.ops.keys_of(|op| {
-            let is_meant = ep.is_none_or(|ep| op.ep == ep);
-            is_meant && op.is_unsent()
+            let in_scope = ep.is_none_or(|ep| op.ep == ep);
+            in_scope && op.is_unsent()
         });
         let mut op = OpState::new(
             NO_ENDPOINT,
@@ -54,15 +55,16 @@ impl DomainState {
         key
     }
 
-    /// Ends the flushes that have nothing left to wait for, and forgets those that were dropped.
+    /// Completes the flushes that have nothing left to wait for, and removes those that were
+    /// dropped.
     #[cold]
     pub(crate) fn end_flushes(&mut self) {
         let Self { flushes, ops, .. } = self;
         let mut ended = Vec::new();
         flushes.retain_mut(|Flush { key, waits_for }| {
             let is_dropped = ops.get(*key).is_none();
-            // What is at the end of the list stands for all of it: each operation is looked at
-            // until it has left, and never again.
+            // The end of the list stands for all of it: each operation is checked until it has
+            // left, and never again.
             while !is_dropped
                 && let Some(last) = waits_for.last()
                 && !ops.get(*last).is_some_and(OpState::is_unsent)
@@ -81,8 +83,8 @@ impl DomainState {
 }
 
 impl DomainHandle {
-    /// Begins to wait until everything that was posted, on this endpoint or on all of the domain,
-    /// has been handed over; [`DomainHandle::poll_flush`] waits, and [`DomainHandle::detach`] forgets it.
+    /// Begins a flush of everything posted on one endpoint, or on all endpoints of the domain.
+    /// [`DomainHandle::poll_flush`] waits for it, and [`DomainHandle::detach`] drops it.
     #[must_use]
     pub fn flush(&self, ep: Option<EpId>) -> OpKey {
         self.with_engine(|locked| {
@@ -91,7 +93,8 @@ impl DomainHandle {
         })
     }
 
-    /// Drives until a flush has ended. It is still to be [abandoned](Domain::abandon).
+    /// Drives the domain until a flush has ended. The operation still has to be
+    /// [detached](DomainHandle::detach).
     pub fn poll_flush(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<()>> {
         self.poll_permit(key, cx)
     }

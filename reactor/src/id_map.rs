@@ -1,14 +1,14 @@
-//! Objects by number. A number is never used twice, so that a handle of a closed object names
-//! nobody.
+//! Objects by id. An id is never used twice, so the handle of a closed object never names another
+//! object.
 
 use fabric_core::transport::EpId;
 
-/// How many there can be at once. The bits of a number above that of its place count how often it
-/// was taken before.
+/// The maximum number of objects at once. The bits of an id above its index count the earlier uses
+/// of that index.
 const MAX_ENTRIES: usize = 1 << EpId::INDEX_BITS;
 
-/// Objects by number. It takes as much memory as there were objects at once. A place is used again
-/// under other numbers, until it has had all that it can have.
+/// Objects by id. The map takes as much memory as there were objects at once. An index is reused
+/// with other ids until they are used up.
 #[derive(Debug)]
 pub(crate) struct IdMap<T> {
     entries: Vec<IdMapEntry<T>>,
@@ -17,7 +17,7 @@ pub(crate) struct IdMap<T> {
 
 #[derive(Debug)]
 struct IdMapEntry<T> {
-    /// Of what is here, or will be next.
+    /// The id of the present object, or of the next one.
     id: u32,
     value: Option<Box<T>>,
 }
@@ -30,52 +30,54 @@ impl<T> IdMap<T> {
         }
     }
 
+    /// Inserts an object and returns its id.
+    ///
     /// # Panics
-    /// With a million objects: there is no place left.
+    /// When there are a million objects already.
     pub(crate) fn insert(&mut self, value: T) -> u32 {
         let value = Some(Box::new(value));
-        if let Some(place) = self.free.pop() {
-            let row = &mut self.entries[place as usize];
-            row.value = value;
-            return row.id;
+        if let Some(index) = self.free.pop() {
+            let entry = &mut self.entries[index as usize];
+            entry.value = value;
+            return entry.id;
         }
-        let number = self.entries.len() as u32;
+        let id = self.entries.len() as u32;
         assert!(
             self.entries.len() < MAX_ENTRIES,
-            "a place for another object"
+            "more than {MAX_ENTRIES} objects in one domain"
         );
-        self.entries.push(IdMapEntry { id: number, value });
-        number
+        self.entries.push(IdMapEntry { id, value });
+        id
     }
 
     #[inline]
-    pub(crate) fn get(&self, number: u32) -> Option<&T> {
-        let row = self
+    pub(crate) fn get(&self, id: u32) -> Option<&T> {
+        let entry = self
             .entries
-            .get(Self::index(number))
-            .filter(|row| row.id == number)?;
-        row.value.as_deref()
+            .get(Self::index(id))
+            .filter(|entry| entry.id == id)?;
+        entry.value.as_deref()
     }
 
     #[inline]
-    pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut T> {
-        let row = self
+    pub(crate) fn get_mut(&mut self, id: u32) -> Option<&mut T> {
+        let entry = self
             .entries
-            .get_mut(Self::index(number))
-            .filter(|row| row.id == number)?;
-        row.value.as_deref_mut()
+            .get_mut(Self::index(id))
+            .filter(|entry| entry.id == id)?;
+        entry.value.as_deref_mut()
     }
 
-    pub(crate) fn remove(&mut self, number: u32) -> Option<Box<T>> {
-        let row = self
+    pub(crate) fn remove(&mut self, id: u32) -> Option<Box<T>> {
+        let entry = self
             .entries
-            .get_mut(Self::index(number))
-            .filter(|row| row.id == number)?;
-        let value = row.value.take()?;
-        // A place that has had its last number stays empty.
-        if let Some(next) = number.checked_add(MAX_ENTRIES as u32) {
-            row.id = next;
-            self.free.push(Self::index(number) as u32);
+            .get_mut(Self::index(id))
+            .filter(|entry| entry.id == id)?;
+        let value = entry.value.take()?;
+        // An index whose ids are used up stays empty.
+        if let Some(next) = id.checked_add(MAX_ENTRIES as u32) {
+            entry.id = next;
+            self.free.push(Self::index(id) as u32);
         }
         Some(value)
     }
@@ -83,17 +85,17 @@ impl<T> IdMap<T> {
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.entries
             .iter()
-            .filter_map(|row| Some((row.id, row.value.as_deref()?)))
+            .filter_map(|entry| Some((entry.id, entry.value.as_deref()?)))
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.entries
             .iter_mut()
-            .filter_map(|row| row.value.as_deref_mut())
+            .filter_map(|entry| entry.value.as_deref_mut())
     }
 
-    fn index(number: u32) -> usize {
-        number as usize % MAX_ENTRIES
+    fn index(id: u32) -> usize {
+        id as usize % MAX_ENTRIES
     }
 }
 
@@ -101,41 +103,39 @@ impl<T> IdMap<T> {
 mod tests {
     use super::*;
 
-    /// A server opens and closes an endpoint for everybody who calls.
+    /// The pattern of a server that opens and closes an endpoint per client.
     #[test]
     fn removed_entries_free_their_slot_and_ids_go_stale() {
-        let mut table = IdMap::new();
-        let first = table.insert(0);
+        let mut map = IdMap::new();
+        let first = map.insert(0);
         for round in 1..1000 {
-            let (stays, goes) = (table.insert(round), table.insert(round));
+            let (kept, removed) = (map.insert(round), map.insert(round));
             assert_eq!(
-                (table.remove(goes), table.remove(goes)),
+                (map.remove(removed), map.remove(removed)),
                 (Some(Box::new(round)), None)
             );
-            assert_eq!((table.get(stays), table.get(goes)), (Some(&round), None));
-            assert_eq!(table.get_mut(first), Some(&mut 0));
+            assert_eq!((map.get(kept), map.get(removed)), (Some(&round), None));
+            assert_eq!(map.get_mut(first), Some(&mut 0));
             assert_eq!(
-                table.iter().collect::<Vec<_>>(),
-                [(first, &0), (stays, &round)]
+                map.iter().collect::<Vec<_>>(),
+                [(first, &0), (kept, &round)]
             );
-            assert_eq!(table.remove(stays), Some(Box::new(round)));
+            assert_eq!(map.remove(kept), Some(Box::new(round)));
         }
-        assert_eq!((table.entries.len(), table.iter().count()), (3, 1));
+        assert_eq!((map.entries.len(), map.iter().count()), (3, 1));
     }
 
     #[test]
     fn ids_are_never_reused() {
-        let mut table = IdMap::new();
-        let mut before = std::collections::HashSet::new();
+        let mut map = IdMap::new();
+        let mut seen = std::collections::HashSet::new();
         for _ in 0..10_000 {
-            let number = table.insert(());
-            assert!(before.insert(number), "{number} again");
-            table.remove(number);
-            assert_eq!(table.remove(number), None);
+            let id = map.insert(());
+            assert!(seen.insert(id), "id {id} used twice");
+            map.remove(id);
+            assert_eq!(map.remove(id), None);
         }
-        // The first place has had all its numbers, and the second one has begun.
-        assert!(
-            table.entries.len() > 1 && before.iter().all(|number| table.get(*number).is_none())
-        );
+        // The ids of the first index are used up, and the second index is in use.
+        assert!(map.entries.len() > 1 && seen.iter().all(|id| map.get(*id).is_none()));
     }
 }

@@ -1,5 +1,10 @@
-//! Buffers that the kernel reads from where they lie: their operations have none for that time, and
-//! end when it is over.
+//! Buffers that the kernel reads in place: zero-copy sends over io_uring.
+//!
+//! The buffer is taken out of its operation while the kernel reads it (`take_buffer`), whatever
+//! becomes of the operation, connection, endpoint and domain. When the kernel reports that it is
+//! done (`return_buffer`), the completion of the operation is delivered, which was deferred until
+//! then. If the endpoint has closed meanwhile, the completion goes to where the endpoint's
+//! completions would have gone.
 
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{Completion, Outcome};
@@ -8,16 +13,16 @@ use fabric_core::transport::{EpId, OpKey};
 use crate::domain_state::{CounterId, CqId, DomainState};
 use crate::ops::CompletionTarget;
 
-/// An operation without its buffer.
+/// The state of an operation whose buffer the kernel holds.
 #[derive(Debug, Default)]
 pub(crate) struct InFlightBuffer {
-    /// How it has ended, if it has.
+    /// The outcome, if the operation has ended.
     outcome: Option<Outcome>,
-    /// Who hears of it, if its endpoint has closed.
+    /// Where the completion goes if the endpoint has closed.
     orphan_target: Option<OrphanTarget>,
 }
 
-/// Who hears of operations of an endpoint that has closed.
+/// Where completions go of operations whose endpoint has closed.
 #[derive(Clone, Copy, Debug)]
 struct OrphanTarget {
     cq: Option<CqId>,
@@ -25,6 +30,7 @@ struct OrphanTarget {
 }
 
 impl DomainState {
+    /// Takes the buffer out of its operation, for the kernel to read.
     pub(crate) fn detach_buffer(&mut self, key: OpKey) -> Option<AnyBuf> {
         let op = self.ops.get_mut(key)?;
         self.in_flight_buffers
@@ -32,7 +38,7 @@ impl DomainState {
         Some(std::mem::take(&mut op.buf))
     }
 
-    /// Keeps the end of an operation that has no buffer now.
+    /// Stores the outcome of an operation until its buffer is returned.
     #[cold]
     pub(crate) fn defer_completion(&mut self, key: OpKey, outcome: Outcome) {
         if let Some(InFlightBuffer { outcome: kept, .. }) = self.in_flight_buffers.get_mut(&key) {
@@ -40,54 +46,54 @@ impl DomainState {
         }
     }
 
-    /// The operation has its buffer again. Returns how it has ended, if that is to be reported as
+    /// Puts the buffer back into its operation. Returns the outcome if it is to be reported as
     /// usual.
     pub(crate) fn reattach_buffer(&mut self, key: OpKey, buf: AnyBuf) -> Option<Outcome> {
-        let entrusted = self.in_flight_buffers.remove(&key);
+        let in_flight = self.in_flight_buffers.remove(&key);
         let (
             Some(InFlightBuffer {
                 outcome,
-                orphan_target: heirs,
+                orphan_target: orphan,
             }),
             Some(op),
-        ) = (entrusted, self.ops.get_mut(key))
+        ) = (in_flight, self.ops.get_mut(key))
         else {
             self.deferred.drop_buffer(buf);
             return None;
         };
         op.buf = buf;
-        match heirs {
+        match orphan {
             None => outcome,
-            Some(heirs) => {
-                self.report_orphan(key, outcome?, heirs);
+            Some(orphan) => {
+                self.report_orphan(key, outcome?, orphan);
                 None
             }
         }
     }
 
-    /// An endpoint is about to be gone. What it has not got back is reported to those who would
-    /// have heard of it.
+    /// Sets the orphan target of an endpoint's in-flight operations before the endpoint is removed:
+    /// its completion queue and counter.
     pub(crate) fn orphan_endpoint(&mut self, ep: EpId) {
         let Self {
-            in_flight_buffers: entrusted,
+            in_flight_buffers,
             ops,
-            endpoints: eps,
+            endpoints,
             ..
         } = self;
-        let Some(bound) = eps.get(ep.0).map(|ep| &ep.bindings) else {
+        let Some(bindings) = endpoints.get(ep.0).map(|ep| &ep.bindings) else {
             return;
         };
-        for (key, entrusted) in entrusted {
+        for (key, in_flight) in in_flight_buffers {
             if let Some(op) = ops.get(*key).filter(|op| op.ep == ep) {
-                entrusted.orphan_target = Some(OrphanTarget {
-                    cq: bound.tx_cq,
-                    counter: bound.counters.for_op(op.kind),
+                in_flight.orphan_target = Some(OrphanTarget {
+                    cq: bindings.tx_cq,
+                    counter: bindings.counters.for_op(op.kind),
                 });
             }
         }
     }
 
-    /// What the end of an operation of such an endpoint comes to.
+    /// Reports an operation whose endpoint has closed.
     fn report_orphan(
         &mut self,
         key: OpKey,
@@ -98,14 +104,14 @@ impl DomainState {
             return;
         };
         self.pending_sends -= usize::from(std::mem::take(&mut op.holds_credit));
-        if let Some(spread) = op.spec.as_mut().and_then(|spec| spec.rma_iov_id.take()) {
-            self.rma_iovs.try_remove(spread.0 as usize);
+        if let Some(id) = op.spec.as_mut().and_then(|spec| spec.rma_iov_id.take()) {
+            self.rma_iovs.try_remove(id.0 as usize);
         }
-        let (kind, route, ok) = (op.kind, op.target, outcome.error.is_none());
+        let (kind, target, ok) = (op.kind, op.target, outcome.error.is_none());
         if let Some(counter) = counter {
             self.add_to_counter(counter, ok);
         }
-        match route {
+        match target {
             CompletionTarget::Future => {
                 if let Some(op) = self.ops.get_mut(key) {
                     op.outcome = outcome;
@@ -117,18 +123,20 @@ impl DomainState {
                     return;
                 };
                 let buf = std::mem::take(&mut op.buf);
-                let is_lent = ok && op.spec.is_some_and(|spec| spec.loan.is_some());
-                let buf = if is_lent { self.discard_loan(buf) } else { buf };
-                let is_silent = ok && matches!(route, CompletionTarget::CqOnError(_));
-                let Some((queue, ring)) = queue.and_then(|id| Some((id, self.cqs.get_mut(id.0)?)))
+                let is_loan = ok && op.spec.is_some_and(|spec| spec.loan.is_some());
+                let buf = if is_loan { self.discard_loan(buf) } else { buf };
+                let unreported = ok && matches!(target, CompletionTarget::CqOnError(_));
+                let Some((queue, cq_state)) =
+                    queue.and_then(|id| Some((id, self.cqs.get_mut(id.0)?)))
                 else {
                     return self.deferred.drop_buffer(buf);
                 };
-                if is_silent {
-                    ring.unreserve();
+                if unreported {
+                    cq_state.unreserve();
                     self.deferred.drop_buffer(buf);
                     self.on_cq_space(queue);
-                } else if let Some(waker) = ring.push(Completion::new(context, kind, outcome, buf))
+                } else if let Some(waker) =
+                    cq_state.push(Completion::new(context, kind, outcome, buf))
                 {
                     self.waiters -= 1;
                     self.deferred.wake(waker);

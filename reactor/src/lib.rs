@@ -1,17 +1,21 @@
-//! Who makes progress, and with what. Knows wakers and file descriptors, not Tokio.
+//! The progress engine and the transports. Knows wakers and file descriptors, not Tokio.
 //!
-//! | room | subject |
+//! | module | subject |
 //! |---|---|
-//! | [`domain`] | a domain as the async face sees it |
-//! | `engine`, `driver` | one lock, whoever polls drives, and who drives when nobody polls |
-//! | `post`, `flush`, `withdraw`, `multi`, `claim`, `onesided`, `hub`, `host`, `ops`, `transmit` | operations and their buffers, credits |
-//! | `reports`, `queue` | completion queues, event queues and counters |
-//! | `endpoints`, `vectors`, `regions`, `groups` | endpoints, address vectors and their guests, memory that peers reach, multicast groups |
-//! | `connecting` | passive endpoints, and endpoints that are connected with one peer |
-//! | `shared` | receive contexts that several endpoints share |
-//! | `wait` | how long to look before sleeping, and what to sleep on |
-//! | `uring` | operations that the kernel carries on with while nobody looks |
-//! | [`provider`] | the registry, and the providers: shared memory, tcp, udp |
+//! | `domain` | a domain as fabric-async sees it |
+//! | `engine`, `driver` | the domain's lock and progress passes; progress when no task polls |
+//! | `domain_state`, `engine_context` | state of a domain apart from its transport; the part that a transport sees |
+//! | `post`, `batch`, `cancel`, `flush`, `ops`, `tx_credits`, `deferred` | operations, their buffers and credits; actions after unlocking |
+//! | `multi_recv`, `claim`, `onesided`, `shared_rx` | multi-receives; probes and claims; RMA and atomics; shared receive contexts |
+//! | `completions`, `queues` | completion queues, event queues and counters |
+//! | `endpoints`, `av`, `regions`, `multicast` | endpoints, address vectors, memory regions, multicast groups |
+//! | `cm` | passive and connected endpoints |
+//! | `in_flight` | buffers that the kernel still reads |
+//! | `wait` | wait policies, and epoll |
+//! | `uring` | io_uring operations |
+//! | `transport` | the registry, and the transports: shm, tcp, udp |
+//! | `id_map`, `sync`, `trace` | objects by id; locks and fences; `tracing` events |
+//! | `models`, `microbench` | loom models; functions for the microbenchmarks |
 
 mod av;
 mod batch;
@@ -29,7 +33,7 @@ mod engine_context;
 mod flush;
 mod id_map;
 mod in_flight;
-#[cfg(all(feature = "work", not(loom)))]
+#[cfg(all(feature = "microbench", not(loom)))]
 #[doc(hidden)]
 pub mod microbench;
 #[cfg(all(test, loom))]

@@ -1,5 +1,4 @@
-//! The inner parts at work, one piece at a time: what the micro-benchmarks look at. Not part of the
-//! interface.
+//! Microbenchmarks of internal parts, one operation each. Not part of the interface.
 
 use std::hint::black_box;
 
@@ -11,42 +10,46 @@ use crate::domain_state::DomainState;
 use crate::ops::{CompletionTarget, OpState};
 use crate::transport::shm;
 
-/// A piece of work, with its name; the result is what keeps the compiler from leaving it out.
+/// A microbenchmark: its name, and a function that performs the operation once. The result keeps
+/// the compiler from optimising the operation away.
 pub type Microbench = (&'static str, Box<dyn FnMut() -> usize>);
 
-/// All of it, each ready to be repeated.
+/// Returns all microbenchmarks, each ready to be repeated.
 ///
 /// # Panics
-/// When the system has no memory to share.
+/// When the system cannot allocate shared memory.
 #[must_use]
 pub fn all() -> Vec<Microbench> {
-    let mut all = shm::work();
+    let mut all = shm::benchmarks();
     all.push(("op slots/post, complete, take a receive", op_slots(true)));
     all.push(("op slots/post, complete, take a send", op_slots(false)));
     all
 }
 
-/// An operation is posted, ends, and its future takes the result.
+/// Returns a microbenchmark that posts an operation, completes it and takes the result as its
+/// future does.
 fn op_slots(recv: bool) -> Box<dyn FnMut() -> usize> {
-    let mut hub = DomainState::new();
+    let mut domain = DomainState::new();
     let mut spare = vec![0u8; 8];
     Box::new(move || {
         let buf = std::mem::take(&mut spare).into_any();
         let key = match recv {
-            true => hub.ops.insert_recv(EpId(0), CompletionTarget::Future, buf),
-            false => hub.ops.insert(OpState::new(
+            true => domain
+                .ops
+                .insert_recv(EpId(0), CompletionTarget::Future, buf),
+            false => domain.ops.insert(OpState::new(
                 EpId(0),
                 OpKind::Send,
                 CompletionTarget::Future,
                 buf,
             )),
         };
-        if let Some(op) = hub.ops.get_mut(black_box(key)) {
+        if let Some(op) = domain.ops.get_mut(black_box(key)) {
             op.holds_credit = false;
         }
-        hub.complete_future(key);
-        let ended = hub.take_op_result(key);
-        let buf = ended.map_or(AnyBuf::None, |ended| ended.buf);
+        domain.complete_future(key);
+        let result = domain.take_op_result(key);
+        let buf = result.map_or(AnyBuf::None, |result| result.buf);
         spare = Vec::from_any(buf).unwrap_or_default();
         spare.len()
     })

@@ -1,14 +1,16 @@
 //! Receives that take several messages into one buffer (`FI_MULTI_RECV`).
 //!
-//! Such a receive is an operation that stays posted. For each message the provider has it *split*:
-//! part of its buffer goes into an operation of its own, which is filled, put back and abandoned as
-//! any other receive. The parts share memory by a reference count, so nothing has to wait for the
-//! rest of the buffer.
+//! A multi-receive is an operation that stays posted. For each message the receive queue has the
+//! engine split it: part of the buffer, as long as the message, goes into an operation of its own,
+//! which is filled, requeued and detached like any other receive. The parts share the memory by a
+//! reference count, so none waits for the rest of the buffer. The multi-receive leaves the queue
+//! when it takes no more messages.
 //!
-//! A message is split off only when there is a place to report it: an entry of the queue, reserved
-//! here, or room among the messages that a stream has not taken. A receive that reports to a queue
-//! holds two entries as long as it is posted: one for the next message, so that other posts cannot
-//! keep it from ever getting one, and one for its release.
+//! A message is split off only if it can be reported: there is a completion queue entry, reserved
+//! here, or room among the messages that a stream has not taken. Otherwise the message stays in the
+//! ring or socket, like one over the budget. A multi-receive that reports to a queue holds two
+//! entries while it is posted: one for the next message, so that other posts cannot starve it, and
+//! one for its release.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll};
@@ -25,49 +27,49 @@ use crate::domain_state::{CqId, DomainState, FollowUp};
 use crate::engine::EngineGuard;
 use crate::ops::{CompletionTarget, OpPhase, OpResult};
 
-/// Who hears of the messages.
+/// Where the messages of a multi-receive are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MultiRecvTarget {
-    /// A stream, which takes them with [`DomainHandle::poll_multi_recv`].
+    /// To a stream, which takes them with [`DomainHandle::poll_multi_recv`].
     Stream,
-    /// The receive queue of the endpoint, with this context.
+    /// To the receive queue of the endpoint, with this context.
     Cq(u64),
 }
 
-/// What a receive of several messages has next.
+/// The next item of a multi-receive.
 #[derive(Debug)]
 pub enum MultiRecvItem {
     /// A message, or the failure of one. Its buffer is a `BytesMut`.
     Message(OpResult),
-    /// There is no more; here is what is left of the buffer, and why it ended, if it was not used
-    /// up or taken back.
+    /// The end, with the rest of the buffer, and the error if the multi-receive ended otherwise
+    /// than by using up the buffer or by cancel.
     End(Option<Error>, BytesMut),
 }
 
-/// One of those receives.
+/// A multi-receive.
 #[derive(Debug)]
 pub(crate) struct MultiRecvOp {
     /// The operation that is posted for it.
     op: OpKey,
     ep: EpId,
     sink: MultiRecvSink,
-    /// What is not used yet, and whether that is all of it.
+    /// The unused rest of the buffer, and whether that is the whole buffer.
     remaining: BytesMut,
     untouched: bool,
-    /// With less than this left it takes no more messages.
+    /// The multi-receive closes when fewer bytes than this are left (`FI_OPT_MIN_MULTI_RECV`).
     min_free: usize,
-    /// The parts that are not complete, and those that a stream has not taken; in order of arrival.
+    /// The parts that are incomplete, and those that a stream has not taken, in order of arrival.
     messages: VecDeque<MultiRecvMessage>,
-    /// How many are not complete.
+    /// The number of incomplete parts.
     incomplete: usize,
-    /// Whose those are, as far as one has looked.
+    /// The senders of incomplete parts before the one that is being looked for; scratch memory.
     blocked_peers: Vec<PeerKey>,
-    /// It takes no more messages.
+    /// Whether it takes no more messages.
     closed: bool,
     error: Option<Error>,
 }
 
-/// One message of a receive.
+/// One message of a multi-receive.
 #[derive(Debug)]
 struct MultiRecvMessage {
     op: OpKey,
@@ -78,14 +80,14 @@ struct MultiRecvMessage {
 #[derive(Debug)]
 enum MultiRecvSink {
     Stream {
-        /// Parts there may be at a time.
+        /// The maximum number of parts at a time.
         limit: usize,
-        /// That many are there, and messages are held back.
+        /// Whether the limit is reached and messages are held back.
         full: bool,
     },
     Cq {
         context: u64,
-        /// An entry is reserved for the next message, besides the one for the release.
+        /// Whether an entry is reserved for the next message, besides the one for the release.
         reserved: bool,
     },
 }
@@ -106,12 +108,11 @@ impl EngineGuard<'_> {
             Err(error) => return Err(Failed::new(error, buf)),
         };
         let entry = state.domain.multi_recvs.vacant_entry();
-        let number = entry.key() as u32;
-        let key =
-            state
-                .domain
-                .ops
-                .insert_recv(ep, CompletionTarget::MultiRecv(number), AnyBuf::None);
+        let id = entry.key() as u32;
+        let key = state
+            .domain
+            .ops
+            .insert_recv(ep, CompletionTarget::MultiRecv(id), AnyBuf::None);
         entry.insert(MultiRecvOp {
             op: key,
             ep,
@@ -129,57 +130,60 @@ impl EngineGuard<'_> {
         Ok(key)
     }
 
-    /// Takes no more messages. Those that have come are still reported.
+    /// Closes a multi-receive to further messages. Messages that have arrived are still reported.
     fn cancel_multi_recv(&mut self, key: OpKey) {
         let state = &mut **self;
-        let Some(number) = state.domain.multi_recv_id(key) else {
+        let Some(id) = state.domain.multi_recv_id(key) else {
             return;
         };
-        let multi = &mut state.domain.multi_recvs[number as usize];
-        let (ep, is_news) = (multi.ep, !std::mem::replace(&mut multi.closed, true));
-        if is_news && state.cancel(ep, key) {
-            let multi = &mut state.domain.multi_recvs[number as usize];
+        let multi = &mut state.domain.multi_recvs[id as usize];
+        let (ep, newly_closed) = (multi.ep, !std::mem::replace(&mut multi.closed, true));
+        if newly_closed && state.cancel(ep, key) {
+            let multi = &mut state.domain.multi_recvs[id as usize];
             if let MultiRecvSink::Cq { .. } = multi.sink {
                 multi.error = Some(Error::Canceled);
             }
             state.domain.release_recv_entry(key);
-            state.domain.finish_multi_recv(number);
+            state.domain.finish_multi_recv(id);
         }
     }
 
-    /// Nobody waits for the messages any more: what has come and was not taken goes to other
-    /// receives, in order.
+    /// Detaches a multi-receive whose stream was dropped: messages that have arrived and were not
+    /// taken go to other receives, in order.
     pub(crate) fn detach_multi_recv(&mut self, key: OpKey) -> BytesMut {
-        let Some(number) = self.domain.multi_recv_id(key) else {
+        let Some(id) = self.domain.multi_recv_id(key) else {
             return BytesMut::new();
         };
-        let multi = &mut self.domain.multi_recvs[number as usize];
+        let multi = &mut self.domain.multi_recvs[id as usize];
         multi.closed = true;
         let (ep, parts) = (multi.ep, std::mem::take(&mut multi.messages));
-        // They came before those that still wait for it, which go to others with the cancel.
+        // These messages arrived before those that still wait for the multi-receive, which `cancel`
+        // passes on.
         for part in parts {
             self.detach(part.op);
         }
         let state = &mut **self;
         state.cancel(ep, key);
-        let multi = state.domain.multi_recvs.try_remove(number as usize);
+        let multi = state.domain.multi_recvs.try_remove(id as usize);
         state.domain.discard_op(key);
         multi.map_or_else(BytesMut::new, |multi| multi.remaining)
     }
 
-    /// Ends the receives that report to this queue.
+    /// Detaches the multi-receives that report to this queue.
     pub(crate) fn detach_multi_recvs_of_cq(&mut self, cq: CqId) {
-        let hub = &self.domain;
-        let queued = |multi: &MultiRecvOp| matches!(multi.sink, MultiRecvSink::Cq { .. });
-        let of =
-            |multi: &MultiRecvOp| queued(multi) && hub.cq_of(multi.ep, OpKind::Recv) == Some(cq);
-        let keys: Vec<_> = hub
+        let domain = &self.domain;
+        let uses_queue = |multi: &MultiRecvOp| matches!(multi.sink, MultiRecvSink::Cq { .. });
+        let reports_to = |multi: &MultiRecvOp| {
+            uses_queue(multi) && domain.cq_of(multi.ep, OpKind::Recv) == Some(cq)
+        };
+        let keys: Vec<_> = domain
             .multi_recvs
             .iter()
-            .filter(|(_, multi)| of(multi))
+            .filter(|(_, multi)| reports_to(multi))
             .map(|(_, multi)| multi.op)
             .collect();
-        // All of them first: what one leaves must not go to another that reports to the same queue.
+        // All are closed first: a message that one leaves must not go to another that reports to
+        // the same queue.
         for (_, multi) in self
             .domain
             .multi_recvs
@@ -195,16 +199,16 @@ impl EngineGuard<'_> {
 }
 
 impl DomainState {
-    /// Checks such a receive before it is posted, and reserves what it needs.
+    /// Checks a multi-receive before it is posted, and reserves its entries.
     fn admit_multi_recv(
         &mut self,
         ep: EpId,
         spec: RecvSpec,
         sink: MultiRecvTarget,
     ) -> Result<MultiRecvSink, Error> {
-        let bound = &self.endpoint(ep)?;
-        let limit = bound.bindings.rx_size;
-        if bound.posted_recvs >= limit {
+        let ep_state = &self.endpoint(ep)?;
+        let limit = ep_state.bindings.rx_size;
+        if ep_state.posted_recvs >= limit {
             return Err(Error::WouldBlock(Resource::ReceiveEntry));
         }
         if let Some(from) = spec.from {
@@ -213,13 +217,12 @@ impl DomainState {
         let sink = match sink {
             MultiRecvTarget::Stream => MultiRecvSink::Stream { limit, full: false },
             MultiRecvTarget::Cq(context) => {
-                let ring = self.cq_of(ep, OpKind::Recv).and_then(|id| self.cq(id));
-                if ring.is_some_and(|ring| ring.capacity() < 2) {
-                    let why =
-                        "of one entry, and a message and the release of the buffer need two".into();
+                let queue = self.cq_of(ep, OpKind::Recv).and_then(|id| self.cq(id));
+                if queue.is_some_and(|queue| queue.capacity() < 2) {
+                    let reason = "has 1 entry, multi-receive needs at least 2".into();
                     return Err(Error::Invalid {
                         what: "completion queue",
-                        why,
+                        why: reason,
                     });
                 }
                 self.reserve_entry(ep, OpKind::Recv)?;
@@ -235,26 +238,27 @@ impl DomainState {
         Ok(sink)
     }
 
-    /// Whether a stream takes the messages of this receive.
-    pub(crate) fn is_stream(&self, number: u32) -> bool {
-        let multi = self.multi_recvs.get(number as usize);
+    /// Returns whether a stream takes the messages of this multi-receive.
+    pub(crate) fn is_stream(&self, id: u32) -> bool {
+        let multi = self.multi_recvs.get(id as usize);
         multi.is_some_and(|multi| matches!(multi.sink, MultiRecvSink::Stream { .. }))
     }
 
-    /// The number of the receive that was posted as this operation.
+    /// Returns the id of the multi-receive that was posted as this operation.
     fn multi_recv_id(&self, key: OpKey) -> Option<u32> {
         match self.ops.get(key)?.target {
-            CompletionTarget::MultiRecv(number) => Some(number),
+            CompletionTarget::MultiRecv(id) => Some(id),
             _ => None,
         }
     }
 
-    /// Whether a further message can be reported. If not, the provider is called again when it can.
+    /// Returns whether another message can be reported. If not, the transport is called again when
+    /// there is room.
     pub(crate) fn has_room_for_message(&mut self, key: OpKey) -> bool {
-        let Some(number) = self.multi_recv_id(key) else {
+        let Some(id) = self.multi_recv_id(key) else {
             return false;
         };
-        let multi = &mut self.multi_recvs[number as usize];
+        let multi = &mut self.multi_recvs[id as usize];
         let reserved = match &mut multi.sink {
             MultiRecvSink::Stream { limit, full } => {
                 *full |= multi.messages.len() >= *limit;
@@ -265,20 +269,20 @@ impl DomainState {
         if *reserved {
             return true;
         }
-        let ring = self
+        let queue = self
             .endpoints
             .get(multi.ep.0)
             .and_then(|ep| ep.bindings.rx_cq)
             .and_then(|id| self.cqs.get_mut(id.0));
-        *reserved = ring.is_some_and(|ring| ring.reserve());
+        *reserved = queue.is_some_and(|queue| queue.reserve());
         self.blocked_on_cq |= !*reserved;
         *reserved
     }
 
-    /// Reserves entries of this queue, which has some, for the next messages of those that have
-    /// none yet.
+    /// Reserves entries of a queue that has room, for the next messages of multi-receives that have
+    /// none reserved.
     pub(crate) fn reserve_multi_recv_entries(&mut self, cq: CqId) {
-        let Some(ring) = self.cqs.get_mut(cq.0) else {
+        let Some(queue) = self.cqs.get_mut(cq.0) else {
             return;
         };
         for (_, multi) in self
@@ -292,23 +296,23 @@ impl DomainState {
                     .get(multi.ep.0)
                     .is_some_and(|ep| ep.bindings.rx_cq == Some(cq))
             {
-                *reserved = *reserved || ring.reserve();
+                *reserved = *reserved || queue.reserve();
             }
         }
     }
 
-    /// Makes a receive of part of the buffer for this message.
+    /// Splits a receive for this message off the buffer.
     pub(crate) fn split_for_message(&mut self, key: OpKey, envelope: &Envelope) -> MultiRecvSplit {
-        let Some(number) = self
+        let Some(id) = self
             .multi_recv_id(key)
-            .filter(|number| !self.multi_recvs[*number as usize].closed)
+            .filter(|id| !self.multi_recvs[*id as usize].closed)
         else {
             return MultiRecvSplit::Exhausted;
         };
         if !self.has_room_for_message(key) {
             return MultiRecvSplit::CqFull;
         }
-        let multi = &mut self.multi_recvs[number as usize];
+        let multi = &mut self.multi_recvs[id as usize];
         let limit = self
             .endpoints
             .get(multi.ep.0)
@@ -317,23 +321,20 @@ impl DomainState {
         if len > multi.remaining.capacity() && !multi.untouched {
             multi.closed = true;
             self.release_recv_entry(key);
-            self.finish_multi_recv(number);
+            self.finish_multi_recv(id);
             return MultiRecvSplit::Exhausted;
         }
-        // A message that is too long for the whole buffer is truncated there, as by any other
-        // receive.
-        let rest = multi
+        // A message that is too long for the whole buffer is truncated, as by any other receive.
+        let remaining = multi
             .remaining
             .split_off(len.min(multi.remaining.capacity()));
-        let part = std::mem::replace(&mut multi.remaining, rest);
+        let part = std::mem::replace(&mut multi.remaining, remaining);
         multi.untouched = false;
         multi.closed = multi.remaining.capacity() < multi.min_free || len > part.capacity();
-        let (ep, over) = (multi.ep, multi.closed);
-        let part = self.ops.insert_recv(
-            ep,
-            CompletionTarget::MultiRecv(number),
-            AnyBuf::BytesMut(part),
-        );
+        let (ep, exhausted) = (multi.ep, multi.closed);
+        let part =
+            self.ops
+                .insert_recv(ep, CompletionTarget::MultiRecv(id), AnyBuf::BytesMut(part));
         if let Some(op) = self.ops.get_mut(part) {
             op.holds_credit = false;
         }
@@ -346,37 +347,37 @@ impl DomainState {
         if let MultiRecvSink::Cq { reserved, .. } = &mut multi.sink {
             *reserved = false;
         }
-        if over {
+        if exhausted {
             self.release_recv_entry(key);
             return MultiRecvSplit::Last(part);
         }
         if let MultiRecvSink::Cq { reserved, .. } = &mut multi.sink {
-            let ring = self
+            let queue = self
                 .endpoints
                 .get(ep.0)
                 .and_then(|ep| ep.bindings.rx_cq)
                 .and_then(|id| self.cqs.get_mut(id.0));
-            *reserved = ring.is_some_and(|ring| ring.reserve());
+            *reserved = queue.is_some_and(|queue| queue.reserve());
         }
         MultiRecvSplit::Part(part)
     }
 
-    /// A part is complete; or the receive itself has ended, with everything of its endpoint or
-    /// directed at a peer.
-    pub(crate) fn on_multi_recv_message(&mut self, number: u32, key: OpKey, outcome: Outcome) {
-        let Some(multi) = self.multi_recvs.get_mut(number as usize) else {
+    /// Records that a part is complete, or that the multi-receive itself has ended with its
+    /// endpoint or with the peer it was directed at.
+    pub(crate) fn on_multi_recv_message(&mut self, id: u32, key: OpKey, outcome: Outcome) {
+        let Some(multi) = self.multi_recvs.get_mut(id as usize) else {
             return;
         };
         if multi.op == key {
             multi.closed = true;
             multi.error = outcome.error.map(|error| *error);
-            return self.finish_multi_recv(number);
+            return self.finish_multi_recv(id);
         }
         multi.incomplete -= 1;
         match multi.sink {
             MultiRecvSink::Stream { .. } => {
-                let waits = multi.op;
-                // One of the last, mostly.
+                let op = multi.op;
+                // Completed parts are mostly near the end.
                 if let Some(part) = multi.messages.iter_mut().rfind(|part| part.op == key) {
                     part.complete = true;
                 }
@@ -384,7 +385,7 @@ impl DomainState {
                     op.outcome = outcome;
                     op.phase = OpPhase::Done;
                 }
-                self.wake_op(waits);
+                self.wake_op(op);
             }
             MultiRecvSink::Cq { context, .. } => {
                 multi.messages.retain(|part| part.op != key);
@@ -396,32 +397,33 @@ impl DomainState {
                 self.report_completion(ep, OpKind::Recv, context, outcome, buf);
             }
         }
-        self.finish_multi_recv(number);
+        self.finish_multi_recv(id);
     }
 
-    /// A part will never be complete, and nobody hears of it. Its place in the buffer stays used.
+    /// Drops a part that will never be complete, without a report. Its place in the buffer stays
+    /// used.
     pub(crate) fn part_lost(&mut self, key: OpKey) {
-        let Some(number) = self.multi_recv_id(key) else {
+        let Some(id) = self.multi_recv_id(key) else {
             return;
         };
-        let multi = &mut self.multi_recvs[number as usize];
+        let multi = &mut self.multi_recvs[id as usize];
         multi.incomplete -= 1;
         multi.messages.retain(|part| part.op != key);
-        let (ep, waits, resumes) = (multi.ep, multi.op, multi.resumes());
+        let (ep, op, resumes) = (multi.ep, multi.op, multi.resumes());
         if let MultiRecvSink::Cq { .. } = multi.sink {
             self.unreserve_entry(ep, OpKind::Recv);
         } else {
-            // What came behind it from the same sender may be taken now.
-            self.wake_op(waits);
+            // A later message of the same sender may be taken now.
+            self.wake_op(op);
         }
         if resumes {
             self.follow_ups.push(FollowUp::ResumeProgress);
         }
         self.discard_op(key);
-        self.finish_multi_recv(number);
+        self.finish_multi_recv(id);
     }
 
-    /// The operation is no longer posted: its place among the posted receives is free.
+    /// Releases the place among the posted receives when a multi-receive is no longer posted.
     fn release_recv_entry(&mut self, key: OpKey) {
         let Some(op) = self.ops.get_mut(key) else {
             return;
@@ -432,16 +434,16 @@ impl DomainState {
         }
     }
 
-    /// Reports the end, if nothing more is to come.
-    fn finish_multi_recv(&mut self, number: u32) {
-        let multi = &self.multi_recvs[number as usize];
+    /// Reports the end of a multi-receive if it is closed and all its parts are complete.
+    fn finish_multi_recv(&mut self, id: u32) {
+        let multi = &self.multi_recvs[id as usize];
         if !multi.closed || multi.incomplete > 0 {
             return;
         }
         let MultiRecvSink::Cq { context, reserved } = multi.sink else {
             return self.wake_op(multi.op);
         };
-        let multi = self.multi_recvs.remove(number as usize);
+        let multi = self.multi_recvs.remove(id as usize);
         if reserved {
             self.unreserve_entry(multi.ep, OpKind::Recv);
         }
@@ -458,19 +460,19 @@ impl DomainState {
         self.discard_op(multi.op);
     }
 
-    /// Wakes whoever waits for an operation that goes on.
+    /// Wakes the task that waits for an operation that goes on.
     fn wake_op(&mut self, key: OpKey) {
         let waiter = self.ops.get_mut(key).and_then(|op| op.waker.take());
         self.wake_waiter(waiter);
     }
 
     fn take_multi_recv_item(&mut self, key: OpKey) -> Option<MultiRecvItem> {
-        let Some(number) = self.multi_recv_id(key) else {
+        let Some(id) = self.multi_recv_id(key) else {
             return Some(MultiRecvItem::End(None, BytesMut::new()));
         };
-        let multi = &mut self.multi_recvs[number as usize];
-        if let Some(at) = multi.next_complete() {
-            let part = multi.messages.remove(at)?.op;
+        let multi = &mut self.multi_recvs[id as usize];
+        if let Some(index) = multi.next_complete() {
+            let part = multi.messages.remove(index)?.op;
             if multi.resumes() {
                 self.follow_ups.push(FollowUp::ResumeProgress);
             }
@@ -479,47 +481,48 @@ impl DomainState {
         if !multi.closed || multi.incomplete > 0 {
             return None;
         }
-        let multi = self.multi_recvs.remove(number as usize);
+        let multi = self.multi_recvs.remove(id as usize);
         self.discard_op(key);
         Some(MultiRecvItem::End(multi.error, multi.remaining))
     }
 }
 
 impl MultiRecvOp {
-    /// A part is gone: whether messages that were held back for want of room can come now.
+    /// Returns whether messages that were held back can resume, after a part was removed.
     fn resumes(&mut self) -> bool {
         let MultiRecvSink::Stream { limit, full } = &mut self.sink else {
             return false;
         };
-        // Not for each message that is taken: to resume is a pass.
+        // Not for each message that is taken, because resuming costs a pass.
         let resumes = *full && self.messages.len() <= *limit / 2;
         *full &= !resumes;
         resumes
     }
 
-    /// Whether it was posted as this operation.
-    pub(crate) fn is(&self, key: OpKey) -> bool {
+    /// Returns whether the multi-receive was posted as this operation.
+    pub(crate) fn is_posted_as(&self, key: OpKey) -> bool {
         self.op == key
     }
 
-    /// The first part that is complete, unless one from the same sender that came before is not.
+    /// Returns the index of the first complete part that has no incomplete part of the same sender
+    /// before it.
     fn next_complete(&mut self) -> Option<usize> {
         if self.incomplete == 0 {
             return (!self.messages.is_empty()).then_some(0);
         }
         self.blocked_peers.clear();
-        for (at, part) in self.messages.iter().enumerate() {
+        for (index, part) in self.messages.iter().enumerate() {
             if !part.complete {
                 self.blocked_peers.push(part.peer);
             } else if !self.blocked_peers.contains(&part.peer) {
-                return Some(at);
+                return Some(index);
             }
         }
         None
     }
 }
 
-/// The bytes of a message as the receiver has them.
+/// Converts the buffer of a message to the type that completions carry.
 fn freeze_buffer(buf: AnyBuf) -> AnyBuf {
     match buf {
         AnyBuf::BytesMut(buf) => AnyBuf::Bytes(buf.freeze()),
@@ -528,11 +531,12 @@ fn freeze_buffer(buf: AnyBuf) -> AnyBuf {
 }
 
 impl DomainHandle {
-    /// Posts a receive that takes several messages into the spare capacity of this empty buffer,
-    /// until fewer than `min_free` bytes are left or a message does not fit.
+    /// Posts a receive that takes several messages into the spare capacity of this empty buffer
+    /// (`FI_MULTI_RECV`), until fewer than `min_free` bytes are left or a message does not fit.
     ///
     /// # Errors
-    /// With the buffer: as [`DomainHandle::recv`]; [`Error::Invalid`] of a queue with one entry.
+    /// As [`DomainHandle::recv`], with the buffer; [`Error::Invalid`] for a completion queue of one
+    /// entry.
     #[allow(clippy::result_large_err)] // as of every post
     pub fn multi_recv(
         &self,
@@ -545,24 +549,24 @@ impl DomainHandle {
         self.with_engine(|locked| locked.multi_recv(ep, spec, buf, min_free, sink))
     }
 
-    /// Drives until such a receive has a message for its stream, or has ended: it must not be
-    /// polled again then.
+    /// Drives the domain until a multi-receive has a message for its stream, or has ended: it must
+    /// not be polled again after the end.
     pub fn poll_multi_recv(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<MultiRecvItem> {
         self.engine().poll(
             cx.waker(),
-            |hub| hub.take_multi_recv_item(key),
-            |hub, waker| hub.register_op_waker(key, waker),
+            |domain| domain.take_multi_recv_item(key),
+            |domain, waker| domain.register_op_waker(key, waker),
         )
     }
 
-    /// Takes no more messages into this buffer; those that have come are still reported, and then
-    /// its end.
+    /// Closes a multi-receive to further messages; messages that have arrived are still reported,
+    /// and then the end.
     pub fn cancel_multi_recv(&self, key: OpKey) {
         self.with_engine(|locked| locked.cancel_multi_recv(key));
     }
 
-    /// Nobody takes the messages of this receive any more: those that were not taken go to other
-    /// receives. Returns what is left of the buffer.
+    /// Detaches a multi-receive whose stream was dropped: messages that were not taken go to other
+    /// receives. Returns the rest of the buffer.
     pub fn detach_multi_recv(&self, key: OpKey) -> BytesMut {
         self.with_engine(|locked| locked.detach_multi_recv(key))
     }

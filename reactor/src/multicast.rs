@@ -6,18 +6,19 @@ use fabric_core::{Address, Result};
 use crate::domain::DomainHandle;
 
 impl DomainHandle {
-    /// Has an endpoint join a group; returns what to leave it with.
+    /// Joins an endpoint to a multicast group (`fi_join`); returns the id to leave the group with.
     ///
     /// # Errors
-    /// [`Error::Invalid`](fabric_core::Error::Invalid) when it is not the address of a group;
+    /// [`Error::Invalid`](fabric_core::Error::Invalid) when the address is not a multicast group;
     /// [`Error::NotSupported`](fabric_core::Error::NotSupported);
     /// [`Error::Os`](fabric_core::Error::Os).
     pub fn join_group(&self, ep: EpId, group: &Address) -> Result<u32> {
-        // The driver has a further socket to sleep on, and may find something there already.
+        // `with_engine` ensures that the domain is driven: datagrams may wait on the group's socket
+        // already.
         self.with_engine(|locked| locked.transport.join_group(ep, group))
     }
 
-    /// Has it leave the group again.
+    /// Leaves a multicast group.
     pub fn leave_group(&self, ep: EpId, group: u32) {
         self.with_engine(|locked| locked.transport.leave_group(ep, group));
     }

@@ -1,7 +1,7 @@
-//! One-sided operations: reads and atomics of a peer's memory.
+//! One-sided operations: reads and atomics on a peer's memory (RMA).
 //!
-//! A write is posted like a send: both give bytes away. A read takes bytes, an atomic operation
-//! does both.
+//! A write is posted like a send, since both transmit a buffer. A read fills a buffer, and an
+//! atomic operation does both.
 
 use fabric_core::atomic::{AtomicSpec, MAX_ATOMIC_BYTES};
 use fabric_core::buf::{IoBuf, IoBufMut};
@@ -15,23 +15,24 @@ use crate::engine::EngineGuard;
 use crate::ops::{CompletionTarget, CreditMode, PostResult};
 
 impl DomainHandle {
-    /// Posts a read of a peer's memory.
+    /// Posts a read of a peer's memory (`fi_read`).
     ///
     /// # Errors
-    /// With the buffer: [`Error::TooLong`] when it has not the room, [`Error::Key`], and as
-    /// [`DomainHandle::send`].
+    /// [`Error::TooLong`] when the buffer has not enough room, [`Error::Key`], and as
+    /// [`DomainHandle::send`]; all with the buffer.
     pub fn read<B: IoBufMut>(
         &self,
         ep: EpId,
         spec: TxOp,
         buf: B,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        self.with_engine(|locked| locked.read(ep, spec, buf, route, credit))
+        self.with_engine(|locked| locked.read(ep, spec, buf, target, credit))
     }
 
-    /// Posts a write of this buffer to several places, which have as many bytes.
+    /// Posts a write of this buffer to several remote segments (`fi_writemsg`), which together have
+    /// the buffer's length.
     ///
     /// # Errors
     /// As [`DomainHandle::send`].
@@ -39,15 +40,15 @@ impl DomainHandle {
         &self,
         ep: EpId,
         spec: TxOp,
-        places: &[RmaIov],
+        segments: &[RmaIov],
         buf: B,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        self.with_engine(|locked| locked.write_rma_iov(ep, spec, places, buf, route, credit))
+        self.with_engine(|locked| locked.write_rma_iov(ep, spec, segments, buf, target, credit))
     }
 
-    /// Posts a read of several places; the spec says how many bytes they have together.
+    /// Posts a read of several remote segments (`fi_readmsg`); the spec has their total length.
     ///
     /// # Errors
     /// As [`DomainHandle::read`].
@@ -55,18 +56,18 @@ impl DomainHandle {
         &self,
         ep: EpId,
         spec: TxOp,
-        places: &[RmaIov],
+        segments: &[RmaIov],
         buf: B,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        self.with_engine(|locked| locked.read_rma_iov(ep, spec, places, buf, route, credit))
+        self.with_engine(|locked| locked.read_rma_iov(ep, spec, segments, buf, target, credit))
     }
 
-    /// Executes an atomic operation at once if nothing stands in the way.
+    /// Executes an atomic operation at once, if no operation has to go first and the transport can.
     ///
     /// # Errors
-    /// [`Error::Key`], [`Error::TooLong`] and [`Error::Invalid`] for the place, and as
+    /// [`Error::Key`], [`Error::TooLong`] and [`Error::Invalid`] for the remote range, and as
     /// [`DomainHandle::send`].
     pub fn try_atomic(
         &self,
@@ -78,11 +79,11 @@ impl DomainHandle {
         self.with_engine(|locked| locked.try_atomic(ep, spec, operands, result))
     }
 
-    /// A region of a peer's that has been accessed, to be reached without the domain; `None` when
-    /// it has not.
+    /// Returns a peer's region that is mapped here, which can be accessed without the domain;
+    /// `None` until an operation has accessed it.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] when the provider or the peer has to take part in accesses;
+    /// [`Error::NotSupported`] when the transport or the peer has to take part in accesses;
     /// [`Error::Closed`].
     pub fn direct_region(&self, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<DirectRegion>> {
         let mut locked = self.engine().lock();
@@ -92,7 +93,8 @@ impl DomainHandle {
             .direct_region(&mut state.domain, ep, peer, key)
     }
 
-    /// Posts an atomic operation; the buffer holds operands and comparands, and takes the result.
+    /// Posts an atomic operation; the buffer holds operands and comparands, and is replaced by the
+    /// result.
     ///
     /// # Errors
     /// As [`DomainHandle::try_atomic`].
@@ -101,115 +103,125 @@ impl DomainHandle {
         ep: EpId,
         spec: TxOp,
         buf: Vec<u8>,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<Vec<u8>>> {
-        self.with_engine(|locked| locked.atomic(ep, spec, buf, route, credit))
+        self.with_engine(|locked| locked.atomic(ep, spec, buf, target, credit))
     }
 }
 
 impl EngineGuard<'_> {
-    /// Posts a read of a peer's memory into this buffer, which has the room.
+    /// Posts a read of a peer's memory into this buffer.
     pub(crate) fn read<B: IoBufMut>(
         &mut self,
         ep: EpId,
         spec: TxOp,
         buf: B,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
         let len = spec.remote.map_or(0, |remote| remote.len);
-        let back =
-            |any| B::from_any(any).unwrap_or_else(|_| unreachable!("the same type comes back"));
-        let mut any = buf.into_any();
-        let room = any.recv_capacity();
+        let into_buf = |data| {
+            B::from_any(data)
+                .unwrap_or_else(|_| unreachable!("the buffer was converted from this type"))
+        };
+        let mut data = buf.into_any();
+        let room = data.recv_capacity();
         if len > room {
             let error = Error::TooLong {
                 what: "read into a buffer",
                 len,
                 limit: room,
             };
-            return Err(Failed::new(error, back(any)));
+            return Err(Failed::new(error, into_buf(data)));
         }
-        if let Err(error) = any.begin_fill(len) {
-            return Err(Failed::new(error, back(any)));
+        if let Err(error) = data.begin_fill(len) {
+            return Err(Failed::new(error, into_buf(data)));
         }
-        self.post_or_queue(ep, &spec, len, (any, back), route, credit, |locked, any| {
-            locked.try_inline(
-                ep,
-                &spec,
-                len,
-                |_| Ok(()),
-                |provider, hub| provider.try_read(hub, ep, &spec, any),
-            )
-        })
+        self.post_or_queue(
+            ep,
+            &spec,
+            len,
+            (data, into_buf),
+            target,
+            credit,
+            |locked, data| {
+                locked.try_inline(
+                    ep,
+                    &spec,
+                    len,
+                    |_| Ok(()),
+                    |transport, domain| transport.try_read(domain, ep, &spec, data),
+                )
+            },
+        )
     }
 
-    /// Posts a write of this payload to several places.
+    /// Posts a write of this buffer to several remote segments.
     pub(crate) fn write_rma_iov<B: IoBuf>(
         &mut self,
         ep: EpId,
         spec: TxOp,
-        places: &[RmaIov],
+        segments: &[RmaIov],
         buf: B,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let spread = self.insert_rma_iov(places);
+        let id = self.insert_rma_iov(segments);
         let posted = self.send(
             ep,
             &TxOp {
-                rma_iov_id: Some(spread),
+                rma_iov_id: Some(id),
                 ..spec
             },
             buf,
-            route,
+            target,
             credit,
         );
-        self.remove_rma_iov_if_refused(spread, posted)
+        self.remove_rma_iov_if_refused(id, posted)
     }
 
-    /// Posts a read of several places into this buffer, which has the room.
+    /// Posts a read of several remote segments into this buffer.
     pub(crate) fn read_rma_iov<B: IoBufMut>(
         &mut self,
         ep: EpId,
         spec: TxOp,
-        places: &[RmaIov],
+        segments: &[RmaIov],
         buf: B,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let spread = self.insert_rma_iov(places);
+        let id = self.insert_rma_iov(segments);
         let posted = self.read(
             ep,
             TxOp {
-                rma_iov_id: Some(spread),
+                rma_iov_id: Some(id),
                 ..spec
             },
             buf,
-            route,
+            target,
             credit,
         );
-        self.remove_rma_iov_if_refused(spread, posted)
+        self.remove_rma_iov_if_refused(id, posted)
     }
 
-    fn insert_rma_iov(&mut self, places: &[RmaIov]) -> RmaIovId {
-        RmaIovId(self.domain.rma_iovs.insert(places.into()) as u32)
+    fn insert_rma_iov(&mut self, segments: &[RmaIov]) -> RmaIovId {
+        RmaIovId(self.domain.rma_iovs.insert(segments.into()) as u32)
     }
 
-    /// The places are the operation's, unless there is none.
+    /// Removes the segments again if the post has failed, since no operation owns them then.
     fn remove_rma_iov_if_refused<B>(
         &mut self,
-        spread: RmaIovId,
+        id: RmaIovId,
         posted: Result<PostResult<B>, Failed<B>>,
     ) -> Result<PostResult<B>, Failed<B>> {
         if posted.is_err() {
-            self.domain.rma_iovs.try_remove(spread.0 as usize);
+            self.domain.rma_iovs.try_remove(id.0 as usize);
         }
         posted
     }
 
-    /// Executes an atomic operation at once if nothing stands in the way.
+    /// Executes an atomic operation at once, if no operation has to go first and the transport can.
     pub(crate) fn try_atomic(
         &mut self,
         ep: EpId,
@@ -223,17 +235,18 @@ impl EngineGuard<'_> {
             spec,
             len,
             |_| Ok(()),
-            |provider, hub| provider.try_atomic(hub, ep, spec, operands, result),
+            |transport, domain| transport.try_atomic(domain, ep, spec, operands, result),
         )
     }
 
-    /// Posts an atomic operation; `buf` holds operands and comparands, and takes the result.
+    /// Posts an atomic operation; `buf` holds operands and comparands, and is replaced by the
+    /// result.
     pub(crate) fn atomic(
         &mut self,
         ep: EpId,
         spec: TxOp,
         buf: Vec<u8>,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<Vec<u8>>> {
         let len = spec.remote.map_or(0, |remote| remote.len);
@@ -242,7 +255,7 @@ impl EngineGuard<'_> {
             &spec,
             len,
             (buf, |buf| buf),
-            route,
+            target,
             credit,
             |locked, buf| {
                 let mut result = vec![
@@ -253,18 +266,19 @@ impl EngineGuard<'_> {
                         0
                     }
                 ];
-                let done = locked.try_atomic(ep, &spec, buf, &mut result)?;
-                if done == TrySend::Done && !result.is_empty() {
+                let outcome = locked.try_atomic(ep, &spec, buf, &mut result)?;
+                if outcome == TrySend::Done && !result.is_empty() {
                     *buf = result;
                 }
-                Ok(done)
+                Ok(outcome)
             },
         );
         posted.map_err(|failed| failed.error)
     }
 }
 
-/// Checks an atomic operation before it is posted: that it exists, and the row is not too long.
+/// Checks an atomic operation before it is posted: the operation and data type, and the length in
+/// bytes.
 ///
 /// # Errors
 /// [`Error::NotSupported`], [`Error::TooLong`].
@@ -272,7 +286,7 @@ pub fn check_atomic(atomic: AtomicSpec, len: usize) -> Result<()> {
     atomic.check()?;
     if len > MAX_ATOMIC_BYTES {
         return Err(Error::TooLong {
-            what: "row of atomic values",
+            what: "atomic operand",
             len,
             limit: MAX_ATOMIC_BYTES,
         });

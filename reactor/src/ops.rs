@@ -1,9 +1,9 @@
-//! Op slots: every posted operation lives in one, with its buffer, until its one completion has
+//! Op slots: every posted operation is in a slot, with its buffer, until its one completion has
 //! been delivered.
 //!
-//! A slot is named by position and generation, so a late completion cannot reach a slot that is
-//! used again. The future of an operation holds only the name: dropping it never frees memory that
-//! a provider may still use.
+//! A slot is named by index and generation, so a late completion cannot reach a slot that was
+//! reused. The future of an operation holds only the key: dropping the future never frees memory
+//! that a transport may still use.
 
 use std::task::Waker;
 
@@ -12,91 +12,93 @@ use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::transport::{EpId, OpKey, TxOp};
 use fabric_core::{Error, FiAddr};
 
-/// Who hears of the completion. Exactly one of these does.
+/// Where the completion of an operation is reported. There is exactly one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionTarget {
     /// The future of the operation.
     Future,
-    /// The completion queue of that direction, with this context.
+    /// The completion queue of the operation's direction, with this context.
     Cq(u64),
-    /// That queue, with this context, if it fails; nobody, if it ends well.
+    /// The completion queue with this context if the operation fails; no report if it succeeds.
     CqOnError(u64),
-    /// Nobody; a failure becomes an event.
+    /// No report; a failure becomes an event.
     Discard,
-    /// The receive of this number that takes several messages: of that receive itself, and of its
-    /// parts.
+    /// The multi-receive with this id: the target of the multi-receive itself and of its parts.
     MultiRecv(u32),
 }
 
 impl CompletionTarget {
-    /// Whether it may come to need an entry of a queue, which is reserved at the post.
+    /// Returns whether the target may need an entry of a completion queue, which is reserved by the
+    /// post.
     #[inline]
     pub(crate) fn reserves_cq_entry(self) -> bool {
         matches!(self, Self::Cq(_) | Self::CqOnError(_))
     }
 }
 
-/// Whether a post may queue for credit.
+/// Whether a post may wait for a credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreditMode {
     /// Without a free credit the post fails with [`Error::WouldBlock`].
     NoWait,
-    /// Without a free credit the operation waits for one, in the order of posting.
+    /// Without a free credit the operation waits for one, in posting order.
     Wait,
-    /// The post uses up a permit, which holds a credit.
+    /// The post uses a permit, which holds a credit.
     FromPermit,
 }
 
-/// What an operation became when it was posted.
+/// The outcome of posting an operation.
 #[derive(Debug)]
 pub enum PostResult<B> {
-    /// It has ended already.
+    /// The operation has completed, with its buffer.
     Done(Transfer, B),
-    /// It is under way, or reports to a queue.
+    /// The operation is pending, or reports to a queue.
     Pending(OpKey),
-    /// It has ended already, and its completion is in the queue.
+    /// The operation has completed, and its completion is in the queue.
     Reported,
 }
 
-/// How an operation ended, with its buffer.
+/// The result of an operation, with its buffer.
 #[derive(Debug)]
 pub struct OpResult {
-    /// What was moved.
+    /// The bytes that were transferred, and the envelope of a received message.
     pub transfer: Transfer,
-    /// Why it failed, if it did.
+    /// The failure, if there was one.
     pub error: Option<Box<Error>>,
-    /// The buffer it was given.
+    /// The buffer that was posted.
     pub buf: AnyBuf,
 }
 
-/// How far an operation has come.
+/// The progress of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpPhase {
-    /// Waits for credit; the provider has not seen it.
+    /// The operation waits for a credit or behind a fence; the transport has not seen it.
     Queued,
-    /// The provider has it.
+    /// The transport executes the operation.
     Posted,
-    /// It has ended, as its outcome says, and its future has not looked yet.
+    /// The operation has ended with its outcome, and its future has not taken the result.
     Done,
 }
 
-/// One operation.
+/// An operation.
 #[derive(Debug)]
 pub(crate) struct OpState {
     generation: u32,
     pub(crate) ep: EpId,
     pub(crate) kind: OpKind,
     pub(crate) phase: OpPhase,
-    /// How it ended, once it is done.
+    /// The outcome, once the phase is `Done`.
     pub(crate) outcome: Outcome,
     pub(crate) target: CompletionTarget,
-    /// Set for everything that is done at a peer.
+    /// The transmit operation; none for receives and probes.
     pub(crate) spec: Option<TxOp>,
-    /// Holds a transmit credit, or a place among the posted receives, to be given back at the end.
+    /// Whether the operation holds a transmit credit, or a place among the posted receives, which
+    /// is released when it ends.
     pub(crate) holds_credit: bool,
-    /// Only asks, for a credit or whether a message waits, and ends when there is one.
+    /// Whether this is a permit, probe or flush: it transfers nothing and ends when a condition
+    /// holds.
     pub(crate) no_transfer: bool,
-    /// Its bytes were handed over, and it waits for its peer's word.
+    /// Whether the bytes were handed over and the operation waits for the peer's ack.
     pub(crate) has_left: bool,
     pub(crate) buf: AnyBuf,
     pub(crate) waker: Option<Waker>,
@@ -121,11 +123,11 @@ impl OpState {
     }
 }
 
-/// The generation of a slot that is free.
+/// The generation of a free slot.
 const FREE_GENERATION: u32 = 0;
 
 /// All operations of a domain. Slots are filled and emptied in place: an operation is large, and
-/// moving it about is what a small message would spend most of its time on.
+/// moving it would dominate the cost of a small message.
 #[derive(Debug, Default)]
 pub(crate) struct OpTable {
     slots: Vec<OpState>,
@@ -145,11 +147,11 @@ impl OpTable {
     }
 
     /// Fills a slot with a posted receive.
-    #[inline(always)] // on the way of a small message
-    pub(crate) fn insert_recv(&mut self, ep: EpId, route: CompletionTarget, buf: AnyBuf) -> OpKey {
+    #[inline(always)] // on the small-message path
+    pub(crate) fn insert_recv(&mut self, ep: EpId, target: CompletionTarget, buf: AnyBuf) -> OpKey {
         let key = self.next_key();
         let Some(slot) = self.slots.get_mut(key.index as usize) else {
-            let mut op = OpState::new(ep, OpKind::Recv, route, buf);
+            let mut op = OpState::new(ep, OpKind::Recv, target, buf);
             op.generation = key.generation;
             op.holds_credit = true;
             self.slots.push(op);
@@ -159,31 +161,31 @@ impl OpTable {
         slot.ep = ep;
         slot.kind = OpKind::Recv;
         slot.phase = OpPhase::Posted;
-        slot.target = route;
+        slot.target = target;
         slot.spec = None;
         slot.holds_credit = true;
         slot.no_transfer = false;
         slot.has_left = false;
-        // A slot that is free has none: there is nothing to drop, and no need to find that out.
-        let none = std::mem::replace(&mut slot.buf, buf);
-        debug_assert!(matches!(none, AnyBuf::None));
-        std::mem::forget(none);
+        // A free slot has no buffer, so there is nothing to drop; `forget` saves the check.
+        let vacant_buf = std::mem::replace(&mut slot.buf, buf);
+        debug_assert!(matches!(vacant_buf, AnyBuf::None));
+        std::mem::forget(vacant_buf);
         key
     }
 
-    /// Fills a slot with an operation that the provider has.
-    #[inline(always)] // on the way of a small message
+    /// Fills a slot with an operation that the transport executes.
+    #[inline(always)] // on the small-message path
     pub(crate) fn insert_send(
         &mut self,
         ep: EpId,
         spec: &TxOp,
-        route: CompletionTarget,
+        target: CompletionTarget,
         buf: AnyBuf,
         credit: bool,
     ) -> OpKey {
         let key = self.next_key();
         let Some(slot) = self.slots.get_mut(key.index as usize) else {
-            let mut op = OpState::new(ep, spec.kind, route, buf);
+            let mut op = OpState::new(ep, spec.kind, target, buf);
             op.generation = key.generation;
             op.spec = Some(*spec);
             op.holds_credit = credit;
@@ -194,15 +196,15 @@ impl OpTable {
         slot.ep = ep;
         slot.kind = spec.kind;
         slot.phase = OpPhase::Posted;
-        slot.target = route;
+        slot.target = target;
         slot.spec = Some(*spec);
         slot.holds_credit = credit;
         slot.no_transfer = false;
         slot.has_left = false;
         // As above: there is nothing to drop.
-        let none = std::mem::replace(&mut slot.buf, buf);
-        debug_assert!(matches!(none, AnyBuf::None));
-        std::mem::forget(none);
+        let vacant_buf = std::mem::replace(&mut slot.buf, buf);
+        debug_assert!(matches!(vacant_buf, AnyBuf::None));
+        std::mem::forget(vacant_buf);
         key
     }
 
@@ -232,7 +234,7 @@ impl OpTable {
             .filter(|op| op.generation == key.generation)
     }
 
-    /// Whether it has ended, and its future has not looked.
+    /// Returns whether an operation has ended and its result was not taken.
     #[inline]
     pub(crate) fn is_done(&self, key: OpKey) -> bool {
         self.get(key).is_some_and(|op| op.phase == OpPhase::Done)
@@ -249,8 +251,7 @@ impl OpTable {
         Some(op)
     }
 
-    /// Empties the slot of an operation whose end has been reported: its buffer and waker have been
-    /// taken out.
+    /// Frees the slot of an operation that was reported: its buffer and waker have been taken out.
     #[inline]
     pub(crate) fn free(&mut self, key: OpKey) {
         if let Some(slot) = self.get_mut(key) {
@@ -260,22 +261,22 @@ impl OpTable {
         }
     }
 
-    /// Frees the slot of an operation that has ended, and shows what is left in it: its result and
-    /// its waker, to be taken out now.
+    /// Frees the slot of an operation that has ended, and returns the slot, for the caller to take
+    /// out result and waker at once.
     #[inline]
     pub(crate) fn free_done(&mut self, key: OpKey) -> &mut OpState {
         let slot = &mut self.slots[key.index as usize];
         assert!(
             slot.generation == key.generation,
-            "an operation that has ended has its slot"
+            "result taken from a slot that holds another operation"
         );
         slot.generation = FREE_GENERATION;
         self.free.push(key.index);
         slot
     }
 
-    /// Whether the provider has something to do at this peer. Looks at all operations: only for
-    /// those that are fenced.
+    /// Returns whether the transport executes an operation to this peer. Scans all operations, so
+    /// it is for fenced operations only.
     pub(crate) fn has_posted_ops_to(&self, ep: EpId, peer: FiAddr) -> bool {
         self.slots.iter().any(|op| {
             op.generation != FREE_GENERATION
@@ -285,23 +286,23 @@ impl OpTable {
         })
     }
 
-    /// The operations of this endpoint that have not ended.
+    /// Returns the operations of this endpoint that have not ended.
     pub(crate) fn unended(&self, ep: EpId) -> impl Iterator<Item = OpKey> {
         let slots = self.slots.iter().zip(0..);
-        let unended = slots.filter(move |(op, _)| {
+        let pending = slots.filter(move |(op, _)| {
             op.generation != FREE_GENERATION && op.ep == ep && op.phase != OpPhase::Done
         });
-        unended.map(|(op, index)| OpKey {
+        pending.map(|(op, index)| OpKey {
             index,
             generation: op.generation,
         })
     }
 
-    /// The operations of which this is true.
-    pub(crate) fn keys_of(&self, is_meant: impl Fn(&OpState) -> bool) -> Vec<OpKey> {
+    /// Returns the operations that match a predicate.
+    pub(crate) fn keys_of(&self, predicate: impl Fn(&OpState) -> bool) -> Vec<OpKey> {
         let slots = self.slots.iter().zip(0..);
-        let meant = slots.filter(|(op, _)| op.generation != FREE_GENERATION && is_meant(op));
-        meant
+        let matching = slots.filter(|(op, _)| op.generation != FREE_GENERATION && predicate(op));
+        matching
             .map(|(op, index)| OpKey {
                 index,
                 generation: op.generation,
@@ -309,17 +310,18 @@ impl OpTable {
             .collect()
     }
 
-    /// The operations that report to queues.
+    /// Returns the operations that report to completion queues.
     pub(crate) fn keys_reporting_to_cqs(&self) -> Vec<OpKey> {
         self.keys_of(|op| op.target.reserves_cq_entry())
     }
 
-    /// Takes every waker out.
+    /// Takes all wakers out.
     pub(crate) fn take_wakers(&mut self) -> impl Iterator<Item = Waker> {
         self.slots.iter_mut().filter_map(|op| op.waker.take())
     }
 
-    /// Whether a message of this source lies in a receive that nobody has looked at.
+    /// Returns whether a message of this source is in a completed receive whose result was not
+    /// taken.
     pub(crate) fn has_unconsumed(&self, endpoints: &[EpId], source: FiAddr) -> bool {
         self.slots.iter().any(|op| {
             op.generation != FREE_GENERATION
@@ -352,7 +354,7 @@ mod tests {
         let first = ops.insert(op());
         assert!(ops.remove(first).is_some());
         let second = ops.insert(op());
-        assert_eq!(first.index, second.index, "the position is used again");
+        assert_eq!(first.index, second.index, "the slot is reused");
         assert!(
             ops.get(first).is_none() && ops.get_mut(first).is_none() && ops.remove(first).is_none()
         );

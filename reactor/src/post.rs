@@ -1,4 +1,4 @@
-//! Posting operations.
+//! Posting of operations: checks, credits, inline completion, queueing.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -18,13 +18,13 @@ use crate::ops::{CompletionTarget, CreditMode, OpPhase, OpState, PostResult};
 use crate::tx_credits::FencedOp;
 
 impl EngineGuard<'_> {
-    /// After a call that may have let others go on.
+    /// Does the follow-up work of a call that may let other operations continue.
     #[inline]
     pub(crate) fn finish(&mut self) {
         self.finish_posts(1);
     }
 
-    /// Likewise, after so many posts.
+    /// Does the follow-up work of this many posts.
     #[inline]
     pub(crate) fn finish_posts(&mut self, posts: u32) {
         self.count_posts(posts);
@@ -40,59 +40,59 @@ impl EngineGuard<'_> {
         ep: EpId,
         spec: &TxOp,
         buf: B,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
         let len = buf.payload().len();
-        let now = |locked: &mut Self, buf: &mut B| locked.try_send(ep, spec, buf.payload());
-        self.post_or_queue(ep, spec, len, (buf, |buf| buf), route, credit, now)
+        let inline = |locked: &mut Self, buf: &mut B| locked.try_send(ep, spec, buf.payload());
+        self.post_or_queue(ep, spec, len, (buf, |buf| buf), target, credit, inline)
     }
 
-    /// Posts an operation of this length: `now` tries it at once, and what has to wait is queued.
-    /// What is refused has no entry of a queue. `held` is what `now` wants of the buffer, and how
-    /// the buffer is made of it again.
-    #[inline(always)] // on the way of a small message
-    #[allow(clippy::too_many_arguments)] // those of every post
+    /// Posts an operation of `len` bytes: `inline` tries to complete it at once; an operation that
+    /// has to wait is queued. A failed post releases its queue entry. `held` is the form of the
+    /// buffer that `inline` takes, and the function that converts it back.
+    #[inline(always)] // on the small-message path
+    #[allow(clippy::too_many_arguments)] // the same as of every post
     pub(crate) fn post_or_queue<H, B: IoBuf>(
         &mut self,
         ep: EpId,
         spec: &TxOp,
         len: usize,
-        (mut held, back): (H, impl FnOnce(H) -> B),
-        route: CompletionTarget,
+        (mut held, into_buf): (H, impl FnOnce(H) -> B),
+        target: CompletionTarget,
         credit: CreditMode,
-        now: impl FnOnce(&mut Self, &mut H) -> Result<TrySend>,
+        inline: impl FnOnce(&mut Self, &mut H) -> Result<TrySend>,
     ) -> Result<PostResult<B>, Failed<B>> {
-        if route.reserves_cq_entry()
+        if target.reserves_cq_entry()
             && let Err(error) = self.domain.reserve_entry(ep, spec.kind)
         {
-            return Err(Failed::new(error, back(held)));
+            return Err(Failed::new(error, into_buf(held)));
         }
-        let failed = match now(self, &mut held) {
+        let failed = match inline(self, &mut held) {
             Ok(TrySend::Done) => {
-                return Ok(self.complete_inline(ep, spec, len, back(held), route, credit));
+                return Ok(self.complete_inline(ep, spec, len, into_buf(held), target, credit));
             }
             Ok(TrySend::Collected) => {
-                let key = self.collected(ep, spec, len, back(held).into_any(), route, credit);
+                let key = self.collected(ep, spec, len, into_buf(held).into_any(), target, credit);
                 return Ok(PostResult::Pending(key));
             }
             Ok(TrySend::WouldBlock) => {
-                match self.queue_send(ep, *spec, back(held), route, credit) {
+                match self.queue_send(ep, *spec, into_buf(held), target, credit) {
                     Ok(key) => return Ok(PostResult::Pending(key)),
                     Err(failed) => failed,
                 }
             }
-            Err(error) => Failed::new(error, back(held)),
+            Err(error) => Failed::new(error, into_buf(held)),
         };
-        if route.reserves_cq_entry() {
+        if target.reserves_cq_entry() {
             self.domain.unreserve_entry(ep, spec.kind);
         }
         Err(failed)
     }
 
-    /// Has the provider do something at a peer at once, unless the endpoint does not let it or
-    /// others come first, and counts it.
-    #[inline(always)] // likewise
+    /// Has the transport execute a transmit operation at once and counts it, unless `check` fails,
+    /// operations wait for a credit, or a fence blocks it.
+    #[inline(always)] // on the small-message path
     pub(crate) fn try_inline(
         &mut self,
         ep: EpId,
@@ -102,64 +102,62 @@ impl EngineGuard<'_> {
         act: impl FnOnce(&mut dyn TransportDomain, &mut DomainState) -> Result<TrySend>,
     ) -> Result<TrySend> {
         let EngineState {
-            domain: hub,
-            transport: provider,
-            ..
+            domain, transport, ..
         } = &mut **self;
-        let row = hub.endpoint(ep)?;
-        check(&row.bindings)?;
-        if row.tx_credits.has_waiter_for(spec.peer) || hub.is_blocked_by_fence(ep, spec) {
+        let endpoint = domain.endpoint(ep)?;
+        check(&endpoint.bindings)?;
+        if endpoint.tx_credits.has_waiter_for(spec.peer) || domain.is_blocked_by_fence(ep, spec) {
             return Ok(TrySend::WouldBlock);
         }
-        let done = act(&mut **provider, hub);
-        if matches!(done, Ok(TrySend::Done)) {
-            hub.count_inline(ep, spec.kind, len);
+        let outcome = act(&mut **transport, domain);
+        if matches!(outcome, Ok(TrySend::Done)) {
+            domain.count_inline(ep, spec.kind, len);
         }
-        done
+        outcome
     }
 
-    /// An operation has ended where it was posted.
-    #[inline(always)] // likewise
+    /// Reports an operation that was completed by its post.
+    #[inline(always)] // on the small-message path
     fn complete_inline<B: IoBuf>(
         &mut self,
         ep: EpId,
         spec: &TxOp,
         len: usize,
         buf: B,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> PostResult<B> {
-        let hub = &mut self.domain;
+        let domain = &mut self.domain;
         if credit == CreditMode::FromPermit {
-            hub.release_credit(ep, spec.kind, Some(spec.peer));
+            domain.release_credit(ep, spec.kind, Some(spec.peer));
         }
         let transfer = Transfer::sent(len, spec.tag);
-        match route {
+        match target {
             CompletionTarget::Future => PostResult::Done(transfer, buf),
             CompletionTarget::Cq(context) => {
-                let buf = hub.completion_buffer(spec, buf.into_any());
-                let queue = hub.cq_of(ep, spec.kind);
-                hub.report_to_cq(queue, spec.kind, context, Outcome::ok(transfer), buf);
+                let buf = domain.completion_buffer(spec, buf.into_any());
+                let queue = domain.cq_of(ep, spec.kind);
+                domain.report_to_cq(queue, spec.kind, context, Outcome::ok(transfer), buf);
                 PostResult::Reported
             }
             CompletionTarget::CqOnError(_)
             | CompletionTarget::Discard
             | CompletionTarget::MultiRecv(_) => {
-                hub.complete_inline_unreported(ep, spec.kind, route, buf.into_any());
+                domain.complete_inline_unreported(ep, spec.kind, target, buf.into_any());
                 PostResult::Reported
             }
         }
     }
 
-    /// Gives a slot to a message that the provider has collected: it ends when the kernel has it.
-    /// It takes no credit; what a provider collects is bounded.
+    /// Gives a slot to a message that the transport has collected: it completes when the kernel has
+    /// taken it. It takes no credit, since what a transport collects is bounded.
     fn collected(
         &mut self,
         ep: EpId,
         spec: &TxOp,
         len: usize,
         buf: AnyBuf,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> OpKey {
         let state = &mut **self;
@@ -168,7 +166,7 @@ impl EngineGuard<'_> {
         let key = state
             .domain
             .ops
-            .insert_send(ep, spec, route, buf, has_credit);
+            .insert_send(ep, spec, target, buf, has_credit);
         state
             .transport
             .collected(&mut state.domain, ep, key, spec, len);
@@ -178,8 +176,8 @@ impl EngineGuard<'_> {
         key
     }
 
-    /// Sends, or writes, at once if nothing stands in the way.
-    #[inline(always)] // on the way of a small message
+    /// Sends or writes at once, if no operation has to go first and the transport can.
+    #[inline(always)] // on the small-message path
     pub(crate) fn try_send(
         &mut self,
         ep: EpId,
@@ -187,9 +185,9 @@ impl EngineGuard<'_> {
         payload: Payload<'_>,
     ) -> Result<TrySend> {
         let len = payload.len();
-        let check = |bound: &Bindings| bound.check_len(len);
-        self.try_inline(ep, spec, len, check, |provider, hub| {
-            provider.try_send(hub, ep, spec, payload)
+        let check = |bindings: &Bindings| bindings.check_len(len);
+        self.try_inline(ep, spec, len, check, |transport, domain| {
+            transport.try_send(domain, ep, spec, payload)
         })
     }
 
@@ -198,23 +196,23 @@ impl EngineGuard<'_> {
         ep: EpId,
         spec: TxOp,
         buf: B,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<OpKey, Failed<B>> {
         let state = &mut **self;
-        let fenced_off = state.domain.is_blocked_by_fence(ep, &spec);
-        let transmit = match state.domain.endpoint(ep) {
+        let blocked_by_fence = state.domain.is_blocked_by_fence(ep, &spec);
+        let tx_credits = match state.domain.endpoint(ep) {
             Ok(ep) => &mut ep.tx_credits,
             Err(error) => return Err(Failed::new(error, buf)),
         };
         let mut has_credit = credit == CreditMode::FromPermit;
-        if has_credit && transmit.has_queued_message_for(spec.peer) {
-            // Sends that were posted before this one wait for credit: it does not overtake them,
-            // but gives them its own.
+        if has_credit && tx_credits.has_queued_message_for(spec.peer) {
+            // Sends that were posted before this one wait for a credit: this one does not overtake
+            // them, but gives them its own credit.
             has_credit = false;
             state.domain.release_credit(ep, spec.kind, Some(spec.peer));
         } else if !has_credit {
-            has_credit = transmit.try_acquire(spec.peer);
+            has_credit = tx_credits.try_acquire(spec.peer);
         }
         if !has_credit {
             state
@@ -229,10 +227,10 @@ impl EngineGuard<'_> {
                 buf,
             ));
         }
-        let mut op = OpState::new(ep, spec.kind, route, buf.into_any());
+        let mut op = OpState::new(ep, spec.kind, target, buf.into_any());
         op.spec = Some(spec);
         op.holds_credit = has_credit;
-        let key = if fenced_off || !has_credit {
+        let key = if blocked_by_fence || !has_credit {
             op.phase = OpPhase::Queued;
             let key = state.domain.ops.insert(op);
             state.domain.pending_sends += usize::from(has_credit);
@@ -255,7 +253,7 @@ impl EngineGuard<'_> {
             {
                 let buf = state.domain.remove_refused(key);
                 if credit == CreditMode::FromPermit {
-                    // The permit still has its credit.
+                    // The permit keeps its credit.
                     self.domain.reacquire_credit(ep, spec.peer);
                 }
                 return Err(Failed::new(error, buf));
@@ -284,12 +282,12 @@ impl EngineGuard<'_> {
         match self.try_send(ep, spec, Payload::Contiguous(bytes))? {
             TrySend::Done => return Ok(()),
             TrySend::Collected => {
-                let (len, none) = (bytes.len(), AnyBuf::None);
+                let (len, no_buf) = (bytes.len(), AnyBuf::None);
                 self.collected(
                     ep,
                     spec,
                     len,
-                    none,
+                    no_buf,
                     CompletionTarget::Discard,
                     CreditMode::NoWait,
                 );
@@ -314,46 +312,46 @@ impl EngineGuard<'_> {
         ep: EpId,
         spec: RecvSpec,
         buf: B,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<OpKey, Failed<B>> {
         let state = &mut **self;
-        if let Some(error) = state.domain.admit_recv(ep, spec.from, route, credit) {
+        if let Some(error) = state.domain.admit_recv(ep, spec.from, target, credit) {
             return Err(Failed::new(error, buf));
         }
-        let key = state.domain.ops.insert_recv(ep, route, buf.into_any());
+        let key = state.domain.ops.insert_recv(ep, target, buf.into_any());
         state.post_recv(ep, key, spec);
         Ok(key)
     }
 }
 
 impl DomainState {
-    /// Checks a receive before it is posted, counts it, and reserves what it needs. Returns why it
-    /// is refused.
-    #[inline(always)] // on the way of a small message
+    /// Checks a receive before it is posted, counts it, and reserves its queue entry. Returns the
+    /// error if it is refused.
+    #[inline(always)] // on the small-message path
     pub(crate) fn admit_recv(
         &mut self,
         ep: EpId,
         from: Option<FiAddr>,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> Option<Error> {
         let Self {
-            endpoints: eps,
+            endpoints,
             cqs,
-            avs: vectors,
+            avs,
             ..
         } = self;
-        let Some(state) = eps.get_mut(ep.0) else {
+        let Some(state) = endpoints.get_mut(ep.0) else {
             return Some(Error::Closed(Class::Endpoint));
         };
         if credit == CreditMode::NoWait && state.posted_recvs >= state.bindings.rx_size {
             return Some(Error::WouldBlock(Resource::ReceiveEntry));
         }
-        if let Some(Err(error)) = from.map(|from| check_addr(vectors, state.bindings.av, from)) {
+        if let Some(Err(error)) = from.map(|from| check_addr(avs, state.bindings.av, from)) {
             return Some(error);
         }
-        if route.reserves_cq_entry()
+        if target.reserves_cq_entry()
             && let Err(error) = reserve_cq_entry(cqs, state.bindings.rx_cq)
         {
             return Some(error);
@@ -362,13 +360,13 @@ impl DomainState {
         None
     }
 
-    /// Whether it is fenced, and something that was posted before it for its peer has not ended.
+    /// Returns whether the operation is fenced and an earlier operation to its peer has not ended.
     #[inline]
     fn is_blocked_by_fence(&self, ep: EpId, spec: &TxOp) -> bool {
         spec.fence && self.ops.has_posted_ops_to(ep, spec.peer)
     }
 
-    /// Counts an operation that has ended where it was posted.
+    /// Counts an operation that was completed by its post.
     #[inline]
     fn count_inline(&mut self, ep: EpId, kind: OpKind, len: usize) {
         let Some(ep) = self.endpoints.get_mut(ep.0) else {
@@ -381,22 +379,24 @@ impl DomainState {
         }
     }
 
-    /// An operation has ended of which nobody wants to hear.
+    /// Drops the buffer and the queue entry of an operation that was completed by its post and is
+    /// not reported.
     fn complete_inline_unreported(
         &mut self,
         ep: EpId,
         kind: OpKind,
-        route: CompletionTarget,
+        target: CompletionTarget,
         buf: AnyBuf,
     ) {
         self.deferred.drop_buffer(buf);
-        if route.reserves_cq_entry() {
+        if target.reserves_cq_entry() {
             self.unreserve_entry(ep, kind);
         }
     }
 
-    /// What a completed operation has for its queue: what was lent is the peer's now.
-    #[inline(always)] // on the way of a small message
+    /// Returns the buffer for the completion of an operation: none for a loan, which belongs to the
+    /// peer now.
+    #[inline(always)] // on the small-message path
     pub(crate) fn completion_buffer(&mut self, spec: &TxOp, buf: AnyBuf) -> AnyBuf {
         if spec.loan.is_none() {
             buf
@@ -405,50 +405,55 @@ impl DomainState {
         }
     }
 
-    /// What was lent is not the sender's any more.
+    /// Drops a loan that belongs to the peer now.
     #[cold]
     pub(crate) fn discard_loan(&mut self, loan: AnyBuf) -> AnyBuf {
         self.deferred.drop_buffer(loan);
         AnyBuf::None
     }
 
-    /// Undoes the giving back of a credit.
+    /// Takes a credit again that was just released.
     fn reacquire_credit(&mut self, ep: EpId, peer: FiAddr) {
         if let Ok(ep) = self.endpoint(ep) {
             ep.tx_credits.reacquire(peer);
         }
     }
 
-    /// Removes an operation that was refused and returns its buffer.
+    /// Removes an operation that was refused, and returns its buffer.
     fn remove_refused<B: IoBuf>(&mut self, key: OpKey) -> B {
-        let mut op = self.ops.remove(key).expect("the slot was just filled");
+        let mut op = self
+            .ops
+            .remove(key)
+            .expect("operation was inserted under the same lock");
         self.release_op_resources(&mut op);
-        B::from_any(op.buf).unwrap_or_else(|_| unreachable!("the slot was filled with this type"))
+        B::from_any(op.buf)
+            .unwrap_or_else(|_| unreachable!("the operation was inserted with this buffer type"))
     }
 }
 
 impl DomainHandle {
-    /// Posts a send.
+    /// Posts a send (`fi_send`).
     ///
     /// # Errors
-    /// With the buffer: [`Error::WouldBlock`] without credit, [`Error::TooLong`],
-    /// [`Error::StaleAddress`], [`Error::Closed`], or what the provider knows to be impossible.
+    /// [`Error::WouldBlock`] without a free credit, [`Error::TooLong`], [`Error::StaleAddress`],
+    /// [`Error::Closed`], or what the transport knows to be impossible; all with the buffer.
     pub fn send<B: IoBuf>(
         &self,
         ep: EpId,
         spec: TxOp,
         buf: B,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        // Not by `with`: what comes back is large, and a closure's result is moved once more.
+        // Not through `with_engine`: the result is large, and a closure's result is moved once
+        // more.
         let mut locked = self.engine().lock();
-        let posted = locked.send(ep, &spec, buf, route, credit);
+        let posted = locked.send(ep, &spec, buf, target, credit);
         locked.finish();
         posted
     }
 
-    /// Sends a copy of borrowed bytes: at once, or from a copy of its own.
+    /// Sends a copy of borrowed bytes (`fi_inject`), at once or later from the copy.
     ///
     /// # Errors
     /// As [`DomainHandle::send`]; [`Error::TooLong`] above the inject size.
@@ -456,27 +461,28 @@ impl DomainHandle {
         self.with_engine(|locked| locked.inject(ep, &spec, bytes, self.pool()))
     }
 
-    /// Posts a receive.
+    /// Posts a receive (`fi_recv`).
     ///
     /// # Errors
-    /// With the buffer: [`Error::WouldBlock`] when the endpoint's receive entries or the queue's are
-    /// taken, [`Error::Closed`].
+    /// [`Error::WouldBlock`] when the receive entries of the endpoint or the entries of the queue
+    /// are used up, [`Error::Closed`]; all with the buffer.
     pub fn recv<B: IoBufMut>(
         &self,
         ep: EpId,
         spec: RecvSpec,
         buf: B,
-        route: CompletionTarget,
+        target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<OpKey, Failed<B>> {
-        // Not by `with`: what comes back is large, and a closure's result is moved once more.
+        // Not through `with_engine`: the result is large, and a closure's result is moved once
+        // more.
         let mut locked = self.engine().lock();
-        let posted = locked.recv(ep, spec, buf, route, credit);
+        let posted = locked.recv(ep, spec, buf, target, credit);
         locked.finish();
         posted
     }
 
-    /// Asks for a transmit credit.
+    /// Requests a transmit credit, for a permit.
     ///
     /// # Errors
     /// [`Error::StaleAddress`], [`Error::Closed`].
@@ -494,22 +500,22 @@ impl DomainHandle {
         }
         let key = locked.domain.ops.insert(op);
         if !free {
-            let bound = locked.domain.endpoint(ep)?;
-            bound.tx_credits.enqueue(key, peer, false);
-            bound.update_fast_path();
+            let ep_state = locked.domain.endpoint(ep)?;
+            ep_state.tx_credits.enqueue(key, peer, false);
+            ep_state.update_fast_path();
         }
         Ok(key)
     }
 
-    /// Drives until a permit is granted.
+    /// Drives the domain until a permit is granted.
     pub fn poll_permit(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<()>> {
         self.engine().poll(
             cx.waker(),
-            |hub| {
-                let op = hub.ops.get(key).filter(|op| op.phase == OpPhase::Done)?;
+            |domain| {
+                let op = domain.ops.get(key).filter(|op| op.phase == OpPhase::Done)?;
                 Some(op.outcome.error.as_deref().cloned().map_or(Ok(()), Err))
             },
-            |hub, waker| hub.register_op_waker(key, waker),
+            |domain, waker| domain.register_op_waker(key, waker),
         )
     }
 }

@@ -1,4 +1,4 @@
-//! Completion queues, event queues and counters: where completions wait for their reader.
+//! Completion queues, event queues and counters.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::sync::{Mutex, lock};
 
-/// A completion queue. It cannot overrun: every operation that will report here reserved its entry
+/// A completion queue. It cannot overrun: every operation that will report to it reserved its entry
 /// when it was posted.
 #[derive(Debug)]
 pub(crate) struct CqState {
@@ -31,25 +31,25 @@ impl CqState {
         }
     }
 
-    /// How many entries there are, free or not.
+    /// Returns the number of entries, free or not.
     pub(crate) fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Reserves an entry; false when all are taken.
+    /// Reserves an entry; returns false when none is free.
     pub(crate) fn reserve(&mut self) -> bool {
         let free = self.reserved + self.entries.len() < self.capacity;
         self.reserved += usize::from(free);
         free
     }
 
-    /// Gives a reserved entry back.
+    /// Releases a reserved entry.
     pub(crate) fn unreserve(&mut self) {
         self.reserved -= 1;
     }
 
-    /// Fills a reserved entry.
-    #[inline(always)] // on the way of a small message, and an entry is large
+    /// Fills a reserved entry, and returns the waker of the waiting reader.
+    #[inline(always)] // on the small-message path, and an entry is large
     pub(crate) fn push(&mut self, completion: Completion) -> Option<Waker> {
         self.reserved -= 1;
         self.entries.push_back(completion);
@@ -64,7 +64,7 @@ impl CqState {
             return max;
         }
         if count > 0 {
-            // All in one go: an entry is large, and a deque gives them out one by one.
+            // All at once: an entry is large, and draining a deque moves entries one by one.
             let mut all = Vec::from(std::mem::take(&mut self.entries));
             out.append(&mut all);
             self.entries = all.into();
@@ -73,7 +73,7 @@ impl CqState {
     }
 }
 
-/// A counter: how many operations ended well, and how many badly.
+/// A counter of successful and failed operations.
 #[derive(Debug, Default)]
 pub(crate) struct CounterState {
     pub(crate) value: u64,
@@ -91,47 +91,48 @@ struct CounterWaiter {
 }
 
 impl CounterState {
-    /// Adds; wakes whoever waited for the value reached, and everybody when an error is counted.
-    pub(crate) fn add(&mut self, success: u64, errors: u64, later: &mut Deferred) -> usize {
+    /// Adds to the counter. Wakes the waiters whose threshold is reached, and all waiters when an
+    /// error is counted; returns how many it woke.
+    pub(crate) fn add(&mut self, success: u64, errors: u64, deferred: &mut Deferred) -> usize {
         self.value = self.value.wrapping_add(success);
         self.errors = self.errors.wrapping_add(errors);
         let (value, seen) = (self.value, self.errors);
-        let before = self.waiters.len();
-        if before > 0 {
+        let previous_len = self.waiters.len();
+        if previous_len > 0 {
             for waiter in self
                 .waiters
                 .extract_if(.., |w| value >= w.threshold || seen != w.errors_seen)
             {
-                later.wake(waiter.waker);
+                deferred.wake(waiter.waker);
             }
         }
-        before - self.waiters.len()
+        previous_len - self.waiters.len()
     }
 
-    /// How many wait.
+    /// Returns the number of waiters.
     pub(crate) fn waiter_count(&self) -> usize {
         self.waiters.len()
     }
 
-    /// Wakes everybody.
-    pub(crate) fn wake_all(&mut self, later: &mut Deferred) {
+    /// Wakes all waiters.
+    pub(crate) fn wake_all(&mut self, deferred: &mut Deferred) {
         self.waiters
             .drain(..)
-            .for_each(|waiter| later.wake(waiter.waker));
+            .for_each(|waiter| deferred.wake(waiter.waker));
     }
 
-    /// Registers a waiter, or renews its waker. True when it is new.
+    /// Registers a waiter or renews its waker. Returns true for a new waiter.
     pub(crate) fn register_waiter(
         &mut self,
         id: &mut Option<u64>,
         threshold: u64,
         errors_seen: u64,
         waker: &Waker,
-        later: &mut Deferred,
+        deferred: &mut Deferred,
     ) -> bool {
         if let Some(waiter) = self.waiters.iter_mut().find(|w| Some(w.id) == *id) {
             if !waiter.waker.will_wake(waker) {
-                later.drop_waker(std::mem::replace(&mut waiter.waker, waker.clone()));
+                deferred.drop_waker(std::mem::replace(&mut waiter.waker, waker.clone()));
             }
             return false;
         }
@@ -146,21 +147,22 @@ impl CounterState {
         true
     }
 
-    /// A waiter gave up. True when it was registered.
-    pub(crate) fn remove_waiter(&mut self, id: u64, later: &mut Deferred) -> bool {
-        let at = self.waiters.iter().position(|w| w.id == id);
-        if let Some(at) = at {
-            later.drop_waker(self.waiters.swap_remove(at).waker);
+    /// Removes a waiter whose future was dropped. Returns true if it was registered.
+    pub(crate) fn remove_waiter(&mut self, id: u64, deferred: &mut Deferred) -> bool {
+        let index = self.waiters.iter().position(|w| w.id == id);
+        if let Some(index) = index {
+            deferred.drop_waker(self.waiters.swap_remove(index).waker);
         }
-        at.is_some()
+        index.is_some()
     }
 }
 
-/// An event queue. Several domains may report to it, so it has a lock of its own, a leaf.
+/// An event queue. Several domains may report to it, so it has a lock of its own, under which no
+/// other lock is taken.
 #[derive(Debug)]
 pub struct EqState {
     capacity: usize,
-    /// A reader waits.
+    /// Whether a reader waits.
     has_waiting_reader: AtomicBool,
     entries: Mutex<EqEntries>,
 }
@@ -173,7 +175,7 @@ struct EqEntries {
 }
 
 impl EqState {
-    /// A queue that keeps at most `capacity` events; those beyond are counted and reported as an
+    /// Creates a queue for at most `capacity` events. Further events are counted and reported as an
     /// overrun.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
@@ -184,7 +186,7 @@ impl EqState {
         }
     }
 
-    /// Appends an event and returns whom to wake.
+    /// Appends an event, and returns the waker of the waiting reader.
     pub(crate) fn push(&self, event: Event) -> Option<Waker> {
         let mut state = lock(&self.entries);
         if state.events.len() < self.capacity {
@@ -206,24 +208,24 @@ impl EqState {
         (lost > 0).then(|| Event::new(0, 0, EventKind::Overrun { lost }))
     }
 
-    /// Whether a reader waits. Exact under the lock of a domain whose reader has registered before
-    /// taking that lock.
+    /// Returns whether a reader waits. Exact under the lock of a domain, for readers that have
+    /// registered before they took that lock.
     pub(crate) fn has_waiting_reader(&self) -> bool {
         self.has_waiting_reader.load(Ordering::Relaxed)
     }
 
-    /// Nobody waits any more.
+    /// Unregisters the reader: it waits no longer.
     pub fn unregister_waker(&self) {
         drop(self.take_waker());
     }
 
-    /// Takes out who waits, to be woken or forgotten.
+    /// Takes the waker of the waiting reader, to be woken or dropped.
     pub(crate) fn take_waker(&self) -> Option<Waker> {
         self.has_waiting_reader.store(false, Ordering::Relaxed);
         lock(&self.entries).waker.take()
     }
 
-    /// Takes the next event, or remembers whom to wake for it.
+    /// Takes the next event, or registers the waker for it.
     pub fn pop_or_register(&self, waker: &Waker) -> Option<Event> {
         let replaced = {
             let mut state = lock(&self.entries);

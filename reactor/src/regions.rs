@@ -1,4 +1,4 @@
-//! Memory that peers reach: its keys, who counts what is done to it, and what peers have done.
+//! Memory regions: keys, counters of remote accesses, and reports of remote accesses.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::domain_state::{CounterId, Counters, DomainState};
 use crate::engine::EngineState;
 
 impl EngineState {
-    /// Memory that peers reach by a key.
+    /// Registers memory under a key.
     pub(crate) fn open_region(
         &mut self,
         memory: Arc<dyn RegionMemory>,
@@ -32,22 +32,23 @@ impl EngineState {
         Ok(key)
     }
 
-    /// Counts what peers do to a region from now on, with the remote ones of these counters; those
-    /// of it that are not given stay as they are.
+    /// Binds the remote counters of `counters` to a region. A counter that is not given leaves the
+    /// present binding.
     pub(crate) fn bind_region_counters(&mut self, key: u64, counters: Counters) -> Result<()> {
-        let bound = self
+        let current = self
             .domain
             .region_counters
             .get(&key)
             .copied()
             .unwrap_or_default();
-        let taken = |old: Option<CounterId>, new: Option<CounterId>| old.is_some() && new.is_some();
-        if taken(bound.remote_read, counters.remote_read)
-            || taken(bound.remote_write, counters.remote_write)
+        let conflict =
+            |old: Option<CounterId>, new: Option<CounterId>| old.is_some() && new.is_some();
+        if conflict(current.remote_read, counters.remote_read)
+            || conflict(current.remote_write, counters.remote_write)
         {
             return Err(Error::Invalid {
-                what: "counter of a region",
-                why: "one is bound already".into(),
+                what: "memory region counter",
+                why: "a counter for the same access is already bound".into(),
             });
         }
         let region = self
@@ -59,12 +60,12 @@ impl EngineState {
                 why: "is unknown",
             })?;
         self.transport.region_opened(key, region);
-        let bound = Counters {
-            remote_read: bound.remote_read.or(counters.remote_read),
-            remote_write: bound.remote_write.or(counters.remote_write),
-            ..bound
+        let current = Counters {
+            remote_read: current.remote_read.or(counters.remote_read),
+            remote_write: current.remote_write.or(counters.remote_write),
+            ..current
         };
-        self.domain.region_counters.insert(key, bound);
+        self.domain.region_counters.insert(key, current);
         Ok(())
     }
 
@@ -77,40 +78,40 @@ impl EngineState {
 }
 
 impl DomainState {
-    /// A peer has done something to memory here: counts it, and reports what came with data. False
-    /// when the queue is full.
+    /// Counts a remote access by a peer, and reports an access with immediate data
+    /// (`FI_REMOTE_CQ_DATA`) to the completion queue. Returns false when the queue is full.
     pub(crate) fn report_remote_access(
         &mut self,
         ep: EpId,
         key: u64,
-        deed: RemoteAccess,
+        access: RemoteAccess,
         transfer: Transfer,
     ) -> bool {
-        let Some(bound) = self.endpoints.get(ep.0).map(|ep| &ep.bindings) else {
+        let Some(bindings) = self.endpoints.get(ep.0).map(|ep| &ep.bindings) else {
             return true;
         };
-        let counter = bound.counters.for_remote_access(deed);
+        let counter = bindings.counters.for_remote_access(access);
         if transfer.data.is_some()
-            && let Some(ring) = bound.rx_cq.and_then(|id| self.cqs.get_mut(id.0))
+            && let Some(queue) = bindings.rx_cq.and_then(|id| self.cqs.get_mut(id.0))
         {
-            if !ring.reserve() {
+            if !queue.reserve() {
                 self.blocked_on_cq = true;
                 return false;
             }
             let completion =
                 Completion::new(0, OpKind::RemoteWrite, Outcome::ok(transfer), AnyBuf::None);
-            let waiter = ring.push(completion);
+            let waiter = queue.push(completion);
             self.wake_waiter(waiter);
             self.on_message_consumed(transfer.source);
         }
         if let Some(ep) = self.endpoints.get_mut(ep.0) {
             ep.stats.record(OpKind::RemoteWrite, transfer.len);
         }
-        let of_region = self
+        let region_counter = self
             .region_counters
             .get(&key)
-            .and_then(|counters| counters.for_remote_access(deed));
-        for counter in [counter, of_region].into_iter().flatten() {
+            .and_then(|counters| counters.for_remote_access(access));
+        for counter in [counter, region_counter].into_iter().flatten() {
             self.add_to_counter(counter, true);
         }
         true
@@ -118,11 +119,11 @@ impl DomainState {
 }
 
 impl DomainHandle {
-    /// Lets peers reach memory of the provider's by a key: the requested one, or a fresh one.
-    /// `by_address`: they name places in it by their addresses here.
+    /// Registers memory of the transport under the requested key or a generated one (`fi_mr_reg`).
+    /// With `by_address`, peers address it by its virtual addresses instead of offsets.
     ///
     /// # Errors
-    /// [`Error::Key`] when the key is taken; [`Error::BadFlags`] without a right.
+    /// [`Error::Key`] when the key is in use; [`Error::BadFlags`] without an access right.
     pub fn open_region(
         &self,
         memory: Arc<dyn RegionMemory>,
@@ -135,20 +136,20 @@ impl DomainHandle {
             .open_region(memory, access, key, by_address)
     }
 
-    /// Counts what peers do to a region from now on, with the remote ones of these counters.
+    /// Binds remote counters to a region (`fi_mr_bind`): remote accesses are counted from now on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when one of them is bound already; [`Error::Key`].
+    /// [`Error::Invalid`] when a counter for the same access is bound already; [`Error::Key`].
     pub fn bind_region_counters(&self, key: u64, counters: Counters) -> Result<()> {
         self.engine().lock().bind_region_counters(key, counters)
     }
 
-    /// Takes the key of a region back: peers reach it no longer.
+    /// Closes a region (`fi_close`): its key is no longer valid for peers.
     pub fn close_region(&self, key: u64) {
         self.engine().lock().close_region(key);
     }
 
-    /// The owner of a region has given it back to its peers: what waits for it moves on.
+    /// Resumes remote operations that waited for a region whose owner held it.
     pub fn region_released(&self, key: u64) {
         self.engine().lock().transport.region_released(key);
         self.engine().progress();

@@ -1,10 +1,22 @@
 //! Receive contexts that several endpoints share (`fi_srx_context`).
 //!
-//! Such a context has a number among the endpoints, and the bindings of one: what is posted to it
-//! is an operation of that number, with its entries, counters and limits. The provider knows
-//! nothing of it but the matching engine that its endpoints bring their messages to. What an
-//! endpoint's provider does for a context of the endpoint's own is done here: posting, taking back,
-//! copying by and by.
+//! A shared context has an id among the endpoints and the bindings of one, but no transport
+//! endpoint. A receive posted to it is an operation of that id, with its queue entries, counters
+//! and limits. The transport only knows the `RxQueue` to which its endpoints deliver messages.
+//! Posting, canceling, copying in chunks and sending acks, which an endpoint does for a receive
+//! queue of its own, are done here in each pass.
+//!
+//! The engine remembers at which endpoint each sender connected and gives the context a key per
+//! sender. So senders are distinguished, and the completion can say which endpoint received.
+//!
+//! Decision: the context has a completion queue of its own. libfabric reports a receive at the
+//! endpoint that the message arrives at. Here an entry is reserved when the receive is posted, so
+//! that no queue can overrun, and at that time the endpoint is unknown; reserving an entry in each
+//! endpoint's queue would make one pool of receives cost as much as many. The endpoints' counters
+//! count their messages. One address vector serves all endpoints, since a source would mean
+//! something else at each. Connected endpoints have an address vector each, with their peer, and
+//! the context one without peers: a message that is requeued there keeps its source if its endpoint
+//! knows it.
 
 use fabric_core::buf::PooledBuf;
 use fabric_core::completion::{OpKind, Transfer};
@@ -19,11 +31,11 @@ use crate::domain::DomainHandle;
 use crate::domain_state::{Bindings, DomainState, FollowUp, check_addr};
 use crate::engine::EngineState;
 
-/// The shared contexts of a domain: few, and mostly none.
+/// The shared receive contexts of a domain: few, and mostly none.
 pub(crate) type SharedRxContexts = Vec<(EpId, SharedRxQueue)>;
 
 impl EngineState {
-    /// The shared context of this number, if it is one.
+    /// Returns the shared receive context with this id, if it is one.
     fn shared_rx(&self, id: EpId) -> Option<SharedRxQueue> {
         self.shared_rx_contexts
             .iter()
@@ -31,29 +43,30 @@ impl EngineState {
             .map(|(_, context)| context.clone())
     }
 
-    /// Does something at a shared context.
+    /// Calls `act` with the receive queue of a shared context, and requests the progress that
+    /// follows from it.
     fn with_shared_rx<T>(
         &mut self,
         context: &SharedRxQueue,
         act: impl FnOnce(&mut RxQueue, &mut DomainState) -> T,
     ) -> T {
         let mut rx = context.lock();
-        let done = act(&mut rx, &mut self.domain);
+        let result = act(&mut rx, &mut self.domain);
         if rx.has_work() {
-            // Its sender waits, whoever waits here.
+            // The sender of a partial message waits, whether or not a task waits here.
             self.domain.progress_requested = true;
             self.domain.rearm_requested = true;
         }
         if rx.take_declined() {
-            // It may be welcome now.
+            // A declined message may be accepted now.
             self.domain.follow_ups.push(FollowUp::ResumeProgress);
         }
-        done
+        result
     }
 
-    // ---- what providers do for a context of an endpoint's own
+    // ---- operations that a transport executes for an endpoint with a receive queue of its own
 
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // on the small-message path
     pub(crate) fn post_recv(&mut self, ep: EpId, op: OpKey, spec: RecvSpec) {
         if self.shared_rx_contexts.is_empty() || !self.post_to_shared_rx(ep, op, spec) {
             self.transport.post_recv(&mut self.domain, ep, op, spec);
@@ -65,7 +78,7 @@ impl EngineState {
         let Some(context) = self.shared_rx(id) else {
             return false;
         };
-        self.with_shared_rx(&context, |rx, hub| rx.post(hub, op, spec));
+        self.with_shared_rx(&context, |rx, domain| rx.post(domain, op, spec));
         true
     }
 
@@ -74,21 +87,23 @@ impl EngineState {
             None => self
                 .transport
                 .post_multi_recv(&mut self.domain, ep, op, spec),
-            Some(context) => self.with_shared_rx(&context, |rx, hub| rx.post_multi(hub, op, spec)),
+            Some(context) => {
+                self.with_shared_rx(&context, |rx, domain| rx.post_multi(domain, op, spec))
+            }
         }
     }
 
     pub(crate) fn cancel(&mut self, ep: EpId, op: OpKey) -> bool {
         match self.shared_rx(ep) {
             None => self.transport.cancel(&mut self.domain, ep, op),
-            Some(context) => self.with_shared_rx(&context, |rx, hub| rx.cancel(hub, op)),
+            Some(context) => self.with_shared_rx(&context, |rx, domain| rx.cancel(domain, op)),
         }
     }
 
     pub(crate) fn detach_recv(&mut self, ep: EpId, op: OpKey) {
         match self.shared_rx(ep) {
             None => self.transport.detach_recv(&mut self.domain, ep, op),
-            Some(context) => self.with_shared_rx(&context, |rx, hub| rx.detach(hub, op)),
+            Some(context) => self.with_shared_rx(&context, |rx, domain| rx.detach(domain, op)),
         }
     }
 
@@ -102,14 +117,14 @@ impl EngineState {
                 let source = envelope
                     .source
                     .filter(|source| self.domain.is_known_addr(ep, envelope.peer, *source));
-                self.with_shared_rx(&context, |rx, hub| {
-                    rx.requeue_message(hub, envelope, source, bytes)
+                self.with_shared_rx(&context, |rx, domain| {
+                    rx.requeue_message(domain, envelope, source, bytes)
                 });
             }
         }
     }
 
-    /// Does something at the receive side of an endpoint, or at a shared context, unless it is
+    /// Calls `act` with the receive queue of an endpoint or of a shared context; `None` if it is
     /// closed.
     pub(crate) fn with_rx_queue<T>(
         &mut self,
@@ -119,9 +134,9 @@ impl EngineState {
         if let Some(context) = self.shared_rx(ep) {
             return Some(self.with_shared_rx(&context, act));
         }
-        let done = act(self.transport.rx_queue(ep)?, &mut self.domain);
+        let result = act(self.transport.rx_queue(ep)?, &mut self.domain);
         self.transport.on_rx_queue_changed(&mut self.domain, ep);
-        Some(done)
+        Some(result)
     }
 
     pub(crate) fn address_inserted(&mut self, ep: EpId, addr: FiAddr, address: &Address) {
@@ -129,20 +144,22 @@ impl EngineState {
             None => self
                 .transport
                 .address_inserted(&mut self.domain, ep, addr, address),
-            Some(context) => {
-                self.with_shared_rx(&context, |rx, hub| rx.address_inserted(hub, addr, address))
-            }
+            Some(context) => self.with_shared_rx(&context, |rx, domain| {
+                rx.address_inserted(domain, addr, address)
+            }),
         }
     }
 
     pub(crate) fn address_removed(&mut self, ep: EpId, addr: FiAddr) {
         match self.shared_rx(ep) {
             None => self.transport.address_removed(&mut self.domain, ep, addr),
-            Some(context) => self.with_shared_rx(&context, |rx, hub| rx.clear_source(hub, addr)),
+            Some(context) => {
+                self.with_shared_rx(&context, |rx, domain| rx.clear_source(domain, addr))
+            }
         }
     }
 
-    /// Whether a message with this source waits there.
+    /// Returns whether a message with this source waits at an endpoint or shared context.
     pub(crate) fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool {
         match self.shared_rx(ep) {
             None => self.transport.holds_messages_from(ep, source),
@@ -150,7 +167,7 @@ impl EngineState {
         }
     }
 
-    /// What is known of its doings apart from its operations.
+    /// Returns the counters that the transport or the shared context keeps.
     pub(crate) fn transport_stats(&self, ep: EpId) -> TransportStats {
         match self.shared_rx(ep) {
             None => self.transport.stats(ep),
@@ -163,7 +180,7 @@ impl EngineState {
 
     // ---- passes
 
-    /// Moves what can be moved, once: what providers move, and what lies in shared contexts.
+    /// Makes one pass over the transport and the shared contexts.
     #[inline]
     pub(crate) fn progress_transport(&mut self) -> bool {
         if self.shared_rx_contexts.is_empty() {
@@ -180,16 +197,17 @@ impl EngineState {
             moved |= context.lock().drain_unexpected(&mut self.domain);
         }
         moved |= self.transport.progress(&mut self.domain);
-        // Behind what has just arrived, so that nobody goes away over it.
-        for at in 0..self.shared_rx_contexts.len() {
-            moved |= self.copy_next_chunk(at);
+        // After the transport, so that a message that has just arrived is copied in this pass: the
+        // program may not make another one.
+        for index in 0..self.shared_rx_contexts.len() {
+            moved |= self.copy_next_chunk(index);
         }
         moved
     }
 
-    /// Copies a piece of what lies with its sender.
-    fn copy_next_chunk(&mut self, at: usize) -> bool {
-        let (id, context) = &self.shared_rx_contexts[at];
+    /// Copies a chunk of a message that is still in its sender's memory.
+    fn copy_next_chunk(&mut self, index: usize) -> bool {
+        let (id, context) = &self.shared_rx_contexts[index];
         let mut rx = context.lock();
         if !rx.has_work() {
             return false;
@@ -200,7 +218,7 @@ impl EngineState {
         if sharers.is_empty() {
             rx.clear_acks();
         }
-        // Those who tell the sender of it take the lock.
+        // The endpoints that send the acks take the lock of the receive queue.
         drop(rx);
         for ep in sharers {
             self.transport.on_rx_queue_changed(&mut self.domain, ep);
@@ -208,7 +226,7 @@ impl EngineState {
         copied
     }
 
-    /// Whether a shared context has something to do before one sleeps.
+    /// Returns whether a shared context has work to do before the driver sleeps.
     #[inline]
     pub(crate) fn shared_rx_has_work(&self) -> bool {
         self.shared_rx_contexts
@@ -216,14 +234,14 @@ impl EngineState {
             .any(|(_, context)| context.lock().has_work())
     }
 
-    // ---- objects
+    // ---- opening and closing
 
-    /// What an endpoint with these bindings receives with.
+    /// Returns the shared context with which an endpoint with these bindings receives.
     ///
     /// # Errors
-    /// [`Error::Closed`] when it is to share a context that is closed.
-    pub(crate) fn shared_rx_for(&self, bound: &Bindings) -> Result<Option<SharedRxQueue>> {
-        let Some(id) = bound.shared_rx else {
+    /// [`Error::Closed`] when the shared context is closed.
+    pub(crate) fn shared_rx_for(&self, bindings: &Bindings) -> Result<Option<SharedRxQueue>> {
+        let Some(id) = bindings.shared_rx else {
             return Ok(None);
         };
         self.shared_rx(id)
@@ -231,33 +249,33 @@ impl EngineState {
             .ok_or_else(|| Error::Closed(Class::SharedReceive))
     }
 
-    /// Closes a shared context, if it is one.
+    /// Closes a shared context; returns false if the id is of something else.
     pub(crate) fn close_shared_rx(&mut self, id: EpId) -> bool {
-        let Some(at) = self
+        let Some(index) = self
             .shared_rx_contexts
             .iter()
             .position(|(shared, _)| *shared == id)
         else {
             return false;
         };
-        let (_, context) = self.shared_rx_contexts.swap_remove(at);
+        let (_, context) = self.shared_rx_contexts.swap_remove(index);
         context.lock().close(&mut self.domain);
         true
     }
 }
 
 impl DomainState {
-    /// The endpoints that share this context.
+    /// Returns the endpoints that share this context.
     fn endpoints_sharing(&self, id: EpId) -> Vec<EpId> {
         let sharers = self
             .endpoints
             .iter()
             .filter(|(_, ep)| ep.bindings.shared_rx == Some(id));
-        sharers.map(|(number, _)| EpId(number)).collect()
+        sharers.map(|(id, _)| EpId(id)).collect()
     }
 
-    /// A receive has ended: if it was posted to a shared context, the endpoint that the message
-    /// came to counts it too, at its counter and if it failed.
+    /// Counts the end of a receive that was posted to a shared context at the endpoint that the
+    /// message came to: at its counter, and in its failures.
     #[cold]
     pub(crate) fn count_at_receiving_endpoint(&mut self, posted_to: EpId, peer: PeerKey, ok: bool) {
         if let Some(sharer) = self.receiving_endpoint(posted_to, peer) {
@@ -265,8 +283,8 @@ impl DomainState {
         }
     }
 
-    /// A message was received: if its receive was posted to a shared context, the endpoint that the
-    /// message came to counts it too.
+    /// Counts a received message at the endpoint that it came to, if its receive was posted to a
+    /// shared context.
     #[cold]
     pub(crate) fn count_received_at_sharer(&mut self, posted_to: EpId, peer: PeerKey, len: usize) {
         if let Some(sharer) = self.receiving_endpoint(posted_to, peer)
@@ -276,35 +294,36 @@ impl DomainState {
         }
     }
 
-    /// The endpoint that a peer is, or was, connected to, if it shares this context.
+    /// Returns the endpoint that a peer is or was connected to, if the endpoint shares this
+    /// context.
     fn receiving_endpoint(&self, context: EpId, peer: PeerKey) -> Option<EpId> {
         let sharer = *self
             .shared_rx_peers
             .get((peer.0 as usize).checked_sub(1)?)?;
-        let bound = &self.endpoints.get(sharer.0)?.bindings;
-        (bound.shared_rx == Some(context)).then_some(sharer)
+        let bindings = &self.endpoints.get(sharer.0)?.bindings;
+        (bindings.shared_rx == Some(context)).then_some(sharer)
     }
 
-    /// Whether the endpoint that a peer is connected to, and that shares this context, knows
-    /// somebody by this number.
-    fn is_known_addr(&self, context: EpId, peer: PeerKey, number: FiAddr) -> bool {
+    /// Returns whether the endpoint that a peer is connected to, and that shares this context,
+    /// knows this address handle.
+    fn is_known_addr(&self, context: EpId, peer: PeerKey, addr: FiAddr) -> bool {
         let sharer = self
             .receiving_endpoint(context, peer)
             .and_then(|sharer| self.endpoints.get(sharer.0));
-        sharer.is_some_and(|sharer| check_addr(&self.avs, sharer.bindings.av, number).is_ok())
+        sharer.is_some_and(|sharer| check_addr(&self.avs, sharer.bindings.av, addr).is_ok())
     }
 }
 
 impl DomainHandle {
-    /// Opens a receive context for endpoints to share. It has a number among them.
-    pub fn open_shared_rx(&self, bound: Bindings) -> EpId {
+    /// Opens a receive context that endpoints can share (`fi_srx_context`). Its id is among theirs.
+    pub fn open_shared_rx(&self, bindings: Bindings) -> EpId {
         let mut locked = self.engine().lock();
         let state = &mut *locked;
         let id = EpId(
             state
                 .domain
                 .endpoints
-                .insert(DomainState::new_endpoint(bound)),
+                .insert(DomainState::new_endpoint(bindings)),
         );
         state
             .shared_rx_contexts
@@ -312,8 +331,8 @@ impl DomainHandle {
         id
     }
 
-    /// The number in the object tree of the endpoint that a message came to which was received at
-    /// this context; nothing when it is closed.
+    /// Returns the object id of the endpoint that received a message which was taken at this
+    /// context; `None` when it is closed.
     #[must_use]
     pub fn received_by(&self, context: EpId, transfer: &Transfer) -> Option<u64> {
         let locked = self.engine().lock();
@@ -326,7 +345,8 @@ impl DomainHandle {
     }
 }
 
-/// What the provider is told of the context that an endpoint receives with.
+/// Returns the receive queue that the transport is to use for an endpoint: its own, or a shared
+/// one.
 pub(crate) fn rx_source<'a>(
     shared: Option<&'a SharedRxQueue>,
     domain: &'a DomainHandle,

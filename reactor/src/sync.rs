@@ -1,4 +1,5 @@
-//! The synchronisation primitives of this crate: the standard ones, or loom's in a model.
+//! Synchronisation primitives of this crate: those of the standard library and of `parking_lot`, or
+//! loom's in a model.
 
 #[cfg(not(loom))]
 pub(crate) use parking_lot::{Mutex, MutexGuard};
@@ -15,21 +16,21 @@ pub(crate) use loom::sync::{
     atomic::{AtomicU32, AtomicU64, Ordering, fence},
 };
 
-/// A full fence: what was stored before it is seen before what is loaded after it.
+/// A full fence: stores before it are visible before loads after it are made.
 ///
-/// On x86-64 a swap of a word of one's own does what `mfence` does and takes half the time.
+/// On x86-64 a swap of a word of its own orders as `mfence` does and takes half the time.
 pub(crate) fn full_fence() {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
     {
-        let own = AtomicU32::new(0);
-        std::hint::black_box(&own).swap(1, Ordering::SeqCst);
+        let word = AtomicU32::new(0);
+        std::hint::black_box(&word).swap(1, Ordering::SeqCst);
         std::sync::atomic::compiler_fence(Ordering::SeqCst);
     }
     #[cfg(not(all(target_arch = "x86_64", not(loom))))]
     fence(Ordering::SeqCst);
 }
 
-/// Between two looks of a thread that has nothing else to do.
+/// Pauses between two attempts of a spinning thread.
 pub(crate) fn spin_loop() {
     #[cfg(not(loom))]
     std::hint::spin_loop();
@@ -37,7 +38,7 @@ pub(crate) fn spin_loop() {
     loom::thread::yield_now();
 }
 
-/// Lets other threads have the core.
+/// Yields the core to other threads.
 pub(crate) fn yield_now() {
     #[cfg(not(loom))]
     std::thread::yield_now();
@@ -45,7 +46,7 @@ pub(crate) fn yield_now() {
     loom::thread::yield_now();
 }
 
-/// Locks if nobody else has.
+/// Locks a mutex if it is free.
 #[inline]
 pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     #[cfg(not(loom))]
@@ -54,10 +55,10 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     mutex.try_lock().ok()
 }
 
-/// Locks. What a lock guards is kept consistent by not calling user code under it.
+/// Locks a mutex. What it guards stays consistent because no user code runs under it.
 ///
-/// Threads that look for messages take such a lock again as soon as they have let go of it. This
-/// one is handed over after half a millisecond, so that others get their turn.
+/// Spinning threads take such a lock again as soon as they have released it. This mutex is handed
+/// over after half a millisecond, so other threads get their turn.
 #[inline]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     #[cfg(not(loom))]
@@ -66,12 +67,12 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap()
 }
 
-/// Locks what nobody holds for long, or has again and again.
+/// Locks a spin lock: for data that is locked briefly, though maybe often.
 ///
-/// Letting go of it is a plain store, which a mutex that puts its waiters to sleep cannot do: there
-/// whoever lets go must find out, with an atomic exchange, whether somebody sleeps. Who finds it
-/// taken looks again, gives its core away, and sleeps at last, should the holder be of lower
-/// priority, to which yielding would mean nothing.
+/// Releasing it is a plain store. A mutex that puts its waiters to sleep needs an atomic exchange
+/// there, to find out whether a thread sleeps. A thread that finds the lock taken spins, then
+/// yields its core, and finally sleeps: the holder may have a lower priority, and then yielding has
+/// no effect.
 #[inline]
 pub(crate) fn lock_spin<T>(lock: &SpinLock<T>) -> SpinGuard<'_, T> {
     #[cfg(not(loom))]
@@ -83,29 +84,28 @@ pub(crate) fn lock_spin<T>(lock: &SpinLock<T>) -> SpinGuard<'_, T> {
 #[cfg(not(loom))]
 #[cold]
 fn lock_spin_slow<T>(lock: &SpinLock<T>) -> SpinGuard<'_, T> {
-    let mut looks = 0;
+    let mut attempts = 0;
     loop {
         if let Some(guard) = lock.try_lock() {
             return guard;
         }
-        looks += 1;
-        match looks {
+        attempts += 1;
+        match attempts {
             0..SPIN_LIMIT => spin_loop(),
             SPIN_LIMIT..YIELD_LIMIT => yield_now(),
             _ => {
                 std::thread::sleep(BACKOFF_SLEEP);
-                looks = 0;
+                attempts = 0;
             }
         }
     }
 }
 
-/// How often a taken lock is looked at before this thread gives its core away, and before it
-/// sleeps.
+/// Attempts before the thread yields its core, and before it sleeps.
 #[cfg(not(loom))]
 const SPIN_LIMIT: u32 = 64;
 #[cfg(not(loom))]
 const YIELD_LIMIT: u32 = SPIN_LIMIT + 64;
-/// How long it sleeps.
+/// How long the thread sleeps.
 #[cfg(not(loom))]
 const BACKOFF_SLEEP: std::time::Duration = std::time::Duration::from_micros(20);

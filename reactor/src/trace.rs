@@ -1,23 +1,23 @@
-//! What a domain tells the subscriber of `tracing`: the rare things, none of them per message.
+//! The `tracing` events of a domain. All are rare; none is emitted per message.
 //!
-//! A subscriber is user code and may use the domain it hears of, so nothing is told under the lock:
-//! notes are put off like wake-ups ([`Deferred`](crate::later::Later)).
+//! A subscriber is user code and may use the domain that emits the event, so no event is emitted
+//! under the lock: events are deferred like wake-ups ([`Deferred`](crate::deferred::Deferred)).
 
 use fabric_core::Address;
 use fabric_core::event::{DownReason, EventKind};
 
-/// Something to be told when the lock is gone.
+/// An event to be emitted after unlocking.
 #[derive(Debug)]
 pub(crate) enum TraceEvent {
-    /// An endpoint, by its number in the object tree, has this name from now on.
+    /// The endpoint with this object id has opened under this name.
     EndpointOpened(u64, Address),
     EndpointClosed(u64),
-    /// Something happened on the endpoint of this number.
+    /// An event of the endpoint with this object id.
     EndpointEvent(u64, EventKind),
-    /// A peer's connection ended while it had so many loans of this endpoint: their memory is not
-    /// used again.
+    /// A peer's connection ended while it held this many loans of this endpoint, whose memory is
+    /// not used again.
     LoansLost(u64, Address, usize),
-    /// A driver of this kind is there, or has ended.
+    /// A driver of this kind has started or ended.
     DriverStarted(&'static str),
     DriverEnded(&'static str),
 }
@@ -33,7 +33,7 @@ impl TraceEvent {
             }
             Self::EndpointEvent(endpoint, kind) => emit_endpoint_event(endpoint, &kind),
             Self::LoansLost(endpoint, peer, loans) => {
-                tracing::info!(target: "fabric::connection", endpoint, %peer, loans, "loans given up");
+                tracing::info!(target: "fabric::connection", endpoint, %peer, loans, "loans lost");
             }
             Self::DriverStarted(driver) => {
                 tracing::debug!(target: "fabric::progress", driver, "driver started")
@@ -69,10 +69,10 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
             reason: DownReason::Protocol(what),
             ..
         } => {
-            tracing::warn!(target: "fabric::connection", endpoint, %peer, what, "peer broke the protocol");
+            tracing::warn!(target: "fabric::connection", endpoint, %peer, what, "protocol violation by peer");
         }
         EventKind::PeerDown { peer, reason, .. } => {
-            tracing::info!(target: "fabric::connection", endpoint, %peer, ?reason, "peer gone");
+            tracing::info!(target: "fabric::connection", endpoint, %peer, ?reason, "peer down");
         }
         EventKind::ConnectionRequest { peer, .. } => {
             tracing::debug!(target: "fabric::connection", endpoint, %peer, "connection requested");
@@ -81,15 +81,15 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
             tracing::debug!(target: "fabric::connection", endpoint, %peer, "connected");
         }
         EventKind::ConnectFailed { error } => {
-            tracing::info!(target: "fabric::connection", endpoint, %error, "not connected");
+            tracing::info!(target: "fabric::connection", endpoint, %error, "connect failed");
         }
         EventKind::Shutdown { peer, reason } => {
             tracing::debug!(target: "fabric::connection", endpoint, %peer, ?reason, "connection ended");
         }
         EventKind::Rejected { error } => {
-            tracing::warn!(target: "fabric::connection", endpoint, %error, "caller refused");
+            tracing::warn!(target: "fabric::connection", endpoint, %error, "incoming connection rejected");
         }
-        // These are about single messages.
+        // The other events are about single messages.
         _ => {}
     }
 }

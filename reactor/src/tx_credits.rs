@@ -1,42 +1,47 @@
-//! Transmit credits: how many sends an endpoint may have under way, in all and to one peer, and who
-//! waits for more.
+//! Transmit credits: how many operations an endpoint may have under way, in all and to one peer,
+//! and the operations that wait for more.
+//!
+//! Operations wait in posting order. A fenced operation already has its credit and waits in this
+//! queue until no operation to its peer is under way; operations posted after it wait behind it. So
+//! transports know nothing of fences.
 
 use std::collections::{HashMap, VecDeque};
 
 use fabric_core::FiAddr;
 use fabric_core::transport::OpKey;
 
-/// The transmit side of one endpoint. One slow peer can take its own share of the credits, not all
-/// of them.
+/// The transmit credits of one endpoint. A slow peer can use up its own share of the credits, but
+/// not all of them.
 #[derive(Debug)]
 pub(crate) struct TxCredits {
     free: usize,
     per_peer_limit: usize,
     used: HashMap<FiAddr, usize>,
     waiters: VecDeque<CreditWaiter>,
-    /// How many of them are fenced.
+    /// The number of waiters that are fenced.
     fences: usize,
 }
 
-/// Somebody who waits for a credit, or for the end of what was posted before.
+/// An operation or permit that waits for a credit, or a fenced operation that waits for earlier
+/// ones to end.
 #[derive(Clone, Copy, Debug)]
 struct CreditWaiter {
     op: OpKey,
     peer: FiAddr,
-    /// It has a message to send; otherwise it only reserves.
+    /// Whether the waiter is an operation with a message; a permit is not.
     is_message: bool,
     fence: Option<FencedOp>,
 }
 
-/// An operation that lets nothing overlap with what was posted before it.
+/// A fenced operation: it does not overlap with earlier operations to its peer (`FI_FENCE`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FencedOp {
-    /// It has a credit already.
+    /// Whether the operation has a credit already.
     pub(crate) has_credit: bool,
 }
 
 impl TxCredits {
-    /// `size` credits in all; a quarter of them, at least one, for any single peer.
+    /// Creates `size` credits; a quarter of them, at least one, can be used for one peer.
     pub(crate) fn new(size: usize) -> Self {
         Self {
             free: size,
@@ -47,24 +52,24 @@ impl TxCredits {
         }
     }
 
-    /// Whether somebody already waits to send to this peer: whoever comes now is behind them.
+    /// Returns whether a waiter for this peer exists, behind which later operations have to wait.
     pub(crate) fn has_waiter_for(&self, peer: FiAddr) -> bool {
-        !self.waiters.is_empty() && self.waiters.iter().any(|waiting| waiting.peer == peer)
+        !self.waiters.is_empty() && self.waiters.iter().any(|waiter| waiter.peer == peer)
     }
 
-    /// Whether a message to this peer waits: one that is posted now must not overtake it.
+    /// Returns whether a message to this peer waits, which a later message must not overtake.
     pub(crate) fn has_queued_message_for(&self, peer: FiAddr) -> bool {
         self.waiters
             .iter()
-            .any(|waiting| waiting.is_message && waiting.peer == peer)
+            .any(|waiter| waiter.is_message && waiter.peer == peer)
     }
 
-    /// Takes a credit, unless there is none or others wait for it.
+    /// Takes a credit, unless none is free or other operations wait for one.
     pub(crate) fn try_acquire(&mut self, peer: FiAddr) -> bool {
         !self.has_waiter_for(peer) && self.try_grant(peer)
     }
 
-    /// Gives a credit back.
+    /// Releases a credit.
     pub(crate) fn release(&mut self, peer: FiAddr) {
         self.free += 1;
         if let Some(used) = self.used.get_mut(&peer) {
@@ -75,13 +80,13 @@ impl TxCredits {
         }
     }
 
-    /// Takes a credit back that was just given.
+    /// Takes a credit again that was just released.
     pub(crate) fn reacquire(&mut self, peer: FiAddr) {
         self.free = self.free.saturating_sub(1);
         *self.used.entry(peer).or_insert(0) += 1;
     }
 
-    /// Queues for a credit.
+    /// Queues an operation or a permit for a credit.
     pub(crate) fn enqueue(&mut self, op: OpKey, peer: FiAddr, message: bool) {
         self.waiters.push_back(CreditWaiter {
             op,
@@ -91,7 +96,8 @@ impl TxCredits {
         });
     }
 
-    /// Queues until everything before it has ended, and for a credit if it has none.
+    /// Queues a fenced operation until all earlier ones to its peer have ended, and for a credit if
+    /// it has none.
     pub(crate) fn enqueue_fenced(&mut self, op: OpKey, peer: FiAddr, fence: FencedOp) {
         self.fences += 1;
         self.waiters.push_back(CreditWaiter {
@@ -102,24 +108,24 @@ impl TxCredits {
         });
     }
 
-    /// Leaves the queue.
+    /// Removes a waiter from the queue.
     pub(crate) fn remove(&mut self, op: OpKey) {
-        self.waiters.retain(|waiting| waiting.op != op);
+        self.waiters.retain(|waiter| waiter.op != op);
         self.fences = self
             .waiters
             .iter()
-            .filter(|waiting| waiting.fence.is_some())
+            .filter(|waiter| waiter.fence.is_some())
             .count();
     }
 
-    /// The next in the queue that can have a credit, which is taken for it. Order is kept per peer.
-    /// One that is fenced goes when nothing is under way to its peer.
-    pub(crate) fn next_ready(&mut self, under_way: impl Fn(FiAddr) -> bool) -> Option<OpKey> {
+    /// Removes and returns the next waiter that can have a credit, and takes the credit for it.
+    /// Order is kept per peer. A fenced waiter is next when no operation to its peer is under way.
+    pub(crate) fn next_ready(&mut self, has_posted: impl Fn(FiAddr) -> bool) -> Option<OpKey> {
         if self.free == 0 && self.fences == 0 {
             return None;
         }
-        let at = (0..self.waiters.len()).find(|&at| self.is_ready(at, &under_way))?;
-        let next = self.waiters.remove(at)?;
+        let index = (0..self.waiters.len()).find(|&index| self.is_ready(index, &has_posted))?;
+        let next = self.waiters.remove(index)?;
         self.fences -= usize::from(next.fence.is_some());
         if !next.fence.is_some_and(|fence| fence.has_credit) {
             self.try_grant(next.peer);
@@ -127,23 +133,28 @@ impl TxCredits {
         Some(next.op)
     }
 
-    fn is_ready(&self, at: usize, under_way: &impl Fn(FiAddr) -> bool) -> bool {
-        let CreditWaiter { peer, fence, .. } = self.waiters[at];
+    fn is_ready(&self, index: usize, has_posted: &impl Fn(FiAddr) -> bool) -> bool {
+        let CreditWaiter { peer, fence, .. } = self.waiters[index];
         let has_credit =
             || self.free > 0 && self.used.get(&peer).copied().unwrap_or(0) < self.per_peer_limit;
-        if self.fences > 0 && self.waiters.range(..at).any(|before| before.peer == peer) {
+        if self.fences > 0
+            && self
+                .waiters
+                .range(..index)
+                .any(|earlier| earlier.peer == peer)
+        {
             return false;
         }
         match fence {
             None => has_credit(),
-            Some(fence) => (fence.has_credit || has_credit()) && !under_way(peer),
+            Some(fence) => (fence.has_credit || has_credit()) && !has_posted(peer),
         }
     }
 
-    /// Everybody who waits, when the endpoint closes.
+    /// Removes and returns all waiters, when the endpoint closes.
     pub(crate) fn drain(&mut self) -> Vec<OpKey> {
         self.fences = 0;
-        self.waiters.drain(..).map(|waiting| waiting.op).collect()
+        self.waiters.drain(..).map(|waiter| waiter.op).collect()
     }
 
     pub(crate) fn has_no_waiters(&self) -> bool {
@@ -178,25 +189,31 @@ mod tests {
             index,
             generation: 0,
         };
-        let mut transmit = TxCredits::new(8);
-        assert!(transmit.try_acquire(slow) && transmit.try_acquire(slow));
-        assert!(!transmit.try_acquire(slow), "a quarter of eight");
-        transmit.enqueue(op(1), slow, true);
-        transmit.enqueue(op(2), slow, true);
-        transmit.enqueue(op(3), other, true);
-        assert_eq!(
-            transmit.next_ready(|_| false),
-            Some(op(3)),
-            "the other peer goes ahead"
+        let mut credits = TxCredits::new(8);
+        assert!(credits.try_acquire(slow) && credits.try_acquire(slow));
+        assert!(
+            !credits.try_acquire(slow),
+            "one peer may use a quarter of 8 credits"
         );
-        assert_eq!(transmit.next_ready(|_| false), None);
-        transmit.release(slow);
-        assert!(!transmit.try_acquire(slow), "nobody overtakes the queue");
-        assert_eq!(transmit.next_ready(|_| false), Some(op(1)));
-        transmit.remove(op(2));
-        transmit.release(slow);
-        assert_eq!(transmit.next_ready(|_| false), None);
-        assert!(transmit.try_acquire(slow) && transmit.has_no_waiters());
+        credits.enqueue(op(1), slow, true);
+        credits.enqueue(op(2), slow, true);
+        credits.enqueue(op(3), other, true);
+        assert_eq!(
+            credits.next_ready(|_| false),
+            Some(op(3)),
+            "the other peer has credits left"
+        );
+        assert_eq!(credits.next_ready(|_| false), None);
+        credits.release(slow);
+        assert!(
+            !credits.try_acquire(slow),
+            "a new operation must not overtake the queue"
+        );
+        assert_eq!(credits.next_ready(|_| false), Some(op(1)));
+        credits.remove(op(2));
+        credits.release(slow);
+        assert_eq!(credits.next_ready(|_| false), None);
+        assert!(credits.try_acquire(slow) && credits.has_no_waiters());
     }
 
     #[test]
@@ -207,33 +224,36 @@ mod tests {
             index,
             generation: 0,
         };
-        let mut transmit = TxCredits::new(8);
-        assert!(transmit.try_acquire(peer) && transmit.try_acquire(peer));
-        transmit.enqueue_fenced(op(1), peer, FencedOp { has_credit: true });
-        assert!(!transmit.try_acquire(peer), "it would overtake the fence");
-        transmit.enqueue(op(2), peer, true);
-        transmit.enqueue_fenced(op(3), other, FencedOp { has_credit: false });
+        let mut credits = TxCredits::new(8);
+        assert!(credits.try_acquire(peer) && credits.try_acquire(peer));
+        credits.enqueue_fenced(op(1), peer, FencedOp { has_credit: true });
+        assert!(
+            !credits.try_acquire(peer),
+            "a new operation must not overtake the fence"
+        );
+        credits.enqueue(op(2), peer, true);
+        credits.enqueue_fenced(op(3), other, FencedOp { has_credit: false });
         let busy = |busy: bool| move |address| busy && address == peer;
         assert_eq!(
-            transmit.next_ready(busy(true)),
+            credits.next_ready(busy(true)),
             Some(op(3)),
-            "nothing is under way to the other"
+            "no operation to the other peer is under way"
         );
-        assert_eq!(transmit.next_ready(busy(true)), None);
-        transmit.release(peer);
+        assert_eq!(credits.next_ready(busy(true)), None);
+        credits.release(peer);
         assert_eq!(
-            transmit.next_ready(busy(true)),
+            credits.next_ready(busy(true)),
             None,
             "a credit alone does not lift a fence"
         );
-        assert_eq!(transmit.next_ready(busy(false)), Some(op(1)));
+        assert_eq!(credits.next_ready(busy(false)), Some(op(1)));
         assert_eq!(
-            transmit.next_ready(busy(true)),
+            credits.next_ready(busy(true)),
             Some(op(2)),
-            "behind the fence nothing is fenced"
+            "an operation behind the fence is not fenced itself"
         );
-        transmit.enqueue_fenced(op(4), peer, FencedOp { has_credit: false });
-        transmit.remove(op(4));
-        assert!(transmit.has_no_waiters() && transmit.next_ready(busy(false)).is_none());
+        credits.enqueue_fenced(op(4), peer, FencedOp { has_credit: false });
+        credits.remove(op(4));
+        assert!(credits.has_no_waiters() && credits.next_ready(busy(false)).is_none());
     }
 }

@@ -167,8 +167,8 @@
 //! | `fabric::endpoint` | debug | endpoint opened, endpoint closed | `endpoint`, its [`id`](Endpoint::id); `name` |
 //! | `fabric::connection` | debug | peer connected, peer closed | `endpoint`, `peer` |
 //! | `fabric::connection` | info | peer died | `endpoint`, `peer` |
-//! | `fabric::connection` | info | loans given up, because their borrower is gone | `endpoint`, `peer`, `loans` |
-//! | `fabric::connection` | warn | peer broke the protocol | `endpoint`, `peer`, `what` |
+//! | `fabric::connection` | info | loans lost: the borrower is gone | `endpoint`, `peer`, `loans` |
+//! | `fabric::connection` | warn | protocol violation by peer | `endpoint`, `peer`, `what` |
 //! | `fabric::connection` | warn | connection refused | `endpoint`, `error` |
 //! | `fabric::progress` | debug | driver started, driver ended | `driver`: `task` or `thread` |
 //! | `fabric::progress` | error | a waker, the drop of a buffer, or the subscriber panicked | |

@@ -1,4 +1,4 @@
-//! Models of sleeping at a ring: whoever sleeps is woken.
+//! Models of the doorbell: a sleeping end of a ring is woken.
 
 use loom::thread;
 
@@ -8,86 +8,87 @@ use crate::transport::shm::ring::{Consumer, ConsumerState, HEADER_LEN, Producer}
 
 const LEN: usize = 8;
 
-/// Receives message `number`, asleep while there is none.
+/// Receives message `number`, and sleeps while the ring is empty.
 fn receive_asleep(
     ring: &mut Consumer<LoomRingMemory>,
     number: u8,
-    own: &LoomDoorbell,
-    theirs: &LoomDoorbell,
+    own_doorbell: &LoomDoorbell,
+    peer_doorbell: &LoomDoorbell,
 ) {
     loop {
         if let Some(wake) = try_pop(ring, number, LEN) {
             if wake {
-                theirs.ring();
+                peer_doorbell.ring();
             }
             return;
         }
         if ring.arm() {
-            own.sleep();
+            own_doorbell.sleep();
         }
         ring.disarm();
     }
 }
 
-/// The same for a receiver that raises its flag long before it sleeps, and looks once more in
-/// between without taking it down: it leaves the sender alone, and visits it in turn.
+/// Receives message `number` as from an idle peer: the receiver arms its flag long before it
+/// sleeps, and polls once in between without disarming.
 fn receive_idle_peer(
     ring: &mut Consumer<LoomRingMemory>,
     number: u8,
-    own: &LoomDoorbell,
-    theirs: &LoomDoorbell,
+    own_doorbell: &LoomDoorbell,
+    peer_doorbell: &LoomDoorbell,
 ) {
-    let mut alone = false;
+    let mut idle = false;
     loop {
         if let Some(wake) = try_pop(ring, number, LEN) {
             ring.disarm();
             if wake {
-                theirs.ring();
+                peer_doorbell.ring();
             }
             return;
         }
-        if alone {
-            own.sleep();
+        if idle {
+            own_doorbell.sleep();
             ring.disarm();
-            alone = false;
+            idle = false;
         } else {
-            alone = ring.arm();
-            if !alone {
+            idle = ring.arm();
+            if !idle {
                 ring.disarm();
             }
         }
     }
 }
 
-/// Sends message `number`, asleep while there is no room.
+/// Sends message `number`, and sleeps while there is no room.
 fn send_asleep(
     ring: &mut Producer<LoomRingMemory>,
     number: u8,
-    own: &LoomDoorbell,
-    theirs: &LoomDoorbell,
+    own_doorbell: &LoomDoorbell,
+    peer_doorbell: &LoomDoorbell,
 ) {
     while !try_push(ring, number, LEN) {
         if ring.arm(|ring| ring.fits(HEADER_LEN + LEN)) {
-            own.sleep();
+            own_doorbell.sleep();
         }
         ring.disarm();
     }
     if ring.consumer_state() == ConsumerState::Asleep {
-        theirs.ring();
+        peer_doorbell.ring();
     }
 }
 
-fn send_and_receive_asleep(lines: usize, before: u8, total: u8) {
-    send_and_receive_with(lines, before, total, receive_asleep);
+fn send_and_receive_asleep(lines: usize, preloaded: u8, total: u8) {
+    send_and_receive_with(lines, preloaded, total, receive_asleep);
 }
 
-/// `before` messages lie in the ring; two threads send and receive up to `total`, each asleep when
-/// it can do nothing.
+/// Lets two threads send and receive messages up to `total`, each asleep when it cannot continue.
+/// The first `before` messages are in the ring already.
 ///
-/// Three preemptions: one between a look at a flag and its taking down, one on either side of it.
+/// The bound is three preemptions: one between the check of a flag and its clearing, and one on
+/// either side of that.
 fn send_and_receive_with(
     lines: usize,
-    before: u8,
+    preloaded: u8,
     total: u8,
     receive: fn(&mut Consumer<LoomRingMemory>, u8, &LoomDoorbell, &LoomDoorbell),
 ) {
@@ -97,64 +98,70 @@ fn send_and_receive_with(
         let memory = LoomRingMemory::new(lines);
         let (mut producer, mut consumer) = (Producer::new(memory.clone()), Consumer::new(memory));
         let (to_sender, to_receiver) = (LoomDoorbell::new(), LoomDoorbell::new());
-        for number in 0..before {
+        for number in 0..preloaded {
             assert!(try_push(&mut producer, number, LEN));
         }
-        let (own, theirs) = (to_sender.clone(), to_receiver.clone());
+        let (own_doorbell, peer_doorbell) = (to_sender.clone(), to_receiver.clone());
         let sender = thread::spawn(move || {
-            for number in before..total {
-                send_asleep(&mut producer, number, &own, &theirs);
+            for number in preloaded..total {
+                send_asleep(&mut producer, number, &own_doorbell, &peer_doorbell);
             }
         });
         for number in 0..total {
             receive(&mut consumer, number, &to_receiver, &to_sender);
         }
-        sender.join().expect("the sender does not panic");
+        sender.join().expect("sender panicked");
     });
 }
 
-/// A consumer that found nothing after it raised `armed` is rung for the next record (store, fence,
-/// load on both sides): it never sleeps with a record in the ring.
+/// A consumer that found the ring empty after it armed `consumer_waiting` gets a doorbell for the
+/// next record (store, fence, load on both sides): it never sleeps with a record in the ring.
 #[test]
 fn sleeping_consumer_receives_every_message() {
     send_and_receive_asleep(8, 0, 2);
 }
 
-/// A producer that found no room after it raised `starved` is rung by the next lines that come
-/// back: it never sleeps while there is room. Lines come back one at a time.
+/// A producer that found no room after it armed `producer_waiting` gets a doorbell for the next
+/// released lines: it never sleeps while there is room. Lines are released one at a time.
 #[test]
 fn waiting_producer_is_woken_by_released_lines() {
     send_and_receive_asleep(8, 7, 9);
 }
 
-/// The same while lines come back two at a time: what the consumer keeps to itself does not starve
-/// the producer.
+/// As above, while lines are released two at a time: lines that the consumer has not released yet
+/// do not stall the producer.
 #[test]
 fn batched_release_does_not_stall_the_producer() {
     send_and_receive_asleep(16, 15, 17);
 }
 
-/// One sleep costs one ring: of two records behind one `arm`, exactly one rings.
+/// One sleep costs one doorbell: of two records after one `arm`, exactly one rings.
 #[test]
 fn one_sleep_costs_one_doorbell() {
     loom::model(|| {
         let memory = LoomRingMemory::new(8);
         let (mut producer, mut consumer) = (Producer::new(memory.clone()), Consumer::new(memory));
         let sender = thread::spawn(move || {
-            let rings = |number| {
+            let push_rings = |number| {
                 assert!(try_push(&mut producer, number, LEN));
                 producer.consumer_state() == ConsumerState::Asleep
             };
-            (0..2).map(rings).filter(|rung| *rung).count()
+            (0..2)
+                .map(push_rings)
+                .filter(|doorbells| *doorbells)
+                .count()
         });
-        let quiet = consumer.arm();
-        let rung = sender.join().expect("the sender does not panic");
-        assert!(rung <= 1, "the flag is taken down with the ring");
-        assert!(!quiet || rung == 1, "who sleeps is rung for");
+        let is_empty = consumer.arm();
+        let doorbells = sender.join().expect("sender panicked");
+        assert!(doorbells <= 1, "the doorbell clears the flag");
+        assert!(
+            !is_empty || doorbells == 1,
+            "a sleeping consumer gets a doorbell"
+        );
     });
 }
 
-/// A sender that is left alone, with the flag raised, is heard.
+/// A message of an idle peer, whose doorbell flag is armed, is received.
 #[test]
 fn idle_peer_doorbell_is_not_lost() {
     send_and_receive_with(8, 0, 2, receive_idle_peer);

@@ -1,5 +1,5 @@
-//! The wait set of a domain, without a kernel: edges are seen once by whoever looks, the own
-//! doorbell by everybody until the driver silences it.
+//! The wait set of a domain without a kernel: an edge is returned to the first thread that polls;
+//! the wake-up eventfd is returned to every poll until the driver drains it.
 
 use std::os::fd::BorrowedFd;
 use std::task::Waker;
@@ -11,7 +11,7 @@ use loom::sync::{Condvar, Mutex};
 
 use crate::sync::lock;
 
-/// Stands in for `wait::PollSet`.
+/// Stands in for `wait::EpollSet`.
 #[derive(Debug)]
 pub(crate) struct EpollSet {
     signals: Mutex<EpollSignals>,
@@ -20,11 +20,11 @@ pub(crate) struct EpollSet {
 
 #[derive(Debug, Default)]
 struct EpollSignals {
-    /// The domain's own doorbell: level-triggered.
+    /// The wake-up eventfd: level-triggered.
     wake_eventfd: bool,
     /// Doorbells of peers: edge-triggered.
     doorbells: Vec<u64>,
-    /// A runtime has seen the set become readable and nobody has asked it since.
+    /// Whether the set became readable since the runtime last asked.
     readable: bool,
     task_waker: Option<Waker>,
 }
@@ -45,8 +45,8 @@ impl EpollSet {
         lock(&self.signals).wake_eventfd = false;
     }
 
-    /// No timeout sleeps; a timeout of zero looks; any other lets the others run first, since loom
-    /// has no time.
+    /// Sleeps without a timeout, and polls with a timeout of zero. Any other timeout lets other
+    /// threads run first, since loom has no time.
     pub(crate) fn wait(&self, timeout: Option<Duration>, mut each: impl FnMut(u64)) -> usize {
         if timeout.is_some_and(|timeout| !timeout.is_zero()) {
             loom::thread::yield_now();
@@ -58,13 +58,13 @@ impl EpollSet {
                 .wait(signals)
                 .unwrap_or_else(|poisoned| poisoned.into_inner());
         }
-        let (edges, own) = (std::mem::take(&mut signals.doorbells), signals.wake_eventfd);
+        let (tokens, is_woken) = (std::mem::take(&mut signals.doorbells), signals.wake_eventfd);
         drop(signals);
-        edges.iter().copied().for_each(&mut each);
-        edges.len() + usize::from(own)
+        tokens.iter().copied().for_each(&mut each);
+        tokens.len() + usize::from(is_woken)
     }
 
-    /// A peer rings the doorbell of this token.
+    /// Rings the doorbell of a peer with this token.
     pub(super) fn ring_doorbell(&self, token: u64) {
         self.signal(|signals| {
             if !signals.doorbells.contains(&token) {
@@ -73,17 +73,17 @@ impl EpollSet {
         });
     }
 
-    /// What a runtime's registration of the set's descriptor does: true once after it became
-    /// readable, otherwise the waker is kept.
+    /// Acts as a runtime's registration of the descriptor: true once after the set became readable,
+    /// otherwise the waker is kept.
     pub(super) fn became_readable(&self, waker: &Waker) -> bool {
         let mut signals = lock(&self.signals);
         let readable = std::mem::take(&mut signals.readable);
-        let old = signals.task_waker.take();
+        let previous = signals.task_waker.take();
         if !readable {
             signals.task_waker = Some(waker.clone());
         }
         drop(signals);
-        drop(old);
+        drop(previous);
         readable
     }
 

@@ -1,10 +1,10 @@
-//! A model of the short way beside the domain: what is sent at once never overtakes what waits for
-//! credit.
+//! A model of the fast path: a send over it never overtakes an operation that waits for a credit.
 //!
-//! Three threads: one posts a message that has to wait, and says so; one that has heard it sends
-//! another, by the short way if that is open; one gives the credit back, whereupon the first is
-//! granted. The engine and its credits are real; the connection is a list of what went over it, and
-//! its short way is that of `provider::shm::lanes`.
+//! Three threads: the first posts a message that has to wait, and announces it; the second sends
+//! another message after the announcement, over the fast path if that is open; the third returns
+//! the credit, so that the first message is granted. The engine and its credits are real. The
+//! connection is a list of the messages that went over it, and its fast path is that of
+//! `transport::shm::connection_table`.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::wait::WaitPolicy;
 
 const ENDPOINT: EpId = EpId(0);
 
-/// A connection without a queue: what is given to it has been sent.
+/// A connection without a queue: a message that is given to it has been sent.
 pub(super) struct MockFastPath {
     blocked: AtomicU32,
     sent: Mutex<Vec<u64>>,
@@ -57,9 +57,9 @@ impl FastPath for MockFastPath {
         FastPathResult::WouldBlock
     }
 
-    fn set_blocked(&self, held: bool) {
-        // SYNC: as in `ConnectionTable::hold`.
-        self.blocked.store(held.into(), Ordering::Release);
+    fn set_blocked(&self, blocked: bool) {
+        // SYNC: as in `ConnectionTable::set_blocked`.
+        self.blocked.store(blocked.into(), Ordering::Release);
     }
 }
 
@@ -80,13 +80,13 @@ fn bindings() -> Bindings {
     }
 }
 
-/// Posts a message as `fabric_async` does: by the short way, or else by that over the domain.
-fn send_or_queue(engine: &Engine, line: &MockFastPath, spec: TxOp) {
-    if line.try_send(&spec, Payload::Contiguous(&[])) != FastPathResult::WouldBlock {
+/// Posts a message as `fabric_async` does: over the fast path, or else through the domain.
+fn send_or_queue(engine: &Engine, connection: &MockFastPath, spec: TxOp) {
+    if connection.try_send(&spec, Payload::Contiguous(&[])) != FastPathResult::WouldBlock {
         return;
     }
     let mut locked = engine.lock();
-    let posted = locked.queue_send(
+    let result = locked.queue_send(
         ENDPOINT,
         spec,
         Vec::new(),
@@ -95,16 +95,19 @@ fn send_or_queue(engine: &Engine, line: &MockFastPath, spec: TxOp) {
     );
     locked.finish();
     drop(locked);
-    posted.expect("it may wait");
+    result.expect("operation may wait for a credit");
 }
 
 #[test]
 fn fast_path_send_does_not_overtake_queued_sends() {
     loom::model(|| {
-        let line = Arc::new(MockFastPath::new());
-        let (_wire, engine) =
-            MockConnection::engine_with(WaitPolicy::Spin, Progress::Manual, Some(line.clone()));
-        let peer = AddressTable::new().insert("shm://peer".parse().expect("an address"));
+        let connection = Arc::new(MockFastPath::new());
+        let (_mock, engine) = MockConnection::engine_with(
+            WaitPolicy::Spin,
+            Progress::Manual,
+            Some(connection.clone()),
+        );
+        let peer = AddressTable::new().insert("shm://peer".parse().expect("valid address"));
         let message = move |tag| TxOp {
             tag: Some(tag),
             ..TxOp::new(OpKind::Send, peer)
@@ -112,11 +115,8 @@ fn fast_path_send_does_not_overtake_queued_sends() {
         {
             let mut locked = engine.lock();
             let mut ep = DomainState::new_endpoint(bindings());
-            ep.fast_path = Some(line.clone());
-            assert!(
-                ep.tx_credits.try_acquire(peer),
-                "the only credit, for a permit"
-            );
+            ep.fast_path = Some(connection.clone());
+            assert!(ep.tx_credits.try_acquire(peer), "the only credit is free");
             locked.domain.endpoints.insert(ep);
         }
         let posted = Arc::new(AtomicU32::new(0));
@@ -124,7 +124,7 @@ fn fast_path_send_does_not_overtake_queued_sends() {
             let (engine, posted) = (engine.clone(), posted.clone());
             move || {
                 let mut locked = engine.lock();
-                let waits = locked.queue_send(
+                let result = locked.queue_send(
                     ENDPOINT,
                     message(1),
                     Vec::new(),
@@ -133,18 +133,18 @@ fn fast_path_send_does_not_overtake_queued_sends() {
                 );
                 locked.finish();
                 drop(locked);
-                waits.expect("it may wait");
+                result.expect("operation may wait for a credit");
                 posted.store(1, Ordering::Release);
             }
         });
         let second = thread::spawn({
-            let (engine, line) = (engine.clone(), line.clone());
+            let (engine, connection) = (engine.clone(), connection.clone());
             move || {
-                let told = posted.load(Ordering::Acquire) != 0;
-                if told {
-                    send_or_queue(&engine, &line, message(2));
+                let announced = posted.load(Ordering::Acquire) != 0;
+                if announced {
+                    send_or_queue(&engine, &connection, message(2));
                 }
-                told
+                announced
             }
         });
         let mut locked = engine.lock();
@@ -153,16 +153,16 @@ fn fast_path_send_does_not_overtake_queued_sends() {
             .release_credit(ENDPOINT, OpKind::Send, Some(peer));
         locked.finish();
         drop(locked);
-        first.join().expect("it does not panic");
-        let told = second.join().expect("it does not panic");
-        let sent = lock(&line.sent).clone();
+        first.join().expect("first sender panicked");
+        let announced = second.join().expect("second sender panicked");
+        let sent = lock(&connection.sent).clone();
         assert!(
             sent.starts_with(&[1]),
-            "the first was posted before: {sent:?}"
+            "the second message overtook the first: {sent:?}"
         );
         assert!(
-            !told || sent.len() == 2 || engine.lock().domain.ops.len() > 0,
-            "the second is nowhere: {sent:?}"
+            !announced || sent.len() == 2 || engine.lock().domain.ops.len() > 0,
+            "the second message was lost: {sent:?}"
         );
     });
 }

@@ -1,4 +1,4 @@
-//! A provider reduced to what progress depends on: messages that arrive, receives that wait, a
+//! A transport reduced to what progress depends on: arriving messages, waiting receives, a
 //! doorbell.
 
 use std::collections::VecDeque;
@@ -19,11 +19,11 @@ use crate::ops::{CompletionTarget, OpState};
 use crate::sync::{AtomicU32, Ordering, fence};
 use crate::wait::WaitPolicy;
 
-/// What a peer and the provider share: the same handshake as a ring's, around a count instead of
-/// records.
+/// The state that a peer and the transport share: the same flag protocol as a ring's, around a
+/// count instead of records.
 ///
-/// `armed` is only ever swapped. Loom does not order a plain store behind the swap of another
-/// thread that it came after, and would report a flag as lost that no machine loses.
+/// `armed` is only ever swapped. Loom does not order a plain store after the swap of another thread
+/// that it came after, and would report a lost flag that no machine loses.
 pub(super) struct MockConnection {
     arrived: AtomicU32,
     armed: AtomicU32,
@@ -31,37 +31,37 @@ pub(super) struct MockConnection {
 }
 
 impl MockConnection {
-    /// A domain on such a wire.
+    /// Creates a domain over a mock connection.
     pub(super) fn engine(policy: WaitPolicy, progress: Progress) -> (Arc<Self>, Arc<Engine>) {
         Self::engine_with(policy, progress, None)
     }
 
-    /// Likewise, with a line for what is sent.
+    /// Creates a domain over a mock connection, which passes sends to `fast_path`.
     pub(super) fn engine_with(
         policy: WaitPolicy,
         progress: Progress,
-        line: Option<Arc<MockFastPath>>,
+        fast_path: Option<Arc<MockFastPath>>,
     ) -> (Arc<Self>, Arc<Engine>) {
-        let set = Arc::new(EpollSet::new().expect("nothing can fail"));
-        let wire = Self {
+        let wait_set = Arc::new(EpollSet::new().expect("the mock set cannot fail"));
+        let connection = Self {
             arrived: AtomicU32::new(0),
             armed: AtomicU32::new(0),
-            wait_set: set.clone(),
+            wait_set: wait_set.clone(),
         };
-        let wire = Arc::new(wire);
-        let provider = MockTransport {
-            connection: wire.clone(),
+        let connection = Arc::new(connection);
+        let transport = MockTransport {
+            connection: connection.clone(),
             taken: 0,
             posted: VecDeque::new(),
-            fast_path: line,
+            fast_path,
         };
         (
-            wire,
-            Arc::new(Engine::new(Box::new(provider), set, policy, progress)),
+            connection,
+            Arc::new(Engine::new(Box::new(transport), wait_set, policy, progress)),
         )
     }
 
-    /// The peer sends a message.
+    /// Sends a message as the peer.
     pub(super) fn send(&self) {
         self.arrived.fetch_add(1, Ordering::Release);
         // SYNC: pairs with the fence in `MockTransport::arm`.
@@ -72,7 +72,7 @@ impl MockConnection {
     }
 }
 
-/// Posts an operation whose completion its future hears of.
+/// Posts an operation that completes to its future.
 pub(super) fn post_op(engine: &Engine, kind: OpKind) -> OpKey {
     let mut locked = engine.lock();
     let key = locked.domain.ops.insert(OpState::new(
@@ -134,7 +134,9 @@ impl TransportDomain for MockTransport {
         _: OpKey,
         spec: &TxOp,
     ) -> Result<()> {
-        self.fast_path.iter().for_each(|line| line.send(spec));
+        self.fast_path
+            .iter()
+            .for_each(|fast_path| fast_path.send(spec));
         Ok(())
     }
 
@@ -146,7 +148,7 @@ impl TransportDomain for MockTransport {
         false
     }
 
-    /// Leaves the name behind: a provider that completes it later must reach nobody.
+    /// Keeps the key of the detached receive: a late completion of it must reach no operation.
     fn detach_recv(&mut self, _: &mut dyn EngineContext, _: EpId, _: OpKey) {}
 
     fn requeue_message(&mut self, _: &mut dyn EngineContext, _: EpId, _: Envelope, _: PooledBuf) {}
@@ -159,7 +161,7 @@ impl TransportDomain for MockTransport {
         false
     }
 
-    fn progress(&mut self, host: &mut dyn EngineContext) -> bool {
+    fn progress(&mut self, cx: &mut dyn EngineContext) -> bool {
         if self.connection.arrived.load(Ordering::Acquire) == self.taken {
             return false;
         }
@@ -167,7 +169,7 @@ impl TransportDomain for MockTransport {
             return false;
         };
         self.taken += 1;
-        host.complete(op, Outcome::ok(Transfer::default()));
+        cx.complete(op, Outcome::ok(Transfer::default()));
         true
     }
 
@@ -177,12 +179,12 @@ impl TransportDomain for MockTransport {
         self.connection.armed.swap(1, Ordering::Relaxed);
         // SYNC: pairs with the fence in `MockConnection::send`.
         fence(Ordering::SeqCst);
-        let quiet =
+        let is_empty =
             self.connection.arrived.load(Ordering::Relaxed) == self.taken || self.posted.is_empty();
-        if !quiet {
+        if !is_empty {
             self.disarm();
         }
-        quiet
+        is_empty
     }
 
     fn disarm(&mut self) {
@@ -190,6 +192,6 @@ impl TransportDomain for MockTransport {
     }
 
     fn describe(&self) -> String {
-        "wire".into()
+        "mock".into()
     }
 }

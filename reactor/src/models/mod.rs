@@ -1,16 +1,16 @@
-//! Loom models: every schedule of a few threads over the real code, with the memory model of the
+//! Loom models: every schedule of a few threads over the real code, under the memory model of the
 //! language.
 //!
 //! | file | invariant |
 //! |---|---|
-//! | `ring` | a ring delivers every record once, in order, unspoilt |
-//! | `doorbell` | neither end of a ring sleeps through its news |
-//! | `slots` | an operation ends once, for its own future, and wakes it without the lock |
-//! | `progress` | while a task waits, somebody drives or every peer will ring |
-//! | `overtaking` | what is sent beside the domain overtakes nothing that waits there |
+//! | `ring` | a ring delivers every record once, in order and intact |
+//! | `doorbell` | neither end of a ring sleeps while it could make progress |
+//! | `op_slots` | an operation completes once, for its own future, and wakes it without the lock |
+//! | `progress` | while a task waits, the driver is awake or every peer rings its doorbell |
+//! | `fast_path_order` | a send over the fast path overtakes no operation that waits in the domain |
 //!
-//! `memory`, `wire` and `poll_set` stand in for what loom cannot see: shared memory, a provider and
-//! the kernel.
+//! `ring_memory`, `mock_transport` and `epoll_set` stand in for what loom cannot see: shared
+//! memory, a transport and the kernel.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=2 cargo test -p fabric-reactor --release --lib models

@@ -1,5 +1,5 @@
-//! Models of the op slots, by way of the real engine, hub and table: one completion, for whom it is
-//! meant.
+//! Models of the op slots, through the real engine and tables: every operation completes once, to
+//! its own target.
 
 use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
@@ -15,7 +15,7 @@ use crate::engine::Engine;
 use crate::ops::OpPhase;
 use crate::wait::WaitPolicy;
 
-/// A waker that takes the domain's lock. Called under that lock it would wait for itself, which
+/// A waker that takes the domain's lock. If it were called under that lock it would deadlock, which
 /// loom reports.
 struct LockingWaker {
     engine: Arc<Engine>,
@@ -40,11 +40,11 @@ fn complete_op(engine: &Engine, key: OpKey, len: usize) {
         .complete(key, Outcome::ok(Transfer::sent(len, None)));
 }
 
-/// One poll of the operation's future: the length it ended with.
+/// Polls the operation's future once; ready with the length it completed with.
 fn poll_op(engine: &Engine, key: OpKey, waker: &Waker) -> Poll<usize> {
     let mut locked = engine.lock();
-    if let Some(ended) = locked.domain.take_op_result(key) {
-        return Poll::Ready(ended.transfer.len);
+    if let Some(result) = locked.domain.take_op_result(key) {
+        return Poll::Ready(result.transfer.len);
     }
     locked.domain.register_op_waker(key, waker);
     Poll::Pending
@@ -55,11 +55,11 @@ fn assert_no_ops_left(engine: &Engine) {
     assert_eq!(
         (locked.domain.ops.len(), locked.domain.waiters),
         (0, 0),
-        "no operation and no waiter is left"
+        "operations or waiters are left"
     );
 }
 
-/// A future that is polled until it is ready gets its outcome, whenever it looks, and is woken
+/// A future that is polled until it is ready gets its outcome whenever it polls, and is woken
 /// without the lock.
 #[test]
 fn completion_reaches_its_future_once() {
@@ -81,18 +81,18 @@ fn completion_reaches_its_future_once() {
                 Poll::Pending => task.notify.wait(),
             }
         };
-        completer.join().expect("the completer does not panic");
+        completer.join().expect("completer panicked");
         assert_eq!(len, 7);
         assert!(
             engine.lock().domain.take_op_result(key).is_none(),
-            "delivered once"
+            "the result was delivered twice"
         );
         assert_no_ops_left(&engine);
     });
 }
 
-/// The future of a send is dropped while the send ends: the slot is free afterwards, whoever comes
-/// first, and a waker that is dropped is not dropped under the lock.
+/// The future of a send is dropped while the send ends: the slot is free afterwards, whichever is
+/// first, and the waker is not dropped under the lock.
 #[test]
 fn dropped_send_frees_its_slot() {
     loom::model(|| {
@@ -111,13 +111,13 @@ fn dropped_send_frees_its_slot() {
             locked.detach(key);
             locked.finish();
         }
-        completer.join().expect("the completer does not panic");
+        completer.join().expect("completer panicked");
         assert_no_ops_left(&engine);
     });
 }
 
-/// The future of a receive is dropped and its slot is used again, while a provider still completes
-/// the old name: the new operation does not notice.
+/// The future of a receive is dropped and its slot is reused, while a transport still completes the
+/// old key: the new operation is not affected.
 #[test]
 fn stale_op_key_never_reaches_a_reused_slot() {
     loom::model(|| {
@@ -133,8 +133,8 @@ fn stale_op_key_never_reaches_a_reused_slot() {
             locked.finish();
         }
         let fresh = post_op(&engine, OpKind::Recv);
-        assert_eq!(fresh.index, stale.index, "the slot is used again");
-        completer.join().expect("the completer does not panic");
+        assert_eq!(fresh.index, stale.index, "the slot is reused");
+        completer.join().expect("completer panicked");
         let mut locked = engine.lock();
         assert!(matches!(
             locked.domain.ops.get(fresh).map(|op| &op.phase),

@@ -1,9 +1,9 @@
-//! Models of who drives: the real engine and the real turns of the driver, on a reduced provider
-//! and a reduced kernel.
+//! Models of progress: the real engine and the real steps of the driver, on a mock transport and a
+//! mock kernel.
 //!
 //! Three threads: a task that receives, a peer that sends, a driver. A lost wake-up is a deadlock,
-//! which loom reports. Under loom the windows of the wait policy are zero long (`wait/policy.rs`),
-//! so that nothing depends on time.
+//! which loom reports. Under loom the spin times of the wait policy are zero (`wait/policy.rs`), so
+//! nothing depends on time.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ fn task_driver(engine: &Arc<Engine>) -> thread::JoinHandle<()> {
             };
             let polled = driver.poll(cx, readable);
             if polled.is_pending() {
-                // An executor runs others first, also when the task has woken itself.
+                // An executor runs other tasks first, also when the task has woken itself.
                 thread::yield_now();
             }
             polled
@@ -43,7 +43,7 @@ fn thread_driver(engine: &Arc<Engine>) -> thread::JoinHandle<()> {
     thread::spawn(move || driver::run_thread(&set, &engine))
 }
 
-/// The driver of a domain with this progress.
+/// Starts the driver of a domain with this progress mode.
 fn start_driver(engine: &Arc<Engine>, progress: Progress) -> thread::JoinHandle<()> {
     match progress {
         Progress::Auto => thread_driver(engine),
@@ -51,26 +51,26 @@ fn start_driver(engine: &Arc<Engine>, progress: Progress) -> thread::JoinHandle<
     }
 }
 
-/// A task that waits for the operation.
+/// Waits for the operation as a task.
 fn wait_for_op(engine: &Engine, key: OpKey) {
     block_on(poll_fn(|cx| {
         let polled = engine.poll(
             cx.waker(),
-            |hub| hub.take_op_result(key),
-            |hub, waker| hub.register_op_waker(key, waker),
+            |domain| domain.take_op_result(key),
+            |domain, waker| domain.register_op_waker(key, waker),
         );
         if polled.is_pending() {
             assert_driver_invariant(engine);
-            // An executor runs others first, also when the task has woken itself.
+            // An executor runs other tasks first, also when the task has woken itself.
             thread::yield_now();
         }
-        polled.map(|ended| assert!(ended.error.is_none()))
+        polled.map(|result| assert!(result.error.is_none()))
     }));
 }
 
-/// The module doc of `engine`: with a task waiting and the lock free, the driver is awake, or the
-/// domain is armed, or the task keeps itself runnable. A thread that watches will look within a
-/// period, which loom does not measure.
+/// Checks the invariant of `engine`: with a task waiting and the lock free, the driver is awake, or
+/// the domain is armed, or the task keeps itself runnable. A driver thread in standby checks within
+/// a period, which loom does not measure.
 fn assert_driver_invariant(engine: &Engine) {
     let locked = engine.lock();
     let awake = matches!(
@@ -84,72 +84,73 @@ fn assert_driver_invariant(engine: &Engine) {
     );
 }
 
-/// A task receives `messages`, one after the other, while a peer sends them.
+/// Receives `messages` one after the other as a task, while a peer sends them.
 fn check_receive(policy: WaitPolicy, progress: Progress, messages: u32) {
     loom::model(move || {
-        let (wire, engine) = MockConnection::engine(policy, progress);
+        let (connection, engine) = MockConnection::engine(policy, progress);
         let driver = start_driver(&engine, progress);
-        let peer = thread::spawn(move || (0..messages).for_each(|_| wire.send()));
+        let peer = thread::spawn(move || (0..messages).for_each(|_| connection.send()));
         for _ in 0..messages {
             let key = post_op(&engine, OpKind::Recv);
             wait_for_op(&engine, key);
         }
-        peer.join().expect("the peer does not panic");
+        peer.join().expect("peer panicked");
         drop(engine);
-        driver.join().expect("the driver does not panic");
+        driver.join().expect("driver panicked");
     });
 }
 
-/// The driver is a task and listens only: whoever goes to sleep arms the doorbells.
+/// The driver is a task and only waits: it arms the doorbells before it sleeps.
 #[test]
 fn parked_task_driver_is_woken() {
     check_receive(WaitPolicy::Park, Progress::Manual, 1);
 }
 
-/// The driver is a task and is woken to look for a while.
+/// The driver is a task and is woken to spin for a while.
 #[test]
 fn adaptive_task_driver_is_woken() {
     check_receive(WaitPolicy::Adaptive, Progress::Manual, 1);
 }
 
-/// A task waits while the driver is a thread, which must not watch then: a message would wait for
-/// the end of the period.
+/// A task waits while the driver is a thread, which must not be in standby then: a message would
+/// wait for the end of the period.
 #[test]
 fn driver_thread_is_not_on_standby_while_a_task_waits() {
     loom::model(|| {
-        let (wire, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Auto);
+        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Auto);
         let key = post_op(&engine, OpKind::Recv);
-        let mut turns = DriverState::new();
+        let mut state = DriverState::new();
         engine.lock().driver = DriverStatus::Awake;
         let task = {
             let engine = engine.clone();
             thread::spawn(move || wait_for_op(&engine, key))
         };
-        let next = turns.step(&engine, None);
+        let step = state.step(&engine, None);
         assert!(
-            next != DriverStep::Standby || engine.lock().domain.waiters == 0,
-            "a task waits and the thread watches"
+            step != DriverStep::Standby || engine.lock().domain.waiters == 0,
+            "driver thread is in standby while a task waits"
         );
-        wire.send();
-        while turns.step(&engine, None) != DriverStep::Sleep {
+        connection.send();
+        while state.step(&engine, None) != DriverStep::Sleep {
             thread::yield_now();
         }
-        task.join().expect("the task does not panic");
+        task.join().expect("task panicked");
     });
 }
 
-/// The driver is a thread: it sleeps on the doorbells, or leaves the field to tasks that poll.
+/// The driver is a thread: it sleeps on the doorbells, or is in standby while tasks poll.
 #[test]
 fn task_beside_a_driver_thread_is_woken() {
     check_receive(WaitPolicy::Park, Progress::Auto, 1);
 }
 
-/// Two tasks wait and the peer's two messages come in any order with their polls: what one task
-/// takes up (the doorbells are off while it polls) is left in order for the other.
+/// Two tasks wait, and the peer's two messages arrive in any order with their polls: a task that
+/// stops polling (the doorbells are disarmed while it polls) leaves the domain armed or driven for
+/// the other.
 #[test]
 fn task_that_stops_polling_leaves_the_other_driven() {
     loom::model(|| {
-        let (wire, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Manual);
+        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Manual);
         let (first, second) = (
             post_op(&engine, OpKind::Recv),
             post_op(&engine, OpKind::Recv),
@@ -160,58 +161,58 @@ fn task_that_stops_polling_leaves_the_other_driven() {
             let engine = engine.clone();
             thread::spawn(move || wait_for_op(&engine, second))
         };
-        wire.send();
+        connection.send();
         wait_for_op(&engine, first);
-        wire.send();
-        other.join().expect("the other task does not panic");
+        connection.send();
+        other.join().expect("second task panicked");
         drop(engine);
-        driver.join().expect("the driver does not panic");
+        driver.join().expect("driver panicked");
     });
 }
 
-/// A pass by hand takes up the news, and with it the ring of a doorbell, while a task sleeps: the
-/// next message rings again.
+/// A manual progress call takes a message, and with it the doorbell, while a task sleeps: the next
+/// message rings again.
 #[test]
 fn manual_progress_leaves_the_doorbells_armed() {
     loom::model(|| {
-        let (wire, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Manual);
+        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Manual);
         let (first, second) = (
             post_op(&engine, OpKind::Recv),
             post_op(&engine, OpKind::Recv),
         );
         let driver = task_driver(&engine);
         let peer = thread::spawn(move || {
-            wire.send();
-            wire.send();
+            connection.send();
+            connection.send();
         });
         engine.progress();
         wait_for_op(&engine, second);
         wait_for_op(&engine, first);
-        peer.join().expect("the peer does not panic");
+        peer.join().expect("peer panicked");
         drop(engine);
-        driver.join().expect("the driver does not panic");
+        driver.join().expect("driver panicked");
     });
 }
 
-/// A glance at a queue (`DomainHandle::try_read_cq`) takes a message whose doorbell has rung, while a
-/// task waits: the domain must not be taken for armed afterwards.
+/// A read of a queue that does not wait (`DomainHandle::try_read_cq`) takes a message whose
+/// doorbell has rung, while a task waits: the domain must not count as armed afterwards.
 fn poll_once_beside_driver(progress: Progress) {
     loom::model(move || {
-        let (wire, engine) = MockConnection::engine(WaitPolicy::Park, progress);
+        let (connection, engine) = MockConnection::engine(WaitPolicy::Park, progress);
         let (_first, second) = (
             post_op(&engine, OpKind::Recv),
             post_op(&engine, OpKind::Recv),
         );
         let driver = start_driver(&engine, progress);
-        let peer = thread::spawn(move || (0..2).for_each(|_| wire.send()));
-        let mut glanced = false;
+        let peer = thread::spawn(move || (0..2).for_each(|_| connection.send()));
+        let mut has_polled = false;
         block_on(poll_fn(|cx| {
-            let register = |hub: &mut crate::domain_state::DomainState, waker: &_| {
-                hub.register_op_waker(second, waker)
+            let register = |domain: &mut crate::domain_state::DomainState, waker: &_| {
+                domain.register_op_waker(second, waker)
             };
-            let polled = engine.poll(cx.waker(), |hub| hub.take_op_result(second), register);
+            let polled = engine.poll(cx.waker(), |domain| domain.take_op_result(second), register);
             if polled.is_pending() {
-                if !std::mem::replace(&mut glanced, true) {
+                if !std::mem::replace(&mut has_polled, true) {
                     thread::yield_now();
                     let mut locked = engine.lock();
                     locked.poll_once();
@@ -221,9 +222,9 @@ fn poll_once_beside_driver(progress: Progress) {
             }
             polled.map(drop)
         }));
-        peer.join().expect("the peer does not panic");
+        peer.join().expect("peer panicked");
         drop(engine);
-        driver.join().expect("the driver does not panic");
+        driver.join().expect("driver panicked");
     });
 }
 

@@ -1,21 +1,21 @@
-//! Models of the ring of lines: what is pushed comes out.
+//! Models of the ring buffer: pushed records are popped.
 
 use loom::thread;
 
 use super::ring_memory::LoomRingMemory;
 use crate::transport::shm::ring::{Consumer, ConsumerState, HEADER_LEN, LINE_LEN, Producer};
 
-/// Any kind that a record may have.
+/// A record kind; any valid one.
 const KIND: u8 = 1;
 
-/// The payload of message `number`. What of it lies over the header of its second line looks like a
-/// record of the next lap.
+/// Returns the payload of message `number`. The bytes over the header of its second line look like
+/// a record of the next lap.
 fn test_payload(number: u8, len: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..len)
-        .map(|at| number.wrapping_mul(37).wrapping_add(at as u8))
+        .map(|index| number.wrapping_mul(37).wrapping_add(index as u8))
         .collect();
-    if let Some(over) = bytes.get_mut(LINE_LEN - HEADER_LEN..LINE_LEN) {
-        over.copy_from_slice(&[KIND, number, HEADER_LEN as u8, 0, 0, 2, 0, 0]);
+    if let Some(overlap) = bytes.get_mut(LINE_LEN - HEADER_LEN..LINE_LEN) {
+        overlap.copy_from_slice(&[KIND, number, HEADER_LEN as u8, 0, 0, 2, 0, 0]);
     }
     bytes
 }
@@ -26,26 +26,28 @@ pub(super) fn try_push(ring: &mut Producer<LoomRingMemory>, number: u8, len: usi
     })
 }
 
-/// Takes the next message if there is one, and checks it. The flag says whether the producer has to
-/// be woken.
+/// Takes the next message if there is one, and checks it. Returns whether the producer has to be
+/// woken.
 pub(super) fn try_pop(ring: &mut Consumer<LoomRingMemory>, number: u8, len: usize) -> Option<bool> {
-    let record = ring.peek().expect("an honest producer breaks nothing")?;
+    let record = ring
+        .peek()
+        .expect("record of a correct producer is valid")?;
     assert_eq!(
         (record.header.kind, record.header.flags),
         (KIND, number),
-        "in order, each once"
+        "records arrive in order and once"
     );
     assert_eq!(record.header.len as usize, HEADER_LEN + len);
     assert_eq!(
         ring.memory().payload(record),
         test_payload(number, len),
-        "message {number} is unspoilt"
+        "message {number} is corrupted"
     );
     Some(ring.consume(record))
 }
 
 /// Pushes `before` messages and pops `taken` of them, then lets two threads push and pop the rest,
-/// all `lens`.
+/// with the lengths `lens`.
 fn check_delivery(lines: usize, lens: &'static [usize], before: usize, taken: usize) {
     loom::model(move || {
         let memory = LoomRingMemory::new(lines);
@@ -68,8 +70,8 @@ fn check_delivery(lines: usize, lens: &'static [usize], before: usize, taken: us
                 thread::yield_now();
             }
         }
-        sender.join().expect("the sender does not panic");
-        assert_eq!(consumer.peek(), Ok(None), "nothing else was sent");
+        sender.join().expect("sender panicked");
+        assert_eq!(consumer.peek(), Ok(None), "record that was never sent");
     });
 }
 
@@ -79,21 +81,21 @@ fn records_in_an_empty_ring_arrive_whole() {
     check_delivery(8, &[8; 3], 0, 0);
 }
 
-/// One line a record, seven at a time: the producer waits for lines to come back, and goes around.
+/// One line per record, seven at a time: the producer waits for released lines and wraps around.
 ///
-/// Invariant 3: no line is written before the consumer is done with it. Invariant 1: a header of
+/// Invariant 3: no line is written before the consumer has released it. Invariant 1: a header of
 /// the last lap is never taken for a record.
 #[test]
 fn full_ring_reuses_only_released_lines() {
     check_delivery(8, &[LINE_LEN - HEADER_LEN; 10], 7, 0);
 }
 
-/// Two-line records, whose second line overwrites a header with payload, and a filler at the end of
-/// the array.
+/// Records of two lines, whose second line overwrites a header with payload, and a filler at the
+/// end of the array.
 ///
-/// Invariant 2: payload that looks like a header is gone before the consumer can look at its line.
-/// The last two records of one line each lie where the lap before had the second lines of longer
-/// ones.
+/// Invariant 2: payload that looks like a header is cleared before the consumer can read its line
+/// as a header. The last two records of one line each are where the previous lap had the second
+/// lines of longer records.
 #[test]
 fn multi_line_records_and_filler_keep_their_order() {
     const LONG: usize = 2 * LINE_LEN - HEADER_LEN;
@@ -110,8 +112,8 @@ fn multi_line_records_and_filler_keep_their_order() {
     );
 }
 
-/// As before, but the ring is full when the filler is due: filler and record come together or not
-/// at all.
+/// As above, but the ring is full when the filler is due: filler and record are pushed together or
+/// not at all.
 #[test]
 fn filler_and_record_wait_for_room_together() {
     const LONG: usize = 2 * LINE_LEN - HEADER_LEN;
@@ -124,9 +126,9 @@ fn filler_and_record_wait_for_room_together() {
     );
 }
 
-/// A consumer that takes what it finds, once or twice, and closes, while the producer asks what
-/// became of its record: what was taken never counts as lost, and what comes after the end never
-/// counts as taken. The ring is large enough that only the end makes known what was taken.
+/// A consumer takes what it finds, once or twice, and closes, while the producer asks for the fate
+/// of its record: a record that was taken never counts as lost, and a record after the close never
+/// counts as taken. The ring is large enough that only the close reports what was taken.
 #[test]
 fn close_tells_whether_the_last_record_was_consumed() {
     loom::model(|| {
@@ -141,23 +143,23 @@ fn close_tells_whether_the_last_record_was_consumed() {
             taken
         });
         assert!(try_push(&mut producer, 0, 8));
-        let found = producer.consumer_state();
-        let taken = reader.join().expect("the reader does not panic");
+        let state = producer.consumer_state();
+        let taken = reader.join().expect("reader panicked");
         assert!(
-            !taken || found != ConsumerState::Closed,
-            "what was taken has arrived"
+            !taken || state != ConsumerState::Closed,
+            "a record that was taken counts as lost"
         );
-        let after = producer.consumer_state();
+        let later_state = producer.consumer_state();
         assert_eq!(
-            after == ConsumerState::Closed,
+            later_state == ConsumerState::Closed,
             !taken,
-            "and the same is found out later"
+            "a later check gives the same answer"
         );
         assert!(try_push(&mut producer, 1, 8));
         assert_eq!(
             producer.consumer_state(),
             ConsumerState::Closed,
-            "nobody takes what comes after the end"
+            "a record after the close counts as taken"
         );
     });
 }

@@ -1,10 +1,10 @@
 //! The memory of a ring as loom sees it, and a doorbell.
 //!
 //! A line is a header, which is an atomic, and a cell of 64 bytes whose accesses loom checks for
-//! races. In real memory the header is the first eight bytes of the line, so a payload that runs on
-//! into a line overwrites that line's header, and zeroing a header spoils a payload that still lies
-//! there. Both happen here too.
-#![allow(unsafe_code)] // `Memory::write`, and access to loom's cells
+//! races. In real memory the header is the first eight bytes of the line, so a payload that
+//! continues in a line overwrites that line's header, and zeroing a header destroys payload that is
+//! still there. Both happen here too.
+#![allow(unsafe_code)] // `RingMemory::write`, and access to loom's cells
 
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
@@ -12,7 +12,7 @@ use loom::sync::{Arc, Condvar, Mutex};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::transport::shm::ring::{HEADER_LEN, LINE_LEN, RecordRef, RingMemory};
 
-/// The memory; clones are the same memory.
+/// The memory of a ring; clones share it.
 #[derive(Clone)]
 pub(super) struct LoomRingMemory(Arc<LoomRingState>);
 
@@ -40,7 +40,7 @@ impl LoomRingMemory {
         }))
     }
 
-    /// The payload of a record.
+    /// Returns the payload of a record.
     pub(super) fn payload(&self, record: RecordRef) -> Vec<u8> {
         let (first, end) = (
             record.start / LINE_LEN,
@@ -48,8 +48,8 @@ impl LoomRingMemory {
         );
         let mut bytes = Vec::new();
         for line in first..end.div_ceil(LINE_LEN) {
-            // SAFETY: the pointer is valid during the closure, and loom checks that nobody writes
-            // meanwhile.
+            // SAFETY: the pointer is valid during the closure, and loom checks that no thread
+            // writes meanwhile.
             let mut copy = self.0.cells[line].with(|cell| unsafe { *cell });
             if line > first {
                 let word = self.0.headers[line].load(Ordering::Relaxed);
@@ -83,13 +83,13 @@ impl RingMemory for LoomRingMemory {
         &self.0.producer_waiting
     }
 
-    unsafe fn write(&self, at: usize, bytes: &[u8]) {
+    unsafe fn write(&self, offset: usize, bytes: &[u8]) {
         let mut done = 0;
         while done < bytes.len() {
-            let (line, from) = ((at + done) / LINE_LEN, (at + done) % LINE_LEN);
+            let (line, from) = ((offset + done) / LINE_LEN, (offset + done) % LINE_LEN);
             let part = &bytes[done..bytes.len().min(done + LINE_LEN - from)];
-            // SAFETY: the pointer is valid during the closure, and loom checks that nobody else
-            // looks meanwhile.
+            // SAFETY: the pointer is valid during the closure, and loom checks that no other thread
+            // accesses the cell meanwhile.
             let cell = self.0.cells[line].with_mut(|cell| unsafe {
                 let cell = &mut *cell;
                 cell[from..from + part.len()].copy_from_slice(part);
@@ -104,7 +104,8 @@ impl RingMemory for LoomRingMemory {
     }
 }
 
-/// A doorbell: rung once or often, it wakes one sleep. An eventfd that somebody sleeps on.
+/// A doorbell in place of an eventfd on which one thread sleeps. However often it rings, it wakes
+/// one sleep.
 #[derive(Clone)]
 pub(super) struct LoomDoorbell(Arc<(Mutex<bool>, Condvar)>);
 
@@ -118,7 +119,7 @@ impl LoomDoorbell {
         self.0.1.notify_one();
     }
 
-    /// Sleeps until it rings. Loom reports a deadlock when that never happens.
+    /// Sleeps until the doorbell rings. Loom reports a deadlock if it never does.
     pub(super) fn sleep(&self) {
         let mut rung = crate::sync::lock(&self.0.0);
         while !*rung {

@@ -1,15 +1,16 @@
-//! Memory that receives are given when something comes, and leases of it.
+//! Provided buffers for receives, and leases of them.
 //!
-//! The kernel takes a buffer from a ring of them when it has bytes for it, and says which one it
-//! was. From then on the bytes are this side's, until the buffer is put back into the ring.
+//! The kernel takes a buffer from the buffer ring when it has bytes for it, and the completion
+//! names the buffer. From then on the bytes belong to this side, until the buffer is put back into
+//! the buffer ring.
 //!
 //! # Safety
 //!
-//! The memory is mapped once, shared with the kernel, and unmapped when neither a ring nor a lease
-//! is left; a ring that did not see all its operations end keeps it for ever (`ring`). Of each
-//! buffer there is one lease at most, made from a completion that names it, and the kernel does not
-//! touch the buffer before the lease has put it back. The entries of the ring are written by this
-//! side only, under a lock, and published by its tail.
+//! The memory is mapped once, shared with the kernel, and unmapped when neither an instance nor a
+//! lease is left; an instance whose operations did not all end leaks it (`instance`). Each buffer
+//! has at most one lease, made from the completion that names it, and the kernel does not touch the
+//! buffer before the lease has put it back. The entries of the buffer ring are written by this side
+//! only, under a lock, and published by its tail.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -22,39 +23,40 @@ use io_uring::Submitter;
 use io_uring::types::BufRingEntry;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-/// The number of the one group of buffers that a ring has.
+/// The id of the one buffer group of an instance.
 pub(super) const BUFFER_GROUP: u16 = 0;
 const PAGE_SIZE: usize = 4096;
 
-/// Buffers of one length, and the ring in which the kernel finds them.
+/// Buffers of equal length, and the buffer ring in which the kernel finds them.
 #[derive(Debug)]
 pub(super) struct ProvidedBuffers {
     memory: NonNull<u8>,
     mapped_len: usize,
-    /// Where the first buffer begins: the entries come before it.
+    /// The offset of the first buffer; the entries of the buffer ring come before it.
     first_offset: usize,
     count: u16,
     len: usize,
-    /// How many entries were ever filled.
+    /// The number of entries that were ever filled, modulo 2^16.
     tail: Mutex<u16>,
 }
 
-// SAFETY: the memory belongs to no thread; entries are written under the lock, buffers by whoever
-// has them.
+// SAFETY: the memory belongs to no thread; entries are written under the lock, and each buffer by
+// the holder of its lease or by the kernel.
 unsafe impl Send for ProvidedBuffers {}
-// SAFETY: likewise.
+// SAFETY: as for `Send`.
 unsafe impl Sync for ProvidedBuffers {}
 
 impl ProvidedBuffers {
-    /// So many buffers of this length; the count is to be a power of two.
+    /// Maps `count` buffers of `len` bytes; the count must be a power of two.
     pub(super) fn new(count: u16, len: usize) -> io::Result<Self> {
-        let first = (usize::from(count) * size_of::<BufRingEntry>()).next_multiple_of(PAGE_SIZE);
-        let mapped = first + usize::from(count) * len;
-        // SAFETY: new memory, anywhere.
+        let first_offset =
+            (usize::from(count) * size_of::<BufRingEntry>()).next_multiple_of(PAGE_SIZE);
+        let mapped_len = first_offset + usize::from(count) * len;
+        // SAFETY: a new anonymous mapping at an address that the kernel chooses.
         let memory = unsafe {
             mmap_anonymous(
                 ptr::null_mut(),
-                mapped,
+                mapped_len,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::PRIVATE,
             )
@@ -62,18 +64,18 @@ impl ProvidedBuffers {
         let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self {
             memory,
-            mapped_len: mapped,
-            first_offset: first,
+            mapped_len,
+            first_offset,
             count,
             len,
             tail: Mutex::new(0),
         })
     }
 
-    /// Tells the kernel of them, and gives it all.
+    /// Registers the buffer ring with the kernel, and fills it with all buffers.
     pub(super) fn register(&self, submitter: &Submitter<'_>) -> io::Result<()> {
-        // SAFETY: the entries are at the start of a page, there are as many, and they stay while a
-        // ring is left.
+        // SAFETY: the entries are at the start of a page, there are `count` of them, and they stay
+        // mapped while an instance is left.
         unsafe {
             submitter.register_buf_ring_with_flags(
                 self.memory.as_ptr() as u64,
@@ -86,11 +88,11 @@ impl ProvidedBuffers {
         Ok(())
     }
 
-    /// A lease of what the kernel has put there.
+    /// Returns a lease of the bytes that the kernel has put into a buffer.
     pub(super) fn lease(self: &Arc<Self>, id: u16, len: usize) -> LeasedBuffer {
         assert!(
             id < self.count && len <= self.len,
-            "the kernel names a buffer that there is not"
+            "completion names buffer {id} with {len} bytes, which is out of range"
         );
         LeasedBuffer {
             source: BufferSource::Provided(self.clone(), id),
@@ -100,7 +102,7 @@ impl ProvidedBuffers {
     }
 
     fn buffer(&self, id: u16) -> *mut u8 {
-        // SAFETY: within the memory, as `id` is below `count`.
+        // SAFETY: within the mapping, as `id` is below `count`.
         unsafe {
             self.memory
                 .as_ptr()
@@ -108,12 +110,12 @@ impl ProvidedBuffers {
         }
     }
 
-    /// The kernel may use a buffer again.
+    /// Gives a buffer back to the kernel.
     fn recycle(&self, id: u16) {
         let mut filled = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
         let entries = self.memory.as_ptr().cast::<BufRingEntry>();
-        // SAFETY: within the memory, and nobody else writes entries. The kernel reads this one
-        // after the tail says so.
+        // SAFETY: within the mapping, and the lock excludes other writers. The kernel reads this
+        // entry only after the tail covers it.
         unsafe {
             let entry = &mut *entries.add(usize::from(*filled & (self.count - 1)));
             entry.set_addr(self.buffer(id) as u64);
@@ -121,8 +123,7 @@ impl ProvidedBuffers {
             entry.set_bid(id);
         }
         *filled = filled.wrapping_add(1);
-        // SAFETY: the tail is a field of the first entry that is none of those written above, and
-        // aligned.
+        // SAFETY: the tail is an aligned field of the first entry, and none of those written above.
         let tail = unsafe { AtomicU16::from_ptr(BufRingEntry::tail(entries).cast_mut()) };
         // SYNC: the kernel loads the tail with acquire before it reads entries.
         tail.store(*filled, Ordering::Release);
@@ -131,12 +132,12 @@ impl ProvidedBuffers {
 
 impl Drop for ProvidedBuffers {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and nobody has any of it any more.
+        // SAFETY: mapped by `new`, and no instance or lease uses the mapping any more.
         let _ = unsafe { munmap(self.memory.as_ptr().cast(), self.mapped_len) };
     }
 }
 
-/// Bytes that have come. Dropping it lets the kernel use their memory again.
+/// Received bytes. Dropping the lease returns the buffer to the kernel.
 #[derive(Debug)]
 pub(crate) struct LeasedBuffer {
     source: BufferSource,
@@ -151,21 +152,21 @@ enum BufferSource {
 }
 
 impl LeasedBuffer {
-    /// The first bytes were used.
+    /// Skips the first `count` bytes, which were consumed.
     pub(crate) fn advance(&mut self, count: usize) {
         self.offset = self.len.min(self.offset + count);
     }
 
-    /// The same bytes in memory of their own, so that the kernel's is free for others.
+    /// Copies the bytes into memory of their own, so that the buffer returns to the kernel.
     pub(crate) fn into_owned(self) -> Self {
         if matches!(self.source, BufferSource::Owned(_)) {
             return self;
         }
-        let own: Box<[u8]> = (*self).into();
+        let owned: Box<[u8]> = (*self).into();
         Self {
             offset: 0,
-            len: own.len(),
-            source: BufferSource::Owned(own),
+            len: owned.len(),
+            source: BufferSource::Owned(owned),
         }
     }
 }
@@ -175,8 +176,8 @@ impl Deref for LeasedBuffer {
 
     fn deref(&self) -> &[u8] {
         let all = match &self.source {
-            // SAFETY: the kernel has written so many bytes there, and does not touch them before
-            // they are put back.
+            // SAFETY: the kernel has written `len` bytes there, and does not touch the buffer
+            // before it is put back.
             BufferSource::Provided(buffers, id) => unsafe {
                 std::slice::from_raw_parts(buffers.buffer(*id), self.len)
             },

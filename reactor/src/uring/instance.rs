@@ -1,11 +1,12 @@
-//! A ring: operations in slots, submitted together, reaped, cancelled, waited for.
+//! An io_uring instance: operations in slots, submitted together, reaped, canceled, waited for.
 //!
 //! # Safety
 //!
-//! What the kernel is told of lives as long as it may look: descriptors and headers in the slot,
-//! which lives until the last completion; receive memory until all slots have ended; and the bytes
-//! that a send leaves where they lie by the promise of [`Uring::send`]. The maps of the ring are not
-//! there in forked children, so nothing here touches them in one.
+//! Everything the kernel is given by address lives as long as the kernel may use it: descriptors
+//! and message headers in the slot, which lives until the last completion; receive memory until all
+//! slots have ended; the borrowed bytes of a send by the contract of [`Uring::send`]. The mappings
+//! of the instance do not exist in forked children (`dontfork`), so nothing here touches them in a
+//! child.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -33,32 +34,33 @@ use super::slot::{
 use super::timed::TimedOutcome;
 use crate::transport::fork_guard::ForkGuard;
 
-/// What the completion of a cancellation is known by: there is nothing to be done about it.
+/// The user data of cancellations, whose completions need no handling.
 const CANCEL_USER_DATA: u64 = u64::MAX;
-/// Attempts to hand over what is queued before that is put off.
+/// Attempts to submit the queued entries before the submission is deferred.
 const MAX_SUBMIT_ATTEMPTS: u32 = 16;
-/// How long a ring that is dropped waits for its operations.
+/// How long a dropped instance waits for its operations.
 const DROP_TIMEOUT: Duration = if cfg!(test) {
     Duration::from_secs(1)
 } else {
     Duration::from_secs(5)
 };
-/// How large a ring is, and how its work is done.
+/// The size of an instance, and when its task work runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UringConfig {
-    /// Operations that are handed over together.
+    /// The submission queue entries.
     pub(crate) sq_entries: u32,
-    /// Completions that wait without the kernel having to keep them elsewhere.
+    /// The completion queue entries; more completions overflow into kernel memory.
     pub(crate) cq_entries: u32,
-    /// Receive buffers, a power of two, and their length in bytes.
+    /// The number of receive buffers, a power of two, and their length in bytes.
     pub(crate) buffer_count: u16,
     pub(crate) buffer_len: usize,
-    /// Work is done when whoever submitted enters the kernel, instead of interrupting it.
+    /// Task work runs when the submitting thread enters the kernel, instead of interrupting it
+    /// (`IORING_SETUP_COOP_TASKRUN`).
     pub(crate) coop_taskrun: bool,
 }
 
 impl UringConfig {
-    /// For the connections of a domain.
+    /// Returns the configuration for the connections of a domain.
     pub(crate) fn for_connections(coop_taskrun: bool) -> Self {
         Self {
             sq_entries: 128,
@@ -70,136 +72,137 @@ impl UringConfig {
     }
 }
 
-/// An operation.
+/// The id of an operation: its user data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpId(pub(super) u64);
 
-/// Something that has come of an operation.
+/// A completion of an operation.
 #[derive(Debug)]
 pub(crate) struct UringCompletion {
-    /// Whom it was for, as was said when it began.
+    /// The owner that was given when the operation began.
     pub(crate) owner: u64,
     pub(crate) op_id: OpId,
     pub(crate) kind: CompletionKind,
-    /// Nothing more comes of it.
+    /// Whether this is the last completion of its operation.
     pub(crate) is_last: bool,
 }
 
-/// What has come of an operation.
+/// The kind of a completion.
 #[derive(Debug)]
 pub(crate) enum CompletionKind {
     /// Bytes were received.
     Received(LeasedBuffer),
-    /// The peer sends no more.
+    /// The peer has closed its sending side.
     Eof,
     /// A send has ended.
     Sent(SendResult),
-    /// The kernel does not look any more at the buffer that a send was given, which has ended
-    /// before.
+    /// The kernel has released the buffer of a zero-copy send, whose end was reported before.
     BufferReleased(ReleasedBuffer),
-    /// A receive has failed, or was cancelled.
+    /// A receive has failed or was canceled.
     Failed(Errno),
-    /// An operation that had its time has ended.
+    /// A timed operation has ended.
     Timed(TimedOutcome),
 }
 
-/// A ring.
+/// An io_uring instance.
 pub(crate) struct Uring {
     io_uring: ManuallyDrop<IoUring>,
     event_fd: OwnedFd,
     buffers: Arc<ProvidedBuffers>,
     pub(super) slots: Slab<UringSlot>,
     generation: u32,
-    /// Completions that were fetched and not looked at.
+    /// Completions that were fetched and not yet handled.
     pub(super) fetched_cqes: VecDeque<Cqe>,
-    /// Cancellations that found no room.
+    /// Cancellations that found no room in the submission queue.
     deferred_cancels: Vec<u64>,
-    /// Completions that belonged to nothing.
+    /// The number of completions that matched no operation.
     pub(super) unmatched_cqes: u64,
-    /// The kernel knows sends that read from where bytes lie.
+    /// Whether the kernel supports zero-copy sends.
     supports_zero_copy: bool,
     fork_guard: ForkGuard,
-    /// What the next calls are to end with.
+    /// Errors that the next calls of `io_uring_enter` return.
     #[cfg(all(test, not(loom)))]
     pub(super) injected_errors: VecDeque<Errno>,
 }
 
 impl Uring {
-    /// Opens a ring, with a descriptor that becomes readable when there are completions.
+    /// Opens an instance, with an eventfd that becomes readable when there are completions.
     ///
     /// # Errors
-    /// The kernel refuses it, or does not know all that is needed (Linux 6.0 does).
-    pub(crate) fn open(shape: UringConfig) -> io::Result<Self> {
+    /// The kernel refuses the instance, or lacks a required operation (Linux 6.0 has all).
+    pub(crate) fn open(config: UringConfig) -> io::Result<Self> {
         let mut builder = IoUring::builder();
         builder
             .dontfork()
             .setup_submit_all()
-            .setup_cqsize(shape.cq_entries);
-        if shape.coop_taskrun {
+            .setup_cqsize(config.cq_entries);
+        if config.coop_taskrun {
             builder.setup_coop_taskrun().setup_taskrun_flag();
         }
-        let uring = builder.build(shape.sq_entries)?;
-        let has_zero_copy = probe_features(&uring)?;
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        uring.submitter().register_eventfd(event.as_raw_fd())?;
-        let buffers = Arc::new(ProvidedBuffers::new(shape.buffer_count, shape.buffer_len)?);
+        let uring = builder.build(config.sq_entries)?;
+        let supports_zero_copy = probe_features(&uring)?;
+        let event_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        uring.submitter().register_eventfd(event_fd.as_raw_fd())?;
+        let buffers = Arc::new(ProvidedBuffers::new(
+            config.buffer_count,
+            config.buffer_len,
+        )?);
         buffers.register(&uring.submitter())?;
         Ok(Self {
             io_uring: ManuallyDrop::new(uring),
-            event_fd: event,
+            event_fd,
             buffers,
             slots: Slab::new(),
             generation: 0,
             fetched_cqes: VecDeque::new(),
             deferred_cancels: Vec::new(),
             unmatched_cqes: 0,
-            supports_zero_copy: has_zero_copy,
+            supports_zero_copy,
             fork_guard: ForkGuard::current_process(),
             #[cfg(all(test, not(loom)))]
             injected_errors: VecDeque::new(),
         })
     }
 
-    /// What becomes readable when there are completions.
+    /// Returns the eventfd that becomes readable when there are completions.
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
         self.event_fd.as_fd()
     }
 
-    /// Forgets that it became readable; to be done before completions are looked for.
+    /// Resets the eventfd; to be called before completions are checked.
     pub(crate) fn clear_event(&self) {
         let _ = rustix::io::read(&self.event_fd, &mut [0; 8]);
     }
 
-    /// Receives from a socket, from the next [`submit`](Self::submit) on, until it is cancelled,
-    /// the peer sends no more, or there is no memory.
+    /// Starts a multishot receive with the next [`submit`](Self::submit). It ends when it is
+    /// canceled, the peer closes its sending side, or no buffer is left.
     ///
     /// # Errors
-    /// There is no room, and handing over what is queued has failed.
+    /// The submission queue is full and submitting has failed.
     pub(crate) fn recv_multishot(&mut self, socket: &Arc<OwnedFd>, owner: u64) -> io::Result<OpId> {
         let entry = opcode::RecvMulti::new(Fd(socket.as_raw_fd()), BUFFER_GROUP).build();
         self.push_op(&mut [entry], UringSlot::new(socket, owner))
             .map_err(|(error, _)| error)
     }
 
-    /// Sends these bytes, from the next [`submit`](Self::submit) on: those given away, and behind
-    /// them the others, as many as one send takes. Less is sent only if the connection breaks or
-    /// the send is cancelled.
+    /// Sends these bytes with the next [`submit`](Self::submit): the owned ones, followed by the
+    /// borrowed ones, as many as one send takes. Fewer bytes are sent only if the connection breaks
+    /// or the send is canceled.
     ///
     /// # Errors
-    /// There is no room, and handing over what is queued has failed; with the bytes that were given
-    /// away.
+    /// The owned bytes, when the submission queue is full and submitting has failed.
     ///
     /// # Safety
-    /// `others` must stay where they are, and not be written to, until the last completion was
-    /// returned by [`next`](Self::next) or [`take_back`](Self::take_back).
+    /// `borrowed` must stay in place and not be written to until the last completion was returned
+    /// by [`next_completion`](Self::next_completion) or [`cancel_send`](Self::cancel_send).
     pub(crate) unsafe fn send(
         &mut self,
         socket: &Arc<OwnedFd>,
         owner: u64,
-        own: Box<[u8]>,
-        others: &[&[u8]],
+        owned: Box<[u8]>,
+        borrowed: &[&[u8]],
     ) -> Result<OpId, Box<[u8]>> {
-        let message = SendMsg::new(own, others);
+        let message = SendMsg::new(owned, borrowed);
         let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
         let entry = opcode::SendMsg::new(Fd(socket.as_raw_fd()), message.header())
             .flags(flags as u32)
@@ -217,26 +220,27 @@ impl Uring {
         })
     }
 
-    /// Whether the kernel may know [`send_zero_copy`](Self::send_zero_copy).
+    /// Returns whether the kernel supports [`send_zero_copy`](Self::send_zero_copy). A socket may
+    /// refuse it all the same.
     pub(crate) fn supports_zero_copy(&self) -> bool {
         self.supports_zero_copy
     }
 
-    /// Likewise, and behind the bytes given away those of a buffer, which the ring has until the
-    /// kernel has looked at it for the last time: the kernel need not copy it. The end of the send
-    /// comes as one completion, the buffer as another one behind that; also when the send is taken
-    /// back, or the kernel does not know this.
+    /// Sends owned bytes followed by those of a buffer, without copying the buffer where the kernel
+    /// can. The instance owns the buffer until the kernel has released it. The end of the send is
+    /// one completion, and the buffer comes with another one behind it; also when the send is
+    /// canceled, or the kernel refuses it.
     ///
     /// # Errors
-    /// As [`send`](Self::send); with what was given away.
+    /// As [`send`](Self::send), with the owned bytes and the buffer.
     pub(crate) fn send_zero_copy(
         &mut self,
         socket: &Arc<OwnedFd>,
         owner: u64,
-        own: Box<[u8]>,
+        owned: Box<[u8]>,
         (op, buf): (OpKey, AnyBuf),
     ) -> Result<OpId, (Box<[u8]>, AnyBuf)> {
-        let message = SendMsg::with_buffer(own, op, buf);
+        let message = SendMsg::with_buffer(owned, op, buf);
         let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
         let entry = opcode::SendMsgZc::new(Fd(socket.as_raw_fd()), message.header());
         let entry = entry
@@ -251,16 +255,16 @@ impl Uring {
             },
         )
         .map_err(|(_, slot)| {
-            let (own, buffer) = slot
+            let (owned, buffer) = slot
                 .message
                 .map(|message| message.into_parts())
                 .unwrap_or_default();
-            (own, buffer.map(|(_, buf)| buf).unwrap_or_default())
+            (owned, buffer.map(|(_, buf)| buf).unwrap_or_default())
         })
     }
 
-    /// Queues an operation, which may have a timer behind it: all of its entries, or none. What
-    /// they point to is in the slot, or stays by the promise of [`send`](Self::send).
+    /// Queues an operation, which may be followed by its timer: all of its entries, or none. What
+    /// the entries point to is in the slot, or stays by the contract of [`send`](Self::send).
     pub(super) fn push_op(
         &mut self,
         entries: &mut [squeue::Entry],
@@ -272,15 +276,15 @@ impl Uring {
         self.generation = self.generation.wrapping_add(1) & 0x7fff_ffff;
         let generation = self.generation;
         let index = self.slots.insert(UringSlot { generation, ..slot });
-        let name = u64::from(generation) << 32 | index as u64;
-        for (entry, name) in entries.iter_mut().zip([name, name | TIMEOUT_BIT]) {
-            entry.set_user_data(name);
+        let user_data = u64::from(generation) << 32 | index as u64;
+        for (entry, user_data) in entries.iter_mut().zip([user_data, user_data | TIMEOUT_BIT]) {
+            entry.set_user_data(user_data);
         }
         if let Err(error) = self.push_entries(entries) {
-            // The kernel has not been told.
+            // The entries were not queued, so the kernel does not know the operation.
             return Err((error, self.slots.remove(index)));
         }
-        Ok(OpId(name))
+        Ok(OpId(user_data))
     }
 
     fn push_entries(&mut self, entries: &[squeue::Entry]) -> io::Result<()> {
@@ -289,115 +293,115 @@ impl Uring {
         if room(self.io_uring.submission()) < entries.len() {
             self.submit_queued()?;
         }
-        // SAFETY: what they point to lives in their slot, or as long as who called `send` has
-        // promised.
+        // SAFETY: what the entries point to lives in their slot, or as long as the caller of `send`
+        // has promised.
         unsafe { self.io_uring.submission().push_multiple(entries) }
             .map_err(|_| io::ErrorKind::WouldBlock.into())
     }
 
-    /// Nobody wants to hear of an operation any more: it is cancelled, and ends by itself.
-    pub(crate) fn detach(&mut self, ticket: OpId) {
-        if let Some(slot) = self.slot(ticket) {
+    /// Detaches an operation from its owner and cancels it.
+    pub(crate) fn detach(&mut self, op_id: OpId) {
+        if let Some(slot) = self.slot(op_id) {
             debug_assert!(
                 slot.message.is_none(),
-                "what a send leaves where it lies would be freed"
+                "a detached send would free bytes that the kernel reads"
             );
             slot.owner = None;
-            self.cancel(ticket);
+            self.cancel(op_id);
         }
     }
 
-    /// Asks for the end of an operation, from the next [`submit`](Self::submit) on. It comes as a
-    /// completion.
-    pub(crate) fn cancel(&mut self, ticket: OpId) {
-        if !self.fork_guard.in_original_process() || self.slot(ticket).is_none() {
+    /// Requests the cancellation of an operation, with the next [`submit`](Self::submit). Its end
+    /// is reported as a completion.
+    pub(crate) fn cancel(&mut self, op_id: OpId) {
+        if !self.fork_guard.in_original_process() || self.slot(op_id).is_none() {
             return;
         }
-        let entry = opcode::AsyncCancel::new(ticket.0)
+        let entry = opcode::AsyncCancel::new(op_id.0)
             .build()
             .user_data(CANCEL_USER_DATA);
         if self
             .push_entries(&[entry.flags(squeue::Flags::SKIP_SUCCESS)])
             .is_err()
         {
-            self.deferred_cancels.push(ticket.0);
+            self.deferred_cancels.push(op_id.0);
         }
     }
 
-    /// Ends a send, waits for it, and tells what has become of it. `None` if there is no such send.
-    /// The buffer of one that has some comes later.
+    /// Cancels a send, waits for its end, and returns its result; `None` if there is no such send.
+    /// The buffer of a zero-copy send comes later.
     ///
-    /// The kernel ends a send at once, unless it is about to do it: then when that is done, and it
-    /// does not wait for room.
-    pub(crate) fn cancel_send(&mut self, ticket: OpId) -> Option<SendResult> {
+    /// The kernel cancels a send at once, unless a worker is about to execute it: then the send
+    /// ends when that attempt is done, without waiting for room in the socket.
+    pub(crate) fn cancel_send(&mut self, op_id: OpId) -> Option<SendResult> {
         if !self.fork_guard.in_original_process() {
             return None;
         }
         if self
-            .slot(ticket)
+            .slot(op_id)
             .is_some_and(|slot| slot.zero_copy_stage != ZeroCopyStage::Pending)
         {
-            // It has ended, and only its buffer is outstanding.
+            // The send has ended, and only its buffer is outstanding.
             return None;
         }
-        self.cancel(ticket);
+        self.cancel(op_id);
         loop {
             self.fetch_cqes();
             let mut fetched = self.fetched_cqes.iter();
-            if let Some(at) = fetched.position(|raw| raw.user_data == ticket.0) {
-                let raw = self.fetched_cqes.remove(at)?;
-                return match self.to_completion(raw)?.kind {
+            if let Some(index) = fetched.position(|cqe| cqe.user_data == op_id.0) {
+                let cqe = self.fetched_cqes.remove(index)?;
+                return match self.handle_cqe(cqe)?.kind {
                     CompletionKind::Sent(sent) => Some(sent),
                     _ => None,
                 };
             }
-            self.slot(ticket)?;
+            self.slot(op_id)?;
             // The cancellation may have found no room, and nothing else would end a send that waits
-            // for some.
+            // for room in the socket.
             let _ = self.submit();
             self.wait_completion();
         }
     }
 
-    /// Ends a receive, waits for that, and hands out what it has received and nobody has looked at.
-    pub(crate) fn cancel_recv(&mut self, ticket: OpId) -> Vec<LeasedBuffer> {
-        let mut rest = Vec::new();
+    /// Cancels a receive, waits for its end, and returns the received bytes that were not handled.
+    pub(crate) fn cancel_recv(&mut self, op_id: OpId) -> Vec<LeasedBuffer> {
+        let mut leases = Vec::new();
         if !self.fork_guard.in_original_process() {
-            return rest;
+            return leases;
         }
-        self.cancel(ticket);
-        while self.slot(ticket).is_some() {
+        self.cancel(op_id);
+        while self.slot(op_id).is_some() {
             self.fetch_cqes();
-            let at = self
+            let index = self
                 .fetched_cqes
                 .iter()
-                .position(|raw| raw.user_data == ticket.0);
-            if let Some(raw) = at.and_then(|at| self.fetched_cqes.remove(at)) {
+                .position(|cqe| cqe.user_data == op_id.0);
+            if let Some(cqe) = index.and_then(|index| self.fetched_cqes.remove(index)) {
                 if let Some(UringCompletion {
                     kind: CompletionKind::Received(lease),
                     ..
-                }) = self.to_completion(raw)
+                }) = self.handle_cqe(cqe)
                 {
-                    rest.push(lease);
+                    leases.push(lease);
                 }
             } else {
                 let _ = self.submit();
                 self.wait_completion();
             }
         }
-        rest
+        leases
     }
 
-    /// Hands over what is queued, if anything is.
+    /// Submits the queued entries, if there are any.
     ///
     /// # Errors
-    /// It could not be done now. What is queued stays so.
+    /// The kernel does not take the entries now. They stay queued.
     pub(crate) fn submit(&mut self) -> io::Result<()> {
         if !self.fork_guard.in_original_process() {
             return Ok(());
         }
-        for name in std::mem::take(&mut self.deferred_cancels) {
-            self.cancel(OpId(name));
+        for user_data in std::mem::take(&mut self.deferred_cancels) {
+            self.cancel(OpId(user_data));
         }
         if self.io_uring.submission().is_empty() {
             Ok(())
@@ -417,8 +421,7 @@ impl Uring {
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// What to do before a call that has failed is made again; the error if that would be of no
-    /// use.
+    /// Prepares the repetition of a failed call; returns the error if repeating is of no use.
     fn prepare_retry(&mut self, error: io::Error) -> io::Result<()> {
         match error.raw_os_error().map(Errno::from_raw_os_error) {
             Some(Errno::INTR) => Ok(()),
@@ -430,14 +433,14 @@ impl Uring {
         }
     }
 
-    /// Waits for a completion, or for an interruption.
+    /// Waits for a completion or an interruption.
     fn wait_completion(&mut self) {
         if let Err(error) = self.enter(1) {
             let _ = self.prepare_retry(error);
         }
     }
 
-    /// Hands over what is queued, and waits for so many completions.
+    /// Submits the queued entries, and waits for `want` completions.
     fn enter(&mut self, want: usize) -> io::Result<usize> {
         #[cfg(all(test, not(loom)))]
         if let Some(errno) = self.injected_errors.pop_front() {
@@ -446,61 +449,61 @@ impl Uring {
         self.io_uring.submit_and_wait(want)
     }
 
-    /// Whether there are completions.
+    /// Returns whether there are completions.
     pub(crate) fn has_completions(&mut self) -> bool {
         self.fork_guard.in_original_process()
             && (!self.fetched_cqes.is_empty() || !self.io_uring.completion().is_empty())
     }
 
-    /// The next completion that somebody wants to hear of.
+    /// Returns the next completion of an operation that has an owner.
     pub(crate) fn next_completion(&mut self) -> Option<UringCompletion> {
         if !self.fork_guard.in_original_process() {
             return None;
         }
         loop {
-            let raw = match self.fetched_cqes.pop_front() {
-                Some(raw) => raw,
+            let cqe = match self.fetched_cqes.pop_front() {
+                Some(cqe) => cqe,
                 None => self.next_cqe()?,
             };
-            if let Some(completion) = self.to_completion(raw) {
+            if let Some(completion) = self.handle_cqe(cqe) {
                 return Some(completion);
             }
         }
     }
 
     fn next_cqe(&mut self) -> Option<Cqe> {
-        let asks = {
+        let needs_enter = {
             let submission = self.io_uring.submission();
             submission.cq_overflow() || submission.taskrun()
         };
-        if asks {
-            // Completions that found no room come when they are asked for, and so does work that
-            // waits for a call.
+        if needs_enter {
+            // Overflowed completions are flushed, and deferred task work runs, only when the kernel
+            // is entered.
             let _ = self.io_uring.submit();
         }
         self.io_uring.completion().next().map(Cqe::from_entry)
     }
 
     pub(super) fn fetch_cqes(&mut self) {
-        while let Some(raw) = self.next_cqe() {
-            self.fetched_cqes.push_back(raw);
+        while let Some(cqe) = self.next_cqe() {
+            self.fetched_cqes.push_back(cqe);
         }
     }
 
-    /// What a completion means to its owner, if there is one.
-    fn to_completion(&mut self, raw: Cqe) -> Option<UringCompletion> {
-        let is_last = !cqueue::more(raw.flags);
-        let lease = cqueue::buffer_select(raw.flags)
-            .map(|id| self.buffers.lease(id, raw.result.max(0) as usize));
-        if raw.user_data == CANCEL_USER_DATA {
+    /// Handles a completion queue entry, and returns the completion for the owner, if there is one.
+    fn handle_cqe(&mut self, cqe: Cqe) -> Option<UringCompletion> {
+        let is_last = !cqueue::more(cqe.flags);
+        let lease = cqueue::buffer_select(cqe.flags)
+            .map(|id| self.buffers.lease(id, cqe.result.max(0) as usize));
+        if cqe.user_data == CANCEL_USER_DATA {
             return None;
         }
-        let Some(slot) = self.slot(OpId(raw.user_data)) else {
+        let Some(slot) = self.slot(OpId(cqe.user_data)) else {
             self.unmatched_cqes += 1;
             return None;
         };
         if slot.timed.is_some() {
-            return self.timed_completion(raw);
+            return self.timed_completion(cqe);
         }
         let owner = slot.owner;
         if slot
@@ -508,36 +511,37 @@ impl Uring {
             .as_ref()
             .is_some_and(|message| message.has_buffer())
         {
-            let what = if cqueue::notif(raw.flags) {
-                let slot = self.slots.remove(slot_index(raw.user_data));
+            let kind = if cqueue::notif(cqe.flags) {
+                let slot = self.slots.remove(slot_index(cqe.user_data));
                 CompletionKind::BufferReleased(slot.into_released_buffer(
-                    raw.result.cast_unsigned() & NOTIF_USAGE_ZC_COPIED != 0,
+                    cqe.result.cast_unsigned() & NOTIF_USAGE_ZC_COPIED != 0,
                 )?)
             } else {
-                let sent = slot.on_send_done(raw.result())?;
+                let sent = slot.on_send_done(cqe.result())?;
                 if is_last {
-                    // The kernel has not begun: there will be no word about the buffer.
+                    // The kernel has not started the send, so no notification about the buffer will
+                    // come.
                     self.fetched_cqes.push_front(Cqe {
                         flags: CQE_F_NOTIF,
-                        ..raw
+                        ..cqe
                     });
                 }
                 CompletionKind::Sent(sent)
             };
-            let is_last = matches!(what, CompletionKind::BufferReleased(_));
+            let is_last = matches!(kind, CompletionKind::BufferReleased(_));
             return Some(UringCompletion {
                 owner: owner?,
-                op_id: OpId(raw.user_data),
-                kind: what,
+                op_id: OpId(cqe.user_data),
+                kind,
                 is_last,
             });
         }
         let message = if is_last {
-            self.slots.remove(slot_index(raw.user_data)).message
+            self.slots.remove(slot_index(cqe.user_data)).message
         } else {
             None
         };
-        let what = match (message, raw.result(), lease) {
+        let kind = match (message, cqe.result(), lease) {
             (Some(message), result, _) => CompletionKind::Sent(SendResult {
                 result,
                 owned: message.into_parts().0,
@@ -548,18 +552,18 @@ impl Uring {
         };
         Some(UringCompletion {
             owner: owner?,
-            op_id: OpId(raw.user_data),
-            kind: what,
+            op_id: OpId(cqe.user_data),
+            kind,
             is_last,
         })
     }
 
-    fn slot(&mut self, ticket: OpId) -> Option<&mut UringSlot> {
-        let slot = self.slots.get_mut(slot_index(ticket.0))?;
-        (u64::from(slot.generation) == ticket.0 >> 32).then_some(slot)
+    fn slot(&mut self, op_id: OpId) -> Option<&mut UringSlot> {
+        let slot = self.slots.get_mut(slot_index(op_id.0))?;
+        (u64::from(slot.generation) == op_id.0 >> 32).then_some(slot)
     }
 
-    /// Operations that have not ended.
+    /// Returns the number of operations that have not ended.
     #[cfg(all(test, not(loom)))]
     pub(super) fn active_ops(&self) -> usize {
         self.slots.len()
@@ -581,15 +585,15 @@ impl Uring {
     }
 
     #[cfg(all(test, not(loom)))]
-    pub(super) fn inject_cqe(&mut self, name: u64, result: i32) {
+    pub(super) fn inject_cqe(&mut self, user_data: u64, result: i32) {
         self.fetched_cqes.push_back(Cqe {
-            user_data: name,
+            user_data,
             result,
             flags: 0,
         });
     }
 
-    /// An operation that never ends.
+    /// Inserts an operation that never ends.
     #[cfg(all(test, not(loom)))]
     pub(super) fn insert_stuck_slot(&mut self, socket: &Arc<OwnedFd>) {
         self.slots.insert(UringSlot {
@@ -598,19 +602,19 @@ impl Uring {
         });
     }
 
-    /// Cancels everything and waits until all has ended, but for buffers that are still being
-    /// looked at, or has not for long. True when it has.
+    /// Cancels all operations and waits until they have ended, for at most [`DROP_TIMEOUT`].
+    /// Buffers that the kernel still reads are not waited for. Returns whether all have ended.
     fn cancel_all(&mut self) -> bool {
-        let until = Instant::now() + DROP_TIMEOUT;
+        let deadline = Instant::now() + DROP_TIMEOUT;
         let _ = self.submit();
-        // What was fetched before comes no second time, whether anything is under way or not.
+        // Completions that were fetched already do not come again, so they are handled first.
         self.discard_fetched();
-        let is_under_way = |slots: &Slab<UringSlot>| {
+        let has_active = |slots: &Slab<UringSlot>| {
             slots
                 .iter()
                 .any(|(_, slot)| slot.zero_copy_stage == ZeroCopyStage::Pending)
         };
-        while is_under_way(&self.slots) && Instant::now() < until {
+        while has_active(&self.slots) && Instant::now() < deadline {
             let pause = Some(Timespec::new().nsec(10_000_000));
             let _ = self
                 .io_uring
@@ -619,31 +623,32 @@ impl Uring {
             self.fetch_cqes();
             self.discard_fetched();
         }
-        !is_under_way(&self.slots)
+        !has_active(&self.slots)
     }
 
-    /// Looks at what was fetched, of which nobody hears.
+    /// Handles the fetched completions without reporting them.
     fn discard_fetched(&mut self) {
-        while let Some(raw) = self.fetched_cqes.pop_front() {
-            drop(self.to_completion(raw));
+        while let Some(cqe) = self.fetched_cqes.pop_front() {
+            drop(self.handle_cqe(cqe));
         }
     }
 }
 
-/// Whether the kernel knows everything that is needed here; and if so, whether it knows sends
-/// without copies too.
+/// Checks that the kernel supports all required operations, and returns whether it supports
+/// zero-copy sends too.
 fn probe_features(uring: &IoUring) -> io::Result<bool> {
     let mut probe = Probe::new();
     uring.submitter().register_probe(&mut probe)?;
-    // Receives that go on by themselves came with this one, and cannot be asked for by name.
-    let since = opcode::SendZc::CODE;
-    let (receive, send, cancel) = (
+    // Multishot receives came with the same kernel version as `SendZc`, and cannot be probed by an
+    // opcode of their own.
+    let send_zc = opcode::SendZc::CODE;
+    let (recv, send, cancel) = (
         opcode::RecvMulti::CODE,
         opcode::SendMsg::CODE,
         opcode::AsyncCancel::CODE,
     );
     let (connect, timer) = (opcode::Connect::CODE, opcode::LinkTimeout::CODE);
-    let needed = [receive, send, cancel, connect, timer, since];
+    let needed = [recv, send, cancel, connect, timer, send_zc];
     let known = needed.into_iter().all(|code| probe.is_supported(code));
     let params = uring.params();
     if known && params.is_feature_nodrop() && params.is_feature_skip_cqe_on_success() {
@@ -656,16 +661,16 @@ fn probe_features(uring: &IoUring) -> io::Result<bool> {
 impl Drop for Uring {
     fn drop(&mut self) {
         if !self.fork_guard.in_original_process() {
-            // The maps are not there in a child, and something else may be where they were.
+            // The mappings do not exist in a forked child, and other memory may be in their place.
             return;
         }
-        let has_ended = self.cancel_all();
-        // SAFETY: not used any more.
+        let all_ended = self.cancel_all();
+        // SAFETY: `io_uring` is not used after this.
         let uring = unsafe { ManuallyDrop::take(&mut self.io_uring) };
-        let remains =
+        let orphaned =
             OrphanedRing::new(uring, std::mem::take(&mut self.slots), self.buffers.clone());
-        if has_ended {
-            remains.free_on_completion();
+        if all_ended {
+            orphaned.free_on_completion();
         }
     }
 }

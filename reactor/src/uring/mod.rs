@@ -1,38 +1,46 @@
-//! io_uring: operations that the kernel carries on with while nobody looks.
+//! io_uring operations: the kernel executes them while no thread of the program polls.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `ring` | a ring: operations in slots, submitted together, reaped, cancelled, waited for |
-//! | `timed` | operations that have their time: two entries, one slot |
-//! | `slot` | what is kept of an operation, and what its completions say |
-//! | `buffers` | memory that receives are given when something comes, and leases of it |
-//! | `message` | what a send is made of |
-//! | `remains` | memory that the kernel still reads when its ring is gone |
+//! | `instance` | an io_uring instance: operations in slots, submitted together, reaped, canceled, waited for |
+//! | `timed` | operations with a timeout: two entries, one slot |
+//! | `slot` | the state of an operation, and the meaning of its completions |
+//! | `buffers` | provided buffers for receives, and leases of them |
+//! | `send_msg` | the message of a send |
+//! | `orphaned` | memory that the kernel still reads after its instance was dropped |
 //!
 //! # The life of an operation
 //!
-//! Each rule has tests of its name in `tests`, the last two in `zero_copy_tests` and `timed_tests`,
-//! which fail, or never end, when it is broken.
+//! Each rule has tests of its name in `tests`, the last two in `zero_copy_tests` and `timed_tests`.
+//! They fail or never end if the rule is broken.
 //!
 //! | | rule | test |
 //! |---|---|---|
-//! | 1 | A slot lives until the *last* completion of its operation; a receive has many. | `slot_lives_until_the_last_completion` |
-//! | 2 | Completions find their slot by index and generation. One that finds none is counted and ignored. | `unmatched_completion_is_counted_and_ignored`, `op_id_of_another_instance_is_ignored` |
-//! | 3 | What was queued is the kernel's, whether handing it over succeeded or not: it stays, and goes with the next attempt. What found no room was never the kernel's. | `queued_entries_survive_a_failed_submit`, `op_without_sq_room_is_returned_to_the_caller` |
-//! | 4 | A ring that is busy is emptied and asked again; an interrupted call is made again; completions that found no room are fetched. | `busy_or_interrupted_enter_is_retried`, `overflowed_completions_are_fetched`, `refused_enter_is_an_error_and_loses_nothing` |
-//! | 5 | A slot holds the descriptor it works on. What was abandoned closes it when it ends. | `detached_op_closes_its_descriptor_when_it_ends` |
-//! | 6 | A ring that is dropped cancels everything and waits. What does not end keeps its memory for ever. | `drop_waits_for_active_ops`, `drop_leaves_no_active_ops`, `op_that_never_ends_keeps_its_memory` |
-//! | 7 | Where the kernel refuses a ring, or lacks something, opening it fails, and whoever asked does without. | `invalid_configuration_is_an_error`, `io_uring_forbidden_by_seccomp_is_an_error`; in `tcp/io`, `forbidden_io_uring_fails_explicit_and_falls_back_on_auto` |
-//! | 8 | Lengths are cut to what a completion can tell of. | `send_length_is_limited_to_a_completion_result` |
-//! | 9 | Memory that cannot be registered, or locked, is a refusal like any other. | `unregistrable_buffers_are_an_error`, `exceeding_the_memlock_limit_is_an_error` |
-//! | 10 | A buffer from which the kernel sends without copying is the ring's until the *second* completion, whatever becomes of the send, the connection and the ring; also where the kernel refuses. | `buffer_is_held_until_the_second_completion`, `buffer_of_a_canceled_send_is_returned_later`, `buffer_is_returned_when_the_connection_breaks`, `buffers_outlive_a_dropped_instance`, `drop_releases_unsubmitted_buffers`, `buffer_is_returned_when_the_kernel_refuses`, `buffer_is_returned_beyond_the_memlock_limit`, `buffer_is_returned_at_once_without_sq_room` |
-//! | 11 | An operation that has its time is two entries, of which both are queued or none, and one slot, which lives until both completions are in, in whichever order. It has ended by itself, or its time was over, or something else has ended it; and when its timer is gone otherwise, it goes too. | `timed_op_completes_or_times_out`, `local_connect_failure_is_known_at_once`, `op_and_timer_results_are_combined`, `timed_slot_lives_until_both_completions`, `failed_timer_cancels_its_operation`, `timed_op_queues_both_entries_or_none`, `detached_timed_op_is_released`, `drop_waits_for_timed_ops`, `timed_op_ends_when_the_submitting_thread_exits` |
+//! | 1 | A slot lives until the *last* completion of its operation; a multishot receive has many. | `slot_lives_until_the_last_completion` |
+//! | 2 | Completions find their slot by index and generation. A completion that finds no slot is counted and ignored. | `unmatched_completion_is_counted_and_ignored`, `op_id_of_another_instance_is_ignored` |
+//! | 3 | A queued entry belongs to the kernel, whether its submission succeeds or not: it stays queued and goes with the next attempt. An entry that found no room in the submission queue never belonged to the kernel. | `queued_entries_survive_a_failed_submit`, `op_without_sq_room_is_returned_to_the_caller` |
+//! | 4 | When `io_uring_enter` returns `EBUSY` or `EAGAIN`, completions are reaped and the call is repeated; after `EINTR` it is repeated; overflowed completions are fetched. | `busy_or_interrupted_enter_is_retried`, `overflowed_completions_are_fetched`, `refused_enter_is_an_error_and_loses_nothing` |
+//! | 5 | A slot holds the descriptor of its operation. A detached operation closes it when it ends. | `detached_op_closes_its_descriptor_when_it_ends` |
+//! | 6 | An instance that is dropped cancels all operations and waits for them. The memory of an operation that does not end is leaked. | `drop_waits_for_active_ops`, `drop_leaves_no_active_ops`, `op_that_never_ends_keeps_its_memory` |
+//! | 7 | If the kernel refuses an instance or lacks an operation, opening fails, and the caller uses epoll or reports the error. | `invalid_configuration_is_an_error`, `io_uring_forbidden_by_seccomp_is_an_error`; in `tcp/io`, `forbidden_io_uring_fails_explicit_and_falls_back_on_auto` |
+//! | 8 | Lengths are limited to what a completion result can express. | `send_length_is_limited_to_a_completion_result` |
+//! | 9 | Memory that cannot be registered or locked is an error of opening. | `unregistrable_buffers_are_an_error`, `exceeding_the_memlock_limit_is_an_error` |
+//! | 10 | The buffer of a zero-copy send belongs to the instance until the *second* completion, whatever becomes of the send, the connection and the instance; also if the kernel refuses the send. | `buffer_is_held_until_the_second_completion`, `buffer_of_a_canceled_send_is_returned_later`, `buffer_is_returned_when_the_connection_breaks`, `buffers_outlive_a_dropped_instance`, `drop_releases_unsubmitted_buffers`, `buffer_is_returned_when_the_kernel_refuses`, `buffer_is_returned_beyond_the_memlock_limit`, `buffer_is_returned_at_once_without_sq_room` |
+//! | 11 | A timed operation has two entries, of which both are queued or none, and one slot, which lives until both completions have arrived, in either order. The operation has completed, timed out, or was interrupted; if its timer ends otherwise, the operation is canceled. | `timed_op_completes_or_times_out`, `local_connect_failure_is_known_at_once`, `op_and_timer_results_are_combined`, `timed_slot_lives_until_both_completions`, `failed_timer_cancels_its_operation`, `timed_op_queues_both_entries_or_none`, `detached_timed_op_is_released`, `drop_waits_for_timed_ops`, `timed_op_ends_when_the_submitting_thread_exits` |
 //!
 //! # Threads
 //!
-//! Whoever holds the domain's lock submits and reaps: a task here, a thread there, under automatic
-//! progress as well, because polls of the application drive in place. So there is no single issuer,
-//! and work is not deferred to one.
+//! The holder of the domain's lock submits and reaps: a task or the thread, under automatic
+//! progress as well, because polls of the application drive in place. So the instance has no single
+//! issuer, and task work is not deferred to one. With a single issuer every call by another thread
+//! would be refused, and completions would be visible only after a call by the issuer. With an
+//! instance of the thread's own, enabled by it, polls would have to wake the thread instead of
+//! polling; that saves a call only if the thread sleeps on nothing but the instance. Measured, it
+//! gained nothing (docs/performance.md).
+//!
+//! Manual progress uses cooperative task work, which costs no interrupt. Automatic progress uses
+//! the plain kind, which a computing thread cannot delay. `auto` chooses epoll: while a thread
+//! polls, both make the same calls, and measured round trips over io_uring were slower.
 
 mod buffers;
 mod instance;
@@ -55,13 +63,14 @@ pub(crate) use timed::TimedOutcome;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A ring that the connections of a domain share. Guarded by the domain's lock anyway.
+/// An io_uring instance that the connections of a domain share. All users hold the domain's lock,
+/// so this mutex is uncontended.
 #[derive(Clone)]
 pub(crate) struct SharedUring(Arc<Mutex<Uring>>);
 
 impl SharedUring {
-    pub(crate) fn new(ring: Uring) -> Self {
-        Self(Arc::new(Mutex::new(ring)))
+    pub(crate) fn new(uring: Uring) -> Self {
+        Self(Arc::new(Mutex::new(uring)))
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Uring> {

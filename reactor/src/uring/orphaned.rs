@@ -1,8 +1,8 @@
-//! What is left of a ring that is gone: memory at which the kernel still looks.
+//! Memory that the kernel still reads after its io_uring instance was dropped.
 //!
-//! What was sent from where it lies is looked at until the peer has acknowledged it, and nothing
-//! ends that but the end of the connection, which the kernel sees to when it is closed, in minutes.
-//! So it is waited for on a thread of its own.
+//! The kernel reads the buffer of a zero-copy send until the peer has acknowledged it. Only the end
+//! of the connection ends that, which may take minutes after the socket was closed. So a thread
+//! waits for it.
 
 use std::sync::Arc;
 use std::thread;
@@ -14,7 +14,8 @@ use slab::Slab;
 use super::buffers::ProvidedBuffers;
 use super::slot::{Cqe, UringSlot, slot_index};
 
-/// The kernel may still look at what the slots have, and write to the buffers while there is one.
+/// A dropped instance: the kernel may still read the memory of the slots, and write to the buffers
+/// while a slot is left.
 pub(super) struct OrphanedRing {
     io_uring: IoUring,
     slots: Slab<UringSlot>,
@@ -34,11 +35,11 @@ impl OrphanedRing {
         }
     }
 
-    /// Frees each slot when its last completion has come.
+    /// Frees each slot when its last completion has arrived.
     pub(super) fn free_on_completion(mut self) {
         self.reap();
         if !self.slots.is_empty() {
-            // Without a thread they are kept.
+            // If no thread can be started, the slots are leaked.
             let _ = thread::Builder::new()
                 .name("fab-uring-drop".into())
                 .spawn(move || {
@@ -49,21 +50,21 @@ impl OrphanedRing {
         }
     }
 
-    /// Waits for a completion. False when that will never do.
+    /// Waits for a completion. Returns false if waiting fails for good.
     fn wait(&self) -> bool {
         let waited = self
             .io_uring
             .submit_and_wait(1)
             .map_err(|error| error.raw_os_error());
-        let again =
+        let retryable =
             [Errno::INTR, Errno::BUSY, Errno::AGAIN].map(|errno| Err(Some(errno.raw_os_error())));
-        waited.is_ok() || again.contains(&waited)
+        waited.is_ok() || retryable.contains(&waited)
     }
 
     fn reap(&mut self) {
-        for raw in self.io_uring.completion().map(Cqe::from_entry) {
-            if raw.is_last() {
-                self.slots.try_remove(slot_index(raw.user_data));
+        for cqe in self.io_uring.completion().map(Cqe::from_entry) {
+            if cqe.is_last() {
+                self.slots.try_remove(slot_index(cqe.user_data));
             }
         }
     }
@@ -72,7 +73,7 @@ impl OrphanedRing {
 impl Drop for OrphanedRing {
     fn drop(&mut self) {
         if !self.slots.is_empty() {
-            // Neither that memory nor what the slots have is ever freed.
+            // Neither the buffers nor the memory of the slots is ever freed.
             std::mem::forget(self.buffers.clone());
             std::mem::forget(std::mem::take(&mut self.slots));
         }

@@ -1,26 +1,26 @@
-//! What a send is made of: bytes of its own, and behind them bytes that lie elsewhere.
-#![allow(unsafe_code)] // a header for the kernel, all of whose fields may be zero
+//! The message of a send: owned bytes, followed by borrowed bytes or a buffer.
+#![allow(unsafe_code)] // a zeroed `msghdr`, and pointers for the kernel
 
 use std::ptr;
 
 use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::transport::OpKey;
 
-/// Parts of one send.
+/// The maximum number of parts of one send.
 pub(crate) const MAX_IOVECS: usize = 16;
-/// The longest send. A completion tells its length in 31 bits.
+/// The longest send in bytes. A completion expresses the length in 31 bits.
 pub(crate) const MAX_SEND_LEN: usize = 1 << 30;
 
-/// A header with everything it points to, which does not move until the send has ended.
+/// A `msghdr` with everything it points to, which does not move until the send has ended.
 pub(super) struct SendMsg {
     header: libc::msghdr,
     iovecs: [libc::iovec; MAX_IOVECS],
     owned: Box<[u8]>,
-    /// Whose bytes come behind its own, where they were given away as well.
+    /// The buffer whose bytes follow the owned ones, and its operation.
     buffer: Option<(OpKey, AnyBuf)>,
 }
 
-// SAFETY: the pointers are to memory that belongs to no thread, and buffers may be sent to any.
+// SAFETY: the pointers are to memory that belongs to no thread, and buffers are `Send`.
 unsafe impl Send for SendMsg {}
 
 const _: () = {
@@ -32,7 +32,7 @@ impl std::fmt::Debug for SendMsg {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "Message({} bytes and {:?})",
+            "SendMsg({} bytes and {:?})",
             self.owned.len(),
             self.buffer
         )
@@ -40,42 +40,44 @@ impl std::fmt::Debug for SendMsg {
 }
 
 impl SendMsg {
-    /// Own bytes and, behind them, as much of the others as can be told of at once.
-    pub(super) fn new(own: Box<[u8]>, others: &[&[u8]]) -> Box<Self> {
-        Self::without_iovecs(own, None).with_iovecs(|add| others.iter().for_each(|part| add(part)))
+    /// Creates a message of owned bytes followed by borrowed bytes, up to the limits of one send.
+    pub(super) fn new(owned: Box<[u8]>, borrowed: &[&[u8]]) -> Box<Self> {
+        Self::without_iovecs(owned, None)
+            .with_iovecs(|add| borrowed.iter().for_each(|part| add(part)))
     }
 
-    /// Own bytes and, behind them, those of a buffer, likewise.
-    pub(super) fn with_buffer(own: Box<[u8]>, op: OpKey, buf: AnyBuf) -> Box<Self> {
-        let message = Self::without_iovecs(own, Some((op, buf)));
+    /// Creates a message of owned bytes followed by those of a buffer, up to the limits of one
+    /// send.
+    pub(super) fn with_buffer(owned: Box<[u8]>, op: OpKey, buf: AnyBuf) -> Box<Self> {
+        let message = Self::without_iovecs(owned, Some((op, buf)));
         let buf: *const Option<(OpKey, AnyBuf)> = &raw const message.buffer;
-        // SAFETY: what was boxed does not move with its box, and nothing but the header and its
-        // parts is written meanwhile.
+        // SAFETY: the message is boxed and does not move, and only the header and the iovecs are
+        // written meanwhile.
         let payload = unsafe { &*buf }
             .as_ref()
             .map_or(Payload::Contiguous(&[]), |(_, buf)| buf.payload());
         message.with_iovecs(|add| payload.for_each(|_, part| add(part)))
     }
 
-    fn without_iovecs(own: Box<[u8]>, buffer: Option<(OpKey, AnyBuf)>) -> Box<Self> {
-        let none = libc::iovec {
+    fn without_iovecs(owned: Box<[u8]>, buffer: Option<(OpKey, AnyBuf)>) -> Box<Self> {
+        let empty = libc::iovec {
             iov_base: ptr::null_mut(),
             iov_len: 0,
         };
-        // SAFETY: no name, no control data, no flags: all zero.
+        // SAFETY: no name, no control data, no flags: all fields may be zero.
         let header = unsafe { std::mem::zeroed() };
         Box::new(Self {
             header,
-            iovecs: [none; MAX_IOVECS],
-            owned: own,
+            iovecs: [empty; MAX_IOVECS],
+            owned,
             buffer,
         })
     }
 
-    /// Points to its own bytes, and to those that are added.
+    /// Fills the iovecs with the owned bytes and with those that `others` adds.
     fn with_iovecs(mut self: Box<Self>, others: impl FnOnce(&mut dyn FnMut(&[u8]))) -> Box<Self> {
         let (mut count, mut room) = (0, MAX_SEND_LEN);
-        let own: *const [u8] = &raw const *self.owned;
+        let owned: *const [u8] = &raw const *self.owned;
         let parts = &mut self.iovecs;
         let mut add = |bytes: &[u8]| {
             if count == MAX_IOVECS || room == 0 || bytes.is_empty() {
@@ -88,8 +90,8 @@ impl SendMsg {
             };
             (count, room) = (count + 1, room - len);
         };
-        // SAFETY: what was boxed does not move with its box.
-        add(unsafe { &*own });
+        // SAFETY: the bytes are boxed and do not move.
+        add(unsafe { &*owned });
         others(&mut add);
         self.header.msg_iov = self.iovecs.as_mut_ptr();
         self.header.msg_iovlen = count as _;
@@ -100,7 +102,7 @@ impl SendMsg {
         &raw const self.header
     }
 
-    /// The bytes that were given away with it.
+    /// Returns the owned bytes.
     pub(super) fn owned(&self) -> &[u8] {
         &self.owned
     }
@@ -109,7 +111,7 @@ impl SendMsg {
         self.buffer.is_some()
     }
 
-    /// Those, and the buffer, if that was given away too.
+    /// Returns the owned bytes, and the buffer if the message has one.
     pub(super) fn into_parts(self) -> (Box<[u8]>, Option<(OpKey, AnyBuf)>) {
         (self.owned, self.buffer)
     }

@@ -1,4 +1,4 @@
-//! What is kept of an operation in a ring, and what its completions say.
+//! The state of an operation in an io_uring instance, and the meaning of its completions.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,69 +11,70 @@ use rustix::io::Errno;
 use super::send_msg::SendMsg;
 use super::timed::TimedOp;
 
-/// The kernel is to say whether it has copied what it was to send from where it lies
-/// (`IORING_SEND_ZC_REPORT_USAGE`), and says so (`IORING_NOTIF_USAGE_ZC_COPIED`).
+/// Asks the kernel to report whether it has copied the bytes of a zero-copy send
+/// (`IORING_SEND_ZC_REPORT_USAGE`), and the report (`IORING_NOTIF_USAGE_ZC_COPIED`).
 pub(super) const SEND_ZC_REPORT_USAGE: u16 = 1 << 3;
 pub(super) const NOTIF_USAGE_ZC_COPIED: u32 = 1 << 31;
-/// What marks the second completion of such a send (`IORING_CQE_F_NOTIF`).
+/// Marks the second completion of a zero-copy send (`IORING_CQE_F_NOTIF`).
 pub(super) const CQE_F_NOTIF: u32 = 1 << 3;
-/// What a timer has in its name besides that of its operation. No ring has so many slots.
+/// The bit that distinguishes the user data of a timer from that of its operation. No instance has
+/// so many slots.
 pub(super) const TIMEOUT_BIT: u64 = 1 << 31;
 
-/// What has become of a send.
+/// The result of a send.
 #[derive(Debug)]
 pub(crate) struct SendResult {
-    /// How many bytes have left, or why none.
+    /// The bytes sent, or the error.
     pub(crate) result: Result<usize, Errno>,
-    /// The bytes that were given away with it.
+    /// The owned bytes of the message.
     pub(crate) owned: Box<[u8]>,
 }
 
-/// A buffer that a send was given.
+/// The buffer of a zero-copy send.
 #[derive(Debug)]
 pub(crate) struct ReleasedBuffer {
-    /// The operation that has given it.
+    /// The operation to which the buffer belongs.
     pub(crate) op: OpKey,
     pub(crate) buf: AnyBuf,
-    /// How its bytes were sent, if they were.
+    /// How the bytes were sent, if they were.
     pub(crate) zero_copy: Option<ZeroCopyOutcome>,
 }
 
-/// How bytes were sent that the kernel was given where they lie.
+/// How the bytes of a zero-copy send were sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ZeroCopyOutcome {
-    /// From there.
+    /// Without a copy.
     ZeroCopy,
-    /// From a copy all the same.
+    /// From a copy that the kernel made all the same.
     Copied,
 }
 
-/// An operation.
+/// The state of an operation.
 #[derive(Debug)]
 pub(super) struct UringSlot {
     pub(super) generation: u32,
-    /// `None` when nobody wants to hear of it.
+    /// The owner of the operation; `None` when it is detached.
     pub(super) owner: Option<u64>,
-    /// What it works on; open as long as the kernel works on it.
+    /// The socket of the operation, open as long as the kernel uses it.
     pub(super) socket: Option<Arc<OwnedFd>>,
     pub(super) message: Option<Box<SendMsg>>,
-    /// Of an operation that has its time.
+    /// The timeout state of a timed operation.
     pub(super) timed: Option<Box<TimedOp>>,
-    /// Of a send with a buffer.
+    /// The stage of a zero-copy send.
     pub(super) zero_copy_stage: ZeroCopyStage,
 }
 
-/// How far a send with a buffer has come. It has two completions: of the send, and of the last look
-/// at its memory.
+/// The stage of a zero-copy send. It has two completions: the end of the send, and the release of
+/// its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ZeroCopyStage {
-    /// It has none; or it has not ended.
+    /// The send has not ended; or the operation is not a zero-copy send.
     Pending,
-    /// The send has ended, and something has left or nothing.
+    /// The send has ended, with or without bytes sent.
     SendDone { has_sent: bool },
 }
 
-/// A completion as it was found.
+/// A completion queue entry.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cqe {
     pub(super) user_data: u64,
@@ -82,7 +83,7 @@ pub(super) struct Cqe {
 }
 
 impl UringSlot {
-    /// Of an operation on this socket that needs nothing else, before it has its number.
+    /// Creates the state of an operation on this socket, without a generation yet.
     pub(super) fn new(socket: &Arc<OwnedFd>, owner: u64) -> Self {
         let (socket, owner) = (Some(socket.clone()), Some(owner));
         Self {
@@ -95,9 +96,9 @@ impl UringSlot {
         }
     }
 
-    /// A send with a buffer has ended. What was given away with it is copied: it is still being
-    /// looked at. The connection is not held by that, so that it ends when it is closed, and the
-    /// last look with it.
+    /// Records the end of a zero-copy send. The owned bytes are copied, because the kernel still
+    /// reads the message. The slot releases the socket, so that the connection ends when it is
+    /// closed, and the release of the memory follows.
     pub(super) fn on_send_done(&mut self, result: Result<usize, Errno>) -> Option<SendResult> {
         self.socket = None;
         self.zero_copy_stage = ZeroCopyStage::SendDone {
@@ -109,33 +110,29 @@ impl UringSlot {
         })
     }
 
-    /// The kernel has looked at the buffer for the last time.
+    /// Returns the buffer, after the kernel has released it.
     pub(super) fn into_released_buffer(self, is_copied: bool) -> Option<ReleasedBuffer> {
         let (op, buf) = self.message?.into_parts().1?;
-        let way = match self.zero_copy_stage {
+        let zero_copy = match self.zero_copy_stage {
             ZeroCopyStage::SendDone { has_sent: true } if is_copied => {
                 Some(ZeroCopyOutcome::Copied)
             }
             ZeroCopyStage::SendDone { has_sent: true } => Some(ZeroCopyOutcome::ZeroCopy),
             _ => None,
         };
-        Some(ReleasedBuffer {
-            op,
-            buf,
-            zero_copy: way,
-        })
+        Some(ReleasedBuffer { op, buf, zero_copy })
     }
 }
 
 impl Cqe {
-    /// How many bytes have moved, or why not. It has another meaning in a word about a buffer.
+    /// Returns the number of bytes, or the error. Not meaningful for a notification about a buffer.
     pub(super) fn result(&self) -> Result<usize, Errno> {
         let count =
             u32::try_from(self.result).map_err(|_| Errno::from_raw_os_error(-self.result))?;
         Ok(count as usize)
     }
 
-    /// The last word about this slot, if that has something to wait for.
+    /// Returns whether this is the last completion of its operation.
     pub(super) fn is_last(&self) -> bool {
         !cqueue::more(self.flags)
     }
@@ -149,7 +146,7 @@ impl Cqe {
     }
 }
 
-/// The position of the slot of this name, which may be that of a timer.
-pub(super) fn slot_index(name: u64) -> usize {
-    (name & !TIMEOUT_BIT) as u32 as usize
+/// Returns the index of the slot of this user data, which may be that of a timer.
+pub(super) fn slot_index(user_data: u64) -> usize {
+    (user_data & !TIMEOUT_BIT) as u32 as usize
 }

@@ -1,6 +1,6 @@
-//! The rules of an operation's life, one by one. Where the kernel refuses rings there is nothing to
-//! test.
-#![allow(unsafe_code)] // sends that leave bytes where they lie
+//! The rules of an operation's life, one by one. Without io_uring in the kernel the tests print
+//! that they are skipped.
+#![allow(unsafe_code)] // sends of borrowed bytes
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -25,60 +25,60 @@ pub(super) const SMALL_CONFIG: UringConfig = UringConfig {
 
 pub(super) fn open_uring() -> Option<Uring> {
     match Uring::open(SMALL_CONFIG) {
-        Ok(ring) => Some(ring),
+        Ok(uring) => Some(uring),
         Err(error) => {
-            eprintln!("skipped, the kernel refuses a ring: {error}");
+            eprintln!("skipped: the kernel refuses io_uring: {error}");
             None
         }
     }
 }
 
-/// Two ends of a connection: the one the ring works on, and the other.
+/// Returns both ends of a connection: the socket of the instance, and the peer.
 fn tcp_pair() -> (Arc<OwnedFd>, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let near = listener.accept().unwrap().0;
-    (Arc::new(near.into()), far)
+    let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let socket = listener.accept().unwrap().0;
+    (Arc::new(socket.into()), peer)
 }
 
-/// The next completion, whenever it comes.
-pub(super) fn next_completion(ring: &mut Uring) -> UringCompletion {
+/// Waits for the next completion.
+pub(super) fn next_completion(uring: &mut Uring) -> UringCompletion {
     loop {
-        if let Some(completion) = ring.next_completion() {
+        if let Some(completion) = uring.next_completion() {
             return completion;
         }
-        let mut fds = [PollFd::from_borrowed_fd(ring.event_fd(), PollFlags::IN)];
+        let mut fds = [PollFd::from_borrowed_fd(uring.event_fd(), PollFlags::IN)];
         let _ = poll(&mut fds, None);
-        ring.clear_event();
+        uring.clear_event();
     }
 }
 
-/// Does something while calls for the ring fail. A filter may refuse them from one moment to the
-/// next; here the descriptor is exchanged for another one's.
-pub(super) fn with_broken_fd(ring: &mut Uring, act: impl FnOnce(&mut Uring)) {
-    let fd = ring.raw_fd();
+/// Calls `act` while calls for the instance fail. A seccomp filter may refuse them from one moment
+/// to the next; here the descriptor is replaced by another one.
+pub(super) fn with_broken_fd(uring: &mut Uring, act: impl FnOnce(&mut Uring)) {
+    let fd = uring.raw_fd();
     let other = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    // SAFETY: the ring's descriptor, kept while another has its place.
-    let ring_fd = unsafe { libc::dup(fd) };
-    // SAFETY: nobody else uses the ring; its maps do not depend on the descriptor.
+    // SAFETY: duplicates the instance's descriptor, which is kept while another one has its place.
+    let uring_fd = unsafe { libc::dup(fd) };
+    // SAFETY: no other thread uses the instance; its mappings do not depend on the descriptor.
     assert!(unsafe { libc::dup2(other.as_raw_fd(), fd) } == fd);
-    act(ring);
-    // SAFETY: back where it was.
-    assert!(unsafe { libc::dup2(ring_fd, fd) } == fd);
-    // SAFETY: this test's own.
-    unsafe { libc::close(ring_fd) };
+    act(uring);
+    // SAFETY: restores the descriptor.
+    assert!(unsafe { libc::dup2(uring_fd, fd) } == fd);
+    // SAFETY: the descriptor belongs to this function.
+    unsafe { libc::close(uring_fd) };
 }
 
-/// Does something on a thread that is forbidden to open rings, as a container forbids it.
+/// Calls `act` on a thread for which `io_uring_setup` is forbidden by seccomp, as in a container.
 pub(crate) fn with_uring_forbidden<T: Send>(errno: i32, act: impl FnOnce() -> T + Send) -> T {
     let code = |code, k, jt, jf| libc::sock_filter { code, k, jt, jf };
-    let (load, jump, end) = (0x20, 0x15, 0x06);
-    // The number of the call comes first.
+    let (load, jump, eof) = (0x20, 0x15, 0x06);
+    // The system call number comes first in `seccomp_data`.
     let filter = [
         code(load, 0, 0, 0),
         code(jump, libc::SYS_io_uring_setup as u32, 0, 1),
-        code(end, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0),
-        code(end, libc::SECCOMP_RET_ALLOW, 0, 0),
+        code(eof, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0),
+        code(eof, libc::SECCOMP_RET_ALLOW, 0, 0),
     ];
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -86,8 +86,8 @@ pub(crate) fn with_uring_forbidden<T: Send>(errno: i32, act: impl FnOnce() -> T 
                 len: filter.len() as u16,
                 filter: filter.as_ptr().cast_mut().cast(),
             };
-            // SAFETY: for this thread only, which ends with this function; the program is there for
-            // the call.
+            // SAFETY: applies to this thread only, which ends with this function; the program
+            // outlives the call.
             unsafe {
                 assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
                 let mode = libc::SECCOMP_MODE_FILTER;
@@ -102,123 +102,131 @@ pub(crate) fn with_uring_forbidden<T: Send>(errno: i32, act: impl FnOnce() -> T 
     })
 }
 
-/// From now on this process locks no more memory than this, and this thread has no right to all the
-/// same.
+/// Limits the memory that this process can lock, and drops the capabilities of this thread that
+/// override the limit.
 pub(super) fn limit_locked_memory(bytes: u64) {
     const VERSION_3: u32 = 0x2008_0522;
     let limit = libc::rlimit {
         rlim_cur: bytes,
         rlim_max: bytes,
     };
-    let (header, rights) = ([VERSION_3, 0], [0u32; 6]);
-    // SAFETY: both are read, and nothing is written: header and rights are as long as this version
-    // says.
+    let (header, capabilities) = ([VERSION_3, 0], [0u32; 6]);
+    // SAFETY: the kernel reads both structures and writes neither; header and capabilities have the
+    // length of this version.
     unsafe {
         assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit), 0);
         assert_eq!(
-            libc::syscall(libc::SYS_capset, header.as_ptr(), rights.as_ptr()),
+            libc::syscall(libc::SYS_capset, header.as_ptr(), capabilities.as_ptr()),
             0
         );
     }
 }
 
-fn received_bytes(what: &CompletionKind) -> &[u8] {
-    if let CompletionKind::Received(lease) = what {
+fn received_bytes(kind: &CompletionKind) -> &[u8] {
+    if let CompletionKind::Received(lease) = kind {
         lease
     } else {
-        panic!("{what:?}")
+        panic!("{kind:?}")
     }
 }
 
 #[test]
 fn slot_lives_until_the_last_completion() {
-    let Some(mut ring) = open_uring() else { return };
-    let (near, mut far) = tcp_pair();
-    let ticket = ring.recv_multishot(&near, 7).unwrap();
-    ring.submit().unwrap();
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
+    let (socket, mut peer) = tcp_pair();
+    let op_id = uring.recv_multishot(&socket, 7).unwrap();
+    uring.submit().unwrap();
     for round in 0..20u8 {
-        far.write_all(&[round; 100]).unwrap();
-        let completion = next_completion(&mut ring);
+        peer.write_all(&[round; 100]).unwrap();
+        let completion = next_completion(&mut uring);
         assert_eq!(
             (completion.owner, completion.op_id, completion.is_last),
-            (7, ticket, false)
+            (7, op_id, false)
         );
         assert_eq!(received_bytes(&completion.kind), [round; 100]);
-        assert_eq!(ring.active_ops(), 1);
+        assert_eq!(uring.active_ops(), 1);
     }
-    far.shutdown(Shutdown::Write).unwrap();
-    let end = next_completion(&mut ring);
+    peer.shutdown(Shutdown::Write).unwrap();
+    let eof = next_completion(&mut uring);
     assert!(
-        matches!(end.kind, CompletionKind::Eof) && end.is_last,
-        "{end:?}"
+        matches!(eof.kind, CompletionKind::Eof) && eof.is_last,
+        "{eof:?}"
     );
-    assert_eq!(ring.active_ops(), 0);
+    assert_eq!(uring.active_ops(), 0);
 }
 
 #[test]
 fn unmatched_completion_is_counted_and_ignored() {
-    let Some(mut ring) = open_uring() else { return };
-    let (near, mut far) = tcp_pair();
-    let old = ring.recv_multishot(&near, 1).unwrap();
-    ring.cancel(old);
-    ring.submit().unwrap();
-    let ended = next_completion(&mut ring);
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
+    let (socket, mut peer) = tcp_pair();
+    let old = uring.recv_multishot(&socket, 1).unwrap();
+    uring.cancel(old);
+    uring.submit().unwrap();
+    let ended = next_completion(&mut uring);
     assert!(
         matches!(ended.kind, CompletionKind::Failed(Errno::CANCELED)) && ended.is_last,
         "{ended:?}"
     );
-    // The same slot, and another operation.
-    let new = ring.recv_multishot(&near, 2).unwrap();
+    // The same slot, with another operation.
+    let new = uring.recv_multishot(&socket, 2).unwrap();
     assert!(new != old && new.0 as u32 == old.0 as u32);
-    ring.inject_cqe(old.0, 5);
-    ring.inject_cqe(1 << 40 | 77, 5);
-    ring.cancel(old);
-    ring.submit().unwrap();
-    far.write_all(b"for the new one").unwrap();
-    let completion = next_completion(&mut ring);
+    uring.inject_cqe(old.0, 5);
+    uring.inject_cqe(1 << 40 | 77, 5);
+    uring.cancel(old);
+    uring.submit().unwrap();
+    peer.write_all(b"for the new one").unwrap();
+    let completion = next_completion(&mut uring);
     assert_eq!((completion.owner, completion.op_id), (2, new));
     assert_eq!(received_bytes(&completion.kind), b"for the new one");
-    assert_eq!((ring.unmatched_cqes(), ring.active_ops()), (2, 1));
+    assert_eq!((uring.unmatched_cqes(), uring.active_ops()), (2, 1));
 }
 
 #[test]
 fn queued_entries_survive_a_failed_submit() {
-    let Some(mut ring) = open_uring() else { return };
-    let (near, mut far) = tcp_pair();
-    let ticket = ring.recv_multishot(&near, 3).unwrap();
-    with_broken_fd(&mut ring, |ring| {
-        assert!(ring.submit().is_err());
-        assert_eq!(ring.active_ops(), 1);
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
+    let (socket, mut peer) = tcp_pair();
+    let op_id = uring.recv_multishot(&socket, 3).unwrap();
+    with_broken_fd(&mut uring, |uring| {
+        assert!(uring.submit().is_err());
+        assert_eq!(uring.active_ops(), 1);
     });
-    ring.submit().unwrap();
-    far.write_all(b"after all").unwrap();
-    let completion = next_completion(&mut ring);
+    uring.submit().unwrap();
+    peer.write_all(b"after all").unwrap();
+    let completion = next_completion(&mut uring);
     assert_eq!(
         (completion.op_id, received_bytes(&completion.kind)),
-        (ticket, &b"after all"[..])
+        (op_id, &b"after all"[..])
     );
 }
 
 #[test]
 fn op_without_sq_room_is_returned_to_the_caller() {
-    let Some(mut ring) = open_uring() else { return };
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
     let pairs: Vec<_> = (0..4).map(|_| tcp_pair()).collect();
-    with_broken_fd(&mut ring, |ring| {
-        for (owner, (near, _)) in pairs.iter().enumerate() {
-            ring.recv_multishot(near, owner as u64).unwrap();
+    with_broken_fd(&mut uring, |uring| {
+        for (owner, (socket, _)) in pairs.iter().enumerate() {
+            uring.recv_multishot(socket, owner as u64).unwrap();
         }
-        // As many as are handed over together.
-        assert!(ring.recv_multishot(&pairs[0].0, 9).is_err());
-        // SAFETY: there are no others.
-        let refused = unsafe { ring.send(&pairs[0].0, 9, (*b"given away").into(), &[]) };
+        // The submission queue is full.
+        assert!(uring.recv_multishot(&pairs[0].0, 9).is_err());
+        // SAFETY: there are no borrowed bytes.
+        let refused = unsafe { uring.send(&pairs[0].0, 9, (*b"given away").into(), &[]) };
         assert_eq!(refused.unwrap_err()[..], *b"given away");
-        assert_eq!(ring.active_ops(), 4);
+        assert_eq!(uring.active_ops(), 4);
     });
-    ring.submit().unwrap();
-    for (owner, (_, far)) in pairs.iter().enumerate() {
-        let mut far = far;
-        far.write_all(&[owner as u8; 10]).unwrap();
-        let completion = next_completion(&mut ring);
+    uring.submit().unwrap();
+    for (owner, (_, peer)) in pairs.iter().enumerate() {
+        let mut peer = peer;
+        peer.write_all(&[owner as u8; 10]).unwrap();
+        let completion = next_completion(&mut uring);
         assert_eq!(
             (completion.owner, received_bytes(&completion.kind)),
             (owner as u64, &[owner as u8; 10][..])
@@ -228,23 +236,28 @@ fn op_without_sq_room_is_returned_to_the_caller() {
 
 #[test]
 fn busy_or_interrupted_enter_is_retried() {
-    let Some(mut ring) = open_uring() else { return };
-    let ((near, mut far), (other, mut other_far)) = (tcp_pair(), tcp_pair());
-    let first = ring.recv_multishot(&near, 1).unwrap();
-    ring.submit().unwrap();
-    far.write_all(b"meanwhile").unwrap();
-    ring.recv_multishot(&other, 2).unwrap();
-    ring.injected_errors.extend([
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
+    let ((socket, mut peer), (other, mut other_peer)) = (tcp_pair(), tcp_pair());
+    let first = uring.recv_multishot(&socket, 1).unwrap();
+    uring.submit().unwrap();
+    peer.write_all(b"meanwhile").unwrap();
+    uring.recv_multishot(&other, 2).unwrap();
+    uring.injected_errors.extend([
         Errno::INTR,
         Errno::BUSY,
         Errno::INTR,
         Errno::AGAIN,
         Errno::BUSY,
     ]);
-    ring.submit().unwrap();
-    assert!(ring.injected_errors.is_empty(), "all of them were heard");
-    other_far.write_all(b"handed over").unwrap();
-    let mut got = [next_completion(&mut ring), next_completion(&mut ring)];
+    uring.submit().unwrap();
+    assert!(
+        uring.injected_errors.is_empty(),
+        "all injected errors were returned"
+    );
+    other_peer.write_all(b"handed over").unwrap();
+    let mut got = [next_completion(&mut uring), next_completion(&mut uring)];
     got.sort_by_key(|completion| completion.owner);
     assert_eq!(
         (got[0].op_id, received_bytes(&got[0].kind)),
@@ -254,14 +267,16 @@ fn busy_or_interrupted_enter_is_retried() {
         (got[1].owner, received_bytes(&got[1].kind)),
         (2, &b"handed over"[..])
     );
-    // Waiting goes on likewise.
-    ring.injected_errors
+    // Waiting retries in the same way.
+    uring
+        .injected_errors
         .extend([Errno::INTR, Errno::BUSY, Errno::INTR]);
     let body = vec![7; 30_000_000];
-    // SAFETY: `body` lives until it was taken back.
-    let ticket = unsafe { ring.send(&near, 8, Box::new([]), &[&body]) }.unwrap();
+    // SAFETY: `body` lives until the send was canceled.
+    let op_id = unsafe { uring.send(&socket, 8, Box::new([]), &[&body]) }.unwrap();
     assert!(
-        ring.cancel_send(ticket)
+        uring
+            .cancel_send(op_id)
             .unwrap()
             .result
             .is_ok_and(|count| count < body.len())
@@ -270,89 +285,101 @@ fn busy_or_interrupted_enter_is_retried() {
 
 #[test]
 fn refused_enter_is_an_error_and_loses_nothing() {
-    let Some(mut ring) = open_uring() else { return };
-    let (near, mut far) = tcp_pair();
-    ring.recv_multishot(&near, 1).unwrap();
-    ring.injected_errors.push_back(Errno::PERM);
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
+    let (socket, mut peer) = tcp_pair();
+    uring.recv_multishot(&socket, 1).unwrap();
+    uring.injected_errors.push_back(Errno::PERM);
     assert_eq!(
-        ring.submit().unwrap_err().kind(),
+        uring.submit().unwrap_err().kind(),
         ErrorKind::PermissionDenied
     );
-    ring.injected_errors.extend([Errno::BUSY; 100]);
-    assert_eq!(ring.submit().unwrap_err().kind(), ErrorKind::WouldBlock);
-    assert!(!ring.injected_errors.is_empty(), "attempts have an end");
-    ring.injected_errors.clear();
-    ring.submit().unwrap();
-    far.write_all(b"kept").unwrap();
-    assert_eq!(received_bytes(&next_completion(&mut ring).kind), b"kept");
+    uring.injected_errors.extend([Errno::BUSY; 100]);
+    assert_eq!(uring.submit().unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert!(
+        !uring.injected_errors.is_empty(),
+        "the number of attempts is limited"
+    );
+    uring.injected_errors.clear();
+    uring.submit().unwrap();
+    peer.write_all(b"kept").unwrap();
+    assert_eq!(received_bytes(&next_completion(&mut uring).kind), b"kept");
 }
 
 #[test]
 fn overflowed_completions_are_fetched() {
-    let Some(mut ring) = open_uring() else { return };
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
     let pairs: Vec<_> = (0..40).map(|_| tcp_pair()).collect();
-    // More than are handed over together, and more than there is room for.
-    for (owner, (near, far)) in pairs.iter().enumerate() {
-        far.shutdown(Shutdown::Write).unwrap();
-        ring.recv_multishot(near, owner as u64).unwrap();
+    // More than the submission queue holds, and more than the completion queue holds.
+    for (owner, (socket, peer)) in pairs.iter().enumerate() {
+        peer.shutdown(Shutdown::Write).unwrap();
+        uring.recv_multishot(socket, owner as u64).unwrap();
     }
-    ring.submit().unwrap();
+    uring.submit().unwrap();
     let mut owners: Vec<_> = pairs
         .iter()
-        .map(|_| next_completion(&mut ring))
+        .map(|_| next_completion(&mut uring))
         .map(|ended| ended.owner)
         .collect();
     owners.sort_unstable();
     assert_eq!(owners, (0..40).collect::<Vec<_>>());
-    assert_eq!(ring.active_ops(), 0);
+    assert_eq!(uring.active_ops(), 0);
 }
 
 #[test]
 fn detached_op_closes_its_descriptor_when_it_ends() {
-    let Some(mut ring) = open_uring() else { return };
-    let ((near, mut far), (other, mut other_far)) = (tcp_pair(), tcp_pair());
-    let ticket = ring.recv_multishot(&near, 5).unwrap();
-    ring.submit().unwrap();
-    ring.detach(ticket);
-    drop(near);
-    // Not handed over yet: the peer sees no end, and nothing takes the descriptor's place.
-    far.set_nonblocking(true).unwrap();
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
+    let ((socket, mut peer), (other, mut other_peer)) = (tcp_pair(), tcp_pair());
+    let op_id = uring.recv_multishot(&socket, 5).unwrap();
+    uring.submit().unwrap();
+    uring.detach(op_id);
+    drop(socket);
+    // The cancellation was not submitted yet: the peer sees no end, and the descriptor is not
+    // reused.
+    peer.set_nonblocking(true).unwrap();
     assert_eq!(
-        far.read(&mut [0; 8]).unwrap_err().kind(),
+        peer.read(&mut [0; 8]).unwrap_err().kind(),
         ErrorKind::WouldBlock
     );
-    far.set_nonblocking(false).unwrap();
-    ring.recv_multishot(&other, 6).unwrap();
-    ring.submit().unwrap();
-    other_far.write_all(b"later").unwrap();
-    // Nothing is heard of the one that was abandoned.
-    assert_eq!(next_completion(&mut ring).owner, 6);
-    assert_eq!(far.read(&mut [0; 8]).unwrap(), 0);
-    assert_eq!(ring.active_ops(), 1);
+    peer.set_nonblocking(false).unwrap();
+    uring.recv_multishot(&other, 6).unwrap();
+    uring.submit().unwrap();
+    other_peer.write_all(b"later").unwrap();
+    // The detached operation reports nothing.
+    assert_eq!(next_completion(&mut uring).owner, 6);
+    assert_eq!(peer.read(&mut [0; 8]).unwrap(), 0);
+    assert_eq!(uring.active_ops(), 1);
 }
 
 #[test]
 fn drop_waits_for_active_ops() {
-    let Some(mut ring) = open_uring() else { return };
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
     let pairs: Vec<_> = (0..10).map(|_| tcp_pair()).collect();
-    for (near, _) in &pairs {
-        ring.recv_multishot(near, 0).unwrap();
+    for (socket, _) in &pairs {
+        uring.recv_multishot(socket, 0).unwrap();
     }
-    ring.submit().unwrap();
-    let buffers = ring.buffers();
+    uring.submit().unwrap();
+    let buffers = uring.buffers();
     let lease = {
         (&pairs[0].1).write_all(b"kept").unwrap();
-        next_completion(&mut ring)
+        next_completion(&mut uring)
     };
-    drop(ring);
-    // Nobody but this test and its lease has the memory any more, so the kernel has not either.
+    drop(uring);
+    // Only this test and its lease hold the memory, so the kernel does not.
     assert_eq!(Arc::strong_count(&buffers), 2);
     assert_eq!(received_bytes(&lease.kind), b"kept");
-    for (near, far) in pairs {
-        assert_eq!(Arc::strong_count(&near), 1);
-        drop(near);
+    for (socket, peer) in pairs {
+        assert_eq!(Arc::strong_count(&socket), 1);
+        drop(socket);
         assert_eq!(
-            (&far)
+            (&peer)
                 .read(&mut [0; 8])
                 .map_err(|error| error.kind())
                 .unwrap_or(0),
@@ -361,40 +388,44 @@ fn drop_waits_for_active_ops() {
     }
 }
 
-/// Connections inside the machine end the moment their last owner has gone: so the kernel is none
-/// when the ring is.
+/// Unix sockets end at once when their last owner is gone, so the test sees that the kernel holds
+/// none when the instance is dropped.
 #[test]
 fn drop_leaves_no_active_ops() {
     for _ in 0..50 {
-        let Some(mut ring) = open_uring() else { return };
-        let (near, far) = UnixStream::pair().unwrap();
-        let near = Arc::new(OwnedFd::from(near));
-        ring.recv_multishot(&near, 0).unwrap();
-        // One that waits for room, and one that was not handed over.
+        let Some(mut uring) = open_uring() else {
+            return;
+        };
+        let (socket, peer) = UnixStream::pair().unwrap();
+        let socket = Arc::new(OwnedFd::from(socket));
+        uring.recv_multishot(&socket, 0).unwrap();
+        // One send that waits for room, and one receive that was not submitted.
         let body = vec![1; 4 << 20];
-        // SAFETY: `body` lives longer than the ring.
-        unsafe { ring.send(&near, 0, Box::new([]), &[&body]) }.unwrap();
-        ring.submit().unwrap();
-        ring.recv_multishot(&near, 0).unwrap();
-        drop(ring);
-        assert_eq!(Arc::strong_count(&near), 1);
-        drop(near);
-        far.set_nonblocking(true).unwrap();
+        // SAFETY: `body` outlives the instance.
+        unsafe { uring.send(&socket, 0, Box::new([]), &[&body]) }.unwrap();
+        uring.submit().unwrap();
+        uring.recv_multishot(&socket, 0).unwrap();
+        drop(uring);
+        assert_eq!(Arc::strong_count(&socket), 1);
+        drop(socket);
+        peer.set_nonblocking(true).unwrap();
         let mut rest = Vec::new();
-        (&far).read_to_end(&mut rest).unwrap();
+        (&peer).read_to_end(&mut rest).unwrap();
         assert!(rest.len() < body.len());
     }
 }
 
 #[test]
 fn op_that_never_ends_keeps_its_memory() {
-    let Some(mut ring) = open_uring() else { return };
-    let (near, _far) = tcp_pair();
-    ring.insert_stuck_slot(&near);
-    let buffers = ring.buffers();
-    drop(ring);
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
+    let (socket, _far) = tcp_pair();
+    uring.insert_stuck_slot(&socket);
+    let buffers = uring.buffers();
+    drop(uring);
     assert_eq!(
-        (Arc::strong_count(&buffers), Arc::strong_count(&near)),
+        (Arc::strong_count(&buffers), Arc::strong_count(&socket)),
         (2, 2)
     );
 }
@@ -411,17 +442,19 @@ fn invalid_configuration_is_an_error() {
             ..SMALL_CONFIG
         },
     ];
-    for shape in wrong {
-        assert!(Uring::open(shape).is_err(), "{shape:?}");
+    for config in wrong {
+        assert!(Uring::open(config).is_err(), "{config:?}");
     }
 }
 
-/// What containers do.
+/// As container runtimes do.
 #[test]
 fn io_uring_forbidden_by_seccomp_is_an_error() {
     for errno in [libc::EPERM, libc::ENOSYS] {
         let refused = with_uring_forbidden(errno, || {
-            Uring::open(SMALL_CONFIG).err().expect("it is forbidden")
+            Uring::open(SMALL_CONFIG)
+                .err()
+                .expect("io_uring_setup is forbidden")
         });
         assert_eq!(refused.raw_os_error(), Some(errno));
     }
@@ -430,7 +463,7 @@ fn io_uring_forbidden_by_seccomp_is_an_error() {
 #[test]
 fn send_length_is_limited_to_a_completion_result() {
     use super::send_msg::{MAX_SEND_LEN, SendMsg};
-    // Nothing looks at the bytes, so there is no memory behind them.
+    // The bytes are never read, so no physical memory is used.
     let huge = vec![0; MAX_SEND_LEN + 5];
     assert_eq!(
         SendMsg::new([1, 2, 3].into(), &[&huge, &huge]).len(),
@@ -458,57 +491,61 @@ fn unregistrable_buffers_are_an_error() {
     );
 }
 
-/// The limit is one of the process, so it is another one that has it.
+/// The limit applies to the whole process, so a child process sets it.
 #[test]
 fn exceeding_the_memlock_limit_is_an_error() {
-    const ALONE: &str = "FABRIC_TEST_NO_LOCKED_MEMORY";
+    const CHILD_ENV: &str = "FABRIC_TEST_NO_LOCKED_MEMORY";
     const NAME: &str = "uring::tests::exceeding_the_memlock_limit_is_an_error";
-    if std::env::var_os(ALONE).is_some() {
+    if std::env::var_os(CHILD_ENV).is_some() {
         limit_locked_memory(0);
         let refused = Uring::open(UringConfig {
             buffer_count: 1024,
             ..SMALL_CONFIG
         })
         .err()
-        .expect("it takes 4 MiB");
+        .expect("the buffers exceed the limit");
         assert!(
             [Some(libc::ENOMEM), Some(libc::EPERM)].contains(&refused.raw_os_error()),
             "{refused}"
         );
         return println!("refused");
     }
-    let Some(ring) = open_uring() else { return };
-    drop(ring);
+    let Some(uring) = open_uring() else { return };
+    drop(uring);
     let mut program = Command::new(std::env::current_exe().unwrap());
     let output = program
         .args(["--exact", NAME, "--nocapture"])
-        .env(ALONE, "1")
+        .env(CHILD_ENV, "1")
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+    let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && said.contains("refused"),
-        "{}\n{said}",
+        output.status.success() && stdout.contains("refused"),
+        "{}\n{stdout}",
         output.status
     );
 }
 
-/// Bytes of all parts, more than a socket holds, in one operation.
+/// Sends bytes of several parts, more than a socket buffers, in one operation.
 #[test]
 fn long_send_is_one_operation() {
-    let Some(mut ring) = open_uring() else { return };
-    let (near, mut far) = tcp_pair();
-    let body: Vec<u8> = (0..30_000_000u32).map(|at| (at % 251) as u8).collect();
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
+    let (socket, mut peer) = tcp_pair();
+    let body: Vec<u8> = (0..30_000_000u32)
+        .map(|index| (index % 251) as u8)
+        .collect();
     let (a, b) = body.split_at(12_345_678);
     // SAFETY: `body` lives until the completion.
-    unsafe { ring.send(&near, 8, (*b"head").into(), &[a, b]) }.unwrap();
-    ring.submit().unwrap();
+    unsafe { uring.send(&socket, 8, (*b"head").into(), &[a, b]) }.unwrap();
+    uring.submit().unwrap();
     let reader = thread::spawn(move || {
         let mut all = vec![0; 4 + 30_000_000];
-        far.read_exact(&mut all).unwrap();
+        peer.read_exact(&mut all).unwrap();
         all
     });
-    let sent = next_completion(&mut ring);
+    let sent = next_completion(&mut uring);
     let CompletionKind::Sent(done) = sent.kind else {
         panic!("{sent:?}")
     };
@@ -520,55 +557,60 @@ fn long_send_is_one_operation() {
     assert!(all[..4] == *b"head" && all[4..] == body);
 }
 
-/// What has left says so when it is taken back: the rest can be sent in another way, and nothing
+/// A canceled send reports the bytes sent, so that the rest can be sent otherwise and nothing
 /// twice.
 #[test]
 fn canceled_send_reports_the_bytes_sent() {
-    let Some(mut ring) = open_uring() else { return };
-    let (near, mut far) = tcp_pair();
-    let body: Vec<u8> = (0..30_000_000u32).map(|at| (at % 251) as u8).collect();
-    // SAFETY: `body` lives until it was taken back.
-    let ticket = unsafe { ring.send(&near, 8, Box::new([]), &[&body]) }.unwrap();
-    ring.submit().unwrap();
-    let sent = ring.cancel_send(ticket).unwrap().result.unwrap();
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
+    let (socket, mut peer) = tcp_pair();
+    let body: Vec<u8> = (0..30_000_000u32)
+        .map(|index| (index % 251) as u8)
+        .collect();
+    // SAFETY: `body` lives until the send was canceled.
+    let op_id = unsafe { uring.send(&socket, 8, Box::new([]), &[&body]) }.unwrap();
+    uring.submit().unwrap();
+    let sent = uring.cancel_send(op_id).unwrap().result.unwrap();
     assert!(sent > 0 && sent < body.len(), "{sent}");
-    assert_eq!(ring.active_ops(), 0);
-    drop(near);
+    assert_eq!(uring.active_ops(), 0);
+    drop(socket);
     let mut all = Vec::new();
-    far.read_to_end(&mut all).unwrap();
+    peer.read_to_end(&mut all).unwrap();
     assert!(all == body[..sent]);
 }
 
-/// What was begun by a thread that has ended goes on, or says that it does not.
+/// An operation that was submitted by a thread that has exited goes on, or reports that it does
+/// not.
 #[test]
 fn exit_of_the_submitting_thread_loses_nothing() {
-    for cooperative in [true, false] {
-        let Ok(ring) = Uring::open(UringConfig {
-            coop_taskrun: cooperative,
+    for coop_taskrun in [true, false] {
+        let Ok(uring) = Uring::open(UringConfig {
+            coop_taskrun,
             ..SMALL_CONFIG
         }) else {
             return;
         };
-        let mut ring = ring;
-        let (near, mut far) = tcp_pair();
+        let mut uring = uring;
+        let (socket, mut peer) = tcp_pair();
         let mut got = Vec::new();
         for round in 0..20u8 {
-            let begin = |ring: &mut Uring| {
+            let start_recv = |uring: &mut Uring| {
                 thread::scope(|scope| {
                     scope.spawn(|| {
-                        ring.recv_multishot(&near, 0).unwrap();
-                        ring.submit().unwrap();
+                        uring.recv_multishot(&socket, 0).unwrap();
+                        uring.submit().unwrap();
                     });
                 });
             };
-            if ring.active_ops() == 0 {
-                begin(&mut ring);
+            if uring.active_ops() == 0 {
+                start_recv(&mut uring);
             }
-            far.write_all(&[round; 50]).unwrap();
+            peer.write_all(&[round; 50]).unwrap();
             while got.len() < 50 * (usize::from(round) + 1) {
-                match next_completion(&mut ring).kind {
+                match next_completion(&mut uring).kind {
                     CompletionKind::Received(lease) => got.extend_from_slice(&lease),
-                    CompletionKind::Failed(Errno::CANCELED) => begin(&mut ring),
+                    CompletionKind::Failed(Errno::CANCELED) => start_recv(&mut uring),
                     other => panic!("{other:?}"),
                 }
             }
@@ -581,18 +623,20 @@ fn exit_of_the_submitting_thread_loses_nothing() {
     }
 }
 
-/// Without memory a receive ends, and begins again when there is some; what has come in between is
-/// there.
+/// Without buffers a receive ends. A receive that starts when there are buffers again gets the
+/// bytes that arrived in between.
 #[test]
 fn receive_without_buffers_ends_and_loses_nothing() {
-    let Some(mut ring) = open_uring() else { return };
-    let (near, mut far) = tcp_pair();
-    far.write_all(&[9; 6 * 4096]).unwrap();
-    ring.recv_multishot(&near, 0).unwrap();
-    ring.submit().unwrap();
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
+    let (socket, mut peer) = tcp_pair();
+    peer.write_all(&[9; 6 * 4096]).unwrap();
+    uring.recv_multishot(&socket, 0).unwrap();
+    uring.submit().unwrap();
     let mut held = Vec::new();
     let last = loop {
-        let completion = next_completion(&mut ring);
+        let completion = next_completion(&mut uring);
         match completion.kind {
             CompletionKind::Received(lease) => held.push(lease),
             other => break other,
@@ -607,11 +651,11 @@ fn receive_without_buffers_ends_and_loses_nothing() {
         .into_iter()
         .map(super::LeasedBuffer::into_owned)
         .collect();
-    ring.recv_multishot(&near, 0).unwrap();
-    ring.submit().unwrap();
+    uring.recv_multishot(&socket, 0).unwrap();
+    uring.submit().unwrap();
     let mut count: usize = held.iter().map(|lease| lease.len()).sum();
     while count < 6 * 4096 {
-        count += received_bytes(&next_completion(&mut ring).kind).len();
+        count += received_bytes(&next_completion(&mut uring).kind).len();
     }
     assert_eq!(count, 6 * 4096);
 }
@@ -621,10 +665,10 @@ fn op_id_of_another_instance_is_ignored() {
     let (Some(mut one), Some(mut other)) = (open_uring(), open_uring()) else {
         return;
     };
-    let (near, _far) = tcp_pair();
-    let ticket = one.recv_multishot(&near, 0).unwrap();
-    other.cancel(ticket);
-    other.detach(ticket);
-    assert!(other.cancel_send(ticket).is_none());
+    let (socket, _far) = tcp_pair();
+    let op_id = one.recv_multishot(&socket, 0).unwrap();
+    other.cancel(op_id);
+    other.detach(op_id);
+    assert!(other.cancel_send(op_id).is_none());
     assert_eq!(one.active_ops(), 1);
 }

@@ -1,32 +1,33 @@
-//! Operations that have their time: the kernel ends them when it is over, whoever looks.
+//! Operations with a timeout, which the kernel enforces.
 //!
-//! Such an operation is two entries that are linked: itself, and behind it a timeout of the
-//! kernel's, the *timer*. They have one slot, two names, and a completion each, which come in any
-//! order.
+//! A timed operation is two linked entries: the operation, and behind it a timeout of the kernel's
+//! (`IORING_OP_LINK_TIMEOUT`), the *timer*. They share a slot, and have a user data value and a
+//! completion each, which arrive in any order.
 //!
 //! # What the kernel copies, and when
 //!
-//! Time and address are read within the call that takes the entries over, and never again: the time
-//! when its entry is looked at, the address then (since Linux 6.10) or in the first attempt, which
-//! for an operation that waits for no other is made by the same call. But which entries a call has
-//! taken that has failed, or has taken fewer than there were, is not looked into here, and what is
-//! queued may be read by any later call. So both stay in the slot until both completions are in.
+//! The kernel reads timeout and address within the call that takes the entries, and never again:
+//! the timeout when its entry is prepared, the address then (since Linux 6.10) or in the first
+//! attempt, which is made by the same call for an operation that does not wait for another one. But
+//! which entries were taken by a call that failed, or that took fewer than were queued, is not
+//! tracked here, and a queued entry may be read by any later call. So both stay in the slot until
+//! both completions have arrived.
 //!
-//! # What two results say together
+//! # How two results combine
 //!
 //! | operation | timer | |
 //! |---|---|---|
-//! | a result of its own | any, mostly `ECANCELED` | it has come to that, also where its time was over in the same moment |
-//! | `ECANCELED`, `EINTR`, `EALREADY`, `EINPROGRESS`, `EAGAIN` | `ETIME`, `ENOENT`, `EALREADY` | its time was over; the latter two where it was being worked on, or by a thread that has ended |
-//! | the same | any other | something else has ended it, which says nothing of what it was to do |
+//! | a result of its own | any, mostly `ECANCELED` | the operation has completed with that result, even if its time ran out at the same moment |
+//! | `ECANCELED`, `EINTR`, `EALREADY`, `EINPROGRESS`, `EAGAIN` | `ETIME`, `ENOENT`, `EALREADY` | timed out; the latter two if the operation was being executed, or was submitted by a thread that has exited |
+//! | the same | any other | interrupted: something else has ended the operation, which says nothing about its outcome |
 //!
-//! # Threads that end
+//! # Threads that exit
 //!
-//! The kernel leaves operations alone whose thread has ended, but does nothing more for them. When
-//! the socket is ready the operation ends with `ECANCELED`. When the timer fires it is the timer
-//! that ends, with `ECANCELED` or `ENOENT`, and its operation goes on. One that was not taken over
-//! together with its operation is refused likewise (`EINVAL`). So when a timer ends in any way but
-//! by `ETIME`, and its operation has not, that is cancelled from here.
+//! The kernel leaves operations of an exited thread in place, but does no more work for them. When
+//! the socket is ready, the operation ends with `ECANCELED`. When the timer fires, the timer ends
+//! with `ECANCELED` or `ENOENT`, and the operation goes on. A timer that was not taken together
+//! with its operation is refused (`EINVAL`), and the operation goes on too. So when a timer ends in
+//! any way but by `ETIME` before its operation, the operation is canceled from here.
 
 use std::io;
 use std::net::SocketAddr;
@@ -42,21 +43,21 @@ use rustix::net::SocketAddrAny;
 use super::instance::{CompletionKind, OpId, Uring, UringCompletion};
 use super::slot::{Cqe, TIMEOUT_BIT, UringSlot, slot_index};
 
-/// Longer than anybody waits, and not too long for the kernel.
+/// The longest timeout: longer than any caller waits, and valid for the kernel.
 const MAX_TIMEOUT: Duration = Duration::from_secs(1 << 32);
 
-/// What has become of an operation that had its time.
+/// The outcome of a timed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TimedOutcome {
-    /// What it came to by itself.
+    /// The operation has completed or failed by itself.
     Completed(Result<usize, Errno>),
-    /// Its time was over.
+    /// The timeout has expired.
     TimedOut,
-    /// Something else has ended it: it was cancelled, or the thread that submitted it has ended.
+    /// The operation was canceled, or the thread that submitted it has exited.
     Interrupted,
 }
 
-/// What the kernel is told of by address, and which of the two have ended, and how.
+/// Address and timeout, which the kernel reads in place, and the results of operation and timer.
 #[derive(Debug)]
 pub(super) struct TimedOp {
     addr: SocketAddrAny,
@@ -66,41 +67,41 @@ pub(super) struct TimedOp {
 }
 
 impl TimedOp {
-    fn new(to: SocketAddr, time: Duration) -> Box<Self> {
-        let time = Timespec::from(time.min(MAX_TIMEOUT));
+    fn new(addr: SocketAddr, timeout: Duration) -> Box<Self> {
+        let timeout = Timespec::from(timeout.min(MAX_TIMEOUT));
         Box::new(Self {
-            addr: to.into(),
-            timeout: time,
+            addr: addr.into(),
+            timeout,
             op_result: None,
             timer_result: None,
         })
     }
 
-    /// One of the two has ended. False if it has before.
-    fn record_result(&mut self, raw: Cqe) -> bool {
-        let half = if raw.user_data & TIMEOUT_BIT == 0 {
+    /// Records the result of the operation or the timer. Returns false if it was recorded before.
+    fn record_result(&mut self, cqe: Cqe) -> bool {
+        let result = if cqe.user_data & TIMEOUT_BIT == 0 {
             &mut self.op_result
         } else {
             &mut self.timer_result
         };
-        let is_first = half.is_none();
-        half.get_or_insert(raw.result);
+        let is_first = result.is_none();
+        result.get_or_insert(cqe.result);
         is_first
     }
 
-    /// The operation goes on, and nobody ends it.
+    /// Returns whether the operation goes on although its timer has ended without firing.
     fn has_lost_timer(&self) -> bool {
         let has_fired = self.timer_result == Some(-Errno::TIME.raw_os_error());
         self.op_result.is_none() && self.timer_result.is_some() && !has_fired
     }
 
-    /// What has become of it, when both have ended.
+    /// Returns the outcome, when both results are known.
     fn outcome(&self) -> Option<TimedOutcome> {
         Some(combine_results(self.op_result?, self.timer_result?))
     }
 }
 
-/// What both results say together.
+/// Combines the results of operation and timer.
 pub(super) fn combine_results(operation: i32, timer: i32) -> TimedOutcome {
     let has_fired = [Errno::TIME, Errno::NOENT, Errno::ALREADY].map(|errno| -errno.raw_os_error());
     match u32::try_from(operation).map_err(|_| Errno::from_raw_os_error(-operation)) {
@@ -111,7 +112,7 @@ pub(super) fn combine_results(operation: i32, timer: i32) -> TimedOutcome {
     }
 }
 
-/// It has ended, and not by itself.
+/// Returns whether an error means that the operation did not end by itself.
 fn is_cancellation(errno: Errno) -> bool {
     [
         Errno::CANCELED,
@@ -124,19 +125,19 @@ fn is_cancellation(errno: Errno) -> bool {
 }
 
 impl Uring {
-    /// Connects a socket, from the next [`submit`](Self::submit) on, within this time. How it has
-    /// ended comes as one completion; until then the socket is nobody else's.
+    /// Connects a socket with the next [`submit`](Self::submit), within `timeout`. The outcome is
+    /// one completion; until then the socket must not be used otherwise.
     ///
     /// # Errors
-    /// There is no room for two entries, and handing over what is queued has failed.
+    /// The submission queue has no room for two entries and submitting has failed.
     pub(crate) fn connect(
         &mut self,
         socket: &Arc<OwnedFd>,
         owner: u64,
-        to: SocketAddr,
-        time: Duration,
+        addr: SocketAddr,
+        timeout: Duration,
     ) -> io::Result<OpId> {
-        let timed = TimedOp::new(to, time);
+        let timed = TimedOp::new(addr, timeout);
         let entry = opcode::Connect::new(
             Fd(socket.as_raw_fd()),
             timed.addr.as_ptr().cast(),
@@ -154,18 +155,18 @@ impl Uring {
         .map_err(|(error, _)| error)
     }
 
-    /// Why an operation that has its time has failed by itself, if that is known already. Its
-    /// completion comes all the same.
-    pub(crate) fn early_error(&mut self, ticket: OpId) -> Option<Errno> {
+    /// Returns the error with which a timed operation has failed by itself, if it is known already.
+    /// Its completion comes all the same.
+    pub(crate) fn early_error(&mut self, op_id: OpId) -> Option<Errno> {
         self.fetch_cqes();
-        let raw = self
+        let cqe = self
             .fetched_cqes
             .iter()
-            .find(|raw| raw.user_data == ticket.0)?;
-        raw.result().err().filter(|errno| !is_cancellation(*errno))
+            .find(|cqe| cqe.user_data == op_id.0)?;
+        cqe.result().err().filter(|errno| !is_cancellation(*errno))
     }
 
-    /// One that was never handed over.
+    /// Inserts a timed operation that was never submitted.
     #[cfg(all(test, not(loom)))]
     pub(super) fn insert_stuck_timed_slot(&mut self, socket: &Arc<OwnedFd>, owner: u64) -> OpId {
         let timed = TimedOp::new(([127, 0, 0, 1], 1).into(), Duration::ZERO);
@@ -175,21 +176,22 @@ impl Uring {
         }) as u64)
     }
 
-    /// What the end of an operation that has its time, or of its timer, means to its owner.
-    pub(super) fn timed_completion(&mut self, raw: Cqe) -> Option<UringCompletion> {
-        let ticket = OpId(raw.user_data & !TIMEOUT_BIT);
-        let slot = self.slots.get_mut(slot_index(raw.user_data))?;
+    /// Handles a completion of a timed operation or of its timer, and returns the completion for
+    /// the owner when both have arrived.
+    pub(super) fn timed_completion(&mut self, cqe: Cqe) -> Option<UringCompletion> {
+        let op_id = OpId(cqe.user_data & !TIMEOUT_BIT);
+        let slot = self.slots.get_mut(slot_index(cqe.user_data))?;
         let timed = slot.timed.as_mut()?;
-        if !timed.record_result(raw) {
+        if !timed.record_result(cqe) {
             self.unmatched_cqes += 1;
         } else if timed.has_lost_timer() {
-            self.cancel(ticket);
-        } else if let Some(ended) = timed.outcome() {
-            let owner = self.slots.remove(slot_index(raw.user_data)).owner?;
+            self.cancel(op_id);
+        } else if let Some(outcome) = timed.outcome() {
+            let owner = self.slots.remove(slot_index(cqe.user_data)).owner?;
             return Some(UringCompletion {
                 owner,
-                op_id: ticket,
-                kind: CompletionKind::Timed(ended),
+                op_id,
+                kind: CompletionKind::Timed(outcome),
                 is_last: true,
             });
         }

@@ -1,4 +1,4 @@
-//! Operations that have their time: how they end, and that nothing is left of them.
+//! Timed operations: their outcomes, and the release of their memory.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -16,10 +16,10 @@ use super::{CompletionKind, OpId, TimedOutcome, Uring, UringConfig};
 
 /// Longer than any test takes.
 const LONG_TIMEOUT: Duration = Duration::from_secs(1000);
-/// Not long.
+/// A timeout that expires during the test.
 const SHORT_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// A socket that is to connect.
+/// Returns a socket to connect.
 fn tcp_socket() -> Arc<OwnedFd> {
     let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
     Arc::new(rustix::net::socket_with(family, kind, SocketFlags::NONBLOCK, None).unwrap())
@@ -27,52 +27,58 @@ fn tcp_socket() -> Arc<OwnedFd> {
 
 fn tcp_listener() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let at = listener.local_addr().unwrap();
-    (listener, at)
+    let addr = listener.local_addr().unwrap();
+    (listener, addr)
 }
 
-/// Where somebody listens who has no room for more: attempts are not answered, for as long as it
-/// accepts nobody.
+/// Returns the address of a listener with a full backlog: attempts to connect are not answered
+/// until it accepts.
 fn full_backlog_listener() -> (TcpListener, SocketAddr, TcpStream) {
-    let (listener, at) = tcp_listener();
+    let (listener, addr) = tcp_listener();
     rustix::net::listen(&listener, 0).unwrap();
-    (listener, at, TcpStream::connect(at).unwrap())
+    (listener, addr, TcpStream::connect(addr).unwrap())
 }
 
-/// Where nobody listens.
+/// Returns an address at which no socket listens.
 fn closed_port() -> SocketAddr {
     tcp_listener().1
 }
 
-fn begin_connect(ring: &mut Uring, socket: &Arc<OwnedFd>, to: SocketAddr, time: Duration) -> OpId {
-    let ticket = ring.connect(socket, 7, to, time).unwrap();
-    ring.submit().unwrap();
-    ticket
+fn begin_connect(
+    uring: &mut Uring,
+    socket: &Arc<OwnedFd>,
+    addr: SocketAddr,
+    timeout: Duration,
+) -> OpId {
+    let op_id = uring.connect(socket, 7, addr, timeout).unwrap();
+    uring.submit().unwrap();
+    op_id
 }
 
-/// How it ends; nothing is left of it then.
-fn wait_outcome(ring: &mut Uring, ticket: OpId) -> TimedOutcome {
-    let completion = next_completion(ring);
+/// Waits for the outcome, after which no operation is left.
+fn wait_outcome(uring: &mut Uring, op_id: OpId) -> TimedOutcome {
+    let completion = next_completion(uring);
     assert_eq!(
         (completion.owner, completion.op_id, completion.is_last),
-        (7, ticket, true)
+        (7, op_id, true)
     );
-    assert_eq!(ring.active_ops(), 0);
-    if let CompletionKind::Timed(ended) = completion.kind {
-        ended
+    assert_eq!(uring.active_ops(), 0);
+    if let CompletionKind::Timed(outcome) = completion.kind {
+        outcome
     } else {
         panic!("{completion:?}")
     }
 }
 
-/// Nothing more comes, and whatever did belonged to something.
-fn assert_all_released(ring: &mut Uring, socket: &Arc<OwnedFd>) {
-    ring.submit().unwrap();
-    assert!(ring.next_completion().is_none());
+/// Checks that no completion is left, that all matched an operation, and that the socket was
+/// released.
+fn assert_all_released(uring: &mut Uring, socket: &Arc<OwnedFd>) {
+    uring.submit().unwrap();
+    assert!(uring.next_completion().is_none());
     assert_eq!(
         (
-            ring.active_ops(),
-            ring.unmatched_cqes(),
+            uring.active_ops(),
+            uring.unmatched_cqes(),
             Arc::strong_count(socket)
         ),
         (0, 0, 1)
@@ -81,69 +87,76 @@ fn assert_all_released(ring: &mut Uring, socket: &Arc<OwnedFd>) {
 
 #[test]
 fn timed_op_completes_or_times_out() {
-    let ((_open, open), (_busy, busy, _first)) = (tcp_listener(), full_backlog_listener());
-    for cooperative in [true, false] {
-        let Ok(mut ring) = Uring::open(UringConfig {
-            coop_taskrun: cooperative,
+    let ((_listener, open_addr), (_busy_listener, busy_addr, _first)) =
+        (tcp_listener(), full_backlog_listener());
+    for coop_taskrun in [true, false] {
+        let Ok(mut uring) = Uring::open(UringConfig {
+            coop_taskrun,
             ..SMALL_CONFIG
         }) else {
             return;
         };
-        for (to, time, expected) in [
-            (open, LONG_TIMEOUT, TimedOutcome::Completed(Ok(0))),
-            (open, Duration::MAX, TimedOutcome::Completed(Ok(0))),
+        for (addr, timeout, expected) in [
+            (open_addr, LONG_TIMEOUT, TimedOutcome::Completed(Ok(0))),
+            (open_addr, Duration::MAX, TimedOutcome::Completed(Ok(0))),
             (
                 closed_port(),
                 LONG_TIMEOUT,
                 TimedOutcome::Completed(Err(Errno::CONNREFUSED)),
             ),
-            (busy, SHORT_TIMEOUT, TimedOutcome::TimedOut),
-            (busy, Duration::ZERO, TimedOutcome::TimedOut),
+            (busy_addr, SHORT_TIMEOUT, TimedOutcome::TimedOut),
+            (busy_addr, Duration::ZERO, TimedOutcome::TimedOut),
         ] {
             let socket = tcp_socket();
-            let ticket = begin_connect(&mut ring, &socket, to, time);
-            assert_eq!(wait_outcome(&mut ring, ticket), expected, "{to} {time:?}");
-            assert_all_released(&mut ring, &socket);
+            let op_id = begin_connect(&mut uring, &socket, addr, timeout);
+            assert_eq!(
+                wait_outcome(&mut uring, op_id),
+                expected,
+                "{addr} {timeout:?}"
+            );
+            assert_all_released(&mut uring, &socket);
         }
     }
 }
 
-/// What the call would have failed with is known as early as there.
+/// A failure that the system call `connect` would return is known as early as there.
 #[test]
 fn local_connect_failure_is_known_at_once() {
-    let Some(mut ring) = open_uring() else { return };
-    // A broadcast, and another family.
-    for to in ["255.255.255.255:7", "[::1]:7"] {
-        let (socket, to) = (tcp_socket(), to.parse().unwrap());
-        let errno = rustix::net::connect(&socket, &to).unwrap_err();
-        let ticket = begin_connect(&mut ring, &socket, to, LONG_TIMEOUT);
-        assert_eq!(ring.early_error(ticket), Some(errno));
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
+    // A broadcast address, and an address of another family.
+    for addr in ["255.255.255.255:7", "[::1]:7"] {
+        let (socket, addr) = (tcp_socket(), addr.parse().unwrap());
+        let errno = rustix::net::connect(&socket, &addr).unwrap_err();
+        let op_id = begin_connect(&mut uring, &socket, addr, LONG_TIMEOUT);
+        assert_eq!(uring.early_error(op_id), Some(errno));
         assert_eq!(
-            wait_outcome(&mut ring, ticket),
+            wait_outcome(&mut uring, op_id),
             TimedOutcome::Completed(Err(errno))
         );
-        assert_all_released(&mut ring, &socket);
+        assert_all_released(&mut uring, &socket);
     }
-    let (_busy, busy, _first) = full_backlog_listener();
-    let ticket = begin_connect(&mut ring, &tcp_socket(), busy, LONG_TIMEOUT);
-    assert_eq!(ring.early_error(ticket), None);
-    ring.cancel(ticket);
-    ring.submit().unwrap();
-    while ring.fetched_cqes.is_empty() {
-        ring.fetch_cqes();
+    let (_busy_listener, busy_addr, _first) = full_backlog_listener();
+    let op_id = begin_connect(&mut uring, &tcp_socket(), busy_addr, LONG_TIMEOUT);
+    assert_eq!(uring.early_error(op_id), None);
+    uring.cancel(op_id);
+    uring.submit().unwrap();
+    while uring.fetched_cqes.is_empty() {
+        uring.fetch_cqes();
     }
     assert_eq!(
-        ring.early_error(ticket),
+        uring.early_error(op_id),
         None,
-        "a cancellation is no failure"
+        "a cancellation is not a failure of the operation"
     );
-    assert_eq!(wait_outcome(&mut ring, ticket), TimedOutcome::Interrupted);
+    assert_eq!(wait_outcome(&mut uring, op_id), TimedOutcome::Interrupted);
 }
 
 #[test]
 fn op_and_timer_results_are_combined() {
     use Errno as E;
-    let both =
+    let combine =
         |operation: E, timer: E| combine_results(-operation.raw_os_error(), -timer.raw_os_error());
     for timer in [E::CANCELED, E::TIME, E::NOENT, E::ALREADY, E::INVAL] {
         assert_eq!(
@@ -151,223 +164,248 @@ fn op_and_timer_results_are_combined() {
             TimedOutcome::Completed(Ok(0))
         );
         assert_eq!(
-            both(E::CONNREFUSED, timer),
+            combine(E::CONNREFUSED, timer),
             TimedOutcome::Completed(Err(E::CONNREFUSED))
         );
-        // The kernel's own patience, which is not that of the timer.
+        // The timeout of TCP itself, not that of the timer.
         assert_eq!(
-            both(E::TIMEDOUT, timer),
+            combine(E::TIMEDOUT, timer),
             TimedOutcome::Completed(Err(E::TIMEDOUT))
         );
     }
     for operation in [E::CANCELED, E::INTR, E::ALREADY, E::INPROGRESS, E::AGAIN] {
         for timer in [E::TIME, E::NOENT, E::ALREADY] {
-            assert_eq!(both(operation, timer), TimedOutcome::TimedOut);
+            assert_eq!(combine(operation, timer), TimedOutcome::TimedOut);
         }
         for timer in [E::CANCELED, E::INVAL] {
-            assert_eq!(both(operation, timer), TimedOutcome::Interrupted);
+            assert_eq!(combine(operation, timer), TimedOutcome::Interrupted);
         }
     }
 }
 
-/// Before both are in, nothing is said, and address and time stay.
+/// Before both completions have arrived, no outcome is reported, and address and timeout stay in
+/// memory.
 #[test]
 fn timed_slot_lives_until_both_completions() {
-    let Some(mut ring) = open_uring() else { return };
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
     let canceled = -Errno::CANCELED.raw_os_error();
     for is_timer_first in [false, true] {
         let socket = tcp_socket();
-        // Never handed over.
-        let ticket = ring.insert_stuck_timed_slot(&socket, 7);
-        let halves = [
-            (ticket.0, 0),
-            (ticket.0 | TIMEOUT_BIT, -Errno::TIME.raw_os_error()),
+        // Never submitted.
+        let op_id = uring.insert_stuck_timed_slot(&socket, 7);
+        let completions = [
+            (op_id.0, 0),
+            (op_id.0 | TIMEOUT_BIT, -Errno::TIME.raw_os_error()),
         ];
         let [first, second] = if is_timer_first {
-            [halves[1], halves[0]]
+            [completions[1], completions[0]]
         } else {
-            halves
+            completions
         };
-        ring.inject_cqe(first.0, first.1);
-        // The same again, and both of another generation.
-        ring.inject_cqe(first.0, canceled);
-        ring.inject_cqe(ticket.0 ^ 1 << 40, canceled);
-        ring.inject_cqe(ticket.0 ^ 1 << 40 | TIMEOUT_BIT, canceled);
-        assert!(ring.next_completion().is_none());
-        assert_eq!((ring.active_ops(), Arc::strong_count(&socket)), (1, 2));
-        ring.inject_cqe(second.0, second.1);
+        uring.inject_cqe(first.0, first.1);
+        // The same completion again, and both with another generation.
+        uring.inject_cqe(first.0, canceled);
+        uring.inject_cqe(op_id.0 ^ 1 << 40, canceled);
+        uring.inject_cqe(op_id.0 ^ 1 << 40 | TIMEOUT_BIT, canceled);
+        assert!(uring.next_completion().is_none());
+        assert_eq!((uring.active_ops(), Arc::strong_count(&socket)), (1, 2));
+        uring.inject_cqe(second.0, second.1);
         assert_eq!(
-            wait_outcome(&mut ring, ticket),
+            wait_outcome(&mut uring, op_id),
             TimedOutcome::Completed(Ok(0))
         );
-        assert_eq!(std::mem::take(&mut ring.unmatched_cqes), 3);
-        assert_all_released(&mut ring, &socket);
+        assert_eq!(std::mem::take(&mut uring.unmatched_cqes), 3);
+        assert_all_released(&mut uring, &socket);
     }
 }
 
 #[test]
 fn failed_timer_cancels_its_operation() {
-    let Some(mut ring) = open_uring() else { return };
-    let (_busy, busy, _first) = full_backlog_listener();
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
+    let (_busy_listener, busy_addr, _first) = full_backlog_listener();
     let socket = tcp_socket();
-    let ticket = begin_connect(&mut ring, &socket, busy, LONG_TIMEOUT);
-    ring.inject_cqe(ticket.0 | TIMEOUT_BIT, -Errno::INVAL.raw_os_error());
-    assert!(ring.next_completion().is_none());
-    ring.submit().unwrap();
-    assert_eq!(wait_outcome(&mut ring, ticket), TimedOutcome::Interrupted);
-    // The true one belongs to nothing any more.
-    while ring.unmatched_cqes() == 0 {
-        assert!(ring.next_completion().is_none());
+    let op_id = begin_connect(&mut uring, &socket, busy_addr, LONG_TIMEOUT);
+    uring.inject_cqe(op_id.0 | TIMEOUT_BIT, -Errno::INVAL.raw_os_error());
+    assert!(uring.next_completion().is_none());
+    uring.submit().unwrap();
+    assert_eq!(wait_outcome(&mut uring, op_id), TimedOutcome::Interrupted);
+    // The real completion of the timer matches no operation any more.
+    while uring.unmatched_cqes() == 0 {
+        assert!(uring.next_completion().is_none());
     }
 }
 
 #[test]
 fn timed_op_queues_both_entries_or_none() {
-    let Some(mut ring) = open_uring() else { return };
-    let ((_open, open), (_busy, busy, _first)) = (tcp_listener(), full_backlog_listener());
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
+    let ((_listener, open_addr), (_busy_listener, busy_addr, _first)) =
+        (tcp_listener(), full_backlog_listener());
     let one = tcp_socket();
-    with_broken_fd(&mut ring, |ring| {
-        // Of four entries three.
-        ring.connect(&one, 1, busy, SHORT_TIMEOUT).unwrap();
+    with_broken_fd(&mut uring, |uring| {
+        // Three of four entries.
+        uring.connect(&one, 1, busy_addr, SHORT_TIMEOUT).unwrap();
         let idle = tcp_socket();
-        ring.recv_multishot(&idle, 2).unwrap();
-        assert!(ring.connect(&tcp_socket(), 3, open, LONG_TIMEOUT).is_err());
-        assert_eq!(ring.active_ops(), 2);
+        uring.recv_multishot(&idle, 2).unwrap();
         assert!(
-            ring.recv_multishot(&idle, 4).is_ok(),
-            "there is room for one"
+            uring
+                .connect(&tcp_socket(), 3, open_addr, LONG_TIMEOUT)
+                .is_err()
+        );
+        assert_eq!(uring.active_ops(), 2);
+        assert!(
+            uring.recv_multishot(&idle, 4).is_ok(),
+            "the submission queue has room for one entry"
         );
     });
-    ring.submit().unwrap();
-    // Three again: they are handed over first, and then there is room for both.
+    uring.submit().unwrap();
+    // Three entries again: they are submitted first, and then there is room for both.
     let other = tcp_socket();
     for owner in [5, 6, 7] {
-        ring.recv_multishot(&other, owner).unwrap();
+        uring.recv_multishot(&other, owner).unwrap();
     }
-    ring.connect(&tcp_socket(), 8, open, LONG_TIMEOUT).unwrap();
-    ring.submit().unwrap();
-    let mut ends: Vec<_> = (0..7)
-        .map(|_| next_completion(&mut ring))
+    uring
+        .connect(&tcp_socket(), 8, open_addr, LONG_TIMEOUT)
+        .unwrap();
+    uring.submit().unwrap();
+    let mut completions: Vec<_> = (0..7)
+        .map(|_| next_completion(&mut uring))
         .map(|end| (end.owner, end.kind))
         .collect();
-    ends.sort_by_key(|(owner, _)| *owner);
+    completions.sort_by_key(|(owner, _)| *owner);
     assert_eq!(
-        ends.iter().map(|(owner, _)| *owner).collect::<Vec<_>>(),
+        completions
+            .iter()
+            .map(|(owner, _)| *owner)
+            .collect::<Vec<_>>(),
         [1, 2, 4, 5, 6, 7, 8]
     );
     assert!(
-        matches!(ends[0].1, CompletionKind::Timed(TimedOutcome::TimedOut)),
-        "{ends:?}"
+        matches!(
+            completions[0].1,
+            CompletionKind::Timed(TimedOutcome::TimedOut)
+        ),
+        "{completions:?}"
     );
     assert!(
         matches!(
-            ends[6].1,
+            completions[6].1,
             CompletionKind::Timed(TimedOutcome::Completed(Ok(0)))
         ),
-        "{ends:?}"
+        "{completions:?}"
     );
-    assert_eq!((ring.active_ops(), ring.unmatched_cqes()), (0, 0));
+    assert_eq!((uring.active_ops(), uring.unmatched_cqes()), (0, 0));
 }
 
-/// Nobody hears of it, the peer neither: its descriptor is closed when both are in.
+/// A detached connect reports nothing, and its descriptor is closed when both completions have
+/// arrived.
 #[test]
 fn detached_timed_op_is_released() {
-    let Some(mut ring) = open_uring() else { return };
-    let (_busy, busy, _first) = full_backlog_listener();
-    let open = tcp_listener().1;
-    for to in [busy, open] {
-        for is_handed_over in [true, false] {
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
+    let (_busy_listener, busy_addr, _first) = full_backlog_listener();
+    let open_addr = tcp_listener().1;
+    for addr in [busy_addr, open_addr] {
+        for is_submitted in [true, false] {
             let socket = tcp_socket();
-            let ticket = ring.connect(&socket, 7, to, LONG_TIMEOUT).unwrap();
-            if is_handed_over {
-                ring.submit().unwrap();
+            let op_id = uring.connect(&socket, 7, addr, LONG_TIMEOUT).unwrap();
+            if is_submitted {
+                uring.submit().unwrap();
             }
-            ring.detach(ticket);
-            ring.submit().unwrap();
-            while ring.active_ops() > 0 {
-                assert!(ring.next_completion().is_none());
+            uring.detach(op_id);
+            uring.submit().unwrap();
+            while uring.active_ops() > 0 {
+                assert!(uring.next_completion().is_none());
             }
-            assert_all_released(&mut ring, &socket);
+            assert_all_released(&mut uring, &socket);
         }
     }
 }
 
 #[test]
 fn drop_waits_for_timed_ops() {
-    let Some(mut ring) = open_uring() else { return };
-    let (_busy, busy, _first) = full_backlog_listener();
+    let Some(mut uring) = open_uring() else {
+        return;
+    };
+    let (_busy_listener, busy_addr, _first) = full_backlog_listener();
     let [one, other] = [tcp_socket(), tcp_socket()];
-    begin_connect(&mut ring, &one, busy, LONG_TIMEOUT);
-    // And one that was not handed over.
-    ring.connect(&other, 7, busy, LONG_TIMEOUT).unwrap();
-    drop(ring);
+    begin_connect(&mut uring, &one, busy_addr, LONG_TIMEOUT);
+    // And one that was not submitted.
+    uring.connect(&other, 7, busy_addr, LONG_TIMEOUT).unwrap();
+    drop(uring);
     assert_eq!((Arc::strong_count(&one), Arc::strong_count(&other)), (1, 1));
 }
 
-/// The kernel does no more for it: not when the peer answers, and not when the time is over. But it
-/// ends.
+/// The kernel does no more work for the operation: not when the peer answers, and not when the time
+/// is over. But the operation ends.
 #[test]
 fn timed_op_ends_when_the_submitting_thread_exits() {
-    for cooperative in [true, false] {
-        let Ok(mut ring) = Uring::open(UringConfig {
-            coop_taskrun: cooperative,
+    for coop_taskrun in [true, false] {
+        let Ok(mut uring) = Uring::open(UringConfig {
+            coop_taskrun,
             ..SMALL_CONFIG
         }) else {
             return;
         };
-        let (listener, busy, _first) = full_backlog_listener();
-        let begun_by_another = |ring: &mut Uring, time| {
+        let (listener, busy_addr, _first) = full_backlog_listener();
+        let connect_from_thread = |uring: &mut Uring, timeout| {
             let socket = tcp_socket();
-            let begin = || begin_connect(ring, &socket, busy, time);
-            let ticket = thread::scope(|scope| scope.spawn(begin).join().unwrap());
-            (socket, ticket)
+            let connect = || begin_connect(uring, &socket, busy_addr, timeout);
+            let op_id = thread::scope(|scope| scope.spawn(connect).join().unwrap());
+            (socket, op_id)
         };
-        let (socket, ticket) = begun_by_another(&mut ring, SHORT_TIMEOUT);
-        let ended = wait_outcome_submitting(&mut ring, ticket);
+        let (socket, op_id) = connect_from_thread(&mut uring, SHORT_TIMEOUT);
+        let outcome = wait_outcome_submitting(&mut uring, op_id);
         assert!(
-            matches!(ended, TimedOutcome::Interrupted | TimedOutcome::TimedOut),
-            "{ended:?}"
+            matches!(outcome, TimedOutcome::Interrupted | TimedOutcome::TimedOut),
+            "{outcome:?}"
         );
-        assert_all_released(&mut ring, &socket);
-        // It would be the one there is room for.
+        assert_all_released(&mut uring, &socket);
+        // This socket would take the one place in the backlog.
         drop(socket);
-        let (socket, ticket) = begun_by_another(&mut ring, LONG_TIMEOUT);
+        let (socket, op_id) = connect_from_thread(&mut uring, LONG_TIMEOUT);
         drop(listener.accept().unwrap());
-        // There is room now, and the kernel asks once more.
-        let ended = wait_outcome_submitting(&mut ring, ticket);
+        // The backlog has room now, and the kernel repeats the attempt.
+        let outcome = wait_outcome_submitting(&mut uring, op_id);
         assert!(
             matches!(
-                ended,
+                outcome,
                 TimedOutcome::Interrupted | TimedOutcome::Completed(Ok(0))
             ),
-            "{ended:?}"
+            "{outcome:?}"
         );
         assert!(
             rustix::net::getpeername(&socket).is_ok(),
-            "there is a connection all the same"
+            "the peer accepts the connection all the same"
         );
-        assert_all_released(&mut ring, &socket);
+        assert_all_released(&mut uring, &socket);
     }
 }
 
-/// Likewise, as a pass does it: what a look has left to be handed over is.
-fn wait_outcome_submitting(ring: &mut Uring, ticket: OpId) -> TimedOutcome {
+/// Waits for the outcome, and submits after each poll, as a progress pass does.
+fn wait_outcome_submitting(uring: &mut Uring, op_id: OpId) -> TimedOutcome {
     use rustix::event::{PollFd, PollFlags, poll};
     loop {
-        let ended = ring.next_completion();
-        ring.submit().unwrap();
-        if let Some(completion) = ended {
-            assert_eq!((completion.op_id, ring.active_ops()), (ticket, 0));
-            return if let CompletionKind::Timed(ended) = completion.kind {
-                ended
+        let outcome = uring.next_completion();
+        uring.submit().unwrap();
+        if let Some(completion) = outcome {
+            assert_eq!((completion.op_id, uring.active_ops()), (op_id, 0));
+            return if let CompletionKind::Timed(outcome) = completion.kind {
+                outcome
             } else {
                 panic!("{completion:?}")
             };
         }
         let _ = poll(
-            &mut [PollFd::from_borrowed_fd(ring.event_fd(), PollFlags::IN)],
+            &mut [PollFd::from_borrowed_fd(uring.event_fd(), PollFlags::IN)],
             None,
         );
-        ring.clear_event();
+        uring.clear_event();
     }
 }

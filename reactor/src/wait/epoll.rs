@@ -1,5 +1,5 @@
-//! What a sleeping domain waits on: an epoll set with the doorbells and sockets of its provider,
-//! and a doorbell of its own.
+//! The wait set of a domain: an epoll set with the doorbells and sockets of its transport, and an
+//! eventfd to wake the driver.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,11 +10,11 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use super::epoll_ctl_error;
 
-/// The token of the domain's own doorbell.
+/// The token of the wake-up eventfd.
 const WAKE_TOKEN: u64 = u64::MAX;
 
-/// An epoll set, level-triggered. The domain's own doorbell in it is drained by the driver only:
-/// whoever else looks at the set cannot swallow it.
+/// An epoll set, level-triggered. Its eventfd is drained by the driver only, so an application
+/// thread that polls the set cannot consume a wake-up.
 #[derive(Debug)]
 pub(crate) struct EpollSet {
     epoll: OwnedFd,
@@ -25,30 +25,30 @@ impl EpollSet {
     pub(crate) fn new() -> Result<Self> {
         let failed = |call| move |errno: rustix::io::Errno| Error::os(call, errno.raw_os_error());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create1"))?;
-        let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        let wake_eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(failed("eventfd2"))?;
         let set = Self {
             epoll,
-            wake_eventfd: doorbell,
+            wake_eventfd,
         };
         set.watch(set.wake_eventfd.as_fd(), WAKE_TOKEN)
             .map_err(epoll_ctl_error)?;
         Ok(set)
     }
 
-    /// The descriptor that is readable when anything in the set is.
+    /// Returns the descriptor that is readable when any descriptor in the set is ready.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// Silences the domain's own doorbell; for the driver, before it looks for news.
+    /// Resets the wake-up eventfd; called by the driver before it checks for progress.
     pub(crate) fn drain_wake_eventfd(&self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.wake_eventfd, &mut count);
     }
 
-    /// Waits and hands the token of every ready descriptor to `each`; returns how many there were.
-    /// No timeout: as long as it takes.
+    /// Waits and calls `each` with the token of every ready descriptor; returns their number.
+    /// Without a timeout it waits until a descriptor is ready.
     pub(crate) fn wait(
         &self,
         timeout: Option<std::time::Duration>,
@@ -59,7 +59,8 @@ impl EpollSet {
             flags: epoll::EventFlags::empty(),
             data: epoll::EventData::new_u64(0),
         }; 32];
-        // An interrupted or failed wait is an empty one: the caller looks for news anyway.
+        // An interrupted or failed wait counts as empty: the caller checks for progress in any
+        // case.
         let count = epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()).unwrap_or(0);
         for event in &events[..count] {
             let token = event.data.u64();

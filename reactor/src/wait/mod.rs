@@ -1,4 +1,4 @@
-//! Waiting: how long to look before sleeping, and what to sleep on.
+//! Waiting: how long to spin before sleeping, and the descriptors to sleep on.
 
 #[cfg(not(all(test, loom)))]
 mod epoll;
@@ -12,7 +12,7 @@ pub(crate) use policy::{PollSpinner, SpinBudget};
 #[cfg(all(test, loom))]
 pub(crate) use crate::models::EpollSet;
 
-/// What it means that a set does not watch a descriptor.
+/// Converts a failure of `epoll_ctl` to an error of this crate.
 pub(crate) fn epoll_ctl_error(error: std::io::Error) -> fabric_core::Error {
     fabric_core::Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default())
 }

@@ -1,8 +1,8 @@
-//! How long to look for news before going to sleep.
+//! How long to spin before sleeping.
 //!
-//! A polled message costs a fraction of a microsecond, a kernel wake-up tens of them, so this
-//! choice is the latency. Spinning pays only while every spinner has a core of its own: with fewer
-//! cores than spinners nobody spins.
+//! A message that is found by polling costs a fraction of a microsecond, a kernel wake-up tens of
+//! them, so this choice determines the latency. Spinning pays only while every spinning thread has
+//! a core of its own: a driver does not spin when as many drivers as cores already do.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,19 +16,19 @@ use std::time::{Duration, Instant};
 #[doc(alias = "FI_WAIT_UNSPEC")]
 #[doc(alias = "FI_WAIT_FD")]
 pub enum WaitPolicy {
-    /// Never sleeps: a pending operation keeps its task runnable. Lowest latency, one core busy.
+    /// Never sleeps: a pending operation keeps its task runnable. Lowest latency, one busy core.
     /// Other tasks of the same executor run in between.
     Spin,
-    /// Looks for a while, longer when looking paid off lately, then sleeps until the peer rings the
+    /// Spins for a while, longer if spinning succeeded lately, then sleeps until the peer rings the
     /// doorbell.
     #[default]
     Adaptive,
-    /// Sleeps at once. Lowest CPU use, every message to a sleeper costs a kernel wake-up.
+    /// Sleeps at once. Lowest CPU use; every message to a sleeping receiver costs a kernel wake-up.
     Park,
 }
 
-/// Looks within one poll of a future. A poll must not hold up the executor: this is a few
-/// microseconds, also where a look takes ten times as long because nothing is optimised.
+/// Maximum passes within one poll of a future. A poll must not hold up the executor: this is a few
+/// microseconds, also in debug builds, where a pass takes ten times as long.
 const MAX_POLL_SPINS: u32 = if cfg!(loom) {
     1
 } else if cfg!(debug_assertions) {
@@ -36,20 +36,20 @@ const MAX_POLL_SPINS: u32 = if cfg!(loom) {
 } else {
     96
 };
-/// Looks that are still made when looking never pays off.
+/// Passes that are still made when spinning never succeeds.
 const MIN_POLL_SPINS: u32 = if cfg!(loom) { 0 } else { 2 };
 
-/// Polls in a row whose looking came to nothing, before looking is taken to be of no use; and how
-/// often it is tried nevertheless from then on.
+/// Consecutive polls whose spinning failed before spinning is reduced, and the interval at which
+/// full spinning is tried from then on.
 const MISS_LIMIT: u32 = 4;
 const PROBE_INTERVAL: u32 = 16;
 
-/// How often to look within one poll, learned from whether it paid off.
+/// The number of passes within one poll, learned from whether spinning succeeded.
 #[derive(Debug)]
 pub(crate) struct PollSpinner {
     consecutive_misses: u32,
     policy: WaitPolicy,
-    /// How often it paid off, and how often not.
+    /// Polls whose spinning succeeded, and polls whose spinning failed.
     hits: u64,
     total_misses: u64,
 }
@@ -69,7 +69,7 @@ impl PollSpinner {
         }
     }
 
-    /// How often to look.
+    /// Returns the number of passes for one poll.
     pub(crate) fn spin_limit(&self) -> u32 {
         match self.policy {
             WaitPolicy::Park => 0,
@@ -84,29 +84,30 @@ impl PollSpinner {
         }
     }
 
-    /// It paid off.
+    /// Records that spinning succeeded.
     pub(crate) fn record_hit(&mut self) {
         self.consecutive_misses = 0;
         self.hits += 1;
     }
 
-    /// It did not.
+    /// Records that spinning failed.
     pub(crate) fn record_miss(&mut self) {
         self.consecutive_misses = self.consecutive_misses.wrapping_add(1);
         self.total_misses += 1;
     }
 
-    /// How often it has paid off, and how often not.
+    /// Returns how often spinning succeeded and how often it failed.
     pub(crate) fn spin_stats(&self) -> (u64, u64) {
         (self.hits, self.total_misses)
     }
 }
 
-/// Longest and shortest time a driver looks between the last news and sleep. A model knows no time.
+/// Longest and shortest time a driver spins without progress before it sleeps. Loom models have no
+/// time.
 const MAX_SPIN: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 100 });
 const MIN_SPIN: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 5 });
 
-/// How many drivers of this process are looking right now.
+/// The number of drivers of this process that are spinning.
 static SPINNING_DRIVERS: AtomicUsize = AtomicUsize::new(0);
 
 fn core_count() -> usize {
@@ -118,12 +119,11 @@ fn core_count() -> usize {
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()))
 }
 
-/// The time a driver looks for news before it sleeps.
+/// The time a driver spins before it sleeps.
 #[derive(Debug)]
 pub(crate) struct SpinBudget {
     limit: Duration,
-    /// When the driver began to look without finding anything, and whether anything was found since
-    /// it woke.
+    /// When the driver began to spin without progress, and whether it made progress since it woke.
     spinning_since: Option<Instant>,
     found_work: bool,
 }
@@ -137,13 +137,13 @@ impl SpinBudget {
         }
     }
 
-    /// There was news.
+    /// Records progress.
     pub(crate) fn on_progress(&mut self) {
         self.found_work = self.spinning_since.is_some() || self.found_work;
         self.stop();
     }
 
-    /// There was none: true while it is worth looking again.
+    /// Records a pass without progress; returns true while the driver should spin.
     pub(crate) fn should_spin(&mut self) -> bool {
         let Some(since) = self.spinning_since else {
             if SPINNING_DRIVERS.fetch_add(1, Ordering::Relaxed) >= core_count() {
@@ -166,7 +166,7 @@ impl SpinBudget {
         false
     }
 
-    /// Stops looking.
+    /// Stops spinning.
     pub(crate) fn stop(&mut self) {
         if self.spinning_since.take().is_some() {
             SPINNING_DRIVERS.fetch_sub(1, Ordering::Relaxed);

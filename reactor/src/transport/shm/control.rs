@@ -388,7 +388,7 @@ fn parse_grant(bytes: &[u8]) -> Option<MemoryGrant<()>> {
 }
 
 /// Whether a word is read as it was written.
-#[cfg(all(feature = "work", not(loom)))]
+#[cfg(all(feature = "microbench", not(loom)))]
 pub(crate) fn round_trips(word: ControlMessage) -> bool {
     matches!(parse_control(&encode_control(word)), ControlRead::Message(read) if read == word)
 }

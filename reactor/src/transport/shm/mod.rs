@@ -29,7 +29,7 @@ pub mod fuzz;
 mod loans;
 mod mapped_regions;
 mod memfd;
-#[cfg(all(feature = "work", not(loom)))]
+#[cfg(all(feature = "microbench", not(loom)))]
 mod microbench;
 mod pending_acks;
 mod record;
@@ -70,8 +70,8 @@ use crate::transport::info_templates;
 
 use endpoint::{ShmEndpoint, ShmToken};
 use loans::LoanPool;
-#[cfg(all(feature = "work", not(loom)))]
-pub(crate) use microbench::benchmarks as work;
+#[cfg(all(feature = "microbench", not(loom)))]
+pub(crate) use microbench::benchmarks;
 use rx_table::ALWAYS_ACTIVE;
 use shared_memory::SharedMemory;
 
