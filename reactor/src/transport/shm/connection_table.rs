@@ -90,7 +90,7 @@ impl ConnectionTable {
     }
 
     /// Does something at a peer if nothing stands in the way, which it is not told of otherwise.
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // fast path of small messages
     fn try_now(
         &self,
         spec: &TxOp,

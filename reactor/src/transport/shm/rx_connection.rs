@@ -133,7 +133,7 @@ impl RxConnection {
     }
 
     /// Takes what has arrived, as far as it is wanted. Returns whether anything moved.
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // fast path of small messages
     pub(crate) fn poll_ring(
         &mut self,
         rx: &mut RxQueue,
@@ -208,7 +208,7 @@ impl RxConnection {
     }
 
     /// Where the parts of a record lie, and its payload.
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // fast path of small messages
     fn split_record(
         &self,
         record: RecordRef,
@@ -231,7 +231,7 @@ impl RxConnection {
     }
 
     /// What is known of a message of `len` bytes, from its first record.
-    #[inline(always)] // likewise
+    #[inline(always)] // fast path of small messages
     fn envelope(&self, record: RecordRef, layout: RecordLayout, len: usize) -> Envelope {
         let word = |at: usize| self.ring.memory().read_word(record.start + at);
         Envelope {
@@ -246,7 +246,7 @@ impl RxConnection {
     }
 
     /// Takes one record; false when it has to stay.
-    #[inline(always)] // likewise
+    #[inline(always)] // fast path of small messages
     fn process_record(
         &mut self,
         record: RecordRef,

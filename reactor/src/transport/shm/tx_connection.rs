@@ -199,7 +199,7 @@ impl TxConnection {
     }
 
     /// Sends a short message without anything but its bytes, and counts it.
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // fast path of small messages
     pub(crate) fn try_send_plain(&mut self, bytes: &[u8]) -> PushOutcome {
         let TxConnectionState::Established(wires) = &mut self.state else {
             return PushOutcome::WouldBlock;

@@ -11,7 +11,7 @@ use super::ShmEndpoint;
 use super::disconnect::end_tx_connection;
 
 impl ShmEndpoint {
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // fast path of small messages
     pub(crate) fn post_recv(&mut self, host: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
         self.rx.own.post(host, op, spec);
         self.on_rx_queue_changed(host);

@@ -20,7 +20,7 @@ struct RxPass {
 
 impl RxPass {
     /// Takes what callers have sent: of the attended, and of one of those left alone.
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // fast path of small messages
     fn poll_connections(
         &mut self,
         callers: &mut RxConnections,
@@ -56,7 +56,7 @@ impl RxPass {
     }
 
     /// Takes what this caller has sent; true when there was something.
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // fast path of small messages
     fn poll_connection(
         &mut self,
         at: usize,
@@ -82,7 +82,7 @@ impl RxPass {
 
 impl ShmEndpoint {
     /// Takes what callers have sent.
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // fast path of small messages
     pub(super) fn progress_rx(&mut self, host: &mut dyn EngineContext) -> bool {
         let mut found = RxPass::default();
         if self.rx.is_shared() {

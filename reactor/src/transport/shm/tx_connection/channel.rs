@@ -133,7 +133,7 @@ impl TxChannel {
     }
 
     /// Sends a message that has nothing but its bytes, fewer than [`PLAIN`].
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // fast path of small messages
     pub(super) fn push_plain(&mut self, bytes: &[u8], more: bool) -> PushOutcome {
         if self
             .ring
@@ -262,7 +262,7 @@ impl TxChannel {
         self.push_record(kind, flags, spec, total, payload)
     }
 
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // fast path of small messages
     pub(super) fn push_record(
         &mut self,
         kind: u8,
