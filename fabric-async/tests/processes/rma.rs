@@ -343,13 +343,13 @@ fn invalid_key_responses_fail_the_operation() {
             // until it hangs up.
             (encode_grant(6, 64, 3), vec![&good], "nobody has asked for"),
             (encode_control(104, 6), vec![], "nobody has asked"),
-            (encode_grant(5, 64, 0xff), vec![&good], "no grant"),
-            (cut, vec![&good], "no grant"),
+            (encode_grant(5, 64, 0xff), vec![&good], "not a memory grant"),
+            (cut, vec![&good], "not a memory grant"),
             (encode_grant(5, 64, 3), vec![], "did not arrive"),
             (
                 encode_grant(5, 64, 3),
                 vec![&good, &good],
-                "not one descriptor",
+                "exactly one descriptor",
             ),
         ];
         for (number, (saying, fds, reason)) in cases.into_iter().enumerate() {

@@ -114,7 +114,8 @@ fn messages_of_idle_peers_are_not_lost() {
                         format!("{:?}", ep.domain()),
                     );
                     assert!(
-                        domain.contains(&format!("{all} incoming connections, {MAX_ACTIVE} active")),
+                        domain
+                            .contains(&format!("{all} incoming connections, {MAX_ACTIVE} active")),
                         "{domain}"
                     );
                     for _ in 0..200 {
