@@ -234,7 +234,7 @@ fn peer_flooding_key_queries_is_disconnected() {
             };
             assert_eq!(
                 reason,
-                DownReason::Protocol("questions without reading the answers")
+                DownReason::Protocol("peer does not read the responses to its requests")
             );
         }
         assert_still_works(&ep).await;
@@ -341,8 +341,8 @@ fn invalid_key_responses_fail_the_operation() {
             (encode_grant(5, 64, 3), vec![&null], "sealed"),
             // Sealed and large enough, but its owner says that it is not lent: asked for again,
             // until it hangs up.
-            (encode_grant(6, 64, 3), vec![&good], "nobody has asked for"),
-            (encode_control(104, 6), vec![], "nobody has asked"),
+            (encode_grant(6, 64, 3), vec![&good], "unsolicited memory grant"),
+            (encode_control(104, 6), vec![], "unsolicited response"),
             (encode_grant(5, 64, 0xff), vec![&good], "not a memory grant"),
             (cut, vec![&good], "not a memory grant"),
             (encode_grant(5, 64, 3), vec![], "did not arrive"),

@@ -15,7 +15,7 @@ impl ShmEndpoint {
             written: done.written,
             atomics: done.atomics,
             doorbells: done.doorbells + peers().map(|peer| peer.doorbells).sum::<u64>(),
-            loaned: done.lent,
+            loaned: done.loaned,
             segmented: done.segmented,
             single_copy_tx: done.single_copy,
             single_copy_rx: peers().filter_map(RxConnection::cma_stats).fold(
@@ -42,7 +42,7 @@ impl ShmEndpoint {
         self.for_each_tx(|tx| cma_connections += usize::from(tx.uses_cma()));
         format!(
             "{} ({} incoming connections, {} active, {} outgoing, {messages} unexpected messages \
-             of {bytes} bytes, single copy {}, from {cma_peers} and to {cma_connections} peers)",
+             of {bytes} bytes, single copy: {}, from {cma_peers} and to {cma_connections} peers)",
             self.name,
             self.rx_connections.len(),
             self.rx_connections.active_count(),
