@@ -123,11 +123,7 @@ fn invalid_rma_requests_end_only_that_connection() {
         let good = request([5, 0, 8, 8, 1, 1]);
         let cases = [
             ("without a bounce buffer", vec![], good.clone()),
-            (
-                "wrong length",
-                vec![BOUNCE_BUFFER_LEN],
-                good[..40].to_vec(),
-            ),
+            ("wrong length", vec![BOUNCE_BUFFER_LEN], good[..40].to_vec()),
             (
                 "invalid RMA request",
                 vec![BOUNCE_BUFFER_LEN],

@@ -341,7 +341,11 @@ fn invalid_key_responses_fail_the_operation() {
             (encode_grant(5, 64, 3), vec![&null], "sealed"),
             // Sealed and large enough, but its owner says that it is not lent: asked for again,
             // until it hangs up.
-            (encode_grant(6, 64, 3), vec![&good], "unsolicited memory grant"),
+            (
+                encode_grant(6, 64, 3),
+                vec![&good],
+                "unsolicited memory grant",
+            ),
             (encode_control(104, 6), vec![], "unsolicited response"),
             (encode_grant(5, 64, 0xff), vec![&good], "not a memory grant"),
             (cut, vec![&good], "not a memory grant"),
@@ -389,7 +393,7 @@ fn invalid_key_responses_fail_the_operation() {
             failed.error,
             Error::Key {
                 key: 5,
-                why: "was withdrawn"
+                why: "was revoked by its owner"
             }
         );
         drop(lie.join().unwrap());

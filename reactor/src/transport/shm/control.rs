@@ -478,9 +478,10 @@ mod tests {
             null.as_fd(),
         )
         .unwrap();
-        assert!(
-            matches!(recv_hello(&b), ControlRead::Malformed(what) if what.contains("not sealed memory"))
-        );
+        assert!(matches!(
+            recv_hello(&b),
+            ControlRead::Malformed(what) if what.contains("not sealed memory")
+        ));
         send_hello(
             &a,
             &shm_address("you"),

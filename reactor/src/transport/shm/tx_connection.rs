@@ -418,7 +418,10 @@ impl TxConnection {
 
     /// Returns whether the peer copies long messages directly from this process.
     pub(crate) fn uses_cma(&self) -> bool {
-        matches!(&self.state, TxConnectionState::Established(channel) if !channel.single_copy.is_disabled())
+        matches!(
+            &self.state,
+            TxConnectionState::Established(channel) if !channel.single_copy.is_disabled()
+        )
     }
 
     /// Closes the connection; queued operations fail with `error`.

@@ -137,7 +137,12 @@ impl OutstandingLoans {
     /// Returns keys of chunks that the peer need not keep mapped, because it has too many or they
     /// were retired.
     pub(crate) fn unneeded_mappings(&mut self) -> Vec<u64> {
-        let is_chunk = |slot: &OutstandingSlot, key| matches!(slot, OutstandingSlot::Loan(chunk, _) if chunk.key == key);
+        let is_chunk = |slot: &OutstandingSlot, key| {
+            matches!(
+                slot,
+                OutstandingSlot::Loan(chunk, _) if chunk.key == key
+            )
+        };
         let is_lent = |key: u64| self.slots.iter().flatten().any(|slot| is_chunk(slot, key));
         let idle = self
             .mapped_chunks
@@ -337,7 +342,7 @@ mod tests {
         assert_eq!(
             another.unneeded_mappings(),
             [1000, 1001, 1002],
-            "pool that do not exist any more"
+            "chunks that do not exist any more"
         );
         assert!(matches!(
             loans.allocate(usize::MAX),
