@@ -111,7 +111,7 @@ pub(crate) fn is_full() -> bool {
 
 /// Registers a wait set to be woken when the queue has room again. Returns false, without
 /// registering it, if the queue has room now.
-pub(crate) fn kick_when_free(wait: &Arc<dyn WaitSet>) -> bool {
+pub(crate) fn wake_when_free(wait: &Arc<dyn WaitSet>) -> bool {
     let mut state = closer().lock();
     let full = state.is_full();
     if full {

@@ -217,7 +217,7 @@ impl CmaPeer {
     }
 }
 
-/// Calls `process_vm_readv` once: fills `into` from the first remote address, then `then` from the
+/// Calls `process_vm_readv` once: fills `into` from the first remote address, then `probe` from the
 /// second. Returns how many bytes were read.
 fn read_process_memory(
     pid: i32,

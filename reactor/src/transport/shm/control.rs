@@ -545,9 +545,10 @@ mod tests {
             theirs: 265,
             ours: VERSION,
         });
-        assert!(
-            matches!(parse_control(&rejection), ControlRead::Message(message) if message == expected)
-        );
+        assert!(matches!(
+            parse_control(&rejection),
+            ControlRead::Message(message) if message == expected
+        ));
     }
 
     /// Returns a socket whose close blocks until the other end is dropped.

@@ -164,8 +164,8 @@ impl ShmEndpoint {
         }
         let drained = self.rx.own.drain_unexpected(host);
         let mut received = drained | self.progress_rx(host);
-        // Copies run after the ring was polled, so that a buffer of a message that has just arrived
-        // is found.
+        // Copies run after the records that have just arrived, so that a long copy does not delay
+        // them.
         received |= self.rx.own.has_work() && self.progress_copies(host);
         let active_count = self.rx_connections.active_count().max(endpoints);
         if active_count > ALWAYS_ACTIVE {

@@ -79,7 +79,8 @@ impl PendingAcks {
         self.messages.get(ack_id as usize).map(|message| message.op)
     }
 
-    /// Collects the acks of the peer, and calls `end` with the messages that have completed.
+    /// Collects the acks of the peer, and calls `on_complete` with the messages that have
+    /// completed.
     pub(crate) fn collect_acked(
         &mut self,
         segment: &Segment,

@@ -296,18 +296,18 @@ impl<M: RingMemory> Producer<M> {
         }
     }
 
-    /// Sets `producer_waiting` before the producer sleeps until `news` becomes true (room for a
+    /// Sets `producer_waiting` before the producer sleeps until `is_ready` becomes true (room for a
     /// record, for example). The consumer must call [`Consumer::take_producer_waiting`] after it
-    /// has caused the news. Returns true if it is safe to sleep.
-    pub(crate) fn arm(&mut self, news: impl FnOnce(&mut Self) -> bool) -> bool {
+    /// has made the condition true. Returns true if it is safe to sleep.
+    pub(crate) fn arm(&mut self, is_ready: impl FnOnce(&mut Self) -> bool) -> bool {
         self.memory.producer_waiting().swap(1, Ordering::Relaxed);
         // SYNC: pairs with the fence in `Consumer::take_producer_waiting`.
         full_fence();
-        let news = news(self);
-        if news {
+        let is_ready = is_ready(self);
+        if is_ready {
             self.disarm();
         }
-        !news
+        !is_ready
     }
 
     /// Clears `producer_waiting`.
@@ -340,12 +340,12 @@ impl<M: RingMemory> Producer<M> {
 
     #[inline(always)] // fast path of small messages
     fn publish(&mut self, header: RecordHeader, lines: usize) {
-        let here = self.geometry.index(self.position);
+        let first_line = self.geometry.index(self.position);
         if lines > 1 || self.position < self.clean_from {
-            self.mark_dirty(header, here, lines);
+            self.mark_dirty(header, first_line, lines);
         }
         // SYNC: pairs with the acquires in `Consumer::peek_plain` and `peek`.
-        self.memory.header(here).store(
+        self.memory.header(first_line).store(
             header.pack(self.geometry.lap(self.position)),
             Ordering::Release,
         );
@@ -355,14 +355,14 @@ impl<M: RingMemory> Producer<M> {
     /// Marks the lines that hold payload, and zeroes the next line if it is dirty, so that it is
     /// not taken for a record. The line of the header is not dirty: it was the next line before.
     #[inline]
-    fn mark_dirty(&mut self, header: RecordHeader, here: usize, lines: usize) {
+    fn mark_dirty(&mut self, header: RecordHeader, first_line: usize, lines: usize) {
         debug_assert!(
-            self.dirty_lines[here / 64] & 1 << (here % 64) == 0,
+            self.dirty_lines[first_line / 64] & 1 << (first_line % 64) == 0,
             "header published on a dirty line"
         );
-        let end = here + lines;
+        let end = first_line + lines;
         if header.kind != PAD {
-            (here + 1..end).for_each(|line| self.dirty_lines[line / 64] |= 1 << (line % 64));
+            (first_line + 1..end).for_each(|line| self.dirty_lines[line / 64] |= 1 << (line % 64));
         }
         if lines > 1 {
             self.clean_from = self.position + self.geometry.lines + lines as u64;

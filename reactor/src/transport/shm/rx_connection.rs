@@ -1,4 +1,9 @@
 //! A connection from a peer: what this endpoint receives from it.
+//!
+//! A pass reads a bounded number of records and bytes from the ring and delivers messages to the
+//! receive queue. A message that finds no receive and no buffer space stays in the ring. Every
+//! record and control message is checked: an invalid one is a protocol violation, which ends the
+//! connection.
 
 mod memory;
 mod pending_handshake;

@@ -6,9 +6,9 @@
 //! 2048 passes, so each pass also polls one idle connection round-robin. The cost of a pass is
 //! therefore O(active), and idle connections cost nothing when the domain arms and disarms.
 //!
-//! A bitmap of rings with news, in memory that the senders share, was planned instead: it would add
-//! a write to a shared cache line to every message, and one sender could hide the news of the
-//! others.
+//! A bitmap of rings with new records, in memory that the senders share, was planned instead: it
+//! would add a write to a shared cache line to every message, and one sender could hide the records
+//! of the others.
 //!
 //! **Invariant.** A connection is idle only while its flag was armed and nothing new was found
 //! afterwards, or its doorbell message is in the socket, which is watched. A control message makes

@@ -13,8 +13,8 @@
 //! * Kernels before 6.16 may queue descriptors before the credentials are checked. Nothing is
 //!   received from such a peer, and its connection is closed like any other.
 //! * [`ShmSocket::recv`] receives a message without giving up the last reference to a descriptor.
-//! * A connection that still holds descriptors is closed by the [closer](super::closer), and so are
-//!   received descriptors that are not memory.
+//! * A connection that still holds descriptors is closed by the [`closer`], and so are received
+//!   descriptors that are not memory.
 #![allow(unsafe_code)] // peer credentials, pidfds, and socket options that rustix lacks
 
 use std::io::IoSliceMut;
@@ -41,9 +41,9 @@ const MAX_DRAINED_MESSAGES: usize = 32;
 /// The most descriptors a message can carry (`SCM_MAX_FD`).
 const SCM_MAX_FD: usize = 253;
 
-/// Socket option that returns a pidfd of the peer (Linux 6.5); not in `libc` yet.
+/// Socket option that returns a pidfd of the peer (Linux 6.5), which the libraries lack.
 const SO_PEERPIDFD: libc::c_int = 77;
-/// Socket option that permits the peer to send descriptors (Linux 6.16); not in `libc` yet.
+/// Socket option that permits the peer to send descriptors (Linux 6.16), which the libraries lack.
 /// Accepted connections inherit it from their listener.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
@@ -241,7 +241,7 @@ impl ShmSocket {
         })
     }
 
-    /// Returns a pidfd of the peer's process, whose id is `number`; it becomes readable when the
+    /// Returns a pidfd of the peer's process, whose id is `pid`; it becomes readable when the
     /// process ends.
     pub(crate) fn peer_pidfd(&self, pid: i32) -> Option<OwnedFd> {
         let (mut fd, mut len) = (-1, size_of::<i32>() as libc::socklen_t);

@@ -53,8 +53,8 @@ impl SingleCopyPolicy {
         self.min_len == usize::MAX
     }
 
-    /// Returns whether a message of this length uses single copy; `alone` if no other operation is
-    /// queued.
+    /// Returns whether a message of this length uses single copy; `is_only_op` if no other
+    /// operation is queued.
     #[inline]
     pub(crate) fn applies_to(self, len: usize, is_only_op: bool) -> bool {
         len >= self.min_len && (is_only_op || !self.only_if_queue_empty)

@@ -22,7 +22,7 @@ impl ShmEndpoint {
     pub(super) fn accept(&mut self, host: &mut dyn EngineContext) {
         self.reserve_fd = self.reserve_fd.take().or_else(|| socket::reserve_fd().ok());
         for _ in 0..ACCEPTS_PER_POLL {
-            if closer::kick_when_free(&self.wait_set) {
+            if closer::wake_when_free(&self.wait_set) {
                 return self.stop_accepting();
             }
             match self.listener.accept() {

@@ -89,7 +89,7 @@ impl RxConnection {
         Ok(())
     }
 
-    /// Reads the socket until `is_there` holds: the grant that a record refers to was sent before
+    /// Reads the socket until `is_present` holds: the grant that a record refers to was sent before
     /// the record, behind other messages. A hang-up is found again by the next read.
     fn read_socket_until(
         &mut self,

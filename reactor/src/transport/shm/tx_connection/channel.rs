@@ -175,7 +175,7 @@ impl TxChannel {
         }
     }
 
-    /// Makes progress on the front operation; `alone` if no operation is queued behind it.
+    /// Makes progress on the front operation; `is_only_op` if no operation is queued behind it.
     pub(super) fn progress_front(
         &mut self,
         front: &mut QueuedTx,
