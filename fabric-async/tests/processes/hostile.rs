@@ -95,28 +95,28 @@ fn malformed_hello_is_rejected_with_reason() {
         let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
         let cases: [(&str, Vec<u8>, Vec<&OwnedFd>); 11] = [
             (
-                "no sealed memory",
+                "not sealed memory",
                 encode_hello("x", 1, RING_LINES),
                 vec![&file],
             ),
             (
-                "not one descriptor",
+                "exactly one descriptor",
                 encode_hello("x", 1, RING_LINES),
                 vec![],
             ),
             ("short", b"hi".to_vec(), vec![]),
-            ("something else", vec![7; 40], vec![]),
+            ("wrong magic", vec![7; 40], vec![]),
             ("too long", vec![7; 400], vec![]),
             ("version", encode_hello("x", 999, RING_LINES), vec![&good]),
             (
-                "not one descriptor",
+                "exactly one descriptor",
                 encode_hello("x", 1, RING_LINES),
                 vec![&good, &good],
             ),
             ("name", encode_hello("no/slash", 1, RING_LINES), vec![&good]),
             ("not sealed", encode_hello("x", 1, RING_LINES), vec![&loose]),
             (
-                "another size",
+                "announced size",
                 encode_hello("x", 1, RING_LINES),
                 vec![&small],
             ),
@@ -185,7 +185,7 @@ fn corrupted_segment_ends_only_that_connection() {
         // Every corruptor is reported, as a protocol violation or as gone, and no connection is
         // left.
         assert_still_works(&ep).await;
-        while !format!("{:?}", ep.domain()).contains("(0 callers") {
+        while !format!("{:?}", ep.domain()).contains("(0 incoming connections") {
             count(events.next().await.kind);
         }
         while let Some(event) = events.try_next() {

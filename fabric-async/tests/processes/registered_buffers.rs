@@ -128,24 +128,20 @@ fn invalid_rma_requests_end_only_that_connection() {
         };
         let good = request([5, 0, 8, 8, 1, 1]);
         let cases = [
-            ("without a desk", vec![], good.clone()),
+            ("without a bounce buffer", vec![], good.clone()),
+            ("wrong length", vec![BOUNCE_BUFFER_LEN], good[..40].to_vec()),
             (
-                "another length",
-                vec![BOUNCE_BUFFER_LEN],
-                good[..40].to_vec(),
-            ),
-            (
-                "cannot be done",
+                "invalid RMA request",
                 vec![BOUNCE_BUFFER_LEN],
                 request([5, 0, 8, 8, 9, 1]),
             ),
             (
-                "cannot be done",
+                "invalid RMA request",
                 vec![BOUNCE_BUFFER_LEN],
                 request([5, 0, 9, 8, 1, 1]),
             ),
             (
-                "cannot be done",
+                "invalid RMA request",
                 vec![BOUNCE_BUFFER_LEN],
                 request([
                     5,
@@ -157,11 +153,11 @@ fn invalid_rma_requests_end_only_that_connection() {
                 ]),
             ),
             (
-                "cannot be done",
+                "invalid RMA request",
                 vec![BOUNCE_BUFFER_LEN],
                 request([5, 0, 8, 8, 2 | 99 << 8, 1]),
             ),
-            ("another size", vec![4096], good.clone()),
+            ("wrong size", vec![4096], good.clone()),
             (
                 "a second one",
                 vec![BOUNCE_BUFFER_LEN, BOUNCE_BUFFER_LEN],

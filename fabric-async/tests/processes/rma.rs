@@ -234,7 +234,7 @@ fn peer_flooding_key_queries_is_disconnected() {
             };
             assert_eq!(
                 reason,
-                DownReason::Protocol("questions without reading the answers")
+                DownReason::Protocol("peer does not read the responses to its requests")
             );
         }
         assert_still_works(&ep).await;
@@ -340,15 +340,19 @@ fn invalid_key_responses_fail_the_operation() {
             (encode_grant(5, 64, 3), vec![&null], "sealed"),
             // Sealed and large enough, but its owner says that it is not lent: asked for again,
             // until it hangs up.
-            (encode_grant(6, 64, 3), vec![&good], "nobody has asked for"),
-            (encode_control(104, 6), vec![], "nobody has asked"),
-            (encode_grant(5, 64, 0xff), vec![&good], "no grant"),
-            (cut, vec![&good], "no grant"),
+            (
+                encode_grant(6, 64, 3),
+                vec![&good],
+                "unsolicited memory grant",
+            ),
+            (encode_control(104, 6), vec![], "unsolicited response"),
+            (encode_grant(5, 64, 0xff), vec![&good], "not a memory grant"),
+            (cut, vec![&good], "not a memory grant"),
             (encode_grant(5, 64, 3), vec![], "did not arrive"),
             (
                 encode_grant(5, 64, 3),
                 vec![&good, &good],
-                "not one descriptor",
+                "exactly one descriptor",
             ),
         ];
         for (number, (response, fds, reason)) in cases.into_iter().enumerate() {
@@ -388,7 +392,7 @@ fn invalid_key_responses_fail_the_operation() {
             failed.error,
             Error::Key {
                 key: 5,
-                why: "was withdrawn"
+                why: "was revoked by its owner"
             }
         );
         drop(responding.join().unwrap());

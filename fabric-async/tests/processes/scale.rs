@@ -121,7 +121,8 @@ fn messages_of_idle_peers_are_not_lost() {
                         format!("{:?}", ep.domain()),
                     );
                     assert!(
-                        domain.contains(&format!("{all} callers, {MAX_ACTIVE} attended")),
+                        domain
+                            .contains(&format!("{all} incoming connections, {MAX_ACTIVE} active")),
                         "{domain}"
                     );
                     for _ in 0..200 {
@@ -219,7 +220,7 @@ fn thousands_of_endpoints_work_in_one_process() {
                 for domain in [&first, &second] {
                     let domain = format!("{domain:?}");
                     assert!(
-                        domain.contains(&format!("], {MAX_ACTIVE} endpoints attended")),
+                        domain.contains(&format!("], {MAX_ACTIVE} active endpoints")),
                         "{domain}"
                     );
                 }

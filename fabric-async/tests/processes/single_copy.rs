@@ -214,8 +214,20 @@ fn invalid_source_addresses_end_only_that_connection() {
         let cases = [
             ("cannot be read", (0, 0), 100, at, 0),
             ("cannot be read", (at, *value + 1), 100, at, 0),
-            ("not in its memory", (at, *value), 100, 4096, 0),
-            ("not in its memory", (at, *value), 1 << 20, u64::MAX >> 1, 0),
+            (
+                "not in the memory of its sender",
+                (at, *value),
+                100,
+                4096,
+                0,
+            ),
+            (
+                "not in the memory of its sender",
+                (at, *value),
+                1 << 20,
+                u64::MAX >> 1,
+                0,
+            ),
             ("out of bounds", (at, *value), u64::MAX, at, 0),
             ("out of bounds", (at, *value), 100, u64::MAX, 0),
             ("out of bounds", (at, *value), 100, at, 256),

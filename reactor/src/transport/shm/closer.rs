@@ -1,16 +1,16 @@
-//! Threads that close descriptors which came from peers.
+//! Threads that close descriptors received from peers.
 //!
-//! Closing such a descriptor can take as long as its sender likes: a TCP socket that lingers, a file
-//! of a file system in user space. So no descriptor of a peer is closed by a thread that makes
-//! progress, unless the descriptor is known to be memory.
+//! Closing such a descriptor can take as long as the peer likes: a TCP socket that lingers, or a
+//! file of a file system in user space. So a thread that makes progress closes no descriptor of a
+//! peer, unless the descriptor is known to be memory.
 //!
-//! **Invariant.** A descriptor waits behind at most [`THREADS`] others that are being closed: while
-//! fewer threads exist, a descriptor for which no thread is free starts one. When all of them are
-//! held up and [`QUEUE`] descriptors wait, the closer is [full](is_full), and endpoints stop
-//! accepting connections until a thread is free again.
+//! **Invariant.** A descriptor waits behind at most [`THREADS`] other closes: while fewer threads
+//! exist, a descriptor for which no thread is free starts one. When all threads are blocked and
+//! [`QUEUE`] descriptors wait, the closer is [full](is_full), and endpoints stop accepting
+//! connections until a thread is free again.
 //!
-//! A forked child has none of its parent's threads, so it makes a closer of its own.
-#![allow(unsafe_code)] // a pointer to what is never freed, which a forked child can replace
+//! A forked child has none of its parent's threads, so it creates a closer of its own.
+#![allow(unsafe_code)] // pointer to a leaked value, which a forked child can replace
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -21,62 +21,64 @@ use fabric_core::transport::WaitSet;
 
 use crate::transport::fork_guard::ForkGuard;
 
-/// Threads that close at the same time. The first one stays; the others end when nothing waits.
+/// Maximum number of closing threads. The first one stays; the others end when nothing waits.
 pub(crate) const THREADS: usize = 8;
-/// Descriptors that may wait while all threads are held up, before connections are not accepted any
-/// more.
+/// Number of waiting descriptors at which endpoints stop accepting connections.
 pub(crate) const QUEUE: usize = 64;
 
+/// The closing threads of one process and the descriptors that wait for them.
 struct Closer {
     origin: ForkGuard,
-    state: Mutex<State>,
-    filled: Condvar,
+    state: Mutex<CloserState>,
+    work_available: Condvar,
     reserve: Mutex<Option<OwnedFd>>,
 }
 
+/// The queue and the threads of a closer.
 #[derive(Default)]
-struct State {
+struct CloserState {
     waiting: VecDeque<OwnedFd>,
     threads: usize,
-    /// The first thread waits for work.
+    /// Whether the first thread waits for work.
     idle: bool,
-    /// Domains that have stopped accepting, to be told when there is room.
-    stopped: Vec<Weak<dyn WaitSet>>,
+    /// Wait sets of domains that have stopped accepting, to be woken when the queue has room.
+    waiters: Vec<Weak<dyn WaitSet>>,
 }
 
-impl State {
+impl CloserState {
     fn is_full(&self) -> bool {
         self.waiting.len() >= QUEUE
     }
 }
 
-/// The closer of this process.
+/// Returns the closer of this process.
 fn closer() -> &'static Closer {
     static CURRENT: AtomicPtr<Closer> = AtomicPtr::new(std::ptr::null_mut());
     loop {
         let current = CURRENT.load(Ordering::Acquire);
-        // SAFETY: the pointer is null, or leads to a closer that was leaked.
+        // SAFETY: the pointer is null, or points to a closer that was leaked.
         if let Some(closer) = unsafe { current.as_ref() }
             && closer.origin.in_original_process()
         {
             return closer;
         }
-        // A lock of the parent's could be held for ever in a child: nothing of it is touched.
+        // A lock held by a thread of the parent stays held in a child, so the child uses a new
+        // closer.
         let own = Box::into_raw(Box::new(Closer {
             origin: ForkGuard::current_process(),
             state: Mutex::default(),
-            filled: Condvar::new(),
+            work_available: Condvar::new(),
             reserve: Mutex::default(),
         }));
         let exchanged = CURRENT.compare_exchange(current, own, Ordering::AcqRel, Ordering::Acquire);
         if exchanged.is_err() {
-            // SAFETY: nothing else has seen this closer.
+            // SAFETY: the exchange failed, so no other thread has seen this closer.
             drop(unsafe { Box::from_raw(own) });
         }
     }
 }
 
-/// Closes descriptors of a peer without delaying the caller.
+/// Closes descriptors of a peer on background threads; does not block.
 pub(crate) fn discard(fds: Vec<OwnedFd>) {
     if fds.is_empty() {
         return;
@@ -86,7 +88,7 @@ pub(crate) fn discard(fds: Vec<OwnedFd>) {
     state.waiting.extend(fds);
     let free = usize::from(std::mem::take(&mut state.idle));
     if free > 0 {
-        closer.filled.notify_one();
+        closer.work_available.notify_one();
     }
     let wanted = state.waiting.len().saturating_sub(free);
     for _ in 0..wanted.min(THREADS.saturating_sub(state.threads)) {
@@ -95,58 +97,63 @@ pub(crate) fn discard(fds: Vec<OwnedFd>) {
             .name("fab-close".into())
             .spawn(move || closer.run(is_first));
         if spawned.is_err() {
-            // What waits is closed by a thread that exists, or by one that the next call starts.
+            // An existing thread closes the descriptors, or one that the next call starts.
             break;
         }
         state.threads += 1;
     }
 }
 
-/// Whether all threads are held up, and as many descriptors wait as may.
+/// Returns whether the queue is full.
 pub(crate) fn is_full() -> bool {
     closer().lock().is_full()
 }
 
-/// Has this set kicked when the closer is not full any more; false when it is not full now.
-pub(crate) fn kick_when_free(wait: &Arc<dyn WaitSet>) -> bool {
+/// Registers a wait set to be woken when the queue has room again. Returns false, without
+/// registering it, if the queue has room now.
+pub(crate) fn wake_when_free(wait: &Arc<dyn WaitSet>) -> bool {
     let mut state = closer().lock();
     let full = state.is_full();
     if full {
-        state.stopped.push(Arc::downgrade(wait));
+        state.waiters.push(Arc::downgrade(wait));
     }
     full
 }
 
-/// A descriptor that is given up for a moment where this process has no other left, so that a
-/// message with one descriptor can be received and dropped.
+/// Returns the reserve descriptor. It is closed for a moment when the process has no descriptor
+/// left, so that a message with one descriptor can be received and discarded.
 pub(crate) fn reserve() -> MutexGuard<'static, Option<OwnedFd>> {
     let reserve = &closer().reserve;
     reserve.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 impl Closer {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CloserState> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    fn run(&self, stays: bool) {
+    /// Closes descriptors until none waits; the first thread then sleeps until more arrive.
+    fn run(&self, is_permanent: bool) {
         let mut state = self.lock();
         loop {
             if let Some(fd) = state.waiting.pop_front() {
-                let stopped = if state.is_full() {
+                let waiters = if state.is_full() {
                     Vec::new()
                 } else {
-                    std::mem::take(&mut state.stopped)
+                    std::mem::take(&mut state.waiters)
                 };
                 drop(state);
-                for wait in stopped.iter().filter_map(Weak::upgrade) {
+                for wait in waiters.iter().filter_map(Weak::upgrade) {
                     wait.wake();
                 }
                 drop(fd);
                 state = self.lock();
-            } else if stays {
+            } else if is_permanent {
                 state.idle = true;
-                state = self.filled.wait(state).unwrap_or_else(|e| e.into_inner());
+                state = self
+                    .work_available
+                    .wait(state)
+                    .unwrap_or_else(|e| e.into_inner());
                 state.idle = false;
             } else {
                 state.threads -= 1;
@@ -163,7 +170,7 @@ mod tests {
 
     use super::*;
 
-    /// A descriptor whose close blocks until the other end is dropped.
+    /// Returns a socket whose close blocks until the other end is dropped.
     fn lingering_socket() -> (OwnedFd, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -176,16 +183,18 @@ mod tests {
         (near.into(), far)
     }
 
-    /// Fewer blocked descriptors than threads delay no other one: the reader sees its writer close.
+    /// With fewer blocked descriptors than threads, every other descriptor is closed: its reader
+    /// sees the end of the pipe.
     #[test]
     fn blocked_descriptor_delays_no_other() {
-        let (fds, ends): (Vec<_>, Vec<_>) = (1..THREADS).map(|_| lingering_socket()).unzip();
+        let (fds, blocked_peers): (Vec<_>, Vec<_>) =
+            (1..THREADS).map(|_| lingering_socket()).unzip();
         discard(fds);
         for _ in 0..100 {
             let (mut reader, writer) = std::io::pipe().unwrap();
             discard(vec![writer.into()]);
             assert_eq!(reader.read(&mut [0]).unwrap(), 0);
         }
-        drop(ends);
+        drop(blocked_peers);
     }
 }

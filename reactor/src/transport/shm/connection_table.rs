@@ -1,15 +1,17 @@
-//! The connections of an endpoint to its peers, by the numbers of these, each under a lock of its
-//! own.
+//! The connections of an endpoint to its peers, by address index, each under a lock of its own.
 //!
-//! What can be done at a peer at once needs nothing else of the domain, so whoever has the endpoint
-//! does it here, without the domain's lock: [`FastPath`]. All else takes that lock first and then
-//! the connection's, never the other way.
+//! What can be sent, written or updated at once needs nothing else of the domain, so the caller
+//! does it here without the domain's lock (`FastPath`). A thread that sends does not wait for one
+//! that polls. Everything else takes the domain's lock first and then the connection's, never the
+//! other way. An endpoint whose sends are counted has no fast path, because counters belong to the
+//! domain.
 //!
-//! **Invariant.** Nothing overtakes. Something is done at once only while the connection's queue is
-//! empty, which is known under its lock, and while nobody waits for a credit, which [`ConnectionTable::hold`]
-//! says: raised under the domain's lock before the post returns that waits, and lowered after the
-//! last that waited is in its queue. Whoever posts behind another post finds the word raised, or
-//! that one in the queue, or done.
+//! **Invariant.** No operation overtakes another. An operation is executed at once only while the
+//! connection's queue is empty, which is known under its lock, and while no operation waits for a
+//! credit. `set_blocked` says the latter: it is set under the domain's lock before the post of the
+//! waiting operation returns, and cleared after the last waiting operation is in its connection's
+//! queue. So an operation posted after another finds the flag set, or the other one queued, or
+//! done.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
@@ -21,30 +23,30 @@ use fabric_core::transport::{FastPath, FastPathResult, TxOp};
 use super::tx_connection::{PLAIN, PushOutcome, TxConnection};
 use crate::sync::{SpinGuard, SpinLock, lock_spin};
 
-/// Places of the first chunk; each further one has twice as many.
+/// Slots of the first chunk; each further chunk has twice as many.
 const FIRST_CHUNK_LEN: usize = 8;
-/// Enough for all numbers of an address vector.
+/// Enough chunks for all indices of an address vector.
 const MAX_CHUNKS: usize = 30;
-/// What is done at a peer between two looks at the descriptors: who only sends hears of the end of
-/// a peer too.
+/// Fast-path operations between two polls of the descriptors, so that a thread that only sends also
+/// learns of the end of a peer.
 const OPS_PER_FD_POLL: u64 = 64;
 
-/// The connections of an endpoint, by the index of the address.
+/// The connections of an endpoint, by address index.
 pub(crate) struct ConnectionTable {
-    /// Somebody waits for a credit.
+    /// Whether an operation waits for a transmit credit.
     blocked: AtomicBool,
-    /// Longer messages take the way over the domain, which refuses them.
+    /// Longer messages go through the domain, which rejects them.
     max_msg_size: usize,
-    /// Places are never moved, so nobody needs a lock to find one.
+    /// Slots never move, so finding one needs no lock.
     chunks: [OnceLock<Box<[ConnectionSlot]>>; MAX_CHUNKS],
 }
 
-/// The place of a connection. Neighbours share no line, since others may send there.
+/// A slot for a connection. Slots share no cache line, since other threads may use the neighbours.
 #[derive(Default)]
 #[repr(align(64))]
 struct ConnectionSlot(SpinLock<Option<Box<TxConnection>>>);
 
-/// A connection, locked.
+/// A locked connection.
 pub(crate) struct ConnectionGuard<'a>(SpinGuard<'a, Option<Box<TxConnection>>>);
 
 impl ConnectionTable {
@@ -56,27 +58,28 @@ impl ConnectionTable {
         }
     }
 
-    /// The connection at this index, if there is one.
+    /// Locks the connection at this index; `None` if there is none.
     pub(crate) fn lock(&self, index: usize) -> Option<ConnectionGuard<'_>> {
-        let place = lock_spin(&self.slot(index)?.0);
-        place.is_some().then_some(ConnectionGuard(place))
+        let slot = lock_spin(&self.slot(index)?.0);
+        slot.is_some().then_some(ConnectionGuard(slot))
     }
 
-    /// Puts a connection where there is none.
-    pub(crate) fn insert(&self, index: usize, outgoing: TxConnection) {
+    /// Inserts a connection at an index that has none.
+    pub(crate) fn insert(&self, index: usize, tx: TxConnection) {
         let (chunk, at) = Self::locate(index);
-        let places = self.chunks[chunk].get_or_init(|| {
+        let slots = self.chunks[chunk].get_or_init(|| {
             (0..FIRST_CHUNK_LEN << chunk)
                 .map(|_| ConnectionSlot::default())
                 .collect()
         });
-        *lock_spin(&places[at].0) = Some(Box::new(outgoing));
+        *lock_spin(&slots[at].0) = Some(Box::new(tx));
     }
 
     pub(crate) fn remove(&self, index: usize) -> Option<Box<TxConnection>> {
         lock_spin(&self.slot(index)?.0).take()
     }
 
+    /// Returns the chunk of an index, and the position within the chunk.
     #[inline]
     fn locate(index: usize) -> (usize, usize) {
         let chunk = ((index + FIRST_CHUNK_LEN) / FIRST_CHUNK_LEN).ilog2() as usize;
@@ -89,34 +92,31 @@ impl ConnectionTable {
         self.chunks.get(chunk)?.get()?.get(at)
     }
 
-    /// Does something at a peer if nothing stands in the way, which it is not told of otherwise.
-    #[inline(always)] // on the way of a small message
+    /// Executes an operation if nothing prevents it; leaves no trace otherwise.
+    #[inline(always)] // fast path of small messages
     fn try_now(
         &self,
         spec: &TxOp,
         act: impl FnOnce(&mut TxConnection) -> Option<PushOutcome>,
     ) -> FastPathResult {
-        // SYNC: pairs with the release in `hold`: who finds the word lowered finds in its queue
-        // what had waited.
+        // SYNC: pairs with the release in `set_blocked`: a thread that finds the flag cleared finds
+        // the operations that had waited in the connection's queue.
         if self.blocked.load(Ordering::Acquire) {
             return FastPathResult::WouldBlock;
         }
-        let Some(place) = self.slot(spec.peer.index()) else {
+        let Some(slot) = self.slot(spec.peer.index()) else {
             return FastPathResult::WouldBlock;
         };
-        let mut place = lock_spin(&place.0);
-        let Some(outgoing) = place
-            .as_deref_mut()
-            .filter(|outgoing| outgoing.addr == spec.peer)
-        else {
+        let mut slot = lock_spin(&slot.0);
+        let Some(tx) = slot.as_deref_mut().filter(|tx| tx.addr == spec.peer) else {
             return FastPathResult::WouldBlock;
         };
-        // What fails, or finds the peer closed, is tried again on the other way, and fails there.
-        // So nothing is tried here that can find the peer closed after it was done.
-        if act(outgoing) != Some(PushOutcome::Done) {
+        // An operation that fails, or finds the peer closed, is tried again under the domain's lock
+        // and fails there. So nothing may run here that finds the peer closed after it took effect.
+        if act(tx) != Some(PushOutcome::Done) {
             return FastPathResult::WouldBlock;
         }
-        if outgoing.fast_path_ops.is_multiple_of(OPS_PER_FD_POLL) {
+        if tx.fast_path_ops.is_multiple_of(OPS_PER_FD_POLL) {
             FastPathResult::SentPollDue
         } else {
             FastPathResult::Done
@@ -130,19 +130,19 @@ impl FastPath for ConnectionTable {
             && bytes.len() < PLAIN.min(self.max_msg_size)
             && spec.is_plain()
         {
-            return self.try_now(spec, |outgoing| Some(outgoing.try_send_plain(bytes)));
+            return self.try_now(spec, |tx| Some(tx.try_send_plain(bytes)));
         }
         let len = payload.len();
         if len > self.max_msg_size || spec.fence || spec.more {
             return FastPathResult::WouldBlock;
         }
-        self.try_now(spec, |outgoing| {
-            if outgoing.notifies(spec) {
+        self.try_now(spec, |tx| {
+            if tx.notifies(spec) {
                 return None;
             }
-            let pushed = outgoing.try_send(spec, payload).ok()?;
+            let pushed = tx.try_send(spec, payload).ok()?;
             if pushed == PushOutcome::Done {
-                outgoing.count_fast_path(spec.kind, len);
+                tx.count_fast_path(spec.kind, len);
             }
             Some(pushed)
         })
@@ -152,21 +152,21 @@ impl FastPath for ConnectionTable {
         if spec.fence {
             return FastPathResult::WouldBlock;
         }
-        self.try_now(spec, |outgoing| {
-            if outgoing.notifies(spec) {
+        self.try_now(spec, |tx| {
+            if tx.notifies(spec) {
                 return None;
             }
-            let pushed = outgoing.try_atomic(spec, operands, result).ok()?;
+            let pushed = tx.try_atomic(spec, operands, result).ok()?;
             if pushed == PushOutcome::Done {
-                outgoing.count_fast_path(spec.kind, spec.remote.map_or(0, |remote| remote.len));
+                tx.count_fast_path(spec.kind, spec.remote.map_or(0, |remote| remote.len));
             }
             Some(pushed)
         })
     }
 
-    fn set_blocked(&self, held: bool) {
-        // SYNC: see `at_once`.
-        self.blocked.store(held, Ordering::Release);
+    fn set_blocked(&self, blocked: bool) {
+        // SYNC: pairs with the acquire in `try_now`.
+        self.blocked.store(blocked, Ordering::Release);
     }
 }
 
@@ -176,7 +176,7 @@ impl Deref for ConnectionGuard<'_> {
     fn deref(&self) -> &TxConnection {
         self.0
             .as_deref()
-            .expect("a connection is there while it is locked")
+            .expect("slot holds a connection while it is locked")
     }
 }
 
@@ -184,7 +184,7 @@ impl DerefMut for ConnectionGuard<'_> {
     fn deref_mut(&mut self) -> &mut TxConnection {
         self.0
             .as_deref_mut()
-            .expect("a connection is there while it is locked")
+            .expect("slot holds a connection while it is locked")
     }
 }
 

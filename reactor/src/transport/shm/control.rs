@@ -1,18 +1,18 @@
-//! How two endpoints meet: a Unix socket in the abstract namespace, which vanishes with its
-//! process.
+//! Handshake and control messages.
 //!
-//! The name of an endpoint is such a socket. Who wants to send connects. The receiver looks at the
-//! user of the other process, and says that it is ready or refuses. Then the sender says hello, in
-//! one message with the descriptor of the segment, which the kernel would not have passed before.
-//! The receiver answers welcome or refusal. After that
-//! the socket is the doorbell of both: a message that says nothing but "look", sent only to a peer
-//! that sleeps. Its hang-up is the death of the peer.
+//! The name of an endpoint is a Unix socket in the abstract namespace. The kernel keeps it unique
+//! per network namespace and removes it with the process. Each side asks the kernel for the other's
+//! user and process, and rejects another user before it receives anything from it. The sender
+//! connects; the receiver checks the credentials, permits descriptors and sends `Ready`, or
+//! rejects. The sender then sends a hello, one message with the descriptor of the segment, and the
+//! receiver accepts or rejects. Afterwards the socket is the doorbell of both sides, sent only to a
+//! peer that sleeps. Its hang-up is the death of the peer.
 //!
-//! The doorbell is not an eventfd, because the flags and the counter of one would be shared with
-//! the peer, who could make a ring block, and the domain with it. A message on a socket can be sent
-//! without ever blocking.
-//!
-//! Each side asks the kernel for the other's user and process, and deals only with its own user.
+//! The doorbell is not an eventfd: its flags and counter are shared with the peer, which could
+//! remove non-blocking mode, fill the counter, and block the domain under its lock. A socket
+//! message is sent with `MSG_DONTWAIT`, which a peer cannot change, and saves two descriptors per
+//! connection. All sockets of a domain are in one epoll set, which Tokio watches. The sleeper sets
+//! a flag in the segment; the peer that rings clears the flag.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -25,12 +25,12 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::socket::{self, SeqpacketRecv, ShmSocket};
 
-/// The version of everything two processes must agree on: hello, segment and records.
+/// Version of everything two processes must agree on: hello, segment and records.
 pub(crate) const VERSION: u16 = 1;
 const MAGIC: [u8; 8] = *b"fab-shm\0";
-/// The length of a word.
+/// Bytes of a control message.
 const CONTROL_LEN: usize = 20;
-/// Messages read from a socket in one go.
+/// Messages read from a socket in one poll.
 pub(crate) const READS_PER_POLL: usize = 64;
 
 const ACCEPT: u16 = 0;
@@ -49,77 +49,80 @@ const MR_SERVED: u16 = 107;
 const MR_SERVED_RMA_EVENTS: u16 = 108;
 const READY: u16 = 109;
 
-/// The rights of a grant, as they travel; and whether the endpoint wants to hear of what is done.
+/// Bits of the access byte of a grant: the remote access rights, and whether the owner's endpoint
+/// requests RMA events.
 const GRANT_READ: u8 = 1;
 const GRANT_WRITE: u8 = 2;
 const GRANT_RMA_EVENTS: u8 = 4;
 
-/// What the connecting side says.
+/// The hello of the connecting side.
 #[derive(Debug)]
 pub(crate) struct ShmHello {
     pub(crate) from: Address,
-    /// Which endpoint of that name this is.
+    /// Incarnation of the connecting endpoint, which tells it from others of that name.
     pub(crate) incarnation: u64,
     pub(crate) lines: usize,
     pub(crate) segment: OwnedFd,
 }
 
-/// What is said after the hello, by either side.
+/// A control message: sent after the hello by either side, and `Ready` before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ControlMessage {
-    /// The receiver has accepted the connection of a process of its own user, and admits
+    /// The receiver has accepted the connection of a process of its own user and permits
     /// descriptors: the hello may be sent.
     Ready,
-    /// The peer has taken the segment; and which endpoint of its name it is.
+    /// The receiver has mapped the segment; holds the incarnation of the receiver's endpoint.
     Accept(u64),
+    /// The receiver rejects the connection.
     Reject(RejectReason),
-    /// The endpoint closes.
+    /// The endpoint that sends this message closes.
     EndpointClosed,
-    /// The sender gives this connection up; its endpoint goes on.
+    /// The sender gives this connection up; its endpoint stays open.
     Disconnect,
-    /// There is news: records, or room for them.
+    /// The ring has new records, or room for them, or acks or returned slots.
     Doorbell,
-    /// The sender asks for the region of this key.
+    /// The sender requests the region with this key.
     MapMr(u64),
-    /// There is no region of this key.
+    /// There is no region with this key.
     MrNotFound(u64),
-    /// The sender serves the region of this key, and whether it wants to hear of everything that is
-    /// done there.
+    /// The owner executes accesses to the region with this key itself; and whether its endpoint
+    /// requests RMA events for all accesses.
     MrServedByOwner(u64, bool),
-    /// The sender will not lend this memory again before it gives it anew.
+    /// The sender will not lend this chunk again before it grants it anew.
     UnmapLoan(u64),
 }
 
-/// Memory, with its descriptor: the answer to [`ControlMessage::MapMr`], or what the sender is going to lend.
+/// Memory with its descriptor: the response to [`ControlMessage::MapMr`], or a chunk that the
+/// sender is going to lend.
 #[derive(Debug)]
 pub(crate) struct MemoryGrant<T> {
     pub(crate) key: u64,
     pub(crate) len: usize,
     pub(crate) access: Access,
-    /// What its owner calls its first byte.
+    /// Virtual address of the first byte in the owner's process; 0 if addresses are offsets.
     pub(crate) base: u64,
-    /// The endpoint wants to hear of everything that is done there.
+    /// Whether the owner's endpoint requests RMA events for all accesses.
     pub(crate) rma_events: bool,
     pub(crate) memory: T,
 }
 
-/// What is said after the hello.
+/// A message received after the hello.
 #[derive(Debug)]
 pub(crate) enum ControlEvent {
     Message(ControlMessage),
     Grant(MemoryGrant<OwnedFd>),
-    /// A grant of this key, for whose descriptor this process had no room.
+    /// A grant of this key whose descriptor this process had no room for.
     GrantWithoutFd(u64),
 }
 
-/// What a read from such a socket found.
+/// Result of reading a message from a control socket.
 #[derive(Debug)]
 pub(crate) enum ControlRead<T> {
     WouldBlock,
     Message(T),
     Malformed(&'static str),
     VersionMismatch(u16),
-    /// This process had no room for the descriptor that came with it.
+    /// This process had no room for the descriptor of the message.
     NoDescriptors,
     HungUp,
 }
@@ -137,7 +140,7 @@ impl<T> ControlRead<T> {
     }
 }
 
-/// Says hello to `to`, with the segment. The peer may have ended since the connection was made.
+/// Sends a hello with the segment to `to`. The peer may have ended since the connection was made.
 pub(crate) fn send_hello(
     socket: &ShmSocket,
     to: &Address,
@@ -164,7 +167,7 @@ pub(crate) fn send_hello(
     );
     sent.map(drop).map_err(|errno| match errno {
         Errno::PIPE | Errno::CONNRESET => match recv_control(socket) {
-            // It did not wait for a hello.
+            // The peer rejected the connection without waiting for the hello.
             ControlRead::Message(ControlEvent::Message(ControlMessage::Reject(reason))) => {
                 Error::ConnectionRefused {
                     peer: to.clone(),
@@ -177,13 +180,13 @@ pub(crate) fn send_hello(
     })
 }
 
-/// Reads a hello.
+/// Receives a hello.
 pub(crate) fn recv_hello(socket: &ShmSocket) -> ControlRead<ShmHello> {
     let mut bytes = [0; 256];
     let (len, fds) = match socket.recv(&mut bytes) {
         SeqpacketRecv::WouldBlock => return ControlRead::WouldBlock,
         SeqpacketRecv::HungUp => return ControlRead::HungUp,
-        SeqpacketRecv::Truncated => return ControlRead::Malformed("a message that is too long"),
+        SeqpacketRecv::Truncated => return ControlRead::Malformed("message is too long"),
         SeqpacketRecv::ControlTruncated(_) | SeqpacketRecv::Stuck => {
             return ControlRead::NoDescriptors;
         }
@@ -192,30 +195,30 @@ pub(crate) fn recv_hello(socket: &ShmSocket) -> ControlRead<ShmHello> {
     let (memory, others): (Vec<_>, Vec<_>) = fds
         .into_iter()
         .partition(|fd| rustix::fs::fcntl_get_seals(fd).is_ok());
-    let strange = !others.is_empty();
+    let has_other_fds = !others.is_empty();
     socket::close_in_background(others);
-    if strange {
-        return ControlRead::Malformed("a descriptor that is no sealed memory");
+    if has_other_fds {
+        return ControlRead::Malformed("descriptor is not sealed memory");
     }
     parse_hello(&bytes[..len], memory)
 }
 
 pub(super) fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> ControlRead<ShmHello> {
     let Some((head, rest)) = bytes.split_first_chunk::<10>() else {
-        return ControlRead::Malformed("a short hello");
+        return ControlRead::Malformed("hello is too short");
     };
     if head[..8] != MAGIC {
-        return ControlRead::Malformed("a hello of something else");
+        return ControlRead::Malformed("not a shm hello (wrong magic)");
     }
     let version = u16::from_le_bytes([head[8], head[9]]);
     if version != VERSION {
         return ControlRead::VersionMismatch(version);
     }
     let Some((lines, rest)) = rest.split_first_chunk() else {
-        return ControlRead::Malformed("a short hello");
+        return ControlRead::Malformed("hello is too short");
     };
     let Some((incarnation, name)) = rest.split_first_chunk() else {
-        return ControlRead::Malformed("a short hello");
+        return ControlRead::Malformed("hello is too short");
     };
     let (lines, incarnation) = (
         u32::from_le_bytes(*lines) as usize,
@@ -225,7 +228,7 @@ pub(super) fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> ControlRead<ShmHel
         .ok()
         .and_then(|name| Address::new(Scheme::Shm, name).ok());
     let Some(from) = name.filter(|name| !name.name().is_empty()) else {
-        return ControlRead::Malformed("a name that is none");
+        return ControlRead::Malformed("invalid endpoint name in hello");
     };
     match <[OwnedFd; 1]>::try_from(fds) {
         Ok([segment]) => ControlRead::Message(ShmHello {
@@ -234,26 +237,27 @@ pub(super) fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> ControlRead<ShmHel
             incarnation,
             segment,
         }),
-        Err(_) => ControlRead::Malformed("not one descriptor"),
+        Err(_) => ControlRead::Malformed("expected exactly one descriptor"),
     }
 }
 
-/// Says something, never blocking. A peer that has no room for it has other news to read, or is
-/// about to be noticed as gone.
-pub(crate) fn send_control(socket: &ShmSocket, word: ControlMessage) {
-    let _ = try_send_control(socket, word);
+/// Sends a control message, without blocking. A peer whose socket is full has other messages to
+/// read, or will soon be found dead.
+pub(crate) fn send_control(socket: &ShmSocket, message: ControlMessage) {
+    let _ = try_send_control(socket, message);
 }
 
-/// Likewise; false when there was no room for it. To a peer that has ended everything can be said.
-pub(crate) fn try_send_control(socket: &ShmSocket, word: ControlMessage) -> bool {
+/// Sends a control message, without blocking. Returns false if the socket is full, and true if the
+/// peer has ended.
+pub(crate) fn try_send_control(socket: &ShmSocket, message: ControlMessage) -> bool {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     !matches!(
-        rustix::net::send(socket, &encode_control(word), flags),
+        rustix::net::send(socket, &encode_control(message), flags),
         Err(Errno::AGAIN)
     )
 }
 
-/// Says what a key stands for, never blocking.
+/// Sends a memory grant, without blocking.
 pub(crate) fn send_grant(
     socket: &ShmSocket,
     grant: &MemoryGrant<BorrowedFd<'_>>,
@@ -265,13 +269,15 @@ pub(crate) fn send_grant(
     message.extend(grant.key.to_le_bytes());
     message.extend((grant.len as u64).to_le_bytes());
     let right = |right, bit| if grant.access.contains(right) { bit } else { 0 };
-    let heeds = if grant.rma_events {
+    let rma_events = if grant.rma_events {
         GRANT_RMA_EVENTS
     } else {
         0
     };
     message.push(
-        right(Access::REMOTE_READ, GRANT_READ) | right(Access::REMOTE_WRITE, GRANT_WRITE) | heeds,
+        right(Access::REMOTE_READ, GRANT_READ)
+            | right(Access::REMOTE_WRITE, GRANT_WRITE)
+            | rma_events,
     );
     if grant.base != 0 {
         message.extend(grant.base.to_le_bytes());
@@ -284,8 +290,8 @@ pub(crate) fn send_grant(
     rustix::net::sendmsg(socket, &[IoSlice::new(&message)], &mut control, flags).map(drop)
 }
 
-fn encode_control(word: ControlMessage) -> [u8; CONTROL_LEN] {
-    let (code, argument) = match word {
+fn encode_control(message: ControlMessage) -> [u8; CONTROL_LEN] {
+    let (code, argument) = match message {
         ControlMessage::Accept(incarnation) => (ACCEPT, incarnation),
         ControlMessage::Reject(RejectReason::Version { .. }) => (REJECT_VERSION, 0),
         ControlMessage::Reject(RejectReason::User) => (REJECT_USER, 0),
@@ -301,32 +307,32 @@ fn encode_control(word: ControlMessage) -> [u8; CONTROL_LEN] {
         ControlMessage::MrServedByOwner(key, false) => (MR_SERVED, key),
         ControlMessage::MrServedByOwner(key, true) => (MR_SERVED_RMA_EVENTS, key),
     };
-    let mut message = [0; CONTROL_LEN];
-    message[..8].copy_from_slice(&MAGIC);
-    message[8..10].copy_from_slice(&VERSION.to_le_bytes());
-    message[10..12].copy_from_slice(&code.to_le_bytes());
-    message[12..].copy_from_slice(&argument.to_le_bytes());
-    message
+    let mut bytes = [0; CONTROL_LEN];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[10..12].copy_from_slice(&code.to_le_bytes());
+    bytes[12..].copy_from_slice(&argument.to_le_bytes());
+    bytes
 }
 
-/// Reads what was said: a word, or a grant.
+/// Receives a control message or a grant.
 pub(crate) fn recv_control(socket: &ShmSocket) -> ControlRead<ControlEvent> {
     let mut bytes = [0; 64];
     match socket.recv(&mut bytes) {
         SeqpacketRecv::WouldBlock => ControlRead::WouldBlock,
         SeqpacketRecv::HungUp => ControlRead::HungUp,
-        SeqpacketRecv::Truncated => ControlRead::Malformed("a message that is too long"),
+        SeqpacketRecv::Truncated => ControlRead::Malformed("message is too long"),
         SeqpacketRecv::Stuck => {
-            ControlRead::Malformed("descriptors that this process has no room for")
+            ControlRead::Malformed("too many descriptors for this process (RLIMIT_NOFILE)")
         }
         SeqpacketRecv::ControlTruncated(len) => match parse_grant(&bytes[..len]) {
             Some(grant) => ControlRead::Message(ControlEvent::GrantWithoutFd(grant.key)),
-            None => ControlRead::Malformed("descriptors with what is no grant"),
+            None => ControlRead::Malformed("descriptors on a message that is not a memory grant"),
         },
         SeqpacketRecv::Message(len, fds)
             if fds.is_empty() && parse_grant(&bytes[..len]).is_some() =>
         {
-            ControlRead::Malformed("memory whose descriptor did not arrive")
+            ControlRead::Malformed("descriptor of a memory grant did not arrive")
         }
         SeqpacketRecv::Message(len, fds) if fds.is_empty() => {
             parse_control(&bytes[..len]).map(ControlEvent::Message)
@@ -343,12 +349,12 @@ pub(crate) fn recv_control(socket: &ShmSocket) -> ControlRead<ControlEvent> {
                 })),
                 None => {
                     socket::close_in_background(vec![memory]);
-                    ControlRead::Malformed("descriptors with what is no grant")
+                    ControlRead::Malformed("descriptors on a message that is not a memory grant")
                 }
             },
             Err(fds) => {
                 socket::close_in_background(fds);
-                ControlRead::Malformed("not one descriptor")
+                ControlRead::Malformed("expected exactly one descriptor")
             }
         },
     }
@@ -387,20 +393,20 @@ fn parse_grant(bytes: &[u8]) -> Option<MemoryGrant<()>> {
     })
 }
 
-/// Whether a word is read as it was written.
+/// Returns whether a control message is decoded as it was encoded.
 #[cfg(all(feature = "microbench", not(loom)))]
-pub(crate) fn round_trips(word: ControlMessage) -> bool {
-    matches!(parse_control(&encode_control(word)), ControlRead::Message(read) if read == word)
+pub(crate) fn round_trips(message: ControlMessage) -> bool {
+    matches!(parse_control(&encode_control(message)), ControlRead::Message(read) if read == message)
 }
 
-/// A refusal for the version is understood in every version: the first twelve bytes are the same in
-/// all.
+/// Decodes a control message. A rejection because of the version is understood in every version:
+/// the first twelve bytes are the same in all.
 fn parse_control(bytes: &[u8]) -> ControlRead<ControlMessage> {
     let Some((head, rest)) = bytes
         .split_first_chunk::<12>()
         .filter(|(head, _)| head[..8] == MAGIC)
     else {
-        return ControlRead::Malformed("a word of something else");
+        return ControlRead::Malformed("not a shm control message");
     };
     let theirs = u16::from_le_bytes([head[8], head[9]]);
     let code = u16::from_le_bytes([head[10], head[11]]);
@@ -411,7 +417,7 @@ fn parse_control(bytes: &[u8]) -> ControlRead<ControlMessage> {
         }));
     }
     let Ok(argument) = <[u8; 8]>::try_from(rest) else {
-        return ControlRead::Malformed("a word of something else");
+        return ControlRead::Malformed("not a shm control message");
     };
     let argument = u64::from_le_bytes(argument);
     ControlRead::Message(match code {
@@ -441,8 +447,8 @@ mod tests {
     use super::*;
 
     fn recv_message(socket: &ShmSocket) -> ControlRead<ControlMessage> {
-        recv_control(socket).map(|said| match said {
-            ControlEvent::Message(word) => word,
+        recv_control(socket).map(|event| match event {
+            ControlEvent::Message(message) => message,
             other => panic!("{other:?}"),
         })
     }
@@ -472,9 +478,10 @@ mod tests {
             null.as_fd(),
         )
         .unwrap();
-        assert!(
-            matches!(recv_hello(&b), ControlRead::Malformed(what) if what.contains("no sealed memory"))
-        );
+        assert!(matches!(
+            recv_hello(&b),
+            ControlRead::Malformed(what) if what.contains("not sealed memory")
+        ));
         send_hello(
             &a,
             &shm_address("you"),
@@ -491,7 +498,7 @@ mod tests {
             (hello.from, hello.incarnation, hello.lines),
             (shm_address("me"), 5, 64)
         );
-        for word in [
+        for message in [
             ControlMessage::Accept(u64::MAX),
             ControlMessage::EndpointClosed,
             ControlMessage::Doorbell,
@@ -505,8 +512,8 @@ mod tests {
                 ours: VERSION,
             }),
         ] {
-            send_control(&b, word);
-            assert!(matches!(recv_message(&a), ControlRead::Message(got) if got == word));
+            send_control(&b, message);
+            assert!(matches!(recv_message(&a), ControlRead::Message(got) if got == message));
         }
         drop(b);
         assert!(matches!(recv_message(&a), ControlRead::HungUp));
@@ -521,27 +528,30 @@ mod tests {
         assert_eq!(
             late,
             Err(Error::PeerGone(shm_address("you"))),
-            "it ended before the hello"
+            "peer ended before the hello"
         );
     }
 
-    /// A refusal for the version is read in any version, and the number in it is the peer's.
+    /// A rejection because of the version is decoded in any version and reports the peer's version.
     #[test]
     fn version_mismatch_reports_both_versions() {
-        let hello = [&MAGIC[..], &[9, 1], b"whatever comes then"].concat();
+        let hello = [&MAGIC[..], &[9, 1], b"fields of that version"].concat();
         assert!(matches!(
             parse_hello(&hello, Vec::new()),
             ControlRead::VersionMismatch(265)
         ));
-        let refusal = [&MAGIC[..], &[9, 1, 1, 0], b"more"].concat();
-        let told = ControlMessage::Reject(RejectReason::Version {
+        let rejection = [&MAGIC[..], &[9, 1, 1, 0], b"more"].concat();
+        let expected = ControlMessage::Reject(RejectReason::Version {
             theirs: 265,
             ours: VERSION,
         });
-        assert!(matches!(parse_control(&refusal), ControlRead::Message(word) if word == told));
+        assert!(matches!(
+            parse_control(&rejection),
+            ControlRead::Message(message) if message == expected
+        ));
     }
 
-    /// Closing this descriptor takes as long as its peer wishes.
+    /// Returns a socket whose close blocks until the other end is dropped.
     fn lingering_socket() -> (OwnedFd, std::net::TcpStream) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -567,8 +577,8 @@ mod tests {
         .unwrap();
     }
 
-    /// Descriptors that a peer sends are closed where that holds up nobody: those of a word, those
-    /// beyond what a hello has, and those never looked at. This test hangs otherwise.
+    /// Descriptors that a peer sends are closed without blocking: those of a control message, those
+    /// beyond the one of a hello, and those never received. This test hangs otherwise.
     #[test]
     fn closing_received_descriptors_does_not_block() {
         let (_segment, memory) = super::super::segment::Segment::create(64).unwrap();
@@ -589,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_messages_are_refused_and_descriptors_closed() {
+    fn malformed_messages_are_rejected_and_descriptors_closed() {
         for garbage in [
             &b"x"[..],
             &[0; 200],

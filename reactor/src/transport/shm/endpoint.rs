@@ -1,15 +1,15 @@
-//! An endpoint over shared memory: a name where peers knock, the connections in both directions,
-//! and a receive context.
+//! An endpoint over shared memory: a name where peers connect, connections in both directions, and
+//! a receive queue.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `endpoint` | the endpoint, its passes, its sleep and its end |
-//! | `sending`, `receiving` | what is sent, to whom; what is received |
-//! | `meet` | how peers that knock are let in |
-//! | `pass` | what one pass takes from those that are |
-//! | `tell` | what senders are told of their messages |
-//! | `ends` | how connections end, and who hears of it |
-//! | `report` | what it has done |
+//! | `endpoint` | the endpoint: progress, arming and closing |
+//! | `sending`, `receiving` | transmit operations and connections; receive operations |
+//! | `accept` | accepting connections and their handshakes |
+//! | `rx_pass` | polling incoming connections in a pass |
+//! | `acks` | acks and returned slots for senders |
+//! | `disconnect` | the end of connections, and its events |
+//! | `stats` | counters and the description of an endpoint |
 
 mod accept;
 mod acks;
@@ -43,10 +43,10 @@ use crate::transport::token;
 
 use disconnect::end_tx_connection;
 
-/// Bytes of unexpected messages an endpoint buffers before it holds senders back.
+/// Bytes of unexpected messages that an endpoint buffers before it stops reading from senders.
 const UNEXPECTED_BYTES: usize = 16 << 20;
 
-/// What a descriptor of an endpoint is for. Packed into the token it is watched with.
+/// What a watched descriptor of an endpoint belongs to; packed into the epoll token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ShmToken {
     Listener,
@@ -74,42 +74,44 @@ impl ShmToken {
     }
 }
 
-/// One endpoint.
+/// An endpoint of the transport.
 pub(crate) struct ShmEndpoint {
-    /// Its domain makes passes over it. Others only ring.
+    /// Whether every pass polls this endpoint; other endpoints wait for a doorbell.
     pub(crate) active: bool,
     id: EpId,
     name: Address,
     local: LocalEndpoint,
     tx_resources: TxResources,
-    /// What was done for peers that are gone.
+    /// Counters of connections that were removed.
     counters: TxCounters,
     listener: ShmListener,
     wait_set: Arc<dyn WaitSet>,
     rx: RxBinding,
     rx_connections: RxConnections,
     last_peer_key: u32,
-    /// Given up for a moment when descriptors run out, so that a caller can be told so.
+    /// Closed for a moment when this process has no descriptor left, so that a connection can be
+    /// accepted and rejected.
     reserve_fd: Option<OwnedFd>,
-    /// Connections are not accepted: the closing threads are held up.
+    /// Whether the endpoint accepts no connections because the closing threads are blocked.
     stopped: bool,
-    /// Some caller's oldest message waits for a receive.
+    /// Whether the oldest message of some incoming connection waits for a receive.
     message_held: bool,
     /// The connections to peers.
     tx_connections: Arc<ConnectionTable>,
-    /// Where in `lanes` there are some.
+    /// Indices in `tx_connections` that are in use.
     tx_indices: Vec<usize>,
-    /// Those that have something queued.
+    /// Indices of connections with queued operations.
     tx_queued: Vec<usize>,
-    /// Those that got something nobody was woken for.
+    /// Indices of connections whose peer must still be woken (`FI_MORE`).
     tx_unflushed: Vec<usize>,
 }
 
 impl ShmEndpoint {
+    /// Opens an endpoint at the name `at` and listens for connections.
     pub(crate) fn open(
         id: EpId,
         at: Address,
-        (info, means): (&Info, TxResources),
+        (info, tx_resources): (&Info, TxResources),
         wait: Arc<dyn WaitSet>,
         receiving: RxSource<'_>,
     ) -> Result<Self> {
@@ -126,10 +128,10 @@ impl ShmEndpoint {
                 incarnation: RandomState::new().hash_one(id.0),
                 is_rma_target: caps.is_rma_target(),
                 rma_events: caps.contains(Caps::RMA_EVENT),
-                cma_enabled: !means.single_copy.is_disabled(),
+                cma_enabled: !tx_resources.single_copy.is_disabled(),
                 received_loans: ReceivedLoans::default(),
             },
-            tx_resources: means,
+            tx_resources,
             counters: TxCounters::default(),
             listener,
             wait_set: wait,
@@ -154,24 +156,25 @@ impl ShmEndpoint {
         &self.name
     }
 
-    /// Moves what can be moved. In a crowd, of endpoints or of callers, who has been silent for
-    /// long is left alone.
+    /// Makes progress; returns whether anything progressed. With more than [`ALWAYS_ACTIVE`]
+    /// endpoints or incoming connections, connections that have been silent for long become idle.
     pub(crate) fn progress(&mut self, host: &mut dyn EngineContext, endpoints: usize) -> bool {
         if self.stopped {
             self.accept_again(host);
         }
-        let served = self.rx.own.drain_unexpected(host);
-        let mut received = served | self.progress_rx(host);
-        // Behind what has just arrived, so that nobody goes away over it.
+        let drained = self.rx.own.drain_unexpected(host);
+        let mut received = drained | self.progress_rx(host);
+        // Copies run after the records that have just arrived, so that a long copy does not delay
+        // them.
         received |= self.rx.own.has_work() && self.progress_copies(host);
-        let crowd = self.rx_connections.active_count().max(endpoints);
-        if crowd > ALWAYS_ACTIVE {
-            received |= self.rx_connections.demote_idle(crowd);
+        let active_count = self.rx_connections.active_count().max(endpoints);
+        if active_count > ALWAYS_ACTIVE {
+            received |= self.rx_connections.demote_idle(active_count);
         }
         received | (!self.tx_queued.is_empty() && self.progress_tx(host))
     }
 
-    /// Whether a pass has nothing to do here before somebody rings.
+    /// Returns whether a pass has nothing to do for this endpoint before a doorbell or a post.
     pub(crate) fn is_quiescent(&self) -> bool {
         let receives =
             self.message_held || self.rx.own.has_work() || self.rx.own.waits_for_cq_room();
@@ -182,27 +185,25 @@ impl ShmEndpoint {
     }
 
     fn progress_tx(&mut self, host: &mut dyn EngineContext) -> bool {
-        let mut moved = false;
+        let mut progressed = false;
         let mut index = 0;
         while let Some(&at) = self.tx_queued.get(index) {
-            moved |= self.progress_tx_connection(host, at);
+            progressed |= self.progress_tx_connection(host, at);
             if self.is_tx_idle(at) {
                 self.tx_queued.swap_remove(index);
             } else {
                 index += 1;
             }
         }
-        moved
+        progressed
     }
 
     fn progress_tx_connection(&mut self, host: &mut dyn EngineContext, at: usize) -> bool {
-        let pumped = self
+        let progress = self
             .tx_connections
             .lock(at)
-            .map_or(QueueProgress::Idle, |mut outgoing| {
-                outgoing.progress_queue(host)
-            });
-        match pumped {
+            .map_or(QueueProgress::Idle, |mut tx| tx.progress_queue(host));
+        match progress {
             QueueProgress::Moved => true,
             QueueProgress::Idle => false,
             QueueProgress::Closed => {
@@ -212,27 +213,29 @@ impl ShmEndpoint {
         }
     }
 
+    /// Handles a readable descriptor of this endpoint.
     pub(crate) fn ready(&mut self, host: &mut dyn EngineContext, token: ShmToken) {
         match token {
             ShmToken::Listener => self.accept(host),
             ShmToken::Rx(at) => self.on_rx_ready(host, at as usize),
             ShmToken::Tx(at) => {
                 let at = at as usize;
-                let parting = self
+                let end = self
                     .tx_connections
                     .lock(at)
-                    .and_then(|mut outgoing| outgoing.on_readable());
-                let Some(parting) = parting else {
+                    .and_then(|mut tx| tx.on_readable());
+                let Some(end) = end else {
                     self.progress_tx(host);
                     return;
                 };
-                self.on_tx_ended(host, at, parting);
+                self.on_tx_ended(host, at, end);
             }
         }
     }
 
+    /// Closes the endpoint: its operations fail and its peers are told.
     pub(crate) fn close(mut self, host: &mut dyn EngineContext) {
-        // What is dropped now was not received.
+        // Messages that are dropped now were not received, so they are not acknowledged.
         self.rx_connections.peers().for_each(RxConnection::stop_cma);
         self.rx.collect_acks();
         self.send_acks();
@@ -241,8 +244,8 @@ impl ShmEndpoint {
             host.peer_disconnected(self.id, peer.initial_addr);
         }
         self.send_endpoint_closed();
-        self.for_each_tx(|outgoing| end_tx_connection(outgoing, self.id, host, &Error::Canceled));
-        // Whoever still has the way finds nobody.
+        self.for_each_tx(|tx| end_tx_connection(tx, self.id, host, &Error::Canceled));
+        // A thread that still holds the fast path finds no connection.
         self.tx_indices
             .iter()
             .for_each(|&at| drop(self.tx_connections.remove(at)));
@@ -250,17 +253,15 @@ impl ShmEndpoint {
 
     fn send_endpoint_closed(&self) {
         if self.listener.in_original_process() {
-            self.for_each_tx(|outgoing| outgoing.send_control(ControlMessage::EndpointClosed));
+            self.for_each_tx(|tx| tx.send_control(ControlMessage::EndpointClosed));
         }
     }
 
+    /// Arms all doorbells before sleeping. Returns false if something can progress now.
     pub(crate) fn arm(&mut self) -> bool {
         let mut quiet = !self.rx.own.has_work() & self.rx_connections.arm();
         for &at in &self.tx_queued {
-            quiet &= self
-                .tx_connections
-                .lock(at)
-                .is_none_or(|mut outgoing| outgoing.arm());
+            quiet &= self.tx_connections.lock(at).is_none_or(|mut tx| tx.arm());
         }
         quiet
     }
@@ -268,8 +269,8 @@ impl ShmEndpoint {
     pub(crate) fn disarm(&mut self) {
         self.rx_connections.disarm();
         for &at in &self.tx_queued {
-            if let Some(mut outgoing) = self.tx_connections.lock(at) {
-                outgoing.disarm();
+            if let Some(mut tx) = self.tx_connections.lock(at) {
+                tx.disarm();
             }
         }
     }
@@ -288,7 +289,7 @@ impl Drop for ShmEndpoint {
     }
 }
 
-/// An operation on an endpoint that is closed.
+/// Fails an operation that was posted on a closed endpoint.
 pub(crate) fn complete_closed(host: &mut dyn EngineContext, op: OpKey) {
     host.complete(op, Outcome::failed(Error::Closed(Class::Endpoint)));
 }

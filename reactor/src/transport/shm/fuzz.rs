@@ -1,5 +1,5 @@
-//! What peers write, read from any bytes: for the fuzz targets, and for the tests that replay their
-//! corpora.
+//! Parsers of what peers write, applied to arbitrary bytes: for the fuzz targets, and for the tests
+//! that replay their corpora.
 
 use super::control::{ControlRead, parse_hello};
 use super::record::RecordLayout;
@@ -11,25 +11,25 @@ use crate::sync::Ordering;
 /// Lines of the ring that is read.
 const RING_LINES: usize = 64;
 
-/// Reads a hello. True when it is one.
+/// Parses a hello. Returns whether it is valid.
 ///
 /// # Panics
-/// When one is taken without the descriptor that belongs to it, which is what this looks for;
-/// without descriptors.
+/// If a hello without a descriptor is accepted, which is the defect that the target looks for, or
+/// if this process has no descriptor left.
 pub fn hello(bytes: &[u8]) -> bool {
     if let ControlRead::Message(hello) = parse_hello(bytes, Vec::new()) {
-        panic!("a hello without descriptors was taken: {hello:?}");
+        panic!("a hello without descriptors was accepted: {hello:?}");
     }
-    let fds = vec![socket::reserve_fd().expect("there are descriptors")];
+    let fds = vec![socket::reserve_fd().expect("eventfd for the reserve descriptor")];
     matches!(parse_hello(bytes, fds), ControlRead::Message(_))
 }
 
-/// Reads the records of a ring whose memory is these bytes, and zeroes behind them. Returns how
-/// many there are; `None` when it is broken.
+/// Reads the records of a ring whose memory holds these bytes, followed by zeros. Returns the
+/// number of records; `None` after a protocol violation.
 ///
 /// # Panics
-/// When a record lies outside of the ring or has no room for its own parts, or when there is no end
-/// of them.
+/// If a record lies outside of the ring or is too short for its parts, or if the records do not
+/// end.
 pub fn ring(bytes: &[u8]) -> Option<usize> {
     let heap = HeapRing::new(RING_LINES);
     for (at, word) in bytes.chunks(8).take(RING_LINES * LINE_LEN / 8).enumerate() {
@@ -38,7 +38,7 @@ pub fn ring(bytes: &[u8]) -> Option<usize> {
         heap.0.words[at].store(u64::from_le_bytes(whole), Ordering::Relaxed);
     }
     let mut consumer = Consumer::new(heap);
-    // One line each at least, and headers are of one lap only.
+    // A record takes at least one line, and all headers are of one lap.
     for count in 0..=RING_LINES {
         let Some(record) = consumer.peek().ok()? else {
             return Some(count);
@@ -63,15 +63,15 @@ pub fn ring(bytes: &[u8]) -> Option<usize> {
         }
         consumer.consume(record);
     }
-    panic!("there is no end of records");
+    panic!("the ring returned more records than it has lines");
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Every file of a corpus, and many that differ from one of them in a byte or in length: read
-    /// without a panic, and taken for good only if it is.
+    /// Parses every file of a corpus, and mutations of it in one byte and in length: without a
+    /// panic, and valid only if the file name says so.
     fn replay_corpus(corpus: &str, is_good: impl Fn(&[u8]) -> bool) {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../fuzz/corpora")
@@ -100,7 +100,7 @@ mod tests {
                 is_good(&changed);
             }
         }
-        assert!(good > 0 && bad > 0, "the corpus is there");
+        assert!(good > 0 && bad > 0, "corpus holds valid and invalid files");
     }
 
     #[test]

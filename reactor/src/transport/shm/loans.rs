@@ -1,23 +1,29 @@
-//! Loans: memory that is written in place and read where it lies.
+//! Loans: memory that the sender writes in place and the receiver reads in place.
 //!
-//! A chunk is an area that peers can only read. Its writer has it alone until it is lent; then it
-//! belongs to the receiver, who gives it back by a bit in the segment of the connection. A chunk
-//! that is given back is used again, also for other peers. One that a peer had when its connection
-//! ended is not: nobody can tell whether it is still being read. The memory goes with the last
-//! process that has it mapped.
+//! A chunk is shared memory that peers can only read. Its writer owns it until it is lent; then the
+//! receiver holds it, and returns it by a bit in the segment of the connection. A returned chunk is
+//! reused, also for other peers. A chunk that a peer held when its connection ended is never
+//! reused: it may still be read. The kernel frees the memory when the last process has unmapped it.
 //!
-//! Here are the chunks of a domain and their writers; in `borrowed` what a peer has of them, in
-//! `adopted` what peers lend to this side.
+//! This module holds the chunks of a domain and their writers; `outstanding` records what a peer
+//! holds, `received` what peers lend to this side.
+//!
+//! Decision: a loan is memory that peers can only read, one chunk for each message, passed on once
+//! and reused after it was returned. Its writer has a real slice, because no other process can
+//! write; a reader that uses it in place has promised, in an unsafe call, that its senders keep to
+//! that. The reader returns it by a bit in the segment, so neither side waits for the other.
+//! `take_free` takes a free chunk without the domain's lock; only if none is free are returned
+//! chunks collected under the lock.
 //!
 //! # Safety
 //!
-//! [`ShmLoan`] hands out the bytes of its chunk as a slice, and for writing. A chunk is held by one
-//! of them at a time: its state has a number that is new each time it is held, and only the loan of
-//! that number can end the holding. Peers have read-only mappings (the seal of its area sees to
-//! that), and the provider only reads it when it sends. A loan is lent only by showing its own
-//! bytes ([`OutstandingLoans::prepare`]), so nobody lends what somebody else holds. Whoever has lent a loan
-//! does not hand out its bytes again. So no reference to a byte exists while another party writes
-//! it.
+//! [`ShmLoan`] hands out the bytes of its chunk as a slice, also for writing. Each chunk is held by
+//! at most one `ShmLoan`: the chunk's state contains a generation that changes each time it is
+//! taken, and only the loan of that generation can release it. Peers have read-only mappings, which
+//! the seal of the memory enforces, and the transport only reads the memory when it sends. A chunk
+//! is lent only on presentation of the loan's own bytes ([`OutstandingLoans::prepare`]), so a chunk
+//! held by another loan cannot be lent. A loan that was lent does not hand out its bytes again. So
+//! no reference to a byte exists while another party writes it.
 #![allow(unsafe_code)]
 
 mod outstanding;
@@ -36,25 +42,25 @@ use super::shared_memory::SharedMemory;
 pub(crate) use outstanding::{CmaOffer, OutstandingLoans};
 pub(crate) use received::{LoanGuard, LoanMapping, ReceivedLoans, ReturnOnDrop};
 
-/// The smallest chunk. They come in powers of two.
+/// The smallest chunk. Chunk sizes are powers of two.
 const MIN_CHUNK_LEN: usize = 4096;
 /// Bytes of a domain that may be lent or free at the same time, and so the largest loan.
 pub(crate) const MAX_LOAN_BYTES: usize = 4 << 30;
-/// Chunks that one peer may have at the same time. What is more is copied.
+/// Chunks that one peer may hold at the same time. Further messages are copied.
 pub(crate) const SLOTS_PER_PEER: usize = 256;
-/// Chunks whose memory a peer keeps mapped when it has given them back; and the most that are taken
-/// from one that does not keep to that.
+/// Chunks that a peer keeps mapped after it has returned them, and the most mappings that are
+/// accepted from a peer that does not observe that.
 const MAX_MAPPED_BY_PEER: usize = 64;
 pub(crate) const MAX_LOAN_MAPPINGS: usize = 1024;
 const _: () = assert!(MAX_LOAN_MAPPINGS >= MAX_MAPPED_BY_PEER + SLOTS_PER_PEER);
 
-/// What a chunk is, in the low bits of its state; above them is the number of the holding.
+/// State of a chunk, in the low bits of its state word; the generation is above them.
 const FREE: u64 = 0;
 const HELD: u64 = 1;
 const LENT: u64 = 2;
 const GENERATION: u64 = 4;
 
-/// Memory of a loan.
+/// A chunk of shared memory for loans.
 #[derive(Debug)]
 pub(crate) struct LoanChunk {
     memory: SharedMemory,
@@ -66,11 +72,12 @@ pub(crate) struct LoanChunk {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LoanPool(Arc<Mutex<LoanPoolState>>);
 
+/// The state behind the pool's lock.
 #[derive(Debug, Default)]
 struct LoanPoolState {
     chunks: Vec<Arc<LoanChunk>>,
     last_key: u64,
-    /// How often chunks were given up.
+    /// Number of chunks that were given up.
     retired: u64,
 }
 
@@ -79,36 +86,36 @@ impl LoanPool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The chunk of this name that this payload is the beginning of, if its writer has it.
+    /// Returns the held chunk with this key, and its state, if `payload` is a prefix of its bytes.
     fn find_held(&self, key: u64, payload: &[u8]) -> Option<(Arc<LoanChunk>, u64)> {
-        let chunks = self.lock();
-        let chunk = chunks.chunks.iter().find(|chunk| chunk.key == key)?;
+        let pool = self.lock();
+        let chunk = pool.chunks.iter().find(|chunk| chunk.key == key)?;
         let state = chunk.state.load(Ordering::Relaxed);
         let same = chunk.memory.mapping().is_prefix(payload);
         (same && state % GENERATION == HELD).then(|| (chunk.clone(), state))
     }
 
-    /// This chunk is not used again.
+    /// Gives up a chunk: it is not used again.
     fn retire(&self, key: u64) {
-        let mut chunks = self.lock();
-        chunks.chunks.retain(|chunk| chunk.key != key);
-        chunks.retired += 1;
+        let mut pool = self.lock();
+        pool.chunks.retain(|chunk| chunk.key != key);
+        pool.retired += 1;
     }
 }
 
-/// Loans are made without the lock of the domain: fresh memory takes its time.
+/// Loans are allocated without the domain's lock, because creating memory takes long.
 impl LoanAllocator for LoanPool {
     fn take_free(&self, len: usize) -> Option<Loan> {
         if len > MAX_LOAN_BYTES {
             return None;
         }
         let size = chunk_len(len);
-        let chunks = self.lock();
+        let pool = self.lock();
         let held = |chunk: &Arc<LoanChunk>| {
             let state = (chunk.len() == size).then(|| chunk.try_hold()).flatten()?;
             Some(new_loan(chunk.clone(), state, len))
         };
-        chunks.chunks.iter().find_map(held)
+        pool.chunks.iter().find_map(held)
     }
 
     fn allocate(&self, len: usize) -> Result<Loan> {
@@ -120,49 +127,50 @@ impl LoanAllocator for LoanPool {
             });
         }
         let size = chunk_len(len);
-        let used = |chunks: &LoanPoolState| {
-            chunks.chunks.iter().map(|chunk| chunk.len()).sum::<usize>() + size
+        let used = |pool: &LoanPoolState| {
+            pool.chunks.iter().map(|chunk| chunk.len()).sum::<usize>() + size
         };
         let mut unused = Vec::new();
         {
-            let mut chunks = self.lock();
-            let out: usize = chunks
+            let mut pool = self.lock();
+            let in_use: usize = pool
                 .chunks
                 .iter()
                 .filter(|chunk| !chunk.is_free())
                 .map(|chunk| chunk.len())
                 .sum();
-            if out + size > MAX_LOAN_BYTES {
+            if in_use + size > MAX_LOAN_BYTES {
                 return Err(Error::WouldBlock(Resource::LoanMemory));
             }
-            // What is free of other sizes makes room.
-            while used(&chunks) > MAX_LOAN_BYTES {
-                let Some(at) = chunks
+            // Free chunks of other sizes make room.
+            while used(&pool) > MAX_LOAN_BYTES {
+                let Some(at) = pool
                     .chunks
                     .iter()
                     .position(|chunk| chunk.try_hold().is_some())
                 else {
                     break;
                 };
-                unused.push(chunks.chunks.swap_remove(at));
-                chunks.retired += 1;
+                unused.push(pool.chunks.swap_remove(at));
+                pool.retired += 1;
             }
         }
         drop(unused);
         let memory = SharedMemory::create(size, Access::REMOTE_READ)?;
-        let mut chunks = self.lock();
-        chunks.last_key += 1;
+        let mut pool = self.lock();
+        pool.last_key += 1;
         let state = GENERATION + HELD;
         let chunk = Arc::new(LoanChunk {
             memory,
-            key: chunks.last_key,
+            key: pool.last_key,
             state: AtomicU64::new(state),
         });
-        chunks.chunks.push(chunk.clone());
+        pool.chunks.push(chunk.clone());
         Ok(new_loan(chunk, state, len))
     }
 }
 
+/// Returns the size of the chunk for a loan of `len` bytes.
 fn chunk_len(len: usize) -> usize {
     len.max(MIN_CHUNK_LEN).next_power_of_two()
 }
@@ -176,7 +184,7 @@ impl LoanChunk {
         fabric_core::mr::RegionMemory::len(&self.memory)
     }
 
-    /// The descriptor, for the peer.
+    /// Returns the memory, whose descriptor is passed to the peer.
     pub(crate) fn memory(&self) -> &SharedMemory {
         &self.memory
     }
@@ -185,11 +193,11 @@ impl LoanChunk {
         self.state.load(Ordering::Relaxed) % GENERATION == FREE
     }
 
-    /// Takes a free chunk; returns its state then.
+    /// Takes a free chunk. Returns its new state.
     fn try_hold(&self) -> Option<u64> {
         let free = self.state.load(Ordering::Relaxed);
         let held = free - free % GENERATION + GENERATION + HELD;
-        // SYNC: acquires what whoever gave it back has released.
+        // SYNC: the acquire pairs with the release by which the previous holder freed the chunk.
         let taken = free % GENERATION == FREE && self.transition(free, held);
         taken.then_some(held)
     }
@@ -201,10 +209,10 @@ impl LoanChunk {
     }
 }
 
-/// A chunk in the hands of its writer.
+/// A chunk held by its writer.
 struct ShmLoan {
     chunk: Arc<LoanChunk>,
-    /// The state of the chunk as long as this holds it.
+    /// State of the chunk while this value holds it.
     state: u64,
     len: usize,
 }
@@ -218,8 +226,8 @@ impl LoanMemory for ShmLoan {
         if !self.is_held() {
             return &[];
         }
-        // SAFETY: this value is the only one of a chunk that is held, and a borrow of it keeps
-        // writers away; what was lent is not reached any more, since lending takes the value.
+        // SAFETY: this value is the only one that holds the chunk, and a borrow of it excludes
+        // writers; bytes of a lent chunk are not reached, since its state differs then.
         unsafe { self.chunk.memory.mapping().slice(self.len) }
     }
 
@@ -233,7 +241,7 @@ impl LoanMemory for ShmLoan {
 }
 
 impl ShmLoan {
-    /// Whether it has not been lent.
+    /// Returns whether the chunk has not been lent.
     fn is_held(&self) -> bool {
         self.chunk.state.load(Ordering::Relaxed) == self.state
     }
@@ -241,7 +249,7 @@ impl ShmLoan {
 
 impl Drop for ShmLoan {
     fn drop(&mut self) {
-        // What was lent stays so, and what came back and is held anew is another's.
+        // The exchange fails if the chunk was lent, or was returned and taken by another loan.
         self.chunk.transition(self.state, self.state - HELD + FREE);
     }
 }

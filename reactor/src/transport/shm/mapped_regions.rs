@@ -1,8 +1,17 @@
-//! The windows of a connection: the peer's regions that were mapped here, by key.
+//! The regions of a peer that are mapped here, by key.
 //!
-//! A region is mapped when it is accessed for the first time: the peer is asked, on the socket, and
-//! answers with the memory. After that its help is not needed. A key that was taken back is noticed
-//! with the next access, and asked for anew, since it may stand for something else by now.
+//! A region is mapped at its first access: the initiator asks on the socket, the operation waits in
+//! the queue, and the owner replies with the descriptor of the memory, or says that it serves the
+//! region itself (`rma_bounce`). Later accesses need no help of the owner. A revoked key is noticed
+//! by the next access and asked for again, since it may name another region by then.
+//!
+//! `map_region` of the public API is an access of length 0: it maps the region and returns its
+//! memory as a `DirectRegion`. From then on `RemoteMapping` checks and copies without the engine.
+//!
+//! Decision: the initiator executes one-sided operations. No thread of the target and no request is
+//! needed, and all atomic operations exclude each other, being instructions on the same memory.
+//! Registered buffers are the exception, because `process_vm_writev` into memory that its owner may
+//! free would let a peer write where it must not.
 
 use fabric_core::atomic::{AtomicOp, Datatype};
 use fabric_core::buf::{AnyBuf, CopySource, Payload};
@@ -19,43 +28,44 @@ use super::shared_memory::SharedMapping;
 
 use std::sync::{Arc, OnceLock};
 
-/// A region of the peer's, as it is mapped here.
+/// A region of the peer that is mapped here.
 #[derive(Debug)]
 pub(crate) struct MappedRegion {
     pub(crate) key: u64,
     pub(crate) mapping: Arc<SharedMapping>,
     pub(crate) access: Access,
-    /// What the peer calls its first byte.
+    /// Virtual address of the first byte in the owner's process; 0 if addresses are offsets.
     pub(crate) base: u64,
-    /// The peer's endpoint wants to hear of everything that is done there.
+    /// Whether the peer's endpoint requests RMA events for all accesses.
     pub(crate) rma_events: bool,
 }
 
-/// What became of the question for a key.
+/// State of the request for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeyQuery {
-    /// It was said, and is not answered yet.
+    /// The request was sent and has no response yet.
     Sent,
-    /// There is nothing to be reached, for this reason.
+    /// The region cannot be accessed, for this reason.
     Denied(&'static str),
 }
 
-/// All windows of a connection, by key.
+/// The mapped regions of a connection, by key.
 #[derive(Debug, Default)]
 pub(crate) struct MappedRegions {
-    /// In the order of their keys.
+    /// Sorted by key.
     mapped: Vec<MappedRegion>,
-    /// Keys of regions that the peer serves, and whether it wants to hear of what is done there.
+    /// Keys of regions that the peer serves, and whether it requests RMA events for them.
     owner_served: Vec<(u64, bool)>,
-    /// Which was used last.
+    /// Index in `mapped` of the region used last.
     last_used: usize,
-    /// Questions, by key: few at a time.
+    /// Requests by key; few at a time.
     queries: Vec<(u64, KeyQuery)>,
-    /// Why the connection has ended, once it has.
+    /// Reason for which the connection has ended, once it has.
     disconnected: Arc<OnceLock<Error>>,
 }
 
-/// A window in the hands of the user: it outlives the connection, and knows when that has ended.
+/// A mapped region held by the application: it outlives the connection and knows when that has
+/// ended.
 #[derive(Debug)]
 struct MappedRegionHandle {
     mapping: Arc<SharedMapping>,
@@ -63,13 +73,13 @@ struct MappedRegionHandle {
 }
 
 impl MappedRegions {
-    /// The window of this key, if it is mapped and its owner still lends it.
+    /// Returns the region with this key, if it is mapped and its owner has not revoked it.
     #[inline]
     pub(crate) fn get(&mut self, key: u64) -> Option<&MappedRegion> {
         if self
             .mapped
             .get(self.last_used)
-            .is_none_or(|window| window.key != key || !window.mapping.is_valid())
+            .is_none_or(|region| region.key != key || !region.mapping.is_valid())
         {
             return self.find(key);
         }
@@ -80,7 +90,7 @@ impl MappedRegions {
     fn find(&mut self, key: u64) -> Option<&MappedRegion> {
         self.last_used = self
             .mapped
-            .binary_search_by_key(&key, |window| window.key)
+            .binary_search_by_key(&key, |region| region.key)
             .ok()?;
         if !self.mapped[self.last_used].mapping.is_valid() {
             self.mapped.remove(self.last_used);
@@ -89,52 +99,54 @@ impl MappedRegions {
         self.mapped.get(self.last_used)
     }
 
-    /// The window of this key, to be used without the connection.
+    /// Returns a handle of the region with this key, for use without the connection.
     pub(crate) fn handle(&mut self, key: u64) -> Result<Option<DirectRegion>> {
         if self.served_by_owner(key).is_some() {
             return Err(DirectRegion::NOT_MAPPABLE);
         }
-        let ended = self.disconnected.clone();
-        let Some(window) = self.get(key) else {
+        let disconnected = self.disconnected.clone();
+        let Some(region) = self.get(key) else {
             return Ok(None);
         };
-        if window.rma_events {
+        if region.rma_events {
             return Err(DirectRegion::NEEDS_RMA_EVENTS);
         }
         let memory = Arc::new(MappedRegionHandle {
-            mapping: window.mapping.clone(),
-            disconnected: ended,
+            mapping: region.mapping.clone(),
+            disconnected,
         });
         Ok(Some(DirectRegion {
             memory,
-            access: window.access,
+            access: region.access,
         }))
     }
 
-    /// Whether the peer serves the region of this key; and if, whether it wants to hear of what is
-    /// done there.
+    /// Returns whether the peer requests RMA events for the region with this key, if it serves that
+    /// region.
     pub(crate) fn served_by_owner(&self, key: u64) -> Option<bool> {
         self.owner_served
             .iter()
             .find(|(served, _)| *served == key)
-            .map(|(_, heeds)| *heeds)
+            .map(|(_, rma_events)| *rma_events)
     }
 
-    /// The peer has said that it serves the region of this key.
-    pub(crate) fn on_mr_served(&mut self, key: u64, heeds: bool) {
-        self.queries.retain(|(asked, _)| *asked != key);
-        self.owner_served.push((key, heeds));
+    /// Records that the peer serves the region with this key.
+    pub(crate) fn on_mr_served(&mut self, key: u64, rma_events: bool) {
+        self.queries.retain(|(queried, _)| *queried != key);
+        self.owner_served.push((key, rma_events));
     }
 
-    /// The peer knows nothing of this key any more.
+    /// Forgets a served key that the peer does not know any more.
     pub(crate) fn remove_served(&mut self, key: u64) {
         self.owner_served.retain(|(served, _)| *served != key);
     }
 
-    /// Asks for a key, once: whether the question is to be said now. An error when the peer has
-    /// answered that there is nothing.
+    /// Returns whether a request for this key must be sent now.
+    ///
+    /// # Errors
+    /// [`Error::Key`] if the peer has denied the last request, which is forgotten then.
     pub(crate) fn needs_query(&mut self, key: u64) -> Result<bool> {
-        match self.queries.iter().position(|(asked, _)| *asked == key) {
+        match self.queries.iter().position(|(queried, _)| *queried == key) {
             None => Ok(true),
             Some(at) => match self.queries[at].1 {
                 KeyQuery::Sent => Ok(false),
@@ -146,42 +158,45 @@ impl MappedRegions {
         }
     }
 
-    /// The question was said.
+    /// Records that the request for this key was sent.
     pub(crate) fn on_query_sent(&mut self, key: u64) {
         self.queries.push((key, KeyQuery::Sent));
     }
 
-    /// Whether this key was asked for, and no answer has come: an operation on it cannot move.
+    /// Returns whether the request for this key has no response yet, so that operations on it must
+    /// wait.
     pub(crate) fn is_query_pending(&self, key: u64) -> bool {
         self.queries.contains(&(key, KeyQuery::Sent))
     }
 
-    /// Answers that there is nothing are for those who asked.
+    /// Drops denials for which no operation waits.
     pub(crate) fn retain_denials(&mut self, wanted: impl Fn(u64) -> bool) {
         self.queries
-            .retain(|(key, asked)| *asked == KeyQuery::Sent || wanted(*key));
+            .retain(|(key, query)| *query == KeyQuery::Sent || wanted(*key));
     }
 
-    /// The peer's answer to the question, or why it is of no use; `wanted` when an operation waits
-    /// for it.
+    /// Handles the peer's response, or the reason for which it cannot be used; `wanted` if an
+    /// operation waits for it.
     pub(crate) fn on_map_answer(
         &mut self,
         key: u64,
-        window: Result<MappedRegion, &'static str>,
+        region: Result<MappedRegion, &'static str>,
         wanted: bool,
     ) {
-        self.queries.retain(|(asked, _)| *asked != key);
-        // Regions that their owner has closed since.
-        self.mapped.retain(|window| window.mapping.is_valid());
-        match window {
-            Ok(window) if window.mapping.is_valid() => {
-                match self.mapped.binary_search_by_key(&key, |window| window.key) {
-                    Ok(at) => self.mapped[at] = window,
-                    Err(at) => self.mapped.insert(at, window),
+        self.queries.retain(|(queried, _)| *queried != key);
+        // Drop regions that their owner has closed.
+        self.mapped.retain(|region| region.mapping.is_valid());
+        match region {
+            Ok(region) if region.mapping.is_valid() => {
+                match self.mapped.binary_search_by_key(&key, |region| region.key) {
+                    Ok(at) => self.mapped[at] = region,
+                    Err(at) => self.mapped.insert(at, region),
                 }
             }
-            // Asking again would have the same answer, again and again.
-            Ok(_) if wanted => self.queries.push((key, KeyQuery::Denied("was withdrawn"))),
+            // A new request would have the same response, over and over.
+            Ok(_) if wanted => self
+                .queries
+                .push((key, KeyQuery::Denied("was revoked by its owner"))),
             Err(why) if wanted => self.queries.push((key, KeyQuery::Denied(why))),
             _ => {}
         }
@@ -189,14 +204,15 @@ impl MappedRegions {
 }
 
 impl MappedRegions {
-    /// The connection ends for this reason: windows in the hands of the user say it from now on.
+    /// Marks the connection as ended for this reason, which handles of the application report from
+    /// now on.
     pub(crate) fn end(&self, why: &Error) {
         let why = match why {
-            // By this side, and no operation was cancelled.
+            // This side closed the endpoint; no operation of the handle was cancelled.
             Error::Canceled => Error::Closed(Class::Endpoint),
             why => why.clone(),
         };
-        // The first reason stands.
+        // The first reason stays.
         let _ = self.disconnected.set(why);
     }
 }
@@ -243,7 +259,7 @@ impl RegionMemory for MappedRegionHandle {
 }
 
 impl MappedRegion {
-    /// Checks an access; returns where it begins.
+    /// Checks an access. Returns its position in the region.
     #[inline]
     pub(crate) fn check_access(&self, kind: OpKind, remote: &RmaIov, len: usize) -> Result<usize> {
         let atomic = remote.atomic;
@@ -261,7 +277,7 @@ impl MappedRegion {
         )
     }
 
-    /// Whether the peer is to be told of this access.
+    /// Returns whether the peer must be notified of this access.
     pub(crate) fn notifies(&self, spec: &TxOp) -> bool {
         self.rma_events || spec.data.is_some()
     }
@@ -271,13 +287,13 @@ impl MappedRegion {
         payload.for_each(|position, piece| self.mapping.write(at + position, piece));
     }
 
-    /// Copies out of the region into a buffer with the room for it.
+    /// Copies from the region into a buffer that has room for it.
     pub(crate) fn read(&self, at: usize, len: usize, into: &mut AnyBuf) {
         into.receive(&self.mapping.range(at, len))
-            .unwrap_or_else(|_| unreachable!("the room was reserved when the read was posted"));
+            .unwrap_or_else(|_| unreachable!("room was reserved when the read was posted"));
     }
 
-    /// Part of the region.
+    /// Returns a part of the region.
     pub(crate) fn range(&self, at: usize, len: usize) -> impl CopySource {
         self.mapping.range(at, len)
     }

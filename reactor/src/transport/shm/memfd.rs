@@ -1,4 +1,4 @@
-//! Memory that can be passed on: it has a descriptor, and no name.
+//! Creation of anonymous memory that can be passed to peers by descriptor (memfd).
 
 use std::os::fd::OwnedFd;
 
@@ -8,11 +8,12 @@ use rustix::process::{Resource, getrlimit};
 
 const EFBIG: i32 = 27;
 
-/// Makes memory that is to be given this size, and then sealed; `call` is what gives it.
+/// Creates a memfd that is to be resized to `size` bytes and then sealed; `call` names the system
+/// call that will resize it.
 ///
 /// # Errors
-/// Those of the operating system. A size over the limit for files is one of them here: the kernel
-/// would end the process.
+/// Errors of the operating system, and `EFBIG` for a size above `RLIMIT_FSIZE`: the kernel would
+/// end the process with `SIGXFSZ`.
 pub(crate) fn create(name: &str, size: u64, call: &'static str) -> Result<OwnedFd> {
     if getrlimit(Resource::Fsize)
         .current
@@ -21,7 +22,7 @@ pub(crate) fn create(name: &str, size: u64, call: &'static str) -> Result<OwnedF
         return Err(Error::os(call, EFBIG));
     }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Kernels before 6.3 do not know the flag that keeps the memory from being executed.
+    // Kernels before 6.3 do not know `MFD_NOEXEC_SEAL`.
     rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
         .or_else(|_| rustix::fs::memfd_create(name, flags))
         .map_err(|errno| Error::os("memfd_create", errno.raw_os_error()))

@@ -1,4 +1,4 @@
-//! Ring, records and words at work, for the micro-benchmarks.
+//! Micro-benchmarks of the ring, records and control messages.
 
 use std::hint::black_box;
 
@@ -12,20 +12,23 @@ use crate::microbench::Microbench;
 
 pub(crate) fn benchmarks() -> Vec<Microbench> {
     vec![
-        ("ring/8 B there and out", ring_round_trip(8)),
-        ("ring/4 KiB there and out", ring_round_trip(4096)),
-        ("ring/a look at nothing new", peek_empty_ring()),
-        ("codec/layout of a record, both ways", layout_round_trip()),
-        ("codec/a word, both ways", control_round_trip()),
+        ("ring/8 B push and consume", ring_round_trip(8)),
+        ("ring/4 KiB push and consume", ring_round_trip(4096)),
+        ("ring/peek, empty", peek_empty_ring()),
+        ("codec/record layout, write and read", layout_round_trip()),
+        (
+            "codec/control message, encode and decode",
+            control_round_trip(),
+        ),
     ]
 }
 
 fn ring_ends() -> (Producer<Segment>, Consumer<Segment>) {
-    let (segment, _fd) = Segment::create(2048).expect("the system has memory to share");
+    let (segment, _fd) = Segment::create(2048).expect("memfd and mapping for a segment");
     (Producer::new(segment.clone()), Consumer::new(segment))
 }
 
-/// A record is published, found, copied out and given back.
+/// Publishes a record, finds it, copies it out and releases it.
 fn ring_round_trip(size: usize) -> Box<dyn FnMut() -> usize> {
     let (mut producer, mut consumer) = ring_ends();
     let (sent, mut received) = (vec![7; size], vec![0; size]);

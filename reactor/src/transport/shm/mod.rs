@@ -1,23 +1,24 @@
-//! Shared memory between processes of one machine, and within one.
+//! The `shm` transport: shared memory between processes of one machine, and within one process.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `endpoint` | an endpoint: its name, its connections, its receive context |
-//! | `callers` | the connections that came in, and which of them are looked at |
-//! | `outgoing`, `incoming` | a connection, seen from the sender and from the receiver |
-//! | `lanes` | where the connections to peers are, each under a lock of its own |
-//! | `handshake` | how two endpoints meet, and what they say outside of the rings |
-//! | `socket` | the sockets they say it on |
-//! | `receipts` | messages that the peer is to confirm |
-//! | `record` | what the records in a ring say |
-//! | `ring` | the ring of lines |
-//! | `segment` | the memory below the ring |
-//! | `memfd` | where memory that is passed on comes from |
-//! | `area` | memory that peers reach by themselves |
-//! | `loans` | memory that changes hands instead of being copied |
-//! | `desk` | what peers ask for is done here: accesses to regions that are not mapped |
-//! | `fetch` | messages that are copied straight out of their sender's memory; which those are |
-//! | `windows` | the areas of a peer, as they are mapped here |
+//! | `endpoint` | an endpoint: its name, its connections, its receive queue |
+//! | `rx_table` | incoming connections, active and idle |
+//! | `connection_table` | outgoing connections by address handle, each under a lock of its own |
+//! | `tx_connection`, `rx_connection` | the sending and the receiving end of a connection |
+//! | `control` | handshake and control messages |
+//! | `socket` | the Unix sockets that carry control messages |
+//! | `closer` | threads that close descriptors received from peers |
+//! | `pending_acks` | sends that complete when the peer acknowledges them |
+//! | `record` | the layout of the records in a ring |
+//! | `ring` | the ring buffer of cache lines |
+//! | `segment` | the shared memory that holds a ring |
+//! | `memfd` | creation of memory that can be passed to peers |
+//! | `shared_memory` | registered memory that peers map |
+//! | `loans` | memory passed to the receiver instead of being copied |
+//! | `rma_bounce` | accesses that the owner of an unmapped region executes |
+//! | `cma` | messages copied directly from the sender's memory, and when this is done |
+//! | `mapped_regions` | the regions of a peer that are mapped here |
 
 mod closer;
 mod cma;
@@ -75,12 +76,13 @@ pub(crate) use microbench::benchmarks;
 use rx_table::ALWAYS_ACTIVE;
 use shared_memory::SharedMemory;
 
-/// The provider `shm`.
+/// The `shm` transport.
 #[derive(Clone, Copy, Debug)]
 pub struct ShmTransport;
 
-/// Messages keep their order among each other and behind one-sided operations, and those among each
-/// other. A one-sided operation does not wait until a message before it was received.
+/// Ordering guarantees: messages stay in order among each other and after one-sided operations, and
+/// one-sided operations stay in order among each other. A one-sided operation does not wait until
+/// an earlier message has been received.
 const MSG_ORDER: MsgOrder = MsgOrder::SAS
     .union(MsgOrder::SAW)
     .union(MsgOrder::SAR)
@@ -89,7 +91,7 @@ const MSG_ORDER: MsgOrder = MsgOrder::SAS
     .union(MsgOrder::WAR)
     .union(MsgOrder::WAW);
 
-/// Places of a one-sided operation: far below where walking them would be felt.
+/// Limit of `rma_iov_limit`: few enough that walking the ranges costs nothing noticeable.
 const RMA_IOV_LIMIT: usize = 64;
 
 impl Transport for ShmTransport {
@@ -137,55 +139,58 @@ impl Transport for ShmTransport {
 struct ShmDomain {
     wait_set: Arc<dyn WaitSet>,
     endpoints: Vec<ShmEndpoint>,
-    /// Where each endpoint is in `endpoints`, by its place in the domain.
+    /// Index of each endpoint in `endpoints`, by [`EpId::index`].
     positions: Vec<Option<u32>>,
-    /// Where the endpoints are that passes are made over; `callers` says why a pass may leave out
-    /// others.
+    /// Indices of the endpoints that every pass polls; `rx_table` says why idle endpoints may be
+    /// left out.
     active: Vec<usize>,
-    /// Which endpoint is looked at out of turn.
+    /// Index of the idle endpoint that was polled last.
     idle_cursor: usize,
-    /// In a forked child nothing moves: what its parent shares with peers is the parent's.
+    /// In a forked child nothing makes progress: the connections belong to the parent.
     fork_guard: ForkGuard,
     loan_pool: LoanPool,
-    /// Which messages are fetched, once that was said, or an endpoint was opened.
+    /// Which messages use single copy; set by the application, or when the first endpoint is
+    /// opened.
     single_copy: Option<cma::SingleCopyPolicy>,
 }
 
-/// By what means the endpoints of a domain send what is long.
+/// Settings that the endpoints of a domain use to send long messages.
 #[derive(Clone, Debug)]
 struct TxResources {
     loan_pool: LoanPool,
-    /// Which messages are fetched by their receiver, where it can.
+    /// Which messages the receiver copies directly, where the kernel permits it.
     single_copy: cma::SingleCopyPolicy,
 }
 
 impl ShmDomain {
-    /// An endpoint that something is to be done with: it is attended from now on.
-    #[inline(always)] // on the way of a small message
+    /// Returns an endpoint and marks it active, because an operation concerns it.
+    #[inline(always)] // fast path of small messages
     fn activate_endpoint(&mut self, ep: EpId) -> Result<&mut ShmEndpoint> {
-        let place = self.position(ep).unwrap_or(usize::MAX);
-        let Some(endpoint) = self.endpoints.get_mut(place) else {
+        let position = self.position(ep).unwrap_or(usize::MAX);
+        let Some(endpoint) = self.endpoints.get_mut(position) else {
             return Err(Error::Closed(Class::Endpoint));
         };
         if !std::mem::replace(&mut endpoint.active, true) {
-            self.active.push(place);
+            self.active.push(position);
         }
         Ok(endpoint)
     }
 
-    fn mark_active(&mut self, place: usize) {
-        if !std::mem::replace(&mut self.endpoints[place].active, true) {
-            self.active.push(place);
+    /// Marks the endpoint at this index active.
+    fn mark_active(&mut self, position: usize) {
+        if !std::mem::replace(&mut self.endpoints[position].active, true) {
+            self.active.push(position);
         }
     }
 
+    /// Returns the index of an endpoint in `endpoints`.
     #[inline]
     fn position(&self, ep: EpId) -> Option<usize> {
-        let place = self.positions.get(ep.index()).copied().flatten()? as usize;
-        (self.endpoints[place].id() == ep).then_some(place)
+        let position = self.positions.get(ep.index()).copied().flatten()? as usize;
+        (self.endpoints[position].id() == ep).then_some(position)
     }
 
-    /// Looks at an endpoint that is not attended, each in turn.
+    /// Polls one idle endpoint, round-robin. Returns whether anything progressed.
     fn poll_idle(&mut self, host: &mut dyn EngineContext) -> bool {
         self.idle_cursor = if self.idle_cursor + 1 < self.endpoints.len() {
             self.idle_cursor + 1
@@ -199,35 +204,35 @@ impl ShmDomain {
         else {
             return false;
         };
-        let moved = endpoint.progress(host, self.active.len());
+        let progressed = endpoint.progress(host, self.active.len());
         if !endpoint.is_quiescent() {
             self.mark_active(self.idle_cursor);
         }
-        moved
+        progressed
     }
 
     fn insert(&mut self, ep: EpId, endpoint: ShmEndpoint) {
-        let number = ep.index();
-        if number >= self.positions.len() {
-            self.positions.resize(number + 1, None);
+        let index = ep.index();
+        if index >= self.positions.len() {
+            self.positions.resize(index + 1, None);
         }
-        self.positions[number] = Some(self.endpoints.len() as u32);
+        self.positions[index] = Some(self.endpoints.len() as u32);
         self.endpoints.push(endpoint);
     }
 
     fn remove(&mut self, ep: EpId) -> Option<ShmEndpoint> {
-        let place = self.position(ep)?;
+        let position = self.position(ep)?;
         self.positions[ep.index()] = None;
-        let endpoint = self.endpoints.swap_remove(place);
-        if let Some(moved) = self.endpoints.get(place) {
-            self.positions[moved.id().index()] = Some(place as u32);
+        let endpoint = self.endpoints.swap_remove(position);
+        if let Some(swapped) = self.endpoints.get(position) {
+            self.positions[swapped.id().index()] = Some(position as u32);
         }
-        let attended = self
+        let active = self
             .endpoints
             .iter()
             .enumerate()
             .filter(|(_, endpoint)| endpoint.active);
-        self.active = attended.map(|(place, _)| place).collect();
+        self.active = active.map(|(position, _)| position).collect();
         Some(endpoint)
     }
 }
@@ -241,14 +246,14 @@ impl TransportDomain for ShmDomain {
         receiving: RxSource<'_>,
     ) -> Result<Address> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let fetched = *self
+        let single_copy = *self
             .single_copy
             .get_or_insert_with(cma::SingleCopyPolicy::auto);
-        let means = TxResources {
+        let resources = TxResources {
             loan_pool: self.loan_pool.clone(),
-            single_copy: fetched,
+            single_copy,
         };
-        let open = |at, wait| ShmEndpoint::open(ep, at, (info, means.clone()), wait, receiving);
+        let open = |at, wait| ShmEndpoint::open(ep, at, (info, resources.clone()), wait, receiving);
         let opened = match at {
             Some(at) if at.scheme() != Scheme::Shm => {
                 return Err(Error::WrongScheme {
@@ -257,11 +262,11 @@ impl TransportDomain for ShmDomain {
                 });
             }
             Some(at) if !at.name().is_empty() => open(at.clone(), self.wait_set.clone())?,
-            // Another process namespace on the same network may have an endpoint of the same
-            // number.
+            // A process in another PID namespace on the same network may have an endpoint of the
+            // same name.
             _ => loop {
-                let number = NEXT.fetch_add(1, Ordering::Relaxed);
-                let name = format!("{}.{number}", std::process::id());
+                let index = NEXT.fetch_add(1, Ordering::Relaxed);
+                let name = format!("{}.{index}", std::process::id());
                 match open(Address::new(Scheme::Shm, &name)?, self.wait_set.clone()) {
                     Err(Error::AddressInUse(_)) => continue,
                     opened => break opened?,
@@ -301,7 +306,7 @@ impl TransportDomain for ShmDomain {
         into: &mut AnyBuf,
     ) -> Result<TrySend> {
         self.activate_endpoint(ep)?
-            .try_now(host, spec, |outgoing| outgoing.try_read(spec, into))
+            .try_now(host, spec, |tx| tx.try_read(spec, into))
     }
 
     fn try_atomic(
@@ -312,9 +317,8 @@ impl TransportDomain for ShmDomain {
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
-        self.activate_endpoint(ep)?.try_now(host, spec, |outgoing| {
-            outgoing.try_atomic(spec, operands, result)
-        })
+        self.activate_endpoint(ep)?
+            .try_now(host, spec, |tx| tx.try_atomic(spec, operands, result))
     }
 
     fn direct_region(
@@ -329,7 +333,7 @@ impl TransportDomain for ShmDomain {
 
     fn fast_path(&self, ep: EpId) -> Option<Arc<dyn FastPath>> {
         self.position(ep)
-            .map(|place| self.endpoints[place].fast_path())
+            .map(|position| self.endpoints[position].fast_path())
     }
 
     fn loan_allocator(&self) -> Option<Arc<dyn LoanAllocator>> {
@@ -416,13 +420,13 @@ impl TransportDomain for ShmDomain {
         addr: FiAddr,
         address: &Address,
     ) {
-        // Most have no message from there, and go on resting.
-        let Some(place) = self.position(ep) else {
+        // An endpoint without buffered messages from this address stays idle.
+        let Some(position) = self.position(ep) else {
             return;
         };
-        self.endpoints[place].address_inserted(host, addr, address);
-        if !self.endpoints[place].is_quiescent() {
-            self.mark_active(place);
+        self.endpoints[position].address_inserted(host, addr, address);
+        if !self.endpoints[position].is_quiescent() {
+            self.mark_active(position);
         }
     }
 
@@ -434,18 +438,18 @@ impl TransportDomain for ShmDomain {
 
     fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool {
         self.position(ep)
-            .is_some_and(|place| self.endpoints[place].holds_messages_from(source))
+            .is_some_and(|position| self.endpoints[position].holds_messages_from(source))
     }
 
     fn progress(&mut self, host: &mut dyn EngineContext) -> bool {
         if !self.fork_guard.in_original_process() {
             return false;
         }
-        let crowd = self.active.len();
-        let (mut moved, mut index) = (false, 0);
-        while let Some(&place) = self.active.get(index) {
-            let endpoint = &mut self.endpoints[place];
-            moved |= endpoint.progress(host, crowd);
+        let active_count = self.active.len();
+        let (mut progressed, mut index) = (false, 0);
+        while let Some(&position) = self.active.get(index) {
+            let endpoint = &mut self.endpoints[position];
+            progressed |= endpoint.progress(host, active_count);
             if self.active.len() > ALWAYS_ACTIVE && endpoint.is_quiescent() {
                 endpoint.active = false;
                 self.active.swap_remove(index);
@@ -454,9 +458,9 @@ impl TransportDomain for ShmDomain {
             }
         }
         if self.active.len() < self.endpoints.len() {
-            moved |= self.poll_idle(host);
+            progressed |= self.poll_idle(host);
         }
-        moved
+        progressed
     }
 
     fn ready(&mut self, host: &mut dyn EngineContext, token: u64) {
@@ -474,8 +478,8 @@ impl TransportDomain for ShmDomain {
             return true;
         }
         let mut quiet = true;
-        for &place in &self.active {
-            quiet &= self.endpoints[place].arm();
+        for &position in &self.active {
+            quiet &= self.endpoints[position].arm();
         }
         if !quiet {
             self.disarm();
@@ -487,15 +491,15 @@ impl TransportDomain for ShmDomain {
         if !self.fork_guard.in_original_process() {
             return;
         }
-        for &place in &self.active {
-            self.endpoints[place].disarm();
+        for &position in &self.active {
+            self.endpoints[position].disarm();
         }
     }
 
     fn stats(&self, ep: EpId) -> TransportStats {
         self.position(ep)
-            .map_or_else(TransportStats::default, |place| {
-                self.endpoints[place].stats()
+            .map_or_else(TransportStats::default, |position| {
+                self.endpoints[position].stats()
             })
     }
 
@@ -506,7 +510,7 @@ impl TransportDomain for ShmDomain {
             .map(|endpoint| endpoint.describe())
             .collect();
         format!(
-            "shm [{}], {} endpoints attended",
+            "shm [{}], {} active endpoints",
             endpoints.join(", "),
             self.active.len()
         )

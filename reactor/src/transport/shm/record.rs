@@ -1,14 +1,15 @@
-//! What the records of a ring say: whole messages, beginnings, and pieces.
+//! Records of a ring: whole messages, first fragments, further fragments, and notifications.
 //!
-//! A message that fits into one record is [`MESSAGE`]. A longer one is a [`FIRST_FRAGMENT`], which tells the
-//! full length, and [`PIECE`]s. A [`LOAN`] is a message that is not copied, a [`FETCH`] one that
-//! its receiver copies. A [`RMA_NOTIFICATION`] tells of a one-sided operation, of how many bytes it was about
-//! and in which region; a [`REQUEST`] asks for one. Behind the header come, each only where its
-//! flag or kind asks for it: the tag, the data for the receiver's completion, and the full length,
-//! eight bytes each; then the payload, at the next line if it is long.
+//! A message that fits into one record is a [`MESSAGE`]. A longer one is a [`FIRST_FRAGMENT`],
+//! which holds the full length, and [`FRAGMENT`]s. A [`LOAN`] is a message that is passed on
+//! instead of copied, a [`CMA_MESSAGE`] one that the receiver copies from the sender's memory. An
+//! [`RMA_NOTIFICATION`] reports a one-sided operation with its length and the key of the region; an
+//! [`RMA_REQUEST`] asks the receiver to execute one. The header is followed by optional words of
+//! eight bytes, each present only if a flag or the kind says so: the tag, the completion data, and
+//! the full length. The payload follows them, at the next line if it is long.
 //!
-//! A message whose sender waits for word of it is never a `MESSAGE`, however short: above its full
-//! length there is the receipt, which so costs the other messages nothing.
+//! A message that requests an ack is never a `MESSAGE`, however short: the ack id is in the upper
+//! bits of the full length, so it costs other messages nothing.
 
 use fabric_core::completion::CompletionLevel;
 use fabric_core::matching::AckRequest;
@@ -17,46 +18,46 @@ use super::ring::HEADER_LEN;
 
 /// A message in one record.
 pub(crate) const MESSAGE: u8 = 1;
-/// The first record of a message that takes several.
+/// The first record of a message that takes several records.
 pub(crate) const FIRST_FRAGMENT: u8 = 2;
-/// A further record of it.
+/// A further record of such a message.
 pub(crate) const FRAGMENT: u8 = 3;
 
-/// No message: the sender has done something to the receiver's memory.
+/// A notification, not a message: the sender has accessed the receiver's memory.
 pub(crate) const RMA_NOTIFICATION: u8 = 4;
 
-/// A message that lies in memory which the sender lends: the full length, and as payload the name
-/// of the memory and the number under which it is given back.
+/// A message in a chunk of memory that the sender lends: the full length, and as payload the name
+/// of the chunk and the slot by which it is returned.
 pub(crate) const LOAN: u8 = 5;
 
-/// A message that the receiver copies out of the sender's own memory: the full length, and as
-/// payload where it lies and the number under which it is given back.
+/// A message that the receiver copies from the sender's process: the full length, and as payload
+/// the address and the slot by which the buffer is returned.
 pub(crate) const CMA_MESSAGE: u8 = 6;
 
-/// Something to be done to a region that the receiver serves: the words of a request.
+/// A request to access a region whose owner is the receiver: the words of an RMA request.
 pub(crate) const RMA_REQUEST: u8 = 7;
 
-/// The payload of a loan, or of a message to be fetched: which memory, and which slot.
+/// Bytes of the payload of a `LOAN` or `CMA_MESSAGE`: the location and the slot.
 pub(crate) const LOCATION_LEN: usize = 16;
 
 /// The record has a tag.
 pub(crate) const TAGGED: u8 = 1;
 /// The record has completion data.
 pub(crate) const CQ_DATA: u8 = 2;
-/// What the sender did was to read.
+/// The one-sided operation was a read.
 pub(crate) const RMA_READ: u8 = 4;
 
-/// Receipts of a connection: more than an endpoint can have sends under way.
+/// Ack ids of a connection: more than an endpoint can have sends under way.
 pub(crate) const MAX_ACKS: usize = 4096;
-/// In the word of the full length: where the number of the receipt is, that the match is enough,
-/// and that there is one.
+/// Bits of the full-length word: position of the ack id, ack requested at the match rather than at
+/// delivery, and ack requested at all.
 const ACK_ID_SHIFT: u32 = 48;
 const ACK_AT_MATCH_BIT: u64 = 1 << 60;
 const ACK_BIT: u64 = 1 << 61;
 
-/// The full length of a message with its receipt, as a record says it.
-pub(crate) fn encode_total(len: usize, receipt: Option<AckRequest>) -> u64 {
-    let Some(AckRequest { number, level }) = receipt else {
+/// Encodes the full length of a message and its ack request as one word.
+pub(crate) fn encode_total(len: usize, ack: Option<AckRequest>) -> u64 {
+    let Some(AckRequest { number, level }) = ack else {
         return len as u64;
     };
     let at_match = if level == CompletionLevel::Matched {
@@ -67,10 +68,10 @@ pub(crate) fn encode_total(len: usize, receipt: Option<AckRequest>) -> u64 {
     len as u64 | u64::from(number) << ACK_ID_SHIFT | at_match | ACK_BIT
 }
 
-/// What such a word says. A length that cannot be is left as it is.
+/// Decodes a full-length word. An impossible length is returned as it is, for the caller to reject.
 pub(crate) fn decode_total(word: u64) -> (usize, Option<AckRequest>) {
     let len = |len: u64| usize::try_from(len).unwrap_or(usize::MAX);
-    // With any bit above, it is only too long.
+    // With any higher bit set, the word is only a length that is too long.
     if word & !(ACK_BIT - 1) != ACK_BIT {
         return (len(word), None);
     }
@@ -87,7 +88,7 @@ pub(crate) fn decode_total(word: u64) -> (usize, Option<AckRequest>) {
     )
 }
 
-/// Where the parts of a record lie, in bytes from its start.
+/// Positions of the parts of a record, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordLayout {
     pub(crate) tag: Option<usize>,
@@ -96,10 +97,10 @@ pub(crate) struct RecordLayout {
     pub(crate) payload: usize,
 }
 
-/// Payloads from this size on start on a line of their own, so that copying is aligned.
+/// Payloads of at least this size start on a line of their own, so that copies are aligned.
 pub(crate) const ALIGN_PAYLOAD_FROM: usize = 512;
 
-/// Where the payload lies in a record that has nothing else, of this many bytes.
+/// Returns the position of the payload in a record of `len` bytes that has no optional words.
 #[inline]
 pub(crate) fn plain_payload_offset(len: usize) -> usize {
     if len >= super::ring::LINE_LEN + ALIGN_PAYLOAD_FROM {
@@ -110,7 +111,8 @@ pub(crate) fn plain_payload_offset(len: usize) -> usize {
 }
 
 impl RecordLayout {
-    /// The layout of a record with these flags; `long` when its payload is.
+    /// Returns the layout of a record with these flags; `long` if its payload starts on its own
+    /// line.
     fn of(kind: u8, flags: u8, long: bool) -> Self {
         let mut at = HEADER_LEN;
         let mut next = |present: bool| {
@@ -133,13 +135,13 @@ impl RecordLayout {
         }
     }
 
-    /// The layout for a payload of this many bytes.
+    /// Returns the layout for a payload of this many bytes.
     pub(crate) fn for_payload(kind: u8, flags: u8, payload: usize) -> Self {
         Self::of(kind, flags, payload >= ALIGN_PAYLOAD_FROM)
     }
 
-    /// The layout of a record of this many bytes, as its reader works it out; `None` when it is too
-    /// short for what its flags promise.
+    /// Returns the layout of a record of `len` bytes, as its reader computes it; `None` if the
+    /// record is too short for the words that its flags promise.
     pub(crate) fn for_record(kind: u8, flags: u8, len: usize) -> Option<Self> {
         let long = len >= super::ring::LINE_LEN + ALIGN_PAYLOAD_FROM;
         let layout = Self::of(kind, flags, long);
@@ -192,8 +194,8 @@ mod tests {
             assert_eq!(decode_total(encode_total(len, None)), (len, None));
             for level in [CompletionLevel::Matched, CompletionLevel::Delivered] {
                 for number in [0, 1, MAX_ACKS as u32 - 1] {
-                    let receipt = Some(AckRequest { number, level });
-                    assert_eq!(decode_total(encode_total(len, receipt)), (len, receipt));
+                    let ack = Some(AckRequest { number, level });
+                    assert_eq!(decode_total(encode_total(len, ack)), (len, ack));
                 }
             }
         }

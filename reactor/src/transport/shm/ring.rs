@@ -1,37 +1,39 @@
-//! The ring of lines: one producer and one consumer, in memory that the two processes share.
+//! The ring buffer of cache lines: one producer and one consumer, in memory shared by two
+//! processes.
 //!
-//! The memory is an array of 64-byte lines. A *record* is a run of lines without a wrap, an eighth
-//! of the ring at most; its first eight bytes are its header. A header that names the *lap*, the
-//! how-manieth time the producer goes through the array, *is* the publication: no index has to
-//! travel besides the message, so a message of up to 56 bytes costs one line, and a consumer that
-//! polls does so in its own cache.
+//! The memory is an array of 64-byte lines. A *record* is a contiguous run of lines, at most an
+//! eighth of the ring; its first eight bytes are its header. The header contains the *lap*: how
+//! many times the producer has gone through the array, plus one. Storing a header with the current
+//! lap *is* the publication. No index is sent besides the message, so a message of up to 56 bytes
+//! costs one line, and a polling consumer reads from its own cache.
 //!
 //! # Invariants
 //!
 //! 1. The consumer looks for a header only at the line behind the last record it consumed, and
-//!    takes only one that names the lap it is in.
+//!    accepts only a header of the lap it is in.
 //! 2. When the producer publishes a record, the line behind it does not hold a header of the
-//!    current lap: it holds zero, or the header of an earlier lap. Lines that hold payload, which
-//!    can look like anything, are known to the producer (`dirty_lines`); it zeroes them before a
-//!    consumer can get to look at them.
-//! 3. The producer writes only lines that the consumer has given back: it always keeps one line
-//!    free, so that the zeroing of 2 does not touch a record in use.
+//!    current lap: it holds zero, or the header of an earlier lap. The producer knows which lines
+//!    hold payload, which can look like any header (`dirty_lines`); it zeroes them before a
+//!    consumer can look there.
+//! 3. The producer writes only lines that the consumer has released: it always keeps one line free,
+//!    so that the zeroing of invariant 2 does not touch a record in use.
 //!
 //! # Sleeping
 //!
-//! Both ends may sleep. The consumer raises `armed`, the producer `starved` (of room, or of what
-//! else it waits for); each then makes a full fence and looks once more. The other end publishes,
-//! makes a full fence and looks at the flag. So either the sleeper sees the news, or the other end
-//! sees the flag and rings (the classic store-fence-load on both sides). Whoever rings takes the
-//! flag down with a swap, so that one sleep costs one ring. All writes of a flag are swaps: their
-//! order is then one that a model can see, and they are rare.
+//! Both ends may sleep. The consumer sets `consumer_waiting`; the producer sets `producer_waiting`,
+//! when it waits for room, acks or returned slots. Each then makes a full fence and checks once
+//! more. The other end publishes, makes a full fence and reads the flag. So either the sleeper sees
+//! the publication, or the other end sees the flag and rings the doorbell (store, fence, load on
+//! both sides). The end that rings clears the flag with a swap, so that one sleep costs one
+//! doorbell. All writes of a flag are swaps: a model checker can then see their order, and they are
+//! rare.
 //!
 //! # Trust
 //!
 //! The other process can write anything anywhere at any time. Every header is copied out once and
-//! checked; a record whose lengths do not add up is a [`Broken`] ring, never an access outside of
-//! the memory.
-#![allow(unsafe_code)] // one call: `Memory::write`, whose duty invariant 3 discharges
+//! checked. A record whose lengths are inconsistent is a [`ShmProtocolViolation`], never an access
+//! outside of the memory.
+#![allow(unsafe_code)] // one call of `RingMemory::write`; invariant 3 meets its contract
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
 
@@ -40,26 +42,26 @@ pub(crate) const LINE_LEN: usize = 64;
 /// Bytes of the header.
 pub(crate) const HEADER_LEN: usize = 8;
 
-/// The memory of a ring, as its two ends see it.
+/// The memory of a ring, as both ends access it.
 pub(crate) trait RingMemory {
-    /// The number of lines, a power of two.
+    /// Returns the number of lines, a power of two.
     fn lines(&self) -> usize;
-    /// The header at the start of a line.
+    /// Returns the header word at the start of a line.
     fn header(&self, line: usize) -> &AtomicU64;
-    /// Lines the consumer has given back since the beginning.
+    /// Returns the position up to which the consumer has released lines.
     fn released(&self) -> &AtomicU64;
-    /// Whether the consumer sleeps, or has closed.
+    /// Returns the flag of the consumer: awake, sleeping or closed.
     fn consumer_waiting(&self) -> &AtomicU32;
-    /// The producer waits for room.
+    /// Returns the flag of the producer: whether it sleeps.
     fn producer_waiting(&self) -> &AtomicU32;
-    /// Copies into the lines, from byte `at` of the array on.
+    /// Copies `bytes` into the lines, from byte `at` of the array.
     ///
     /// # Safety
-    /// The bytes lie within the lines, and outside of headers the other end may read now.
+    /// The bytes lie within the lines, and outside of headers that the other end may read now.
     unsafe fn write(&self, at: usize, bytes: &[u8]);
 }
 
-/// What the two ends agree on from the number of lines.
+/// The geometry of a ring: what both ends derive from the number of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingGeometry {
     lines: u64,
@@ -73,26 +75,28 @@ impl RingGeometry {
         }
     }
 
-    /// The longest record, in lines: an eighth of the ring.
+    /// Returns the longest record in lines: an eighth of the ring.
     fn max_record_lines(self) -> usize {
         (self.lines / 8).max(1) as usize
     }
 
-    /// The longest record in bytes, header included.
+    /// Returns the longest record in bytes, header included.
     pub(crate) fn max_record_len(self) -> usize {
         self.max_record_lines() * LINE_LEN
     }
 
-    /// The lap of a position, as a header has room for it. The first is 1, unlike fresh memory.
+    /// Returns the lap of a position, as stored in headers. The first lap is 1, unlike fresh
+    /// memory.
     fn lap(self, position: u64) -> u64 {
         ((position >> self.lines.trailing_zeros()) + 1) & ((1 << (64 - LAP_SHIFT)) - 1)
     }
 
+    /// Returns the line of a position.
     fn index(self, position: u64) -> usize {
         (position & (self.lines - 1)) as usize
     }
 
-    /// How many lines a record of this many bytes takes.
+    /// Returns how many lines a record of this many bytes takes.
     fn lines_for(bytes: usize) -> usize {
         bytes.div_ceil(LINE_LEN)
     }
@@ -108,7 +112,7 @@ pub(crate) struct RecordHeader {
     pub(crate) len: u32,
 }
 
-/// The bits of a header below its length, and below its lap.
+/// Positions of the length and of the lap in a header word.
 const LEN_SHIFT: u32 = 16;
 const LAP_SHIFT: u32 = 40;
 const LEN_MASK: u64 = ((1 << LAP_SHIFT) - 1) & !((1 << LEN_SHIFT) - 1);
@@ -130,24 +134,24 @@ impl RecordHeader {
     }
 }
 
-/// The value of `armed` when the consumer has closed: nothing is read any more.
+/// Value of `consumer_waiting` when the consumer has closed: nothing is read any more.
 const CONSUMER_CLOSED: u32 = 2;
 
-/// What the reading end is doing.
+/// State of the consumer, as the producer sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConsumerState {
     Awake,
-    /// It slept; whoever learns of that must ring.
+    /// The consumer slept. The flag is cleared: the caller must ring the doorbell.
     Asleep,
-    /// It has closed, and did not take the last record.
+    /// The consumer has closed without consuming the last record.
     Closed,
 }
 
-/// The kind of the record that fills the end of the array when the next one would wrap; never seen
-/// outside.
+/// Kind of the record that fills the end of the array when the next record would wrap; never
+/// returned to callers.
 const PAD: u8 = 0xff;
 
-/// The writing end.
+/// The producer end of a ring.
 #[derive(Debug)]
 pub(crate) struct Producer<M> {
     memory: M,
@@ -156,12 +160,12 @@ pub(crate) struct Producer<M> {
     released: u64,
     /// Lines that hold payload, a bit each.
     dirty_lines: Box<[u64]>,
-    /// Behind this position there are none: a lap later they were all written over, or zeroed.
+    /// From this position on no line is dirty: a lap later all were overwritten or zeroed.
     clean_from: u64,
 }
 
 impl<M: RingMemory> Producer<M> {
-    /// The writing end of fresh memory.
+    /// Creates the producer of fresh memory.
     pub(crate) fn new(memory: M) -> Self {
         let geometry = RingGeometry::new(memory.lines());
         let dirty_lines = vec![0; memory.lines().div_ceil(64)].into();
@@ -183,9 +187,9 @@ impl<M: RingMemory> Producer<M> {
         &self.memory
     }
 
-    /// Publishes a record of `len` bytes, header included; `fill` puts its parts where they belong.
-    /// False when there is no room now.
-    #[inline(always)] // on the way of a small message
+    /// Publishes a record of `len` bytes, header included; `fill` writes its parts. Returns false
+    /// if there is no room now.
+    #[inline(always)] // fast path of small messages
     pub(crate) fn push(
         &mut self,
         kind: u8,
@@ -216,8 +220,9 @@ impl<M: RingMemory> Producer<M> {
         true
     }
 
-    /// Makes sure that the next so many lines are free, and in one piece.
-    #[inline(always)] // likewise
+    /// Reserves the next `lines` lines in one piece, padding the end of the array if needed.
+    /// Returns false if there is no room now.
+    #[inline(always)] // fast path of small messages
     fn reserve_lines(&mut self, lines: usize) -> bool {
         let rest = self.geometry.lines as usize - self.geometry.index(self.position);
         if lines > rest {
@@ -226,7 +231,7 @@ impl<M: RingMemory> Producer<M> {
         self.has_room(lines)
     }
 
-    /// Fills the end of the array, if there is room for so many lines behind it.
+    /// Fills the end of the array if there is room for `lines` lines behind it.
     #[cold]
     fn pad(&mut self, rest: usize, lines: usize) -> bool {
         let has_room = self.has_room(rest + lines);
@@ -243,15 +248,15 @@ impl<M: RingMemory> Producer<M> {
         has_room
     }
 
-    /// Whether a record of this many bytes has room now.
+    /// Returns whether a record of this many bytes has room now.
     pub(crate) fn fits(&mut self, len: usize) -> bool {
         let lines = RingGeometry::lines_for(len);
         let rest = self.geometry.lines as usize - self.geometry.index(self.position);
         self.has_room(lines + if lines > rest { rest } else { 0 })
     }
 
-    /// What the consumer is doing; asked after each publication. One that sleeps has to be woken
-    /// now.
+    /// Returns the state of the consumer; called after each publication. A sleeping consumer must
+    /// be woken by the caller.
     pub(crate) fn consumer_state(&self) -> ConsumerState {
         // SYNC: pairs with the fence in `Consumer::arm`.
         full_fence();
@@ -262,7 +267,7 @@ impl<M: RingMemory> Producer<M> {
             _ => match self.memory.consumer_waiting().swap(0, Ordering::Acquire) {
                 0 => ConsumerState::Awake,
                 CONSUMER_CLOSED => {
-                    // Not the producer's to take down: the next question has the same answer.
+                    // The closed state is final: the next call must find it again.
                     self.memory
                         .consumer_waiting()
                         .swap(CONSUMER_CLOSED, Ordering::Relaxed);
@@ -273,15 +278,14 @@ impl<M: RingMemory> Producer<M> {
         }
     }
 
-    /// Whether the consumer has closed, as far as can be told without a fence, and did not take the
-    /// last record.
+    /// Returns whether the consumer has closed without consuming the last record, without a fence.
     pub(crate) fn is_closed(&self) -> bool {
         // SYNC: pairs with the release in `Consumer::close`.
         self.memory.consumer_waiting().load(Ordering::Acquire) == CONSUMER_CLOSED
             && self.state_after_close() == ConsumerState::Closed
     }
 
-    /// The consumer has closed: what it took before arrived all the same.
+    /// Returns the state of a closed consumer: a last record that was consumed before has arrived.
     #[cold]
     fn state_after_close(&self) -> ConsumerState {
         let taken = self.memory.released().load(Ordering::Relaxed) == self.position;
@@ -292,21 +296,21 @@ impl<M: RingMemory> Producer<M> {
         }
     }
 
-    /// Before sleeping for this to become true (room for a record, say), by what the consumer does
-    /// before it asks
-    /// [`Consumer::take_producer_waiting`]: true when it is safe to sleep.
-    pub(crate) fn arm(&mut self, news: impl FnOnce(&mut Self) -> bool) -> bool {
+    /// Sets `producer_waiting` before the producer sleeps until `is_ready` becomes true (room for a
+    /// record, for example). The consumer must call [`Consumer::take_producer_waiting`] after it
+    /// has made the condition true. Returns true if it is safe to sleep.
+    pub(crate) fn arm(&mut self, is_ready: impl FnOnce(&mut Self) -> bool) -> bool {
         self.memory.producer_waiting().swap(1, Ordering::Relaxed);
         // SYNC: pairs with the fence in `Consumer::take_producer_waiting`.
         full_fence();
-        let news = news(self);
-        if news {
+        let is_ready = is_ready(self);
+        if is_ready {
             self.disarm();
         }
-        !news
+        !is_ready
     }
 
-    /// No longer waits for room.
+    /// Clears `producer_waiting`.
     pub(crate) fn disarm(&self) {
         self.memory.producer_waiting().swap(0, Ordering::Relaxed);
     }
@@ -323,10 +327,10 @@ impl<M: RingMemory> Producer<M> {
 
     #[cold]
     fn reload_released(&mut self, lines: usize) -> bool {
-        let free = |position: u64, returned: u64, shape: RingGeometry| {
-            // A consumer that returns more than it got finds the ring full for ever.
-            let used = position.wrapping_sub(returned).min(shape.lines);
-            (shape.lines - used) as usize
+        let free = |position: u64, released: u64, geometry: RingGeometry| {
+            // A consumer that releases more than it received finds the ring full for ever.
+            let used = position.wrapping_sub(released).min(geometry.lines);
+            (geometry.lines - used) as usize
         };
         // SYNC: pairs with the release in `Consumer::release`: the consumer is done with these
         // lines.
@@ -334,31 +338,31 @@ impl<M: RingMemory> Producer<M> {
         free(self.position, self.released, self.geometry) > lines
     }
 
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // fast path of small messages
     fn publish(&mut self, header: RecordHeader, lines: usize) {
-        let here = self.geometry.index(self.position);
+        let first_line = self.geometry.index(self.position);
         if lines > 1 || self.position < self.clean_from {
-            self.mark_dirty(header, here, lines);
+            self.mark_dirty(header, first_line, lines);
         }
         // SYNC: pairs with the acquires in `Consumer::peek_plain` and `peek`.
-        self.memory.header(here).store(
+        self.memory.header(first_line).store(
             header.pack(self.geometry.lap(self.position)),
             Ordering::Release,
         );
         self.position += lines as u64;
     }
 
-    /// Remembers which lines hold payload, and keeps the next one from being taken for a record.
-    /// The line of the header is none of them: it was the next one before.
+    /// Marks the lines that hold payload, and zeroes the next line if it is dirty, so that it is
+    /// not taken for a record. The line of the header is not dirty: it was the next line before.
     #[inline]
-    fn mark_dirty(&mut self, header: RecordHeader, here: usize, lines: usize) {
+    fn mark_dirty(&mut self, header: RecordHeader, first_line: usize, lines: usize) {
         debug_assert!(
-            self.dirty_lines[here / 64] & 1 << (here % 64) == 0,
-            "a header where payload was"
+            self.dirty_lines[first_line / 64] & 1 << (first_line % 64) == 0,
+            "header published on a dirty line"
         );
-        let end = here + lines;
+        let end = first_line + lines;
         if header.kind != PAD {
-            (here + 1..end).for_each(|line| self.dirty_lines[line / 64] |= 1 << (line % 64));
+            (first_line + 1..end).for_each(|line| self.dirty_lines[line / 64] |= 1 << (line % 64));
         }
         if lines > 1 {
             self.clean_from = self.position + self.geometry.lines + lines as u64;
@@ -373,7 +377,7 @@ impl<M: RingMemory> Producer<M> {
     }
 }
 
-/// A record that is being written: its lines are the producer's until it is published.
+/// A record that is being written: the producer owns its lines until it is published.
 pub(crate) struct RecordWriter<'a, M> {
     memory: &'a M,
     start: usize,
@@ -381,24 +385,24 @@ pub(crate) struct RecordWriter<'a, M> {
 }
 
 impl<M: RingMemory> RecordWriter<'_, M> {
-    /// Puts a part at this byte of the record. The first eight bytes are the header's.
+    /// Writes a part at byte `at` of the record. The first eight bytes are the header's.
     #[inline]
     pub(crate) fn put(&self, at: usize, bytes: &[u8]) {
         assert!(
             at >= HEADER_LEN && at <= self.len && bytes.len() <= self.len - at,
-            "a part outside of its record"
+            "write outside of the record"
         );
-        // SAFETY: the record does not wrap and lies in lines that the consumer has given back
-        // (invariant 3); position 0 to 8 of its first line is left out.
+        // SAFETY: the record does not wrap and lies in lines that the consumer has released
+        // (invariant 3); bytes 0 to 8 of its first line, the header, are excluded.
         unsafe { self.memory.write(self.start + at, bytes) };
     }
 }
 
-/// The ring's memory does not hold what a producer writes.
+/// The peer violated the protocol: shared memory or a message does not hold what a peer may write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ShmProtocolViolation(pub(crate) &'static str);
 
-/// A record the consumer is looking at: where its bytes lie in the array.
+/// A record that the consumer has peeked: its header and its position in the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordRef {
     pub(crate) header: RecordHeader,
@@ -406,23 +410,22 @@ pub(crate) struct RecordRef {
     lines: u32,
 }
 
-/// What the consumer sees at first.
+/// Result of [`Consumer::peek_plain`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peeked {
-    /// Nothing new.
+    /// No new record.
     Empty,
-    /// A record of the kind in question, without flags: where it begins, and its length, with the
-    /// header.
+    /// A record of the requested kind, without flags: its position, and its length with the header.
     Plain {
         start: usize,
         len: usize,
         lines: u32,
     },
-    /// Something else: [`Consumer::peek`] says what.
+    /// Another record; [`Consumer::peek`] returns it.
     Other,
 }
 
-/// The reading end.
+/// The consumer end of a ring.
 #[derive(Debug)]
 pub(crate) struct Consumer<M> {
     memory: M,
@@ -433,7 +436,7 @@ pub(crate) struct Consumer<M> {
 }
 
 impl<M: RingMemory> Consumer<M> {
-    /// The reading end of memory of which nothing was read yet.
+    /// Creates the consumer of memory from which nothing was read yet.
     pub(crate) fn new(memory: M) -> Self {
         let geometry = RingGeometry::new(memory.lines());
         Self {
@@ -449,8 +452,9 @@ impl<M: RingMemory> Consumer<M> {
         &self.memory
     }
 
-    /// What the oldest record is: for most of them, and for none, this is all there is to find out.
-    #[inline(always)] // on the way of a small message
+    /// Peeks at the oldest record. For an empty ring and for plain records this is all that is
+    /// needed.
+    #[inline(always)] // fast path of small messages
     pub(crate) fn peek_plain(&self, kind: u8) -> Peeked {
         let index = self.geometry.index(self.position);
         // SYNC: pairs with the release in `Producer::publish`.
@@ -480,7 +484,7 @@ impl<M: RingMemory> Consumer<M> {
         }
     }
 
-    /// The oldest record that was not consumed yet.
+    /// Returns the oldest record that was not consumed yet.
     pub(crate) fn peek(&mut self) -> Result<Option<RecordRef>, ShmProtocolViolation> {
         loop {
             let index = self.geometry.index(self.position);
@@ -492,11 +496,11 @@ impl<M: RingMemory> Consumer<M> {
             let lines = RingGeometry::lines_for(header.len as usize);
             let rest = self.geometry.lines as usize - index;
             if header.kind == PAD {
-                // A filler is shorter than the record that would wrap. One around the whole ring
-                // would lead back to itself, for ever.
+                // A pad record is shorter than the record that would wrap. One of the length of the
+                // ring would lead back to itself, for ever.
                 if lines != rest || lines >= self.geometry.max_record_lines() {
                     return Err(ShmProtocolViolation(
-                        "a filler that does not end with the ring",
+                        "pad record does not end with the ring",
                     ));
                 }
                 self.advance(lines as u64);
@@ -506,7 +510,7 @@ impl<M: RingMemory> Consumer<M> {
                 || lines > self.geometry.max_record_lines()
                 || lines > rest
             {
-                return Err(ShmProtocolViolation("a record length out of bounds"));
+                return Err(ShmProtocolViolation("record length out of bounds"));
             }
             return Ok(Some(RecordRef {
                 header,
@@ -516,27 +520,27 @@ impl<M: RingMemory> Consumer<M> {
         }
     }
 
-    /// Done with the record that `peek` returned. True when the producer waits for room and must be
+    /// Consumes the record that `peek` returned. Returns true if the producer waits and must be
     /// woken.
     #[inline]
     pub(crate) fn consume(&mut self, record: RecordRef) -> bool {
         self.consume_lines(u64::from(record.lines))
     }
 
-    /// Done with so many lines of a record that [`glance`](Self::glance) has shown. As
-    /// [`consume`](Self::consume).
+    /// Consumes the lines of a record that [`peek_plain`](Self::peek_plain) returned. Returns true
+    /// if the producer waits and must be woken.
     #[inline]
     pub(crate) fn consume_lines(&mut self, lines: u64) -> bool {
         self.advance(lines);
-        // A producer is told in batches; an eighth of the ring may be outstanding without starving
-        // it, because no record takes more than an eighth.
+        // Lines are released in batches. An eighth of the ring may be unreleased without starving
+        // the producer, because no record takes more than an eighth.
         if self.position - self.released < self.geometry.lines / 8 {
             return false;
         }
         self.release()
     }
 
-    /// Tells the producer of everything consumed. True when it must be woken.
+    /// Releases everything consumed. Returns true if the producer must be woken.
     #[cold]
     pub(crate) fn release(&mut self) -> bool {
         if self.released == self.position {
@@ -550,7 +554,7 @@ impl<M: RingMemory> Consumer<M> {
         self.take_producer_waiting()
     }
 
-    /// Whether the producer sleeps, and must be woken for what was done before.
+    /// Clears `producer_waiting`. Returns whether the producer sleeps and must be woken.
     pub(crate) fn take_producer_waiting(&self) -> bool {
         // SYNC: pairs with the fence in `Producer::arm`.
         full_fence();
@@ -558,7 +562,7 @@ impl<M: RingMemory> Consumer<M> {
             && self.memory.producer_waiting().swap(0, Ordering::Relaxed) != 0
     }
 
-    /// Before sleeping: true when there is nothing new.
+    /// Sets `consumer_waiting` before the consumer sleeps. Returns true if the ring is empty.
     pub(crate) fn arm(&mut self) -> bool {
         self.armed = true;
         self.memory.consumer_waiting().swap(1, Ordering::Relaxed);
@@ -571,15 +575,15 @@ impl<M: RingMemory> Consumer<M> {
         self.published(word).is_none()
     }
 
-    /// Polls again.
+    /// Clears `consumer_waiting`: the consumer polls again.
     pub(crate) fn disarm(&mut self) {
         if std::mem::take(&mut self.armed) {
             self.memory.consumer_waiting().swap(0, Ordering::Relaxed);
         }
     }
 
-    /// Nothing will be read any more. What was consumed is made known first: a producer that asks
-    /// finds out whether its last record was.
+    /// Marks the consumer closed: nothing will be read any more. The consumed position is published
+    /// first, so that the producer can tell whether its last record was consumed.
     pub(crate) fn close(&self) {
         self.memory
             .released()
@@ -590,7 +594,7 @@ impl<M: RingMemory> Consumer<M> {
             .swap(CONSUMER_CLOSED, Ordering::Release);
     }
 
-    /// The header at the current position, if it is one of this lap.
+    /// Unpacks the header at the current position if it is of the current lap.
     #[inline]
     fn published(&self, word: u64) -> Option<RecordHeader> {
         let header = RecordHeader::unpack(word);

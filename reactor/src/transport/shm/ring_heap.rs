@@ -1,5 +1,5 @@
-//! The memory of a ring on the heap, for one thread.
-#![allow(unsafe_code)] // the duty of writing, which this memory does not need
+//! A ring on the heap, used by one thread.
+#![allow(unsafe_code)] // implements an unsafe method, without unsafe operations
 
 use std::sync::Arc;
 
@@ -8,10 +8,11 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 const WORDS_PER_LINE: usize = LINE_LEN / 8;
 
-/// Clones are the same memory.
+/// Ring memory on the heap. Clones share the memory.
 #[derive(Clone, Debug)]
 pub(super) struct HeapRing(pub(super) Arc<HeapRingWords>);
 
+/// The words and flags of a heap ring.
 #[derive(Debug)]
 pub(super) struct HeapRingWords {
     pub(super) words: Vec<AtomicU64>,
@@ -32,7 +33,7 @@ impl HeapRing {
         }))
     }
 
-    /// The payload of a record.
+    /// Returns the payload of a record.
     pub(super) fn payload(&self, record: RecordRef) -> Vec<u8> {
         let (start, end) = (record.start, record.start + record.header.len as usize);
         let words = &self.0.words[start / 8..end.div_ceil(8)];

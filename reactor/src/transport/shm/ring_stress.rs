@@ -1,4 +1,4 @@
-//! The ring of lines in real memory, between two threads.
+//! The ring in shared memory, between two threads.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,23 +8,24 @@ use fabric_core::buf::CopySource;
 use super::ring::{Consumer, ConsumerState, HEADER_LEN, LINE_LEN, Producer};
 use super::segment::Segment;
 
-/// Numbers that look random and are the same in both threads.
+/// Returns numbers that look random and are the same in both threads.
 fn pseudo_random(number: u64) -> u64 {
     let mixed = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) >> 31
 }
 
-/// Sleeps until the other thread rings; a lost ring fails the test instead of hanging it.
-fn park_until_woken(who: &str) {
+/// Parks until the other thread unparks this one; a lost wake-up fails the test instead of hanging
+/// it.
+fn park_until_woken(role: &str) {
     let started = Instant::now();
     thread::park_timeout(Duration::from_secs(20));
     assert!(
         started.elapsed() < Duration::from_secs(20),
-        "the {who} was not woken"
+        "the {role} was not woken"
     );
 }
 
-/// Two threads, real memory, both asleep whenever there is nothing to do.
+/// Both threads sleep whenever they have nothing to do.
 #[test]
 fn ring_between_two_threads_loses_nothing() {
     const MESSAGES: u64 = 200_000;
@@ -85,7 +86,7 @@ fn ring_between_two_threads_loses_nothing() {
             .iter()
             .enumerate()
             .all(|(at, byte)| *byte == byte_of(number, at));
-        assert!(intact, "message {number} is unspoilt");
+        assert!(intact, "message {number} is intact");
         if consumer.consume(record) {
             sender.thread().unpark();
         }

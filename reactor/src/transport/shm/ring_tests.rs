@@ -1,5 +1,5 @@
-//! The ring of lines against an oracle, and against a hostile peer.
-#![allow(unsafe_code)] // the test's own memory
+//! The ring against an oracle, and against a hostile peer.
+#![allow(unsafe_code)] // implements an unsafe method of `RingMemory`
 
 use std::collections::VecDeque;
 
@@ -11,8 +11,8 @@ use super::ring::{
 use super::ring_heap::HeapRing;
 use crate::sync::Ordering;
 
-/// One call at either end. Lengths are those of records, header included, before they are cut to
-/// the longest.
+/// A call of one end. Lengths are those of records, header included, before they are clamped to the
+/// longest record.
 #[derive(Clone, Copy, Debug)]
 enum RingCall {
     Push(usize),
@@ -39,11 +39,11 @@ fn any_call() -> impl Strategy<Value = RingCall> {
     ]
 }
 
-/// What the ring must do, in plain words: positions in lines, and who waits.
+/// Model of the ring: positions in lines, and the flags of sleeping ends.
 #[derive(Debug, Default)]
 struct RingOracle {
     lines: u64,
-    /// Records in the ring: their number, their length, and their lines with the filler in front.
+    /// Records in the ring: number, length, and lines including the pad in front.
     records: VecDeque<(u8, usize, u64)>,
     pushed: u64,
     popped: u64,
@@ -53,7 +53,7 @@ struct RingOracle {
 }
 
 impl RingOracle {
-    /// Lines a record of this length would take now, with the filler in front of it.
+    /// Returns how many lines a record of this length would take now, including the pad in front.
     fn lines_for(&self, len: usize) -> u64 {
         let (lines, rest) = (
             len.div_ceil(LINE_LEN) as u64,
@@ -62,7 +62,7 @@ impl RingOracle {
         if lines > rest { rest + lines } else { lines }
     }
 
-    /// One line stays free.
+    /// Returns whether a record has room; one line stays free.
     fn has_room(&self, len: usize) -> bool {
         self.pushed - self.released + self.lines_for(len) < self.lines
     }
@@ -73,15 +73,15 @@ impl RingOracle {
         self.pushed += lines;
     }
 
-    /// Everything popped is given back: whether that wakes the producer.
+    /// Releases everything consumed. Returns whether that wakes the producer.
     fn release(&mut self) -> bool {
-        let news = self.released != self.popped;
+        let has_news = self.released != self.popped;
         self.released = self.popped;
-        news && std::mem::take(&mut self.producer_waiting)
+        has_news && std::mem::take(&mut self.producer_waiting)
     }
 }
 
-/// The two ends and the oracle beside them.
+/// Both ends of a ring, and the oracle.
 struct RingFixture {
     producer: Producer<HeapRing>,
     consumer: Consumer<HeapRing>,
@@ -89,7 +89,7 @@ struct RingFixture {
     number: u8,
 }
 
-/// The payload of a record. What of it lies over headers looks like records of some lap.
+/// Returns the payload of a record. The bytes at header positions look like records of some lap.
 fn payload_of(number: u8, len: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..len).map(|at| number.wrapping_add(at as u8)).collect();
     for over in bytes
@@ -101,7 +101,7 @@ fn payload_of(number: u8, len: usize) -> Vec<u8> {
     bytes.split_off(HEADER_LEN)
 }
 
-/// A header as a ring has it.
+/// Packs a header word.
 fn header_word(kind: u8, flags: u8, len: u64, lap: u64) -> u64 {
     u64::from(kind) | u64::from(flags) << 8 | len << 16 | lap << 40
 }
@@ -134,15 +134,15 @@ impl RingFixture {
             self.producer
                 .push(1, self.number, len, |record| record.put(HEADER_LEN, &bytes)),
             room,
-            "exactly when it fits"
+            "push succeeds exactly when the record fits"
         );
         if room {
             self.oracle.push(self.number, len);
-            let rung = std::mem::take(&mut self.oracle.consumer_waiting);
+            let woken = std::mem::take(&mut self.oracle.consumer_waiting);
             assert_eq!(
                 self.producer.consumer_state() == ConsumerState::Asleep,
-                rung,
-                "one ring for one sleep"
+                woken,
+                "one wake-up for one sleep"
             );
             assert_eq!(self.producer.consumer_state(), ConsumerState::Awake);
         }
@@ -150,8 +150,8 @@ impl RingFixture {
     }
 
     fn pop(&mut self) {
-        let record = self.consumer.peek().expect("nobody breaks it");
-        assert_eq!(self.consumer.peek(), Ok(record), "looking changes nothing");
+        let record = self.consumer.peek().expect("no protocol violation");
+        assert_eq!(self.consumer.peek(), Ok(record), "peek has no effect");
         let Some((number, len, lines)) = self.oracle.records.pop_front() else {
             return assert_eq!(record, None);
         };
@@ -174,7 +174,7 @@ impl RingFixture {
         assert_eq!(
             self.consumer.consume(record),
             woken,
-            "one ring for one starvation"
+            "one wake-up for one wait"
         );
     }
 
@@ -198,7 +198,7 @@ impl RingFixture {
                 assert_eq!(
                     self.producer.arm(|ring| ring.fits(len)),
                     self.oracle.producer_waiting,
-                    "sleeps only without room"
+                    "producer sleeps only without room"
                 );
             }
             RingCall::DisarmProducer => {
@@ -209,7 +209,7 @@ impl RingFixture {
     }
 }
 
-/// What a peer writes that does not keep to the rules.
+/// A write of a peer that breaks the rules.
 #[derive(Clone, Copy, Debug)]
 enum HostileWrite {
     Call(RingCall),
@@ -229,92 +229,108 @@ fn any_hostile_write(lines: usize) -> impl Strategy<Value = HostileWrite> {
         4 => any_call().prop_map(HostileWrite::Call),
         4 => (0..lines, word).prop_map(|(line, word)| HostileWrite::Header(line, word)),
         1 => prop_oneof![0..=4 * lines as u64, any::<u64>()].prop_map(HostileWrite::Released),
-        1 => any::<(u32, u32)>().prop_map(|(armed, starved)| HostileWrite::Flags(armed, starved)),
+        1 => any::<(u32, u32)>()
+            .prop_map(|(consumer, producer)| HostileWrite::Flags(consumer, producer)),
     ]
 }
 
-/// A call, of which only the bounds are checked.
+/// Applies a call, checking only that positions are within bounds.
 fn apply_bounds_checked(
-    pair: &mut RingFixture,
+    fixture: &mut RingFixture,
     call: RingCall,
 ) -> Result<(), ShmProtocolViolation> {
     let (lines, longest) = (
-        pair.consumer.memory().lines(),
-        pair.producer.geometry().max_record_len(),
+        fixture.consumer.memory().lines(),
+        fixture.producer.geometry().max_record_len(),
     );
     match call {
         RingCall::Push(len) | RingCall::Fill(len) => {
-            let len = pair.clamp_len(len);
-            let _ = pair.producer.push(1, 0, len, |record| {
+            let len = fixture.clamp_len(len);
+            let _ = fixture.producer.push(1, 0, len, |record| {
                 record.put(HEADER_LEN, &payload_of(0, len))
             });
-            let _ = pair.producer.consumer_state();
+            let _ = fixture.producer.consumer_state();
         }
         RingCall::Pop => {
-            if let Some(record) = pair.consumer.peek()? {
+            if let Some(record) = fixture.consumer.peek()? {
                 let len = record.header.len as usize;
                 assert!(
                     record.start.is_multiple_of(LINE_LEN) && (HEADER_LEN..=longest).contains(&len)
                 );
-                assert!(record.start + len <= lines * LINE_LEN, "within the lines");
-                let _ = pair.consumer.consume(record);
+                assert!(
+                    record.start + len <= lines * LINE_LEN,
+                    "record within the lines"
+                );
+                let _ = fixture.consumer.consume(record);
             }
         }
-        RingCall::Release => drop(pair.consumer.release()),
-        RingCall::ArmConsumer => drop(pair.consumer.arm()),
-        RingCall::DisarmConsumer => pair.consumer.disarm(),
+        RingCall::Release => drop(fixture.consumer.release()),
+        RingCall::ArmConsumer => drop(fixture.consumer.arm()),
+        RingCall::DisarmConsumer => fixture.consumer.disarm(),
         RingCall::ArmProducer(len) => {
-            let len = pair.clamp_len(len);
-            pair.producer.arm(|ring| ring.fits(len));
+            let len = fixture.clamp_len(len);
+            fixture.producer.arm(|ring| ring.fits(len));
         }
-        RingCall::DisarmProducer => pair.producer.disarm(),
+        RingCall::DisarmProducer => fixture.producer.disarm(),
     }
     Ok(())
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 256,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
-    /// Order, content, room and the number of rings are those of the oracle, call by call.
+    /// Order, content, room and wake-ups match the oracle after every call.
     #[test]
     fn ring_matches_the_oracle(
         lines in prop_oneof![Just(8), Just(16), Just(64)],
         calls in prop::collection::vec(any_call(), 1..200),
     ) {
-        let mut pair = RingFixture::new(lines);
-        calls.into_iter().for_each(|call| pair.apply(call));
-        while !pair.oracle.records.is_empty() {
-            pair.pop();
+        let mut fixture = RingFixture::new(lines);
+        calls.into_iter().for_each(|call| fixture.apply(call));
+        while !fixture.oracle.records.is_empty() {
+            fixture.pop();
         }
-        prop_assert_eq!(pair.consumer.peek(), Ok(None));
+        prop_assert_eq!(fixture.consumer.peek(), Ok(None));
     }
 
-    /// Whatever the peer writes: a record within bounds or [`Broken`], no panic and no endless
-    /// loop.
+    /// Whatever the peer writes, the consumer returns a record within bounds or
+    /// [`ShmProtocolViolation`], without panic or endless loop.
     #[test]
     fn hostile_peer_causes_only_protocol_violations(
-        (lines, mischiefs) in prop_oneof![Just(8), Just(16), Just(64)]
-            .prop_flat_map(|lines| (Just(lines), prop::collection::vec(any_hostile_write(lines), 1..200))),
+        (lines, writes) in prop_oneof![Just(8), Just(16), Just(64)]
+            .prop_flat_map(|lines| {
+                (Just(lines), prop::collection::vec(any_hostile_write(lines), 1..200))
+            }),
     ) {
-        let mut pair = RingFixture::new(lines);
-        let heap = pair.consumer.memory().clone();
-        for mischief in mischiefs {
-            match mischief {
-                HostileWrite::Call(call) => if apply_bounds_checked(&mut pair, call).is_err() { break },
-                HostileWrite::Header(line, word) => heap.header(line).store(word, Ordering::Relaxed),
+        let mut fixture = RingFixture::new(lines);
+        let heap = fixture.consumer.memory().clone();
+        for write in writes {
+            match write {
+                HostileWrite::Call(call) => {
+                    if apply_bounds_checked(&mut fixture, call).is_err() {
+                        break;
+                    }
+                }
+                HostileWrite::Header(line, word) => {
+                    heap.header(line).store(word, Ordering::Relaxed);
+                }
                 HostileWrite::Released(lines) => heap.released().store(lines, Ordering::Relaxed),
-                HostileWrite::Flags(armed, starved) => {
-                    heap.consumer_waiting().store(armed, Ordering::Relaxed);
-                    heap.producer_waiting().store(starved, Ordering::Relaxed);
+                HostileWrite::Flags(consumer_waiting, producer_waiting) => {
+                    heap.consumer_waiting().store(consumer_waiting, Ordering::Relaxed);
+                    heap.producer_waiting().store(producer_waiting, Ordering::Relaxed);
                 }
             }
         }
     }
 }
 
-/// A filler as long as the whole ring would lead back to itself.
+/// A pad as long as the whole ring would lead back to itself.
 #[test]
-fn filler_as_long_as_the_ring_is_a_protocol_violation() {
+fn pad_as_long_as_the_ring_is_a_protocol_violation() {
     let heap = HeapRing::new(16);
     heap.header(0).store(
         header_word(0xff, 0, 16 * LINE_LEN as u64, 1),
@@ -323,17 +339,17 @@ fn filler_as_long_as_the_ring_is_a_protocol_violation() {
     assert!(Consumer::new(heap).peek().is_err());
 }
 
-/// Who asks after its record learns whether it was taken before the end, as often as it asks.
+/// A producer learns whether its last record was consumed before the close, at every call.
 #[test]
 fn consumed_record_counts_as_delivered_after_close() {
     for taken in [false, true] {
-        let mut pair = RingFixture::new(16);
-        // One line, of which two would be given back at once.
-        assert!(pair.push(HEADER_LEN + 8));
+        let mut fixture = RingFixture::new(16);
+        // One line; only two consumed lines would be released at once.
+        assert!(fixture.push(HEADER_LEN + 8));
         if taken {
-            pair.pop();
+            fixture.pop();
         }
-        pair.consumer.close();
+        fixture.consumer.close();
         let expected = if taken {
             ConsumerState::Awake
         } else {
@@ -341,12 +357,12 @@ fn consumed_record_counts_as_delivered_after_close() {
         };
         assert_eq!(
             (
-                pair.producer.consumer_state(),
-                pair.producer.consumer_state()
+                fixture.producer.consumer_state(),
+                fixture.producer.consumer_state()
             ),
             (expected, expected)
         );
-        assert!(pair.producer.push(1, 0, HEADER_LEN, |_| ()));
-        assert_eq!(pair.producer.consumer_state(), ConsumerState::Closed);
+        assert!(fixture.producer.push(1, 0, HEADER_LEN, |_| ()));
+        assert_eq!(fixture.producer.consumer_state(), ConsumerState::Closed);
     }
 }

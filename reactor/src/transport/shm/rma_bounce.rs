@@ -1,17 +1,20 @@
-//! Accesses that the owner of a region makes for its peers, because its memory is its own: a
-//! registered buffer.
+//! Remote accesses that the owner of a region executes, because its memory is a registered buffer
+//! that no peer maps.
 //!
-//! Whoever asks makes a *desk*, an area that both can write, and gives it to the owner with its
-//! first request. A request is a record in the ring; the bytes to be written lie on the desk, or
-//! those that were read are put there. Then the answer is put there too: how it went, and behind
-//! that the number of the request, which publishes it. There is one request at a time, of so many
-//! bytes as the desk has room for; what is longer takes several.
+//! The initiator creates a bounce buffer, an area that both sides can write, and passes it to the
+//! owner with its first request. A request is a record in the ring; bytes to be written are put
+//! into the bounce buffer, and bytes that were read are put there by the owner. The owner then
+//! writes the status, and last the id of the request, which publishes the response. There is one
+//! request at a time, of at most the size of the bounce buffer; longer accesses take several.
+//!
+//! The owner executes requests under the domain's lock, and not while the application holds a
+//! `RegisteredGuard`: the record then stays in the ring, and dropping the guard makes a pass.
 //!
 //! # Trust
 //!
-//! Both sides write the desk. Each copies what it takes from there once, and checks it: the owner
-//! the request, which comes in the ring anyway, the other the code of the answer. Bytes mean
-//! nothing to either.
+//! Both sides write the bounce buffer. Each copies what it reads once and checks it: the owner the
+//! request, which comes in the ring, the initiator the status. The bytes themselves are not
+//! interpreted.
 
 use fabric_core::Result;
 use fabric_core::atomic::{AtomicCall, AtomicSpec, MAX_ATOMIC_BYTES};
@@ -23,17 +26,17 @@ use fabric_core::transport::{EngineContext, RmaIov};
 
 use super::shared_memory::{SharedMapping, SharedMemory};
 
-/// Bytes that are asked for in one go.
+/// Maximum bytes of one request.
 pub(crate) const MAX_REQUEST_LEN: usize = 64 * 1024;
-/// The desk: the number of the request that was answered, how it went, a number to that; then the
-/// bytes.
+/// Layout of the bounce buffer: id of the last executed request, its status, a detail of the
+/// status, and the bytes.
 const ANSWERED_AT: usize = 0;
 const STATUS_AT: usize = 8;
 const DETAIL_AT: usize = 16;
 const DATA_AT: usize = 64;
 pub(crate) const BOUNCE_BUFFER_LEN: usize = DATA_AT + MAX_REQUEST_LEN;
 
-/// The words of a request, in a record.
+/// Bytes of the words of a request in a record.
 pub(crate) const REQUEST_LEN: usize = 48;
 
 const STATUS_OK: (u64, u64) = (0, 0);
@@ -45,15 +48,15 @@ const OP_KINDS: [OpKind; 4] = [
     OpKind::FetchAtomic,
 ];
 
-/// Part of an operation, as it is asked for.
+/// A request: a part of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RmaRequest {
     pub(crate) kind: OpKind,
-    /// What is accessed now. All of it lies on the desk at once.
+    /// The range to access. All of it fits in the bounce buffer.
     pub(crate) remote: RmaIov,
-    /// How much follows, from there on: a range is out of bounds as a whole.
+    /// Bytes of the operation from this range on: a range is out of bounds as a whole.
     pub(crate) remaining: usize,
-    /// Which request of this connection this is.
+    /// Id of the request on this connection.
     pub(crate) id: u64,
 }
 
@@ -85,7 +88,7 @@ impl RmaRequest {
         bytes
     }
 
-    /// `None` when there is no such request.
+    /// Decodes a request; `None` if it is invalid.
     pub(crate) fn from_words(word: impl Fn(usize) -> u64) -> Option<Self> {
         let [len, rest] = [2, 3].map(|at| usize::try_from(word(at)).unwrap_or(usize::MAX));
         let what = word(4);
@@ -113,7 +116,8 @@ impl RmaRequest {
         })
     }
 
-    /// How many bytes it takes along: operands, and comparands behind them.
+    /// Returns how many bytes the request needs in the bounce buffer: operands, followed by
+    /// comparands.
     pub(crate) fn operand_len(&self) -> usize {
         match self.remote.atomic {
             _ if self.kind == OpKind::Read => 0,
@@ -125,14 +129,14 @@ impl RmaRequest {
         }
     }
 
-    /// Does what is asked for; false when that cannot be done just now.
-    pub(crate) fn execute(&self, desk: &SharedMapping, host: &dyn EngineContext) -> bool {
+    /// Executes the request and writes the response. Returns false if the region is locked now.
+    pub(crate) fn execute(&self, bounce_buffer: &SharedMapping, host: &dyn EngineContext) -> bool {
         let RmaIov { key, len, .. } = self.remote;
         let (region, at) =
             match AccessError::check(host.region(key), self.kind, &self.remote, self.remaining) {
-                Ok(found) => found,
-                Err(denied) => {
-                    self.write_answer(desk, denied.to_words());
+                Ok(region) => region,
+                Err(error) => {
+                    self.write_answer(bounce_buffer, error.to_words());
                     return true;
                 }
             };
@@ -150,11 +154,11 @@ impl RmaRequest {
         match self.kind {
             OpKind::Read => region.memory.read(at, &mut bytes),
             OpKind::Write => {
-                desk.read(DATA_AT, &mut bytes);
+                bounce_buffer.read(DATA_AT, &mut bytes);
                 region.memory.write(at, &bytes);
             }
             _ => {
-                desk.read(DATA_AT, &mut bytes);
+                bounce_buffer.read(DATA_AT, &mut bytes);
                 let mut result = vec![0; if self.kind.fills_buffer() { len } else { 0 }];
                 execute_atomic_array(&*region.memory, at, &self.remote, &bytes, &mut result);
                 bytes = result;
@@ -162,49 +166,49 @@ impl RmaRequest {
         }
         region.memory.end_access();
         if self.kind.fills_buffer() {
-            desk.write(DATA_AT, &bytes);
+            bounce_buffer.write(DATA_AT, &bytes);
         }
-        self.write_answer(desk, STATUS_OK);
+        self.write_answer(bounce_buffer, STATUS_OK);
         true
     }
 
-    fn write_answer(&self, desk: &SharedMapping, (code, detail): (u64, u64)) {
-        desk.write(STATUS_AT, &code.to_ne_bytes());
-        desk.write(DETAIL_AT, &detail.to_ne_bytes());
-        // One aligned word, written with release: whoever reads it sees what was written before.
-        desk.write(ANSWERED_AT, &self.id.to_ne_bytes());
+    fn write_answer(&self, bounce_buffer: &SharedMapping, (code, detail): (u64, u64)) {
+        bounce_buffer.write(STATUS_AT, &code.to_ne_bytes());
+        bounce_buffer.write(DETAIL_AT, &detail.to_ne_bytes());
+        // One aligned word, written with release: a reader that sees it sees the earlier writes.
+        bounce_buffer.write(ANSWERED_AT, &self.id.to_ne_bytes());
     }
 }
 
-/// The desk, with who asks.
+/// The bounce buffer, at the initiator.
 #[derive(Debug)]
 pub(crate) struct RmaBounceBuffer {
     memory: SharedMemory,
-    /// The requests so far.
+    /// Number of requests so far.
     last_id: u64,
-    /// The last of them, until its answer was read.
+    /// The last request, until its response was read.
     pending: Option<RmaRequest>,
 }
 
 impl RmaBounceBuffer {
     pub(crate) fn new() -> Result<Self> {
-        let area = SharedMemory::create(
+        let memory = SharedMemory::create(
             BOUNCE_BUFFER_LEN,
             Access::REMOTE_READ | Access::REMOTE_WRITE,
         )?;
         Ok(Self {
-            memory: area,
+            memory,
             last_id: 0,
             pending: None,
         })
     }
 
-    /// What to give to the owner.
+    /// Returns the memory to grant to the owner.
     pub(crate) fn memory(&self) -> &SharedMemory {
         &self.memory
     }
 
-    /// A request, with the bytes that it takes along. It is asked once its record is in the ring.
+    /// Creates a request and writes its operands. It is pending once its record is in the ring.
     pub(crate) fn prepare(
         &self,
         kind: OpKind,
@@ -223,31 +227,32 @@ impl RmaBounceBuffer {
         request
     }
 
+    /// Records that the request's record is in the ring.
     pub(crate) fn on_request_sent(&mut self, request: RmaRequest) {
         self.last_id = request.id;
         self.pending = Some(request);
     }
 
-    /// A request has not been answered.
+    /// Returns whether a request has no response yet.
     pub(crate) fn is_pending(&self) -> bool {
         self.pending
             .is_some_and(|request| self.read_word(ANSWERED_AT) != request.id)
     }
 
-    /// The request, once it was answered, and how that went.
+    /// Takes the request whose response has arrived, and its result.
     pub(crate) fn take_answer(&mut self) -> Option<(RmaRequest, Result<()>)> {
         if self.is_pending() {
             return None;
         }
         let request = self.pending.take()?;
-        let denied = AccessError::from_words(self.read_word(STATUS_AT), self.read_word(DETAIL_AT));
-        let answer = denied.map_or(Ok(()), |denied| {
-            Err(denied.to_error(&request.remote, request.remaining))
+        let error = AccessError::from_words(self.read_word(STATUS_AT), self.read_word(DETAIL_AT));
+        let result = error.map_or(Ok(()), |error| {
+            Err(error.to_error(&request.remote, request.remaining))
         });
-        Some((request, answer))
+        Some((request, result))
     }
 
-    /// The bytes of the answer.
+    /// Returns the bytes of the response.
     pub(crate) fn answer_bytes(&self, len: usize) -> impl CopySource {
         self.memory.mapping().range(DATA_AT, len)
     }
@@ -302,14 +307,14 @@ mod tests {
     #[test]
     fn invalid_rma_requests_are_rejected() {
         let good = [7, 0, 8, 8, 0, 1];
-        let is_one = |change: (usize, u64)| {
+        let is_valid = |change: (usize, u64)| {
             let mut all: [u64; 6] = good;
             all[change.0] = change.1;
             RmaRequest::from_words(|at| all[at]).is_some()
         };
-        assert!(is_one((0, 7)));
-        // Longer than the desk, than what follows; of no kind; no operation, on no type, in no
-        // call; not a whole value.
+        assert!(is_valid((0, 7)));
+        // Longer than the bounce buffer, or than the operation; unknown kind; unknown atomic
+        // operation, datatype or call; not a whole value.
         let sum = |op: u64, datatype: u64, call: u64, kind: u64| {
             kind | op << 8 | datatype << 16 | call << 24
         };
@@ -323,9 +328,9 @@ mod tests {
             (4, sum(2, 0, 3, 2)),
             (4, sum(12, 0, 0, 2)),
         ] {
-            assert!(!is_one(change), "{change:?}");
+            assert!(!is_valid(change), "{change:?}");
         }
-        assert!(is_one((4, sum(2, 7, 0, 2))));
+        assert!(is_valid((4, sum(2, 7, 0, 2))));
         let uneven: [u64; 6] = [7, 0, 7, 8, sum(2, 7, 0, 2), 1];
         assert!(RmaRequest::from_words(|at| uneven[at]).is_none());
     }

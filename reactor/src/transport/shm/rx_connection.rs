@@ -1,4 +1,9 @@
-//! A connection from a peer: what it sends to this endpoint.
+//! A connection from a peer: what this endpoint receives from it.
+//!
+//! A pass reads a bounded number of records and bytes from the ring and delivers messages to the
+//! receive queue. A message that finds no receive and no buffer space stays in the ring. Every
+//! record and control message is checked: an invalid one is a protocol violation, which ends the
+//! connection.
 
 mod memory;
 mod pending_handshake;
@@ -28,18 +33,18 @@ use super::socket::ShmSocket;
 
 pub(crate) use pending_handshake::{HandshakeOutcome, PendingHandshake};
 
-/// Records and bytes taken from one peer in one pass.
+/// Records and bytes received from one peer in one pass.
 const RECORDS_PER_PASS: usize = 64;
 const BYTES_PER_PASS: usize = 64 * 1024;
 /// The longest message a peer may announce.
 pub(crate) const MAX_MSG_SIZE: usize = 1 << 40;
 
-/// Which endpoint a connection leads to. Names are only claimed, and used again.
+/// Identity of the peer's endpoint. Names are claimed and reused, so they do not identify it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeerIdentity {
-    /// The process, as the kernel says; unknown in another process namespace.
+    /// Process id reported by the kernel; `None` in another PID namespace.
     pub(crate) pid: Option<i32>,
-    /// A random number of the endpoint's, as it says.
+    /// Random incarnation number that the endpoint announces.
     pub(crate) incarnation: u64,
 }
 
@@ -50,18 +55,19 @@ impl From<PeerIdentity> for Incarnation {
     }
 }
 
-/// The endpoint that a connection leads to.
+/// The endpoint at this end of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct LocalEndpoint {
     pub(crate) ep: EpId,
-    /// A random number that tells it from others of its name.
+    /// Random number that tells the endpoint from others of its name.
     pub(crate) incarnation: u64,
-    /// Peers may reach memory of its domain, and it wants to hear of everything that they do there.
+    /// Whether peers may access memory of the domain, and whether the endpoint requests RMA events.
     pub(crate) is_rma_target: bool,
     pub(crate) rma_events: bool,
-    /// It copies long messages straight from its peers, where it can.
+    /// Whether the endpoint copies long messages directly from its peers, where the kernel permits
+    /// it.
     pub(crate) cma_enabled: bool,
-    /// What peers lend to it.
+    /// Chunks that peers have granted to the endpoint.
     pub(crate) received_loans: ReceivedLoans,
 }
 
@@ -71,32 +77,32 @@ pub(crate) struct RxConnection {
     pub(crate) peer_address: Address,
     pub(crate) peer_key: PeerKey,
     pub(crate) source: Option<FiAddr>,
-    /// Its number when it connected.
+    /// Address handle of the peer when it connected.
     pub(crate) initial_addr: Option<FiAddr>,
     pub(crate) identity: PeerIdentity,
     local: LocalEndpoint,
     socket: ShmSocket,
     ring: Consumer<Segment>,
-    /// Memory that the peer lends, by its name.
+    /// Chunks that the peer lends, sorted by key.
     loan_mappings: Vec<(u64, Arc<LoanMapping>)>,
-    /// Its own memory, if that can be read from here.
+    /// Access to the peer's memory, if it can be read from here.
     cma_peer: Option<Arc<CmaPeer>>,
-    /// Where it is answered what it asks for.
+    /// Bounce buffer for the responses to RMA requests of the peer.
     rma_bounce: Option<SharedMapping>,
-    /// The message that is arriving in pieces.
+    /// The message whose fragments are arriving.
     partial: Option<PartialId>,
-    /// The oldest record waits for a receive, or for room.
+    /// Whether the oldest record waits for a receive or for buffer space.
     message_held: bool,
-    /// The peer has said goodbye, or that it gives up this connection only.
+    /// The peer has announced that its endpoint closes, or that it gives up this connection only.
     endpoint_closed: bool,
     disconnected: bool,
-    /// The peer has ended; what it left in the ring is still delivered.
+    /// Set when the peer has ended; records left in the ring are still delivered.
     down_reason: Option<DownReason>,
     /// How often the peer slept and was woken.
     pub(crate) doorbells: u64,
-    /// The pass in which something of it was taken last.
+    /// The pass in which a record of this connection was last received.
     pub(crate) last_active: u32,
-    /// It is not looked at in every pass, and rings.
+    /// Whether passes skip this connection and wait for its doorbell.
     pub(crate) idle: bool,
 }
 
@@ -132,8 +138,8 @@ impl RxConnection {
         }
     }
 
-    /// Takes what has arrived, as far as it is wanted. Returns whether anything moved.
-    #[inline(always)] // on the way of a small message
+    /// Receives records until the limits of a pass. Returns whether there were any.
+    #[inline(always)] // fast path of small messages
     pub(crate) fn poll_ring(
         &mut self,
         rx: &mut RxQueue,
@@ -150,7 +156,7 @@ impl RxConnection {
                     }
                     let at = plain_payload_offset(len);
                     let payload = self.ring.memory().payload(start + at, len - at);
-                    let payload = payload.ok_or(ShmProtocolViolation("a payload out of bounds"))?;
+                    let payload = payload.ok_or(ShmProtocolViolation("payload out of bounds"))?;
                     if !rx.deliver_plain(host, self.peer_key, self.source, &payload) {
                         self.message_held = true;
                         return Ok(taken > 0);
@@ -169,14 +175,15 @@ impl RxConnection {
         Ok(true)
     }
 
-    /// Likewise, whatever it is, after so many records and bytes of this pass.
+    /// Continues [`poll_ring`](Self::poll_ring) with records of any kind, after `taken` records and
+    /// `bytes` bytes of this pass.
     fn poll_ring_general(
         &mut self,
         rx: &mut RxQueue,
         host: &mut dyn EngineContext,
         (taken, mut bytes): (usize, usize),
     ) -> Result<bool, ShmProtocolViolation> {
-        let mut moved = taken > 0;
+        let mut progressed = taken > 0;
         for _ in taken..RECORDS_PER_PASS {
             let Some(record) = self.ring.peek()? else {
                 break;
@@ -188,7 +195,7 @@ impl RxConnection {
                 self.message_held = true;
                 break;
             }
-            moved = true;
+            progressed = true;
             if self.ring.consume(record) {
                 self.ring_doorbell();
             }
@@ -197,7 +204,7 @@ impl RxConnection {
                 break;
             }
         }
-        Ok(moved)
+        Ok(progressed)
     }
 
     /// Wakes the peer.
@@ -207,8 +214,8 @@ impl RxConnection {
         self.doorbells += 1;
     }
 
-    /// Where the parts of a record lie, and its payload.
-    #[inline(always)] // on the way of a small message
+    /// Returns the layout and the payload of a record.
+    #[inline(always)] // fast path of small messages
     fn split_record(
         &self,
         record: RecordRef,
@@ -219,19 +226,19 @@ impl RxConnection {
             record.header.len as usize,
         );
         let layout = RecordLayout::for_record(kind, flags, len)
-            .ok_or(ShmProtocolViolation("a record too short for its flags"))?;
+            .ok_or(ShmProtocolViolation("record too short for its flags"))?;
         let payload = self
             .ring
             .memory()
             .payload(record.start + layout.payload, len - layout.payload);
         Ok((
             layout,
-            payload.ok_or(ShmProtocolViolation("a payload out of bounds"))?,
+            payload.ok_or(ShmProtocolViolation("payload out of bounds"))?,
         ))
     }
 
-    /// What is known of a message of `len` bytes, from its first record.
-    #[inline(always)] // likewise
+    /// Returns the envelope of a message of `len` bytes from its first record.
+    #[inline(always)] // fast path of small messages
     fn envelope(&self, record: RecordRef, layout: RecordLayout, len: usize) -> Envelope {
         let word = |at: usize| self.ring.memory().read_word(record.start + at);
         Envelope {
@@ -245,8 +252,8 @@ impl RxConnection {
         }
     }
 
-    /// Takes one record; false when it has to stay.
-    #[inline(always)] // likewise
+    /// Processes one record. Returns false if it must stay in the ring.
+    #[inline(always)] // fast path of small messages
     fn process_record(
         &mut self,
         record: RecordRef,
@@ -260,7 +267,7 @@ impl RxConnection {
         Ok(rx.deliver(host, self.envelope(record, layout, payload.len()), &payload))
     }
 
-    /// Takes a record that is not a message by itself.
+    /// Processes a record that is not a whole message.
     fn process_other_record(
         &mut self,
         record: RecordRef,
@@ -274,71 +281,73 @@ impl RxConnection {
             FRAGMENT => {
                 let id = self
                     .partial
-                    .ok_or(ShmProtocolViolation("a piece of no message"))?;
+                    .ok_or(ShmProtocolViolation("fragment without a message"))?;
                 if payload.is_empty() || payload.len() > rx.remaining(id) {
-                    return Err(ShmProtocolViolation("a piece longer than its message"));
+                    return Err(ShmProtocolViolation("fragment exceeds its message"));
                 }
                 if rx.append(host, id, &payload) {
                     self.partial = None;
                 }
                 Ok(true)
             }
-            _ if self.partial.is_some() => Err(ShmProtocolViolation("a message within a message")),
+            _ if self.partial.is_some() => {
+                Err(ShmProtocolViolation("new message before the last fragment"))
+            }
             RMA_NOTIFICATION => {
                 if !self.local.is_rma_target || payload.len() != 8 {
                     return Err(ShmProtocolViolation(
-                        "a notice to an endpoint without memory, or of another length",
+                        "RMA notification of wrong length, or endpoint is not an RMA target",
                     ));
                 }
-                let deed = if record.header.flags & RMA_READ != 0 {
+                let access = if record.header.flags & RMA_READ != 0 {
                     RemoteAccess::Read
                 } else {
                     RemoteAccess::Write
                 };
                 let len = usize::try_from(total.unwrap_or(0)).unwrap_or(usize::MAX);
                 let transfer = Transfer::written(len, layout.data.map(word), self.source);
-                Ok(host.on_remote_access(self.local.ep, word(layout.payload), deed, transfer))
+                Ok(host.on_remote_access(self.local.ep, word(layout.payload), access, transfer))
             }
             RMA_REQUEST => {
                 if payload.len() != REQUEST_LEN || !self.local.is_rma_target {
                     return Err(ShmProtocolViolation(
-                        "a request to an endpoint without memory, or of another length",
+                        "RMA request of wrong length, or endpoint is not an RMA target",
                     ));
                 }
                 let request = RmaRequest::from_words(|at| word(layout.payload + 8 * at));
                 self.serve_rma_request(
-                    &request.ok_or(ShmProtocolViolation("a request for what cannot be done"))?,
+                    &request.ok_or(ShmProtocolViolation("invalid RMA request"))?,
                     host,
                 )
             }
             kind @ (LOAN | CMA_MESSAGE) => {
                 if payload.len() != LOCATION_LEN {
-                    return Err(ShmProtocolViolation("a loan of another length"));
+                    return Err(ShmProtocolViolation("message location of wrong length"));
                 }
-                let (len, receipt) = decode_total(total.unwrap_or(u64::MAX));
+                let (len, ack) = decode_total(total.unwrap_or(u64::MAX));
                 let slot = usize::try_from(word(layout.payload + 8)).unwrap_or(usize::MAX);
-                let place = (word(layout.payload), slot);
+                let location = (word(layout.payload), slot);
                 let envelope = Envelope {
-                    ack: receipt,
+                    ack,
                     ..self.envelope(record, layout, len)
                 };
                 if kind == LOAN {
-                    self.receive_loan(envelope, place, rx, host)
+                    self.receive_loan(envelope, location, rx, host)
                 } else {
-                    self.receive_cma(envelope, place, rx, host)
+                    self.receive_cma(envelope, location, rx, host)
                 }
             }
             FIRST_FRAGMENT if let Some(total) = total => {
-                let (total, receipt) = decode_total(total);
+                let (total, ack) = decode_total(total);
                 let envelope = Envelope {
-                    ack: receipt,
+                    ack,
                     ..self.envelope(record, layout, total)
                 };
-                if receipt.is_some() && total == payload.len() {
+                if ack.is_some() && total == payload.len() {
                     return Ok(rx.deliver(host, envelope, &payload));
                 }
                 if total <= payload.len() || total > MAX_MSG_SIZE {
-                    return Err(ShmProtocolViolation("a message length out of bounds"));
+                    return Err(ShmProtocolViolation("message length out of bounds"));
                 }
                 let Some(id) = rx.begin_partial(host, envelope) else {
                     return Ok(false);
@@ -347,11 +356,11 @@ impl RxConnection {
                 self.partial = Some(id);
                 Ok(true)
             }
-            _ => Err(ShmProtocolViolation("a record of unknown kind")),
+            _ => Err(ShmProtocolViolation("unknown record kind")),
         }
     }
 
-    /// The socket is readable: rings, questions, or how the peer ended.
+    /// Handles a readable socket. Returns how the peer ended, if it did.
     pub(crate) fn on_readable(&mut self, host: &dyn EngineContext) -> Option<DownReason> {
         for _ in 0..READS_PER_POLL {
             match control::recv_control(&self.socket) {
@@ -375,7 +384,7 @@ impl RxConnection {
                 ControlRead::Message(ControlEvent::Message(ControlMessage::MapMr(key))) => {
                     if !self.answer_map_mr(host, key) {
                         return Some(DownReason::Protocol(
-                            "questions without reading the answers",
+                            "peer does not read the responses to its requests",
                         ));
                     }
                 }
@@ -385,7 +394,7 @@ impl RxConnection {
                 ControlRead::Message(ControlEvent::GrantWithoutFd(_))
                 | ControlRead::NoDescriptors => {
                     return Some(DownReason::Protocol(
-                        "memory to lend for which there was no descriptor",
+                        "no descriptor left for a memory grant (RLIMIT_NOFILE)",
                     ));
                 }
                 ControlRead::HungUp if self.endpoint_closed || self.disconnected => {
@@ -393,44 +402,46 @@ impl RxConnection {
                 }
                 ControlRead::HungUp => return Some(DownReason::Died),
                 ControlRead::Message(_) => {
-                    return Some(DownReason::Protocol("a word only the receiver may say"));
+                    return Some(DownReason::Protocol(
+                        "unexpected control message from a sender",
+                    ));
                 }
                 ControlRead::Malformed(what) => return Some(DownReason::Protocol(what)),
                 ControlRead::VersionMismatch(_) => {
-                    return Some(DownReason::Protocol("another version"));
+                    return Some(DownReason::Protocol("protocol version mismatch"));
                 }
             }
         }
         None
     }
 
-    /// The peer gave up this connection, and goes on otherwise.
+    /// Returns whether the peer gave up this connection while its endpoint stays open.
     pub(crate) fn has_disconnected(&self) -> bool {
         self.disconnected
     }
 
-    /// How the peer ended, if it has.
+    /// Returns how the peer ended, if it has.
     pub(crate) fn down_reason(&self) -> Option<DownReason> {
         self.down_reason
     }
 
-    /// Whether everything the peer left has been taken.
+    /// Returns whether all records the peer left have been received, or cannot be.
     pub(crate) fn is_drained(&mut self) -> bool {
         matches!(self.ring.peek(), Ok(None) | Err(_))
             || matches!(self.down_reason, Some(DownReason::Protocol(_)))
     }
 
-    /// The oldest record waits for a receive, or for room.
+    /// Returns whether the oldest record waits for a receive or for buffer space.
     pub(crate) fn has_held_message(&self) -> bool {
         self.message_held
     }
 
-    /// Whether nothing stands in the way of waiting until it rings.
+    /// Returns whether the connection may wait for a doorbell.
     pub(crate) fn may_become_idle(&self) -> bool {
         !self.message_held && self.down_reason.is_none()
     }
 
-    /// Ends the connection: a message that was arriving will never be complete.
+    /// Fails a message whose fragments were arriving.
     pub(crate) fn fail_partial(
         &mut self,
         rx: &mut RxQueue,
@@ -442,11 +453,11 @@ impl RxConnection {
         }
     }
 
-    /// Notes that the peer has ended. False when that was known.
+    /// Records that the peer has ended. Returns false if that was known.
     pub(crate) fn mark_down(&mut self, reason: DownReason) -> bool {
-        let news = self.down_reason.is_none();
+        let is_new = self.down_reason.is_none();
         self.down_reason.get_or_insert(reason);
-        news
+        is_new
     }
 
     /// Stops watching the socket.
@@ -454,14 +465,14 @@ impl RxConnection {
         self.socket.unwatch();
     }
 
-    /// The endpoint closes: nothing is read any more.
+    /// Closes the connection because the endpoint closes: nothing is read any more.
     pub(crate) fn close(&self) {
         self.stop_cma();
         self.ring.close();
         control::send_control(&self.socket, ControlMessage::EndpointClosed);
     }
 
-    /// Before sleeping: false when something could move now.
+    /// Arms the doorbell before sleeping. Returns false if a record can be received now.
     pub(crate) fn arm(&mut self) -> bool {
         self.ring.arm() || self.message_held
     }

@@ -1,15 +1,21 @@
-//! The connections that came in, and which of them are looked at.
+//! Incoming connections, active and idle.
 //!
-//! A pass looks at every *attended* caller. One that has said nothing for a long time, while others
-//! are attended, is left alone: its flag stays raised, so that it rings when it says something.
-//! However many callers are left alone, a pass looks at one of them, in turn, so that a ring need
-//! not be waited for by somebody who makes passes all the time.
+//! A pass polls every *active* connection. With more than 8 connections, one that has sent nothing
+//! for a long time while others are active becomes *idle*: its doorbell flag stays armed, so its
+//! next message rings the doorbell over the Unix socket. A spinning thread polls sockets only every
+//! 2048 passes, so each pass also polls one idle connection round-robin. The cost of a pass is
+//! therefore O(active), and idle connections cost nothing when the domain arms and disarms.
 //!
-//! **Invariant.** A caller is left alone only while its flag was raised and nothing new was found
-//! after that, or its ring is in the socket, which is watched. What its socket has to say makes it
-//! attended, and so does what a pass finds. Hence no message waits longer than that of a peer that
-//! sleeps: who goes to sleep itself has nothing to do for those left alone. A peer that takes the
-//! flag down without ringing holds up its own messages, until its turn comes.
+//! A bitmap of rings with new records, in memory that the senders share, was planned instead: it
+//! would add a write to a shared cache line to every message, and one sender could hide the records
+//! of the others.
+//!
+//! **Invariant.** A connection is idle only while its flag was armed and nothing new was found
+//! afterwards, or its doorbell message is in the socket, which is watched. A control message makes
+//! it active, and so does a message that a pass finds. Hence no message waits longer than one of a
+//! sleeping receiver's peer: a receiver that goes to sleep has nothing to do for idle connections.
+//! A peer that clears the flag without ringing delays only its own messages, until its connection
+//! is polled. `models/doorbell` checks this.
 
 use std::collections::VecDeque;
 
@@ -17,14 +23,14 @@ use slab::Slab;
 
 use super::rx_connection::{PendingHandshake, RxConnection};
 
-/// Callers that are always attended.
+/// Number of connections up to which all are polled in every pass.
 pub(crate) const ALWAYS_ACTIVE: usize = 8;
-/// Passes without a word after which a caller is left alone, if a few are attended. In a crowd
-/// passes take longer, and fewer of them are as long a silence.
+/// Passes without a message after which a connection becomes idle, if up to [`ALWAYS_ACTIVE`] are
+/// active. With more, passes take longer, so fewer passes are enough.
 const IDLE_PASSES: usize = 1024;
 const MIN_IDLE_PASSES: usize = 64;
 
-/// A connection that came in.
+/// An incoming connection.
 #[derive(Debug)]
 pub(crate) enum RxSlot {
     Handshaking(PendingHandshake),
@@ -47,16 +53,17 @@ impl RxSlot {
     }
 }
 
-/// All connections that came in.
+/// All incoming connections of an endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct RxConnections {
     slots: Slab<RxSlot>,
     active: Vec<usize>,
     idle: VecDeque<usize>,
-    /// Those that have not said hello, oldest first.
+    /// Connections whose handshake is pending, oldest first.
     handshaking: VecDeque<usize>,
-    /// Passes made, and which of the attended is asked next how long it has been silent.
+    /// Number of passes made.
     passes: u32,
+    /// Index in `active` of the next connection to check for silence.
     demotion_cursor: usize,
 }
 
@@ -65,7 +72,7 @@ impl RxConnections {
         self.slots.len()
     }
 
-    /// Where the next caller will be.
+    /// Returns the index that the next connection will get.
     pub(crate) fn vacant_key(&self) -> usize {
         self.slots.vacant_key()
     }
@@ -74,25 +81,26 @@ impl RxConnections {
         matches!(self.slots.get(at), Some(RxSlot::Handshaking(_)))
     }
 
-    /// A caller that has not said hello yet.
-    pub(crate) fn insert_handshake(&mut self, stranger: PendingHandshake) {
-        let at = self.slots.insert(RxSlot::Handshaking(stranger));
+    /// Adds a connection whose handshake is pending.
+    pub(crate) fn insert_handshake(&mut self, handshake: PendingHandshake) {
+        let at = self.slots.insert(RxSlot::Handshaking(handshake));
         self.handshaking.push_back(at);
     }
 
-    /// Takes a stranger out, to be met. A slab gives its place to who is added next.
+    /// Removes a pending handshake, to advance it. The slab reuses its index for the next
+    /// insertion.
     pub(crate) fn take_handshake(&mut self, at: usize) -> Option<PendingHandshake> {
         if !self.is_handshaking(at) {
             return None;
         }
-        self.handshaking.retain(|stranger| *stranger != at);
+        self.handshaking.retain(|pending| *pending != at);
         match self.slots.remove(at) {
-            RxSlot::Handshaking(stranger) => Some(stranger),
+            RxSlot::Handshaking(handshake) => Some(handshake),
             RxSlot::Established(_) => None,
         }
     }
 
-    /// Lets the strangers that have waited longest go, if there are more than so many.
+    /// Drops the oldest pending handshakes beyond `most`.
     pub(crate) fn evict_oldest_handshakes(&mut self, most: usize) {
         while self.handshaking.len() > most {
             if let Some(at) = self.handshaking.pop_front() {
@@ -101,7 +109,7 @@ impl RxConnections {
         }
     }
 
-    /// A caller that has said hello.
+    /// Adds an established connection.
     pub(crate) fn insert_established(&mut self, mut peer: Box<RxConnection>) -> usize {
         peer.last_active = self.passes;
         let at = self.slots.insert(RxSlot::Established(peer));
@@ -111,8 +119,8 @@ impl RxConnections {
 
     pub(crate) fn remove(&mut self, at: usize) -> Option<RxConnection> {
         self.slots.get(at)?.established()?;
-        self.active.retain(|attended| *attended != at);
-        self.idle.retain(|alone| *alone != at);
+        self.active.retain(|active| *active != at);
+        self.idle.retain(|idle| *idle != at);
         match self.slots.try_remove(at)? {
             RxSlot::Established(peer) => Some(*peer),
             RxSlot::Handshaking(_) => None,
@@ -123,23 +131,21 @@ impl RxConnections {
         self.slots.get_mut(at)?.established_mut()
     }
 
-    /// All that have said hello.
+    /// Returns all established connections.
     pub(crate) fn peers(&self) -> impl Iterator<Item = &RxConnection> {
-        self.slots
-            .iter()
-            .filter_map(|(_, caller)| caller.established())
+        self.slots.iter().filter_map(|(_, slot)| slot.established())
     }
 
     pub(crate) fn peers_mut(&mut self) -> impl Iterator<Item = &mut RxConnection> {
         self.slots
             .iter_mut()
-            .filter_map(|(_, caller)| caller.established_mut())
+            .filter_map(|(_, slot)| slot.established_mut())
     }
 
-    /// Shows all that have said hello.
+    /// Calls `act` with every established connection and its index.
     pub(crate) fn for_each_peer(&mut self, mut act: impl FnMut(usize, &mut RxConnection)) {
-        for (at, caller) in &mut self.slots {
-            if let RxSlot::Established(peer) = caller {
+        for (at, slot) in &mut self.slots {
+            if let RxSlot::Established(peer) = slot {
                 act(at, peer);
             }
         }
@@ -147,35 +153,35 @@ impl RxConnections {
 
     // ---- passes
 
-    /// A pass over the attended callers begins: its number.
+    /// Begins a pass over the active connections. Returns the number of the pass.
     #[inline]
     pub(crate) fn begin_pass(&mut self) -> u32 {
         self.passes = self.passes.wrapping_add(1);
         self.passes
     }
 
-    /// The attended caller of this number, and where it is.
+    /// Returns the active connection at this position of `active`, and its index.
     #[inline]
-    pub(crate) fn active_mut(&mut self, number: usize) -> Option<(usize, &mut RxConnection)> {
-        let at = *self.active.get(number)?;
+    pub(crate) fn active_mut(&mut self, position: usize) -> Option<(usize, &mut RxConnection)> {
+        let at = *self.active.get(position)?;
         match self.slots.get_mut(at) {
             Some(RxSlot::Established(peer)) => Some((at, peer)),
             _ => None,
         }
     }
 
-    /// One of those left alone, to be looked at in turn.
+    /// Removes and returns the idle connection whose turn it is.
     #[inline]
     pub(crate) fn next_idle(&mut self) -> Option<usize> {
         self.idle.pop_front()
     }
 
-    /// One of those left alone was looked at: it is attended from now on if it `moved`.
+    /// Handles the result of polling an idle connection: it becomes active if it had a message.
     #[cold]
-    pub(crate) fn on_idle_polled(&mut self, at: usize, moved: bool) {
+    pub(crate) fn on_idle_polled(&mut self, at: usize, progressed: bool) {
         let passes = self.passes;
         let Some(peer) = self.get_mut(at) else { return };
-        if !moved && peer.may_become_idle() {
+        if !progressed && peer.may_become_idle() {
             self.idle.push_back(at);
             return;
         }
@@ -185,7 +191,7 @@ impl RxConnections {
         self.active.push(at);
     }
 
-    /// Attends to this caller from now on.
+    /// Makes a connection active.
     pub(crate) fn activate(&mut self, at: usize) {
         let Some(peer) = self.slots.get_mut(at).and_then(RxSlot::established_mut) else {
             return;
@@ -193,7 +199,7 @@ impl RxConnections {
         if std::mem::take(&mut peer.idle) {
             peer.disarm();
             peer.last_active = self.passes;
-            self.idle.retain(|alone| *alone != at);
+            self.idle.retain(|idle| *idle != at);
             self.active.push(at);
         }
     }
@@ -202,12 +208,13 @@ impl RxConnections {
         self.active.len()
     }
 
-    /// Leaves one of the attended alone, if it has been silent for long; `crowd` is how many there
-    /// are in a pass. True when it just said something instead.
+    /// Makes one active connection idle if it has been silent for long; `active_count` is the
+    /// number of connections or endpoints that a pass polls. Returns true if the connection has
+    /// just received something instead.
     #[cold]
-    pub(crate) fn demote_idle(&mut self, crowd: usize) -> bool {
-        let silence =
-            (IDLE_PASSES * ALWAYS_ACTIVE / crowd.max(ALWAYS_ACTIVE)).max(MIN_IDLE_PASSES) as u32;
+    pub(crate) fn demote_idle(&mut self, active_count: usize) -> bool {
+        let idle_passes = (IDLE_PASSES * ALWAYS_ACTIVE / active_count.max(ALWAYS_ACTIVE))
+            .max(MIN_IDLE_PASSES) as u32;
         self.demotion_cursor = if self.demotion_cursor + 1 < self.active.len() {
             self.demotion_cursor + 1
         } else {
@@ -219,7 +226,7 @@ impl RxConnections {
         let Some(peer) = self.slots.get_mut(at).and_then(RxSlot::established_mut) else {
             return false;
         };
-        if self.passes.wrapping_sub(peer.last_active) < silence || !peer.may_become_idle() {
+        if self.passes.wrapping_sub(peer.last_active) < idle_passes || !peer.may_become_idle() {
             return false;
         }
         peer.idle = peer.arm();
@@ -234,7 +241,8 @@ impl RxConnections {
 
     // ---- sleeping
 
-    /// Before sleeping: false when something could move now. Those left alone will ring anyway.
+    /// Arms the doorbells of active connections before sleeping; idle ones are armed already.
+    /// Returns false if something can progress now.
     pub(crate) fn arm(&mut self) -> bool {
         let mut quiet = true;
         for &at in &self.active {

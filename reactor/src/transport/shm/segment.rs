@@ -1,16 +1,16 @@
-//! A segment: the shared memory of one direction between two endpoints.
+//! Segments: the shared memory that holds the ring of one direction between two endpoints.
 //!
-//! The sending side makes it (a memfd), seals it so that its size can never change, and passes it
-//! on; the receiving side maps it only if it is sealed and as large as it says. Hence no access
-//! within [`Segment::lines`] can fault, whatever the peer does.
+//! The sender creates the segment (a memfd), seals its size, and passes the descriptor to the
+//! receiver. The receiver maps it only if it is sealed and has the announced size. Hence no access
+//! within `RingMemory::lines` can fault, whatever the peer does.
 //!
 //! # Safety
 //!
-//! This module holds the raw access to the memory of rings. The argument: `base` is a mapping of
-//! `LINES_AT + lines × 64` bytes, alive as long as the value; the control words and headers are
-//! reached as atomics, which tolerate a peer that writes at the same time; payload is only ever
-//! copied from and to it by raw pointer, never borrowed, so that no reference exists to memory that
-//! somebody else may change. A peer that changes payload during a copy spoils its own message.
+//! This module holds the raw access to ring memory. `base` is a mapping of `LINES_AT + lines × 64`
+//! bytes that lives as long as the value. Control words and headers are accessed as atomics, which
+//! tolerate concurrent writes by the peer. Payload is only copied by raw pointer, never borrowed,
+//! so no reference exists to memory that another process may change. A peer that changes payload
+//! during a copy spoils its own message.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -28,26 +28,25 @@ use super::record::MAX_ACKS;
 use super::ring::{LINE_LEN, RingMemory};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
 
-/// Control words are this far apart, so that writers of different words do not share a pair of
-/// cache lines.
+/// Distance between control words, so that writers of different words do not share a pair of cache
+/// lines.
 const CONTROL_STRIDE: usize = 128;
 const RELEASED_AT: usize = 0;
 const CONSUMER_WAITING_AT: usize = CONTROL_STRIDE;
 const PRODUCER_WAITING_AT: usize = 2 * CONTROL_STRIDE;
-/// Bits of the loans that the receiver gives back, in words of 64.
+/// Bits of the slots (loans and single-copy buffers) that the receiver returns, in words of 64.
 const SLOT_RETURNS_AT: usize = 4 * CONTROL_STRIDE;
 pub(crate) const SLOT_RETURN_WORDS: usize = 4;
-/// What the sender lets the receiver read of its own memory, as a probe: where, and what is there.
-/// Then the word of the receiver that it could, and that of the sender that nothing of its memory
-/// is the receiver's to read any more.
+/// Probe for cross-memory attach: an address in the sender's memory and the value stored there. The
+/// two words behind it: the receiver has read the probe (`CMA_CAPABLE_AT`), and the sender has
+/// revoked the receiver's permission to use what it reads (`CMA_REVOKED_AT`).
 const CMA_PROBE_AT: usize = 5 * CONTROL_STRIDE;
 const CMA_CAPABLE_AT: usize = 6 * CONTROL_STRIDE;
 const CMA_REVOKED_AT: usize = 7 * CONTROL_STRIDE;
-/// The word of the receiver that it has said something of messages that the sender waits to hear
-/// of; and what it has said, a bit for each receipt.
+/// Flag of the receiver that it has set ack bits, and the ack bits themselves, one for each ack id.
 const HAS_ACKS_AT: usize = 8 * CONTROL_STRIDE;
 const ACK_BITS_AT: usize = 9 * CONTROL_STRIDE;
-/// Where the lines begin.
+/// Offset of the first line.
 const LINES_AT: usize = 4096;
 const _: () = assert!(ACK_BITS_AT + MAX_ACKS / 8 <= LINES_AT);
 
@@ -73,20 +72,20 @@ unsafe impl Send for SegmentMapping {}
 // SAFETY: as above.
 unsafe impl Sync for SegmentMapping {}
 
-/// Why a segment was not mapped.
+/// Reason for which a segment was not mapped.
 #[derive(Debug)]
 pub(crate) enum SegmentError {
-    /// It is not what it should be.
+    /// The memory has the wrong size or lacks seals.
     Malformed(&'static str),
-    /// This process has no room for it.
+    /// This process lacks memory or address space for the mapping.
     NoResources(Error),
 }
 
-/// How many lines of a record are asked for at once: about as many as a core can wait for.
+/// Lines of a record that are prefetched at once: about as many misses as a core keeps in flight.
 const PREFETCH_LINES: usize = 12;
 
 impl Segment {
-    /// Makes a segment, and the descriptor to pass on.
+    /// Creates a segment. Returns the segment and the descriptor to pass to the peer.
     pub(crate) fn create(lines: usize) -> Result<(Self, OwnedFd)> {
         let failed = |call| move |errno: rustix::io::Errno| Error::os(call, errno.raw_os_error());
         let fd = memfd::create("fabric-shm", mapping_len(lines) as u64, "ftruncate")?;
@@ -96,10 +95,10 @@ impl Segment {
         Ok((Self::map(&fd, lines)?, fd))
     }
 
-    /// Maps the segment a peer passed.
+    /// Maps a segment that a peer passed.
     ///
     /// # Errors
-    /// What is wrong with it, or that there is no room for it here.
+    /// `Malformed` with the reason, or `NoResources` if this process cannot map it.
     pub(crate) fn map_from_peer(fd: &OwnedFd, lines: usize) -> Result<Self, SegmentError> {
         Self::check(fd, lines).map_err(SegmentError::Malformed)?;
         Self::map(fd, lines).map_err(SegmentError::NoResources)
@@ -107,24 +106,25 @@ impl Segment {
 
     fn check(fd: &OwnedFd, lines: usize) -> Result<(), &'static str> {
         if !lines.is_power_of_two() || !(MIN_LINES..=MAX_LINES).contains(&lines) {
-            return Err("the number of lines is out of bounds");
+            return Err("number of segment lines is out of bounds");
         }
-        let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| "the memory cannot be sealed")?;
+        let seals =
+            rustix::fs::fcntl_get_seals(fd).map_err(|_| "segment memory does not support seals")?;
         if !seals.contains(SealFlags::SHRINK | SealFlags::SEAL) {
-            return Err("the memory is not sealed");
+            return Err("segment memory is not sealed");
         }
         let size = rustix::fs::fstat(fd)
-            .map_err(|_| "the memory has no size")?
+            .map_err(|_| "fstat of the segment memory failed")?
             .st_size;
         if usize::try_from(size) != Ok(mapping_len(lines)) {
-            return Err("the memory has another size than announced");
+            return Err("segment memory does not have the announced size");
         }
         Ok(())
     }
 
     fn map(fd: impl AsFd, lines: usize) -> Result<Self> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a new mapping at an address of the kernel's choice affects no existing memory.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -142,7 +142,8 @@ impl Segment {
         })
     }
 
-    /// The bytes of a record, to be copied out. `None` when they do not lie within the lines.
+    /// Returns the payload of a record, to be copied out. `None` if it does not lie within the
+    /// lines.
     pub(crate) fn payload(&self, start: usize, len: usize) -> Option<RecordPayload<'_>> {
         let end = start.checked_add(len)?;
         (end <= self.mapping.lines * LINE_LEN).then_some(RecordPayload {
@@ -152,7 +153,7 @@ impl Segment {
         })
     }
 
-    /// Reads eight bytes of a record, once. 0 when they do not lie within the lines.
+    /// Reads eight bytes of a record, once. Returns 0 if they do not lie within the lines.
     pub(crate) fn read_word(&self, at: usize) -> u64 {
         let mut bytes = [0; 8];
         if let Some(payload) = self.payload(at, 8) {
@@ -161,9 +162,9 @@ impl Segment {
         u64::from_le_bytes(bytes)
     }
 
-    /// Asks for the lines of a record behind its first, so that they are on their way while it is
-    /// found out whose they are.
-    #[inline(always)] // on the way of a small message
+    /// Prefetches the lines of a record behind its first, so that they arrive while the message is
+    /// matched.
+    #[inline(always)] // fast path of small messages
     pub(crate) fn prefetch(&self, start: usize, len: usize) {
         let count = (len.saturating_sub(1) / LINE_LEN).min(PREFETCH_LINES);
         for line in 1..=count {
@@ -173,7 +174,7 @@ impl Segment {
                 .as_ptr()
                 .wrapping_add(LINES_AT + start + line * LINE_LEN);
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: asking for a line accesses nothing, wherever it points.
+            // SAFETY: a prefetch accesses nothing, wherever the pointer leads.
             unsafe {
                 std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(
                     line.cast_const().cast(),
@@ -188,23 +189,24 @@ impl Segment {
         unsafe { self.mapping.base.add(offset) }
     }
 
-    /// Gives the loan of this number back.
+    /// Returns a slot to the sender.
     pub(crate) fn return_slot(&self, slot: usize) {
-        // SYNC: pairs with the acquire in `take_returned_slots`: the reader is done with the memory.
+        // SYNC: pairs with the acquire in `take_returned_slots`: the receiver is done with the
+        // memory.
         self.slot_return_word(slot / 64)
             .fetch_or(1 << (slot % 64), Ordering::Release);
     }
 
-    /// The loans of this word that were given back since the last call, a bit each.
+    /// Takes the slots of this word that were returned since the last call, a bit each.
     pub(crate) fn take_returned_slots(&self, word: usize) -> u64 {
         match self.slot_return_word(word).load(Ordering::Relaxed) {
             0 => 0,
-            // SYNC: pairs with the release in `give_back`.
+            // SYNC: pairs with the release in `return_slot`.
             _ => self.slot_return_word(word).swap(0, Ordering::Acquire),
         }
     }
 
-    /// Whether something was given back since the last call of `take_returned_slots`.
+    /// Returns whether slots were returned since the last call of `take_returned_slots`.
     pub(crate) fn has_returned_slots(&self) -> bool {
         (0..SLOT_RETURN_WORDS).any(|word| self.slot_return_word(word).load(Ordering::Relaxed) != 0)
     }
@@ -213,34 +215,33 @@ impl Segment {
         self.control_u64(SLOT_RETURNS_AT + 8 * (word % SLOT_RETURN_WORDS))
     }
 
-    /// Says of the message with this receipt what its sender waits to hear. There must be such a
-    /// receipt.
+    /// Acknowledges the message with this ack id, which must be below `MAX_ACKS`.
     pub(crate) fn set_ack(&self, number: usize) {
-        // SYNC: pairs with the acquire in `take_acks`: whoever sees the bit sees what the
+        // SYNC: pairs with the acquire in `take_acks`: a sender that sees the bit sees what the
         // receiver did before.
         self.ack_word(number / 64)
             .fetch_or(1 << (number % 64), Ordering::Release);
-        // SYNC: pairs with the acquire in `take_has_acks`: whoever takes the word down sees the
+        // SYNC: pairs with the acquire in `take_has_acks`: a sender that clears the flag sees the
         // bit.
         self.control_u32(HAS_ACKS_AT).store(1, Ordering::Release);
     }
 
-    /// Whether receipts were confirmed, as far as can be told without taking note of it.
+    /// Returns whether acks may have arrived, without clearing the flag.
     pub(crate) fn has_acks(&self) -> bool {
         self.control_u32(HAS_ACKS_AT).load(Ordering::Relaxed) != 0
     }
 
-    /// Whether receipts were confirmed since the last call.
+    /// Clears the flag; returns whether acks arrived since the last call.
     pub(crate) fn take_has_acks(&self) -> bool {
-        // SYNC: pairs with the release in `confirm`.
+        // SYNC: pairs with the release in `set_ack`.
         self.has_acks() && self.control_u32(HAS_ACKS_AT).swap(0, Ordering::Acquire) != 0
     }
 
-    /// The receipts of this word that were confirmed since the last call, a bit each.
+    /// Takes the acks of this word that were set since the last call, a bit each.
     pub(crate) fn take_acks(&self, word: usize) -> u64 {
         match self.ack_word(word).load(Ordering::Relaxed) {
             0 => 0,
-            // SYNC: pairs with the release in `confirm`.
+            // SYNC: pairs with the release in `set_ack`.
             _ => self.ack_word(word).swap(0, Ordering::Acquire),
         }
     }
@@ -249,14 +250,14 @@ impl Segment {
         self.control_u64(ACK_BITS_AT + 8 * (word % (MAX_ACKS / 64)))
     }
 
-    /// The sender's probe, before the hello: where it is and what is there.
+    /// Publishes the sender's probe, before the hello: its address and the value stored there.
     pub(crate) fn set_cma_probe(&self, at: u64, value: u64) {
         self.control_u64(CMA_PROBE_AT).store(at, Ordering::Relaxed);
         self.control_u64(CMA_PROBE_AT + 8)
             .store(value, Ordering::Relaxed);
     }
 
-    /// The sender's probe; zeros when it lets nobody read.
+    /// Returns the sender's probe; zeros if the sender does not permit single copy.
     pub(crate) fn cma_probe(&self) -> (u64, u64) {
         (
             self.control_u64(CMA_PROBE_AT).load(Ordering::Relaxed),
@@ -264,7 +265,7 @@ impl Segment {
         )
     }
 
-    /// The receiver has read the probe; said before the welcome.
+    /// Records that the receiver has read the probe; set before the accept message is sent.
     pub(crate) fn set_cma_capable(&self) {
         self.control_u32(CMA_CAPABLE_AT).store(1, Ordering::Relaxed);
     }
@@ -273,24 +274,24 @@ impl Segment {
         self.control_u32(CMA_CAPABLE_AT).load(Ordering::Relaxed) != 0
     }
 
-    /// The sender is about to free what it has offered.
+    /// Records that the sender is about to free buffers that it has offered.
     pub(crate) fn revoke_cma(&self) {
         self.control_u32(CMA_REVOKED_AT).store(1, Ordering::Relaxed);
-        // SYNC: pairs with the fence in `is_cma_revoked`. Whoever sees what is written to that memory
-        // from now on sees the word as well.
+        // SYNC: pairs with the fence in `is_cma_revoked`. A receiver that sees a later write to the
+        // freed memory also sees this flag.
         full_fence();
     }
 
-    /// Asked after something was read of the sender's memory.
+    /// Returns whether the sender has revoked its offers; checked after its memory was read.
     pub(crate) fn is_cma_revoked(&self) -> bool {
-        // SYNC: pairs with the fence in `withdraw`.
+        // SYNC: pairs with the fence in `revoke_cma`.
         full_fence();
         self.control_u32(CMA_REVOKED_AT).load(Ordering::Relaxed) != 0
     }
 
     fn control_u64(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: callers pass offsets within the first page, multiples of eight; the word is only
-        // ever accessed as an atomic.
+        // SAFETY: callers pass offsets within the first page that are multiples of eight; the word
+        // is only ever accessed as an atomic.
         unsafe { self.ptr_at(offset).cast().as_ref() }
     }
 
@@ -308,15 +309,15 @@ impl RingMemory for Segment {
 
     fn header(&self, line: usize) -> &AtomicU64 {
         let line = line & (self.mapping.lines - 1);
-        // SAFETY: within the mapping, and aligned, since a line is 64 bytes. The producer also
-        // writes payload over it by raw copy, but only while the ring's invariants keep the other
-        // end from looking; a hostile peer that does so at another time spoils the value, which is
-        // checked.
+        // SAFETY: the line is within the mapping and aligned, since a line is 64 bytes. The
+        // producer also overwrites it with payload by raw copy, but only while the ring's
+        // invariants keep the consumer from reading it; a hostile peer that does so at another time
+        // spoils the value, which is checked.
         unsafe { self.ptr_at(LINES_AT + line * LINE_LEN).cast().as_ref() }
     }
 
     fn released(&self) -> &AtomicU64 {
-        // SAFETY: as in `control`.
+        // SAFETY: as in `control_u32`.
         unsafe { self.ptr_at(RELEASED_AT).cast().as_ref() }
     }
 
@@ -331,7 +332,7 @@ impl RingMemory for Segment {
     unsafe fn write(&self, at: usize, bytes: &[u8]) {
         debug_assert!(at + bytes.len() <= self.mapping.lines * LINE_LEN);
         // SAFETY: the caller guarantees that the range lies within the lines; `bytes` is ordinary
-        // memory, so the two do not overlap.
+        // memory, so the two ranges do not overlap.
         unsafe {
             copy_bytes(
                 bytes.as_ptr(),
@@ -342,14 +343,14 @@ impl RingMemory for Segment {
     }
 }
 
-/// Copies bytes; a few of them without the call that is worth its while for many.
+/// Copies bytes; 8 to 16 bytes are copied by two words instead of a call of `memcpy`.
 ///
 /// # Safety
-/// As of `copy_nonoverlapping`.
+/// Those of `std::ptr::copy_nonoverlapping`.
 #[inline(always)]
 unsafe fn copy_bytes(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: the ranges are the caller's, and each access lies within: the second of a pair ends
-    // where they end.
+    // SAFETY: the caller guarantees both ranges, and each access lies within them: the second word
+    // of a pair ends where the range ends.
     unsafe {
         if (8..=16).contains(&count) {
             let last = count - 8;
@@ -365,7 +366,7 @@ unsafe fn copy_bytes(from: *const u8, to: *mut u8, count: usize) {
     }
 }
 
-/// Bytes in shared memory that a peer wrote.
+/// Payload of a record: bytes in shared memory that a peer wrote.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordPayload<'a> {
     segment: &'a Segment,
@@ -377,7 +378,7 @@ impl RecordPayload<'_> {
     fn ptr_at(&self, from: usize, count: usize) -> *const u8 {
         assert!(
             from <= self.len && count <= self.len - from,
-            "within the payload"
+            "access beyond the payload of a record"
         );
         self.segment
             .ptr_at(LINES_AT)
@@ -411,7 +412,7 @@ impl CopySource for RecordPayload<'_> {
 
 impl Drop for SegmentMapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and nobody can reach it any more.
+        // SAFETY: the mapping belongs to this value, and no reference to it is left.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), mapping_len(self.lines)) };
     }
 }
@@ -428,13 +429,18 @@ mod tests {
     fn only_sealed_segments_of_announced_size_are_mapped() {
         let (_segment, fd) = Segment::create(64).unwrap();
         assert!(Segment::map_from_peer(&fd, 64).is_ok());
-        let refused = |fd: &OwnedFd, lines, reason: &str| matches!(Segment::map_from_peer(fd, lines), Err(SegmentError::Malformed(what)) if what.contains(reason));
-        assert!(refused(&fd, 128, "another size"));
-        assert!(refused(&fd, 65, "out of bounds"));
-        assert!(refused(&fd, 1 << 40, "out of bounds"));
+        let rejected = |fd: &OwnedFd, lines, reason: &str| {
+            matches!(
+                Segment::map_from_peer(fd, lines),
+                Err(SegmentError::Malformed(what)) if what.contains(reason)
+            )
+        };
+        assert!(rejected(&fd, 128, "announced size"));
+        assert!(rejected(&fd, 65, "out of bounds"));
+        assert!(rejected(&fd, 1 << 40, "out of bounds"));
         let bare = memfd::create("bare", 0, "ftruncate").unwrap();
         rustix::fs::ftruncate(&bare, mapping_len(64) as u64).unwrap();
-        assert!(refused(&bare, 64, "not sealed"));
+        assert!(rejected(&bare, 64, "not sealed"));
         let null = std::fs::File::open("/dev/null").unwrap().into();
         assert!(Segment::map_from_peer(&null, 64).is_err());
     }

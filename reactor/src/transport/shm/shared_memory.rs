@@ -1,21 +1,24 @@
-//! An area: memory that its owner lends to peers, who map it and reach it by themselves.
+//! Shared memory regions: memory that its owner grants to peers, which map and access it directly.
 //!
-//! The owner makes it (a memfd), seals it so that its size can never change, and passes it on to
-//! whoever asks with a key. A peer maps it only if it is sealed and as large as it says, so no
-//! access within it can fault, whatever the owner does. An area that peers may only read is sealed
-//! against writable mappings once its owner has one.
+//! The owner creates the memory (a memfd), seals its size, and passes the descriptor to peers that
+//! request its key. A peer maps it only if it is sealed and has the announced size, so no access
+//! within it can fault, whatever the owner does. Memory that peers may only read is sealed against
+//! further writable mappings once its owner has one.
 //!
-//! Its first page says whether a region is still lent. Every access of a peer to a region looks
-//! there first, in its own cache as long as nothing changes; loans have their own way back
-//! (`loans`). A peer with the right to write can spoil what it may write, and that word with it;
-//! the owner never reads it.
+//! The first page holds a word that says whether the region is valid. Every access of a peer checks
+//! it, in its own cache as long as nothing changes; loans are returned in another way (`loans`). A
+//! peer with write permission can corrupt what it may write, and that word; the owner relies on
+//! neither.
+//!
+//! Decision: a region's validity is a word in its first page, which every access checks. Revoking a
+//! key therefore needs no round trip to the peers.
 //!
 //! # Safety
 //!
-//! This module holds raw access to memory that others write at the same time. The argument is that
-//! of `segment`: `base` is a mapping of one page and `len` bytes, alive as long as the value; words
-//! are reached as atomics; bytes are copied from and to it by raw pointer, after the range was
-//! checked, and never borrowed, except by `loans`, whose argument stands there.
+//! This module holds raw access to memory that others write concurrently. As in `segment`, `base`
+//! is a mapping of one page and `len` bytes that lives as long as the value; words are accessed as
+//! atomics; bytes are copied by raw pointer after the range was checked, and never borrowed, except
+//! by `loans`, which has an argument of its own.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -34,20 +37,20 @@ use crate::transport::fork_guard::ForkGuard;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-/// Where the bytes begin; in front of them is the word that says whether the area is lent.
+/// Offset of the bytes; in front of them is the validity word.
 const DATA_OFFSET: usize = 4096;
-/// The largest area.
+/// Maximum bytes of a region.
 const MAX_REGION_LEN: usize = 1 << 40;
 
-/// Larger areas are refused when the machine has not so much memory. The kernel would end processes
-/// to find it: shared memory belongs to none.
+/// Larger regions are refused if the machine lacks that much memory: the kernel would kill
+/// processes to find it, since shared memory is charged to none.
 const MEMORY_CHECK_THRESHOLD: usize = 64 << 20;
 const ENOMEM: i32 = 12;
 
 const STATE_VALID: u32 = 1;
 const STATE_REVOKED: u32 = 0;
 
-/// A mapped area.
+/// A mapped region or chunk.
 #[derive(Debug)]
 pub(crate) struct SharedMapping {
     base: NonNull<u8>,
@@ -61,7 +64,7 @@ unsafe impl Send for SharedMapping {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMapping {}
 
-/// An area as its owner has it: with the descriptor to pass on.
+/// Shared memory at its owner, with the descriptor to pass to peers.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     mapping: SharedMapping,
@@ -70,7 +73,7 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Makes an area of this many bytes, zeroed and backed by memory.
+    /// Creates shared memory of `len` bytes, zeroed and allocated.
     pub(crate) fn create(len: usize, access: Access) -> Result<Self> {
         if len > MAX_REGION_LEN {
             return Err(Error::TooLong {
@@ -84,20 +87,20 @@ impl SharedMemory {
         {
             return Err(Error::os("fallocate", ENOMEM));
         }
-        let failed = |call| move |errno: rustix::io::Errno| Error::os(call, errno.raw_os_error());
+        let os_error = |call| move |errno: rustix::io::Errno| Error::os(call, errno.raw_os_error());
         let fd = memfd::create("fabric-region", (DATA_OFFSET + len) as u64, "fallocate")?;
-        // All of it now: memory that is missing later would be a SIGBUS, here and at peers.
+        // All pages are allocated now: a missing page would raise SIGBUS later, here and at peers.
         rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, (DATA_OFFSET + len) as u64)
-            .map_err(failed("fallocate"))?;
-        let area = SharedMapping::map(&fd, len, true)?;
+            .map_err(os_error("fallocate"))?;
+        let mapping = SharedMapping::map(&fd, len, true)?;
         let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         if !access.contains(Access::REMOTE_WRITE) {
             seals |= SealFlags::FUTURE_WRITE;
         }
-        rustix::fs::fcntl_add_seals(&fd, seals).map_err(failed("fcntl(F_ADD_SEALS)"))?;
-        area.state_word().store(STATE_VALID, Ordering::Release);
+        rustix::fs::fcntl_add_seals(&fd, seals).map_err(os_error("fcntl(F_ADD_SEALS)"))?;
+        mapping.state_word().store(STATE_VALID, Ordering::Release);
         Ok(Self {
-            mapping: area,
+            mapping,
             fd,
             fork_guard: ForkGuard::current_process(),
         })
@@ -107,13 +110,13 @@ impl SharedMemory {
         &self.mapping
     }
 
-    /// The descriptor, for a peer.
+    /// Returns the descriptor, for peers.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// Bytes of memory that can be had, as the kernel estimates.
+/// Returns the available memory in bytes, as the kernel estimates it.
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text
@@ -165,32 +168,34 @@ impl RegionMemory for SharedMemory {
 }
 
 impl SharedMapping {
-    /// Maps what an owner passed on. The text says what is wrong with it.
+    /// Maps memory that a peer granted. The error says what is wrong with the grant.
     pub(crate) fn map_from_peer(
         fd: &OwnedFd,
         len: usize,
         writable: bool,
     ) -> Result<Self, &'static str> {
         if len > MAX_REGION_LEN {
-            return Err("a region that is too large");
+            return Err("grants a region that is too large");
         }
-        let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| "memory that cannot be sealed")?;
+        let seals =
+            rustix::fs::fcntl_get_seals(fd).map_err(|_| "grants memory that cannot be sealed")?;
         if !seals.contains(SealFlags::SHRINK | SealFlags::SEAL) {
-            return Err("memory that is not sealed");
+            return Err("grants memory that is not sealed");
         }
-        // Memory of huge pages can be missing when it is touched, whatever was sealed.
+        // Huge pages can be missing when they are touched, despite the seals.
         const TMPFS: u64 = 0x0102_1994;
-        let system = rustix::fs::fstatfs(fd).map_err(|_| "memory of no kind")?;
+        let system =
+            rustix::fs::fstatfs(fd).map_err(|_| "grants memory of an unknown file system")?;
         if system.f_type as u64 != TMPFS {
-            return Err("memory of another kind");
+            return Err("grants memory that is not in tmpfs");
         }
         let size = rustix::fs::fstat(fd)
-            .map_err(|_| "memory without a size")?
+            .map_err(|_| "grants memory without a size")?
             .st_size;
         if usize::try_from(size) != Ok(DATA_OFFSET + len) {
-            return Err("memory of another size than announced");
+            return Err("grants memory of another size than announced");
         }
-        Self::map(fd, len, writable).map_err(|_| "memory that cannot be mapped")
+        Self::map(fd, len, writable).map_err(|_| "grants memory that cannot be mapped")
     }
 
     fn map(fd: impl AsFd, len: usize, writable: bool) -> Result<Self> {
@@ -200,7 +205,7 @@ impl SharedMapping {
             ProtFlags::READ
         };
         let size = DATA_OFFSET + len;
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a new mapping at an address of the kernel's choice affects no existing memory.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -224,7 +229,7 @@ impl SharedMapping {
         self.len
     }
 
-    /// Whether its owner still lends it.
+    /// Returns whether the owner has not revoked the region.
     #[inline]
     pub(crate) fn is_valid(&self) -> bool {
         self.state_word().load(Ordering::Acquire) == STATE_VALID
@@ -236,39 +241,40 @@ impl SharedMapping {
         unsafe { self.base.cast().as_ref() }
     }
 
-    /// The address of byte `at`, from which `len` bytes lie within the area.
+    /// Returns the address of byte `at`, after checking that `len` bytes from there are in the
+    /// region.
     #[inline]
     fn ptr_at(&self, at: usize, len: usize) -> NonNull<u8> {
         assert!(
             at <= self.len && len <= self.len - at,
-            "an access outside of its region"
+            "access outside of the region"
         );
-        // SAFETY: within the mapping, by the line above.
+        // SAFETY: within the mapping, by the assertion above.
         unsafe { self.base.add(DATA_OFFSET + at) }
     }
 
-    /// Copies bytes in. One aligned word is written as one: nobody sees half of it.
+    /// Copies bytes into the region. One aligned word is written atomically.
     #[inline]
     pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
-        assert!(self.writable, "a write to what can only be read");
+        assert!(self.writable, "write to a read-only mapping");
         let to = self.ptr_at(at, bytes.len());
         match <[u8; 8]>::try_from(bytes) {
             Ok(word) if at.is_multiple_of(8) => {
-                // SAFETY: eight mapped bytes at a multiple of eight, since the mapping begins with
-                // a page.
+                // SAFETY: eight mapped bytes at a multiple of eight, since the mapping begins at a
+                // page.
                 let cell: &AtomicU64 = unsafe { to.cast().as_ref() };
                 cell.store(u64::from_ne_bytes(word), Ordering::Release);
             }
-            // SAFETY: `at` checked the range; `bytes` is ordinary memory, so the two do not
+            // SAFETY: `ptr_at` checked the range; `bytes` is ordinary memory, so the two do not
             // overlap.
             _ => unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) },
         }
     }
 
-    /// Copies bytes out. One aligned word is read as one.
+    /// Copies bytes from the region. One aligned word is read atomically.
     #[inline]
     pub(crate) fn read(&self, at: usize, out: &mut [u8]) {
-        // SAFETY: a slice of initialised bytes is one of bytes that may be, and `copy_out` only
+        // SAFETY: initialised bytes are valid as possibly uninitialised ones, and `copy_out` only
         // initialises.
         self.copy_out(at, unsafe {
             &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<u8>])
@@ -287,38 +293,39 @@ impl SharedMapping {
                 std::ptr::copy_nonoverlapping(word.as_ptr(), out.as_mut_ptr().cast(), 8)
             };
         }
-        // SAFETY: `at` checked the range; `out` is ordinary memory, so the two do not overlap.
+        // SAFETY: `ptr_at` checked the range; `out` is ordinary memory, so the two do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), out.as_mut_ptr().cast(), out.len()) };
     }
 
-    /// The first bytes.
+    /// Borrows the first `len` bytes.
     ///
     /// # Safety
-    /// Nobody writes them as long as the result lives, neither here nor in another process.
+    /// The bytes must not be written while the result lives, neither here nor in another process.
     pub(crate) unsafe fn slice(&self, len: usize) -> &[u8] {
         let start = self.ptr_at(0, len);
-        // SAFETY: mapped, by the line above; unchanged, by the caller.
+        // SAFETY: mapped, by the check above; unchanged, by the caller's guarantee.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
     }
 
-    /// The first bytes, to be written.
+    /// Borrows the first `len` bytes for writing.
     ///
     /// # Safety
-    /// Nobody else reads or writes them as long as the result lives, but peers that only copy.
-    #[allow(clippy::mut_from_ref)] // the caller's duty
+    /// No other code may access the bytes while the result lives, except peers that only copy them.
+    #[allow(clippy::mut_from_ref)] // the caller guarantees exclusive access
     pub(crate) unsafe fn slice_mut(&self, len: usize) -> &mut [u8] {
-        assert!(self.writable, "a write to what can only be read");
+        assert!(self.writable, "write to a read-only mapping");
         let start = self.ptr_at(0, len);
-        // SAFETY: mapped and writable, by the lines above; the only reference, by the caller.
+        // SAFETY: mapped and writable, by the checks above; the only reference, by the caller's
+        // guarantee.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
     }
 
-    /// Whether these bytes are the first of this mapping.
+    /// Returns whether these bytes are the first bytes of this mapping.
     pub(crate) fn is_prefix(&self, bytes: &[u8]) -> bool {
         std::ptr::eq(self.ptr_at(0, 0).as_ptr(), bytes.as_ptr()) && bytes.len() <= self.len
     }
 
-    /// Part of it, to be copied out.
+    /// Returns a part of the region, to be copied out.
     pub(crate) fn range(&self, start: usize, len: usize) -> MappedRange<'_> {
         let _ = self.ptr_at(start, len);
         MappedRange {
@@ -341,28 +348,28 @@ impl SharedMapping {
         let size = datatype.size();
         assert!(
             at.is_multiple_of(size),
-            "a value lies at a multiple of its size"
+            "atomic operation on an unaligned value"
         );
         assert!(
             self.writable || op == AtomicOp::Read,
-            "a change of what can only be read"
+            "atomic update of a read-only mapping"
         );
-        let place = self.ptr_at(at, size);
-        // SAFETY: mapped and aligned, by the lines above; others reach it as an atomic too, or
-        // spoil it.
+        let ptr = self.ptr_at(at, size);
+        // SAFETY: mapped and aligned, by the checks above; other processes access the value as an
+        // atomic too, or corrupt it.
         let cell = unsafe {
             match size {
-                1 => AtomicCell::U8(place.cast::<AtomicU8>().as_ref()),
-                2 => AtomicCell::U16(place.cast::<AtomicU16>().as_ref()),
-                4 => AtomicCell::U32(place.cast::<AtomicU32>().as_ref()),
-                _ => AtomicCell::U64(place.cast::<AtomicU64>().as_ref()),
+                1 => AtomicCell::U8(ptr.cast::<AtomicU8>().as_ref()),
+                2 => AtomicCell::U16(ptr.cast::<AtomicU16>().as_ref()),
+                4 => AtomicCell::U32(ptr.cast::<AtomicU32>().as_ref()),
+                _ => AtomicCell::U64(ptr.cast::<AtomicU64>().as_ref()),
             }
         };
         cell.execute(op, datatype, operand, comparand)
     }
 }
 
-/// An area is memory for its owner and its peers alike; only the owner takes it back.
+/// A mapping is region memory for its owner and for peers; only the owner closes the region.
 impl RegionMemory for SharedMapping {
     fn len(&self) -> usize {
         SharedMapping::len(self)
@@ -396,12 +403,12 @@ impl RegionMemory for SharedMapping {
 
 impl Drop for SharedMapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and nobody can reach it any more.
+        // SAFETY: the mapping belongs to this value, and no reference to it is left.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), DATA_OFFSET + self.len) };
     }
 }
 
-/// Bytes of an area.
+/// A range of bytes in a mapping.
 #[derive(Debug)]
 pub(crate) struct MappedRange<'a> {
     mapping: &'a SharedMapping,
@@ -417,7 +424,7 @@ impl CopySource for MappedRange<'_> {
     fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
         assert!(
             from <= self.len && dst.len() <= self.len - from,
-            "within the part"
+            "access beyond the range"
         );
         self.mapping.copy_out(self.start + from, dst);
         // SAFETY: `copy_out` initialised all of it.
@@ -427,7 +434,7 @@ impl CopySource for MappedRange<'_> {
     fn copy_to_init(&self, from: usize, dst: &mut [u8]) {
         assert!(
             from <= self.len && dst.len() <= self.len - from,
-            "within the part"
+            "access beyond the range"
         );
         self.mapping.read(self.start + from, dst);
     }
@@ -439,58 +446,58 @@ mod tests {
 
     const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-    fn map_as_peer(lent: &SharedMemory, writable: bool) -> Result<SharedMapping, &'static str> {
-        let fd = lent.fd().try_clone_to_owned().unwrap();
-        SharedMapping::map_from_peer(&fd, lent.len(), writable)
+    fn map_as_peer(owner: &SharedMemory, writable: bool) -> Result<SharedMapping, &'static str> {
+        let fd = owner.fd().try_clone_to_owned().unwrap();
+        SharedMapping::map_from_peer(&fd, owner.len(), writable)
     }
 
     #[test]
     fn writes_are_visible_through_both_mappings() {
-        let lent = SharedMemory::create(10_000, READ_WRITE).unwrap();
-        let area = map_as_peer(&lent, true).unwrap();
-        assert!(area.is_valid());
+        let owner = SharedMemory::create(10_000, READ_WRITE).unwrap();
+        let mapping = map_as_peer(&owner, true).unwrap();
+        assert!(mapping.is_valid());
         let bytes: Vec<u8> = (0..5000).map(|at| at as u8).collect();
-        area.write(17, &bytes);
+        mapping.write(17, &bytes);
         let mut back = vec![0; 5000];
-        lent.read(17, &mut back);
+        owner.read(17, &mut back);
         assert_eq!(back, bytes);
-        lent.write(64, &7u64.to_le_bytes());
-        assert_eq!(area.execute(64, AtomicOp::Sum, Datatype::U64, 5, 0), 7);
+        owner.write(64, &7u64.to_le_bytes());
+        assert_eq!(mapping.execute(64, AtomicOp::Sum, Datatype::U64, 5, 0), 7);
         assert_eq!(
-            lent.execute_atomic(64, AtomicOp::Read, Datatype::U64, 0, 0),
+            owner.execute_atomic(64, AtomicOp::Read, Datatype::U64, 0, 0),
             12
         );
-        assert_eq!(area.execute(67, AtomicOp::Write, Datatype::U8, 1, 0), 0);
+        assert_eq!(mapping.execute(67, AtomicOp::Write, Datatype::U8, 1, 0), 0);
         assert_eq!(
-            lent.execute_atomic(64, AtomicOp::Read, Datatype::U32, 0, 0),
+            owner.execute_atomic(64, AtomicOp::Read, Datatype::U32, 0, 0),
             12 + (1 << 24)
         );
         let mut copy = Vec::with_capacity(20);
         copy.extend_from_slice(&[0; 20]);
-        area.range(17, 20).copy_to_init(0, &mut copy);
+        mapping.range(17, 20).copy_to_init(0, &mut copy);
         assert_eq!(copy, bytes[..20]);
-        lent.close();
-        assert!(!area.is_valid());
-        drop(lent);
-        area.write(0, b"the memory stays as long as somebody has it");
+        owner.close();
+        assert!(!mapping.is_valid());
+        drop(owner);
+        mapping.write(0, b"mapped memory outlives its owner");
     }
 
-    /// What may only be read cannot be mapped for writing by who passes the check in our code, or
-    /// leaves it out.
+    /// Read-only memory cannot be mapped writable, neither by this code nor by a peer that skips
+    /// its checks.
     #[test]
     fn read_only_memory_cannot_be_mapped_writable() {
-        let lent = SharedMemory::create(100, Access::REMOTE_READ).unwrap();
-        assert!(map_as_peer(&lent, false).is_ok());
+        let owner = SharedMemory::create(100, Access::REMOTE_READ).unwrap();
+        assert!(map_as_peer(&owner, false).is_ok());
         assert_eq!(
-            map_as_peer(&lent, true).unwrap_err(),
-            "memory that cannot be mapped"
+            map_as_peer(&owner, true).unwrap_err(),
+            "grants memory that cannot be mapped"
         );
     }
 
     #[test]
     fn only_sealed_memory_of_announced_size_is_mapped() {
-        let lent = SharedMemory::create(100, READ_WRITE).unwrap();
-        let fd = lent.fd().try_clone_to_owned().unwrap();
+        let owner = SharedMemory::create(100, READ_WRITE).unwrap();
+        let fd = owner.fd().try_clone_to_owned().unwrap();
         assert!(
             SharedMapping::map_from_peer(&fd, 101, true)
                 .unwrap_err()
@@ -525,17 +532,17 @@ mod tests {
     #[test]
     fn out_of_bounds_access_panics() {
         use std::panic::{AssertUnwindSafe, catch_unwind};
-        let lent = SharedMemory::create(100, READ_WRITE).unwrap();
+        let owner = SharedMemory::create(100, READ_WRITE).unwrap();
         let outside = |access: &dyn Fn()| catch_unwind(AssertUnwindSafe(access)).is_err();
-        assert!(outside(&|| lent.write(93, &[0; 8])));
-        assert!(outside(&|| lent.read(usize::MAX, &mut [0; 8])));
-        assert!(outside(&|| assert!(lent.mapping.range(101, 0).is_empty())));
+        assert!(outside(&|| owner.write(93, &[0; 8])));
+        assert!(outside(&|| owner.read(usize::MAX, &mut [0; 8])));
+        assert!(outside(&|| assert!(owner.mapping.range(101, 0).is_empty())));
         assert!(outside(&|| {
-            let _ = lent.execute_atomic(96, AtomicOp::Read, Datatype::U64, 0, 0);
+            let _ = owner.execute_atomic(96, AtomicOp::Read, Datatype::U64, 0, 0);
         }));
         assert!(outside(&|| {
-            let _ = lent.execute_atomic(4, AtomicOp::Read, Datatype::U64, 0, 0);
+            let _ = owner.execute_atomic(4, AtomicOp::Read, Datatype::U64, 0, 0);
         }));
-        assert!(lent.mapping.range(100, 0).is_empty());
+        assert!(owner.mapping.range(100, 0).is_empty());
     }
 }

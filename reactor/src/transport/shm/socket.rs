@@ -1,20 +1,21 @@
-//! The sockets endpoints meet on: named in the abstract namespace, one message at a time, never
+//! The Unix sockets of endpoints: `SOCK_SEQPACKET`, named in the abstract namespace, never
 //! blocking.
 //!
-//! A peer may send descriptors with any message. Closing one can take as long as the peer likes (a
-//! socket that lingers, a file in user space), and with a socket the kernel closes those that were
-//! never received. Abstract names have no permissions, so a process of any user can connect.
+//! A peer may send descriptors with any message. Closing a descriptor can take as long as the peer
+//! likes (a lingering socket, a file of a file system in user space), and when a socket is closed
+//! the kernel closes the descriptors that were never received. Abstract names have no permissions,
+//! so a process of any user can connect.
 //!
-//! * Descriptors are admitted from peers of this user only: a listener and the connections that it
-//!   accepts, and a connection that is being made, take none (`SO_PASSRIGHTS`, Linux 6.16) until
-//!   [`Socket::credentials`] were looked at and [`Socket::admit_rights`] was called. The kernel
-//!   refuses them to their sender.
-//! * Where the kernel does not know the option, descriptors may be queued before the credentials are
-//!   looked at. Nothing is received from such a peer, and its connection is closed like any other.
-//! * A message is [received](Socket::receive) without giving up the last reference to a descriptor.
-//! * A connection that still holds descriptors is closed by the [closer](super::closer), and what
-//!   is no memory as well.
-#![allow(unsafe_code)] // credentials of a peer, its descriptor, and options the library lacks
+//! * Descriptors are accepted only from peers of this user. A listener, the connections it accepts
+//!   and a connection that is being made take none (`SO_PASSRIGHTS`, Linux 6.16) until
+//!   [`ShmSocket::credentials`] were checked and [`ShmSocket::admit_rights`] was called. The kernel
+//!   refuses descriptors to their sender until then.
+//! * Kernels before 6.16 may queue descriptors before the credentials are checked. Nothing is
+//!   received from such a peer, and its connection is closed like any other.
+//! * [`ShmSocket::recv`] receives a message without giving up the last reference to a descriptor.
+//! * A connection that still holds descriptors is closed by the [`closer`], and so are received
+//!   descriptors that are not memory.
+#![allow(unsafe_code)] // peer credentials, pidfds, and socket options that rustix lacks
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -33,63 +34,64 @@ use super::closer;
 use crate::transport::fork_guard::ForkGuard;
 use crate::wait::epoll_ctl_error;
 
-/// Connections that may wait to be accepted.
+/// Backlog of a listener: connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// Messages of a caller that are looked at before it is turned away.
+/// Messages discarded when a connection is closed, before the closer takes over.
 const MAX_DRAINED_MESSAGES: usize = 32;
 /// The most descriptors a message can carry (`SCM_MAX_FD`).
 const SCM_MAX_FD: usize = 253;
 
-/// The socket option of that name, which the library does not know yet.
+/// Socket option that returns a pidfd of the peer (Linux 6.5), which the libraries lack.
 const SO_PEERPIDFD: libc::c_int = 77;
-/// Likewise: whether descriptors may be sent to a socket. Since Linux 6.16; accepted connections
-/// inherit it from their listener.
+/// Socket option that permits the peer to send descriptors (Linux 6.16), which the libraries lack.
+/// Accepted connections inherit it from their listener.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// A name where peers connect.
+/// A listening Unix socket.
 #[derive(Debug)]
 pub(crate) struct ShmListener {
     fd: OwnedFd,
     fork_guard: ForkGuard,
 }
 
-/// A connection with a peer.
+/// A connected Unix socket.
 pub(crate) struct ShmSocket {
     /// Present until drop.
     fd: Option<OwnedFd>,
-    /// Where it is watched.
+    /// The wait set that watches the socket.
     wait_set: Option<Arc<dyn WaitSet>>,
     fork_guard: ForkGuard,
 }
 
-/// Who is at the other end, as the kernel says.
+/// Credentials of the peer, as the kernel reports them (`SO_PEERCRED`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeerCredentials {
     pub(crate) uid: u32,
-    /// Unknown of a process that this one's process namespace does not show.
+    /// `None` for a process that is not visible in this PID namespace.
     pub(crate) pid: Option<i32>,
 }
 
-/// What a receive found.
+/// Result of [`ShmSocket::recv`].
 #[derive(Debug)]
 pub(crate) enum SeqpacketRecv {
     WouldBlock,
     /// A message of this many bytes, and the descriptors that came with it.
     Message(usize, Vec<OwnedFd>),
-    /// A message of this many bytes, whose descriptor was closed: this process has too many.
+    /// A message of this many bytes whose descriptor was closed: this process has too many
+    /// (`EMFILE`).
     ControlTruncated(usize),
-    /// A message with descriptors for which this process has no room, and which stays: the
-    /// connection is of no more use.
+    /// A message whose descriptors exceed this process's limit and which stays in the socket: the
+    /// connection cannot be used any more.
     Stuck,
     Truncated,
     HungUp,
 }
 
 impl ShmListener {
-    /// Listens at a name.
+    /// Binds to a name and listens.
     pub(crate) fn open(at: &Address) -> Result<Self> {
         let socket = new_socket()?;
-        // Before it listens: there is no connection that has not inherited it.
+        // Set before `listen`, so that every connection inherits the option.
         set_rights(&socket, false);
         let mut reserve = closer::reserve();
         *reserve = reserve.take().or_else(|| reserve_fd().ok());
@@ -107,12 +109,12 @@ impl ShmListener {
         })
     }
 
-    /// Whether this is the process that has it, and no child.
+    /// Returns false in a forked child.
     pub(crate) fn in_original_process(&self) -> bool {
         self.fork_guard.in_original_process()
     }
 
-    /// Accepts a connection; `None` when there is none.
+    /// Accepts a connection; `None` if none is waiting.
     pub(crate) fn accept(&self) -> Result<Option<ShmSocket>, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         loop {
@@ -137,10 +139,11 @@ impl Drop for ShmListener {
         if !self.in_original_process() {
             return;
         }
-        // Nobody can come any more, and who has not been accepted is a peer as well.
+        // No peer can connect any more. Connections that were not accepted are peers' too, and are
+        // closed like others.
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
-        while let Ok(Some(stranger)) = self.accept() {
-            drop(stranger);
+        while let Ok(Some(socket)) = self.accept() {
+            drop(socket);
         }
     }
 }
@@ -154,13 +157,13 @@ impl ShmSocket {
         }
     }
 
-    /// Connects to a name, if it is one of this user.
+    /// Connects to a name, if its owner is of this user.
     pub(crate) fn connect(to: &Address) -> Result<(Self, PeerCredentials)> {
         let socket = Self::new(new_socket()?);
         set_rights(&socket, false);
         match rustix::net::connect(&socket, &socket_address(to, "connect")?) {
             Ok(()) => {}
-            // The queue of connections there is full: nobody has accepted any for a while.
+            // The backlog of the listener is full: it has accepted no connection for a while.
             Err(Errno::AGAIN) => {
                 return Err(Error::ConnectionRefused {
                     peer: to.clone(),
@@ -182,31 +185,31 @@ impl ShmSocket {
         Ok((socket, theirs))
     }
 
-    /// Lets the peer, which is of this user, send descriptors from now on.
+    /// Lets the peer, whose user was checked, send descriptors from now on.
     pub(crate) fn admit_rights(&self) {
         set_rights(self, true);
     }
 
-    /// Whether this is the process that has it, and no child.
+    /// Returns false in a forked child.
     pub(crate) fn in_original_process(&self) -> bool {
         self.fork_guard.in_original_process()
     }
 
-    /// Reports to this set from now on, until it is dropped or unwatched.
+    /// Watches the socket in a wait set until the socket is dropped or unwatched.
     pub(crate) fn watch(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> Result<()> {
         wait.watch(self.as_fd(), token).map_err(epoll_ctl_error)?;
         self.wait_set = Some(wait.clone());
         Ok(())
     }
 
-    /// Reports no more.
+    /// Stops watching the socket.
     pub(crate) fn unwatch(&mut self) {
         if let Some(wait) = self.wait_set.take() {
             wait.unwatch(self.as_fd());
         }
     }
 
-    /// Who is at the other end.
+    /// Returns the credentials of the peer.
     pub(crate) fn credentials(&self) -> Result<PeerCredentials> {
         let mut peer = libc::ucred {
             pid: 0,
@@ -216,7 +219,7 @@ impl ShmSocket {
         let mut len = size_of::<libc::ucred>() as libc::socklen_t;
         // SAFETY: the kernel writes at most `len` bytes to `peer`, whose fields are integers that
         // may have any value.
-        let failed = unsafe {
+        let status = unsafe {
             let to = (&raw mut peer).cast();
             libc::getsockopt(
                 self.as_fd().as_raw_fd(),
@@ -226,7 +229,7 @@ impl ShmSocket {
                 &raw mut len,
             )
         };
-        if failed != 0 {
+        if status != 0 {
             let errno = std::io::Error::last_os_error()
                 .raw_os_error()
                 .unwrap_or_default();
@@ -238,12 +241,12 @@ impl ShmSocket {
         })
     }
 
-    /// A descriptor of the process at the other end, which has this number; readable once it has
-    /// ended.
-    pub(crate) fn peer_pidfd(&self, number: i32) -> Option<OwnedFd> {
+    /// Returns a pidfd of the peer's process, whose id is `pid`; it becomes readable when the
+    /// process ends.
+    pub(crate) fn peer_pidfd(&self, pid: i32) -> Option<OwnedFd> {
         let (mut fd, mut len) = (-1, size_of::<i32>() as libc::socklen_t);
         // SAFETY: the kernel writes at most `len` bytes to `fd`.
-        let failed = unsafe {
+        let status = unsafe {
             let to = (&raw mut fd).cast();
             libc::getsockopt(
                 self.as_fd().as_raw_fd(),
@@ -253,21 +256,22 @@ impl ShmSocket {
                 &raw mut len,
             )
         };
-        if failed == 0 && fd >= 0 {
-            // SAFETY: the kernel has just made this descriptor, for this call.
+        if status == 0 && fd >= 0 {
+            // SAFETY: the kernel has just created this descriptor, for this call.
             return Some(unsafe { OwnedFd::from_raw_fd(fd) });
         }
-        // Kernels before 6.5. The number may be another's by now, whom the probe finds out.
-        let number = rustix::process::Pid::from_raw(number)?;
-        rustix::process::pidfd_open(number, rustix::process::PidfdFlags::empty()).ok()
+        // Kernels before 6.5. The id may have been reused by now; the probe of single copy detects
+        // that.
+        let pid = rustix::process::Pid::from_raw(pid)?;
+        rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
     }
 
-    /// Receives a message, never blocking.
+    /// Receives a message, without blocking.
     ///
-    /// The message is first looked at, which gives this process descriptors of its own beside those
-    /// that are queued, and then taken. So what the kernel closes when it takes the message is never
-    /// the last reference, and closing it cannot block. A message whose descriptors do not all find
-    /// room is not taken, but with the help of the [reserve](closer::reserve).
+    /// The message is first peeked, which gives this process descriptors of its own beside the
+    /// queued ones, and then taken. So what the kernel closes when the message is taken is never
+    /// the last reference, and the close cannot block. A message whose descriptors exceed this
+    /// process's limit is taken only if the [reserve](closer::reserve) makes enough room.
     pub(crate) fn recv(&self, bytes: &mut [u8]) -> SeqpacketRecv {
         let mut peeked = self.peek(bytes);
         let mut reserve = None;
@@ -305,15 +309,15 @@ impl ShmSocket {
         SeqpacketRecv::Message(len, fds)
     }
 
-    /// Looks at the next message, which stays.
+    /// Peeks at the next message and its descriptors.
     fn peek(&self, bytes: &mut [u8]) -> Peeked {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT | RecvFlags::PEEK;
         let message = loop {
             match rustix::net::recvmsg(self, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
-                // The peer has closed without reading everything. What it had said before is still
-                // there.
+                // The peer has closed without reading everything. Its earlier messages are still
+                // queued.
                 Err(Errno::INTR | Errno::CONNRESET) => continue,
                 received => break received,
             }
@@ -336,19 +340,20 @@ impl ShmSocket {
         }
     }
 
-    /// Takes the message that was looked at.
+    /// Takes the peeked message.
     fn take(&self) {
         while let Err(Errno::INTR | Errno::CONNRESET) =
             rustix::net::recv(self, &mut [0; 1], RecvFlags::DONTWAIT)
         {}
     }
 
-    /// Whether nothing more can come, and what has come holds no descriptors. Takes it, as far as
-    /// that is known.
+    /// Shuts the connection down and discards its messages. Returns whether none of them can hold
+    /// descriptors, so that closing the socket cannot block.
     fn is_drained(&self) -> bool {
         let _ = rustix::net::shutdown(self, Shutdown::Both);
-        // A message comes with credentials from now on, and so is told from the end, which looks
-        // like an empty message otherwise. There is no room for descriptors: none are received.
+        // With `SO_PASSCRED` a message carries credentials, and so differs from the end of the
+        // stream, which otherwise looks like an empty message. There is no room for descriptors:
+        // none are received.
         if rustix::net::sockopt::set_socket_passcred(self, true).is_err() {
             return false;
         }
@@ -360,7 +365,7 @@ impl ShmSocket {
             let mut into = [IoSliceMut::new(&mut byte)];
             match rustix::net::recvmsg(self, &mut into, &mut control, flags) {
                 Err(Errno::INTR | Errno::CONNRESET) => {}
-                // It never was connected.
+                // The socket was never connected.
                 Err(Errno::NOTCONN) => return true,
                 Err(_) => return false,
                 Ok(message) if message.flags.contains(ReturnFlags::CTRUNC) => return false,
@@ -372,7 +377,7 @@ impl ShmSocket {
     }
 }
 
-/// What is next to be received.
+/// The next message of a socket.
 enum Peeked {
     Nothing,
     HungUp,
@@ -383,8 +388,8 @@ enum Peeked {
     },
 }
 
-/// Closes descriptors of a peer: memory at once, since that cannot block, and others on a thread for
-/// that.
+/// Closes descriptors of a peer: memory at once, since that cannot block, and others on the closing
+/// threads.
 pub(crate) fn close_in_background(fds: Vec<OwnedFd>) {
     let is_other = |fd: &OwnedFd| rustix::fs::fcntl_get_seals(fd).is_err();
     closer::discard(fds.into_iter().filter(is_other).collect());
@@ -392,7 +397,7 @@ pub(crate) fn close_in_background(fds: Vec<OwnedFd>) {
 
 impl AsFd for ShmSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_ref().expect("present until drop").as_fd()
+        self.fd.as_ref().expect("socket is open until drop").as_fd()
     }
 }
 
@@ -408,7 +413,7 @@ impl Drop for ShmSocket {
             return;
         }
         self.unwatch();
-        // The peer learns of it now, whenever the descriptor is closed.
+        // The shutdown tells the peer now, whenever the descriptor is closed.
         let is_drained = self.is_drained();
         let fd = self.fd.take();
         if !is_drained {
@@ -417,16 +422,16 @@ impl Drop for ShmSocket {
     }
 }
 
-/// A descriptor held in reserve.
+/// Creates a descriptor that is held in reserve.
 pub(crate) fn reserve_fd() -> Result<OwnedFd, Errno> {
     rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
 }
 
-/// Says whether descriptors may be sent to a socket. Kernels before 6.16 do not know the option, and
-/// always admit them.
+/// Sets whether descriptors may be sent to a socket. Kernels before 6.16 do not know the option and
+/// always accept descriptors.
 fn set_rights(socket: impl AsFd, admitted: bool) {
     let value = libc::c_int::from(admitted);
-    // SAFETY: the kernel reads an integer of the length that is told.
+    // SAFETY: the kernel reads an integer of the given length.
     unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
@@ -444,7 +449,7 @@ fn new_socket() -> Result<OwnedFd> {
         .map_err(|errno| Error::os("socket", errno.raw_os_error()))
 }
 
-/// The socket behind a name. A name is at most 80 bytes, so it fits.
+/// Returns the socket address of a name. A name is at most 80 bytes, so it fits.
 fn socket_address(name: &Address, call: &'static str) -> Result<SocketAddrUnix> {
     SocketAddrUnix::new_abstract_name(format!("fabric-async/shm/{}", name.name()).as_bytes())
         .map_err(|errno| Error::os(call, errno.raw_os_error()))

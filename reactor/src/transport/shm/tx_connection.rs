@@ -1,7 +1,9 @@
-//! A connection to a peer: what this endpoint sends there.
+//! A connection to a peer: what this endpoint sends.
 //!
-//! It is made with the first operation for the peer. Until the peer has answered, and whenever its
-//! ring is full, operations wait in the queue; otherwise messages go into the ring at once.
+//! It is created by the first operation for the peer. Until the peer has accepted, and whenever the
+//! ring is full, operations wait in its queue; otherwise a message is written into the ring at
+//! once. `try_send_plain` is the path of a message without tag, data or ack. Writes and reads of a
+//! mapped region up to 256 KiB are executed at once, longer ones in chunks from the queue.
 
 mod acks;
 mod arm;
@@ -30,46 +32,46 @@ use iov_cursor::IovCursor;
 pub(crate) use iov_cursor::at_start;
 pub(crate) use socket_events::ConnectionEnd;
 
-/// Bytes moved for one peer in one pass.
+/// Bytes sent to one peer in one pass.
 const BYTES_PER_PASS: usize = 64 * 1024;
 /// A connection to a peer.
 #[derive(Debug)]
 pub(crate) struct TxConnection {
-    /// Whom it leads to.
+    /// Address of the peer.
     pub(crate) peer_address: Address,
     pub(crate) addr: FiAddr,
-    /// Which endpoint it must lead to; `None` if whichever has the name.
+    /// Incarnation that the peer must have; `None` if any endpoint with the name will do.
     pub(crate) expected: Option<Incarnation>,
     state: TxConnectionState,
-    /// The end of this endpoint at the other end will be no news.
+    /// The peer's endpoint whose end has been reported already.
     end_reported: Option<PeerIdentity>,
     queue: VecDeque<QueuedTx>,
     resources: TxResources,
-    /// What was done over connections that have ended, and without the domain.
+    /// Counters of connections that have ended, and of the fast path.
     counters: TxCounters,
-    /// Operations without the domain.
+    /// Operations executed by the fast path.
     pub(crate) fast_path_ops: u64,
 }
 
-/// How far a connection has come.
+/// State of a connection.
 #[derive(Debug)]
 enum TxConnectionState {
-    /// The peer has not answered.
+    /// The peer has not accepted yet.
     Connecting(TxChannel),
     Established(TxChannel),
-    /// Ended; a new one is made for the next operation.
+    /// Ended; the next operation connects again.
     Closed,
 }
 
-/// What was done for a peer.
+/// Counters of the operations for a peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TxCounters {
-    /// Without the domain.
+    /// Operations of the fast path.
     pub(crate) sent: OpStats,
     pub(crate) written: OpStats,
     pub(crate) atomics: OpStats,
     pub(crate) doorbells: u64,
-    pub(crate) lent: u64,
+    pub(crate) loaned: u64,
     pub(crate) segmented: OpStats,
     pub(crate) single_copy: OpStats,
     pub(crate) single_copy_rx: OpStats,
@@ -81,41 +83,42 @@ impl std::ops::AddAssign for TxCounters {
         self.written += other.written;
         self.atomics += other.atomics;
         self.doorbells += other.doorbells;
-        self.lent += other.lent;
+        self.loaned += other.loaned;
         self.segmented += other.segmented;
         self.single_copy += other.single_copy;
         self.single_copy_rx += other.single_copy_rx;
     }
 }
 
+/// A queued operation.
 #[derive(Debug)]
 struct QueuedTx {
     op: OpKey,
     spec: TxOp,
     sent: usize,
-    /// Its length, once it was looked at.
+    /// Total length, once the payload was looked at.
     total: Option<usize>,
     started: bool,
-    /// The peer is to fetch it.
+    /// Whether the message was offered to the peer, which copies it.
     cma_offered: bool,
-    /// The receipt that the peer is to confirm, once it has begun.
+    /// Id of the requested ack, once the first record was sent.
     ack_id: Option<u32>,
-    /// How far it is among its places, if it has several.
+    /// Position among the remote ranges, if the operation has several.
     cursor: IovCursor,
 }
 
-/// What became of a record.
+/// Result of sending a record or of a direct access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PushOutcome {
-    /// It is in the ring.
+    /// The record is in the ring, or the access was executed.
     Done,
-    /// Not now, or not in one piece.
+    /// There is no room now, or the operation does not fit in one record.
     WouldBlock,
     /// The peer's endpoint has closed.
     Closed,
 }
 
-/// What became of the queue in one pass.
+/// Result of processing the queue in one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueProgress {
     Moved,
@@ -125,7 +128,7 @@ pub(crate) enum QueueProgress {
 }
 
 impl QueuedTx {
-    /// Whether it is to reach the region of this key.
+    /// Returns whether the operation accesses the region with this key.
     fn targets_key(&self, key: u64) -> bool {
         self.spec.remote.is_some_and(|remote| remote.key == key)
     }
@@ -150,18 +153,18 @@ impl TxConnection {
         }
     }
 
-    /// Whether the peer is to hear of this access, which it may have closed to.
+    /// Returns whether the peer must be notified of this access; it may have closed since.
     pub(crate) fn notifies(&mut self, spec: &TxOp) -> bool {
         match (&mut self.state, &spec.remote) {
-            (TxConnectionState::Established(wires), Some(remote)) => wires
+            (TxConnectionState::Established(channel), Some(remote)) => channel
                 .mapped_regions
                 .get(remote.key)
-                .is_some_and(|window| window.notifies(spec)),
+                .is_some_and(|region| region.notifies(spec)),
             _ => false,
         }
     }
 
-    /// Counts what was done without the domain.
+    /// Counts an operation of the fast path.
     #[inline]
     pub(crate) fn count_fast_path(&mut self, kind: OpKind, len: usize) {
         self.fast_path_ops += 1;
@@ -172,42 +175,42 @@ impl TxConnection {
         }
     }
 
-    /// Puts a message into the ring, or bytes into the peer's memory, if nothing stands in the way.
+    /// Sends a message or writes the peer's memory now, if the queue is empty and there is room.
     ///
     /// # Errors
-    /// Those of the access.
+    /// Errors of the access, such as [`Error::Key`].
     #[inline]
     pub(crate) fn try_send(&mut self, spec: &TxOp, payload: Payload<'_>) -> Result<PushOutcome> {
-        let Some(wires) = self.ready_channel() else {
+        let Some(channel) = self.ready_channel() else {
             return Ok(PushOutcome::WouldBlock);
         };
         match spec.kind {
-            // It ends when the peer says so.
+            // The send completes when the peer acknowledges it.
             OpKind::Send if spec.level.needs_ack() => Ok(PushOutcome::WouldBlock),
             OpKind::Send => {
-                let lent = spec
+                let loaned = spec
                     .loan
-                    .and_then(|key| wires.send_loan(spec, key, payload.as_contiguous()?, None));
-                Ok(lent.unwrap_or_else(|| wires.push_message(spec, payload)))
+                    .and_then(|key| channel.send_loan(spec, key, payload.as_contiguous()?, None));
+                Ok(loaned.unwrap_or_else(|| channel.push_message(spec, payload)))
             }
             OpKind::Write if spec.rma_iov_id.is_some() => Ok(PushOutcome::WouldBlock),
-            OpKind::Write => wires.try_access(spec, payload.len(), |window, at, _| {
-                window.write(at, payload)
+            OpKind::Write => channel.try_access(spec, payload.len(), |region, at, _| {
+                region.write(at, payload)
             }),
             _ => Ok(PushOutcome::WouldBlock),
         }
     }
 
-    /// Sends a short message without anything but its bytes, and counts it.
-    #[inline(always)] // on the way of a small message
+    /// Sends a short message without tag, data or ack, and counts it.
+    #[inline(always)] // fast path of small messages
     pub(crate) fn try_send_plain(&mut self, bytes: &[u8]) -> PushOutcome {
-        let TxConnectionState::Established(wires) = &mut self.state else {
+        let TxConnectionState::Established(channel) = &mut self.state else {
             return PushOutcome::WouldBlock;
         };
         if !self.queue.is_empty() {
             return PushOutcome::WouldBlock;
         }
-        let pushed = wires.push_plain(bytes, false);
+        let pushed = channel.push_plain(bytes, false);
         if pushed == PushOutcome::Done {
             self.fast_path_ops += 1;
             self.counters.sent.record(bytes.len());
@@ -215,114 +218,115 @@ impl TxConnection {
         pushed
     }
 
-    /// Wakes the peer for what it was sent with `more`.
+    /// Wakes the peer after messages with `FI_MORE`.
     pub(crate) fn flush(&mut self) -> PushOutcome {
         match &mut self.state {
-            TxConnectionState::Established(wires) => wires.wake_peer(),
+            TxConnectionState::Established(channel) => channel.wake_peer(),
             TxConnectionState::Connecting(_) | TxConnectionState::Closed => PushOutcome::Done,
         }
     }
 
-    /// Reads the peer's memory if nothing stands in the way.
+    /// Reads the peer's memory now, if the queue is empty and the region is mapped.
     ///
     /// # Errors
-    /// Those of the access.
+    /// Errors of the access, such as [`Error::Key`].
     pub(crate) fn try_read(&mut self, spec: &TxOp, into: &mut AnyBuf) -> Result<PushOutcome> {
-        let Some(wires) = self.ready_channel().filter(|_| spec.rma_iov_id.is_none()) else {
+        let Some(channel) = self.ready_channel().filter(|_| spec.rma_iov_id.is_none()) else {
             return Ok(PushOutcome::WouldBlock);
         };
         let len = spec.remote.map_or(0, |remote| remote.len);
-        wires.try_access(spec, len, |window, at, remote| {
-            window.read(at, remote.len, into)
+        channel.try_access(spec, len, |region, at, remote| {
+            region.read(at, remote.len, into)
         })
     }
 
-    /// Executes an atomic operation if nothing stands in the way.
+    /// Executes an atomic operation now, if the queue is empty and the region is mapped.
     ///
     /// # Errors
-    /// Those of the access.
+    /// Errors of the access, such as [`Error::Key`].
     pub(crate) fn try_atomic(
         &mut self,
         spec: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<PushOutcome> {
-        let Some(wires) = self.ready_channel() else {
+        let Some(channel) = self.ready_channel() else {
             return Ok(PushOutcome::WouldBlock);
         };
         let len = spec.remote.map_or(0, |remote| remote.len);
-        wires.try_access(spec, len, |window, at, remote| {
-            window.execute(at, remote, operands, result)
+        channel.try_access(spec, len, |region, at, remote| {
+            region.execute(at, remote, operands, result)
         })
     }
 
-    /// A region of the peer's that has been accessed.
+    /// Returns the mapping of a peer's region, if an access has mapped it.
     pub(crate) fn region_handle(&mut self, key: u64) -> Result<Option<DirectRegion>> {
         match &mut self.state {
-            TxConnectionState::Established(wires) => wires.mapped_regions.handle(key),
+            TxConnectionState::Established(channel) => channel.mapped_regions.handle(key),
             TxConnectionState::Connecting(_) | TxConnectionState::Closed => Ok(None),
         }
     }
 
-    /// The connection, if it is there and nothing waits for it.
+    /// Returns the channel if the connection is established and no operation is queued.
     #[inline]
     fn ready_channel(&mut self) -> Option<&mut TxChannel> {
         match &mut self.state {
-            TxConnectionState::Established(wires) if self.queue.is_empty() => Some(wires),
+            TxConnectionState::Established(channel) if self.queue.is_empty() => Some(channel),
             _ => None,
         }
     }
 
-    /// Appends an operation.
+    /// Appends an operation to the queue.
     pub(crate) fn enqueue(&mut self, op: OpKey, spec: TxOp) {
-        // Nobody knows when it will move, so it wakes the peer by itself.
+        // The time at which a queued operation is sent is not known, so it wakes the peer itself.
         let spec = TxOp {
             more: false,
             ..spec
         };
-        let (begun, offered) = (false, false);
+        let (started, cma_offered) = (false, false);
         self.queue.push_back(QueuedTx {
             op,
             spec,
             sent: 0,
             total: None,
-            started: begun,
-            cma_offered: offered,
+            started,
+            cma_offered,
             ack_id: None,
             cursor: IovCursor::default(),
         });
     }
 
-    /// Takes an operation back of which nothing was sent.
+    /// Cancels a queued operation of which nothing was sent. Returns whether it was found.
     pub(crate) fn cancel(&mut self, op: OpKey) -> bool {
         let at = self
             .queue
             .iter()
             .position(|queued| queued.op == op && !queued.started);
         let cancelled = at.is_some_and(|at| self.queue.remove(at).is_some());
-        if let (true, TxConnectionState::Established(wires)) = (cancelled, &mut self.state) {
+        if let (true, TxConnectionState::Established(channel)) = (cancelled, &mut self.state) {
             let queue = &self.queue;
             let wanted = |key| queue.iter().any(|queued| queued.targets_key(key));
-            wires.mapped_regions.retain_denials(wanted);
+            channel.mapped_regions.retain_denials(wanted);
         }
         cancelled
     }
 
-    /// Nothing is queued, and nothing waits until the peer has fetched or confirmed it.
+    /// Returns whether nothing is queued, and no sent operation waits for an ack or a returned
+    /// slot.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.is_empty() && !self.awaits_peer()
     }
 
     fn awaits_peer(&self) -> bool {
-        matches!(&self.state, TxConnectionState::Established(wires) if wires.awaits_peer())
+        matches!(&self.state, TxConnectionState::Established(channel) if channel.awaits_peer())
     }
 
-    /// Whether there is no connection, and none is being made.
+    /// Returns whether the connection is closed and not being established.
     pub(crate) fn is_gone(&self) -> bool {
         matches!(self.state, TxConnectionState::Closed)
     }
 
-    /// Makes the connection if there is none.
+    /// Connects to the peer if there is no connection.
     pub(crate) fn connect(
         &mut self,
         from: &Address,
@@ -331,53 +335,53 @@ impl TxConnection {
         wait: &Arc<dyn WaitSet>,
     ) -> Result<()> {
         if matches!(self.state, TxConnectionState::Closed) {
-            let mut wires =
+            let mut channel =
                 TxChannel::connect(&self.peer_address, from, incarnation, &self.resources)?;
-            wires.socket.watch(wait, token)?;
+            channel.socket.watch(wait, token)?;
             self.end_reported = None;
-            self.state = TxConnectionState::Connecting(wires);
+            self.state = TxConnectionState::Connecting(channel);
         }
         Ok(())
     }
 
-    /// Moves queued operations into the ring, as far as they fit.
+    /// Sends queued operations until the ring is full or the limit of a pass is reached.
     pub(crate) fn progress_queue(&mut self, host: &mut dyn EngineContext) -> QueueProgress {
-        let TxConnectionState::Established(wires) = &mut self.state else {
+        let TxConnectionState::Established(channel) = &mut self.state else {
             return QueueProgress::Idle;
         };
         let mut bytes = 0;
-        let mut moved =
-            wires.awaits_peer() && (wires.complete_cma(host) | wires.complete_acked(host));
+        let mut progressed =
+            channel.awaits_peer() && (channel.complete_cma(host) | channel.complete_acked(host));
         while bytes < BYTES_PER_PASS
-            && let alone = self.queue.len() == 1
+            && let is_only_op = self.queue.len() == 1
             && let Some(front) = self.queue.front_mut()
         {
             let before = front.sent;
-            let pushed = match wires.progress_front(front, alone, host) {
+            let pushed = match channel.progress_front(front, is_only_op, host) {
                 Ok(pushed) => pushed,
                 Err(error) => {
                     let op = front.op;
                     self.queue.pop_front();
                     host.complete(op, Outcome::failed(error));
-                    moved = true;
+                    progressed = true;
                     continue;
                 }
             };
-            moved |= pushed == PushOutcome::Done;
+            progressed |= pushed == PushOutcome::Done;
             bytes += front.sent - before;
             if pushed == PushOutcome::Done && front.cma_offered {
-                // It ends when the peer has fetched it.
+                // The send completes when the peer has copied the payload.
                 self.queue.pop_front();
             } else if pushed == PushOutcome::Done && front.is_done() {
                 let transfer = Transfer::sent(front.sent, front.spec.tag);
-                let (op, receipt) = (front.op, front.ack_id);
+                let (op, ack_id) = (front.op, front.ack_id);
                 if front.spec.remote.is_none() && front.sent > FRAGMENT_LEN && front.started {
-                    wires.counters.segmented.record(front.sent);
+                    channel.counters.segmented.record(front.sent);
                 }
                 self.queue.pop_front();
-                match receipt {
+                match ack_id {
                     None => host.complete(op, Outcome::ok(transfer)),
-                    Some(number) => wires.mark_sent(number, host),
+                    Some(number) => channel.mark_sent(number, host),
                 }
             } else if pushed == PushOutcome::Closed {
                 return QueueProgress::Closed;
@@ -385,15 +389,15 @@ impl TxConnection {
                 break;
             }
         }
-        if moved {
+        if progressed {
             QueueProgress::Moved
         } else {
             QueueProgress::Idle
         }
     }
 
-    /// Somebody has told of the end of this endpoint already. One that has not welcomed this one
-    /// yet may turn out to be it.
+    /// Records that the end of this endpoint was reported. A peer that has not accepted yet may
+    /// turn out to be that endpoint.
     pub(crate) fn mark_end_reported(&mut self, identity: PeerIdentity) {
         if self.identity().is_none_or(|own| own == identity) {
             self.end_reported = Some(identity);
@@ -404,25 +408,28 @@ impl TxConnection {
         self.end_reported == Some(identity)
     }
 
-    /// Which endpoint is at the other end, once it has welcomed this one.
+    /// Returns the identity of the peer's endpoint, once it has accepted.
     pub(crate) fn identity(&self) -> Option<PeerIdentity> {
         match &self.state {
-            TxConnectionState::Established(wires) => Some(wires.peer_identity),
+            TxConnectionState::Established(channel) => Some(channel.peer_identity),
             TxConnectionState::Connecting(_) | TxConnectionState::Closed => None,
         }
     }
 
-    /// Whether the peer copies long messages straight from here.
+    /// Returns whether the peer copies long messages directly from this process.
     pub(crate) fn uses_cma(&self) -> bool {
-        matches!(&self.state, TxConnectionState::Established(wires) if !wires.single_copy.is_disabled())
+        matches!(
+            &self.state,
+            TxConnectionState::Established(channel) if !channel.single_copy.is_disabled()
+        )
     }
 
-    /// Ends the connection; queued operations fail.
+    /// Closes the connection; queued operations fail with `error`.
     pub(crate) fn close(&mut self, host: &mut dyn EngineContext, error: &Error) {
-        if let TxConnectionState::Established(wires) = &mut self.state {
-            wires.mapped_regions.end(error);
-            wires.fail_cma(host, error);
-            wires.fail_unacked(host, error);
+        if let TxConnectionState::Established(channel) = &mut self.state {
+            channel.mapped_regions.end(error);
+            channel.fail_cma(host, error);
+            channel.fail_unacked(host, error);
         }
         self.counters = self.counters();
         self.state = TxConnectionState::Closed;
@@ -432,55 +439,55 @@ impl TxConnection {
         }
     }
 
-    /// What was done for the peer.
+    /// Returns the counters of this peer.
     pub(crate) fn counters(&self) -> TxCounters {
-        let mut done = self.counters;
-        if let TxConnectionState::Connecting(wires) | TxConnectionState::Established(wires) =
+        let mut counters = self.counters;
+        if let TxConnectionState::Connecting(channel) | TxConnectionState::Established(channel) =
             &self.state
         {
-            done += wires.counters;
+            counters += channel.counters;
         }
-        done
+        counters
     }
 
-    /// Loans that the peer has.
+    /// Returns the number of slots that the peer holds: loans and offered messages.
     pub(crate) fn outstanding_loans(&self) -> usize {
-        if let TxConnectionState::Established(wires) = &self.state {
-            wires.outstanding.outstanding()
+        if let TxConnectionState::Established(channel) = &self.state {
+            channel.outstanding.outstanding()
         } else {
             0
         }
     }
 
-    /// Takes back what the peer has given back of what was lent to it.
+    /// Collects the slots that the peer has returned.
     pub(crate) fn collect_returned(&mut self) {
-        if let TxConnectionState::Established(wires) = &mut self.state {
-            wires.outstanding.collect_returned(wires.ring.memory());
+        if let TxConnectionState::Established(channel) = &mut self.state {
+            channel.outstanding.collect_returned(channel.ring.memory());
         }
     }
 
-    /// Says goodbye, because the endpoint closes, or that only this connection is given up.
-    pub(crate) fn send_control(&self, word: ControlMessage) {
-        if let TxConnectionState::Connecting(wires) | TxConnectionState::Established(wires) =
+    /// Sends a control message: that the endpoint closes, or that only this connection is given up.
+    pub(crate) fn send_control(&self, message: ControlMessage) {
+        if let TxConnectionState::Connecting(channel) | TxConnectionState::Established(channel) =
             &self.state
         {
-            control::send_control(&wires.socket, word);
+            control::send_control(&channel.socket, message);
         }
     }
 
-    /// Before sleeping: false when something could move now.
+    /// Arms the doorbell before sleeping. Returns false if an operation can progress now.
     pub(crate) fn arm(&mut self) -> bool {
         match &mut self.state {
-            TxConnectionState::Established(wires) => wires.arm(self.queue.front()),
+            TxConnectionState::Established(channel) => channel.arm(self.queue.front()),
             TxConnectionState::Connecting(_) | TxConnectionState::Closed => true,
         }
     }
 
     pub(crate) fn disarm(&mut self) {
-        if let TxConnectionState::Established(wires) = &self.state
+        if let TxConnectionState::Established(channel) = &self.state
             && !self.is_idle()
         {
-            wires.ring.disarm();
+            channel.ring.disarm();
         }
     }
 }

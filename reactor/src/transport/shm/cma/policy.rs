@@ -1,5 +1,11 @@
-//! Which messages are fetched: those that were asked for, or, where the kernel is quick at it, what
-//! is by itself.
+//! Which messages are copied once: those of at least a configured length, or by default a long
+//! message that is alone in its connection's queue while no other is being copied.
+//!
+//! Decision: with one message under way the sender has nothing to do but wait, so its copy into the
+//! ring is pure delay; with several it fills the ring while the receiver empties it, and both cores
+//! copy. Which case it is, is known when the message reaches the head of the queue. What the
+//! kernel's copy costs differs between machines by more than is gained, so each process measures it
+//! once with its own memory; above four times a plain copy it is not used by default.
 #![deny(unsafe_code)]
 
 use std::fmt;
@@ -9,22 +15,22 @@ use std::time::{Duration, Instant};
 
 use super::read_process_memory;
 
-/// Which messages are fetched.
+/// The condition for single copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SingleCopyPolicy {
-    /// From this length on; `usize::MAX` for none, in either direction.
+    /// Minimum length in bytes; `usize::MAX` disables single copy in both directions.
     pub(crate) min_len: usize,
-    /// Only what is by itself: where several follow each other, one side writes into the ring while
-    /// the other reads.
+    /// Whether single copy is used only if no other operation is queued: with several messages the
+    /// sender writes into the ring while the receiver reads.
     pub(crate) only_if_queue_empty: bool,
 }
 
 impl SingleCopyPolicy {
-    /// Unless said otherwise: what is by itself, where this machine makes it worth while
-    /// (`docs/performance.md`).
+    /// Returns the default policy: a message that is alone in the queue, on machines where the
+    /// kernel's copy is fast enough (`docs/performance.md`).
     pub(crate) fn auto() -> Self {
-        static PAYS: OnceLock<bool> = OnceLock::new();
-        let min_len = if *PAYS.get_or_init(is_cma_fast) {
+        static IS_FAST: OnceLock<bool> = OnceLock::new();
+        let min_len = if *IS_FAST.get_or_init(is_cma_fast) {
             AUTO_MIN_LEN
         } else {
             usize::MAX
@@ -35,7 +41,7 @@ impl SingleCopyPolicy {
         }
     }
 
-    /// Those of at least so many bytes.
+    /// Returns the policy for messages of at least `len` bytes.
     pub(crate) fn from_len(len: usize) -> Self {
         Self {
             min_len: len,
@@ -47,10 +53,11 @@ impl SingleCopyPolicy {
         self.min_len == usize::MAX
     }
 
-    /// Whether a message of this length is fetched, by itself or not.
+    /// Returns whether a message of this length uses single copy; `is_only_op` if no other
+    /// operation is queued.
     #[inline]
-    pub(crate) fn applies_to(self, len: usize, alone: bool) -> bool {
-        len >= self.min_len && (alone || !self.only_if_queue_empty)
+    pub(crate) fn applies_to(self, len: usize, is_only_op: bool) -> bool {
+        len >= self.min_len && (is_only_op || !self.only_if_queue_empty)
     }
 }
 
@@ -60,31 +67,31 @@ impl fmt::Display for SingleCopyPolicy {
             Self {
                 min_len: usize::MAX,
                 ..
-            } => write!(f, "of nothing"),
+            } => write!(f, "off"),
             Self {
-                min_len: from,
+                min_len,
                 only_if_queue_empty: true,
-            } => write!(f, "of what has {from} bytes and is alone"),
+            } => write!(f, "auto, >= {min_len} bytes, queue empty"),
             Self {
-                min_len: from,
+                min_len,
                 only_if_queue_empty: false,
-            } => write!(f, "of what has {from} bytes"),
+            } => write!(f, ">= {min_len} bytes"),
         }
     }
 }
 
-/// The shortest message that is fetched without being asked for, and how much is copied to find out
-/// whether it pays.
+/// The shortest message that uses single copy by default, and the size of the copies that are
+/// measured.
 const AUTO_MIN_LEN: usize = 64 * 1024;
-/// How often both ways are tried for that; the best counts.
+/// Number of measurements of each copy; the fastest counts.
 const TRIALS: usize = 8;
-/// How much longer than a copy the kernel may take for one.
+/// Factor by which the kernel's copy may be slower than a plain copy.
 const MAX_SLOWDOWN: u32 = 4;
 
-/// Whether the kernel copies between processes about as quickly as processes do: tried with this
-/// one's own memory.
+/// Measures whether the kernel copies between processes about as fast as a plain copy, with this
+/// process's own memory.
 fn is_cma_fast() -> bool {
-    let (from, mut into) = (
+    let (source, mut into) = (
         vec![1; AUTO_MIN_LEN],
         vec![MaybeUninit::new(0); AUTO_MIN_LEN],
     );
@@ -96,13 +103,13 @@ fn is_cma_fast() -> bool {
         })
     };
     let plain = best(&mut |into| {
-        into.write_copy_of_slice(std::hint::black_box(&from));
+        into.write_copy_of_slice(std::hint::black_box(&source));
         true
     });
-    let at = from.as_ptr().expose_provenance() as u64;
-    let process = std::process::id().cast_signed();
+    let at = source.as_ptr().expose_provenance() as u64;
+    let pid = std::process::id().cast_signed();
     let by_kernel =
-        best(&mut |into| read_process_memory(process, (at, at), into, &mut []) == Ok(AUTO_MIN_LEN));
+        best(&mut |into| read_process_memory(pid, (at, at), into, &mut []) == Ok(AUTO_MIN_LEN));
     plain
         .zip(by_kernel)
         .is_some_and(|(plain, by_kernel)| by_kernel <= plain * MAX_SLOWDOWN)
@@ -114,13 +121,13 @@ mod tests {
 
     #[test]
     fn explicit_threshold_applies_to_busy_queues_too() {
-        let asked = SingleCopyPolicy::from_len(1000);
+        let explicit = SingleCopyPolicy::from_len(1000);
         assert_eq!(
             [(999, true), (1000, true), (1000, false)]
-                .map(|(len, alone)| asked.applies_to(len, alone)),
+                .map(|(len, is_only_op)| explicit.applies_to(len, is_only_op)),
             [false, true, true]
         );
-        let unasked = SingleCopyPolicy {
+        let automatic = SingleCopyPolicy {
             min_len: AUTO_MIN_LEN,
             only_if_queue_empty: true,
         };
@@ -130,11 +137,14 @@ mod tests {
             (AUTO_MIN_LEN, false),
         ];
         assert_eq!(
-            cases.map(|(len, alone)| unasked.applies_to(len, alone)),
+            cases.map(|(len, is_only_op)| automatic.applies_to(len, is_only_op)),
             [false, true, false]
         );
-        assert!(SingleCopyPolicy::from_len(usize::MAX).is_disabled() && !asked.is_disabled());
-        let found = SingleCopyPolicy::auto();
-        assert!(found.only_if_queue_empty && (found.is_disabled() || found == unasked));
+        assert!(SingleCopyPolicy::from_len(usize::MAX).is_disabled() && !explicit.is_disabled());
+        let auto_policy = SingleCopyPolicy::auto();
+        assert!(
+            auto_policy.only_if_queue_empty
+                && (auto_policy.is_disabled() || auto_policy == automatic)
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Connections from peers: accepted, greeted, and read.
+//! Accepting connections from peers, and their handshakes.
 
 use std::os::fd::AsFd;
 
@@ -12,16 +12,17 @@ use super::super::rx_connection::{HandshakeOutcome, PendingHandshake};
 use super::super::{closer, socket};
 use super::{ShmEndpoint, ShmToken};
 
-/// Connections an endpoint accepts in one go.
+/// Connections accepted in one poll.
 const ACCEPTS_PER_POLL: usize = 64;
-/// Connections that may wait to say hello. The one that has waited longest makes room for another.
+/// Pending handshakes of an endpoint; beyond this limit the oldest one is evicted.
 const MAX_PENDING_HANDSHAKES: usize = 64;
 
 impl ShmEndpoint {
+    /// Accepts waiting connections, up to [`ACCEPTS_PER_POLL`].
     pub(super) fn accept(&mut self, host: &mut dyn EngineContext) {
         self.reserve_fd = self.reserve_fd.take().or_else(|| socket::reserve_fd().ok());
         for _ in 0..ACCEPTS_PER_POLL {
-            if closer::kick_when_free(&self.wait_set) {
+            if closer::wake_when_free(&self.wait_set) {
                 return self.stop_accepting();
             }
             match self.listener.accept() {
@@ -38,8 +39,8 @@ impl ShmEndpoint {
                 }
                 Ok(None) => return,
                 Err(errno) => {
-                    // Out of descriptors, most likely. The caller must not stay in the queue: it
-                    // would keep the listener ready, and everybody awake.
+                    // Most likely this process has no descriptor left. The connection must not stay
+                    // in the backlog: it would keep the listener ready, and the domain awake.
                     self.reserve_fd = None;
                     if let Ok(Some(socket)) = self.listener.accept() {
                         let error = Error::os("accept4", errno.raw_os_error());
@@ -56,14 +57,14 @@ impl ShmEndpoint {
         }
     }
 
-    /// Connections wait in the kernel's queue until their ends can be closed.
+    /// Stops accepting: connections wait in the kernel's backlog until descriptors can be closed.
     #[cold]
     fn stop_accepting(&mut self) {
         self.wait_set.unwatch(self.listener.as_fd());
         self.stopped = true;
     }
 
-    /// Accepts again, if the closing threads have room.
+    /// Resumes accepting if the closing threads have room.
     #[cold]
     pub(super) fn accept_again(&mut self, host: &mut dyn EngineContext) {
         let token = ShmToken::Listener.pack(self.id);
@@ -74,9 +75,10 @@ impl ShmEndpoint {
         self.accept(host);
     }
 
+    /// Handles a readable socket of an incoming connection or pending handshake.
     pub(super) fn on_rx_ready(&mut self, host: &mut dyn EngineContext, at: usize) {
-        if let Some(stranger) = self.rx_connections.take_handshake(at) {
-            return self.poll_handshake(host, stranger);
+        if let Some(handshake) = self.rx_connections.take_handshake(at) {
+            return self.poll_handshake(host, handshake);
         }
         self.rx_connections.activate(at);
         if let Some(reason) = self
@@ -89,10 +91,11 @@ impl ShmEndpoint {
         }
     }
 
-    fn poll_handshake(&mut self, host: &mut dyn EngineContext, stranger: PendingHandshake) {
+    /// Advances a handshake, and adds the connection if it is established.
+    fn poll_handshake(&mut self, host: &mut dyn EngineContext, handshake: PendingHandshake) {
         self.last_peer_key += 1;
-        match stranger.poll_handshake(PeerKey(self.last_peer_key), self.local.clone()) {
-            HandshakeOutcome::Pending(stranger) => self.rx_connections.insert_handshake(stranger),
+        match handshake.poll_handshake(PeerKey(self.last_peer_key), self.local.clone()) {
+            HandshakeOutcome::Pending(handshake) => self.rx_connections.insert_handshake(handshake),
             HandshakeOutcome::Established(mut peer) => {
                 let incarnation = Some(peer.identity.into());
                 peer.initial_addr = host.peer_connected(self.id, &peer.peer_address, incarnation);

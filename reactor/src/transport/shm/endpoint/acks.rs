@@ -1,4 +1,4 @@
-//! What senders are told of their messages.
+//! Acks and returned slots: what an endpoint reports to the senders of its messages.
 
 use fabric_core::event::DownReason;
 use fabric_core::transport::EngineContext;
@@ -6,7 +6,7 @@ use fabric_core::transport::EngineContext;
 use super::ShmEndpoint;
 
 impl ShmEndpoint {
-    /// Tells senders what they wait to hear of their messages.
+    /// Sends pending acks to their senders.
     #[inline]
     pub(super) fn send_acks(&mut self) {
         if self.rx.own.has_pending_acks() {
@@ -16,38 +16,39 @@ impl ShmEndpoint {
 
     #[cold]
     fn send_all_acks(&mut self) {
-        while let Some((key, receipt)) = self.rx.own.pop_ack() {
+        while let Some((key, ack)) = self.rx.own.pop_ack() {
             if let Some(peer) = self
                 .rx_connections
                 .peers_mut()
                 .find(|peer| peer.peer_key == key)
             {
-                peer.send_ack(receipt);
+                peer.send_ack(ack);
             }
         }
     }
 
-    /// Tells senders of what has become of their messages in a context that is shared.
+    /// Sends the acks of messages that were received from a shared receive queue.
     #[cold]
     pub(super) fn send_shared_acks(&mut self, host: &mut dyn EngineContext) {
         self.rx.collect_acks();
         self.wake_for_returned_slots(host);
     }
 
-    /// Copies a piece of what lies with its sender, who is told when that was the last.
+    /// Copies one chunk of a message from its sender's memory; the sender is woken after the last
+    /// one.
     #[cold]
     pub(super) fn progress_copies(&mut self, host: &mut dyn EngineContext) -> bool {
         let copied = self.rx.own.copy_next_chunk(host);
         self.send_acks();
         self.wake_for_returned_slots(host);
         if self.rx.own.has_work() {
-            // Its sender waits, whoever waits here.
+            // The sender waits for the copy even if no local task does.
             host.request_progress();
         }
         copied
     }
 
-    /// Tells peers of what was copied from them, if they wait for that.
+    /// Wakes the peers that wait for returned slots.
     fn wake_for_returned_slots(&mut self, host: &mut dyn EngineContext) {
         let mut ended = Vec::new();
         self.rx_connections.for_each_peer(|at, peer| {
@@ -59,7 +60,7 @@ impl ShmEndpoint {
         });
         for (at, reason) in ended {
             self.on_rx_ended(host, at, reason);
-            // What one that died has left in the ring is still taken.
+            // Records that a dead peer left in its ring are still received.
             if let DownReason::Protocol(_) = reason {
                 self.remove_rx_connection(host, at);
             }

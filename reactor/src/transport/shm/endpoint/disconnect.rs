@@ -1,4 +1,14 @@
-//! How connections end, in either direction, and who hears of it.
+//! How connections end in either direction, and which operations and events report it.
+//!
+//! Names are claimed and reused, so a peer is identified by its process, which the kernel reports
+//! where both are in one process namespace, and by a random incarnation number of the endpoint.
+//! When a connection ends, the opposite direction ends with it only if it leads to the same process
+//! and incarnation. So no process can end another peer's connection by its name, and the end of an
+//! old endpoint does not end a new one of that name. An endpoint that closes also says so in its
+//! rings, which the sender checks anyway, so a message sent to it fails at once.
+//!
+//! When a peer's process dies, directed receives fail with `PeerGone` and the death is an event. An
+//! any-source receive whose sender dies midway keeps waiting.
 
 use fabric_core::Error;
 use fabric_core::event::{DownReason, EventKind};
@@ -8,28 +18,27 @@ use super::super::tx_connection::{ConnectionEnd, TxConnection};
 use super::ShmEndpoint;
 
 impl ShmEndpoint {
-    /// A connection to a peer has ended. It is news unless a connection from the same peer tells,
-    /// or has told, of it.
+    /// Handles the end of a connection to a peer. It is reported unless a connection from the same
+    /// peer reports it, or has reported it.
     pub(super) fn on_tx_ended(
         &mut self,
         host: &mut dyn EngineContext,
         at: usize,
-        parting: ConnectionEnd,
+        end: ConnectionEnd,
     ) {
-        let Some(mut outgoing) = self.tx_connections.lock(at) else {
+        let Some(mut tx) = self.tx_connections.lock(at) else {
             return;
         };
-        let (name, addr) = (outgoing.peer_address.clone(), outgoing.addr);
-        end_tx_connection(&mut outgoing, self.id, host, &parting.error);
-        let Some(identity) = parting.identity else {
+        let (name, addr) = (tx.peer_address.clone(), tx.addr);
+        end_tx_connection(&mut tx, self.id, host, &end.error);
+        let Some(identity) = end.identity else {
             return;
         };
-        let reported = outgoing.is_end_reported(identity);
-        drop(outgoing);
-        let mut callers = self.rx_connections.peers();
-        if !reported && !callers.any(|peer| peer.peer_address == name && peer.identity == identity)
-        {
-            let (peer, reason) = (name.clone(), parting.reason);
+        let reported = tx.is_end_reported(identity);
+        drop(tx);
+        let mut peers = self.rx_connections.peers();
+        if !reported && !peers.any(|peer| peer.peer_address == name && peer.identity == identity) {
+            let (peer, reason) = (name.clone(), end.reason);
             host.event(
                 self.id,
                 EventKind::PeerDown {
@@ -39,14 +48,14 @@ impl ShmEndpoint {
                 },
             );
         }
-        let mut callers = self.rx_connections.peers();
-        if !callers.any(|peer| peer.peer_address == name && peer.source == Some(addr)) {
+        let mut peers = self.rx_connections.peers();
+        if !peers.any(|peer| peer.peer_address == name && peer.source == Some(addr)) {
             self.rx
                 .fail_directed(host, addr, &name, &Error::PeerGone(name.clone()));
         }
     }
 
-    /// A connection from a peer has ended; what it left in the ring is still taken.
+    /// Handles the end of a connection from a peer; records left in the ring are still received.
     pub(super) fn on_rx_ended(
         &mut self,
         host: &mut dyn EngineContext,
@@ -56,14 +65,14 @@ impl ShmEndpoint {
         let Some(peer) = self.rx_connections.get_mut(at) else {
             return;
         };
-        // A socket that has hung up would keep everybody awake.
+        // A socket that has hung up stays readable and would keep the domain awake.
         peer.unwatch();
         if !peer.mark_down(reason) {
             return;
         }
         let (name, identity, source) = (peer.peer_address.clone(), peer.identity, peer.source);
-        // What has not been copied of its own memory by now has gone with it, or will not be waited
-        // for.
+        // Memory of the peer that has not been copied by now is gone with its process, or the peer
+        // will not keep it.
         peer.stop_cma();
         self.rx.with_queue(|rx| {
             rx.fail_unmapped_from(host, peer.peer_key, &Error::PeerGone(name.clone()))
@@ -72,21 +81,20 @@ impl ShmEndpoint {
             return;
         };
         let is_over = !peer.has_disconnected() && !matches!(reason, DownReason::Protocol(_));
-        let mut callers = self.rx_connections.peers();
-        if callers.any(|peer| {
+        let mut peers = self.rx_connections.peers();
+        if peers.any(|peer| {
             peer.peer_address == name && peer.identity == identity && peer.down_reason().is_none()
         }) {
             return;
         }
-        self.for_each_tx(|outgoing| {
-            if outgoing.peer_address != name {
+        self.for_each_tx(|tx| {
+            if tx.peer_address != name {
                 return;
             }
-            outgoing.mark_end_reported(identity);
-            if is_over && outgoing.identity() == Some(identity) {
-                // The endpoint there is gone: what is sent from now on must not seem to have
-                // arrived.
-                end_tx_connection(outgoing, self.id, host, &Error::PeerGone(name.clone()));
+            tx.mark_end_reported(identity);
+            if is_over && tx.identity() == Some(identity) {
+                // The peer's endpoint is gone: later sends must not seem to have arrived.
+                end_tx_connection(tx, self.id, host, &Error::PeerGone(name.clone()));
             }
         });
         let source = source.or_else(|| host.fi_addr_of(self.id, &name));
@@ -100,7 +108,7 @@ impl ShmEndpoint {
         );
     }
 
-    /// The connection has ended and all it left has been taken.
+    /// Removes a connection that has ended and whose ring is empty.
     pub(super) fn remove_rx_connection(&mut self, host: &mut dyn EngineContext, at: usize) {
         let Some(mut peer) = self.rx_connections.remove(at) else {
             return;
@@ -113,7 +121,7 @@ impl ShmEndpoint {
         peer.unwatch();
         self.counters.doorbells += peer.doorbells;
         self.counters.single_copy_rx += peer.cma_stats().unwrap_or_default();
-        // With another connection from there the handle is that one's too.
+        // Another connection from that peer keeps the address handle valid.
         let mut others = self.rx_connections.peers();
         if let Some(source) = peer
             .source
@@ -126,16 +134,17 @@ impl ShmEndpoint {
     }
 }
 
-/// Ends a connection of this endpoint.
+/// Closes a connection to a peer: its operations fail, and loans that the peer holds are reported
+/// lost.
 pub(super) fn end_tx_connection(
-    outgoing: &mut TxConnection,
+    tx: &mut TxConnection,
     ep: EpId,
     host: &mut dyn EngineContext,
     error: &Error,
 ) {
-    let lent = outgoing.outstanding_loans();
+    let lent = tx.outstanding_loans();
     if lent > 0 {
-        host.loans_lost(ep, &outgoing.peer_address, lent);
+        host.loans_lost(ep, &tx.peer_address, lent);
     }
-    outgoing.close(host, error);
+    tx.close(host, error);
 }

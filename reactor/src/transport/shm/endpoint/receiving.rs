@@ -1,4 +1,4 @@
-//! What is received, and who is known to have sent it.
+//! Receive operations, and the address handles of senders.
 
 use fabric_core::buf::PooledBuf;
 use fabric_core::matching::{Envelope, RecvSpec};
@@ -11,7 +11,7 @@ use super::ShmEndpoint;
 use super::disconnect::end_tx_connection;
 
 impl ShmEndpoint {
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // fast path of small messages
     pub(crate) fn post_recv(&mut self, host: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
         self.rx.own.post(host, op, spec);
         self.on_rx_queue_changed(host);
@@ -31,15 +31,15 @@ impl ShmEndpoint {
         &mut self.rx.own
     }
 
-    /// After a receive was posted, or a message was discarded; or copied, where the receive side is
-    /// shared.
+    /// Continues after a receive was posted or a message was discarded or, in a shared receive
+    /// queue, copied.
     pub(crate) fn on_rx_queue_changed(&mut self, host: &mut dyn EngineContext) {
         if self.rx.is_shared() {
             self.send_shared_acks(host);
         }
         self.send_acks();
         if self.rx.own.has_work() {
-            // Its sender waits, whoever waits here.
+            // The sender waits for the copy even if no local task does.
             host.request_progress();
             host.request_rearm();
         }
@@ -55,12 +55,12 @@ impl ShmEndpoint {
         let cancels = |at: &usize| {
             self.tx_connections
                 .lock(*at)
-                .is_some_and(|mut outgoing| outgoing.cancel(op))
+                .is_some_and(|mut tx| tx.cancel(op))
         };
         let Some(at) = self.tx_queued.iter().copied().find(cancels) else {
             return false;
         };
-        // What waited behind it may go now.
+        // Operations queued behind the cancelled one may go now.
         self.progress_tx_connection(host, at);
         host.request_rearm();
         true
@@ -76,7 +76,7 @@ impl ShmEndpoint {
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
-        // The sender may have got a number since, or lost it.
+        // The sender may have got an address handle since, or lost it.
         let mut peers = self.rx_connections.peers();
         let peer = peers.find(|peer| peer.peer_key == envelope.peer);
         let source = peer.and_then(|peer| peer.source);
@@ -102,9 +102,10 @@ impl ShmEndpoint {
             peer.source = Some(addr);
             self.rx.own.assign_source(host, peer.peer_key, addr);
         }
-        if let Some(mut outgoing) = self.tx_connection(addr) {
-            // The program may have made the handle its own.
-            outgoing.expected = bound;
+        if let Some(mut tx) = self.tx_connection(addr) {
+            // The application may have inserted the address itself: the handle then stands for any
+            // incarnation.
+            tx.expected = bound;
         }
         self.rx.own.address_inserted(host, addr, address);
     }
@@ -116,15 +117,15 @@ impl ShmEndpoint {
         }
         let at = addr.index();
         if self.tx_connection(addr).is_some()
-            && let Some(mut outgoing) = self.tx_connections.remove(at)
+            && let Some(mut tx) = self.tx_connections.remove(at)
         {
-            self.tx_indices.retain(|dialled| *dialled != at);
-            self.tx_queued.retain(|busy| *busy != at);
-            outgoing.send_control(ControlMessage::Disconnect);
-            end_tx_connection(&mut outgoing, self.id, host, &Error::StaleAddress(addr));
-            self.counters += outgoing.counters();
+            self.tx_indices.retain(|connected| *connected != at);
+            self.tx_queued.retain(|queued| *queued != at);
+            tx.send_control(ControlMessage::Disconnect);
+            end_tx_connection(&mut tx, self.id, host, &Error::StaleAddress(addr));
+            self.counters += tx.counters();
         }
-        // A receive that fails lets others have what was held back for it.
+        // A receive that fails makes room for messages that were held back for it.
         self.on_rx_queue_changed(host);
     }
 }

@@ -1,4 +1,4 @@
-//! A pass over the callers: what they have sent goes to where the endpoint receives.
+//! A pass over incoming connections: their messages go to the receive queue.
 
 use fabric_core::event::DownReason;
 use fabric_core::rx::RxQueue;
@@ -8,35 +8,35 @@ use super::super::rx_connection::RxConnection;
 use super::super::rx_table::RxConnections;
 use super::ShmEndpoint;
 
-/// What a pass over the callers has found.
+/// Result of a pass over the incoming connections.
 #[derive(Default)]
 struct RxPass {
-    moved: bool,
-    /// The oldest message of one of them waits for a receive.
+    progressed: bool,
+    /// Whether the oldest message of some connection waits for a receive.
     message_held: bool,
-    /// Those that have ended, and what was wrong with what they wrote.
+    /// Connections that have ended, with the protocol violation if there was one.
     ended: Vec<(usize, Option<&'static str>)>,
 }
 
 impl RxPass {
-    /// Takes what callers have sent: of the attended, and of one of those left alone.
-    #[inline(always)] // on the way of a small message
+    /// Polls all active connections, and one idle connection.
+    #[inline(always)] // fast path of small messages
     fn poll_connections(
         &mut self,
-        callers: &mut RxConnections,
+        connections: &mut RxConnections,
         rx: &mut RxQueue,
         host: &mut dyn EngineContext,
     ) {
-        let mut number = 0;
-        let pass = callers.begin_pass();
-        while let Some((at, peer)) = callers.active_mut(number) {
+        let mut index = 0;
+        let pass_id = connections.begin_pass();
+        while let Some((at, peer)) = connections.active_mut(index) {
             if self.poll_connection(at, peer, rx, host) {
-                peer.last_active = pass;
+                peer.last_active = pass_id;
             }
-            number += 1;
+            index += 1;
         }
-        if let Some(at) = callers.next_idle() {
-            self.poll_idle(at, callers, rx, host);
+        if let Some(at) = connections.next_idle() {
+            self.poll_idle(at, connections, rx, host);
         }
     }
 
@@ -44,19 +44,19 @@ impl RxPass {
     fn poll_idle(
         &mut self,
         at: usize,
-        callers: &mut RxConnections,
+        connections: &mut RxConnections,
         rx: &mut RxQueue,
         host: &mut dyn EngineContext,
     ) {
-        let Some(peer) = callers.get_mut(at) else {
+        let Some(peer) = connections.get_mut(at) else {
             return;
         };
-        let moved = self.poll_connection(at, peer, rx, host);
-        callers.on_idle_polled(at, moved);
+        let progressed = self.poll_connection(at, peer, rx, host);
+        connections.on_idle_polled(at, progressed);
     }
 
-    /// Takes what this caller has sent; true when there was something.
-    #[inline(always)] // on the way of a small message
+    /// Receives the records of this connection. Returns whether there were any.
+    #[inline(always)] // fast path of small messages
     fn poll_connection(
         &mut self,
         at: usize,
@@ -64,64 +64,64 @@ impl RxPass {
         rx: &mut RxQueue,
         host: &mut dyn EngineContext,
     ) -> bool {
-        let news = match peer.poll_ring(rx, host) {
-            Ok(news) => news,
-            Err(broken) => {
-                self.ended.push((at, Some(broken.0)));
+        let progressed = match peer.poll_ring(rx, host) {
+            Ok(progressed) => progressed,
+            Err(violation) => {
+                self.ended.push((at, Some(violation.0)));
                 false
             }
         };
-        self.moved |= news;
+        self.progressed |= progressed;
         self.message_held |= peer.has_held_message();
         if peer.down_reason().is_some() && peer.is_drained() {
             self.ended.push((at, None));
         }
-        news
+        progressed
     }
 }
 
 impl ShmEndpoint {
-    /// Takes what callers have sent.
-    #[inline(always)] // on the way of a small message
+    /// Receives the records of the incoming connections. Returns whether there were any.
+    #[inline(always)] // fast path of small messages
     pub(super) fn progress_rx(&mut self, host: &mut dyn EngineContext) -> bool {
-        let mut found = RxPass::default();
+        let mut pass = RxPass::default();
         if self.rx.is_shared() {
-            self.progress_shared_rx(&mut found, host);
+            self.progress_shared_rx(&mut pass, host);
         } else {
-            found.poll_connections(&mut self.rx_connections, &mut self.rx.own, host);
+            pass.poll_connections(&mut self.rx_connections, &mut self.rx.own, host);
         }
-        self.message_held = found.message_held;
+        self.message_held = pass.message_held;
         self.send_acks();
-        if !found.ended.is_empty() {
-            self.remove_ended_rx(found.ended, host);
+        if !pass.ended.is_empty() {
+            self.remove_ended_rx(pass.ended, host);
             return true;
         }
-        found.moved
+        pass.progressed
     }
 
-    /// Takes it to where others take theirs as well.
+    /// Receives into the shared receive queue.
     #[cold]
-    fn progress_shared_rx(&mut self, found: &mut RxPass, host: &mut dyn EngineContext) {
-        let callers = &mut self.rx_connections;
+    fn progress_shared_rx(&mut self, pass: &mut RxPass, host: &mut dyn EngineContext) {
+        let connections = &mut self.rx_connections;
         self.rx
-            .with_queue(|rx| found.poll_connections(callers, rx, host));
+            .with_queue(|rx| pass.poll_connections(connections, rx, host));
     }
 
     #[cold]
     fn remove_ended_rx(
         &mut self,
-        over: Vec<(usize, Option<&'static str>)>,
+        ended: Vec<(usize, Option<&'static str>)>,
         host: &mut dyn EngineContext,
     ) {
-        for (at, broken) in over {
-            if let Some(what) = broken {
+        for (at, violation) in ended {
+            if let Some(what) = violation {
                 self.on_rx_ended(host, at, DownReason::Protocol(what));
             }
             self.remove_rx_connection(host, at);
         }
     }
 
-    /// A message that waited for a receive may be taken now.
+    /// Polls again because a message that waited for a receive may be delivered now.
     #[cold]
     pub(super) fn retry_held(&mut self, host: &mut dyn EngineContext) {
         self.progress_rx(host);

@@ -1,4 +1,4 @@
-//! What is sent, to whom, and the connections for that.
+//! Transmit operations, and the connections they use.
 
 use std::sync::Arc;
 
@@ -20,10 +20,10 @@ impl ShmEndpoint {
         spec: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        self.try_now(host, spec, |outgoing| outgoing.try_send(spec, payload))
+        self.try_now(host, spec, |tx| tx.try_send(spec, payload))
     }
 
-    /// Does something at a peer, at once or not at all.
+    /// Executes an operation now or not at all.
     #[inline]
     pub(crate) fn try_now(
         &mut self,
@@ -32,13 +32,13 @@ impl ShmEndpoint {
         act: impl FnOnce(&mut TxConnection) -> Result<PushOutcome>,
     ) -> Result<TrySend> {
         let at = spec.peer.index();
-        let Some(mut outgoing) = self.tx_connection(spec.peer) else {
+        let Some(mut tx) = self.tx_connection(spec.peer) else {
             return host
                 .address_of(self.id, spec.peer)
                 .map(|_| TrySend::WouldBlock);
         };
-        let pushed = act(&mut outgoing)?;
-        drop(outgoing);
+        let pushed = act(&mut tx)?;
+        drop(tx);
         match pushed {
             PushOutcome::Done => {
                 if spec.more && !self.tx_unflushed.contains(&at) {
@@ -51,12 +51,13 @@ impl ShmEndpoint {
         }
     }
 
-    /// A region of a peer's that has been accessed.
+    /// Returns the mapping of a peer's region, if the region was mapped by an access before.
     pub(crate) fn region_handle(&mut self, peer: FiAddr, key: u64) -> Result<Option<DirectRegion>> {
         self.tx_connection(peer)
-            .map_or(Ok(None), |mut outgoing| outgoing.region_handle(key))
+            .map_or(Ok(None), |mut tx| tx.region_handle(key))
     }
 
+    /// Queues an operation, connecting to the peer if needed.
     pub(crate) fn queue_send(
         &mut self,
         host: &mut dyn EngineContext,
@@ -79,8 +80,8 @@ impl ShmEndpoint {
             self.tx_indices.push(at);
         }
         self.connect(host, at)?;
-        if let Some(mut outgoing) = self.tx_connections.lock(at) {
-            outgoing.enqueue(op, tx_connection::at_start(spec, host));
+        if let Some(mut tx) = self.tx_connections.lock(at) {
+            tx.enqueue(op, tx_connection::at_start(spec, host));
         }
         if !self.tx_queued.contains(&at) {
             self.tx_queued.push(at);
@@ -92,14 +93,11 @@ impl ShmEndpoint {
         Ok(())
     }
 
-    /// Wakes the peers that were sent something with `more`.
+    /// Wakes the peers that were sent messages with `FI_MORE`.
     pub(crate) fn flush(&mut self, host: &mut dyn EngineContext) -> Result<()> {
         let mut flushed = Ok(());
         while let Some(at) = self.tx_unflushed.pop() {
-            let pushed = self
-                .tx_connections
-                .lock(at)
-                .map(|mut outgoing| outgoing.flush());
+            let pushed = self.tx_connections.lock(at).map(|mut tx| tx.flush());
             if pushed == Some(PushOutcome::Closed) {
                 flushed = Err(self.on_tx_peer_closed(host, at));
             }
@@ -107,32 +105,34 @@ impl ShmEndpoint {
         flushed
     }
 
-    /// Takes back what peers have given back of what was lent to them.
+    /// Collects the chunks and buffers that peers have returned.
     pub(crate) fn collect_returned_loans(&mut self) {
         self.for_each_tx(TxConnection::collect_returned);
     }
 
+    /// Connects to the peer at this index, unless a connection exists.
     fn connect(&mut self, host: &dyn EngineContext, at: usize) -> Result<()> {
         let token = ShmToken::Tx(at as u32).pack(self.id);
-        let Some(mut outgoing) = self.tx_connections.lock(at) else {
+        let Some(mut tx) = self.tx_connections.lock(at) else {
             return Ok(());
         };
-        if outgoing.is_gone() {
-            host.address_of(self.id, outgoing.addr)?;
-            outgoing.expected = host.incarnation_of(self.id, outgoing.addr);
+        if tx.is_gone() {
+            host.address_of(self.id, tx.addr)?;
+            tx.expected = host.incarnation_of(self.id, tx.addr);
         }
-        outgoing.connect(&self.name, self.local.incarnation, token, &self.wait_set)
+        tx.connect(&self.name, self.local.incarnation, token, &self.wait_set)
     }
 
-    /// The endpoint at the other end has closed, as its ring says; the sockets will say so too.
+    /// Handles a peer whose endpoint has closed according to its ring; its socket will report it
+    /// too.
     #[cold]
     pub(super) fn on_tx_peer_closed(&mut self, host: &mut dyn EngineContext, at: usize) -> Error {
-        let Some(outgoing) = self.tx_connections.lock(at) else {
+        let Some(tx) = self.tx_connections.lock(at) else {
             return Error::Closed(Class::Endpoint);
         };
-        let error = Error::PeerGone(outgoing.peer_address.clone());
-        let identity = outgoing.identity();
-        drop(outgoing);
+        let error = Error::PeerGone(tx.peer_address.clone());
+        let identity = tx.identity();
+        drop(tx);
         self.on_tx_ended(
             host,
             at,
@@ -145,29 +145,27 @@ impl ShmEndpoint {
         error
     }
 
-    /// The connection to this peer, if one was begun.
+    /// Returns the connection to a peer, if there is one.
     #[inline]
     pub(super) fn tx_connection(&self, addr: FiAddr) -> Option<ConnectionGuard<'_>> {
         self.tx_connections
             .lock(addr.index())
-            .filter(|outgoing| outgoing.addr == addr)
+            .filter(|tx| tx.addr == addr)
     }
 
-    /// Shows every connection to a peer.
+    /// Calls `act` with every connection to a peer.
     pub(super) fn for_each_tx(&self, mut act: impl FnMut(&mut TxConnection)) {
         self.tx_indices
             .iter()
             .filter_map(|&at| self.tx_connections.lock(at))
-            .for_each(|mut outgoing| act(&mut outgoing));
+            .for_each(|mut tx| act(&mut tx));
     }
 
     pub(super) fn is_tx_idle(&self, at: usize) -> bool {
-        self.tx_connections
-            .lock(at)
-            .is_none_or(|outgoing| outgoing.is_idle())
+        self.tx_connections.lock(at).is_none_or(|tx| tx.is_idle())
     }
 
-    /// The way that does not need the domain.
+    /// Returns the fast path, which does not need the domain's lock.
     pub(crate) fn fast_path(&self) -> Arc<dyn FastPath> {
         self.tx_connections.clone()
     }

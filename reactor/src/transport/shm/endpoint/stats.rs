@@ -1,4 +1,4 @@
-//! What an endpoint has done, and how it stands.
+//! Counters and the description of an endpoint.
 
 use fabric_core::stats::TransportStats;
 
@@ -8,20 +8,20 @@ use super::ShmEndpoint;
 impl ShmEndpoint {
     pub(crate) fn stats(&self) -> TransportStats {
         let mut done = self.counters;
-        self.for_each_tx(|outgoing| done += outgoing.counters());
+        self.for_each_tx(|tx| done += tx.counters());
         let peers = || self.rx_connections.peers();
         TransportStats {
             sent: done.sent,
             written: done.written,
             atomics: done.atomics,
             doorbells: done.doorbells + peers().map(|peer| peer.doorbells).sum::<u64>(),
-            loaned: done.lent,
+            loaned: done.loaned,
             segmented: done.segmented,
             single_copy_tx: done.single_copy,
             single_copy_rx: peers().filter_map(RxConnection::cma_stats).fold(
                 done.single_copy_rx,
-                |mut sum, fetched| {
-                    sum += fetched;
+                |mut sum, stats| {
+                    sum += stats;
                     sum
                 },
             ),
@@ -33,16 +33,16 @@ impl ShmEndpoint {
 
     pub(crate) fn describe(&self) -> String {
         let (messages, bytes) = self.rx.own.unexpected();
-        let read = self
+        let cma_peers = self
             .rx_connections
             .peers()
             .filter(|peer| peer.cma_stats().is_some())
             .count();
-        let mut reading = 0;
-        self.for_each_tx(|outgoing| reading += usize::from(outgoing.uses_cma()));
+        let mut cma_connections = 0;
+        self.for_each_tx(|tx| cma_connections += usize::from(tx.uses_cma()));
         format!(
-            "{} ({} callers, {} attended, {} connections, {messages} unexpected messages of {bytes} bytes, \
-             single copy {}, from {read} and to {reading} of them)",
+            "{} ({} incoming connections, {} active, {} outgoing, {messages} unexpected messages \
+             of {bytes} bytes, single copy: {}, from {cma_peers} and to {cma_connections} peers)",
             self.name,
             self.rx_connections.len(),
             self.rx_connections.active_count(),

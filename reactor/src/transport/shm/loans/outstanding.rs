@@ -1,5 +1,5 @@
-//! What one peer has of this side: chunks that were lent to it, and messages that it is to fetch.
-//! Both are given back by the number of a slot.
+//! What one peer holds of this endpoint: chunks that were sent as loans, and buffers of single-copy
+//! messages. Both are returned by the number of a slot.
 #![deny(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -10,22 +10,22 @@ use fabric_core::transport::OpKey;
 use super::super::segment::{SLOT_RETURN_WORDS, Segment};
 use super::{FREE, HELD, LENT, LoanChunk, LoanPool, MAX_MAPPED_BY_PEER, SLOTS_PER_PEER};
 
-/// What a peer has.
+/// The content of a slot: what the peer holds.
 #[derive(Debug)]
 enum OutstandingSlot {
-    /// A chunk, and its state then.
+    /// A chunk, and its state while it is lent.
     Loan(Arc<LoanChunk>, u64),
-    /// A message to be fetched.
+    /// A message that the peer is to copy.
     Cma(CmaOffer),
 }
 
-/// A message that a peer is to fetch: it is not sent before the peer has.
+/// A single-copy message offered to the peer: the send completes when the peer has copied it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CmaOffer {
     pub(crate) op: OpKey,
     pub(crate) len: usize,
     pub(crate) tag: Option<u64>,
-    /// What the peer is to confirm as well.
+    /// Ack that the send waits for as well.
     pub(crate) ack_id: Option<u32>,
 }
 
@@ -36,18 +36,17 @@ pub(crate) struct PreparedLoan {
     pub(crate) slot: usize,
 }
 
-/// What one peer has, by slot.
+/// What one peer holds, by slot.
 #[derive(Debug)]
 pub(crate) struct OutstandingLoans {
     pool: LoanPool,
     slots: Vec<Option<OutstandingSlot>>,
-    /// How many of them are messages to be fetched, and those that were fetched since this was
-    /// asked last.
+    /// Number of slots with offers, and offers that were returned but not completed yet.
     cma_offers: usize,
     completed_cma: VecDeque<CmaOffer>,
-    /// Chunks whose memory the peer has been given, by name.
+    /// Keys of the chunks that were granted to the peer, sorted.
     mapped_chunks: Vec<u64>,
-    /// How often chunks had been given up when this was looked at last.
+    /// `retired` of the pool when it was last compared.
     seen_retired: u64,
 }
 
@@ -63,8 +62,8 @@ impl OutstandingLoans {
         }
     }
 
-    /// The chunk that this payload is of, and a slot for it; nothing when it is of somewhere else,
-    /// or the peer has too many.
+    /// Finds the chunk of this payload and a slot for it. `None` if the payload is not in a chunk
+    /// of this domain, or the peer holds too many.
     pub(crate) fn prepare(
         &mut self,
         key: u64,
@@ -76,7 +75,7 @@ impl OutstandingLoans {
         Some(PreparedLoan { chunk, state, slot })
     }
 
-    /// A slot that is free; nothing when the peer has too much.
+    /// Returns a free slot; `None` if the peer holds too many.
     pub(crate) fn free_slot(&mut self, segment: &Segment) -> Option<usize> {
         let free = |slots: &[Option<OutstandingSlot>]| slots.iter().position(Option::is_none);
         if let Some(slot) = free(&self.slots) {
@@ -90,41 +89,41 @@ impl OutstandingLoans {
         free(&self.slots)
     }
 
-    /// This message is the peer's to fetch now.
-    pub(crate) fn insert_cma_offer(&mut self, slot: usize, offered: CmaOffer) {
-        self.slots[slot] = Some(OutstandingSlot::Cma(offered));
+    /// Records a single-copy message that was offered to the peer.
+    pub(crate) fn insert_cma_offer(&mut self, slot: usize, offer: CmaOffer) {
+        self.slots[slot] = Some(OutstandingSlot::Cma(offer));
         self.cma_offers += 1;
     }
 
-    /// Whether the peer has messages to fetch, or has fetched some of which nobody knows.
+    /// Returns whether the peer has offers, or has returned some that were not completed yet.
     pub(crate) fn has_cma_offers(&self) -> bool {
         self.cma_offers > 0 || !self.completed_cma.is_empty()
     }
 
-    /// Whether the peer has fetched some of which nobody knows.
+    /// Returns whether the peer has returned offers that were not completed yet.
     pub(crate) fn has_completed_cma(&self) -> bool {
         !self.completed_cma.is_empty()
     }
 
-    /// The next message that the peer has fetched, of those that were collected.
+    /// Takes the next returned offer, of those that were collected.
     pub(crate) fn next_completed_cma(&mut self) -> Option<CmaOffer> {
         self.completed_cma.pop_front()
     }
 
-    /// The messages that the peer has not fetched, when it will not any more.
+    /// Takes the offers that the peer has not returned, when the connection ends.
     pub(crate) fn take_open_cma_offers(&mut self) -> impl Iterator<Item = CmaOffer> {
         self.cma_offers = 0;
         self.slots.iter_mut().filter_map(|slot| match slot {
-            Some(OutstandingSlot::Cma(offered)) => {
-                let offered = *offered;
+            Some(OutstandingSlot::Cma(offer)) => {
+                let offer = *offer;
                 *slot = None;
-                Some(offered)
+                Some(offer)
             }
             _ => None,
         })
     }
 
-    /// Whether the peer has this memory already.
+    /// Returns whether the chunk was granted to the peer.
     pub(crate) fn is_mapped(&self, key: u64) -> bool {
         self.mapped_chunks.binary_search(&key).is_ok()
     }
@@ -135,31 +134,41 @@ impl OutstandingLoans {
         }
     }
 
-    /// Names of memory that the peer need not keep: it has too much of it that it does not read.
+    /// Returns keys of chunks that the peer need not keep mapped, because it has too many or they
+    /// were retired.
     pub(crate) fn unneeded_mappings(&mut self) -> Vec<u64> {
-        let is = |out: &OutstandingSlot, key| matches!(out, OutstandingSlot::Loan(chunk, _) if chunk.key == key);
-        let out = |key: u64| self.slots.iter().flatten().any(|out| is(out, key));
-        let idle = self.mapped_chunks.iter().copied().filter(|key| !out(*key));
+        let is_chunk = |slot: &OutstandingSlot, key| {
+            matches!(
+                slot,
+                OutstandingSlot::Loan(chunk, _) if chunk.key == key
+            )
+        };
+        let is_lent = |key: u64| self.slots.iter().flatten().any(|slot| is_chunk(slot, key));
+        let idle = self
+            .mapped_chunks
+            .iter()
+            .copied()
+            .filter(|key| !is_lent(*key));
         if self.mapped_chunks.len() >= MAX_MAPPED_BY_PEER {
             return idle.collect();
         }
-        // What was given up here is nobody's any more once the peer has let go of it.
-        let chunks = self.pool.lock();
-        if std::mem::replace(&mut self.seen_retired, chunks.retired) == chunks.retired {
+        // A retired chunk is freed once the peer has unmapped it.
+        let pool = self.pool.lock();
+        if std::mem::replace(&mut self.seen_retired, pool.retired) == pool.retired {
             return Vec::new();
         }
-        idle.filter(|key| chunks.chunks.iter().all(|chunk| chunk.key != *key))
+        idle.filter(|key| pool.chunks.iter().all(|chunk| chunk.key != *key))
             .collect()
     }
 
-    /// The peer does not have this memory any more.
+    /// Records that the peer need not keep the chunk mapped.
     pub(crate) fn mark_unmapped(&mut self, key: u64) {
         if let Ok(at) = self.mapped_chunks.binary_search(&key) {
             self.mapped_chunks.remove(at);
         }
     }
 
-    /// The chunk is the peer's now.
+    /// Lends the prepared chunk to the peer.
     pub(crate) fn lend(&mut self, prepared: PreparedLoan) {
         let PreparedLoan { chunk, state, slot } = prepared;
         let lent = state - HELD + LENT;
@@ -167,9 +176,9 @@ impl OutstandingLoans {
         self.slots[slot] = Some(OutstandingSlot::Loan(chunk, lent));
     }
 
-    /// Takes back what the peer has given back.
+    /// Collects the slots that the peer has returned.
     pub(crate) fn collect_returned(&mut self, segment: &Segment) {
-        // All of them: a number that was never given out must not keep anybody awake.
+        // All words are read: a bit of a slot that was never used must not keep the domain awake.
         for word in 0..SLOT_RETURN_WORDS {
             let mut bits = segment.take_returned_slots(word);
             while bits != 0 {
@@ -179,18 +188,18 @@ impl OutstandingLoans {
                     Some(OutstandingSlot::Loan(chunk, state)) => {
                         chunk.transition(state, state - LENT + FREE);
                     }
-                    Some(OutstandingSlot::Cma(offered)) => {
+                    Some(OutstandingSlot::Cma(offer)) => {
                         self.cma_offers -= 1;
-                        self.completed_cma.push_back(offered);
+                        self.completed_cma.push_back(offer);
                     }
-                    // Given back twice, or never had.
+                    // The slot was returned twice, or never used.
                     None => {}
                 }
             }
         }
     }
 
-    /// How many the peer has, or has given back unnoticed.
+    /// Returns how many slots the peer holds, or has returned without being collected.
     pub(crate) fn outstanding(&self) -> usize {
         self.slots.iter().flatten().count()
     }
@@ -198,8 +207,8 @@ impl OutstandingLoans {
 
 impl Drop for OutstandingLoans {
     fn drop(&mut self) {
-        for out in self.slots.iter().flatten() {
-            if let OutstandingSlot::Loan(chunk, _) = out {
+        for slot in self.slots.iter().flatten() {
+            if let OutstandingSlot::Loan(chunk, _) = slot {
                 self.pool.retire(chunk.key);
             }
         }
@@ -224,75 +233,78 @@ mod tests {
         assert!(loans.take_free(10).is_none());
         let mut first = loans.allocate(10).unwrap();
         first.copy_from_slice(b"0123456789");
-        let name = loan_key(&first);
-        assert!(loans.take_free(10).is_none(), "it is in use");
+        let key = loan_key(&first);
+        assert!(loans.take_free(10).is_none(), "chunk is in use");
         drop(first);
         assert_eq!(
             loan_key(&loans.take_free(4096).unwrap()),
-            name,
-            "dropped unsent, it is used again"
+            key,
+            "dropped unsent, the chunk is reused"
         );
         assert!(loans.take_free(4097).is_none(), "another size");
 
         let (segment, _fd) = Segment::create(64).unwrap();
         let mut peer = OutstandingLoans::new(loans.clone());
         let loan = loans.take_free(10).unwrap();
-        let prepared = peer.prepare(name, &loan, &segment).unwrap();
+        let prepared = peer.prepare(key, &loan, &segment).unwrap();
         let slot = prepared.slot;
-        assert!(!peer.is_mapped(name));
-        peer.mark_mapped(name);
+        assert!(!peer.is_mapped(key));
+        peer.mark_mapped(key);
         peer.lend(prepared);
         assert!(
-            loans.take_free(10).is_none() && peer.prepare(name, &loan, &segment).is_none(),
-            "the peer has it"
+            loans.take_free(10).is_none() && peer.prepare(key, &loan, &segment).is_none(),
+            "the peer holds the chunk"
         );
         peer.collect_returned(&segment);
-        assert!(loans.take_free(10).is_none(), "and has not given it back");
+        assert!(
+            loans.take_free(10).is_none(),
+            "the peer has not returned the chunk"
+        );
         segment.return_slot(slot);
         segment.return_slot(200);
         peer.collect_returned(&segment);
         let second = loans.take_free(10).unwrap();
-        assert_eq!(loan_key(&second), name);
+        assert_eq!(loan_key(&second), key);
         drop(loan);
         assert!(
             loans.take_free(10).is_none(),
-            "who had it before has nothing to give back any more"
+            "the former holder cannot free the chunk"
         );
         drop(second);
 
         let loan = loans.take_free(10).unwrap();
-        let prepared = peer.prepare(name, &loan, &segment).unwrap();
+        let prepared = peer.prepare(key, &loan, &segment).unwrap();
         peer.lend(prepared);
         drop((loan, peer));
         segment.return_slot(slot);
         assert!(
             loans.take_free(10).is_none(),
-            "what a peer had that is gone is not used again"
+            "a chunk held by a dead peer is not reused"
         );
     }
 
     #[test]
     fn foreign_and_partial_loans_are_copied_instead() {
-        let (mine, others) = (LoanPool::default(), LoanPool::default());
+        let (own_pool, other_pool) = (LoanPool::default(), LoanPool::default());
         let (segment, _fd) = Segment::create(64).unwrap();
-        let mut peer = OutstandingLoans::new(mine.clone());
-        let (secret, foreign) = (mine.allocate(10).unwrap(), others.allocate(10).unwrap());
+        let mut peer = OutstandingLoans::new(own_pool.clone());
+        let (own, foreign) = (
+            own_pool.allocate(10).unwrap(),
+            other_pool.allocate(10).unwrap(),
+        );
         assert_eq!(
-            loan_key(&secret),
+            loan_key(&own),
             loan_key(&foreign),
-            "two domains count alike"
+            "both pools count keys from the same start"
         );
         assert!(
             peer.prepare(loan_key(&foreign), &foreign, &segment)
                 .is_none(),
-            "it is copied"
+            "a loan of another domain is copied"
         );
-        assert!(peer.prepare(77, &secret, &segment).is_none());
-        assert!(
-            peer.prepare(loan_key(&secret), &secret[1..], &segment)
-                .is_none()
-        );
-        assert!(peer.prepare(loan_key(&secret), &secret, &segment).is_some());
+        assert!(peer.prepare(77, &own, &segment).is_none());
+        assert!(peer.prepare(loan_key(&own), &own[1..], &segment).is_none());
+        assert!(peer.prepare(loan_key(&own), &own, &segment).is_some());
     }
 
     #[test]
@@ -317,20 +329,20 @@ mod tests {
         segment.return_slot(77);
         assert_eq!(lend(&mut peer), Some(77));
         let surplus = peer.unneeded_mappings();
-        assert_eq!(surplus.len(), 1, "what it gave back, but not what it reads");
+        assert_eq!(surplus.len(), 1, "only the returned chunk");
         surplus.into_iter().for_each(|key| peer.mark_unmapped(key));
         assert!(peer.unneeded_mappings().is_empty());
         let mut another = OutstandingLoans::new(loans.clone());
         (0..3).for_each(|key| another.mark_mapped(1000 + key));
         assert!(
             another.unneeded_mappings().is_empty(),
-            "few, and nothing was given up"
+            "few mappings, and no chunk was retired"
         );
         drop(peer);
         assert_eq!(
             another.unneeded_mappings(),
             [1000, 1001, 1002],
-            "what is not there any more"
+            "chunks that do not exist any more"
         );
         assert!(matches!(
             loans.allocate(usize::MAX),

@@ -1,4 +1,8 @@
-//! What peers lend to an endpoint, and messages in it.
+//! Loans that peers sent to an endpoint.
+//!
+//! `recv_loan` takes a loan in place. Other receives copy it, above 256 KiB in chunks. An
+//! unexpected loan waits where it is. Dropping it sets the slot's bit in the segment; the sender
+//! collects the bits when it next needs a chunk or a slot.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -11,29 +15,29 @@ use super::super::shared_memory::SharedMapping;
 use super::SLOTS_PER_PEER;
 use crate::transport::fork_guard::ForkGuard;
 
-/// How many pieces of memory peers lend to an endpoint, those of messages that wait or are held
-/// among them.
+/// Number of chunks that peers have granted to an endpoint and that are mapped, including those of
+/// messages that are waiting or held.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReceivedLoans(Arc<AtomicUsize>);
 
-/// The most of them.
+/// Maximum number of mapped chunks.
 const MAX_RECEIVED: usize = 32_768;
 
 impl ReceivedLoans {
-    /// Memory that a peer is going to lend.
-    pub(crate) fn add_mapping(&self, area: SharedMapping) -> Option<Arc<LoanMapping>> {
+    /// Counts a chunk that a peer has granted; `None` if there are too many.
+    pub(crate) fn add_mapping(&self, mapping: SharedMapping) -> Option<Arc<LoanMapping>> {
         if self.0.fetch_add(1, Ordering::Relaxed) >= MAX_RECEIVED {
             self.0.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
         Some(Arc::new(LoanMapping {
-            mapping: area,
+            mapping,
             counter: self.clone(),
         }))
     }
 }
 
-/// Memory of a peer, counted as long as it is mapped.
+/// A mapped chunk of a peer, counted while it is mapped.
 #[derive(Debug)]
 pub(crate) struct LoanMapping {
     mapping: SharedMapping,
@@ -46,26 +50,26 @@ impl Drop for LoanMapping {
     }
 }
 
-/// A message in memory of its sender, held until this is dropped.
+/// A message in a lent chunk, held until this value is dropped.
 pub(crate) struct LoanGuard {
     loan: Arc<LoanMapping>,
     len: usize,
-    /// Where it is given back, and under which number.
+    /// Segment and slot by which the chunk is returned.
     segment: Segment,
     slot: usize,
     fork_guard: ForkGuard,
 }
 
 impl LoanGuard {
-    /// `None` when the message does not lie within the memory, or there is no such slot.
+    /// Creates a guard; `None` if the message exceeds the chunk, or there is no such slot.
     pub(crate) fn new(
-        area: Arc<LoanMapping>,
+        mapping: Arc<LoanMapping>,
         len: usize,
         segment: Segment,
         slot: usize,
     ) -> Option<Self> {
-        (len <= area.mapping.len() && slot < SLOTS_PER_PEER).then_some(Self {
-            loan: area,
+        (len <= mapping.mapping.len() && slot < SLOTS_PER_PEER).then_some(Self {
+            loan: mapping,
             len,
             segment,
             slot,
@@ -74,9 +78,9 @@ impl LoanGuard {
     }
 }
 
-/// What is given back when it is dropped.
+/// A handle that returns memory to its sender when it is dropped.
 pub(crate) trait ReturnOnDrop {
-    /// Ends this without giving anything back.
+    /// Drops the handle without returning the memory.
     fn cancel_return(self);
 }
 
@@ -102,9 +106,9 @@ impl CopySource for LoanGuard {
 
 impl PeerMemory for LoanGuard {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: whoever receives into a `Lent` has promised that its senders do not write what
-        // they have lent (`Endpoint::recv_loan` is unsafe for that); our own sender does not, as
-        // long as this has not given it back.
+        // SAFETY: the receiver of a `Lent` has promised that its senders do not write lent memory
+        // (`Endpoint::recv_loan` is unsafe for that reason); a sender of this implementation does
+        // not until the slot is returned.
         unsafe { self.loan.mapping.slice(self.len) }
     }
 }
@@ -126,17 +130,17 @@ mod tests {
 
     #[test]
     fn loan_mappings_of_a_peer_are_bounded() {
-        let adopted = ReceivedLoans::default();
-        let area = || {
-            let lent = SharedMemory::create(1, Access::REMOTE_READ).unwrap();
-            SharedMapping::map_from_peer(&lent.fd().try_clone_to_owned().unwrap(), 1, false)
+        let received = ReceivedLoans::default();
+        let mapping = || {
+            let memory = SharedMemory::create(1, Access::REMOTE_READ).unwrap();
+            SharedMapping::map_from_peer(&memory.fd().try_clone_to_owned().unwrap(), 1, false)
                 .unwrap()
         };
         let mut held: Vec<_> = (0..MAX_RECEIVED)
-            .map(|_| adopted.add_mapping(area()))
+            .map(|_| received.add_mapping(mapping()))
             .collect();
-        assert!(held.iter().all(Option::is_some) && adopted.add_mapping(area()).is_none());
+        assert!(held.iter().all(Option::is_some) && received.add_mapping(mapping()).is_none());
         held.pop();
-        assert!(adopted.add_mapping(area()).is_some());
+        assert!(received.add_mapping(mapping()).is_some());
     }
 }

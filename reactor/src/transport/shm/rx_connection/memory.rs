@@ -1,5 +1,9 @@
-//! Memory beside the ring: what the peer lends, what lies in its own, and what it asks to see of
-//! ours.
+//! Memory beside the ring: loans, single-copy messages, and requests of the peer to map or access
+//! regions.
+//!
+//! `receive_loan` finds the mapping of the chunk, reading the socket ahead of its turn if the
+//! descriptor has not been read yet, and offers the message to the receive queue. `receive_cma`
+//! offers it as peer memory that is not mapped.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -23,11 +27,11 @@ use super::super::shared_memory::{SharedMapping, SharedMemory};
 use super::super::socket;
 use super::RxConnection;
 
-/// How often the socket is read for memory that a record speaks of: more words than it has room
-/// for.
+/// Reads of the socket in search of the grant that a record refers to: each reads up to
+/// `READS_PER_POLL` messages, more in total than a socket has room for.
 const READS_FOR_GRANT: usize = 32;
 
-/// Offers a message that lies with its sender; false when nobody wants it now.
+/// Offers a message in the sender's memory to the receive queue. Returns false if it must wait.
 fn deliver_in_place<M: ReturnOnDrop + PeerMemory>(
     rx: &mut RxQueue,
     host: &mut dyn EngineContext,
@@ -37,7 +41,7 @@ fn deliver_in_place<M: ReturnOnDrop + PeerMemory>(
     let message = Arc::new(message);
     let taken = rx.deliver_peer_memory(host, envelope, &(message.clone() as Arc<dyn PeerMemory>));
     if !taken {
-        // It stays where it is: the record is looked at again.
+        // The record stays in the ring and is offered again later.
         Arc::into_inner(message)
             .into_iter()
             .for_each(ReturnOnDrop::cancel_return);
@@ -46,54 +50,54 @@ fn deliver_in_place<M: ReturnOnDrop + PeerMemory>(
 }
 
 impl RxConnection {
-    /// The peer has sent memory that it is going to lend, or a desk.
+    /// Handles a granted chunk for loans, or the granted bounce buffer of the peer.
     pub(super) fn on_grant(&mut self, grant: MemoryGrant<OwnedFd>) -> Result<(), &'static str> {
         if grant.access.contains(Access::REMOTE_WRITE) {
-            let area = SharedMapping::map_from_peer(&grant.memory, grant.len, true);
+            let mapping = SharedMapping::map_from_peer(&grant.memory, grant.len, true);
             socket::close_in_background(vec![grant.memory]);
-            let is_desk = grant.len == rma_bounce::BOUNCE_BUFFER_LEN
+            let is_valid = grant.len == rma_bounce::BOUNCE_BUFFER_LEN
                 && self.rma_bounce.is_none()
                 && self.local.is_rma_target;
             self.rma_bounce = Some(
-                is_desk
-                    .then_some(area?)
-                    .ok_or("a desk of another size, or a second one")?,
+                is_valid
+                    .then_some(mapping?)
+                    .ok_or("bounce buffer of wrong size, or a second one")?,
             );
             return Ok(());
         }
-        let area = if grant.len > loans::MAX_LOAN_BYTES {
-            Err("more memory than anybody lends")
+        let mapping = if grant.len > loans::MAX_LOAN_BYTES {
+            Err("loan chunk exceeds the maximum size")
         } else {
             SharedMapping::map_from_peer(&grant.memory, grant.len, false)
         };
         socket::close_in_background(vec![grant.memory]);
         if self.loan_mappings.len() >= loans::MAX_LOAN_MAPPINGS {
-            return Err("too much memory to lend");
+            return Err("too many loan mappings");
         }
-        let area = self
+        let mapping = self
             .local
             .received_loans
-            .add_mapping(area?)
-            .ok_or("too much memory to lend")?;
+            .add_mapping(mapping?)
+            .ok_or("too many loan mappings")?;
         match self
             .loan_mappings
             .binary_search_by_key(&grant.key, |(key, _)| *key)
         {
-            Ok(_) => return Err("the same memory twice"),
-            Err(at) => self.loan_mappings.insert(at, (grant.key, area)),
+            Ok(_) => return Err("loan chunk granted twice"),
+            Err(at) => self.loan_mappings.insert(at, (grant.key, mapping)),
         }
         Ok(())
     }
 
-    /// Reads the socket until this is there: what a record speaks of was sent before it, behind
-    /// other words. That the peer has hung up is found again.
+    /// Reads the socket until `is_present` holds: the grant that a record refers to was sent before
+    /// the record, behind other messages. A hang-up is found again by the next read.
     fn read_socket_until(
         &mut self,
         host: &dyn EngineContext,
-        is_there: impl Fn(&Self) -> bool,
+        is_present: impl Fn(&Self) -> bool,
     ) -> Result<(), ShmProtocolViolation> {
         for _ in 0..READS_FOR_GRANT {
-            if is_there(self) {
+            if is_present(self) {
                 break;
             }
             match self.on_readable(host) {
@@ -105,7 +109,7 @@ impl RxConnection {
         Ok(())
     }
 
-    /// Takes a message that lies in memory which the peer has lent; false when it has to stay.
+    /// Receives a message in a lent chunk. Returns false if the record must stay in the ring.
     pub(super) fn receive_loan(
         &mut self,
         envelope: Envelope,
@@ -113,21 +117,23 @@ impl RxConnection {
         rx: &mut RxQueue,
         host: &mut dyn EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
-        let find = |lent: &[(u64, Arc<LoanMapping>)]| {
-            lent.binary_search_by_key(&key, |(key, _)| *key)
+        let find = |mappings: &[(u64, Arc<LoanMapping>)]| {
+            mappings
+                .binary_search_by_key(&key, |(key, _)| *key)
                 .ok()
-                .map(|at| lent[at].1.clone())
+                .map(|at| mappings[at].1.clone())
         };
         self.read_socket_until(host, |peer| find(&peer.loan_mappings).is_some())?;
-        let area =
-            find(&self.loan_mappings).ok_or(ShmProtocolViolation("a loan of unknown memory"))?;
+        let mapping =
+            find(&self.loan_mappings).ok_or(ShmProtocolViolation("loan in unknown memory"))?;
         let segment = self.ring.memory().clone();
-        let borrow = LoanGuard::new(area, envelope.len, segment, slot)
-            .ok_or(ShmProtocolViolation("a loan out of bounds"))?;
-        Ok(deliver_in_place(rx, host, envelope, borrow))
+        let guard = LoanGuard::new(mapping, envelope.len, segment, slot)
+            .ok_or(ShmProtocolViolation("loan out of bounds"))?;
+        Ok(deliver_in_place(rx, host, envelope, guard))
     }
 
-    /// Takes a message that lies in the peer's own memory; false when it has to stay.
+    /// Receives a message in the peer's own memory. Returns false if the record must stay in the
+    /// ring.
     pub(super) fn receive_cma(
         &mut self,
         envelope: Envelope,
@@ -135,46 +141,46 @@ impl RxConnection {
         rx: &mut RxQueue,
         host: &mut dyn EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
-        let reach = self.cma_peer.clone().ok_or(ShmProtocolViolation(
-            "a message in memory that cannot be read",
+        let cma_peer = self.cma_peer.clone().ok_or(ShmProtocolViolation(
+            "single-copy message, but the memory of the sender cannot be read",
         ))?;
         if self.down_reason.is_some() {
-            // It went with its sender, who was not told that it arrived.
+            // The message is lost with its sender, to which it was not acknowledged.
             return Ok(true);
         }
-        let fetch = CmaTransfer::new(reach, at, envelope.len, slot)
-            .ok_or(ShmProtocolViolation("a message out of bounds"))?;
-        Ok(deliver_in_place(rx, host, envelope, fetch))
+        let transfer = CmaTransfer::new(cma_peer, at, envelope.len, slot)
+            .ok_or(ShmProtocolViolation("single-copy message out of bounds"))?;
+        Ok(deliver_in_place(rx, host, envelope, transfer))
     }
 
-    /// Does what the peer asks for, and answers; false when it has to wait.
+    /// Executes an RMA request and writes the response. Returns false if the request must wait.
     pub(super) fn serve_rma_request(
         &mut self,
         request: &RmaRequest,
         host: &dyn EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
         self.read_socket_until(host, |peer| peer.rma_bounce.is_some())?;
-        let desk = self
+        let bounce_buffer = self
             .rma_bounce
             .as_ref()
-            .ok_or(ShmProtocolViolation("a request without a desk"))?;
-        let served = request.execute(desk, host);
+            .ok_or(ShmProtocolViolation("RMA request without a bounce buffer"))?;
+        let served = request.execute(bounce_buffer, host);
         if served && self.ring.take_producer_waiting() {
             self.ring_doorbell();
         }
         Ok(served)
     }
 
-    /// Says what a key stands for to peers of this endpoint; false when the peer leaves no room for
-    /// answers.
+    /// Responds to a request for the region with this key. Returns false if the peer does not read
+    /// responses.
     pub(super) fn answer_map_mr(&self, host: &dyn EngineContext, key: u64) -> bool {
-        let denied = || control::try_send_control(&self.socket, ControlMessage::MrNotFound(key));
+        let not_found = || control::try_send_control(&self.socket, ControlMessage::MrNotFound(key));
         let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
         let known = host
             .region(key)
             .filter(|region| region.access.intersects(remote));
         let Some(region) = known.filter(|_| self.local.is_rma_target) else {
-            return denied();
+            return not_found();
         };
         if region.memory.is_served_by_owner() {
             return control::try_send_control(
@@ -183,10 +189,10 @@ impl RxConnection {
             );
         }
         let memory: &dyn Any = &*region.memory;
-        let Some(lent) = memory.downcast_ref::<SharedMemory>() else {
-            return denied();
+        let Some(shared) = memory.downcast_ref::<SharedMemory>() else {
+            return not_found();
         };
-        let (len, access, heeds) = (
+        let (len, access, rma_events) = (
             region.memory.len(),
             region.access,
             self.local.rma_events || region.rma_events,
@@ -196,48 +202,48 @@ impl RxConnection {
             len,
             access,
             base: region.base,
-            rma_events: heeds,
-            memory: lent.fd(),
+            rma_events,
+            memory: shared.fd(),
         };
         match control::send_grant(&self.socket, &grant) {
             Ok(()) => true,
             Err(Errno::AGAIN) => false,
-            // Too many descriptors are on their way, or the peer has ended.
-            Err(_) => denied(),
+            // Too many descriptors are in flight (`ETOOMANYREFS`), or the peer has ended.
+            Err(_) => not_found(),
         }
     }
 
-    /// Tells the peer of the messages that were fetched, if it waits for that.
+    /// Wakes the peer if it waits for slots that were returned.
     ///
     /// # Errors
-    /// How the peer ended, if it has.
+    /// Reason for which the peer ended, if it has.
     pub(crate) fn wake_for_returned_slots(&mut self) -> Result<(), DownReason> {
-        let Some(reach) = &self.cma_peer else {
+        let Some(cma_peer) = &self.cma_peer else {
             return Ok(());
         };
-        if reach.take_slots_returned()? && self.ring.take_producer_waiting() {
+        if cma_peer.take_slots_returned()? && self.ring.take_producer_waiting() {
             self.ring_doorbell();
         }
         Ok(())
     }
 
-    /// Tells the peer what it waits to hear of the message with this receipt.
-    pub(crate) fn send_ack(&mut self, receipt: u32) {
-        self.ring.memory().set_ack(receipt as usize);
+    /// Acknowledges the message with this ack id, and wakes the peer if it sleeps.
+    pub(crate) fn send_ack(&mut self, ack_id: u32) {
+        self.ring.memory().set_ack(ack_id as usize);
         if self.ring.take_producer_waiting() {
             self.ring_doorbell();
         }
     }
 
-    /// What was fetched from there; nothing when that cannot be done.
+    /// Returns counters of the bytes copied from the peer; `None` if single copy is not available.
     pub(crate) fn cma_stats(&self) -> Option<OpStats> {
-        self.cma_peer.as_ref().map(|reach| reach.stats())
+        self.cma_peer.as_ref().map(|cma_peer| cma_peer.stats())
     }
 
-    /// Nothing is fetched any more, and what was not has not arrived.
+    /// Stops single copy: messages not copied yet have not arrived.
     pub(crate) fn stop_cma(&self) {
-        if let Some(reach) = &self.cma_peer {
-            reach.close();
+        if let Some(cma_peer) = &self.cma_peer {
+            cma_peer.close();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Callers: who is let in, and what the others are told.
+//! Handshakes of incoming connections: which are accepted, and the reply to the others.
 
 use std::sync::Arc;
 
@@ -12,28 +12,28 @@ use super::super::segment::{Segment, SegmentError};
 use super::super::socket::ShmSocket;
 use super::{LocalEndpoint, PeerIdentity, RxConnection};
 
-/// A connection that has not said hello yet.
+/// A connection whose hello has not arrived yet.
 #[derive(Debug)]
 pub(crate) struct PendingHandshake {
     socket: ShmSocket,
-    /// Its user was checked, and it was told that the receiver is ready.
+    /// Whether the peer's user was checked and `Ready` was sent.
     admitted: bool,
 }
 
-/// What became of a hello.
+/// Result of [`PendingHandshake::poll_handshake`].
 pub(crate) enum HandshakeOutcome {
-    /// Nothing was said yet.
+    /// The hello has not arrived yet.
     Pending(PendingHandshake),
-    /// A peer.
+    /// The peer is connected.
     Established(Box<RxConnection>),
-    /// Nobody to talk to.
+    /// The connection was rejected for this reason.
     Rejected(Error),
-    /// It left without a word.
+    /// The peer hung up before its hello.
     Disconnected,
 }
 
 impl PendingHandshake {
-    /// A connection that was just accepted.
+    /// Wraps a connection that was just accepted.
     pub(crate) fn new(socket: ShmSocket) -> Self {
         Self {
             socket,
@@ -41,9 +41,9 @@ impl PendingHandshake {
         }
     }
 
-    /// Reads the hello and answers it, as this endpoint.
-    pub(crate) fn poll_handshake(mut self, key: PeerKey, here: LocalEndpoint) -> HandshakeOutcome {
-        let refuse = |socket: &ShmSocket, reason: RejectReason, error: Error| {
+    /// Checks the peer, receives its hello, and accepts or rejects the connection.
+    pub(crate) fn poll_handshake(mut self, key: PeerKey, local: LocalEndpoint) -> HandshakeOutcome {
+        let reject = |socket: &ShmSocket, reason: RejectReason, error: Error| {
             control::send_control(socket, ControlMessage::Reject(reason));
             HandshakeOutcome::Rejected(error)
         };
@@ -56,16 +56,16 @@ impl PendingHandshake {
                     theirs: peer.uid,
                     ours,
                 };
-                return refuse(&self.socket, RejectReason::User, error);
+                return reject(&self.socket, RejectReason::User, error);
             }
-            Err(error) => return refuse(&self.socket, RejectReason::Malformed, error),
+            Err(error) => return reject(&self.socket, RejectReason::Malformed, error),
         };
         if !self.admitted {
             self.admitted = true;
             self.socket.admit_rights();
             control::send_control(&self.socket, ControlMessage::Ready);
         }
-        let broke = |what: &'static str| Error::Protocol {
+        let violation = |what: &'static str| Error::Protocol {
             peer: placeholder_address(peer.pid),
             what: what.into(),
         };
@@ -74,11 +74,11 @@ impl PendingHandshake {
             ControlRead::HungUp => return HandshakeOutcome::Disconnected,
             ControlRead::NoDescriptors => {
                 let error = Error::os("recvmsg", Errno::MFILE.raw_os_error());
-                return refuse(&self.socket, RejectReason::Resources, error);
+                return reject(&self.socket, RejectReason::Resources, error);
             }
             ControlRead::Message(hello) => hello,
             ControlRead::Malformed(what) => {
-                return refuse(&self.socket, RejectReason::Malformed, broke(what));
+                return reject(&self.socket, RejectReason::Malformed, violation(what));
             }
             ControlRead::VersionMismatch(theirs) => {
                 let reason = RejectReason::Version {
@@ -89,25 +89,25 @@ impl PendingHandshake {
                     peer: placeholder_address(peer.pid),
                     reason,
                 };
-                return refuse(&self.socket, reason, error);
+                return reject(&self.socket, reason, error);
             }
         };
         match Segment::map_from_peer(&hello.segment, hello.lines) {
             Ok(segment) => {
-                let process = peer.pid.filter(|_| here.cma_enabled);
-                let reach =
+                let process = peer.pid.filter(|_| local.cma_enabled);
+                let cma_peer =
                     process.and_then(|id| CmaPeer::new(&hello.from, id, &self.socket, &segment));
-                if reach.is_some() {
+                if cma_peer.is_some() {
                     segment.set_cma_capable();
                 }
-                control::send_control(&self.socket, ControlMessage::Accept(here.incarnation));
+                control::send_control(&self.socket, ControlMessage::Accept(local.incarnation));
                 let identity = PeerIdentity {
                     pid: peer.pid,
                     incarnation: hello.incarnation,
                 };
                 let mut peer =
-                    RxConnection::new(hello.from, identity, here, segment, self.socket, key);
-                peer.cma_peer = reach.map(Arc::new);
+                    RxConnection::new(hello.from, identity, local, segment, self.socket, key);
+                peer.cma_peer = cma_peer.map(Arc::new);
                 HandshakeOutcome::Established(Box::new(peer))
             }
             Err(SegmentError::Malformed(what)) => {
@@ -115,18 +115,18 @@ impl PendingHandshake {
                     peer: hello.from,
                     what: what.into(),
                 };
-                refuse(&self.socket, RejectReason::Malformed, error)
+                reject(&self.socket, RejectReason::Malformed, error)
             }
             Err(SegmentError::NoResources(error)) => {
-                refuse(&self.socket, RejectReason::Resources, error)
+                reject(&self.socket, RejectReason::Resources, error)
             }
         }
     }
 }
 
-/// Something to call a process by that has not told its name.
+/// Returns an address for a process whose endpoint name is not known.
 fn placeholder_address(process: Option<i32>) -> Address {
     let process = process.map_or("unknown".into(), |process| process.to_string());
     Address::new(Scheme::Shm, &format!("process-{process}"))
-        .unwrap_or_else(|_| unreachable!("a short plain name"))
+        .unwrap_or_else(|_| unreachable!("process address is a valid name"))
 }

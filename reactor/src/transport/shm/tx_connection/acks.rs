@@ -1,4 +1,4 @@
-//! Messages that end when the peer has said so.
+//! Sends that complete when the peer acknowledges them.
 
 use fabric_core::completion::Outcome;
 use fabric_core::matching::AckRequest;
@@ -9,10 +9,10 @@ use super::QueuedTx;
 use super::channel::TxChannel;
 
 impl TxChannel {
-    /// The receipt that the peer is to confirm of this message, with its first record.
+    /// Returns the ack to request with the first record of this message, if it needs one.
     ///
     /// # Errors
-    /// [`Error::WouldBlock`] when there is no more of them.
+    /// [`Error::WouldBlock`] if all ack ids are in use.
     pub(super) fn ack_for(&self, front: &QueuedTx) -> Result<Option<AckRequest>> {
         let level = front.spec.level;
         if front.started || !level.needs_ack() {
@@ -25,16 +25,16 @@ impl TxChannel {
         Ok(Some(AckRequest { number, level }))
     }
 
-    /// Nothing of the message with this receipt is needed here any more.
-    pub(super) fn mark_sent(&mut self, receipt: u32, host: &mut dyn EngineContext) {
-        if let Some(message) = self.pending_acks.mark_sent(receipt) {
+    /// Marks a message as sent completely; completes it if it was acknowledged.
+    pub(super) fn mark_sent(&mut self, ack_id: u32, host: &mut dyn EngineContext) {
+        if let Some(message) = self.pending_acks.mark_sent(ack_id) {
             host.complete(message.op, Outcome::ok(message.transfer));
-        } else if let Some(op) = self.pending_acks.op(receipt) {
+        } else if let Some(op) = self.pending_acks.op(ack_id) {
             host.has_left(op);
         }
     }
 
-    /// Ends what the peer has confirmed. Returns whether there was anything.
+    /// Completes the sends that the peer has acknowledged. Returns whether there were any.
     pub(super) fn complete_acked(&mut self, host: &mut dyn EngineContext) -> bool {
         let mut any = false;
         self.pending_acks
@@ -45,16 +45,16 @@ impl TxChannel {
         any
     }
 
-    /// The connection ends: what the peer has not confirmed by now it will not.
+    /// Fails the sends that the peer has not acknowledged, because the connection ends.
     pub(super) fn fail_unacked(&mut self, host: &mut dyn EngineContext, error: &Error) {
         if self.pending_acks.is_empty() {
             return;
         }
-        // What was said to the parent of a forked child is for the parent.
+        // Acks to the parent of a forked child belong to the parent.
         if self.socket.in_original_process() {
             self.complete_acked(host);
         }
-        // Those that were not sent wait elsewhere as well, and end there.
+        // Messages that were not sent completely are queued, and fail there.
         for message in self.pending_acks.take_unacked() {
             host.complete(
                 message.op,

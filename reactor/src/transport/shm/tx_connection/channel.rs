@@ -1,5 +1,5 @@
-//! The connection itself: the ring that the peer reads, the socket beside it, and what both sides
-//! have of each other.
+//! The sending channel of a connection: the ring, the socket, and what each side holds of the
+//! other.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -24,16 +24,16 @@ use super::super::socket::ShmSocket;
 use super::super::{TxResources, cma};
 use super::{PLAIN, PushOutcome, QueuedTx, TxCounters};
 
-/// Lines of a new segment: 128 KiB of them.
+/// Lines of a new segment: 128 KiB.
 const RING_LINES: usize = 2048;
-/// Bytes of a peer's memory accessed in one go. Longer accesses go on with every pass.
+/// Bytes of a peer's memory accessed in one pass. Longer accesses continue in later passes.
 pub(super) const MAX_ACCESS_PER_PASS: usize = 256 * 1024;
-/// The longest record of a notice.
+/// The longest record of an RMA notification.
 pub(super) const MAX_NOTIFICATION_LEN: usize = 64;
 /// Payload of one record of a longer message.
 pub(super) const FRAGMENT_LEN: usize = 8 * 1024;
 
-/// The hello of a connection whose peer is not ready for it yet.
+/// The hello of a connection whose peer has not sent `Ready` yet.
 #[derive(Debug)]
 struct Hello {
     from: Address,
@@ -41,37 +41,38 @@ struct Hello {
     segment: OwnedFd,
 }
 
+/// The sending channel of a connection.
 #[derive(Debug)]
 pub(super) struct TxChannel {
     hello: Option<Hello>,
     pub(super) socket: ShmSocket,
-    /// Which endpoint this leads to; its incarnation is known once it has welcomed this one.
+    /// Identity of the peer's endpoint; its incarnation is known once it has accepted.
     pub(super) peer_identity: PeerIdentity,
     pub(super) ring: Producer<Segment>,
-    /// The peer's memory, as far as it was mapped.
+    /// The peer's regions, as far as they were mapped.
     pub(super) mapped_regions: MappedRegions,
-    /// What the peer has of ours.
+    /// Loans and single-copy messages that the peer holds.
     pub(super) outstanding: OutstandingLoans,
-    /// Messages that the peer is to confirm.
+    /// Messages that the peer is to acknowledge.
     pub(super) pending_acks: PendingAcks,
-    /// Which messages are the peer's to fetch.
+    /// Which messages the peer copies directly.
     pub(super) single_copy: cma::SingleCopyPolicy,
-    /// Where the peer answers what it is asked to do, once it was asked anything.
+    /// Buffer for the peer's responses to RMA requests, once one was sent.
     pub(super) rma_bounce: Option<RmaBounceBuffer>,
     pub(super) counters: TxCounters,
 }
 
 impl TxChannel {
-    /// Connects to the peer, and gives it a segment.
+    /// Connects to the peer's socket and creates a segment.
     pub(super) fn connect(
         peer: &Address,
         from: &Address,
         incarnation: u64,
-        means: &TxResources,
+        resources: &TxResources,
     ) -> Result<Self> {
-        let (socket, at) = ShmSocket::connect(peer)?;
+        let (socket, credentials) = ShmSocket::connect(peer)?;
         let (segment, memory) = Segment::create(RING_LINES)?;
-        if !means.single_copy.is_disabled() {
+        if !resources.single_copy.is_disabled() {
             let (at, value) = cma::local_probe();
             segment.set_cma_probe(at, value);
         }
@@ -83,12 +84,12 @@ impl TxChannel {
             }),
             socket,
             peer_identity: PeerIdentity {
-                pid: at.pid,
+                pid: credentials.pid,
                 incarnation: 0,
             },
             ring: Producer::new(segment),
             mapped_regions: MappedRegions::default(),
-            outstanding: OutstandingLoans::new(means.loan_pool.clone()),
+            outstanding: OutstandingLoans::new(resources.loan_pool.clone()),
             pending_acks: PendingAcks::default(),
             single_copy: cma::SingleCopyPolicy::from_len(usize::MAX),
             rma_bounce: None,
@@ -96,11 +97,11 @@ impl TxChannel {
         })
     }
 
-    /// Says hello, with the segment; false if that was done before.
+    /// Sends the hello with the segment. Returns false if it was sent before.
     ///
     /// # Errors
-    /// Those of [`handshake::send_hello`].
-    pub(super) fn greet(&mut self, peer: &Address) -> Result<bool> {
+    /// Those of [`control::send_hello`].
+    pub(super) fn send_hello(&mut self, peer: &Address) -> Result<bool> {
         let Some(hello) = self.hello.take() else {
             return Ok(false);
         };
@@ -116,24 +117,24 @@ impl TxChannel {
         Ok(true)
     }
 
-    /// Whether the hello was sent.
-    pub(super) fn has_greeted(&self) -> bool {
+    /// Returns whether the hello was sent.
+    pub(super) fn hello_sent(&self) -> bool {
         self.hello.is_none()
     }
 
-    /// The peer has taken the segment, and says which endpoint of its name it is.
-    pub(super) fn on_accept(&mut self, incarnation: u64, fetched: cma::SingleCopyPolicy) {
+    /// Handles the accept message: the peer has mapped the segment and announces its incarnation.
+    pub(super) fn on_accept(&mut self, incarnation: u64, policy: cma::SingleCopyPolicy) {
         self.peer_identity.incarnation = incarnation;
         if self.ring.memory().is_cma_capable() {
             self.single_copy = cma::SingleCopyPolicy {
-                min_len: fetched.min_len.max(FRAGMENT_LEN + 1),
-                ..fetched
+                min_len: policy.min_len.max(FRAGMENT_LEN + 1),
+                ..policy
             };
         }
     }
 
-    /// Sends a message that has nothing but its bytes, fewer than [`PLAIN`].
-    #[inline(always)] // on the way of a small message
+    /// Sends a message without tag, data or ack, of fewer than [`PLAIN`] bytes.
+    #[inline(always)] // fast path of small messages
     pub(super) fn push_plain(&mut self, bytes: &[u8], more: bool) -> PushOutcome {
         if self
             .ring
@@ -147,7 +148,7 @@ impl TxChannel {
         }
     }
 
-    /// A record was published: wakes the peer, unless `more` follows.
+    /// Wakes the peer after a record was published, unless the operation has `FI_MORE`.
     #[inline]
     fn after_push(&mut self, more: bool) -> PushOutcome {
         if !more {
@@ -160,7 +161,7 @@ impl TxChannel {
         }
     }
 
-    /// Sends a message in one record, unless it is too long for one.
+    /// Sends a message in one record. Returns `WouldBlock` if it is too long for one.
     #[inline]
     pub(super) fn push_message(&mut self, spec: &TxOp, payload: Payload<'_>) -> PushOutcome {
         match payload {
@@ -174,11 +175,11 @@ impl TxChannel {
         }
     }
 
-    /// Moves the front operation on; `alone`, when nothing is queued behind it.
+    /// Makes progress on the front operation; `is_only_op` if no operation is queued behind it.
     pub(super) fn progress_front(
         &mut self,
         front: &mut QueuedTx,
-        alone: bool,
+        is_only_op: bool,
         host: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
         match front.spec.remote {
@@ -191,26 +192,27 @@ impl TxChannel {
         }
         let payload = host.payload(front.op);
         front.total = Some(payload.len());
-        let receipt = self.ack_for(front)?;
+        let ack = self.ack_for(front)?;
         let loan = front.spec.loan.filter(|_| !front.started);
-        let lent = loan
-            .and_then(|key| self.send_loan(&front.spec, key, payload.as_contiguous()?, receipt));
-        let may_fetch = lent.is_none()
-            && self
-                .single_copy
-                .applies_to(payload.len(), alone && !self.outstanding.has_cma_offers())
+        let loan_outcome =
+            loan.and_then(|key| self.send_loan(&front.spec, key, payload.as_contiguous()?, ack));
+        let may_use_cma = loan_outcome.is_none()
+            && self.single_copy.applies_to(
+                payload.len(),
+                is_only_op && !self.outstanding.has_cma_offers(),
+            )
             && !front.started
             && host.is_host_memory(front.op);
-        let offered = payload
+        let cma_outcome = payload
             .as_contiguous()
-            .filter(|_| may_fetch)
-            .and_then(|bytes| self.send_cma_offer(front, bytes, receipt));
-        let (pushed, count) = if let Some(pushed) = lent {
+            .filter(|_| may_use_cma)
+            .and_then(|bytes| self.send_cma_offer(front, bytes, ack));
+        let (pushed, count) = if let Some(pushed) = loan_outcome {
             (pushed, payload.len())
-        } else if let Some(pushed) = offered {
+        } else if let Some(pushed) = cma_outcome {
             front.cma_offered = pushed == PushOutcome::Done;
             (pushed, 0)
-        } else if !front.started && payload.len() <= FRAGMENT_LEN && receipt.is_none() {
+        } else if !front.started && payload.len() <= FRAGMENT_LEN && ack.is_none() {
             (self.push_message(&front.spec, payload), payload.len())
         } else {
             let kind = if front.started {
@@ -218,19 +220,20 @@ impl TxChannel {
             } else {
                 FIRST_FRAGMENT
             };
-            let piece = payload.slice(front.sent, (payload.len() - front.sent).min(FRAGMENT_LEN));
+            let fragment =
+                payload.slice(front.sent, (payload.len() - front.sent).min(FRAGMENT_LEN));
             (
                 self.push_payload(
                     kind,
                     &front.spec,
-                    encode_total(payload.len(), receipt),
-                    piece,
+                    encode_total(payload.len(), ack),
+                    fragment,
                 ),
-                piece.len(),
+                fragment.len(),
             )
         };
         if pushed == PushOutcome::Done {
-            if let Some(AckRequest { number, .. }) = receipt {
+            if let Some(AckRequest { number, .. }) = ack {
                 self.pending_acks.insert(
                     number,
                     front.op,
@@ -244,8 +247,8 @@ impl TxChannel {
         Ok(pushed)
     }
 
-    /// Publishes a record of this kind; `total` says how long the whole message is, for its
-    /// beginning.
+    /// Publishes a record with payload; `total` is the encoded length of the whole message, for its
+    /// first record.
     #[inline]
     fn push_payload(
         &mut self,
@@ -262,7 +265,7 @@ impl TxChannel {
         self.push_record(kind, flags, spec, total, payload)
     }
 
-    #[inline(always)] // on the way of a small message
+    #[inline(always)] // fast path of small messages
     pub(super) fn push_record(
         &mut self,
         kind: u8,
@@ -272,23 +275,24 @@ impl TxChannel {
         payload: Payload<'_>,
     ) -> PushOutcome {
         let layout = RecordLayout::for_payload(kind, flags, payload.len());
-        let pushed = self
-            .ring
-            .push(kind, flags, layout.payload + payload.len(), |record| {
-                if let (Some(at), Some(tag)) = (layout.tag, spec.tag) {
-                    record.put(at, &tag.to_le_bytes());
-                }
-                if let (Some(at), Some(data)) = (layout.data, spec.data) {
-                    record.put(at, &data.to_le_bytes());
-                }
-                if let Some(at) = layout.total {
-                    record.put(at, &total.to_le_bytes());
-                }
-                match payload {
-                    Payload::Contiguous(bytes) => record.put(layout.payload, bytes),
-                    pieces => pieces.for_each(|at, piece| record.put(layout.payload + at, piece)),
-                }
-            });
+        let pushed =
+            self.ring
+                .push(kind, flags, layout.payload + payload.len(), |record| {
+                    if let (Some(at), Some(tag)) = (layout.tag, spec.tag) {
+                        record.put(at, &tag.to_le_bytes());
+                    }
+                    if let (Some(at), Some(data)) = (layout.data, spec.data) {
+                        record.put(at, &data.to_le_bytes());
+                    }
+                    if let Some(at) = layout.total {
+                        record.put(at, &total.to_le_bytes());
+                    }
+                    match payload {
+                        Payload::Contiguous(bytes) => record.put(layout.payload, bytes),
+                        fragments => fragments
+                            .for_each(|at, fragment| record.put(layout.payload + at, fragment)),
+                    }
+                });
         if !pushed {
             return PushOutcome::WouldBlock;
         }

@@ -1,31 +1,32 @@
-//! Operations that have several places in the peer's memory.
+//! Operations with several remote ranges (`fi_rma_iov`).
 //!
-//! The spec of such an operation says where it is now. It goes through its places twice: first each
-//! is checked, and mapped or known to be served by then; then the bytes move. So what can be
-//! refused is refused before anything has moved. An operation with one place goes through it once.
+//! The ranges are kept by the engine (`rma_iovs`), and the operation always goes to the queue. It
+//! visits its ranges twice: first each is mapped, or its owner is asked for an access of length 0,
+//! which checks it; then the bytes move. So everything that can be refused is refused before a byte
+//! has moved. An operation with one range visits it once.
 
 use fabric_core::transport::{EngineContext, TxOp};
 
 use super::QueuedTx;
 
-/// How far an operation is among its places.
+/// Position of an operation among its remote ranges.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct IovCursor {
-    /// The place that its spec tells of, by number.
+    /// Index of the range that the operation's spec holds now.
     index: usize,
-    /// Bytes of the places before that.
+    /// Bytes of the ranges before the current one.
     pub(super) bytes_before: usize,
-    /// The places have been checked.
+    /// Whether all ranges have been checked.
     checked: bool,
-    /// Bytes of which the peer has been told.
+    /// Bytes of which the peer has been notified.
     pub(super) bytes_notified: usize,
 }
 
-/// The spec of an operation that begins: at the first of its places.
+/// Returns the spec of an operation that starts: at the first of its ranges.
 pub(crate) fn at_start(spec: &TxOp, host: &dyn EngineContext) -> TxOp {
     let first = spec
         .rma_iov_id
-        .and_then(|spread| host.rma_iovs(spread).first().copied());
+        .and_then(|iov_id| host.rma_iovs(iov_id).first().copied());
     TxOp {
         remote: first.or(spec.remote),
         ..*spec
@@ -33,17 +34,17 @@ pub(crate) fn at_start(spec: &TxOp, host: &dyn EngineContext) -> TxOp {
 }
 
 impl IovCursor {
-    /// Whether the place is only to be checked.
+    /// Returns whether the current range is only to be checked.
     pub(super) fn is_checking(&self, spec: &TxOp) -> bool {
         spec.rma_iov_id.is_some() && !self.checked
     }
 }
 
 impl QueuedTx {
-    /// What the peer is told at this place: data comes with the last.
+    /// Returns the spec for the notification of this range: data comes with the last range.
     pub(super) fn notification(&self, host: &dyn EngineContext) -> TxOp {
         let is_last =
-            |spread| self.cursor.checked && self.cursor.index + 1 == host.rma_iovs(spread).len();
+            |iov_id| self.cursor.checked && self.cursor.index + 1 == host.rma_iovs(iov_id).len();
         let data = self
             .spec
             .data
@@ -51,8 +52,8 @@ impl QueuedTx {
         TxOp { data, ..self.spec }
     }
 
-    /// How many bytes the peer is told of at this place. What comes with data stands for all it was
-    /// not told of before.
+    /// Returns how many bytes the notification of this range reports. A notification with data
+    /// covers all bytes that were not reported before.
     pub(super) fn bytes_to_notify(&self, spec: &TxOp) -> usize {
         let since = if spec.data.is_some() {
             self.cursor.bytes_notified
@@ -62,22 +63,22 @@ impl QueuedTx {
         self.sent - since
     }
 
-    /// This place was dealt with: goes on to the next, or ends.
+    /// Moves on to the next range, or completes the operation.
     pub(super) fn next_iov(&mut self, host: &dyn EngineContext) {
-        let places = self
+        let iovs = self
             .spec
             .rma_iov_id
-            .map_or(&[][..], |spread| host.rma_iovs(spread));
+            .map_or(&[][..], |iov_id| host.rma_iovs(iov_id));
         self.cursor.bytes_before = self.sent;
         self.cursor.index += 1;
-        if self.cursor.index >= places.len() {
-            if self.cursor.checked || places.is_empty() {
+        if self.cursor.index >= iovs.len() {
+            if self.cursor.checked || iovs.is_empty() {
                 self.total = Some(self.sent);
                 return;
             }
             self.cursor.checked = true;
             self.cursor.index = 0;
         }
-        self.spec.remote = Some(places[self.cursor.index]);
+        self.spec.remote = Some(iovs[self.cursor.index]);
     }
 }

@@ -1,4 +1,8 @@
-//! Messages that stay where they are: the peer gets to know where that is.
+//! Messages announced by location: loans, and single-copy messages.
+//!
+//! `send_loan` passes the chunk's descriptor on the socket the first time the peer gets it, and
+//! puts its name and a slot into a record. `send_cma_offer` puts the address of the payload and a
+//! slot into a record and keeps the operation with its buffer in `OutstandingLoans`.
 
 use fabric_core::Error;
 use fabric_core::buf::Payload;
@@ -16,27 +20,27 @@ use super::channel::{MAX_NOTIFICATION_LEN, TxChannel, record_flags};
 use super::{PushOutcome, QueuedTx};
 
 impl TxChannel {
-    /// Lends a message to the peer: gives it the memory, if it has not got it before, and tells it
-    /// where the message is. Nothing when it has to be copied: the peer has too much already, or
-    /// the memory is not ours.
+    /// Lends a message to the peer: grants the chunk if it was not granted before, and sends a
+    /// record with its location. `None` if the message must be copied: the peer holds too many
+    /// loans, or the memory is not a chunk of this domain.
     #[cold]
     pub(super) fn send_loan(
         &mut self,
         spec: &TxOp,
         key: u64,
         payload: &[u8],
-        receipt: Option<AckRequest>,
+        ack: Option<AckRequest>,
     ) -> Option<PushOutcome> {
         if !self.ring.fits(MAX_NOTIFICATION_LEN + LOCATION_LEN) {
             return Some(PushOutcome::WouldBlock);
         }
         let prepared = self.outstanding.prepare(key, payload, self.ring.memory())?;
         if !self.outstanding.is_mapped(key) {
-            for surplus in self.outstanding.unneeded_mappings() {
-                if !control::try_send_control(&self.socket, ControlMessage::UnmapLoan(surplus)) {
+            for unneeded in self.outstanding.unneeded_mappings() {
+                if !control::try_send_control(&self.socket, ControlMessage::UnmapLoan(unneeded)) {
                     return None;
                 }
-                self.outstanding.mark_unmapped(surplus);
+                self.outstanding.mark_unmapped(unneeded);
             }
             let memory = prepared.chunk.memory();
             let (size, access) = (RegionMemory::len(memory), Access::REMOTE_READ);
@@ -49,67 +53,67 @@ impl TxChannel {
                 memory: memory.fd(),
             };
             match control::send_grant(&self.socket, &grant) {
-                // A peer that has ended is noticed otherwise.
+                // The end of the peer is noticed by the socket.
                 Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
                     self.outstanding.mark_mapped(key)
                 }
                 Err(_) => return None,
             }
         }
-        let place = encode_location(key, prepared.slot);
-        let total = encode_total(payload.len(), receipt);
+        let location = encode_location(key, prepared.slot);
+        let total = encode_total(payload.len(), ack);
         let pushed = self.push_record(
             LOAN,
             record_flags(spec),
             spec,
             total,
-            Payload::Contiguous(&place),
+            Payload::Contiguous(&location),
         );
         if pushed == PushOutcome::Done {
             self.outstanding.lend(prepared);
-            self.counters.lent += 1;
+            self.counters.loaned += 1;
         }
         Some(pushed)
     }
 
-    /// Lets the peer fetch a message, and tells it where it is. Nothing when it has too much to
-    /// fetch already.
+    /// Offers a message to the peer, which copies it, and sends a record with its location. `None`
+    /// if the peer has too many offers already.
     #[cold]
     pub(super) fn send_cma_offer(
         &mut self,
         front: &QueuedTx,
         payload: &[u8],
-        receipt: Option<AckRequest>,
+        ack: Option<AckRequest>,
     ) -> Option<PushOutcome> {
         if !self.ring.fits(MAX_NOTIFICATION_LEN + LOCATION_LEN) {
             return Some(PushOutcome::WouldBlock);
         }
         let slot = self.outstanding.free_slot(self.ring.memory())?;
-        let place = encode_location(payload.as_ptr().expose_provenance() as u64, slot);
+        let location = encode_location(payload.as_ptr().expose_provenance() as u64, slot);
         let (spec, len) = (&front.spec, payload.len());
         let pushed = self.push_record(
             CMA_MESSAGE,
             record_flags(spec),
             spec,
-            encode_total(len, receipt),
-            Payload::Contiguous(&place),
+            encode_total(len, ack),
+            Payload::Contiguous(&location),
         );
         if pushed == PushOutcome::Done {
-            let receipt = receipt.map(|receipt| receipt.number);
+            let ack_id = ack.map(|ack| ack.number);
             self.outstanding.insert_cma_offer(
                 slot,
                 CmaOffer {
                     op: front.op,
                     len,
                     tag: spec.tag,
-                    ack_id: receipt,
+                    ack_id,
                 },
             );
         }
         Some(pushed)
     }
 
-    /// Ends what the peer has fetched. Returns whether there was anything.
+    /// Completes the offers that the peer has returned. Returns whether there were any.
     pub(super) fn complete_cma(&mut self, host: &mut dyn EngineContext) -> bool {
         self.outstanding.collect_returned(self.ring.memory());
         let mut any = false;
@@ -117,12 +121,12 @@ impl TxChannel {
             op,
             len,
             tag,
-            ack_id: receipt,
+            ack_id,
         }) = self.outstanding.next_completed_cma()
         {
             any = true;
             self.counters.single_copy.record(len);
-            match receipt {
+            match ack_id {
                 None => host.complete(op, Outcome::ok(Transfer::sent(len, tag))),
                 Some(number) => self.mark_sent(number, host),
             }
@@ -130,13 +134,13 @@ impl TxChannel {
         any
     }
 
-    /// The connection ends: what the peer has not fetched is withdrawn before its buffers are given
-    /// back.
+    /// Revokes the offers that the peer has not returned, before their buffers are given back,
+    /// because the connection ends.
     pub(super) fn fail_cma(&mut self, host: &mut dyn EngineContext, error: &Error) {
         if !self.outstanding.has_cma_offers() {
             return;
         }
-        // What a forked child has of it is its own; the peer goes on with the parent's.
+        // Offers belong to the parent of a forked child; the peer continues with the parent.
         if self.socket.in_original_process() {
             self.ring.memory().revoke_cma();
             self.complete_cma(host);
@@ -147,10 +151,10 @@ impl TxChannel {
     }
 }
 
-/// Where a message lies, as a record says it.
+/// Encodes the location of a message for a record.
 fn encode_location(at: u64, slot: usize) -> [u8; LOCATION_LEN] {
-    let mut place = [0; LOCATION_LEN];
-    place[..8].copy_from_slice(&at.to_le_bytes());
-    place[8..].copy_from_slice(&(slot as u64).to_le_bytes());
-    place
+    let mut location = [0; LOCATION_LEN];
+    location[..8].copy_from_slice(&at.to_le_bytes());
+    location[8..].copy_from_slice(&(slot as u64).to_le_bytes());
+    location
 }

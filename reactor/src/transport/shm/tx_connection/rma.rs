@@ -1,5 +1,5 @@
-//! Accesses to the peer's memory: made here where it is mapped; otherwise the peer is asked for
-//! each piece, and answers on the desk.
+//! Accesses to the peer's memory: executed here where it is mapped; otherwise the peer is sent a
+//! request for each chunk and responds in the bounce buffer.
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
@@ -17,8 +17,8 @@ use super::channel::{MAX_ACCESS_PER_PASS, MAX_NOTIFICATION_LEN, TxChannel, recor
 use super::{PushOutcome, QueuedTx};
 
 impl TxChannel {
-    /// Accesses the peer's memory if it is mapped, the access is short, and the peer can be told of
-    /// it.
+    /// Accesses the peer's memory now if it is mapped, the access is short, and a notification, if
+    /// needed, fits in the ring.
     #[inline]
     pub(super) fn try_access(
         &mut self,
@@ -32,33 +32,33 @@ impl TxChannel {
         if len > MAX_ACCESS_PER_PASS {
             return Ok(PushOutcome::WouldBlock);
         }
-        let Some(window) = self.mapped_regions.get(remote.key) else {
+        let Some(region) = self.mapped_regions.get(remote.key) else {
             return Ok(PushOutcome::WouldBlock);
         };
-        let at = window.check_access(spec.kind, remote, len)?;
-        let tells = window.notifies(spec);
-        if tells && !self.ring.fits(MAX_NOTIFICATION_LEN) {
+        let at = region.check_access(spec.kind, remote, len)?;
+        let notifies = region.notifies(spec);
+        if notifies && !self.ring.fits(MAX_NOTIFICATION_LEN) {
             return Ok(PushOutcome::WouldBlock);
         }
-        access(window, at, remote);
-        Ok(if tells {
+        access(region, at, remote);
+        Ok(if notifies {
             self.notify_access(spec, len)
         } else {
             PushOutcome::Done
         })
     }
 
-    /// Moves the front operation on, a one-sided one: asks for the memory, or accesses a piece of
-    /// it.
+    /// Makes progress on the front operation, a one-sided one: requests the mapping, or accesses a
+    /// chunk.
     pub(super) fn progress_rma(
         &mut self,
         front: &mut QueuedTx,
         remote: &RmaIov,
         host: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
-        let Some(window) = self.mapped_regions.get(remote.key) else {
-            if let Some(heeds) = self.mapped_regions.served_by_owner(remote.key) {
-                return self.progress_served_rma(front, (remote, heeds), host);
+        let Some(region) = self.mapped_regions.get(remote.key) else {
+            if let Some(rma_events) = self.mapped_regions.served_by_owner(remote.key) {
+                return self.progress_served_rma(front, (remote, rma_events), host);
             }
             if front.started && !front.cursor.is_checking(&front.spec) {
                 return Err(Error::Key {
@@ -75,58 +75,64 @@ impl TxChannel {
         };
         let (op, spec, sent) = (front.op, front.notification(host), front.sent);
         let (total, within) = (remote.len, sent - front.cursor.bytes_before);
-        let start = window.check_access(spec.kind, remote, total)?;
+        let start = region.check_access(spec.kind, remote, total)?;
         if front.cursor.is_checking(&spec) {
             front.next_iov(host);
             return Ok(PushOutcome::Done);
         }
-        let piece = if remote.atomic.is_some() {
+        let chunk_len = if remote.atomic.is_some() {
             total
         } else {
             (total - within).min(MAX_ACCESS_PER_PASS)
         };
-        let tells = window.notifies(&spec) && within + piece == total;
-        if tells && !self.ring.fits(MAX_NOTIFICATION_LEN) {
+        let notifies = region.notifies(&spec) && within + chunk_len == total;
+        if notifies && !self.ring.fits(MAX_NOTIFICATION_LEN) {
             return Ok(PushOutcome::WouldBlock);
         }
         match spec.kind {
-            OpKind::Write => window.write(start + within, host.payload(op).slice(sent, piece)),
-            OpKind::Read => host.write_at(op, sent, &window.range(start + within, piece), 0, piece),
+            OpKind::Write => region.write(start + within, host.payload(op).slice(sent, chunk_len)),
+            OpKind::Read => host.write_at(
+                op,
+                sent,
+                &region.range(start + within, chunk_len),
+                0,
+                chunk_len,
+            ),
             kind => {
                 let mut result = vec![0; if kind.fills_buffer() { total } else { 0 }];
                 let operands = host.payload(op).as_contiguous().unwrap_or_default();
-                window.execute(start, remote, operands, &mut result);
+                region.execute(start, remote, operands, &mut result);
                 host.write_at(op, 0, &&result[..], 0, result.len());
             }
         }
         front.started = true;
-        front.sent += piece;
-        if within + piece < total {
+        front.sent += chunk_len;
+        if within + chunk_len < total {
             return Ok(PushOutcome::Done);
         }
-        Ok(self.finish_iov(front, (spec, tells), host))
+        Ok(self.finish_iov(front, (spec, notifies), host))
     }
 
-    /// A place has been accessed; `tells` when the peer is to hear of it.
+    /// Finishes a range after its last chunk; `notifies` if the peer must be notified of it.
     fn finish_iov(
         &mut self,
         front: &mut QueuedTx,
-        (spec, tells): (TxOp, bool),
+        (spec, notifies): (TxOp, bool),
         host: &dyn EngineContext,
     ) -> PushOutcome {
         let len = front.bytes_to_notify(&spec);
-        front.cursor.bytes_notified += if tells { len } else { 0 };
+        front.cursor.bytes_notified += if notifies { len } else { 0 };
         front.next_iov(host);
-        if tells {
+        if notifies {
             self.notify_access(&spec, len)
         } else {
             PushOutcome::Done
         }
     }
 
-    /// Tells the peer of an access, for which the ring has room.
+    /// Notifies the peer of an access; the ring must have room.
     pub(super) fn notify_access(&mut self, spec: &TxOp, len: usize) -> PushOutcome {
-        let read = if spec.kind.fills_buffer() {
+        let read_flag = if spec.kind.fills_buffer() {
             RMA_READ
         } else {
             0
@@ -134,23 +140,23 @@ impl TxChannel {
         let key = spec.remote.map_or(0, |remote| remote.key).to_le_bytes();
         self.push_record(
             RMA_NOTIFICATION,
-            record_flags(spec) | read,
+            record_flags(spec) | read_flag,
             spec,
             len as u64,
             Payload::Contiguous(&key),
         )
     }
 
-    /// Moves the front operation on, to which the peer has to help; `heeds` when it wants to hear
-    /// of it as well.
+    /// Makes progress on the front operation, whose region the owner serves; `rma_events` if the
+    /// peer's endpoint requests notifications.
     fn progress_served_rma(
         &mut self,
         front: &mut QueuedTx,
-        (remote, heeds): (&RmaIov, bool),
+        (remote, rma_events): (&RmaIov, bool),
         host: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
         let (kind, total) = (front.spec.kind, remote.len);
-        // For the record, and for the notice that may follow the answer.
+        // Room for the request record, and for the notification that may follow the response.
         if self
             .rma_bounce
             .as_ref()
@@ -159,14 +165,14 @@ impl TxChannel {
         {
             return Ok(PushOutcome::WouldBlock);
         }
-        let Some((request, answer)) = self
+        let Some((request, response)) = self
             .rma_bounce
             .as_mut()
             .and_then(RmaBounceBuffer::take_answer)
         else {
             return self.send_rma_request(front, remote, total, host);
         };
-        if let Err(error) = answer {
+        if let Err(error) = response {
             if matches!(
                 error,
                 Error::Key {
@@ -188,17 +194,23 @@ impl TxChannel {
             return Ok(PushOutcome::Done);
         }
         let len = request.remote.len;
-        if let Some(desk) = self.rma_bounce.as_ref().filter(|_| kind.fills_buffer()) {
-            host.write_at(front.op, front.sent, &desk.answer_bytes(len), 0, len);
+        if let Some(bounce_buffer) = self.rma_bounce.as_ref().filter(|_| kind.fills_buffer()) {
+            host.write_at(
+                front.op,
+                front.sent,
+                &bounce_buffer.answer_bytes(len),
+                0,
+                len,
+            );
         }
         front.sent += len;
         if front.sent - front.cursor.bytes_before < total {
             return self.send_rma_request(front, remote, total, host);
         }
-        Ok(self.finish_iov(front, (spec, heeds || spec.data.is_some()), host))
+        Ok(self.finish_iov(front, (spec, rma_events || spec.data.is_some()), host))
     }
 
-    /// Asks for the next piece. It has moved on when the answer has come.
+    /// Sends a request for the next chunk. The operation progresses when the response has come.
     fn send_rma_request(
         &mut self,
         front: &mut QueuedTx,
@@ -206,7 +218,7 @@ impl TxChannel {
         total: usize,
         host: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
-        let Some(desk) = self.shared_bounce_buffer()? else {
+        let Some(bounce_buffer) = self.shared_bounce_buffer()? else {
             return Ok(PushOutcome::WouldBlock);
         };
         let (kind, sent, within) = (
@@ -214,8 +226,8 @@ impl TxChannel {
             front.sent,
             front.sent - front.cursor.bytes_before,
         );
-        // To nothing, but of that length: so the owner checks the place.
-        let most = if front.cursor.is_checking(&front.spec) {
+        // A request of length 0 makes the owner check the range without an access.
+        let max_len = if front.cursor.is_checking(&front.spec) {
             0
         } else {
             MAX_REQUEST_LEN
@@ -223,9 +235,9 @@ impl TxChannel {
         let len = if remote.atomic.is_some() {
             total
         } else {
-            (total - within).min(most)
+            (total - within).min(max_len)
         };
-        let piece = RmaIov {
+        let range = RmaIov {
             offset: remote.offset.saturating_add(within as u64),
             len,
             ..*remote
@@ -236,7 +248,7 @@ impl TxChannel {
         } else {
             payload
         };
-        let request = desk.prepare(kind, piece, total - within, bytes);
+        let request = bounce_buffer.prepare(kind, range, total - within, bytes);
         let pushed = self.push_record(
             RMA_REQUEST,
             0,
@@ -246,19 +258,19 @@ impl TxChannel {
         );
         if pushed == PushOutcome::Done {
             front.started = true;
-            if let Some(desk) = &mut self.rma_bounce {
-                desk.on_request_sent(request);
+            if let Some(bounce_buffer) = &mut self.rma_bounce {
+                bounce_buffer.on_request_sent(request);
             }
         }
         Ok(pushed)
     }
 
-    /// The desk, which the peer is given the first time; nothing when its socket has no room for it
-    /// now.
+    /// Returns the bounce buffer, which is granted to the peer at the first use; `None` if the
+    /// peer's socket has no room now.
     fn shared_bounce_buffer(&mut self) -> Result<Option<&RmaBounceBuffer>> {
         if self.rma_bounce.is_none() {
-            let desk = RmaBounceBuffer::new()?;
-            let memory = desk.memory();
+            let bounce_buffer = RmaBounceBuffer::new()?;
+            let memory = bounce_buffer.memory();
             let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
             let grant = MemoryGrant {
                 key: 0,
@@ -269,9 +281,9 @@ impl TxChannel {
                 memory: memory.fd(),
             };
             match control::send_grant(&self.socket, &grant) {
-                // A peer that has ended is noticed otherwise.
+                // The end of the peer is noticed by the socket.
                 Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
-                    self.rma_bounce = Some(desk)
+                    self.rma_bounce = Some(bounce_buffer)
                 }
                 Err(_) => return Ok(None),
             }
@@ -280,7 +292,8 @@ impl TxChannel {
     }
 }
 
-/// What it means that a key is unknown in the middle of an operation.
+/// Replaces the unknown-key error of an operation that has started: the region was closed
+/// meanwhile.
 fn unknown_key_as_closed(error: Error) -> Error {
     match error {
         Error::Key {

@@ -1,4 +1,4 @@
-//! What the peer says on the socket, and how the connection ends.
+//! Control messages of the peer, and the end of a connection.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,66 +17,66 @@ use super::super::shared_memory::SharedMapping;
 use super::super::socket;
 use super::{TxConnection, TxConnectionState};
 
-/// How a connection ended.
+/// The end of a connection: the error for its operations, and the event.
 #[derive(Debug)]
 pub(crate) struct ConnectionEnd {
     pub(crate) error: Error,
     pub(crate) reason: DownReason,
-    /// Which endpoint was at the other end, if it had welcomed this one.
+    /// Identity of the peer's endpoint, if it had accepted.
     pub(crate) identity: Option<PeerIdentity>,
 }
 
-/// Why it ends.
+/// Cause of the end of a connection.
 enum TxEndCause {
     PeerDown(DownReason),
-    /// Another endpoint has the name of the one that this connection is for.
+    /// Another endpoint has the name of the peer that this connection was made for.
     Replaced,
     Rejected(RejectReason),
     ProtocolViolation(&'static str),
 }
 
-/// An answer is one to what was asked, or a breach.
-fn require_solicited(was_asked: bool, breach: &'static str) -> Result<(), TxEndCause> {
-    if was_asked {
+/// Returns a protocol violation unless the response was requested.
+fn require_solicited(is_solicited: bool, violation: &'static str) -> Result<(), TxEndCause> {
+    if is_solicited {
         Ok(())
     } else {
-        Err(TxEndCause::ProtocolViolation(breach))
+        Err(TxEndCause::ProtocolViolation(violation))
     }
 }
 
 impl TxConnection {
-    /// The socket is readable: an answer, a ring, or the end.
+    /// Handles a readable socket: a response, a doorbell, or the end of the connection.
     pub(crate) fn on_readable(&mut self) -> Option<ConnectionEnd> {
         for _ in 0..READS_PER_POLL {
-            let (TxConnectionState::Connecting(wires) | TxConnectionState::Established(wires)) =
+            let (TxConnectionState::Connecting(channel) | TxConnectionState::Established(channel)) =
                 &self.state
             else {
                 return None;
             };
-            let heard = match control::recv_control(&wires.socket) {
+            let result = match control::recv_control(&channel.socket) {
                 ControlRead::WouldBlock => return None,
-                ControlRead::Message(said) => self.on_control(said),
+                ControlRead::Message(event) => self.on_control(event),
                 ControlRead::Malformed(what) => Err(TxEndCause::ProtocolViolation(what)),
                 ControlRead::VersionMismatch(_) => {
-                    Err(TxEndCause::ProtocolViolation("another version"))
+                    Err(TxEndCause::ProtocolViolation("protocol version mismatch"))
                 }
                 ControlRead::NoDescriptors => Err(TxEndCause::ProtocolViolation(
-                    "descriptors with what is no grant",
+                    "descriptors on a message that is not a memory grant",
                 )),
                 ControlRead::HungUp => Err(TxEndCause::PeerDown(DownReason::Died)),
             };
-            if let Err(why) = heard {
-                return Some(self.connection_end(why));
+            if let Err(cause) = result {
+                return Some(self.connection_end(cause));
             }
         }
         None
     }
 
-    fn connection_end(&self, why: TxEndCause) -> ConnectionEnd {
+    fn connection_end(&self, cause: TxEndCause) -> ConnectionEnd {
         let (peer, identity) = (self.peer_address.clone(), self.identity());
-        // Of an endpoint that nothing was sent to there is no end to be told.
-        let identity = identity.filter(|_| !matches!(why, TxEndCause::Replaced));
-        let (error, reason) = match why {
+        // The end of an endpoint to which nothing was sent is not reported.
+        let identity = identity.filter(|_| !matches!(cause, TxEndCause::Replaced));
+        let (error, reason) = match cause {
             TxEndCause::Replaced => (Error::PeerGone(peer), DownReason::Closed),
             TxEndCause::PeerDown(reason) => (Error::PeerGone(peer), reason),
             TxEndCause::Rejected(reason) => (
@@ -98,135 +98,135 @@ impl TxConnection {
         }
     }
 
-    fn on_control(&mut self, said: ControlEvent) -> Result<(), TxEndCause> {
-        let word = match said {
+    fn on_control(&mut self, event: ControlEvent) -> Result<(), TxEndCause> {
+        let message = match event {
             ControlEvent::Grant(grant) => {
-                return require_solicited(self.on_grant(grant), "memory nobody has asked for");
+                return require_solicited(self.on_grant(grant), "unsolicited memory grant");
             }
             ControlEvent::GrantWithoutFd(key) => {
-                let why = Err("came without memory: out of descriptors");
+                let denial = Err("cannot be mapped: no descriptor left (RLIMIT_NOFILE)");
                 return require_solicited(
-                    self.on_map_answer(key, why),
-                    "memory nobody has asked for",
+                    self.on_map_answer(key, denial),
+                    "unsolicited memory grant",
                 );
             }
-            ControlEvent::Message(word) => word,
+            ControlEvent::Message(message) => message,
         };
-        match word {
+        match message {
             ControlMessage::Doorbell if matches!(self.state, TxConnectionState::Established(_)) => {
                 Ok(())
             }
-            ControlMessage::Doorbell => {
-                Err(TxEndCause::ProtocolViolation("a ring before the welcome"))
-            }
-            ControlMessage::Ready => self.greet(),
+            ControlMessage::Doorbell => Err(TxEndCause::ProtocolViolation(
+                "doorbell before the accept message",
+            )),
+            ControlMessage::Ready => self.send_hello(),
             ControlMessage::Accept(incarnation) => self.on_accept(incarnation),
             ControlMessage::MrNotFound(key) => require_solicited(
                 self.on_map_answer(key, Err("is unknown")),
-                "an answer to what nobody has asked",
+                "unsolicited response",
             ),
-            ControlMessage::MrServedByOwner(key, heeds) => require_solicited(
-                self.on_mr_served(key, heeds),
-                "an answer to what nobody has asked",
-            ),
+            ControlMessage::MrServedByOwner(key, rma_events) => {
+                require_solicited(self.on_mr_served(key, rma_events), "unsolicited response")
+            }
             ControlMessage::Reject(reason) => Err(TxEndCause::Rejected(reason)),
             ControlMessage::EndpointClosed => Err(TxEndCause::PeerDown(DownReason::Closed)),
             ControlMessage::Disconnect
             | ControlMessage::MapMr(_)
             | ControlMessage::UnmapLoan(_) => Err(TxEndCause::ProtocolViolation(
-                "a word only the sender may say",
+                "unexpected control message from a receiver",
             )),
         }
     }
 
-    /// The peer waits for the hello.
-    fn greet(&mut self) -> Result<(), TxEndCause> {
-        let TxConnectionState::Connecting(wires) = &mut self.state else {
-            return Err(TxEndCause::ProtocolViolation("ready after the welcome"));
+    /// Sends the hello, for which the peer is ready.
+    fn send_hello(&mut self) -> Result<(), TxEndCause> {
+        let TxConnectionState::Connecting(channel) = &mut self.state else {
+            return Err(TxEndCause::ProtocolViolation(
+                "ready message after the accept message",
+            ));
         };
-        match wires.greet(&self.peer_address) {
+        match channel.send_hello(&self.peer_address) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(TxEndCause::ProtocolViolation("ready a second time")),
+            Ok(false) => Err(TxEndCause::ProtocolViolation("second ready message")),
             Err(Error::ConnectionRefused { reason, .. }) => Err(TxEndCause::Rejected(reason)),
             Err(Error::PeerGone(_)) => Err(TxEndCause::PeerDown(DownReason::Died)),
-            Err(_) => Err(TxEndCause::ProtocolViolation(
-                "a hello that could not be sent",
-            )),
+            Err(_) => Err(TxEndCause::ProtocolViolation("hello could not be sent")),
         }
     }
 
-    /// The peer has taken the segment.
+    /// Handles the accept message of the peer.
     fn on_accept(&mut self, incarnation: u64) -> Result<(), TxEndCause> {
         self.state = match std::mem::replace(&mut self.state, TxConnectionState::Closed) {
-            TxConnectionState::Connecting(mut wires) if wires.has_greeted() => {
-                wires.on_accept(incarnation, self.resources.single_copy);
-                let identity = Incarnation::from(wires.peer_identity);
+            TxConnectionState::Connecting(mut channel) if channel.hello_sent() => {
+                channel.on_accept(incarnation, self.resources.single_copy);
+                let identity = Incarnation::from(channel.peer_identity);
                 if self.expected.is_some_and(|expected| expected != identity) {
-                    control::send_control(&wires.socket, ControlMessage::Disconnect);
-                    // Not live: nothing may be sent there, not even now.
-                    self.state = TxConnectionState::Connecting(wires);
+                    control::send_control(&channel.socket, ControlMessage::Disconnect);
+                    // The connection must not become established: nothing may be sent to this
+                    // endpoint.
+                    self.state = TxConnectionState::Connecting(channel);
                     return Err(TxEndCause::Replaced);
                 }
-                TxConnectionState::Established(wires)
+                TxConnectionState::Established(channel)
             }
             other => {
                 self.state = other;
                 return Err(TxEndCause::ProtocolViolation(
-                    "a second welcome, or one before the hello",
+                    "second accept message, or accept before the hello",
                 ));
             }
         };
         Ok(())
     }
 
-    /// The peer has sent memory; false when it was not asked for it.
+    /// Handles a memory grant. Returns false if it was not requested.
     fn on_grant(&mut self, grant: MemoryGrant<OwnedFd>) -> bool {
         let MemoryGrant {
             key,
             len,
             access,
             base,
-            rma_events: heeds,
+            rma_events,
             memory,
         } = grant;
-        let window =
+        let region =
             SharedMapping::map_from_peer(&memory, len, access.contains(Access::REMOTE_WRITE));
         socket::close_in_background(vec![memory]);
         self.on_map_answer(
             key,
-            window.map(|area| MappedRegion {
+            region.map(|mapping| MappedRegion {
                 key,
-                mapping: Arc::new(area),
+                mapping: Arc::new(mapping),
                 access,
                 base,
-                rma_events: heeds,
+                rma_events,
             }),
         )
     }
 
-    fn on_mr_served(&mut self, key: u64, heeds: bool) -> bool {
-        let TxConnectionState::Established(wires) = &mut self.state else {
+    fn on_mr_served(&mut self, key: u64, rma_events: bool) -> bool {
+        let TxConnectionState::Established(channel) = &mut self.state else {
             return false;
         };
-        let asked = wires.mapped_regions.is_query_pending(key);
-        if asked {
-            wires.mapped_regions.on_mr_served(key, heeds);
+        let is_pending = channel.mapped_regions.is_query_pending(key);
+        if is_pending {
+            channel.mapped_regions.on_mr_served(key, rma_events);
         }
-        asked
+        is_pending
     }
 
-    fn on_map_answer(&mut self, key: u64, window: Result<MappedRegion, &'static str>) -> bool {
-        let TxConnectionState::Established(wires) = &mut self.state else {
+    fn on_map_answer(&mut self, key: u64, region: Result<MappedRegion, &'static str>) -> bool {
+        let TxConnectionState::Established(channel) = &mut self.state else {
             return false;
         };
-        let asked = wires.mapped_regions.is_query_pending(key);
-        if asked {
-            wires.mapped_regions.on_map_answer(
+        let is_pending = channel.mapped_regions.is_query_pending(key);
+        if is_pending {
+            channel.mapped_regions.on_map_answer(
                 key,
-                window,
+                region,
                 self.queue.iter().any(|queued| queued.targets_key(key)),
             );
         }
-        asked
+        is_pending
     }
 }
