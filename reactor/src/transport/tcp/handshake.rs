@@ -1,4 +1,7 @@
-//! A connection before it is one: who asks says who it is, and is answered.
+//! The handshake of a connection: the initiator sends a connect request that says who it is, the
+//! acceptor replies.
+//!
+//! If both sides connect at once, `resolve_simultaneous_connect` decides which connection stays.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -17,83 +20,84 @@ use super::connect_attempt::{ConnectAttempt, ConnectEvent, connect_error};
 use super::socket::{ReadResult, TcpSocket, WriteResult};
 use crate::uring::{OpId, TimedOutcome};
 
-/// Bytes of the longest control message.
+/// Length of the longest control message, in bytes.
 const MAX_CONTROL_LEN: usize = 32 + MAX_CM_PRIVATE_DATA;
 
-/// Somebody who has connected.
+/// An accepted socket whose connect request has not arrived yet.
 pub(crate) struct InboundHandshake {
     pub(crate) peer_addr: SocketAddr,
-    /// When it has waited for too long.
+    /// When the handshake times out.
     pub(crate) deadline: Instant,
     socket: TcpSocket,
     received: Vec<u8>,
 }
 
-/// A peer that this side asks.
+/// A connection that this side initiates, until the peer has replied.
+/// Position of the peer in the endpoint's list.
 pub(crate) struct OutboundHandshake {
     pub(crate) peer: usize,
-    /// When it has waited for too long.
+    /// When the handshake times out.
     deadline: Instant,
     socket: TcpSocket,
-    /// Until it has been asked.
+    /// The attempt to connect; `None` once the connect request was sent.
     attempt: Option<ConnectAttempt>,
     request: RequestPayload,
     received: Vec<u8>,
 }
 
-/// What somebody asks an endpoint that connects on demand.
+/// The connect request of a peer to an `FI_EP_RDM` endpoint.
 pub(crate) struct ParsedRequest {
-    /// In which order it writes.
+    /// The byte order of the peer's frames.
     pub(crate) byte_order: ByteOrder,
     pub(crate) request: ConnectRequest,
-    /// What it says of itself beside that.
+    /// The vendor extension of the request, if the peer is of the same implementation.
     pub(crate) vendor_extension: Option<VendorExtension>,
-    /// What came behind it.
+    /// Bytes that followed the request.
     pub(crate) trailing_bytes: Vec<u8>,
 }
 
-/// What a peer is asked with.
+/// The payload of an outbound connect request.
 pub(crate) enum RequestPayload {
-    /// By an endpoint that connects on demand, and what that says of itself beside it.
+    /// Of an `FI_EP_RDM` endpoint.
     Rdm(ConnectRequest, VendorExtension),
-    /// By one that has no other peer: what it says of itself, and what the program says.
+    /// Of a connected endpoint (`FI_EP_MSG`), with the program's private data.
     Msg(VendorExtension, Vec<u8>),
 }
 
-/// How far it has come.
+/// The outcome of one step of an outbound handshake.
 #[derive(Debug)]
 pub(crate) enum HandshakeStep {
     Pending,
-    /// It has had its time.
+    /// The deadline has passed.
     TimedOut,
-    /// What the peer says to a question, in which order it writes, and what came behind it.
+    /// The reply to an `FI_EP_RDM` request, the peer's byte order, and the bytes that followed.
     Reply(ConnectReply, ByteOrder, Vec<u8>),
-    /// What it says to a program.
+    /// The answer to an `FI_EP_MSG` request.
     Answer(ConnectAnswer),
-    /// It comes to nothing.
+    /// The handshake has failed.
     Failed(HandshakeError),
 }
 
-/// Why a greeting comes to nothing.
+/// Why a handshake failed.
 #[derive(Debug)]
 pub(crate) enum HandshakeError {
-    /// Nobody was reached.
+    /// The connect failed.
     Unreachable(Errno),
-    /// The peer hung up, or cannot be listened to.
+    /// The peer closed the connection, or its socket cannot be watched.
     Disconnected,
-    /// What it says makes no sense.
+    /// The peer's message violates the protocol.
     ProtocolViolation(&'static str),
 }
 
-/// What a peer that was asked has said.
+/// The answer of a peer to an `FI_EP_MSG` request.
 #[derive(Debug)]
 pub(crate) enum ConnectAnswer {
     Accepted {
         byte_order: ByteOrder,
-        /// What the endpoint says of itself.
+        /// The vendor extension of the peer's endpoint.
         vendor_extension: Option<VendorExtension>,
         private_data: Vec<u8>,
-        /// What came behind the answer.
+        /// Bytes that followed the answer.
         trailing_bytes: Vec<u8>,
     },
     Rejected {
@@ -102,7 +106,7 @@ pub(crate) enum ConnectAnswer {
 }
 
 impl HandshakeError {
-    /// What whoever wanted to talk with this peer hears.
+    /// Returns the error of the operations that waited for this peer.
     pub(crate) fn into_error(self, from: SocketAddr, (peer, to): (&Address, SocketAddr)) -> Error {
         match self {
             Self::Unreachable(errno) => connect_error(from, (peer, to), errno),
@@ -133,8 +137,9 @@ impl InboundHandshake {
         self.socket
     }
 
-    /// What it asks an endpoint with that connects on demand, once that is there. An error when it
-    /// is to go, with what is worth telling.
+    /// Reads the connect request to an `FI_EP_RDM` endpoint; `None` until all of it has arrived.
+    ///
+    /// # Errors The connection is to be removed; the error inside, if any, is reported as an event.
     pub(crate) fn poll(&mut self) -> Result<Option<ParsedRequest>, Option<Error>> {
         let Some((control, rest)) = self.read_request()? else {
             return Ok(None);
@@ -157,7 +162,9 @@ impl InboundHandshake {
         }
     }
 
-    /// Its request, and what came behind it, once that is there.
+    /// Reads a connect request and the bytes that followed it; `None` until all of it has arrived.
+    ///
+    /// # Errors As [`poll`](Self::poll).
     pub(crate) fn read_request(&mut self) -> Result<Option<(CmMessage, Vec<u8>)>, Option<Error>> {
         let is_over = match read_control(&self.socket, &mut self.received) {
             ReadResult::WouldBlock => return Ok(None),
@@ -168,14 +175,15 @@ impl InboundHandshake {
             Ok(Some((control, len))) if control.kind == CmKind::Request => {
                 Ok(Some((control, self.received.split_off(len))))
             }
-            Ok(Some(_)) => Err(self.rejection("an answer to no question")),
+            Ok(Some(_)) => Err(self.rejection("unsolicited connect response")),
             Err(broken) => Err(self.rejection(broken.0)),
             Ok(None) if is_over => Err(None),
             Ok(None) => Ok(None),
         }
     }
 
-    /// What is told of one that is to go.
+    /// Returns the error that reports why this connection was rejected; `None` if the peer's
+    /// address cannot be expressed.
     pub(crate) fn rejection(&self, what: &str) -> Option<Error> {
         let peer = Address::from_socket_addr(Scheme::Tcp, self.peer_addr).ok()?;
         Some(Error::Protocol {
@@ -184,7 +192,7 @@ impl InboundHandshake {
         })
     }
 
-    /// Answers; false when the peer does not hear it.
+    /// Sends a control message; false if the socket does not take all of it.
     pub(crate) fn send_control(
         &self,
         kind: CmKind,
@@ -212,12 +220,14 @@ impl OutboundHandshake {
         }
     }
 
-    /// Whether there is no connection yet, as far as this side knows: nobody there has heard of it.
+    /// Whether the connection is not established yet, as far as this side knows, so that the peer
+    /// has not seen a request.
     pub(crate) fn is_connecting(&self) -> bool {
         self.attempt.is_some()
     }
 
-    /// When this side is to end it: while the ring has it, it is the kernel that does.
+    /// Returns the deadline that this side has to enforce. While io_uring connects, the kernel
+    /// enforces it.
     pub(crate) fn local_deadline(&self) -> Option<Instant> {
         let is_in_ring = self
             .attempt
@@ -226,7 +236,7 @@ impl OutboundHandshake {
         (!is_in_ring).then_some(self.deadline)
     }
 
-    /// The dialect it is asked in.
+    /// Returns the protocol of the connect request.
     pub(crate) fn protocol(&self) -> WireProtocol {
         match &self.request {
             RequestPayload::Rdm(question, _) => question.protocol(),
@@ -238,18 +248,18 @@ impl OutboundHandshake {
         self.socket
     }
 
-    /// Goes on after the socket was ready.
+    /// Continues after the socket was ready.
     pub(crate) fn poll(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> HandshakeStep {
         match &self.attempt {
-            // What woke this side was meant for a socket that had its place before.
+            // A stale readiness event of an earlier socket under the same token.
             Some(dialing) if dialing.is_in_uring() => HandshakeStep::Pending,
             Some(_) => self.send_request(wait, token),
             None => self.read_response(),
         }
     }
 
-    /// Goes on after the ring has said something of the attempt to connect; nothing if that was
-    /// another one.
+    /// Continues after io_uring has completed the attempt to connect; `None` if the completion is
+    /// of another attempt.
     pub(crate) fn on_uring_connect(
         &mut self,
         what: (OpId, TimedOutcome),
@@ -270,7 +280,7 @@ impl OutboundHandshake {
         )
     }
 
-    /// Asks, if there is a connection.
+    /// Sends the connect request, if the socket is connected.
     fn send_request(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> HandshakeStep {
         match self.socket.check_connected() {
             Ok(true) => {}
@@ -302,7 +312,7 @@ impl OutboundHandshake {
         HandshakeStep::Pending
     }
 
-    /// What the peer says, once all of that is there.
+    /// Reads the peer's response, once all of it has arrived.
     fn read_response(&mut self) -> HandshakeStep {
         let is_over = match read_control(&self.socket, &mut self.received) {
             ReadResult::WouldBlock => return HandshakeStep::Pending,
@@ -329,11 +339,11 @@ impl OutboundHandshake {
         }
     }
 
-    /// What a peer says to a program.
+    /// Interprets the response to an `FI_EP_MSG` request.
     fn connect_answer(&mut self, control: &CmMessage, len: usize) -> HandshakeStep {
         match control.kind {
             CmKind::Request => HandshakeStep::Failed(HandshakeError::ProtocolViolation(
-                "a question instead of an answer",
+                "connect request instead of a response",
             )),
             CmKind::Reject => HandshakeStep::Answer(ConnectAnswer::Rejected {
                 private_data: control.private_data().to_vec(),
@@ -356,7 +366,7 @@ impl OutboundHandshake {
     }
 }
 
-/// Reads on, but not much further than a control message.
+/// Reads more of a control message; may read a little beyond its end.
 fn read_control(socket: &TcpSocket, bytes: &mut Vec<u8>) -> ReadResult {
     let mut room = [0; MAX_CONTROL_LEN];
     let room = &mut room[..MAX_CONTROL_LEN - bytes.len().min(MAX_CONTROL_LEN - 1)];
@@ -367,8 +377,8 @@ fn read_control(socket: &TcpSocket, bytes: &mut Vec<u8>) -> ReadResult {
     received
 }
 
-/// Says something in one piece: a few hundred bytes always find room on a connection that has said
-/// nothing yet.
+/// Sends a control message in one piece; false if that fails. A socket that has sent nothing has
+/// room for a few hundred bytes.
 pub(crate) fn send_control(
     socket: &TcpSocket,
     kind: CmKind,

@@ -1,4 +1,4 @@
-//! Sockets that never block, and the clock of an endpoint.
+//! Listeners and connections as non-blocking sockets, and the timer of an endpoint.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -18,43 +18,43 @@ use crate::transport::fork_guard::ForkGuard;
 use crate::transport::net::{self, SocketConfig, addr_error, open_socket};
 use crate::wait::epoll_ctl_error;
 
-/// Connections that may wait to be accepted.
+/// Connections that the kernel queues before they are accepted.
 const LISTEN_BACKLOG: i32 = 4096;
 
-/// A peer that says nothing for so long is gone, unless something else is said.
+/// A peer that is silent for so long is considered dead, unless configured otherwise.
 const DEFAULT_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The kernel asks so many times whether it is still there, in the second half of that time.
+/// Keepalive probes, sent in the second half of that time.
 const KEEPALIVE_PROBES: u32 = 3;
-/// Bytes that are thrown away in one go: a peer may send them faster than that.
+/// Bytes that one call discards: a peer may send faster than this side reads.
 const MAX_DISCARD_BYTES: usize = 64 << 10;
 
-/// Where peers connect.
+/// A listening socket.
 #[derive(Debug)]
 pub(crate) struct TcpListener {
     fd: OwnedFd,
     fork_guard: ForkGuard,
 }
 
-/// A connection.
+/// A TCP connection.
 pub(crate) struct TcpSocket {
-    /// Shared with operations in a ring, which keep it open until they have ended.
+    /// Shared with operations in io_uring, which keep it open until they have ended.
     fd: Arc<OwnedFd>,
     fork_guard: ForkGuard,
     registration: Option<(Arc<dyn WaitSet>, u64)>,
 }
 
-/// What a receive found.
+/// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadResult {
     WouldBlock,
     Bytes(usize),
-    /// The peer sends no more.
+    /// The peer has shut down its sending direction.
     Eof,
     /// The connection is broken.
     Failed,
 }
 
-/// What a send came to.
+/// The result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteResult {
     Bytes(usize),
@@ -63,7 +63,7 @@ pub(crate) enum WriteResult {
 }
 
 impl TcpListener {
-    /// Listens at an address, and says at which when the port is 0.
+    /// Listens at an address, and returns the address with the actual port.
     pub(crate) fn open(at: SocketAddr, tuning: &SocketConfig) -> Result<(Self, SocketAddr)> {
         tuning.bind_in_port_range(at, |at| Self::bind(at, tuning))
     }
@@ -100,7 +100,7 @@ impl TcpListener {
         }
     }
 
-    /// Accepts a connection; `None` when there is none.
+    /// Accepts a connection; `None` when none is queued.
     pub(crate) fn accept(
         &self,
         at: SocketAddr,
@@ -125,7 +125,8 @@ impl TcpListener {
 }
 
 impl Drop for TcpListener {
-    /// Nobody can connect any more, whichever forked child still has this.
+    /// Shuts the listener down, so that connects fail even if a forked child still has the
+    /// descriptor.
     fn drop(&mut self) {
         if self.fork_guard.in_original_process() {
             let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
@@ -136,7 +137,7 @@ impl Drop for TcpListener {
 impl TcpSocket {
     fn new(fd: OwnedFd, tuning: &SocketConfig) -> Result<Self, Errno> {
         rustix::net::sockopt::set_tcp_nodelay(&fd, true)?;
-        // A machine that has gone says nothing.
+        // Keepalive detects a peer machine that has died.
         rustix::net::sockopt::set_socket_keepalive(&fd, true)?;
         set_keepalive(
             &fd,
@@ -149,7 +150,8 @@ impl TcpSocket {
         })
     }
 
-    /// Sets what is said here and was not when it was accepted. What is not said stays.
+    /// Applies the options of the accepting domain that the passive endpoint did not set when the
+    /// socket was accepted. Options that are not set stay as they are.
     pub(crate) fn apply_config(&self, tuning: &SocketConfig) -> Result<()> {
         let set = |from: SocketAddr| {
             tuning.apply(&self.fd, from)?;
@@ -164,7 +166,7 @@ impl TcpSocket {
         set(self.local_addr()?).map_err(|errno| Error::os("setsockopt", errno.raw_os_error()))
     }
 
-    /// Its address on this side.
+    /// Returns the local address.
     pub(crate) fn local_addr(&self) -> Result<SocketAddr> {
         net::local_addr(&self.fd)
     }
@@ -173,7 +175,7 @@ impl TcpSocket {
         &self.fd
     }
 
-    /// One that is to connect, from the address that peers know this side by.
+    /// Opens a socket that is going to connect, bound to the address by which peers know this side.
     pub(crate) fn open(
         from: SocketAddr,
         to: SocketAddr,
@@ -182,14 +184,14 @@ impl TcpSocket {
         let socket = open_socket(to, SocketType::STREAM)?;
         tuning.apply(&socket, to)?;
         congestion::set_algorithm(&socket, (from, to), tuning)?;
-        // Both ends of a connection tell who the other is by its address.
+        // Each side identifies the other by its address.
         if from.is_ipv4() == to.is_ipv4() {
             rustix::net::bind(&socket, &SocketAddr::new(from.ip(), 0))?;
         }
         Self::new(socket, tuning)
     }
 
-    /// Begins to connect, or goes on with what was begun.
+    /// Starts a connect, or continues one that was started.
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<(), Errno> {
         match rustix::net::connect(&self.fd, &to) {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR | Errno::ALREADY | Errno::ISCONN) => {
@@ -199,22 +201,22 @@ impl TcpSocket {
         }
     }
 
-    /// What became of the attempt to connect: whether there is a connection yet.
+    /// Returns the result of the connect: whether the socket is connected yet.
     pub(crate) fn check_connected(&self) -> Result<bool, Errno> {
         rustix::net::sockopt::socket_error(&self.fd)??;
-        // Where nobody listens, the kernel may have given this side the very port it calls, and let
-        // it call itself.
+        // If no socket listens there, the kernel may have chosen the destination port as the source
+        // port, and connected the socket to itself.
         let this = rustix::net::getsockname(&self.fd)?;
         match rustix::net::getpeername(&self.fd) {
             Ok(peer) if peer == Some(this) => Err(Errno::CONNREFUSED),
             Ok(_) => Ok(true),
-            // What woke this side was meant for a socket that had its place before.
+            // A stale readiness event of an earlier socket under the same token.
             Err(Errno::NOTCONN) => Ok(false),
             Err(errno) => Err(errno),
         }
     }
 
-    /// Watches it, instead of what it was watched for so far.
+    /// Watches the socket for `interest`, which replaces the previous one.
     pub(crate) fn watch(
         &mut self,
         wait: &Arc<dyn WaitSet>,
@@ -241,7 +243,7 @@ impl TcpSocket {
         }
     }
 
-    /// Sends what there is room for.
+    /// Sends as much as the socket has room for.
     pub(crate) fn send(&self, parts: &[IoSlice<'_>]) -> WriteResult {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         loop {
@@ -260,7 +262,7 @@ impl TcpSocket {
         }
     }
 
-    /// Receives what there is and room for.
+    /// Receives what has arrived, up to the length of `into`.
     pub(crate) fn recv(&self, into: &mut [u8]) -> ReadResult {
         loop {
             return match rustix::net::recv(&self.fd, &mut *into, RecvFlags::DONTWAIT) {
@@ -273,17 +275,17 @@ impl TcpSocket {
         }
     }
 
-    /// Whether it is this process's, and not that of the parent it was forked from.
+    /// Whether this process opened the socket; false in a forked child.
     pub(crate) fn in_original_process(&self) -> bool {
         self.fork_guard.in_original_process()
     }
 
-    /// Says that nothing more is sent.
+    /// Shuts down the sending direction.
     pub(crate) fn shutdown_write(&self) {
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Write);
     }
 
-    /// Throws away what has arrived, up to a bound; true when more may come.
+    /// Discards what has arrived, up to a bound; true when more may come.
     pub(crate) fn discard_received(&self) -> bool {
         let mut room = [MaybeUninit::<u8>::uninit(); 4096];
         for _ in 0..MAX_DISCARD_BYTES / room.len() {
@@ -297,7 +299,7 @@ impl TcpSocket {
     }
 }
 
-/// How long the other end may say nothing.
+/// Sets keepalive so that a peer that is silent for `silence` is detected.
 fn set_keepalive(socket: impl AsFd, silence: Duration) -> Result<(), Errno> {
     let socket = socket.as_fd();
     let pause = (silence.as_secs() / 2 / u64::from(KEEPALIVE_PROBES)).max(1);
@@ -319,7 +321,7 @@ impl Drop for TcpSocket {
     }
 }
 
-/// A clock that is watched like a socket.
+/// A timerfd, watched like a socket.
 #[derive(Debug)]
 pub(crate) struct Timer {
     fd: OwnedFd,
@@ -347,7 +349,7 @@ impl Timer {
         }
     }
 
-    /// Becomes readable after this time, and not at all after none.
+    /// Makes the timer readable after this time; `None` disarms it.
     pub(crate) fn set(&self, after: Option<Duration>) {
         let after = after.map(|after| after.max(Duration::from_micros(1)));
         let value = after.and_then(|after| Timespec::try_from(after).ok());

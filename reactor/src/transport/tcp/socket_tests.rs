@@ -1,4 +1,4 @@
-//! What is set on listeners and connections.
+//! Socket options of listeners and connections.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -20,7 +20,7 @@ fn socket_config(options: SocketOptions, class: Option<TrafficClass>) -> SocketC
     SocketConfig::from_info(&options, &info).unwrap()
 }
 
-/// Both ends of a connection from one address to itself, each with the same on it.
+/// Returns both ends of a connection between two sockets of one address, with the same options.
 fn connected_pair(at: &str, tuning: &SocketConfig) -> [TcpSocket; 2] {
     let (listener, at) = TcpListener::open(at.parse().unwrap(), tuning).unwrap();
     let from = SocketAddr::new(at.ip(), 0);
@@ -47,7 +47,7 @@ fn socket_options_apply_to_both_ends() {
             assert_eq!(
                 socket_send_buffer_size(end.as_fd()).unwrap(),
                 80_000,
-                "twice, as Linux has it"
+                "Linux doubles SO_SNDBUF"
             );
             assert_eq!(socket_recv_buffer_size(end.as_fd()).unwrap(), 100_000);
             let class = if at.contains("::") {
@@ -88,7 +88,7 @@ fn local_connections_use_reno_unless_configured() {
             assert_eq!(tcp_congestion(end.as_fd()).unwrap(), "reno");
         }
     }
-    // Whatever the machine has by default may be asked for by its name.
+    // The machine's default algorithm may be requested by its name.
     let machine = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();
     let asked = socket_config(
         SocketOptions::new().congestion_control(machine.trim()),

@@ -1,4 +1,4 @@
-//! Sockets for datagrams.
+//! Datagram sockets.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,11 +16,10 @@ use crate::transport::fork_guard::ForkGuard;
 use crate::transport::net::{self, SocketConfig};
 use crate::wait::epoll_ctl_error;
 
-/// Bytes of datagrams that the kernel is asked to keep until they are looked at. It gives what the
-/// machine allows.
+/// Receive buffer that is requested from the kernel, in bytes; the kernel caps it at its limit.
 const DEFAULT_RECV_BUFFER: usize = 4 << 20;
 
-/// A socket that is bound and watched. It never blocks.
+/// A bound, watched, non-blocking socket.
 pub(super) struct UdpSocket {
     fd: OwnedFd,
     fork_guard: ForkGuard,
@@ -28,7 +27,7 @@ pub(super) struct UdpSocket {
     token: u64,
 }
 
-/// What a send came to.
+/// The result of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SendToResult {
     Sent,
@@ -41,14 +40,14 @@ fn os_error(call: &'static str) -> impl Fn(Errno) -> Error {
 
 fn apply_config(fd: &OwnedFd, at: SocketAddr, tuning: &SocketConfig) -> Result<()> {
     if tuning.options.receive_buffer.is_none() {
-        // Whatever there is, is enough to work with.
+        // A smaller buffer than requested works too.
         let _ = set_socket_recv_buffer_size(fd, DEFAULT_RECV_BUFFER);
     }
     tuning.apply(fd, at).map_err(os_error("setsockopt"))
 }
 
 impl UdpSocket {
-    /// Binds to an address, and says to which when the port is 0.
+    /// Binds a socket, and returns the address with the actual port.
     pub(super) fn open(
         at: SocketAddr,
         tuning: &SocketConfig,
@@ -58,15 +57,15 @@ impl UdpSocket {
         apply_config(&fd, at, tuning)?;
         tuning.bind_in_port_range(at, |at| net::bind(&fd, Scheme::Udp, at))?;
         if let SocketAddr::V4(at) = at {
-            // Groups are reached by way of the network where the endpoint is at home.
+            // Multicast datagrams leave through the interface of the endpoint's address.
             set_ip_multicast_if(&fd, at.ip()).map_err(os_error("setsockopt(IP_MULTICAST_IF)"))?;
         }
         let name = net::local_addr(&fd)?;
         Ok((Self::register(fd, watch)?, name))
     }
 
-    /// Binds to a group, which others on this machine may do as well, and joins it on the network
-    /// of this interface.
+    /// Binds a socket to a multicast group, which other sockets of this machine may do too, and
+    /// joins the group on this interface.
     pub(super) fn open_group(
         group: SocketAddrV4,
         interface: Ipv4Addr,
@@ -106,15 +105,15 @@ impl UdpSocket {
         }
     }
 
-    /// Whether it is this process's, and not that of the parent it was forked from.
+    /// Whether this process opened the socket; false in a forked child.
     pub(super) fn in_original_process(&self) -> bool {
         self.fork_guard.in_original_process()
     }
 
-    /// Watches for room to send as well, or no longer.
+    /// Starts or stops watching for room to send.
     pub(super) fn watch_writable(&self, room: bool) {
         let interest = if room { Interest::Both } else { Interest::Read };
-        // It is watched already, so there is nothing that could be refused.
+        // The socket is already watched, so `epoll_ctl` cannot fail for lack of memory.
         let _ = self
             .wait_set
             .set_interest(self.fd.as_fd(), self.token, interest);

@@ -1,4 +1,10 @@
-//! What a connection receives: read, and shown to its inbox.
+//! What a connection receives: read into the endpoint's scratch memory, and passed to the
+//! `FrameReader`.
+//!
+//! The reader asks the receive queue for each message: it goes into its receive, is buffered within
+//! the budget, or is held unread. A message that arrives while no receive is posted at all is first
+//! left for one more pass (`UnexpectedPolicy`): a program that takes completions in batches is
+//! about to post the next receives, and the buffer is avoided.
 
 use fabric_core::event::DownReason;
 use fabric_core::rx::RxQueue;
@@ -9,14 +15,14 @@ use super::super::socket::ReadResult;
 use super::TcpConnection;
 use super::sending::WRITE_BUFFER_LIMIT;
 
-/// Looks at a connection that another one replaces: enough for all that a socket keeps.
+/// Reads from a connection that another one replaces: enough for a full socket receive buffer.
 const MAX_FINAL_READS: u32 = 64;
 
-/// Bytes that were read and not taken. They are not moved while they are taken a few at a time.
+/// Bytes that were read and not consumed. Consuming a few at a time does not move the rest.
 #[derive(Debug)]
 pub(super) struct UnconsumedBytes {
     bytes: Vec<u8>,
-    /// So many of them were taken.
+    /// Number of bytes at the front that were consumed.
     consumed: usize,
 }
 
@@ -33,7 +39,7 @@ impl UnconsumedBytes {
         self.remaining().is_empty()
     }
 
-    /// The first of them were taken.
+    /// Consumes the first `count` bytes.
     fn consume(&mut self, count: usize) {
         self.consumed += count;
         if self.is_empty() {
@@ -49,7 +55,7 @@ impl UnconsumedBytes {
 }
 
 impl TcpConnection {
-    /// Takes in what has come. Returns whether anything has.
+    /// Receives what has arrived. Returns whether anything was processed.
     pub(crate) fn progress_rx(
         &mut self,
         scratch: &mut [u8],
@@ -117,7 +123,7 @@ impl TcpConnection {
             Ok(taken) => {
                 (self.has_unparsed, self.deferred_once) = (taken.responses_full, taken.is_deferred);
                 if self.write_closed || self.aborting {
-                    // Nobody is answered any more, however much is asked.
+                    // Nothing can be sent any more, so responses are discarded.
                     self.reader.responses.clear();
                 } else {
                     taken
@@ -146,8 +152,8 @@ impl TcpConnection {
         true
     }
 
-    /// Takes in what has come so far, because the connection is to end from here: within a bound,
-    /// and as far as there is room.
+    /// Receives what has arrived so far, because this side is about to close the connection: within
+    /// a bound, and as far as there is room to buffer.
     pub(crate) fn drain_received(
         &mut self,
         scratch: &mut [u8],
@@ -164,11 +170,11 @@ impl TcpConnection {
         }
     }
 
-    /// Takes in what was left for another look, because there will be none.
+    /// Processes the deferred message, because there will be no later pass.
     pub(crate) fn process_deferred(&mut self, rx: &mut RxQueue, host: &mut dyn EngineContext) {
         if std::mem::take(&mut self.deferred_once) {
             self.reader.set_unexpected_policy(UnexpectedPolicy::Buffer);
-            // What is wrong with it, or has no room, ends with the connection.
+            // A protocol violation or lack of room ends with the connection.
             let _ = self.reader.read(
                 self.unconsumed.remaining(),
                 (self.peer_key, self.source),
@@ -178,12 +184,12 @@ impl TcpConnection {
         }
     }
 
-    /// Whoever lets answers pile up is not read from.
+    /// Whether the peer lets responses pile up, so that its requests are not read.
     pub(super) fn is_backlogged(&self) -> bool {
         self.writer.backlog() > 2 * WRITE_BUFFER_LIMIT || self.reader.responses.is_full()
     }
 
-    /// Whether what comes is read.
+    /// Whether input is read.
     pub(super) fn is_reading(&self) -> bool {
         !self.message_held && !self.is_backlogged() && self.end_reason.is_none()
     }

@@ -1,17 +1,18 @@
-//! A connection by way of a ring: what comes while nobody looks, and what is sent as there is room.
+//! A connection over io_uring: receives while the domain sleeps, and sends as the socket has room.
 //!
-//! While somebody looks, a connection is read by calls that do not block, which is the faster way.
-//! Before everybody sleeps it *listens*: the kernel receives into memory of the ring, and goes on
-//! doing so until it is stopped. It is never read in both ways at once, or bytes would change
-//! places: a connection that is to be read by calls again is stopped first, and waits for the last
-//! completion.
+//! While a thread polls, a connection is read by non-blocking calls, which is faster. Before all
+//! sleep, every idle connection arms a multishot receive into buffers of the io_uring instance, all
+//! submitted with one call; the instance's eventfd is in the domain's epoll set. A pass delivers
+//! completions before it polls connections. A connection whose receive is armed and that was polled
+//! 32 passes in vain continues by calls: its receive is stopped, and it is read by calls after the
+//! last completion. It is never read in both ways at once, which would reorder bytes.
 //!
-//! What there is no room for is handed to the ring: bytes that were collected, and all that is left
-//! of a long message, which stays in its operation's buffer. Until that send has ended nothing else
-//! is sent, and the operation does not end.
+//! What a full socket does not take becomes one io_uring send: the collected bytes, given away, and
+//! the rest of the long message, which stays in its operation's buffer. Until that send has ended
+//! nothing else is sent, and the operation does not complete. An operation that has to end
+//! otherwise first cancels the send and waits for its completion.
 //!
-//! A long message may also be given to the ring with its buffer, for the network to take it from
-//! there (`zero_copy`).
+//! A long message may also be sent from its buffer (`zero_copy`).
 #![allow(unsafe_code)] // bytes that the kernel sends from where they lie
 
 use std::collections::VecDeque;
@@ -26,34 +27,35 @@ use super::zero_copy::{ZeroCopyState, is_zero_copy_unavailable};
 use super::{QueuedOp, TcpConnection};
 use crate::uring::{CompletionKind, LeasedBuffer, OpId, SendResult, SharedUring, UringCompletion};
 
-/// Passes without news after which a connection that listens is read by calls again: somebody is
-/// looking.
+/// Passes without input after which a connection with an armed receive is read by calls again: a
+/// thread is polling.
 const SYSCALL_READ_PASSES: u32 = 32;
 
-/// What a connection has in the ring.
+/// Receives and sends of one connection in io_uring.
 pub(super) struct UringIo {
     pub(super) uring: SharedUring,
-    /// Whom completions are for.
+    /// The token of the connection, which its completions carry.
     pub(super) owner: u64,
     recv_state: UringRecv,
-    /// What came and was not read.
+    /// Received buffers that were not read yet.
     received: VecDeque<LeasedBuffer>,
-    /// Receiving has failed, and the socket does not say so again.
+    /// The receive has failed with an error that the socket does not report again.
     recv_failed: bool,
     pub(super) send_state: UringSend,
     pub(super) zero_copy: ZeroCopyState,
 }
 
-/// What the ring is sending.
+/// The send of a connection in io_uring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UringSend {
     Idle,
-    /// What was collected, and what is left of the first operation, where it lies.
+    /// The collected bytes, and the rest of the first operation of the queue in its own buffer.
     Borrowed(OpId),
-    /// What was collected, and all of the first operation, so many bytes, whose buffer it has.
+    /// The collected bytes, and all of the first operation (its length), whose buffer io_uring
+    /// owns.
     Owned(OpId, usize),
-    /// Nothing any more, but it has the buffer of the first operation, and not all of that has
-    /// left.
+    /// The send has ended without sending all of the first operation, whose buffer io_uring still
+    /// owns.
     AwaitingBuffer(OpId),
 }
 
@@ -66,13 +68,14 @@ impl UringSend {
     }
 }
 
+/// The receive of a connection in io_uring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum UringRecv {
-    /// By calls.
+    /// The connection is read by calls.
     Inactive,
-    /// By the ring.
+    /// A multishot receive is armed.
     Active(OpId),
-    /// By the ring, for the last time.
+    /// The receive was canceled; its last completion is pending.
     Stopping(OpId),
 }
 
@@ -91,7 +94,7 @@ impl UringIo {
         }
     }
 
-    /// What the ring has received; nothing where calls are to be made.
+    /// Reads what io_uring has received; `None` if the socket is to be read by calls.
     fn read_received(&mut self, into: &mut [u8]) -> Option<ReadResult> {
         let mut count = 0;
         while count < into.len()
@@ -113,7 +116,7 @@ impl UringIo {
         }
     }
 
-    /// Receives no more by the ring, once that has ended; what has come waits in memory of its own.
+    /// Cancels the receive. Until its last completion the connection is not read by calls.
     fn cancel_recv(&mut self) {
         if let UringRecv::Active(ticket) = self.recv_state {
             self.uring.lock().cancel(ticket);
@@ -121,7 +124,7 @@ impl UringIo {
         }
     }
 
-    /// Likewise at once: what has come is there to be read.
+    /// Cancels the receive and waits for its last completion: all that was received can be read.
     fn cancel_recv_and_wait(&mut self) {
         if let UringRecv::Active(ticket) | UringRecv::Stopping(ticket) = self.recv_state {
             self.received.extend(self.uring.lock().cancel_recv(ticket));
@@ -129,7 +132,8 @@ impl UringIo {
         }
     }
 
-    /// What came does not keep memory that others need.
+    /// Copies received data out of the buffers of the io_uring instance, which other connections
+    /// need.
     fn detach_leases(&mut self) {
         for lease in std::mem::take(&mut self.received) {
             self.received.push_back(lease.into_owned());
@@ -142,14 +146,14 @@ impl TcpConnection {
         self.uring_io.is_some()
     }
 
-    /// Whether the ring is sending.
+    /// Whether a send is in io_uring.
     pub(crate) fn is_uring_sending(&self) -> bool {
         self.uring_io
             .as_ref()
             .is_some_and(|lane| lane.send_state != UringSend::Idle)
     }
 
-    /// Reads what has come, by whichever way it came.
+    /// Reads what has arrived, from io_uring or by a call.
     pub(super) fn read(&mut self, into: &mut [u8]) -> ReadResult {
         match self
             .uring_io
@@ -161,8 +165,8 @@ impl TcpConnection {
         }
     }
 
-    /// Nobody looks from now on: the ring, or epoll, tells of what comes. False when something has
-    /// come.
+    /// Prepares for sleep: with io_uring, arms a multishot receive. False when there is input
+    /// already, or the receive could not be armed.
     pub(crate) fn arm_uring_recv(&mut self) -> bool {
         let is_read = self.is_reading();
         let Some(lane) = &mut self.uring_io else {
@@ -185,7 +189,7 @@ impl TcpConnection {
         true
     }
 
-    /// Somebody has looked, and there was nothing.
+    /// Handles a pass without input.
     pub(super) fn on_idle_pass(&mut self) {
         if self.idle_passes == SYSCALL_READ_PASSES
             && let Some(lane) = &mut self.uring_io
@@ -194,14 +198,14 @@ impl TcpConnection {
         }
     }
 
-    /// What has come is read by calls from now on, and by what the ring has of it.
+    /// Switches back to reading by calls; data that io_uring has received is read first.
     pub(super) fn stop_uring_recv(&mut self) {
         if let Some(lane) = &mut self.uring_io {
             lane.cancel_recv_and_wait();
         }
     }
 
-    /// It is not read from for now.
+    /// Stops receiving while this side does not read.
     pub(super) fn pause_uring_recv(&mut self) {
         if let Some(lane) = &mut self.uring_io {
             lane.cancel_recv();
@@ -209,8 +213,8 @@ impl TcpConnection {
         }
     }
 
-    /// Hands the ring what is pending, and behind it these bytes, of the operation that is first in
-    /// the queue.
+    /// Sends the pending bytes and behind them `payload`, of the first operation of the queue, in
+    /// one io_uring send.
     pub(super) fn send_via_uring(&mut self, payload: Payload<'_>) {
         let Some(lane) = &mut self.uring_io else {
             return;
@@ -225,11 +229,11 @@ impl TcpConnection {
             }
         });
         let mut ring = lane.uring.lock();
-        // SAFETY: they are in the buffer of an operation, which stays where it is until the
-        // operation is completed, and that is done only by who has called `take_back`, or has heard
-        // of the end of the send, before: `drive` does nothing while the ring is sending,
-        // `Endpoint::fail_sends` and `into_socket` take back, and an operation that has begun is
-        // not cancelled.
+        // SAFETY: the parts are in the buffer of an operation, which stays where it is until the
+        // operation is completed. An operation is completed only after `cancel_send` has returned
+        // or the send's completion was handled: `progress_queue` does nothing while io_uring is
+        // sending, `TcpEndpoint::fail_sends` and `into_socket` cancel the send, and an operation
+        // that has begun is not cancelled.
         match unsafe { ring.send(self.socket.shared_fd(), lane.owner, own, &parts[..count]) } {
             Ok(ticket) => lane.send_state = UringSend::Borrowed(ticket),
             Err(own) => {
@@ -241,7 +245,7 @@ impl TcpConnection {
         }
     }
 
-    /// Something has come of an operation in the ring.
+    /// Handles a completion of an operation of this connection.
     pub(crate) fn on_uring_completion(
         &mut self,
         completion: UringCompletion,
@@ -273,7 +277,8 @@ impl TcpConnection {
                 lane.received
                     .push_back(if is_held { lease.into_owned() } else { lease })
             }
-            // The socket says it again to who asks; and what has its time is no connection yet.
+            // The socket reports the end of the stream again when it is read, and a timed operation
+            // belongs to an attempt to connect.
             CompletionKind::Eof
             | CompletionKind::Sent(_)
             | CompletionKind::Timed(_)
@@ -288,8 +293,8 @@ impl TcpConnection {
         }
     }
 
-    /// Ends what the ring is sending, and waits for that: the first operation of the queue is this
-    /// side's again, unless all of it had left.
+    /// Cancels the send in io_uring and waits for its end. Afterwards the first operation of the
+    /// queue is not in use by the kernel, and is completed if all of it was sent.
     pub(crate) fn cancel_uring_send(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
@@ -309,7 +314,7 @@ impl TcpConnection {
         }
     }
 
-    /// All of the first operation of the queue has been sent by the ring.
+    /// Completes the sending of the first operation of the queue, all of which io_uring has sent.
     fn finish_first(&mut self, queue: &mut VecDeque<QueuedOp>, host: &mut dyn EngineContext) {
         let end = self.writer.written();
         self.writer.end_frame();
@@ -324,8 +329,8 @@ impl TcpConnection {
         }
     }
 
-    /// Likewise, whatever becomes of the operation. Returns what the ring had, and whether it has
-    /// sent all that it was given to be kept.
+    /// Cancels the send in io_uring and waits for its end. Returns the state before, and whether an
+    /// owned send was sent completely.
     fn take_uring_send(&mut self, queue: &mut VecDeque<QueuedOp>) -> (UringSend, bool) {
         let Some(lane) = &mut self.uring_io else {
             return (UringSend::Idle, false);
@@ -338,7 +343,7 @@ impl TcpConnection {
         (was, is_all)
     }
 
-    /// The ring has sent, or not. Returns whether it has sent all that it was given to be kept.
+    /// Handles the end of a send. Returns whether an owned send was sent completely.
     fn on_uring_sent(
         &mut self,
         sent: &SendResult,
@@ -367,8 +372,8 @@ impl TcpConnection {
         count == sent.owned.len() + len
     }
 
-    /// Who has submitted a send may have ended meanwhile, and it with them. Everything else is the
-    /// connection's end.
+    /// Closes the sending direction after an error. ECANCELED and EINTR are no errors of the
+    /// connection: the thread that submitted the send has ended.
     fn close_write_on_error(&mut self, result: Result<usize, Errno>) {
         if !matches!(
             result,
@@ -378,14 +383,15 @@ impl TcpConnection {
         }
     }
 
-    /// Nothing of it is in the ring any more, or will be heard of.
+    /// Detaches the connection from io_uring: nothing of it is in progress there, or its completion
+    /// is discarded.
     pub(super) fn detach_from_uring(&mut self) {
         self.take_uring_send(&mut VecDeque::new());
         if let Some(lane) = self.uring_io.take() {
             let mut ring = lane.uring.lock();
             if let UringRecv::Active(ticket) | UringRecv::Stopping(ticket) = lane.recv_state {
                 ring.detach(ticket);
-                // What is queued goes with what is queued next, if not now.
+                // If the submission fails, the next one includes it.
                 let _ = ring.submit();
             }
         }

@@ -1,4 +1,4 @@
-//! Connections that peers ask for.
+//! Inbound connections.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,14 +14,13 @@ use super::super::handshake::{InboundHandshake, ParsedRequest};
 use super::super::linger;
 use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 
-/// Connections an endpoint accepts in one go.
+/// Connections that an endpoint accepts in one pass.
 const MAX_ACCEPTS_PER_PASS: usize = 64;
-/// Connections that may wait to say who they are. The one that has waited longest makes room for
-/// another.
+/// Inbound handshakes that may be pending. The oldest one is evicted for a new one.
 const MAX_PENDING_HANDSHAKES: usize = 64;
-/// Likewise at an endpoint that takes requests: all its peers may call at the same time.
+/// The same for a passive endpoint: all its peers may connect at the same time.
 const MAX_PASSIVE_PENDING_HANDSHAKES: usize = 256;
-/// When to look again after there was no descriptor left.
+/// When to accept again after the process ran out of descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 impl TcpEndpoint {
@@ -41,7 +40,7 @@ impl TcpEndpoint {
                 ),
                 Ok(None) => return,
                 Err(errno) => {
-                    // Who waits there keeps the listener ready.
+                    // Connections in the backlog keep the listener readable.
                     listener.unwatch(&*self.wait_set);
                     self.accept_retry_at = Some(Instant::now() + ACCEPT_RETRY_DELAY);
                     self.arm_timer();
@@ -52,7 +51,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// There may be descriptors again.
+    /// Accepts again after a pause: there may be descriptors, or room for requests.
     pub(super) fn resume_accept(&mut self, host: &mut dyn EngineContext) {
         let Some(listener) = &self.listener else {
             return;
@@ -67,7 +66,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Somebody has connected.
+    /// Adds an accepted socket as an inbound handshake.
     fn on_accepted(&mut self, host: &mut dyn EngineContext, mut caller: InboundHandshake) {
         let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
         if caller.watch(&self.wait_set, token).is_err() {
@@ -89,7 +88,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Somebody goes who has not become a peer.
+    /// Removes an inbound handshake, and reports why.
     pub(super) fn remove_inbound(
         &mut self,
         host: &mut dyn EngineContext,
@@ -149,10 +148,11 @@ impl TcpEndpoint {
             && let Some(old) = self.peers[peer].connection
         {
             if let Some(ConnectionState::Established(link)) = self.connections.get_mut(old) {
-                // Its peer has been told that this was sent, and its end may be behind it, unread.
+                // The peer was told that its sends are complete, and the end of the stream may be
+                // behind unread data.
                 self.rx
                     .with_queue(|rx| link.drain_received(&mut self.scratch, rx, host));
-                // With all that was for it: half of a message may have left.
+                // Closing also fails the queued operations: part of a message may have been sent.
                 self.close_connection(host, old);
             } else {
                 self.peers[peer].connection = None;
@@ -161,7 +161,7 @@ impl TcpEndpoint {
         }
         self.next_connection_id = self.next_connection_id.wrapping_add(1);
         let (accepted, agreed) = question.accept(self.instance, self.next_connection_id, mark);
-        // A libfabric peer is answered as by its own kind.
+        // A libfabric peer gets an answer without the vendor extension.
         let own = question
             .vendor_extension(self.vendor_extension)
             .filter(|_| mark.is_some());
@@ -169,14 +169,14 @@ impl TcpEndpoint {
             return self.on_accept_failed(host, theirs);
         }
         let spoken = (agreed, ByteOrder::NATIVE.negotiate(order));
-        // `close_connection` may have forgotten the peer.
+        // `close_connection` may have removed the peer.
         let Ok(peer) = self.find_or_add_peer(theirs) else {
             return;
         };
         let who = (peer, Some(question.instance()));
         let link = self.add_connection(host, who, caller.into_socket(), spoken, rest);
         if verdict != Resolution::AcceptLoopback {
-            // Who comes back does so in the dialect it speaks.
+            // Later connects to this peer use the protocol of its request.
             self.peers[peer].protocol = question.protocol();
             self.peers[peer].connection = Some(link);
             self.progress_tx(host, peer);
@@ -184,8 +184,8 @@ impl TcpEndpoint {
         self.progress(host);
     }
 
-    /// Somebody was to be accepted, and has gone: what waited for a connection that it would have
-    /// replaced asks for one.
+    /// Handles that the accept could not be sent: operations that waited for the replaced
+    /// connection connect anew.
     fn on_accept_failed(&mut self, host: &mut dyn EngineContext, theirs: SocketAddr) {
         let Some(&at) = self.peer_by_socket_addr.get(&theirs) else {
             return;

@@ -1,4 +1,7 @@
-//! Connections that this side asks for.
+//! Outbound connections: begun by the first operation for a peer.
+//!
+//! The protocol is known when the connection begins, by the length of the peer's request, or by how
+//! it refuses a native request; it is then asked again in RXM (`retry_other_protocol`).
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
@@ -13,13 +16,13 @@ use super::super::socket::TcpSocket;
 use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 use crate::uring::{OpId, TimedOutcome};
 
-/// The first pause after a refusal; it grows.
+/// The first delay before a refused connect is retried; it doubles up to 64 times this.
 const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(2);
-/// Longer than anybody waits.
+/// Replaces timeouts that exceed the clock's range.
 const MAX_TIMEOUT: Duration = Duration::from_secs(1 << 32);
 
 impl TcpEndpoint {
-    /// Asks a peer for a connection.
+    /// Sends a peer a connect request.
     pub(super) fn connect(&mut self, at: usize) -> Result<()> {
         let peer = &mut self.peers[at];
         peer.retry = None;
@@ -37,7 +40,7 @@ impl TcpEndpoint {
         )
     }
 
-    /// Begins to connect with a peer, and asks it with this.
+    /// Starts a connect to a peer; `payload` is sent when it succeeds.
     pub(super) fn start_connect(
         &mut self,
         at: usize,
@@ -69,7 +72,7 @@ impl TcpEndpoint {
         Ok(())
     }
 
-    /// A socket that is connecting, or has asked, was ready.
+    /// Handles readiness of the socket of an outbound handshake.
     pub(super) fn on_outbound_ready(&mut self, host: &mut dyn EngineContext, at: usize) {
         let Some(ConnectionState::Outbound(asked)) = self.connections.get_mut(at) else {
             return;
@@ -78,7 +81,7 @@ impl TcpEndpoint {
         self.on_handshake_step(host, at, greeting);
     }
 
-    /// The ring says what has become of an attempt to connect.
+    /// Handles the completion of a connect in io_uring.
     pub(super) fn on_uring_connect(
         &mut self,
         host: &mut dyn EngineContext,
@@ -93,13 +96,13 @@ impl TcpEndpoint {
             return;
         };
         if matches!(greeting, HandshakeStep::Pending) {
-            // What is left of the time is for the answer.
+            // The timer enforces the rest of the deadline, for the reply.
             self.arm_timer();
         }
         self.on_handshake_step(host, at, greeting);
     }
 
-    /// Something has come of asking a peer.
+    /// Handles a step of an outbound handshake.
     pub(super) fn on_handshake_step(
         &mut self,
         host: &mut dyn EngineContext,
@@ -137,7 +140,7 @@ impl TcpEndpoint {
                 self.remove_outbound(host, at, &error);
             }
             HandshakeStep::Reply(ConnectReply::AlreadyConnected, ..) => {
-                // It asks as well, or has a connection of which this side does not know any more.
+                // The peer connects as well, or still has a connection that this side has lost.
                 self.connections.remove(at);
                 self.peers[peer].connection = None;
                 self.schedule_retry(host, peer);
@@ -168,7 +171,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// An attempt has failed, and with it what waited for it.
+    /// Removes a failed attempt, and fails the operations that waited for it.
     pub(super) fn remove_outbound(
         &mut self,
         host: &mut dyn EngineContext,
@@ -185,7 +188,8 @@ impl TcpEndpoint {
         self.drop_unused_peer(asked.peer);
     }
 
-    /// Nobody needs a connection any more that a peer has not heard of.
+    /// Cancels an attempt to connect that is no longer needed and of which the peer does not know
+    /// yet.
     pub(super) fn cancel_connect(&mut self, peer: usize) {
         if let Some(at) = self.peers[peer].connection
             && let Some(ConnectionState::Outbound(asked)) = self.connections.get(at)
@@ -196,8 +200,8 @@ impl TcpEndpoint {
         }
     }
 
-    /// A peer speaks the other dialect, and is asked again in that; after a while if it has said so
-    /// of the first one before.
+    /// Sends the request again in the protocol that the peer asks for; after a delay if the peer
+    /// has already asked for the other one.
     fn retry_other_protocol(
         &mut self,
         host: &mut dyn EngineContext,
@@ -217,12 +221,12 @@ impl TcpEndpoint {
         self.drop_unused_peer(at);
     }
 
-    /// Asks again after a while, unless that has gone on for too long.
+    /// Schedules another request after a delay, unless the retry deadline has passed.
     fn schedule_retry(&mut self, host: &mut dyn EngineContext, at: usize) {
         let now = Instant::now();
         let peer = &mut self.peers[at];
         if peer.tx_queue.is_empty() {
-            // Who sends next asks at once.
+            // The next send connects at once.
             peer.retry = None;
             return self.drop_unused_peer(at);
         }
@@ -236,7 +240,7 @@ impl TcpEndpoint {
         let pause = peer.retry.map_or(INITIAL_RETRY_DELAY, |(_, pause)| {
             (pause * 2).min(INITIAL_RETRY_DELAY * 64)
         });
-        // Two that ask each other must not keep in step.
+        // Two endpoints that connect to each other must not retry in lockstep.
         let jitter = RandomState::new().hash_one(at) % 1000;
         peer.retry = Some((now + pause + Duration::from_micros(jitter), pause));
         self.arm_timer();

@@ -1,4 +1,8 @@
-//! Endpoints that are connected with one peer, for as long as their connection lasts.
+//! Connected endpoints (`FI_EP_MSG`): one peer, one connection, no listener, for as long as the
+//! connection lasts.
+//!
+//! The endpoint's address vector contains only the peer, so the engine sees an endpoint like any
+//! other. Both control messages carry a `VendorExtension`, which sets the connection's `PeerCaps`.
 
 use std::any::Any;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -18,27 +22,28 @@ use super::{ConnectionState, EndpointKind, TcpEndpoint, TcpPeer};
 use crate::transport::net::SocketConfig;
 use crate::uring::SharedUring;
 
-/// What one look reads at most: there may be many such endpoints, and each has memory for that.
+/// Bytes that one read takes at most: such endpoints may be many, and each has memory for that.
 const MSG_SCRATCH_LEN: usize = 64 << 10;
 
-/// The one peer.
+/// The state of a connected endpoint.
 pub(super) struct MsgEndpointState {
     /// Position in the list of peers.
     peer: usize,
-    /// The endpoint takes tags itself; the program has said that the peer does.
+    /// The program has declared that the peer has FI_TAGGED.
+    /// The endpoint has FI_TAGGED.
     supports_tags: bool,
     peer_supports_tags: bool,
     /// Why there is no connection any more.
     disconnect_error: Option<Error>,
 }
 
-/// A connection that both sides have agreed on.
+/// A connection that both sides have accepted.
 pub(super) struct AcceptedConnection {
     pub(super) socket: TcpSocket,
     pub(super) byte_order: ByteOrder,
-    /// What the endpoint of the peer says of itself.
+    /// The vendor extension of the peer's endpoint.
     pub(super) vendor_extension: Option<VendorExtension>,
-    /// What came behind what it has said.
+    /// Bytes that followed the peer's control message.
     pub(super) trailing_bytes: Vec<u8>,
 }
 
@@ -106,7 +111,7 @@ impl TcpEndpoint {
             ConnectMode::Accept(handle) => {
                 let handle: Box<dyn Any> = handle;
                 let Ok(called) = handle.downcast::<TcpConnReqHandle>() else {
-                    let why = "it has come to an endpoint of another provider".into();
+                    let why = "the request was received by another provider".into();
                     return Err(Error::Invalid {
                         what: "connection request",
                         why,
@@ -122,7 +127,7 @@ impl TcpEndpoint {
         Ok(opened)
     }
 
-    /// There is a connection.
+    /// Sets the endpoint up after the connection was accepted, and reports it to the engine.
     fn establish(
         &mut self,
         host: &mut dyn EngineContext,
@@ -164,7 +169,7 @@ impl TcpEndpoint {
         Ok(())
     }
 
-    /// Something has come of the attempt to connect.
+    /// Handles a step of the handshake.
     pub(super) fn on_msg_handshake_step(
         &mut self,
         host: &mut dyn EngineContext,
@@ -183,7 +188,7 @@ impl TcpEndpoint {
             HandshakeStep::Pending => return,
             HandshakeStep::TimedOut => Error::TimedOut(name.clone()),
             HandshakeStep::Failed(failure) => failure.into_error(self.local_addr, (name, *to)),
-            // To a question that was not asked.
+            // An FI_EP_MSG request gets no FI_EP_RDM reply.
             HandshakeStep::Reply(..) => Error::PeerGone(name.clone()),
             HandshakeStep::Answer(ConnectAnswer::Rejected {
                 private_data: private,
@@ -227,7 +232,7 @@ impl TcpEndpoint {
         self.close_timer();
     }
 
-    /// Whether messages with tags break the rules.
+    /// Whether tagged messages are a protocol violation.
     pub(super) fn rejects_tagged(&self) -> bool {
         matches!(
             self.kind,
@@ -238,11 +243,13 @@ impl TcpEndpoint {
         )
     }
 
-    /// Ends the connection: what was collected leaves in the background.
+    /// Closes the connection; collected bytes are sent in the background.
+    ///
+    /// # Errors [`Error::NotSupported`] if the endpoint is not connected (`FI_EP_MSG`).
     pub(crate) fn shutdown(&mut self, host: &mut dyn EngineContext) -> Result<()> {
         let EndpointKind::Msg(MsgEndpointState { peer, .. }) = self.kind else {
             return Err(Error::NotSupported(
-                "ending the connection of an endpoint that has none of its own",
+                "endpoint is not connection-oriented (FI_EP_MSG)",
             ));
         };
         self.fail_sends(host, peer, &Error::Canceled);
@@ -263,7 +270,7 @@ impl TcpEndpoint {
         Ok(())
     }
 
-    /// The connection has ended, and all that came over it has been taken.
+    /// Notes that the connection has ended and everything received was taken.
     pub(super) fn set_disconnected(&mut self, host: &mut dyn EngineContext, why: Error) {
         if let EndpointKind::Msg(single) = &mut self.kind {
             single.disconnect_error.get_or_insert(why);
@@ -271,7 +278,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Where nothing more comes, receives have nothing to wait for.
+    /// Fails posted receives once nothing more can arrive.
     pub(super) fn fail_recvs_if_disconnected(&mut self, host: &mut dyn EngineContext) {
         if let EndpointKind::Msg(MsgEndpointState {
             disconnect_error: Some(why),
@@ -283,7 +290,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Why nothing can be sent.
+    /// Returns why nothing can be sent.
     pub(super) fn disconnect_error(&self) -> Error {
         match &self.kind {
             EndpointKind::Msg(MsgEndpointState {
@@ -296,7 +303,7 @@ impl TcpEndpoint {
     }
 }
 
-/// No address in particular, of the family of this one.
+/// Returns the unspecified address of the family of this one.
 fn unspecified_addr(like: SocketAddr) -> SocketAddr {
     let ip = if like.is_ipv4() {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED)
@@ -306,13 +313,15 @@ fn unspecified_addr(like: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, 0)
 }
 
-/// The address to connect from.
+/// Returns the local address to connect from.
+///
+/// # Errors [`Error::Invalid`] if the two addresses are of different families.
 fn source_addr(from: &Address, to: SocketAddr) -> Result<SocketAddr> {
     let Some(from) = from.socket_addr() else {
         return Ok(unspecified_addr(to));
     };
     if from.is_ipv4() != to.is_ipv4() {
-        let why = format!("{from} is of another family than {to}");
+        let why = format!("{from} and {to} are of different address families");
         return Err(Error::Invalid {
             what: "address to connect from",
             why,

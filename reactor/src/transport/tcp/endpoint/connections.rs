@@ -1,4 +1,4 @@
-//! How connections come and go.
+//! Established connections of an endpoint: how they are added and closed.
 
 use fabric_core::Error;
 use fabric_core::event::{DownReason, EventKind};
@@ -12,6 +12,7 @@ use super::super::socket::TcpSocket;
 use super::{ConnectionState, EndpointKind, TcpEndpoint, TcpToken};
 
 impl TcpEndpoint {
+    /// Adds an established connection, and reports the peer to the engine. Returns its index.
     pub(super) fn add_connection(
         &mut self,
         host: &mut dyn EngineContext,
@@ -60,7 +61,7 @@ impl TcpEndpoint {
         at
     }
 
-    /// A connection has ended, and all that came over it has been taken.
+    /// Closes a connection that has ended and of which everything received was taken.
     pub(super) fn close_connection(&mut self, host: &mut dyn EngineContext, at: usize) {
         let Some(ConnectionState::Established(mut link)) = self.connections.try_remove(at) else {
             return;
@@ -109,8 +110,8 @@ impl TcpEndpoint {
         self.set_disconnected(host, gone);
     }
 
-    /// The peer hears nothing any more, but something may have come from it that nobody has asked
-    /// for yet.
+    /// Handles that nothing can be sent on a connection any more, while received data may be
+    /// unread.
     pub(super) fn on_write_closed(&mut self, host: &mut dyn EngineContext, at: usize) {
         let Some(ConnectionState::Established(link)) = self.connections.get(at) else {
             return;
@@ -118,7 +119,7 @@ impl TcpEndpoint {
         let (peer, gone) = (link.peer, self.connection_error(link));
         self.fail_sends(host, peer, &gone);
         self.peers[peer].connection = None;
-        // Answers may still come, unless that was the end.
+        // Responses may still arrive, unless the stream has ended.
         if let Some(ConnectionState::Established(link)) = self.connections.get_mut(at)
             && link.end_reason().is_some()
         {
@@ -126,8 +127,8 @@ impl TcpEndpoint {
         }
     }
 
-    /// A connection has ended, and some of what came over it has not been taken. What its peer has
-    /// only offered never comes.
+    /// Fails the receives of rendezvous messages of a connection that has ended while it holds
+    /// messages: their bytes never arrive.
     pub(super) fn fail_rendezvous_recvs(&mut self, host: &mut dyn EngineContext, at: usize) {
         let Some(ConnectionState::Established(link)) = self.connections.get(at) else {
             return;
@@ -139,7 +140,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// What operations hear that were for the peer of a connection that has ended.
+    /// Returns the error of operations for the peer of a connection that has ended.
     fn connection_error(&self, link: &TcpConnection) -> Error {
         let peer = self.peers[link.peer].address.clone();
         match link.end_reason() {
@@ -151,7 +152,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// A peer that nobody needs.
+    /// Removes a peer without address handle, connection and queued operations.
     pub(super) fn drop_unused_peer(&mut self, at: usize) {
         let Some(peer) = self.peers.get(at) else {
             return;

@@ -1,15 +1,14 @@
-//! An endpoint over TCP: where peers connect, one connection with each of them, and a receive
-//! context. One that only takes requests has no peers, and one that is connected has one, and
-//! nowhere to connect to.
+//! An endpoint over TCP: a listener, one connection with each peer, and a receive queue. A passive
+//! endpoint has no peers; a connected endpoint has one, and no listener.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `mod` | the endpoint, its passes and its end |
-//! | `sending`, `receiving` | what is sent, to whom; what is received |
-//! | `asking`, `accepting` | connections that this side asks for, and those that peers ask for |
-//! | `links` | how connections come and go |
-//! | `passive`, `single` | endpoints that take requests; endpoints that are connected with one peer |
-//! | `clock` | what has its time |
+//! | `sending`, `receiving` | sends and receives |
+//! | `connect`, `accept` | outbound and inbound handshakes |
+//! | `connections` | established connections: added, closed |
+//! | `passive`, `connected` | passive endpoints; connected endpoints (`FI_EP_MSG`) |
+//! | `timer` | deadlines |
 
 mod accept;
 mod connect;
@@ -45,20 +44,20 @@ use crate::uring::{CompletionKind, ReleasedBuffer, SharedUring, UringCompletion,
 use connected::MsgEndpointState;
 use passive::ConnReqQueue;
 
-/// Bytes of unexpected messages an endpoint buffers before it holds senders back.
+/// Bytes of unexpected messages that an endpoint buffers before it holds messages unread.
 const UNEXPECTED_BYTES: usize = 16 << 20;
-/// What one look reads at most.
+/// Bytes that one read takes at most.
 const SCRATCH_LEN: usize = 128 << 10;
-/// How long a peer has to say who it is, to answer, and to stop refusing.
+/// How long a peer has to send its request, to reply, and to stop refusing.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a descriptor of an endpoint is for. Packed into the token it is watched with.
+/// What a descriptor of an endpoint is for, packed into the token with which it is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TcpToken {
     Listener,
     Timer,
     Socket(u32),
-    /// The ring of the domain, whichever the endpoint.
+    /// The io_uring instance of the domain, regardless of the endpoint.
     Uring,
 }
 
@@ -84,36 +83,37 @@ impl TcpToken {
     }
 }
 
-/// A connection, from its beginning.
+/// A connection in one of its phases.
 enum ConnectionState {
-    /// Somebody connected, and has not said who it is.
+    /// Accepted; the peer's connect request has not arrived.
     Inbound(InboundHandshake),
-    /// This side has asked a peer.
+    /// This side connects, and waits for the reply.
     Outbound(OutboundHandshake),
     Established(Box<TcpConnection>),
 }
 
-/// Somebody this endpoint talks with, or wants to.
+/// A peer to which this endpoint is connected, or has something to send.
 #[derive(Debug)]
 struct TcpPeer {
     address: Address,
     socket_addr: SocketAddr,
-    /// Its number, if something was sent to it.
+    /// The peer's address handle, if something was sent to it.
     fi_addr: Option<FiAddr>,
-    /// Where what is sent goes.
+    /// Index of the connection that sends use.
     connection: Option<usize>,
     tx_queue: VecDeque<QueuedOp>,
-    /// It refused, because it asks itself: when it is asked again, and until when.
+    /// Set while the peer refuses because it connects as well: when to retry, and the last delay.
     retry: Option<(Instant, Duration)>,
+    /// When to stop retrying.
     retry_deadline: Option<Instant>,
-    /// What it speaks, as far as is known; and whether it has said so in answer to a question in
-    /// the other dialect.
+    /// The protocol of the peer, as far as it is known.
     protocol: WireProtocol,
+    /// Whether the peer has already asked for the other protocol.
     switched_protocol: bool,
 }
 
 impl TcpPeer {
-    /// One that nobody has talked with yet.
+    /// Returns a peer without connection.
     fn new(address: Address, socket_addr: SocketAddr, protocol: WireProtocol) -> Self {
         Self {
             address,
@@ -129,23 +129,23 @@ impl TcpPeer {
     }
 }
 
-/// What an endpoint is there for.
+/// The type of an endpoint.
 enum EndpointKind {
-    /// It talks with whom it likes: connects with those it sends to, and accepts those who call.
+    /// `FI_EP_RDM`: connects to the peers it sends to, and accepts inbound connections.
     Rdm,
-    /// It takes requests.
+    /// A passive endpoint (`fi_passive_ep`): queues connection requests.
     Passive(ConnReqQueue),
-    /// It is connected with one peer.
+    /// `FI_EP_MSG`: connected with one peer.
     Msg(MsgEndpointState),
 }
 
-/// One endpoint.
+/// An endpoint over TCP.
 pub(crate) struct TcpEndpoint {
     id: EpId,
     name: Address,
     local_addr: SocketAddr,
     socket_config: SocketConfig,
-    /// Another number for each endpoint; never 0.
+    /// A random number that distinguishes incarnations of an endpoint; never 0.
     instance: u32,
     kind: EndpointKind,
     listener: Option<TcpListener>,
@@ -154,34 +154,36 @@ pub(crate) struct TcpEndpoint {
     connections: Slab<ConnectionState>,
     peers: Slab<TcpPeer>,
     peer_by_socket_addr: HashMap<SocketAddr, usize>,
-    /// Position in `peers`, by the index of the number.
+    /// Position in `peers`, by the index of the address handle.
     peer_by_fi_addr: Vec<Option<usize>>,
-    /// Connections that are looked at without being told.
+    /// Connections that every pass polls.
     active_connections: Vec<usize>,
-    /// Those who have connected and not said who they are, the first first.
+    /// Inbound handshakes, the oldest first.
     inbound: VecDeque<usize>,
-    /// There was no descriptor left for another connection: when to look again.
+    /// When to accept again after the process ran out of descriptors.
     accept_retry_at: Option<Instant>,
     next_peer_key: u32,
-    /// What packets of the last connection quote, whichever dialect it was to be.
+    /// The connection id of the last request or accept, which RXM packets quote.
     next_connection_id: u32,
-    /// What peers are asked in first.
+    /// The protocol of the first request to a peer.
     protocol: WireProtocol,
     scratch: Box<[u8]>,
-    /// None where nothing has its time.
+    /// `None` where no deadline can arise.
     timer: Option<Timer>,
-    /// Passes look at it.
+    /// Passes poll this endpoint.
     pub(super) is_active: bool,
-    /// Where connections listen and are sent on, unless epoll does that.
+    /// The io_uring instance, if that is the backend.
     uring: Option<SharedUring>,
-    /// Peers may reach memory of its domain, and it wants to hear of everything that they do there.
+    /// Peers may access memory of the domain.
     is_rma_target: bool,
+    /// The endpoint wants an event for each access (`FI_RMA_EVENT`).
     rma_events: bool,
-    /// What it says of itself where the dialect does not say it.
+    /// The vendor extension of this endpoint's control messages, where the protocol has room for
+    /// it.
     vendor_extension: VendorExtension,
-    /// Sends that the network took from where they lay, and those that the kernel has copied all
-    /// the same.
+    /// Sends that the hardware took from their buffer.
     zero_copy: u64,
+    /// Zero-copy sends that the kernel has copied.
     zero_copy_fallbacks: u64,
 }
 
@@ -202,7 +204,7 @@ impl TcpEndpoint {
         Ok(opened)
     }
 
-    /// One that is nowhere to be reached yet.
+    /// Returns an endpoint without listener and connections.
     fn new(
         id: EpId,
         (at, tuning): (SocketAddr, SocketConfig),
@@ -241,14 +243,14 @@ impl TcpEndpoint {
         })
     }
 
-    /// What it was opened for, as to memory of its domain.
+    /// Sets the capabilities that concern one-sided operations.
     pub(crate) fn set_caps(&mut self, caps: Caps) {
         (self.is_rma_target, self.rma_events) =
             (caps.is_rma_target(), caps.contains(Caps::RMA_EVENT));
         self.vendor_extension = VendorExtension::from_caps(caps);
     }
 
-    /// Listens, and says where.
+    /// Starts to listen, and sets the endpoint's address.
     fn start_listening(&mut self, at: SocketAddr) -> Result<()> {
         let (listener, at) = TcpListener::open(at, &self.socket_config)?;
         (self.local_addr, self.name) = (at, Address::from_socket_addr(Scheme::Tcp, at)?);
@@ -257,7 +259,7 @@ impl TcpEndpoint {
         self.open_timer()
     }
 
-    /// From the beginning: there may be no descriptor for it when it is needed.
+    /// Opens the timer early: later the process may be out of descriptors.
     fn open_timer(&mut self) -> Result<()> {
         let clock = Timer::new()?;
         clock.watch(&*self.wait_set, TcpToken::Timer.pack(self.id))?;
@@ -303,7 +305,7 @@ impl TcpEndpoint {
             moved |= self
                 .rx
                 .with_queue(|rx| link.progress_rx(&mut self.scratch, rx, host));
-            // An endpoint that talks with itself has a second connection, for what it receives.
+            // An endpoint that sends to itself has a second connection, for what it receives.
             let mut none = VecDeque::new();
             let is_first = self.peers[peer].connection == Some(at);
             let sends = if is_first {
@@ -319,7 +321,7 @@ impl TcpEndpoint {
                 self.close_connection(host, at);
                 moved = true;
             } else if link.write_closed() && is_first {
-                // What has come may still be received; nothing can be sent there any more.
+                // Received data may still be taken; nothing can be sent there any more.
                 self.on_write_closed(host, at);
                 moved = true;
                 index += 1;
@@ -335,8 +337,8 @@ impl TcpEndpoint {
         moved
     }
 
-    /// Whether passes need not look at it until something happens: those with one peer or none may
-    /// be many.
+    /// Whether passes may skip this endpoint until something happens. Connected and passive
+    /// endpoints may be many.
     pub(crate) fn is_idle(&self) -> bool {
         self.active_connections.is_empty()
             && !matches!(self.kind, EndpointKind::Rdm)
@@ -366,7 +368,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Something has come of what a connection, or an attempt, has in the ring.
+    /// Dispatches a completion of a connection, or of an attempt to connect.
     pub(crate) fn on_uring_completion(
         &mut self,
         at: usize,
@@ -420,14 +422,14 @@ impl TcpEndpoint {
         }
     }
 
-    /// Whether somebody waits for memory that its owner has in hand, or may.
+    /// Whether anything waits for memory that its owner may be using.
     pub(crate) fn awaits_region(&self) -> bool {
         self.established()
             .any(|link| link.has_held_messages() || link.has_pending_responses())
     }
 
     pub(crate) fn arm(&mut self) -> bool {
-        // Sockets tell by themselves; what could be sent and was not does not.
+        // Sockets report readiness; bytes that could be sent now are reported by nothing.
         let waits = |peer: &TcpPeer| match peer.connection.and_then(|at| self.connections.get(at)) {
             Some(ConnectionState::Established(link)) => {
                 peer.tx_queue.is_empty()
@@ -446,7 +448,7 @@ impl TcpEndpoint {
             && self.arm_uring_recv()
     }
 
-    /// Nobody looks from now on. False when something has come.
+    /// Prepares every connection for sleep. False when there is input already.
     fn arm_uring_recv(&mut self) -> bool {
         if self.uring.is_none() {
             return true;

@@ -1,8 +1,7 @@
-//! Endpoints that take requests, and connect nobody themselves.
+//! Passive endpoints: they listen, and have inbound handshakes but no peers.
 //!
-//! Who has asked waits here until the program takes the request. From then on its connection
-//! belongs to nobody's domain, and nobody watches it, until an endpoint is opened for it or it is
-//! refused.
+//! A connection request waits here until the program takes it. From then on its connection belongs
+//! to no domain and is not watched, until an endpoint is opened for it or it is rejected.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -21,14 +20,14 @@ use super::connected::AcceptedConnection;
 use super::{ConnectionState, EndpointKind, TcpEndpoint};
 use crate::transport::net::SocketConfig;
 
-/// Requests that may wait to be taken. Who connects beyond that waits in the kernel's queue.
+/// Requests that may wait to be taken. Further connections wait in the kernel's backlog.
 const MAX_PENDING_REQUESTS: usize = 128;
 
-/// Those who have asked.
+/// The queue of connection requests.
 #[derive(Default)]
 pub(super) struct ConnReqQueue {
     queue: VecDeque<ConnReq>,
-    /// Nobody is accepted until some of them were taken.
+    /// Accepting is paused until some requests were taken.
     accept_paused: bool,
 }
 
@@ -39,7 +38,7 @@ impl ConnReqQueue {
 }
 
 impl EndpointKind {
-    /// Whether nobody is to be accepted for now.
+    /// Whether accepting has to pause.
     pub(super) fn is_request_queue_full(&self) -> bool {
         matches!(self, Self::Passive(requests) if requests.len() >= MAX_PENDING_REQUESTS)
     }
@@ -68,7 +67,7 @@ impl TcpEndpoint {
         Ok(opened)
     }
 
-    /// Something has come from somebody who may be asking.
+    /// Reads the connection request of an inbound handshake.
     pub(super) fn read_connreq(&mut self, host: &mut dyn EngineContext, at: usize) {
         let Some(ConnectionState::Inbound(caller)) = self.connections.get_mut(at) else {
             return;
@@ -110,33 +109,33 @@ impl TcpEndpoint {
         if requests.accept_paused && requests.len() <= MAX_PENDING_REQUESTS / 2 {
             requests.accept_paused = false;
             self.resume_accept(host);
-            // It is tried again when it failed.
+            // If accepting failed, the timer retries it.
             self.arm_timer();
         }
         Some(request)
     }
 }
 
-/// The connection of somebody who has asked.
+/// The connection of a pending connection request.
 pub(super) struct TcpConnReqHandle {
     socket: Option<TcpSocket>,
     byte_order: ByteOrder,
-    /// What the endpoint that asks says of itself.
+    /// The vendor extension of the request.
     vendor_extension: Option<VendorExtension>,
-    /// What came behind the question.
+    /// Bytes that followed the request.
     trailing_bytes: Vec<u8>,
 }
 
 impl TcpConnReqHandle {
-    /// Sets what the domain says that it comes to, on top of what the passive endpoint has.
+    /// Applies the socket options of the accepting domain, on top of those of the passive endpoint.
     pub(super) fn apply_config(&self, tuning: &SocketConfig) -> Result<()> {
         self.socket
             .as_ref()
             .map_or(Ok(()), |socket| socket.apply_config(tuning))
     }
 
-    /// Says yes, with this data, and what the endpoint says of itself to its own kind. Nothing when
-    /// the peer does not hear it.
+    /// Sends the accept with this data, and with the vendor extension if the request had one.
+    /// `None` when the peer is gone.
     pub(super) fn accept(
         mut self,
         own: VendorExtension,

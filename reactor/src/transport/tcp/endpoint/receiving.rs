@@ -1,4 +1,4 @@
-//! What an endpoint receives.
+//! Receives of an endpoint, and the address handles of those who send to it.
 
 use fabric_core::buf::PooledBuf;
 use fabric_core::matching::{Envelope, RecvSpec};
@@ -28,8 +28,7 @@ impl TcpEndpoint {
         &mut self.rx.own
     }
 
-    /// After a receive was posted, or a message was discarded: one that was held back may be wanted
-    /// now.
+    /// Handles that a receive was posted or a message was discarded: a held message may match now.
     pub(crate) fn on_rx_queue_changed(&mut self, host: &mut dyn EngineContext) {
         if self.rx.own.has_work() {
             host.request_rearm();
@@ -60,7 +59,7 @@ impl TcpEndpoint {
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
-        // The sender may have got a number since, or lost it.
+        // The sender's address handle may have been assigned or removed meanwhile.
         let source = self
             .established()
             .find(|link| link.peer_key == envelope.peer)

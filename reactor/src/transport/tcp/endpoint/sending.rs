@@ -1,4 +1,4 @@
-//! What an endpoint sends, and to whom.
+//! Sends of an endpoint.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -36,7 +36,7 @@ impl TcpEndpoint {
         };
         link.check_supported(spec)?;
         let sent = link.try_send(host, spec, payload);
-        // The next pass sends what was collected, and has what follows sent at once again.
+        // The next pass writes what was collected, and ends the batching.
         if link.is_batching() || !link.is_flushed() || link.write_closed() {
             self.mark_active(at);
         }
@@ -47,7 +47,7 @@ impl TcpEndpoint {
         })
     }
 
-    /// A connection is looked at from now on, until there is no more news.
+    /// Adds a connection to those that every pass polls.
     pub(super) fn mark_active(&mut self, at: usize) {
         if let Some(ConnectionState::Established(link)) = self.connections.get_mut(at)
             && !std::mem::replace(&mut link.is_active, true)
@@ -56,7 +56,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// This is the operation of the message that was collected last for its peer.
+    /// Associates an operation with the message that was collected last for its peer.
     pub(crate) fn collected(
         &mut self,
         host: &mut dyn EngineContext,
@@ -73,9 +73,9 @@ impl TcpEndpoint {
         }
     }
 
-    /// Sends what was collected.
+    /// Writes what was collected.
     pub(crate) fn flush(&mut self, host: &mut dyn EngineContext) {
-        // Whatever has something pending is looked at anyway.
+        // A connection with pending bytes is active.
         for at in &self.active_connections {
             if let Some(ConnectionState::Established(link)) = self.connections.get_mut(*at)
                 && !link.is_flushed()
@@ -85,7 +85,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Messages that were collected for a connection leave now, or end with this error.
+    /// Writes the collected messages of a connection, or fails them with this error.
     pub(super) fn end_unwritten(&mut self, host: &mut dyn EngineContext, at: usize, error: &Error) {
         if let Some(ConnectionState::Established(link)) = self.connections.get_mut(at) {
             if !link.is_flushed() {
@@ -102,9 +102,7 @@ impl TcpEndpoint {
         spec: &TxOp,
     ) -> Result<()> {
         if spec.kind == OpKind::Send && spec.level == CompletionLevel::Matched {
-            return Err(Error::NotSupported(
-                "FI_MATCH_COMPLETE over tcp, whose peers do not say that",
-            ));
+            return Err(Error::NotSupported("FI_MATCH_COMPLETE over tcp"));
         }
         let at = match self.peer_index(spec.peer) {
             Some(at) => at,
@@ -137,7 +135,7 @@ impl TcpEndpoint {
             if matches!(self.kind, EndpointKind::Msg(_)) {
                 return Err(self.disconnect_error());
             }
-            // The peer may be gone, and another one at its address.
+            // The address handle may be stale, with another incarnation at the same address.
             host.address_of(self.id, spec.peer)?;
         }
         if let Some(ConnectionState::Established(link)) = self.peers[at]
@@ -163,7 +161,7 @@ impl TcpEndpoint {
         Ok(())
     }
 
-    /// The peer that listens there.
+    /// Returns the position of the peer that listens at this address, and adds the peer if needed.
     pub(super) fn find_or_add_peer(&mut self, at: SocketAddr) -> Result<usize> {
         if let Some(known) = self.peer_by_socket_addr.get(&at) {
             return Ok(*known);
@@ -179,7 +177,7 @@ impl TcpEndpoint {
         (self.peers[at].fi_addr == Some(addr)).then_some(at)
     }
 
-    /// Moves what waits for a peer.
+    /// Progresses the transmit queue of a peer.
     pub(super) fn progress_tx(&mut self, host: &mut dyn EngineContext, at: usize) {
         let peer = &mut self.peers[at];
         let Some(at) = peer.connection else { return };
@@ -206,8 +204,8 @@ impl TcpEndpoint {
         false
     }
 
-    /// There is a new connection with a peer: what waits for an earlier incarnation of it fails, and
-    /// the handle of that leads there no more.
+    /// Handles a new connection with a peer: fails the operations for an earlier incarnation, whose
+    /// address handle no longer leads to this peer.
     pub(super) fn fail_sends_to_others(
         &mut self,
         host: &mut dyn EngineContext,
@@ -221,7 +219,7 @@ impl TcpEndpoint {
             .collect();
         peer.tx_queue.retain(|send| !others.contains(&send.op));
         for op in others {
-            // Nothing of it has left: it was queued after the last connection had ended.
+            // Nothing of it was sent: it was queued after the last connection had ended.
             host.complete(op, Outcome::failed(Error::PeerGone(peer.address.clone())));
         }
         if let Some(addr) = peer
@@ -233,8 +231,8 @@ impl TcpEndpoint {
         }
     }
 
-    /// What waits for a peer, or is on its way, ends. A connection in the middle of a message sends
-    /// nothing any more.
+    /// Fails the queued and begun operations for a peer. A connection in the middle of a message
+    /// sends nothing after it.
     pub(super) fn fail_sends(&mut self, host: &mut dyn EngineContext, at: usize, error: &Error) {
         self.peers[at].retry = None;
         let peer = &mut self.peers[at];

@@ -1,4 +1,4 @@
-//! What has its time: attempts, answers, pauses.
+//! Deadlines of handshakes and of retries, enforced by the endpoint's timerfd.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use super::super::handshake::HandshakeStep;
 use super::{ConnectionState, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpPeer};
 
 impl TcpEndpoint {
-    /// Wakes when something is due.
+    /// Sets the timer to the earliest deadline.
     pub(super) fn arm_timer(&self) {
         let stages = self
             .connections
@@ -33,7 +33,7 @@ impl TcpEndpoint {
         self.arm_timer();
     }
 
-    /// Ends what has waited for too long.
+    /// Ends the handshakes whose deadline has passed.
     fn expire_handshakes(&mut self, host: &mut dyn EngineContext, now: Instant) {
         let is_late = |stage: &ConnectionState| stage.deadline().is_some_and(|until| until <= now);
         let late: Vec<_> = self
@@ -48,7 +48,8 @@ impl TcpEndpoint {
                     self.on_handshake_step(host, at, HandshakeStep::TimedOut)
                 }
                 Some(ConnectionState::Inbound(caller)) => {
-                    let error = caller.rejection("it has not said who it is");
+                    let error =
+                        caller.rejection("no connect request before the handshake timeout (10 s)");
                     self.remove_inbound(host, at, error);
                 }
                 _ => {}
@@ -56,7 +57,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Asks those again that have refused.
+    /// Sends connect requests again to the peers whose retry is due.
     fn retry_connects(&mut self, host: &mut dyn EngineContext, now: Instant) {
         let due: Vec<_> = self
             .peers
@@ -71,7 +72,7 @@ impl TcpEndpoint {
             } else if let Err(error) = self.connect(at) {
                 self.fail_sends(host, at, &error);
             } else {
-                // The pause grows from where it was.
+                // The delay continues to grow from its last value.
                 self.peers[at].retry = again.map(|(_, pause)| (now + HANDSHAKE_TIMEOUT, pause));
             }
         }
@@ -79,7 +80,7 @@ impl TcpEndpoint {
 }
 
 impl ConnectionState {
-    /// When it has had its time, and is to be ended from here.
+    /// Returns the deadline that this side has to enforce.
     fn deadline(&self) -> Option<Instant> {
         match self {
             Self::Inbound(caller) => Some(caller.deadline),
