@@ -1,12 +1,12 @@
-//! The parts, in instructions: `cargo bench -p fabric-bench --bench instructions`.
+//! Instruction counts of the microbenchmarks: `cargo bench -p fabric-bench --bench instructions`.
 //!
 //! Counts are stable where times are not. Valgrind's callgrind runs this program twice for each
-//! piece of work, once with few and once with many repetitions; the difference is what the
-//! repetitions take, without start-up and preparation.
+//! benchmark, with few and with many repetitions; the difference is the cost of the repetitions
+//! without start-up and preparation.
 
-mod message;
-mod peers;
-mod work;
+mod idle_peers;
+mod messages;
+mod suite;
 
 use std::hint::black_box;
 use std::process::{Command, ExitCode};
@@ -19,17 +19,17 @@ fn main() -> ExitCode {
     match &args[..] {
         [flag, number, times] if flag == "--work" => {
             let (Ok(number), Ok(times)) = (number.parse::<usize>(), times.parse::<u64>()) else {
-                eprintln!("--work takes a number and how often");
+                eprintln!("usage: --work INDEX REPETITIONS");
                 return ExitCode::from(2);
             };
-            if let Some((_, work)) = work::all().get_mut(number) {
+            if let Some((_, work)) = suite::all().get_mut(number) {
                 for _ in 0..times {
                     black_box(work());
                 }
             }
             ExitCode::SUCCESS
         }
-        // Cargo passes `--bench`, and `--test` where it only looks whether this runs.
+        // Cargo passes `--bench`, and `--test` when it only checks that this runs.
         _ => count_all(),
     }
 }
@@ -40,7 +40,7 @@ fn count_all() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     println!("{:<36} instructions", "");
-    for (number, (name, _)) in work::all().iter().enumerate() {
+    for (number, (name, _)) in suite::all().iter().enumerate() {
         match (instructions(number, FEW), instructions(number, MANY)) {
             (Ok(few), Ok(many)) => println!(
                 "{name:<36} {:>12.1}",
@@ -55,7 +55,7 @@ fn count_all() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Instructions of a whole run that does the work so often.
+/// Returns the instructions of a whole run with so many repetitions.
 fn instructions(number: usize, times: u64) -> Result<i64, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new("valgrind")

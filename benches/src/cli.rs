@@ -23,12 +23,12 @@ use crate::soak::soak;
 use crate::stop::Stop;
 use crate::{Error, Result, congestion, floor, record, report};
 
-/// Sizes in bytes, unless said otherwise.
+/// Default sizes in bytes.
 const LATENCY_SIZES: &[usize] = &[8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
 const BANDWIDTH_SIZES: &[usize] = &[4 << 10, 64 << 10, 1 << 20];
 const RATE_SIZES: &[usize] = &[8];
 
-/// Measures the fabric, what this machine can do at all, and others beside it.
+/// Measures the fabric, the floor of this machine, and other libraries beside it.
 #[derive(Debug, Parser)]
 #[command(name = "fabric-bench", version, max_term_width = 100)]
 pub struct Cli {
@@ -38,7 +38,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// What this machine can do at all: cache lines, copies, wake-ups, sockets of the kernel
+    /// The floor of this machine: cache lines, memory copies, wake-ups, kernel sockets
     Floor(FloorArgs),
     /// Latency: half round trips between two processes
     Lat(MeasureArgs),
@@ -46,12 +46,11 @@ enum Command {
     Bw(StreamArgs),
     /// Message rate: small messages in one direction
     Rate(StreamArgs),
-    /// The fabric beside libfabric, UCX and Tokio's sockets, in turn and repeated
+    /// The fabric, libfabric, UCX and Tokio's sockets, measured in turn and repeatedly
     Compare(CompareArgs),
-    /// Everything an endpoint can do, mixed: in the end every message is accounted for, and memory
-    /// has not grown
+    /// All operations mixed; fails unless every message arrives once and memory does not grow
     Soak(SoakArgs),
-    /// One page with pictures, of results in JSON
+    /// One HTML page with charts, from results in JSON
     Report(ReportArgs),
     /// What the providers offer, as fi_info does
     Info(InfoArgs),
@@ -61,22 +60,22 @@ enum Command {
         #[arg(long)]
         listen: String,
     },
-    /// The other side of a soak
+    /// The receiving process of a soak
     #[command(hide = true)]
     SoakReceiver {
         #[arg(long)]
         listen: String,
     },
-    /// The other side of a measurement of sockets
+    /// The peer process of a socket measurement
     #[command(hide = true)]
     Echo {
         #[arg(value_enum)]
         socket: TokioSocket,
     },
-    /// The other side of a measurement of datagrams
+    /// The peer process of a datagram measurement
     #[command(hide = true)]
     EchoDatagrams,
-    /// A program of others that ends with the process that started it
+    /// Replaces this process by another program, which is killed when its parent ends
     #[command(hide = true)]
     ExecTied {
         #[arg(long)]
@@ -86,7 +85,7 @@ enum Command {
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },
-    /// The other side of a measurement of iceoryx2
+    /// The peer process of an iceoryx2 measurement
     #[cfg(feature = "iceoryx2")]
     #[command(hide = true)]
     EchoIceoryx2 { name: String, size: usize },
@@ -94,15 +93,15 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct FloorArgs {
-    /// Cores: auto, none, or two of them
+    /// Cores: auto, none, or a pair
     #[arg(long, default_value = "auto", value_name = "auto|none|A,B")]
     pin: CorePinning,
-    /// One JSON object a line instead of a table
+    /// One JSON object per line instead of a table
     #[arg(long)]
     json: bool,
 }
 
-/// What the measuring side tells the other.
+/// Options that the connecting side sends to the listening one.
 const CONFLICTS_WITH_LISTEN: [&str; 17] = [
     "provider",
     "op",
@@ -118,7 +117,7 @@ const CONFLICTS_WITH_LISTEN: [&str; 17] = [
     "pin",
     "connect",
     "json",
-    "single_copy_from",
+    "single_copy_threshold",
     "idle",
     "congestion",
 ];
@@ -128,10 +127,10 @@ struct MeasureArgs {
     /// The provider
     #[arg(long, default_value = "shm")]
     provider: String,
-    /// The operation that moves the bytes
+    /// The operation to measure
     #[arg(long, value_enum, default_value = "send")]
     op: BenchOp,
-    /// Sizes of messages: 8,64KiB,1MiB
+    /// Message sizes: 8,64KiB,1MiB
     #[arg(
         long,
         value_delimiter = ',',
@@ -139,25 +138,25 @@ struct MeasureArgs {
         allow_negative_numbers = true
     )]
     size: Vec<Size>,
-    /// How completions are heard of
+    /// How the application takes completions
     #[arg(long, value_enum, default_value = "await")]
     api: Api,
-    /// How waiting is done
+    /// The wait policy
     #[arg(long, value_enum, default_value = "spin")]
     wait: WaitMode,
-    /// Who makes progress
+    /// The progress model
     #[arg(long, value_enum, default_value = "manual")]
     progress: ProgressMode,
-    /// The Tokio runtime of each thread
+    /// The Tokio runtime of each measuring thread
     #[arg(long, value_enum, default_value = "current")]
     runtime: RuntimeKind,
-    /// Measuring threads, each with an endpoint and a domain of its own
+    /// Measuring threads, each with its own endpoint and domain
     #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     threads: usize,
     /// Endpoints on the other side, for each thread
     #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     peers: usize,
-    /// Messages, or round trips, of each size and thread, rounded up to a multiple of --peers
+    /// Messages or round trips for each size and thread, rounded up to a multiple of --peers
     #[arg(
         long,
         conflicts_with = "seconds",
@@ -165,30 +164,29 @@ struct MeasureArgs {
         allow_negative_numbers = true
     )]
     iters: Option<u64>,
-    /// Time for each size
+    /// Seconds for each size
     #[arg(long, default_value_t = 1.5, value_parser = parse_seconds, allow_negative_numbers = true)]
     seconds: f64,
-    /// From which size on messages are copied once instead of twice, by themselves or not: 0,
-    /// 64KiB, 1GiB
+    /// Smallest message that is copied once (cross-memory attach): 0, 64KiB, 1GiB; the provider's
+    /// default if omitted
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     single_copy_threshold: Option<Size>,
-    /// Endpoints on the other side that are connected as well, and silent, for each thread
+    /// Connected but idle endpoints on the other side, for each thread
     #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     idle: usize,
-    /// The congestion control of connections over tcp; the provider chooses unless said
+    /// Congestion control of tcp connections; the provider's default if omitted
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
-    /// Cores, dealt out in turn to this side and the other
+    /// Cores, assigned in turn to this side and the other
     #[arg(long, default_value = "auto", value_name = "auto|none|A,B,..")]
     pin: CorePinning,
-    /// Only be the other side, at this address, for one measurement; all else is said where it is
-    /// measured
+    /// Serve one measurement at this address; all options come from the connecting side
     #[arg(long, value_name = "ADDR", conflicts_with_all = CONFLICTS_WITH_LISTEN)]
     listen: Option<String>,
-    /// Measure with the other side at this address, started with --listen
+    /// Measure against the process started with --listen at this address
     #[arg(long, value_name = "ADDR")]
     connect: Option<String>,
-    /// One JSON object a line instead of a table
+    /// One JSON object per line instead of a table
     #[arg(long)]
     json: bool,
 }
@@ -197,8 +195,13 @@ struct MeasureArgs {
 struct StreamArgs {
     #[command(flatten)]
     measure: MeasureArgs,
-    /// Messages under way; --op inject has none under way, and no window
-    #[arg(long, default_value_t = DEFAULT_WINDOW, allow_negative_numbers = true, conflicts_with = "listen")]
+    /// Messages in flight; has no effect with --op inject
+    #[arg(
+        long,
+        default_value_t = DEFAULT_WINDOW,
+        allow_negative_numbers = true,
+        conflicts_with = "listen"
+    )]
     window: usize,
 }
 
@@ -207,7 +210,7 @@ struct SoakArgs {
     /// The provider
     #[arg(long, default_value = "shm")]
     provider: String,
-    /// For how long
+    /// Duration in seconds
     #[arg(long, default_value = "60", value_parser = parse_seconds, allow_negative_numbers = true)]
     seconds: f64,
 }
@@ -217,16 +220,16 @@ struct CompareArgs {
     /// The provider of the fabric
     #[arg(long, default_value = "shm")]
     provider: String,
-    /// What is compared; peers that have nothing like it are left out
+    /// The operation to compare; peers without an equivalent are left out
     #[arg(long, value_enum, default_value_t = BenchOp::Send)]
     op: BenchOp,
-    /// Fewer sizes and shorter runs: within three minutes
+    /// Fewer sizes and shorter runs: less than three minutes
     #[arg(long)]
     quick: bool,
-    /// Only what is aimed at over the provider, and how near we are
+    /// Only the goals of this provider, and whether they are met
     #[arg(long, conflicts_with_all = ["op", "quick", "size", "peer", "json"])]
     goals: bool,
-    /// Sizes of messages, for half round trips and streams alike
+    /// Message sizes, of latencies and streams
     #[arg(
         long,
         value_delimiter = ',',
@@ -234,36 +237,40 @@ struct CompareArgs {
         allow_negative_numbers = true
     )]
     size: Vec<Size>,
-    /// Only peers whose name contains one of these, in any case
+    /// Only peers whose name contains one of these, ignoring case
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     peer: Vec<String>,
-    /// How often everything is measured
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=100), allow_negative_numbers = true)]
+    /// How often each measurement is repeated
+    #[arg(
+        long,
+        value_parser = clap::value_parser!(u16).range(1..=100),
+        allow_negative_numbers = true
+    )]
     repeat: Option<u16>,
-    /// Time of one measurement
+    /// Seconds of one measurement
     #[arg(long, value_parser = parse_seconds, allow_negative_numbers = true)]
     seconds: Option<f64>,
-    /// Cores: auto, none, or two of them
+    /// Cores: auto, none, or a pair
     #[arg(long, default_value = "auto", value_name = "auto|none|A,B")]
     pin: CorePinning,
-    /// One JSON object a line for every single run, instead of tables
+    /// One JSON object per line for every run, instead of tables
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Args)]
 struct ReportArgs {
-    /// Files with what the other commands print under --json
+    /// Files with the output of other commands under --json
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Where the page goes
+    /// The page to write
     #[arg(short, long, default_value = "fabric-bench.html")]
     output: PathBuf,
 }
 
 #[derive(Debug, Args)]
 struct InfoArgs {
-    /// Every attribute
+    /// All attributes
     #[arg(short, long)]
     verbose: bool,
     /// Only this provider
@@ -272,13 +279,13 @@ struct InfoArgs {
     /// Only endpoints of this type
     #[arg(short = 't', long, value_enum)]
     ep_type: Option<EpTypeArg>,
-    /// Only what has these capabilities: msg,tagged
+    /// Only offers with these capabilities: msg,tagged
     #[arg(short, long, value_name = "LIST")]
     caps: Option<String>,
 }
 
 impl Cli {
-    /// Does what was asked.
+    /// Runs the command.
     ///
     /// # Errors
     /// Those of the command.
@@ -298,10 +305,10 @@ impl Cli {
                 for file in &args.files {
                     records.extend(record::read(file)?);
                 }
-                let at = args.output.display();
+                let address = args.output.display();
                 std::fs::write(&args.output, report::render_page(&records)?)
-                    .map_err(Error::io(format!("writing {at}")))?;
-                print(&format!("{at}: {} results", records.len()))
+                    .map_err(Error::io(format!("writing {address}")))?;
+                print(&format!("{address}: {} results", records.len()))
             }
             Command::Info(args) => {
                 let hints =
@@ -351,7 +358,7 @@ impl CompareArgs {
             goals::check_provider(&self.provider)?;
             return self.goals(&stop);
         }
-        let asked: Vec<usize> = self.size.iter().map(|size| size.0).collect();
+        let requested: Vec<usize> = self.size.iter().map(|size| size.0).collect();
         let (latencies, streams, repeat, time) = match self.quick {
             true => (vec![8, 4 << 10, 64 << 10], vec![64 << 10], 3, 0.4),
             false => (
@@ -361,29 +368,29 @@ impl CompareArgs {
                 1.0,
             ),
         };
-        let asked = if self.op == BenchOp::Atomic && asked.is_empty() {
+        let requested = if self.op == BenchOp::Atomic && requested.is_empty() {
             vec![8]
         } else {
-            asked
+            requested
         };
-        let or = |sizes| {
-            if asked.is_empty() {
+        let or_default = |sizes| {
+            if requested.is_empty() {
                 sizes
             } else {
-                asked.clone()
+                requested.clone()
             }
         };
-        let scope = CompareConfig {
+        let config = CompareConfig {
             op: self.op,
-            latencies: or(latencies),
-            streams: or(streams),
+            latencies: or_default(latencies),
+            streams: or_default(streams),
             repeat: self.repeat.unwrap_or(repeat).into(),
             time: Duration::from_secs_f64(self.seconds.unwrap_or(time)),
             pin: self.pin.clone(),
         };
-        self.check(&scope)?;
+        self.check(&config)?;
         let peers = select_peers(all_peers(&self.provider), &self.peer)?;
-        compare(&peers, &scope, self.json, &stop)?;
+        compare(&peers, &config, self.json, &stop)?;
         let everything = self.size.is_empty() && self.peer.is_empty() && self.op == BenchOp::Send;
         if !self.json {
             congestion::describe(&self.provider, None).map_or(Ok(()), |note| print(&note))?;
@@ -395,9 +402,9 @@ impl CompareArgs {
         Ok(())
     }
 
-    /// Whether the fabric can be measured like this.
-    fn check(&self, scope: &CompareConfig) -> Result<()> {
-        let (op, time, cores) = (scope.op, scope.time, scope.pin.worker_cores(0));
+    /// Checks that the fabric can be measured with this configuration.
+    fn check(&self, config: &CompareConfig) -> Result<()> {
+        let (op, time, cores) = (config.op, config.time, config.pin.worker_cores(0));
         let case = |bench, size| BenchCase {
             bench,
             op,
@@ -406,20 +413,23 @@ impl CompareArgs {
             cores,
         };
         if self.provider == "udp" {
-            let refused = |size: &&Size| !FabricUdp.supports(&case(Bench::Lat, size.0));
-            return match self.size.iter().find(refused) {
+            let is_unsupported = |size: &&Size| !FabricUdp.supports(&case(Bench::Lat, size.0));
+            return match self.size.iter().find(is_unsupported) {
                 _ if op != BenchOp::Send => Err(Error::InvalidRequest(
-                    "over udp only --op send is measured".into(),
+                    "only --op send is measured over udp".into(),
                 )),
                 Some(size) => Err(Error::InvalidRequest(format!(
-                    "a datagram has no room for messages of {size}"
+                    "messages of {size} do not fit into a datagram (at most 1472 bytes)"
                 ))),
                 None => Ok(()),
             };
         }
-        let ours = FabricPeer::new(&self.provider);
-        for (bench, sizes) in [(Bench::Lat, &scope.latencies), (Bench::Bw, &scope.streams)] {
-            let plan = ours.plan(&case(bench, sizes.iter().copied().max().unwrap_or(0)));
+        let fabric = FabricPeer::new(&self.provider);
+        for (bench, sizes) in [
+            (Bench::Lat, &config.latencies),
+            (Bench::Bw, &config.streams),
+        ] {
+            let plan = fabric.plan(&case(bench, sizes.iter().copied().max().unwrap_or(0)));
             RuntimeKind::Current.run(async move { plan.check().await })?;
         }
         Ok(())
@@ -439,8 +449,8 @@ impl CompareArgs {
 
 impl MeasureArgs {
     fn run(self, bench: Bench, window: usize) -> Result<()> {
-        if let Some(at) = &self.listen {
-            return serve(at);
+        if let Some(address) = &self.listen {
+            return serve(address);
         }
         let (stop, mut output, connect) = (
             Stop::on_ctrl_c()?,
@@ -448,12 +458,12 @@ impl MeasureArgs {
             self.connect.clone(),
         );
         let plan = self.plan(bench, window)?;
-        let mut pair = match connect {
-            Some(at) => PeerProcess::connect(&at)?,
+        let mut peer_process = match connect {
+            Some(address) => PeerProcess::connect(&address)?,
             None => PeerProcess::start(&plan.provider)?,
         };
         let (mut floor, mut timer, mut idle) = (None, 0.0, None);
-        measure(&plan, &mut pair, &stop, |record| {
+        measure(&plan, &mut peer_process, &stop, |record| {
             floor = floor.max(Some(record.floor_ns.is_some()));
             timer = record.timer_ns.unwrap_or_default();
             idle = idle.or(record.idle_bytes);
@@ -466,7 +476,7 @@ impl MeasureArgs {
         if let Some(bytes) = idle {
             let kib = bytes / 1024.0;
             output.note(&format!(
-                "Each of {} silent connections takes {kib:.1} KiB of this process.",
+                "Each of {} idle connections takes {kib:.1} KiB of this process.",
                 plan.idle
             ))?;
         }
@@ -474,17 +484,21 @@ impl MeasureArgs {
             Bench::Lat => {
                 let floor = match floor {
                     Some(false) => {
-                        "Both sides share a core: there is no floor, and who spins waits for the scheduler."
+                        "Both sides share a core: there is no floor, and a spinning side waits \
+                         for the scheduler."
                     }
                     _ => "The floor is a cache line from core to core and one copy of the message.",
                 };
                 let half = timer / 2.0;
                 format!(
-                    "Looking at the clock takes {timer:.0} ns, once in each round trip: {half:.0} ns of each half.\n{floor}"
+                    "Reading the clock takes {timer:.0} ns, once in each round trip: {half:.0} ns \
+                     of each half.\n{floor}"
                 )
             }
             Bench::Bw | Bench::Rate => {
-                format!("Looking at the clock takes {timer:.0} ns, twice in each round of many messages.")
+                format!(
+                    "Reading the clock takes {timer:.0} ns, twice in each round of many messages."
+                )
             }
         })
     }
@@ -496,7 +510,7 @@ impl MeasureArgs {
             (true, Bench::Bw) => BANDWIDTH_SIZES.to_vec(),
             (true, Bench::Rate) => RATE_SIZES.to_vec(),
         };
-        let cut = self.size.is_empty();
+        let uses_default_sizes = self.size.is_empty();
         let mut plan = Plan {
             bench,
             provider: self.provider,
@@ -516,11 +530,11 @@ impl MeasureArgs {
             congestion: self.congestion,
             sizes,
             cores: (0..self.threads)
-                .map(|lane| self.pin.worker_cores(lane))
+                .map(|worker| self.pin.worker_cores(worker))
                 .collect(),
         };
         RuntimeKind::Current.run(async move {
-            if cut {
+            if uses_default_sizes {
                 plan.drop_oversized().await?;
             }
             plan.check().await?;
@@ -533,5 +547,5 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
     let seconds: Option<f64> = text.parse().ok();
     seconds
         .filter(|seconds| (0.001..=3600.0).contains(seconds))
-        .ok_or_else(|| format!("{text:?} is no number of seconds between 0.001 and 3600"))
+        .ok_or_else(|| format!("{text:?} is not a number of seconds between 0.001 and 3600"))
 }

@@ -1,21 +1,21 @@
-//! What the system lets a process have.
+//! Resource limits of this process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::{Error, Result};
 
-/// Sees to it that this process may have so many descriptors.
+/// Raises the limit of open descriptors to `count`, unless it is higher.
 ///
 /// # Errors
-/// [`Error::Refused`] when that is more than it may raise its limit to.
+/// [`Error::InvalidRequest`] if `count` is above the hard limit.
 pub fn raise_descriptor_limit(count: u64) -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_none_or(|current| current >= count) {
         return Ok(());
     }
-    if limit.maximum.is_some_and(|most| most < count) {
+    if limit.maximum.is_some_and(|maximum| maximum < count) {
         return Err(Error::InvalidRequest(format!(
-            "{count} descriptors are needed; see ulimit -Hn"
+            "{count} file descriptors are needed, more than the hard limit (ulimit -Hn)"
         )));
     }
     let raised = Rlimit {

@@ -1,11 +1,11 @@
-//! What is aimed at, by provider.
+//! The goals of each provider.
 
 use super::metric::Goal;
-use super::metric::GoalBound::{AtLeast, AtMost, AtMostPlusNs};
+use super::metric::GoalBound::{MaxExcessNs, MaxRatio, MinRatio};
 use super::metric::Metric::{
     BytesPerIdleConnection, CacheLine, Constant, Fabric as Us, FabricAsSockets,
-    FabricAsSocketsBatch, FabricBatch, FabricDatagram, FabricIdlePeers, FabricWithModes, Memcpy,
-    Peer, PeerPingPong, TcpSendRate, TcpSpinPingPong, Window,
+    FabricAsSocketsBatch, FabricBatch, FabricDatagram, FabricIdlePeers, FabricMapped,
+    FabricWithModes, Memcpy, Peer, PeerPingPong, TcpSendRate, TcpSpinPingPong,
 };
 use super::metric::PeerProgram::{Libfabric, LibfabricTcp, LibfabricUdp, Tokio, Ucx, UcxAm};
 use crate::options::Bench::{Bw, Lat, Rate};
@@ -14,10 +14,10 @@ use crate::options::{BenchOp, ProgressMode, WaitMode};
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Peers that are connected and silent.
+/// Connected, idle peers.
 const IDLE_PEERS: usize = 1000;
 
-/// The goals of this provider, as they are printed; none where nothing is aimed at.
+/// Returns the goals of this provider in the order of printing; empty if there are none.
 pub(super) fn for_provider(provider: &str) -> &'static [Goal] {
     match provider {
         "shm" => SHM,
@@ -28,255 +28,265 @@ pub(super) fn for_provider(provider: &str) -> &'static [Goal] {
 }
 
 const SHM: &[Goal] = &[
-    ("send", Us(Lat, BenchOp::Send, 8), CacheLine, AtMost(1.8)),
+    ("send", Us(Lat, BenchOp::Send, 8), CacheLine, MaxRatio(1.8)),
     (
         "",
         Us(Lat, BenchOp::Send, 8),
         Peer(Libfabric, Lat, BenchOp::Send, 8),
-        AtMost(0.45),
+        MaxRatio(0.45),
     ),
     (
         "",
         Us(Lat, BenchOp::Send, 8),
         Peer(Ucx, Lat, BenchOp::Send, 8),
-        AtMost(0.75),
+        MaxRatio(0.75),
     ),
     (
         "",
         Us(Lat, BenchOp::Send, 64),
         Peer(Libfabric, Lat, BenchOp::Send, 64),
-        AtMost(0.45),
+        MaxRatio(0.45),
     ),
     (
         "",
         Us(Lat, BenchOp::Send, 256),
         Peer(Libfabric, Lat, BenchOp::Send, 256),
-        AtMost(0.45),
+        MaxRatio(0.45),
     ),
     (
         "",
         Us(Lat, BenchOp::Send, 4 * KIB),
         Peer(Libfabric, Lat, BenchOp::Send, 4 * KIB),
-        AtMost(0.4),
+        MaxRatio(0.4),
     ),
     (
         "",
         Us(Lat, BenchOp::Send, 4 * KIB),
         Peer(UcxAm, Lat, BenchOp::Send, 4 * KIB),
-        AtMost(1.0),
+        MaxRatio(1.0),
     ),
     (
         "",
         Us(Lat, BenchOp::Send, 64 * KIB),
         Peer(Libfabric, Lat, BenchOp::Send, 64 * KIB),
-        AtMost(1.0),
+        MaxRatio(1.0),
     ),
     (
         "",
         Us(Lat, BenchOp::Send, MIB),
         Peer(Libfabric, Lat, BenchOp::Send, MIB),
-        AtMost(1.0),
+        MaxRatio(1.0),
     ),
     (
         "loan",
         Us(Lat, BenchOp::Loan, 64 * KIB),
         Peer(Libfabric, Lat, BenchOp::Send, 64 * KIB),
-        AtMost(0.6),
+        MaxRatio(0.6),
     ),
     (
         "",
         Us(Lat, BenchOp::Loan, MIB),
         Peer(Libfabric, Lat, BenchOp::Send, MIB),
-        AtMost(0.7),
+        MaxRatio(0.7),
     ),
     (
         "",
         Us(Lat, BenchOp::Loan, MIB),
         Us(Lat, BenchOp::Send, 8),
-        AtMost(3.0),
+        MaxRatio(3.0),
     ),
     (
         "send, batches",
         FabricBatch(BenchOp::Send, 8),
         Peer(Ucx, Bw, BenchOp::Send, 8),
-        AtLeast(1.0),
+        MinRatio(1.0),
     ),
-    ("write", Us(Lat, BenchOp::Write, 8), CacheLine, AtMost(1.3)),
+    (
+        "write",
+        Us(Lat, BenchOp::Write, 8),
+        CacheLine,
+        MaxRatio(1.3),
+    ),
     (
         "",
         Us(Lat, BenchOp::Write, 8),
         Peer(Ucx, Lat, BenchOp::Write, 8),
-        AtMost(1.0),
+        MaxRatio(1.0),
     ),
     (
         "",
         Us(Rate, BenchOp::Write, 8),
         Peer(Ucx, Bw, BenchOp::Write, 8),
-        AtLeast(1.0),
+        MinRatio(1.0),
     ),
     (
         "",
         Us(Bw, BenchOp::Write, 4 * KIB),
         Memcpy(4 * KIB),
-        AtLeast(0.9),
+        MinRatio(0.9),
     ),
     (
         "",
         Us(Bw, BenchOp::Write, 64 * KIB),
         Memcpy(64 * KIB),
-        AtLeast(0.9),
+        MinRatio(0.9),
     ),
-    ("", Us(Bw, BenchOp::Write, MIB), Memcpy(MIB), AtLeast(0.9)),
+    ("", Us(Bw, BenchOp::Write, MIB), Memcpy(MIB), MinRatio(0.9)),
     (
         "",
         Us(Bw, BenchOp::Write, 4 * KIB),
         Peer(Ucx, Bw, BenchOp::Write, 4 * KIB),
-        AtLeast(1.0),
+        MinRatio(1.0),
     ),
     (
         "",
         Us(Bw, BenchOp::Write, 64 * KIB),
         Peer(Ucx, Bw, BenchOp::Write, 64 * KIB),
-        AtLeast(1.0),
+        MinRatio(1.0),
     ),
     (
         "",
         Us(Bw, BenchOp::Write, MIB),
         Peer(Ucx, Bw, BenchOp::Write, MIB),
-        AtLeast(1.0),
+        MinRatio(1.0),
     ),
     (
-        "write, window",
-        Window(Lat, BenchOp::Write, 8),
+        "write, mapped",
+        FabricMapped(Lat, BenchOp::Write, 8),
         CacheLine,
-        AtMost(1.3),
+        MaxRatio(1.3),
     ),
     (
         "",
-        Window(Lat, BenchOp::Write, 8),
+        FabricMapped(Lat, BenchOp::Write, 8),
         Peer(Ucx, Lat, BenchOp::Write, 8),
-        AtMost(1.0),
+        MaxRatio(1.0),
     ),
     (
         "",
-        Window(Rate, BenchOp::Write, 8),
+        FabricMapped(Rate, BenchOp::Write, 8),
         Peer(Ucx, Bw, BenchOp::Write, 8),
-        AtLeast(1.0),
+        MinRatio(1.0),
     ),
     (
         "",
-        Window(Bw, BenchOp::Write, 4 * KIB),
+        FabricMapped(Bw, BenchOp::Write, 4 * KIB),
         Memcpy(4 * KIB),
-        AtLeast(0.9),
+        MinRatio(0.9),
     ),
     (
         "",
-        Window(Bw, BenchOp::Write, 4 * KIB),
+        FabricMapped(Bw, BenchOp::Write, 4 * KIB),
         Peer(Ucx, Bw, BenchOp::Write, 4 * KIB),
-        AtLeast(1.0),
+        MinRatio(1.0),
     ),
     (
         "",
-        Window(Bw, BenchOp::Write, 64 * KIB),
+        FabricMapped(Bw, BenchOp::Write, 64 * KIB),
         Memcpy(64 * KIB),
-        AtLeast(0.9),
+        MinRatio(0.9),
     ),
     (
         "read",
         Us(Bw, BenchOp::Read, 4 * KIB),
         Memcpy(4 * KIB),
-        AtLeast(0.9),
+        MinRatio(0.9),
     ),
     (
         "",
         Us(Bw, BenchOp::Read, 64 * KIB),
         Memcpy(64 * KIB),
-        AtLeast(0.9),
+        MinRatio(0.9),
     ),
-    ("", Us(Bw, BenchOp::Read, MIB), Memcpy(MIB), AtLeast(0.9)),
+    ("", Us(Bw, BenchOp::Read, MIB), Memcpy(MIB), MinRatio(0.9)),
     (
         "fetch-add",
         Us(Lat, BenchOp::Atomic, 8),
         CacheLine,
-        AtMostPlusNs(50.0),
+        MaxExcessNs(50.0),
     ),
     (
         "send, adaptive",
         FabricWithModes(WaitMode::Adaptive, ProgressMode::Manual, 8),
         Us(Lat, BenchOp::Send, 8),
-        AtMost(1.3),
+        MaxRatio(1.3),
     ),
     (
         "send, auto",
         FabricWithModes(WaitMode::Spin, ProgressMode::Auto, 8),
         Us(Lat, BenchOp::Send, 8),
-        AtMost(1.3),
+        MaxRatio(1.3),
     ),
 ];
 
-/// Streams are held against a ping-pong, because libfabric comes with no program that streams over
-/// TCP; both have the congestion control of the machine.
+/// Streams are held against a ping-pong, because libfabric has no program that streams over TCP;
+/// both use the machine's default congestion control.
 const TCP: &[Goal] = &[
     (
         "send",
         Us(Lat, BenchOp::Send, 8),
         Peer(LibfabricTcp, Lat, BenchOp::Send, 8),
-        AtMost(1.0),
+        MaxRatio(1.0),
     ),
-    ("", Us(Lat, BenchOp::Send, 8), TcpSpinPingPong, AtMost(1.15)),
+    (
+        "",
+        Us(Lat, BenchOp::Send, 8),
+        TcpSpinPingPong,
+        MaxRatio(1.15),
+    ),
     (
         "send, parked",
         FabricWithModes(WaitMode::Park, ProgressMode::Manual, 8),
         Peer(Tokio, Lat, BenchOp::Send, 8),
-        AtMost(1.05),
+        MaxRatio(1.05),
     ),
     (
         "stream",
         FabricAsSockets(Bw, BenchOp::Send, 64 * KIB),
         PeerPingPong(LibfabricTcp, 64 * KIB),
-        AtLeast(1.2),
+        MinRatio(1.2),
     ),
     (
         "",
         FabricAsSockets(Bw, BenchOp::Send, 64 * KIB),
         Peer(Tokio, Bw, BenchOp::Send, 64 * KIB),
-        AtLeast(1.0),
+        MinRatio(1.0),
     ),
     (
         "",
         FabricAsSockets(Bw, BenchOp::Send, MIB),
         PeerPingPong(LibfabricTcp, MIB),
-        AtLeast(1.2),
+        MinRatio(1.2),
     ),
     (
         "",
         FabricAsSockets(Bw, BenchOp::Send, MIB),
         Peer(Tokio, Bw, BenchOp::Send, MIB),
-        AtLeast(1.0),
+        MinRatio(1.0),
     ),
     (
         "rate",
         FabricAsSockets(Rate, BenchOp::Send, 8),
         TcpSendRate,
-        AtLeast(5.0),
+        MinRatio(5.0),
     ),
     (
         "rate, batches",
         FabricAsSocketsBatch(BenchOp::Send, 8),
         TcpSendRate,
-        AtLeast(5.0),
+        MinRatio(5.0),
     ),
     (
-        "1000 silent",
+        "1000 idle",
         FabricIdlePeers(IDLE_PEERS, 8),
         Us(Lat, BenchOp::Send, 8),
-        AtMost(1.2),
+        MaxRatio(1.2),
     ),
     (
-        "memory of each",
+        "memory per peer",
         BytesPerIdleConnection(IDLE_PEERS),
         Constant(32 * KIB),
-        AtMost(1.0),
+        MaxRatio(1.0),
     ),
 ];
 
@@ -284,5 +294,5 @@ const UDP: &[Goal] = &[(
     "send",
     FabricDatagram(8),
     Peer(LibfabricUdp, Lat, BenchOp::Send, 8),
-    AtMost(1.0),
+    MaxRatio(1.0),
 )];

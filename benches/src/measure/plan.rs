@@ -1,4 +1,4 @@
-//! What is to be measured, complete and checked.
+//! The plan of a measurement, complete and checked.
 
 use fabric_async::{Caps, EpType, Error as FabricError, Hints, Info, discover};
 use serde::{Deserialize, Serialize};
@@ -8,85 +8,85 @@ use crate::record::Record;
 use crate::size::Size;
 use crate::{Error, Result, memory};
 
-/// What is to be measured. The other side gets the same.
+/// The plan of a measurement. Both sides have the same.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// What is measured.
+    /// The kind of measurement.
     pub bench: Bench,
-    /// Over which provider.
+    /// The provider.
     pub provider: String,
-    /// By which operation.
+    /// The operation.
     pub op: BenchOp,
-    /// How completions are heard of.
+    /// How completions are taken.
     pub api: Api,
-    /// How waiting is done.
+    /// The wait policy.
     pub wait: WaitMode,
-    /// Who makes progress.
+    /// The progress model.
     pub progress: ProgressMode,
-    /// On which runtime.
+    /// The Tokio runtime.
     pub runtime: RuntimeKind,
-    /// Messages under way, of streams.
+    /// Messages in flight in streams.
     pub window: usize,
-    /// Endpoints on the other side, per thread.
+    /// Endpoints of the responder, for each thread.
     pub peers: usize,
-    /// Measuring threads, each with an endpoint and a domain of its own.
+    /// Measuring threads, each with its own endpoint and domain.
     pub threads: usize,
-    /// When it is enough, for each size.
+    /// When the measurement of a size ends.
     pub budget: Budget,
-    /// From which length on messages are copied once; as the provider does unless said otherwise.
+    /// Shortest message that is copied once; the provider's default if `None`.
     #[serde(default)]
     pub single_copy_threshold: Option<usize>,
-    /// Endpoints on the other side that are connected as well, and silent, per thread.
+    /// Connected, idle endpoints of the responder, for each thread.
     #[serde(default)]
     pub idle: usize,
-    /// The congestion control of connections over TCP; as the provider does unless said otherwise.
+    /// Congestion control of TCP connections; the provider's default if `None`.
     #[serde(default)]
     pub congestion: Option<String>,
     /// The sizes, in bytes.
     pub sizes: Vec<usize>,
-    /// The core of each thread, and that of its counterpart on the other side.
+    /// The core of each thread, and that of its responder.
     pub cores: Vec<(Option<usize>, Option<usize>)>,
 }
 
-/// When it is enough.
+/// When the measurement of a size ends.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Budget {
-    /// After so many seconds.
+    /// After this many seconds.
     Seconds(f64),
-    /// After so many messages, or round trips.
+    /// After this many messages or round trips.
     Iters(u64),
 }
 
-/// Messages under way in a stream, unless said otherwise.
+/// Default number of messages in flight in a stream.
 pub const DEFAULT_WINDOW: usize = 32;
-/// Bytes of an atomic operation.
+/// Length of the values of atomic operations, in bytes.
 const ATOMIC_BYTES: usize = 8;
-/// Most messages under way, most peers and most threads.
+/// Upper limit of window, peers and threads.
 const MAX_COUNT: usize = 512;
-/// Most endpoints that are silent.
+/// Upper limit of idle endpoints.
 const MAX_IDLE_PEERS: usize = 10_000;
-/// The provider that reaches no other process.
+/// A provider without inter-process communication.
 const IN_PROCESS_PROVIDER: &str = "sim";
 
 impl Plan {
-    /// Checks it against what the provider offers.
+    /// Checks the plan against the provider's offer.
     ///
     /// # Errors
-    /// [`Error::Refused`], with what is missing and what is allowed.
+    /// [`Error::InvalidRequest`], with what is missing and what is allowed.
     pub async fn check(&self) -> Result<()> {
         let offer = self.discover_info().await?;
-        let windowed = matches!(self.op, BenchOp::Write | BenchOp::Read | BenchOp::Atomic);
+        let is_mappable = matches!(self.op, BenchOp::Write | BenchOp::Read | BenchOp::Atomic);
         match self.api {
             Api::Await => {}
-            Api::Window if windowed => {}
-            Api::Window => {
+            Api::Mapped if is_mappable => {}
+            Api::Mapped => {
                 return Err(Error::InvalidRequest(
-                    "--api window is for write, read and atomic".into(),
+                    "--api mapped is for --op write, read and atomic".into(),
                 ));
             }
             Api::Cq | Api::Batch if !self.op.is_one_sided() && self.op != BenchOp::Loan => {}
-            _ if windowed => {
-                return Err(self.invalid_request("only measured with --api await or window"));
+            _ if is_mappable => {
+                return Err(self.invalid_request("only measured with --api await or mapped"));
             }
             _ => return Err(self.invalid_request("only measured with --api await")),
         }
@@ -95,7 +95,7 @@ impl Plan {
                 return Err(self.invalid_request("only measured with one peer"));
             }
             if self.sizes.contains(&0) {
-                return Err(self.invalid_request("there is nothing to see of 0 bytes"));
+                return Err(self.invalid_request("an operation of 0 bytes cannot be observed"));
             }
             if self.op == BenchOp::Atomic && self.sizes.iter().any(|size| *size != ATOMIC_BYTES) {
                 return Err(self.invalid_request(&format!(
@@ -112,7 +112,8 @@ impl Plan {
             others.retain(|name| name != IN_PROCESS_PROVIDER);
             others.dedup();
             return Err(Error::InvalidRequest(format!(
-                "the provider {IN_PROCESS_PROVIDER} lives inside one process, a measurement takes two; known to reach another: {}",
+                "the provider {IN_PROCESS_PROVIDER} works inside one process only, a measurement \
+                 needs two; providers between processes: {}",
                 others.join(", ")
             )));
         }
@@ -120,7 +121,7 @@ impl Plan {
         let limit = self.max_size(&offer);
         if largest > limit {
             let why = format!(
-                "messages of {} are over its limit of {}",
+                "messages of {} exceed the limit of {}",
                 Size(largest),
                 Size(limit)
             );
@@ -143,34 +144,34 @@ impl Plan {
                 self.idle
             )));
         }
-        let (needed, there) = (
+        let (needed, available) = (
             self.buffer_bytes(largest),
             memory::available().unwrap_or(u64::MAX),
         );
-        if needed > there.into() {
+        if needed > available.into() {
             return Err(Error::InvalidRequest(format!(
-                "messages of {} take {} MiB in buffers of both sides, {} MiB are available; less is needed with a \
-                 smaller --size, --window, --threads or --peers",
+                "the buffers of both sides for messages of {} take {} MiB, {} MiB are available; \
+                 use a smaller --size, --window, --threads or --peers",
                 Size(largest),
                 needed >> 20,
-                there >> 20
+                available >> 20
             )));
         }
         Ok(())
     }
 
-    /// Bytes of the buffers of both sides for messages of this size, or of the floor's if they are
-    /// more.
+    /// Returns the bytes of all buffers of both sides for messages of this size, or of the floor's
+    /// buffers if those are more.
     fn buffer_bytes(&self, size: usize) -> u128 {
-        let (near, far) = (
+        let (initiator, responder) = (
             self.initiator_buffers(),
             self.responder_buffers() * self.peers,
         );
-        let lanes = (near as u128 + far as u128) * self.threads as u128;
-        lanes.max(2) * size as u128
+        let buffers = (initiator as u128 + responder as u128) * self.threads as u128;
+        buffers.max(2) * size as u128
     }
 
-    /// How many buffers the measuring side of a lane has: a ping and a pong, or those under way.
+    /// Returns the number of buffers of an initiator: a ping and a pong, or the window.
     pub(super) fn initiator_buffers(&self) -> usize {
         match (self.bench, self.op) {
             (Bench::Lat, _) => 2,
@@ -179,8 +180,8 @@ impl Plan {
         }
     }
 
-    /// How many buffers each endpoint of the other side has: streams that report to a queue post
-    /// ahead.
+    /// Returns the number of buffers of each responder endpoint: with a completion queue, streams
+    /// post receives ahead.
     pub(super) fn responder_buffers(&self) -> usize {
         match (self.bench, self.api) {
             (Bench::Lat, _) | (_, Api::Await) => 1,
@@ -188,11 +189,10 @@ impl Plan {
         }
     }
 
-    /// Leaves out the sizes that are over the provider's limit; measures the limit when none is
-    /// left.
+    /// Removes the sizes above the provider's limit; measures the limit if none is left.
     ///
     /// # Errors
-    /// [`Error::Refused`], when the provider cannot do this at any size.
+    /// [`Error::InvalidRequest`] if the provider does not support the operation.
     pub async fn drop_oversized(&mut self) -> Result<()> {
         let limit = self.max_size(&self.discover_info().await?);
         self.sizes.retain(|size| *size <= limit);
@@ -210,11 +210,10 @@ impl Plan {
         }
     }
 
-    /// What a provider must be able to do: the operation, and what the two sides need to speak to
-    /// each other.
+    /// Returns the capabilities that are needed by the operation and by control messages.
     pub(super) fn caps(&self) -> Caps {
-        let talk = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
-        talk | self.op.caps()
+        let control = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
+        control | self.op.caps()
     }
 
     fn hints(&self) -> Hints {
@@ -224,25 +223,28 @@ impl Plan {
             .progress(self.progress.model())
     }
 
-    /// What the provider offers, if it can do this.
+    /// Returns the provider's offer.
+    ///
+    /// # Errors
+    /// [`Error::InvalidRequest`] if the provider cannot do this.
     pub(super) async fn discover_info(&self) -> Result<Info> {
         match discover(&self.hints().provider(&self.provider)).await {
             Ok(mut offers) => Ok(offers.swap_remove(0)),
-            Err(FabricError::NoMatch(none)) => {
-                let theirs = none
+            Err(FabricError::NoMatch(no_match)) => {
+                let mismatch = no_match
                     .mismatches
                     .iter()
                     .find(|refusal| refusal.provider == self.provider);
-                Err(self.invalid_request(&match theirs {
+                Err(self.invalid_request(&match mismatch {
                     Some(refusal) if refusal.attribute == "caps" => {
                         let names = refusal.asked.split(" | ").map(|name| format!("FI_{name}"));
                         format!(
-                            "the capability {} is missing",
+                            "missing capability {}",
                             names.collect::<Vec<_>>().join(" | ")
                         )
                     }
                     Some(refusal) => refusal.to_string(),
-                    None => none.to_string(),
+                    None => no_match.to_string(),
                 }))
             }
             Err(unknown @ FabricError::UnknownProvider { .. }) => {
@@ -260,7 +262,7 @@ impl Plan {
         ))
     }
 
-    /// A result of this plan without numbers.
+    /// Returns a result of this plan without figures.
     pub(super) fn empty_record(&self, size: usize) -> Record {
         Record {
             bench: name(self.bench),
@@ -273,7 +275,7 @@ impl Plan {
             runtime: name(self.runtime),
             window: match (self.bench, self.op) {
                 (Bench::Lat, _) => 1,
-                // Nothing is under way: the bytes are copied at once.
+                // Nothing is in flight: the bytes are copied at once.
                 (_, op) if op == BenchOp::Inject || op == BenchOp::Loan || op.is_one_sided() => 0,
                 _ => self.window,
             },

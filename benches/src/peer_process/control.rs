@@ -1,4 +1,4 @@
-//! What the two sides say to each other: JSON in tagged messages, beside what is measured.
+//! Control messages between the two processes: JSON in tagged messages, beside the measurement.
 
 use fabric_async::{Endpoint, FiAddr};
 use serde::Serialize;
@@ -6,15 +6,19 @@ use serde::de::DeserializeOwned;
 
 use crate::{Error, Result};
 
-/// The tag of what is said; measured messages have another, or none.
+/// The tag of control messages; measured messages have another, or none.
 const CONTROL_TAG: u64 = 0xc0;
 
-/// Says something.
+/// Sends a control message.
 ///
 /// # Errors
 /// The peer is gone.
-pub(crate) async fn send_control(ep: &Endpoint, peer: FiAddr, what: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_vec(what).map_err(|error| Error::Malformed {
+pub(crate) async fn send_control(
+    ep: &Endpoint,
+    peer: FiAddr,
+    message: &impl Serialize,
+) -> Result<()> {
+    let text = serde_json::to_vec(message).map_err(|error| Error::Malformed {
         origin: "the JSON writer".into(),
         text: error.to_string(),
     })?;
@@ -22,13 +26,13 @@ pub(crate) async fn send_control(ep: &Endpoint, peer: FiAddr, what: &impl Serial
     Ok(())
 }
 
-/// Waits for what this peer says, or for whoever speaks first.
+/// Waits for a control message of this peer, or of any peer.
 ///
 /// # Errors
-/// The peer is gone, or speaks another language.
+/// The peer is gone; [`Error::Malformed`].
 ///
 /// # Cancel safety
-/// Safe: what was said stays there.
+/// Safe: a message that arrives later is not lost.
 pub(crate) async fn recv_control<T: DeserializeOwned>(
     ep: &Endpoint,
     peer: Option<FiAddr>,
@@ -38,9 +42,9 @@ pub(crate) async fn recv_control<T: DeserializeOwned>(
         Some(peer) => receive.from(peer).await?,
         None => receive.await?,
     };
-    let said = serde_json::from_slice(&message).map_err(|_| Error::Malformed {
-        origin: "the other side".into(),
+    let content = serde_json::from_slice(&message).map_err(|_| Error::Malformed {
+        origin: "the peer process".into(),
         text: String::from_utf8_lossy(&message).into_owned(),
     })?;
-    Ok((message.source()?, said))
+    Ok((message.source()?, content))
 }

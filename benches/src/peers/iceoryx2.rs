@@ -1,7 +1,7 @@
-//! iceoryx2: two services that publish byte slices, one each way; both sides spin.
+//! iceoryx2: two services that publish byte slices, one for each direction; both sides spin.
 //!
-//! Its way is to write messages in place. Here each side copies its message in and publisher, as all
-//! others do.
+//! iceoryx2 is designed for messages written in place. Here each side copies its message in and
+//! out, as all other peers do.
 
 use std::fmt::Debug;
 use std::hint::spin_loop;
@@ -21,15 +21,15 @@ use crate::samples::TimeStamps;
 use crate::stop::Stop;
 use crate::{Error, Result, pin};
 
-/// The first byte of the messages that find the other side, of those that are measured, and of the
-/// last one. All but that are sent back.
+/// The first byte of discovery messages, of measured messages, and of the last message. All but the
+/// last are answered.
 const MSG_PROBE: u8 = 1;
 const MSG_PING: u8 = 2;
 const MSG_END: u8 = 0;
-/// How long to wait for the other side to be found, and between two tries.
+/// How long to wait for the discovery of the responder, and between two attempts.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 const DISCOVERY_INTERVAL: Duration = Duration::from_millis(1);
-/// How often to look for an answer before looking whether anybody is there to give it.
+/// Polls for a reply between two checks that the responder is alive.
 const POLLS_PER_CHECK: u64 = 1 << 16;
 
 /// iceoryx2.
@@ -45,8 +45,7 @@ impl BenchPeer for Iceoryx2 {
         None
     }
 
-    /// A message of no bytes has no first one, which says what it is for: its latency is not
-    /// measured.
+    /// The first byte of a message is its kind, so empty messages are not measured.
     fn supports(&self, case: &BenchCase) -> bool {
         (case.bench, case.op) == (Bench::Lat, BenchOp::Send) && case.size > 0
     }
@@ -73,15 +72,15 @@ impl BenchPeer for Iceoryx2 {
     }
 }
 
-/// One side: what it publishes, and what it receives.
+/// One side: a publisher and a subscriber.
 struct PubSub {
     publisher: Publisher<ipc::Service, [u8], ()>,
     subscriber: Subscriber<ipc::Service, [u8], ()>,
 }
 
 impl PubSub {
-    fn open(out: &str, back: &str, size: usize) -> Result<Self> {
-        // It warns that there is no configuration file; the defaults are what is measured.
+    fn open(tx_service: &str, rx_service: &str, size: usize) -> Result<Self> {
+        // iceoryx2 warns about a missing configuration file; the defaults are intended.
         set_log_level(LogLevel::Error);
         let node = NodeBuilder::new()
             .signal_handling_mode(SignalHandlingMode::Disabled)
@@ -94,11 +93,11 @@ impl PubSub {
                 .open_or_create()
                 .map_err(iceoryx2_error)
         };
-        let service_out = service(out)?;
+        let service_out = service(tx_service)?;
         let publisher = service_out.publisher_builder().initial_max_slice_len(size);
         Ok(Self {
             publisher: publisher.create().map_err(iceoryx2_error)?,
-            subscriber: service(back)?
+            subscriber: service(rx_service)?
                 .subscriber_builder()
                 .create()
                 .map_err(iceoryx2_error)?,
@@ -116,7 +115,7 @@ impl PubSub {
         Ok(())
     }
 
-    /// Looks for a message, copies it publisher, and says whether there was one.
+    /// Polls for a message and copies it out; returns whether there was one.
     fn try_receive(&self, buf: &mut Vec<u8>) -> Result<bool> {
         let sample = self.subscriber.receive().map_err(iceoryx2_error)?;
         Ok(sample.is_some_and(|sample| {
@@ -133,19 +132,19 @@ fn run_initiator(
     child: &mut ChildProcess,
     stop: &Stop,
 ) -> Result<RoundScheduler> {
-    let ends = PubSub::open(&format!("{name}/ping"), &format!("{name}/pong"), case.size)?;
-    let (find, ping) = (vec![MSG_PROBE; case.size], vec![MSG_PING; case.size]);
+    let pubsub = PubSub::open(&format!("{name}/ping"), &format!("{name}/pong"), case.size)?;
+    let (probe, ping) = (vec![MSG_PROBE; case.size], vec![MSG_PING; case.size]);
     let mut pong = Vec::with_capacity(case.size);
     let began = Instant::now();
     loop {
-        ends.send(&find)?;
+        pubsub.send(&probe)?;
         std::thread::sleep(DISCOVERY_INTERVAL);
-        if ends.try_receive(&mut pong)? {
+        if pubsub.try_receive(&mut pong)? {
             break;
         }
         stop.check()?;
         if child.has_ended() || began.elapsed() > DISCOVERY_TIMEOUT {
-            return Err(iceoryx2_error("nobody answers"));
+            return Err(iceoryx2_error("the responder does not reply"));
         }
     }
     let (mut rounds, mut stamps) = (
@@ -160,16 +159,16 @@ fn run_initiator(
         stamps.reserve(count as usize);
         stamps.begin();
         for _ in 0..count {
-            ends.send(&ping)?;
-            let mut looks = 0;
-            // What comes back late from finding each other is no answer.
-            while !(ends.try_receive(&mut pong)? && pong.first() == ping.first()) {
+            pubsub.send(&ping)?;
+            let mut polls = 0;
+            // A late reply to a discovery message is ignored.
+            while !(pubsub.try_receive(&mut pong)? && pong.first() == ping.first()) {
                 spin_loop();
-                looks += 1;
-                if looks % POLLS_PER_CHECK == 0 {
+                polls += 1;
+                if polls % POLLS_PER_CHECK == 0 {
                     stop.check()?;
                     if child.has_ended() {
-                        return Err(iceoryx2_error("nobody answers any more"));
+                        return Err(iceoryx2_error("the responder has ended"));
                     }
                 }
             }
@@ -177,26 +176,26 @@ fn run_initiator(
         }
         rounds.record_round(count, stamps.elapsed(), &stamps);
     }
-    ends.send(&[MSG_END])?;
+    pubsub.send(&[MSG_END])?;
     Ok(rounds)
 }
 
-/// The other side: answers what comes with as much, until the end is sent.
+/// Runs the responder: answers every message with one of the same size, until the last one.
 ///
 /// # Errors
 /// The services cannot be opened.
 pub fn echo_iceoryx2(name: &str, size: usize) -> Result<()> {
-    let ends = PubSub::open(&format!("{name}/pong"), &format!("{name}/ping"), size)?;
+    let pubsub = PubSub::open(&format!("{name}/pong"), &format!("{name}/ping"), size)?;
     println!("listening on {name}");
     let (mut ping, pong) = (Vec::with_capacity(size), vec![7; size]);
     loop {
-        while !ends.try_receive(&mut ping)? {
+        while !pubsub.try_receive(&mut ping)? {
             spin_loop();
         }
         if ping.first() == Some(&MSG_END) {
             return Ok(());
         }
-        ends.send(&pong)?;
+        pubsub.send(&pong)?;
     }
 }
 

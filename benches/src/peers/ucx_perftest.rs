@@ -1,5 +1,5 @@
 //! UCX over shared memory, by its own program `ucx_perftest`: tagged and active messages of its
-//! protocol layer, and the one-sided operations of its transport.
+//! protocol layer (UCP), and the one-sided operations of its transport layer (UCT).
 
 use std::process::Command;
 use std::time::Duration;
@@ -11,15 +11,15 @@ use crate::stop::Stop;
 use crate::{Error, Result};
 
 const PROGRAM: &str = "ucx_perftest";
-/// The unit of its bandwidth.
+/// The unit in which it prints bandwidth.
 const MEGABYTE: f64 = 1024.0 * 1024.0;
 
-/// UCX, by one of its ways to pass messages.
+/// UCX, with one of its message interfaces.
 #[derive(Debug)]
 pub struct UcxPerftest {
     name: &'static str,
     op_name: &'static str,
-    /// Its tests of messages: half round trips, and streams.
+    /// Its tests of messages: latency, and streams.
     test_names: [&'static str; 2],
     has_one_sided: bool,
 }
@@ -32,7 +32,7 @@ impl UcxPerftest {
         test_names: ["tag_lat", "tag_bw"],
         has_one_sided: true,
     };
-    /// Active messages: no tag is matched, a function is called.
+    /// Active messages: a handler is called instead of matching a tag.
     pub const AM: Self = Self {
         name: "ucx_perftest am",
         op_name: "am",
@@ -40,8 +40,7 @@ impl UcxPerftest {
         has_one_sided: false,
     };
 
-    /// Its test for this, and how many operations are in one that it counts. Messages go through
-    /// its protocol layer, one-sided operations straight to the transport.
+    /// Returns the test for a case, and how many operations one iteration consists of.
     fn test_for(&self, case: &BenchCase) -> Option<(&'static str, u32)> {
         let [lat, bw] = self.test_names;
         match (case.op, case.bench) {
@@ -72,10 +71,10 @@ impl BenchPeer for UcxPerftest {
     fn measure(&self, case: &BenchCase, stop: &Stop) -> Result<Record> {
         let Some((test, trips)) = self.test_for(case) else {
             return Err(Error::InvalidRequest(format!(
-                "{PROGRAM} has no test for this"
+                "{PROGRAM} has no test for this operation"
             )));
         };
-        let transport = case.op.is_one_sided();
+        let is_one_sided = case.op.is_one_sided();
         let count = case.estimate_count(trips * Duration::from_nanos(400 + case.size as u64 / 4));
         let build = |port: u16, server: bool| {
             let mut command = Command::new(PROGRAM);
@@ -83,7 +82,7 @@ impl BenchPeer for UcxPerftest {
                 .env("UCX_TLS", "shm,self")
                 .env("UCX_LOG_LEVEL", "error");
             command.args(["-v", "-p", &port.to_string()]);
-            if transport {
+            if is_one_sided {
                 command.args(["-d", "memory", "-x", "posix"]);
             }
             if !server {
@@ -105,7 +104,7 @@ impl BenchPeer for UcxPerftest {
             text,
         })?;
         let mut record = Record {
-            op: if transport {
+            op: if is_one_sided {
                 name(case.op)
             } else {
                 self.op_name.into()
@@ -133,7 +132,7 @@ struct PerftestRow {
     msgs_per_s: f64,
 }
 
-/// The last line of numbers, under the titles that the program gives them.
+/// Parses the last line of figures, by the column titles.
 fn parse_output(text: &str) -> Option<PerftestRow> {
     let titles: Vec<_> = text
         .lines()
@@ -167,7 +166,8 @@ mod tests {
 
     #[test]
     fn ucx_perftest_output_is_parsed() {
-        let text = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n\
+        let text = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,\
+                    avg_mr,overall_mr\n\
                     20000,0.347,0.406,0.406,150.26,150.26,2461843,2461843\n";
         let row = parse_output(text).expect("a row");
         assert!((row.p50_ns - 347.0).abs() < 1e-6 && (row.mean_ns - 406.0).abs() < 1e-6);

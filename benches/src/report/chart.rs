@@ -1,4 +1,4 @@
-//! Lines over two axes.
+//! Line charts.
 
 use std::fmt::Write;
 
@@ -11,20 +11,20 @@ const LEFT: f64 = 66.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 34.0;
-/// Room for a name below the axis.
+/// Width of a label below the axis.
 const LABEL_WIDTH: f64 = 46.0;
 
-/// Lines, and what is known of the floor. Values have a place on powers of ten.
+/// A line chart. The vertical axis is logarithmic.
 pub(super) struct Chart {
     lines: Vec<ChartLine>,
     floor: Vec<(f64, f64)>,
-    /// Values in words.
+    /// Formats a value.
     format_value: fn(f64) -> String,
-    /// Whether places along the bottom are powers.
+    /// Whether the horizontal axis is logarithmic.
     log_x: bool,
 }
 
-/// A line through places that have names.
+/// A line through labelled points.
 pub(super) struct ChartLine {
     pub(super) label: String,
     pub(super) colour: usize,
@@ -33,8 +33,8 @@ pub(super) struct ChartLine {
 }
 
 impl Chart {
-    /// Of these lines and this floor, what has a place: no bytes per second, as messages of no size
-    /// have, are not drawn.
+    /// Creates a chart of the values that can be plotted on a logarithmic axis: empty messages have
+    /// no bytes per second.
     pub(super) fn new(
         lines: impl Iterator<Item = ChartLine>,
         mut floor: Vec<(f64, f64)>,
@@ -55,8 +55,8 @@ impl Chart {
         }
     }
 
-    /// The picture with its numbers; `None` without lines.
-    pub(super) fn figure(&self, title: &str, text: &str) -> Option<ReportFigure> {
+    /// Renders the chart with its table; `None` without lines.
+    pub(super) fn figure(&self, title: &str, caption: &str) -> Option<ReportFigure> {
         if self.lines.is_empty() {
             return None;
         }
@@ -81,7 +81,7 @@ impl Chart {
         });
         Some(ReportFigure {
             title: title.to_owned(),
-            caption: text.to_owned(),
+            caption: caption.to_owned(),
             legend: self
                 .lines
                 .iter()
@@ -95,10 +95,10 @@ impl Chart {
     }
 
     fn svg(&self, title: &str, names: &[(f64, String)]) -> String {
-        // A size of 0 has no logarithm; it stands where 1 does.
-        let least = |x: f64| if self.log_x { x.max(1.0) } else { x };
+        // A size of 0 has no logarithm, and is drawn at 1.
+        let clamped = |x: f64| if self.log_x { x.max(1.0) } else { x };
         let x = Scale::from_values(
-            names.iter().map(|(x, _)| least(*x)),
+            names.iter().map(|(x, _)| clamped(*x)),
             (LEFT, WIDTH - RIGHT),
             self.log_x,
         )
@@ -128,16 +128,16 @@ impl Chart {
                 (self.format_value)(tick)
             );
         }
-        let mut free = f64::NEG_INFINITY;
-        for (place, name) in names {
-            let at = x.position(least(*place));
+        let mut next_free = f64::NEG_INFINITY;
+        for (x_value, name) in names {
+            let at = x.position(clamped(*x_value));
             let _ = write!(
                 svg,
                 "<path class=\"tick\" d=\"M{at:.1} {:.1}v5\"/>",
                 HEIGHT - BOTTOM
             );
-            if at - LABEL_WIDTH / 2.0 >= free {
-                free = at + LABEL_WIDTH / 2.0;
+            if at - LABEL_WIDTH / 2.0 >= next_free {
+                next_free = at + LABEL_WIDTH / 2.0;
                 let _ = write!(
                     svg,
                     "<text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
@@ -153,9 +153,9 @@ impl Chart {
             WIDTH - RIGHT
         );
         let path = |points: &mut dyn Iterator<Item = (f64, f64)>| {
-            let places = points
-                .map(|(px, py)| format!("{:.1} {:.1}", x.position(least(px)), y.position(py)));
-            places.collect::<Vec<_>>().join("L")
+            let positions = points
+                .map(|(px, py)| format!("{:.1} {:.1}", x.position(clamped(px)), y.position(py)));
+            positions.collect::<Vec<_>>().join("L")
         };
         if !self.floor.is_empty() {
             let _ = write!(
@@ -164,25 +164,25 @@ impl Chart {
                 path(&mut self.floor.iter().copied())
             );
         }
-        // Ours last, on top of the others.
-        for strong in [false, true] {
+        // The fabric's lines are drawn last, on top of the others.
+        for is_emphasized in [false, true] {
             for line in self
                 .lines
                 .iter()
-                .filter(|line| line.is_emphasized == strong)
+                .filter(|line| line.is_emphasized == is_emphasized)
             {
-                let class = if strong { "line strong" } else { "line" };
-                let places = path(&mut line.points.iter().map(|(px, _, py)| (*px, *py)));
+                let class = if is_emphasized { "line strong" } else { "line" };
+                let positions = path(&mut line.points.iter().map(|(px, _, py)| (*px, *py)));
                 let _ = write!(
                     svg,
-                    "<path class=\"{class} c{}\" d=\"M{places}\"/>",
+                    "<path class=\"{class} c{}\" d=\"M{positions}\"/>",
                     line.colour % 8
                 );
                 for (px, name, py) in &line.points {
                     let title = format!("{}, {name}: {}", line.label, (self.format_value)(*py));
                     svg += &marker(
                         line.colour,
-                        (x.position(least(*px)), y.position(*py)),
+                        (x.position(clamped(*px)), y.position(*py)),
                         &title,
                     );
                 }

@@ -1,11 +1,11 @@
-//! The soak: everything an endpoint can do, mixed, for a long time; in the end every message is
-//! accounted for, and memory has not grown.
+//! The soak: all operations of an endpoint, mixed, for a long time. In the end every message must
+//! be accounted for, and memory must not have grown.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `near` | the side that does it |
-//! | `far` | the side it is done to, and that keeps the book |
-//! | `book` | which messages have come |
+//! | `sender` | the side that posts the operations |
+//! | `receiver` | the side that receives and keeps the ledger |
+//! | `ledger` | which messages have arrived |
 
 mod ledger;
 mod receiver;
@@ -25,102 +25,107 @@ use crate::size::Size;
 use crate::stop::Stop;
 use crate::{Error, Result, progress_bar};
 
-/// What the near side asks the far one.
+/// A request of the sender.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum SoakRequest {
-    /// Where is your memory?
+    /// Send the remote region.
     GetRegion,
-    /// How is it going?
+    /// Send the status.
     GetStatus,
-    /// That was all, so many messages and so many additions: wait for those that are missing.
+    /// Everything was sent: wait for the rest of so many messages, then send the status.
     End { messages: u64, added: u64 },
 }
 
-/// What the far side has found.
+/// What the receiver has counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct SoakStatus {
-    /// Different messages that have come.
+    /// Distinct messages that have arrived.
     received: u64,
-    /// Messages that came once more.
+    /// Messages that arrived again.
     duplicates: u64,
-    /// Messages whose bytes are not those that were sent.
+    /// Messages whose bytes differ from those sent.
     corrupted: u64,
-    /// Additions to the counter.
+    /// Value of the counter that atomics increment.
     added: u64,
-    /// Memory of the process, in bytes.
+    /// Resident memory of the process, in bytes.
     memory: u64,
 }
 
-/// Memory may grow by so much between the second quarter of the time and its end: what allocators
-/// and page tables do.
+/// How much memory may grow between the second quarter of the time and its end, for allocators and
+/// page tables.
 const MAX_MEMORY_GROWTH: u64 = 16 << 20;
 
-/// What the near side has done and seen.
+/// What the sender has done and measured.
 #[derive(Debug, Default)]
 struct SoakTotals {
     messages: u64,
     bytes: u64,
     added: u64,
-    /// Memory of both sides, from time to time.
+    /// Memory of both sides, sampled regularly.
     local_memory: Vec<u64>,
     remote_memory: Vec<u64>,
     last_status: SoakStatus,
 }
 
-/// Soaks a provider for so long.
+/// Soaks a provider for this long.
 ///
 /// # Errors
-/// A message is missing, came twice or was damaged; memory grew; the other side died.
+/// [`Error::InvalidRequest`] if a message is missing, duplicated or corrupted, or memory has grown;
+/// [`Error::ProcessDied`] if the receiver died.
 pub fn soak(provider: &str, time: Duration, stop: &Stop) -> Result<()> {
     let hints = Hints::new()
         .provider(provider)
         .caps(Caps::MSG | Caps::TAGGED | Caps::RMA | Caps::ATOMIC);
     RuntimeKind::Current.run(async move { Ok(discover(&hints).await.map(drop)?) })?;
     let mut command = current_program()?;
-    command.args(["soak-far", "--listen", &format!("{provider}://")]);
-    let (mut child, at) = ChildProcess::start("the other side", command)?;
-    let near = sender::run_sender(provider.to_owned(), at, time, stop.clone());
-    let done = RuntimeKind::Current.run(near);
+    command.args(["soak-receiver", "--listen", &format!("{provider}://")]);
+    let (mut child, address) = ChildProcess::start("the receiver", command)?;
+    let sender = sender::run_sender(provider.to_owned(), address, time, stop.clone());
+    let totals = RuntimeKind::Current.run(sender);
     progress_bar::clear();
-    let done = done.map_err(|error| child.or_death_error(error))?;
+    let totals = totals.map_err(|error| child.or_death_error(error))?;
     let seconds = time.as_secs_f64();
     print(&format!(
         "{} messages and writes with data, {} in all, {} atomic additions, in {seconds:.0} s",
-        done.messages,
-        Size(usize::try_from(done.bytes >> 20 << 20).unwrap_or(usize::MAX)),
-        done.added,
+        totals.messages,
+        Size(usize::try_from(totals.bytes >> 20 << 20).unwrap_or(usize::MAX)),
+        totals.added,
     ))?;
     let SoakStatus {
         received,
-        duplicates: twice,
-        corrupted: damaged,
+        duplicates,
+        corrupted,
         added,
         ..
-    } = done.last_status;
+    } = totals.last_status;
     print(&format!(
-        "received {received}, twice {twice}, damaged {damaged}, additions counted {added}"
+        "received {received}, duplicated {duplicates}, corrupted {corrupted}, additions counted \
+         {added}"
     ))?;
-    let (here, there) = (
-        memory_growth(&done.local_memory),
-        memory_growth(&done.remote_memory),
+    let (local_growth, remote_growth) = (
+        memory_growth(&totals.local_memory),
+        memory_growth(&totals.remote_memory),
     );
     print(&format!(
-        "memory: {} here, {} there",
-        format_memory(&done.local_memory),
-        format_memory(&done.remote_memory)
+        "memory of the sender: {}; of the receiver: {}",
+        format_memory(&totals.local_memory),
+        format_memory(&totals.remote_memory)
     ))?;
-    let whole = (received, twice, damaged, added) == (done.messages, 0, 0, done.added);
-    let flat = here.max(there) <= MAX_MEMORY_GROWTH;
-    match (whole, flat) {
-        (true, true) => print("every message is accounted for, and memory is flat"),
+    let all_arrived =
+        (received, duplicates, corrupted, added) == (totals.messages, 0, 0, totals.added);
+    let is_flat = local_growth.max(remote_growth) <= MAX_MEMORY_GROWTH;
+    match (all_arrived, is_flat) {
+        (true, true) => print("every message is accounted for, and memory has not grown"),
         (false, _) => Err(Error::InvalidRequest(
-            "messages are missing, came twice or are damaged".into(),
+            "messages are missing, duplicated or corrupted".into(),
         )),
-        (_, false) => Err(Error::InvalidRequest("memory has grown".into())),
+        (_, false) => Err(Error::InvalidRequest(
+            "memory has grown by more than 16 MiB".into(),
+        )),
     }
 }
 
-/// By how much memory grew from the second quarter of the time on.
+/// Returns how much memory grew from the second quarter of the time on.
 fn memory_growth(samples: &[u64]) -> u64 {
     let quarter = samples.len() / 4;
     let before = samples
@@ -139,7 +144,7 @@ fn format_memory(samples: &[u64]) -> String {
     )
 }
 
-/// Memory of this process, in bytes.
+/// Returns the resident memory of this process, in bytes.
 fn resident_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: Option<u64> = text.split(' ').nth(1).and_then(|pages| pages.parse().ok());

@@ -1,4 +1,4 @@
-//! The side that sends, lends, writes and adds.
+//! The side that posts sends, loans, writes and atomics.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,20 +12,20 @@ use crate::peer_process::control::{recv_control, send_control};
 use crate::stop::Stop;
 use crate::{Result, progress_bar};
 
-/// Operations that may be under way.
+/// Operations in flight.
 const WINDOW: usize = 16;
 
 pub(super) async fn run_sender(
     provider: String,
-    at: String,
+    address: String,
     time: Duration,
     stop: Stop,
 ) -> Result<SoakTotals> {
     let ep = Endpoint::bind(&format!("{provider}://")[..]).await?;
-    let peer = ep.add_peer(&at[..]).await?;
+    let peer = ep.add_peer(&address[..]).await?;
     send_control(&ep, peer, &SoakRequest::GetRegion).await?;
     let remote = RemoteRegion::from_bytes(&recv_control::<Vec<u8>>(&ep, Some(peer)).await?.1)?;
-    let mut near = SoakSender {
+    let mut sender = SoakSender {
         ep,
         peer,
         remote,
@@ -33,23 +33,24 @@ pub(super) async fn run_sender(
         rng_state: 1,
         totals: SoakTotals::default(),
     };
-    let (began, every) = (Instant::now(), time / 40);
-    let mut next = every;
+    let (began, interval) = (Instant::now(), time / 40);
+    let mut next = interval;
     while began.elapsed() < time && !stop.raised() {
         for _ in 0..64 {
-            near.run_random_op().await?;
+            sender.run_random_op().await?;
         }
         if began.elapsed() >= next {
-            next += every;
-            near.sample_memory(began.elapsed().as_secs_f64() / time.as_secs_f64())
+            next += interval;
+            sender
+                .sample_memory(began.elapsed().as_secs_f64() / time.as_secs_f64())
                 .await?;
         }
     }
-    near.wait_in_flight(0).await?;
-    let (messages, added) = (near.totals.messages, near.totals.added);
-    send_control(&near.ep, peer, &SoakRequest::End { messages, added }).await?;
-    near.totals.last_status = recv_control::<SoakStatus>(&near.ep, Some(peer)).await?.1;
-    Ok(near.totals)
+    sender.wait_in_flight(0).await?;
+    let (messages, added) = (sender.totals.messages, sender.totals.added);
+    send_control(&sender.ep, peer, &SoakRequest::End { messages, added }).await?;
+    sender.totals.last_status = recv_control::<SoakStatus>(&sender.ep, Some(peer)).await?.1;
+    Ok(sender.totals)
 }
 
 struct SoakSender {
@@ -70,13 +71,13 @@ impl SoakSender {
         (self.rng_state >> 33) % limit
     }
 
-    /// A length: mostly short, sometimes long.
+    /// Returns a random length, mostly short.
     fn random_len(&mut self) -> usize {
         let limit = [100, 100, 9000, 100_000, 400_000][self.random_below(5) as usize];
         HEADER_LEN + self.random_below(limit) as usize
     }
 
-    /// One operation of some kind.
+    /// Posts a random operation.
     async fn run_random_op(&mut self) -> Result<()> {
         self.wait_in_flight(WINDOW).await?;
         let (number, kind, len) = (
@@ -97,8 +98,8 @@ impl SoakSender {
                 ep.lend(peer, loan).await.map_err(|failed| failed.error)?;
             }
             1 => {
-                let place = self.remote.at(8 * (number % WRITE_SLOTS));
-                ep.write(peer, place, number.to_le_bytes().to_vec())
+                let slot = self.remote.at(8 * (number % WRITE_SLOTS));
+                ep.write(peer, slot, number.to_le_bytes().to_vec())
                     .data(number)
                     .await?;
             }
@@ -109,7 +110,8 @@ impl SoakSender {
                 return Ok(());
             }
             3 => {
-                // What is taken back, or only looked for, leaves nothing.
+                // Operations that are canceled before they are posted, or have no effect on the
+                // receiver.
                 drop(ep.recv().tag(1).start()?);
                 drop(ep.send(peer, "never posted"));
                 drop(ep.reserve(peer).await?);
@@ -136,7 +138,7 @@ impl SoakSender {
                 } else {
                     request
                 };
-                // Dropped or awaited, it arrives.
+                // The message arrives whether the operation is dropped or awaited.
                 match request.start() {
                     Ok(operation) if kind == 5 => drop(operation),
                     Ok(operation) => self.in_flight.push_back(operation),
@@ -158,9 +160,9 @@ impl SoakSender {
         Ok(())
     }
 
-    /// Waits until no more than so many operations are under way.
-    async fn wait_in_flight(&mut self, most: usize) -> Result<()> {
-        while self.in_flight.len() > most {
+    /// Waits until at most `most` operations are in flight.
+    async fn wait_in_flight(&mut self, limit: usize) -> Result<()> {
+        while self.in_flight.len() > limit {
             if let Some(operation) = self.in_flight.pop_front() {
                 operation.await?;
             }
@@ -168,7 +170,7 @@ impl SoakSender {
         Ok(())
     }
 
-    /// Looks at the memory of both sides.
+    /// Samples the memory of both sides.
     async fn sample_memory(&mut self, part: f64) -> Result<()> {
         send_control(&self.ep, self.peer, &SoakRequest::GetStatus).await?;
         let status: SoakStatus = recv_control(&self.ep, Some(self.peer)).await?.1;

@@ -1,16 +1,16 @@
-//! What the offers of these providers have in common.
+//! Parts that the offers of these providers have in common.
 
 use fabric_core::flags::{Caps, MrMode, OpFlags};
 use fabric_core::info::{AvType, EpType, Info, Version};
 
-/// Endpoints, queues, counters and contexts a domain serves well: advice, nothing depends on it.
+/// Number of endpoints, queues, counters and contexts that a domain serves well: advice, no limit.
 const ADVISED_OBJECT_COUNT: usize = 1024;
-/// Sends of an endpoint that may be outstanding, and receives that may be posted.
+/// Outstanding sends, and posted receives, of an endpoint.
 const DEFAULT_QUEUE_SIZE: usize = 1024;
-/// Buffers of a vector: far below where walking them would be felt.
+/// Buffers of one vectored operation: far below where walking them would cost noticeable time.
 const IOV_LIMIT: usize = 64;
 
-/// An offer of messages, of a provider whose fabric and domain have its name.
+/// Returns an offer of messages, of a provider whose fabric and domain have its name.
 pub(super) fn base_info(provider: &str, caps: Caps) -> Info {
     let mut info = Info::template(provider, provider, provider);
     info.fabric.provider_version = Version::new(0, 1);
@@ -32,7 +32,7 @@ pub(super) fn base_info(provider: &str, caps: Caps) -> Info {
     info
 }
 
-/// An offer of reliable messages that can have tags, and of memory that peers reach.
+/// Returns an offer of reliable, optionally tagged messages, and of one-sided operations.
 pub(super) fn reliable_info(provider: &str, caps: Caps) -> Info {
     let receives = Caps::DIRECTED_RECV | Caps::MULTI_RECV | Caps::TAGGED_MULTI_RECV;
     let memory = Caps::RMA | Caps::ATOMIC | Caps::RMA_DIRECTIONS | Caps::RMA_EVENT;

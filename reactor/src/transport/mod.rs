@@ -1,5 +1,5 @@
-//! The registry of providers. Adding one touches its folder, this list, and the names of schemes
-//! and protocols in `fabric-core` (`address.rs`, `info/level.rs`).
+//! The registry of transports. A new one needs a folder here, an entry in `TRANSPORTS`, and its
+//! scheme and protocol names in `fabric-core` (`address.rs`, `info/level.rs`).
 
 pub(crate) mod fork_guard;
 mod info_templates;
@@ -20,16 +20,16 @@ static TRANSPORTS: [&dyn Transport; 4] = [
     &SimTransport,
 ];
 
-/// Every provider, best first.
+/// Returns every transport, the preferred one first.
 #[must_use]
 pub fn all() -> &'static [&'static dyn Transport] {
     &TRANSPORTS
 }
 
-/// The provider of this name.
+/// Returns the transport of the provider with this name.
 ///
 /// # Errors
-/// [`Error::UnknownProvider`], which names those that exist.
+/// [`Error::UnknownProvider`], which lists the existing names.
 pub fn by_name(name: &str) -> Result<&'static dyn Transport> {
     TRANSPORTS
         .into_iter()

@@ -1,4 +1,4 @@
-//! Sockets of the internet, as the providers that use them make them.
+//! Internet sockets, shared by the transports tcp and udp.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
@@ -13,16 +13,19 @@ use rustix::net::sockopt::{
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-/// What is set on the sockets of an endpoint.
+/// The socket options of an endpoint.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SocketConfig {
     pub(super) options: SocketOptions,
-    /// The code point of its traffic class, if it has one.
+    /// The DSCP of the traffic class, if there is one.
     dscp: Option<u8>,
 }
 
 impl SocketConfig {
-    /// That of an endpoint with this offer.
+    /// Returns the configuration of an endpoint with this info.
+    ///
+    /// # Errors
+    /// The traffic class has no valid code point.
     pub(super) fn from_info(options: &SocketOptions, info: &Info) -> Result<Self> {
         let class = info.tx.tclass.or(info.domain.tclass);
         Ok(Self {
@@ -31,8 +34,8 @@ impl SocketConfig {
         })
     }
 
-    /// Sets what is to be set before a socket is bound or connected; what a listener accepts
-    /// inherits it.
+    /// Sets the options that must be set before a socket is bound or connected; accepted sockets
+    /// inherit those of the listener.
     pub(super) fn apply(&self, socket: impl AsFd, at: SocketAddr) -> Result<(), Errno> {
         let socket = socket.as_fd();
         if let Some(bytes) = self.options.send_buffer {
@@ -42,15 +45,15 @@ impl SocketConfig {
             set_socket_recv_buffer_size(socket, bytes)?;
         }
         match self.dscp {
-            // The two lower bits tell of congestion, and are the kernel's.
+            // The two lower bits are ECN, which belongs to the kernel.
             Some(dscp) if at.is_ipv4() => set_ip_tos(socket, dscp << 2),
             Some(dscp) => set_ipv6_tclass(socket, u32::from(dscp) << 2),
             None => Ok(()),
         }
     }
 
-    /// Opens something at this address; where that leaves the port open, at the first free one of
-    /// those that are allowed.
+    /// Opens something at this address; with port 0 and a configured port range, at the first free
+    /// port of the range, beginning at a random one.
     pub(super) fn bind_in_port_range<T>(
         &self,
         at: SocketAddr,
@@ -72,7 +75,7 @@ impl SocketConfig {
     }
 }
 
-/// A socket that never blocks, of the family of this address.
+/// Opens a non-blocking socket of the family of this address.
 pub(super) fn open_socket(at: SocketAddr, kind: SocketType) -> Result<OwnedFd, Errno> {
     let family = if at.is_ipv4() {
         AddressFamily::INET
@@ -92,13 +95,13 @@ pub(super) fn bind(socket: impl AsFd, scheme: Scheme, at: SocketAddr) -> Result<
     rustix::net::bind(socket, &at).map_err(addr_error("bind", scheme, at))
 }
 
-/// Where a socket is bound, which tells the port when 0 was asked for.
+/// Returns the address a socket is bound to, with the port that the kernel chose for port 0.
 pub(super) fn local_addr(socket: impl AsFd) -> Result<SocketAddr> {
     let name = rustix::net::getsockname(socket).and_then(SocketAddr::try_from);
     name.map_err(|errno| Error::os("getsockname", errno.raw_os_error()))
 }
 
-/// What it means that a call which takes an address was refused.
+/// Returns the conversion of an `errno` of a call that takes an address.
 pub(super) fn addr_error(
     call: &'static str,
     scheme: Scheme,
@@ -108,7 +111,7 @@ pub(super) fn addr_error(
         (Errno::ADDRINUSE, Ok(at)) => Error::AddressInUse(at),
         (Errno::ADDRNOTAVAIL, Ok(at)) => Error::BadAddress {
             text: at.to_string(),
-            why: "no interface of this machine has it",
+            why: "no interface of this machine has this address",
         },
         (errno, _) => Error::os(call, errno.raw_os_error()),
     }

@@ -1,4 +1,9 @@
-//! How connections decide how fast they may send.
+//! Congestion control.
+//!
+//! Machines whose default is `bbr` pace what they send by what they measure. Through the loopback
+//! that costs half of the bandwidth, and there is no other traffic to be fair to. So connections
+//! inside the machine use `reno`, which is compiled into every Linux and may be chosen without
+//! privileges; `cubic` may not. Without losses the two behave alike.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -10,7 +15,11 @@ use rustix::net::sockopt::set_tcp_congestion;
 
 use crate::transport::net::{SocketConfig, open_socket};
 
-/// Whether options can be set here, which is known before there is a connection.
+/// Checks on a throw-away socket that the configured algorithm can be set, before there is a
+/// connection.
+///
+/// # Errors
+/// [`Error::Invalid`] if the kernel does not have the algorithm or the process may not choose it.
 pub(super) fn validate(options: &SocketOptions) -> Result<()> {
     let Some(name) = &options.congestion_control else {
         return Ok(());
@@ -20,9 +29,12 @@ pub(super) fn validate(options: &SocketOptions) -> Result<()> {
         .map_err(|errno| Error::os("socket", errno.raw_os_error()))?;
     set_tcp_congestion(&socket, name).map_err(|errno| {
         let why = match errno {
-            Errno::NOENT => format!("this kernel has no {name:?}"),
+            Errno::NOENT => format!("the kernel does not have {name:?}"),
             Errno::PERM => {
-                format!("{name:?} takes a right, or a place among tcp_allowed_congestion_control")
+                format!(
+                    "{name:?} needs CAP_NET_ADMIN, or an entry in \
+                     net.ipv4.tcp_allowed_congestion_control"
+                )
             }
             errno => format!("{name:?}: {errno}"),
         };
@@ -33,17 +45,18 @@ pub(super) fn validate(options: &SocketOptions) -> Result<()> {
     })
 }
 
-/// Chooses for a connection between these two.
+/// Sets the algorithm of a connection from `here` to `there`: the configured one, or for a
+/// connection inside this machine [`SocketOptions::LOCAL_CONGESTION_CONTROL`].
 pub(super) fn set_algorithm(
     socket: impl AsFd,
     (here, there): (SocketAddr, SocketAddr),
-    tuning: &SocketConfig,
+    config: &SocketConfig,
 ) -> Result<(), Errno> {
-    match &tuning.options.congestion_control {
+    match &config.options.congestion_control {
         Some(name) => set_tcp_congestion(socket, name),
         None => {
             if there.ip().is_loopback() || here.ip() == there.ip() {
-                // Without it the connection is slower, and no worse.
+                // Without it the connection is slower, but correct.
                 let _ = set_tcp_congestion(socket, SocketOptions::LOCAL_CONGESTION_CONTROL);
             }
             Ok(())

@@ -1,9 +1,25 @@
-//! Attempts to connect: one place that begins them, and two ways behind it.
+//! Attempts to connect: one place that begins them, with `connect(2)` or io_uring behind it.
 //!
-//! By the call: epoll tells what has become of it, and the clock of the endpoint ends it. Or by the
-//! ring, which has the time of the attempt as well, so that neither is needed before there is a
-//! connection. What cannot be done by the ring, or is disturbed there, is done by the call, which
-//! goes on with what was begun.
+//! With `connect(2)`, epoll reports the outcome and the endpoint's timer enforces the deadline.
+//! With io_uring, connect is an SQE linked to a timeout SQE, submitted at once: the kernel enforces
+//! the deadline, and until there is a connection its socket is in no epoll set and the timer is not
+//! armed. The deadline covers the whole handshake, of which the peer's reply is the larger part, so
+//! the timer covers the handshake that follows with the remaining time. An attempt knows which of
+//! the two enforces its deadline, and both end it with the same result.
+//!
+//! An attempt that fails before anything was sent fails in the call that posts, as `connect(2)`
+//! does: completions are read as soon as the SQEs are submitted.
+//!
+//! The kernel does nothing more for the operations of a thread that has ended. When the peer
+//! replies, such a connect ends with `ECANCELED`; when the timeout fires, the timeout ends without
+//! ending the connect. So an attempt whose timeout SQE ended without firing is canceled from here.
+//! One that was ended by something else is retried once with `connect(2)` on the same socket, under
+//! the timer. An attempt for which the submission queue has no room, or that cannot be submitted,
+//! uses `connect(2)` too. Under manual progress the kernel's completion may wait for a thread that
+//! computes, as received data do; `connect(2)` has no such condition.
+//!
+//! It saves hardly a call, and no time: two `epoll_ctl` less and one `read` of the eventfd more per
+//! connection.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,8 +32,8 @@ use rustix::io::Errno;
 use super::socket::TcpSocket;
 use crate::uring::{OpId, SharedUring, TimedOutcome};
 
-/// From where an attempt is made; who is told what has become of it, and with which token; and
-/// where it is made, unless by the call.
+/// The surroundings of an attempt: the local address, the wait set and token that report the
+/// outcome, and the io_uring instance, if that is the backend.
 pub(super) struct ConnectContext<'a> {
     pub(super) local_addr: SocketAddr,
     pub(super) wait_set: &'a Arc<dyn WaitSet>,
@@ -25,163 +41,163 @@ pub(super) struct ConnectContext<'a> {
     pub(super) uring: Option<&'a SharedUring>,
 }
 
-/// An attempt.
+/// An attempt to connect.
 pub(super) struct ConnectAttempt {
     peer_addr: SocketAddr,
     uring_connect: Option<UringConnect>,
 }
 
-/// What the ring says of one.
+/// The outcome of a connect in io_uring.
 pub(super) enum ConnectEvent {
-    /// There may be a connection: the socket knows.
+    /// The connect has completed; the socket knows whether it is connected.
     Completed,
     Failed(Errno),
-    /// Nobody has answered in time.
+    /// The linked timeout has fired.
     TimedOut,
-    /// It goes on by the call.
+    /// The attempt continues with `connect(2)`.
     FellBack,
-    /// It would, but cannot be watched.
+    /// The attempt would continue with `connect(2)`, but the socket cannot be watched.
     WatchFailed,
 }
 
 impl ConnectAttempt {
-    /// Begins to connect a socket with a peer.
+    /// Starts to connect a socket to a peer.
     ///
     /// # Errors
-    /// What is known at once.
+    /// Failures that are known at once, before anything was sent.
     pub(super) fn start(
         socket: &mut TcpSocket,
         (name, to): (&Address, SocketAddr),
-        until: Instant,
-        ways: &ConnectContext<'_>,
+        deadline: Instant,
+        context: &ConnectContext<'_>,
     ) -> Result<Self> {
-        let failed = |errno| connect_error(ways.local_addr, (name, to), errno);
-        let in_ring = match ways.uring {
-            Some(ring) => {
-                UringConnect::start(ring, socket, to, until, ways.token).map_err(failed)?
+        let failed = |errno| connect_error(context.local_addr, (name, to), errno);
+        let uring_connect = match context.uring {
+            Some(uring) => {
+                UringConnect::start(uring, socket, to, deadline, context.token).map_err(failed)?
             }
             None => None,
         };
-        if in_ring.is_none() {
-            connect_syscall(socket, to, ways.wait_set, ways.token)?.map_err(failed)?;
+        if uring_connect.is_none() {
+            connect_syscall(socket, to, context.wait_set, context.token)?.map_err(failed)?;
         }
         Ok(Self {
             peer_addr: to,
-            uring_connect: in_ring,
+            uring_connect,
         })
     }
 
-    /// Whether the ring has it, and its time.
+    /// Whether io_uring connects, and enforces the deadline.
     pub(super) fn is_in_uring(&self) -> bool {
         self.uring_connect.is_some()
     }
 
-    /// The ring says something; nothing if that is of another attempt.
+    /// Handles a completion of io_uring; `None` if the completion is of another attempt.
     pub(super) fn on_uring_completion(
         &mut self,
         socket: &mut TcpSocket,
-        (ticket, ended): (OpId, TimedOutcome),
-        (wait, token): (&Arc<dyn WaitSet>, u64),
+        (op_id, outcome): (OpId, TimedOutcome),
+        (wait_set, token): (&Arc<dyn WaitSet>, u64),
     ) -> Option<ConnectEvent> {
         self.uring_connect
-            .take_if(|in_ring| in_ring.op_id == ticket)?;
-        Some(match ended {
+            .take_if(|uring_connect| uring_connect.op_id == op_id)?;
+        Some(match outcome {
             TimedOutcome::Completed(Ok(_)) => ConnectEvent::Completed,
             TimedOutcome::Completed(Err(errno)) => ConnectEvent::Failed(errno),
             TimedOutcome::TimedOut => ConnectEvent::TimedOut,
-            TimedOutcome::Interrupted => match connect_syscall(socket, self.peer_addr, wait, token)
-            {
-                Ok(Ok(())) => ConnectEvent::FellBack,
-                Ok(Err(errno)) => ConnectEvent::Failed(errno),
-                Err(_) => ConnectEvent::WatchFailed,
-            },
+            TimedOutcome::Interrupted => {
+                match connect_syscall(socket, self.peer_addr, wait_set, token) {
+                    Ok(Ok(())) => ConnectEvent::FellBack,
+                    Ok(Err(errno)) => ConnectEvent::Failed(errno),
+                    Err(_) => ConnectEvent::WatchFailed,
+                }
+            }
         })
     }
 }
 
-/// An attempt that the ring has. It is taken back when this is dropped.
+/// A connect in io_uring; dropping it cancels the connect.
 struct UringConnect {
     uring: SharedUring,
     op_id: OpId,
 }
 
 impl UringConnect {
-    /// Nothing when the ring cannot have it now.
+    /// Starts the connect; `None` when io_uring cannot take it now.
     fn start(
-        ring: &SharedUring,
+        uring: &SharedUring,
         socket: &TcpSocket,
         to: SocketAddr,
-        until: Instant,
+        deadline: Instant,
         token: u64,
     ) -> Result<Option<Self>, Errno> {
-        let mut open = ring.lock();
-        let time = until.saturating_duration_since(Instant::now());
-        let Ok(ticket) = open.connect(socket.shared_fd(), token, to, time) else {
+        let mut locked = uring.lock();
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        let Ok(op_id) = locked.connect(socket.shared_fd(), token, to, timeout) else {
             return Ok(None);
         };
-        let is_handed_over = open.submit().is_ok();
-        let failure = open
-            .early_error(ticket)
+        let is_submitted = locked.submit().is_ok();
+        let failure = locked
+            .early_error(op_id)
             .filter(|errno| is_local_failure(*errno));
-        drop(open);
-        let begun = Self {
-            uring: ring.clone(),
-            op_id: ticket,
+        drop(locked);
+        let started = Self {
+            uring: uring.clone(),
+            op_id,
         };
         match failure {
             Some(errno) => Err(errno),
-            // Otherwise nobody would know when its time begins.
-            None => Ok(is_handed_over.then_some(begun)),
+            // Without submission the timeout would not start; dropping `started` cancels the
+            // connect.
+            None => Ok(is_submitted.then_some(started)),
         }
     }
 }
 
 impl Drop for UringConnect {
     fn drop(&mut self) {
-        let mut ring = self.uring.lock();
-        ring.detach(self.op_id);
-        // What is queued goes with what is queued next, if not now.
-        let _ = ring.submit();
+        let mut uring = self.uring.lock();
+        uring.detach(self.op_id);
+        // If the submission fails, the next one includes the cancellation.
+        let _ = uring.submit();
     }
 }
 
-/// Begins, or goes on, by the call.
+/// Starts or continues a connect with `connect(2)`.
 fn connect_syscall(
     socket: &mut TcpSocket,
     to: SocketAddr,
-    wait: &Arc<dyn WaitSet>,
+    wait_set: &Arc<dyn WaitSet>,
     token: u64,
 ) -> Result<Result<(), Errno>> {
     if let Err(errno) = socket.connect(to) {
         return Ok(Err(errno));
     }
-    socket.watch(wait, token, Interest::Write).map(Ok)
+    socket.watch(wait_set, token, Interest::Write).map(Ok)
 }
 
-/// What the call fails with before anything was sent: who has posted something hears it at once,
-/// whichever the way.
+/// Whether a connect failed before anything was sent: the call that posts reports such a failure,
+/// with either backend.
 fn is_local_failure(errno: Errno) -> bool {
-    let from_there = [Errno::CONNREFUSED, Errno::CONNRESET, Errno::TIMEDOUT];
-    !from_there.contains(&errno)
+    let remote_errors = [Errno::CONNREFUSED, Errno::CONNRESET, Errno::TIMEDOUT];
+    !remote_errors.contains(&errno)
 }
 
-/// Why there is no connection from here, with a peer and where that is.
+/// Returns the error of a failed connect from `from` to a peer.
 pub(super) fn connect_error(
     from: SocketAddr,
     (peer, to): (&Address, SocketAddr),
     errno: Errno,
 ) -> Error {
     match errno {
-        // It was there, or its name was, and nobody took the call any more.
+        // A connection was refused, or reset before the handshake began.
         Errno::CONNREFUSED | Errno::CONNRESET => Error::NoSuchPeer(peer.clone()),
         Errno::TIMEDOUT => Error::TimedOut(peer.clone()),
-        // The former is what Linux says of a way out of the machine for who is bound within.
+        // EINVAL is Linux's answer to a connect to another machine from a loopback address.
         Errno::INVAL | Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ADDRNOTAVAIL => {
-            let is_within = from.ip().is_loopback() && !to.ip().is_loopback();
+            let is_loopback_only = from.ip().is_loopback() && !to.ip().is_loopback();
             let why = match errno {
-                _ if is_within => {
-                    "it is bound to an address that is for this machine only".to_owned()
-                }
+                _ if is_loopback_only => "the endpoint is bound to a loopback address".to_owned(),
                 errno => std::io::Error::from(errno).to_string(),
             };
             Error::Unreachable {

@@ -1,13 +1,18 @@
-//! A connection that is up: bytes in, bytes out.
+//! An established connection: bytes in, bytes out.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `link` | how it stands, what it is watched for, its end |
+//! | `connection` | state, what the socket is watched for, the end |
 //! | `sending`, `receiving` | bytes out, bytes in |
-//! | `onesided` | what it says of operations on memory, of either side |
-//! | `packets` | what is particular to the other dialect |
-//! | `lane` | what of it is in the ring |
-//! | `zero_copy` | messages that are given to the ring with their buffers |
+//! | `onesided` | frames of one-sided operations, of either side |
+//! | `rxm` | what is particular to RXM |
+//! | `uring_io` | receives and sends of this connection in io_uring |
+//! | `zero_copy` | messages that the kernel sends from their buffer |
+//!
+//! A connection that holds a message over the budget is not watched, so its descriptor does not
+//! wake the domain, and is polled when something is posted. A connection that was idle for long is
+//! left to epoll. A peer learns of the end of the stream behind everything that was sent, so
+//! reading continues after writing has failed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -36,17 +41,19 @@ use receiving::UnconsumedBytes;
 use sending::Unwritten;
 pub(crate) use sending::{QueuedOp, SendResult};
 
-/// Passes without news after which a connection is not looked at any more until it is ready.
+/// Passes without input after which a connection is not polled until its socket is ready.
 const IDLE_PASSES: u32 = 2000;
 
-/// A connection.
+/// An established connection.
 pub(crate) struct TcpConnection {
-    /// Position in the list of peers.
+    /// Position in the endpoint's list of peers.
     pub(crate) peer: usize,
     pub(crate) peer_key: PeerKey,
-    /// The peer's number now, and when it connected.
+    /// The peer's address handle now.
     pub(crate) source: Option<FiAddr>,
+    /// The peer's address handle when it connected.
     pub(crate) addr_at_connect: Option<FiAddr>,
+    /// The random instance number of the peer's endpoint, if the peer has sent one.
     pub(crate) peer_instance: Option<u32>,
     peer_caps: PeerCaps,
     socket: TcpSocket,
@@ -54,35 +61,35 @@ pub(crate) struct TcpConnection {
     token: u64,
     reader: FrameReader,
     writer: FrameWriter,
-    /// Messages that were collected, and whose last byte the kernel has not taken yet, in the order
-    /// of the stream.
+    /// Collected operations whose last byte the kernel has not taken yet, in stream order.
     unwritten: VecDeque<Unwritten>,
-    /// Bytes that were read and not taken.
+    /// Bytes that were read and not consumed.
     unconsumed: UnconsumedBytes,
-    /// Nobody has looked at them.
+    /// The frame reader has not seen all of `unconsumed`.
     has_unparsed: bool,
-    /// The first message among them was left for another look.
+    /// The first unconsumed message was deferred to one more pass.
     deferred_once: bool,
-    /// The first message among them is nobody's yet.
+    /// The first unconsumed message is held: no receive matches, and there is no room to buffer it.
     message_held: bool,
-    /// It is not watched for what comes: that is not read for now.
+    /// The socket is not watched for input, because this side does not read for now.
     read_paused: bool,
-    /// There was no room to send.
+    /// The socket had no room.
     write_blocked: bool,
     /// Something was sent since the last pass: what follows is collected.
     batching: bool,
-    /// The peer sends no more, or the connection is broken.
+    /// Why the connection ended: the peer sends no more, or the connection is broken.
     end_reason: Option<DownReason>,
-    /// Nothing can be sent any more. What the peer has sent before may still be there to be read.
+    /// Nothing can be sent any more. Data that the peer sent before may still be readable.
     write_closed: bool,
-    /// A message has begun that will not end: what is pending leaves, and nothing behind it.
+    /// A message that was begun will not be finished: pending bytes are sent, and nothing after
+    /// them.
     aborting: bool,
-    /// Bytes of answers since anything that was queued has left.
+    /// Bytes of responses since part of a queued operation was sent last.
     response_bytes: usize,
     idle_passes: u32,
-    /// It is among those that every pass looks at.
+    /// Every pass polls this connection.
     pub(crate) is_active: bool,
-    /// What it has in the ring, where there is one.
+    /// Receives and sends in io_uring, if that is the backend.
     uring_io: Option<UringIo>,
 }
 
@@ -91,21 +98,21 @@ impl TcpConnection {
         (peer, peer_key): (usize, PeerKey),
         socket: TcpSocket,
         (wait_set, token): (Arc<dyn WaitSet>, u64),
-        (agreed, order): (Negotiated, ByteOrder),
-        rest: Vec<u8>,
-        ring: Option<SharedUring>,
+        (negotiated, byte_order): (Negotiated, ByteOrder),
+        trailing_bytes: Vec<u8>,
+        uring: Option<SharedUring>,
     ) -> Self {
-        let (mut reader, mut writer) = (FrameReader::new(order), FrameWriter::new(order));
-        let peer_caps = match agreed {
-            Negotiated::Native { peer_caps: takes } => takes,
+        let (mut reader, mut writer) = (FrameReader::new(byte_order), FrameWriter::new(byte_order));
+        let peer_caps = match negotiated {
+            Negotiated::Native { peer_caps } => peer_caps,
             Negotiated::Rxm {
-                peer_caps: takes,
-                local_connection: ours,
-                remote_connection: theirs,
+                peer_caps,
+                local_connection: local,
+                remote_connection: remote,
             } => {
-                reader = FrameReader::with_rxm(order, RxmReceiver::new(ours));
-                writer = FrameWriter::with_rxm(order, RxmSender::new(theirs));
-                takes
+                reader = FrameReader::with_rxm(byte_order, RxmReceiver::new(local));
+                writer = FrameWriter::with_rxm(byte_order, RxmSender::new(remote));
+                peer_caps
             }
         };
         if peer_caps.is_same_implementation() {
@@ -124,8 +131,8 @@ impl TcpConnection {
             reader,
             writer,
             unwritten: VecDeque::new(),
-            has_unparsed: !rest.is_empty(),
-            unconsumed: UnconsumedBytes::new(rest),
+            has_unparsed: !trailing_bytes.is_empty(),
+            unconsumed: UnconsumedBytes::new(trailing_bytes),
             deferred_once: false,
             message_held: false,
             read_paused: false,
@@ -137,11 +144,11 @@ impl TcpConnection {
             response_bytes: 0,
             idle_passes: 0,
             is_active: false,
-            uring_io: ring.map(|ring| UringIo::new(ring, token)),
+            uring_io: uring.map(|uring| UringIo::new(uring, token)),
         }
     }
 
-    /// Whether the peer takes this operation, as far as is known before it is its turn.
+    /// Checks that the peer supports this operation, as far as that is known before it is sent.
     ///
     /// # Errors
     /// [`Error::NotSupported`].
@@ -150,7 +157,7 @@ impl TcpConnection {
         self.peer_caps.tag(spec.tag).map(drop)
     }
 
-    /// Tagged messages break the rules.
+    /// Makes tagged messages of the peer a protocol violation.
     pub(crate) fn reject_tagged(&mut self) {
         self.reader.reject_tagged();
     }
@@ -159,17 +166,17 @@ impl TcpConnection {
         self.end_reason
     }
 
-    /// Whether the peer hears nothing any more.
+    /// Whether nothing can be sent to the peer any more.
     pub(crate) fn write_closed(&self) -> bool {
         self.write_closed
     }
 
-    /// Whether it has a message that nobody has asked for, and for which there is no room.
+    /// Whether it holds a message that no receive matches and for which there is no buffer space.
     pub(crate) fn has_held_messages(&self) -> bool {
         self.message_held || self.reader.has_deferred()
     }
 
-    /// Whether it is worth looking at without being told.
+    /// Whether it had input recently, so that passes poll it.
     fn is_recently_active(&self) -> bool {
         self.idle_passes < IDLE_PASSES
     }
@@ -178,12 +185,12 @@ impl TcpConnection {
         self.idle_passes = 0;
     }
 
-    /// Whether what is sent next is collected, until a pass has been.
+    /// Whether sends are collected until the next pass.
     pub(crate) fn is_batching(&self) -> bool {
         self.batching
     }
 
-    /// Whether passes are to look at it, as long as nothing is queued for it.
+    /// Whether passes are to poll it, even with nothing queued for its peer.
     pub(crate) fn needs_progress(&self) -> bool {
         self.is_recently_active()
             || self.has_held_messages()
@@ -192,30 +199,31 @@ impl TcpConnection {
             || self.has_pending_responses()
     }
 
-    /// Whether there is no room to send.
+    /// Whether the socket had no room.
     pub(crate) fn is_write_blocked(&self) -> bool {
         self.write_blocked
     }
 
-    /// Nothing that was collected is left to be sent that could be.
+    /// Whether no collected bytes are left that could be sent now.
     pub(crate) fn is_flushed(&self) -> bool {
         self.write_blocked || self.write_closed || self.writer.pending().is_empty()
     }
 
+    /// Takes the connection apart: the socket, and the bytes that were not sent.
     pub(crate) fn into_socket(mut self) -> (TcpSocket, Vec<u8>) {
         self.detach_from_uring();
-        let rest = self.writer.pending().to_vec();
-        (self.socket, rest)
+        let unsent = self.writer.pending().to_vec();
+        (self.socket, unsent)
     }
 
-    /// Which endpoint the peer is, if it has said so.
+    /// Returns which incarnation of the endpoint the peer is, if the peer has said so.
     pub(crate) fn incarnation(&self) -> Option<Incarnation> {
         self.peer_instance
             .map(|instance| Incarnation(instance.into()))
     }
 
-    /// Whether what an endpoint sends to this handle may go over this connection: the peer is the
-    /// one that the handle stands for.
+    /// Whether operations for this address handle may use this connection: its peer is the
+    /// incarnation for which the handle stands.
     pub(crate) fn is_for(&self, addr: FiAddr, ep: EpId, host: &dyn EngineContext) -> bool {
         let bound = host.incarnation_of(ep, addr);
         bound.is_none() || bound == self.incarnation() || self.addr_at_connect == Some(addr)
@@ -227,7 +235,7 @@ impl TcpConnection {
         self.socket.unwatch();
     }
 
-    /// The connection does not take anything any more: what is pending is lost.
+    /// Closes the sending direction after a failure: pending bytes and responses are lost.
     fn close_write(&mut self) {
         self.write_closed = true;
         self.write_blocked = false;
@@ -236,11 +244,11 @@ impl TcpConnection {
         self.update_interest();
     }
 
-    /// The message that is being sent, if there is one, will not end: nothing may come behind its
-    /// beginning, and the peer hears of it by the end of the stream. Returns whether there was one.
+    /// Aborts the message that is partly sent, if there is one: nothing may follow its beginning,
+    /// and the peer learns of it by the end of the stream. Returns whether there was one.
     pub(crate) fn abort_message(&mut self) -> bool {
-        let is_within = self.writer.is_open() && !self.reader.responses.is_partial();
-        if self.write_closed || !is_within && self.reader.responses.rendezvous.is_empty() {
+        let is_partly_sent = self.writer.is_open() && !self.reader.responses.is_partial();
+        if self.write_closed || !is_partly_sent && self.reader.responses.rendezvous.is_empty() {
             return false;
         }
         self.aborting = true;
@@ -248,7 +256,7 @@ impl TcpConnection {
         true
     }
 
-    /// What was asked and offered, and the messages that were arriving, fail; the rest is nobody's.
+    /// Fails the pending requests, the offered rendezvous, and the receives of partial messages.
     pub(crate) fn fail_all(
         &mut self,
         rx: &mut RxQueue,
@@ -257,8 +265,8 @@ impl TcpConnection {
     ) {
         self.reader.pending.fail(host, error);
         self.fail_rendezvous_sends(host, error);
-        for landing in self.reader.abort() {
-            rx.fail_partial(host, landing, error.clone());
+        for partial in self.reader.abort() {
+            rx.fail_partial(host, partial, error.clone());
         }
     }
 
@@ -271,14 +279,15 @@ impl TcpConnection {
         }
     }
 
-    /// Whether it is watched for what comes follows whether that is read.
+    /// Updates the interest if whether this side reads has changed.
     fn update_read_interest(&mut self) {
         if self.read_paused != (self.message_held || self.is_backlogged()) {
             self.update_interest();
         }
     }
 
-    /// Watches for what matters now. What is not read must not keep everybody awake.
+    /// Watches the socket for what matters now. A socket that is not read must not keep waking the
+    /// domain.
     pub(crate) fn update_interest(&mut self) {
         self.read_paused = self.message_held || self.is_backlogged();
         if self.end_reason.is_some() {
@@ -305,7 +314,7 @@ impl TcpConnection {
         }
     }
 
-    /// There may be room to send again.
+    /// Handles readiness: the socket may have room again.
     pub(crate) fn clear_write_blocked(&mut self) {
         if !self.is_uring_sending() {
             self.set_write_blocked(false);

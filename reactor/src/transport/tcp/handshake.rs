@@ -1,4 +1,7 @@
-//! A connection before it is one: who asks says who it is, and is answered.
+//! The handshake of a connection: the initiator sends a connect request that says who it is, the
+//! acceptor replies.
+//!
+//! If both sides connect at once, `resolve_simultaneous_connect` decides which connection stays.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -17,83 +20,84 @@ use super::connect_attempt::{ConnectAttempt, ConnectEvent, connect_error};
 use super::socket::{ReadResult, TcpSocket, WriteResult};
 use crate::uring::{OpId, TimedOutcome};
 
-/// Bytes of the longest control message.
+/// Length of the longest control message, in bytes.
 const MAX_CONTROL_LEN: usize = 32 + MAX_CM_PRIVATE_DATA;
 
-/// Somebody who has connected.
+/// An accepted socket whose connect request has not arrived yet.
 pub(crate) struct InboundHandshake {
     pub(crate) peer_addr: SocketAddr,
-    /// When it has waited for too long.
+    /// When the handshake times out.
     pub(crate) deadline: Instant,
     socket: TcpSocket,
     received: Vec<u8>,
 }
 
-/// A peer that this side asks.
+/// A connection that this side initiates, until the peer has replied.
+/// Position of the peer in the endpoint's list.
 pub(crate) struct OutboundHandshake {
     pub(crate) peer: usize,
-    /// When it has waited for too long.
+    /// When the handshake times out.
     deadline: Instant,
     socket: TcpSocket,
-    /// Until it has been asked.
+    /// The attempt to connect; `None` once the connect request was sent.
     attempt: Option<ConnectAttempt>,
     request: RequestPayload,
     received: Vec<u8>,
 }
 
-/// What somebody asks an endpoint that connects on demand.
+/// The connect request of a peer to an `FI_EP_RDM` endpoint.
 pub(crate) struct ParsedRequest {
-    /// In which order it writes.
+    /// The byte order of the peer's frames.
     pub(crate) byte_order: ByteOrder,
     pub(crate) request: ConnectRequest,
-    /// What it says of itself beside that.
+    /// The vendor extension of the request, if the peer is of the same implementation.
     pub(crate) vendor_extension: Option<VendorExtension>,
-    /// What came behind it.
+    /// Bytes that followed the request.
     pub(crate) trailing_bytes: Vec<u8>,
 }
 
-/// What a peer is asked with.
+/// The payload of an outbound connect request.
 pub(crate) enum RequestPayload {
-    /// By an endpoint that connects on demand, and what that says of itself beside it.
+    /// Of an `FI_EP_RDM` endpoint.
     Rdm(ConnectRequest, VendorExtension),
-    /// By one that has no other peer: what it says of itself, and what the program says.
+    /// Of a connected endpoint (`FI_EP_MSG`), with the program's private data.
     Msg(VendorExtension, Vec<u8>),
 }
 
-/// How far it has come.
+/// The outcome of one step of an outbound handshake.
 #[derive(Debug)]
 pub(crate) enum HandshakeStep {
     Pending,
-    /// It has had its time.
+    /// The deadline has passed.
     TimedOut,
-    /// What the peer says to a question, in which order it writes, and what came behind it.
+    /// The reply to an `FI_EP_RDM` request, the peer's byte order, and the bytes that followed.
     Reply(ConnectReply, ByteOrder, Vec<u8>),
-    /// What it says to a program.
+    /// The answer to an `FI_EP_MSG` request.
     Answer(ConnectAnswer),
-    /// It comes to nothing.
+    /// The handshake has failed.
     Failed(HandshakeError),
 }
 
-/// Why a greeting comes to nothing.
+/// Why a handshake failed.
 #[derive(Debug)]
 pub(crate) enum HandshakeError {
-    /// Nobody was reached.
+    /// The connect failed.
     Unreachable(Errno),
-    /// The peer hung up, or cannot be listened to.
+    /// The peer closed the connection, or its socket cannot be watched.
     Disconnected,
-    /// What it says makes no sense.
+    /// The peer's message violates the protocol.
     ProtocolViolation(&'static str),
 }
 
-/// What a peer that was asked has said.
+/// The answer of a peer to an `FI_EP_MSG` request.
 #[derive(Debug)]
 pub(crate) enum ConnectAnswer {
     Accepted {
         byte_order: ByteOrder,
-        /// What the endpoint says of itself.
+        /// The vendor extension of the peer's endpoint.
         vendor_extension: Option<VendorExtension>,
         private_data: Vec<u8>,
-        /// What came behind the answer.
+        /// Bytes that followed the answer.
         trailing_bytes: Vec<u8>,
     },
     Rejected {
@@ -102,7 +106,7 @@ pub(crate) enum ConnectAnswer {
 }
 
 impl HandshakeError {
-    /// What whoever wanted to talk with this peer hears.
+    /// Returns the error of the operations that waited for this peer.
     pub(crate) fn into_error(self, from: SocketAddr, (peer, to): (&Address, SocketAddr)) -> Error {
         match self {
             Self::Unreachable(errno) => connect_error(from, (peer, to), errno),
@@ -125,26 +129,28 @@ impl InboundHandshake {
         }
     }
 
-    pub(crate) fn watch(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> Result<(), Error> {
-        self.socket.watch(wait, token, Interest::Read)
+    pub(crate) fn watch(&mut self, wait_set: &Arc<dyn WaitSet>, token: u64) -> Result<(), Error> {
+        self.socket.watch(wait_set, token, Interest::Read)
     }
 
     pub(crate) fn into_socket(self) -> TcpSocket {
         self.socket
     }
 
-    /// What it asks an endpoint with that connects on demand, once that is there. An error when it
-    /// is to go, with what is worth telling.
+    /// Reads the connect request to an `FI_EP_RDM` endpoint; `None` until all of it has arrived.
+    ///
+    /// # Errors
+    /// The connection is to be removed; the error inside, if any, is reported as an event.
     pub(crate) fn poll(&mut self) -> Result<Option<ParsedRequest>, Option<Error>> {
-        let Some((control, rest)) = self.read_request()? else {
+        let Some((control, trailing_bytes)) = self.read_request()? else {
             return Ok(None);
         };
         match ConnectRequest::decode(control.private_data()) {
-            Ok(question) => Ok(Some(ParsedRequest {
+            Ok(request) => Ok(Some(ParsedRequest {
                 byte_order: control.byte_order,
-                request: question,
+                request,
                 vendor_extension: control.vendor_extension,
-                trailing_bytes: rest,
+                trailing_bytes,
             })),
             Err(ProtocolViolation(what)) => {
                 self.send_control(
@@ -157,7 +163,10 @@ impl InboundHandshake {
         }
     }
 
-    /// Its request, and what came behind it, once that is there.
+    /// Reads a connect request and the bytes that followed it; `None` until all of it has arrived.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
     pub(crate) fn read_request(&mut self) -> Result<Option<(CmMessage, Vec<u8>)>, Option<Error>> {
         let is_over = match read_control(&self.socket, &mut self.received) {
             ReadResult::WouldBlock => return Ok(None),
@@ -168,14 +177,15 @@ impl InboundHandshake {
             Ok(Some((control, len))) if control.kind == CmKind::Request => {
                 Ok(Some((control, self.received.split_off(len))))
             }
-            Ok(Some(_)) => Err(self.rejection("an answer to no question")),
-            Err(broken) => Err(self.rejection(broken.0)),
+            Ok(Some(_)) => Err(self.rejection("unsolicited connect response")),
+            Err(violation) => Err(self.rejection(violation.0)),
             Ok(None) if is_over => Err(None),
             Ok(None) => Ok(None),
         }
     }
 
-    /// What is told of one that is to go.
+    /// Returns the error that reports why this connection was rejected; `None` if the peer's
+    /// address cannot be expressed.
     pub(crate) fn rejection(&self, what: &str) -> Option<Error> {
         let peer = Address::from_socket_addr(Scheme::Tcp, self.peer_addr).ok()?;
         Some(Error::Protocol {
@@ -184,14 +194,14 @@ impl InboundHandshake {
         })
     }
 
-    /// Answers; false when the peer does not hear it.
+    /// Sends a control message; false if the socket does not take all of it.
     pub(crate) fn send_control(
         &self,
         kind: CmKind,
-        mark: Option<VendorExtension>,
-        private: &[u8],
+        vendor_extension: Option<VendorExtension>,
+        private_data: &[u8],
     ) -> bool {
-        send_control(&self.socket, kind, mark, private)
+        send_control(&self.socket, kind, vendor_extension, private_data)
     }
 }
 
@@ -200,36 +210,38 @@ impl OutboundHandshake {
         (peer, request): (usize, RequestPayload),
         socket: TcpSocket,
         deadline: Instant,
-        dialing: ConnectAttempt,
+        attempt: ConnectAttempt,
     ) -> Self {
         Self {
             peer,
             deadline,
             socket,
-            attempt: Some(dialing),
+            attempt: Some(attempt),
             request,
             received: Vec::new(),
         }
     }
 
-    /// Whether there is no connection yet, as far as this side knows: nobody there has heard of it.
+    /// Whether the connection is not established yet, as far as this side knows, so that the peer
+    /// has not seen a request.
     pub(crate) fn is_connecting(&self) -> bool {
         self.attempt.is_some()
     }
 
-    /// When this side is to end it: while the ring has it, it is the kernel that does.
+    /// Returns the deadline that this side has to enforce. While io_uring connects, the kernel
+    /// enforces it.
     pub(crate) fn local_deadline(&self) -> Option<Instant> {
-        let is_in_ring = self
+        let is_in_uring = self
             .attempt
             .as_ref()
             .is_some_and(ConnectAttempt::is_in_uring);
-        (!is_in_ring).then_some(self.deadline)
+        (!is_in_uring).then_some(self.deadline)
     }
 
-    /// The dialect it is asked in.
+    /// Returns the protocol of the connect request.
     pub(crate) fn protocol(&self) -> WireProtocol {
         match &self.request {
-            RequestPayload::Rdm(question, _) => question.protocol(),
+            RequestPayload::Rdm(request, _) => request.protocol(),
             RequestPayload::Msg(..) => WireProtocol::Native,
         }
     }
@@ -238,28 +250,28 @@ impl OutboundHandshake {
         self.socket
     }
 
-    /// Goes on after the socket was ready.
-    pub(crate) fn poll(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> HandshakeStep {
+    /// Continues after the socket was ready.
+    pub(crate) fn poll(&mut self, wait_set: &Arc<dyn WaitSet>, token: u64) -> HandshakeStep {
         match &self.attempt {
-            // What woke this side was meant for a socket that had its place before.
-            Some(dialing) if dialing.is_in_uring() => HandshakeStep::Pending,
-            Some(_) => self.send_request(wait, token),
+            // A stale readiness event of an earlier socket under the same token.
+            Some(attempt) if attempt.is_in_uring() => HandshakeStep::Pending,
+            Some(_) => self.send_request(wait_set, token),
             None => self.read_response(),
         }
     }
 
-    /// Goes on after the ring has said something of the attempt to connect; nothing if that was
-    /// another one.
+    /// Continues after io_uring has completed the attempt to connect; `None` if the completion is
+    /// of another attempt.
     pub(crate) fn on_uring_connect(
         &mut self,
-        what: (OpId, TimedOutcome),
-        wait: &Arc<dyn WaitSet>,
+        completion: (OpId, TimedOutcome),
+        wait_set: &Arc<dyn WaitSet>,
         token: u64,
     ) -> Option<HandshakeStep> {
-        let dialing = self.attempt.as_mut()?;
+        let attempt = self.attempt.as_mut()?;
         Some(
-            match dialing.on_uring_completion(&mut self.socket, what, (wait, token))? {
-                ConnectEvent::Completed => self.send_request(wait, token),
+            match attempt.on_uring_completion(&mut self.socket, completion, (wait_set, token))? {
+                ConnectEvent::Completed => self.send_request(wait_set, token),
                 ConnectEvent::Failed(errno) => {
                     HandshakeStep::Failed(HandshakeError::Unreachable(errno))
                 }
@@ -270,12 +282,12 @@ impl OutboundHandshake {
         )
     }
 
-    /// Asks, if there is a connection.
-    fn send_request(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> HandshakeStep {
+    /// Sends the connect request, if the socket is connected.
+    fn send_request(&mut self, wait_set: &Arc<dyn WaitSet>, token: u64) -> HandshakeStep {
         match self.socket.check_connected() {
             Ok(true) => {}
             Ok(false) => {
-                let is_watched = self.socket.watch(wait, token, Interest::Write).is_ok();
+                let is_watched = self.socket.watch(wait_set, token, Interest::Write).is_ok();
                 return if is_watched {
                     HandshakeStep::Pending
                 } else {
@@ -285,24 +297,27 @@ impl OutboundHandshake {
             Err(errno) => return HandshakeStep::Failed(HandshakeError::Unreachable(errno)),
         }
         self.attempt = None;
-        let said = match &self.request {
-            RequestPayload::Rdm(question, mark) => send_control(
+        let is_sent = match &self.request {
+            RequestPayload::Rdm(request, vendor_extension) => send_control(
                 &self.socket,
                 CmKind::Request,
-                question.vendor_extension(*mark),
-                &question.private_data(),
+                request.vendor_extension(*vendor_extension),
+                &request.private_data(),
             ),
-            RequestPayload::Msg(mark, private) => {
-                send_control(&self.socket, CmKind::Request, Some(*mark), private)
-            }
+            RequestPayload::Msg(vendor_extension, private_data) => send_control(
+                &self.socket,
+                CmKind::Request,
+                Some(*vendor_extension),
+                private_data,
+            ),
         };
-        if !said || self.socket.watch(wait, token, Interest::Read).is_err() {
+        if !is_sent || self.socket.watch(wait_set, token, Interest::Read).is_err() {
             return HandshakeStep::Failed(HandshakeError::Disconnected);
         }
         HandshakeStep::Pending
     }
 
-    /// What the peer says, once all of that is there.
+    /// Reads the peer's response, once all of it has arrived.
     fn read_response(&mut self) -> HandshakeStep {
         let is_over = match read_control(&self.socket, &mut self.received) {
             ReadResult::WouldBlock => return HandshakeStep::Pending,
@@ -313,71 +328,71 @@ impl OutboundHandshake {
             Ok(Some(whole)) => whole,
             Ok(None) if is_over => return HandshakeStep::Failed(HandshakeError::Disconnected),
             Ok(None) => return HandshakeStep::Pending,
-            Err(broken) => {
-                return HandshakeStep::Failed(HandshakeError::ProtocolViolation(broken.0));
+            Err(violation) => {
+                return HandshakeStep::Failed(HandshakeError::ProtocolViolation(violation.0));
             }
         };
-        let question = match &self.request {
-            RequestPayload::Rdm(question, _) => question,
+        let request = match &self.request {
+            RequestPayload::Rdm(request, _) => request,
             RequestPayload::Msg(..) => return self.connect_answer(&control, len),
         };
-        match question.on_reply(&control) {
+        match request.on_reply(&control) {
             Ok(reply) => {
                 HandshakeStep::Reply(reply, control.byte_order, self.received.split_off(len))
             }
-            Err(broken) => HandshakeStep::Failed(HandshakeError::ProtocolViolation(broken.0)),
+            Err(violation) => HandshakeStep::Failed(HandshakeError::ProtocolViolation(violation.0)),
         }
     }
 
-    /// What a peer says to a program.
+    /// Interprets the response to an `FI_EP_MSG` request.
     fn connect_answer(&mut self, control: &CmMessage, len: usize) -> HandshakeStep {
         match control.kind {
             CmKind::Request => HandshakeStep::Failed(HandshakeError::ProtocolViolation(
-                "a question instead of an answer",
+                "connect request instead of a response",
             )),
             CmKind::Reject => HandshakeStep::Answer(ConnectAnswer::Rejected {
                 private_data: control.private_data().to_vec(),
             }),
             CmKind::Accept => {
-                let rest = self.received.split_off(len);
-                let (order, mark, private) = (
+                let trailing_bytes = self.received.split_off(len);
+                let (byte_order, vendor_extension, private_data) = (
                     control.byte_order,
                     control.vendor_extension,
                     control.private_data().to_vec(),
                 );
                 HandshakeStep::Answer(ConnectAnswer::Accepted {
-                    byte_order: order,
-                    vendor_extension: mark,
-                    private_data: private,
-                    trailing_bytes: rest,
+                    byte_order,
+                    vendor_extension,
+                    private_data,
+                    trailing_bytes,
                 })
             }
         }
     }
 }
 
-/// Reads on, but not much further than a control message.
+/// Reads more of a control message; may read a little beyond its end.
 fn read_control(socket: &TcpSocket, bytes: &mut Vec<u8>) -> ReadResult {
-    let mut room = [0; MAX_CONTROL_LEN];
-    let room = &mut room[..MAX_CONTROL_LEN - bytes.len().min(MAX_CONTROL_LEN - 1)];
-    let received = socket.recv(room);
+    let mut scratch = [0; MAX_CONTROL_LEN];
+    let scratch = &mut scratch[..MAX_CONTROL_LEN - bytes.len().min(MAX_CONTROL_LEN - 1)];
+    let received = socket.recv(scratch);
     if let ReadResult::Bytes(count) = received {
-        bytes.extend_from_slice(&room[..count]);
+        bytes.extend_from_slice(&scratch[..count]);
     }
     received
 }
 
-/// Says something in one piece: a few hundred bytes always find room on a connection that has said
-/// nothing yet.
+/// Sends a control message in one piece; false if that fails. A socket that has sent nothing has
+/// room for a few hundred bytes.
 pub(crate) fn send_control(
     socket: &TcpSocket,
     kind: CmKind,
-    mark: Option<VendorExtension>,
-    private: &[u8],
+    vendor_extension: Option<VendorExtension>,
+    private_data: &[u8],
 ) -> bool {
-    let Some(control) = CmMessage::new(kind, private) else {
+    let Some(control) = CmMessage::new(kind, private_data) else {
         return false;
     };
-    let bytes = control.with_vendor_extension(mark).encode();
+    let bytes = control.with_vendor_extension(vendor_extension).encode();
     socket.send(&[IoSlice::new(&bytes)]) == WriteResult::Bytes(bytes.len())
 }

@@ -1,4 +1,9 @@
-//! The networks this machine is in, asked of the kernel.
+//! The networks of this machine, asked of the kernel (rtnetlink) each time, because they come and
+//! go.
+//!
+//! Decision: without an address, an endpoint is in the network inside this machine. libfabric
+//! offers the outward network first, so an endpoint without an address is reachable from elsewhere
+//! although the program never said so. Here a program that wants that names an address.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,27 +12,27 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-/// Kinds of messages of rtnetlink(7).
+/// Message types of rtnetlink(7).
 const NLMSG_DONE: u16 = 3;
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
-/// A request, for everything.
+/// `NLM_F_REQUEST | NLM_F_DUMP`.
 const REQUEST_DUMP: u16 = 0x301;
-/// Bytes before the body, of messages and of attributes.
+/// Header lengths of messages and of attributes, in bytes.
 const NLMSG_HEADER_LEN: usize = 16;
 const RTA_HEADER_LEN: usize = 4;
-/// What the kernel puts into one datagram at most.
+/// The kernel's largest netlink datagram, in bytes.
 const RECV_BUFFER_LEN: usize = 32 << 10;
 
 const IFLA_IFNAME: u16 = 3;
 const IFA_ADDRESS: u16 = 1;
-/// Differs from the above where a link has but two ends.
+/// Differs from `IFA_ADDRESS` on point-to-point links.
 const IFA_LOCAL: u16 = 2;
 const IFF_UP: u32 = 1;
 const IFF_LOOPBACK: u32 = 8;
-/// An address that may turn out to be somebody else's, or has.
+/// `IFA_F_TENTATIVE | IFA_F_DADFAILED`: duplicate address detection is pending or has failed.
 const TENTATIVE_OR_DADFAILED: u8 = 0x40 | 0x08;
 
 /// An address of this machine, and the network it is in.
@@ -35,12 +40,13 @@ const TENTATIVE_OR_DADFAILED: u8 = 0x40 | 0x08;
 pub(crate) struct InterfaceAddress {
     pub(crate) ip: IpAddr,
     pub(crate) interface: String,
-    /// Leading bits that all in the network have in common.
+    /// Length of the network prefix, in bits.
     prefix_len: u8,
     is_loopback: bool,
 }
 
-/// As libfabric calls it: `192.0.2.0/24`; the network inside the machine goes by the address alone.
+/// libfabric's name of the network: `192.0.2.0/24`; a loopback network is named by the address
+/// alone.
 impl fmt::Display for InterfaceAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (ip, prefix) = (self.ip, u32::from(self.prefix_len));
@@ -59,11 +65,11 @@ impl fmt::Display for InterfaceAddress {
     }
 }
 
-/// The networks of interfaces that are up, that inside the machine last; none where the kernel does
-/// not say.
+/// Returns the networks of interfaces that are up, loopback networks last; none if the kernel does
+/// not answer.
 ///
-/// Addresses that mean something on one link only (`fe80::`) are left out: endpoints could not tell
-/// them to peers.
+/// Link-local addresses (`fe80::`) are left out: they have no meaning on another link, so endpoints
+/// could not tell them to peers.
 pub(crate) fn list() -> Vec<InterfaceAddress> {
     let Ok(socket) = netlink_socket() else {
         return Vec::new();
@@ -83,12 +89,13 @@ pub(crate) fn list() -> Vec<InterfaceAddress> {
 }
 
 fn netlink_socket() -> rustix::io::Result<OwnedFd> {
-    // Protocol 0 is routing. What is asked for is there when the call that asks returns.
+    // Protocol 0 is NETLINK_ROUTE. The reply to a request is queued when `send` returns, so the
+    // socket need not block.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)
 }
 
-/// Asks for everything of a kind, and shows each message's kind and body.
+/// Requests a dump of `kind`, and passes type and body of each message to `each`.
 fn dump(socket: impl AsFd, kind: u16, body: usize, mut each: impl FnMut(u16, &[u8])) {
     let mut request = vec![0; NLMSG_HEADER_LEN + body];
     let len = request.len() as u32;
@@ -98,9 +105,9 @@ fn dump(socket: impl AsFd, kind: u16, body: usize, mut each: impl FnMut(u16, &[u
     if rustix::net::send(&socket, &request, SendFlags::empty()).is_err() {
         return;
     }
-    let mut room = vec![0; RECV_BUFFER_LEN];
-    while let Ok((count, _)) = rustix::net::recv(&socket, &mut room[..], RecvFlags::empty()) {
-        let mut rest = &room[..count];
+    let mut buffer = vec![0; RECV_BUFFER_LEN];
+    while let Ok((count, _)) = rustix::net::recv(&socket, &mut buffer[..], RecvFlags::empty()) {
+        let mut rest = &buffer[..count];
         while let Some(len) = u32_at(rest, 0)
             && let Some(kind) = u16_at(rest, 4)
             && let Some(body) = take_body(&mut rest, NLMSG_HEADER_LEN, len as usize)
@@ -116,15 +123,15 @@ fn dump(socket: impl AsFd, kind: u16, body: usize, mut each: impl FnMut(u16, &[u
     }
 }
 
-/// Takes the body of what has a header and this length, header included; what follows begins at a
-/// multiple of four bytes.
+/// Takes the body of a message or attribute of length `len`, header included; the next one begins
+/// at a multiple of four bytes.
 fn take_body<'a>(rest: &mut &'a [u8], header: usize, len: usize) -> Option<&'a [u8]> {
     let body = rest.get(header..len)?;
     *rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
     Some(body)
 }
 
-/// The attributes of a message, behind so many bytes of its body: kinds and values.
+/// Iterates over types and values of the attributes behind the first `behind` bytes of a body.
 fn attributes(body: &[u8], behind: usize) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = body.get(behind..).unwrap_or_default();
     std::iter::from_fn(move || {
@@ -136,13 +143,13 @@ fn attributes(body: &[u8], behind: usize) -> impl Iterator<Item = (u16, &[u8])> 
     })
 }
 
-/// What is known of an interface.
+/// An interface, as RTM_NEWLINK describes it.
 struct Interface {
     name: String,
     flags: u32,
 }
 
-/// The number of an interface, and the interface.
+/// Parses the body of RTM_NEWLINK: the index of the interface, and the interface.
 fn parse_link(body: &[u8]) -> Option<(u32, Interface)> {
     let (index, flags) = (u32_at(body, 4)?, u32_at(body, 8)?);
     let (_, name) = attributes(body, 16).find(|(kind, _)| *kind == IFLA_IFNAME)?;
@@ -150,7 +157,7 @@ fn parse_link(body: &[u8]) -> Option<(u32, Interface)> {
     Some((index, Interface { name, flags }))
 }
 
-/// The number of an interface, and a network it leads to.
+/// Parses the body of RTM_NEWADDR: the index of the interface, and the address with its network.
 fn parse_address(
     body: &[u8],
     interfaces: &HashMap<u32, Interface>,
@@ -159,14 +166,14 @@ fn parse_address(
     let interface = interfaces
         .get(&index)
         .filter(|found| found.flags & IFF_UP != 0 && flags & TENTATIVE_OR_DADFAILED == 0)?;
-    let find = |wanted| {
+    let find = |attribute| {
         attributes(body, 8)
-            .find(|(kind, _)| *kind == wanted)
+            .find(|(kind, _)| *kind == attribute)
             .and_then(|(_, ip)| parse_ip(ip))
     };
     let ip = find(IFA_LOCAL).or_else(|| find(IFA_ADDRESS))?;
-    let most = if ip.is_ipv4() { 32 } else { 128 };
-    let is_everywhere = !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let max_prefix = if ip.is_ipv4() { 32 } else { 128 };
+    let is_routable = !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     let is_loopback = interface.flags & IFF_LOOPBACK != 0;
     let network = InterfaceAddress {
         ip,
@@ -174,7 +181,7 @@ fn parse_address(
         prefix_len: prefix,
         is_loopback,
     };
-    (is_everywhere && prefix <= most).then_some((index, network))
+    (is_routable && prefix <= max_prefix).then_some((index, network))
 }
 
 fn parse_ip(bytes: &[u8]) -> Option<IpAddr> {
@@ -225,7 +232,7 @@ mod tests {
         assert_eq!(network("::1", 128, true), "::1/128");
     }
 
-    /// Interface 3, with this name and these flags.
+    /// Returns interface 3, with this name and these flags.
     fn parsed_interface(name: &str, flags: u32) -> (u32, Interface) {
         let mut body = vec![0; 16];
         body[4..8].copy_from_slice(&3u32.to_ne_bytes());
@@ -234,7 +241,7 @@ mod tests {
         body.extend(IFLA_IFNAME.to_ne_bytes());
         body.extend(name.bytes());
         body.push(0);
-        parse_link(&body).expect("a whole one")
+        parse_link(&body).expect("a complete RTM_NEWLINK body")
     }
 
     fn encode_address(flags: u8, attributes: &[(u16, &[u8])]) -> Vec<u8> {

@@ -1,4 +1,4 @@
-//! Which way the sockets of a domain are waited for, and its ring.
+//! The I/O backend of a domain: epoll or io_uring, and the domain's io_uring instance.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::wait::epoll_ctl_error;
 
 const ENOSYS: i32 = 38;
 
-/// What says it where the program does not.
+/// The environment variable that selects the backend where the program does not.
 const ENV_VAR: &str = "FABRIC_SOCKET_IO";
-/// What `auto` means.
+/// The backend that `auto` selects.
 const AUTO_BACKEND: SocketIo = SocketIo::Epoll;
 
-/// The way that was chosen, once.
+/// The I/O backend of a domain, selected once.
 pub(super) struct IoBackend {
     wait_set: Arc<dyn WaitSet>,
     progress: Progress,
@@ -47,7 +47,11 @@ impl IoBackend {
         }
     }
 
-    /// Chooses, unless that was done.
+    /// Selects the backend.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the backend was selected before; [`Error::Os`] if io_uring was
+    /// requested by name and is not available.
     pub(super) fn select(&mut self, io: SocketIo) -> Result<()> {
         self.select_with_default(io, backend_from_env)
     }
@@ -55,18 +59,20 @@ impl IoBackend {
     fn select_with_default(
         &mut self,
         io: SocketIo,
-        told: impl FnOnce() -> Result<SocketIo>,
+        from_env: impl FnOnce() -> Result<SocketIo>,
     ) -> Result<()> {
         if self.is_selected {
-            let why = "it is said before the first endpoint is opened".into();
+            let why =
+                "the I/O backend is already selected: set it before opening the first endpoint"
+                    .into();
             return Err(Error::Invalid {
                 what: "socket_io",
                 why,
             });
         }
         match io {
-            SocketIo::Auto if told()? == SocketIo::IoUring => {
-                // Containers forbid rings, and programs go on there.
+            SocketIo::Auto if from_env()? == SocketIo::IoUring => {
+                // Containers forbid io_uring; `auto` falls back to epoll there.
                 self.uring = self.open_uring().ok();
             }
             SocketIo::IoUring => self.uring = Some(self.open_uring()?),
@@ -80,20 +86,20 @@ impl IoBackend {
         let failed = |error: std::io::Error| {
             Error::os("io_uring_setup", error.raw_os_error().unwrap_or(ENOSYS))
         };
-        // Under automatic progress several threads hand over, and none may keep the others waiting
-        // for what it computes meanwhile. Under manual progress nobody else has been promised
-        // anything.
-        let ring = Uring::open(UringConfig::for_connections(
+        // Under automatic progress several threads submit, and a computing thread must not delay
+        // completions, so the instance does without cooperative task work. Under manual progress
+        // only the thread that polls expects completions.
+        let uring = Uring::open(UringConfig::for_connections(
             self.progress != Progress::Auto,
         ))
         .map_err(failed)?;
         self.wait_set
-            .watch(ring.event_fd(), TcpToken::Uring.pack(EpId(0)))
+            .watch(uring.event_fd(), TcpToken::Uring.pack(EpId(0)))
             .map_err(epoll_ctl_error)?;
-        Ok(SharedUring::new(ring))
+        Ok(SharedUring::new(uring))
     }
 
-    /// The ring of the domain, if that is the way.
+    /// Returns the domain's io_uring instance, if that is the backend.
     pub(super) fn uring(&mut self) -> Result<Option<SharedUring>> {
         if !self.is_selected {
             self.select(SocketIo::Auto)?;
@@ -101,60 +107,60 @@ impl IoBackend {
         Ok(self.uring.clone())
     }
 
-    /// What has been done.
+    /// Returns the next completion.
     #[inline]
     pub(super) fn next_completion(&self) -> Option<UringCompletion> {
         self.uring.as_ref()?.lock().next_completion()
     }
 
-    /// The ring has told that something was done.
+    /// Resets the eventfd of the io_uring instance.
     pub(super) fn clear_event(&self) {
-        if let Some(ring) = &self.uring {
-            ring.lock().clear_event();
+        if let Some(uring) = &self.uring {
+            uring.lock().clear_event();
         }
     }
 
-    /// Hands over what was queued in this pass.
+    /// Submits what was queued in this pass.
     #[inline]
     pub(super) fn submit(&self) {
-        if let Some(ring) = &self.uring {
-            // What cannot be handed over now is kept, and goes with the next pass.
-            let _ = ring.lock().submit();
+        if let Some(uring) = &self.uring {
+            // What cannot be submitted now stays queued, and is submitted in the next pass.
+            let _ = uring.lock().submit();
         }
     }
 
-    /// Hands over what is queued: the ring tells of news from now on. False when there is some, or
-    /// it cannot.
+    /// Submits what is queued, so that the eventfd reports completions from now on. False when
+    /// there are completions already, or the submission failed.
     pub(super) fn arm(&self) -> bool {
-        self.uring.as_ref().is_none_or(|ring| {
-            let mut ring = ring.lock();
-            ring.submit().is_ok() && !ring.has_completions()
+        self.uring.as_ref().is_none_or(|uring| {
+            let mut uring = uring.lock();
+            uring.submit().is_ok() && !uring.has_completions()
         })
     }
 }
 
 impl Drop for IoBackend {
     fn drop(&mut self) {
-        if let Some(ring) = &self.uring
+        if let Some(uring) = &self.uring
             && self.fork_guard.in_original_process()
         {
-            self.wait_set.unwatch(ring.lock().event_fd());
+            self.wait_set.unwatch(uring.lock().event_fd());
         }
     }
 }
 
-/// What the environment says.
+/// Returns the backend that the environment selects.
 fn backend_from_env() -> Result<SocketIo> {
-    std::env::var_os(ENV_VAR).map_or(Ok(AUTO_BACKEND), |said| parse_backend(&said))
+    std::env::var_os(ENV_VAR).map_or(Ok(AUTO_BACKEND), |value| parse_backend(&value))
 }
 
-fn parse_backend(said: &OsStr) -> Result<SocketIo> {
-    match said.to_str() {
+fn parse_backend(value: &OsStr) -> Result<SocketIo> {
+    match value.to_str() {
         Some("auto" | "") => Ok(AUTO_BACKEND),
         Some("epoll") => Ok(SocketIo::Epoll),
         Some("io_uring") => Ok(SocketIo::IoUring),
         _ => {
-            let why = format!("{said:?} is none of auto, epoll and io_uring");
+            let why = format!("{value:?} is not one of auto, epoll, io_uring");
             Err(Error::Invalid { what: ENV_VAR, why })
         }
     }
@@ -166,25 +172,24 @@ mod tests {
     use crate::uring::tests::with_uring_forbidden;
     use crate::wait::EpollSet;
 
-    /// Rule 7 of rings: who asked for one by name hears that there is none, and who wished for one
-    /// does without.
+    /// io_uring requested by name fails with the kernel's error; `auto` falls back to epoll.
     #[test]
     fn forbidden_io_uring_fails_explicit_and_falls_back_on_auto() {
         let refused = |errno| Err(Error::os("io_uring_setup", errno));
         for errno in [libc::EPERM, libc::ENOSYS] {
-            for (io, wish, expected) in [
+            for (io, env, expected) in [
                 (SocketIo::IoUring, SocketIo::Epoll, refused(errno)),
                 (SocketIo::Auto, SocketIo::IoUring, Ok("epoll")),
                 (SocketIo::Epoll, SocketIo::IoUring, Ok("epoll")),
             ] {
-                let became = with_uring_forbidden(errno, || {
-                    let set = EpollSet::new().expect("descriptors");
-                    let mut chosen = IoBackend::new(Arc::new(set), Progress::Manual);
-                    chosen
-                        .select_with_default(io, || Ok(wish))
-                        .map(|()| chosen.name())
+                let outcome = with_uring_forbidden(errno, || {
+                    let set = EpollSet::new().expect("an epoll set");
+                    let mut backend = IoBackend::new(Arc::new(set), Progress::Manual);
+                    backend
+                        .select_with_default(io, || Ok(env))
+                        .map(|()| backend.name())
                 });
-                assert_eq!(became, expected, "{io:?} {wish:?}");
+                assert_eq!(outcome, expected, "{io:?} {env:?}");
             }
         }
     }

@@ -1,5 +1,8 @@
-//! Connections that are closed with something still to be sent, or to be read: closing them at once
-//! would have the kernel throw away what the peer has not read yet.
+//! Closing connections with something still to be sent or read (linger).
+//!
+//! A peer learns of the end of its stream behind everything that was sent, so reading continues
+//! after writing has failed. The kernel discards unsent data of a connection that is closed with
+//! something unread. So a background thread sends what an endpoint has left when it closes.
 
 use std::io::IoSlice;
 use std::os::fd::AsFd;
@@ -13,29 +16,30 @@ use super::socket::{TcpSocket, WriteResult};
 
 /// How long a peer has to take what was sent to it.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often newcomers are looked for.
+/// How often the thread looks for new connections to close.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Connections that are waited for; the oldest make room.
+/// Most connections that linger at once; the oldest are closed to make room.
 const MAX_LINGERING: usize = 1024;
 
+/// A connection that is being closed.
 struct Lingering {
     socket: TcpSocket,
     unsent: Vec<u8>,
-    /// The peer may still send something.
+    /// Whether the peer may still send something.
     read_open: bool,
     deadline: Instant,
 }
 
-/// Closes a connection, when the peer has what was sent and has closed too, or does not within a
-/// few seconds. It is called with the lock of a domain: what it does at once is bounded, however
-/// fast the peer talks on.
-pub(crate) fn close(mut socket: TcpSocket, rest: &[u8]) {
+/// Closes a connection in the background, when the peer has taken what was sent and has closed too,
+/// or after [`LINGER_TIMEOUT`]. The caller holds the lock of a domain, so the work done before
+/// returning is bounded, however fast the peer sends.
+pub(crate) fn close(mut socket: TcpSocket, unsent: &[u8]) {
     if !socket.in_original_process() {
         return;
     }
     socket.unwatch();
-    let mut leaving = Lingering::new(socket, rest);
-    if leaving.progress() {
+    let mut lingering = Lingering::new(socket, unsent);
+    if lingering.progress() {
         static THREAD: OnceLock<Option<Sender<Lingering>>> = OnceLock::new();
         let thread = THREAD.get_or_init(|| {
             let (tx, rx) = channel();
@@ -46,56 +50,56 @@ pub(crate) fn close(mut socket: TcpSocket, rest: &[u8]) {
                 .then_some(tx)
         });
         if let Some(thread) = thread {
-            let _ = thread.send(leaving);
+            let _ = thread.send(lingering);
         }
     }
 }
 
-fn run_linger_thread(newcomers: &Receiver<Lingering>) {
+fn run_linger_thread(receiver: &Receiver<Lingering>) {
     let mut all: Vec<Lingering> = Vec::new();
     loop {
         if all.is_empty() {
-            let Ok(first) = newcomers.recv() else { return };
+            let Ok(first) = receiver.recv() else { return };
             all.push(first);
         }
-        all.extend(newcomers.try_iter());
+        all.extend(receiver.try_iter());
         if all.len() > MAX_LINGERING {
             all.drain(..all.len() - MAX_LINGERING);
         }
         let mut fds: Vec<_> = all
             .iter()
-            .map(|leaving| {
-                let room = if leaving.unsent.is_empty() {
+            .map(|lingering| {
+                let write_interest = if lingering.unsent.is_empty() {
                     PollFlags::empty()
                 } else {
                     PollFlags::OUT
                 };
-                let news = if leaving.read_open {
+                let read_interest = if lingering.read_open {
                     PollFlags::IN
                 } else {
                     PollFlags::empty()
                 };
-                PollFd::from_borrowed_fd(leaving.socket.as_fd(), news | room)
+                PollFd::from_borrowed_fd(lingering.socket.as_fd(), read_interest | write_interest)
             })
             .collect();
         let timeout = Timespec::try_from(POLL_INTERVAL).ok();
         let _ = rustix::event::poll(&mut fds, timeout.as_ref());
         let now = Instant::now();
-        all.retain_mut(|leaving| leaving.deadline > now && leaving.progress());
+        all.retain_mut(|lingering| lingering.deadline > now && lingering.progress());
     }
 }
 
 impl Lingering {
-    fn new(socket: TcpSocket, rest: &[u8]) -> Self {
+    fn new(socket: TcpSocket, unsent: &[u8]) -> Self {
         Self {
             socket,
-            unsent: rest.to_vec(),
+            unsent: unsent.to_vec(),
             read_open: true,
             deadline: Instant::now() + LINGER_TIMEOUT,
         }
     }
 
-    /// Sends and reads what can be, within a bound; false when the connection can be closed.
+    /// Sends and discards within a bound; false when the connection can be closed.
     fn progress(&mut self) -> bool {
         while !self.unsent.is_empty() {
             match self.socket.send(&[IoSlice::new(&self.unsent)]) {
@@ -108,7 +112,7 @@ impl Lingering {
             self.socket.shutdown_write();
         }
         self.read_open = self.read_open && self.socket.discard_received();
-        // Who sends no more may still read.
+        // A half-closed peer may still read.
         self.read_open || !self.unsent.is_empty()
     }
 }

@@ -2,15 +2,22 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `endpoint` | an endpoint: where peers connect, its connections, its receive context |
-//! | `dialing` | attempts to connect, by the call or by the ring |
-//! | `greeting` | a connection before it is one |
-//! | `link` | a connection: bytes in, bytes out |
-//! | `io` | which way sockets are waited for, and the ring of a domain |
+//! | `endpoint` | an endpoint: listener, connections, receive queue |
+//! | `connect_attempt` | connecting, by a system call or by io_uring |
+//! | `handshake` | a connection before both sides have agreed |
+//! | `connection` | an established connection: bytes in, bytes out |
+//! | `io_backend` | epoll or io_uring, and the domain's io_uring instance |
 //! | `socket` | system calls that never block |
-//! | `congestion` | how fast connections may send |
-//! | `networks` | the networks this machine is in |
-//! | `farewell` | how a connection is closed without losing what was sent |
+//! | `congestion` | congestion control |
+//! | `interfaces` | networks of this machine |
+//! | `linger` | closing without losing what was sent |
+//!
+//! Passes poll only active endpoints: a connected endpoint that is idle costs nothing until
+//! something is posted or its socket is ready.
+//!
+//! Decision: writes are always acknowledged. libfabric requests that only for delivery completion;
+//! here a one-sided operation completes when the memory has been accessed, over every transport. It
+//! costs a header of 16 bytes back, and is the only way to learn that a peer was gone.
 
 mod congestion;
 mod connect_attempt;
@@ -50,7 +57,7 @@ use endpoint::{TcpEndpoint, TcpToken};
 use interfaces::InterfaceAddress;
 use io_backend::IoBackend;
 
-/// The provider `tcp`.
+/// The transport of the provider `tcp`.
 #[derive(Clone, Copy, Debug)]
 pub struct TcpTransport;
 
@@ -59,19 +66,20 @@ impl Transport for TcpTransport {
         "tcp"
     }
 
-    /// First what any network allows. Behind it the same for each network this machine is in,
-    /// behind those all of it for connected endpoints, and last all of the first kind for endpoints
-    /// that ask in RXM.
+    /// Returns the offers in this order: one for any network, one for each network of this machine,
+    /// both kinds again for connected endpoints (`FI_EP_MSG`), and both kinds again for endpoints
+    /// that connect with RXM.
     fn offers(&self) -> Vec<Info> {
         let any = base_info();
-        let of = |network: InterfaceAddress| {
+        let with_network = |network: InterfaceAddress| {
             let mut info = any.clone();
             info.fabric.name = network.to_string();
             info.src_addr = Address::from_socket_addr(Scheme::Tcp, (network.ip, 0).into()).ok();
             info.domain.name = network.interface;
             info
         };
-        let offers = std::iter::once(any.clone()).chain(interfaces::list().into_iter().map(of));
+        let offers =
+            std::iter::once(any.clone()).chain(interfaces::list().into_iter().map(with_network));
         let native: Vec<_> = offers.flat_map(Info::for_both_progress_models).collect();
         let connected: Vec<_> = native.iter().cloned().map(with_msg_endpoints).collect();
         let rxm: Vec<_> = native.iter().cloned().map(with_rxm_protocol).collect();
@@ -82,23 +90,27 @@ impl Transport for TcpTransport {
         Ok(Arc::new(LocalMemory::new(len)?))
     }
 
-    fn open_domain(&self, info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn TransportDomain>> {
+    fn open_domain(
+        &self,
+        info: &Info,
+        wait_set: Arc<dyn WaitSet>,
+    ) -> Result<Box<dyn TransportDomain>> {
         let progress = info.domain.data_progress;
-        let io = IoBackend::new(wait.clone(), progress);
-        let (endpoints, attended, options) = (Vec::new(), Vec::new(), SocketOptions::default());
+        let io_backend = IoBackend::new(wait_set.clone(), progress);
+        let (endpoints, active, options) = (Vec::new(), Vec::new(), SocketOptions::default());
         Ok(Box::new(TcpDomain {
-            wait_set: wait,
+            wait_set,
             endpoints,
-            active: attended,
-            io_backend: io,
+            active,
+            io_backend,
             options,
             fork_guard: ForkGuard::current_process(),
         }))
     }
 }
 
-/// Everything but what comes behind a read: that is answered when there is room, and may see what
-/// came later.
+/// Every order except writes and sends after reads (`FI_ORDER_WAR`, `FI_ORDER_SAR`): a read is
+/// answered when the socket has room, and may observe a later write.
 const MSG_ORDER: MsgOrder = MsgOrder::RAR
     .union(MsgOrder::RAW)
     .union(MsgOrder::RAS)
@@ -107,14 +119,15 @@ const MSG_ORDER: MsgOrder = MsgOrder::RAR
     .union(MsgOrder::SAW)
     .union(MsgOrder::SAS);
 
-/// What every network allows.
+/// Returns the offer that holds on every network.
 fn base_info() -> Info {
     let mut info = info_templates::reliable_info("tcp", Caps::LOCAL_COMM | Caps::REMOTE_COMM);
     info.ep.protocol = Some(Protocol::Tcp);
     info.ep.protocol_version = 3;
     info.ep.max_msg_size = MAX_MESSAGE;
-    // A message counts as sent when the kernel has all its bytes, and as delivered when the
-    // peer's endpoint has said that it has all of it. When a receive takes it nobody says.
+    // A send completes when the kernel has all its bytes, and with FI_DELIVERY_COMPLETE when the
+    // peer's endpoint has acknowledged the whole message. No frame reports that a receive matched,
+    // so FI_MATCH_COMPLETE is not offered.
     info.tx.op_flags |= OpFlags::DELIVERY_COMPLETE;
     info.tx.msg_order = MSG_ORDER;
     info.tx.rma_iov_limit = MAX_RMA_IOV;
@@ -122,19 +135,19 @@ fn base_info() -> Info {
     info
 }
 
-/// The same, of endpoints that ask for connections in RXM. Whoever asks them is answered in its own
-/// dialect.
+/// Turns an offer into one for endpoints that connect with RXM. An inbound connect request is
+/// always answered in the protocol of the request.
 fn with_rxm_protocol(mut info: Info) -> Info {
     info.ep.protocol = Some(Protocol::Rxm);
-    // Nothing asks for it there.
+    // RXM has no frame that requests an acknowledgement.
     info.tx.op_flags.remove(OpFlags::DELIVERY_COMPLETE);
-    // The version that libfabric gives it.
+    // libfabric's protocol version of RXM.
     info.ep.protocol_version = 1;
     info
 }
 
-/// The same for endpoints that are connected with one peer. There is nobody to choose from, and
-/// there are no addresses to number.
+/// Turns an offer into one for connected endpoints (`FI_EP_MSG`): a single peer needs neither
+/// directed receives nor a source address nor an address vector.
 fn with_msg_endpoints(mut info: Info) -> Info {
     info.caps -= Caps::DIRECTED_RECV | Caps::SOURCE;
     info.domain.av_type = None;
@@ -142,8 +155,8 @@ fn with_msg_endpoints(mut info: Info) -> Info {
     info
 }
 
-/// Where an endpoint is to listen. Without an address of its own: at any port in the network that
-/// was chosen, or else inside this machine.
+/// Returns the address an endpoint listens at. Without an address of its own that is any port in
+/// the network of the offer, or else of the loopback interface.
 fn listen_address(info: &Info, at: Option<&Address>) -> Result<SocketAddr> {
     if let Some(at) = at.filter(|at| at.scheme() != Scheme::Tcp) {
         return Err(Error::WrongScheme {
@@ -159,17 +172,16 @@ fn listen_address(info: &Info, at: Option<&Address>) -> Result<SocketAddr> {
     Ok(at.and_then(Address::socket_addr).unwrap_or(any))
 }
 
-/// The data path of a domain: its endpoints.
+/// The data path of a domain: its endpoints and their I/O backend.
 struct TcpDomain {
     wait_set: Arc<dyn WaitSet>,
-    /// In the order of their numbers, which grow.
+    /// Sorted by id; ids grow.
     endpoints: Vec<TcpEndpoint>,
-    /// Numbers of those that passes look at: connections with one peer each may be many, and mostly
-    /// quiet.
+    /// Ids of the endpoints that passes poll. Connected endpoints may be many, and are mostly idle.
     active: Vec<EpId>,
     io_backend: IoBackend,
     options: SocketOptions,
-    /// Nothing is moved in a forked child: the connections are its parent's.
+    /// In a forked child nothing moves: the connections belong to the parent.
     fork_guard: ForkGuard,
 }
 
@@ -189,7 +201,7 @@ impl TcpDomain {
         Ok(endpoint)
     }
 
-    /// Where the endpoint is: mostly there is but one.
+    /// Returns the index of an endpoint; with a single endpoint it is found without a search.
     #[inline]
     fn endpoint_index(&self, ep: EpId) -> Option<usize> {
         match &self.endpoints[..] {
@@ -198,18 +210,18 @@ impl TcpDomain {
         }
     }
 
-    /// A new endpoint, in the order of their numbers.
-    fn insert_endpoint(&mut self, mut opened: TcpEndpoint) {
-        opened.is_active = true;
-        self.active.push(opened.id());
+    /// Inserts a new endpoint, and keeps the list sorted by id.
+    fn insert_endpoint(&mut self, mut endpoint: TcpEndpoint) {
+        endpoint.is_active = true;
+        self.active.push(endpoint.id());
         let at = self
             .endpoints
-            .partition_point(|endpoint| endpoint.id() < opened.id());
-        self.endpoints.insert(at, opened);
+            .partition_point(|endpoint| endpoint.id() < endpoint.id());
+        self.endpoints.insert(at, endpoint);
     }
 
-    /// Does something with each endpoint that passes look at. Those that are quiet afterwards are
-    /// not looked at any more, until something happens.
+    /// Calls `act` with each active endpoint. An endpoint that is idle afterwards is not polled
+    /// until something happens.
     fn for_each_active(&mut self, mut act: impl FnMut(&mut TcpEndpoint)) {
         let mut index = 0;
         while let Some(&ep) = self.active.get(index) {
@@ -228,7 +240,7 @@ impl TcpDomain {
         }
     }
 
-    /// Hands out what the ring has done. Returns whether it has done anything.
+    /// Dispatches the completions of io_uring. Returns whether there was any.
     fn reap(&mut self, host: &mut dyn EngineContext) -> bool {
         let mut any = false;
         while let Some(mut completion) = self.io_backend.next_completion() {
@@ -236,7 +248,7 @@ impl TcpDomain {
             if let CompletionKind::BufferReleased(ReleasedBuffer { op, buf, .. }) =
                 &mut completion.kind
             {
-                // Whatever has become of its connection.
+                // The buffer returns to its operation even if the connection is gone.
                 host.return_buffer(*op, std::mem::take(buf));
             }
             let (ep, token) = TcpToken::unpack(completion.owner);
@@ -251,8 +263,8 @@ impl TcpDomain {
 }
 
 impl TransportDomain for TcpDomain {
-    fn set_socket_io(&mut self, io: SocketIo) -> Result<()> {
-        self.io_backend.select(io)
+    fn set_socket_io(&mut self, io_backend: SocketIo) -> Result<()> {
+        self.io_backend.select(io_backend)
     }
 
     fn set_socket_options(&mut self, options: &SocketOptions) -> Result<()> {
@@ -267,33 +279,33 @@ impl TransportDomain for TcpDomain {
         ep: EpId,
         info: &Info,
         at: Option<&Address>,
-        receiving: RxSource<'_>,
+        rx_source: RxSource<'_>,
     ) -> Result<Address> {
-        let place = (
+        let bind_params = (
             listen_address(info, at)?,
             SocketConfig::from_info(&self.options, info)?,
         );
-        let dialect = if info.ep.protocol == Some(Protocol::Rxm) {
+        let protocol = if info.ep.protocol == Some(Protocol::Rxm) {
             WireProtocol::Rxm
         } else {
             WireProtocol::Native
         };
-        let mut opened = TcpEndpoint::open_rdm(
+        let mut endpoint = TcpEndpoint::open_rdm(
             ep,
-            place,
+            bind_params,
             self.wait_set.clone(),
-            receiving,
+            rx_source,
             self.io_backend.uring()?,
-            dialect,
+            protocol,
         )?;
-        opened.set_caps(info.caps);
-        let name = opened.name().clone();
-        self.insert_endpoint(opened);
+        endpoint.set_caps(info.caps);
+        let name = endpoint.name().clone();
+        self.insert_endpoint(endpoint);
         Ok(name)
     }
 
     fn listen(&mut self, ep: EpId, info: &Info, at: Option<&Address>) -> Result<Address> {
-        let opened = TcpEndpoint::open_passive(
+        let endpoint = TcpEndpoint::open_passive(
             ep,
             (
                 listen_address(info, at)?,
@@ -301,8 +313,8 @@ impl TransportDomain for TcpDomain {
             ),
             self.wait_set.clone(),
         )?;
-        let name = opened.name().clone();
-        self.insert_endpoint(opened);
+        let name = endpoint.name().clone();
+        self.insert_endpoint(endpoint);
         Ok(name)
     }
 
@@ -315,14 +327,15 @@ impl TransportDomain for TcpDomain {
         host: &mut dyn EngineContext,
         ep: EpId,
         info: &Info,
-        meeting: ConnectParams<'_>,
-        receiving: RxSource<'_>,
+        params: ConnectParams<'_>,
+        rx_source: RxSource<'_>,
     ) -> Result<()> {
-        let parts = (self.wait_set.clone(), receiving, self.io_backend.uring()?);
-        let tuning = SocketConfig::from_info(&self.options, info)?;
-        let opened = TcpEndpoint::open_connected(host, (ep, info.caps, tuning), meeting, parts)?;
-        self.insert_endpoint(opened);
-        // Where a ring is to tell of what comes, the connection has to be put there.
+        let resources = (self.wait_set.clone(), rx_source, self.io_backend.uring()?);
+        let config = SocketConfig::from_info(&self.options, info)?;
+        let endpoint =
+            TcpEndpoint::open_connected(host, (ep, info.caps, config), params, resources)?;
+        self.insert_endpoint(endpoint);
+        // With io_uring, arming submits the multishot receive of the new connection.
         host.request_rearm();
         Ok(())
     }
@@ -344,13 +357,13 @@ impl TransportDomain for TcpDomain {
         spec: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let sent = self.active_endpoint(ep)?.try_send(host, spec, payload);
-        // Nobody else may look for long.
+        let result = self.active_endpoint(ep)?.try_send(host, spec, payload);
+        // The next pass may be a long time off.
         self.io_backend.submit();
-        sent
+        result
     }
 
-    /// Asked for over the wire: never at once.
+    /// Reads need a round trip, so they never complete at once.
     fn try_read(
         &mut self,
         _: &mut dyn EngineContext,
@@ -373,7 +386,7 @@ impl TransportDomain for TcpDomain {
     }
 
     fn region_closed(&mut self, _key: u64) {
-        // Who waits for it waits in vain.
+        // A response may wait for that region.
         if self.endpoints.iter().any(TcpEndpoint::awaits_region) {
             self.wait_set.wake();
         }
@@ -528,8 +541,8 @@ impl TransportDomain for TcpDomain {
         is_armed && self.io_backend.arm()
     }
 
-    /// Sockets tell of news whether anybody polls or not, and connections that listen go on until
-    /// somebody looks for long.
+    /// Does nothing: epoll reports readiness whether or not a thread polls, and armed receives
+    /// continue until the connection was polled in vain several times.
     fn disarm(&mut self) {}
 
     fn stats(&self, ep: EpId) -> TransportStats {

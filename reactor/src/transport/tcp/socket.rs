@@ -1,4 +1,4 @@
-//! Sockets that never block, and the clock of an endpoint.
+//! Listeners and connections as non-blocking sockets, and the timer of an endpoint.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -18,43 +18,43 @@ use crate::transport::fork_guard::ForkGuard;
 use crate::transport::net::{self, SocketConfig, addr_error, open_socket};
 use crate::wait::epoll_ctl_error;
 
-/// Connections that may wait to be accepted.
+/// Connections that the kernel queues before they are accepted.
 const LISTEN_BACKLOG: i32 = 4096;
 
-/// A peer that says nothing for so long is gone, unless something else is said.
+/// A peer that is silent for so long is considered dead, unless configured otherwise.
 const DEFAULT_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The kernel asks so many times whether it is still there, in the second half of that time.
+/// Keepalive probes, sent in the second half of that time.
 const KEEPALIVE_PROBES: u32 = 3;
-/// Bytes that are thrown away in one go: a peer may send them faster than that.
+/// Bytes that one call discards: a peer may send faster than this side reads.
 const MAX_DISCARD_BYTES: usize = 64 << 10;
 
-/// Where peers connect.
+/// A listening socket.
 #[derive(Debug)]
 pub(crate) struct TcpListener {
     fd: OwnedFd,
     fork_guard: ForkGuard,
 }
 
-/// A connection.
+/// A TCP connection.
 pub(crate) struct TcpSocket {
-    /// Shared with operations in a ring, which keep it open until they have ended.
+    /// Shared with operations in io_uring, which keep it open until they have ended.
     fd: Arc<OwnedFd>,
     fork_guard: ForkGuard,
     registration: Option<(Arc<dyn WaitSet>, u64)>,
 }
 
-/// What a receive found.
+/// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadResult {
     WouldBlock,
     Bytes(usize),
-    /// The peer sends no more.
+    /// The peer has shut down its sending direction.
     Eof,
     /// The connection is broken.
     Failed,
 }
 
-/// What a send came to.
+/// The result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteResult {
     Bytes(usize),
@@ -63,15 +63,15 @@ pub(crate) enum WriteResult {
 }
 
 impl TcpListener {
-    /// Listens at an address, and says at which when the port is 0.
-    pub(crate) fn open(at: SocketAddr, tuning: &SocketConfig) -> Result<(Self, SocketAddr)> {
-        tuning.bind_in_port_range(at, |at| Self::bind(at, tuning))
+    /// Listens at an address, and returns the address with the actual port.
+    pub(crate) fn open(at: SocketAddr, config: &SocketConfig) -> Result<(Self, SocketAddr)> {
+        config.bind_in_port_range(at, |at| Self::bind(at, config))
     }
 
-    fn bind(at: SocketAddr, tuning: &SocketConfig) -> Result<(Self, SocketAddr)> {
+    fn bind(at: SocketAddr, config: &SocketConfig) -> Result<(Self, SocketAddr)> {
         let os = |call| move |errno: Errno| Error::os(call, errno.raw_os_error());
         let socket = open_socket(at, SocketType::STREAM).map_err(os("socket"))?;
-        tuning.apply(&socket, at).map_err(os("setsockopt"))?;
+        config.apply(&socket, at).map_err(os("setsockopt"))?;
         rustix::net::sockopt::set_socket_reuseaddr(&socket, true)
             .map_err(os("setsockopt(SO_REUSEADDR)"))?;
         net::bind(&socket, Scheme::Tcp, at)?;
@@ -90,29 +90,31 @@ impl TcpListener {
         ))
     }
 
-    pub(crate) fn watch(&self, wait: &dyn WaitSet, token: u64) -> Result<()> {
-        wait.watch(self.fd.as_fd(), token).map_err(epoll_ctl_error)
+    pub(crate) fn watch(&self, wait_set: &dyn WaitSet, token: u64) -> Result<()> {
+        wait_set
+            .watch(self.fd.as_fd(), token)
+            .map_err(epoll_ctl_error)
     }
 
-    pub(crate) fn unwatch(&self, wait: &dyn WaitSet) {
+    pub(crate) fn unwatch(&self, wait_set: &dyn WaitSet) {
         if self.fork_guard.in_original_process() {
-            wait.unwatch(self.fd.as_fd());
+            wait_set.unwatch(self.fd.as_fd());
         }
     }
 
-    /// Accepts a connection; `None` when there is none.
+    /// Accepts a connection; `None` when none is queued.
     pub(crate) fn accept(
         &self,
         at: SocketAddr,
-        tuning: &SocketConfig,
+        config: &SocketConfig,
     ) -> Result<Option<(TcpSocket, SocketAddr)>, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         loop {
             return match rustix::net::acceptfrom_with(&self.fd, flags) {
                 Ok((socket, from)) => match from.and_then(|from| SocketAddr::try_from(from).ok()) {
                     Some(from) => {
-                        congestion::set_algorithm(&socket, (at, from), tuning)?;
-                        Ok(Some((TcpSocket::new(socket, tuning)?, from)))
+                        congestion::set_algorithm(&socket, (at, from), config)?;
+                        Ok(Some((TcpSocket::new(socket, config)?, from)))
                     }
                     None => continue,
                 },
@@ -125,7 +127,8 @@ impl TcpListener {
 }
 
 impl Drop for TcpListener {
-    /// Nobody can connect any more, whichever forked child still has this.
+    /// Shuts the listener down, so that connects fail even if a forked child still has the
+    /// descriptor.
     fn drop(&mut self) {
         if self.fork_guard.in_original_process() {
             let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
@@ -134,13 +137,13 @@ impl Drop for TcpListener {
 }
 
 impl TcpSocket {
-    fn new(fd: OwnedFd, tuning: &SocketConfig) -> Result<Self, Errno> {
+    fn new(fd: OwnedFd, config: &SocketConfig) -> Result<Self, Errno> {
         rustix::net::sockopt::set_tcp_nodelay(&fd, true)?;
-        // A machine that has gone says nothing.
+        // Keepalive detects a peer machine that has died.
         rustix::net::sockopt::set_socket_keepalive(&fd, true)?;
         set_keepalive(
             &fd,
-            tuning.options.idle_timeout.unwrap_or(DEFAULT_IDLE_TIMEOUT),
+            config.options.idle_timeout.unwrap_or(DEFAULT_IDLE_TIMEOUT),
         )?;
         Ok(Self {
             fd: Arc::new(fd),
@@ -149,22 +152,23 @@ impl TcpSocket {
         })
     }
 
-    /// Sets what is said here and was not when it was accepted. What is not said stays.
-    pub(crate) fn apply_config(&self, tuning: &SocketConfig) -> Result<()> {
+    /// Applies the options of the accepting domain that the passive endpoint did not set when the
+    /// socket was accepted. Options that are not set stay as they are.
+    pub(crate) fn apply_config(&self, config: &SocketConfig) -> Result<()> {
         let set = |from: SocketAddr| {
-            tuning.apply(&self.fd, from)?;
-            if let Some(silence) = tuning.options.idle_timeout {
-                set_keepalive(&self.fd, silence)?;
+            config.apply(&self.fd, from)?;
+            if let Some(idle_timeout) = config.options.idle_timeout {
+                set_keepalive(&self.fd, idle_timeout)?;
             }
-            match &tuning.options.congestion_control {
-                Some(_) => congestion::set_algorithm(&self.fd, (from, from), tuning),
+            match &config.options.congestion_control {
+                Some(_) => congestion::set_algorithm(&self.fd, (from, from), config),
                 None => Ok(()),
             }
         };
         set(self.local_addr()?).map_err(|errno| Error::os("setsockopt", errno.raw_os_error()))
     }
 
-    /// Its address on this side.
+    /// Returns the local address.
     pub(crate) fn local_addr(&self) -> Result<SocketAddr> {
         net::local_addr(&self.fd)
     }
@@ -173,23 +177,23 @@ impl TcpSocket {
         &self.fd
     }
 
-    /// One that is to connect, from the address that peers know this side by.
+    /// Opens a socket that is going to connect, bound to the address by which peers know this side.
     pub(crate) fn open(
         from: SocketAddr,
         to: SocketAddr,
-        tuning: &SocketConfig,
+        config: &SocketConfig,
     ) -> Result<Self, Errno> {
         let socket = open_socket(to, SocketType::STREAM)?;
-        tuning.apply(&socket, to)?;
-        congestion::set_algorithm(&socket, (from, to), tuning)?;
-        // Both ends of a connection tell who the other is by its address.
+        config.apply(&socket, to)?;
+        congestion::set_algorithm(&socket, (from, to), config)?;
+        // Each side identifies the other by its address.
         if from.is_ipv4() == to.is_ipv4() {
             rustix::net::bind(&socket, &SocketAddr::new(from.ip(), 0))?;
         }
-        Self::new(socket, tuning)
+        Self::new(socket, config)
     }
 
-    /// Begins to connect, or goes on with what was begun.
+    /// Starts a connect, or continues one that was started.
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<(), Errno> {
         match rustix::net::connect(&self.fd, &to) {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR | Errno::ALREADY | Errno::ISCONN) => {
@@ -199,49 +203,51 @@ impl TcpSocket {
         }
     }
 
-    /// What became of the attempt to connect: whether there is a connection yet.
+    /// Returns the result of the connect: whether the socket is connected yet.
     pub(crate) fn check_connected(&self) -> Result<bool, Errno> {
         rustix::net::sockopt::socket_error(&self.fd)??;
-        // Where nobody listens, the kernel may have given this side the very port it calls, and let
-        // it call itself.
+        // If no socket listens there, the kernel may have chosen the destination port as the source
+        // port, and connected the socket to itself.
         let this = rustix::net::getsockname(&self.fd)?;
         match rustix::net::getpeername(&self.fd) {
             Ok(peer) if peer == Some(this) => Err(Errno::CONNREFUSED),
             Ok(_) => Ok(true),
-            // What woke this side was meant for a socket that had its place before.
+            // A stale readiness event of an earlier socket under the same token.
             Err(Errno::NOTCONN) => Ok(false),
             Err(errno) => Err(errno),
         }
     }
 
-    /// Watches it, instead of what it was watched for so far.
+    /// Watches the socket for `interest`, which replaces the previous one.
     pub(crate) fn watch(
         &mut self,
-        wait: &Arc<dyn WaitSet>,
+        wait_set: &Arc<dyn WaitSet>,
         token: u64,
         interest: Interest,
     ) -> Result<()> {
         if self.registration.is_none() {
-            wait.watch(self.fd.as_fd(), token)
+            wait_set
+                .watch(self.fd.as_fd(), token)
                 .map_err(epoll_ctl_error)?;
-            self.registration = Some((wait.clone(), token));
+            self.registration = Some((wait_set.clone(), token));
             if interest == Interest::Read {
                 return Ok(());
             }
         }
-        wait.set_interest(self.fd.as_fd(), token, interest)
+        wait_set
+            .set_interest(self.fd.as_fd(), token, interest)
             .map_err(epoll_ctl_error)
     }
 
     pub(crate) fn unwatch(&mut self) {
-        if let Some((wait, _)) = self.registration.take()
+        if let Some((wait_set, _)) = self.registration.take()
             && self.fork_guard.in_original_process()
         {
-            wait.unwatch(self.fd.as_fd());
+            wait_set.unwatch(self.fd.as_fd());
         }
     }
 
-    /// Sends what there is room for.
+    /// Sends as much as the socket has room for.
     pub(crate) fn send(&self, parts: &[IoSlice<'_>]) -> WriteResult {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         loop {
@@ -260,7 +266,7 @@ impl TcpSocket {
         }
     }
 
-    /// Receives what there is and room for.
+    /// Receives what has arrived, up to the length of `into`.
     pub(crate) fn recv(&self, into: &mut [u8]) -> ReadResult {
         loop {
             return match rustix::net::recv(&self.fd, &mut *into, RecvFlags::DONTWAIT) {
@@ -273,21 +279,21 @@ impl TcpSocket {
         }
     }
 
-    /// Whether it is this process's, and not that of the parent it was forked from.
+    /// Whether this process opened the socket; false in a forked child.
     pub(crate) fn in_original_process(&self) -> bool {
         self.fork_guard.in_original_process()
     }
 
-    /// Says that nothing more is sent.
+    /// Shuts down the sending direction.
     pub(crate) fn shutdown_write(&self) {
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Write);
     }
 
-    /// Throws away what has arrived, up to a bound; true when more may come.
+    /// Discards what has arrived, up to a bound; true when more may come.
     pub(crate) fn discard_received(&self) -> bool {
-        let mut room = [MaybeUninit::<u8>::uninit(); 4096];
-        for _ in 0..MAX_DISCARD_BYTES / room.len() {
-            match rustix::net::recv(&self.fd, &mut room[..], RecvFlags::DONTWAIT) {
+        let mut scratch = [MaybeUninit::<u8>::uninit(); 4096];
+        for _ in 0..MAX_DISCARD_BYTES / scratch.len() {
+            match rustix::net::recv(&self.fd, &mut scratch[..], RecvFlags::DONTWAIT) {
                 Ok((_, 0)) => return false,
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return errno == Errno::AGAIN,
@@ -297,13 +303,13 @@ impl TcpSocket {
     }
 }
 
-/// How long the other end may say nothing.
-fn set_keepalive(socket: impl AsFd, silence: Duration) -> Result<(), Errno> {
+/// Sets keepalive so that a peer that is silent for `silence` is detected.
+fn set_keepalive(socket: impl AsFd, idle_timeout: Duration) -> Result<(), Errno> {
     let socket = socket.as_fd();
-    let pause = (silence.as_secs() / 2 / u64::from(KEEPALIVE_PROBES)).max(1);
-    let idle = silence.as_secs() - pause * u64::from(KEEPALIVE_PROBES);
+    let interval = (idle_timeout.as_secs() / 2 / u64::from(KEEPALIVE_PROBES)).max(1);
+    let idle = idle_timeout.as_secs() - interval * u64::from(KEEPALIVE_PROBES);
     rustix::net::sockopt::set_tcp_keepidle(socket, Duration::from_secs(idle))?;
-    rustix::net::sockopt::set_tcp_keepintvl(socket, Duration::from_secs(pause))?;
+    rustix::net::sockopt::set_tcp_keepintvl(socket, Duration::from_secs(interval))?;
     rustix::net::sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)
 }
 
@@ -319,7 +325,7 @@ impl Drop for TcpSocket {
     }
 }
 
-/// A clock that is watched like a socket.
+/// A timerfd, watched like a socket.
 #[derive(Debug)]
 pub(crate) struct Timer {
     fd: OwnedFd,
@@ -337,17 +343,19 @@ impl Timer {
         })
     }
 
-    pub(crate) fn watch(&self, wait: &dyn WaitSet, token: u64) -> Result<()> {
-        wait.watch(self.fd.as_fd(), token).map_err(epoll_ctl_error)
+    pub(crate) fn watch(&self, wait_set: &dyn WaitSet, token: u64) -> Result<()> {
+        wait_set
+            .watch(self.fd.as_fd(), token)
+            .map_err(epoll_ctl_error)
     }
 
-    pub(crate) fn unwatch(&self, wait: &dyn WaitSet) {
+    pub(crate) fn unwatch(&self, wait_set: &dyn WaitSet) {
         if self.fork_guard.in_original_process() {
-            wait.unwatch(self.fd.as_fd());
+            wait_set.unwatch(self.fd.as_fd());
         }
     }
 
-    /// Becomes readable after this time, and not at all after none.
+    /// Makes the timer readable after this time; `None` disarms it.
     pub(crate) fn set(&self, after: Option<Duration>) {
         let after = after.map(|after| after.max(Duration::from_micros(1)));
         let value = after.and_then(|after| Timespec::try_from(after).ok());

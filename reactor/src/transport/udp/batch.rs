@@ -1,13 +1,13 @@
-//! Datagrams by the dozen: memory for their bytes and addresses, and one call of the kernel that
-//! takes or fills it.
+//! Batches of datagrams: memory for their bytes and addresses, and one `sendmmsg` or `recvmmsg` for
+//! all of them.
 //!
 //! # Safety
 //!
-//! The kernel is given pointers to the parts of a [`Frame`], which is allocated once, never moves,
-//! and is reached through one pointer only. They are set when it is made. Later nothing but lengths
-//! changes, and never to more than there is room for. The kernel writes during a call that has the
-//! batch for itself (`&mut self`), and keeps no pointer afterwards. What it wrote is bytes, lengths
-//! and addresses; for all of these types any bits are a value.
+//! The kernel gets pointers to the parts of an [`MmsgBuffers`], which is allocated once, never
+//! moves, and is reached through one pointer only. The pointers are set when it is created.
+//! Afterwards only lengths change, and never beyond the room there is. The kernel writes during a
+//! call that has exclusive access to the batch (`&mut self`), and keeps no pointer afterwards. It
+//! writes bytes, lengths and addresses; for all of these types every bit pattern is valid.
 #![allow(unsafe_code)]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,15 +17,15 @@ use std::ptr::NonNull;
 use fabric_core::buf::Payload;
 use rustix::io::Errno;
 
-/// Datagrams that one call moves at most.
+/// Most datagrams that one call moves.
 pub(super) const BATCH_LEN: usize = 32;
 
-/// The longest message, as libfabric has it: what Ethernet carries in one piece over IPv4.
+/// Longest message, in bytes, as in libfabric: what Ethernet carries in one IPv4 datagram.
 pub(super) const MAX_MESSAGE: usize = 1472;
 
 const SOCKADDR_LEN: u32 = size_of::<libc::sockaddr_storage>() as u32;
 
-/// What the kernel reads and writes. Any bits are a value of it, also zeros.
+/// The memory that the kernel reads and writes. Every bit pattern is valid, zeros included.
 #[repr(C)]
 struct MmsgBuffers {
     headers: [libc::mmsghdr; BATCH_LEN],
@@ -34,44 +34,44 @@ struct MmsgBuffers {
     bytes: [[u8; MAX_MESSAGE]; BATCH_LEN],
 }
 
-/// Room for datagrams.
+/// A batch of datagrams.
 pub(super) struct DatagramBatch {
     buffers: NonNull<MmsgBuffers>,
-    /// How many the last receive has filled.
+    /// Number of datagrams of the last receive.
     received: usize,
 }
 
-/// A datagram that was received.
+/// A received datagram.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Datagram<'a> {
     pub(super) from: SocketAddr,
-    /// How long it was.
+    /// Length of the datagram, in bytes.
     pub(super) len: usize,
-    /// As much of it as there was room for.
+    /// Its bytes, at most [`MAX_MESSAGE`] of them.
     pub(super) bytes: &'a [u8],
 }
 
-// SAFETY: it owns the frame, as a box would; nothing in it belongs to a thread.
+// SAFETY: the batch owns the buffers, as a `Box` would; nothing in them belongs to a thread.
 unsafe impl Send for DatagramBatch {}
 
 impl DatagramBatch {
     pub(super) fn new() -> Self {
-        // SAFETY: zeros are a value.
-        let frame = unsafe { Box::<MmsgBuffers>::new_zeroed().assume_init() };
-        let buffers = NonNull::from(Box::leak(frame));
+        // SAFETY: zeros are a valid value.
+        let buffers = unsafe { Box::<MmsgBuffers>::new_zeroed().assume_init() };
+        let buffers = NonNull::from(Box::leak(buffers));
         for at in 0..BATCH_LEN {
-            let frame = buffers.as_ptr();
-            // SAFETY: all of it lies within the frame, which nobody else knows yet. No reference is
-            // made.
+            let buffers = buffers.as_ptr();
+            // SAFETY: all of it lies within the buffers, to which no other pointer exists yet. No
+            // reference is made.
             unsafe {
-                let part = &raw mut (*frame).iovecs[at];
-                (*part).iov_base = (&raw mut (*frame).bytes[at]).cast();
-                (*part).iov_len = MAX_MESSAGE;
-                let head = &raw mut (*frame).headers[at].msg_hdr;
-                (*head).msg_name = (&raw mut (*frame).addresses[at]).cast();
-                (*head).msg_namelen = SOCKADDR_LEN;
-                (*head).msg_iov = part;
-                (*head).msg_iovlen = 1;
+                let iovec = &raw mut (*buffers).iovecs[at];
+                (*iovec).iov_base = (&raw mut (*buffers).bytes[at]).cast();
+                (*iovec).iov_len = MAX_MESSAGE;
+                let header = &raw mut (*buffers).headers[at].msg_hdr;
+                (*header).msg_name = (&raw mut (*buffers).addresses[at]).cast();
+                (*header).msg_namelen = SOCKADDR_LEN;
+                (*header).msg_iov = iovec;
+                (*header).msg_iovlen = 1;
             }
         }
         Self {
@@ -80,21 +80,20 @@ impl DatagramBatch {
         }
     }
 
-    /// Receives what there is, as far as there is room; returns how many.
+    /// Receives up to [`BATCH_LEN`] queued datagrams; returns how many.
     pub(super) fn recv(&mut self, socket: BorrowedFd<'_>) -> usize {
         for at in 0..std::mem::take(&mut self.received) {
-            // SAFETY: within the frame; the room that there is.
+            // SAFETY: within the buffers; the length is that of the address storage.
             unsafe { (*self.buffers.as_ptr()).headers[at].msg_hdr.msg_namelen = SOCKADDR_LEN };
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
         loop {
-            // SAFETY: as many heads as are said, each with pointers to room of the length that it
-            // says.
+            // SAFETY: `BATCH_LEN` headers, each with pointers to room of the length that it states.
             let count = unsafe {
-                let heads = (&raw mut (*self.buffers.as_ptr()).headers).cast();
+                let headers = (&raw mut (*self.buffers.as_ptr()).headers).cast();
                 libc::recvmmsg(
                     socket.as_raw_fd(),
-                    heads,
+                    headers,
                     BATCH_LEN as u32,
                     flags,
                     std::ptr::null_mut(),
@@ -106,20 +105,27 @@ impl DatagramBatch {
                     return self.received;
                 }
                 Err(_) if last_error() == Errno::INTR => {}
-                // Nothing there; or something is wrong with the machine, and the next pass looks
+                // Nothing is queued, or the call failed for a reason that the next pass meets
                 // again.
                 Err(_) => return 0,
             }
         }
     }
 
-    /// One of those that the last receive has filled; `None` for what did not come from the
-    /// internet.
+    /// Returns a datagram of the last receive; `None` if its sender has no IPv4 or IPv6 address.
+    ///
+    /// # Panics
+    /// If `at` is not below the count of the last receive.
     pub(super) fn get(&self, at: usize) -> Option<Datagram<'_>> {
-        assert!(at < self.received, "it was received");
-        let frame = self.buffers.as_ptr();
-        // SAFETY: within the frame, and not written as long as the batch is borrowed.
-        let (len, bytes) = unsafe { ((*frame).headers[at].msg_len as usize, &(*frame).bytes[at]) };
+        assert!(at < self.received, "datagram index beyond the last receive");
+        let buffers = self.buffers.as_ptr();
+        // SAFETY: within the buffers, which are not written while the batch is borrowed.
+        let (len, bytes) = unsafe {
+            (
+                (*buffers).headers[at].msg_len as usize,
+                &(*buffers).bytes[at],
+            )
+        };
         Some(Datagram {
             from: self.source_addr(at)?,
             len,
@@ -127,15 +133,15 @@ impl DatagramBatch {
         })
     }
 
-    /// Where a datagram came from: the address and port, which is all that tells senders apart.
+    /// Returns the socket address a datagram came from.
     fn source_addr(&self, at: usize) -> Option<SocketAddr> {
-        let frame = self.buffers.as_ptr();
-        // SAFETY: within the frame; the storage is long and aligned enough for an address of any
-        // family, and has one of the family it says if it has the length of one.
+        let buffers = self.buffers.as_ptr();
+        // SAFETY: within the buffers; the storage is large and aligned enough for an address of any
+        // family, and holds one of the family it names if the length is sufficient.
         unsafe {
             let (name, len) = (
-                &raw const (*frame).addresses[at],
-                (*frame).headers[at].msg_hdr.msg_namelen as usize,
+                &raw const (*buffers).addresses[at],
+                (*buffers).headers[at].msg_hdr.msg_namelen as usize,
             );
             match i32::from((*name).ss_family) {
                 libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => {
@@ -158,62 +164,71 @@ impl DatagramBatch {
         }
     }
 
-    /// Puts a message, of [`MAX_MESSAGE`] bytes at most, where it can be sent from.
+    /// Copies a message of at most [`MAX_MESSAGE`] bytes into the batch, to be sent to `to`.
+    ///
+    /// # Panics
+    /// If the message is longer.
     pub(super) fn write(&mut self, at: usize, to: SocketAddr, payload: Payload<'_>) {
         self.set_destination(at, to);
-        let frame = self.buffers.as_ptr();
-        // SAFETY: within the frame, of which this is the only user.
-        let bytes = unsafe { &mut (*frame).bytes[at] };
+        let buffers = self.buffers.as_ptr();
+        // SAFETY: within the buffers, to which this call has exclusive access.
+        let bytes = unsafe { &mut (*buffers).bytes[at] };
         payload.for_each(|from, piece| bytes[from..from + piece.len()].copy_from_slice(piece));
-        // SAFETY: within the frame. Not more than there is, or the copy would have panicked.
-        unsafe { (*frame).iovecs[at].iov_len = payload.len() };
+        // SAFETY: within the buffers. The length does not exceed the room, or the copy would have
+        // panicked.
+        unsafe { (*buffers).iovecs[at].iov_len = payload.len() };
     }
 
     fn set_destination(&mut self, at: usize, to: SocketAddr) {
-        let frame = self.buffers.as_ptr();
-        // SAFETY: within the frame; the storage is long and aligned enough for either.
+        let buffers = self.buffers.as_ptr();
+        // SAFETY: within the buffers; the storage is large and aligned enough for either family.
         unsafe {
-            let name = &raw mut (*frame).addresses[at];
+            let name = &raw mut (*buffers).addresses[at];
             let len = match to.ip() {
                 IpAddr::V4(ip) => {
-                    let mut of: libc::sockaddr_in = std::mem::zeroed();
-                    of.sin_family = libc::AF_INET as libc::sa_family_t;
-                    of.sin_port = to.port().to_be();
-                    of.sin_addr.s_addr = u32::from(ip).to_be();
-                    name.cast::<libc::sockaddr_in>().write(of);
+                    let mut sockaddr: libc::sockaddr_in = std::mem::zeroed();
+                    sockaddr.sin_family = libc::AF_INET as libc::sa_family_t;
+                    sockaddr.sin_port = to.port().to_be();
+                    sockaddr.sin_addr.s_addr = u32::from(ip).to_be();
+                    name.cast::<libc::sockaddr_in>().write(sockaddr);
                     size_of::<libc::sockaddr_in>()
                 }
                 IpAddr::V6(ip) => {
-                    let mut of: libc::sockaddr_in6 = std::mem::zeroed();
-                    of.sin6_family = libc::AF_INET6 as libc::sa_family_t;
-                    of.sin6_port = to.port().to_be();
-                    of.sin6_addr.s6_addr = ip.octets();
-                    name.cast::<libc::sockaddr_in6>().write(of);
+                    let mut sockaddr: libc::sockaddr_in6 = std::mem::zeroed();
+                    sockaddr.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                    sockaddr.sin6_port = to.port().to_be();
+                    sockaddr.sin6_addr.s6_addr = ip.octets();
+                    name.cast::<libc::sockaddr_in6>().write(sockaddr);
                     size_of::<libc::sockaddr_in6>()
                 }
             };
-            (*frame).headers[at].msg_hdr.msg_namelen = len as u32;
+            (*buffers).headers[at].msg_hdr.msg_namelen = len as u32;
         }
     }
 
-    /// Sends these, which were put there before; returns how many have left. An error is that of
-    /// the first of them.
+    /// Sends a range of written messages; returns how many were sent.
+    ///
+    /// # Errors
+    /// That of the first message of the range.
+    ///
+    /// # Panics
+    /// If the range exceeds the batch.
     pub(super) fn send(
         &mut self,
         socket: BorrowedFd<'_>,
-        these: std::ops::Range<usize>,
+        range: std::ops::Range<usize>,
     ) -> Result<usize, Errno> {
-        assert!(these.end <= BATCH_LEN, "there are no more");
+        assert!(range.end <= BATCH_LEN, "range exceeds the batch");
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         loop {
-            // SAFETY: as many heads as are said, within the frame; the kernel reads what they point
-            // to, and writes lengths.
+            // SAFETY: the headers lie within the buffers; the kernel reads what they point to, and
+            // writes lengths.
             let count = unsafe {
-                let heads = (&raw mut (*self.buffers.as_ptr()).headers).cast::<libc::mmsghdr>();
+                let headers = (&raw mut (*self.buffers.as_ptr()).headers).cast::<libc::mmsghdr>();
                 libc::sendmmsg(
                     socket.as_raw_fd(),
-                    heads.add(these.start),
-                    these.len() as u32,
+                    headers.add(range.start),
+                    range.len() as u32,
                     flags,
                 )
             };
@@ -232,7 +247,7 @@ fn last_error() -> Errno {
 
 impl Drop for DatagramBatch {
     fn drop(&mut self) {
-        // SAFETY: it was leaked by `new`, and nobody has it any more.
+        // SAFETY: `new` leaked the box, and no other pointer to it exists.
         drop(unsafe { Box::from_raw(self.buffers.as_ptr()) });
     }
 }
@@ -246,8 +261,8 @@ mod tests {
 
     #[test]
     fn batch_keeps_lengths_and_addresses() {
-        for host in ["127.0.0.1:0", "[::1]:0"] {
-            let bind = || UdpSocket::bind(host).expect("the network inside this machine");
+        for bind_addr in ["127.0.0.1:0", "[::1]:0"] {
+            let bind = || UdpSocket::bind(bind_addr).expect("a loopback socket");
             let (a, b, mut out, mut into) =
                 (bind(), bind(), DatagramBatch::new(), DatagramBatch::new());
             let (from, to) = (a.local_addr().unwrap(), b.local_addr().unwrap());
@@ -276,12 +291,12 @@ mod tests {
             assert_eq!(
                 (got.len, got.bytes),
                 (5000, &[7; MAX_MESSAGE][..]),
-                "the rest is cut off, and counted"
+                "truncated, with its full length"
             );
             out.write(
                 0,
                 "127.0.0.1:0".parse().unwrap(),
-                Payload::Contiguous(b"to nobody"),
+                Payload::Contiguous(b"port 0"),
             );
             assert!(out.send(a.as_fd(), 0..1).is_err());
         }

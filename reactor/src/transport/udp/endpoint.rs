@@ -1,4 +1,4 @@
-//! An endpoint for datagrams: a socket, those of its groups, and a receive context.
+//! Datagram endpoints: a socket, the sockets of its multicast groups, and a receive queue.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -24,12 +24,12 @@ use super::socket::UdpSocket;
 use crate::transport::net::SocketConfig;
 use crate::transport::token;
 
-/// Bytes of unexpected messages an endpoint buffers before it throws further ones away.
+/// Bytes of unexpected messages that an endpoint buffers before it drops further ones.
 const UNEXPECTED_BYTES: usize = 4 << 20;
-/// Passes without news after which the sockets are not looked at any more until one is ready.
+/// Passes without input after which the sockets are not polled until one is ready.
 const IDLE_PASSES: u32 = 2000;
 
-/// The token that a socket of an endpoint is watched with: its own, or one of a group.
+/// Returns the token of an endpoint's socket, or of one of its groups.
 pub(super) fn watch_token(ep: EpId, group: Option<usize>) -> u64 {
     group.map_or_else(
         || token::pack(0, ep, 0),
@@ -37,38 +37,38 @@ pub(super) fn watch_token(ep: EpId, group: Option<usize>) -> u64 {
     )
 }
 
-/// Whose token it is.
+/// Returns the endpoint of a token.
 pub(super) fn endpoint_of(token: u64) -> EpId {
     token::unpack(token).1
 }
 
-/// A group that was joined, once or more.
+/// A multicast group that was joined at least once.
 struct JoinedGroup {
     socket_addr: SocketAddr,
     socket: UdpSocket,
     join_count: usize,
 }
 
-/// One endpoint.
+/// A datagram endpoint.
 pub(super) struct UdpEndpoint {
     pub(super) id: EpId,
     name: Address,
     pub(super) local_addr: SocketAddr,
     socket_config: SocketConfig,
     wait_set: Arc<dyn WaitSet>,
-    /// Whether it was opened to send to groups and to join them.
+    /// Whether the endpoint has FI_MULTICAST, and may join groups and send to them.
     pub(super) multicast_enabled: bool,
     pub(super) socket: UdpSocket,
     groups: Slab<JoinedGroup>,
     rx: RxQueue,
     recv_batch: DatagramBatch,
     senders: Senders,
-    /// Messages that no receive wanted and for which there was no room.
+    /// Messages that were dropped because no receive matched and the buffer budget was used up.
     dropped: u64,
     pub(super) destinations: DestinationTable,
     pub(super) send_batch: SendBatch,
     pub(super) tx_queue: VecDeque<QueuedDatagram>,
-    /// There was no room to send: the socket tells when there is.
+    /// The socket had no room; it is watched for room.
     pub(super) write_blocked: bool,
     idle_passes: u32,
 }
@@ -77,36 +77,35 @@ impl UdpEndpoint {
     pub(super) fn open(
         id: EpId,
         info: &Info,
-        (at, tuning): (Option<&Address>, SocketConfig),
-        wait: Arc<dyn WaitSet>,
-        receiving: RxSource<'_>,
+        (at, config): (Option<&Address>, SocketConfig),
+        wait_set: Arc<dyn WaitSet>,
+        rx_source: RxSource<'_>,
     ) -> Result<Self> {
         let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
         let at = at.and_then(Address::socket_addr).unwrap_or(any);
         if at.ip().is_multicast() {
-            let why = format!("{at} is a group, which an endpoint joins and is not bound to");
+            let why =
+                format!("{at} is a multicast address: join the group instead of binding to it");
             return Err(Error::Invalid {
                 what: "address",
                 why,
             });
         }
-        let side = receiving.bind(id, UNEXPECTED_BYTES);
-        if side.is_shared() {
-            return Err(Error::NotSupported(
-                "datagram endpoints that share their receives",
-            ));
+        let rx_binding = rx_source.bind(id, UNEXPECTED_BYTES);
+        if rx_binding.is_shared() {
+            return Err(Error::NotSupported("shared receive contexts over udp"));
         }
-        let (socket, at) = UdpSocket::open(at, &tuning, (wait.clone(), watch_token(id, None)))?;
+        let (socket, at) = UdpSocket::open(at, &config, (wait_set.clone(), watch_token(id, None)))?;
         Ok(Self {
             id,
             name: Address::from_socket_addr(Scheme::Udp, at)?,
             local_addr: at,
-            socket_config: tuning,
-            wait_set: wait,
+            socket_config: config,
+            wait_set,
             multicast_enabled: info.caps.contains(Caps::MULTICAST),
             socket,
             groups: Slab::new(),
-            rx: side.own,
+            rx: rx_binding.own,
             recv_batch: DatagramBatch::new(),
             senders: Senders::new(id),
             dropped: 0,
@@ -127,7 +126,7 @@ impl UdpEndpoint {
     pub(super) fn join_group(&mut self, group: &Address) -> Result<u32> {
         if !self.multicast_enabled {
             return Err(Error::NotSupported(
-                "multicast groups (the endpoint has no FI_MULTICAST)",
+                "endpoint was opened without FI_MULTICAST",
             ));
         }
         if group.scheme() != Scheme::Udp {
@@ -139,47 +138,47 @@ impl UdpEndpoint {
         let invalid = |why: String| Err(Error::Invalid { what: "group", why });
         let Some(at) = group.socket_addr().filter(|at| at.ip().is_multicast()) else {
             return invalid(format!(
-                "{group} is not the address of one, as udp://239.1.2.3:5000 is"
+                "{group} is not a multicast address such as udp://239.1.2.3:5000"
             ));
         };
         let (SocketAddr::V4(v4), IpAddr::V4(interface)) = (at, self.local_addr.ip()) else {
-            return Err(Error::NotSupported("multicast groups of IPv6"));
+            return Err(Error::NotSupported("IPv6 multicast groups"));
         };
         if at.port() == 0 {
             return invalid(format!("{group} has no port"));
         }
-        if let Some((known, group)) = self
+        if let Some((index, group)) = self
             .groups
             .iter_mut()
             .find(|(_, group)| group.socket_addr == at)
         {
             group.join_count += 1;
-            return Ok(known as u32);
+            return Ok(index as u32);
         }
-        let slot = self.groups.vacant_entry();
-        let number = slot.key();
+        let entry = self.groups.vacant_entry();
+        let index = entry.key();
         let socket = UdpSocket::open_group(
             v4,
             interface,
             &self.socket_config,
-            (self.wait_set.clone(), watch_token(self.id, Some(number))),
+            (self.wait_set.clone(), watch_token(self.id, Some(index))),
         )?;
-        slot.insert(JoinedGroup {
+        entry.insert(JoinedGroup {
             socket_addr: at,
             socket,
             join_count: 1,
         });
-        Ok(number as u32)
+        Ok(index as u32)
     }
 
-    pub(super) fn leave_group(&mut self, number: u32) {
-        let Some(group) = self.groups.get_mut(number as usize) else {
+    pub(super) fn leave_group(&mut self, index: u32) {
+        let Some(group) = self.groups.get_mut(index as usize) else {
             return;
         };
         group.join_count -= 1;
         if group.join_count == 0 {
-            // With its socket the membership ends.
-            self.groups.remove(number as usize);
+            // Closing the socket ends the membership.
+            self.groups.remove(index as usize);
         }
     }
 
@@ -189,14 +188,14 @@ impl UdpEndpoint {
         let mut moved = self.rx.drain_unexpected(host);
         moved |= self.progress_tx(host);
         if self.idle_passes < IDLE_PASSES {
-            let news = self.receive(host);
-            self.idle_passes = if news { 0 } else { self.idle_passes + 1 };
-            moved |= news;
+            let has_input = self.receive(host);
+            self.idle_passes = if has_input { 0 } else { self.idle_passes + 1 };
+            moved |= has_input;
         }
         moved
     }
 
-    /// The sockets are looked at in the next passes.
+    /// Makes the next passes poll the sockets.
     pub(super) fn reset_idle(&mut self) {
         self.idle_passes = 0;
     }
@@ -209,15 +208,15 @@ impl UdpEndpoint {
         self.progress(host);
     }
 
-    /// Takes in what has come, as much from each socket as one call brings.
+    /// Receives from each socket as much as one call returns.
     fn receive(&mut self, host: &mut dyn EngineContext) -> bool {
-        let mut news = self.receive_from(host, None);
+        let mut has_input = self.receive_from(host, None);
         for group in 0..self.groups.capacity() {
             if self.groups.contains(group) {
-                news |= self.receive_from(host, Some(group));
+                has_input |= self.receive_from(host, Some(group));
             }
         }
-        news
+        has_input
     }
 
     fn receive_from(&mut self, host: &mut dyn EngineContext, group: Option<usize>) -> bool {
@@ -236,7 +235,7 @@ impl UdpEndpoint {
                 tag: None,
                 len: datagram.len,
                 data: None,
-                // Given by the receive context.
+                // Set by the receive queue.
                 arrival: 0,
                 ack: None,
             };
@@ -246,7 +245,7 @@ impl UdpEndpoint {
     }
 
     pub(super) fn arm(&self) -> bool {
-        // Sockets tell by themselves; what could be sent and was not does not.
+        // Sockets report readiness; messages that could be sent now are reported by nothing.
         self.write_blocked || (self.tx_queue.is_empty() && self.send_batch.is_empty())
     }
 
@@ -279,7 +278,7 @@ impl UdpEndpoint {
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
-        // The sender may have got a number since, or lost it.
+        // The sender's address handle may have been assigned or removed meanwhile.
         let source = self.senders.fi_addr(envelope.peer);
         self.rx.requeue_message(host, envelope, source, bytes);
     }
@@ -314,13 +313,13 @@ impl UdpEndpoint {
         if self.socket.in_original_process() {
             self.send_batch.flush(host, self.socket.as_fd());
         }
-        // What there is no room for now is lost.
+        // Collected messages for which there is no room now are lost.
         self.send_batch.fail(host, &Error::Canceled);
         self.fail_sends(host, |_| Some(Error::Canceled));
         self.senders.close(host);
     }
 
-    /// Ends those that wait to be sent and have an error.
+    /// Fails the queued sends for which `error` returns an error.
     fn fail_sends(
         &mut self,
         host: &mut dyn EngineContext,

@@ -4,10 +4,22 @@
 //! | file | subject |
 //! |---|---|
 //! | `endpoint` | an endpoint: its sockets, what is received, its end |
-//! | `sending`, `outbox` | what is sent at once, what waits for room, what leaves together |
-//! | `senders` | those whose datagrams have come |
-//! | `socket` | sockets that are bound, watched, and joined to groups |
+//! | `sending`, `send_batch` | sends: at once, queued, or collected for one call |
+//! | `senders` | the senders of received datagrams |
+//! | `socket` | sockets: bound, watched, joined to multicast groups |
 //! | `batch` | many datagrams with one system call |
+//!
+//! A send finds the peer's socket address by its handle and makes one call. Without room in the
+//! socket the operation waits in the endpoint's queue, and the socket is watched for room. Messages
+//! posted with FI_MORE are collected (`send_batch`) and leave with one `sendmmsg`. A pass fills a
+//! `DatagramBatch` with one `recvmmsg` for each socket; `senders` says who sent each datagram, and
+//! the receive queue takes it. What exceeds its budget is dropped and counted. Each multicast group
+//! has a socket of its own: Linux delivers to a group only through sockets that are bound to it or
+//! to no address.
+//!
+//! Decision: sockets are not connected. One socket serves all peers, so the kernel reports no late
+//! errors, and none can be taken for that of another send. A sender is recorded with its first
+//! datagram and forgotten when others need its place, so an unknown sender costs a bounded table.
 
 mod batch;
 mod endpoint;
@@ -38,7 +50,7 @@ use crate::transport::net::SocketConfig;
 use batch::MAX_MESSAGE;
 use endpoint::UdpEndpoint;
 
-/// The provider `udp`.
+/// The transport of the provider `udp`.
 #[derive(Clone, Copy, Debug)]
 pub struct UdpTransport;
 
@@ -55,7 +67,7 @@ impl Transport for UdpTransport {
         info.ep.ep_type = EpType::Dgram;
         info.ep.protocol = Some(Protocol::Udp);
         info.ep.max_msg_size = MAX_MESSAGE;
-        // A datagram counts as transmitted when this machine's network has taken it.
+        // FI_TRANSMIT_COMPLETE: the kernel has taken the datagram.
         info.tx.op_flags |= OpFlags::TRANSMIT_COMPLETE;
         info.tx.inject_size = MAX_MESSAGE;
         info.for_both_progress_models().into()
@@ -64,11 +76,11 @@ impl Transport for UdpTransport {
     fn open_domain(
         &self,
         _info: &Info,
-        wait: Arc<dyn WaitSet>,
+        wait_set: Arc<dyn WaitSet>,
     ) -> Result<Box<dyn TransportDomain>> {
         let options = SocketOptions::default();
         Ok(Box::new(UdpDomain {
-            wait_set: wait,
+            wait_set,
             endpoints: Vec::new(),
             options,
             fork_guard: ForkGuard::current_process(),
@@ -81,7 +93,7 @@ struct UdpDomain {
     wait_set: Arc<dyn WaitSet>,
     endpoints: Vec<UdpEndpoint>,
     options: SocketOptions,
-    /// Nothing is moved in a forked child: what comes is its parent's.
+    /// In a forked child nothing moves: received datagrams belong to the parent.
     fork_guard: ForkGuard,
 }
 
@@ -109,7 +121,7 @@ impl TransportDomain for UdpDomain {
         ep: EpId,
         info: &Info,
         at: Option<&Address>,
-        receiving: RxSource<'_>,
+        rx_source: RxSource<'_>,
     ) -> Result<Address> {
         if let Some(at) = at.filter(|at| at.scheme() != Scheme::Udp) {
             return Err(Error::WrongScheme {
@@ -117,10 +129,10 @@ impl TransportDomain for UdpDomain {
                 address: at.clone(),
             });
         }
-        let tuning = SocketConfig::from_info(&self.options, info)?;
-        let opened = UdpEndpoint::open(ep, info, (at, tuning), self.wait_set.clone(), receiving)?;
-        let name = opened.name().clone();
-        self.endpoints.push(opened);
+        let config = SocketConfig::from_info(&self.options, info)?;
+        let endpoint = UdpEndpoint::open(ep, info, (at, config), self.wait_set.clone(), rx_source)?;
+        let name = endpoint.name().clone();
+        self.endpoints.push(endpoint);
         Ok(name)
     }
 
@@ -262,7 +274,7 @@ impl TransportDomain for UdpDomain {
         !self.fork_guard.in_original_process() || self.endpoints.iter().all(UdpEndpoint::arm)
     }
 
-    /// Sockets tell of news whether anybody polls or not.
+    /// Does nothing: epoll reports readiness whether or not a thread polls.
     fn disarm(&mut self) {}
 
     fn stats(&self, ep: EpId) -> TransportStats {

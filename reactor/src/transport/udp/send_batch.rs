@@ -1,4 +1,4 @@
-//! Messages that leave together: collected while more follows, and sent with one call.
+//! Collected messages: posted with FI_MORE, sent with one call.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -12,17 +12,17 @@ use rustix::io::Errno;
 
 use super::batch::{BATCH_LEN, DatagramBatch};
 
-/// The operation of a message that was collected, and its length.
+/// The operation of a collected message, and its length in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Collected {
     op: OpKey,
     len: usize,
 }
 
-/// What was collected and has not left.
+/// The messages that were collected and not sent.
 #[derive(Default)]
 pub(super) struct SendBatch {
-    /// Made with the first of them.
+    /// Allocated with the first message.
     batch: Option<(DatagramBatch, [Option<Collected>; BATCH_LEN])>,
     pending: Range<usize>,
 }
@@ -36,7 +36,7 @@ impl SendBatch {
         self.pending.end == BATCH_LEN
     }
 
-    /// Adds a message; there is room unless it is full. Its operation is [named](Self::name) next.
+    /// Adds a message, whose operation [`name`](Self::name) sets next; the batch must not be full.
     pub(super) fn push(&mut self, to: SocketAddr, payload: Payload<'_>) {
         let (batch, ops) = self
             .batch
@@ -46,7 +46,7 @@ impl SendBatch {
         self.pending.end += 1;
     }
 
-    /// This is the operation of the message that was added last.
+    /// Sets the operation of the message that was added last.
     pub(super) fn name(&mut self, op: OpKey, len: usize) {
         if let Some((_, ops)) = &mut self.batch
             && let Some(last) = self.pending.clone().last()
@@ -55,8 +55,8 @@ impl SendBatch {
         }
     }
 
-    /// Sends what was collected, and completes what has left; false when there was no room for some
-    /// of it.
+    /// Sends the collected messages, and completes those that were sent; false when the socket had
+    /// no room for some.
     pub(super) fn flush(&mut self, host: &mut dyn EngineContext, socket: BorrowedFd<'_>) -> bool {
         let Some((batch, ops)) = &mut self.batch else {
             return true;
@@ -65,7 +65,7 @@ impl SendBatch {
             let (count, error) = match batch.send(socket, self.pending.clone()) {
                 Ok(count) => (count, None),
                 Err(Errno::AGAIN) => return false,
-                // It is that of the first of them.
+                // The error is that of the first message.
                 Err(errno) => (1, Some(Error::os("sendmmsg", errno.raw_os_error()))),
             };
             for _ in 0..count {
@@ -83,7 +83,7 @@ impl SendBatch {
         true
     }
 
-    /// What has not left ends with this error, and does not leave.
+    /// Fails the messages that were not sent, and drops them.
     pub(super) fn fail(&mut self, host: &mut dyn EngineContext, error: &Error) {
         let Some((_, ops)) = &mut self.batch else {
             return;

@@ -1,8 +1,8 @@
-//! Those whose datagrams have come, with their numbers.
+//! The senders of received datagrams, and their address handles.
 //!
-//! Nobody connects and nobody leaves, so a sender is met with its first datagram, and forgotten
-//! when too many others have been met since its last one. A guest of a welcoming vector has its
-//! number for so long.
+//! There are no connections: a sender is recorded with its first datagram, and evicted when too
+//! many others have sent since its last one. The address handle of an auto-inserted peer is valid
+//! for as long.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -13,19 +13,19 @@ use fabric_core::transport::{EngineContext, EpId, Incarnation};
 use fabric_core::{Address, FiAddr, Scheme};
 use slab::Slab;
 
-/// Datagrams do not tell one sender at a socket from another.
-const AT_ITS_SOCKET: Incarnation = Incarnation(0);
-/// Senders that are known at a time.
+/// Datagrams do not distinguish the senders at one socket, so all are one incarnation.
+const SOCKET_INCARNATION: Incarnation = Incarnation(0);
+/// Most senders that are recorded at a time.
 const MAX_SENDERS: usize = 1024;
 
-/// The senders of one endpoint.
+/// The senders of an endpoint.
 #[derive(Debug)]
 pub(super) struct Senders {
     ep: EpId,
     next_peer_key: u32,
     entries: Slab<Sender>,
     by_socket_addr: HashMap<SocketAddr, usize>,
-    /// Who is looked at next when one has to go.
+    /// The next candidate for eviction is first.
     eviction_queue: VecDeque<usize>,
 }
 
@@ -33,10 +33,11 @@ pub(super) struct Senders {
 struct Sender {
     socket_addr: SocketAddr,
     peer_key: PeerKey,
-    /// Its number now, and when it was met.
+    /// The sender's address handle now.
     source: Option<FiAddr>,
+    /// The sender's address handle at its first datagram.
     addr_at_first_datagram: Option<FiAddr>,
-    /// Something has come since its last turn.
+    /// Whether a datagram has arrived since its last turn in the eviction queue.
     active: bool,
 }
 
@@ -51,7 +52,7 @@ impl Senders {
         }
     }
 
-    /// Whose datagram this is.
+    /// Returns key and address handle of the sender of a datagram.
     pub(super) fn find_or_insert(
         &mut self,
         host: &mut dyn EngineContext,
@@ -78,15 +79,15 @@ impl Senders {
             self.evict_idle(host, rx);
         }
         let address = Address::from_socket_addr(Scheme::Udp, from).ok();
-        let number =
-            address.and_then(|address| host.peer_connected(self.ep, &address, Some(AT_ITS_SOCKET)));
+        let fi_addr = address
+            .and_then(|address| host.peer_connected(self.ep, &address, Some(SOCKET_INCARNATION)));
         let key = PeerKey(self.next_peer_key);
         self.next_peer_key = self.next_peer_key.wrapping_add(1);
         let at = self.entries.insert(Sender {
             socket_addr: from,
             peer_key: key,
-            source: number,
-            addr_at_first_datagram: number,
+            source: fi_addr,
+            addr_at_first_datagram: fi_addr,
             active: true,
         });
         self.by_socket_addr.insert(from, at);
@@ -94,7 +95,7 @@ impl Senders {
         at
     }
 
-    /// Forgets the one that has been silent for longest, or about so.
+    /// Evicts about the least recently active sender (second chance).
     fn evict_idle(&mut self, host: &mut dyn EngineContext, rx: &mut RxQueue) {
         while let Some(at) = self.eviction_queue.pop_front() {
             if std::mem::take(&mut self.entries[at].active) {
@@ -110,20 +111,21 @@ impl Senders {
         }
     }
 
-    /// An address has a number now: returns whose waiting messages are to get it.
+    /// Sets the address handle of a sender; returns its key if its unconsumed messages are to get
+    /// the handle.
     pub(super) fn on_address_inserted(&mut self, at: SocketAddr, addr: FiAddr) -> Option<PeerKey> {
         let sender = &mut self.entries[*self.by_socket_addr.get(&at)?];
         (sender.source.replace(addr) != Some(addr)).then_some(sender.peer_key)
     }
 
-    /// A number is no longer valid.
+    /// Removes an address handle that is no longer valid.
     pub(super) fn on_address_removed(&mut self, addr: FiAddr) {
         for (_, sender) in &mut self.entries {
             sender.source = sender.source.filter(|source| *source != addr);
         }
     }
 
-    /// The number of the sender with this key.
+    /// Returns the address handle of the sender with this key.
     pub(super) fn fi_addr(&self, key: PeerKey) -> Option<FiAddr> {
         self.entries
             .iter()

@@ -1,4 +1,4 @@
-//! What an endpoint sends, and where to.
+//! Sends of a datagram endpoint, and their destinations.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -13,17 +13,17 @@ use super::batch::MAX_MESSAGE;
 use super::endpoint::UdpEndpoint;
 use super::socket::{SendToResult, UdpSocket};
 
-/// Messages that waited and leave in one pass, at most.
+/// Most queued messages that are sent in one pass.
 const MAX_SENDS_PER_PASS: usize = 64;
 
-/// A send that waits for room.
+/// A send that waits for room in the socket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueuedDatagram {
     pub(super) op: OpKey,
     pub(super) peer: FiAddr,
 }
 
-/// The sockets of peers, by their numbers.
+/// Socket addresses of peers, by their address handles.
 #[derive(Debug, Default)]
 pub(super) struct DestinationTable(Vec<Option<(FiAddr, SocketAddr)>>);
 
@@ -56,7 +56,7 @@ impl UdpEndpoint {
     ) -> Result<TrySend> {
         let to = self.destination(host, spec)?;
         if spec.kind == OpKind::Connect {
-            // There is nothing to be made, and nobody is asked whether it is there.
+            // Datagrams need no connection, and no peer confirms that it exists.
             return Ok(TrySend::Done);
         }
         self.reset_idle();
@@ -82,7 +82,7 @@ impl UdpEndpoint {
         }
     }
 
-    /// This is the operation of the message that was collected last.
+    /// Sets the operation of the message that was collected last.
     pub(super) fn collected(&mut self, op: OpKey, len: usize) {
         self.send_batch.name(op, len);
     }
@@ -107,7 +107,7 @@ impl UdpEndpoint {
         Ok(())
     }
 
-    /// Sends what was collected; false when there is no room for all of it.
+    /// Sends the collected messages; false when there is no room for all of them.
     pub(super) fn flush(&mut self, host: &mut dyn EngineContext) -> bool {
         if self.send_batch.is_empty() {
             return true;
@@ -123,7 +123,7 @@ impl UdpEndpoint {
         flushed
     }
 
-    /// Sends what waits, as far as there is room.
+    /// Sends the queued messages, as far as there is room.
     pub(super) fn progress_tx(&mut self, host: &mut dyn EngineContext) -> bool {
         if self.write_blocked || (self.tx_queue.is_empty() && self.send_batch.is_empty()) {
             return false;
@@ -185,15 +185,18 @@ impl UdpEndpoint {
         host: &mut dyn EngineContext,
         addr: FiAddr,
     ) -> Result<SocketAddr> {
-        let name = host.address_of(self.id, addr)?;
-        let Some(to) = name.socket_addr() else {
+        let address = host.address_of(self.id, addr)?;
+        let Some(to) = address.socket_addr() else {
             return Err(Error::WrongScheme {
                 provider: "udp",
-                address: name,
+                address,
             });
         };
         if to.is_ipv4() != self.local_addr.is_ipv4() {
-            let why = format!("{name} is not of the family of {}", self.local_addr);
+            let why = format!(
+                "{address} and {} are of different address families",
+                self.local_addr
+            );
             return Err(Error::Invalid {
                 what: "peer address",
                 why,
@@ -201,7 +204,7 @@ impl UdpEndpoint {
         }
         if to.ip().is_multicast() && !self.multicast_enabled {
             return Err(Error::NotSupported(
-                "multicast groups (the endpoint has no FI_MULTICAST)",
+                "endpoint was opened without FI_MULTICAST",
             ));
         }
         self.destinations.insert(addr, to);
@@ -209,12 +212,13 @@ impl UdpEndpoint {
     }
 }
 
-/// Sends a message. What the kernel refuses is known to concern this one: of a socket that is not
-/// connected it does not tell what became of earlier ones.
+/// Sends a message. An error concerns this message: an unconnected socket does not report errors of
+/// earlier ones.
 fn send_datagram(socket: &UdpSocket, to: SocketAddr, payload: Payload<'_>) -> Result<SendToResult> {
     let len = payload.len();
     if len > MAX_MESSAGE {
-        // It was shorter when it was posted: a buffer of the user's own kind may be anything.
+        // The length was checked when the send was posted; a user-defined buffer may have grown
+        // since.
         return Err(Error::TooLong {
             what: "message",
             len,
@@ -251,7 +255,7 @@ mod tests {
     use crate::ops::{CompletionTarget, OpState};
     use crate::transport::fork_guard::ForkGuard;
 
-    /// What was asked for last.
+    /// A wait set that records the last interest.
     #[derive(Default)]
     struct RecordingWaitSet(Mutex<Option<Interest>>);
 
@@ -270,14 +274,14 @@ mod tests {
         fn unwatch(&self, _: BorrowedFd<'_>) {}
     }
 
-    /// An endpoint, and everything that it needs.
+    /// An endpoint with a domain, for calling the transport directly.
     struct UdpFixture {
         domain: UdpDomain,
         domain_state: DomainState,
         ep: EpId,
         own_addr: FiAddr,
         wait_set: Arc<RecordingWaitSet>,
-        /// Operations of messages that were collected.
+        /// Operations of collected messages.
         collected: Vec<OpKey>,
     }
 
@@ -312,7 +316,7 @@ mod tests {
                 options: SocketOptions::new(),
                 fork_guard: ForkGuard::current_process(),
             };
-            let name: Address = domain
+            let address: Address = domain
                 .open_endpoint(ep, &info, None, RxSource::Own(&BufferPool::new()))
                 .unwrap();
             let own_addr = domain_state
@@ -320,8 +324,8 @@ mod tests {
                 .get_mut(av.0)
                 .unwrap()
                 .table
-                .insert(name.clone());
-            domain.address_inserted(&mut domain_state, ep, own_addr, &name);
+                .insert(address.clone());
+            domain.address_inserted(&mut domain_state, ep, own_addr, &address);
             Self {
                 domain,
                 domain_state,
@@ -370,7 +374,7 @@ mod tests {
             sent
         }
 
-        /// How many messages that were collected have ended well.
+        /// Returns how many collected messages have completed without error.
         fn ended(&self) -> usize {
             let ops = &self.domain_state.ops;
             self.collected
@@ -405,96 +409,128 @@ mod tests {
         }
     }
 
-    /// The network inside a machine always has room, so it is said that there is none.
+    /// The loopback interface always has room, so the test simulates a full socket.
     #[test]
     fn sends_without_socket_room_queue_in_order() {
-        let mut rig = UdpFixture::new();
-        assert_eq!(rig.try_send(0, false), TrySend::Done);
-        assert_eq!(rig.unexpected_count(), 1);
-        assert_eq!(rig.try_send(1, true), TrySend::Collected);
-        assert!(
-            !rig.domain.arm(),
-            "something was collected and has not left"
-        );
-        rig.endpoint().wait_writable();
-        assert_eq!(rig.interest(), Some(Interest::Both));
-        rig.domain.flush(&mut rig.domain_state, rig.ep).unwrap();
-        assert_eq!(rig.ended(), 0, "it has not left");
+        let mut fixture = UdpFixture::new();
+        assert_eq!(fixture.try_send(0, false), TrySend::Done);
+        assert_eq!(fixture.unexpected_count(), 1);
+        assert_eq!(fixture.try_send(1, true), TrySend::Collected);
+        assert!(!fixture.domain.arm(), "a collected message was not sent");
+        fixture.endpoint().wait_writable();
+        assert_eq!(fixture.interest(), Some(Interest::Both));
+        fixture
+            .domain
+            .flush(&mut fixture.domain_state, fixture.ep)
+            .unwrap();
+        assert_eq!(fixture.ended(), 0, "the collected message was not sent");
         assert_eq!(
-            rig.try_send(2, false),
+            fixture.try_send(2, false),
             TrySend::WouldBlock,
-            "it would overtake what was collected"
+            "it would overtake the collected message"
         );
-        let (queued, canceled) = (rig.queue_send(2), rig.queue_send(9));
-        assert_eq!(rig.try_send(3, true), TrySend::WouldBlock, "likewise");
-        rig.queue_send(3);
-        assert!(rig.domain.arm(), "the socket tells when there is room");
-        assert_eq!(rig.unexpected_count(), 1, "no attempt is made before");
-        assert!(rig.domain.cancel(&mut rig.domain_state, rig.ep, canceled));
+        let (queued, canceled) = (fixture.queue_send(2), fixture.queue_send(9));
+        assert_eq!(
+            fixture.try_send(3, true),
+            TrySend::WouldBlock,
+            "it would overtake the collected message"
+        );
+        fixture.queue_send(3);
         assert!(
-            !rig.domain.cancel(&mut rig.domain_state, rig.ep, canceled),
-            "it is not there any more"
+            fixture.domain.arm(),
+            "the socket reports when there is room"
         );
-        rig.domain.ready(
-            &mut rig.domain_state,
-            super::super::endpoint::watch_token(rig.ep, None),
-        );
-        assert_eq!(rig.interest(), Some(Interest::Read));
-        assert_eq!(rig.unexpected_count(), 4);
-        assert_eq!(rig.ended(), 1);
+        assert_eq!(fixture.unexpected_count(), 1, "nothing is sent before that");
         assert!(
-            !rig.domain.cancel(&mut rig.domain_state, rig.ep, queued),
-            "it has left"
+            fixture
+                .domain
+                .cancel(&mut fixture.domain_state, fixture.ep, canceled)
         );
-        assert!(rig.domain.arm());
+        assert!(
+            !fixture
+                .domain
+                .cancel(&mut fixture.domain_state, fixture.ep, canceled),
+            "the operation is no longer queued"
+        );
+        fixture.domain.ready(
+            &mut fixture.domain_state,
+            super::super::endpoint::watch_token(fixture.ep, None),
+        );
+        assert_eq!(fixture.interest(), Some(Interest::Read));
+        assert_eq!(fixture.unexpected_count(), 4);
+        assert_eq!(fixture.ended(), 1);
+        assert!(
+            !fixture
+                .domain
+                .cancel(&mut fixture.domain_state, fixture.ep, queued),
+            "the message was sent"
+        );
+        assert!(fixture.domain.arm());
     }
 
     #[test]
     fn full_send_batch_is_flushed_or_blocks() {
-        let mut rig = UdpFixture::new();
+        let mut fixture = UdpFixture::new();
         for byte in 0..100 {
-            assert_eq!(rig.try_send(byte, true), TrySend::Collected);
+            assert_eq!(fixture.try_send(byte, true), TrySend::Collected);
         }
-        rig.domain.flush(&mut rig.domain_state, rig.ep).unwrap();
-        assert_eq!(rig.ended(), 100);
-        while rig.unexpected_count() < 100 {}
-        rig.endpoint().wait_writable();
+        fixture
+            .domain
+            .flush(&mut fixture.domain_state, fixture.ep)
+            .unwrap();
+        assert_eq!(fixture.ended(), 100);
+        while fixture.unexpected_count() < 100 {}
+        fixture.endpoint().wait_writable();
         let taken = (0..100)
-            .take_while(|byte| rig.try_send(*byte, true) == TrySend::Collected)
+            .take_while(|byte| fixture.try_send(*byte, true) == TrySend::Collected)
             .count();
         assert_eq!(taken, super::super::batch::BATCH_LEN);
-        let waiting = rig.queue_send(7);
-        assert!(rig.domain.arm());
-        rig.domain.ready(
-            &mut rig.domain_state,
-            super::super::endpoint::watch_token(rig.ep, None),
+        let waiting = fixture.queue_send(7);
+        assert!(fixture.domain.arm());
+        fixture.domain.ready(
+            &mut fixture.domain_state,
+            super::super::endpoint::watch_token(fixture.ep, None),
         );
-        while rig.unexpected_count() < 100 + taken + 1 {}
-        assert!(!rig.domain.cancel(&mut rig.domain_state, rig.ep, waiting));
+        while fixture.unexpected_count() < 100 + taken + 1 {}
+        assert!(
+            !fixture
+                .domain
+                .cancel(&mut fixture.domain_state, fixture.ep, waiting)
+        );
     }
 
     #[test]
     fn queued_sends_fail_on_av_remove_and_close() {
         for close in [false, true] {
-            let mut rig = UdpFixture::new();
-            assert_eq!(rig.try_send(0, true), TrySend::Collected);
-            rig.endpoint().wait_writable();
-            let key = rig.queue_send(1);
+            let mut fixture = UdpFixture::new();
+            assert_eq!(fixture.try_send(0, true), TrySend::Collected);
+            fixture.endpoint().wait_writable();
+            let key = fixture.queue_send(1);
             let error = if close {
-                rig.domain.close_endpoint(&mut rig.domain_state, rig.ep);
+                fixture
+                    .domain
+                    .close_endpoint(&mut fixture.domain_state, fixture.ep);
                 Error::Canceled
             } else {
-                rig.domain
-                    .address_removed(&mut rig.domain_state, rig.ep, rig.own_addr);
-                assert!(rig.domain.arm() && !rig.domain.cancel(&mut rig.domain_state, rig.ep, key));
-                Error::StaleAddress(rig.own_addr)
+                fixture.domain.address_removed(
+                    &mut fixture.domain_state,
+                    fixture.ep,
+                    fixture.own_addr,
+                );
+                assert!(
+                    fixture.domain.arm()
+                        && !fixture
+                            .domain
+                            .cancel(&mut fixture.domain_state, fixture.ep, key)
+                );
+                Error::StaleAddress(fixture.own_addr)
             };
-            let ended = rig.domain_state.ops.get(key).unwrap();
+            let ended = fixture.domain_state.ops.get(key).unwrap();
             assert_eq!(ended.outcome.error.as_deref(), Some(&error));
-            let collected = rig.domain_state.ops.is_done(rig.collected[0]);
+            let collected = fixture.domain_state.ops.is_done(fixture.collected[0]);
             assert_eq!(
                 collected, close,
-                "its address was taken when it was collected"
+                "the destination is resolved when a message is collected"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! Sockets for datagrams.
+//! Datagram sockets.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,11 +16,10 @@ use crate::transport::fork_guard::ForkGuard;
 use crate::transport::net::{self, SocketConfig};
 use crate::wait::epoll_ctl_error;
 
-/// Bytes of datagrams that the kernel is asked to keep until they are looked at. It gives what the
-/// machine allows.
+/// Receive buffer that is requested from the kernel, in bytes; the kernel caps it at its limit.
 const DEFAULT_RECV_BUFFER: usize = 4 << 20;
 
-/// A socket that is bound and watched. It never blocks.
+/// A bound, watched, non-blocking socket.
 pub(super) struct UdpSocket {
     fd: OwnedFd,
     fork_guard: ForkGuard,
@@ -28,7 +27,7 @@ pub(super) struct UdpSocket {
     token: u64,
 }
 
-/// What a send came to.
+/// The result of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SendToResult {
     Sent,
@@ -39,43 +38,43 @@ fn os_error(call: &'static str) -> impl Fn(Errno) -> Error {
     move |errno| Error::os(call, errno.raw_os_error())
 }
 
-fn apply_config(fd: &OwnedFd, at: SocketAddr, tuning: &SocketConfig) -> Result<()> {
-    if tuning.options.receive_buffer.is_none() {
-        // Whatever there is, is enough to work with.
+fn apply_config(fd: &OwnedFd, at: SocketAddr, config: &SocketConfig) -> Result<()> {
+    if config.options.receive_buffer.is_none() {
+        // A smaller buffer than requested works too.
         let _ = set_socket_recv_buffer_size(fd, DEFAULT_RECV_BUFFER);
     }
-    tuning.apply(fd, at).map_err(os_error("setsockopt"))
+    config.apply(fd, at).map_err(os_error("setsockopt"))
 }
 
 impl UdpSocket {
-    /// Binds to an address, and says to which when the port is 0.
+    /// Binds a socket, and returns the address with the actual port.
     pub(super) fn open(
         at: SocketAddr,
-        tuning: &SocketConfig,
+        config: &SocketConfig,
         watch: (Arc<dyn WaitSet>, u64),
     ) -> Result<(Self, SocketAddr)> {
         let fd = net::open_socket(at, SocketType::DGRAM).map_err(os_error("socket"))?;
-        apply_config(&fd, at, tuning)?;
-        tuning.bind_in_port_range(at, |at| net::bind(&fd, Scheme::Udp, at))?;
+        apply_config(&fd, at, config)?;
+        config.bind_in_port_range(at, |at| net::bind(&fd, Scheme::Udp, at))?;
         if let SocketAddr::V4(at) = at {
-            // Groups are reached by way of the network where the endpoint is at home.
+            // Multicast datagrams leave through the interface of the endpoint's address.
             set_ip_multicast_if(&fd, at.ip()).map_err(os_error("setsockopt(IP_MULTICAST_IF)"))?;
         }
         let name = net::local_addr(&fd)?;
         Ok((Self::register(fd, watch)?, name))
     }
 
-    /// Binds to a group, which others on this machine may do as well, and joins it on the network
-    /// of this interface.
+    /// Binds a socket to a multicast group, which other sockets of this machine may do too, and
+    /// joins the group on this interface.
     pub(super) fn open_group(
         group: SocketAddrV4,
         interface: Ipv4Addr,
-        tuning: &SocketConfig,
+        config: &SocketConfig,
         watch: (Arc<dyn WaitSet>, u64),
     ) -> Result<Self> {
         let at = SocketAddr::V4(group);
         let fd = net::open_socket(at, SocketType::DGRAM).map_err(os_error("socket"))?;
-        apply_config(&fd, at, tuning)?;
+        apply_config(&fd, at, config)?;
         set_socket_reuseaddr(&fd, true).map_err(os_error("setsockopt(SO_REUSEADDR)"))?;
         net::bind(&fd, Scheme::Udp, at)?;
         set_ip_add_membership(&fd, group.ip(), &interface)
@@ -83,12 +82,12 @@ impl UdpSocket {
         Self::register(fd, watch)
     }
 
-    fn register(fd: OwnedFd, (wait, token): (Arc<dyn WaitSet>, u64)) -> Result<Self> {
-        wait.watch(fd.as_fd(), token).map_err(epoll_ctl_error)?;
+    fn register(fd: OwnedFd, (wait_set, token): (Arc<dyn WaitSet>, u64)) -> Result<Self> {
+        wait_set.watch(fd.as_fd(), token).map_err(epoll_ctl_error)?;
         Ok(Self {
             fd,
             fork_guard: ForkGuard::current_process(),
-            wait_set: wait,
+            wait_set,
             token,
         })
     }
@@ -106,15 +105,19 @@ impl UdpSocket {
         }
     }
 
-    /// Whether it is this process's, and not that of the parent it was forked from.
+    /// Whether this process opened the socket; false in a forked child.
     pub(super) fn in_original_process(&self) -> bool {
         self.fork_guard.in_original_process()
     }
 
-    /// Watches for room to send as well, or no longer.
-    pub(super) fn watch_writable(&self, room: bool) {
-        let interest = if room { Interest::Both } else { Interest::Read };
-        // It is watched already, so there is nothing that could be refused.
+    /// Starts or stops watching for room to send.
+    pub(super) fn watch_writable(&self, is_blocked: bool) {
+        let interest = if is_blocked {
+            Interest::Both
+        } else {
+            Interest::Read
+        };
+        // The socket is already watched, so `epoll_ctl` cannot fail for lack of memory.
         let _ = self
             .wait_set
             .set_interest(self.fd.as_fd(), self.token, interest);

@@ -1,4 +1,10 @@
-//! What a connection receives: read, and shown to its inbox.
+//! What a connection receives: read into the endpoint's scratch memory, and passed to the
+//! `FrameReader`.
+//!
+//! The reader asks the receive queue for each message: it goes into its receive, is buffered within
+//! the budget, or is held unread. A message that arrives while no receive is posted at all is first
+//! left for one more pass (`UnexpectedPolicy`): a program that takes completions in batches is
+//! about to post the next receives, and the buffer is avoided.
 
 use fabric_core::event::DownReason;
 use fabric_core::rx::RxQueue;
@@ -9,14 +15,14 @@ use super::super::socket::ReadResult;
 use super::TcpConnection;
 use super::sending::WRITE_BUFFER_LIMIT;
 
-/// Looks at a connection that another one replaces: enough for all that a socket keeps.
+/// Reads from a connection that another one replaces: enough for a full socket receive buffer.
 const MAX_FINAL_READS: u32 = 64;
 
-/// Bytes that were read and not taken. They are not moved while they are taken a few at a time.
+/// Bytes that were read and not consumed. Consuming a few at a time does not move the rest.
 #[derive(Debug)]
 pub(super) struct UnconsumedBytes {
     bytes: Vec<u8>,
-    /// So many of them were taken.
+    /// Number of bytes at the front that were consumed.
     consumed: usize,
 }
 
@@ -33,7 +39,7 @@ impl UnconsumedBytes {
         self.remaining().is_empty()
     }
 
-    /// The first of them were taken.
+    /// Consumes the first `count` bytes.
     fn consume(&mut self, count: usize) {
         self.consumed += count;
         if self.is_empty() {
@@ -49,45 +55,46 @@ impl UnconsumedBytes {
 }
 
 impl TcpConnection {
-    /// Takes in what has come. Returns whether anything has.
+    /// Receives what has arrived. Returns whether anything was processed.
     pub(crate) fn progress_rx(
         &mut self,
         scratch: &mut [u8],
         rx: &mut RxQueue,
         host: &mut dyn EngineContext,
     ) -> bool {
-        let who = (self.peer_key, self.source);
+        let source = (self.peer_key, self.source);
         if self.message_held
             && !self
                 .reader
-                .can_resume(self.unconsumed.remaining(), who, rx, host)
+                .can_resume(self.unconsumed.remaining(), source, rx, host)
         {
             return false;
         }
-        let is_aside = self.reader.has_deferred() && self.reader.can_resume_deferred(who, rx);
+        let can_resume = self.reader.has_deferred() && self.reader.can_resume_deferred(source, rx);
         if self.is_backlogged()
-            || self.end_reason.is_some() && self.unconsumed.is_empty() && !is_aside
+            || self.end_reason.is_some() && self.unconsumed.is_empty() && !can_resume
         {
             self.pause_uring_recv();
             return false;
         }
-        let was_put_off = std::mem::take(&mut self.deferred_once);
-        let mut have = self.unconsumed.remaining().len();
-        let mut news =
-            self.message_held | is_aside | was_put_off | std::mem::take(&mut self.has_unparsed);
-        if !was_put_off {
-            scratch[..have].copy_from_slice(self.unconsumed.remaining());
+        let was_deferred = std::mem::take(&mut self.deferred_once);
+        let mut len = self.unconsumed.remaining().len();
+        let mut has_input =
+            self.message_held | can_resume | was_deferred | std::mem::take(&mut self.has_unparsed);
+        if !was_deferred {
+            scratch[..len].copy_from_slice(self.unconsumed.remaining());
         }
-        if !self.message_held && !was_put_off && self.end_reason.is_none() {
-            match self.read(&mut scratch[have..]) {
+        if !self.message_held && !was_deferred && self.end_reason.is_none() {
+            match self.read(&mut scratch[len..]) {
                 ReadResult::WouldBlock => {}
                 ReadResult::Bytes(count) => {
-                    have += count;
-                    news = true;
+                    len += count;
+                    has_input = true;
                 }
                 ReadResult::Eof => {
-                    let is_whole = self.unconsumed.is_empty() && !self.reader.has_partial();
-                    self.end(if is_whole {
+                    let is_frame_boundary =
+                        self.unconsumed.is_empty() && !self.reader.has_partial();
+                    self.end(if is_frame_boundary {
                         DownReason::Closed
                     } else {
                         DownReason::Died
@@ -96,58 +103,59 @@ impl TcpConnection {
                 ReadResult::Failed => self.end(DownReason::Died),
             }
         }
-        if !news {
+        if !has_input {
             self.idle_passes = self.idle_passes.saturating_add(1);
             self.on_idle_pass();
             return self.end_reason.is_some();
         }
         self.idle_passes = 0;
         self.reader
-            .set_unexpected_policy(match (self.end_reason, was_put_off) {
+            .set_unexpected_policy(match (self.end_reason, was_deferred) {
                 (Some(_), _) => UnexpectedPolicy::Buffer,
                 (None, true) => UnexpectedPolicy::DeferredOnce,
                 (None, false) => UnexpectedPolicy::Defer,
             });
-        let bytes = if was_put_off {
+        let bytes = if was_deferred {
             self.unconsumed.remaining()
         } else {
-            &scratch[..have]
+            &scratch[..len]
         };
-        let (used, held) = match self.reader.read(bytes, who, rx, host) {
-            Ok(taken) => {
-                (self.has_unparsed, self.deferred_once) = (taken.responses_full, taken.is_deferred);
+        let (consumed, blocked) = match self.reader.read(bytes, source, rx, host) {
+            Ok(outcome) => {
+                (self.has_unparsed, self.deferred_once) =
+                    (outcome.responses_full, outcome.is_deferred);
                 if self.write_closed || self.aborting {
-                    // Nobody is answered any more, however much is asked.
+                    // Nothing can be sent any more, so responses are discarded.
                     self.reader.responses.clear();
                 } else {
-                    taken
+                    outcome
                         .acks_due
                         .into_iter()
-                        .for_each(|owed| self.writer.push_ack(owed));
-                    taken
+                        .for_each(|ack| self.writer.push_ack(ack));
+                    outcome
                         .rendezvous_done
                         .into_iter()
                         .for_each(|message| self.writer.push_rendezvous_done(message));
                 }
-                (taken.consumed, taken.blocked)
+                (outcome.consumed, outcome.blocked)
             }
-            Err(broken) => {
-                self.end(DownReason::Protocol(broken.0));
-                (have, false)
+            Err(violation) => {
+                self.end(DownReason::Protocol(violation.0));
+                (len, false)
             }
         };
-        if was_put_off {
-            self.unconsumed.consume(used);
+        if was_deferred {
+            self.unconsumed.consume(consumed);
         } else {
-            self.unconsumed.replace(&scratch[used..have]);
+            self.unconsumed.replace(&scratch[consumed..len]);
         }
-        self.message_held = held;
+        self.message_held = blocked;
         self.update_read_interest();
         true
     }
 
-    /// Takes in what has come so far, because the connection is to end from here: within a bound,
-    /// and as far as there is room.
+    /// Receives what has arrived so far, because this side is about to close the connection: within
+    /// a bound, and as far as there is room to buffer.
     pub(crate) fn drain_received(
         &mut self,
         scratch: &mut [u8],
@@ -164,11 +172,11 @@ impl TcpConnection {
         }
     }
 
-    /// Takes in what was left for another look, because there will be none.
+    /// Processes the deferred message, because there will be no later pass.
     pub(crate) fn process_deferred(&mut self, rx: &mut RxQueue, host: &mut dyn EngineContext) {
         if std::mem::take(&mut self.deferred_once) {
             self.reader.set_unexpected_policy(UnexpectedPolicy::Buffer);
-            // What is wrong with it, or has no room, ends with the connection.
+            // A protocol violation or lack of room ends with the connection.
             let _ = self.reader.read(
                 self.unconsumed.remaining(),
                 (self.peer_key, self.source),
@@ -178,12 +186,12 @@ impl TcpConnection {
         }
     }
 
-    /// Whoever lets answers pile up is not read from.
+    /// Whether the peer lets responses pile up, so that its requests are not read.
     pub(super) fn is_backlogged(&self) -> bool {
         self.writer.backlog() > 2 * WRITE_BUFFER_LIMIT || self.reader.responses.is_full()
     }
 
-    /// Whether what comes is read.
+    /// Whether input is read.
     pub(super) fn is_reading(&self) -> bool {
         !self.message_held && !self.is_backlogged() && self.end_reason.is_none()
     }

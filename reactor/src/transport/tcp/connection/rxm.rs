@@ -1,5 +1,19 @@
-//! What is particular to a connection on which RXM is spoken: long messages are offered, and
-//! fetched; atomic operations on memory of libfabric peers.
+//! What is particular to a connection that speaks RXM: rendezvous of long messages, and atomic
+//! operations on memory of libfabric peers.
+//!
+//! A message of more than 16 KiB is a rendezvous: the operation moves from the queue to
+//! `RendezvousSends`, and a packet names its length and a key. The receiver begins the message in
+//! its receive queue and sends reads for it, two at a time (`send_rendezvous_reads`), whose
+//! responses are appended to it. A packet then reports the end, and the sender's operation
+//! completes. Reads of the rendezvous are answered like reads of regions, from the operation's
+//! buffer, by copying. A packet that reports the end while a read is under way is a protocol
+//! violation and closes the connection first.
+//!
+//! Decision: reads and writes wait for atomic operations. libfabric's tcp provider accesses memory
+//! as frames arrive, and the layer above executes atomics when the program polls. A read would
+//! overtake the atomic operation before it, against the offered order. So it stays in the queue
+//! until the responses have arrived (`awaits_atomic_responses`). Messages, which are packets too,
+//! do not wait.
 
 use std::collections::VecDeque;
 
@@ -17,20 +31,21 @@ use super::sending::WRITE_BUFFER_LIMIT;
 use super::{QueuedOp, TcpConnection};
 
 impl TcpConnection {
-    /// Whether this operation is a packet here.
+    /// Whether this operation is sent as an RXM packet.
     pub(super) fn is_rxm_packet(&self, spec: &TxOp) -> bool {
         self.writer.rxm().is_some() && (spec.kind == OpKind::Send || self.is_rxm_atomic(spec))
     }
 
-    /// Kin have another form of it, which says more.
+    /// Whether this operation is an atomic in RXM's form. Peers of the same implementation get the
+    /// vendor extension's frame, which carries more.
     fn is_rxm_atomic(&self, spec: &TxOp) -> bool {
         spec.remote.is_some_and(|remote| remote.atomic.is_some())
             && !self.peer_caps.is_same_implementation()
     }
 
-    /// Whether the first operation of the queue waits for responses to atomic ones before it.
-    /// libfabric's RXM executes those when it comes to look at them, and its tcp provider reads and
-    /// writes as they come: without that they would overtake them.
+    /// Whether the first operation of the queue waits for the responses to earlier atomics.
+    /// libfabric's RXM executes atomics when the program polls, but its tcp provider reads and
+    /// writes as frames arrive: without the wait, reads and writes would overtake atomics.
     pub(crate) fn awaits_atomic_responses(&self, queue: &VecDeque<QueuedOp>) -> bool {
         let Some(QueuedOp {
             spec,
@@ -43,7 +58,7 @@ impl TcpConnection {
         spec.remote.is_some() && self.reader.pending.has_atomics() && !self.is_rxm_packet(spec)
     }
 
-    /// Whether bytes of a message that was offered can be asked for.
+    /// Whether a read of a rendezvous message can be sent.
     pub(super) fn can_read_rendezvous(&self) -> bool {
         self.reader.wants_rendezvous_read()
             && !self.writer.is_open()
@@ -51,25 +66,24 @@ impl TcpConnection {
             && !self.aborting
     }
 
-    /// Asks for the next bytes of messages that were offered. Returns whether there were some to be
-    /// asked for.
+    /// Sends reads for the next bytes of rendezvous messages. Returns whether there was any.
     pub(super) fn send_rendezvous_reads(&mut self) -> bool {
-        let mut asks = false;
+        let mut any = false;
         while self.can_read_rendezvous()
-            && let Some(rows) = self
+            && let Some(iovs) = self
                 .reader
                 .next_rendezvous_read()
-                .and_then(|row| RmaIovList::from_rma_iovs(&[row.to_rma_iov()]))
+                .and_then(|iov| RmaIovList::from_rma_iovs(&[iov.to_rma_iov()]))
         {
-            asks |= self
+            any |= self
                 .writer
-                .push_frame(&Frame::read(&rows), &rows, Payload::Contiguous(&[]));
+                .push_frame(&Frame::read(&iovs), &iovs, Payload::Contiguous(&[]));
         }
-        asks
+        any
     }
 
-    /// Sends the first operation of the queue, or offers it. Returns how many bytes of it have been
-    /// collected, or `None` while there is no room.
+    /// Sends the first operation of the queue as a packet, or as a rendezvous. Returns how many
+    /// bytes were collected, or `None` while there is no room.
     pub(super) fn send_rxm_packet(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
@@ -80,7 +94,7 @@ impl TcpConnection {
             return self.send_rxm_atomic(queue, host);
         }
         if spec.level.needs_ack() {
-            let error = Error::NotSupported("FI_DELIVERY_COMPLETE to a peer that speaks RXM");
+            let error = Error::NotSupported("FI_DELIVERY_COMPLETE to a peer that uses RXM");
             fail_first(queue, host, error);
             return Some(0);
         }
@@ -100,34 +114,36 @@ impl TcpConnection {
             return None;
         }
         if len > EAGER_LIMIT {
-            // The operation ends when the peer says that it has read the message.
-            let row = self
+            // The operation completes when the peer reports that it has read the message.
+            let iov = self
                 .reader
                 .responses
                 .rendezvous
                 .add(op, spec.tag, len, host);
             queue.pop_front();
-            let is_offered = self.writer.push_rendezvous(row, spec.tag, spec.data);
-            debug_assert!(is_offered, "nothing is open");
+            let is_pushed = self.writer.push_rendezvous(iov, spec.tag, spec.data);
+            debug_assert!(is_pushed, "no frame is open");
             return Some(0);
         }
-        let is_sent = self.writer.push_message(tag, spec.data, payload);
-        debug_assert!(is_sent, "nothing is open");
+        let is_pushed = self.writer.push_message(tag, spec.data, payload);
+        debug_assert!(is_pushed, "no frame is open");
         queue.pop_front();
         self.collected(op, len, spec.tag);
         Some(len)
     }
 
-    /// Sends the first operation of the queue, which is atomic. Returns how many bytes of it have
-    /// been collected, or `None` while there is no room.
+    /// Sends the first operation of the queue, an atomic. Returns how many bytes were collected, or
+    /// `None` while there is no room.
     fn send_rxm_atomic(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
         host: &mut dyn EngineContext,
     ) -> Option<usize> {
         let QueuedOp { op, spec, .. } = *queue.front()?;
-        let (place, atomic) = spec.remote.and_then(|place| Some((place, place.atomic?)))?;
-        // Where the value is only read nothing is brought.
+        let (remote, atomic) = spec
+            .remote
+            .and_then(|remote| Some((remote, remote.atomic?)))?;
+        // An atomic read has no operand.
         let payload = if atomic.op == AtomicOp::Read {
             Payload::Contiguous(&[])
         } else {
@@ -139,43 +155,43 @@ impl TcpConnection {
         {
             return None;
         }
-        let number = self
+        let request_id = self
             .reader
             .pending
-            .expect_atomic_response(op, spec, place.len);
-        let count = (place.len / atomic.datatype.size()) as u64;
-        let row = WireRmaIov {
-            addr: place.offset,
+            .expect_atomic_response(op, spec, remote.len);
+        let count = (remote.len / atomic.datatype.size()) as u64;
+        let iov = WireRmaIov {
+            addr: remote.offset,
             len: count,
-            key: place.key,
+            key: remote.key,
         };
-        let is_asked =
+        let is_pushed =
             self.writer
-                .push_atomic((number, AtomicHeader::from_spec(atomic)), row, payload);
-        debug_assert!(is_asked, "nothing is open");
+                .push_atomic((request_id, AtomicHeader::from_spec(atomic)), iov, payload);
+        debug_assert!(is_pushed, "no frame is open");
         self.leaves_at(self.writer.end(), op, None);
         queue.pop_front();
         Some(len)
     }
 
-    /// Whether the connection has ended while there may be messages to be read from the peer.
+    /// Whether the connection has ended while reads of rendezvous messages may be pending.
     pub(crate) fn awaits_rendezvous(&self) -> bool {
         self.end_reason.is_some() && self.reader.accepts_rendezvous()
     }
 
-    /// They will not be read.
+    /// Fails the receives of rendezvous messages that will not be read.
     pub(crate) fn fail_rendezvous_recvs(
         &mut self,
         rx: &mut RxQueue,
         host: &mut dyn EngineContext,
         error: &Error,
     ) {
-        for landing in self.reader.end_rendezvous_reads() {
-            rx.fail_partial(host, landing, error.clone());
+        for partial in self.reader.end_rendezvous_reads() {
+            rx.fail_partial(host, partial, error.clone());
         }
     }
 
-    /// The peer will not read what it was offered.
+    /// Fails the sends of rendezvous messages that the peer will not read.
     pub(crate) fn fail_rendezvous_sends(&mut self, host: &mut dyn EngineContext, error: &Error) {
         if !self.reader.responses.rendezvous.is_empty() {
             self.reader.responses.fail(host, error);

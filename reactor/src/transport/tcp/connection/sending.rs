@@ -1,4 +1,13 @@
-//! What a connection sends: collected and sent together, or from where it lies.
+//! What a connection sends.
+//!
+//! A short message is copied into the `FrameWriter` and written with one call; what follows before
+//! the next pass is collected and written together. A long message opens a frame, and its payload
+//! is written from its buffer as the socket takes it. A pass alternates between operations and
+//! responses: after 64 KiB of responses, or the frame that exceeds them, operations are sent, then
+//! responses again, so neither keeps the other waiting longer than what has begun.
+//!
+//! What a send completed for is in the kernel's socket buffer. `flush` waits for what is still
+//! queued here.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -12,50 +21,52 @@ use super::super::socket::WriteResult;
 use super::TcpConnection;
 use super::onesided::{CompletionTrigger, build_frame, fail_first};
 
-/// A longer message is not collected, but sent from where it lies.
+/// Longest message that is copied into the write buffer, in bytes; a longer one is sent from its
+/// own buffer.
 pub(super) const MAX_BUFFERED_MESSAGE: usize = 16 << 10;
-/// Bytes that are collected before they are sent in any case.
+/// Bytes that are collected before they are written in any case.
 pub(super) const WRITE_BUFFER_LIMIT: usize = 64 << 10;
-/// Bytes to a peer in one pass.
+/// Bytes to one peer in one pass.
 pub(super) const MAX_BYTES_PER_PASS: usize = 1 << 20;
-/// Bytes after which answers give way to what is queued, and that to answers, at the end of a
-/// frame.
+/// Bytes after which responses give way to queued operations, and operations to responses, at the
+/// end of a frame.
 pub(super) const SCHEDULING_QUANTUM: usize = WRITE_BUFFER_LIMIT;
 /// Parts of a message that one call sends.
 pub(super) const MAX_IOVECS: usize = 16;
 
-/// An operation for a peer.
+/// An operation in the transmit queue of a peer.
 #[derive(Debug)]
 pub(crate) struct QueuedOp {
     pub(crate) op: OpKey,
     pub(crate) spec: TxOp,
-    /// Bytes that have left; `None` when it has not begun.
+    /// Payload bytes that were sent; `None` when sending has not begun.
     pub(crate) bytes_sent: Option<usize>,
 }
 
-/// What became of a short message.
+/// The result of a try to send a short message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendResult {
     /// The kernel has all of it.
     Written,
     /// It was copied, and the kernel does not have all of it yet.
     Collected,
-    /// It has to wait, or is [not taken](Link::check).
+    /// It has to wait in the queue, or [is not supported](TcpConnection::check_supported).
     No,
 }
 
 /// An operation whose last byte the kernel does not have yet.
 #[derive(Debug)]
 pub(super) struct Unwritten {
-    /// Position in the stream behind its last byte.
+    /// Stream position behind its last byte.
     end: u64,
     op: OpKey,
-    /// Length and tag of a message that ends then; other operations wait for their peer.
+    /// Length and tag of a message that completes then; `None` for operations that wait for the
+    /// peer.
     message: Option<(usize, Option<u64>)>,
 }
 
 impl TcpConnection {
-    /// Takes a short message.
+    /// Tries to send a short message at once.
     pub(crate) fn try_send(
         &mut self,
         host: &mut dyn EngineContext,
@@ -89,14 +100,15 @@ impl TcpConnection {
         SendResult::Collected
     }
 
-    /// The message that was added last ends when the kernel has its last byte.
+    /// Associates an operation with the message that was collected last.
     pub(crate) fn collected(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
         let end = self.writer.end();
         self.leaves_at(end, op, Some((len, tag)));
     }
 
-    /// An operation has left when the kernel has the stream up to this position, and ends then
-    /// if it is a message of this length, with this tag, that does not wait for its peer.
+    /// Queues an operation whose last byte is before stream position `end`. If `message` is given,
+    /// length and tag of a message that does not wait for its peer, the operation completes when
+    /// the kernel has that byte.
     pub(super) fn leaves_at(&mut self, end: u64, op: OpKey, message: Option<(usize, Option<u64>)>) {
         self.unwritten.push_back(Unwritten { end, op, message });
     }
@@ -115,24 +127,24 @@ impl TcpConnection {
         }
     }
 
-    /// Messages that the kernel has not taken end with this error.
+    /// Fails the messages whose last byte the kernel does not have.
     pub(crate) fn fail_unwritten(&mut self, host: &mut dyn EngineContext, error: &Error) {
         self.complete_written(host);
-        // What waits for the peer ends where it waits.
+        // Operations that wait for the peer are failed with `PendingRequests`.
         let ends = |unwritten: &Unwritten| unwritten.message.is_some();
         for Unwritten { op, .. } in self.unwritten.drain(..).filter(ends) {
             host.complete(op, Outcome::failed(error.clone()));
         }
     }
 
-    /// Sends what is pending, and completes what was written. Returns whether all of it has left.
+    /// Writes the pending bytes, and completes what was written. Returns whether all was written.
     pub(crate) fn write(&mut self, host: &mut dyn EngineContext) -> bool {
-        let is_all = self.flush();
+        let all_sent = self.flush();
         self.complete_written(host);
-        is_all
+        all_sent
     }
 
-    /// Sends what is pending. Returns whether all of it has left.
+    /// Writes the pending bytes. Returns whether all was written.
     pub(super) fn flush(&mut self) -> bool {
         if self.is_uring_sending() {
             return false;
@@ -159,7 +171,7 @@ impl TcpConnection {
         true
     }
 
-    /// Moves the operations on. Returns whether anything was sent.
+    /// Progresses the queued operations and the responses. Returns whether anything was sent.
     pub(crate) fn progress_tx(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
@@ -207,26 +219,26 @@ impl TcpConnection {
             moved = true;
         }
         if !self.writer.is_open() && !self.writer.pending().is_empty() {
-            let before = self.writer.pending().len();
+            let pending_before = self.writer.pending().len();
             self.flush();
-            moved |= self.writer.pending().len() < before;
+            moved |= self.writer.pending().len() < pending_before;
         }
         moved
     }
 
-    /// Whether it is the turn of answers, with so many bytes of this pass left.
+    /// Whether it is the turn of responses, with `left` bytes of this pass remaining.
     fn yields_to_responses(&self, left: usize) -> bool {
         left <= MAX_BYTES_PER_PASS - SCHEDULING_QUANTUM
             && !self.writer.is_open()
             && !self.reader.responses.is_empty()
     }
 
-    /// Moves the first operation of the queue on: a long one by so many bytes at most. Returns how
-    /// many bytes of it have left, or have been collected; `None` when it has to wait.
+    /// Progresses the first operation of the queue, a long one by at most `most` bytes. Returns how
+    /// many bytes were sent or collected; `None` when it has to wait.
     fn send_first(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
-        most: usize,
+        max_bytes: usize,
         host: &mut dyn EngineContext,
     ) -> Option<usize> {
         let QueuedOp {
@@ -246,32 +258,32 @@ impl TcpConnection {
         };
         let len = payload.len();
         let begins = sent.is_none() && spec.kind != OpKind::Connect;
-        let wrapped = match begins
+        let header = match begins
             .then(|| build_frame(spec, len, self.peer_caps, host))
             .transpose()
         {
-            Ok(wrapped) => wrapped,
+            Ok(header) => header,
             Err(error) => {
                 fail_first(queue, host, error);
                 return Some(0);
             }
         };
         let mut end = self.writer.written();
-        let count = if let Some((frame, rows)) =
-            wrapped.as_ref().filter(|_| len <= MAX_BUFFERED_MESSAGE)
+        let count = if let Some((frame, iovs)) =
+            header.as_ref().filter(|_| len <= MAX_BUFFERED_MESSAGE)
         {
             if self.writer.pending().len() + len > WRITE_BUFFER_LIMIT && !self.flush() {
                 return None;
             }
-            if !self.writer.push_frame(frame, rows, payload) {
+            if !self.writer.push_frame(frame, iovs, payload) {
                 self.abort_message();
                 return None;
             }
             end = self.writer.end();
             len
         } else if spec.kind != OpKind::Connect {
-            if let Some((frame, rows)) = wrapped {
-                if !self.writer.begin_frame(&frame, &rows) {
+            if let Some((frame, iovs)) = header {
+                if !self.writer.begin_frame(&frame, &iovs) {
                     self.abort_message();
                     return None;
                 }
@@ -284,8 +296,8 @@ impl TcpConnection {
                 return None;
             }
             let payload = host.payload(*op);
-            // The ring may have sent it to its end.
-            let part = payload.slice(from, (len - from).min(most));
+            // io_uring may have sent all of it.
+            let part = payload.slice(from, (len - from).min(max_bytes));
             let sent_now = if part.is_empty() {
                 Some(0)
             } else {
@@ -314,8 +326,8 @@ impl TcpConnection {
         Some(count)
     }
 
-    /// Sends what is pending and behind it part of a message; returns how much of the message has
-    /// left, or `None` when there is no room for anything.
+    /// Sends the pending bytes and behind them part of a message. Returns how many bytes of the
+    /// message were sent, or `None` when the socket had no room.
     fn send_part(&mut self, payload: Payload<'_>) -> Option<usize> {
         let pending = self.writer.pending();
         let mut parts = [IoSlice::new(&[]); MAX_IOVECS];

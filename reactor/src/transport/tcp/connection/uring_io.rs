@@ -1,17 +1,18 @@
-//! A connection by way of a ring: what comes while nobody looks, and what is sent as there is room.
+//! A connection over io_uring: receives while the domain sleeps, and sends as the socket has room.
 //!
-//! While somebody looks, a connection is read by calls that do not block, which is the faster way.
-//! Before everybody sleeps it *listens*: the kernel receives into memory of the ring, and goes on
-//! doing so until it is stopped. It is never read in both ways at once, or bytes would change
-//! places: a connection that is to be read by calls again is stopped first, and waits for the last
-//! completion.
+//! While a thread polls, a connection is read by non-blocking calls, which is faster. Before all
+//! sleep, every idle connection arms a multishot receive into buffers of the io_uring instance, all
+//! submitted with one call; the instance's eventfd is in the domain's epoll set. A pass delivers
+//! completions before it polls connections. A connection whose receive is armed and that was polled
+//! 32 passes in vain continues by calls: its receive is stopped, and it is read by calls after the
+//! last completion. It is never read in both ways at once, which would reorder bytes.
 //!
-//! What there is no room for is handed to the ring: bytes that were collected, and all that is left
-//! of a long message, which stays in its operation's buffer. Until that send has ended nothing else
-//! is sent, and the operation does not end.
+//! What a full socket does not take becomes one io_uring send: the collected bytes, given away, and
+//! the rest of the long message, which stays in its operation's buffer. Until that send has ended
+//! nothing else is sent, and the operation does not complete. An operation that has to end
+//! otherwise first cancels the send and waits for its completion.
 //!
-//! A long message may also be given to the ring with its buffer, for the network to take it from
-//! there (`zero_copy`).
+//! A long message may also be sent from its buffer (`zero_copy`).
 #![allow(unsafe_code)] // bytes that the kernel sends from where they lie
 
 use std::collections::VecDeque;
@@ -26,53 +27,55 @@ use super::zero_copy::{ZeroCopyState, is_zero_copy_unavailable};
 use super::{QueuedOp, TcpConnection};
 use crate::uring::{CompletionKind, LeasedBuffer, OpId, SendResult, SharedUring, UringCompletion};
 
-/// Passes without news after which a connection that listens is read by calls again: somebody is
-/// looking.
+/// Passes without input after which a connection with an armed receive is read by calls again: a
+/// thread is polling.
 const SYSCALL_READ_PASSES: u32 = 32;
 
-/// What a connection has in the ring.
+/// Receives and sends of one connection in io_uring.
 pub(super) struct UringIo {
     pub(super) uring: SharedUring,
-    /// Whom completions are for.
+    /// The token of the connection, which its completions carry.
     pub(super) owner: u64,
     recv_state: UringRecv,
-    /// What came and was not read.
+    /// Received buffers that were not read yet.
     received: VecDeque<LeasedBuffer>,
-    /// Receiving has failed, and the socket does not say so again.
+    /// The receive has failed with an error that the socket does not report again.
     recv_failed: bool,
     pub(super) send_state: UringSend,
     pub(super) zero_copy: ZeroCopyState,
 }
 
-/// What the ring is sending.
+/// The send of a connection in io_uring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UringSend {
     Idle,
-    /// What was collected, and what is left of the first operation, where it lies.
+    /// The collected bytes, and the rest of the first operation of the queue in its own buffer.
     Borrowed(OpId),
-    /// What was collected, and all of the first operation, so many bytes, whose buffer it has.
+    /// The collected bytes, and all of the first operation (its length), whose buffer io_uring
+    /// owns.
     Owned(OpId, usize),
-    /// Nothing any more, but it has the buffer of the first operation, and not all of that has
-    /// left.
+    /// The send has ended without sending all of the first operation, whose buffer io_uring still
+    /// owns.
     AwaitingBuffer(OpId),
 }
 
 impl UringSend {
     fn op_id(self) -> Option<OpId> {
         match self {
-            Self::Borrowed(ticket) | Self::Owned(ticket, _) => Some(ticket),
+            Self::Borrowed(op_id) | Self::Owned(op_id, _) => Some(op_id),
             Self::Idle | Self::AwaitingBuffer(_) => None,
         }
     }
 }
 
+/// The receive of a connection in io_uring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum UringRecv {
-    /// By calls.
+    /// The connection is read by calls.
     Inactive,
-    /// By the ring.
+    /// A multishot receive is armed.
     Active(OpId),
-    /// By the ring, for the last time.
+    /// The receive was canceled; its last completion is pending.
     Stopping(OpId),
 }
 
@@ -91,7 +94,7 @@ impl UringIo {
         }
     }
 
-    /// What the ring has received; nothing where calls are to be made.
+    /// Reads what io_uring has received; `None` if the socket is to be read by calls.
     fn read_received(&mut self, into: &mut [u8]) -> Option<ReadResult> {
         let mut count = 0;
         while count < into.len()
@@ -113,23 +116,24 @@ impl UringIo {
         }
     }
 
-    /// Receives no more by the ring, once that has ended; what has come waits in memory of its own.
+    /// Cancels the receive. Until its last completion the connection is not read by calls.
     fn cancel_recv(&mut self) {
-        if let UringRecv::Active(ticket) = self.recv_state {
-            self.uring.lock().cancel(ticket);
-            self.recv_state = UringRecv::Stopping(ticket);
+        if let UringRecv::Active(op_id) = self.recv_state {
+            self.uring.lock().cancel(op_id);
+            self.recv_state = UringRecv::Stopping(op_id);
         }
     }
 
-    /// Likewise at once: what has come is there to be read.
+    /// Cancels the receive and waits for its last completion: all that was received can be read.
     fn cancel_recv_and_wait(&mut self) {
-        if let UringRecv::Active(ticket) | UringRecv::Stopping(ticket) = self.recv_state {
-            self.received.extend(self.uring.lock().cancel_recv(ticket));
+        if let UringRecv::Active(op_id) | UringRecv::Stopping(op_id) = self.recv_state {
+            self.received.extend(self.uring.lock().cancel_recv(op_id));
             self.recv_state = UringRecv::Inactive;
         }
     }
 
-    /// What came does not keep memory that others need.
+    /// Copies received data out of the buffers of the io_uring instance, which other connections
+    /// need.
     fn detach_leases(&mut self) {
         for lease in std::mem::take(&mut self.received) {
             self.received.push_back(lease.into_owned());
@@ -142,80 +146,76 @@ impl TcpConnection {
         self.uring_io.is_some()
     }
 
-    /// Whether the ring is sending.
+    /// Whether a send is in io_uring.
     pub(crate) fn is_uring_sending(&self) -> bool {
         self.uring_io
             .as_ref()
-            .is_some_and(|lane| lane.send_state != UringSend::Idle)
+            .is_some_and(|io| io.send_state != UringSend::Idle)
     }
 
-    /// Reads what has come, by whichever way it came.
+    /// Reads what has arrived, from io_uring or by a call.
     pub(super) fn read(&mut self, into: &mut [u8]) -> ReadResult {
-        match self
-            .uring_io
-            .as_mut()
-            .and_then(|lane| lane.read_received(into))
-        {
+        match self.uring_io.as_mut().and_then(|io| io.read_received(into)) {
             Some(received) => received,
             None => self.socket.recv(into),
         }
     }
 
-    /// Nobody looks from now on: the ring, or epoll, tells of what comes. False when something has
-    /// come.
+    /// Prepares for sleep: with io_uring, arms a multishot receive. False when there is input
+    /// already, or the receive could not be armed.
     pub(crate) fn arm_uring_recv(&mut self) -> bool {
-        let is_read = self.is_reading();
-        let Some(lane) = &mut self.uring_io else {
+        let is_reading = self.is_reading();
+        let Some(io) = &mut self.uring_io else {
             return true;
         };
-        if !is_read || lane.recv_state != UringRecv::Inactive {
-            return !is_read || lane.received.is_empty();
+        if !is_reading || io.recv_state != UringRecv::Inactive {
+            return !is_reading || io.received.is_empty();
         }
-        if lane.recv_failed || !lane.received.is_empty() {
+        if io.recv_failed || !io.received.is_empty() {
             return false;
         }
-        match lane
+        match io
             .uring
             .lock()
-            .recv_multishot(self.socket.shared_fd(), lane.owner)
+            .recv_multishot(self.socket.shared_fd(), io.owner)
         {
-            Ok(ticket) => lane.recv_state = UringRecv::Active(ticket),
+            Ok(op_id) => io.recv_state = UringRecv::Active(op_id),
             Err(_) => return false,
         }
         true
     }
 
-    /// Somebody has looked, and there was nothing.
+    /// Handles a pass without input.
     pub(super) fn on_idle_pass(&mut self) {
         if self.idle_passes == SYSCALL_READ_PASSES
-            && let Some(lane) = &mut self.uring_io
+            && let Some(io) = &mut self.uring_io
         {
-            lane.cancel_recv();
+            io.cancel_recv();
         }
     }
 
-    /// What has come is read by calls from now on, and by what the ring has of it.
+    /// Switches back to reading by calls; data that io_uring has received is read first.
     pub(super) fn stop_uring_recv(&mut self) {
-        if let Some(lane) = &mut self.uring_io {
-            lane.cancel_recv_and_wait();
+        if let Some(io) = &mut self.uring_io {
+            io.cancel_recv_and_wait();
         }
     }
 
-    /// It is not read from for now.
+    /// Stops receiving while this side does not read.
     pub(super) fn pause_uring_recv(&mut self) {
-        if let Some(lane) = &mut self.uring_io {
-            lane.cancel_recv();
-            lane.detach_leases();
+        if let Some(io) = &mut self.uring_io {
+            io.cancel_recv();
+            io.detach_leases();
         }
     }
 
-    /// Hands the ring what is pending, and behind it these bytes, of the operation that is first in
-    /// the queue.
+    /// Sends the pending bytes and behind them `payload`, of the first operation of the queue, in
+    /// one io_uring send.
     pub(super) fn send_via_uring(&mut self, payload: Payload<'_>) {
-        let Some(lane) = &mut self.uring_io else {
+        let Some(io) = &mut self.uring_io else {
             return;
         };
-        let own = self.writer.take_pending().into_boxed_slice();
+        let collected = self.writer.take_pending().into_boxed_slice();
         let mut parts: [&[u8]; MAX_IOVECS] = [&[]; MAX_IOVECS];
         let mut count = 0;
         payload.for_each(|_, piece| {
@@ -224,81 +224,89 @@ impl TcpConnection {
                 count += 1;
             }
         });
-        let mut ring = lane.uring.lock();
-        // SAFETY: they are in the buffer of an operation, which stays where it is until the
-        // operation is completed, and that is done only by who has called `take_back`, or has heard
-        // of the end of the send, before: `drive` does nothing while the ring is sending,
-        // `Endpoint::fail_sends` and `into_socket` take back, and an operation that has begun is
-        // not cancelled.
-        match unsafe { ring.send(self.socket.shared_fd(), lane.owner, own, &parts[..count]) } {
-            Ok(ticket) => lane.send_state = UringSend::Borrowed(ticket),
-            Err(own) => {
-                drop(ring);
-                self.writer.restore_pending(&own);
+        let mut uring = io.uring.lock();
+        // SAFETY: the parts are in the buffer of an operation, which stays where it is until the
+        // operation is completed. An operation is completed only after `cancel_send` has returned
+        // or the send's completion was handled: `progress_queue` does nothing while io_uring is
+        // sending, `TcpEndpoint::fail_sends` and `into_socket` cancel the send, and an operation
+        // that has begun is not cancelled.
+        match unsafe {
+            uring.send(
+                self.socket.shared_fd(),
+                io.owner,
+                collected,
+                &parts[..count],
+            )
+        } {
+            Ok(op_id) => io.send_state = UringSend::Borrowed(op_id),
+            Err(collected) => {
+                drop(uring);
+                self.writer.restore_pending(&collected);
                 // The next pass tries again.
                 self.write_blocked = false;
             }
         }
     }
 
-    /// Something has come of an operation in the ring.
+    /// Handles a completion of an operation of this connection.
     pub(crate) fn on_uring_completion(
         &mut self,
         completion: UringCompletion,
         queue: &mut VecDeque<QueuedOp>,
         host: &mut dyn EngineContext,
     ) {
-        let is_held = !self.is_reading();
-        let Some(lane) = &mut self.uring_io else {
+        let is_paused = !self.is_reading();
+        let Some(io) = &mut self.uring_io else {
             return;
         };
-        let ticket = completion.op_id;
+        let op_id = completion.op_id;
         match completion.kind {
-            CompletionKind::Sent(sent) if lane.send_state.op_id() == Some(ticket) => {
-                let was = std::mem::replace(&mut lane.send_state, UringSend::Idle);
-                let is_all = self.on_uring_sent(&sent, was, queue);
+            CompletionKind::Sent(sent) if io.send_state.op_id() == Some(op_id) => {
+                let previous = std::mem::replace(&mut io.send_state, UringSend::Idle);
+                let all_sent = self.on_uring_sent(&sent, previous, queue);
                 self.complete_written(host);
-                match was {
-                    UringSend::Owned(..) if is_all => self.finish_first(queue, host),
-                    UringSend::Owned(..) => self.await_buffer(ticket),
+                match previous {
+                    UringSend::Owned(..) if all_sent => self.finish_first(queue, host),
+                    UringSend::Owned(..) => self.await_buffer(op_id),
                     _ => {}
                 }
             }
             CompletionKind::BufferReleased(released) => {
-                self.on_buffer_released(ticket, released.zero_copy)
+                self.on_buffer_released(op_id, released.zero_copy)
             }
-            _ if ![UringRecv::Active(ticket), UringRecv::Stopping(ticket)]
-                .contains(&lane.recv_state) => {}
+            _ if ![UringRecv::Active(op_id), UringRecv::Stopping(op_id)]
+                .contains(&io.recv_state) => {}
             CompletionKind::Received(lease) => {
-                lane.received
-                    .push_back(if is_held { lease.into_owned() } else { lease })
+                io.received
+                    .push_back(if is_paused { lease.into_owned() } else { lease })
             }
-            // The socket says it again to who asks; and what has its time is no connection yet.
+            // The socket reports the end of the stream again when it is read, and a timed operation
+            // belongs to an attempt to connect.
             CompletionKind::Eof
             | CompletionKind::Sent(_)
             | CompletionKind::Timed(_)
             | CompletionKind::Failed(Errno::CANCELED | Errno::NOBUFS | Errno::INTR) => {}
-            CompletionKind::Failed(_) => lane.recv_failed = true,
+            CompletionKind::Failed(_) => io.recv_failed = true,
         }
-        if let Some(lane) = &mut self.uring_io
+        if let Some(io) = &mut self.uring_io
             && completion.is_last
-            && [UringRecv::Active(ticket), UringRecv::Stopping(ticket)].contains(&lane.recv_state)
+            && [UringRecv::Active(op_id), UringRecv::Stopping(op_id)].contains(&io.recv_state)
         {
-            lane.recv_state = UringRecv::Inactive;
+            io.recv_state = UringRecv::Inactive;
         }
     }
 
-    /// Ends what the ring is sending, and waits for that: the first operation of the queue is this
-    /// side's again, unless all of it had left.
+    /// Cancels the send in io_uring and waits for its end. Afterwards the first operation of the
+    /// queue is not in use by the kernel, and is completed if all of it was sent.
     pub(crate) fn cancel_uring_send(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
         host: &mut dyn EngineContext,
     ) {
-        let (was, is_all) = self.take_uring_send(queue);
+        let (previous, all_sent) = self.take_uring_send(queue);
         self.complete_written(host);
-        let has_left = match was {
-            UringSend::Owned(..) => is_all,
+        let has_left = match previous {
+            UringSend::Owned(..) => all_sent,
             UringSend::Borrowed(_) => queue
                 .front()
                 .is_some_and(|first| first.bytes_sent == Some(host.payload(first.op).len())),
@@ -309,7 +317,7 @@ impl TcpConnection {
         }
     }
 
-    /// All of the first operation of the queue has been sent by the ring.
+    /// Completes the sending of the first operation of the queue, all of which io_uring has sent.
     fn finish_first(&mut self, queue: &mut VecDeque<QueuedOp>, host: &mut dyn EngineContext) {
         let end = self.writer.written();
         self.writer.end_frame();
@@ -324,39 +332,39 @@ impl TcpConnection {
         }
     }
 
-    /// Likewise, whatever becomes of the operation. Returns what the ring had, and whether it has
-    /// sent all that it was given to be kept.
+    /// Cancels the send in io_uring and waits for its end. Returns the state before, and whether an
+    /// owned send was sent completely.
     fn take_uring_send(&mut self, queue: &mut VecDeque<QueuedOp>) -> (UringSend, bool) {
-        let Some(lane) = &mut self.uring_io else {
+        let Some(io) = &mut self.uring_io else {
             return (UringSend::Idle, false);
         };
-        let was = std::mem::replace(&mut lane.send_state, UringSend::Idle);
-        let sent = was
+        let previous = std::mem::replace(&mut io.send_state, UringSend::Idle);
+        let sent = previous
             .op_id()
-            .and_then(|ticket| lane.uring.lock().cancel_send(ticket));
-        let is_all = sent.is_some_and(|sent| self.on_uring_sent(&sent, was, queue));
-        (was, is_all)
+            .and_then(|op_id| io.uring.lock().cancel_send(op_id));
+        let all_sent = sent.is_some_and(|sent| self.on_uring_sent(&sent, previous, queue));
+        (previous, all_sent)
     }
 
-    /// The ring has sent, or not. Returns whether it has sent all that it was given to be kept.
+    /// Handles the end of a send. Returns whether an owned send was sent completely.
     fn on_uring_sent(
         &mut self,
         sent: &SendResult,
-        was: UringSend,
+        previous: UringSend,
         queue: &mut VecDeque<QueuedOp>,
     ) -> bool {
         self.write_blocked = false;
         let count = sent.result.unwrap_or(0);
-        let own = count.min(sent.owned.len());
-        self.writer.restore_pending(&sent.owned[own..]);
+        let collected = count.min(sent.owned.len());
+        self.writer.restore_pending(&sent.owned[collected..]);
         if let Some(QueuedOp {
             bytes_sent: Some(sent),
             ..
         }) = queue.front_mut()
         {
-            *sent += count - own;
+            *sent += count - collected;
         }
-        let UringSend::Owned(_, len) = was else {
+        let UringSend::Owned(_, len) = previous else {
             self.close_write_on_error(sent.result);
             return false;
         };
@@ -367,8 +375,8 @@ impl TcpConnection {
         count == sent.owned.len() + len
     }
 
-    /// Who has submitted a send may have ended meanwhile, and it with them. Everything else is the
-    /// connection's end.
+    /// Closes the sending direction after an error. ECANCELED and EINTR are no errors of the
+    /// connection: the thread that submitted the send has ended.
     fn close_write_on_error(&mut self, result: Result<usize, Errno>) {
         if !matches!(
             result,
@@ -378,15 +386,16 @@ impl TcpConnection {
         }
     }
 
-    /// Nothing of it is in the ring any more, or will be heard of.
+    /// Detaches the connection from io_uring: nothing of it is in progress there, or its completion
+    /// is discarded.
     pub(super) fn detach_from_uring(&mut self) {
         self.take_uring_send(&mut VecDeque::new());
-        if let Some(lane) = self.uring_io.take() {
-            let mut ring = lane.uring.lock();
-            if let UringRecv::Active(ticket) | UringRecv::Stopping(ticket) = lane.recv_state {
-                ring.detach(ticket);
-                // What is queued goes with what is queued next, if not now.
-                let _ = ring.submit();
+        if let Some(io) = self.uring_io.take() {
+            let mut uring = io.uring.lock();
+            if let UringRecv::Active(op_id) | UringRecv::Stopping(op_id) = io.recv_state {
+                uring.detach(op_id);
+                // If the submission fails, the next one includes it.
+                let _ = uring.submit();
             }
         }
     }

@@ -1,14 +1,21 @@
-//! Messages that are given to the ring with their buffers, for the network to take them from there.
+//! Messages that the kernel sends from their buffer (`SocketOptions::zero_copy_threshold`).
 //!
-//! The kernel looks at such a buffer until the peer's machine has acknowledged all of it, whatever
-//! becomes of the operation and of the connection. So the ring has it, and gives it back when the
-//! kernel says that it looks no more ([`CompletionKind::BufferReleased`](crate::uring::What)); the host keeps the
-//! end of the operation until then ([`Host::take_buffer`](fabric_core::transport::Host::entrust)). What
-//! follows in the queue need not wait for that, unless not all of the message has left: the rest is
-//! sent as usual, from a buffer that must be back.
+//! The kernel reads the buffer until the peer's machine has acknowledged all of it, whatever
+//! becomes of operation, connection, endpoint and domain. So the io_uring instance owns the buffer,
+//! and returns it when the kernel reports that it is done. Such a send has two completions. With
+//! the first the next operation begins, and this one is done as far as TCP is concerned; with the
+//! second the buffer returns (`return_buffer`), and only then does the engine report the
+//! completion. The rest of a message that was not sent whole is sent in the usual way when the
+//! buffer is back. An instance that is dropped leaves such memory to a thread (`uring::orphaned`).
 //!
-//! It pays where the hardware reads the memory of programs. Where the kernel says that it has
-//! copied, or that it cannot do this, the connection goes on without.
+//! It pays where hardware reads the memory of programs. The first report of the kernel that it
+//! copied anyway, or cannot do this, is the last such send of the connection. Read responses from
+//! regions, which belong to their owner meanwhile, and long messages in RXM, which are such
+//! responses, are copied.
+//!
+//! Decision: a zero-copy send completes when its buffer is free. A completion returns the buffer,
+//! so it cannot come with the kernel's first completion, as one without a buffer could. Hence a
+//! send waits for a peer that does not read, also when the connection is lost. So it is opt-in.
 
 use fabric_core::buf::Payload;
 use fabric_core::transport::{EngineContext, OpKey};
@@ -19,19 +26,19 @@ use super::sending::MAX_BUFFERED_MESSAGE;
 use super::uring_io::UringSend;
 use crate::uring::{OpId, ZeroCopyOutcome};
 
-/// What a connection gives away, and has given.
+/// The zero-copy sends of a connection.
 #[derive(Debug, Default)]
 pub(super) struct ZeroCopyState {
-    /// Messages from this length on.
+    /// Shortest message that is sent from its buffer, in bytes; `None` turns zero copy off.
     threshold: Option<usize>,
-    /// Also where the kernel copies all the same.
+    /// Zero copy stays on although the kernel has copied.
     keep_if_copied: bool,
-    /// Sends whose buffers the ring has.
+    /// Sends whose buffers io_uring owns.
     op_ids: Vec<OpId>,
 }
 
-/// Whether the kernel does not know it, or not for this socket, or has no memory to account for it,
-/// or cannot hold on to memory of this kind.
+/// Whether the error means that the kernel has no zero copy, or not for this socket, lacks memory
+/// to account for it, or cannot pin memory of this kind.
 pub(super) fn is_zero_copy_unavailable(errno: Errno) -> bool {
     [
         Errno::INVAL,
@@ -44,31 +51,31 @@ pub(super) fn is_zero_copy_unavailable(errno: Errno) -> bool {
 }
 
 impl TcpConnection {
-    /// Messages from this length on are taken from where they lie, where the ring can do that.
-    pub(crate) fn set_zero_copy_threshold(&mut self, from: Option<usize>, insists: bool) {
-        if let Some(lane) = &mut self.uring_io
-            && let Some(from) = from
-            && lane.uring.lock().supports_zero_copy()
+    /// Sends messages from this length on from their buffer, if the io_uring instance supports it.
+    pub(crate) fn set_zero_copy_threshold(
+        &mut self,
+        threshold: Option<usize>,
+        keep_if_copied: bool,
+    ) {
+        if let Some(io) = &mut self.uring_io
+            && let Some(threshold) = threshold
+            && io.uring.lock().supports_zero_copy()
         {
-            (lane.zero_copy.threshold, lane.zero_copy.keep_if_copied) =
-                (Some(from.max(MAX_BUFFERED_MESSAGE)), insists);
+            (io.zero_copy.threshold, io.zero_copy.keep_if_copied) =
+                (Some(threshold.max(MAX_BUFFERED_MESSAGE)), keep_if_copied);
         }
     }
 
     pub(super) fn disable_zero_copy(&mut self) {
-        if let Some(lane) = &mut self.uring_io {
-            lane.zero_copy.threshold = None;
+        if let Some(io) = &mut self.uring_io {
+            io.zero_copy.threshold = None;
         }
     }
 
-    /// Whether this message is to be given to the ring with its buffer. All of it goes into one
-    /// send.
+    /// Whether this message is sent from its buffer. All of it must fit into one send.
     pub(super) fn should_zero_copy(&self, payload: Payload<'_>) -> bool {
-        let from = self
-            .uring_io
-            .as_ref()
-            .and_then(|lane| lane.zero_copy.threshold);
-        from.is_some_and(|from| payload.len() >= from) && {
+        let threshold = self.uring_io.as_ref().and_then(|io| io.zero_copy.threshold);
+        threshold.is_some_and(|threshold| payload.len() >= threshold) && {
             let mut parts = 1;
             payload.for_each(|_, part| parts += usize::from(!part.is_empty()));
             parts <= crate::uring::MAX_IOVECS
@@ -76,60 +83,62 @@ impl TcpConnection {
         }
     }
 
-    /// Gives it to the ring, behind what is pending. False when it has to be sent otherwise.
+    /// Gives the first operation's buffer to io_uring and sends it behind the pending bytes. False
+    /// when it has to be sent by copying.
     pub(super) fn send_zero_copy(
         &mut self,
         op: OpKey,
         len: usize,
         host: &mut dyn EngineContext,
     ) -> bool {
-        let Some(lane) = &mut self.uring_io else {
+        let Some(io) = &mut self.uring_io else {
             return false;
         };
         let Some(buf) = host.take_buffer(op) else {
             return false;
         };
-        let own = self.writer.take_pending().into_boxed_slice();
-        let begun =
-            lane.uring
+        let collected = self.writer.take_pending().into_boxed_slice();
+        let result =
+            io.uring
                 .lock()
-                .send_zero_copy(self.socket.shared_fd(), lane.owner, own, (op, buf));
-        match begun {
-            Ok(ticket) => {
-                lane.send_state = UringSend::Owned(ticket, len);
-                lane.zero_copy.op_ids.push(ticket);
+                .send_zero_copy(self.socket.shared_fd(), io.owner, collected, (op, buf));
+        match result {
+            Ok(op_id) => {
+                io.send_state = UringSend::Owned(op_id, len);
+                io.zero_copy.op_ids.push(op_id);
                 true
             }
-            Err((own, buf)) => {
+            Err((collected, buf)) => {
                 host.return_buffer(op, buf);
-                self.writer.restore_pending(&own);
+                self.writer.restore_pending(&collected);
                 false
             }
         }
     }
 
-    /// The ring has not sent all of the first operation of the queue, and has its buffer still.
-    pub(super) fn await_buffer(&mut self, ticket: OpId) {
-        if let Some(lane) = &mut self.uring_io {
-            lane.send_state = UringSend::AwaitingBuffer(ticket);
+    /// Notes that the send has ended without sending all of the first operation, whose buffer
+    /// io_uring still owns.
+    pub(super) fn await_buffer(&mut self, op_id: OpId) {
+        if let Some(io) = &mut self.uring_io {
+            io.send_state = UringSend::AwaitingBuffer(op_id);
         }
     }
 
-    /// The operation has its buffer again, which was sent in this way.
-    pub(super) fn on_buffer_released(&mut self, ticket: OpId, way: Option<ZeroCopyOutcome>) {
-        let Some(lane) = &mut self.uring_io else {
+    /// Handles the return of the buffer of a zero-copy send.
+    pub(super) fn on_buffer_released(&mut self, op_id: OpId, outcome: Option<ZeroCopyOutcome>) {
+        let Some(io) = &mut self.uring_io else {
             return;
         };
-        let zero_copy = &mut lane.zero_copy;
-        let Some(at) = zero_copy.op_ids.iter().position(|given| *given == ticket) else {
+        let zero_copy = &mut io.zero_copy;
+        let Some(at) = zero_copy.op_ids.iter().position(|owned| *owned == op_id) else {
             return;
         };
         zero_copy.op_ids.swap_remove(at);
-        if way == Some(ZeroCopyOutcome::Copied) && !zero_copy.keep_if_copied {
+        if outcome == Some(ZeroCopyOutcome::Copied) && !zero_copy.keep_if_copied {
             zero_copy.threshold = None;
         }
-        if lane.send_state == UringSend::AwaitingBuffer(ticket) {
-            lane.send_state = UringSend::Idle;
+        if io.send_state == UringSend::AwaitingBuffer(op_id) {
+            io.send_state = UringSend::Idle;
         }
     }
 }

@@ -1,4 +1,7 @@
-//! Connections that this side asks for.
+//! Outbound connections: begun by the first operation for a peer.
+//!
+//! The protocol is known when the connection begins, by the length of the peer's request, or by how
+//! it refuses a native request; it is then asked again in RXM (`retry_other_protocol`).
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
@@ -13,18 +16,18 @@ use super::super::socket::TcpSocket;
 use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpToken};
 use crate::uring::{OpId, TimedOutcome};
 
-/// The first pause after a refusal; it grows.
+/// The first delay before a refused connect is retried; it doubles up to 64 times this.
 const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(2);
-/// Longer than anybody waits.
+/// Replaces timeouts that exceed the clock's range.
 const MAX_TIMEOUT: Duration = Duration::from_secs(1 << 32);
 
 impl TcpEndpoint {
-    /// Asks a peer for a connection.
+    /// Sends a peer a connect request.
     pub(super) fn connect(&mut self, at: usize) -> Result<()> {
         let peer = &mut self.peers[at];
         peer.retry = None;
         self.next_connection_id = self.next_connection_id.wrapping_add(1);
-        let question = ConnectRequest::new(
+        let request = ConnectRequest::new(
             peer.protocol,
             self.local_addr.port(),
             self.instance,
@@ -32,17 +35,17 @@ impl TcpEndpoint {
         );
         self.start_connect(
             at,
-            RequestPayload::Rdm(question, self.vendor_extension),
+            RequestPayload::Rdm(request, self.vendor_extension),
             HANDSHAKE_TIMEOUT,
         )
     }
 
-    /// Begins to connect with a peer, and asks it with this.
+    /// Starts a connect to a peer; `payload` is sent when it succeeds.
     pub(super) fn start_connect(
         &mut self,
         at: usize,
-        asks: RequestPayload,
-        patience: Duration,
+        payload: RequestPayload,
+        timeout: Duration,
     ) -> Result<()> {
         let peer = &mut self.peers[at];
         let mut socket = TcpSocket::open(self.local_addr, peer.socket_addr, &self.socket_config)
@@ -51,65 +54,72 @@ impl TcpEndpoint {
             })?;
         let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
         let now = Instant::now();
-        let until = now.checked_add(patience).unwrap_or(now + MAX_TIMEOUT);
-        let ways = ConnectContext {
+        let deadline = now.checked_add(timeout).unwrap_or(now + MAX_TIMEOUT);
+        let context = ConnectContext {
             local_addr: self.local_addr,
             wait_set: &self.wait_set,
             token,
             uring: self.uring.as_ref(),
         };
-        let dialing =
-            ConnectAttempt::start(&mut socket, (&peer.address, peer.socket_addr), until, &ways)?;
-        let asked = OutboundHandshake::new((at, asks), socket, until, dialing);
-        let is_ended_here = asked.local_deadline().is_some();
-        peer.connection = Some(self.connections.insert(ConnectionState::Outbound(asked)));
-        if is_ended_here {
+        let attempt = ConnectAttempt::start(
+            &mut socket,
+            (&peer.address, peer.socket_addr),
+            deadline,
+            &context,
+        )?;
+        let handshake = OutboundHandshake::new((at, payload), socket, deadline, attempt);
+        let needs_timer = handshake.local_deadline().is_some();
+        peer.connection = Some(
+            self.connections
+                .insert(ConnectionState::Outbound(handshake)),
+        );
+        if needs_timer {
             self.arm_timer();
         }
         Ok(())
     }
 
-    /// A socket that is connecting, or has asked, was ready.
+    /// Handles readiness of the socket of an outbound handshake.
     pub(super) fn on_outbound_ready(&mut self, host: &mut dyn EngineContext, at: usize) {
-        let Some(ConnectionState::Outbound(asked)) = self.connections.get_mut(at) else {
+        let Some(ConnectionState::Outbound(handshake)) = self.connections.get_mut(at) else {
             return;
         };
-        let greeting = asked.poll(&self.wait_set, TcpToken::Socket(at as u32).pack(self.id));
-        self.on_handshake_step(host, at, greeting);
+        let step = handshake.poll(&self.wait_set, TcpToken::Socket(at as u32).pack(self.id));
+        self.on_handshake_step(host, at, step);
     }
 
-    /// The ring says what has become of an attempt to connect.
+    /// Handles the completion of a connect in io_uring.
     pub(super) fn on_uring_connect(
         &mut self,
         host: &mut dyn EngineContext,
         at: usize,
-        what: (OpId, TimedOutcome),
+        completion: (OpId, TimedOutcome),
     ) {
-        let Some(ConnectionState::Outbound(asked)) = self.connections.get_mut(at) else {
+        let Some(ConnectionState::Outbound(handshake)) = self.connections.get_mut(at) else {
             return;
         };
         let token = TcpToken::Socket(at as u32).pack(self.id);
-        let Some(greeting) = asked.on_uring_connect(what, &self.wait_set, token) else {
+        let Some(step) = handshake.on_uring_connect(completion, &self.wait_set, token) else {
             return;
         };
-        if matches!(greeting, HandshakeStep::Pending) {
-            // What is left of the time is for the answer.
+        if matches!(step, HandshakeStep::Pending) {
+            // The timer enforces the rest of the deadline, for the reply.
             self.arm_timer();
         }
-        self.on_handshake_step(host, at, greeting);
+        self.on_handshake_step(host, at, step);
     }
 
-    /// Something has come of asking a peer.
+    /// Handles a step of an outbound handshake.
     pub(super) fn on_handshake_step(
         &mut self,
         host: &mut dyn EngineContext,
         at: usize,
-        greeting: HandshakeStep,
+        step: HandshakeStep,
     ) {
         if matches!(self.kind, EndpointKind::Msg(_)) {
-            self.on_msg_handshake_step(host, at, greeting);
+            self.on_msg_handshake_step(host, at, step);
         } else {
-            self.on_rdm_handshake_step(host, at, greeting);
+            self.on_rdm_handshake_step(host, at, step);
         }
     }
 
@@ -117,13 +127,13 @@ impl TcpEndpoint {
         &mut self,
         host: &mut dyn EngineContext,
         at: usize,
-        greeting: HandshakeStep,
+        step: HandshakeStep,
     ) {
-        let Some(ConnectionState::Outbound(asked)) = self.connections.get(at) else {
+        let Some(ConnectionState::Outbound(handshake)) = self.connections.get(at) else {
             return;
         };
-        let peer = asked.peer;
-        match greeting {
+        let peer = handshake.peer;
+        match step {
             HandshakeStep::Pending => {}
             HandshakeStep::TimedOut => {
                 let error = Error::TimedOut(self.peers[peer].address.clone());
@@ -137,15 +147,15 @@ impl TcpEndpoint {
                 self.remove_outbound(host, at, &error);
             }
             HandshakeStep::Reply(ConnectReply::AlreadyConnected, ..) => {
-                // It asks as well, or has a connection of which this side does not know any more.
+                // The peer connects as well, or still has a connection that this side has lost.
                 self.connections.remove(at);
                 self.peers[peer].connection = None;
                 self.schedule_retry(host, peer);
             }
-            HandshakeStep::Reply(ConnectReply::RetryWith(dialect), ..) => {
+            HandshakeStep::Reply(ConnectReply::RetryWith(protocol), ..) => {
                 self.connections.remove(at);
                 self.peers[peer].connection = None;
-                self.retry_other_protocol(host, peer, dialect);
+                self.retry_other_protocol(host, peer, protocol);
             }
             HandshakeStep::Reply(ConnectReply::Rejected, ..) | HandshakeStep::Answer(_) => {
                 let error = Error::ConnectionRefused {
@@ -154,58 +164,68 @@ impl TcpEndpoint {
                 };
                 self.remove_outbound(host, at, &error);
             }
-            HandshakeStep::Reply(ConnectReply::Accepted(agreed, instance), order, rest) => {
-                let ConnectionState::Outbound(asked) = self.connections.remove(at) else {
+            HandshakeStep::Reply(
+                ConnectReply::Accepted(accepted_protocol, instance),
+                byte_order,
+                trailing_bytes,
+            ) => {
+                let ConnectionState::Outbound(handshake) = self.connections.remove(at) else {
                     return;
                 };
-                let order = ByteOrder::NATIVE.negotiate(order);
-                let spoken = (agreed, order);
-                let again =
-                    self.add_connection(host, (peer, instance), asked.into_socket(), spoken, rest);
-                self.peers[peer].connection = Some(again);
+                let byte_order = ByteOrder::NATIVE.negotiate(byte_order);
+                let negotiated = (accepted_protocol, byte_order);
+                let connection = self.add_connection(
+                    host,
+                    (peer, instance),
+                    handshake.into_socket(),
+                    negotiated,
+                    trailing_bytes,
+                );
+                self.peers[peer].connection = Some(connection);
                 self.progress_tx(host, peer);
             }
         }
     }
 
-    /// An attempt has failed, and with it what waited for it.
+    /// Removes a failed attempt, and fails the operations that waited for it.
     pub(super) fn remove_outbound(
         &mut self,
         host: &mut dyn EngineContext,
         at: usize,
         error: &Error,
     ) {
-        let Some(ConnectionState::Outbound(asked)) = self.connections.try_remove(at) else {
+        let Some(ConnectionState::Outbound(handshake)) = self.connections.try_remove(at) else {
             return;
         };
-        if self.peers[asked.peer].connection == Some(at) {
-            self.peers[asked.peer].connection = None;
-            self.fail_sends(host, asked.peer, error);
+        if self.peers[handshake.peer].connection == Some(at) {
+            self.peers[handshake.peer].connection = None;
+            self.fail_sends(host, handshake.peer, error);
         }
-        self.drop_unused_peer(asked.peer);
+        self.drop_unused_peer(handshake.peer);
     }
 
-    /// Nobody needs a connection any more that a peer has not heard of.
+    /// Cancels an attempt to connect that is no longer needed and of which the peer does not know
+    /// yet.
     pub(super) fn cancel_connect(&mut self, peer: usize) {
         if let Some(at) = self.peers[peer].connection
-            && let Some(ConnectionState::Outbound(asked)) = self.connections.get(at)
-            && asked.is_connecting()
+            && let Some(ConnectionState::Outbound(handshake)) = self.connections.get(at)
+            && handshake.is_connecting()
         {
             self.connections.remove(at);
             self.peers[peer].connection = None;
         }
     }
 
-    /// A peer speaks the other dialect, and is asked again in that; after a while if it has said so
-    /// of the first one before.
+    /// Sends the request again in the protocol that the peer asks for; after a delay if the peer
+    /// has already asked for the other one.
     fn retry_other_protocol(
         &mut self,
         host: &mut dyn EngineContext,
         at: usize,
-        dialect: WireProtocol,
+        protocol: WireProtocol,
     ) {
         let peer = &mut self.peers[at];
-        peer.protocol = dialect;
+        peer.protocol = protocol;
         if std::mem::replace(&mut peer.switched_protocol, true) {
             return self.schedule_retry(host, at);
         }
@@ -217,28 +237,28 @@ impl TcpEndpoint {
         self.drop_unused_peer(at);
     }
 
-    /// Asks again after a while, unless that has gone on for too long.
+    /// Schedules another request after a delay, unless the retry deadline has passed.
     fn schedule_retry(&mut self, host: &mut dyn EngineContext, at: usize) {
         let now = Instant::now();
         let peer = &mut self.peers[at];
         if peer.tx_queue.is_empty() {
-            // Who sends next asks at once.
+            // The next send connects at once.
             peer.retry = None;
             return self.drop_unused_peer(at);
         }
-        if peer.retry_deadline.is_some_and(|until| until < now) {
+        if peer.retry_deadline.is_some_and(|deadline| deadline < now) {
             let error = Error::ConnectionRefused {
                 peer: peer.address.clone(),
                 reason: RejectReason::Resources,
             };
             return self.fail_sends(host, at, &error);
         }
-        let pause = peer.retry.map_or(INITIAL_RETRY_DELAY, |(_, pause)| {
-            (pause * 2).min(INITIAL_RETRY_DELAY * 64)
+        let delay = peer.retry.map_or(INITIAL_RETRY_DELAY, |(_, delay)| {
+            (delay * 2).min(INITIAL_RETRY_DELAY * 64)
         });
-        // Two that ask each other must not keep in step.
+        // Two endpoints that connect to each other must not retry in lockstep.
         let jitter = RandomState::new().hash_one(at) % 1000;
-        peer.retry = Some((now + pause + Duration::from_micros(jitter), pause));
+        peer.retry = Some((now + delay + Duration::from_micros(jitter), delay));
         self.arm_timer();
     }
 }

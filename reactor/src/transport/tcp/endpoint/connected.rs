@@ -1,4 +1,8 @@
-//! Endpoints that are connected with one peer, for as long as their connection lasts.
+//! Connected endpoints (`FI_EP_MSG`): one peer, one connection, no listener, for as long as the
+//! connection lasts.
+//!
+//! The endpoint's address vector contains only the peer, so the engine sees an endpoint like any
+//! other. Both control messages carry a `VendorExtension`, which sets the connection's `PeerCaps`.
 
 use std::any::Any;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -18,125 +22,127 @@ use super::{ConnectionState, EndpointKind, TcpEndpoint, TcpPeer};
 use crate::transport::net::SocketConfig;
 use crate::uring::SharedUring;
 
-/// What one look reads at most: there may be many such endpoints, and each has memory for that.
+/// Bytes that one read takes at most: such endpoints may be many, and each has memory for that.
 const MSG_SCRATCH_LEN: usize = 64 << 10;
 
-/// The one peer.
+/// The state of a connected endpoint.
 pub(super) struct MsgEndpointState {
     /// Position in the list of peers.
     peer: usize,
-    /// The endpoint takes tags itself; the program has said that the peer does.
+    /// The program has declared that the peer has FI_TAGGED.
+    /// The endpoint has FI_TAGGED.
     supports_tags: bool,
     peer_supports_tags: bool,
     /// Why there is no connection any more.
     disconnect_error: Option<Error>,
 }
 
-/// A connection that both sides have agreed on.
+/// A connection that both sides have accepted.
 pub(super) struct AcceptedConnection {
     pub(super) socket: TcpSocket,
     pub(super) byte_order: ByteOrder,
-    /// What the endpoint of the peer says of itself.
+    /// The vendor extension of the peer's endpoint.
     pub(super) vendor_extension: Option<VendorExtension>,
-    /// What came behind what it has said.
+    /// Bytes that followed the peer's control message.
     pub(super) trailing_bytes: Vec<u8>,
 }
 
 impl TcpEndpoint {
     pub(crate) fn open_connected(
         host: &mut dyn EngineContext,
-        (id, caps, tuning): (EpId, Caps, SocketConfig),
+        (id, caps, config): (EpId, Caps, SocketConfig),
         ConnectParams {
-            fi_addr: number,
+            fi_addr,
             peer: name,
             data,
-            peer_supports_tags: peer_takes_tags,
-            mode: way,
+            peer_supports_tags,
+            mode,
         }: ConnectParams<'_>,
-        (wait, receiving, ring): (Arc<dyn WaitSet>, RxSource<'_>, Option<SharedUring>),
+        (wait_set, rx_source, uring): (Arc<dyn WaitSet>, RxSource<'_>, Option<SharedUring>),
     ) -> Result<Self> {
-        let wrong = || Error::WrongScheme {
+        let wrong_scheme = || Error::WrongScheme {
             provider: "tcp",
             address: name.clone(),
         };
         let at = name
             .socket_addr()
             .filter(|_| name.scheme() == Scheme::Tcp)
-            .ok_or_else(wrong)?;
-        let (mark, takes_tags) = (
+            .ok_or_else(wrong_scheme)?;
+        let (vendor_extension, supports_tags) = (
             VendorExtension::from_caps(caps),
             caps.contains(Caps::TAGGED),
         );
-        let single = |peer| {
+        let msg = |peer| {
             EndpointKind::Msg(MsgEndpointState {
                 peer,
-                supports_tags: takes_tags,
-                peer_supports_tags: peer_takes_tags,
+                supports_tags,
+                peer_supports_tags,
                 disconnect_error: None,
             })
         };
-        let role = single(0);
-        let mut opened = Self::new(
+        let kind = msg(0);
+        let mut endpoint = Self::new(
             id,
-            (unspecified_addr(at), tuning),
-            role,
-            (wait, receiving, ring),
+            (unspecified_addr(at), config),
+            kind,
+            (wait_set, rx_source, uring),
         )?;
-        opened.set_caps(caps);
+        endpoint.set_caps(caps);
         let peer = TcpPeer {
-            fi_addr: Some(number),
+            fi_addr: Some(fi_addr),
             ..TcpPeer::new(name.clone(), at, WireProtocol::Native)
         };
-        let peer = opened.peers.insert(peer);
-        opened.peer_by_socket_addr.insert(at, peer);
-        opened.peer_by_fi_addr.resize(number.index() + 1, None);
-        opened.peer_by_fi_addr[number.index()] = Some(peer);
-        opened.kind = single(peer);
-        match way {
-            ConnectMode::Connect {
-                from,
-                timeout: patience,
-            } => {
+        let peer = endpoint.peers.insert(peer);
+        endpoint.peer_by_socket_addr.insert(at, peer);
+        endpoint.peer_by_fi_addr.resize(fi_addr.index() + 1, None);
+        endpoint.peer_by_fi_addr[fi_addr.index()] = Some(peer);
+        endpoint.kind = msg(peer);
+        match mode {
+            ConnectMode::Connect { from, timeout } => {
                 if let Some(from) = from {
-                    opened.local_addr = source_addr(from, at)?;
+                    endpoint.local_addr = source_addr(from, at)?;
                 }
-                opened.open_timer()?;
-                opened.start_connect(peer, RequestPayload::Msg(mark, data.to_vec()), patience)?;
+                endpoint.open_timer()?;
+                endpoint.start_connect(
+                    peer,
+                    RequestPayload::Msg(vendor_extension, data.to_vec()),
+                    timeout,
+                )?;
             }
             ConnectMode::Accept(handle) => {
                 let handle: Box<dyn Any> = handle;
-                let Ok(called) = handle.downcast::<TcpConnReqHandle>() else {
-                    let why = "it has come to an endpoint of another provider".into();
+                let Ok(request) = handle.downcast::<TcpConnReqHandle>() else {
+                    let why = "the request was received by another provider".into();
                     return Err(Error::Invalid {
                         what: "connection request",
                         why,
                     });
                 };
-                called.apply_config(&opened.socket_config)?;
-                let accepted = called
-                    .accept(mark, data)
+                request.apply_config(&endpoint.socket_config)?;
+                let accepted = request
+                    .accept(vendor_extension, data)
                     .ok_or_else(|| Error::PeerGone(name.clone()))?;
-                opened.establish(host, accepted, Vec::new())?;
+                endpoint.establish(host, accepted, Vec::new())?;
             }
         }
-        Ok(opened)
+        Ok(endpoint)
     }
 
-    /// There is a connection.
+    /// Sets the endpoint up after the connection was accepted, and reports it to the engine.
     fn establish(
         &mut self,
         host: &mut dyn EngineContext,
         AcceptedConnection {
             socket,
-            byte_order: order,
-            vendor_extension: mark,
-            trailing_bytes: rest,
+            byte_order,
+            vendor_extension,
+            trailing_bytes,
         }: AcceptedConnection,
         data: Vec<u8>,
     ) -> Result<()> {
         let EndpointKind::Msg(MsgEndpointState {
             peer,
-            peer_supports_tags: peer_takes_tags,
+            peer_supports_tags,
             ..
         }) = self.kind
         else {
@@ -146,13 +152,14 @@ impl TcpEndpoint {
         self.name = Address::from_socket_addr(Scheme::Tcp, self.local_addr)?;
         self.scratch = vec![0; MSG_SCRATCH_LEN].into();
         self.close_timer();
-        let takes = PeerCaps::msg(mark, peer_takes_tags);
-        let spoken = (
-            Negotiated::Native { peer_caps: takes },
-            ByteOrder::NATIVE.negotiate(order),
+        let peer_caps = PeerCaps::msg(vendor_extension, peer_supports_tags);
+        let negotiated = (
+            Negotiated::Native { peer_caps },
+            ByteOrder::NATIVE.negotiate(byte_order),
         );
-        let link = self.add_connection(host, (peer, None), socket, spoken, rest);
-        self.peers[peer].connection = Some(link);
+        let connection =
+            self.add_connection(host, (peer, None), socket, negotiated, trailing_bytes);
+        self.peers[peer].connection = Some(connection);
         host.on_connected(
             self.id,
             &self.peers[peer].address,
@@ -164,49 +171,47 @@ impl TcpEndpoint {
         Ok(())
     }
 
-    /// Something has come of the attempt to connect.
+    /// Handles a step of the handshake.
     pub(super) fn on_msg_handshake_step(
         &mut self,
         host: &mut dyn EngineContext,
         at: usize,
-        greeting: HandshakeStep,
+        step: HandshakeStep,
     ) {
-        let Some(ConnectionState::Outbound(asked)) = self.connections.get(at) else {
+        let Some(ConnectionState::Outbound(handshake)) = self.connections.get(at) else {
             return;
         };
         let TcpPeer {
             address: name,
             socket_addr: to,
             ..
-        } = &self.peers[asked.peer];
-        let error = match greeting {
+        } = &self.peers[handshake.peer];
+        let error = match step {
             HandshakeStep::Pending => return,
             HandshakeStep::TimedOut => Error::TimedOut(name.clone()),
             HandshakeStep::Failed(failure) => failure.into_error(self.local_addr, (name, *to)),
-            // To a question that was not asked.
+            // An FI_EP_MSG request gets no FI_EP_RDM reply.
             HandshakeStep::Reply(..) => Error::PeerGone(name.clone()),
-            HandshakeStep::Answer(ConnectAnswer::Rejected {
-                private_data: private,
-            }) => Error::Rejected {
+            HandshakeStep::Answer(ConnectAnswer::Rejected { private_data }) => Error::Rejected {
                 peer: name.clone(),
-                data: private,
+                data: private_data,
             },
             HandshakeStep::Answer(ConnectAnswer::Accepted {
-                byte_order: order,
-                vendor_extension: mark,
-                private_data: private,
-                trailing_bytes: rest,
+                byte_order,
+                vendor_extension,
+                private_data,
+                trailing_bytes,
             }) => {
-                let ConnectionState::Outbound(asked) = self.connections.remove(at) else {
+                let ConnectionState::Outbound(handshake) = self.connections.remove(at) else {
                     return;
                 };
-                let joining = AcceptedConnection {
-                    socket: asked.into_socket(),
-                    byte_order: order,
-                    vendor_extension: mark,
-                    trailing_bytes: rest,
+                let accepted = AcceptedConnection {
+                    socket: handshake.into_socket(),
+                    byte_order,
+                    vendor_extension,
+                    trailing_bytes,
                 };
-                match self.establish(host, joining, private) {
+                match self.establish(host, accepted, private_data) {
                     Ok(()) => return,
                     Err(error) => error,
                 }
@@ -216,18 +221,18 @@ impl TcpEndpoint {
     }
 
     fn connect_failed(&mut self, host: &mut dyn EngineContext, at: usize, error: Error) {
-        let EndpointKind::Msg(single) = &mut self.kind else {
+        let EndpointKind::Msg(msg) = &mut self.kind else {
             return;
         };
         self.connections.try_remove(at);
-        single.disconnect_error = Some(error.clone());
-        let peer = &mut self.peers[single.peer];
+        msg.disconnect_error = Some(error.clone());
+        let peer = &mut self.peers[msg.peer];
         peer.connection = None;
         host.on_connected(self.id, &peer.address, Err(error));
         self.close_timer();
     }
 
-    /// Whether messages with tags break the rules.
+    /// Whether tagged messages are a protocol violation.
     pub(super) fn rejects_tagged(&self) -> bool {
         matches!(
             self.kind,
@@ -238,24 +243,27 @@ impl TcpEndpoint {
         )
     }
 
-    /// Ends the connection: what was collected leaves in the background.
+    /// Closes the connection; collected bytes are sent in the background.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] if the endpoint is not connected (`FI_EP_MSG`).
     pub(crate) fn shutdown(&mut self, host: &mut dyn EngineContext) -> Result<()> {
         let EndpointKind::Msg(MsgEndpointState { peer, .. }) = self.kind else {
             return Err(Error::NotSupported(
-                "ending the connection of an endpoint that has none of its own",
+                "endpoint is not connection-oriented (FI_EP_MSG)",
             ));
         };
         self.fail_sends(host, peer, &Error::Canceled);
         if !self.rx.is_shared() {
             self.rx.own.fail_posted(host, &Error::Canceled);
         }
-        let link = self
+        let connection = self
             .connections
             .iter()
-            .find_map(|(at, stage)| matches!(stage, ConnectionState::Established(_)).then_some(at));
-        if let Some(at) = link {
-            if let EndpointKind::Msg(single) = &mut self.kind {
-                single.disconnect_error = Some(Error::Closed(Class::Endpoint));
+            .find_map(|(at, state)| matches!(state, ConnectionState::Established(_)).then_some(at));
+        if let Some(at) = connection {
+            if let EndpointKind::Msg(msg) = &mut self.kind {
+                msg.disconnect_error = Some(Error::Closed(Class::Endpoint));
             }
             self.end_unwritten(host, at, &Error::Canceled);
             self.close_connection(host, at);
@@ -263,15 +271,15 @@ impl TcpEndpoint {
         Ok(())
     }
 
-    /// The connection has ended, and all that came over it has been taken.
+    /// Notes that the connection has ended and everything received was taken.
     pub(super) fn set_disconnected(&mut self, host: &mut dyn EngineContext, why: Error) {
-        if let EndpointKind::Msg(single) = &mut self.kind {
-            single.disconnect_error.get_or_insert(why);
+        if let EndpointKind::Msg(msg) = &mut self.kind {
+            msg.disconnect_error.get_or_insert(why);
             self.fail_recvs_if_disconnected(host);
         }
     }
 
-    /// Where nothing more comes, receives have nothing to wait for.
+    /// Fails posted receives once nothing more can arrive.
     pub(super) fn fail_recvs_if_disconnected(&mut self, host: &mut dyn EngineContext) {
         if let EndpointKind::Msg(MsgEndpointState {
             disconnect_error: Some(why),
@@ -283,20 +291,20 @@ impl TcpEndpoint {
         }
     }
 
-    /// Why nothing can be sent.
+    /// Returns why nothing can be sent.
     pub(super) fn disconnect_error(&self) -> Error {
         match &self.kind {
             EndpointKind::Msg(MsgEndpointState {
                 disconnect_error: Some(why),
                 ..
             }) => why.clone(),
-            EndpointKind::Msg(single) => Error::PeerGone(self.peers[single.peer].address.clone()),
+            EndpointKind::Msg(msg) => Error::PeerGone(self.peers[msg.peer].address.clone()),
             _ => Error::Closed(Class::Endpoint),
         }
     }
 }
 
-/// No address in particular, of the family of this one.
+/// Returns the unspecified address of the family of this one.
 fn unspecified_addr(like: SocketAddr) -> SocketAddr {
     let ip = if like.is_ipv4() {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED)
@@ -306,13 +314,16 @@ fn unspecified_addr(like: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, 0)
 }
 
-/// The address to connect from.
+/// Returns the local address to connect from.
+///
+/// # Errors
+/// [`Error::Invalid`] if the two addresses are of different families.
 fn source_addr(from: &Address, to: SocketAddr) -> Result<SocketAddr> {
     let Some(from) = from.socket_addr() else {
         return Ok(unspecified_addr(to));
     };
     if from.is_ipv4() != to.is_ipv4() {
-        let why = format!("{from} is of another family than {to}");
+        let why = format!("{from} and {to} are of different address families");
         return Err(Error::Invalid {
             what: "address to connect from",
             why,

@@ -1,15 +1,14 @@
-//! An endpoint over TCP: where peers connect, one connection with each of them, and a receive
-//! context. One that only takes requests has no peers, and one that is connected has one, and
-//! nowhere to connect to.
+//! An endpoint over TCP: a listener, one connection with each peer, and a receive queue. A passive
+//! endpoint has no peers; a connected endpoint has one, and no listener.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `mod` | the endpoint, its passes and its end |
-//! | `sending`, `receiving` | what is sent, to whom; what is received |
-//! | `asking`, `accepting` | connections that this side asks for, and those that peers ask for |
-//! | `links` | how connections come and go |
-//! | `passive`, `single` | endpoints that take requests; endpoints that are connected with one peer |
-//! | `clock` | what has its time |
+//! | `sending`, `receiving` | sends and receives |
+//! | `connect`, `accept` | outbound and inbound handshakes |
+//! | `connections` | established connections: added, closed |
+//! | `passive`, `connected` | passive endpoints; connected endpoints (`FI_EP_MSG`) |
+//! | `timer` | deadlines |
 
 mod accept;
 mod connect;
@@ -45,20 +44,20 @@ use crate::uring::{CompletionKind, ReleasedBuffer, SharedUring, UringCompletion,
 use connected::MsgEndpointState;
 use passive::ConnReqQueue;
 
-/// Bytes of unexpected messages an endpoint buffers before it holds senders back.
+/// Bytes of unexpected messages that an endpoint buffers before it holds messages unread.
 const UNEXPECTED_BYTES: usize = 16 << 20;
-/// What one look reads at most.
+/// Bytes that one read takes at most.
 const SCRATCH_LEN: usize = 128 << 10;
-/// How long a peer has to say who it is, to answer, and to stop refusing.
+/// How long a peer has to send its request, to reply, and to stop refusing.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a descriptor of an endpoint is for. Packed into the token it is watched with.
+/// What a descriptor of an endpoint is for, packed into the token with which it is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TcpToken {
     Listener,
     Timer,
     Socket(u32),
-    /// The ring of the domain, whichever the endpoint.
+    /// The io_uring instance of the domain, regardless of the endpoint.
     Uring,
 }
 
@@ -84,36 +83,37 @@ impl TcpToken {
     }
 }
 
-/// A connection, from its beginning.
+/// A connection in one of its phases.
 enum ConnectionState {
-    /// Somebody connected, and has not said who it is.
+    /// Accepted; the peer's connect request has not arrived.
     Inbound(InboundHandshake),
-    /// This side has asked a peer.
+    /// This side connects, and waits for the reply.
     Outbound(OutboundHandshake),
     Established(Box<TcpConnection>),
 }
 
-/// Somebody this endpoint talks with, or wants to.
+/// A peer to which this endpoint is connected, or has something to send.
 #[derive(Debug)]
 struct TcpPeer {
     address: Address,
     socket_addr: SocketAddr,
-    /// Its number, if something was sent to it.
+    /// The peer's address handle, if something was sent to it.
     fi_addr: Option<FiAddr>,
-    /// Where what is sent goes.
+    /// Index of the connection that sends use.
     connection: Option<usize>,
     tx_queue: VecDeque<QueuedOp>,
-    /// It refused, because it asks itself: when it is asked again, and until when.
+    /// Set while the peer refuses because it connects as well: when to retry, and the last delay.
     retry: Option<(Instant, Duration)>,
+    /// When to stop retrying.
     retry_deadline: Option<Instant>,
-    /// What it speaks, as far as is known; and whether it has said so in answer to a question in
-    /// the other dialect.
+    /// The protocol of the peer, as far as it is known.
     protocol: WireProtocol,
+    /// Whether the peer has already asked for the other protocol.
     switched_protocol: bool,
 }
 
 impl TcpPeer {
-    /// One that nobody has talked with yet.
+    /// Returns a peer without connection.
     fn new(address: Address, socket_addr: SocketAddr, protocol: WireProtocol) -> Self {
         Self {
             address,
@@ -129,23 +129,23 @@ impl TcpPeer {
     }
 }
 
-/// What an endpoint is there for.
+/// The type of an endpoint.
 enum EndpointKind {
-    /// It talks with whom it likes: connects with those it sends to, and accepts those who call.
+    /// `FI_EP_RDM`: connects to the peers it sends to, and accepts inbound connections.
     Rdm,
-    /// It takes requests.
+    /// A passive endpoint (`fi_passive_ep`): queues connection requests.
     Passive(ConnReqQueue),
-    /// It is connected with one peer.
+    /// `FI_EP_MSG`: connected with one peer.
     Msg(MsgEndpointState),
 }
 
-/// One endpoint.
+/// An endpoint over TCP.
 pub(crate) struct TcpEndpoint {
     id: EpId,
     name: Address,
     local_addr: SocketAddr,
     socket_config: SocketConfig,
-    /// Another number for each endpoint; never 0.
+    /// A random number that distinguishes incarnations of an endpoint; never 0.
     instance: u32,
     kind: EndpointKind,
     listener: Option<TcpListener>,
@@ -154,71 +154,73 @@ pub(crate) struct TcpEndpoint {
     connections: Slab<ConnectionState>,
     peers: Slab<TcpPeer>,
     peer_by_socket_addr: HashMap<SocketAddr, usize>,
-    /// Position in `peers`, by the index of the number.
+    /// Position in `peers`, by the index of the address handle.
     peer_by_fi_addr: Vec<Option<usize>>,
-    /// Connections that are looked at without being told.
+    /// Connections that every pass polls.
     active_connections: Vec<usize>,
-    /// Those who have connected and not said who they are, the first first.
+    /// Inbound handshakes, the oldest first.
     inbound: VecDeque<usize>,
-    /// There was no descriptor left for another connection: when to look again.
+    /// When to accept again after the process ran out of descriptors.
     accept_retry_at: Option<Instant>,
     next_peer_key: u32,
-    /// What packets of the last connection quote, whichever dialect it was to be.
+    /// The connection id of the last request or accept, which RXM packets quote.
     next_connection_id: u32,
-    /// What peers are asked in first.
+    /// The protocol of the first request to a peer.
     protocol: WireProtocol,
     scratch: Box<[u8]>,
-    /// None where nothing has its time.
+    /// `None` where no deadline can arise.
     timer: Option<Timer>,
-    /// Passes look at it.
+    /// Passes poll this endpoint.
     pub(super) is_active: bool,
-    /// Where connections listen and are sent on, unless epoll does that.
+    /// The io_uring instance, if that is the backend.
     uring: Option<SharedUring>,
-    /// Peers may reach memory of its domain, and it wants to hear of everything that they do there.
+    /// Peers may access memory of the domain.
     is_rma_target: bool,
+    /// The endpoint wants an event for each access (`FI_RMA_EVENT`).
     rma_events: bool,
-    /// What it says of itself where the dialect does not say it.
+    /// The vendor extension of this endpoint's control messages, where the protocol has room for
+    /// it.
     vendor_extension: VendorExtension,
-    /// Sends that the network took from where they lay, and those that the kernel has copied all
-    /// the same.
+    /// Sends that the hardware took from their buffer.
     zero_copy: u64,
+    /// Zero-copy sends that the kernel has copied.
     zero_copy_fallbacks: u64,
 }
 
 impl TcpEndpoint {
     pub(crate) fn open_rdm(
         id: EpId,
-        (at, tuning): (SocketAddr, SocketConfig),
-        wait: Arc<dyn WaitSet>,
-        receiving: RxSource<'_>,
-        ring: Option<SharedUring>,
-        dialect: WireProtocol,
+        (at, config): (SocketAddr, SocketConfig),
+        wait_set: Arc<dyn WaitSet>,
+        rx_source: RxSource<'_>,
+        uring: Option<SharedUring>,
+        protocol: WireProtocol,
     ) -> Result<Self> {
-        let role = EndpointKind::Rdm;
-        let mut opened = Self::new(id, (at, tuning), role, (wait, receiving, ring))?;
-        opened.protocol = dialect;
-        opened.scratch = vec![0; SCRATCH_LEN].into();
-        opened.start_listening(at)?;
-        Ok(opened)
+        let kind = EndpointKind::Rdm;
+        let mut endpoint = Self::new(id, (at, config), kind, (wait_set, rx_source, uring))?;
+        endpoint.protocol = protocol;
+        endpoint.scratch = vec![0; SCRATCH_LEN].into();
+        endpoint.start_listening(at)?;
+        Ok(endpoint)
     }
 
-    /// One that is nowhere to be reached yet.
+    /// Returns an endpoint without listener and connections.
     fn new(
         id: EpId,
-        (at, tuning): (SocketAddr, SocketConfig),
-        role: EndpointKind,
-        (wait, receiving, ring): (Arc<dyn WaitSet>, RxSource<'_>, Option<SharedUring>),
+        (at, config): (SocketAddr, SocketConfig),
+        kind: EndpointKind,
+        (wait_set, rx_source, uring): (Arc<dyn WaitSet>, RxSource<'_>, Option<SharedUring>),
     ) -> Result<Self> {
         Ok(Self {
             id,
             name: Address::from_socket_addr(Scheme::Tcp, at)?,
             local_addr: at,
-            socket_config: tuning,
+            socket_config: config,
             instance: (RandomState::new().hash_one(id.0) as u32 >> 1).max(1),
-            kind: role,
+            kind,
             listener: None,
-            wait_set: wait,
-            rx: receiving.bind(id, UNEXPECTED_BYTES),
+            wait_set,
+            rx: rx_source.bind(id, UNEXPECTED_BYTES),
             connections: Slab::new(),
             peers: Slab::new(),
             peer_by_socket_addr: HashMap::new(),
@@ -232,7 +234,7 @@ impl TcpEndpoint {
             scratch: Box::default(),
             timer: None,
             is_active: false,
-            uring: ring,
+            uring,
             is_rma_target: false,
             rma_events: false,
             vendor_extension: VendorExtension::from_caps(Caps::empty()),
@@ -241,14 +243,14 @@ impl TcpEndpoint {
         })
     }
 
-    /// What it was opened for, as to memory of its domain.
+    /// Sets the capabilities that concern one-sided operations.
     pub(crate) fn set_caps(&mut self, caps: Caps) {
         (self.is_rma_target, self.rma_events) =
             (caps.is_rma_target(), caps.contains(Caps::RMA_EVENT));
         self.vendor_extension = VendorExtension::from_caps(caps);
     }
 
-    /// Listens, and says where.
+    /// Starts to listen, and sets the endpoint's address.
     fn start_listening(&mut self, at: SocketAddr) -> Result<()> {
         let (listener, at) = TcpListener::open(at, &self.socket_config)?;
         (self.local_addr, self.name) = (at, Address::from_socket_addr(Scheme::Tcp, at)?);
@@ -257,17 +259,17 @@ impl TcpEndpoint {
         self.open_timer()
     }
 
-    /// From the beginning: there may be no descriptor for it when it is needed.
+    /// Opens the timer early: later the process may be out of descriptors.
     fn open_timer(&mut self) -> Result<()> {
-        let clock = Timer::new()?;
-        clock.watch(&*self.wait_set, TcpToken::Timer.pack(self.id))?;
-        self.timer = Some(clock);
+        let timer = Timer::new()?;
+        timer.watch(&*self.wait_set, TcpToken::Timer.pack(self.id))?;
+        self.timer = Some(timer);
         Ok(())
     }
 
     fn close_timer(&mut self) {
-        if let Some(clock) = self.timer.take() {
-            clock.unwatch(&*self.wait_set);
+        if let Some(timer) = self.timer.take() {
+            timer.unwatch(&*self.wait_set);
         }
     }
 
@@ -280,9 +282,9 @@ impl TcpEndpoint {
     }
 
     fn established(&self) -> impl Iterator<Item = &TcpConnection> {
-        self.connections.iter().filter_map(|(_, stage)| {
-            if let ConnectionState::Established(link) = stage {
-                Some(&**link)
+        self.connections.iter().filter_map(|(_, state)| {
+            if let ConnectionState::Established(connection) = state {
+                Some(&**connection)
             } else {
                 None
             }
@@ -295,38 +297,39 @@ impl TcpEndpoint {
         moved |= self.rx.own.has_work() && self.rx.own.copy_next_chunk(host);
         let mut index = 0;
         while let Some(&at) = self.active_connections.get(index) {
-            let Some(ConnectionState::Established(link)) = self.connections.get_mut(at) else {
+            let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at)
+            else {
                 self.active_connections.swap_remove(index);
                 continue;
             };
-            let peer = link.peer;
+            let peer = connection.peer;
             moved |= self
                 .rx
-                .with_queue(|rx| link.progress_rx(&mut self.scratch, rx, host));
-            // An endpoint that talks with itself has a second connection, for what it receives.
-            let mut none = VecDeque::new();
-            let is_first = self.peers[peer].connection == Some(at);
-            let sends = if is_first {
+                .with_queue(|rx| connection.progress_rx(&mut self.scratch, rx, host));
+            // An endpoint that sends to itself has a second connection, for what it receives.
+            let mut no_sends = VecDeque::new();
+            let is_tx_connection = self.peers[peer].connection == Some(at);
+            let queue = if is_tx_connection {
                 &mut self.peers[peer].tx_queue
             } else {
-                &mut none
+                &mut no_sends
             };
-            moved |= link.progress_tx(sends, host);
-            if link.awaits_rendezvous() && link.has_held_messages() {
+            moved |= connection.progress_tx(queue, host);
+            if connection.awaits_rendezvous() && connection.has_held_messages() {
                 self.fail_rendezvous_recvs(host, at);
                 moved = true;
-            } else if link.end_reason().is_some() && !link.has_held_messages() {
+            } else if connection.end_reason().is_some() && !connection.has_held_messages() {
                 self.close_connection(host, at);
                 moved = true;
-            } else if link.write_closed() && is_first {
-                // What has come may still be received; nothing can be sent there any more.
+            } else if connection.write_closed() && is_tx_connection {
+                // Received data may still be taken; nothing can be sent there any more.
                 self.on_write_closed(host, at);
                 moved = true;
                 index += 1;
-            } else if link.needs_progress() || !self.peers[peer].tx_queue.is_empty() {
+            } else if connection.needs_progress() || !self.peers[peer].tx_queue.is_empty() {
                 index += 1;
-            } else if link.arm_uring_recv() {
-                link.is_active = false;
+            } else if connection.arm_uring_recv() {
+                connection.is_active = false;
                 self.active_connections.swap_remove(index);
             } else {
                 index += 1;
@@ -335,8 +338,8 @@ impl TcpEndpoint {
         moved
     }
 
-    /// Whether passes need not look at it until something happens: those with one peer or none may
-    /// be many.
+    /// Whether passes may skip this endpoint until something happens. Connected and passive
+    /// endpoints may be many.
     pub(crate) fn is_idle(&self) -> bool {
         self.active_connections.is_empty()
             && !matches!(self.kind, EndpointKind::Rdm)
@@ -354,9 +357,9 @@ impl TcpEndpoint {
 
     fn socket_ready(&mut self, host: &mut dyn EngineContext, at: usize) {
         match self.connections.get_mut(at) {
-            Some(ConnectionState::Established(link)) => {
-                link.reset_idle();
-                link.clear_write_blocked();
+            Some(ConnectionState::Established(connection)) => {
+                connection.reset_idle();
+                connection.clear_write_blocked();
                 self.mark_active(at);
                 self.progress(host);
             }
@@ -366,7 +369,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Something has come of what a connection, or an attempt, has in the ring.
+    /// Dispatches a completion of a connection, or of an attempt to connect.
     pub(crate) fn on_uring_completion(
         &mut self,
         at: usize,
@@ -374,31 +377,31 @@ impl TcpEndpoint {
         host: &mut dyn EngineContext,
     ) {
         if let CompletionKind::BufferReleased(ReleasedBuffer {
-            zero_copy: Some(way),
+            zero_copy: Some(outcome),
             ..
         }) = &completion.kind
         {
-            self.zero_copy += u64::from(*way == ZeroCopyOutcome::ZeroCopy);
-            self.zero_copy_fallbacks += u64::from(*way == ZeroCopyOutcome::Copied);
+            self.zero_copy += u64::from(*outcome == ZeroCopyOutcome::ZeroCopy);
+            self.zero_copy_fallbacks += u64::from(*outcome == ZeroCopyOutcome::Copied);
         }
-        if let CompletionKind::Timed(ended) = completion.kind {
-            return self.on_uring_connect(host, at, (completion.op_id, ended));
+        if let CompletionKind::Timed(outcome) = completion.kind {
+            return self.on_uring_connect(host, at, (completion.op_id, outcome));
         }
-        let Some(ConnectionState::Established(link)) = self.connections.get_mut(at) else {
+        let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) else {
             return;
         };
-        let peer = &mut self.peers[link.peer];
-        let mut none = VecDeque::new();
-        link.on_uring_completion(
+        let peer = &mut self.peers[connection.peer];
+        let mut no_sends = VecDeque::new();
+        connection.on_uring_completion(
             completion,
             if peer.connection == Some(at) {
                 &mut peer.tx_queue
             } else {
-                &mut none
+                &mut no_sends
             },
             host,
         );
-        link.reset_idle();
+        connection.reset_idle();
         self.mark_active(at);
     }
 
@@ -408,64 +411,65 @@ impl TcpEndpoint {
         for at in peers {
             self.fail_sends(host, at, &Error::Canceled);
         }
-        let links: Vec<_> = self.connections.iter().map(|(at, _)| at).collect();
-        for at in links {
+        let connections: Vec<_> = self.connections.iter().map(|(at, _)| at).collect();
+        for at in connections {
             self.end_unwritten(host, at, &Error::Canceled);
         }
-        for (_, stage) in &mut self.connections {
-            if let ConnectionState::Established(link) = stage {
-                link.fail_requests(host, &Error::Canceled);
-                host.peer_disconnected(self.id, link.addr_at_connect);
+        for (_, state) in &mut self.connections {
+            if let ConnectionState::Established(connection) = state {
+                connection.fail_requests(host, &Error::Canceled);
+                host.peer_disconnected(self.id, connection.addr_at_connect);
             }
         }
     }
 
-    /// Whether somebody waits for memory that its owner has in hand, or may.
+    /// Whether anything waits for memory that its owner may be using.
     pub(crate) fn awaits_region(&self) -> bool {
         self.established()
-            .any(|link| link.has_held_messages() || link.has_pending_responses())
+            .any(|connection| connection.has_held_messages() || connection.has_pending_responses())
     }
 
     pub(crate) fn arm(&mut self) -> bool {
-        // Sockets tell by themselves; what could be sent and was not does not.
-        let waits = |peer: &TcpPeer| match peer.connection.and_then(|at| self.connections.get(at)) {
-            Some(ConnectionState::Established(link)) => {
-                peer.tx_queue.is_empty()
-                    || link.is_write_blocked()
-                    || link.is_uring_sending()
-                    || link.is_response_stalled()
-                    || link.awaits_atomic_responses(&peer.tx_queue)
-            }
-            _ => true,
-        };
+        // Sockets report readiness; bytes that could be sent now are reported by nothing.
+        let is_blocked =
+            |peer: &TcpPeer| match peer.connection.and_then(|at| self.connections.get(at)) {
+                Some(ConnectionState::Established(connection)) => {
+                    peer.tx_queue.is_empty()
+                        || connection.is_write_blocked()
+                        || connection.is_uring_sending()
+                        || connection.is_response_stalled()
+                        || connection.awaits_atomic_responses(&peer.tx_queue)
+                }
+                _ => true,
+            };
         !self.rx.own.has_work()
             && self
                 .established()
-                .all(|link| link.is_flushed() && !link.has_local_work())
-            && self.peers.iter().all(|(_, peer)| waits(peer))
+                .all(|connection| connection.is_flushed() && !connection.has_local_work())
+            && self.peers.iter().all(|(_, peer)| is_blocked(peer))
             && self.arm_uring_recv()
     }
 
-    /// Nobody looks from now on. False when something has come.
+    /// Prepares every connection for sleep. False when there is input already.
     fn arm_uring_recv(&mut self) -> bool {
         if self.uring.is_none() {
             return true;
         }
-        let links = self.connections.iter_mut();
-        links.fold(true, |quiet, (_, stage)| match stage {
-            ConnectionState::Established(link) => link.arm_uring_recv() && quiet,
+        let connections = self.connections.iter_mut();
+        connections.fold(true, |quiet, (_, state)| match state {
+            ConnectionState::Established(connection) => connection.arm_uring_recv() && quiet,
             _ => quiet,
         })
     }
 
     pub(crate) fn stats(&self) -> TransportStats {
         let (peers, unexpected) = (self.established().count(), self.rx.own.unexpected());
-        let (zero_copy, copied_anyway) = (self.zero_copy, self.zero_copy_fallbacks);
+        let (zero_copy, zero_copy_fallbacks) = (self.zero_copy, self.zero_copy_fallbacks);
         TransportStats {
             peers,
             unexpected,
             zero_copy,
-            zero_copy_fallbacks: copied_anyway,
+            zero_copy_fallbacks,
             ..TransportStats::default()
         }
     }
@@ -475,9 +479,9 @@ impl TcpEndpoint {
             return format!("{} ({} requests)", self.name, requests.len());
         }
         let (messages, bytes) = self.rx.own.unexpected();
-        let links = self.established().count();
+        let connections = self.established().count();
         format!(
-            "{} ({links} connections, {messages} unexpected messages of {bytes} bytes)",
+            "{} ({connections} connections, {messages} unexpected messages of {bytes} bytes)",
             self.name
         )
     }
@@ -489,10 +493,10 @@ impl Drop for TcpEndpoint {
             listener.unwatch(&*self.wait_set);
         }
         self.close_timer();
-        for stage in self.connections.drain() {
-            if let ConnectionState::Established(link) = stage {
-                let (socket, rest) = link.into_socket();
-                linger::close(socket, &rest);
+        for state in self.connections.drain() {
+            if let ConnectionState::Established(connection) = state {
+                let (socket, unsent) = connection.into_socket();
+                linger::close(socket, &unsent);
             }
         }
     }

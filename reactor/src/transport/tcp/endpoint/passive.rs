@@ -1,8 +1,7 @@
-//! Endpoints that take requests, and connect nobody themselves.
+//! Passive endpoints: they listen, and have inbound handshakes but no peers.
 //!
-//! Who has asked waits here until the program takes the request. From then on its connection
-//! belongs to nobody's domain, and nobody watches it, until an endpoint is opened for it or it is
-//! refused.
+//! A connection request waits here until the program takes it. From then on its connection belongs
+//! to no domain and is not watched, until an endpoint is opened for it or it is rejected.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -21,14 +20,14 @@ use super::connected::AcceptedConnection;
 use super::{ConnectionState, EndpointKind, TcpEndpoint};
 use crate::transport::net::SocketConfig;
 
-/// Requests that may wait to be taken. Who connects beyond that waits in the kernel's queue.
+/// Requests that may wait to be taken. Further connections wait in the kernel's backlog.
 const MAX_PENDING_REQUESTS: usize = 128;
 
-/// Those who have asked.
+/// The queue of connection requests.
 #[derive(Default)]
 pub(super) struct ConnReqQueue {
     queue: VecDeque<ConnReq>,
-    /// Nobody is accepted until some of them were taken.
+    /// Accepting is paused until some requests were taken.
     accept_paused: bool,
 }
 
@@ -39,14 +38,14 @@ impl ConnReqQueue {
 }
 
 impl EndpointKind {
-    /// Whether nobody is to be accepted for now.
+    /// Whether accepting has to pause.
     pub(super) fn is_request_queue_full(&self) -> bool {
         matches!(self, Self::Passive(requests) if requests.len() >= MAX_PENDING_REQUESTS)
     }
 
-    pub(super) fn set_accept_paused(&mut self, is_resting: bool) {
+    pub(super) fn set_accept_paused(&mut self, is_paused: bool) {
         if let Self::Passive(requests) = self {
-            requests.accept_paused = is_resting;
+            requests.accept_paused = is_paused;
         }
     }
 }
@@ -54,50 +53,50 @@ impl EndpointKind {
 impl TcpEndpoint {
     pub(crate) fn open_passive(
         id: EpId,
-        (at, tuning): (SocketAddr, SocketConfig),
-        wait: Arc<dyn WaitSet>,
+        (at, config): (SocketAddr, SocketConfig),
+        wait_set: Arc<dyn WaitSet>,
     ) -> Result<Self> {
-        let role = EndpointKind::Passive(ConnReqQueue::default());
-        let mut opened = Self::new(
+        let kind = EndpointKind::Passive(ConnReqQueue::default());
+        let mut endpoint = Self::new(
             id,
-            (at, tuning),
-            role,
-            (wait, RxSource::Own(&BufferPool::new()), None),
+            (at, config),
+            kind,
+            (wait_set, RxSource::Own(&BufferPool::new()), None),
         )?;
-        opened.start_listening(at)?;
-        Ok(opened)
+        endpoint.start_listening(at)?;
+        Ok(endpoint)
     }
 
-    /// Something has come from somebody who may be asking.
+    /// Reads the connection request of an inbound handshake.
     pub(super) fn read_connreq(&mut self, host: &mut dyn EngineContext, at: usize) {
-        let Some(ConnectionState::Inbound(caller)) = self.connections.get_mut(at) else {
+        let Some(ConnectionState::Inbound(handshake)) = self.connections.get_mut(at) else {
             return;
         };
-        let (control, rest) = match caller.read_request() {
+        let (control, trailing_bytes) = match handshake.read_request() {
             Ok(None) => return,
-            Ok(Some(asked)) => asked,
+            Ok(Some(request)) => request,
             Err(error) => return self.remove_inbound(host, at, error),
         };
-        self.inbound.retain(|caller| *caller != at);
-        let ConnectionState::Inbound(caller) = self.connections.remove(at) else {
+        self.inbound.retain(|handshake| *handshake != at);
+        let ConnectionState::Inbound(handshake) = self.connections.remove(at) else {
             return;
         };
-        let Ok(peer) = Address::from_socket_addr(Scheme::Tcp, caller.peer_addr) else {
+        let Ok(peer) = Address::from_socket_addr(Scheme::Tcp, handshake.peer_addr) else {
             return;
         };
-        let mut socket = caller.into_socket();
+        let mut socket = handshake.into_socket();
         socket.unwatch();
         let EndpointKind::Passive(requests) = &mut self.kind else {
             return;
         };
         let data = control.private_data().to_vec();
         host.on_connreq(self.id, &peer, &data);
-        let (order, mark) = (control.byte_order, control.vendor_extension);
+        let (byte_order, vendor_extension) = (control.byte_order, control.vendor_extension);
         let handle = Box::new(TcpConnReqHandle {
             socket: Some(socket),
-            byte_order: order,
-            vendor_extension: mark,
-            trailing_bytes: rest,
+            byte_order,
+            vendor_extension,
+            trailing_bytes,
         });
         requests.queue.push_back(ConnReq { peer, data, handle });
     }
@@ -110,50 +109,50 @@ impl TcpEndpoint {
         if requests.accept_paused && requests.len() <= MAX_PENDING_REQUESTS / 2 {
             requests.accept_paused = false;
             self.resume_accept(host);
-            // It is tried again when it failed.
+            // If accepting failed, the timer retries it.
             self.arm_timer();
         }
         Some(request)
     }
 }
 
-/// The connection of somebody who has asked.
+/// The connection of a pending connection request.
 pub(super) struct TcpConnReqHandle {
     socket: Option<TcpSocket>,
     byte_order: ByteOrder,
-    /// What the endpoint that asks says of itself.
+    /// The vendor extension of the request.
     vendor_extension: Option<VendorExtension>,
-    /// What came behind the question.
+    /// Bytes that followed the request.
     trailing_bytes: Vec<u8>,
 }
 
 impl TcpConnReqHandle {
-    /// Sets what the domain says that it comes to, on top of what the passive endpoint has.
-    pub(super) fn apply_config(&self, tuning: &SocketConfig) -> Result<()> {
+    /// Applies the socket options of the accepting domain, on top of those of the passive endpoint.
+    pub(super) fn apply_config(&self, config: &SocketConfig) -> Result<()> {
         self.socket
             .as_ref()
-            .map_or(Ok(()), |socket| socket.apply_config(tuning))
+            .map_or(Ok(()), |socket| socket.apply_config(config))
     }
 
-    /// Says yes, with this data, and what the endpoint says of itself to its own kind. Nothing when
-    /// the peer does not hear it.
+    /// Sends the accept with this data, and with the vendor extension if the request had one.
+    /// `None` when the peer is gone.
     pub(super) fn accept(
         mut self,
         own: VendorExtension,
         data: &[u8],
     ) -> Option<AcceptedConnection> {
         let socket = self.socket.take().filter(TcpSocket::in_original_process)?;
-        let (order, mark, rest) = (
+        let (byte_order, vendor_extension, trailing_bytes) = (
             self.byte_order,
             self.vendor_extension,
             std::mem::take(&mut self.trailing_bytes),
         );
-        send_control(&socket, CmKind::Accept, mark.map(|_| own), data).then_some(
+        send_control(&socket, CmKind::Accept, vendor_extension.map(|_| own), data).then_some(
             AcceptedConnection {
                 socket,
-                byte_order: order,
-                vendor_extension: mark,
-                trailing_bytes: rest,
+                byte_order,
+                vendor_extension,
+                trailing_bytes,
             },
         )
     }

@@ -1,4 +1,4 @@
-//! What an endpoint receives.
+//! Receives of an endpoint, and the address handles of those who send to it.
 
 use fabric_core::buf::PooledBuf;
 use fabric_core::matching::{Envelope, RecvSpec};
@@ -28,22 +28,21 @@ impl TcpEndpoint {
         &mut self.rx.own
     }
 
-    /// After a receive was posted, or a message was discarded: one that was held back may be wanted
-    /// now.
+    /// Handles that a receive was posted or a message was discarded: a held message may match now.
     pub(crate) fn on_rx_queue_changed(&mut self, host: &mut dyn EngineContext) {
         if self.rx.own.has_work() {
             host.request_rearm();
         }
         self.fail_recvs_if_disconnected(host);
         for at in 0..self.active_connections.len() {
-            if let Some(ConnectionState::Established(link)) = self
+            if let Some(ConnectionState::Established(connection)) = self
                 .active_connections
                 .get(at)
                 .and_then(|at| self.connections.get_mut(*at))
-                && link.has_held_messages()
+                && connection.has_held_messages()
                 && self
                     .rx
-                    .with_queue(|rx| link.progress_rx(&mut self.scratch, rx, host))
+                    .with_queue(|rx| connection.progress_rx(&mut self.scratch, rx, host))
             {
                 host.request_rearm();
             }
@@ -60,11 +59,11 @@ impl TcpEndpoint {
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
-        // The sender may have got a number since, or lost it.
+        // The sender's address handle may have been assigned or removed meanwhile.
         let source = self
             .established()
-            .find(|link| link.peer_key == envelope.peer)
-            .and_then(|link| link.source);
+            .find(|connection| connection.peer_key == envelope.peer)
+            .and_then(|connection| connection.source);
         self.rx.own.requeue_message(host, envelope, source, bytes);
     }
 
@@ -79,14 +78,14 @@ impl TcpEndpoint {
         address: &Address,
     ) {
         let bound = host.incarnation_of(self.id, addr);
-        for (_, stage) in &mut self.connections {
-            if let ConnectionState::Established(link) = stage
-                && self.peers[link.peer].address == *address
-                && link.source.is_none()
-                && (bound.is_none() || bound == link.incarnation())
+        for (_, state) in &mut self.connections {
+            if let ConnectionState::Established(connection) = state
+                && self.peers[connection.peer].address == *address
+                && connection.source.is_none()
+                && (bound.is_none() || bound == connection.incarnation())
             {
-                link.source = Some(addr);
-                self.rx.own.assign_source(host, link.peer_key, addr);
+                connection.source = Some(addr);
+                self.rx.own.assign_source(host, connection.peer_key, addr);
             }
         }
         self.rx.own.address_inserted(host, addr, address);
@@ -95,9 +94,9 @@ impl TcpEndpoint {
 
     pub(crate) fn address_removed(&mut self, host: &mut dyn EngineContext, addr: FiAddr) {
         self.rx.own.clear_source(host, addr);
-        for (_, stage) in &mut self.connections {
-            if let ConnectionState::Established(link) = stage {
-                link.source = link.source.filter(|source| *source != addr);
+        for (_, state) in &mut self.connections {
+            if let ConnectionState::Established(connection) = state {
+                connection.source = connection.source.filter(|source| *source != addr);
             }
         }
         if let Some(at) = self.peer_index(addr) {
@@ -106,11 +105,11 @@ impl TcpEndpoint {
             let stale = Error::StaleAddress(addr);
             self.fail_sends(host, at, &stale);
             self.cancel_connect(at);
-            for (_, stage) in &mut self.connections {
-                if let ConnectionState::Established(link) = stage
-                    && link.peer == at
+            for (_, state) in &mut self.connections {
+                if let ConnectionState::Established(connection) = state
+                    && connection.peer == at
                 {
-                    link.fail_requests_keep_slots(host, &stale);
+                    connection.fail_requests_keep_slots(host, &stale);
                 }
             }
             self.drop_unused_peer(at);

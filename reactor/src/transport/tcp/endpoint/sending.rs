@@ -1,4 +1,4 @@
-//! What an endpoint sends, and to whom.
+//! Sends of an endpoint.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -31,32 +31,32 @@ impl TcpEndpoint {
         else {
             return Ok(TrySend::WouldBlock);
         };
-        let Some(ConnectionState::Established(link)) = self.connections.get_mut(at) else {
+        let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) else {
             return Ok(TrySend::WouldBlock);
         };
-        link.check_supported(spec)?;
-        let sent = link.try_send(host, spec, payload);
-        // The next pass sends what was collected, and has what follows sent at once again.
-        if link.is_batching() || !link.is_flushed() || link.write_closed() {
+        connection.check_supported(spec)?;
+        let result = connection.try_send(host, spec, payload);
+        // The next pass writes what was collected, and ends the batching.
+        if connection.is_batching() || !connection.is_flushed() || connection.write_closed() {
             self.mark_active(at);
         }
-        Ok(match sent {
+        Ok(match result {
             SendResult::Written => TrySend::Done,
             SendResult::Collected => TrySend::Collected,
             SendResult::No => TrySend::WouldBlock,
         })
     }
 
-    /// A connection is looked at from now on, until there is no more news.
+    /// Adds a connection to those that every pass polls.
     pub(super) fn mark_active(&mut self, at: usize) {
-        if let Some(ConnectionState::Established(link)) = self.connections.get_mut(at)
-            && !std::mem::replace(&mut link.is_active, true)
+        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at)
+            && !std::mem::replace(&mut connection.is_active, true)
         {
             self.active_connections.push(at);
         }
     }
 
-    /// This is the operation of the message that was collected last for its peer.
+    /// Associates an operation with the message that was collected last for its peer.
     pub(crate) fn collected(
         &mut self,
         host: &mut dyn EngineContext,
@@ -64,34 +64,36 @@ impl TcpEndpoint {
         spec: &TxOp,
         len: usize,
     ) {
-        let link = self
+        let connection = self
             .peer_index(spec.peer)
             .and_then(|at| self.peers[at].connection);
-        match link.and_then(|at| self.connections.get_mut(at)) {
-            Some(ConnectionState::Established(link)) => link.collected(op, len, spec.tag),
+        match connection.and_then(|at| self.connections.get_mut(at)) {
+            Some(ConnectionState::Established(connection)) => {
+                connection.collected(op, len, spec.tag)
+            }
             _ => host.complete(op, Outcome::failed(Error::StaleAddress(spec.peer))),
         }
     }
 
-    /// Sends what was collected.
+    /// Writes what was collected.
     pub(crate) fn flush(&mut self, host: &mut dyn EngineContext) {
-        // Whatever has something pending is looked at anyway.
+        // A connection with pending bytes is active.
         for at in &self.active_connections {
-            if let Some(ConnectionState::Established(link)) = self.connections.get_mut(*at)
-                && !link.is_flushed()
+            if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(*at)
+                && !connection.is_flushed()
             {
-                link.write(host);
+                connection.write(host);
             }
         }
     }
 
-    /// Messages that were collected for a connection leave now, or end with this error.
+    /// Writes the collected messages of a connection, or fails them with this error.
     pub(super) fn end_unwritten(&mut self, host: &mut dyn EngineContext, at: usize, error: &Error) {
-        if let Some(ConnectionState::Established(link)) = self.connections.get_mut(at) {
-            if !link.is_flushed() {
-                link.write(host);
+        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) {
+            if !connection.is_flushed() {
+                connection.write(host);
             }
-            link.fail_unwritten(host, error);
+            connection.fail_unwritten(host, error);
         }
     }
 
@@ -102,9 +104,7 @@ impl TcpEndpoint {
         spec: &TxOp,
     ) -> Result<()> {
         if spec.kind == OpKind::Send && spec.level == CompletionLevel::Matched {
-            return Err(Error::NotSupported(
-                "FI_MATCH_COMPLETE over tcp, whose peers do not say that",
-            ));
+            return Err(Error::NotSupported("FI_MATCH_COMPLETE over tcp"));
         }
         let at = match self.peer_index(spec.peer) {
             Some(at) => at,
@@ -117,10 +117,10 @@ impl TcpEndpoint {
                     });
                 };
                 let at = self.find_or_add_peer(to)?;
-                if let Some(ConnectionState::Established(link)) = self.peers[at]
+                if let Some(ConnectionState::Established(connection)) = self.peers[at]
                     .connection
-                    .and_then(|link| self.connections.get(link))
-                    && !link.is_for(spec.peer, self.id, host)
+                    .and_then(|connection| self.connections.get(connection))
+                    && !connection.is_for(spec.peer, self.id, host)
                 {
                     return Err(Error::PeerGone(name));
                 }
@@ -137,14 +137,14 @@ impl TcpEndpoint {
             if matches!(self.kind, EndpointKind::Msg(_)) {
                 return Err(self.disconnect_error());
             }
-            // The peer may be gone, and another one at its address.
+            // The address handle may be stale, with another incarnation at the same address.
             host.address_of(self.id, spec.peer)?;
         }
-        if let Some(ConnectionState::Established(link)) = self.peers[at]
+        if let Some(ConnectionState::Established(connection)) = self.peers[at]
             .connection
-            .and_then(|link| self.connections.get(link))
+            .and_then(|connection| self.connections.get(connection))
         {
-            link.check_supported(spec)?;
+            connection.check_supported(spec)?;
         }
         self.peers[at].tx_queue.push_back(QueuedOp {
             op,
@@ -163,15 +163,15 @@ impl TcpEndpoint {
         Ok(())
     }
 
-    /// The peer that listens there.
+    /// Returns the position of the peer that listens at this address, and adds the peer if needed.
     pub(super) fn find_or_add_peer(&mut self, at: SocketAddr) -> Result<usize> {
-        if let Some(known) = self.peer_by_socket_addr.get(&at) {
-            return Ok(*known);
+        if let Some(index) = self.peer_by_socket_addr.get(&at) {
+            return Ok(*index);
         }
         let name = Address::from_socket_addr(Scheme::Tcp, at)?;
-        let known = self.peers.insert(TcpPeer::new(name, at, self.protocol));
-        self.peer_by_socket_addr.insert(at, known);
-        Ok(known)
+        let index = self.peers.insert(TcpPeer::new(name, at, self.protocol));
+        self.peer_by_socket_addr.insert(at, index);
+        Ok(index)
     }
 
     pub(super) fn peer_index(&self, addr: FiAddr) -> Option<usize> {
@@ -179,12 +179,12 @@ impl TcpEndpoint {
         (self.peers[at].fi_addr == Some(addr)).then_some(at)
     }
 
-    /// Moves what waits for a peer.
+    /// Progresses the transmit queue of a peer.
     pub(super) fn progress_tx(&mut self, host: &mut dyn EngineContext, at: usize) {
         let peer = &mut self.peers[at];
         let Some(at) = peer.connection else { return };
-        if let Some(ConnectionState::Established(link)) = self.connections.get_mut(at) {
-            link.progress_tx(&mut peer.tx_queue, host);
+        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) {
+            connection.progress_tx(&mut peer.tx_queue, host);
             self.mark_active(at);
         }
     }
@@ -206,50 +206,50 @@ impl TcpEndpoint {
         false
     }
 
-    /// There is a new connection with a peer: what waits for an earlier incarnation of it fails, and
-    /// the handle of that leads there no more.
+    /// Handles a new connection with a peer: fails the operations for an earlier incarnation, whose
+    /// address handle no longer leads to this peer.
     pub(super) fn fail_sends_to_others(
         &mut self,
         host: &mut dyn EngineContext,
-        link: &TcpConnection,
+        connection: &TcpConnection,
     ) {
-        let peer = &mut self.peers[link.peer];
+        let peer = &mut self.peers[connection.peer];
         let sends = peer.tx_queue.iter();
         let others: Vec<_> = sends
-            .filter(|send| !link.is_for(send.spec.peer, self.id, host))
+            .filter(|send| !connection.is_for(send.spec.peer, self.id, host))
             .map(|send| send.op)
             .collect();
         peer.tx_queue.retain(|send| !others.contains(&send.op));
         for op in others {
-            // Nothing of it has left: it was queued after the last connection had ended.
+            // Nothing of it was sent: it was queued after the last connection had ended.
             host.complete(op, Outcome::failed(Error::PeerGone(peer.address.clone())));
         }
         if let Some(addr) = peer
             .fi_addr
-            .filter(|addr| !link.is_for(*addr, self.id, host))
+            .filter(|addr| !connection.is_for(*addr, self.id, host))
         {
             peer.fi_addr = None;
             self.peer_by_fi_addr[addr.index()] = None;
         }
     }
 
-    /// What waits for a peer, or is on its way, ends. A connection in the middle of a message sends
-    /// nothing any more.
+    /// Fails the queued and begun operations for a peer. A connection in the middle of a message
+    /// sends nothing after it.
     pub(super) fn fail_sends(&mut self, host: &mut dyn EngineContext, at: usize, error: &Error) {
         self.peers[at].retry = None;
         let peer = &mut self.peers[at];
-        if let Some(ConnectionState::Established(link)) = peer
+        if let Some(ConnectionState::Established(connection)) = peer
             .connection
-            .and_then(|link| self.connections.get_mut(link))
+            .and_then(|connection| self.connections.get_mut(connection))
         {
-            link.cancel_uring_send(&mut peer.tx_queue, host);
-            let is_cut = link.abort_message();
-            if link.write_closed() {
-                link.fail_unwritten(host, error);
+            connection.cancel_uring_send(&mut peer.tx_queue, host);
+            let is_aborted = connection.abort_message();
+            if connection.write_closed() {
+                connection.fail_unwritten(host, error);
             }
-            link.complete_written(host);
-            link.fail_rendezvous_sends(host, error);
-            if is_cut && let Some(at) = peer.connection.take() {
+            connection.complete_written(host);
+            connection.fail_rendezvous_sends(host, error);
+            if is_aborted && let Some(at) = peer.connection.take() {
                 self.mark_active(at);
             }
         }
