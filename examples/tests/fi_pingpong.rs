@@ -131,7 +131,7 @@ fn msg_programs() -> Option<(PingPongProgram, PingPongProgram)> {
         .output();
     libfabric_program()?;
     if has.is_ok_and(|output| output.status.success()) {
-        return Some((PingPongProgram::TheirsMsg, PingPongProgram::OursMsg));
+        return Some((PingPongProgram::LibfabricMsg, PingPongProgram::ExampleMsg));
     }
     skip(
         Facility::Interop,
@@ -151,7 +151,7 @@ fn dgram_programs() -> Option<(PingPongProgram, PingPongProgram)> {
         .output();
     libfabric_program()?;
     if has.is_ok_and(|output| output.status.success()) {
-        return Some((PingPongProgram::TheirsDgram, PingPongProgram::OursDgram));
+        return Some((PingPongProgram::LibfabricDgram, PingPongProgram::ExampleDgram));
     }
     skip(
         Facility::Interop,
