@@ -5,6 +5,9 @@ use std::thread;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+/// Cores that two communicating threads are pinned to; `None`: not pinned.
+pub(crate) type CorePair = (Option<usize>, Option<usize>);
+
 /// Returns the cores that this process may use, in order.
 #[must_use]
 pub fn available_cores() -> Vec<usize> {

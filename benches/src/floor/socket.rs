@@ -13,7 +13,7 @@ use crate::samples::Samples;
 /// Messages between two readings of the clock.
 const SENDS_PER_CLOCK_READ: u64 = 100;
 
-type CorePair = (Option<usize>, Option<usize>);
+use crate::pin::CorePair;
 
 pub(super) fn tcp_blocking(cores: CorePair, time: Duration) -> io::Result<Samples> {
     let (local, remote) = tcp_pair()?;

@@ -12,7 +12,7 @@ use rustix::thread::futex;
 use super::ping_pong::{PingPongEnd, ping_pong};
 use crate::samples::Samples;
 
-type CorePair = (Option<usize>, Option<usize>);
+use crate::pin::CorePair;
 
 /// Measures a ping-pong in which each side blocks in `read` on its eventfd.
 pub(super) fn eventfd_ping_pong(cores: CorePair, time: Duration) -> io::Result<Samples> {

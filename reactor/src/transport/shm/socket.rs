@@ -275,7 +275,7 @@ impl ShmSocket {
     pub(crate) fn recv(&self, bytes: &mut [u8]) -> SeqpacketRecv {
         let mut peeked = self.peek(bytes);
         let mut reserve = None;
-        if let Peeked::Message { flags, fds, .. } = &mut peeked
+        if let PeekedMessage::Message { flags, fds, .. } = &mut peeked
             && flags.contains(ReturnFlags::CTRUNC)
         {
             closer::discard(std::mem::take(fds));
@@ -284,9 +284,9 @@ impl ShmSocket {
             peeked = self.peek(bytes);
         }
         let (len, flags, mut fds) = match peeked {
-            Peeked::Nothing => return SeqpacketRecv::WouldBlock,
-            Peeked::HungUp => return SeqpacketRecv::HungUp,
-            Peeked::Message { len, flags, fds } => (len, flags, fds),
+            PeekedMessage::Nothing => return SeqpacketRecv::WouldBlock,
+            PeekedMessage::HungUp => return SeqpacketRecv::HungUp,
+            PeekedMessage::Message { len, flags, fds } => (len, flags, fds),
         };
         let is_whole = !flags.contains(ReturnFlags::CTRUNC);
         if is_whole {
@@ -310,7 +310,7 @@ impl ShmSocket {
     }
 
     /// Peeks at the next message and its descriptors.
-    fn peek(&self, bytes: &mut [u8]) -> Peeked {
+    fn peek(&self, bytes: &mut [u8]) -> PeekedMessage {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT | RecvFlags::PEEK;
@@ -329,14 +329,14 @@ impl ShmSocket {
             }
         }
         match message {
-            Ok(message) if message.bytes == 0 && fds.is_empty() => Peeked::HungUp,
-            Ok(message) => Peeked::Message {
+            Ok(message) if message.bytes == 0 && fds.is_empty() => PeekedMessage::HungUp,
+            Ok(message) => PeekedMessage::Message {
                 len: message.bytes,
                 flags: message.flags,
                 fds,
             },
-            Err(Errno::AGAIN) => Peeked::Nothing,
-            Err(_) => Peeked::HungUp,
+            Err(Errno::AGAIN) => PeekedMessage::Nothing,
+            Err(_) => PeekedMessage::HungUp,
         }
     }
 
@@ -378,7 +378,7 @@ impl ShmSocket {
 }
 
 /// The next message of a socket.
-enum Peeked {
+enum PeekedMessage {
     Nothing,
     HungUp,
     Message {

@@ -45,13 +45,13 @@ pub(crate) struct QueuedOp {
 
 /// The result of a try to send a short message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SendResult {
+pub(crate) enum TrySendResult {
     /// The kernel has all of it.
     Written,
     /// It was copied, and the kernel does not have all of it yet.
     Collected,
     /// It has to wait in the queue, or [is not supported](TcpConnection::check_supported).
-    No,
+    WouldBlock,
 }
 
 /// An operation whose last byte the kernel does not have yet.
@@ -72,32 +72,32 @@ impl TcpConnection {
         host: &mut dyn EngineContext,
         spec: &TxOp,
         payload: Payload<'_>,
-    ) -> SendResult {
+    ) -> TrySendResult {
         if self.write_closed || self.writer.is_open() || payload.len() > MAX_BUFFERED_MESSAGE {
-            return SendResult::No;
+            return TrySendResult::WouldBlock;
         }
         if self.writer.pending().len() + payload.len() > WRITE_BUFFER_LIMIT
             && (self.write_blocked || !self.write(host))
         {
-            return SendResult::No;
+            return TrySendResult::WouldBlock;
         }
         let Ok(tag) = self.peer_caps.tag(spec.tag) else {
-            return SendResult::No;
+            return TrySendResult::WouldBlock;
         };
         if !self.writer.push_message(tag, spec.data, payload) {
-            return SendResult::No;
+            return TrySendResult::WouldBlock;
         }
         if !self.batching && !spec.more {
             self.batching = true;
             if self.write(host) {
-                return SendResult::Written;
+                return TrySendResult::Written;
             }
         }
         if self.write_closed {
-            return SendResult::No;
+            return TrySendResult::WouldBlock;
         }
         host.request_rearm();
-        SendResult::Collected
+        TrySendResult::Collected
     }
 
     /// Associates an operation with the message that was collected last.

@@ -8,7 +8,7 @@ use fabric_core::completion::{CompletionLevel, OpKind, Outcome, Transfer};
 use fabric_core::transport::{EngineContext, OpKey, TrySend, TxOp};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
-use super::super::connection::{QueuedOp, SendResult, TcpConnection};
+use super::super::connection::{QueuedOp, TcpConnection, TrySendResult};
 use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpPeer};
 
 impl TcpEndpoint {
@@ -41,9 +41,9 @@ impl TcpEndpoint {
             self.mark_active(at);
         }
         Ok(match result {
-            SendResult::Written => TrySend::Done,
-            SendResult::Collected => TrySend::Collected,
-            SendResult::No => TrySend::WouldBlock,
+            TrySendResult::Written => TrySend::Done,
+            TrySendResult::Collected => TrySend::Collected,
+            TrySendResult::WouldBlock => TrySend::WouldBlock,
         })
     }
 
