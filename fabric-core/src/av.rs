@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(table.get(a), Err(Error::StaleAddress(a)));
         assert_eq!(table.remove(a), Err(Error::StaleAddress(a)));
         let c = table.insert(address("c"));
-        assert_eq!(c.index(), 0, "the lowest free position is used again");
+        assert_eq!(c.index(), 0, "the lowest free index is reused");
         assert_eq!(
             table.get(a),
             Err(Error::StaleAddress(a)),
@@ -206,7 +206,11 @@ mod tests {
         assert_eq!(table.find(&address("a")), Some(new));
         assert_eq!(table.iter().collect::<Vec<_>>(), [(new, &address("a"))]);
         assert_eq!(table.remove(old).unwrap(), address("a"));
-        assert_eq!(table.find(&address("a")), Some(new), "the new one stays");
+        assert_eq!(
+            table.find(&address("a")),
+            Some(new),
+            "the new handle stays valid"
+        );
         assert_eq!(table.get(old), Err(Error::StaleAddress(old)));
     }
 

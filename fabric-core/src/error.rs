@@ -97,7 +97,10 @@ pub enum Error {
     },
     /// The application at the peer rejected the connection request, with this private data
     /// (`fi_reject`). `FI_ECONNREFUSED`.
-    #[error("{peer} rejected the connection, {}", describe_private_data(data))]
+    #[error(
+        "{peer} rejected the connection request (fi_reject), {}",
+        describe_private_data(data)
+    )]
     Rejected {
         /// The peer that rejected.
         peer: Address,

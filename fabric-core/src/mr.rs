@@ -227,7 +227,6 @@ impl RegionTable {
     /// # Errors
     /// [`Error::Key`] when the requested key is in use; [`Error::BadFlags`] when no right is
     /// granted.
-    /// granted.
     pub fn insert(
         &mut self,
         memory: Arc<dyn RegionMemory>,

@@ -333,11 +333,11 @@ impl RxQueue {
         if queued && self.retire_multi(op) {
             self.match_unexpected(engine);
         }
-        let cancelled = queued || self.cancel_probe(op);
-        if cancelled {
+        let canceled = queued || self.cancel_probe(op);
+        if canceled {
             self.request_rearm_if_work(engine);
         }
-        cancelled
+        canceled
     }
 
     /// Requests another pass after a change between passes: the driver must not sleep while this

@@ -71,12 +71,12 @@ impl fmt::Display for Class {
     }
 }
 
-/// How many children of each class an object has.
+/// The number of children of each class that an object has.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Children([u32; Class::ALL.len()]);
 
 impl Children {
-    /// Children of this class.
+    /// Returns the number of children of this class.
     #[must_use]
     pub fn of(&self, class: Class) -> u32 {
         self.0[class as usize]

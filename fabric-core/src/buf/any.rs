@@ -23,7 +23,6 @@ use crate::error::Result;
 ///
 /// The methods run while a domain is locked: they must not call into the fabric, and should not
 /// block.
-/// block.
 pub unsafe trait CustomBuf: Send + Sync + Any {
     /// Returns the bytes to send, or the bytes received so far.
     fn bytes(&self) -> &[u8];
@@ -169,7 +168,7 @@ impl AnyBuf {
                 assert_eq!(buf.len(), at, "bytes are written in order");
                 let spare = &mut buf.spare_capacity_mut()[..count];
                 fill(source, from, spare);
-                // SAFETY: `fill` initialised the `count` bytes behind the current length `at`.
+                // SAFETY: `fill` initialized the `count` bytes behind the current length `at`.
                 unsafe { buf.set_len(at + count) };
             }
             Self::Boxed(buf) => source.copy_to_init(from, &mut buf[at..at + count]),
@@ -280,7 +279,7 @@ pub(crate) fn append(
     buf.truncate(at);
     assert_eq!(buf.len(), at, "bytes are written in order");
     fill(source, from, &mut buf.spare_capacity_mut()[..count]);
-    // SAFETY: `fill` initialised the `count` bytes behind the current length `at`.
+    // SAFETY: `fill` initialized the `count` bytes behind the current length `at`.
     unsafe { buf.set_len(at + count) };
 }
 

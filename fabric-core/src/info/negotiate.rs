@@ -71,9 +71,7 @@ pub fn select(hints: &Hints, offers: &[Info]) -> Result<Vec<Info>, NoMatch> {
         }
     }
     if found.is_empty() {
-        Err(NoMatch {
-            mismatches: mismatches,
-        })
+        Err(NoMatch { mismatches })
     } else {
         Ok(found)
     }

@@ -221,8 +221,8 @@ impl RxQueue {
         })
     }
 
-    /// Fails the posted receives and probes after the last peer has disconnected. Unexpected
-    /// messages stay queued.
+    /// Fails the posted receives and probes after the connection of an `FI_EP_MSG` endpoint has
+    /// ended. Unexpected messages stay queued.
     pub fn fail_posted(&mut self, engine: &mut dyn EngineContext, error: &Error) {
         if self.matcher.unexpected_len() > 0 && !self.multi_recvs.is_empty() {
             // The multi-receive has not taken its unexpected messages yet.
