@@ -536,15 +536,15 @@ fn messages_over_budget_are_declined_not_lost() {
 
 #[test]
 fn name_is_in_use_by_one_endpoint_at_a_time() {
-    let first = open_endpoint("first");
+    let first = open_endpoint("in-use");
     assert_eq!(
-        try_open_endpoint("first").err(),
+        try_open_endpoint("in-use").err(),
         Some(Error::AddressInUse(first.address.clone()))
     );
     drop(first);
-    let mut second = open_endpoint("first");
+    let mut second = open_endpoint("in-use");
     second.domain.close_endpoint(&mut second.context, ENDPOINT);
-    open_endpoint("first");
+    open_endpoint("in-use");
     let (fresh, other) = (open_endpoint(""), open_endpoint("@7+0"));
     assert!(fresh.address != other.address && !fresh.address.name().is_empty());
     assert!(other.address.name().ends_with("@7+0") && other.address.name().len() > 4);

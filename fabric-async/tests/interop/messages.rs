@@ -1,4 +1,4 @@
-//! Messages: data, acknowledgements, truncation.
+//! Messages: CQ data, acknowledgements, truncation.
 
 use fabric_async::Error;
 
@@ -11,7 +11,7 @@ const FI_REMOTE_CQ_DATA: u64 = 1 << 17;
 fn cq_data_is_carried_in_both_directions() {
     run_against_peer(|us, they| async move {
         let peer = us.fi_addr_of(&they);
-        they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+        they.expect_reply(format!("dest 127.0.0.1 {}", us.port()), "dest")
             .await;
         for (number, len) in LENGTHS.into_iter().enumerate() {
             let (data, tag) = (u64::MAX - number as u64, number as u64 + 5);
@@ -24,23 +24,23 @@ fn cq_data_is_carried_in_both_directions() {
                 .delivery_complete()
                 .await
                 .unwrap();
-            let (got, its, flags) = they.expect_done(1).await;
+            let (got, received_data, cq_flags) = they.expect_done(1).await;
             assert_eq!(
-                (got, its, flags & FI_REMOTE_CQ_DATA),
+                (got, received_data, cq_flags & FI_REMOTE_CQ_DATA),
                 (len, data, FI_REMOTE_CQ_DATA)
             );
-            they.expect_reply(format!("seen {len} 3"), "same").await;
+            they.expect_reply(format!("check_rx {len} 3"), "same").await;
             they.expect_reply(format!("recv 2 {len} -"), "posted").await;
             us.ep.send(peer, pattern(len, 4)).await.unwrap();
             assert_eq!(they.expect_done(2).await.2 & FI_REMOTE_CQ_DATA, 0);
-            for (letters, tag) in [
+            for (flags, tag) in [
                 ("da", None),
                 ("dt", Some(tag)),
                 ("-", None),
                 ("ta", Some(tag)),
             ] {
                 they.expect_reply(
-                    format!("send 3 {len} 9 {letters} {data} {}", tag.unwrap_or(0)),
+                    format!("send 3 {len} 9 {flags} {data} {}", tag.unwrap_or(0)),
                     "posted",
                 )
                 .await;
@@ -50,11 +50,7 @@ fn cq_data_is_carried_in_both_directions() {
                     Some(tag) => received.tag(tag).await,
                 };
                 let got = got.unwrap();
-                assert_eq!(
-                    got.data(),
-                    letters.contains('d').then_some(data),
-                    "{letters}"
-                );
+                assert_eq!(got.data(), flags.contains('d').then_some(data), "{flags}");
                 assert!(got[..] == pattern(len, 9)[..]);
                 they.expect_done(3).await;
             }
@@ -62,12 +58,12 @@ fn cq_data_is_carried_in_both_directions() {
     });
 }
 
-/// Each side hears of what the other has, in the order of its own posts, and of nothing else.
+/// Completions arrive in posting order, and each message completes once.
 #[test]
 fn delivery_complete_sends_complete_in_order() {
     run_against_peer(|mut us, they| async move {
         let peer = us.fi_addr_of(&they);
-        they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+        they.expect_reply(format!("dest 127.0.0.1 {}", us.port()), "dest")
             .await;
         for number in 0..50u64 {
             they.expect_reply(format!("recv {number} 100 t {number}"), "posted")
@@ -82,16 +78,16 @@ fn delivery_complete_sends_complete_in_order() {
             }
             .unwrap();
         }
-        let mut ended = Vec::new();
-        while ended.len() < 50 {
-            us.cq.next_batch(&mut ended, 50).await;
+        let mut completions = Vec::new();
+        while completions.len() < 50 {
+            us.cq.next_batch(&mut completions, 50).await;
         }
-        assert!(ended.iter().all(|entry| entry.error.is_none()));
-        let confirmed = ended
+        assert!(completions.iter().all(|entry| entry.error.is_none()));
+        let acked = completions
             .iter()
             .map(|entry| entry.context)
             .filter(|number| number % 3 != 0);
-        assert!(confirmed.eq((0..50).filter(|number| number % 3 != 0)));
+        assert!(acked.eq((0..50).filter(|number| number % 3 != 0)));
         for number in 0..50 {
             they.expect_done(number).await;
         }
@@ -109,17 +105,18 @@ fn delivery_complete_sends_complete_in_order() {
             us.ep.recv().await.unwrap();
         }
         for _ in 0..50 {
-            assert!(they.request("entry").await.starts_with("done "));
+            assert!(they.request("cq").await.starts_with("done "));
         }
     });
 }
 
-/// Ours is cut to the room and goes on; libfabric of this age hangs up, and is asked again.
+/// Our receive is truncated and the connection stays; libfabric of these versions disconnects, and
+/// is connected again.
 #[test]
 fn message_longer_than_receive_is_truncated() {
     run_against_peer(|us, they| async move {
         let peer = us.fi_addr_of(&they);
-        they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+        they.expect_reply(format!("dest 127.0.0.1 {}", us.port()), "dest")
             .await;
         for _ in 0..2 {
             they.expect_reply("send 1 1000 5 - 0 0", "posted").await;
@@ -132,7 +129,7 @@ fn message_longer_than_receive_is_truncated() {
         us.ep.send(peer, pattern(1000, 6)).await.unwrap();
         they.failed(2).await;
         they.expect_reply("recv 3 1000 -", "posted").await;
-        // Some ends of the connection are learned of only by sending.
+        // A disconnect may be detected only by sending.
         while us
             .ep
             .send(peer, pattern(1000, 7))
@@ -141,6 +138,6 @@ fn message_longer_than_receive_is_truncated() {
             .is_err()
         {}
         they.expect_done(3).await;
-        they.expect_reply("seen 1000 7", "same").await;
+        they.expect_reply("check_rx 1000 7", "same").await;
     });
 }

@@ -1,12 +1,12 @@
-//! Connections: peers that are killed and come back, and that dial at once.
+//! Restarted peers and simultaneous connects.
 
 use fabric_async::{Access, RemoteAddr, RemoteSlice};
 
 use crate::libfabric_peer::LibfabricPeer;
 use crate::{pattern, run_against_peer};
 
-/// In the middle of what it was asked for. Who comes back at the same place is somebody else, and
-/// is reached.
+/// The peer is killed while reads are pending. A new process at the same address is another peer,
+/// and is reached.
 #[test]
 fn restarted_peer_is_reached_again() {
     run_against_peer(|us, they| async move {
@@ -23,7 +23,7 @@ fn restarted_peer_is_reached_again() {
                 .write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(10, round))
                 .await
                 .unwrap();
-            they.expect_reply(format!("look 0 10 {round}"), "same")
+            they.expect_reply(format!("check 0 10 {round}"), "same")
                 .await;
             let reads: Vec<_> = (0..20)
                 .map(|_| {
@@ -51,9 +51,9 @@ fn restarted_peer_is_reached_again() {
                     }
                 }
             }
-            assert!(failed > 0, "nobody reads as fast as that");
-            they = LibfabricPeer::start(port).expect("it was built");
-            they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+            assert!(failed > 0, "a pending read fails when the peer is killed");
+            they = LibfabricPeer::start(port).expect("the peer starts");
+            they.expect_reply(format!("dest 127.0.0.1 {}", us.port()), "dest")
                 .await;
             they.expect_reply("write 1 3 a 0 11:0:100", "posted").await;
             they.expect_done(1).await;
@@ -61,7 +61,8 @@ fn restarted_peer_is_reached_again() {
     });
 }
 
-/// Each has the other's address and sends first: one connection is left, and nothing is lost.
+/// Both sides know each other's address and send at once: one connection remains, and no message is
+/// lost.
 #[test]
 fn simultaneous_connects_leave_one_connection() {
     run_against_peer(|us, they| async move {
@@ -69,31 +70,32 @@ fn simultaneous_connects_leave_one_connection() {
         for round in 0..10u8 {
             let peer = us.fi_addr_of(&they);
             they.expect_reply("region 7 100", "region").await;
-            they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+            they.expect_reply(format!("dest 127.0.0.1 {}", us.port()), "dest")
                 .await;
             they.expect_reply("recv 1 100 -", "posted").await;
-            let theirs = they.request(format!("send 2 50 {round} - 0 0"));
-            let ours = us.ep.send(peer, pattern(60, round));
-            let (theirs, ours) = tokio::join!(theirs, ours);
-            assert_eq!(theirs, "posted");
-            ours.unwrap();
+            let their_send = they.request(format!("send 2 50 {round} - 0 0"));
+            let our_send = us.ep.send(peer, pattern(60, round));
+            let (their_send, our_send) = tokio::join!(their_send, our_send);
+            assert_eq!(their_send, "posted");
+            our_send.unwrap();
             assert_eq!(us.ep.recv().await.unwrap()[..], pattern(50, round));
             let mut contexts = Vec::new();
             for _ in 0..2 {
-                let entry = they.request("entry").await;
+                let entry = they.request("cq").await;
                 contexts.push(entry.split(' ').take(2).collect::<Vec<_>>().join(" "));
             }
             contexts.sort();
             assert_eq!(contexts, ["done 1", "done 2"]);
-            they.expect_reply(format!("seen 60 {round}"), "same").await;
+            they.expect_reply(format!("check_rx 60 {round}"), "same")
+                .await;
             us.ep
                 .write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(100, round))
                 .await
                 .unwrap();
-            they.expect_reply(format!("look 0 100 {round}"), "same")
+            they.expect_reply(format!("check 0 100 {round}"), "same")
                 .await;
             they.kill();
-            they = LibfabricPeer::start(0).expect("it was built");
+            they = LibfabricPeer::start(0).expect("the peer starts");
         }
     });
 }

@@ -639,7 +639,7 @@ fn rendezvous_reads_are_bounded_and_complete_once() {
     assert_eq!(a.receiver.received(op).0, Transfer::sent(100_000, None));
     assert!(
         a.receiver.read(&done).is_err(),
-        "the message_id completes once"
+        "the message completes once"
     );
     // A peer that disconnects fails the send.
     let [mut a, _] = RxmPeer::connected_pair();

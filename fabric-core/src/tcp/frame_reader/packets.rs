@@ -203,7 +203,7 @@ fn parse_packet<'a>(
         .and_then(|body_len| usize::try_from(body_len).ok());
     let Some(body_len) = body_len.filter(|body_len| *body_len <= MAX_MESSAGE) else {
         return Err(ProtocolViolation(
-            "packet without a packet header_len, or longer than 1 TiB",
+            "packet without a packet header, or longer than 1 TiB",
         ));
     };
     let Some((prefix, rest)) = bytes
