@@ -88,10 +88,11 @@ fn valid_operations<T: AtomicType>() -> Vec<(AtomicOp, AtomicCall)> {
         .collect()
 }
 
-async fn check_our_atomics<T: AtomicType>(us: &InteropFixture, peer: FiAddr, values: [T; 2]) {
+async fn check_our_atomics<T: AtomicType>(local: &InteropFixture, peer: FiAddr, values: [T; 2]) {
     let size = T::DATATYPE.size();
     let remote = remote_addr(7, size as u64);
-    us.ep
+    local
+        .ep
         .write(peer, remote_addr(7, 0), vec![0; 64])
         .await
         .unwrap();
@@ -101,19 +102,23 @@ async fn check_our_atomics<T: AtomicType>(us: &InteropFixture, peer: FiAddr, val
             operands,
             comparands,
         } = AtomicCase::from_values(values);
-        us.ep.write(peer, remote, to_bytes(&initial)).await.unwrap();
+        local
+            .ep
+            .write(peer, remote, to_bytes(&initial))
+            .await
+            .unwrap();
         let fetched = match call {
-            AtomicCall::Base => us
+            AtomicCall::Base => local
                 .ep
                 .atomic(peer, remote, op, operands)
                 .await
                 .map(|()| None),
-            AtomicCall::Fetch => us
+            AtomicCall::Fetch => local
                 .ep
                 .fetch_atomic(peer, remote, op, operands)
                 .await
                 .map(Some),
-            AtomicCall::Compare => us
+            AtomicCall::Compare => local
                 .ep
                 .compare_atomic(peer, remote, op, operands, comparands)
                 .await
@@ -124,7 +129,7 @@ async fn check_our_atomics<T: AtomicType>(us: &InteropFixture, peer: FiAddr, val
             offset: 0,
             len: 6 * size,
         };
-        let memory = us.ep.read(peer, slice).await.unwrap();
+        let memory = local.ep.read(peer, slice).await.unwrap();
         let context = format!("{op:?} {call:?} on {:?}", T::DATATYPE);
         assert_eq!(
             memory[..],
@@ -141,12 +146,15 @@ async fn check_our_atomics<T: AtomicType>(us: &InteropFixture, peer: FiAddr, val
 }
 
 async fn check_peer_atomics<T: AtomicType>(
-    us: &InteropFixture,
-    they: &LibfabricPeer,
+    local: &InteropFixture,
+    libfabric: &LibfabricPeer,
     values: [T; 2],
 ) {
     let size = T::DATATYPE.size();
-    let region = us.domain.alloc_with_key(6 * size, READ_WRITE, 11).unwrap();
+    let region = local
+        .domain
+        .alloc_with_key(6 * size, READ_WRITE, 11)
+        .unwrap();
     let case = AtomicCase::from_values(values);
     for (op, call) in valid_operations::<T>() {
         region.write(size, &to_bytes(&case.initial)).unwrap();
@@ -165,14 +173,15 @@ async fn check_peer_atomics<T: AtomicType>(
         let line = format!(
             "atomic 1 {call_number} {op_number} {datatype} - {operands} {comparands} 11:{size}:4"
         );
-        they.expect_reply(line.clone(), "posted").await;
-        they.expect_done(1).await;
+        libfabric.expect_reply(line.clone(), "posted").await;
+        libfabric.expect_done(1).await;
         let mut memory = vec![0; 6 * size];
         region.read(0, &mut memory).unwrap();
         assert_eq!(memory, case.expected_memory(op), "{line}");
         if call != AtomicCall::Base {
             let initial = to_hex(&to_bytes(&case.initial));
-            they.expect_reply(format!("dump_rx {}", 4 * size), &format!("bytes {initial}"))
+            libfabric
+                .expect_reply(format!("dump_rx {}", 4 * size), &format!("bytes {initial}"))
                 .await;
         }
     }
@@ -180,11 +189,11 @@ async fn check_peer_atomics<T: AtomicType>(
 
 #[test]
 fn our_atomics_work_on_libfabric_memory() {
-    run_against_rxm_peer(true, async |us, they| {
-        they.expect_reply("region 7 64", "region").await;
-        let peer = us.fi_addr_of(&they);
+    run_against_rxm_peer(true, async |local, libfabric| {
+        libfabric.expect_reply("region 7 64", "region").await;
+        let peer = local.fi_addr_of(&libfabric);
         macro_rules! all {
-            ($($values:expr),*) => {$( check_our_atomics(&us, peer, $values).await; )*};
+            ($($values:expr),*) => {$( check_our_atomics(&local, peer, $values).await; )*};
         }
         all!(
             [1i8, -3],
@@ -205,11 +214,12 @@ fn our_atomics_work_on_libfabric_memory() {
 
 #[test]
 fn libfabric_atomics_work_on_our_memory() {
-    run_against_rxm_peer(true, async |us, they| {
-        they.expect_reply(format!("dest 127.0.0.1 {}", us.port()), "dest")
+    run_against_rxm_peer(true, async |local, libfabric| {
+        libfabric
+            .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
             .await;
         macro_rules! all {
-            ($($values:expr),*) => {$( check_peer_atomics(&us, &they, $values).await; )*};
+            ($($values:expr),*) => {$( check_peer_atomics(&local, &libfabric, $values).await; )*};
         }
         all!(
             [1i8, -3],
@@ -231,22 +241,23 @@ fn libfabric_atomics_work_on_our_memory() {
 /// The maximum number of values of either side, and several remote ranges in one operation.
 #[test]
 fn atomic_value_arrays_work_in_both_directions() {
-    run_against_rxm_peer(true, async |us, they| {
-        they.expect_reply("region 7 100000", "region").await;
-        let peer = us.fi_addr_of(&they);
+    run_against_rxm_peer(true, async |local, libfabric| {
+        libfabric.expect_reply("region 7 100000", "region").await;
+        let peer = local.fi_addr_of(&libfabric);
         let values: Vec<u64> = (0..512).collect();
-        us.ep
+        local
+            .ep
             .atomic(peer, remote_addr(7, 8), AtomicOp::Write, values.clone())
             .await
             .unwrap();
-        let fetched = us
+        let fetched = local
             .ep
             .fetch_atomic(peer, remote_addr(7, 8), AtomicOp::Sum, vec![5u64; 512])
             .await
             .unwrap();
         assert_eq!(fetched, values);
         let added: Vec<u64> = values.iter().map(|value| value + 5).collect();
-        let fetched = us
+        let fetched = local
             .ep
             .compare_atomic(
                 peer,
@@ -259,13 +270,14 @@ fn atomic_value_arrays_work_in_both_directions() {
             .unwrap();
         assert_eq!(fetched, added);
         assert_eq!(
-            us.ep
+            local
+                .ep
                 .fetch_atomic(peer, remote_addr(7, 8), AtomicOp::Read, vec![1u64; 512])
                 .await
                 .unwrap(),
             [0; 512]
         );
-        let error = us
+        let error = local
             .ep
             .atomic(peer, remote_addr(7, 8), AtomicOp::Write, vec![0u64; 513])
             .await
@@ -273,50 +285,57 @@ fn atomic_value_arrays_work_in_both_directions() {
         assert!(matches!(error, Error::TooLong { .. }), "{error}");
 
         // Operations larger than those of this side are executed.
-        let region = us.domain.alloc_with_key(20_000, READ_WRITE, 11).unwrap();
-        they.expect_reply(format!("dest 127.0.0.1 {}", us.port()), "dest")
+        let region = local.domain.alloc_with_key(20_000, READ_WRITE, 11).unwrap();
+        libfabric
+            .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
             .await;
         let len = 16_288;
         let before = pattern(20_000, 3);
         region.write(0, &before).unwrap();
-        they.expect_reply(
-            format!(
-                "atomic 1 1 11 1 - {} - 11:5:{len}",
-                to_hex(&pattern(len, 77))
-            ),
-            "posted",
-        )
-        .await;
-        they.expect_done(1).await;
-        they.expect_reply(
-            format!("dump_rx {len}"),
-            &format!("bytes {}", to_hex(&before[5..5 + len])),
-        )
-        .await;
+        libfabric
+            .expect_reply(
+                format!(
+                    "atomic 1 1 11 1 - {} - 11:5:{len}",
+                    to_hex(&pattern(len, 77))
+                ),
+                "posted",
+            )
+            .await;
+        libfabric.expect_done(1).await;
+        libfabric
+            .expect_reply(
+                format!("dump_rx {len}"),
+                &format!("bytes {}", to_hex(&before[5..5 + len])),
+            )
+            .await;
         let mut after = vec![0; 20_000];
         region.read(0, &mut after).unwrap();
         assert!(after[5..5 + len] == pattern(len, 77)[..] && after[..5] == before[..5]);
         assert!(after[5 + len..] == before[5 + len..]);
         // An operation without values.
-        they.expect_reply("atomic 2 0 2 7 - - - 11:8:0", "posted")
+        libfabric
+            .expect_reply("atomic 2 0 2 7 - - - 11:8:0", "posted")
             .await;
-        they.expect_done(2).await;
+        libfabric.expect_done(2).await;
         // Four remote ranges, and an injected operation, which has no completion.
         region.write(0, &[0; 64]).unwrap();
         let line =
             "atomic 3 1 2 4 - 01000000020000000300000004000000 - 11:0:1 11:8:1 11:16:1 11:24:1";
         for _ in 0..2 {
-            they.expect_reply(line, "posted").await;
-            they.expect_done(3).await;
+            libfabric.expect_reply(line, "posted").await;
+            libfabric.expect_done(3).await;
         }
-        they.expect_reply("dump_rx 16", "bytes 01000000020000000300000004000000")
+        libfabric
+            .expect_reply("dump_rx 16", "bytes 01000000020000000300000004000000")
             .await;
-        they.expect_reply("atomic 4 0 2 4 i 05000000 - 11:24:1", "posted")
+        libfabric
+            .expect_reply("atomic 4 0 2 4 i 05000000 - 11:24:1", "posted")
             .await;
-        they.expect_reply("read 5 11:0:28", "posted").await;
-        they.expect_done(5).await;
+        libfabric.expect_reply("read 5 11:0:28", "posted").await;
+        libfabric.expect_done(5).await;
         let memory = "02000000000000000400000000000000060000000000000".to_owned() + "00d000000";
-        they.expect_reply("dump_rx 28", &format!("bytes {memory}"))
+        libfabric
+            .expect_reply("dump_rx 28", &format!("bytes {memory}"))
             .await;
     });
 }
@@ -324,10 +343,11 @@ fn atomic_value_arrays_work_in_both_directions() {
 /// An invalid operation fails alone: operations in flight complete, and memory is unchanged.
 #[test]
 fn invalid_atomics_fail_alone() {
-    run_against_rxm_peer(true, async |us, they| {
-        they.expect_reply("region 7 64", "region").await;
-        let peer = us.fi_addr_of(&they);
-        us.ep
+    run_against_rxm_peer(true, async |local, libfabric| {
+        libfabric.expect_reply("region 7 64", "region").await;
+        let peer = local.fi_addr_of(&libfabric);
+        local
+            .ep
             .write(peer, remote_addr(7, 0), vec![0; 64])
             .await
             .unwrap();
@@ -337,13 +357,13 @@ fn invalid_atomics_fail_alone() {
             remote_addr(7, u64::MAX),
         ] {
             let around = [
-                us.ep.fetch_add(peer, remote_addr(7, 8), 1u64),
-                us.ep.fetch_add(peer, remote_addr(7, 8), 1u64),
+                local.ep.fetch_add(peer, remote_addr(7, 8), 1u64),
+                local.ep.fetch_add(peer, remote_addr(7, 8), 1u64),
             ];
             let [before, after] = around;
             let before = before.start().unwrap();
-            let invalid = us.ep.fetch_add(peer, remote, 1u64).start().unwrap();
-            let base = us
+            let invalid = local.ep.fetch_add(peer, remote, 1u64).start().unwrap();
+            let base = local
                 .ep
                 .atomic(peer, remote, AtomicOp::Sum, 1u64)
                 .start()
@@ -357,7 +377,8 @@ fn invalid_atomics_fail_alone() {
                 );
             }
         }
-        us.ep
+        local
+            .ep
             .read(
                 peer,
                 RemoteSlice {
@@ -369,12 +390,13 @@ fn invalid_atomics_fail_alone() {
             .await
             .unwrap();
 
-        let region = us.domain.alloc_with_key(64, READ_WRITE, 11).unwrap();
-        let _readable = us
+        let region = local.domain.alloc_with_key(64, READ_WRITE, 11).unwrap();
+        let _readable = local
             .domain
             .alloc_with_key(64, Access::REMOTE_READ, 12)
             .unwrap();
-        they.expect_reply(format!("dest 127.0.0.1 {}", us.port()), "dest")
+        libfabric
+            .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
             .await;
         let one = "0100000000000000";
         let invalid = [
@@ -389,13 +411,15 @@ fn invalid_atomics_fail_alone() {
             format!("0 2 7 - {one}{one} - 11:0:1 13:0:1"),
         ];
         for line in invalid {
-            they.expect_reply(format!("atomic 1 {line}"), "posted")
+            libfabric
+                .expect_reply(format!("atomic 1 {line}"), "posted")
                 .await;
-            let entry = they.next_entry_for(1).await;
+            let entry = libfabric.next_entry_for(1).await;
             assert!(entry.starts_with("failed 1 "), "{line}: {entry}");
-            they.expect_reply(format!("atomic 2 1 2 7 - {one} - 11:8:1"), "posted")
+            libfabric
+                .expect_reply(format!("atomic 2 1 2 7 - {one} - 11:8:1"), "posted")
                 .await;
-            let entry = they.next_entry_for(2).await;
+            let entry = libfabric.next_entry_for(2).await;
             assert!(entry.starts_with("done 2 "), "{line}: {entry}");
         }
         assert_eq!(
@@ -411,21 +435,23 @@ fn invalid_atomics_fail_alone() {
 /// A peer that was opened without FI_ATOMIC rejects atomic operations.
 #[test]
 fn peer_without_fi_atomic_refuses_atomics() {
-    run_against_rxm_peer(false, async |us, they| {
-        they.expect_reply("region 7 64", "region").await;
-        let peer = us.fi_addr_of(&they);
-        us.ep
+    run_against_rxm_peer(false, async |local, libfabric| {
+        libfabric.expect_reply("region 7 64", "region").await;
+        let peer = local.fi_addr_of(&libfabric);
+        local
+            .ep
             .write(peer, remote_addr(7, 0), vec![9; 64])
             .await
             .unwrap();
-        let error = us
+        let error = local
             .ep
             .fetch_add(peer, remote_addr(7, 8), 1u64)
             .await
             .unwrap_err();
         assert!(matches!(error, Error::Key { key: 7, .. }), "{error}");
         assert_eq!(
-            us.ep
+            local
+                .ep
                 .read(
                     peer,
                     RemoteSlice {
@@ -444,24 +470,26 @@ fn peer_without_fi_atomic_refuses_atomics() {
 /// The owner gets counter events, and can lock the buffer.
 #[test]
 fn atomics_on_registered_buffer_are_counted() {
-    run_against_rxm_peer(true, async |us, they| {
-        let counted = us.domain.counter().unwrap();
-        let mut registered = us
+    run_against_rxm_peer(true, async |local, libfabric| {
+        let counted = local.domain.counter().unwrap();
+        let mut registered = local
             .domain
             .register(vec![0u8; 64], READ_WRITE, Some(12))
             .unwrap();
         registered
             .bind_counter(&counted, CounterBind::REMOTE_WRITE)
             .unwrap();
-        they.expect_reply(format!("dest 127.0.0.1 {}", us.port()), "dest")
+        libfabric
+            .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
             .await;
         for round in 1..=3u8 {
             let guard = registered.lock();
-            they.expect_reply("atomic 1 0 2 7 - 0100000000000000 - 12:8:1", "posted")
+            libfabric
+                .expect_reply("atomic 1 0 2 7 - 0100000000000000 - 12:8:1", "posted")
                 .await;
             assert_eq!(guard[8], round - 1);
             drop(guard);
-            they.expect_done(1).await;
+            libfabric.expect_done(1).await;
             assert_eq!(counted.wait(u64::from(round)).await, Ok(u64::from(round)));
             assert_eq!(registered.lock()[8], round);
         }
@@ -472,23 +500,27 @@ fn atomics_on_registered_buffer_are_counted() {
 #[test]
 fn interleaved_atomics_reads_and_messages_match() {
     const LEN: usize = 400_000;
-    run_against_rxm_peer(true, async |us, they| {
-        they.expect_reply("region 7 1000", "region").await;
-        they.expect_reply(format!("dest 127.0.0.1 {}", us.port()), "dest")
+    run_against_rxm_peer(true, async |local, libfabric| {
+        libfabric.expect_reply("region 7 1000", "region").await;
+        libfabric
+            .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
             .await;
-        let peer = us.fi_addr_of(&they);
-        us.ep
+        let peer = local.fi_addr_of(&libfabric);
+        local
+            .ep
             .write(peer, remote_addr(7, 0), vec![0; 1000])
             .await
             .unwrap();
         let mut next = 0;
         for round in 0..3 {
-            they.expect_reply(format!("send 1 {LEN} {round} - 0 0"), "posted")
+            libfabric
+                .expect_reply(format!("send 1 {LEN} {round} - 0 0"), "posted")
                 .await;
-            let message = us.ep.recv().start().unwrap();
+            let message = local.ep.recv().start().unwrap();
             let adds: Vec<_> = (0..100)
                 .map(|_| {
-                    us.ep
+                    local
+                        .ep
                         .fetch_add(peer, remote_addr(7, 16), 1u64)
                         .start()
                         .unwrap()
@@ -496,7 +528,8 @@ fn interleaved_atomics_reads_and_messages_match() {
                 .collect();
             let reads: Vec<_> = (0..20)
                 .map(|_| {
-                    us.ep
+                    local
+                        .ep
                         .read(
                             peer,
                             RemoteSlice {
@@ -517,7 +550,7 @@ fn interleaved_atomics_reads_and_messages_match() {
                 assert_eq!(read.await.unwrap()[..], next.to_le_bytes());
             }
             assert!(message.await.unwrap()[..] == pattern(LEN, round)[..]);
-            they.expect_done(1).await;
+            libfabric.expect_done(1).await;
         }
     });
 }

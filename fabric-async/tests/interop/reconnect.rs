@@ -9,25 +9,29 @@ use crate::{pattern, run_against_peer};
 /// and is reached.
 #[test]
 fn restarted_peer_is_reached_again() {
-    run_against_peer(|us, they| async move {
-        let mut they = they;
-        let peer = us.fi_addr_of(&they);
-        let _region = us
+    run_against_peer(|local, libfabric| async move {
+        let mut libfabric = libfabric;
+        let peer = local.fi_addr_of(&libfabric);
+        let _region = local
             .domain
             .alloc_with_key(1000, Access::REMOTE_READ | Access::REMOTE_WRITE, 11)
             .unwrap();
         for round in 0..3 {
-            they.expect_reply(format!("region 7 {}", 8 << 20), "region")
+            libfabric
+                .expect_reply(format!("region 7 {}", 8 << 20), "region")
                 .await;
-            us.ep
+            local
+                .ep
                 .write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(10, round))
                 .await
                 .unwrap();
-            they.expect_reply(format!("check 0 10 {round}"), "same")
+            libfabric
+                .expect_reply(format!("check 0 10 {round}"), "same")
                 .await;
             let reads: Vec<_> = (0..20)
                 .map(|_| {
-                    us.ep
+                    local
+                        .ep
                         .read(
                             peer,
                             RemoteSlice {
@@ -40,7 +44,7 @@ fn restarted_peer_is_reached_again() {
                         .unwrap()
                 })
                 .collect();
-            let port = they.kill();
+            let port = libfabric.kill();
             let mut failed = 0;
             for read in reads {
                 match read.await {
@@ -52,11 +56,14 @@ fn restarted_peer_is_reached_again() {
                 }
             }
             assert!(failed > 0, "a pending read fails when the peer is killed");
-            they = LibfabricPeer::start(port).expect("the peer starts");
-            they.expect_reply(format!("dest 127.0.0.1 {}", us.port()), "dest")
+            libfabric = LibfabricPeer::start(port).expect("the peer starts");
+            libfabric
+                .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
                 .await;
-            they.expect_reply("write 1 3 a 0 11:0:100", "posted").await;
-            they.expect_done(1).await;
+            libfabric
+                .expect_reply("write 1 3 a 0 11:0:100", "posted")
+                .await;
+            libfabric.expect_done(1).await;
         }
     });
 }
@@ -65,37 +72,41 @@ fn restarted_peer_is_reached_again() {
 /// lost.
 #[test]
 fn simultaneous_connects_leave_one_connection() {
-    run_against_peer(|us, they| async move {
-        let mut they = they;
+    run_against_peer(|local, libfabric| async move {
+        let mut libfabric = libfabric;
         for round in 0..10u8 {
-            let peer = us.fi_addr_of(&they);
-            they.expect_reply("region 7 100", "region").await;
-            they.expect_reply(format!("dest 127.0.0.1 {}", us.port()), "dest")
+            let peer = local.fi_addr_of(&libfabric);
+            libfabric.expect_reply("region 7 100", "region").await;
+            libfabric
+                .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
                 .await;
-            they.expect_reply("recv 1 100 -", "posted").await;
-            let their_send = they.request(format!("send 2 50 {round} - 0 0"));
-            let our_send = us.ep.send(peer, pattern(60, round));
+            libfabric.expect_reply("recv 1 100 -", "posted").await;
+            let their_send = libfabric.request(format!("send 2 50 {round} - 0 0"));
+            let our_send = local.ep.send(peer, pattern(60, round));
             let (their_send, our_send) = tokio::join!(their_send, our_send);
             assert_eq!(their_send, "posted");
             our_send.unwrap();
-            assert_eq!(us.ep.recv().await.unwrap()[..], pattern(50, round));
+            assert_eq!(local.ep.recv().await.unwrap()[..], pattern(50, round));
             let mut contexts = Vec::new();
             for _ in 0..2 {
-                let entry = they.request("cq").await;
+                let entry = libfabric.request("cq").await;
                 contexts.push(entry.split(' ').take(2).collect::<Vec<_>>().join(" "));
             }
             contexts.sort();
             assert_eq!(contexts, ["done 1", "done 2"]);
-            they.expect_reply(format!("check_rx 60 {round}"), "same")
+            libfabric
+                .expect_reply(format!("check_rx 60 {round}"), "same")
                 .await;
-            us.ep
+            local
+                .ep
                 .write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(100, round))
                 .await
                 .unwrap();
-            they.expect_reply(format!("check 0 100 {round}"), "same")
+            libfabric
+                .expect_reply(format!("check 0 100 {round}"), "same")
                 .await;
-            they.kill();
-            they = LibfabricPeer::start(0).expect("the peer starts");
+            libfabric.kill();
+            libfabric = LibfabricPeer::start(0).expect("the peer starts");
         }
     });
 }
