@@ -227,9 +227,13 @@ impl SimEndpointFixture {
         self.wait_set.0.swap(0, Ordering::Relaxed)
     }
     fn saw_peer_down(&self, peer: &Address) -> bool {
-        self.context.events.iter().any(
-            |event| matches!(event, EventKind::PeerDown { peer: p, reason: DownReason::Closed, .. } if p == peer),
-        )
+        let is_down = |event: &EventKind| {
+            matches!(
+                event,
+                EventKind::PeerDown { peer: down, reason: DownReason::Closed, .. } if down == peer
+            )
+        };
+        self.context.events.iter().any(is_down)
     }
 }
 

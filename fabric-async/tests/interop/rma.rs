@@ -288,7 +288,8 @@ fn atomics_to_libfabric_are_refused() {
                 .await;
             for peer_connects in [false, true] {
                 if peer_connects {
-                    // Whichever side connected, libfabric is not taken for a same-implementation peer.
+                    // Whichever side connected, libfabric is not taken for a same-implementation
+                    // peer.
                     libfabric
                         .expect_reply("write 1 3 a 0 12:0:10", "posted")
                         .await;
