@@ -47,9 +47,7 @@ pub trait Transport: Send + Sync + 'static {
     /// What the operating system refuses.
     fn alloc(&self, len: usize, access: Access) -> Result<Arc<dyn RegionMemory>> {
         let _ = (len, access);
-        Err(Error::NotSupported(
-            "FI_RMA: the provider has no remote memory access",
-        ))
+        Err(Error::NotSupported("remote access to memory (FI_RMA)"))
     }
 
     /// Opens a domain and allocates its resources. The engine has checked the attributes against

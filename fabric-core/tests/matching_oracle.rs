@@ -101,7 +101,8 @@ fn any_call() -> impl Strategy<Value = MatcherCall> {
         6 => pick.clone().prop_map(MatcherCall::RemovePosted),
         4 => pick.clone().prop_map(MatcherCall::Modify),
         4 => pick.clone().prop_map(MatcherCall::TakeMessage),
-        10 => (pick, prop::bool::weighted(0.8)).prop_map(|(pick, match_first)| MatcherCall::Requeue(pick, match_first)),
+        10 => (pick, prop::bool::weighted(0.8))
+            .prop_map(|(pick, match_first)| MatcherCall::Requeue(pick, match_first)),
         6 => (0..PEERS).prop_map(MatcherCall::AssignSource),
         4 => (0..PEERS).prop_map(MatcherCall::ClearSource),
         2 => (0..PEERS).prop_map(MatcherCall::TakeDirected),

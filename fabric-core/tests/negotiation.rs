@@ -977,7 +977,8 @@ fn any_flags<F: bitflags::Flags<Bits = u64> + std::fmt::Debug>() -> impl Strateg
 prop_compose! {
     /// Offers with arbitrary, consistent limits.
     fn any_offer()(
-        (caps, tx_share, rx_share) in (any_flags::<Caps>(), any_flags::<Caps>(), any_flags::<Caps>()),
+        (caps, tx_share, rx_share)
+            in (any_flags::<Caps>(), any_flags::<Caps>(), any_flags::<Caps>()),
         (mode, tx_mode, rx_mode) in (any_flags::<Mode>(), any_flags::<Mode>(), any_flags::<Mode>()),
         (tx_order, rx_order) in (any_flags::<MsgOrder>(), any_flags::<MsgOrder>()),
         (mr_mode, flags) in (any::<u32>(), any::<u32>()),
@@ -999,7 +1000,8 @@ prop_compose! {
         domain.caps = offer.caps & Caps::SECONDARY;
         domain.auth_key_size = key.as_ref().map_or(0, Vec::len);
         domain.auth_key = key;
-        [domain.cq_data_size, domain.cntr_cnt, domain.mr_iov_limit, domain.max_err_data, domain.mr_cnt, ..] = sizes;
+        [domain.cq_data_size, domain.cntr_cnt, domain.mr_iov_limit, ..] = sizes;
+        [domain.max_err_data, domain.mr_cnt] = [sizes[3], sizes[4]];
         [.., domain.max_ep_auth_key, domain.max_ep_tx_ctx, domain.max_ep_rx_ctx] = sizes;
         offer.ep.max_msg_size = sizes[5];
         offer.ep.max_order_raw_size = sizes[6];

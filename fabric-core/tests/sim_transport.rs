@@ -227,9 +227,13 @@ impl SimEndpointFixture {
         self.wait_set.0.swap(0, Ordering::Relaxed)
     }
     fn saw_peer_down(&self, peer: &Address) -> bool {
-        self.context.events.iter().any(
-            |event| matches!(event, EventKind::PeerDown { peer: p, reason: DownReason::Closed, .. } if p == peer),
-        )
+        let is_down = |event: &EventKind| {
+            matches!(
+                event,
+                EventKind::PeerDown { peer: down, reason: DownReason::Closed, .. } if down == peer
+            )
+        };
+        self.context.events.iter().any(is_down)
     }
 }
 
@@ -536,15 +540,15 @@ fn messages_over_budget_are_declined_not_lost() {
 
 #[test]
 fn name_is_in_use_by_one_endpoint_at_a_time() {
-    let first = open_endpoint("first");
+    let first = open_endpoint("in-use");
     assert_eq!(
-        try_open_endpoint("first").err(),
+        try_open_endpoint("in-use").err(),
         Some(Error::AddressInUse(first.address.clone()))
     );
     drop(first);
-    let mut second = open_endpoint("first");
+    let mut second = open_endpoint("in-use");
     second.domain.close_endpoint(&mut second.context, ENDPOINT);
-    open_endpoint("first");
+    open_endpoint("in-use");
     let (fresh, other) = (open_endpoint(""), open_endpoint("@7+0"));
     assert!(fresh.address != other.address && !fresh.address.name().is_empty());
     assert!(other.address.name().ends_with("@7+0") && other.address.name().len() > 4);

@@ -1,4 +1,4 @@
-//! The first words of a peer over shared memory.
+//! The first message of a connection over shared memory.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! The records of a ring in shared memory, which a peer may write over at any time.
+//! Records of a shared-memory ring, whose memory a peer may overwrite at any time.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! How a connection over TCP begins: the codec of greetings.
+//! tcp control messages: connection requests and their replies.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! What peers of this library say to each other over TCP.
+//! tcp frames that only peers of this library exchange.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! What peers say over TCP in the dialect of `tcp;ofi_rxm`.
+//! RXM packets over tcp.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

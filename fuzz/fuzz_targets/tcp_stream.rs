@@ -1,4 +1,4 @@
-//! What follows over TCP: headers, messages, and the state machine that puts them together.
+//! tcp frames: headers, payloads, and the state machine of a connection.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,28 +1,28 @@
-//! What is read of what peers say over TCP: the functions with which the tests of fabric-core
-//! replay the corpora.
+//! Entry points of the tcp fuzz targets: the functions with which the tests of fabric-core replay
+//! the corpora.
 
 #[path = "../../fabric-core/tests/tcp_wire/fuzz_input.rs"]
 mod fuzz_input;
 #[path = "../../fabric-core/tests/tcp_wire/receiver.rs"]
-#[allow(dead_code)] // what only tests ask
+#[allow(dead_code)] // parts that only the tests of fabric-core use
 mod receiver;
 
-/// How a connection begins.
+/// Parses a control message.
 pub fn control(bytes: &[u8]) {
     let _ = fuzz_input::control(bytes);
 }
 
-/// What follows.
+/// Reads a stream of native frames.
 pub fn stream(bytes: &[u8]) {
     let _ = fuzz_input::stream(bytes);
 }
 
-/// What peers of this library say to each other.
+/// Reads a stream of frames from a same-implementation peer.
 pub fn vendor_stream(bytes: &[u8]) {
     let _ = fuzz_input::vendor_stream(bytes);
 }
 
-/// What follows in the other dialect.
+/// Reads a stream of RXM packets.
 pub fn rxm(bytes: &[u8]) {
     let _ = fuzz_input::rxm(bytes);
 }

@@ -274,7 +274,7 @@ async fn expect_atomics_refused(ep: &Endpoint, at: RemoteAddr) {
     ] {
         let error = refused.unwrap_err();
         assert!(
-            matches!(error, Error::NotSupported(why) if why.contains("not known to have")),
+            matches!(error, Error::NotSupported(why) if why.contains("not known to support them")),
             "{error}"
         );
     }

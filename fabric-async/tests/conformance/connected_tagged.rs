@@ -20,7 +20,7 @@ use crate::setup::Setup;
 const TAGGED_BIT: u32 = 1;
 
 fn is_tags_unsupported(error: &Error) -> bool {
-    matches!(error, Error::NotSupported(why) if why.contains("not known to take"))
+    matches!(error, Error::NotSupported(why) if why.contains("not known to support them"))
 }
 
 pub(crate) async fn every_length_arrives_tagged_in_both_directions(setup: Setup) {

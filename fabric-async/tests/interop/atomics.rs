@@ -1,4 +1,4 @@
-//! Atomic operations with programs that speak RXM, both ways.
+//! Atomic operations with peers that speak RXM, in both directions.
 
 use fabric_async::{
     Access, AtomicCall, AtomicOp, AtomicType, CounterBind, Datatype, Error, FiAddr, RemoteAddr,
@@ -14,7 +14,7 @@ fn remote_addr(key: u64, offset: u64) -> RemoteAddr {
     RemoteAddr { key, offset }
 }
 
-/// Bytes as the program writes them.
+/// Returns the bytes in the peer's hexadecimal notation.
 fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -30,17 +30,17 @@ fn op_index(op: AtomicOp) -> usize {
     AtomicOp::ALL
         .iter()
         .position(|other| *other == op)
-        .expect("one of them")
+        .expect("the operation is in ALL")
 }
 
 fn datatype_index(datatype: Datatype) -> usize {
     Datatype::ALL
         .iter()
         .position(|other| *other == datatype)
-        .expect("one of them")
+        .expect("the data type is in ALL")
 }
 
-/// What there was, what comes, and what it is compared with: a row of each.
+/// Initial values, operands and comparands.
 struct AtomicCase<T> {
     initial: Vec<T>,
     operands: Vec<T>,
@@ -56,13 +56,13 @@ impl<T: AtomicType> AtomicCase<T> {
         }
     }
 
-    /// Bytes of the memory afterwards, the values with one on each side that has not changed.
+    /// Returns the memory afterwards: the values, with an unchanged value on each side.
     fn expected_memory(&self, op: AtomicOp) -> Vec<u8> {
         let size = T::DATATYPE.size();
         let compute = |at: usize| {
-            let [was, operand, comparand] =
-                [&self.initial, &self.operands, &self.comparands].map(|row| row[at].bits());
-            op.compute(T::DATATYPE, was, operand, comparand)
+            let [initial, operand, comparand] =
+                [&self.initial, &self.operands, &self.comparands].map(|values| values[at].bits());
+            op.compute(T::DATATYPE, initial, operand, comparand)
                 .to_le_bytes()[..size]
                 .to_vec()
         };
@@ -75,7 +75,7 @@ impl<T: AtomicType> AtomicCase<T> {
     }
 }
 
-/// Every operation that there is for this type, in every call.
+/// Returns every valid operation on this type, with every call.
 fn valid_operations<T: AtomicType>() -> Vec<(AtomicOp, AtomicCall)> {
     let calls = |op: &AtomicOp| {
         AtomicCall::ALL
@@ -88,30 +88,39 @@ fn valid_operations<T: AtomicType>() -> Vec<(AtomicOp, AtomicCall)> {
         .collect()
 }
 
-async fn check_our_atomics<T: AtomicType>(us: &InteropFixture, peer: FiAddr, values: [T; 2]) {
+async fn check_our_atomics<T: AtomicType>(local: &InteropFixture, peer: FiAddr, values: [T; 2]) {
     let size = T::DATATYPE.size();
-    let there = remote_addr(7, size as u64);
-    us.ep
+    let remote = remote_addr(7, size as u64);
+    local
+        .ep
         .write(peer, remote_addr(7, 0), vec![0; 64])
         .await
         .unwrap();
     for (op, call) in valid_operations::<T>() {
         let AtomicCase {
-            initial: was,
+            initial,
             operands,
             comparands,
         } = AtomicCase::from_values(values);
-        us.ep.write(peer, there, to_bytes(&was)).await.unwrap();
+        local
+            .ep
+            .write(peer, remote, to_bytes(&initial))
+            .await
+            .unwrap();
         let fetched = match call {
-            AtomicCall::Base => us.ep.atomic(peer, there, op, operands).await.map(|()| None),
-            AtomicCall::Fetch => us
+            AtomicCall::Base => local
                 .ep
-                .fetch_atomic(peer, there, op, operands)
+                .atomic(peer, remote, op, operands)
+                .await
+                .map(|()| None),
+            AtomicCall::Fetch => local
+                .ep
+                .fetch_atomic(peer, remote, op, operands)
                 .await
                 .map(Some),
-            AtomicCall::Compare => us
+            AtomicCall::Compare => local
                 .ep
-                .compare_atomic(peer, there, op, operands, comparands)
+                .compare_atomic(peer, remote, op, operands, comparands)
                 .await
                 .map(Some),
         };
@@ -120,38 +129,41 @@ async fn check_our_atomics<T: AtomicType>(us: &InteropFixture, peer: FiAddr, val
             offset: 0,
             len: 6 * size,
         };
-        let left = us.ep.read(peer, slice).await.unwrap();
-        let what = format!("{op:?} {call:?} on {:?}", T::DATATYPE);
+        let memory = local.ep.read(peer, slice).await.unwrap();
+        let context = format!("{op:?} {call:?} on {:?}", T::DATATYPE);
         assert_eq!(
-            left[..],
+            memory[..],
             AtomicCase::from_values(values).expected_memory(op),
-            "{what}"
+            "{context}"
         );
-        let expected = (call != AtomicCall::Base).then(|| to_bytes(&was));
+        let expected = (call != AtomicCall::Base).then(|| to_bytes(&initial));
         assert_eq!(
             fetched.unwrap().map(|fetched| to_bytes(&fetched)),
             expected,
-            "{what}"
+            "{context}"
         );
     }
 }
 
 async fn check_peer_atomics<T: AtomicType>(
-    us: &InteropFixture,
-    they: &LibfabricPeer,
+    local: &InteropFixture,
+    libfabric: &LibfabricPeer,
     values: [T; 2],
 ) {
     let size = T::DATATYPE.size();
-    let region = us.domain.alloc_with_key(6 * size, READ_WRITE, 11).unwrap();
+    let region = local
+        .domain
+        .alloc_with_key(6 * size, READ_WRITE, 11)
+        .unwrap();
     let case = AtomicCase::from_values(values);
     for (op, call) in valid_operations::<T>() {
         region.write(size, &to_bytes(&case.initial)).unwrap();
-        let brings = if op == AtomicOp::Read {
+        let operands = if op == AtomicOp::Read {
             "-".into()
         } else {
             to_hex(&to_bytes(&case.operands))
         };
-        let compares = if call == AtomicCall::Compare {
+        let comparands = if call == AtomicCall::Compare {
             to_hex(&to_bytes(&case.comparands))
         } else {
             "-".into()
@@ -159,16 +171,17 @@ async fn check_peer_atomics<T: AtomicType>(
         let (call_number, op_number) = (call as usize, op_index(op));
         let datatype = datatype_index(T::DATATYPE);
         let line = format!(
-            "atomic 1 {call_number} {op_number} {datatype} - {brings} {compares} 11:{size}:4"
+            "atomic 1 {call_number} {op_number} {datatype} - {operands} {comparands} 11:{size}:4"
         );
-        they.expect_reply(line.clone(), "posted").await;
-        they.expect_done(1).await;
-        let mut left = vec![0; 6 * size];
-        region.read(0, &mut left).unwrap();
-        assert_eq!(left, case.expected_memory(op), "{line}");
+        libfabric.expect_reply(line.clone(), "posted").await;
+        libfabric.expect_done(1).await;
+        let mut memory = vec![0; 6 * size];
+        region.read(0, &mut memory).unwrap();
+        assert_eq!(memory, case.expected_memory(op), "{line}");
         if call != AtomicCall::Base {
-            let was = to_hex(&to_bytes(&case.initial));
-            they.expect_reply(format!("got {}", 4 * size), &format!("bytes {was}"))
+            let initial = to_hex(&to_bytes(&case.initial));
+            libfabric
+                .expect_reply(format!("dump_rx {}", 4 * size), &format!("bytes {initial}"))
                 .await;
         }
     }
@@ -176,11 +189,11 @@ async fn check_peer_atomics<T: AtomicType>(
 
 #[test]
 fn our_atomics_work_on_libfabric_memory() {
-    run_against_rxm_peer(true, async |us, they| {
-        they.expect_reply("region 7 64", "region").await;
-        let peer = us.fi_addr_of(&they);
+    run_against_rxm_peer(true, async |local, libfabric| {
+        libfabric.expect_reply("region 7 64", "region").await;
+        let peer = local.fi_addr_of(&libfabric);
         macro_rules! all {
-            ($($values:expr),*) => {$( check_our_atomics(&us, peer, $values).await; )*};
+            ($($values:expr),*) => {$( check_our_atomics(&local, peer, $values).await; )*};
         }
         all!(
             [1i8, -3],
@@ -201,11 +214,12 @@ fn our_atomics_work_on_libfabric_memory() {
 
 #[test]
 fn libfabric_atomics_work_on_our_memory() {
-    run_against_rxm_peer(true, async |us, they| {
-        they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+    run_against_rxm_peer(true, async |local, libfabric| {
+        libfabric
+            .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
             .await;
         macro_rules! all {
-            ($($values:expr),*) => {$( check_peer_atomics(&us, &they, $values).await; )*};
+            ($($values:expr),*) => {$( check_peer_atomics(&local, &libfabric, $values).await; )*};
         }
         all!(
             [1i8, -3],
@@ -224,25 +238,26 @@ fn libfabric_atomics_work_on_our_memory() {
     });
 }
 
-/// Rows of values, as long as either side has them, and several places in one operation.
+/// The maximum number of values of either side, and several remote ranges in one operation.
 #[test]
 fn atomic_value_arrays_work_in_both_directions() {
-    run_against_rxm_peer(true, async |us, they| {
-        they.expect_reply("region 7 100000", "region").await;
-        let peer = us.fi_addr_of(&they);
-        let row: Vec<u64> = (0..512).collect();
-        us.ep
-            .atomic(peer, remote_addr(7, 8), AtomicOp::Write, row.clone())
+    run_against_rxm_peer(true, async |local, libfabric| {
+        libfabric.expect_reply("region 7 100000", "region").await;
+        let peer = local.fi_addr_of(&libfabric);
+        let values: Vec<u64> = (0..512).collect();
+        local
+            .ep
+            .atomic(peer, remote_addr(7, 8), AtomicOp::Write, values.clone())
             .await
             .unwrap();
-        let fetched = us
+        let fetched = local
             .ep
             .fetch_atomic(peer, remote_addr(7, 8), AtomicOp::Sum, vec![5u64; 512])
             .await
             .unwrap();
-        assert_eq!(fetched, row);
-        let added: Vec<u64> = row.iter().map(|value| value + 5).collect();
-        let fetched = us
+        assert_eq!(fetched, values);
+        let added: Vec<u64> = values.iter().map(|value| value + 5).collect();
+        let fetched = local
             .ep
             .compare_atomic(
                 peer,
@@ -255,104 +270,115 @@ fn atomic_value_arrays_work_in_both_directions() {
             .unwrap();
         assert_eq!(fetched, added);
         assert_eq!(
-            us.ep
+            local
+                .ep
                 .fetch_atomic(peer, remote_addr(7, 8), AtomicOp::Read, vec![1u64; 512])
                 .await
                 .unwrap(),
             [0; 512]
         );
-        let refused = us
+        let error = local
             .ep
             .atomic(peer, remote_addr(7, 8), AtomicOp::Write, vec![0u64; 513])
             .await
             .unwrap_err();
-        assert!(matches!(refused, Error::TooLong { .. }), "{refused}");
+        assert!(matches!(error, Error::TooLong { .. }), "{error}");
 
-        // More than this side asks for is taken.
-        let region = us.domain.alloc_with_key(20_000, READ_WRITE, 11).unwrap();
-        they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+        // Operations larger than those of this side are executed.
+        let region = local.domain.alloc_with_key(20_000, READ_WRITE, 11).unwrap();
+        libfabric
+            .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
             .await;
-        let most = 16_288;
+        let len = 16_288;
         let before = pattern(20_000, 3);
         region.write(0, &before).unwrap();
-        they.expect_reply(
-            format!(
-                "atomic 1 1 11 1 - {} - 11:5:{most}",
-                to_hex(&pattern(most, 77))
-            ),
-            "posted",
-        )
-        .await;
-        they.expect_done(1).await;
-        they.expect_reply(
-            format!("got {most}"),
-            &format!("bytes {}", to_hex(&before[5..5 + most])),
-        )
-        .await;
+        libfabric
+            .expect_reply(
+                format!(
+                    "atomic 1 1 11 1 - {} - 11:5:{len}",
+                    to_hex(&pattern(len, 77))
+                ),
+                "posted",
+            )
+            .await;
+        libfabric.expect_done(1).await;
+        libfabric
+            .expect_reply(
+                format!("dump_rx {len}"),
+                &format!("bytes {}", to_hex(&before[5..5 + len])),
+            )
+            .await;
         let mut after = vec![0; 20_000];
         region.read(0, &mut after).unwrap();
-        assert!(after[5..5 + most] == pattern(most, 77)[..] && after[..5] == before[..5]);
-        assert!(after[5 + most..] == before[5 + most..]);
-        // Nothing, too.
-        they.expect_reply("atomic 2 0 2 7 - - - 11:8:0", "posted")
+        assert!(after[5..5 + len] == pattern(len, 77)[..] && after[..5] == before[..5]);
+        assert!(after[5 + len..] == before[5 + len..]);
+        // An operation without values.
+        libfabric
+            .expect_reply("atomic 2 0 2 7 - - - 11:8:0", "posted")
             .await;
-        they.expect_done(2).await;
-        // Four places, and one that is injected, of which nobody hears.
+        libfabric.expect_done(2).await;
+        // Four remote ranges, and an injected operation, which has no completion.
         region.write(0, &[0; 64]).unwrap();
         let line =
             "atomic 3 1 2 4 - 01000000020000000300000004000000 - 11:0:1 11:8:1 11:16:1 11:24:1";
         for _ in 0..2 {
-            they.expect_reply(line, "posted").await;
-            they.expect_done(3).await;
+            libfabric.expect_reply(line, "posted").await;
+            libfabric.expect_done(3).await;
         }
-        they.expect_reply("got 16", "bytes 01000000020000000300000004000000")
+        libfabric
+            .expect_reply("dump_rx 16", "bytes 01000000020000000300000004000000")
             .await;
-        they.expect_reply("atomic 4 0 2 4 i 05000000 - 11:24:1", "posted")
+        libfabric
+            .expect_reply("atomic 4 0 2 4 i 05000000 - 11:24:1", "posted")
             .await;
-        they.expect_reply("read 5 11:0:28", "posted").await;
-        they.expect_done(5).await;
-        let left = "02000000000000000400000000000000060000000000000".to_owned() + "00d000000";
-        they.expect_reply("got 28", &format!("bytes {left}")).await;
+        libfabric.expect_reply("read 5 11:0:28", "posted").await;
+        libfabric.expect_done(5).await;
+        let memory = "02000000000000000400000000000000060000000000000".to_owned() + "00d000000";
+        libfabric
+            .expect_reply("dump_rx 28", &format!("bytes {memory}"))
+            .await;
     });
 }
 
-/// A wrong one fails alone: what is under way goes on, and nothing has changed.
+/// An invalid operation fails alone: operations in flight complete, and memory is unchanged.
 #[test]
 fn invalid_atomics_fail_alone() {
-    run_against_rxm_peer(true, async |us, they| {
-        they.expect_reply("region 7 64", "region").await;
-        let peer = us.fi_addr_of(&they);
-        us.ep
+    run_against_rxm_peer(true, async |local, libfabric| {
+        libfabric.expect_reply("region 7 64", "region").await;
+        let peer = local.fi_addr_of(&libfabric);
+        local
+            .ep
             .write(peer, remote_addr(7, 0), vec![0; 64])
             .await
             .unwrap();
-        for place in [
+        for remote in [
             remote_addr(8, 0),
             remote_addr(7, 64),
             remote_addr(7, u64::MAX),
         ] {
             let around = [
-                us.ep.fetch_add(peer, remote_addr(7, 8), 1u64),
-                us.ep.fetch_add(peer, remote_addr(7, 8), 1u64),
+                local.ep.fetch_add(peer, remote_addr(7, 8), 1u64),
+                local.ep.fetch_add(peer, remote_addr(7, 8), 1u64),
             ];
             let [before, after] = around;
             let before = before.start().unwrap();
-            let wrong = us.ep.fetch_add(peer, place, 1u64).start().unwrap();
-            let base = us
+            let invalid = local.ep.fetch_add(peer, remote, 1u64).start().unwrap();
+            let base = local
                 .ep
-                .atomic(peer, place, AtomicOp::Sum, 1u64)
+                .atomic(peer, remote, AtomicOp::Sum, 1u64)
                 .start()
                 .unwrap();
             let after = after.start().unwrap();
             assert_eq!(after.await.unwrap(), before.await.unwrap() + 1);
-            for refused in [wrong.await.unwrap_err(), base.await.unwrap_err()] {
+            for error in [invalid.await.unwrap_err(), base.await.unwrap_err()] {
                 assert!(
-                    matches!(refused, Error::Key { key, .. } if key == place.key),
-                    "{refused}"
+                    matches!(error, Error::Key { key, .. } if key == remote.key),
+                    "{error}"
                 );
             }
         }
-        us.ep
+        local
+            .ep
             .read(
                 peer,
                 RemoteSlice {
@@ -364,33 +390,36 @@ fn invalid_atomics_fail_alone() {
             .await
             .unwrap();
 
-        let region = us.domain.alloc_with_key(64, READ_WRITE, 11).unwrap();
-        let _readable = us
+        let region = local.domain.alloc_with_key(64, READ_WRITE, 11).unwrap();
+        let _readable = local
             .domain
             .alloc_with_key(64, Access::REMOTE_READ, 12)
             .unwrap();
-        they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+        libfabric
+            .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
             .await;
         let one = "0100000000000000";
-        let wrong = [
-            // No such key, no such right, no such range, not at a multiple of its size.
+        let invalid = [
+            // Unknown key, missing access right, out of range, misaligned.
             format!("1 2 7 - {one} - 13:0:1"),
             format!("0 2 7 - {one} - 12:0:1"),
             format!("1 2 7 - {one} - 11:64:1"),
             format!("0 2 7 - {one} - 11:4:1"),
-            // A type that libfabric has: complex numbers. In the last case the first place would be
-            // right.
+            // A type that libfabric has and we do not: complex numbers. In the last case only the
+            // second remote range is invalid.
             format!("0 2 10 - {one} - 11:0:1"),
             format!("0 2 7 - {one}{one} - 11:0:1 13:0:1"),
         ];
-        for line in wrong {
-            they.expect_reply(format!("atomic 1 {line}"), "posted")
+        for line in invalid {
+            libfabric
+                .expect_reply(format!("atomic 1 {line}"), "posted")
                 .await;
-            let entry = they.next_entry_for(1).await;
+            let entry = libfabric.next_entry_for(1).await;
             assert!(entry.starts_with("failed 1 "), "{line}: {entry}");
-            they.expect_reply(format!("atomic 2 1 2 7 - {one} - 11:8:1"), "posted")
+            libfabric
+                .expect_reply(format!("atomic 2 1 2 7 - {one} - 11:8:1"), "posted")
                 .await;
-            let entry = they.next_entry_for(2).await;
+            let entry = libfabric.next_entry_for(2).await;
             assert!(entry.starts_with("done 2 "), "{line}: {entry}");
         }
         assert_eq!(
@@ -403,24 +432,26 @@ fn invalid_atomics_fail_alone() {
     });
 }
 
-/// A program that has not asked for atomic operations refuses them.
+/// A peer that was opened without FI_ATOMIC rejects atomic operations.
 #[test]
 fn peer_without_fi_atomic_refuses_atomics() {
-    run_against_rxm_peer(false, async |us, they| {
-        they.expect_reply("region 7 64", "region").await;
-        let peer = us.fi_addr_of(&they);
-        us.ep
+    run_against_rxm_peer(false, async |local, libfabric| {
+        libfabric.expect_reply("region 7 64", "region").await;
+        let peer = local.fi_addr_of(&libfabric);
+        local
+            .ep
             .write(peer, remote_addr(7, 0), vec![9; 64])
             .await
             .unwrap();
-        let refused = us
+        let error = local
             .ep
             .fetch_add(peer, remote_addr(7, 8), 1u64)
             .await
             .unwrap_err();
-        assert!(matches!(refused, Error::Key { key: 7, .. }), "{refused}");
+        assert!(matches!(error, Error::Key { key: 7, .. }), "{error}");
         assert_eq!(
-            us.ep
+            local
+                .ep
                 .read(
                     peer,
                     RemoteSlice {
@@ -436,53 +467,60 @@ fn peer_without_fi_atomic_refuses_atomics() {
     });
 }
 
-/// The owner is told, and has the memory in hand when it likes.
+/// The owner gets counter events, and can lock the buffer.
 #[test]
 fn atomics_on_registered_buffer_are_counted() {
-    run_against_rxm_peer(true, async |us, they| {
-        let counted = us.domain.counter().unwrap();
-        let mut own = us
+    run_against_rxm_peer(true, async |local, libfabric| {
+        let counted = local.domain.counter().unwrap();
+        let mut registered = local
             .domain
             .register(vec![0u8; 64], READ_WRITE, Some(12))
             .unwrap();
-        own.bind_counter(&counted, CounterBind::REMOTE_WRITE)
+        registered
+            .bind_counter(&counted, CounterBind::REMOTE_WRITE)
             .unwrap();
-        they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+        libfabric
+            .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
             .await;
         for round in 1..=3u8 {
-            let look = own.lock();
-            they.expect_reply("atomic 1 0 2 7 - 0100000000000000 - 12:8:1", "posted")
+            let guard = registered.lock();
+            libfabric
+                .expect_reply("atomic 1 0 2 7 - 0100000000000000 - 12:8:1", "posted")
                 .await;
-            assert_eq!(look[8], round - 1);
-            drop(look);
-            they.expect_done(1).await;
+            assert_eq!(guard[8], round - 1);
+            drop(guard);
+            libfabric.expect_done(1).await;
             assert_eq!(counted.wait(u64::from(round)).await, Ok(u64::from(round)));
-            assert_eq!(own.lock()[8], round);
+            assert_eq!(registered.lock()[8], round);
         }
     });
 }
 
-/// With everything else on the same connection.
+/// Atomic operations, reads and messages share a connection.
 #[test]
 fn interleaved_atomics_reads_and_messages_match() {
     const LEN: usize = 400_000;
-    run_against_rxm_peer(true, async |us, they| {
-        they.expect_reply("region 7 1000", "region").await;
-        they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+    run_against_rxm_peer(true, async |local, libfabric| {
+        libfabric.expect_reply("region 7 1000", "region").await;
+        libfabric
+            .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
             .await;
-        let peer = us.fi_addr_of(&they);
-        us.ep
+        let peer = local.fi_addr_of(&libfabric);
+        local
+            .ep
             .write(peer, remote_addr(7, 0), vec![0; 1000])
             .await
             .unwrap();
         let mut next = 0;
         for round in 0..3 {
-            they.expect_reply(format!("send 1 {LEN} {round} - 0 0"), "posted")
+            libfabric
+                .expect_reply(format!("send 1 {LEN} {round} - 0 0"), "posted")
                 .await;
-            let message = us.ep.recv().start().unwrap();
+            let message = local.ep.recv().start().unwrap();
             let adds: Vec<_> = (0..100)
                 .map(|_| {
-                    us.ep
+                    local
+                        .ep
                         .fetch_add(peer, remote_addr(7, 16), 1u64)
                         .start()
                         .unwrap()
@@ -490,7 +528,8 @@ fn interleaved_atomics_reads_and_messages_match() {
                 .collect();
             let reads: Vec<_> = (0..20)
                 .map(|_| {
-                    us.ep
+                    local
+                        .ep
                         .read(
                             peer,
                             RemoteSlice {
@@ -511,7 +550,7 @@ fn interleaved_atomics_reads_and_messages_match() {
                 assert_eq!(read.await.unwrap()[..], next.to_le_bytes());
             }
             assert!(message.await.unwrap()[..] == pattern(LEN, round)[..]);
-            they.expect_done(1).await;
+            libfabric.expect_done(1).await;
         }
     });
 }

@@ -1,5 +1,5 @@
-//! Connected endpoints: either side calls, and may be turned away; then they talk, reach each
-//! other's memory, and part.
+//! `FI_EP_MSG` endpoints: either side connects, and may be rejected; then both exchange messages,
+//! access each other's memory, and shut down.
 
 use std::future::{Future, IntoFuture};
 use std::time::Duration;
@@ -15,19 +15,21 @@ use crate::libfabric_peer::LibfabricPeer;
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// As the program has it.
+/// Returns the bytes that the peer generates from a seed.
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + seed) as u8).collect()
 }
 
-/// Plays with a program in every way that our side can be opened.
-fn run_against_msg_peer<F: Future<Output = ()>>(game: impl Fn(BindOptions, LibfabricPeer) -> F) {
-    run_with(LibfabricPeer::start_msg, game);
+/// Runs a scenario against a peer in every mode of our side.
+fn run_against_msg_peer<F: Future<Output = ()>>(
+    scenario: impl Fn(BindOptions, LibfabricPeer) -> F,
+) {
+    run_with(LibfabricPeer::start_msg, scenario);
 }
 
 fn run_with<F: Future<Output = ()>>(
     start: impl Fn() -> Option<LibfabricPeer>,
-    game: impl Fn(BindOptions, LibfabricPeer) -> F,
+    scenario: impl Fn(BindOptions, LibfabricPeer) -> F,
 ) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -36,136 +38,129 @@ fn run_with<F: Future<Output = ()>>(
         .unwrap();
     for progress in [Progress::Manual, Progress::Auto] {
         for io in [SocketIo::Epoll, SocketIo::IoUring] {
-            let Some(program) = start() else { return };
+            let Some(peer) = start() else { return };
             let options = Endpoint::options().progress(progress).socket_io(io);
             if let Err(error) = runtime.block_on(options.clone().listen("tcp://")) {
                 eprintln!("skipped {io:?}: {error}");
                 continue;
             }
-            let ended = runtime
-                .block_on(async { timeout(Duration::from_secs(60), game(options, program)).await });
-            assert!(ended.is_ok(), "{progress:?}, {io:?}: it hangs");
+            let result = runtime.block_on(async {
+                timeout(Duration::from_secs(60), scenario(options, peer)).await
+            });
+            assert!(result.is_ok(), "{progress:?}, {io:?}: not done after 60 s");
         }
     }
     runtime.shutdown_background();
 }
 
-async fn accept_from(
-    options: &BindOptions,
-    program: &LibfabricPeer,
-) -> (Endpoint, PassiveEndpoint) {
-    accept_from_with_tags(options, program, false).await
+async fn accept_from(options: &BindOptions, peer: &LibfabricPeer) -> (Endpoint, PassiveEndpoint) {
+    accept_from_with_tags(options, peer, false).await
 }
 
-/// The program calls, and is known to take tags, or not.
+/// The peer connects to our passive endpoint; `peer_supports_tags` is what our program knows of it.
 async fn accept_from_with_tags(
     options: &BindOptions,
-    program: &LibfabricPeer,
-    takes_tags: bool,
+    peer: &LibfabricPeer,
+    peer_supports_tags: bool,
 ) -> (Endpoint, PassiveEndpoint) {
-    let mut door = options.clone().listen("tcp://").await.unwrap();
-    let port = door.name().socket_addr().unwrap().port();
-    program
-        .expect_reply(format!("connect 127.0.0.1 {port} let-me-in"), "asked")
+    let mut passive = options.clone().listen("tcp://").await.unwrap();
+    let port = passive.name().socket_addr().unwrap().port();
+    peer.expect_reply(format!("connect 127.0.0.1 {port} let-me-in"), "connecting")
         .await;
-    let (ep, answer) = tokio::join!(
+    let (ep, reply) = tokio::join!(
         async {
-            let request = door.next().await.unwrap();
+            let request = passive.next().await.unwrap();
             assert_eq!(request.private_data(), b"let-me-in");
-            let request = if takes_tags {
+            let request = if peer_supports_tags {
                 request.peer_supports_tags()
             } else {
                 request
             };
             request.accept("welcome").await.unwrap()
         },
-        program.request("event"),
+        peer.request("eq"),
     );
-    assert_eq!(answer, "connected welcome");
+    assert_eq!(reply, "connected welcome");
     assert_eq!(ep.private_data(), b"let-me-in");
-    (ep, door)
+    (ep, passive)
 }
 
-async fn connect_to(options: &BindOptions, program: &LibfabricPeer) -> Endpoint {
-    connect_to_with_tags(options, program, false).await
+async fn connect_to(options: &BindOptions, peer: &LibfabricPeer) -> Endpoint {
+    connect_to_with_tags(options, peer, false).await
 }
 
-/// The program is called, and is known to take tags, or not.
+/// Our endpoint connects to the peer; `peer_supports_tags` is what our program knows of it.
 async fn connect_to_with_tags(
     options: &BindOptions,
-    program: &LibfabricPeer,
-    takes_tags: bool,
+    peer: &LibfabricPeer,
+    peer_supports_tags: bool,
 ) -> Endpoint {
-    let name = format!("tcp://127.0.0.1:{}", program.port);
-    let calling = options.clone().connect(&name).private_data("let-me-in");
-    let calling = if takes_tags {
-        calling.peer_supports_tags()
+    let name = format!("tcp://127.0.0.1:{}", peer.port);
+    let connecting = options.clone().connect(&name).private_data("let-me-in");
+    let connecting = if peer_supports_tags {
+        connecting.peer_supports_tags()
     } else {
-        calling
+        connecting
     };
-    let calling = tokio::spawn(calling.into_future());
-    assert_eq!(program.request("event").await, "request let-me-in");
-    program.expect_reply("accept welcome", "accepted").await;
-    assert_eq!(program.request("event").await, "connected");
-    let ep = calling.await.unwrap().unwrap();
+    let connecting = tokio::spawn(connecting.into_future());
+    assert_eq!(peer.request("eq").await, "request let-me-in");
+    peer.expect_reply("accept welcome", "accepted").await;
+    assert_eq!(peer.request("eq").await, "connected");
+    let ep = connecting.await.unwrap().unwrap();
     assert_eq!(ep.private_data(), b"welcome");
     ep
 }
 
-async fn check_messages_and_rma(ep: &Endpoint, program: &LibfabricPeer, key: u64) {
-    let peer = ep.peer().unwrap();
+async fn check_messages_and_rma(ep: &Endpoint, peer: &LibfabricPeer, key: u64) {
+    let addr = ep.peer().unwrap();
     for (context, len) in [0, 8, 5000, 1 << 20].into_iter().enumerate() {
-        program
-            .expect_reply(format!("recv {context} {len} - 0"), "posted")
+        peer.expect_reply(format!("recv {context} {len} - 0"), "posted")
             .await;
         let sending = ep
-            .send(peer, pattern(len, 3))
+            .send(addr, pattern(len, 3))
             .data(77)
             .delivery_complete()
             .start()
             .unwrap();
-        assert_eq!(program.expect_done(context as u64).await.1, 77);
+        assert_eq!(peer.expect_done(context as u64).await.1, 77);
         sending.await.unwrap();
-        program.expect_reply(format!("seen {len} 3"), "same").await;
-        program
-            .expect_reply(format!("send {context} {len} 5 da 99 0"), "posted")
+        peer.expect_reply(format!("check_rx {len} 3"), "same").await;
+        peer.expect_reply(format!("send {context} {len} 5 da 99 0"), "posted")
             .await;
-        let (got, _) = tokio::join!(ep.recv(), program.expect_done(context as u64));
+        let (got, _) = tokio::join!(ep.recv(), peer.expect_done(context as u64));
         let got = got.unwrap();
         assert!(
             got[..] == pattern(len, 5)[..] && got.data() == Some(99) && got.source() == ep.peer()
         );
     }
-    // Memory on both sides.
-    program
-        .expect_reply(format!("region {key} 100000"), "region")
+    // RMA in both directions.
+    peer.expect_reply(format!("region {key} 100000"), "region")
         .await;
-    program.expect_reply("put 0 100000 9", "put").await;
+    peer.expect_reply("fill 0 100000 9", "filled").await;
     let remote = RemoteRegion::new(key, 100_000, READ_WRITE);
-    let read = ep.read(peer, remote.slice(10..50_000)).start().unwrap();
+    let read = ep.read(addr, remote.slice(10..50_000)).start().unwrap();
     let got = read.await.unwrap();
     assert!(got[..] == pattern(50_000, 9)[10..]);
-    ep.write(peer, remote.at(0), pattern(60_000, 2))
+    ep.write(addr, remote.at(0), pattern(60_000, 2))
         .delivery_complete()
         .await
         .unwrap();
-    program.expect_reply("look 0 60000 2", "same").await;
+    peer.expect_reply("check 0 60000 2", "same").await;
     let region = ep.domain().alloc_with_key(100_000, READ_WRITE, 41).unwrap();
-    let _moving = ProgressTask::new(ep);
-    program
-        .expect_reply("write 7 4 a 0 41:100:50000", "posted")
+    let _progress = ProgressTask::new(ep);
+    peer.expect_reply("write 7 4 a 0 41:100:50000", "posted")
         .await;
-    program.expect_done(7).await;
-    let mut there = vec![0; 50_000];
-    region.read(100, &mut there).unwrap();
-    assert!(there == pattern(50_000, 4));
-    program.expect_reply("read 8 41:100:50000", "posted").await;
-    program.expect_done(8).await;
-    program.expect_reply("seen 50000 4", "same").await;
+    peer.expect_done(7).await;
+    let mut written = vec![0; 50_000];
+    region.read(100, &mut written).unwrap();
+    assert!(written == pattern(50_000, 4));
+    peer.expect_reply("read 8 41:100:50000", "posted").await;
+    peer.expect_done(8).await;
+    peer.expect_reply("check_rx 50000 4", "same").await;
 }
 
-/// Somebody waits on our side for something that never comes, as manual progress wants it where
-/// only the program acts.
+/// A task that waits for a counter which never changes, so that manual progress is made while only
+/// the peer acts.
 struct ProgressTask(JoinHandle<()>);
 
 impl ProgressTask {
@@ -203,53 +198,52 @@ async fn assert_disconnected(ep: &Endpoint) {
 
 #[test]
 fn libfabric_client_connects_and_shuts_down() {
-    run_against_msg_peer(async |options, program| {
-        let (ep, _door) = accept_from(&options, &program).await;
-        check_messages_and_rma(&ep, &program, 40).await;
-        program.expect_reply("shutdown", "shut").await;
+    run_against_msg_peer(async |options, peer| {
+        let (ep, _passive) = accept_from(&options, &peer).await;
+        check_messages_and_rma(&ep, &peer, 40).await;
+        peer.expect_reply("shutdown", "shut down").await;
         assert_disconnected(&ep).await;
     });
 }
 
 #[test]
 fn libfabric_server_accepts_again_after_shutdown() {
-    run_against_msg_peer(async |options, program| {
-        let ep = connect_to(&options, &program).await;
-        check_messages_and_rma(&ep, &program, 40).await;
+    run_against_msg_peer(async |options, peer| {
+        let ep = connect_to(&options, &peer).await;
+        check_messages_and_rma(&ep, &peer, 40).await;
         ep.shutdown().unwrap();
-        assert_eq!(program.request("event").await, "shutdown");
-        // It goes on, and is called again.
-        let ep = connect_to(&options, &program).await;
-        check_messages_and_rma(&ep, &program, 50).await;
-        program.kill();
+        assert_eq!(peer.request("eq").await, "shutdown");
+        // The peer stays, and is connected to again.
+        let ep = connect_to(&options, &peer).await;
+        check_messages_and_rma(&ep, &peer, 50).await;
+        peer.kill();
         assert_disconnected(&ep).await;
     });
 }
 
 #[test]
 fn both_sides_can_reject_connections() {
-    run_against_msg_peer(async |options, program| {
-        let mut door = options.clone().listen("tcp://").await.unwrap();
-        let port = door.name().socket_addr().unwrap().port();
-        program
-            .expect_reply(format!("connect 127.0.0.1 {port} let-me-in"), "asked")
+    run_against_msg_peer(async |options, peer| {
+        let mut passive = options.clone().listen("tcp://").await.unwrap();
+        let port = passive.name().socket_addr().unwrap().port();
+        peer.expect_reply(format!("connect 127.0.0.1 {port} let-me-in"), "connecting")
             .await;
-        let rejecting = async { door.next().await.unwrap().reject("not-today").unwrap() };
-        let ((), answer) = tokio::join!(rejecting, program.request("event"));
-        assert_eq!(answer, "refused 111 not-today");
-        let name = format!("tcp://127.0.0.1:{}", program.port);
-        let calling = tokio::spawn(
+        let rejecting = async { passive.next().await.unwrap().reject("not-today").unwrap() };
+        let ((), reply) = tokio::join!(rejecting, peer.request("eq"));
+        assert_eq!(reply, "rejected 111 not-today");
+        let name = format!("tcp://127.0.0.1:{}", peer.port);
+        let connecting = tokio::spawn(
             options
                 .clone()
                 .connect(&name)
                 .private_data("hello")
                 .into_future(),
         );
-        assert_eq!(program.request("event").await, "request hello");
-        program.expect_reply("reject go-away", "rejected").await;
-        let refused = calling.await.unwrap().unwrap_err();
+        assert_eq!(peer.request("eq").await, "request hello");
+        peer.expect_reply("reject go-away", "rejected").await;
+        let error = connecting.await.unwrap().unwrap_err();
         assert_eq!(
-            refused,
+            error,
             Error::Rejected {
                 peer: name.parse().unwrap(),
                 data: b"go-away".to_vec()
@@ -258,29 +252,27 @@ fn both_sides_can_reject_connections() {
     });
 }
 
-/// libfabric takes tags where it has a shared receive context, and does not say so: the program
-/// here knows it.
+/// libfabric supports tags with a shared receive context, and does not announce it: our program
+/// knows it.
 #[test]
 fn tags_reach_libfabric_shared_rx_context() {
-    run_with(LibfabricPeer::start_srx, async |options, program| {
+    run_with(LibfabricPeer::start_srx, async |options, peer| {
         for round in 0..3u64 {
-            let mut _door = None;
+            let mut _passive = None;
             let ep = if round == 1 {
-                connect_to_with_tags(&options, &program, true).await
+                connect_to_with_tags(&options, &peer, true).await
             } else {
-                let (ep, at) = accept_from_with_tags(&options, &program, round == 0).await;
-                _door = Some(at);
+                let (ep, listener) = accept_from_with_tags(&options, &peer, round == 0).await;
+                _passive = Some(listener);
                 ep
             };
-            let peer = ep.peer().unwrap();
+            let addr = ep.peer().unwrap();
             for (context, len) in [0, 8, 5000, 1 << 20].into_iter().enumerate() {
                 let tag = 0xffff_0000_0000_0000 + context as u64;
-                // It sends them to anybody who connects with it.
-                program
-                    .expect_reply(format!("send {context} {len} 5 dat 99 {tag}"), "posted")
+                // libfabric sends tags to any connected peer.
+                peer.expect_reply(format!("send {context} {len} 5 dat 99 {tag}"), "posted")
                     .await;
-                let (got, _) =
-                    tokio::join!(ep.recv().tag(tag), program.expect_done(context as u64));
+                let (got, _) = tokio::join!(ep.recv().tag(tag), peer.expect_done(context as u64));
                 let got = got.unwrap();
                 assert!(
                     got[..] == pattern(len, 5)[..]
@@ -288,87 +280,87 @@ fn tags_reach_libfabric_shared_rx_context() {
                         && got.tag() == Some(tag)
                 );
                 if round == 2 {
-                    // What it sends is no proof of what it takes.
+                    // Received tags do not prove that the peer supports them.
                     assert_tags_refused(&ep).await;
                     continue;
                 }
-                program
-                    .expect_reply(format!("recv {context} {len} t {tag}"), "posted")
+                peer.expect_reply(format!("recv {context} {len} t {tag}"), "posted")
                     .await;
                 let sending = ep
-                    .send(peer, pattern(len, 3))
+                    .send(addr, pattern(len, 3))
                     .tag(tag)
                     .data(77)
                     .delivery_complete()
                     .start()
                     .unwrap();
-                let (sent, got) = tokio::join!(sending, program.expect_done(context as u64));
+                let (sent, got) = tokio::join!(sending, peer.expect_done(context as u64));
                 assert_eq!((sent.unwrap().transfer.tag, got.1), (Some(tag), 77));
-                program.expect_reply(format!("seen {len} 3"), "same").await;
+                peer.expect_reply(format!("check_rx {len} 3"), "same").await;
             }
-            program.expect_reply("recv 9 20 - 0", "posted").await;
-            ep.send(peer, pattern(20, 8)).await.unwrap();
-            program.expect_done(9).await;
-            program.expect_reply("seen 20 8", "same").await;
+            peer.expect_reply("recv 9 20 - 0", "posted").await;
+            ep.send(addr, pattern(20, 8)).await.unwrap();
+            peer.expect_done(9).await;
+            peer.expect_reply("check_rx 20 8", "same").await;
             ep.shutdown().unwrap();
-            assert_eq!(program.request("event").await, "shutdown");
+            assert_eq!(peer.request("eq").await, "shutdown");
         }
     });
 }
 
 async fn assert_tags_refused(ep: &Endpoint) {
-    let refused = ep
+    let error = ep
         .send(ep.peer().unwrap(), "a tag")
         .tag(1)
         .await
         .unwrap_err()
         .error;
-    assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
-    let refused = ep
+    assert!(matches!(error, Error::NotSupported(_)), "{error}");
+    let error = ep
         .inject_tagged(ep.peer().unwrap(), 1, b"a tag")
         .unwrap_err();
-    assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
+    assert!(matches!(error, Error::NotSupported(_)), "{error}");
 }
 
-/// A program that would not survive a tag is sent none, and goes on.
+/// A peer that does not survive a tag is sent none, and the connection stays.
 #[test]
 fn tags_are_refused_to_peers_without_tag_support() {
-    run_against_msg_peer(async |options, program| {
-        let (ep, _door) = accept_from(&options, &program).await;
+    run_against_msg_peer(async |options, peer| {
+        let (ep, _passive) = accept_from(&options, &peer).await;
         assert_tags_refused(&ep).await;
-        check_messages_and_rma(&ep, &program, 40).await;
+        check_messages_and_rma(&ep, &peer, 40).await;
         ep.shutdown().unwrap();
-        assert_eq!(program.request("event").await, "shutdown");
-        let ep = connect_to(&options, &program).await;
+        assert_eq!(peer.request("eq").await, "shutdown");
+        let ep = connect_to(&options, &peer).await;
         assert_tags_refused(&ep).await;
-        check_messages_and_rma(&ep, &program, 50).await;
+        check_messages_and_rma(&ep, &peer, 50).await;
     });
 }
 
-/// What libfabric does not know is not said to it.
+/// Atomic frames are not sent to libfabric peers.
 #[test]
 fn atomics_to_libfabric_are_refused() {
-    run_against_msg_peer(async |options, program| {
-        program.expect_reply("region 7 100", "region").await;
-        for calls_us in [false, true] {
-            let mut _door = None;
-            let ep = if calls_us {
-                let (ep, at) = accept_from(&options, &program).await;
-                _door = Some(at);
+    run_against_msg_peer(async |options, peer| {
+        peer.expect_reply("region 7 100", "region").await;
+        for peer_connects in [false, true] {
+            let mut _passive = None;
+            let ep = if peer_connects {
+                let (ep, listener) = accept_from(&options, &peer).await;
+                _passive = Some(listener);
                 ep
             } else {
-                connect_to(&options, &program).await
+                connect_to(&options, &peer).await
             };
-            let (peer, at) = (ep.peer().unwrap(), RemoteAddr { key: 7, offset: 0 });
-            let refused = ep.fetch_add(peer, at, 1u64).await.unwrap_err();
-            assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
-            ep.write(peer, at, pattern(100, 1)).await.unwrap();
-            program.expect_reply("look 0 100 1", "same").await;
-            // What it must not do ends the connection, as there is no word for it on its wire.
-            let (never, _moving) = (ep.recv().start().unwrap(), ProgressTask::new(&ep));
-            program.expect_reply("read 1 99:0:10", "posted").await;
-            program.failed(1).await;
-            assert_eq!(program.request("event").await, "shutdown");
+            let (addr, at) = (ep.peer().unwrap(), RemoteAddr { key: 7, offset: 0 });
+            let error = ep.fetch_add(addr, at, 1u64).await.unwrap_err();
+            assert!(matches!(error, Error::NotSupported(_)), "{error}");
+            ep.write(addr, at, pattern(100, 1)).await.unwrap();
+            peer.expect_reply("check 0 100 1", "same").await;
+            // An invalid access ends the connection: the native protocol has no error response to
+            // libfabric.
+            let (never, _progress) = (ep.recv().start().unwrap(), ProgressTask::new(&ep));
+            peer.expect_reply("read 1 99:0:10", "posted").await;
+            peer.failed(1).await;
+            assert_eq!(peer.request("eq").await, "shutdown");
             let error = never.await.unwrap_err().error;
             assert!(matches!(error, Error::Protocol { .. }), "{error}");
         }

@@ -1,11 +1,11 @@
-//! The program: built once, started, told what to do.
+//! The peer program: built once, started, driven by commands.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// A program that is ended with the test.
+/// A peer process that is killed on drop.
 pub(crate) struct LibfabricPeer {
     child: Child,
     pipes: Arc<Mutex<(ChildStdin, BufReader<ChildStdout>)>>,
@@ -13,34 +13,34 @@ pub(crate) struct LibfabricPeer {
 }
 
 impl LibfabricPeer {
-    /// Starts one at this port, or at any; nothing where it cannot be built.
+    /// Starts a peer on this port, or on any for 0; `None` where it cannot be built.
     pub(crate) fn start(port: u16) -> Option<Self> {
         Self::start_with(port, None)
     }
 
-    /// One with endpoints that are connected, which listens at any port.
+    /// Starts a peer with `FI_EP_MSG` endpoints, which listens on any port.
     pub(crate) fn start_msg() -> Option<Self> {
         Self::start_with(0, Some("msg"))
     }
 
-    /// The same, with tagged messages, and a shared receive context.
+    /// Starts a peer with `FI_EP_MSG` endpoints, tagged messages and a shared receive context.
     pub(crate) fn start_srx() -> Option<Self> {
         Self::start_with(0, Some("srx"))
     }
 
-    /// One that speaks RXM, by way of this provider, perhaps with atomic operations; nothing where
-    /// libfabric has not got that.
+    /// Starts a peer that speaks RXM over this provider, optionally with atomic operations; `None`
+    /// where libfabric does not have the provider.
     pub(crate) fn start_rxm(provider: &'static str, is_atomic: bool) -> Option<Self> {
         Self::spawn(Some(provider), 0, is_atomic.then_some("atomic"))
     }
 
-    fn start_with(port: u16, kind: Option<&str>) -> Option<Self> {
-        // Connected endpoints are spoken of by `tcp` in all versions.
-        Self::spawn(kind.map(|_| "tcp"), port, kind)
+    fn start_with(port: u16, mode: Option<&str>) -> Option<Self> {
+        // `FI_EP_MSG` is offered by `tcp` in all versions.
+        Self::spawn(mode.map(|_| "tcp"), port, mode)
     }
 
-    /// One that uses this provider, or the one that speaks the native wire.
-    fn spawn(chosen: Option<&'static str>, port: u16, kind: Option<&str>) -> Option<Self> {
+    /// Starts a peer with this provider, or with the one that speaks the native protocol.
+    fn spawn(provider: Option<&'static str>, port: u16, mode: Option<&str>) -> Option<Self> {
         static BUILT: OnceLock<Result<(PathBuf, &'static str), String>> = OnceLock::new();
         let (path, native) = match BUILT.get_or_init(build_peer) {
             Ok(built) => built,
@@ -50,33 +50,33 @@ impl LibfabricPeer {
             }
         };
         let mut child = Command::new(path)
-            .args([chosen.unwrap_or(native), "127.0.0.1", &port.to_string()])
-            .args(kind)
-            // RXM looks after its connections with every look at the queue, and not now and then.
+            .args([provider.unwrap_or(native), "127.0.0.1", &port.to_string()])
+            .args(mode)
+            // RXM then drives its connections with every poll of the queue, not once in a while.
             .env("FI_OFI_RXM_CM_PROGRESS_INTERVAL", "0")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .expect("a program that was built");
-        let talk = (
+            .expect("the peer program starts");
+        let pipes = (
             child.stdin.take().unwrap(),
             BufReader::new(child.stdout.take().unwrap()),
         );
-        let mut program = Self {
+        let mut peer = Self {
             child,
-            pipes: Arc::new(Mutex::new(talk)),
+            pipes: Arc::new(Mutex::new(pipes)),
             port,
         };
-        let at = program.read_reply();
-        if let Some(provider) = chosen.filter(|_| at.starts_with("error fi_getinfo")) {
-            eprintln!("skipped: libfabric has no provider {provider}");
+        let reply = peer.read_reply();
+        if let Some(name) = provider.filter(|_| reply.starts_with("error fi_getinfo")) {
+            eprintln!("skipped: libfabric has no provider {name}");
             return None;
         }
-        program.port = at
-            .strip_prefix("at ")
+        peer.port = reply
+            .strip_prefix("listening ")
             .and_then(|port| port.parse().ok())
-            .unwrap_or_else(|| panic!("{at}"));
-        Some(program)
+            .unwrap_or_else(|| panic!("{reply}"));
+        Some(peer)
     }
 
     fn read_reply(&self) -> String {
@@ -86,49 +86,49 @@ impl LibfabricPeer {
             .unwrap()
             .1
             .read_line(&mut line)
-            .expect("a line");
+            .expect("a line of output");
         line.trim().into()
     }
 
-    /// Tells it something, and has its answer. The thread of the caller goes on with other tasks
-    /// meanwhile.
+    /// Sends a command and returns the reply. The caller's thread runs other tasks meanwhile.
     pub(crate) async fn request(&self, line: impl Into<String>) -> String {
-        let (talk, line) = (self.pipes.clone(), line.into());
-        let told = tokio::task::spawn_blocking(move || {
-            let mut talk = talk.lock().unwrap();
-            let (stdin, stdout) = &mut *talk;
+        let (pipes, line) = (self.pipes.clone(), line.into());
+        let exchange = tokio::task::spawn_blocking(move || {
+            let mut pipes = pipes.lock().unwrap();
+            let (stdin, stdout) = &mut *pipes;
             writeln!(stdin, "{line}")
                 .and_then(|()| stdin.flush())
                 .unwrap_or_else(|e| panic!("{line}: {e}"));
-            let mut answer = String::new();
+            let mut reply = String::new();
             stdout
-                .read_line(&mut answer)
+                .read_line(&mut reply)
                 .unwrap_or_else(|error| panic!("{line}: {error}"));
-            answer.trim().into()
+            reply.trim().into()
         });
-        told.await.expect("it answers")
+        exchange.await.expect("the task does not panic")
     }
 
-    /// Tells it something that has to go well.
-    pub(crate) async fn expect_reply(&self, line: impl Into<String>, answer: &str) {
+    /// Sends a command and asserts the reply.
+    pub(crate) async fn expect_reply(&self, line: impl Into<String>, reply: &str) {
         let line = line.into();
-        assert_eq!(self.request(line.clone()).await, answer, "{line}");
+        assert_eq!(self.request(line.clone()).await, reply, "{line}");
     }
 
-    /// Its next completion, which is for this context and went well: length and data.
+    /// Asserts that the next completion is a success with this context; returns length, CQ data and
+    /// flags.
     pub(crate) async fn expect_done(&self, context: u64) -> (usize, u64, u64) {
-        let entry = self.request("entry").await;
-        let words: Vec<_> = entry.split(' ').collect();
-        assert_eq!(words[..2], ["done", &context.to_string()][..], "{entry}");
-        let number = |at: usize, radix| u64::from_str_radix(words[at], radix).expect("a number");
+        let entry = self.request("cq").await;
+        let fields: Vec<_> = entry.split(' ').collect();
+        assert_eq!(fields[..2], ["done", &context.to_string()][..], "{entry}");
+        let number = |at: usize, radix| u64::from_str_radix(fields[at], radix).expect("a number");
         (number(3, 10) as usize, number(4, 10), number(2, 16))
     }
 
-    /// Its next completion of this context. libfabric's RXM reports an atomic operation that was
-    /// refused, and then its failure once more, without a context.
+    /// Returns the next completion with this context. libfabric's RXM reports a rejected atomic
+    /// operation, and then the failure once more, without a context.
     pub(crate) async fn next_entry_for(&self, context: u64) -> String {
         loop {
-            let entry = self.request("entry").await;
+            let entry = self.request("cq").await;
             if !entry.starts_with("failed -1 ") {
                 assert_eq!(
                     entry.split(' ').nth(1),
@@ -140,19 +140,19 @@ impl LibfabricPeer {
         }
     }
 
-    /// Its next completion, which is a failure.
+    /// Asserts that the next completion is a failure with this context.
     pub(crate) async fn failed(&self, context: u64) {
-        let entry = self.request("entry").await;
+        let entry = self.request("cq").await;
         assert!(entry.starts_with(&format!("failed {context} ")), "{entry}");
     }
 
-    /// Has it do this, with this context, after its connection was ended. libfabric's RXM finishes
-    /// what is posted before it has looked after its connections with ENOTCONN.
+    /// Repeats a command after its connection was ended, until the operation succeeds. libfabric's
+    /// RXM completes posted operations with ENOTCONN before it has processed the disconnect.
     pub(crate) async fn retry_until_done(&self, context: u64, line: &str) {
         const ENOTCONN: u64 = 107;
         loop {
             self.expect_reply(line, "posted").await;
-            let entry = self.request("entry").await;
+            let entry = self.request("cq").await;
             if entry != format!("failed {context} {ENOTCONN}") {
                 return assert!(
                     entry.starts_with(&format!("done {context} ")),
@@ -162,12 +162,12 @@ impl LibfabricPeer {
         }
     }
 
-    /// Ends it as nobody would like to end.
+    /// Kills the process; returns its port.
     pub(crate) fn kill(mut self) -> u16 {
         self.child
             .kill()
             .and_then(|()| self.child.wait())
-            .expect("a child");
+            .expect("the child exits");
         self.port
     }
 }
@@ -179,7 +179,7 @@ impl Drop for LibfabricPeer {
     }
 }
 
-/// The program, and the provider it is to use; or why there is none.
+/// Builds the program and finds the provider of the native protocol, or returns the reason to skip.
 fn build_peer() -> Result<(PathBuf, &'static str), String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../interop/peer.c");
     let path =
@@ -196,9 +196,9 @@ fn build_peer() -> Result<(PathBuf, &'static str), String> {
             return Err("libfabric's headers are not installed (Debian: libfabric-dev)".into());
         }
         Ok(output) => panic!("{}", String::from_utf8_lossy(&output.stderr)),
-        Err(error) => return Err(format!("there is no C compiler: {error}")),
+        Err(error) => return Err(format!("no C compiler: {error}")),
     }
-    // The native wire is spoken by `net` in 1.16 and 1.17, and by `tcp` since.
+    // The native protocol is offered by `net` in 1.16 and 1.17, and by `tcp` in later versions.
     for provider in ["net", "tcp"] {
         let mut child = Command::new(&path)
             .args([provider, "127.0.0.1", "0"])
@@ -209,9 +209,9 @@ fn build_peer() -> Result<(PathBuf, &'static str), String> {
         let mut line = String::new();
         let read = BufReader::new(child.stdout.take().unwrap()).read_line(&mut line);
         let _ = child.wait();
-        if read.is_ok() && line.starts_with("at ") {
+        if read.is_ok() && line.starts_with("listening ") {
             return Ok((path, provider));
         }
     }
-    Err("libfabric has no provider that speaks the native wire".into())
+    Err("libfabric has no provider of the native tcp protocol".into())
 }

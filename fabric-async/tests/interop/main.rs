@@ -1,17 +1,17 @@
-//! libfabric itself is the peer: its providers that speak the native wire, or RXM, driven by a
-//! small program of ours (`interop/peer.c`), which is built here. Skips, and says so, where it
-//! cannot be built.
+//! Tests against libfabric: its providers that speak the native protocol, or RXM, driven by
+//! `interop/peer.c`, which these tests build. Where it cannot be built the tests are skipped with a
+//! message.
 //!
 //! | module | subject |
 //! |---|---|
-//! | `program` | the program: built once, started, told what to do |
-//! | `memory` | reads and writes, both ways |
-//! | `messages` | data, acknowledgements, truncation |
-//! | `connected` | connected endpoints: requests, answers, refusals, memory, the end |
-//! | `rxm` | programs that speak RXM: reads and writes |
-//! | `atomics` | the same: atomic operations, both ways |
-//! | `shared_rx_info` | connected endpoints that share a receive context |
-//! | `connections` | peers that are killed and come back, and that dial at once |
+//! | `libfabric_peer` | the peer program: built once, started, driven by commands |
+//! | `rma` | reads and writes in both directions |
+//! | `messages` | CQ data, acknowledgements, truncation |
+//! | `connected` | `FI_EP_MSG`: requests, acceptances, rejections, RMA, shutdown |
+//! | `rxm_rma` | reads and writes with peers that speak RXM |
+//! | `atomics` | atomic operations with peers that speak RXM, in both directions |
+//! | `shared_rx` | `FI_EP_MSG` endpoints with a shared receive context |
+//! | `reconnect` | restarted peers and simultaneous connects |
 
 mod atomics;
 mod connected;
@@ -34,10 +34,10 @@ use tokio::time::timeout;
 
 use libfabric_peer::LibfabricPeer;
 
-/// Only tells a hang from the rest.
+/// Distinguishes a hang from a slow run.
 const SCENARIO_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Our side: an endpoint with everything around it, kept moving.
+/// Our side: an endpoint with its objects, and a task that makes progress.
 pub(crate) struct InteropFixture {
     pub(crate) domain: Domain,
     pub(crate) ep: Endpoint,
@@ -47,7 +47,7 @@ pub(crate) struct InteropFixture {
 }
 
 impl InteropFixture {
-    /// An endpoint of this provider, which is `tcp`, or the chain that begins in RXM.
+    /// Opens an endpoint of this provider: `tcp`, or the chain that starts with RXM.
     async fn open(provider: &str, progress: Progress, io: SocketIo) -> fabric_async::Result<Self> {
         let caps =
             Caps::MSG | Caps::TAGGED | Caps::RMA | Caps::ATOMIC | Caps::SOURCE | Caps::RMA_EVENT;
@@ -69,30 +69,30 @@ impl InteropFixture {
             .bind_av(&av)?;
         let ep = ep.enable().await?;
         let never = domain.counter()?;
-        let moving = tokio::spawn(async move { drop(never.wait(1).await) });
+        let progress_task = tokio::spawn(async move { drop(never.wait(1).await) });
         Ok(Self {
             domain,
             ep,
             av,
             cq,
-            progress_task: moving,
+            progress_task,
         })
     }
 
-    /// Where it listens.
+    /// Returns the port on which the endpoint listens.
     pub(crate) fn port(&self) -> u16 {
         self.ep
             .name()
             .socket_addr()
-            .expect("an address of a socket")
+            .expect("a socket address")
             .port()
     }
 
-    /// The number of a program.
+    /// Returns the address handle of a peer.
     pub(crate) fn fi_addr_of(&self, peer: &LibfabricPeer) -> FiAddr {
         self.av
             .insert(format!("tcp://127.0.0.1:{}", peer.port))
-            .expect("an address")
+            .expect("the address is valid")
     }
 }
 
@@ -102,36 +102,36 @@ impl Drop for InteropFixture {
     }
 }
 
-/// Plays with a program in every way that our side can be opened.
+/// Runs a scenario against a peer in every mode of our side.
 pub(crate) fn run_against_peer<F: Future<Output = ()>>(
-    game: impl Fn(InteropFixture, LibfabricPeer) -> F,
+    scenario: impl Fn(InteropFixture, LibfabricPeer) -> F,
 ) {
-    run_with(|| LibfabricPeer::start(0), |_| "tcp", game);
+    run_with(|| LibfabricPeer::start(0), |_| "tcp", scenario);
 }
 
-/// The same with programs that speak RXM, over every provider that they have for it. Our side finds
-/// that out when it asks, or knows it.
+/// Runs a scenario against peers that speak RXM, over every provider that has it. Our side learns
+/// the protocol when it connects, or knows it from its provider chain.
 pub(crate) fn run_against_rxm_peer<F: Future<Output = ()>>(
     is_atomic: bool,
-    game: impl Fn(InteropFixture, LibfabricPeer) -> F,
+    scenario: impl Fn(InteropFixture, LibfabricPeer) -> F,
 ) {
     for provider in ["tcp;ofi_rxm", "net;ofi_rxm"] {
         let start = || LibfabricPeer::start_rxm(provider, is_atomic);
-        let ours = |progress| {
+        let our_provider = |progress| {
             if progress == Progress::Auto {
                 "tcp;ofi_rxm"
             } else {
                 "tcp"
             }
         };
-        run_with(start, ours, &game);
+        run_with(start, our_provider, &scenario);
     }
 }
 
 fn run_with<F: Future<Output = ()>>(
     start: impl Fn() -> Option<LibfabricPeer>,
-    ours: impl Fn(Progress) -> &'static str,
-    game: impl Fn(InteropFixture, LibfabricPeer) -> F,
+    our_provider: impl Fn(Progress) -> &'static str,
+    scenario: impl Fn(InteropFixture, LibfabricPeer) -> F,
 ) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -140,27 +140,31 @@ fn run_with<F: Future<Output = ()>>(
         .unwrap();
     for progress in [Progress::Manual, Progress::Auto] {
         for io in [SocketIo::Epoll, SocketIo::IoUring] {
-            let Some(program) = start() else { return };
-            let side = match runtime.block_on(InteropFixture::open(ours(progress), progress, io)) {
-                Ok(side) => side,
+            let Some(peer) = start() else { return };
+            let fixture = match runtime.block_on(InteropFixture::open(
+                our_provider(progress),
+                progress,
+                io,
+            )) {
+                Ok(fixture) => fixture,
                 Err(error) if io == SocketIo::IoUring => {
                     eprintln!("skipped {io:?}: {error}");
                     continue;
                 }
                 Err(error) => panic!("{error}"),
             };
-            let ended =
-                runtime.block_on(async { timeout(SCENARIO_TIMEOUT, game(side, program)).await });
+            let result = runtime
+                .block_on(async { timeout(SCENARIO_TIMEOUT, scenario(fixture, peer)).await });
             assert!(
-                ended.is_ok(),
-                "{progress:?}, {io:?}: still not done after {SCENARIO_TIMEOUT:?}"
+                result.is_ok(),
+                "{progress:?}, {io:?}: not done after {SCENARIO_TIMEOUT:?}"
             );
         }
     }
     runtime.shutdown_background();
 }
 
-/// What the program makes of a seed.
+/// Returns the bytes that the peer generates from a seed.
 pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len)
         .map(|at| (at * 7) as u8)

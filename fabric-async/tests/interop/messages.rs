@@ -1,4 +1,4 @@
-//! Messages: data, acknowledgements, truncation.
+//! Messages: CQ data, acknowledgements, truncation.
 
 use fabric_async::Error;
 
@@ -9,72 +9,82 @@ const FI_REMOTE_CQ_DATA: u64 = 1 << 17;
 
 #[test]
 fn cq_data_is_carried_in_both_directions() {
-    run_against_peer(|us, they| async move {
-        let peer = us.fi_addr_of(&they);
-        they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+    run_against_peer(|local, libfabric| async move {
+        let peer = local.fi_addr_of(&libfabric);
+        libfabric
+            .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
             .await;
         for (number, len) in LENGTHS.into_iter().enumerate() {
             let (data, tag) = (u64::MAX - number as u64, number as u64 + 5);
-            they.expect_reply(format!("recv 1 {len} t {tag}"), "posted")
+            libfabric
+                .expect_reply(format!("recv 1 {len} t {tag}"), "posted")
                 .await;
-            us.ep
+            local
+                .ep
                 .send(peer, pattern(len, 3))
                 .tag(tag)
                 .data(data)
                 .delivery_complete()
                 .await
                 .unwrap();
-            let (got, its, flags) = they.expect_done(1).await;
+            let (got, received_data, cq_flags) = libfabric.expect_done(1).await;
             assert_eq!(
-                (got, its, flags & FI_REMOTE_CQ_DATA),
+                (got, received_data, cq_flags & FI_REMOTE_CQ_DATA),
                 (len, data, FI_REMOTE_CQ_DATA)
             );
-            they.expect_reply(format!("seen {len} 3"), "same").await;
-            they.expect_reply(format!("recv 2 {len} -"), "posted").await;
-            us.ep.send(peer, pattern(len, 4)).await.unwrap();
-            assert_eq!(they.expect_done(2).await.2 & FI_REMOTE_CQ_DATA, 0);
-            for (letters, tag) in [
+            libfabric
+                .expect_reply(format!("check_rx {len} 3"), "same")
+                .await;
+            libfabric
+                .expect_reply(format!("recv 2 {len} -"), "posted")
+                .await;
+            local.ep.send(peer, pattern(len, 4)).await.unwrap();
+            assert_eq!(libfabric.expect_done(2).await.2 & FI_REMOTE_CQ_DATA, 0);
+            for (flags, tag) in [
                 ("da", None),
                 ("dt", Some(tag)),
                 ("-", None),
                 ("ta", Some(tag)),
             ] {
-                they.expect_reply(
-                    format!("send 3 {len} 9 {letters} {data} {}", tag.unwrap_or(0)),
-                    "posted",
-                )
-                .await;
-                let received = us.ep.recv_into(Vec::with_capacity(len));
+                libfabric
+                    .expect_reply(
+                        format!("send 3 {len} 9 {flags} {data} {}", tag.unwrap_or(0)),
+                        "posted",
+                    )
+                    .await;
+                let received = local.ep.recv_into(Vec::with_capacity(len));
                 let got = match tag {
                     None => received.await,
                     Some(tag) => received.tag(tag).await,
                 };
                 let got = got.unwrap();
-                assert_eq!(
-                    got.data(),
-                    letters.contains('d').then_some(data),
-                    "{letters}"
-                );
+                assert_eq!(got.data(), flags.contains('d').then_some(data), "{flags}");
                 assert!(got[..] == pattern(len, 9)[..]);
-                they.expect_done(3).await;
+                libfabric.expect_done(3).await;
             }
         }
     });
 }
 
-/// Each side hears of what the other has, in the order of its own posts, and of nothing else.
+/// Completions arrive in posting order, and each message completes once.
 #[test]
 fn delivery_complete_sends_complete_in_order() {
-    run_against_peer(|mut us, they| async move {
-        let peer = us.fi_addr_of(&they);
-        they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+    run_against_peer(|mut local, libfabric| async move {
+        let peer = local.fi_addr_of(&libfabric);
+        libfabric
+            .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
             .await;
         for number in 0..50u64 {
-            they.expect_reply(format!("recv {number} 100 t {number}"), "posted")
+            libfabric
+                .expect_reply(format!("recv {number} 100 t {number}"), "posted")
                 .await;
         }
         for number in 0..50u64 {
-            let send = us.ep.send(peer, pattern(40, 1)).tag(number).context(number);
+            let send = local
+                .ep
+                .send(peer, pattern(40, 1))
+                .tag(number)
+                .context(number);
             if number % 3 == 0 {
                 send.post()
             } else {
@@ -82,65 +92,74 @@ fn delivery_complete_sends_complete_in_order() {
             }
             .unwrap();
         }
-        let mut ended = Vec::new();
-        while ended.len() < 50 {
-            us.cq.next_batch(&mut ended, 50).await;
+        let mut completions = Vec::new();
+        while completions.len() < 50 {
+            local.cq.next_batch(&mut completions, 50).await;
         }
-        assert!(ended.iter().all(|entry| entry.error.is_none()));
-        let confirmed = ended
+        assert!(completions.iter().all(|entry| entry.error.is_none()));
+        let acked = completions
             .iter()
             .map(|entry| entry.context)
             .filter(|number| number % 3 != 0);
-        assert!(confirmed.eq((0..50).filter(|number| number % 3 != 0)));
+        assert!(acked.eq((0..50).filter(|number| number % 3 != 0)));
         for number in 0..50 {
-            they.expect_done(number).await;
+            libfabric.expect_done(number).await;
         }
         for number in 0..50 {
-            they.expect_reply(
-                format!(
-                    "send {number} 10 1 {} 0 0",
-                    if number % 2 == 0 { "a" } else { "-" }
-                ),
-                "posted",
-            )
-            .await;
+            libfabric
+                .expect_reply(
+                    format!(
+                        "send {number} 10 1 {} 0 0",
+                        if number % 2 == 0 { "a" } else { "-" }
+                    ),
+                    "posted",
+                )
+                .await;
         }
         for _ in 0..50 {
-            us.ep.recv().await.unwrap();
+            local.ep.recv().await.unwrap();
         }
         for _ in 0..50 {
-            assert!(they.request("entry").await.starts_with("done "));
+            assert!(libfabric.request("cq").await.starts_with("done "));
         }
     });
 }
 
-/// Ours is cut to the room and goes on; libfabric of this age hangs up, and is asked again.
+/// Our receive is truncated and the connection stays; libfabric of these versions disconnects, and
+/// is connected again.
 #[test]
 fn message_longer_than_receive_is_truncated() {
-    run_against_peer(|us, they| async move {
-        let peer = us.fi_addr_of(&they);
-        they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+    run_against_peer(|local, libfabric| async move {
+        let peer = local.fi_addr_of(&libfabric);
+        libfabric
+            .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
             .await;
         for _ in 0..2 {
-            they.expect_reply("send 1 1000 5 - 0 0", "posted").await;
-            let failed = us.ep.recv_into(Vec::with_capacity(10)).await.unwrap_err();
+            libfabric
+                .expect_reply("send 1 1000 5 - 0 0", "posted")
+                .await;
+            let failed = local
+                .ep
+                .recv_into(Vec::with_capacity(10))
+                .await
+                .unwrap_err();
             assert_eq!(failed.error, Error::Truncated { len: 10, lost: 990 });
             assert_eq!(failed.buf, pattern(10, 5));
-            they.expect_done(1).await;
+            libfabric.expect_done(1).await;
         }
-        they.expect_reply("recv 2 10 -", "posted").await;
-        us.ep.send(peer, pattern(1000, 6)).await.unwrap();
-        they.failed(2).await;
-        they.expect_reply("recv 3 1000 -", "posted").await;
-        // Some ends of the connection are learned of only by sending.
-        while us
+        libfabric.expect_reply("recv 2 10 -", "posted").await;
+        local.ep.send(peer, pattern(1000, 6)).await.unwrap();
+        libfabric.failed(2).await;
+        libfabric.expect_reply("recv 3 1000 -", "posted").await;
+        // A disconnect may be detected only by sending.
+        while local
             .ep
             .send(peer, pattern(1000, 7))
             .delivery_complete()
             .await
             .is_err()
         {}
-        they.expect_done(3).await;
-        they.expect_reply("seen 1000 7", "same").await;
+        libfabric.expect_done(3).await;
+        libfabric.expect_reply("check_rx 1000 7", "same").await;
     });
 }

@@ -1,33 +1,37 @@
-//! Connections: peers that are killed and come back, and that dial at once.
+//! Restarted peers and simultaneous connects.
 
 use fabric_async::{Access, RemoteAddr, RemoteSlice};
 
 use crate::libfabric_peer::LibfabricPeer;
 use crate::{pattern, run_against_peer};
 
-/// In the middle of what it was asked for. Who comes back at the same place is somebody else, and
-/// is reached.
+/// The peer is killed while reads are pending. A new process at the same address is another peer,
+/// and is reached.
 #[test]
 fn restarted_peer_is_reached_again() {
-    run_against_peer(|us, they| async move {
-        let mut they = they;
-        let peer = us.fi_addr_of(&they);
-        let _region = us
+    run_against_peer(|local, libfabric| async move {
+        let mut libfabric = libfabric;
+        let peer = local.fi_addr_of(&libfabric);
+        let _region = local
             .domain
             .alloc_with_key(1000, Access::REMOTE_READ | Access::REMOTE_WRITE, 11)
             .unwrap();
         for round in 0..3 {
-            they.expect_reply(format!("region 7 {}", 8 << 20), "region")
+            libfabric
+                .expect_reply(format!("region 7 {}", 8 << 20), "region")
                 .await;
-            us.ep
+            local
+                .ep
                 .write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(10, round))
                 .await
                 .unwrap();
-            they.expect_reply(format!("look 0 10 {round}"), "same")
+            libfabric
+                .expect_reply(format!("check 0 10 {round}"), "same")
                 .await;
             let reads: Vec<_> = (0..20)
                 .map(|_| {
-                    us.ep
+                    local
+                        .ep
                         .read(
                             peer,
                             RemoteSlice {
@@ -40,7 +44,7 @@ fn restarted_peer_is_reached_again() {
                         .unwrap()
                 })
                 .collect();
-            let port = they.kill();
+            let port = libfabric.kill();
             let mut failed = 0;
             for read in reads {
                 match read.await {
@@ -51,49 +55,58 @@ fn restarted_peer_is_reached_again() {
                     }
                 }
             }
-            assert!(failed > 0, "nobody reads as fast as that");
-            they = LibfabricPeer::start(port).expect("it was built");
-            they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+            assert!(failed > 0, "a pending read fails when the peer is killed");
+            libfabric = LibfabricPeer::start(port).expect("the peer starts");
+            libfabric
+                .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
                 .await;
-            they.expect_reply("write 1 3 a 0 11:0:100", "posted").await;
-            they.expect_done(1).await;
+            libfabric
+                .expect_reply("write 1 3 a 0 11:0:100", "posted")
+                .await;
+            libfabric.expect_done(1).await;
         }
     });
 }
 
-/// Each has the other's address and sends first: one connection is left, and nothing is lost.
+/// Both sides know each other's address and send at once: one connection remains, and no message is
+/// lost.
 #[test]
 fn simultaneous_connects_leave_one_connection() {
-    run_against_peer(|us, they| async move {
-        let mut they = they;
+    run_against_peer(|local, libfabric| async move {
+        let mut libfabric = libfabric;
         for round in 0..10u8 {
-            let peer = us.fi_addr_of(&they);
-            they.expect_reply("region 7 100", "region").await;
-            they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+            let peer = local.fi_addr_of(&libfabric);
+            libfabric.expect_reply("region 7 100", "region").await;
+            libfabric
+                .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
                 .await;
-            they.expect_reply("recv 1 100 -", "posted").await;
-            let theirs = they.request(format!("send 2 50 {round} - 0 0"));
-            let ours = us.ep.send(peer, pattern(60, round));
-            let (theirs, ours) = tokio::join!(theirs, ours);
-            assert_eq!(theirs, "posted");
-            ours.unwrap();
-            assert_eq!(us.ep.recv().await.unwrap()[..], pattern(50, round));
+            libfabric.expect_reply("recv 1 100 -", "posted").await;
+            let their_send = libfabric.request(format!("send 2 50 {round} - 0 0"));
+            let our_send = local.ep.send(peer, pattern(60, round));
+            let (their_send, our_send) = tokio::join!(their_send, our_send);
+            assert_eq!(their_send, "posted");
+            our_send.unwrap();
+            assert_eq!(local.ep.recv().await.unwrap()[..], pattern(50, round));
             let mut contexts = Vec::new();
             for _ in 0..2 {
-                let entry = they.request("entry").await;
+                let entry = libfabric.request("cq").await;
                 contexts.push(entry.split(' ').take(2).collect::<Vec<_>>().join(" "));
             }
             contexts.sort();
             assert_eq!(contexts, ["done 1", "done 2"]);
-            they.expect_reply(format!("seen 60 {round}"), "same").await;
-            us.ep
+            libfabric
+                .expect_reply(format!("check_rx 60 {round}"), "same")
+                .await;
+            local
+                .ep
                 .write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(100, round))
                 .await
                 .unwrap();
-            they.expect_reply(format!("look 0 100 {round}"), "same")
+            libfabric
+                .expect_reply(format!("check 0 100 {round}"), "same")
                 .await;
-            they.kill();
-            they = LibfabricPeer::start(0).expect("it was built");
+            libfabric.kill();
+            libfabric = LibfabricPeer::start(0).expect("the peer starts");
         }
     });
 }

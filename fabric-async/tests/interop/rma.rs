@@ -1,4 +1,4 @@
-//! Reads and writes, both ways.
+//! Reads and writes in both directions.
 
 use fabric_async::{Access, Completion, CounterBind, Error, OpKind, RemoteAddr, RemoteSlice};
 
@@ -6,16 +6,16 @@ use crate::libfabric_peer::LibfabricPeer;
 use crate::{InteropFixture, pattern, run_against_peer};
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
-/// Around what goes in one piece, and beyond.
+/// Lengths around the segment size, and beyond.
 const LENGTHS: [usize; 7] = [0, 1, 8, 4096, 16_385, 300_000, 4 << 20];
 
 fn remote_slice(key: u64, offset: u64, len: usize) -> RemoteSlice {
     RemoteSlice { key, offset, len }
 }
 
-async fn next_completion(side: &mut InteropFixture) -> Completion {
+async fn next_completion(fixture: &mut InteropFixture) -> Completion {
     let mut out = Vec::new();
-    side.cq.next_batch(&mut out, 1).await;
+    fixture.cq.next_batch(&mut out, 1).await;
     out.pop().expect("the queue is open")
 }
 
@@ -24,46 +24,53 @@ fn rma_to_libfabric_memory_works() {
     run_against_peer(check_rma_to_libfabric);
 }
 
-pub(crate) async fn check_rma_to_libfabric(us: InteropFixture, they: LibfabricPeer) {
-    they.expect_reply(format!("region 7 {}", 8 << 20), "region")
+pub(crate) async fn check_rma_to_libfabric(local: InteropFixture, libfabric: LibfabricPeer) {
+    libfabric
+        .expect_reply(format!("region 7 {}", 8 << 20), "region")
         .await;
-    let peer = us.fi_addr_of(&they);
+    let peer = local.fi_addr_of(&libfabric);
     for (number, len) in LENGTHS.into_iter().enumerate() {
         let (seed, at) = (number as u8 + 1, 5 * number as u64);
-        us.ep
+        local
+            .ep
             .write(peer, RemoteAddr { key: 7, offset: at }, pattern(len, seed))
             .await
             .unwrap();
-        they.expect_reply(format!("look {at} {len} {seed}"), "same")
+        libfabric
+            .expect_reply(format!("check {at} {len} {seed}"), "same")
             .await;
-        they.expect_reply(format!("put {at} {len} {}", seed + 100), "put")
+        libfabric
+            .expect_reply(format!("fill {at} {len} {}", seed + 100), "filled")
             .await;
-        let got = us.ep.read(peer, remote_slice(7, at, len)).await.unwrap();
+        let got = local.ep.read(peer, remote_slice(7, at, len)).await.unwrap();
         assert!(got[..] == pattern(len, seed + 100)[..], "{len} bytes");
     }
-    // Four places at once, some of them empty.
-    let places = [
+    // Four remote ranges at once, some of them empty.
+    let iovs = [
         remote_slice(7, 0, 10),
         remote_slice(7, 100, 300_000),
         remote_slice(7, 50, 0),
         remote_slice(7, 20, 5),
     ];
     let bytes = pattern(300_015, 9);
-    us.ep
-        .write_rma_iov(peer, &places, bytes.clone())
+    local
+        .ep
+        .write_rma_iov(peer, &iovs, bytes.clone())
         .await
         .unwrap();
-    assert!(us.ep.read_rma_iov(peer, &places).await.unwrap()[..] == bytes[..]);
-    they.expect_reply("look 0 10 9", "same").await;
-    us.ep
+    assert!(local.ep.read_rma_iov(peer, &iovs).await.unwrap()[..] == bytes[..]);
+    libfabric.expect_reply("check 0 10 9", "same").await;
+    local
+        .ep
         .inject_write(peer, RemoteAddr { key: 7, offset: 3 }, &pattern(40, 2))
         .unwrap();
-    us.ep.read(peer, remote_slice(7, 0, 1)).await.unwrap();
-    they.expect_reply("look 3 40 2", "same").await;
-    // Many under way, in order.
+    local.ep.read(peer, remote_slice(7, 0, 1)).await.unwrap();
+    libfabric.expect_reply("check 3 40 2", "same").await;
+    // Many writes in flight, in order.
     let writes: Vec<_> = (0..200u64)
         .map(|at| {
-            us.ep
+            local
+                .ep
                 .write(peer, RemoteAddr { key: 7, offset: 0 }, vec![at as u8; 8])
                 .start()
                 .unwrap()
@@ -73,7 +80,7 @@ pub(crate) async fn check_rma_to_libfabric(us: InteropFixture, they: LibfabricPe
         write.await.unwrap();
     }
     assert_eq!(
-        us.ep.read(peer, remote_slice(7, 0, 8)).await.unwrap()[..],
+        local.ep.read(peer, remote_slice(7, 0, 8)).await.unwrap()[..],
         [199; 8]
     );
 }
@@ -83,23 +90,24 @@ fn libfabric_reports_cq_data_of_our_writes() {
     run_against_peer(check_write_cq_data);
 }
 
-pub(crate) async fn check_write_cq_data(us: InteropFixture, they: LibfabricPeer) {
-    they.expect_reply("region 7 100000", "region").await;
-    let peer = us.fi_addr_of(&they);
+pub(crate) async fn check_write_cq_data(local: InteropFixture, libfabric: LibfabricPeer) {
+    libfabric.expect_reply("region 7 100000", "region").await;
+    let peer = local.fi_addr_of(&libfabric);
     for (data, len) in [(5u64, 8), (u64::MAX, 70_000), (9, 0)] {
-        us.ep
+        local
+            .ep
             .write(peer, RemoteAddr { key: 7, offset: 1 }, pattern(len, 4))
             .data(data)
             .await
             .unwrap();
-        let entry = they.request("entry").await;
-        // How many bytes it was libfabric says from 1.18 on.
+        let entry = libfabric.request("cq").await;
+        // libfabric reports the length from 1.18 on.
         assert!(
             entry.starts_with("done -1 ") && entry.ends_with(&format!(" {data}")),
             "{entry}"
         );
     }
-    they.expect_reply("look 1 8 4", "same").await;
+    libfabric.expect_reply("check 1 8 4", "same").await;
 }
 
 #[test]
@@ -107,58 +115,76 @@ fn libfabric_rma_to_our_memory_works() {
     run_against_peer(check_rma_from_libfabric);
 }
 
-pub(crate) async fn check_rma_from_libfabric(mut us: InteropFixture, they: LibfabricPeer) {
-    let region = us.domain.alloc_with_key(5 << 20, READ_WRITE, 11).unwrap();
-    let mut own = us
+pub(crate) async fn check_rma_from_libfabric(mut local: InteropFixture, libfabric: LibfabricPeer) {
+    let region = local
+        .domain
+        .alloc_with_key(5 << 20, READ_WRITE, 11)
+        .unwrap();
+    let mut registered = local
         .domain
         .register(vec![0u8; 5 << 20], READ_WRITE, Some(12))
         .unwrap();
-    they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+    libfabric
+        .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
         .await;
     for (number, len) in LENGTHS.into_iter().enumerate() {
         let (seed, at) = (number as u8 + 1, 3 * number);
         for key in [11, 12] {
-            they.expect_reply(format!("write 1 {seed} a 0 {key}:{at}:{len}"), "posted")
+            libfabric
+                .expect_reply(format!("write 1 {seed} a 0 {key}:{at}:{len}"), "posted")
                 .await;
-            they.expect_done(1).await;
-            let mut there = vec![0; len];
+            libfabric.expect_done(1).await;
+            let mut written = vec![0; len];
             if key == 11 {
-                region.read(at, &mut there).unwrap()
+                region.read(at, &mut written).unwrap()
             } else {
-                there.copy_from_slice(&own.lock()[at..at + len])
+                written.copy_from_slice(&registered.lock()[at..at + len])
             };
-            assert!(there == pattern(len, seed), "{len} bytes written to {key}");
+            assert!(
+                written == pattern(len, seed),
+                "{len} bytes written to {key}"
+            );
             let bytes = pattern(len, seed + 50);
             if key == 11 {
                 region.write(at, &bytes).unwrap()
             } else {
-                own.lock()[at..at + len].copy_from_slice(&bytes)
+                registered.lock()[at..at + len].copy_from_slice(&bytes)
             };
-            they.expect_reply(format!("read 2 {key}:{at}:{len}"), "posted")
+            libfabric
+                .expect_reply(format!("read 2 {key}:{at}:{len}"), "posted")
                 .await;
-            they.expect_done(2).await;
-            they.expect_reply(format!("seen {len} {}", seed + 50), "same")
+            libfabric.expect_done(2).await;
+            libfabric
+                .expect_reply(format!("check_rx {len} {}", seed + 50), "same")
                 .await;
         }
     }
-    // Places of both, and data behind them.
-    they.expect_reply("write 3 8 da 77 11:0:100000 12:50:7 11:200000:3", "posted")
+    // Remote ranges in both regions, with CQ data.
+    libfabric
+        .expect_reply("write 3 8 da 77 11:0:100000 12:50:7 11:200000:3", "posted")
         .await;
-    they.expect_done(3).await;
-    let told = next_completion(&mut us).await;
+    libfabric.expect_done(3).await;
+    let completion = next_completion(&mut local).await;
     assert_eq!(
-        (told.kind, told.transfer.data, told.transfer.len),
+        (
+            completion.kind,
+            completion.transfer.data,
+            completion.transfer.len
+        ),
         (OpKind::RemoteWrite, Some(77), 100_010)
     );
-    they.expect_reply("read 4 11:0:100000 12:50:7 11:200000:3", "posted")
+    libfabric
+        .expect_reply("read 4 11:0:100000 12:50:7 11:200000:3", "posted")
         .await;
-    they.expect_done(4).await;
-    they.expect_reply("seen 100010 8", "same").await;
-    they.expect_reply("write 5 6 i 0 11:9:30", "posted").await;
-    they.expect_done(5).await;
-    they.expect_reply("read 6 11:9:30", "posted").await;
-    they.expect_done(6).await;
-    they.expect_reply("seen 30 6", "same").await;
+    libfabric.expect_done(4).await;
+    libfabric.expect_reply("check_rx 100010 8", "same").await;
+    libfabric
+        .expect_reply("write 5 6 i 0 11:9:30", "posted")
+        .await;
+    libfabric.expect_done(5).await;
+    libfabric.expect_reply("read 6 11:9:30", "posted").await;
+    libfabric.expect_done(6).await;
+    libfabric.expect_reply("check_rx 30 6", "same").await;
 }
 
 #[test]
@@ -166,23 +192,29 @@ fn libfabric_rma_increments_our_counters() {
     run_against_peer(check_rma_counters);
 }
 
-/// The owner is told of what libfabric does, as of anything that peers do.
-pub(crate) async fn check_rma_counters(us: InteropFixture, they: LibfabricPeer) {
-    let (writes, reads) = (us.domain.counter().unwrap(), us.domain.counter().unwrap());
-    let mut region = us.domain.alloc_with_key(1000, READ_WRITE, 11).unwrap();
+/// Accesses of libfabric peers are counted like those of any peer.
+pub(crate) async fn check_rma_counters(local: InteropFixture, libfabric: LibfabricPeer) {
+    let (writes, reads) = (
+        local.domain.counter().unwrap(),
+        local.domain.counter().unwrap(),
+    );
+    let mut region = local.domain.alloc_with_key(1000, READ_WRITE, 11).unwrap();
     region
         .bind_counter(&writes, CounterBind::REMOTE_WRITE)
         .unwrap();
     region
         .bind_counter(&reads, CounterBind::REMOTE_READ)
         .unwrap();
-    they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+    libfabric
+        .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
         .await;
     for number in 1..=3 {
-        they.expect_reply("write 1 1 - 0 11:0:10", "posted").await;
-        they.expect_done(1).await;
-        they.expect_reply("read 2 11:0:10", "posted").await;
-        they.expect_done(2).await;
+        libfabric
+            .expect_reply("write 1 1 - 0 11:0:10", "posted")
+            .await;
+        libfabric.expect_done(1).await;
+        libfabric.expect_reply("read 2 11:0:10", "posted").await;
+        libfabric.expect_done(2).await;
         assert_eq!(
             (writes.wait(number).await, reads.wait(number).await),
             (Ok(number), Ok(number))
@@ -195,73 +227,91 @@ fn wrong_key_ends_only_the_connection() {
     run_against_peer(check_wrong_key);
 }
 
-/// On this wire nobody says why: who reaches for what it must not is cut off, and whoever was asked
-/// says so here.
-pub(crate) async fn check_wrong_key(us: InteropFixture, they: LibfabricPeer) {
-    they.expect_reply("region 7 100", "region").await;
-    let peer = us.fi_addr_of(&they);
+/// The native protocol has no error responses to libfabric: an invalid access ends the connection,
+/// and the operation fails with it.
+pub(crate) async fn check_wrong_key(local: InteropFixture, libfabric: LibfabricPeer) {
+    libfabric.expect_reply("region 7 100", "region").await;
+    let peer = local.fi_addr_of(&libfabric);
     for round in 0..2 {
-        let failed = us
+        let failed = local
             .ep
             .write(peer, RemoteAddr { key: 8, offset: 0 }, "x")
             .await
             .unwrap_err();
         assert!(failed.error.is_peer_gone(), "{}", failed.error);
-        let failed = us.ep.read(peer, remote_slice(7, 99, 2)).await.unwrap_err();
+        let failed = local
+            .ep
+            .read(peer, remote_slice(7, 99, 2))
+            .await
+            .unwrap_err();
         assert!(failed.error.is_peer_gone(), "{}", failed.error);
-        // It is still there.
-        us.ep
+        // The peer is still reachable.
+        local
+            .ep
             .write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(100, round))
             .await
             .unwrap();
-        they.expect_reply(format!("look 0 100 {round}"), "same")
+        libfabric
+            .expect_reply(format!("check 0 100 {round}"), "same")
             .await;
     }
-    let _region = us
+    let _region = local
         .domain
         .alloc_with_key(100, Access::REMOTE_READ, 11)
         .unwrap();
-    they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
+    libfabric
+        .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
         .await;
-    for places in ["12:0:1", "11:99:2", "11:0:10 13:0:1"] {
-        they.expect_reply(format!("read 1 {places}"), "posted")
+    for iovs in ["12:0:1", "11:99:2", "11:0:10 13:0:1"] {
+        libfabric
+            .expect_reply(format!("read 1 {iovs}"), "posted")
             .await;
-        they.failed(1).await;
-        they.retry_until_done(2, "read 2 11:0:100").await;
+        libfabric.failed(1).await;
+        libfabric.retry_until_done(2, "read 2 11:0:100").await;
     }
-    they.expect_reply("write 3 1 a 0 11:0:10", "posted").await;
-    they.failed(3).await;
+    libfabric
+        .expect_reply("write 3 1 a 0 11:0:10", "posted")
+        .await;
+    libfabric.failed(3).await;
 }
 
-/// What libfabric does not know is not said to it.
+/// Atomic frames are not sent to libfabric peers.
 #[test]
 fn atomics_to_libfabric_are_refused() {
-    run_against_peer(|us: InteropFixture, they: LibfabricPeer| async move {
-        they.expect_reply("region 7 100", "region").await;
-        let peer = us.fi_addr_of(&they);
-        let _region = us.domain.alloc_with_key(100, READ_WRITE, 11).unwrap();
-        they.expect_reply(format!("to 127.0.0.1 {}", us.port()), "to")
-            .await;
-        for asks_first in [false, true] {
-            if asks_first {
-                // Whoever has asked for the connection, the other does not take it for one of its
-                // own.
-                they.expect_reply("write 1 3 a 0 12:0:10", "posted").await;
-                they.failed(1).await;
-                they.expect_reply("write 2 3 a 0 11:0:10", "posted").await;
-                they.expect_done(2).await;
+    run_against_peer(
+        |local: InteropFixture, libfabric: LibfabricPeer| async move {
+            libfabric.expect_reply("region 7 100", "region").await;
+            let peer = local.fi_addr_of(&libfabric);
+            let _region = local.domain.alloc_with_key(100, READ_WRITE, 11).unwrap();
+            libfabric
+                .expect_reply(format!("dest 127.0.0.1 {}", local.port()), "dest")
+                .await;
+            for peer_connects in [false, true] {
+                if peer_connects {
+                    // Whichever side connected, libfabric is not taken for a same-implementation
+                    // peer.
+                    libfabric
+                        .expect_reply("write 1 3 a 0 12:0:10", "posted")
+                        .await;
+                    libfabric.failed(1).await;
+                    libfabric
+                        .expect_reply("write 2 3 a 0 11:0:10", "posted")
+                        .await;
+                    libfabric.expect_done(2).await;
+                }
+                let error = local
+                    .ep
+                    .fetch_add(peer, RemoteAddr { key: 7, offset: 0 }, 1u64)
+                    .await
+                    .unwrap_err();
+                assert!(matches!(error, Error::NotSupported(_)), "{error}");
+                local
+                    .ep
+                    .write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(100, 1))
+                    .await
+                    .unwrap();
+                libfabric.expect_reply("check 0 100 1", "same").await;
             }
-            let refused = us
-                .ep
-                .fetch_add(peer, RemoteAddr { key: 7, offset: 0 }, 1u64)
-                .await
-                .unwrap_err();
-            assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
-            us.ep
-                .write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(100, 1))
-                .await
-                .unwrap();
-            they.expect_reply("look 0 100 1", "same").await;
-        }
-    });
+        },
+    );
 }

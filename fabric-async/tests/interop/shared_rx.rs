@@ -1,5 +1,5 @@
-//! Connected endpoints that share a receive context: programs that know nothing of it call, and are
-//! called.
+//! `FI_EP_MSG` endpoints with a shared receive context: peers without one connect, and are
+//! connected to.
 
 use std::future::{Future, IntoFuture};
 
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use crate::libfabric_peer::LibfabricPeer;
 use crate::{SCENARIO_TIMEOUT, pattern};
 
-/// Our side: a door, and what all its endpoints receive with.
+/// Our side: a passive endpoint, and the shared receive context of its endpoints.
 pub(crate) struct InteropSharedRxFixture {
     pub(crate) passive: PassiveEndpoint,
     pub(crate) shared_rx: SharedRxContext,
@@ -31,10 +31,10 @@ impl InteropSharedRxFixture {
             .swap_remove(0);
         let fabric = Fabric::open(&info)?;
         let domain = fabric.domain_builder(&info).socket_io(io).open()?;
-        let shared = domain.shared_rx_context(&info)?.open()?;
+        let shared_rx = domain.shared_rx_context(&info)?.open()?;
         Ok(Self {
             passive: fabric.passive_endpoint(&info)?.listen()?,
-            shared_rx: shared,
+            shared_rx,
             domain,
             info,
         })
@@ -48,11 +48,10 @@ impl InteropSharedRxFixture {
             .bind_shared_rx(&self.shared_rx)
     }
 
-    /// The program calls.
-    pub(crate) async fn accept_from(&mut self, program: &LibfabricPeer) -> Endpoint {
+    /// The peer connects to our passive endpoint.
+    pub(crate) async fn accept_from(&mut self, peer: &LibfabricPeer) -> Endpoint {
         let port = self.passive.name().socket_addr().unwrap().port();
-        program
-            .expect_reply(format!("connect 127.0.0.1 {port} let-me-in"), "asked")
+        peer.expect_reply(format!("connect 127.0.0.1 {port} let-me-in"), "connecting")
             .await;
         let ep = self.endpoint_builder().unwrap();
         let accepting = async {
@@ -60,25 +59,25 @@ impl InteropSharedRxFixture {
                 .await
                 .unwrap()
         };
-        let (ep, answer) = tokio::join!(accepting, program.request("event"));
-        assert_eq!(answer, "connected welcome");
+        let (ep, reply) = tokio::join!(accepting, peer.request("eq"));
+        assert_eq!(reply, "connected welcome");
         ep
     }
 
-    /// The program is called.
-    pub(crate) async fn connect_to(&self, program: &LibfabricPeer) -> Endpoint {
-        let to = format!("tcp://127.0.0.1:{}", program.port);
-        let calling = tokio::spawn(self.endpoint_builder().unwrap().connect(&to).into_future());
-        assert_eq!(program.request("event").await, "request");
-        program.expect_reply("accept", "accepted").await;
-        assert_eq!(program.request("event").await, "connected");
-        calling.await.unwrap().unwrap()
+    /// Our endpoint connects to the peer.
+    pub(crate) async fn connect_to(&self, peer: &LibfabricPeer) -> Endpoint {
+        let to = format!("tcp://127.0.0.1:{}", peer.port);
+        let connecting = tokio::spawn(self.endpoint_builder().unwrap().connect(&to).into_future());
+        assert_eq!(peer.request("eq").await, "request");
+        peer.expect_reply("accept", "accepted").await;
+        assert_eq!(peer.request("eq").await, "connected");
+        connecting.await.unwrap().unwrap()
     }
 }
 
-/// Plays with two programs in every way that our side can be opened.
+/// Runs a scenario against two peers in every mode of our side.
 pub(crate) fn run_against_two_peers<F: Future<Output = ()>>(
-    game: impl Fn(InteropSharedRxFixture, [LibfabricPeer; 2]) -> F,
+    scenario: impl Fn(InteropSharedRxFixture, [LibfabricPeer; 2]) -> F,
 ) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -87,23 +86,23 @@ pub(crate) fn run_against_two_peers<F: Future<Output = ()>>(
         .unwrap();
     for progress in [Progress::Manual, Progress::Auto] {
         for io in [SocketIo::Epoll, SocketIo::IoUring] {
-            let programs = (LibfabricPeer::start_msg(), LibfabricPeer::start_msg());
-            let (Some(one), Some(two)) = programs else {
+            let peers = (LibfabricPeer::start_msg(), LibfabricPeer::start_msg());
+            let (Some(one), Some(two)) = peers else {
                 return;
             };
-            let pool = match runtime.block_on(InteropSharedRxFixture::open(progress, io)) {
-                Ok(pool) => pool,
+            let fixture = match runtime.block_on(InteropSharedRxFixture::open(progress, io)) {
+                Ok(fixture) => fixture,
                 Err(error) if io == SocketIo::IoUring => {
                     eprintln!("skipped {io:?}: {error}");
                     continue;
                 }
                 Err(error) => panic!("{error}"),
             };
-            let ended =
-                runtime.block_on(async { timeout(SCENARIO_TIMEOUT, game(pool, [one, two])).await });
+            let result = runtime
+                .block_on(async { timeout(SCENARIO_TIMEOUT, scenario(fixture, [one, two])).await });
             assert!(
-                ended.is_ok(),
-                "{progress:?}, {io:?}: still not done after {SCENARIO_TIMEOUT:?}"
+                result.is_ok(),
+                "{progress:?}, {io:?}: not done after {SCENARIO_TIMEOUT:?}"
             );
         }
     }
@@ -112,40 +111,45 @@ pub(crate) fn run_against_two_peers<F: Future<Output = ()>>(
 
 #[test]
 fn two_libfabric_peers_send_to_one_shared_rx_context() {
-    run_against_two_peers(async |mut pool, [one, two]| {
-        let ends = [pool.accept_from(&one).await, pool.connect_to(&two).await];
-        let programs = [&one, &two];
+    run_against_two_peers(async |mut fixture, [one, two]| {
+        let endpoints = [
+            fixture.accept_from(&one).await,
+            fixture.connect_to(&two).await,
+        ];
+        let peers = [&one, &two];
         for round in 0..8 {
-            let (at, len) = (round % 2, [8, 5000, 1 << 20, 0][round / 2]);
-            let waits = (round % 3 == 0).then(|| pool.shared_rx.recv().start().unwrap());
-            programs[at]
+            let (index, len) = (round % 2, [8, 5000, 1 << 20, 0][round / 2]);
+            let early_recv = (round % 3 == 0).then(|| fixture.shared_rx.recv().start().unwrap());
+            peers[index]
                 .expect_reply(format!("send {round} {len} {round} da 99 0"), "posted")
                 .await;
-            let receive = waits.unwrap_or_else(|| pool.shared_rx.recv().start().unwrap());
-            let (got, _) = tokio::join!(receive, programs[at].expect_done(round as u64));
+            let receive = early_recv.unwrap_or_else(|| fixture.shared_rx.recv().start().unwrap());
+            let (got, _) = tokio::join!(receive, peers[index].expect_done(round as u64));
             let got = got.unwrap();
             assert!(got[..] == pattern(len, round as u8)[..] && got.data() == Some(99));
-            assert_eq!(got.source(), ends[at].peer());
+            assert_eq!(got.source(), endpoints[index].peer());
             assert_eq!(
-                pool.shared_rx.received_by(&got.transfer),
-                Some(ends[at].id())
+                fixture.shared_rx.received_by(&got.transfer),
+                Some(endpoints[index].id())
             );
-            programs[at]
+            peers[index]
                 .expect_reply(format!("recv 7 {len} - 0"), "posted")
                 .await;
-            let answer = ends[at]
+            let send_back = endpoints[index]
                 .send(got.source().unwrap(), pattern(len, 3))
                 .start()
                 .unwrap();
-            tokio::join!(answer, programs[at].expect_done(7)).0.unwrap();
-            programs[at]
-                .expect_reply(format!("seen {len} 3"), "same")
+            tokio::join!(send_back, peers[index].expect_done(7))
+                .0
+                .unwrap();
+            peers[index]
+                .expect_reply(format!("check_rx {len} 3"), "same")
                 .await;
         }
-        // One goes, and the other is served on.
-        let waits = pool.shared_rx.recv().start().unwrap();
+        // One peer is killed, and the other is still served.
+        let receive = fixture.shared_rx.recv().start().unwrap();
         one.kill();
         two.expect_reply("send 1 20 4 - 0 0", "posted").await;
-        assert!(waits.await.unwrap()[..] == pattern(20, 4)[..]);
+        assert!(receive.await.unwrap()[..] == pattern(20, 4)[..]);
     });
 }

@@ -99,10 +99,12 @@ impl Transport for SimTransport {
             return Err(Error::Invalid { what: "info", why });
         }
         if info.ep.ep_type != EpType::Rdm {
-            return Err(Error::NotSupported("endpoint type: sim has FI_EP_RDM only"));
+            return Err(Error::NotSupported("endpoint types other than FI_EP_RDM"));
         }
         if !CAPS.contains(info.caps) {
-            return Err(Error::NotSupported("capabilities that no offer of sim has"));
+            return Err(Error::NotSupported(
+                "capabilities beyond those of the offers",
+            ));
         }
         Ok(Box::new(domain::SimDomain::new(wait)))
     }

@@ -3,7 +3,7 @@
 use crate::buf::Payload;
 
 use super::rxm::{
-    AtomicHeader, AtomicStatus, PACKET_HEADER_LEN, RxmPacket, RxmSender, encode_offer,
+    AtomicHeader, AtomicStatus, PACKET_HEADER_LEN, RxmPacket, RxmSender, encode_rendezvous,
     encode_rma_iov,
 };
 use super::{AckDue, ByteOrder, Frame, MAX_HEADER_LEN, RmaNack, Supported, WireRmaIov};
@@ -185,7 +185,7 @@ impl FrameWriter {
         let Some(packet) = self.rxm.as_ref().map(|rxm| rxm.rendezvous(iov, tag, data)) else {
             return false;
         };
-        self.push_packet(&packet, Payload::Contiguous(&encode_offer(iov)))
+        self.push_packet(&packet, Payload::Contiguous(&encode_rendezvous(iov)))
     }
 
     /// Adds an RXM atomic operation on this remote range. Returns false and adds nothing while a

@@ -171,7 +171,7 @@ impl PeerCaps {
     pub fn tag(self, tag: Option<u64>) -> Result<Option<Supported<u64>>> {
         match tag {
             Some(_) if !self.tags => Err(Error::NotSupported(
-                "tagged messages: the peer is not known to support them (peer_supports_tags)",
+                "tagged messages to a peer not known to support them (peer_supports_tags)",
             )),
             tag => Ok(tag.map(Supported)),
         }
@@ -184,7 +184,7 @@ impl PeerCaps {
     pub fn atomic(self, atomic: AtomicSpec) -> Result<Supported<AtomicSpec>> {
         if !self.atomics {
             return Err(Error::NotSupported(
-                "FI_ATOMIC over tcp: the peer is not known to support atomics",
+                "atomic operations over tcp on a peer not known to support them",
             ));
         }
         Ok(Supported(atomic))

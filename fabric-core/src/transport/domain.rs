@@ -89,7 +89,7 @@ pub trait TransportDomain: Send {
     fn shutdown(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Result<()> {
         let _ = (host, ep);
         Err(Error::NotSupported(
-            "shutdown: the endpoint is not connection-oriented (FI_EP_MSG)",
+            "shutdown of an endpoint that is not connection-oriented (FI_EP_MSG)",
         ))
     }
 
@@ -191,7 +191,7 @@ pub trait TransportDomain: Send {
     ) -> Result<Option<DirectRegion>> {
         let _ = (host, ep, peer, key);
         Err(Error::NotSupported(
-            "direct access to memory of a peer (the provider does not map it)",
+            "direct access to memory regions of peers",
         ))
     }
 

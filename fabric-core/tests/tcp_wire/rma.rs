@@ -579,9 +579,10 @@ fn region_close_mid_transfer_is_nacked() {
                 .into_iter()
                 .map(ack_kind)
                 .collect::<Vec<_>>();
-            assert!(
-                matches!(&acks[..], [FrameKind::Nack(nack)] if nack.error == AccessError::UnknownKey)
-            );
+            let [FrameKind::Nack(nack)] = &acks[..] else {
+                panic!("{acks:?}")
+            };
+            assert_eq!(nack.error, AccessError::UnknownKey);
         } else {
             assert!(result.is_err());
         }
@@ -822,8 +823,18 @@ proptest! {
     /// Any frame is executed or rejected, within the region, and announced lengths use no memory.
     #[test]
     fn random_rma_frames_close_or_wait(
-        codes in prop::collection::vec(prop_oneof![Just(2u8), Just(4), Just(3), Just(0xf1), Just(0xf2), Just(0xf3), Just(0)], 1..6),
-        words in prop::collection::vec(prop_oneof![0..16u64, any::<u64>(), Just(READ_WRITE_KEY), Just(REGION_LEN as u64)], 60),
+        codes in prop::collection::vec(
+            prop_oneof![
+                Just(2u8), Just(4), Just(3), Just(0xf1), Just(0xf2), Just(0xf3), Just(0)
+            ],
+            1..6,
+        ),
+        words in prop::collection::vec(
+            prop_oneof![
+                0..16u64, any::<u64>(), Just(READ_WRITE_KEY), Just(REGION_LEN as u64)
+            ],
+            60,
+        ),
         flags in prop::collection::vec(0..16u16, 6),
         split in 1..200usize,
     ) {
@@ -860,7 +871,8 @@ proptest! {
                     Ok(outcome) => drop(rest.drain(..outcome.consumed)),
                     Err(_) => break 'stream,
                 }
-                if target.take_responses(&mut FrameWriter::new(ByteOrder::Little), 1 << 16).is_err() {
+                let mut writer = FrameWriter::new(ByteOrder::Little);
+                if target.take_responses(&mut writer, 1 << 16).is_err() {
                     break 'stream;
                 }
             }

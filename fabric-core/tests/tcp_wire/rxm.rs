@@ -134,8 +134,16 @@ prop_compose! {
     fn any_packet()(
         kind in prop_oneof![
             Just(PacketKind::Eager), Just(PacketKind::Rendezvous),
-            (prop_oneof![Just(SegmentType::First), Just(SegmentType::Middle), Just(SegmentType::Last)], any::<u32>(), any::<u16>())
-                .prop_map(|(segment_type, number, size)| PacketKind::Segment(segment_type, number, size)),
+            (
+                prop_oneof![
+                    Just(SegmentType::First), Just(SegmentType::Middle), Just(SegmentType::Last)
+                ],
+                any::<u32>(),
+                any::<u16>(),
+            )
+                .prop_map(|(segment_type, number, size)| {
+                    PacketKind::Segment(segment_type, number, size)
+                }),
         ],
         connection_id: u32, message_id: u64, tag: Option<u64>, data: Option<u64>, len: u64,
     ) -> RxmPacket {
@@ -246,10 +254,18 @@ proptest! {
     fn messages_arrive_once_in_order_at_any_split(
         list in prop::collection::vec(
             (any::<bool>(), any::<Option<u64>>(), any::<Option<u64>>(),
-             prop_oneof![0..4usize, 0..200usize, EAGER_LIMIT - 2..EAGER_LIMIT + 3, 100_000..1_300_000usize]),
+             prop_oneof![
+                 0..4usize,
+                 0..200usize,
+                 EAGER_LIMIT - 2..EAGER_LIMIT + 3,
+                 100_000..1_300_000usize,
+             ]),
             1..8,
         ),
-        cuts in prop::collection::vec(prop_oneof![1000..2000usize, 1..100_000usize, Just(usize::MAX)], 1..6),
+        cuts in prop::collection::vec(
+            prop_oneof![1000..2000usize, 1..100_000usize, Just(usize::MAX)],
+            1..6,
+        ),
         is_awaited: bool,
     ) {
         let mut peers = RxmPeer::connected_pair();
@@ -275,7 +291,8 @@ proptest! {
             prop_assert_eq!(peers[from].receiver.received(op).0.len, len);
         }
         for peer in &mut peers {
-            prop_assert!(peer.receiver.reader.abort().is_empty() && peer.receiver.reader.responses.rendezvous.is_empty());
+            let reader = &mut peer.receiver.reader;
+            prop_assert!(reader.abort().is_empty() && reader.responses.rendezvous.is_empty());
             prop_assert!(peer.max_reads <= MAX_READS_IN_FLIGHT);
         }
     }
@@ -289,7 +306,9 @@ proptest! {
         is_awaited: bool,
     ) {
         let mut receiver = rxm_receiver();
-        let post = |receiver: &mut TcpReceiver| lens.iter().map(|_| receiver.post_recv(UNTAGGED, None)).collect::<Vec<_>>();
+        let post = |receiver: &mut TcpReceiver| {
+            lens.iter().map(|_| receiver.post_recv(UNTAGGED, None)).collect::<Vec<_>>()
+        };
         let posted = is_awaited.then(|| post(&mut receiver));
         let (mut stream, mut sent) = (Vec::new(), vec![0; lens.len()]);
         let mut turn = 0;
@@ -299,13 +318,15 @@ proptest! {
                 if remaining == 0 {
                     continue;
                 }
-                let part = parts[turn % parts.len()].min(if from == 0 { remaining - 1 } else { remaining });
+                let limit = if from == 0 { remaining - 1 } else { remaining };
+                let part = parts[turn % parts.len()].min(limit);
                 let segment_type = match from {
                     0 => SegmentType::First,
                     _ if part == remaining => SegmentType::Last,
                     _ => SegmentType::Middle,
                 };
-                stream.extend(encode_segment(number as u64, segment_type, &test_pattern(number, *len)[from..from + part], *len));
+                let bytes = &test_pattern(number, *len)[from..from + part];
+                stream.extend(encode_segment(number as u64, segment_type, bytes, *len));
                 (sent[number], turn) = (from + part, turn + 1);
             }
         }
@@ -639,7 +660,7 @@ fn rendezvous_reads_are_bounded_and_complete_once() {
     assert_eq!(a.receiver.received(op).0, Transfer::sent(100_000, None));
     assert!(
         a.receiver.read(&done).is_err(),
-        "the message_id completes once"
+        "the message completes once"
     );
     // A peer that disconnects fails the send.
     let [mut a, _] = RxmPeer::connected_pair();
@@ -840,9 +861,8 @@ fn invalid_deferred_packet_fails_partial_message() {
     .concat();
     assert_eq!(receiver.read(&bytes).unwrap().consumed, bytes.len());
     let buffered = receiver.post_recv(UNTAGGED, None);
-    assert!(
-        matches!(receiver.read(&[]), Err(ProtocolViolation(what)) if what.contains("wrong connection id"))
-    );
+    let ProtocolViolation(what) = receiver.read(&[]).unwrap_err();
+    assert!(what.contains("wrong connection id"), "{what}");
     assert_eq!(receiver.received(buffered).0.len, 1000);
     for partial in receiver.reader.abort() {
         receiver

@@ -226,11 +226,18 @@ proptest! {
 
     #[test]
     fn atomic_packet_headers_round_trip(
-        call in prop_oneof![Just(AtomicCall::Base), Just(AtomicCall::Fetch), Just(AtomicCall::Compare)],
-        datatype: u8, op: u8, rma_iov_count: u8, is_response: bool, connection_id: u32, message_id: u64, len: u64,
+        call in prop_oneof![
+            Just(AtomicCall::Base), Just(AtomicCall::Fetch), Just(AtomicCall::Compare)
+        ],
+        datatype: u8, op: u8, rma_iov_count: u8, is_response: bool,
+        connection_id: u32, message_id: u64, len: u64,
     ) {
         let atomic = AtomicHeader { call, datatype, op, rma_iov_count };
-        let kind = if is_response { PacketKind::AtomicResponse(atomic) } else { PacketKind::Atomic(atomic) };
+        let kind = if is_response {
+            PacketKind::AtomicResponse(atomic)
+        } else {
+            PacketKind::Atomic(atomic)
+        };
         let packet = RxmPacket { kind, connection_id, message_id, tag: None, data: None, len };
         prop_assert_eq!(RxmPacket::decode(&packet.encode()), Ok(packet));
         prop_assert!(!packet.kind.is_message());
@@ -239,16 +246,23 @@ proptest! {
     /// Any request is executed, rejected, or ends the connection; announced lengths use no memory.
     #[test]
     fn random_atomics_close_or_wait(
-        call in prop_oneof![Just(AtomicCall::Base), Just(AtomicCall::Fetch), Just(AtomicCall::Compare)],
+        call in prop_oneof![
+            Just(AtomicCall::Base), Just(AtomicCall::Fetch), Just(AtomicCall::Compare)
+        ],
         datatype in 0..12u8, op in 0..22u8, rma_iov_count in 0..6u8,
-        iovs in prop::collection::vec((0..220u64, prop_oneof![0..30u64, Just(u64::MAX), any::<u64>()], 6..9u64), 0..5),
+        iovs in prop::collection::vec(
+            (0..220u64, prop_oneof![0..30u64, Just(u64::MAX), any::<u64>()], 6..9u64),
+            0..5,
+        ),
         operands in prop::collection::vec(any::<u8>(), 0..100),
         response in prop::collection::vec(any::<u8>(), 0..40),
         cut in 0..400usize,
     ) {
-        let iovs: Vec<_> = iovs.into_iter().map(|(addr, len, key)| rma_iov(addr, len, key)).collect();
+        let to_iov = |(addr, len, key)| rma_iov(addr, len, key);
+        let iovs: Vec<_> = iovs.into_iter().map(to_iov).collect();
         let atomic = AtomicHeader { call, datatype, op, rma_iov_count };
-        let bytes = [encode_atomic(atomic, 0, &iovs, &operands), encode_response(0, &response)].concat();
+        let request = encode_atomic(atomic, 0, &iovs, &operands);
+        let bytes = [request, encode_response(0, &response)].concat();
         let cut = cut.min(bytes.len());
         let mut receiver = rxm_receiver();
         let (op, _) = receiver.expect_atomic(OpKind::FetchAtomic, 8);

@@ -36,10 +36,24 @@ fn test_pattern(number: usize, len: usize) -> Vec<u8> {
 
 prop_compose! {
     fn any_messages()(list in prop::collection::vec(
-        (any::<Option<u64>>(), any::<Option<u64>>(), prop_oneof![0..4usize, 0..200usize, 1000..9000usize], any::<bool>(), any::<bool>()),
+        (
+            any::<Option<u64>>(),
+            any::<Option<u64>>(),
+            prop_oneof![0..4usize, 0..200usize, 1000..9000usize],
+            any::<bool>(),
+            any::<bool>(),
+        ),
         1..12,
     )) -> Vec<StreamMessage> {
-        list.into_iter().map(|(tag, data, len, separate_payload, keep_pending)| StreamMessage { tag, data, len, separate_payload, keep_pending }).collect()
+        list.into_iter()
+            .map(|(tag, data, len, separate_payload, keep_pending)| StreamMessage {
+                tag,
+                data,
+                len,
+                separate_payload,
+                keep_pending,
+            })
+            .collect()
     }
 }
 
@@ -132,10 +146,14 @@ proptest! {
         let mut receiver = TcpReceiver::new(order, UNEXPECTED_BUDGET);
         let spec = |message: &StreamMessage| if message.tag.is_some() { ANY_TAG } else { UNTAGGED };
         let post = |receiver: &mut TcpReceiver| {
-            messages.iter().map(|message| receiver.post_recv(spec(message), None)).collect::<Vec<_>>()
+            messages
+                .iter()
+                .map(|message| receiver.post_recv(spec(message), None))
+                .collect::<Vec<_>>()
         };
         let posted = is_awaited.then(|| post(&mut receiver));
-        prop_assert_eq!(read_in_pieces(&mut receiver, &encode_stream(order, &messages), &cuts), Ok(Vec::new()));
+        let stream = encode_stream(order, &messages);
+        prop_assert_eq!(read_in_pieces(&mut receiver, &stream, &cuts), Ok(Vec::new()));
         prop_assert_eq!(receiver.reader.abort(), vec![]);
         let ops = posted.unwrap_or_else(|| post(&mut receiver));
         for (number, (message, op)) in messages.iter().zip(ops).enumerate() {
@@ -147,7 +165,10 @@ proptest! {
 
     /// Any bytes are accepted or rejected, and an announced length alone uses no memory.
     #[test]
-    fn random_bytes_close_or_wait(bytes in prop::collection::vec(any::<u8>(), 0..400), cuts in prop::collection::vec(1..50usize, 1..5)) {
+    fn random_bytes_close_or_wait(
+        bytes in prop::collection::vec(any::<u8>(), 0..400),
+        cuts in prop::collection::vec(1..50usize, 1..5),
+    ) {
         let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
         let _ = receiver.post_recv(UNTAGGED, None);
         let largest = largest_allocation(|| {

@@ -70,13 +70,17 @@ fn invalid_connect_requests_are_rejected_with_reason() {
             ("version", b"GET / HTTP/1.1\r\n\r\n".to_vec(), 0),
             ("version", vec![0; 500], 0),
             ("version", with(0, 2), 0),
-            ("unknown kind", with(1, 9), 0),
+            ("unknown type", with(1, 9), 0),
             ("no question", with(1, 1), 0),
             ("private data", with(2, 2), 0),
             ("byte order", with(24, 2), 0),
-            ("another kind of endpoint", no_private, 32),
-            ("another kind of endpoint", other, 44),
-            ("another kind of endpoint", encode_request(0, 7), 40),
+            ("not those of an FI_EP_RDM endpoint", no_private, 32),
+            ("not those of an FI_EP_RDM endpoint", other, 44),
+            (
+                "not those of an FI_EP_RDM endpoint",
+                encode_request(0, 7),
+                40,
+            ),
         ];
         for (reason, bytes, answer) in cases {
             let mut socket = connect_raw(&ep).await;
@@ -222,15 +226,18 @@ fn malformed_frames_end_only_that_connection() {
         let (ep, mut events) = bind_with_events().await;
         let tag = 7u64.to_le_bytes();
         let cases: [(&str, Vec<u8>); 8] = [
-            ("longer than memory", encode_header(0, 0, 0, 16, 1 << 60)),
-            ("longer than memory", encode_header(0, 0, 0, 16, u64::MAX)),
+            ("longer than 1 TiB", encode_header(0, 0, 0, 16, 1 << 60)),
+            ("longer than 1 TiB", encode_header(0, 0, 0, 16, u64::MAX)),
             ("shorter than its header", encode_header(0, 0, 0, 16, 15)),
-            ("acknowledgement of nothing", encode_header(0, 0, 2, 16, 16)),
-            ("no question", encode_header(3, 0, 0, 16, 20)),
+            (
+                "unsolicited acknowledgement",
+                encode_header(0, 0, 2, 16, 16),
+            ),
+            ("unsolicited read response", encode_header(3, 0, 0, 16, 20)),
             ("rendezvous", encode_header(6, 0, 1, 16, 16)),
             ("unknown operation", encode_header(200, 0, 0, 16, 16)),
             (
-                "lacks a part",
+                "shorter than its fields",
                 [&encode_header(1, 0, 0, 23, 40)[..], &tag].concat(),
             ),
         ];

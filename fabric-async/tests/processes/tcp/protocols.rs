@@ -288,23 +288,26 @@ fn malformed_rxm_packets_end_only_that_connection() {
         drop(good);
         next_down_reason(&mut events).await;
         let cases = [
-            ("quotes", encode_packet(connection, 0, 3, b"abc")),
-            ("as long as it says", encode_packet(0, 0, 4, b"abc")),
+            (
+                "wrong connection id",
+                encode_packet(connection, 0, 3, b"abc"),
+            ),
+            ("length field", encode_packet(0, 0, 4, b"abc")),
             ("has not begun", {
                 let mut bytes = encode_packet(0, 1, 9, b"abc");
                 bytes[16 + 24] = 2;
                 bytes
             }),
-            ("not offered", encode_packet(0, 3, 0, b"")),
-            ("places", encode_packet(0, 2, 3, &[0; 104])),
+            ("unknown rendezvous message", encode_packet(0, 3, 0, b"")),
+            ("remote ranges", encode_packet(0, 2, 3, &[0; 104])),
             (
-                "an answer to no question",
+                "unsolicited read response",
                 vec![3, 3, 0, 0, 0, 0, 16, 0, 16, 0, 0, 0, 0, 0, 0, 0],
             ),
         ];
         for (why, mut bytes) in cases {
             let (mut socket, connection) = connect_accepted(&ep).await;
-            if why != "quotes" && bytes[1] == 0 {
+            if why != "wrong connection id" && bytes[1] == 0 {
                 bytes[16 + 8..16 + 16].copy_from_slice(&connection.to_ne_bytes());
             }
             socket.write_all(&bytes).await.unwrap();

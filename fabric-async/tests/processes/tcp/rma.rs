@@ -163,7 +163,7 @@ fn invalid_rma_requests_end_only_that_connection() {
         let long = [[0, 10, 7]; 5];
         let cases: Vec<(&str, Vec<u8>)> = vec![
             (
-                "more rows",
+                "more than 4 remote ranges",
                 encode_rma_request(2, 0, &long[..4], 0)
                     .into_iter()
                     .enumerate()
@@ -171,26 +171,29 @@ fn invalid_rma_requests_end_only_that_connection() {
                     .collect(),
             ),
             (
-                "places are not as long",
+                "do not add up to its payload",
                 encode_rma_request(4, 4, &[[0, 10, 7]], 11),
             ),
             (
-                "places are not as long",
+                "do not add up to its payload",
                 encode_rma_request(4, 4, &[[0, u64::MAX, 7], [0, 12, 7]], 11),
             ),
-            (
-                "bytes behind it",
-                encode_rma_request(2, 0, &[[0, 10, 7]], 1),
-            ),
+            ("with a payload", encode_rma_request(2, 0, &[[0, 10, 7]], 1)),
             // A denied request that wants no response ends the connection.
-            ("may not reach", encode_rma_request(4, 0, &[[0, 10, 9]], 10)),
             (
-                "may not reach",
+                "may not access",
+                encode_rma_request(4, 0, &[[0, 10, 9]], 10),
+            ),
+            (
+                "may not access",
                 encode_rma_request(4, 0, &[[91, 10, 7]], 10),
             ),
-            ("may not reach", encode_rma_request(4, 0, &[[0, 10, 8]], 10)),
             (
-                "acknowledgement of nothing",
+                "may not access",
+                encode_rma_request(4, 0, &[[0, 10, 8]], 10),
+            ),
+            (
+                "unsolicited acknowledgement",
                 [
                     &encode_header(0xf2, 0, 0, 32, 32)[..],
                     &[1, 0, 0, 0, 0, 0, 0, 0],
@@ -198,9 +201,12 @@ fn invalid_rma_requests_end_only_that_connection() {
                 ]
                 .concat(),
             ),
-            ("no question", encode_header(0xf3, 0, 0, 16, 32)),
             (
-                "atomic operation that there is not",
+                "unsolicited read response",
+                encode_header(0xf3, 0, 0, 16, 32),
+            ),
+            (
+                "unknown atomic operation",
                 [&encode_header(0xf1, 0, 0, 48, 52)[..], &[0xff; 32]].concat(),
             ),
         ];

@@ -185,7 +185,7 @@ impl FrameReader {
     ) -> Result<bool, ProtocolViolation> {
         let decoded = Frame::decode_for(bytes, self.byte_order, true)?;
         let (frame, header_len) =
-            decoded.ok_or(ProtocolViolation("deferred message without a header_len"))?;
+            decoded.ok_or(ProtocolViolation("deferred message without a header"))?;
         let received = ReceivedFrame {
             frame: &frame,
             header_len,

@@ -4,7 +4,7 @@ use crate::matching::Envelope;
 use crate::rx::RxQueue;
 use crate::tcp::rxm::{
     AtomicHeader, AtomicStatus, EAGER_LIMIT, PACKET_HEADER_LEN, PacketKind, RENDEZVOUS_LEN,
-    RendezvousRead, RxmPacket, SegmentType, decode_offer,
+    RendezvousRead, RxmPacket, SegmentType, decode_rendezvous,
 };
 use crate::tcp::{Frame, MAX_MESSAGE, ProtocolViolation, atomics};
 use crate::transport::EngineContext;
@@ -87,10 +87,10 @@ impl FrameReader {
                 if parsed.body_len != RENDEZVOUS_LEN {
                     return Err(ProtocolViolation("rendezvous packet of the wrong length"));
                 }
-                let Some(offer) = parsed.bytes.first_chunk() else {
+                let Some(location) = parsed.bytes.first_chunk() else {
                     return Ok(false);
                 };
-                let iovs = decode_offer(offer, packet.len)?;
+                let iovs = decode_rendezvous(location, packet.len)?;
                 if rxm.reads_ended() {
                     outcome.consumed += parsed.headers_len + parsed.body_len;
                     return Ok(true);
@@ -203,7 +203,7 @@ fn parse_packet<'a>(
         .and_then(|body_len| usize::try_from(body_len).ok());
     let Some(body_len) = body_len.filter(|body_len| *body_len <= MAX_MESSAGE) else {
         return Err(ProtocolViolation(
-            "packet without a packet header_len, or longer than 1 TiB",
+            "packet without a packet header, or longer than 1 TiB",
         ));
     };
     let Some((prefix, rest)) = bytes

@@ -41,4 +41,6 @@ pub use sender::RxmSender;
 pub(crate) use atomic::{
     ATOMIC_IOV_LEN, ATOMIC_STATUS_LEN, decode_rma_iovs, encode_rma_iov, operand_bytes,
 };
-pub(crate) use rendezvous::{RENDEZVOUS_LEN, decode as decode_offer, encode as encode_offer};
+pub(crate) use rendezvous::{
+    RENDEZVOUS_LEN, decode as decode_rendezvous, encode as encode_rendezvous,
+};

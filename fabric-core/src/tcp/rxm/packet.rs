@@ -164,7 +164,7 @@ impl RxmPacket {
             5 => PacketKind::AtomicResponse(decode_atomic(bytes)?),
             6 => {
                 return Err(ProtocolViolation(
-                    "RXM credit packet, although flow ctrl_version is off",
+                    "RXM credit packet, although flow control is off",
                 ));
             }
             7 | 8 => {
