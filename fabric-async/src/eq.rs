@@ -88,7 +88,7 @@ impl EventQueue {
     /// Closes the queue. Events in it are lost.
     ///
     /// # Errors
-    /// [`Error::Busy`] while domains or endpoints report to it.
+    /// [`Error::Busy`] while it is bound to domains or endpoints.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         self.inner.node.close().map_err(|error| CloseError {

@@ -72,8 +72,9 @@ impl<B: IoBufMut + FlatBuf> RegionBuf for B {
         memory.read(0, &mut bytes);
         let mut any = self.into_any();
         any.receive(&&bytes[..])
-            .unwrap_or_else(|_| unreachable!("a buffer has room for what it held"));
-        B::from_any(any).unwrap_or_else(|_| unreachable!("the same type comes back"))
+            .unwrap_or_else(|_| unreachable!("the region has the length of the buffer"));
+        B::from_any(any)
+            .unwrap_or_else(|_| unreachable!("from_any returns the type that into_any took"))
     }
 }
 

@@ -151,10 +151,10 @@ impl PassiveEndpointBuilder {
     /// of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_pep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
-        let hold = eq
+        let guard = eq
             .inner
             .dependency_for(&self.fabric, Class::PassiveEndpoint)?;
-        set_once("event queue", &mut self.eq, (eq.inner.clone(), hold))?;
+        set_once("event queue", &mut self.eq, (eq.inner.clone(), guard))?;
         Ok(self)
     }
 

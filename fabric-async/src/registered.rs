@@ -155,7 +155,8 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
 }
 
 fn downcast_buf<B: IoBufMut>(any: AnyBuf) -> B {
-    B::from_any(any).unwrap_or_else(|_| unreachable!("the same type comes back"))
+    B::from_any(any)
+        .unwrap_or_else(|_| unreachable!("from_any returns the type that into_any took"))
 }
 
 impl<B, M: ThreadModel> RegisteredBuffer<B, M> {

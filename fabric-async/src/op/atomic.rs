@@ -13,7 +13,7 @@ use fabric_core::transport::{RmaIov, TrySend, TxOp};
 use fabric_core::{FiAddr, Result};
 use fabric_reactor::{CompletionTarget, CreditMode, PostResult, check_atomic};
 
-use super::{CompletionOptions, Operation};
+use super::{CompletionOptions, Operation, POLLED_AFTER_COMPLETION};
 use crate::endpoint::Endpoint;
 use crate::mr::RemoteAddr;
 use crate::thread_model::{Shared, ThreadModel};
@@ -270,14 +270,15 @@ impl<R: AtomicValues, A: AtomicMode<R>> Future for AtomicOperation<R, A> {
     type Output = Result<A::Output>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        const AGAIN: &str = "the operation was polled after it had resolved";
         Poll::Ready(match &mut self.0 {
             AtomicOperationState::Done(answer) => {
                 let budget = ready!(tokio::task::coop::poll_proceed(cx));
                 budget.made_progress();
-                Ok(answer.take().expect(AGAIN))
+                Ok(answer.take().expect(POLLED_AFTER_COMPLETION))
             }
-            AtomicOperationState::PostFailed(error) => Err(error.take().expect(AGAIN)),
+            AtomicOperationState::PostFailed(error) => {
+                Err(error.take().expect(POLLED_AFTER_COMPLETION))
+            }
             AtomicOperationState::Posted(operation, operands) => {
                 match ready!(Pin::new(operation).poll(cx)) {
                     Ok(done) => Ok(A::decode(operands, &done.buf)),
