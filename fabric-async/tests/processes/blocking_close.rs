@@ -56,6 +56,16 @@ fn is_closed(socket: &OwnedFd) -> bool {
     received.map_or_else(|errno| errno != Errno::AGAIN, |(len, _)| len == 0)
 }
 
+/// Lets the endpoint close a descriptor in the background, which starts the closing thread that
+/// stays.
+pub(crate) async fn start_closing_thread(ep: &Endpoint) {
+    let socket = connect_raw(ep).await;
+    let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+    try_send_with_fds(&socket, b"x", &[&null]).unwrap();
+    drop((socket, null));
+    assert_still_works(ep).await;
+}
+
 /// Returns a descriptor whose last close blocks (`SO_LINGER`) as long as the returned peer exists.
 pub(crate) fn lingering_socket() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -184,12 +194,7 @@ fn descriptors_of_the_same_user_do_not_block_the_domain() {
                 assert_still_works(&ep).await;
                 let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
                 let segment = sealed_memfd(4096 + 64 * 64, all);
-                // The first background close starts the closing thread that stays.
-                let socket = connect_raw(&ep).await;
-                let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
-                try_send_with_fds(&socket, b"x", &[&null]).unwrap();
-                drop((socket, null));
-                assert_still_works(&ep).await;
+                start_closing_thread(&ep).await;
                 let before = ResourceUsage::wait_stable().await;
                 let mut ends = Vec::new();
                 for attack in 0..SAME_USER_ATTACKS {

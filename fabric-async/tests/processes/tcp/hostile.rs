@@ -1,6 +1,6 @@
 //! Raw TCP peers that violate the protocol lose their own connection and affect nothing else.
 
-use fabric_async::{DownReason, Endpoint, Error};
+use fabric_async::{CancelOutcome, DownReason, Endpoint, Error};
 use fabric_core::tcp::{CmKind, CmMessage, RdmCmData};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -250,10 +250,7 @@ fn malformed_frames_end_only_that_connection() {
             assert_eq!(read_until_closed(socket).await, [], "{reason}");
         }
         assert_still_works(&ep).await;
-        assert!(matches!(
-            posted.cancel().await,
-            fabric_async::CancelOutcome::Canceled(_)
-        ));
+        assert!(matches!(posted.cancel().await, CancelOutcome::Canceled(_)));
     });
 }
 
@@ -307,9 +304,8 @@ fn peer_that_does_not_read_does_not_block_others() {
             assert_still_works(&ep).await;
         }
         let last = sends.pop().unwrap();
-        assert!(
-            matches!(last.cancel().await, fabric_async::CancelOutcome::Canceled(buf) if buf.len() == 5 << 20)
-        );
+        let canceled = last.cancel().await;
+        assert!(matches!(canceled, CancelOutcome::Canceled(buf) if buf.len() == 5 << 20));
         drop(socket);
         let failed = sends.pop().unwrap().await.unwrap_err();
         assert!(failed.error.is_peer_gone(), "{}", failed.error);
