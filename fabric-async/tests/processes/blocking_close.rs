@@ -1,5 +1,5 @@
 //! Descriptors whose close blocks: a process that sends them delays only its own connection.
-#![allow(unsafe_code)] // what runs between fork and exec
+#![allow(unsafe_code)] // pre_exec
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

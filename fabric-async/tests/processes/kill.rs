@@ -195,7 +195,7 @@ fn kill_and_wait(victim: &mut TestPeer) {
 /// Receives from any source stay posted when the sender of the message that is arriving is killed,
 /// and get the next message whole.
 #[test]
-#[allow(unsafe_code)] // receiving where it lies
+#[allow(unsafe_code)] // recv_loan
 fn any_source_receives_stay_posted_when_sender_is_killed() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();

@@ -244,8 +244,8 @@ fn corrupting_peer_affects_only_its_own_connections() {
                         .bind("shm://")
                         .await
                         .unwrap();
-                    // Otherwise it would start in whichever run makes the endpoint close a
-                    // descriptor.
+                    // Otherwise the closing thread would start in whichever run first closes a
+                    // descriptor of a peer.
                     start_closing_thread(&ep).await;
                     let mut honest = HonestPeers::start(&ep).await;
                     honest.run_round(&ep, &mut XorshiftRng::new(seed)).await;
