@@ -126,9 +126,9 @@ fn directed_receive_fails_when_silent_peer_is_killed() {
             }
         };
         ep.send(peer, "hello").await.unwrap();
-        let answer = ep.recv().from(peer).start().unwrap();
+        let reply = ep.recv().from(peer).start().unwrap();
         silent.0.kill().unwrap();
-        let failed = answer.await.unwrap_err();
+        let failed = reply.await.unwrap_err();
         assert!(matches!(failed.error, Error::PeerGone(_)), "{failed}");
         let event = events.next().await.kind;
         assert!(
