@@ -1,5 +1,5 @@
 //! Descriptors whose close blocks: a process that sends them delays only its own connection.
-#![allow(unsafe_code)] // what runs between fork and exec
+#![allow(unsafe_code)] // pre_exec
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -54,6 +54,16 @@ fn has_received(socket: &OwnedFd) -> bool {
 fn is_closed(socket: &OwnedFd) -> bool {
     let received = rustix::net::recv(socket, &mut [0; 64], RecvFlags::DONTWAIT);
     received.map_or_else(|errno| errno != Errno::AGAIN, |(len, _)| len == 0)
+}
+
+/// Lets the endpoint close a descriptor in the background, which starts the closing thread that
+/// stays.
+pub(crate) async fn start_closing_thread(ep: &Endpoint) {
+    let socket = connect_raw(ep).await;
+    let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+    try_send_with_fds(&socket, b"x", &[&null]).unwrap();
+    drop((socket, null));
+    assert_still_works(ep).await;
 }
 
 /// Returns a descriptor whose last close blocks (`SO_LINGER`) as long as the returned peer exists.
@@ -184,12 +194,7 @@ fn descriptors_of_the_same_user_do_not_block_the_domain() {
                 assert_still_works(&ep).await;
                 let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
                 let segment = sealed_memfd(4096 + 64 * 64, all);
-                // The first background close starts the closing thread that stays.
-                let socket = connect_raw(&ep).await;
-                let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
-                try_send_with_fds(&socket, b"x", &[&null]).unwrap();
-                drop((socket, null));
-                assert_still_works(&ep).await;
+                start_closing_thread(&ep).await;
                 let before = ResourceUsage::wait_stable().await;
                 let mut ends = Vec::new();
                 for attack in 0..SAME_USER_ATTACKS {

@@ -1,6 +1,6 @@
 //! Forked children of a process that has endpoints: they neither break its connections nor keep
 //! them open.
-#![allow(unsafe_code)] // what runs between fork and exec
+#![allow(unsafe_code)] // pre_exec
 
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;

@@ -126,9 +126,9 @@ fn directed_receive_fails_when_silent_peer_is_killed() {
             }
         };
         ep.send(peer, "hello").await.unwrap();
-        let answer = ep.recv().from(peer).start().unwrap();
+        let reply = ep.recv().from(peer).start().unwrap();
         silent.0.kill().unwrap();
-        let failed = answer.await.unwrap_err();
+        let failed = reply.await.unwrap_err();
         assert!(matches!(failed.error, Error::PeerGone(_)), "{failed}");
         let event = events.next().await.kind;
         assert!(
@@ -195,7 +195,7 @@ fn kill_and_wait(victim: &mut TestPeer) {
 /// Receives from any source stay posted when the sender of the message that is arriving is killed,
 /// and get the next message whole.
 #[test]
-#[allow(unsafe_code)] // receiving where it lies
+#[allow(unsafe_code)] // recv_loan
 fn any_source_receives_stay_posted_when_sender_is_killed() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();

@@ -1,5 +1,5 @@
 //! Loans between processes that are killed or send malformed loans.
-#![allow(unsafe_code)] // receiving where it lies
+#![allow(unsafe_code)] // recv_loan
 
 use fabric_async::{DownReason, Endpoint, Error};
 use rustix::fs::SealFlags;

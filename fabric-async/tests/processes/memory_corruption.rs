@@ -10,6 +10,7 @@ use fabric_async::{Access, AtomicOp, Endpoint, FiAddr, Progress, RemoteRegion};
 use futures_util::FutureExt;
 use tokio::task::JoinSet;
 
+use crate::blocking_close::start_closing_thread;
 use crate::health::assert_still_works;
 use crate::leak_check::{ResourceUsage, count_mappings, private_bytes, run_in_own_process};
 use crate::memory_corruptor::{REGION_LEN, XorshiftRng};
@@ -243,6 +244,9 @@ fn corrupting_peer_affects_only_its_own_connections() {
                         .bind("shm://")
                         .await
                         .unwrap();
+                    // Otherwise the closing thread would start in whichever run first closes a
+                    // descriptor of a peer.
+                    start_closing_thread(&ep).await;
                     let mut honest = HonestPeers::start(&ep).await;
                     honest.run_round(&ep, &mut XorshiftRng::new(seed)).await;
                     let mut before = None;

@@ -193,9 +193,9 @@ fn killed_senders_do_not_affect_shared_rx() {
                 .send(to_bystander, kill.to_le_bytes().to_vec())
                 .await
                 .unwrap();
-            let answer = cq.next().await.unwrap();
+            let reply = cq.next().await.unwrap();
             assert_eq!(
-                (answer.context, answer.bytes()),
+                (reply.context, reply.bytes()),
                 (kill, &kill.to_le_bytes()[..])
             );
         }

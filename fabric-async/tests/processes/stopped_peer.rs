@@ -77,9 +77,9 @@ fn ops_fail_when_stopped_peer_is_killed() {
         let stopped = ep.recv().tag(3).await.unwrap().source().unwrap();
         kill_process(Pid::from_child(&stopped_process.0), Signal::STOP).unwrap();
         let send = ep.send(stopped, vec![1; 10 << 20]).start().unwrap();
-        let answer = ep.recv().tag(4).from(stopped).start().unwrap();
+        let reply = ep.recv().tag(4).from(stopped).start().unwrap();
         stopped_process.0.kill().unwrap();
         assert!(send.await.unwrap_err().error.is_peer_gone());
-        assert!(answer.await.unwrap_err().error.is_peer_gone());
+        assert!(reply.await.unwrap_err().error.is_peer_gone());
     });
 }

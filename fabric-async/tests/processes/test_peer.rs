@@ -239,7 +239,7 @@ async fn rma_writer(name: &str) {
 }
 
 /// Holds some of the loans that it receives, forever.
-#[allow(unsafe_code)] // receiving where it lies
+#[allow(unsafe_code)] // recv_loan
 async fn loan_receiver(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
     let peer = ep.add_peer(name).await.expect("add_peer");

@@ -1,5 +1,5 @@
 //! Victims that die with memory of the survivor, or with memory that the survivor uses.
-#![allow(unsafe_code)] // receiving where it lies
+#![allow(unsafe_code)] // recv_loan
 
 use fabric_async::{Access, AtomicOp, Endpoint, FiAddr, RemoteRegion};
 

@@ -16,7 +16,7 @@ use crate::leak_check::{ResourceUsage, run_in_own_process};
 use crate::run;
 use crate::test_peer::TestPeer;
 
-/// Victims of each test in each progress mode; after the second nothing may grow.
+/// Victims of each test in each progress mode; after the first nothing may grow.
 const ROUNDS: usize = 3;
 
 /// The process that stays alive.

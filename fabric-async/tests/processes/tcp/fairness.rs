@@ -46,12 +46,12 @@ fn read_responses_do_not_starve_messages() {
             reads.push_back(read());
             let stop = tokio::spawn(reader.recv().start().unwrap());
             let sent = owner.send(to_reader, "stop").start().unwrap();
-            let mut answered = 0;
+            let mut completed = 0;
             while !stop.is_finished() {
                 assert_eq!(reads.pop_front().unwrap().await.unwrap().len(), LONG_LEN);
                 reads.push_back(read());
-                answered += 1;
-                assert!(answered < MAX_OVERTAKING, "the message is starved");
+                completed += 1;
+                assert!(completed < MAX_OVERTAKING, "the message is starved");
             }
             assert_eq!(&stop.await.unwrap().unwrap()[..], b"stop");
             for read in reads {

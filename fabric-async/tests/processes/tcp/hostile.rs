@@ -1,6 +1,6 @@
 //! Raw TCP peers that violate the protocol lose their own connection and affect nothing else.
 
-use fabric_async::{DownReason, Endpoint, Error};
+use fabric_async::{CancelOutcome, DownReason, Endpoint, Error};
 use fabric_core::tcp::{CmKind, CmMessage, RdmCmData};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -26,9 +26,9 @@ pub(super) fn encode_request(port: u16, instance: u32) -> Vec<u8> {
 pub(super) async fn connect_accepted(ep: &Endpoint, port: u16) -> TcpStream {
     let mut socket = connect_raw(ep).await;
     socket.write_all(&encode_request(port, 7)).await.unwrap();
-    let mut answer = [0; 40];
-    socket.read_exact(&mut answer).await.unwrap();
-    let (control, _) = CmMessage::decode(&answer).unwrap().unwrap();
+    let mut response = [0; 40];
+    socket.read_exact(&mut response).await.unwrap();
+    let (control, _) = CmMessage::decode(&response).unwrap().unwrap();
     assert_eq!(control.kind, CmKind::Accept);
     socket
 }
@@ -82,7 +82,7 @@ fn invalid_connect_requests_are_rejected_with_reason() {
                 40,
             ),
         ];
-        for (reason, bytes, answer) in cases {
+        for (reason, bytes, response) in cases {
             let mut socket = connect_raw(&ep).await;
             socket.write_all(&bytes).await.unwrap();
             let error = next_rejection(&mut events).await;
@@ -90,7 +90,7 @@ fn invalid_connect_requests_are_rejected_with_reason() {
                 matches!(&error, Error::Protocol { what, .. } if what.contains(reason)),
                 "{reason}: {error}"
             );
-            assert_eq!(read_until_closed(socket).await.len(), answer, "{reason}");
+            assert_eq!(read_until_closed(socket).await.len(), response, "{reason}");
         }
         drop(connect_raw(&ep).await);
         assert_still_works(&ep).await;
@@ -118,7 +118,7 @@ fn vendor_extension_is_ignored_by_rdm_endpoints() {
     run(async {
         let (ep, mut events) = bind_with_events().await;
         let plain = encode_request(9, 7);
-        let mut answers = Vec::new();
+        let mut responses = Vec::new();
         for extension in [[0; 16], [0xff; 16], *b"fabric-?\x01\0\0\0\xff\xff\xff\xff"] {
             let mut socket = connect_raw(&ep).await;
             let request = [&plain[..8], &extension, &plain[24..]].concat();
@@ -132,16 +132,16 @@ fn vendor_extension_is_ignored_by_rdm_endpoints() {
                 .write_all(&[request, message].concat())
                 .await
                 .unwrap();
-            let mut answer = vec![0; 40];
-            socket.read_exact(&mut answer).await.unwrap();
-            assert_eq!(answer[4..24], [0; 20]);
-            answers.push(answer);
+            let mut response = vec![0; 40];
+            socket.read_exact(&mut response).await.unwrap();
+            assert_eq!(response[4..24], [0; 20]);
+            responses.push(response);
             let got = ep.recv().tag(5).await.unwrap();
             assert_eq!(&got[..], b"abc");
             drop(socket);
             next_down_reason(&mut events).await;
         }
-        assert!(answers.iter().all(|answer| *answer == answers[0]));
+        assert!(responses.iter().all(|response| *response == responses[0]));
         // Nor is the extension sent in a request, or understood in a response.
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let name = format!("tcp://{}", listener.local_addr().unwrap());
@@ -150,9 +150,9 @@ fn vendor_extension_is_ignored_by_rdm_endpoints() {
             let mut request = vec![0; 40];
             socket.read_exact(&mut request).await.unwrap();
             assert_eq!(request[4..24], [0; 20]);
-            let mut answer = answers[0].clone();
-            answer[8..24].copy_from_slice(b"fabric-!\x01\0\0\0\xff\xff\xff\xff");
-            socket.write_all(&answer).await.unwrap();
+            let mut response = responses[0].clone();
+            response[8..24].copy_from_slice(b"fabric-!\x01\0\0\0\xff\xff\xff\xff");
+            socket.write_all(&response).await.unwrap();
             let mut received = vec![0; 27];
             socket.read_exact(&mut received).await.unwrap();
             received
@@ -257,10 +257,7 @@ fn malformed_frames_end_only_that_connection() {
             assert_eq!(read_until_closed(socket).await, [], "{reason}");
         }
         assert_still_works(&ep).await;
-        assert!(matches!(
-            posted.cancel().await,
-            fabric_async::CancelOutcome::Canceled(_)
-        ));
+        assert!(matches!(posted.cancel().await, CancelOutcome::Canceled(_)));
     });
 }
 
@@ -314,9 +311,8 @@ fn peer_that_does_not_read_does_not_block_others() {
             assert_still_works(&ep).await;
         }
         let last = sends.pop().unwrap();
-        assert!(
-            matches!(last.cancel().await, fabric_async::CancelOutcome::Canceled(buf) if buf.len() == 5 << 20)
-        );
+        let canceled = last.cancel().await;
+        assert!(matches!(canceled, CancelOutcome::Canceled(buf) if buf.len() == 5 << 20));
         drop(socket);
         let failed = sends.pop().unwrap().await.unwrap_err();
         assert!(failed.error.is_peer_gone(), "{}", failed.error);
@@ -355,18 +351,18 @@ fn av_remove_mid_message_ends_the_connection() {
         );
 
         let peer = ep.address_vector().insert(&name[..]).unwrap();
-        let answering = async {
+        let responding = async {
             let (mut socket, _) = listener.accept().await.unwrap();
             let mut request = [0; 40];
             socket.read_exact(&mut request).await.unwrap();
-            let answer = CmMessage::new(CmKind::Accept, &RdmCmData::new(9, 7).encode()).unwrap();
-            socket.write_all(&answer.encode()).await.unwrap();
+            let response = CmMessage::new(CmKind::Accept, &RdmCmData::new(9, 7).encode()).unwrap();
+            socket.write_all(&response.encode()).await.unwrap();
             let mut message = [0; 16 + 5];
             socket.read_exact(&mut message).await.unwrap();
             assert_eq!(&message[16..], b"again");
             socket
         };
-        let (sent, again) = tokio::join!(ep.send(peer, "again"), answering);
+        let (sent, again) = tokio::join!(ep.send(peer, "again"), responding);
         sent.unwrap();
         let rest = read_until_closed(socket).await;
         assert!(

@@ -71,9 +71,9 @@ pub(super) async fn connect_accepted(ep: &Endpoint) -> (TcpStream, u64) {
         connection: 3,
     };
     send_control(&mut socket, CmKind::Request, &request.encode()).await;
-    let answer = recv_control(&mut socket).await;
-    assert_eq!(answer.kind, CmKind::Accept);
-    let RxmAccept { connection, .. } = RxmAccept::decode(answer.private_data()).unwrap();
+    let response = recv_control(&mut socket).await;
+    assert_eq!(response.kind, CmKind::Accept);
+    let RxmAccept { connection, .. } = RxmAccept::decode(response.private_data()).unwrap();
     (socket, u64::from(connection))
 }
 

@@ -319,16 +319,16 @@ fn peer_that_does_not_read_responses_is_not_read() {
         }
         // Other tests of this process use memory, too; the responses would take terabytes.
         assert!(resident_bytes().saturating_sub(before) < 1 << 30);
-        let mut answer = vec![0; 16 + (4 << 20)];
+        let mut response = vec![0; 16 + (4 << 20)];
         let serving = ep.recv().tag(1).start().unwrap();
         let reading = async {
-            socket.read_exact(&mut answer).await.unwrap();
+            socket.read_exact(&mut response).await.unwrap();
         };
         tokio::select! {
             _ = serving => unreachable!("no message has this tag"),
             () = reading => {}
         }
-        assert!(answer[1] == 0xf3 && answer[16..].iter().all(|byte| *byte == 9));
+        assert!(response[1] == 0xf3 && response[16..].iter().all(|byte| *byte == 9));
         drop(socket);
         next_down_reason(&mut events).await;
         assert_still_works(&ep).await;
@@ -340,7 +340,7 @@ fn peer_that_does_not_read_responses_is_not_read() {
 fn invalid_rma_responses_fail_pending_requests() {
     run(async {
         let (ep, mut events) = bind_with_events().await;
-        for answer in [
+        for response in [
             [&encode_header(3, 0, 0, 16, 16 + 9)[..], &[1; 9]].concat(),
             [&encode_header(3, 0, 0, 16, 16 + 7)[..], &[1; 7]].concat(),
             encode_header(0, 0, 2, 16, 16),
@@ -368,7 +368,7 @@ fn invalid_rma_responses_fail_pending_requests() {
             let (socket, read) = tokio::join!(
                 async {
                     socket.read_exact(&mut request).await.unwrap();
-                    socket.write_all(&answer).await.unwrap();
+                    socket.write_all(&response).await.unwrap();
                     socket
                 },
                 read
@@ -428,14 +428,17 @@ fn av_remove_fails_pending_rma_requests() {
             (Error::StaleAddress(silent), vec![7; 8])
         );
         // Late responses, then a message; after that a response without a request.
-        let answer = [
+        let response = [
             &encode_header(3, 0, 0, 16, 16 + 8)[..],
             &[5; 8],
             &encode_header(0, 0, 2, 16, 16),
         ]
         .concat();
         let message = [&encode_header(0, 0, 0, 16, 17)[..], b"y"].concat();
-        socket.write_all(&[answer, message].concat()).await.unwrap();
+        socket
+            .write_all(&[response, message].concat())
+            .await
+            .unwrap();
         assert_eq!(&ep.recv().await.unwrap()[..], b"y");
         socket
             .write_all(&encode_header(3, 0, 0, 16, 16))
