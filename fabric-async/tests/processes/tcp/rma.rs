@@ -182,7 +182,7 @@ fn invalid_rma_requests_end_only_that_connection() {
                 "bytes behind it",
                 encode_rma_request(2, 0, &[[0, 10, 7]], 1),
             ),
-            // A denied request that wants no response ends the connection.
+            // It may be told why only where it asks for an answer.
             ("may not reach", encode_rma_request(4, 0, &[[0, 10, 9]], 10)),
             (
                 "may not reach",
