@@ -50,9 +50,9 @@ pub(super) fn validate(options: &SocketOptions) -> Result<()> {
 pub(super) fn set_algorithm(
     socket: impl AsFd,
     (here, there): (SocketAddr, SocketAddr),
-    tuning: &SocketConfig,
+    config: &SocketConfig,
 ) -> Result<(), Errno> {
-    match &tuning.options.congestion_control {
+    match &config.options.congestion_control {
         Some(name) => set_tcp_congestion(socket, name),
         None => {
             if there.ip().is_loopback() || here.ip() == there.ip() {

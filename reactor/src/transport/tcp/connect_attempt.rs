@@ -68,22 +68,22 @@ impl ConnectAttempt {
     pub(super) fn start(
         socket: &mut TcpSocket,
         (name, to): (&Address, SocketAddr),
-        until: Instant,
-        ways: &ConnectContext<'_>,
+        deadline: Instant,
+        context: &ConnectContext<'_>,
     ) -> Result<Self> {
-        let failed = |errno| connect_error(ways.local_addr, (name, to), errno);
-        let in_ring = match ways.uring {
-            Some(ring) => {
-                UringConnect::start(ring, socket, to, until, ways.token).map_err(failed)?
+        let failed = |errno| connect_error(context.local_addr, (name, to), errno);
+        let uring_connect = match context.uring {
+            Some(uring) => {
+                UringConnect::start(uring, socket, to, deadline, context.token).map_err(failed)?
             }
             None => None,
         };
-        if in_ring.is_none() {
-            connect_syscall(socket, to, ways.wait_set, ways.token)?.map_err(failed)?;
+        if uring_connect.is_none() {
+            connect_syscall(socket, to, context.wait_set, context.token)?.map_err(failed)?;
         }
         Ok(Self {
             peer_addr: to,
-            uring_connect: in_ring,
+            uring_connect,
         })
     }
 
@@ -96,21 +96,22 @@ impl ConnectAttempt {
     pub(super) fn on_uring_completion(
         &mut self,
         socket: &mut TcpSocket,
-        (ticket, ended): (OpId, TimedOutcome),
-        (wait, token): (&Arc<dyn WaitSet>, u64),
+        (op_id, outcome): (OpId, TimedOutcome),
+        (wait_set, token): (&Arc<dyn WaitSet>, u64),
     ) -> Option<ConnectEvent> {
         self.uring_connect
-            .take_if(|in_ring| in_ring.op_id == ticket)?;
-        Some(match ended {
+            .take_if(|uring_connect| uring_connect.op_id == op_id)?;
+        Some(match outcome {
             TimedOutcome::Completed(Ok(_)) => ConnectEvent::Completed,
             TimedOutcome::Completed(Err(errno)) => ConnectEvent::Failed(errno),
             TimedOutcome::TimedOut => ConnectEvent::TimedOut,
-            TimedOutcome::Interrupted => match connect_syscall(socket, self.peer_addr, wait, token)
-            {
-                Ok(Ok(())) => ConnectEvent::FellBack,
-                Ok(Err(errno)) => ConnectEvent::Failed(errno),
-                Err(_) => ConnectEvent::WatchFailed,
-            },
+            TimedOutcome::Interrupted => {
+                match connect_syscall(socket, self.peer_addr, wait_set, token) {
+                    Ok(Ok(())) => ConnectEvent::FellBack,
+                    Ok(Err(errno)) => ConnectEvent::Failed(errno),
+                    Err(_) => ConnectEvent::WatchFailed,
+                }
+            }
         })
     }
 }
@@ -124,41 +125,41 @@ struct UringConnect {
 impl UringConnect {
     /// Starts the connect; `None` when io_uring cannot take it now.
     fn start(
-        ring: &SharedUring,
+        uring: &SharedUring,
         socket: &TcpSocket,
         to: SocketAddr,
-        until: Instant,
+        deadline: Instant,
         token: u64,
     ) -> Result<Option<Self>, Errno> {
-        let mut open = ring.lock();
-        let time = until.saturating_duration_since(Instant::now());
-        let Ok(ticket) = open.connect(socket.shared_fd(), token, to, time) else {
+        let mut locked = uring.lock();
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        let Ok(op_id) = locked.connect(socket.shared_fd(), token, to, timeout) else {
             return Ok(None);
         };
-        let is_handed_over = open.submit().is_ok();
-        let failure = open
-            .early_error(ticket)
+        let is_submitted = locked.submit().is_ok();
+        let failure = locked
+            .early_error(op_id)
             .filter(|errno| is_local_failure(*errno));
-        drop(open);
-        let begun = Self {
-            uring: ring.clone(),
-            op_id: ticket,
+        drop(locked);
+        let started = Self {
+            uring: uring.clone(),
+            op_id,
         };
         match failure {
             Some(errno) => Err(errno),
             // Without submission the timeout would not start; dropping `started` cancels the
             // connect.
-            None => Ok(is_handed_over.then_some(begun)),
+            None => Ok(is_submitted.then_some(started)),
         }
     }
 }
 
 impl Drop for UringConnect {
     fn drop(&mut self) {
-        let mut ring = self.uring.lock();
-        ring.detach(self.op_id);
+        let mut uring = self.uring.lock();
+        uring.detach(self.op_id);
         // If the submission fails, the next one includes the cancellation.
-        let _ = ring.submit();
+        let _ = uring.submit();
     }
 }
 
@@ -166,20 +167,20 @@ impl Drop for UringConnect {
 fn connect_syscall(
     socket: &mut TcpSocket,
     to: SocketAddr,
-    wait: &Arc<dyn WaitSet>,
+    wait_set: &Arc<dyn WaitSet>,
     token: u64,
 ) -> Result<Result<(), Errno>> {
     if let Err(errno) = socket.connect(to) {
         return Ok(Err(errno));
     }
-    socket.watch(wait, token, Interest::Write).map(Ok)
+    socket.watch(wait_set, token, Interest::Write).map(Ok)
 }
 
 /// Whether a connect failed before anything was sent: the call that posts reports such a failure,
 /// with either backend.
 fn is_local_failure(errno: Errno) -> bool {
-    let from_there = [Errno::CONNREFUSED, Errno::CONNRESET, Errno::TIMEDOUT];
-    !from_there.contains(&errno)
+    let remote_errors = [Errno::CONNREFUSED, Errno::CONNRESET, Errno::TIMEDOUT];
+    !remote_errors.contains(&errno)
 }
 
 /// Returns the error of a failed connect from `from` to a peer.
@@ -194,9 +195,9 @@ pub(super) fn connect_error(
         Errno::TIMEDOUT => Error::TimedOut(peer.clone()),
         // EINVAL is Linux's answer to a connect to another machine from a loopback address.
         Errno::INVAL | Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ADDRNOTAVAIL => {
-            let is_within = from.ip().is_loopback() && !to.ip().is_loopback();
+            let is_loopback_only = from.ip().is_loopback() && !to.ip().is_loopback();
             let why = match errno {
-                _ if is_within => "the endpoint is bound to a loopback address".to_owned(),
+                _ if is_loopback_only => "the endpoint is bound to a loopback address".to_owned(),
                 errno => std::io::Error::from(errno).to_string(),
             };
             Error::Unreachable {

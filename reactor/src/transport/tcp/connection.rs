@@ -98,21 +98,21 @@ impl TcpConnection {
         (peer, peer_key): (usize, PeerKey),
         socket: TcpSocket,
         (wait_set, token): (Arc<dyn WaitSet>, u64),
-        (agreed, order): (Negotiated, ByteOrder),
-        rest: Vec<u8>,
-        ring: Option<SharedUring>,
+        (negotiated, byte_order): (Negotiated, ByteOrder),
+        trailing_bytes: Vec<u8>,
+        uring: Option<SharedUring>,
     ) -> Self {
-        let (mut reader, mut writer) = (FrameReader::new(order), FrameWriter::new(order));
-        let peer_caps = match agreed {
-            Negotiated::Native { peer_caps: takes } => takes,
+        let (mut reader, mut writer) = (FrameReader::new(byte_order), FrameWriter::new(byte_order));
+        let peer_caps = match negotiated {
+            Negotiated::Native { peer_caps } => peer_caps,
             Negotiated::Rxm {
-                peer_caps: takes,
-                local_connection: ours,
-                remote_connection: theirs,
+                peer_caps,
+                local_connection: local,
+                remote_connection: remote,
             } => {
-                reader = FrameReader::with_rxm(order, RxmReceiver::new(ours));
-                writer = FrameWriter::with_rxm(order, RxmSender::new(theirs));
-                takes
+                reader = FrameReader::with_rxm(byte_order, RxmReceiver::new(local));
+                writer = FrameWriter::with_rxm(byte_order, RxmSender::new(remote));
+                peer_caps
             }
         };
         if peer_caps.is_same_implementation() {
@@ -131,8 +131,8 @@ impl TcpConnection {
             reader,
             writer,
             unwritten: VecDeque::new(),
-            has_unparsed: !rest.is_empty(),
-            unconsumed: UnconsumedBytes::new(rest),
+            has_unparsed: !trailing_bytes.is_empty(),
+            unconsumed: UnconsumedBytes::new(trailing_bytes),
             deferred_once: false,
             message_held: false,
             read_paused: false,
@@ -144,7 +144,7 @@ impl TcpConnection {
             response_bytes: 0,
             idle_passes: 0,
             is_active: false,
-            uring_io: ring.map(|ring| UringIo::new(ring, token)),
+            uring_io: uring.map(|uring| UringIo::new(uring, token)),
         }
     }
 
@@ -212,8 +212,8 @@ impl TcpConnection {
     /// Takes the connection apart: the socket, and the bytes that were not sent.
     pub(crate) fn into_socket(mut self) -> (TcpSocket, Vec<u8>) {
         self.detach_from_uring();
-        let rest = self.writer.pending().to_vec();
-        (self.socket, rest)
+        let trailing_bytes = self.writer.pending().to_vec();
+        (self.socket, trailing_bytes)
     }
 
     /// Returns which incarnation of the endpoint the peer is, if the peer has said so.
@@ -247,8 +247,8 @@ impl TcpConnection {
     /// Aborts the message that is partly sent, if there is one: nothing may follow its beginning,
     /// and the peer learns of it by the end of the stream. Returns whether there was one.
     pub(crate) fn abort_message(&mut self) -> bool {
-        let is_within = self.writer.is_open() && !self.reader.responses.is_partial();
-        if self.write_closed || !is_within && self.reader.responses.rendezvous.is_empty() {
+        let is_partly_sent = self.writer.is_open() && !self.reader.responses.is_partial();
+        if self.write_closed || !is_partly_sent && self.reader.responses.rendezvous.is_empty() {
             return false;
         }
         self.aborting = true;
@@ -265,8 +265,8 @@ impl TcpConnection {
     ) {
         self.reader.pending.fail(host, error);
         self.fail_rendezvous_sends(host, error);
-        for landing in self.reader.abort() {
-            rx.fail_partial(host, landing, error.clone());
+        for partial in self.reader.abort() {
+            rx.fail_partial(host, partial, error.clone());
         }
     }
 

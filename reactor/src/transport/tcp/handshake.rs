@@ -129,8 +129,8 @@ impl InboundHandshake {
         }
     }
 
-    pub(crate) fn watch(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> Result<(), Error> {
-        self.socket.watch(wait, token, Interest::Read)
+    pub(crate) fn watch(&mut self, wait_set: &Arc<dyn WaitSet>, token: u64) -> Result<(), Error> {
+        self.socket.watch(wait_set, token, Interest::Read)
     }
 
     pub(crate) fn into_socket(self) -> TcpSocket {
@@ -141,15 +141,15 @@ impl InboundHandshake {
     ///
     /// # Errors The connection is to be removed; the error inside, if any, is reported as an event.
     pub(crate) fn poll(&mut self) -> Result<Option<ParsedRequest>, Option<Error>> {
-        let Some((control, rest)) = self.read_request()? else {
+        let Some((control, trailing_bytes)) = self.read_request()? else {
             return Ok(None);
         };
         match ConnectRequest::decode(control.private_data()) {
-            Ok(question) => Ok(Some(ParsedRequest {
+            Ok(request) => Ok(Some(ParsedRequest {
                 byte_order: control.byte_order,
-                request: question,
+                request,
                 vendor_extension: control.vendor_extension,
-                trailing_bytes: rest,
+                trailing_bytes,
             })),
             Err(ProtocolViolation(what)) => {
                 self.send_control(
@@ -176,7 +176,7 @@ impl InboundHandshake {
                 Ok(Some((control, self.received.split_off(len))))
             }
             Ok(Some(_)) => Err(self.rejection("unsolicited connect response")),
-            Err(broken) => Err(self.rejection(broken.0)),
+            Err(violation) => Err(self.rejection(violation.0)),
             Ok(None) if is_over => Err(None),
             Ok(None) => Ok(None),
         }
@@ -196,10 +196,10 @@ impl InboundHandshake {
     pub(crate) fn send_control(
         &self,
         kind: CmKind,
-        mark: Option<VendorExtension>,
-        private: &[u8],
+        vendor_extension: Option<VendorExtension>,
+        private_data: &[u8],
     ) -> bool {
-        send_control(&self.socket, kind, mark, private)
+        send_control(&self.socket, kind, vendor_extension, private_data)
     }
 }
 
@@ -208,13 +208,13 @@ impl OutboundHandshake {
         (peer, request): (usize, RequestPayload),
         socket: TcpSocket,
         deadline: Instant,
-        dialing: ConnectAttempt,
+        attempt: ConnectAttempt,
     ) -> Self {
         Self {
             peer,
             deadline,
             socket,
-            attempt: Some(dialing),
+            attempt: Some(attempt),
             request,
             received: Vec::new(),
         }
@@ -229,17 +229,17 @@ impl OutboundHandshake {
     /// Returns the deadline that this side has to enforce. While io_uring connects, the kernel
     /// enforces it.
     pub(crate) fn local_deadline(&self) -> Option<Instant> {
-        let is_in_ring = self
+        let is_in_uring = self
             .attempt
             .as_ref()
             .is_some_and(ConnectAttempt::is_in_uring);
-        (!is_in_ring).then_some(self.deadline)
+        (!is_in_uring).then_some(self.deadline)
     }
 
     /// Returns the protocol of the connect request.
     pub(crate) fn protocol(&self) -> WireProtocol {
         match &self.request {
-            RequestPayload::Rdm(question, _) => question.protocol(),
+            RequestPayload::Rdm(request, _) => request.protocol(),
             RequestPayload::Msg(..) => WireProtocol::Native,
         }
     }
@@ -249,11 +249,11 @@ impl OutboundHandshake {
     }
 
     /// Continues after the socket was ready.
-    pub(crate) fn poll(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> HandshakeStep {
+    pub(crate) fn poll(&mut self, wait_set: &Arc<dyn WaitSet>, token: u64) -> HandshakeStep {
         match &self.attempt {
             // A stale readiness event of an earlier socket under the same token.
-            Some(dialing) if dialing.is_in_uring() => HandshakeStep::Pending,
-            Some(_) => self.send_request(wait, token),
+            Some(attempt) if attempt.is_in_uring() => HandshakeStep::Pending,
+            Some(_) => self.send_request(wait_set, token),
             None => self.read_response(),
         }
     }
@@ -262,14 +262,14 @@ impl OutboundHandshake {
     /// of another attempt.
     pub(crate) fn on_uring_connect(
         &mut self,
-        what: (OpId, TimedOutcome),
-        wait: &Arc<dyn WaitSet>,
+        completion: (OpId, TimedOutcome),
+        wait_set: &Arc<dyn WaitSet>,
         token: u64,
     ) -> Option<HandshakeStep> {
-        let dialing = self.attempt.as_mut()?;
+        let attempt = self.attempt.as_mut()?;
         Some(
-            match dialing.on_uring_completion(&mut self.socket, what, (wait, token))? {
-                ConnectEvent::Completed => self.send_request(wait, token),
+            match attempt.on_uring_completion(&mut self.socket, completion, (wait_set, token))? {
+                ConnectEvent::Completed => self.send_request(wait_set, token),
                 ConnectEvent::Failed(errno) => {
                     HandshakeStep::Failed(HandshakeError::Unreachable(errno))
                 }
@@ -281,11 +281,11 @@ impl OutboundHandshake {
     }
 
     /// Sends the connect request, if the socket is connected.
-    fn send_request(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> HandshakeStep {
+    fn send_request(&mut self, wait_set: &Arc<dyn WaitSet>, token: u64) -> HandshakeStep {
         match self.socket.check_connected() {
             Ok(true) => {}
             Ok(false) => {
-                let is_watched = self.socket.watch(wait, token, Interest::Write).is_ok();
+                let is_watched = self.socket.watch(wait_set, token, Interest::Write).is_ok();
                 return if is_watched {
                     HandshakeStep::Pending
                 } else {
@@ -295,18 +295,21 @@ impl OutboundHandshake {
             Err(errno) => return HandshakeStep::Failed(HandshakeError::Unreachable(errno)),
         }
         self.attempt = None;
-        let said = match &self.request {
-            RequestPayload::Rdm(question, mark) => send_control(
+        let is_sent = match &self.request {
+            RequestPayload::Rdm(request, vendor_extension) => send_control(
                 &self.socket,
                 CmKind::Request,
-                question.vendor_extension(*mark),
-                &question.private_data(),
+                request.vendor_extension(*vendor_extension),
+                &request.private_data(),
             ),
-            RequestPayload::Msg(mark, private) => {
-                send_control(&self.socket, CmKind::Request, Some(*mark), private)
-            }
+            RequestPayload::Msg(vendor_extension, private_data) => send_control(
+                &self.socket,
+                CmKind::Request,
+                Some(*vendor_extension),
+                private_data,
+            ),
         };
-        if !said || self.socket.watch(wait, token, Interest::Read).is_err() {
+        if !is_sent || self.socket.watch(wait_set, token, Interest::Read).is_err() {
             return HandshakeStep::Failed(HandshakeError::Disconnected);
         }
         HandshakeStep::Pending
@@ -323,19 +326,19 @@ impl OutboundHandshake {
             Ok(Some(whole)) => whole,
             Ok(None) if is_over => return HandshakeStep::Failed(HandshakeError::Disconnected),
             Ok(None) => return HandshakeStep::Pending,
-            Err(broken) => {
-                return HandshakeStep::Failed(HandshakeError::ProtocolViolation(broken.0));
+            Err(violation) => {
+                return HandshakeStep::Failed(HandshakeError::ProtocolViolation(violation.0));
             }
         };
-        let question = match &self.request {
-            RequestPayload::Rdm(question, _) => question,
+        let request = match &self.request {
+            RequestPayload::Rdm(request, _) => request,
             RequestPayload::Msg(..) => return self.connect_answer(&control, len),
         };
-        match question.on_reply(&control) {
+        match request.on_reply(&control) {
             Ok(reply) => {
                 HandshakeStep::Reply(reply, control.byte_order, self.received.split_off(len))
             }
-            Err(broken) => HandshakeStep::Failed(HandshakeError::ProtocolViolation(broken.0)),
+            Err(violation) => HandshakeStep::Failed(HandshakeError::ProtocolViolation(violation.0)),
         }
     }
 
@@ -349,17 +352,17 @@ impl OutboundHandshake {
                 private_data: control.private_data().to_vec(),
             }),
             CmKind::Accept => {
-                let rest = self.received.split_off(len);
-                let (order, mark, private) = (
+                let trailing_bytes = self.received.split_off(len);
+                let (byte_order, vendor_extension, private_data) = (
                     control.byte_order,
                     control.vendor_extension,
                     control.private_data().to_vec(),
                 );
                 HandshakeStep::Answer(ConnectAnswer::Accepted {
-                    byte_order: order,
-                    vendor_extension: mark,
-                    private_data: private,
-                    trailing_bytes: rest,
+                    byte_order,
+                    vendor_extension,
+                    private_data,
+                    trailing_bytes,
                 })
             }
         }
@@ -368,11 +371,11 @@ impl OutboundHandshake {
 
 /// Reads more of a control message; may read a little beyond its end.
 fn read_control(socket: &TcpSocket, bytes: &mut Vec<u8>) -> ReadResult {
-    let mut room = [0; MAX_CONTROL_LEN];
-    let room = &mut room[..MAX_CONTROL_LEN - bytes.len().min(MAX_CONTROL_LEN - 1)];
-    let received = socket.recv(room);
+    let mut scratch = [0; MAX_CONTROL_LEN];
+    let scratch = &mut scratch[..MAX_CONTROL_LEN - bytes.len().min(MAX_CONTROL_LEN - 1)];
+    let received = socket.recv(scratch);
     if let ReadResult::Bytes(count) = received {
-        bytes.extend_from_slice(&room[..count]);
+        bytes.extend_from_slice(&scratch[..count]);
     }
     received
 }
@@ -382,12 +385,12 @@ fn read_control(socket: &TcpSocket, bytes: &mut Vec<u8>) -> ReadResult {
 pub(crate) fn send_control(
     socket: &TcpSocket,
     kind: CmKind,
-    mark: Option<VendorExtension>,
-    private: &[u8],
+    vendor_extension: Option<VendorExtension>,
+    private_data: &[u8],
 ) -> bool {
-    let Some(control) = CmMessage::new(kind, private) else {
+    let Some(control) = CmMessage::new(kind, private_data) else {
         return false;
     };
-    let bytes = control.with_vendor_extension(mark).encode();
+    let bytes = control.with_vendor_extension(vendor_extension).encode();
     socket.send(&[IoSlice::new(&bytes)]) == WriteResult::Bytes(bytes.len())
 }

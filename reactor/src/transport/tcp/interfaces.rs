@@ -105,9 +105,9 @@ fn dump(socket: impl AsFd, kind: u16, body: usize, mut each: impl FnMut(u16, &[u
     if rustix::net::send(&socket, &request, SendFlags::empty()).is_err() {
         return;
     }
-    let mut room = vec![0; RECV_BUFFER_LEN];
-    while let Ok((count, _)) = rustix::net::recv(&socket, &mut room[..], RecvFlags::empty()) {
-        let mut rest = &room[..count];
+    let mut buffer = vec![0; RECV_BUFFER_LEN];
+    while let Ok((count, _)) = rustix::net::recv(&socket, &mut buffer[..], RecvFlags::empty()) {
+        let mut rest = &buffer[..count];
         while let Some(len) = u32_at(rest, 0)
             && let Some(kind) = u16_at(rest, 4)
             && let Some(body) = take_body(&mut rest, NLMSG_HEADER_LEN, len as usize)
@@ -166,14 +166,14 @@ fn parse_address(
     let interface = interfaces
         .get(&index)
         .filter(|found| found.flags & IFF_UP != 0 && flags & TENTATIVE_OR_DADFAILED == 0)?;
-    let find = |wanted| {
+    let find = |attribute| {
         attributes(body, 8)
-            .find(|(kind, _)| *kind == wanted)
+            .find(|(kind, _)| *kind == attribute)
             .and_then(|(_, ip)| parse_ip(ip))
     };
     let ip = find(IFA_LOCAL).or_else(|| find(IFA_ADDRESS))?;
-    let most = if ip.is_ipv4() { 32 } else { 128 };
-    let is_everywhere = !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let max_prefix = if ip.is_ipv4() { 32 } else { 128 };
+    let is_routable = !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     let is_loopback = interface.flags & IFF_LOOPBACK != 0;
     let network = InterfaceAddress {
         ip,
@@ -181,7 +181,7 @@ fn parse_address(
         prefix_len: prefix,
         is_loopback,
     };
-    (is_everywhere && prefix <= most).then_some((index, network))
+    (is_routable && prefix <= max_prefix).then_some((index, network))
 }
 
 fn parse_ip(bytes: &[u8]) -> Option<IpAddr> {

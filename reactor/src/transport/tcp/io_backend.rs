@@ -58,7 +58,7 @@ impl IoBackend {
     fn select_with_default(
         &mut self,
         io: SocketIo,
-        told: impl FnOnce() -> Result<SocketIo>,
+        from_env: impl FnOnce() -> Result<SocketIo>,
     ) -> Result<()> {
         if self.is_selected {
             let why =
@@ -70,7 +70,7 @@ impl IoBackend {
             });
         }
         match io {
-            SocketIo::Auto if told()? == SocketIo::IoUring => {
+            SocketIo::Auto if from_env()? == SocketIo::IoUring => {
                 // Containers forbid io_uring; `auto` falls back to epoll there.
                 self.uring = self.open_uring().ok();
             }
@@ -88,14 +88,14 @@ impl IoBackend {
         // Under automatic progress several threads submit, and a computing thread must not delay
         // completions, so the instance does without cooperative task work. Under manual progress
         // only the thread that polls expects completions.
-        let ring = Uring::open(UringConfig::for_connections(
+        let uring = Uring::open(UringConfig::for_connections(
             self.progress != Progress::Auto,
         ))
         .map_err(failed)?;
         self.wait_set
-            .watch(ring.event_fd(), TcpToken::Uring.pack(EpId(0)))
+            .watch(uring.event_fd(), TcpToken::Uring.pack(EpId(0)))
             .map_err(epoll_ctl_error)?;
-        Ok(SharedUring::new(ring))
+        Ok(SharedUring::new(uring))
     }
 
     /// Returns the domain's io_uring instance, if that is the backend.
@@ -114,52 +114,52 @@ impl IoBackend {
 
     /// Resets the eventfd of the io_uring instance.
     pub(super) fn clear_event(&self) {
-        if let Some(ring) = &self.uring {
-            ring.lock().clear_event();
+        if let Some(uring) = &self.uring {
+            uring.lock().clear_event();
         }
     }
 
     /// Submits what was queued in this pass.
     #[inline]
     pub(super) fn submit(&self) {
-        if let Some(ring) = &self.uring {
+        if let Some(uring) = &self.uring {
             // What cannot be submitted now stays queued, and is submitted in the next pass.
-            let _ = ring.lock().submit();
+            let _ = uring.lock().submit();
         }
     }
 
     /// Submits what is queued, so that the eventfd reports completions from now on. False when
     /// there are completions already, or the submission failed.
     pub(super) fn arm(&self) -> bool {
-        self.uring.as_ref().is_none_or(|ring| {
-            let mut ring = ring.lock();
-            ring.submit().is_ok() && !ring.has_completions()
+        self.uring.as_ref().is_none_or(|uring| {
+            let mut uring = uring.lock();
+            uring.submit().is_ok() && !uring.has_completions()
         })
     }
 }
 
 impl Drop for IoBackend {
     fn drop(&mut self) {
-        if let Some(ring) = &self.uring
+        if let Some(uring) = &self.uring
             && self.fork_guard.in_original_process()
         {
-            self.wait_set.unwatch(ring.lock().event_fd());
+            self.wait_set.unwatch(uring.lock().event_fd());
         }
     }
 }
 
 /// Returns the backend that the environment selects.
 fn backend_from_env() -> Result<SocketIo> {
-    std::env::var_os(ENV_VAR).map_or(Ok(AUTO_BACKEND), |said| parse_backend(&said))
+    std::env::var_os(ENV_VAR).map_or(Ok(AUTO_BACKEND), |value| parse_backend(&value))
 }
 
-fn parse_backend(said: &OsStr) -> Result<SocketIo> {
-    match said.to_str() {
+fn parse_backend(value: &OsStr) -> Result<SocketIo> {
+    match value.to_str() {
         Some("auto" | "") => Ok(AUTO_BACKEND),
         Some("epoll") => Ok(SocketIo::Epoll),
         Some("io_uring") => Ok(SocketIo::IoUring),
         _ => {
-            let why = format!("{said:?} is not one of auto, epoll, io_uring");
+            let why = format!("{value:?} is not one of auto, epoll, io_uring");
             Err(Error::Invalid { what: ENV_VAR, why })
         }
     }
@@ -176,19 +176,19 @@ mod tests {
     fn forbidden_io_uring_fails_explicit_and_falls_back_on_auto() {
         let refused = |errno| Err(Error::os("io_uring_setup", errno));
         for errno in [libc::EPERM, libc::ENOSYS] {
-            for (io, wish, expected) in [
+            for (io, env, expected) in [
                 (SocketIo::IoUring, SocketIo::Epoll, refused(errno)),
                 (SocketIo::Auto, SocketIo::IoUring, Ok("epoll")),
                 (SocketIo::Epoll, SocketIo::IoUring, Ok("epoll")),
             ] {
-                let became = with_uring_forbidden(errno, || {
+                let outcome = with_uring_forbidden(errno, || {
                     let set = EpollSet::new().expect("an epoll set");
-                    let mut chosen = IoBackend::new(Arc::new(set), Progress::Manual);
-                    chosen
-                        .select_with_default(io, || Ok(wish))
-                        .map(|()| chosen.name())
+                    let mut backend = IoBackend::new(Arc::new(set), Progress::Manual);
+                    backend
+                        .select_with_default(io, || Ok(env))
+                        .map(|()| backend.name())
                 });
-                assert_eq!(became, expected, "{io:?} {wish:?}");
+                assert_eq!(outcome, expected, "{io:?} {env:?}");
             }
         }
     }

@@ -33,13 +33,13 @@ struct Lingering {
 /// Closes a connection in the background, when the peer has taken what was sent and has closed too,
 /// or after [`LINGER_TIMEOUT`]. The caller holds the lock of a domain, so the work done before
 /// returning is bounded, however fast the peer sends.
-pub(crate) fn close(mut socket: TcpSocket, rest: &[u8]) {
+pub(crate) fn close(mut socket: TcpSocket, unsent: &[u8]) {
     if !socket.in_original_process() {
         return;
     }
     socket.unwatch();
-    let mut leaving = Lingering::new(socket, rest);
-    if leaving.progress() {
+    let mut lingering = Lingering::new(socket, unsent);
+    if lingering.progress() {
         static THREAD: OnceLock<Option<Sender<Lingering>>> = OnceLock::new();
         let thread = THREAD.get_or_init(|| {
             let (tx, rx) = channel();
@@ -50,50 +50,50 @@ pub(crate) fn close(mut socket: TcpSocket, rest: &[u8]) {
                 .then_some(tx)
         });
         if let Some(thread) = thread {
-            let _ = thread.send(leaving);
+            let _ = thread.send(lingering);
         }
     }
 }
 
-fn run_linger_thread(newcomers: &Receiver<Lingering>) {
+fn run_linger_thread(receiver: &Receiver<Lingering>) {
     let mut all: Vec<Lingering> = Vec::new();
     loop {
         if all.is_empty() {
-            let Ok(first) = newcomers.recv() else { return };
+            let Ok(first) = receiver.recv() else { return };
             all.push(first);
         }
-        all.extend(newcomers.try_iter());
+        all.extend(receiver.try_iter());
         if all.len() > MAX_LINGERING {
             all.drain(..all.len() - MAX_LINGERING);
         }
         let mut fds: Vec<_> = all
             .iter()
-            .map(|leaving| {
-                let room = if leaving.unsent.is_empty() {
+            .map(|lingering| {
+                let write_interest = if lingering.unsent.is_empty() {
                     PollFlags::empty()
                 } else {
                     PollFlags::OUT
                 };
-                let news = if leaving.read_open {
+                let read_interest = if lingering.read_open {
                     PollFlags::IN
                 } else {
                     PollFlags::empty()
                 };
-                PollFd::from_borrowed_fd(leaving.socket.as_fd(), news | room)
+                PollFd::from_borrowed_fd(lingering.socket.as_fd(), read_interest | write_interest)
             })
             .collect();
         let timeout = Timespec::try_from(POLL_INTERVAL).ok();
         let _ = rustix::event::poll(&mut fds, timeout.as_ref());
         let now = Instant::now();
-        all.retain_mut(|leaving| leaving.deadline > now && leaving.progress());
+        all.retain_mut(|lingering| lingering.deadline > now && lingering.progress());
     }
 }
 
 impl Lingering {
-    fn new(socket: TcpSocket, rest: &[u8]) -> Self {
+    fn new(socket: TcpSocket, unsent: &[u8]) -> Self {
         Self {
             socket,
-            unsent: rest.to_vec(),
+            unsent: unsent.to_vec(),
             read_open: true,
             deadline: Instant::now() + LINGER_TIMEOUT,
         }

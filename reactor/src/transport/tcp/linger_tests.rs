@@ -14,10 +14,10 @@ use crate::transport::net::SocketConfig;
 /// Returns a connected socket, and its peer as a standard stream.
 fn connected_pair() -> (TcpSocket, TcpStream) {
     let options = SocketOptions::new().receive_buffer(200_000);
-    let tuning = SocketConfig::from_info(&options, &Info::template("tcp", "tcp", "tcp")).unwrap();
+    let config = SocketConfig::from_info(&options, &Info::template("tcp", "tcp", "tcp")).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = listener.local_addr().unwrap();
-    let socket = TcpSocket::open(([127, 0, 0, 1], 0).into(), to, &tuning).unwrap();
+    let socket = TcpSocket::open(([127, 0, 0, 1], 0).into(), to, &config).unwrap();
     socket.connect(to).unwrap();
     let (peer, _) = listener.accept().unwrap();
     (socket, peer)
@@ -33,17 +33,17 @@ fn linger_discards_received_bytes_in_bounded_steps() {
     while rustix::io::ioctl_fionread(&socket).unwrap() < BYTES as u64 {
         std::thread::yield_now();
     }
-    let mut leaving = Lingering::new(socket, b"unsent bytes");
-    assert!(leaving.progress());
-    let left = rustix::io::ioctl_fionread(&leaving.socket).unwrap();
+    let mut lingering = Lingering::new(socket, b"unsent bytes");
+    assert!(lingering.progress());
+    let left = rustix::io::ioctl_fionread(&lingering.socket).unwrap();
     assert!(0 < left && left < BYTES as u64, "{left} bytes are left");
     drop(peer);
-    let mut pieces = 2;
-    while leaving.progress() {
-        pieces += 1;
+    let mut steps = 2;
+    while lingering.progress() {
+        steps += 1;
         std::thread::yield_now();
     }
-    assert!(pieces >= 3, "{pieces} pieces");
+    assert!(steps >= 3, "{steps} pieces");
 }
 
 /// A peer that has shut down its sending direction still receives everything that was sent to it.
@@ -61,8 +61,8 @@ fn half_closed_peer_receives_all_unsent_bytes() {
     close(socket, &[2; 100_000]);
     peer.set_read_timeout(Some(Duration::from_secs(60)))
         .unwrap();
-    let mut heard = Vec::new();
-    peer.read_to_end(&mut heard).unwrap();
-    assert_eq!(heard.len(), sent + 100_000);
-    assert!(heard[sent..].iter().all(|byte| *byte == 2));
+    let mut received = Vec::new();
+    peer.read_to_end(&mut received).unwrap();
+    assert_eq!(received.len(), sent + 100_000);
+    assert!(received[sent..].iter().all(|byte| *byte == 2));
 }

@@ -71,14 +71,15 @@ impl Transport for TcpTransport {
     /// that connect with RXM.
     fn offers(&self) -> Vec<Info> {
         let any = base_info();
-        let of = |network: InterfaceAddress| {
+        let with_network = |network: InterfaceAddress| {
             let mut info = any.clone();
             info.fabric.name = network.to_string();
             info.src_addr = Address::from_socket_addr(Scheme::Tcp, (network.ip, 0).into()).ok();
             info.domain.name = network.interface;
             info
         };
-        let offers = std::iter::once(any.clone()).chain(interfaces::list().into_iter().map(of));
+        let offers =
+            std::iter::once(any.clone()).chain(interfaces::list().into_iter().map(with_network));
         let native: Vec<_> = offers.flat_map(Info::for_both_progress_models).collect();
         let connected: Vec<_> = native.iter().cloned().map(with_msg_endpoints).collect();
         let rxm: Vec<_> = native.iter().cloned().map(with_rxm_protocol).collect();
@@ -89,15 +90,19 @@ impl Transport for TcpTransport {
         Ok(Arc::new(LocalMemory::new(len)?))
     }
 
-    fn open_domain(&self, info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn TransportDomain>> {
+    fn open_domain(
+        &self,
+        info: &Info,
+        wait_set: Arc<dyn WaitSet>,
+    ) -> Result<Box<dyn TransportDomain>> {
         let progress = info.domain.data_progress;
-        let io = IoBackend::new(wait.clone(), progress);
-        let (endpoints, attended, options) = (Vec::new(), Vec::new(), SocketOptions::default());
+        let io_backend = IoBackend::new(wait_set.clone(), progress);
+        let (endpoints, active, options) = (Vec::new(), Vec::new(), SocketOptions::default());
         Ok(Box::new(TcpDomain {
-            wait_set: wait,
+            wait_set,
             endpoints,
-            active: attended,
-            io_backend: io,
+            active,
+            io_backend,
             options,
             fork_guard: ForkGuard::current_process(),
         }))
@@ -206,13 +211,13 @@ impl TcpDomain {
     }
 
     /// Inserts a new endpoint, and keeps the list sorted by id.
-    fn insert_endpoint(&mut self, mut opened: TcpEndpoint) {
-        opened.is_active = true;
-        self.active.push(opened.id());
+    fn insert_endpoint(&mut self, mut endpoint: TcpEndpoint) {
+        endpoint.is_active = true;
+        self.active.push(endpoint.id());
         let at = self
             .endpoints
-            .partition_point(|endpoint| endpoint.id() < opened.id());
-        self.endpoints.insert(at, opened);
+            .partition_point(|other| other.id() < endpoint.id());
+        self.endpoints.insert(at, endpoint);
     }
 
     /// Calls `act` with each active endpoint. An endpoint that is idle afterwards is not polled
@@ -258,8 +263,8 @@ impl TcpDomain {
 }
 
 impl TransportDomain for TcpDomain {
-    fn set_socket_io(&mut self, io: SocketIo) -> Result<()> {
-        self.io_backend.select(io)
+    fn set_socket_io(&mut self, io_backend: SocketIo) -> Result<()> {
+        self.io_backend.select(io_backend)
     }
 
     fn set_socket_options(&mut self, options: &SocketOptions) -> Result<()> {
@@ -274,33 +279,33 @@ impl TransportDomain for TcpDomain {
         ep: EpId,
         info: &Info,
         at: Option<&Address>,
-        receiving: RxSource<'_>,
+        rx_source: RxSource<'_>,
     ) -> Result<Address> {
-        let place = (
+        let bind_params = (
             listen_address(info, at)?,
             SocketConfig::from_info(&self.options, info)?,
         );
-        let dialect = if info.ep.protocol == Some(Protocol::Rxm) {
+        let protocol = if info.ep.protocol == Some(Protocol::Rxm) {
             WireProtocol::Rxm
         } else {
             WireProtocol::Native
         };
-        let mut opened = TcpEndpoint::open_rdm(
+        let mut endpoint = TcpEndpoint::open_rdm(
             ep,
-            place,
+            bind_params,
             self.wait_set.clone(),
-            receiving,
+            rx_source,
             self.io_backend.uring()?,
-            dialect,
+            protocol,
         )?;
-        opened.set_caps(info.caps);
-        let name = opened.name().clone();
-        self.insert_endpoint(opened);
+        endpoint.set_caps(info.caps);
+        let name = endpoint.name().clone();
+        self.insert_endpoint(endpoint);
         Ok(name)
     }
 
     fn listen(&mut self, ep: EpId, info: &Info, at: Option<&Address>) -> Result<Address> {
-        let opened = TcpEndpoint::open_passive(
+        let endpoint = TcpEndpoint::open_passive(
             ep,
             (
                 listen_address(info, at)?,
@@ -308,8 +313,8 @@ impl TransportDomain for TcpDomain {
             ),
             self.wait_set.clone(),
         )?;
-        let name = opened.name().clone();
-        self.insert_endpoint(opened);
+        let name = endpoint.name().clone();
+        self.insert_endpoint(endpoint);
         Ok(name)
     }
 
@@ -322,13 +327,14 @@ impl TransportDomain for TcpDomain {
         host: &mut dyn EngineContext,
         ep: EpId,
         info: &Info,
-        meeting: ConnectParams<'_>,
-        receiving: RxSource<'_>,
+        params: ConnectParams<'_>,
+        rx_source: RxSource<'_>,
     ) -> Result<()> {
-        let parts = (self.wait_set.clone(), receiving, self.io_backend.uring()?);
-        let tuning = SocketConfig::from_info(&self.options, info)?;
-        let opened = TcpEndpoint::open_connected(host, (ep, info.caps, tuning), meeting, parts)?;
-        self.insert_endpoint(opened);
+        let resources = (self.wait_set.clone(), rx_source, self.io_backend.uring()?);
+        let config = SocketConfig::from_info(&self.options, info)?;
+        let endpoint =
+            TcpEndpoint::open_connected(host, (ep, info.caps, config), params, resources)?;
+        self.insert_endpoint(endpoint);
         // With io_uring, arming submits the multishot receive of the new connection.
         host.request_rearm();
         Ok(())
@@ -351,10 +357,10 @@ impl TransportDomain for TcpDomain {
         spec: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let sent = self.active_endpoint(ep)?.try_send(host, spec, payload);
+        let result = self.active_endpoint(ep)?.try_send(host, spec, payload);
         // The next pass may be a long time off.
         self.io_backend.submit();
-        sent
+        result
     }
 
     /// Reads need a round trip, so they never complete at once.

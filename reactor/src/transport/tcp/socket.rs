@@ -64,14 +64,14 @@ pub(crate) enum WriteResult {
 
 impl TcpListener {
     /// Listens at an address, and returns the address with the actual port.
-    pub(crate) fn open(at: SocketAddr, tuning: &SocketConfig) -> Result<(Self, SocketAddr)> {
-        tuning.bind_in_port_range(at, |at| Self::bind(at, tuning))
+    pub(crate) fn open(at: SocketAddr, config: &SocketConfig) -> Result<(Self, SocketAddr)> {
+        config.bind_in_port_range(at, |at| Self::bind(at, config))
     }
 
-    fn bind(at: SocketAddr, tuning: &SocketConfig) -> Result<(Self, SocketAddr)> {
+    fn bind(at: SocketAddr, config: &SocketConfig) -> Result<(Self, SocketAddr)> {
         let os = |call| move |errno: Errno| Error::os(call, errno.raw_os_error());
         let socket = open_socket(at, SocketType::STREAM).map_err(os("socket"))?;
-        tuning.apply(&socket, at).map_err(os("setsockopt"))?;
+        config.apply(&socket, at).map_err(os("setsockopt"))?;
         rustix::net::sockopt::set_socket_reuseaddr(&socket, true)
             .map_err(os("setsockopt(SO_REUSEADDR)"))?;
         net::bind(&socket, Scheme::Tcp, at)?;
@@ -90,13 +90,15 @@ impl TcpListener {
         ))
     }
 
-    pub(crate) fn watch(&self, wait: &dyn WaitSet, token: u64) -> Result<()> {
-        wait.watch(self.fd.as_fd(), token).map_err(epoll_ctl_error)
+    pub(crate) fn watch(&self, wait_set: &dyn WaitSet, token: u64) -> Result<()> {
+        wait_set
+            .watch(self.fd.as_fd(), token)
+            .map_err(epoll_ctl_error)
     }
 
-    pub(crate) fn unwatch(&self, wait: &dyn WaitSet) {
+    pub(crate) fn unwatch(&self, wait_set: &dyn WaitSet) {
         if self.fork_guard.in_original_process() {
-            wait.unwatch(self.fd.as_fd());
+            wait_set.unwatch(self.fd.as_fd());
         }
     }
 
@@ -104,15 +106,15 @@ impl TcpListener {
     pub(crate) fn accept(
         &self,
         at: SocketAddr,
-        tuning: &SocketConfig,
+        config: &SocketConfig,
     ) -> Result<Option<(TcpSocket, SocketAddr)>, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         loop {
             return match rustix::net::acceptfrom_with(&self.fd, flags) {
                 Ok((socket, from)) => match from.and_then(|from| SocketAddr::try_from(from).ok()) {
                     Some(from) => {
-                        congestion::set_algorithm(&socket, (at, from), tuning)?;
-                        Ok(Some((TcpSocket::new(socket, tuning)?, from)))
+                        congestion::set_algorithm(&socket, (at, from), config)?;
+                        Ok(Some((TcpSocket::new(socket, config)?, from)))
                     }
                     None => continue,
                 },
@@ -135,13 +137,13 @@ impl Drop for TcpListener {
 }
 
 impl TcpSocket {
-    fn new(fd: OwnedFd, tuning: &SocketConfig) -> Result<Self, Errno> {
+    fn new(fd: OwnedFd, config: &SocketConfig) -> Result<Self, Errno> {
         rustix::net::sockopt::set_tcp_nodelay(&fd, true)?;
         // Keepalive detects a peer machine that has died.
         rustix::net::sockopt::set_socket_keepalive(&fd, true)?;
         set_keepalive(
             &fd,
-            tuning.options.idle_timeout.unwrap_or(DEFAULT_IDLE_TIMEOUT),
+            config.options.idle_timeout.unwrap_or(DEFAULT_IDLE_TIMEOUT),
         )?;
         Ok(Self {
             fd: Arc::new(fd),
@@ -152,14 +154,14 @@ impl TcpSocket {
 
     /// Applies the options of the accepting domain that the passive endpoint did not set when the
     /// socket was accepted. Options that are not set stay as they are.
-    pub(crate) fn apply_config(&self, tuning: &SocketConfig) -> Result<()> {
+    pub(crate) fn apply_config(&self, config: &SocketConfig) -> Result<()> {
         let set = |from: SocketAddr| {
-            tuning.apply(&self.fd, from)?;
-            if let Some(silence) = tuning.options.idle_timeout {
-                set_keepalive(&self.fd, silence)?;
+            config.apply(&self.fd, from)?;
+            if let Some(idle_timeout) = config.options.idle_timeout {
+                set_keepalive(&self.fd, idle_timeout)?;
             }
-            match &tuning.options.congestion_control {
-                Some(_) => congestion::set_algorithm(&self.fd, (from, from), tuning),
+            match &config.options.congestion_control {
+                Some(_) => congestion::set_algorithm(&self.fd, (from, from), config),
                 None => Ok(()),
             }
         };
@@ -179,16 +181,16 @@ impl TcpSocket {
     pub(crate) fn open(
         from: SocketAddr,
         to: SocketAddr,
-        tuning: &SocketConfig,
+        config: &SocketConfig,
     ) -> Result<Self, Errno> {
         let socket = open_socket(to, SocketType::STREAM)?;
-        tuning.apply(&socket, to)?;
-        congestion::set_algorithm(&socket, (from, to), tuning)?;
+        config.apply(&socket, to)?;
+        congestion::set_algorithm(&socket, (from, to), config)?;
         // Each side identifies the other by its address.
         if from.is_ipv4() == to.is_ipv4() {
             rustix::net::bind(&socket, &SocketAddr::new(from.ip(), 0))?;
         }
-        Self::new(socket, tuning)
+        Self::new(socket, config)
     }
 
     /// Starts a connect, or continues one that was started.
@@ -219,27 +221,29 @@ impl TcpSocket {
     /// Watches the socket for `interest`, which replaces the previous one.
     pub(crate) fn watch(
         &mut self,
-        wait: &Arc<dyn WaitSet>,
+        wait_set: &Arc<dyn WaitSet>,
         token: u64,
         interest: Interest,
     ) -> Result<()> {
         if self.registration.is_none() {
-            wait.watch(self.fd.as_fd(), token)
+            wait_set
+                .watch(self.fd.as_fd(), token)
                 .map_err(epoll_ctl_error)?;
-            self.registration = Some((wait.clone(), token));
+            self.registration = Some((wait_set.clone(), token));
             if interest == Interest::Read {
                 return Ok(());
             }
         }
-        wait.set_interest(self.fd.as_fd(), token, interest)
+        wait_set
+            .set_interest(self.fd.as_fd(), token, interest)
             .map_err(epoll_ctl_error)
     }
 
     pub(crate) fn unwatch(&mut self) {
-        if let Some((wait, _)) = self.registration.take()
+        if let Some((wait_set, _)) = self.registration.take()
             && self.fork_guard.in_original_process()
         {
-            wait.unwatch(self.fd.as_fd());
+            wait_set.unwatch(self.fd.as_fd());
         }
     }
 
@@ -287,9 +291,9 @@ impl TcpSocket {
 
     /// Discards what has arrived, up to a bound; true when more may come.
     pub(crate) fn discard_received(&self) -> bool {
-        let mut room = [MaybeUninit::<u8>::uninit(); 4096];
-        for _ in 0..MAX_DISCARD_BYTES / room.len() {
-            match rustix::net::recv(&self.fd, &mut room[..], RecvFlags::DONTWAIT) {
+        let mut scratch = [MaybeUninit::<u8>::uninit(); 4096];
+        for _ in 0..MAX_DISCARD_BYTES / scratch.len() {
+            match rustix::net::recv(&self.fd, &mut scratch[..], RecvFlags::DONTWAIT) {
                 Ok((_, 0)) => return false,
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return errno == Errno::AGAIN,
@@ -300,12 +304,12 @@ impl TcpSocket {
 }
 
 /// Sets keepalive so that a peer that is silent for `silence` is detected.
-fn set_keepalive(socket: impl AsFd, silence: Duration) -> Result<(), Errno> {
+fn set_keepalive(socket: impl AsFd, idle_timeout: Duration) -> Result<(), Errno> {
     let socket = socket.as_fd();
-    let pause = (silence.as_secs() / 2 / u64::from(KEEPALIVE_PROBES)).max(1);
-    let idle = silence.as_secs() - pause * u64::from(KEEPALIVE_PROBES);
+    let interval = (idle_timeout.as_secs() / 2 / u64::from(KEEPALIVE_PROBES)).max(1);
+    let idle = idle_timeout.as_secs() - interval * u64::from(KEEPALIVE_PROBES);
     rustix::net::sockopt::set_tcp_keepidle(socket, Duration::from_secs(idle))?;
-    rustix::net::sockopt::set_tcp_keepintvl(socket, Duration::from_secs(pause))?;
+    rustix::net::sockopt::set_tcp_keepintvl(socket, Duration::from_secs(interval))?;
     rustix::net::sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)
 }
 
@@ -339,13 +343,15 @@ impl Timer {
         })
     }
 
-    pub(crate) fn watch(&self, wait: &dyn WaitSet, token: u64) -> Result<()> {
-        wait.watch(self.fd.as_fd(), token).map_err(epoll_ctl_error)
+    pub(crate) fn watch(&self, wait_set: &dyn WaitSet, token: u64) -> Result<()> {
+        wait_set
+            .watch(self.fd.as_fd(), token)
+            .map_err(epoll_ctl_error)
     }
 
-    pub(crate) fn unwatch(&self, wait: &dyn WaitSet) {
+    pub(crate) fn unwatch(&self, wait_set: &dyn WaitSet) {
         if self.fork_guard.in_original_process() {
-            wait.unwatch(self.fd.as_fd());
+            wait_set.unwatch(self.fd.as_fd());
         }
     }
 

@@ -21,13 +21,13 @@ fn socket_config(options: SocketOptions, class: Option<TrafficClass>) -> SocketC
 }
 
 /// Returns both ends of a connection between two sockets of one address, with the same options.
-fn connected_pair(at: &str, tuning: &SocketConfig) -> [TcpSocket; 2] {
-    let (listener, at) = TcpListener::open(at.parse().unwrap(), tuning).unwrap();
+fn connected_pair(at: &str, config: &SocketConfig) -> [TcpSocket; 2] {
+    let (listener, at) = TcpListener::open(at.parse().unwrap(), config).unwrap();
     let from = SocketAddr::new(at.ip(), 0);
-    let dialed = TcpSocket::open(from, at, tuning).unwrap();
+    let dialed = TcpSocket::open(from, at, config).unwrap();
     dialed.connect(at).unwrap();
     loop {
-        if let Some((accepted, _)) = listener.accept(at, tuning).unwrap() {
+        if let Some((accepted, _)) = listener.accept(at, config).unwrap() {
             return [dialed, accepted];
         }
         std::thread::yield_now();
@@ -82,34 +82,38 @@ fn tx_traffic_class_overrides_domain_traffic_class() {
 
 #[test]
 fn local_connections_use_reno_unless_configured() {
-    let usual = socket_config(SocketOptions::new(), None);
+    let default_config = socket_config(SocketOptions::new(), None);
     for at in ["127.0.0.1:0", "[::1]:0"] {
-        for end in connected_pair(at, &usual) {
+        for end in connected_pair(at, &default_config) {
             assert_eq!(tcp_congestion(end.as_fd()).unwrap(), "reno");
         }
     }
     // The machine's default algorithm may be requested by its name.
-    let machine = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();
-    let asked = socket_config(
-        SocketOptions::new().congestion_control(machine.trim()),
+    let default_algorithm =
+        std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();
+    let configured = socket_config(
+        SocketOptions::new().congestion_control(default_algorithm.trim()),
         None,
     );
-    for end in connected_pair("127.0.0.1:0", &asked) {
-        assert_eq!(tcp_congestion(end.as_fd()).unwrap(), machine.trim());
+    for end in connected_pair("127.0.0.1:0", &configured) {
+        assert_eq!(
+            tcp_congestion(end.as_fd()).unwrap(),
+            default_algorithm.trim()
+        );
     }
 }
 
 #[test]
 fn idle_timeout_sets_keepalive_idle_and_interval() {
-    for (seconds, idle, pause) in [
+    for (seconds, idle, interval) in [
         (None, 15, 5),
         (Some(4), 1, 1),
         (Some(7), 4, 1),
         (Some(32_000), 16_001, 5333),
     ] {
-        let silence = seconds.map(Duration::from_secs);
+        let idle_timeout = seconds.map(Duration::from_secs);
         let mut options = SocketOptions::new();
-        options.idle_timeout = silence;
+        options.idle_timeout = idle_timeout;
         for end in connected_pair("127.0.0.1:0", &socket_config(options.clone(), None)) {
             assert_eq!(
                 tcp_keepidle(end.as_fd()).unwrap(),
@@ -117,7 +121,7 @@ fn idle_timeout_sets_keepalive_idle_and_interval() {
             );
             assert_eq!(
                 tcp_keepintvl(end.as_fd()).unwrap(),
-                Duration::from_secs(pause)
+                Duration::from_secs(interval)
             );
             assert_eq!(tcp_keepcnt(end.as_fd()).unwrap(), 3);
         }

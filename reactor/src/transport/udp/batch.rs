@@ -57,21 +57,21 @@ unsafe impl Send for DatagramBatch {}
 impl DatagramBatch {
     pub(super) fn new() -> Self {
         // SAFETY: zeros are a valid value.
-        let frame = unsafe { Box::<MmsgBuffers>::new_zeroed().assume_init() };
-        let buffers = NonNull::from(Box::leak(frame));
+        let buffers = unsafe { Box::<MmsgBuffers>::new_zeroed().assume_init() };
+        let buffers = NonNull::from(Box::leak(buffers));
         for at in 0..BATCH_LEN {
-            let frame = buffers.as_ptr();
+            let buffers = buffers.as_ptr();
             // SAFETY: all of it lies within the buffers, to which no other pointer exists yet. No
             // reference is made.
             unsafe {
-                let part = &raw mut (*frame).iovecs[at];
-                (*part).iov_base = (&raw mut (*frame).bytes[at]).cast();
-                (*part).iov_len = MAX_MESSAGE;
-                let head = &raw mut (*frame).headers[at].msg_hdr;
-                (*head).msg_name = (&raw mut (*frame).addresses[at]).cast();
-                (*head).msg_namelen = SOCKADDR_LEN;
-                (*head).msg_iov = part;
-                (*head).msg_iovlen = 1;
+                let iovec = &raw mut (*buffers).iovecs[at];
+                (*iovec).iov_base = (&raw mut (*buffers).bytes[at]).cast();
+                (*iovec).iov_len = MAX_MESSAGE;
+                let header = &raw mut (*buffers).headers[at].msg_hdr;
+                (*header).msg_name = (&raw mut (*buffers).addresses[at]).cast();
+                (*header).msg_namelen = SOCKADDR_LEN;
+                (*header).msg_iov = iovec;
+                (*header).msg_iovlen = 1;
             }
         }
         Self {
@@ -90,10 +90,10 @@ impl DatagramBatch {
         loop {
             // SAFETY: `BATCH_LEN` headers, each with pointers to room of the length that it states.
             let count = unsafe {
-                let heads = (&raw mut (*self.buffers.as_ptr()).headers).cast();
+                let headers = (&raw mut (*self.buffers.as_ptr()).headers).cast();
                 libc::recvmmsg(
                     socket.as_raw_fd(),
-                    heads,
+                    headers,
                     BATCH_LEN as u32,
                     flags,
                     std::ptr::null_mut(),
@@ -117,9 +117,14 @@ impl DatagramBatch {
     /// # Panics If `at` is not below the count of the last receive.
     pub(super) fn get(&self, at: usize) -> Option<Datagram<'_>> {
         assert!(at < self.received, "datagram index beyond the last receive");
-        let frame = self.buffers.as_ptr();
+        let buffers = self.buffers.as_ptr();
         // SAFETY: within the buffers, which are not written while the batch is borrowed.
-        let (len, bytes) = unsafe { ((*frame).headers[at].msg_len as usize, &(*frame).bytes[at]) };
+        let (len, bytes) = unsafe {
+            (
+                (*buffers).headers[at].msg_len as usize,
+                &(*buffers).bytes[at],
+            )
+        };
         Some(Datagram {
             from: self.source_addr(at)?,
             len,
@@ -129,13 +134,13 @@ impl DatagramBatch {
 
     /// Returns the socket address a datagram came from.
     fn source_addr(&self, at: usize) -> Option<SocketAddr> {
-        let frame = self.buffers.as_ptr();
+        let buffers = self.buffers.as_ptr();
         // SAFETY: within the buffers; the storage is large and aligned enough for an address of any
         // family, and holds one of the family it names if the length is sufficient.
         unsafe {
             let (name, len) = (
-                &raw const (*frame).addresses[at],
-                (*frame).headers[at].msg_hdr.msg_namelen as usize,
+                &raw const (*buffers).addresses[at],
+                (*buffers).headers[at].msg_hdr.msg_namelen as usize,
             );
             match i32::from((*name).ss_family) {
                 libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => {
@@ -163,39 +168,39 @@ impl DatagramBatch {
     /// # Panics If the message is longer.
     pub(super) fn write(&mut self, at: usize, to: SocketAddr, payload: Payload<'_>) {
         self.set_destination(at, to);
-        let frame = self.buffers.as_ptr();
+        let buffers = self.buffers.as_ptr();
         // SAFETY: within the buffers, to which this call has exclusive access.
-        let bytes = unsafe { &mut (*frame).bytes[at] };
+        let bytes = unsafe { &mut (*buffers).bytes[at] };
         payload.for_each(|from, piece| bytes[from..from + piece.len()].copy_from_slice(piece));
         // SAFETY: within the buffers. The length does not exceed the room, or the copy would have
         // panicked.
-        unsafe { (*frame).iovecs[at].iov_len = payload.len() };
+        unsafe { (*buffers).iovecs[at].iov_len = payload.len() };
     }
 
     fn set_destination(&mut self, at: usize, to: SocketAddr) {
-        let frame = self.buffers.as_ptr();
+        let buffers = self.buffers.as_ptr();
         // SAFETY: within the buffers; the storage is large and aligned enough for either family.
         unsafe {
-            let name = &raw mut (*frame).addresses[at];
+            let name = &raw mut (*buffers).addresses[at];
             let len = match to.ip() {
                 IpAddr::V4(ip) => {
-                    let mut of: libc::sockaddr_in = std::mem::zeroed();
-                    of.sin_family = libc::AF_INET as libc::sa_family_t;
-                    of.sin_port = to.port().to_be();
-                    of.sin_addr.s_addr = u32::from(ip).to_be();
-                    name.cast::<libc::sockaddr_in>().write(of);
+                    let mut sockaddr: libc::sockaddr_in = std::mem::zeroed();
+                    sockaddr.sin_family = libc::AF_INET as libc::sa_family_t;
+                    sockaddr.sin_port = to.port().to_be();
+                    sockaddr.sin_addr.s_addr = u32::from(ip).to_be();
+                    name.cast::<libc::sockaddr_in>().write(sockaddr);
                     size_of::<libc::sockaddr_in>()
                 }
                 IpAddr::V6(ip) => {
-                    let mut of: libc::sockaddr_in6 = std::mem::zeroed();
-                    of.sin6_family = libc::AF_INET6 as libc::sa_family_t;
-                    of.sin6_port = to.port().to_be();
-                    of.sin6_addr.s6_addr = ip.octets();
-                    name.cast::<libc::sockaddr_in6>().write(of);
+                    let mut sockaddr: libc::sockaddr_in6 = std::mem::zeroed();
+                    sockaddr.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                    sockaddr.sin6_port = to.port().to_be();
+                    sockaddr.sin6_addr.s6_addr = ip.octets();
+                    name.cast::<libc::sockaddr_in6>().write(sockaddr);
                     size_of::<libc::sockaddr_in6>()
                 }
             };
-            (*frame).headers[at].msg_hdr.msg_namelen = len as u32;
+            (*buffers).headers[at].msg_hdr.msg_namelen = len as u32;
         }
     }
 
@@ -207,19 +212,19 @@ impl DatagramBatch {
     pub(super) fn send(
         &mut self,
         socket: BorrowedFd<'_>,
-        these: std::ops::Range<usize>,
+        range: std::ops::Range<usize>,
     ) -> Result<usize, Errno> {
-        assert!(these.end <= BATCH_LEN, "range exceeds the batch");
+        assert!(range.end <= BATCH_LEN, "range exceeds the batch");
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         loop {
             // SAFETY: the headers lie within the buffers; the kernel reads what they point to, and
             // writes lengths.
             let count = unsafe {
-                let heads = (&raw mut (*self.buffers.as_ptr()).headers).cast::<libc::mmsghdr>();
+                let headers = (&raw mut (*self.buffers.as_ptr()).headers).cast::<libc::mmsghdr>();
                 libc::sendmmsg(
                     socket.as_raw_fd(),
-                    heads.add(these.start),
-                    these.len() as u32,
+                    headers.add(range.start),
+                    range.len() as u32,
                     flags,
                 )
             };
@@ -252,8 +257,8 @@ mod tests {
 
     #[test]
     fn batch_keeps_lengths_and_addresses() {
-        for host in ["127.0.0.1:0", "[::1]:0"] {
-            let bind = || UdpSocket::bind(host).expect("a loopback socket");
+        for bind_addr in ["127.0.0.1:0", "[::1]:0"] {
+            let bind = || UdpSocket::bind(bind_addr).expect("a loopback socket");
             let (a, b, mut out, mut into) =
                 (bind(), bind(), DatagramBatch::new(), DatagramBatch::new());
             let (from, to) = (a.local_addr().unwrap(), b.local_addr().unwrap());

@@ -77,9 +77,9 @@ impl UdpEndpoint {
     pub(super) fn open(
         id: EpId,
         info: &Info,
-        (at, tuning): (Option<&Address>, SocketConfig),
-        wait: Arc<dyn WaitSet>,
-        receiving: RxSource<'_>,
+        (at, config): (Option<&Address>, SocketConfig),
+        wait_set: Arc<dyn WaitSet>,
+        rx_source: RxSource<'_>,
     ) -> Result<Self> {
         let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
         let at = at.and_then(Address::socket_addr).unwrap_or(any);
@@ -91,21 +91,21 @@ impl UdpEndpoint {
                 why,
             });
         }
-        let side = receiving.bind(id, UNEXPECTED_BYTES);
-        if side.is_shared() {
+        let rx_binding = rx_source.bind(id, UNEXPECTED_BYTES);
+        if rx_binding.is_shared() {
             return Err(Error::NotSupported("shared receive contexts over udp"));
         }
-        let (socket, at) = UdpSocket::open(at, &tuning, (wait.clone(), watch_token(id, None)))?;
+        let (socket, at) = UdpSocket::open(at, &config, (wait_set.clone(), watch_token(id, None)))?;
         Ok(Self {
             id,
             name: Address::from_socket_addr(Scheme::Udp, at)?,
             local_addr: at,
-            socket_config: tuning,
-            wait_set: wait,
+            socket_config: config,
+            wait_set,
             multicast_enabled: info.caps.contains(Caps::MULTICAST),
             socket,
             groups: Slab::new(),
-            rx: side.own,
+            rx: rx_binding.own,
             recv_batch: DatagramBatch::new(),
             senders: Senders::new(id),
             dropped: 0,
@@ -147,38 +147,38 @@ impl UdpEndpoint {
         if at.port() == 0 {
             return invalid(format!("{group} has no port"));
         }
-        if let Some((known, group)) = self
+        if let Some((index, group)) = self
             .groups
             .iter_mut()
             .find(|(_, group)| group.socket_addr == at)
         {
             group.join_count += 1;
-            return Ok(known as u32);
+            return Ok(index as u32);
         }
-        let slot = self.groups.vacant_entry();
-        let number = slot.key();
+        let entry = self.groups.vacant_entry();
+        let index = entry.key();
         let socket = UdpSocket::open_group(
             v4,
             interface,
             &self.socket_config,
-            (self.wait_set.clone(), watch_token(self.id, Some(number))),
+            (self.wait_set.clone(), watch_token(self.id, Some(index))),
         )?;
-        slot.insert(JoinedGroup {
+        entry.insert(JoinedGroup {
             socket_addr: at,
             socket,
             join_count: 1,
         });
-        Ok(number as u32)
+        Ok(index as u32)
     }
 
-    pub(super) fn leave_group(&mut self, number: u32) {
-        let Some(group) = self.groups.get_mut(number as usize) else {
+    pub(super) fn leave_group(&mut self, index: u32) {
+        let Some(group) = self.groups.get_mut(index as usize) else {
             return;
         };
         group.join_count -= 1;
         if group.join_count == 0 {
             // Closing the socket ends the membership.
-            self.groups.remove(number as usize);
+            self.groups.remove(index as usize);
         }
     }
 
@@ -188,9 +188,9 @@ impl UdpEndpoint {
         let mut moved = self.rx.drain_unexpected(host);
         moved |= self.progress_tx(host);
         if self.idle_passes < IDLE_PASSES {
-            let news = self.receive(host);
-            self.idle_passes = if news { 0 } else { self.idle_passes + 1 };
-            moved |= news;
+            let has_input = self.receive(host);
+            self.idle_passes = if has_input { 0 } else { self.idle_passes + 1 };
+            moved |= has_input;
         }
         moved
     }
@@ -210,13 +210,13 @@ impl UdpEndpoint {
 
     /// Receives from each socket as much as one call returns.
     fn receive(&mut self, host: &mut dyn EngineContext) -> bool {
-        let mut news = self.receive_from(host, None);
+        let mut has_input = self.receive_from(host, None);
         for group in 0..self.groups.capacity() {
             if self.groups.contains(group) {
-                news |= self.receive_from(host, Some(group));
+                has_input |= self.receive_from(host, Some(group));
             }
         }
-        news
+        has_input
     }
 
     fn receive_from(&mut self, host: &mut dyn EngineContext, group: Option<usize>) -> bool {

@@ -76,11 +76,11 @@ impl Transport for UdpTransport {
     fn open_domain(
         &self,
         _info: &Info,
-        wait: Arc<dyn WaitSet>,
+        wait_set: Arc<dyn WaitSet>,
     ) -> Result<Box<dyn TransportDomain>> {
         let options = SocketOptions::default();
         Ok(Box::new(UdpDomain {
-            wait_set: wait,
+            wait_set,
             endpoints: Vec::new(),
             options,
             fork_guard: ForkGuard::current_process(),
@@ -121,7 +121,7 @@ impl TransportDomain for UdpDomain {
         ep: EpId,
         info: &Info,
         at: Option<&Address>,
-        receiving: RxSource<'_>,
+        rx_source: RxSource<'_>,
     ) -> Result<Address> {
         if let Some(at) = at.filter(|at| at.scheme() != Scheme::Udp) {
             return Err(Error::WrongScheme {
@@ -129,10 +129,10 @@ impl TransportDomain for UdpDomain {
                 address: at.clone(),
             });
         }
-        let tuning = SocketConfig::from_info(&self.options, info)?;
-        let opened = UdpEndpoint::open(ep, info, (at, tuning), self.wait_set.clone(), receiving)?;
-        let name = opened.name().clone();
-        self.endpoints.push(opened);
+        let config = SocketConfig::from_info(&self.options, info)?;
+        let endpoint = UdpEndpoint::open(ep, info, (at, config), self.wait_set.clone(), rx_source)?;
+        let name = endpoint.name().clone();
+        self.endpoints.push(endpoint);
         Ok(name)
     }
 

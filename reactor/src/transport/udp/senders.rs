@@ -79,15 +79,15 @@ impl Senders {
             self.evict_idle(host, rx);
         }
         let address = Address::from_socket_addr(Scheme::Udp, from).ok();
-        let number = address
+        let fi_addr = address
             .and_then(|address| host.peer_connected(self.ep, &address, Some(SOCKET_INCARNATION)));
         let key = PeerKey(self.next_peer_key);
         self.next_peer_key = self.next_peer_key.wrapping_add(1);
         let at = self.entries.insert(Sender {
             socket_addr: from,
             peer_key: key,
-            source: number,
-            addr_at_first_datagram: number,
+            source: fi_addr,
+            addr_at_first_datagram: fi_addr,
             active: true,
         });
         self.by_socket_addr.insert(from, at);

@@ -185,16 +185,16 @@ impl UdpEndpoint {
         host: &mut dyn EngineContext,
         addr: FiAddr,
     ) -> Result<SocketAddr> {
-        let name = host.address_of(self.id, addr)?;
-        let Some(to) = name.socket_addr() else {
+        let address = host.address_of(self.id, addr)?;
+        let Some(to) = address.socket_addr() else {
             return Err(Error::WrongScheme {
                 provider: "udp",
-                address: name,
+                address,
             });
         };
         if to.is_ipv4() != self.local_addr.is_ipv4() {
             let why = format!(
-                "{name} and {} are of different address families",
+                "{address} and {} are of different address families",
                 self.local_addr
             );
             return Err(Error::Invalid {
@@ -316,7 +316,7 @@ mod tests {
                 options: SocketOptions::new(),
                 fork_guard: ForkGuard::current_process(),
             };
-            let name: Address = domain
+            let address: Address = domain
                 .open_endpoint(ep, &info, None, RxSource::Own(&BufferPool::new()))
                 .unwrap();
             let own_addr = domain_state
@@ -324,8 +324,8 @@ mod tests {
                 .get_mut(av.0)
                 .unwrap()
                 .table
-                .insert(name.clone());
-            domain.address_inserted(&mut domain_state, ep, own_addr, &name);
+                .insert(address.clone());
+            domain.address_inserted(&mut domain_state, ep, own_addr, &address);
             Self {
                 domain,
                 domain_state,
@@ -412,91 +412,122 @@ mod tests {
     /// The loopback interface always has room, so the test simulates a full socket.
     #[test]
     fn sends_without_socket_room_queue_in_order() {
-        let mut rig = UdpFixture::new();
-        assert_eq!(rig.try_send(0, false), TrySend::Done);
-        assert_eq!(rig.unexpected_count(), 1);
-        assert_eq!(rig.try_send(1, true), TrySend::Collected);
-        assert!(!rig.domain.arm(), "a collected message was not sent");
-        rig.endpoint().wait_writable();
-        assert_eq!(rig.interest(), Some(Interest::Both));
-        rig.domain.flush(&mut rig.domain_state, rig.ep).unwrap();
-        assert_eq!(rig.ended(), 0, "the collected message was not sent");
+        let mut fixture = UdpFixture::new();
+        assert_eq!(fixture.try_send(0, false), TrySend::Done);
+        assert_eq!(fixture.unexpected_count(), 1);
+        assert_eq!(fixture.try_send(1, true), TrySend::Collected);
+        assert!(!fixture.domain.arm(), "a collected message was not sent");
+        fixture.endpoint().wait_writable();
+        assert_eq!(fixture.interest(), Some(Interest::Both));
+        fixture
+            .domain
+            .flush(&mut fixture.domain_state, fixture.ep)
+            .unwrap();
+        assert_eq!(fixture.ended(), 0, "the collected message was not sent");
         assert_eq!(
-            rig.try_send(2, false),
+            fixture.try_send(2, false),
             TrySend::WouldBlock,
             "it would overtake the collected message"
         );
-        let (queued, canceled) = (rig.queue_send(2), rig.queue_send(9));
+        let (queued, canceled) = (fixture.queue_send(2), fixture.queue_send(9));
         assert_eq!(
-            rig.try_send(3, true),
+            fixture.try_send(3, true),
             TrySend::WouldBlock,
             "it would overtake the collected message"
         );
-        rig.queue_send(3);
-        assert!(rig.domain.arm(), "the socket reports when there is room");
-        assert_eq!(rig.unexpected_count(), 1, "nothing is sent before that");
-        assert!(rig.domain.cancel(&mut rig.domain_state, rig.ep, canceled));
+        fixture.queue_send(3);
         assert!(
-            !rig.domain.cancel(&mut rig.domain_state, rig.ep, canceled),
+            fixture.domain.arm(),
+            "the socket reports when there is room"
+        );
+        assert_eq!(fixture.unexpected_count(), 1, "nothing is sent before that");
+        assert!(
+            fixture
+                .domain
+                .cancel(&mut fixture.domain_state, fixture.ep, canceled)
+        );
+        assert!(
+            !fixture
+                .domain
+                .cancel(&mut fixture.domain_state, fixture.ep, canceled),
             "the operation is no longer queued"
         );
-        rig.domain.ready(
-            &mut rig.domain_state,
-            super::super::endpoint::watch_token(rig.ep, None),
+        fixture.domain.ready(
+            &mut fixture.domain_state,
+            super::super::endpoint::watch_token(fixture.ep, None),
         );
-        assert_eq!(rig.interest(), Some(Interest::Read));
-        assert_eq!(rig.unexpected_count(), 4);
-        assert_eq!(rig.ended(), 1);
+        assert_eq!(fixture.interest(), Some(Interest::Read));
+        assert_eq!(fixture.unexpected_count(), 4);
+        assert_eq!(fixture.ended(), 1);
         assert!(
-            !rig.domain.cancel(&mut rig.domain_state, rig.ep, queued),
+            !fixture
+                .domain
+                .cancel(&mut fixture.domain_state, fixture.ep, queued),
             "the message was sent"
         );
-        assert!(rig.domain.arm());
+        assert!(fixture.domain.arm());
     }
 
     #[test]
     fn full_send_batch_is_flushed_or_blocks() {
-        let mut rig = UdpFixture::new();
+        let mut fixture = UdpFixture::new();
         for byte in 0..100 {
-            assert_eq!(rig.try_send(byte, true), TrySend::Collected);
+            assert_eq!(fixture.try_send(byte, true), TrySend::Collected);
         }
-        rig.domain.flush(&mut rig.domain_state, rig.ep).unwrap();
-        assert_eq!(rig.ended(), 100);
-        while rig.unexpected_count() < 100 {}
-        rig.endpoint().wait_writable();
+        fixture
+            .domain
+            .flush(&mut fixture.domain_state, fixture.ep)
+            .unwrap();
+        assert_eq!(fixture.ended(), 100);
+        while fixture.unexpected_count() < 100 {}
+        fixture.endpoint().wait_writable();
         let taken = (0..100)
-            .take_while(|byte| rig.try_send(*byte, true) == TrySend::Collected)
+            .take_while(|byte| fixture.try_send(*byte, true) == TrySend::Collected)
             .count();
         assert_eq!(taken, super::super::batch::BATCH_LEN);
-        let waiting = rig.queue_send(7);
-        assert!(rig.domain.arm());
-        rig.domain.ready(
-            &mut rig.domain_state,
-            super::super::endpoint::watch_token(rig.ep, None),
+        let waiting = fixture.queue_send(7);
+        assert!(fixture.domain.arm());
+        fixture.domain.ready(
+            &mut fixture.domain_state,
+            super::super::endpoint::watch_token(fixture.ep, None),
         );
-        while rig.unexpected_count() < 100 + taken + 1 {}
-        assert!(!rig.domain.cancel(&mut rig.domain_state, rig.ep, waiting));
+        while fixture.unexpected_count() < 100 + taken + 1 {}
+        assert!(
+            !fixture
+                .domain
+                .cancel(&mut fixture.domain_state, fixture.ep, waiting)
+        );
     }
 
     #[test]
     fn queued_sends_fail_on_av_remove_and_close() {
         for close in [false, true] {
-            let mut rig = UdpFixture::new();
-            assert_eq!(rig.try_send(0, true), TrySend::Collected);
-            rig.endpoint().wait_writable();
-            let key = rig.queue_send(1);
+            let mut fixture = UdpFixture::new();
+            assert_eq!(fixture.try_send(0, true), TrySend::Collected);
+            fixture.endpoint().wait_writable();
+            let key = fixture.queue_send(1);
             let error = if close {
-                rig.domain.close_endpoint(&mut rig.domain_state, rig.ep);
+                fixture
+                    .domain
+                    .close_endpoint(&mut fixture.domain_state, fixture.ep);
                 Error::Canceled
             } else {
-                rig.domain
-                    .address_removed(&mut rig.domain_state, rig.ep, rig.own_addr);
-                assert!(rig.domain.arm() && !rig.domain.cancel(&mut rig.domain_state, rig.ep, key));
-                Error::StaleAddress(rig.own_addr)
+                fixture.domain.address_removed(
+                    &mut fixture.domain_state,
+                    fixture.ep,
+                    fixture.own_addr,
+                );
+                assert!(
+                    fixture.domain.arm()
+                        && !fixture
+                            .domain
+                            .cancel(&mut fixture.domain_state, fixture.ep, key)
+                );
+                Error::StaleAddress(fixture.own_addr)
             };
-            let ended = rig.domain_state.ops.get(key).unwrap();
+            let ended = fixture.domain_state.ops.get(key).unwrap();
             assert_eq!(ended.outcome.error.as_deref(), Some(&error));
-            let collected = rig.domain_state.ops.is_done(rig.collected[0]);
+            let collected = fixture.domain_state.ops.is_done(fixture.collected[0]);
             assert_eq!(
                 collected, close,
                 "the destination is resolved when a message is collected"

@@ -38,24 +38,24 @@ fn os_error(call: &'static str) -> impl Fn(Errno) -> Error {
     move |errno| Error::os(call, errno.raw_os_error())
 }
 
-fn apply_config(fd: &OwnedFd, at: SocketAddr, tuning: &SocketConfig) -> Result<()> {
-    if tuning.options.receive_buffer.is_none() {
+fn apply_config(fd: &OwnedFd, at: SocketAddr, config: &SocketConfig) -> Result<()> {
+    if config.options.receive_buffer.is_none() {
         // A smaller buffer than requested works too.
         let _ = set_socket_recv_buffer_size(fd, DEFAULT_RECV_BUFFER);
     }
-    tuning.apply(fd, at).map_err(os_error("setsockopt"))
+    config.apply(fd, at).map_err(os_error("setsockopt"))
 }
 
 impl UdpSocket {
     /// Binds a socket, and returns the address with the actual port.
     pub(super) fn open(
         at: SocketAddr,
-        tuning: &SocketConfig,
+        config: &SocketConfig,
         watch: (Arc<dyn WaitSet>, u64),
     ) -> Result<(Self, SocketAddr)> {
         let fd = net::open_socket(at, SocketType::DGRAM).map_err(os_error("socket"))?;
-        apply_config(&fd, at, tuning)?;
-        tuning.bind_in_port_range(at, |at| net::bind(&fd, Scheme::Udp, at))?;
+        apply_config(&fd, at, config)?;
+        config.bind_in_port_range(at, |at| net::bind(&fd, Scheme::Udp, at))?;
         if let SocketAddr::V4(at) = at {
             // Multicast datagrams leave through the interface of the endpoint's address.
             set_ip_multicast_if(&fd, at.ip()).map_err(os_error("setsockopt(IP_MULTICAST_IF)"))?;
@@ -69,12 +69,12 @@ impl UdpSocket {
     pub(super) fn open_group(
         group: SocketAddrV4,
         interface: Ipv4Addr,
-        tuning: &SocketConfig,
+        config: &SocketConfig,
         watch: (Arc<dyn WaitSet>, u64),
     ) -> Result<Self> {
         let at = SocketAddr::V4(group);
         let fd = net::open_socket(at, SocketType::DGRAM).map_err(os_error("socket"))?;
-        apply_config(&fd, at, tuning)?;
+        apply_config(&fd, at, config)?;
         set_socket_reuseaddr(&fd, true).map_err(os_error("setsockopt(SO_REUSEADDR)"))?;
         net::bind(&fd, Scheme::Udp, at)?;
         set_ip_add_membership(&fd, group.ip(), &interface)
@@ -82,12 +82,12 @@ impl UdpSocket {
         Self::register(fd, watch)
     }
 
-    fn register(fd: OwnedFd, (wait, token): (Arc<dyn WaitSet>, u64)) -> Result<Self> {
-        wait.watch(fd.as_fd(), token).map_err(epoll_ctl_error)?;
+    fn register(fd: OwnedFd, (wait_set, token): (Arc<dyn WaitSet>, u64)) -> Result<Self> {
+        wait_set.watch(fd.as_fd(), token).map_err(epoll_ctl_error)?;
         Ok(Self {
             fd,
             fork_guard: ForkGuard::current_process(),
-            wait_set: wait,
+            wait_set,
             token,
         })
     }
@@ -111,8 +111,12 @@ impl UdpSocket {
     }
 
     /// Starts or stops watching for room to send.
-    pub(super) fn watch_writable(&self, room: bool) {
-        let interest = if room { Interest::Both } else { Interest::Read };
+    pub(super) fn watch_writable(&self, is_blocked: bool) {
+        let interest = if is_blocked {
+            Interest::Both
+        } else {
+            Interest::Read
+        };
         // The socket is already watched, so `epoll_ctl` cannot fail for lack of memory.
         let _ = self
             .wait_set

@@ -49,11 +49,11 @@ impl CompletionTrigger {
 pub(super) fn build_frame(
     spec: &TxOp,
     len: usize,
-    takes: PeerCaps,
+    peer_caps: PeerCaps,
     host: &dyn EngineContext,
 ) -> Result<(Frame, RmaIovList)> {
     if spec.kind == OpKind::Send {
-        let frame = Frame::message(takes.tag(spec.tag)?, spec.data, len);
+        let frame = Frame::message(peer_caps.tag(spec.tag)?, spec.data, len);
         let frame = if spec.level.needs_ack() {
             frame.with_ack()
         } else {
@@ -61,17 +61,21 @@ pub(super) fn build_frame(
         };
         return Ok((frame, RmaIovList::default()));
     }
-    let places = spec
+    let remote_iovs = spec
         .rma_iov_id
-        .map_or(spec.remote.as_slice(), |spread| host.rma_iovs(spread));
-    let rows = RmaIovList::from_rma_iovs(places)
+        .map_or(spec.remote.as_slice(), |id| host.rma_iovs(id));
+    let iovs = RmaIovList::from_rma_iovs(remote_iovs)
         .ok_or(Error::NotSupported("more remote IOVs than rma_iov_limit"))?;
     let frame = match spec.remote.and_then(|remote| remote.atomic) {
-        Some(atomic) => Frame::atomic(takes.atomic(atomic)?, atomic.call != AtomicCall::Base, len),
-        None if spec.kind == OpKind::Read => Frame::read(&rows),
-        None => Frame::write(&rows, spec.data, len),
+        Some(atomic) => Frame::atomic(
+            peer_caps.atomic(atomic)?,
+            atomic.call != AtomicCall::Base,
+            len,
+        ),
+        None if spec.kind == OpKind::Read => Frame::read(&iovs),
+        None => Frame::write(&iovs, spec.data, len),
     };
-    Ok((frame, rows))
+    Ok((frame, iovs))
 }
 
 /// Fails the first operation of the queue.
@@ -88,8 +92,8 @@ pub(super) fn fail_first(
 impl TcpConnection {
     /// Sets whether the peer may access memory of the domain, and whether the endpoint wants an
     /// event for each access.
-    pub(crate) fn enable_rma_target(&mut self, ep: EpId, is_target: bool, heeds: bool) {
-        self.reader.enable_rma_target(ep, is_target, heeds);
+    pub(crate) fn enable_rma_target(&mut self, ep: EpId, is_target: bool, rma_events: bool) {
+        self.reader.enable_rma_target(ep, is_target, rma_events);
     }
 
     /// Fails the requests to a peer whose address handle is no longer valid. Their slots remain,
@@ -100,12 +104,14 @@ impl TcpConnection {
 
     /// Whether there is work without new input: responses to be sent, or bytes to be parsed.
     pub(crate) fn has_local_work(&self) -> bool {
-        let replies = &self.reader.responses;
+        let responses = &self.reader.responses;
         // A peer that is gone may have sent messages that are still unread, but gets no responses.
-        let is_heard = !self.write_closed && !self.write_blocked && !self.is_uring_sending();
-        let answers = is_heard && !replies.is_empty() && !replies.is_blocked_on_region();
-        let is_unread = self.has_unparsed || self.deferred_once;
-        answers || is_heard && self.can_read_rendezvous() || is_unread && !self.is_backlogged()
+        let can_write = !self.write_closed && !self.write_blocked && !self.is_uring_sending();
+        let has_responses = can_write && !responses.is_empty() && !responses.is_blocked_on_region();
+        let has_unread = self.has_unparsed || self.deferred_once;
+        has_responses
+            || can_write && self.can_read_rendezvous()
+            || has_unread && !self.is_backlogged()
     }
 
     /// Whether nothing can be sent before the owner of a region returns it, because a response was
@@ -132,22 +138,22 @@ impl TcpConnection {
         end: u64,
         host: &mut dyn EngineContext,
     ) {
-        let ending = CompletionTrigger::of(&spec);
+        let trigger = CompletionTrigger::of(&spec);
         self.leaves_at(
             end,
             op,
-            (ending == CompletionTrigger::Transmitted).then_some((len, spec.tag)),
+            (trigger == CompletionTrigger::Transmitted).then_some((len, spec.tag)),
         );
         self.complete_written(host);
-        let asked = &mut self.reader.pending;
-        let all = spec.remote.map_or(len, |remote| remote.len);
-        let all = spec.rma_iov_id.map_or(all, |spread| {
-            host.rma_iovs(spread).iter().map(|place| place.len).sum()
+        let pending = &mut self.reader.pending;
+        let total = spec.remote.map_or(len, |remote| remote.len);
+        let total = spec.rma_iov_id.map_or(total, |id| {
+            host.rma_iovs(id).iter().map(|iov| iov.len).sum()
         });
-        match ending {
+        match trigger {
             CompletionTrigger::Transmitted => {}
-            CompletionTrigger::Acknowledged => asked.expect_ack(op, spec, all, host),
-            CompletionTrigger::ResponseReceived => asked.expect_read_response(op, spec, all),
+            CompletionTrigger::Acknowledged => pending.expect_ack(op, spec, total, host),
+            CompletionTrigger::ResponseReceived => pending.expect_read_response(op, spec, total),
         }
     }
 
@@ -156,30 +162,30 @@ impl TcpConnection {
     pub(super) fn send_responses(&mut self, others: bool, host: &mut dyn EngineContext) -> bool {
         let (mut moved, mut left) = (false, MAX_BYTES_PER_PASS);
         while left > 0 && (!self.writer.is_open() || self.reader.responses.is_partial()) {
-            let before = self.writer.pending().len();
-            let who = (self.peer_key, self.source);
-            let turn = if others {
+            let pending_before = self.writer.pending().len();
+            let source = (self.peer_key, self.source);
+            let quantum = if others {
                 SCHEDULING_QUANTUM.saturating_sub(self.response_bytes)
             } else {
                 usize::MAX
             };
-            let replying = match self.reader.responses.write_responses(
+            let status = match self.reader.responses.write_responses(
                 &mut self.writer,
-                (WRITE_BUFFER_LIMIT, turn),
-                who,
+                (WRITE_BUFFER_LIMIT, quantum),
+                source,
                 host,
             ) {
-                Ok(replying) => replying,
-                Err(broken) => {
-                    self.end(DownReason::Protocol(broken.0));
+                Ok(status) => status,
+                Err(violation) => {
+                    self.end(DownReason::Protocol(violation.0));
                     return true;
                 }
             };
-            let made = self.writer.pending().len() - before;
-            moved |= made > 0;
-            left = left.saturating_sub(made);
-            self.response_bytes = self.response_bytes.saturating_add(made);
-            if !self.flush() || replying != ResponseStatus::WriterFull {
+            let written = self.writer.pending().len() - pending_before;
+            moved |= written > 0;
+            left = left.saturating_sub(written);
+            self.response_bytes = self.response_bytes.saturating_add(written);
+            if !self.flush() || status != ResponseStatus::WriterFull {
                 break;
             }
         }

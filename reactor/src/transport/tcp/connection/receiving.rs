@@ -62,38 +62,39 @@ impl TcpConnection {
         rx: &mut RxQueue,
         host: &mut dyn EngineContext,
     ) -> bool {
-        let who = (self.peer_key, self.source);
+        let source = (self.peer_key, self.source);
         if self.message_held
             && !self
                 .reader
-                .can_resume(self.unconsumed.remaining(), who, rx, host)
+                .can_resume(self.unconsumed.remaining(), source, rx, host)
         {
             return false;
         }
-        let is_aside = self.reader.has_deferred() && self.reader.can_resume_deferred(who, rx);
+        let can_resume = self.reader.has_deferred() && self.reader.can_resume_deferred(source, rx);
         if self.is_backlogged()
-            || self.end_reason.is_some() && self.unconsumed.is_empty() && !is_aside
+            || self.end_reason.is_some() && self.unconsumed.is_empty() && !can_resume
         {
             self.pause_uring_recv();
             return false;
         }
-        let was_put_off = std::mem::take(&mut self.deferred_once);
-        let mut have = self.unconsumed.remaining().len();
-        let mut news =
-            self.message_held | is_aside | was_put_off | std::mem::take(&mut self.has_unparsed);
-        if !was_put_off {
-            scratch[..have].copy_from_slice(self.unconsumed.remaining());
+        let was_deferred = std::mem::take(&mut self.deferred_once);
+        let mut len = self.unconsumed.remaining().len();
+        let mut has_input =
+            self.message_held | can_resume | was_deferred | std::mem::take(&mut self.has_unparsed);
+        if !was_deferred {
+            scratch[..len].copy_from_slice(self.unconsumed.remaining());
         }
-        if !self.message_held && !was_put_off && self.end_reason.is_none() {
-            match self.read(&mut scratch[have..]) {
+        if !self.message_held && !was_deferred && self.end_reason.is_none() {
+            match self.read(&mut scratch[len..]) {
                 ReadResult::WouldBlock => {}
                 ReadResult::Bytes(count) => {
-                    have += count;
-                    news = true;
+                    len += count;
+                    has_input = true;
                 }
                 ReadResult::Eof => {
-                    let is_whole = self.unconsumed.is_empty() && !self.reader.has_partial();
-                    self.end(if is_whole {
+                    let is_frame_boundary =
+                        self.unconsumed.is_empty() && !self.reader.has_partial();
+                    self.end(if is_frame_boundary {
                         DownReason::Closed
                     } else {
                         DownReason::Died
@@ -102,52 +103,53 @@ impl TcpConnection {
                 ReadResult::Failed => self.end(DownReason::Died),
             }
         }
-        if !news {
+        if !has_input {
             self.idle_passes = self.idle_passes.saturating_add(1);
             self.on_idle_pass();
             return self.end_reason.is_some();
         }
         self.idle_passes = 0;
         self.reader
-            .set_unexpected_policy(match (self.end_reason, was_put_off) {
+            .set_unexpected_policy(match (self.end_reason, was_deferred) {
                 (Some(_), _) => UnexpectedPolicy::Buffer,
                 (None, true) => UnexpectedPolicy::DeferredOnce,
                 (None, false) => UnexpectedPolicy::Defer,
             });
-        let bytes = if was_put_off {
+        let bytes = if was_deferred {
             self.unconsumed.remaining()
         } else {
-            &scratch[..have]
+            &scratch[..len]
         };
-        let (used, held) = match self.reader.read(bytes, who, rx, host) {
-            Ok(taken) => {
-                (self.has_unparsed, self.deferred_once) = (taken.responses_full, taken.is_deferred);
+        let (consumed, blocked) = match self.reader.read(bytes, source, rx, host) {
+            Ok(outcome) => {
+                (self.has_unparsed, self.deferred_once) =
+                    (outcome.responses_full, outcome.is_deferred);
                 if self.write_closed || self.aborting {
                     // Nothing can be sent any more, so responses are discarded.
                     self.reader.responses.clear();
                 } else {
-                    taken
+                    outcome
                         .acks_due
                         .into_iter()
-                        .for_each(|owed| self.writer.push_ack(owed));
-                    taken
+                        .for_each(|ack| self.writer.push_ack(ack));
+                    outcome
                         .rendezvous_done
                         .into_iter()
                         .for_each(|message| self.writer.push_rendezvous_done(message));
                 }
-                (taken.consumed, taken.blocked)
+                (outcome.consumed, outcome.blocked)
             }
-            Err(broken) => {
-                self.end(DownReason::Protocol(broken.0));
-                (have, false)
+            Err(violation) => {
+                self.end(DownReason::Protocol(violation.0));
+                (len, false)
             }
         };
-        if was_put_off {
-            self.unconsumed.consume(used);
+        if was_deferred {
+            self.unconsumed.consume(consumed);
         } else {
-            self.unconsumed.replace(&scratch[used..have]);
+            self.unconsumed.replace(&scratch[consumed..len]);
         }
-        self.message_held = held;
+        self.message_held = blocked;
         self.update_read_interest();
         true
     }

@@ -68,18 +68,18 @@ impl TcpConnection {
 
     /// Sends reads for the next bytes of rendezvous messages. Returns whether there was any.
     pub(super) fn send_rendezvous_reads(&mut self) -> bool {
-        let mut asks = false;
+        let mut any = false;
         while self.can_read_rendezvous()
-            && let Some(rows) = self
+            && let Some(iovs) = self
                 .reader
                 .next_rendezvous_read()
-                .and_then(|row| RmaIovList::from_rma_iovs(&[row.to_rma_iov()]))
+                .and_then(|iov| RmaIovList::from_rma_iovs(&[iov.to_rma_iov()]))
         {
-            asks |= self
+            any |= self
                 .writer
-                .push_frame(&Frame::read(&rows), &rows, Payload::Contiguous(&[]));
+                .push_frame(&Frame::read(&iovs), &iovs, Payload::Contiguous(&[]));
         }
-        asks
+        any
     }
 
     /// Sends the first operation of the queue as a packet, or as a rendezvous. Returns how many
@@ -115,18 +115,18 @@ impl TcpConnection {
         }
         if len > EAGER_LIMIT {
             // The operation completes when the peer reports that it has read the message.
-            let row = self
+            let iov = self
                 .reader
                 .responses
                 .rendezvous
                 .add(op, spec.tag, len, host);
             queue.pop_front();
-            let is_offered = self.writer.push_rendezvous(row, spec.tag, spec.data);
-            debug_assert!(is_offered, "no frame is open");
+            let is_pushed = self.writer.push_rendezvous(iov, spec.tag, spec.data);
+            debug_assert!(is_pushed, "no frame is open");
             return Some(0);
         }
-        let is_sent = self.writer.push_message(tag, spec.data, payload);
-        debug_assert!(is_sent, "no frame is open");
+        let is_pushed = self.writer.push_message(tag, spec.data, payload);
+        debug_assert!(is_pushed, "no frame is open");
         queue.pop_front();
         self.collected(op, len, spec.tag);
         Some(len)
@@ -140,7 +140,9 @@ impl TcpConnection {
         host: &mut dyn EngineContext,
     ) -> Option<usize> {
         let QueuedOp { op, spec, .. } = *queue.front()?;
-        let (place, atomic) = spec.remote.and_then(|place| Some((place, place.atomic?)))?;
+        let (remote, atomic) = spec
+            .remote
+            .and_then(|remote| Some((remote, remote.atomic?)))?;
         // An atomic read has no operand.
         let payload = if atomic.op == AtomicOp::Read {
             Payload::Contiguous(&[])
@@ -153,20 +155,20 @@ impl TcpConnection {
         {
             return None;
         }
-        let number = self
+        let request_id = self
             .reader
             .pending
-            .expect_atomic_response(op, spec, place.len);
-        let count = (place.len / atomic.datatype.size()) as u64;
-        let row = WireRmaIov {
-            addr: place.offset,
+            .expect_atomic_response(op, spec, remote.len);
+        let count = (remote.len / atomic.datatype.size()) as u64;
+        let iov = WireRmaIov {
+            addr: remote.offset,
             len: count,
-            key: place.key,
+            key: remote.key,
         };
-        let is_asked =
+        let is_pushed =
             self.writer
-                .push_atomic((number, AtomicHeader::from_spec(atomic)), row, payload);
-        debug_assert!(is_asked, "no frame is open");
+                .push_atomic((request_id, AtomicHeader::from_spec(atomic)), iov, payload);
+        debug_assert!(is_pushed, "no frame is open");
         self.leaves_at(self.writer.end(), op, None);
         queue.pop_front();
         Some(len)
@@ -184,8 +186,8 @@ impl TcpConnection {
         host: &mut dyn EngineContext,
         error: &Error,
     ) {
-        for landing in self.reader.end_rendezvous_reads() {
-            rx.fail_partial(host, landing, error.clone());
+        for partial in self.reader.end_rendezvous_reads() {
+            rx.fail_partial(host, partial, error.clone());
         }
     }
 

@@ -139,9 +139,9 @@ impl TcpConnection {
 
     /// Writes the pending bytes, and completes what was written. Returns whether all was written.
     pub(crate) fn write(&mut self, host: &mut dyn EngineContext) -> bool {
-        let is_all = self.flush();
+        let all_sent = self.flush();
         self.complete_written(host);
-        is_all
+        all_sent
     }
 
     /// Writes the pending bytes. Returns whether all was written.
@@ -219,9 +219,9 @@ impl TcpConnection {
             moved = true;
         }
         if !self.writer.is_open() && !self.writer.pending().is_empty() {
-            let before = self.writer.pending().len();
+            let pending_before = self.writer.pending().len();
             self.flush();
-            moved |= self.writer.pending().len() < before;
+            moved |= self.writer.pending().len() < pending_before;
         }
         moved
     }
@@ -238,7 +238,7 @@ impl TcpConnection {
     fn send_first(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
-        most: usize,
+        max_bytes: usize,
         host: &mut dyn EngineContext,
     ) -> Option<usize> {
         let QueuedOp {
@@ -258,32 +258,32 @@ impl TcpConnection {
         };
         let len = payload.len();
         let begins = sent.is_none() && spec.kind != OpKind::Connect;
-        let wrapped = match begins
+        let header = match begins
             .then(|| build_frame(spec, len, self.peer_caps, host))
             .transpose()
         {
-            Ok(wrapped) => wrapped,
+            Ok(header) => header,
             Err(error) => {
                 fail_first(queue, host, error);
                 return Some(0);
             }
         };
         let mut end = self.writer.written();
-        let count = if let Some((frame, rows)) =
-            wrapped.as_ref().filter(|_| len <= MAX_BUFFERED_MESSAGE)
+        let count = if let Some((frame, iovs)) =
+            header.as_ref().filter(|_| len <= MAX_BUFFERED_MESSAGE)
         {
             if self.writer.pending().len() + len > WRITE_BUFFER_LIMIT && !self.flush() {
                 return None;
             }
-            if !self.writer.push_frame(frame, rows, payload) {
+            if !self.writer.push_frame(frame, iovs, payload) {
                 self.abort_message();
                 return None;
             }
             end = self.writer.end();
             len
         } else if spec.kind != OpKind::Connect {
-            if let Some((frame, rows)) = wrapped {
-                if !self.writer.begin_frame(&frame, &rows) {
+            if let Some((frame, iovs)) = header {
+                if !self.writer.begin_frame(&frame, &iovs) {
                     self.abort_message();
                     return None;
                 }
@@ -297,7 +297,7 @@ impl TcpConnection {
             }
             let payload = host.payload(*op);
             // io_uring may have sent all of it.
-            let part = payload.slice(from, (len - from).min(most));
+            let part = payload.slice(from, (len - from).min(max_bytes));
             let sent_now = if part.is_empty() {
                 Some(0)
             } else {

@@ -62,7 +62,7 @@ pub(super) enum UringSend {
 impl UringSend {
     fn op_id(self) -> Option<OpId> {
         match self {
-            Self::Borrowed(ticket) | Self::Owned(ticket, _) => Some(ticket),
+            Self::Borrowed(op_id) | Self::Owned(op_id, _) => Some(op_id),
             Self::Idle | Self::AwaitingBuffer(_) => None,
         }
     }
@@ -118,16 +118,16 @@ impl UringIo {
 
     /// Cancels the receive. Until its last completion the connection is not read by calls.
     fn cancel_recv(&mut self) {
-        if let UringRecv::Active(ticket) = self.recv_state {
-            self.uring.lock().cancel(ticket);
-            self.recv_state = UringRecv::Stopping(ticket);
+        if let UringRecv::Active(op_id) = self.recv_state {
+            self.uring.lock().cancel(op_id);
+            self.recv_state = UringRecv::Stopping(op_id);
         }
     }
 
     /// Cancels the receive and waits for its last completion: all that was received can be read.
     fn cancel_recv_and_wait(&mut self) {
-        if let UringRecv::Active(ticket) | UringRecv::Stopping(ticket) = self.recv_state {
-            self.received.extend(self.uring.lock().cancel_recv(ticket));
+        if let UringRecv::Active(op_id) | UringRecv::Stopping(op_id) = self.recv_state {
+            self.received.extend(self.uring.lock().cancel_recv(op_id));
             self.recv_state = UringRecv::Inactive;
         }
     }
@@ -150,16 +150,12 @@ impl TcpConnection {
     pub(crate) fn is_uring_sending(&self) -> bool {
         self.uring_io
             .as_ref()
-            .is_some_and(|lane| lane.send_state != UringSend::Idle)
+            .is_some_and(|io| io.send_state != UringSend::Idle)
     }
 
     /// Reads what has arrived, from io_uring or by a call.
     pub(super) fn read(&mut self, into: &mut [u8]) -> ReadResult {
-        match self
-            .uring_io
-            .as_mut()
-            .and_then(|lane| lane.read_received(into))
-        {
+        match self.uring_io.as_mut().and_then(|io| io.read_received(into)) {
             Some(received) => received,
             None => self.socket.recv(into),
         }
@@ -168,22 +164,22 @@ impl TcpConnection {
     /// Prepares for sleep: with io_uring, arms a multishot receive. False when there is input
     /// already, or the receive could not be armed.
     pub(crate) fn arm_uring_recv(&mut self) -> bool {
-        let is_read = self.is_reading();
-        let Some(lane) = &mut self.uring_io else {
+        let is_reading = self.is_reading();
+        let Some(io) = &mut self.uring_io else {
             return true;
         };
-        if !is_read || lane.recv_state != UringRecv::Inactive {
-            return !is_read || lane.received.is_empty();
+        if !is_reading || io.recv_state != UringRecv::Inactive {
+            return !is_reading || io.received.is_empty();
         }
-        if lane.recv_failed || !lane.received.is_empty() {
+        if io.recv_failed || !io.received.is_empty() {
             return false;
         }
-        match lane
+        match io
             .uring
             .lock()
-            .recv_multishot(self.socket.shared_fd(), lane.owner)
+            .recv_multishot(self.socket.shared_fd(), io.owner)
         {
-            Ok(ticket) => lane.recv_state = UringRecv::Active(ticket),
+            Ok(op_id) => io.recv_state = UringRecv::Active(op_id),
             Err(_) => return false,
         }
         true
@@ -192,34 +188,34 @@ impl TcpConnection {
     /// Handles a pass without input.
     pub(super) fn on_idle_pass(&mut self) {
         if self.idle_passes == SYSCALL_READ_PASSES
-            && let Some(lane) = &mut self.uring_io
+            && let Some(io) = &mut self.uring_io
         {
-            lane.cancel_recv();
+            io.cancel_recv();
         }
     }
 
     /// Switches back to reading by calls; data that io_uring has received is read first.
     pub(super) fn stop_uring_recv(&mut self) {
-        if let Some(lane) = &mut self.uring_io {
-            lane.cancel_recv_and_wait();
+        if let Some(io) = &mut self.uring_io {
+            io.cancel_recv_and_wait();
         }
     }
 
     /// Stops receiving while this side does not read.
     pub(super) fn pause_uring_recv(&mut self) {
-        if let Some(lane) = &mut self.uring_io {
-            lane.cancel_recv();
-            lane.detach_leases();
+        if let Some(io) = &mut self.uring_io {
+            io.cancel_recv();
+            io.detach_leases();
         }
     }
 
     /// Sends the pending bytes and behind them `payload`, of the first operation of the queue, in
     /// one io_uring send.
     pub(super) fn send_via_uring(&mut self, payload: Payload<'_>) {
-        let Some(lane) = &mut self.uring_io else {
+        let Some(io) = &mut self.uring_io else {
             return;
         };
-        let own = self.writer.take_pending().into_boxed_slice();
+        let collected = self.writer.take_pending().into_boxed_slice();
         let mut parts: [&[u8]; MAX_IOVECS] = [&[]; MAX_IOVECS];
         let mut count = 0;
         payload.for_each(|_, piece| {
@@ -228,17 +224,24 @@ impl TcpConnection {
                 count += 1;
             }
         });
-        let mut ring = lane.uring.lock();
+        let mut uring = io.uring.lock();
         // SAFETY: the parts are in the buffer of an operation, which stays where it is until the
         // operation is completed. An operation is completed only after `cancel_send` has returned
         // or the send's completion was handled: `progress_queue` does nothing while io_uring is
         // sending, `TcpEndpoint::fail_sends` and `into_socket` cancel the send, and an operation
         // that has begun is not cancelled.
-        match unsafe { ring.send(self.socket.shared_fd(), lane.owner, own, &parts[..count]) } {
-            Ok(ticket) => lane.send_state = UringSend::Borrowed(ticket),
-            Err(own) => {
-                drop(ring);
-                self.writer.restore_pending(&own);
+        match unsafe {
+            uring.send(
+                self.socket.shared_fd(),
+                io.owner,
+                collected,
+                &parts[..count],
+            )
+        } {
+            Ok(op_id) => io.send_state = UringSend::Borrowed(op_id),
+            Err(collected) => {
+                drop(uring);
+                self.writer.restore_pending(&collected);
                 // The next pass tries again.
                 self.write_blocked = false;
             }
@@ -252,30 +255,30 @@ impl TcpConnection {
         queue: &mut VecDeque<QueuedOp>,
         host: &mut dyn EngineContext,
     ) {
-        let is_held = !self.is_reading();
-        let Some(lane) = &mut self.uring_io else {
+        let is_paused = !self.is_reading();
+        let Some(io) = &mut self.uring_io else {
             return;
         };
-        let ticket = completion.op_id;
+        let op_id = completion.op_id;
         match completion.kind {
-            CompletionKind::Sent(sent) if lane.send_state.op_id() == Some(ticket) => {
-                let was = std::mem::replace(&mut lane.send_state, UringSend::Idle);
-                let is_all = self.on_uring_sent(&sent, was, queue);
+            CompletionKind::Sent(sent) if io.send_state.op_id() == Some(op_id) => {
+                let previous = std::mem::replace(&mut io.send_state, UringSend::Idle);
+                let all_sent = self.on_uring_sent(&sent, previous, queue);
                 self.complete_written(host);
-                match was {
-                    UringSend::Owned(..) if is_all => self.finish_first(queue, host),
-                    UringSend::Owned(..) => self.await_buffer(ticket),
+                match previous {
+                    UringSend::Owned(..) if all_sent => self.finish_first(queue, host),
+                    UringSend::Owned(..) => self.await_buffer(op_id),
                     _ => {}
                 }
             }
             CompletionKind::BufferReleased(released) => {
-                self.on_buffer_released(ticket, released.zero_copy)
+                self.on_buffer_released(op_id, released.zero_copy)
             }
-            _ if ![UringRecv::Active(ticket), UringRecv::Stopping(ticket)]
-                .contains(&lane.recv_state) => {}
+            _ if ![UringRecv::Active(op_id), UringRecv::Stopping(op_id)]
+                .contains(&io.recv_state) => {}
             CompletionKind::Received(lease) => {
-                lane.received
-                    .push_back(if is_held { lease.into_owned() } else { lease })
+                io.received
+                    .push_back(if is_paused { lease.into_owned() } else { lease })
             }
             // The socket reports the end of the stream again when it is read, and a timed operation
             // belongs to an attempt to connect.
@@ -283,13 +286,13 @@ impl TcpConnection {
             | CompletionKind::Sent(_)
             | CompletionKind::Timed(_)
             | CompletionKind::Failed(Errno::CANCELED | Errno::NOBUFS | Errno::INTR) => {}
-            CompletionKind::Failed(_) => lane.recv_failed = true,
+            CompletionKind::Failed(_) => io.recv_failed = true,
         }
-        if let Some(lane) = &mut self.uring_io
+        if let Some(io) = &mut self.uring_io
             && completion.is_last
-            && [UringRecv::Active(ticket), UringRecv::Stopping(ticket)].contains(&lane.recv_state)
+            && [UringRecv::Active(op_id), UringRecv::Stopping(op_id)].contains(&io.recv_state)
         {
-            lane.recv_state = UringRecv::Inactive;
+            io.recv_state = UringRecv::Inactive;
         }
     }
 
@@ -300,10 +303,10 @@ impl TcpConnection {
         queue: &mut VecDeque<QueuedOp>,
         host: &mut dyn EngineContext,
     ) {
-        let (was, is_all) = self.take_uring_send(queue);
+        let (previous, all_sent) = self.take_uring_send(queue);
         self.complete_written(host);
-        let has_left = match was {
-            UringSend::Owned(..) => is_all,
+        let has_left = match previous {
+            UringSend::Owned(..) => all_sent,
             UringSend::Borrowed(_) => queue
                 .front()
                 .is_some_and(|first| first.bytes_sent == Some(host.payload(first.op).len())),
@@ -332,36 +335,36 @@ impl TcpConnection {
     /// Cancels the send in io_uring and waits for its end. Returns the state before, and whether an
     /// owned send was sent completely.
     fn take_uring_send(&mut self, queue: &mut VecDeque<QueuedOp>) -> (UringSend, bool) {
-        let Some(lane) = &mut self.uring_io else {
+        let Some(io) = &mut self.uring_io else {
             return (UringSend::Idle, false);
         };
-        let was = std::mem::replace(&mut lane.send_state, UringSend::Idle);
-        let sent = was
+        let previous = std::mem::replace(&mut io.send_state, UringSend::Idle);
+        let sent = previous
             .op_id()
-            .and_then(|ticket| lane.uring.lock().cancel_send(ticket));
-        let is_all = sent.is_some_and(|sent| self.on_uring_sent(&sent, was, queue));
-        (was, is_all)
+            .and_then(|op_id| io.uring.lock().cancel_send(op_id));
+        let all_sent = sent.is_some_and(|sent| self.on_uring_sent(&sent, previous, queue));
+        (previous, all_sent)
     }
 
     /// Handles the end of a send. Returns whether an owned send was sent completely.
     fn on_uring_sent(
         &mut self,
         sent: &SendResult,
-        was: UringSend,
+        previous: UringSend,
         queue: &mut VecDeque<QueuedOp>,
     ) -> bool {
         self.write_blocked = false;
         let count = sent.result.unwrap_or(0);
-        let own = count.min(sent.owned.len());
-        self.writer.restore_pending(&sent.owned[own..]);
+        let collected = count.min(sent.owned.len());
+        self.writer.restore_pending(&sent.owned[collected..]);
         if let Some(QueuedOp {
             bytes_sent: Some(sent),
             ..
         }) = queue.front_mut()
         {
-            *sent += count - own;
+            *sent += count - collected;
         }
-        let UringSend::Owned(_, len) = was else {
+        let UringSend::Owned(_, len) = previous else {
             self.close_write_on_error(sent.result);
             return false;
         };
@@ -387,12 +390,12 @@ impl TcpConnection {
     /// is discarded.
     pub(super) fn detach_from_uring(&mut self) {
         self.take_uring_send(&mut VecDeque::new());
-        if let Some(lane) = self.uring_io.take() {
-            let mut ring = lane.uring.lock();
-            if let UringRecv::Active(ticket) | UringRecv::Stopping(ticket) = lane.recv_state {
-                ring.detach(ticket);
+        if let Some(io) = self.uring_io.take() {
+            let mut uring = io.uring.lock();
+            if let UringRecv::Active(op_id) | UringRecv::Stopping(op_id) = io.recv_state {
+                uring.detach(op_id);
                 // If the submission fails, the next one includes it.
-                let _ = ring.submit();
+                let _ = uring.submit();
             }
         }
     }

@@ -52,29 +52,30 @@ pub(super) fn is_zero_copy_unavailable(errno: Errno) -> bool {
 
 impl TcpConnection {
     /// Sends messages from this length on from their buffer, if the io_uring instance supports it.
-    pub(crate) fn set_zero_copy_threshold(&mut self, from: Option<usize>, insists: bool) {
-        if let Some(lane) = &mut self.uring_io
-            && let Some(from) = from
-            && lane.uring.lock().supports_zero_copy()
+    pub(crate) fn set_zero_copy_threshold(
+        &mut self,
+        threshold: Option<usize>,
+        keep_if_copied: bool,
+    ) {
+        if let Some(io) = &mut self.uring_io
+            && let Some(threshold) = threshold
+            && io.uring.lock().supports_zero_copy()
         {
-            (lane.zero_copy.threshold, lane.zero_copy.keep_if_copied) =
-                (Some(from.max(MAX_BUFFERED_MESSAGE)), insists);
+            (io.zero_copy.threshold, io.zero_copy.keep_if_copied) =
+                (Some(threshold.max(MAX_BUFFERED_MESSAGE)), keep_if_copied);
         }
     }
 
     pub(super) fn disable_zero_copy(&mut self) {
-        if let Some(lane) = &mut self.uring_io {
-            lane.zero_copy.threshold = None;
+        if let Some(io) = &mut self.uring_io {
+            io.zero_copy.threshold = None;
         }
     }
 
     /// Whether this message is sent from its buffer. All of it must fit into one send.
     pub(super) fn should_zero_copy(&self, payload: Payload<'_>) -> bool {
-        let from = self
-            .uring_io
-            .as_ref()
-            .and_then(|lane| lane.zero_copy.threshold);
-        from.is_some_and(|from| payload.len() >= from) && {
+        let threshold = self.uring_io.as_ref().and_then(|io| io.zero_copy.threshold);
+        threshold.is_some_and(|threshold| payload.len() >= threshold) && {
             let mut parts = 1;
             payload.for_each(|_, part| parts += usize::from(!part.is_empty()));
             parts <= crate::uring::MAX_IOVECS
@@ -90,26 +91,26 @@ impl TcpConnection {
         len: usize,
         host: &mut dyn EngineContext,
     ) -> bool {
-        let Some(lane) = &mut self.uring_io else {
+        let Some(io) = &mut self.uring_io else {
             return false;
         };
         let Some(buf) = host.take_buffer(op) else {
             return false;
         };
-        let own = self.writer.take_pending().into_boxed_slice();
-        let begun =
-            lane.uring
+        let collected = self.writer.take_pending().into_boxed_slice();
+        let result =
+            io.uring
                 .lock()
-                .send_zero_copy(self.socket.shared_fd(), lane.owner, own, (op, buf));
-        match begun {
-            Ok(ticket) => {
-                lane.send_state = UringSend::Owned(ticket, len);
-                lane.zero_copy.op_ids.push(ticket);
+                .send_zero_copy(self.socket.shared_fd(), io.owner, collected, (op, buf));
+        match result {
+            Ok(op_id) => {
+                io.send_state = UringSend::Owned(op_id, len);
+                io.zero_copy.op_ids.push(op_id);
                 true
             }
-            Err((own, buf)) => {
+            Err((collected, buf)) => {
                 host.return_buffer(op, buf);
-                self.writer.restore_pending(&own);
+                self.writer.restore_pending(&collected);
                 false
             }
         }
@@ -117,27 +118,27 @@ impl TcpConnection {
 
     /// Notes that the send has ended without sending all of the first operation, whose buffer
     /// io_uring still owns.
-    pub(super) fn await_buffer(&mut self, ticket: OpId) {
-        if let Some(lane) = &mut self.uring_io {
-            lane.send_state = UringSend::AwaitingBuffer(ticket);
+    pub(super) fn await_buffer(&mut self, op_id: OpId) {
+        if let Some(io) = &mut self.uring_io {
+            io.send_state = UringSend::AwaitingBuffer(op_id);
         }
     }
 
     /// Handles the return of the buffer of a zero-copy send.
-    pub(super) fn on_buffer_released(&mut self, ticket: OpId, way: Option<ZeroCopyOutcome>) {
-        let Some(lane) = &mut self.uring_io else {
+    pub(super) fn on_buffer_released(&mut self, op_id: OpId, outcome: Option<ZeroCopyOutcome>) {
+        let Some(io) = &mut self.uring_io else {
             return;
         };
-        let zero_copy = &mut lane.zero_copy;
-        let Some(at) = zero_copy.op_ids.iter().position(|given| *given == ticket) else {
+        let zero_copy = &mut io.zero_copy;
+        let Some(at) = zero_copy.op_ids.iter().position(|owned| *owned == op_id) else {
             return;
         };
         zero_copy.op_ids.swap_remove(at);
-        if way == Some(ZeroCopyOutcome::Copied) && !zero_copy.keep_if_copied {
+        if outcome == Some(ZeroCopyOutcome::Copied) && !zero_copy.keep_if_copied {
             zero_copy.threshold = None;
         }
-        if lane.send_state == UringSend::AwaitingBuffer(ticket) {
-            lane.send_state = UringSend::Idle;
+        if io.send_state == UringSend::AwaitingBuffer(op_id) {
+            io.send_state = UringSend::Idle;
         }
     }
 }

@@ -67,20 +67,20 @@ impl TcpEndpoint {
     }
 
     /// Adds an accepted socket as an inbound handshake.
-    fn on_accepted(&mut self, host: &mut dyn EngineContext, mut caller: InboundHandshake) {
+    fn on_accepted(&mut self, host: &mut dyn EngineContext, mut handshake: InboundHandshake) {
         let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
-        if caller.watch(&self.wait_set, token).is_err() {
+        if handshake.watch(&self.wait_set, token).is_err() {
             return;
         }
-        let at = self.connections.insert(ConnectionState::Inbound(caller));
+        let at = self.connections.insert(ConnectionState::Inbound(handshake));
         self.inbound.push_back(at);
         self.on_inbound_ready(host, at);
-        let most = if matches!(self.kind, EndpointKind::Passive(_)) {
+        let limit = if matches!(self.kind, EndpointKind::Passive(_)) {
             MAX_PASSIVE_PENDING_HANDSHAKES
         } else {
             MAX_PENDING_HANDSHAKES
         };
-        if self.inbound.len() > most {
+        if self.inbound.len() > limit {
             self.remove_inbound(host, self.inbound[0], None);
         }
         if self.inbound.len() == 1 {
@@ -95,7 +95,7 @@ impl TcpEndpoint {
         at: usize,
         error: Option<Error>,
     ) {
-        self.inbound.retain(|caller| *caller != at);
+        self.inbound.retain(|handshake| *handshake != at);
         self.connections.try_remove(at);
         if let Some(error) = error {
             host.event(self.id, EventKind::Rejected { error });
@@ -106,79 +106,89 @@ impl TcpEndpoint {
         if matches!(self.kind, EndpointKind::Passive(_)) {
             return self.read_connreq(host, at);
         }
-        let Some(ConnectionState::Inbound(caller)) = self.connections.get_mut(at) else {
+        let Some(ConnectionState::Inbound(handshake)) = self.connections.get_mut(at) else {
             return;
         };
         let ParsedRequest {
-            byte_order: order,
-            request: question,
-            vendor_extension: mark,
-            trailing_bytes: rest,
-        } = match caller.poll() {
+            byte_order,
+            request,
+            vendor_extension,
+            trailing_bytes,
+        } = match handshake.poll() {
             Ok(None) => return,
-            Ok(Some(asked)) => asked,
+            Ok(Some(parsed)) => parsed,
             Err(error) => return self.remove_inbound(host, at, error),
         };
-        self.inbound.retain(|caller| *caller != at);
-        let ConnectionState::Inbound(caller) = self.connections.remove(at) else {
+        self.inbound.retain(|handshake| *handshake != at);
+        let ConnectionState::Inbound(handshake) = self.connections.remove(at) else {
             return;
         };
-        let theirs = SocketAddr::new(caller.peer_addr.ip(), question.port());
-        let Ok(peer) = self.find_or_add_peer(theirs) else {
+        let listen_addr = SocketAddr::new(handshake.peer_addr.ip(), request.port());
+        let Ok(peer) = self.find_or_add_peer(listen_addr) else {
             return;
         };
-        let rivals = match self.peers[peer]
+        let existing = match self.peers[peer]
             .connection
-            .and_then(|link| self.connections.get(link))
+            .and_then(|connection| self.connections.get(connection))
         {
             None | Some(ConnectionState::Inbound(_)) => ExistingConnection::None,
-            Some(ConnectionState::Outbound(asked)) => {
-                ExistingConnection::Connecting(asked.protocol())
+            Some(ConnectionState::Outbound(parsed)) => {
+                ExistingConnection::Connecting(parsed.protocol())
             }
-            Some(ConnectionState::Established(link)) => {
-                ExistingConnection::Connected(link.peer_instance)
+            Some(ConnectionState::Established(connection)) => {
+                ExistingConnection::Connected(connection.peer_instance)
             }
         };
-        let verdict = resolve_simultaneous_connect(self.local_addr, theirs, &question, rivals);
-        if verdict == Resolution::Reject {
-            caller.send_control(CmKind::Reject, None, &question.reject());
-            return linger::close(caller.into_socket(), &[]);
+        let resolution =
+            resolve_simultaneous_connect(self.local_addr, listen_addr, &request, existing);
+        if resolution == Resolution::Reject {
+            handshake.send_control(CmKind::Reject, None, &request.reject());
+            return linger::close(handshake.into_socket(), &[]);
         }
-        if verdict == Resolution::Replace
-            && let Some(old) = self.peers[peer].connection
+        if resolution == Resolution::Replace
+            && let Some(replaced) = self.peers[peer].connection
         {
-            if let Some(ConnectionState::Established(link)) = self.connections.get_mut(old) {
+            if let Some(ConnectionState::Established(connection)) =
+                self.connections.get_mut(replaced)
+            {
                 // The peer was told that its sends are complete, and the end of the stream may be
                 // behind unread data.
                 self.rx
-                    .with_queue(|rx| link.drain_received(&mut self.scratch, rx, host));
+                    .with_queue(|rx| connection.drain_received(&mut self.scratch, rx, host));
                 // Closing also fails the queued operations: part of a message may have been sent.
-                self.close_connection(host, old);
+                self.close_connection(host, replaced);
             } else {
                 self.peers[peer].connection = None;
-                self.connections.try_remove(old);
+                self.connections.try_remove(replaced);
             }
         }
         self.next_connection_id = self.next_connection_id.wrapping_add(1);
-        let (accepted, agreed) = question.accept(self.instance, self.next_connection_id, mark);
+        let (accepted, accepted_protocol) =
+            request.accept(self.instance, self.next_connection_id, vendor_extension);
         // A libfabric peer gets an answer without the vendor extension.
-        let own = question
+        let reply_extension = request
             .vendor_extension(self.vendor_extension)
-            .filter(|_| mark.is_some());
-        if !caller.send_control(CmKind::Accept, own, &accepted) {
-            return self.on_accept_failed(host, theirs);
+            .filter(|_| vendor_extension.is_some());
+        if !handshake.send_control(CmKind::Accept, reply_extension, &accepted) {
+            return self.on_accept_failed(host, listen_addr);
         }
-        let spoken = (agreed, ByteOrder::NATIVE.negotiate(order));
+        let negotiated = (accepted_protocol, ByteOrder::NATIVE.negotiate(byte_order));
         // `close_connection` may have removed the peer.
-        let Ok(peer) = self.find_or_add_peer(theirs) else {
+        let Ok(peer) = self.find_or_add_peer(listen_addr) else {
             return;
         };
-        let who = (peer, Some(question.instance()));
-        let link = self.add_connection(host, who, caller.into_socket(), spoken, rest);
-        if verdict != Resolution::AcceptLoopback {
+        let peer_and_instance = (peer, Some(request.instance()));
+        let connection = self.add_connection(
+            host,
+            peer_and_instance,
+            handshake.into_socket(),
+            negotiated,
+            trailing_bytes,
+        );
+        if resolution != Resolution::AcceptLoopback {
             // Later connects to this peer use the protocol of its request.
-            self.peers[peer].protocol = question.protocol();
-            self.peers[peer].connection = Some(link);
+            self.peers[peer].protocol = request.protocol();
+            self.peers[peer].connection = Some(connection);
             self.progress_tx(host, peer);
         }
         self.progress(host);
@@ -186,8 +196,8 @@ impl TcpEndpoint {
 
     /// Handles that the accept could not be sent: operations that waited for the replaced
     /// connection connect anew.
-    fn on_accept_failed(&mut self, host: &mut dyn EngineContext, theirs: SocketAddr) {
-        let Some(&at) = self.peer_by_socket_addr.get(&theirs) else {
+    fn on_accept_failed(&mut self, host: &mut dyn EngineContext, listen_addr: SocketAddr) {
+        let Some(&at) = self.peer_by_socket_addr.get(&listen_addr) else {
             return;
         };
         let peer = &self.peers[at];

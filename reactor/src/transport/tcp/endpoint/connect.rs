@@ -27,7 +27,7 @@ impl TcpEndpoint {
         let peer = &mut self.peers[at];
         peer.retry = None;
         self.next_connection_id = self.next_connection_id.wrapping_add(1);
-        let question = ConnectRequest::new(
+        let request = ConnectRequest::new(
             peer.protocol,
             self.local_addr.port(),
             self.instance,
@@ -35,7 +35,7 @@ impl TcpEndpoint {
         );
         self.start_connect(
             at,
-            RequestPayload::Rdm(question, self.vendor_extension),
+            RequestPayload::Rdm(request, self.vendor_extension),
             HANDSHAKE_TIMEOUT,
         )
     }
@@ -44,8 +44,8 @@ impl TcpEndpoint {
     pub(super) fn start_connect(
         &mut self,
         at: usize,
-        asks: RequestPayload,
-        patience: Duration,
+        payload: RequestPayload,
+        timeout: Duration,
     ) -> Result<()> {
         let peer = &mut self.peers[at];
         let mut socket = TcpSocket::open(self.local_addr, peer.socket_addr, &self.socket_config)
@@ -54,19 +54,26 @@ impl TcpEndpoint {
             })?;
         let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
         let now = Instant::now();
-        let until = now.checked_add(patience).unwrap_or(now + MAX_TIMEOUT);
-        let ways = ConnectContext {
+        let deadline = now.checked_add(timeout).unwrap_or(now + MAX_TIMEOUT);
+        let context = ConnectContext {
             local_addr: self.local_addr,
             wait_set: &self.wait_set,
             token,
             uring: self.uring.as_ref(),
         };
-        let dialing =
-            ConnectAttempt::start(&mut socket, (&peer.address, peer.socket_addr), until, &ways)?;
-        let asked = OutboundHandshake::new((at, asks), socket, until, dialing);
-        let is_ended_here = asked.local_deadline().is_some();
-        peer.connection = Some(self.connections.insert(ConnectionState::Outbound(asked)));
-        if is_ended_here {
+        let attempt = ConnectAttempt::start(
+            &mut socket,
+            (&peer.address, peer.socket_addr),
+            deadline,
+            &context,
+        )?;
+        let handshake = OutboundHandshake::new((at, payload), socket, deadline, attempt);
+        let needs_timer = handshake.local_deadline().is_some();
+        peer.connection = Some(
+            self.connections
+                .insert(ConnectionState::Outbound(handshake)),
+        );
+        if needs_timer {
             self.arm_timer();
         }
         Ok(())
@@ -74,11 +81,11 @@ impl TcpEndpoint {
 
     /// Handles readiness of the socket of an outbound handshake.
     pub(super) fn on_outbound_ready(&mut self, host: &mut dyn EngineContext, at: usize) {
-        let Some(ConnectionState::Outbound(asked)) = self.connections.get_mut(at) else {
+        let Some(ConnectionState::Outbound(handshake)) = self.connections.get_mut(at) else {
             return;
         };
-        let greeting = asked.poll(&self.wait_set, TcpToken::Socket(at as u32).pack(self.id));
-        self.on_handshake_step(host, at, greeting);
+        let step = handshake.poll(&self.wait_set, TcpToken::Socket(at as u32).pack(self.id));
+        self.on_handshake_step(host, at, step);
     }
 
     /// Handles the completion of a connect in io_uring.
@@ -86,20 +93,20 @@ impl TcpEndpoint {
         &mut self,
         host: &mut dyn EngineContext,
         at: usize,
-        what: (OpId, TimedOutcome),
+        completion: (OpId, TimedOutcome),
     ) {
-        let Some(ConnectionState::Outbound(asked)) = self.connections.get_mut(at) else {
+        let Some(ConnectionState::Outbound(handshake)) = self.connections.get_mut(at) else {
             return;
         };
         let token = TcpToken::Socket(at as u32).pack(self.id);
-        let Some(greeting) = asked.on_uring_connect(what, &self.wait_set, token) else {
+        let Some(step) = handshake.on_uring_connect(completion, &self.wait_set, token) else {
             return;
         };
-        if matches!(greeting, HandshakeStep::Pending) {
+        if matches!(step, HandshakeStep::Pending) {
             // The timer enforces the rest of the deadline, for the reply.
             self.arm_timer();
         }
-        self.on_handshake_step(host, at, greeting);
+        self.on_handshake_step(host, at, step);
     }
 
     /// Handles a step of an outbound handshake.
@@ -107,12 +114,12 @@ impl TcpEndpoint {
         &mut self,
         host: &mut dyn EngineContext,
         at: usize,
-        greeting: HandshakeStep,
+        step: HandshakeStep,
     ) {
         if matches!(self.kind, EndpointKind::Msg(_)) {
-            self.on_msg_handshake_step(host, at, greeting);
+            self.on_msg_handshake_step(host, at, step);
         } else {
-            self.on_rdm_handshake_step(host, at, greeting);
+            self.on_rdm_handshake_step(host, at, step);
         }
     }
 
@@ -120,13 +127,13 @@ impl TcpEndpoint {
         &mut self,
         host: &mut dyn EngineContext,
         at: usize,
-        greeting: HandshakeStep,
+        step: HandshakeStep,
     ) {
-        let Some(ConnectionState::Outbound(asked)) = self.connections.get(at) else {
+        let Some(ConnectionState::Outbound(handshake)) = self.connections.get(at) else {
             return;
         };
-        let peer = asked.peer;
-        match greeting {
+        let peer = handshake.peer;
+        match step {
             HandshakeStep::Pending => {}
             HandshakeStep::TimedOut => {
                 let error = Error::TimedOut(self.peers[peer].address.clone());
@@ -145,10 +152,10 @@ impl TcpEndpoint {
                 self.peers[peer].connection = None;
                 self.schedule_retry(host, peer);
             }
-            HandshakeStep::Reply(ConnectReply::RetryWith(dialect), ..) => {
+            HandshakeStep::Reply(ConnectReply::RetryWith(protocol), ..) => {
                 self.connections.remove(at);
                 self.peers[peer].connection = None;
-                self.retry_other_protocol(host, peer, dialect);
+                self.retry_other_protocol(host, peer, protocol);
             }
             HandshakeStep::Reply(ConnectReply::Rejected, ..) | HandshakeStep::Answer(_) => {
                 let error = Error::ConnectionRefused {
@@ -157,15 +164,24 @@ impl TcpEndpoint {
                 };
                 self.remove_outbound(host, at, &error);
             }
-            HandshakeStep::Reply(ConnectReply::Accepted(agreed, instance), order, rest) => {
-                let ConnectionState::Outbound(asked) = self.connections.remove(at) else {
+            HandshakeStep::Reply(
+                ConnectReply::Accepted(accepted_protocol, instance),
+                byte_order,
+                trailing_bytes,
+            ) => {
+                let ConnectionState::Outbound(handshake) = self.connections.remove(at) else {
                     return;
                 };
-                let order = ByteOrder::NATIVE.negotiate(order);
-                let spoken = (agreed, order);
-                let again =
-                    self.add_connection(host, (peer, instance), asked.into_socket(), spoken, rest);
-                self.peers[peer].connection = Some(again);
+                let byte_order = ByteOrder::NATIVE.negotiate(byte_order);
+                let negotiated = (accepted_protocol, byte_order);
+                let connection = self.add_connection(
+                    host,
+                    (peer, instance),
+                    handshake.into_socket(),
+                    negotiated,
+                    trailing_bytes,
+                );
+                self.peers[peer].connection = Some(connection);
                 self.progress_tx(host, peer);
             }
         }
@@ -178,22 +194,22 @@ impl TcpEndpoint {
         at: usize,
         error: &Error,
     ) {
-        let Some(ConnectionState::Outbound(asked)) = self.connections.try_remove(at) else {
+        let Some(ConnectionState::Outbound(handshake)) = self.connections.try_remove(at) else {
             return;
         };
-        if self.peers[asked.peer].connection == Some(at) {
-            self.peers[asked.peer].connection = None;
-            self.fail_sends(host, asked.peer, error);
+        if self.peers[handshake.peer].connection == Some(at) {
+            self.peers[handshake.peer].connection = None;
+            self.fail_sends(host, handshake.peer, error);
         }
-        self.drop_unused_peer(asked.peer);
+        self.drop_unused_peer(handshake.peer);
     }
 
     /// Cancels an attempt to connect that is no longer needed and of which the peer does not know
     /// yet.
     pub(super) fn cancel_connect(&mut self, peer: usize) {
         if let Some(at) = self.peers[peer].connection
-            && let Some(ConnectionState::Outbound(asked)) = self.connections.get(at)
-            && asked.is_connecting()
+            && let Some(ConnectionState::Outbound(handshake)) = self.connections.get(at)
+            && handshake.is_connecting()
         {
             self.connections.remove(at);
             self.peers[peer].connection = None;
@@ -206,10 +222,10 @@ impl TcpEndpoint {
         &mut self,
         host: &mut dyn EngineContext,
         at: usize,
-        dialect: WireProtocol,
+        protocol: WireProtocol,
     ) {
         let peer = &mut self.peers[at];
-        peer.protocol = dialect;
+        peer.protocol = protocol;
         if std::mem::replace(&mut peer.switched_protocol, true) {
             return self.schedule_retry(host, at);
         }
@@ -230,19 +246,19 @@ impl TcpEndpoint {
             peer.retry = None;
             return self.drop_unused_peer(at);
         }
-        if peer.retry_deadline.is_some_and(|until| until < now) {
+        if peer.retry_deadline.is_some_and(|deadline| deadline < now) {
             let error = Error::ConnectionRefused {
                 peer: peer.address.clone(),
                 reason: RejectReason::Resources,
             };
             return self.fail_sends(host, at, &error);
         }
-        let pause = peer.retry.map_or(INITIAL_RETRY_DELAY, |(_, pause)| {
-            (pause * 2).min(INITIAL_RETRY_DELAY * 64)
+        let delay = peer.retry.map_or(INITIAL_RETRY_DELAY, |(_, delay)| {
+            (delay * 2).min(INITIAL_RETRY_DELAY * 64)
         });
         // Two endpoints that connect to each other must not retry in lockstep.
         let jitter = RandomState::new().hash_one(at) % 1000;
-        peer.retry = Some((now + pause + Duration::from_micros(jitter), pause));
+        peer.retry = Some((now + delay + Duration::from_micros(jitter), delay));
         self.arm_timer();
     }
 }

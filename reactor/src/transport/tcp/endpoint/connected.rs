@@ -50,81 +50,82 @@ pub(super) struct AcceptedConnection {
 impl TcpEndpoint {
     pub(crate) fn open_connected(
         host: &mut dyn EngineContext,
-        (id, caps, tuning): (EpId, Caps, SocketConfig),
+        (id, caps, config): (EpId, Caps, SocketConfig),
         ConnectParams {
-            fi_addr: number,
+            fi_addr,
             peer: name,
             data,
-            peer_supports_tags: peer_takes_tags,
-            mode: way,
+            peer_supports_tags,
+            mode,
         }: ConnectParams<'_>,
-        (wait, receiving, ring): (Arc<dyn WaitSet>, RxSource<'_>, Option<SharedUring>),
+        (wait_set, rx_source, uring): (Arc<dyn WaitSet>, RxSource<'_>, Option<SharedUring>),
     ) -> Result<Self> {
-        let wrong = || Error::WrongScheme {
+        let wrong_scheme = || Error::WrongScheme {
             provider: "tcp",
             address: name.clone(),
         };
         let at = name
             .socket_addr()
             .filter(|_| name.scheme() == Scheme::Tcp)
-            .ok_or_else(wrong)?;
-        let (mark, takes_tags) = (
+            .ok_or_else(wrong_scheme)?;
+        let (vendor_extension, supports_tags) = (
             VendorExtension::from_caps(caps),
             caps.contains(Caps::TAGGED),
         );
-        let single = |peer| {
+        let msg = |peer| {
             EndpointKind::Msg(MsgEndpointState {
                 peer,
-                supports_tags: takes_tags,
-                peer_supports_tags: peer_takes_tags,
+                supports_tags,
+                peer_supports_tags,
                 disconnect_error: None,
             })
         };
-        let role = single(0);
-        let mut opened = Self::new(
+        let kind = msg(0);
+        let mut endpoint = Self::new(
             id,
-            (unspecified_addr(at), tuning),
-            role,
-            (wait, receiving, ring),
+            (unspecified_addr(at), config),
+            kind,
+            (wait_set, rx_source, uring),
         )?;
-        opened.set_caps(caps);
+        endpoint.set_caps(caps);
         let peer = TcpPeer {
-            fi_addr: Some(number),
+            fi_addr: Some(fi_addr),
             ..TcpPeer::new(name.clone(), at, WireProtocol::Native)
         };
-        let peer = opened.peers.insert(peer);
-        opened.peer_by_socket_addr.insert(at, peer);
-        opened.peer_by_fi_addr.resize(number.index() + 1, None);
-        opened.peer_by_fi_addr[number.index()] = Some(peer);
-        opened.kind = single(peer);
-        match way {
-            ConnectMode::Connect {
-                from,
-                timeout: patience,
-            } => {
+        let peer = endpoint.peers.insert(peer);
+        endpoint.peer_by_socket_addr.insert(at, peer);
+        endpoint.peer_by_fi_addr.resize(fi_addr.index() + 1, None);
+        endpoint.peer_by_fi_addr[fi_addr.index()] = Some(peer);
+        endpoint.kind = msg(peer);
+        match mode {
+            ConnectMode::Connect { from, timeout } => {
                 if let Some(from) = from {
-                    opened.local_addr = source_addr(from, at)?;
+                    endpoint.local_addr = source_addr(from, at)?;
                 }
-                opened.open_timer()?;
-                opened.start_connect(peer, RequestPayload::Msg(mark, data.to_vec()), patience)?;
+                endpoint.open_timer()?;
+                endpoint.start_connect(
+                    peer,
+                    RequestPayload::Msg(vendor_extension, data.to_vec()),
+                    timeout,
+                )?;
             }
             ConnectMode::Accept(handle) => {
                 let handle: Box<dyn Any> = handle;
-                let Ok(called) = handle.downcast::<TcpConnReqHandle>() else {
+                let Ok(request) = handle.downcast::<TcpConnReqHandle>() else {
                     let why = "the request was received by another provider".into();
                     return Err(Error::Invalid {
                         what: "connection request",
                         why,
                     });
                 };
-                called.apply_config(&opened.socket_config)?;
-                let accepted = called
-                    .accept(mark, data)
+                request.apply_config(&endpoint.socket_config)?;
+                let accepted = request
+                    .accept(vendor_extension, data)
                     .ok_or_else(|| Error::PeerGone(name.clone()))?;
-                opened.establish(host, accepted, Vec::new())?;
+                endpoint.establish(host, accepted, Vec::new())?;
             }
         }
-        Ok(opened)
+        Ok(endpoint)
     }
 
     /// Sets the endpoint up after the connection was accepted, and reports it to the engine.
@@ -133,15 +134,15 @@ impl TcpEndpoint {
         host: &mut dyn EngineContext,
         AcceptedConnection {
             socket,
-            byte_order: order,
-            vendor_extension: mark,
-            trailing_bytes: rest,
+            byte_order,
+            vendor_extension,
+            trailing_bytes,
         }: AcceptedConnection,
         data: Vec<u8>,
     ) -> Result<()> {
         let EndpointKind::Msg(MsgEndpointState {
             peer,
-            peer_supports_tags: peer_takes_tags,
+            peer_supports_tags,
             ..
         }) = self.kind
         else {
@@ -151,13 +152,14 @@ impl TcpEndpoint {
         self.name = Address::from_socket_addr(Scheme::Tcp, self.local_addr)?;
         self.scratch = vec![0; MSG_SCRATCH_LEN].into();
         self.close_timer();
-        let takes = PeerCaps::msg(mark, peer_takes_tags);
-        let spoken = (
-            Negotiated::Native { peer_caps: takes },
-            ByteOrder::NATIVE.negotiate(order),
+        let peer_caps = PeerCaps::msg(vendor_extension, peer_supports_tags);
+        let negotiated = (
+            Negotiated::Native { peer_caps },
+            ByteOrder::NATIVE.negotiate(byte_order),
         );
-        let link = self.add_connection(host, (peer, None), socket, spoken, rest);
-        self.peers[peer].connection = Some(link);
+        let connection =
+            self.add_connection(host, (peer, None), socket, negotiated, trailing_bytes);
+        self.peers[peer].connection = Some(connection);
         host.on_connected(
             self.id,
             &self.peers[peer].address,
@@ -174,44 +176,42 @@ impl TcpEndpoint {
         &mut self,
         host: &mut dyn EngineContext,
         at: usize,
-        greeting: HandshakeStep,
+        step: HandshakeStep,
     ) {
-        let Some(ConnectionState::Outbound(asked)) = self.connections.get(at) else {
+        let Some(ConnectionState::Outbound(handshake)) = self.connections.get(at) else {
             return;
         };
         let TcpPeer {
             address: name,
             socket_addr: to,
             ..
-        } = &self.peers[asked.peer];
-        let error = match greeting {
+        } = &self.peers[handshake.peer];
+        let error = match step {
             HandshakeStep::Pending => return,
             HandshakeStep::TimedOut => Error::TimedOut(name.clone()),
             HandshakeStep::Failed(failure) => failure.into_error(self.local_addr, (name, *to)),
             // An FI_EP_MSG request gets no FI_EP_RDM reply.
             HandshakeStep::Reply(..) => Error::PeerGone(name.clone()),
-            HandshakeStep::Answer(ConnectAnswer::Rejected {
-                private_data: private,
-            }) => Error::Rejected {
+            HandshakeStep::Answer(ConnectAnswer::Rejected { private_data }) => Error::Rejected {
                 peer: name.clone(),
-                data: private,
+                data: private_data,
             },
             HandshakeStep::Answer(ConnectAnswer::Accepted {
-                byte_order: order,
-                vendor_extension: mark,
-                private_data: private,
-                trailing_bytes: rest,
+                byte_order,
+                vendor_extension,
+                private_data,
+                trailing_bytes,
             }) => {
-                let ConnectionState::Outbound(asked) = self.connections.remove(at) else {
+                let ConnectionState::Outbound(handshake) = self.connections.remove(at) else {
                     return;
                 };
-                let joining = AcceptedConnection {
-                    socket: asked.into_socket(),
-                    byte_order: order,
-                    vendor_extension: mark,
-                    trailing_bytes: rest,
+                let accepted = AcceptedConnection {
+                    socket: handshake.into_socket(),
+                    byte_order,
+                    vendor_extension,
+                    trailing_bytes,
                 };
-                match self.establish(host, joining, private) {
+                match self.establish(host, accepted, private_data) {
                     Ok(()) => return,
                     Err(error) => error,
                 }
@@ -221,12 +221,12 @@ impl TcpEndpoint {
     }
 
     fn connect_failed(&mut self, host: &mut dyn EngineContext, at: usize, error: Error) {
-        let EndpointKind::Msg(single) = &mut self.kind else {
+        let EndpointKind::Msg(msg) = &mut self.kind else {
             return;
         };
         self.connections.try_remove(at);
-        single.disconnect_error = Some(error.clone());
-        let peer = &mut self.peers[single.peer];
+        msg.disconnect_error = Some(error.clone());
+        let peer = &mut self.peers[msg.peer];
         peer.connection = None;
         host.on_connected(self.id, &peer.address, Err(error));
         self.close_timer();
@@ -256,13 +256,13 @@ impl TcpEndpoint {
         if !self.rx.is_shared() {
             self.rx.own.fail_posted(host, &Error::Canceled);
         }
-        let link = self
+        let connection = self
             .connections
             .iter()
-            .find_map(|(at, stage)| matches!(stage, ConnectionState::Established(_)).then_some(at));
-        if let Some(at) = link {
-            if let EndpointKind::Msg(single) = &mut self.kind {
-                single.disconnect_error = Some(Error::Closed(Class::Endpoint));
+            .find_map(|(at, state)| matches!(state, ConnectionState::Established(_)).then_some(at));
+        if let Some(at) = connection {
+            if let EndpointKind::Msg(msg) = &mut self.kind {
+                msg.disconnect_error = Some(Error::Closed(Class::Endpoint));
             }
             self.end_unwritten(host, at, &Error::Canceled);
             self.close_connection(host, at);
@@ -272,8 +272,8 @@ impl TcpEndpoint {
 
     /// Notes that the connection has ended and everything received was taken.
     pub(super) fn set_disconnected(&mut self, host: &mut dyn EngineContext, why: Error) {
-        if let EndpointKind::Msg(single) = &mut self.kind {
-            single.disconnect_error.get_or_insert(why);
+        if let EndpointKind::Msg(msg) = &mut self.kind {
+            msg.disconnect_error.get_or_insert(why);
             self.fail_recvs_if_disconnected(host);
         }
     }
@@ -297,7 +297,7 @@ impl TcpEndpoint {
                 disconnect_error: Some(why),
                 ..
             }) => why.clone(),
-            EndpointKind::Msg(single) => Error::PeerGone(self.peers[single.peer].address.clone()),
+            EndpointKind::Msg(msg) => Error::PeerGone(self.peers[msg.peer].address.clone()),
             _ => Error::Closed(Class::Endpoint),
         }
     }

@@ -18,8 +18,8 @@ impl TcpEndpoint {
         host: &mut dyn EngineContext,
         (peer, instance): (usize, Option<u32>),
         socket: TcpSocket,
-        spoken: (Negotiated, ByteOrder),
-        rest: Vec<u8>,
+        negotiated: (Negotiated, ByteOrder),
+        trailing_bytes: Vec<u8>,
     ) -> usize {
         self.next_peer_key += 1;
         let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
@@ -27,35 +27,42 @@ impl TcpEndpoint {
             self.rx
                 .peer_connected(host, PeerKey(self.next_peer_key), &self.peers[peer].address);
         let watch = (self.wait_set.clone(), token);
-        let mut link =
-            TcpConnection::new((peer, key), socket, watch, spoken, rest, self.uring.clone());
-        link.peer_instance = instance;
-        link.enable_rma_target(self.id, self.is_rma_target, self.rma_events);
+        let mut connection = TcpConnection::new(
+            (peer, key),
+            socket,
+            watch,
+            negotiated,
+            trailing_bytes,
+            self.uring.clone(),
+        );
+        connection.peer_instance = instance;
+        connection.enable_rma_target(self.id, self.is_rma_target, self.rma_events);
         let options = &self.socket_config.options;
-        link.set_zero_copy_threshold(options.zero_copy_threshold, options.force_zero_copy);
-        link.update_interest();
+        connection.set_zero_copy_threshold(options.zero_copy_threshold, options.force_zero_copy);
+        connection.update_interest();
         let name = self.peers[peer].address.clone();
         if matches!(self.kind, EndpointKind::Msg(_)) {
-            link.source = self.peers[peer].fi_addr;
+            connection.source = self.peers[peer].fi_addr;
             if self.rejects_tagged() {
-                link.reject_tagged();
+                connection.reject_tagged();
             }
         } else {
-            link.addr_at_connect = host.peer_connected(self.id, &name, link.incarnation());
-            link.source = link.addr_at_connect;
-            self.fail_sends_to_others(host, &link);
+            connection.addr_at_connect =
+                host.peer_connected(self.id, &name, connection.incarnation());
+            connection.source = connection.addr_at_connect;
+            self.fail_sends_to_others(host, &connection);
             host.event(
                 self.id,
                 EventKind::PeerConnected {
                     peer: name,
-                    source: link.source,
+                    source: connection.source,
                 },
             );
         }
         (self.peers[peer].retry, self.peers[peer].switched_protocol) = (None, false);
         let at = self
             .connections
-            .insert(ConnectionState::Established(Box::new(link)));
+            .insert(ConnectionState::Established(Box::new(connection)));
         self.mark_active(at);
         self.arm_timer();
         at
@@ -63,28 +70,31 @@ impl TcpEndpoint {
 
     /// Closes a connection that has ended and of which everything received was taken.
     pub(super) fn close_connection(&mut self, host: &mut dyn EngineContext, at: usize) {
-        let Some(ConnectionState::Established(mut link)) = self.connections.try_remove(at) else {
+        let Some(ConnectionState::Established(mut connection)) = self.connections.try_remove(at)
+        else {
             return;
         };
-        self.active_connections.retain(|hot| *hot != at);
-        let (peer, name) = (link.peer, self.peers[link.peer].address.clone());
+        self.active_connections.retain(|active| *active != at);
+        let (peer, name) = (connection.peer, self.peers[connection.peer].address.clone());
         if self.peers[peer].connection == Some(at) {
-            link.cancel_uring_send(&mut self.peers[peer].tx_queue, host);
+            connection.cancel_uring_send(&mut self.peers[peer].tx_queue, host);
         }
-        let reason = link.end_reason().unwrap_or(DownReason::Closed);
-        let gone = self.connection_error(&link);
-        link.fail_unwritten(host, &gone);
+        let reason = connection.end_reason().unwrap_or(DownReason::Closed);
+        let error = self.connection_error(&connection);
+        connection.fail_unwritten(host, &error);
         self.rx.with_queue(|rx| {
-            link.process_deferred(rx, host);
-            link.fail_all(rx, host, &gone);
+            connection.process_deferred(rx, host);
+            connection.fail_all(rx, host, &error);
         });
-        self.rx.peer_departed(link.peer_key, name.clone());
-        let source = link.source.or_else(|| host.fi_addr_of(self.id, &name));
-        let is_single = matches!(self.kind, EndpointKind::Msg(_));
+        self.rx.peer_departed(connection.peer_key, name.clone());
+        let source = connection
+            .source
+            .or_else(|| host.fi_addr_of(self.id, &name));
+        let is_msg = matches!(self.kind, EndpointKind::Msg(_));
         host.event(
             self.id,
             match name.clone() {
-                peer if is_single => EventKind::Shutdown { peer, reason },
+                peer if is_msg => EventKind::Shutdown { peer, reason },
                 peer => EventKind::PeerDown {
                     peer,
                     source,
@@ -94,56 +104,56 @@ impl TcpEndpoint {
         );
         if self.peers[peer].connection == Some(at) {
             self.peers[peer].connection = None;
-            self.fail_sends(host, peer, &gone);
+            self.fail_sends(host, peer, &error);
         }
         if let Some(source) = source
             && !self
                 .established()
                 .any(|other| other.peer == peer && other.source == Some(source))
         {
-            self.rx.fail_directed(host, source, &name, &gone);
+            self.rx.fail_directed(host, source, &name, &error);
         }
-        host.peer_disconnected(self.id, link.addr_at_connect);
-        let (socket, rest) = link.into_socket();
-        linger::close(socket, &rest);
+        host.peer_disconnected(self.id, connection.addr_at_connect);
+        let (socket, trailing_bytes) = connection.into_socket();
+        linger::close(socket, &trailing_bytes);
         self.drop_unused_peer(peer);
-        self.set_disconnected(host, gone);
+        self.set_disconnected(host, error);
     }
 
     /// Handles that nothing can be sent on a connection any more, while received data may be
     /// unread.
     pub(super) fn on_write_closed(&mut self, host: &mut dyn EngineContext, at: usize) {
-        let Some(ConnectionState::Established(link)) = self.connections.get(at) else {
+        let Some(ConnectionState::Established(connection)) = self.connections.get(at) else {
             return;
         };
-        let (peer, gone) = (link.peer, self.connection_error(link));
-        self.fail_sends(host, peer, &gone);
+        let (peer, error) = (connection.peer, self.connection_error(connection));
+        self.fail_sends(host, peer, &error);
         self.peers[peer].connection = None;
         // Responses may still arrive, unless the stream has ended.
-        if let Some(ConnectionState::Established(link)) = self.connections.get_mut(at)
-            && link.end_reason().is_some()
+        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at)
+            && connection.end_reason().is_some()
         {
-            link.fail_requests(host, &gone);
+            connection.fail_requests(host, &error);
         }
     }
 
     /// Fails the receives of rendezvous messages of a connection that has ended while it holds
     /// messages: their bytes never arrive.
     pub(super) fn fail_rendezvous_recvs(&mut self, host: &mut dyn EngineContext, at: usize) {
-        let Some(ConnectionState::Established(link)) = self.connections.get(at) else {
+        let Some(ConnectionState::Established(connection)) = self.connections.get(at) else {
             return;
         };
-        let gone = self.connection_error(link);
-        if let Some(ConnectionState::Established(link)) = self.connections.get_mut(at) {
+        let error = self.connection_error(connection);
+        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) {
             self.rx
-                .with_queue(|rx| link.fail_rendezvous_recvs(rx, host, &gone));
+                .with_queue(|rx| connection.fail_rendezvous_recvs(rx, host, &error));
         }
     }
 
     /// Returns the error of operations for the peer of a connection that has ended.
-    fn connection_error(&self, link: &TcpConnection) -> Error {
-        let peer = self.peers[link.peer].address.clone();
-        match link.end_reason() {
+    fn connection_error(&self, connection: &TcpConnection) -> Error {
+        let peer = self.peers[connection.peer].address.clone();
+        match connection.end_reason() {
             Some(DownReason::Protocol(what)) => Error::Protocol {
                 peer,
                 what: what.into(),

@@ -190,37 +190,37 @@ pub(crate) struct TcpEndpoint {
 impl TcpEndpoint {
     pub(crate) fn open_rdm(
         id: EpId,
-        (at, tuning): (SocketAddr, SocketConfig),
-        wait: Arc<dyn WaitSet>,
-        receiving: RxSource<'_>,
-        ring: Option<SharedUring>,
-        dialect: WireProtocol,
+        (at, config): (SocketAddr, SocketConfig),
+        wait_set: Arc<dyn WaitSet>,
+        rx_source: RxSource<'_>,
+        uring: Option<SharedUring>,
+        protocol: WireProtocol,
     ) -> Result<Self> {
-        let role = EndpointKind::Rdm;
-        let mut opened = Self::new(id, (at, tuning), role, (wait, receiving, ring))?;
-        opened.protocol = dialect;
-        opened.scratch = vec![0; SCRATCH_LEN].into();
-        opened.start_listening(at)?;
-        Ok(opened)
+        let kind = EndpointKind::Rdm;
+        let mut endpoint = Self::new(id, (at, config), kind, (wait_set, rx_source, uring))?;
+        endpoint.protocol = protocol;
+        endpoint.scratch = vec![0; SCRATCH_LEN].into();
+        endpoint.start_listening(at)?;
+        Ok(endpoint)
     }
 
     /// Returns an endpoint without listener and connections.
     fn new(
         id: EpId,
-        (at, tuning): (SocketAddr, SocketConfig),
-        role: EndpointKind,
-        (wait, receiving, ring): (Arc<dyn WaitSet>, RxSource<'_>, Option<SharedUring>),
+        (at, config): (SocketAddr, SocketConfig),
+        kind: EndpointKind,
+        (wait_set, rx_source, uring): (Arc<dyn WaitSet>, RxSource<'_>, Option<SharedUring>),
     ) -> Result<Self> {
         Ok(Self {
             id,
             name: Address::from_socket_addr(Scheme::Tcp, at)?,
             local_addr: at,
-            socket_config: tuning,
+            socket_config: config,
             instance: (RandomState::new().hash_one(id.0) as u32 >> 1).max(1),
-            kind: role,
+            kind,
             listener: None,
-            wait_set: wait,
-            rx: receiving.bind(id, UNEXPECTED_BYTES),
+            wait_set,
+            rx: rx_source.bind(id, UNEXPECTED_BYTES),
             connections: Slab::new(),
             peers: Slab::new(),
             peer_by_socket_addr: HashMap::new(),
@@ -234,7 +234,7 @@ impl TcpEndpoint {
             scratch: Box::default(),
             timer: None,
             is_active: false,
-            uring: ring,
+            uring,
             is_rma_target: false,
             rma_events: false,
             vendor_extension: VendorExtension::from_caps(Caps::empty()),
@@ -261,15 +261,15 @@ impl TcpEndpoint {
 
     /// Opens the timer early: later the process may be out of descriptors.
     fn open_timer(&mut self) -> Result<()> {
-        let clock = Timer::new()?;
-        clock.watch(&*self.wait_set, TcpToken::Timer.pack(self.id))?;
-        self.timer = Some(clock);
+        let timer = Timer::new()?;
+        timer.watch(&*self.wait_set, TcpToken::Timer.pack(self.id))?;
+        self.timer = Some(timer);
         Ok(())
     }
 
     fn close_timer(&mut self) {
-        if let Some(clock) = self.timer.take() {
-            clock.unwatch(&*self.wait_set);
+        if let Some(timer) = self.timer.take() {
+            timer.unwatch(&*self.wait_set);
         }
     }
 
@@ -282,9 +282,9 @@ impl TcpEndpoint {
     }
 
     fn established(&self) -> impl Iterator<Item = &TcpConnection> {
-        self.connections.iter().filter_map(|(_, stage)| {
-            if let ConnectionState::Established(link) = stage {
-                Some(&**link)
+        self.connections.iter().filter_map(|(_, state)| {
+            if let ConnectionState::Established(connection) = state {
+                Some(&**connection)
             } else {
                 None
             }
@@ -297,38 +297,39 @@ impl TcpEndpoint {
         moved |= self.rx.own.has_work() && self.rx.own.copy_next_chunk(host);
         let mut index = 0;
         while let Some(&at) = self.active_connections.get(index) {
-            let Some(ConnectionState::Established(link)) = self.connections.get_mut(at) else {
+            let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at)
+            else {
                 self.active_connections.swap_remove(index);
                 continue;
             };
-            let peer = link.peer;
+            let peer = connection.peer;
             moved |= self
                 .rx
-                .with_queue(|rx| link.progress_rx(&mut self.scratch, rx, host));
+                .with_queue(|rx| connection.progress_rx(&mut self.scratch, rx, host));
             // An endpoint that sends to itself has a second connection, for what it receives.
-            let mut none = VecDeque::new();
-            let is_first = self.peers[peer].connection == Some(at);
-            let sends = if is_first {
+            let mut no_sends = VecDeque::new();
+            let is_tx_connection = self.peers[peer].connection == Some(at);
+            let queue = if is_tx_connection {
                 &mut self.peers[peer].tx_queue
             } else {
-                &mut none
+                &mut no_sends
             };
-            moved |= link.progress_tx(sends, host);
-            if link.awaits_rendezvous() && link.has_held_messages() {
+            moved |= connection.progress_tx(queue, host);
+            if connection.awaits_rendezvous() && connection.has_held_messages() {
                 self.fail_rendezvous_recvs(host, at);
                 moved = true;
-            } else if link.end_reason().is_some() && !link.has_held_messages() {
+            } else if connection.end_reason().is_some() && !connection.has_held_messages() {
                 self.close_connection(host, at);
                 moved = true;
-            } else if link.write_closed() && is_first {
+            } else if connection.write_closed() && is_tx_connection {
                 // Received data may still be taken; nothing can be sent there any more.
                 self.on_write_closed(host, at);
                 moved = true;
                 index += 1;
-            } else if link.needs_progress() || !self.peers[peer].tx_queue.is_empty() {
+            } else if connection.needs_progress() || !self.peers[peer].tx_queue.is_empty() {
                 index += 1;
-            } else if link.arm_uring_recv() {
-                link.is_active = false;
+            } else if connection.arm_uring_recv() {
+                connection.is_active = false;
                 self.active_connections.swap_remove(index);
             } else {
                 index += 1;
@@ -356,9 +357,9 @@ impl TcpEndpoint {
 
     fn socket_ready(&mut self, host: &mut dyn EngineContext, at: usize) {
         match self.connections.get_mut(at) {
-            Some(ConnectionState::Established(link)) => {
-                link.reset_idle();
-                link.clear_write_blocked();
+            Some(ConnectionState::Established(connection)) => {
+                connection.reset_idle();
+                connection.clear_write_blocked();
                 self.mark_active(at);
                 self.progress(host);
             }
@@ -376,31 +377,31 @@ impl TcpEndpoint {
         host: &mut dyn EngineContext,
     ) {
         if let CompletionKind::BufferReleased(ReleasedBuffer {
-            zero_copy: Some(way),
+            zero_copy: Some(outcome),
             ..
         }) = &completion.kind
         {
-            self.zero_copy += u64::from(*way == ZeroCopyOutcome::ZeroCopy);
-            self.zero_copy_fallbacks += u64::from(*way == ZeroCopyOutcome::Copied);
+            self.zero_copy += u64::from(*outcome == ZeroCopyOutcome::ZeroCopy);
+            self.zero_copy_fallbacks += u64::from(*outcome == ZeroCopyOutcome::Copied);
         }
-        if let CompletionKind::Timed(ended) = completion.kind {
-            return self.on_uring_connect(host, at, (completion.op_id, ended));
+        if let CompletionKind::Timed(outcome) = completion.kind {
+            return self.on_uring_connect(host, at, (completion.op_id, outcome));
         }
-        let Some(ConnectionState::Established(link)) = self.connections.get_mut(at) else {
+        let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) else {
             return;
         };
-        let peer = &mut self.peers[link.peer];
-        let mut none = VecDeque::new();
-        link.on_uring_completion(
+        let peer = &mut self.peers[connection.peer];
+        let mut no_sends = VecDeque::new();
+        connection.on_uring_completion(
             completion,
             if peer.connection == Some(at) {
                 &mut peer.tx_queue
             } else {
-                &mut none
+                &mut no_sends
             },
             host,
         );
-        link.reset_idle();
+        connection.reset_idle();
         self.mark_active(at);
     }
 
@@ -410,14 +411,14 @@ impl TcpEndpoint {
         for at in peers {
             self.fail_sends(host, at, &Error::Canceled);
         }
-        let links: Vec<_> = self.connections.iter().map(|(at, _)| at).collect();
-        for at in links {
+        let connections: Vec<_> = self.connections.iter().map(|(at, _)| at).collect();
+        for at in connections {
             self.end_unwritten(host, at, &Error::Canceled);
         }
-        for (_, stage) in &mut self.connections {
-            if let ConnectionState::Established(link) = stage {
-                link.fail_requests(host, &Error::Canceled);
-                host.peer_disconnected(self.id, link.addr_at_connect);
+        for (_, state) in &mut self.connections {
+            if let ConnectionState::Established(connection) = state {
+                connection.fail_requests(host, &Error::Canceled);
+                host.peer_disconnected(self.id, connection.addr_at_connect);
             }
         }
     }
@@ -425,26 +426,27 @@ impl TcpEndpoint {
     /// Whether anything waits for memory that its owner may be using.
     pub(crate) fn awaits_region(&self) -> bool {
         self.established()
-            .any(|link| link.has_held_messages() || link.has_pending_responses())
+            .any(|connection| connection.has_held_messages() || connection.has_pending_responses())
     }
 
     pub(crate) fn arm(&mut self) -> bool {
         // Sockets report readiness; bytes that could be sent now are reported by nothing.
-        let waits = |peer: &TcpPeer| match peer.connection.and_then(|at| self.connections.get(at)) {
-            Some(ConnectionState::Established(link)) => {
-                peer.tx_queue.is_empty()
-                    || link.is_write_blocked()
-                    || link.is_uring_sending()
-                    || link.is_response_stalled()
-                    || link.awaits_atomic_responses(&peer.tx_queue)
-            }
-            _ => true,
-        };
+        let is_blocked =
+            |peer: &TcpPeer| match peer.connection.and_then(|at| self.connections.get(at)) {
+                Some(ConnectionState::Established(connection)) => {
+                    peer.tx_queue.is_empty()
+                        || connection.is_write_blocked()
+                        || connection.is_uring_sending()
+                        || connection.is_response_stalled()
+                        || connection.awaits_atomic_responses(&peer.tx_queue)
+                }
+                _ => true,
+            };
         !self.rx.own.has_work()
             && self
                 .established()
-                .all(|link| link.is_flushed() && !link.has_local_work())
-            && self.peers.iter().all(|(_, peer)| waits(peer))
+                .all(|connection| connection.is_flushed() && !connection.has_local_work())
+            && self.peers.iter().all(|(_, peer)| is_blocked(peer))
             && self.arm_uring_recv()
     }
 
@@ -453,21 +455,21 @@ impl TcpEndpoint {
         if self.uring.is_none() {
             return true;
         }
-        let links = self.connections.iter_mut();
-        links.fold(true, |quiet, (_, stage)| match stage {
-            ConnectionState::Established(link) => link.arm_uring_recv() && quiet,
+        let connections = self.connections.iter_mut();
+        connections.fold(true, |quiet, (_, state)| match state {
+            ConnectionState::Established(connection) => connection.arm_uring_recv() && quiet,
             _ => quiet,
         })
     }
 
     pub(crate) fn stats(&self) -> TransportStats {
         let (peers, unexpected) = (self.established().count(), self.rx.own.unexpected());
-        let (zero_copy, copied_anyway) = (self.zero_copy, self.zero_copy_fallbacks);
+        let (zero_copy, zero_copy_fallbacks) = (self.zero_copy, self.zero_copy_fallbacks);
         TransportStats {
             peers,
             unexpected,
             zero_copy,
-            zero_copy_fallbacks: copied_anyway,
+            zero_copy_fallbacks,
             ..TransportStats::default()
         }
     }
@@ -477,9 +479,9 @@ impl TcpEndpoint {
             return format!("{} ({} requests)", self.name, requests.len());
         }
         let (messages, bytes) = self.rx.own.unexpected();
-        let links = self.established().count();
+        let connections = self.established().count();
         format!(
-            "{} ({links} connections, {messages} unexpected messages of {bytes} bytes)",
+            "{} ({connections} connections, {messages} unexpected messages of {bytes} bytes)",
             self.name
         )
     }
@@ -491,10 +493,10 @@ impl Drop for TcpEndpoint {
             listener.unwatch(&*self.wait_set);
         }
         self.close_timer();
-        for stage in self.connections.drain() {
-            if let ConnectionState::Established(link) = stage {
-                let (socket, rest) = link.into_socket();
-                linger::close(socket, &rest);
+        for state in self.connections.drain() {
+            if let ConnectionState::Established(connection) = state {
+                let (socket, unsent) = connection.into_socket();
+                linger::close(socket, &unsent);
             }
         }
     }

@@ -43,9 +43,9 @@ impl EndpointKind {
         matches!(self, Self::Passive(requests) if requests.len() >= MAX_PENDING_REQUESTS)
     }
 
-    pub(super) fn set_accept_paused(&mut self, is_resting: bool) {
+    pub(super) fn set_accept_paused(&mut self, is_paused: bool) {
         if let Self::Passive(requests) = self {
-            requests.accept_paused = is_resting;
+            requests.accept_paused = is_paused;
         }
     }
 }
@@ -53,50 +53,50 @@ impl EndpointKind {
 impl TcpEndpoint {
     pub(crate) fn open_passive(
         id: EpId,
-        (at, tuning): (SocketAddr, SocketConfig),
-        wait: Arc<dyn WaitSet>,
+        (at, config): (SocketAddr, SocketConfig),
+        wait_set: Arc<dyn WaitSet>,
     ) -> Result<Self> {
-        let role = EndpointKind::Passive(ConnReqQueue::default());
-        let mut opened = Self::new(
+        let kind = EndpointKind::Passive(ConnReqQueue::default());
+        let mut endpoint = Self::new(
             id,
-            (at, tuning),
-            role,
-            (wait, RxSource::Own(&BufferPool::new()), None),
+            (at, config),
+            kind,
+            (wait_set, RxSource::Own(&BufferPool::new()), None),
         )?;
-        opened.start_listening(at)?;
-        Ok(opened)
+        endpoint.start_listening(at)?;
+        Ok(endpoint)
     }
 
     /// Reads the connection request of an inbound handshake.
     pub(super) fn read_connreq(&mut self, host: &mut dyn EngineContext, at: usize) {
-        let Some(ConnectionState::Inbound(caller)) = self.connections.get_mut(at) else {
+        let Some(ConnectionState::Inbound(handshake)) = self.connections.get_mut(at) else {
             return;
         };
-        let (control, rest) = match caller.read_request() {
+        let (control, trailing_bytes) = match handshake.read_request() {
             Ok(None) => return,
-            Ok(Some(asked)) => asked,
+            Ok(Some(request)) => request,
             Err(error) => return self.remove_inbound(host, at, error),
         };
-        self.inbound.retain(|caller| *caller != at);
-        let ConnectionState::Inbound(caller) = self.connections.remove(at) else {
+        self.inbound.retain(|handshake| *handshake != at);
+        let ConnectionState::Inbound(handshake) = self.connections.remove(at) else {
             return;
         };
-        let Ok(peer) = Address::from_socket_addr(Scheme::Tcp, caller.peer_addr) else {
+        let Ok(peer) = Address::from_socket_addr(Scheme::Tcp, handshake.peer_addr) else {
             return;
         };
-        let mut socket = caller.into_socket();
+        let mut socket = handshake.into_socket();
         socket.unwatch();
         let EndpointKind::Passive(requests) = &mut self.kind else {
             return;
         };
         let data = control.private_data().to_vec();
         host.on_connreq(self.id, &peer, &data);
-        let (order, mark) = (control.byte_order, control.vendor_extension);
+        let (byte_order, vendor_extension) = (control.byte_order, control.vendor_extension);
         let handle = Box::new(TcpConnReqHandle {
             socket: Some(socket),
-            byte_order: order,
-            vendor_extension: mark,
-            trailing_bytes: rest,
+            byte_order,
+            vendor_extension,
+            trailing_bytes,
         });
         requests.queue.push_back(ConnReq { peer, data, handle });
     }
@@ -128,10 +128,10 @@ pub(super) struct TcpConnReqHandle {
 
 impl TcpConnReqHandle {
     /// Applies the socket options of the accepting domain, on top of those of the passive endpoint.
-    pub(super) fn apply_config(&self, tuning: &SocketConfig) -> Result<()> {
+    pub(super) fn apply_config(&self, config: &SocketConfig) -> Result<()> {
         self.socket
             .as_ref()
-            .map_or(Ok(()), |socket| socket.apply_config(tuning))
+            .map_or(Ok(()), |socket| socket.apply_config(config))
     }
 
     /// Sends the accept with this data, and with the vendor extension if the request had one.
@@ -142,17 +142,17 @@ impl TcpConnReqHandle {
         data: &[u8],
     ) -> Option<AcceptedConnection> {
         let socket = self.socket.take().filter(TcpSocket::in_original_process)?;
-        let (order, mark, rest) = (
+        let (byte_order, vendor_extension, trailing_bytes) = (
             self.byte_order,
             self.vendor_extension,
             std::mem::take(&mut self.trailing_bytes),
         );
-        send_control(&socket, CmKind::Accept, mark.map(|_| own), data).then_some(
+        send_control(&socket, CmKind::Accept, vendor_extension.map(|_| own), data).then_some(
             AcceptedConnection {
                 socket,
-                byte_order: order,
-                vendor_extension: mark,
-                trailing_bytes: rest,
+                byte_order,
+                vendor_extension,
+                trailing_bytes,
             },
         )
     }

@@ -35,14 +35,14 @@ impl TcpEndpoint {
         }
         self.fail_recvs_if_disconnected(host);
         for at in 0..self.active_connections.len() {
-            if let Some(ConnectionState::Established(link)) = self
+            if let Some(ConnectionState::Established(connection)) = self
                 .active_connections
                 .get(at)
                 .and_then(|at| self.connections.get_mut(*at))
-                && link.has_held_messages()
+                && connection.has_held_messages()
                 && self
                     .rx
-                    .with_queue(|rx| link.progress_rx(&mut self.scratch, rx, host))
+                    .with_queue(|rx| connection.progress_rx(&mut self.scratch, rx, host))
             {
                 host.request_rearm();
             }
@@ -62,8 +62,8 @@ impl TcpEndpoint {
         // The sender's address handle may have been assigned or removed meanwhile.
         let source = self
             .established()
-            .find(|link| link.peer_key == envelope.peer)
-            .and_then(|link| link.source);
+            .find(|connection| connection.peer_key == envelope.peer)
+            .and_then(|connection| connection.source);
         self.rx.own.requeue_message(host, envelope, source, bytes);
     }
 
@@ -78,14 +78,14 @@ impl TcpEndpoint {
         address: &Address,
     ) {
         let bound = host.incarnation_of(self.id, addr);
-        for (_, stage) in &mut self.connections {
-            if let ConnectionState::Established(link) = stage
-                && self.peers[link.peer].address == *address
-                && link.source.is_none()
-                && (bound.is_none() || bound == link.incarnation())
+        for (_, state) in &mut self.connections {
+            if let ConnectionState::Established(connection) = state
+                && self.peers[connection.peer].address == *address
+                && connection.source.is_none()
+                && (bound.is_none() || bound == connection.incarnation())
             {
-                link.source = Some(addr);
-                self.rx.own.assign_source(host, link.peer_key, addr);
+                connection.source = Some(addr);
+                self.rx.own.assign_source(host, connection.peer_key, addr);
             }
         }
         self.rx.own.address_inserted(host, addr, address);
@@ -94,9 +94,9 @@ impl TcpEndpoint {
 
     pub(crate) fn address_removed(&mut self, host: &mut dyn EngineContext, addr: FiAddr) {
         self.rx.own.clear_source(host, addr);
-        for (_, stage) in &mut self.connections {
-            if let ConnectionState::Established(link) = stage {
-                link.source = link.source.filter(|source| *source != addr);
+        for (_, state) in &mut self.connections {
+            if let ConnectionState::Established(connection) = state {
+                connection.source = connection.source.filter(|source| *source != addr);
             }
         }
         if let Some(at) = self.peer_index(addr) {
@@ -105,11 +105,11 @@ impl TcpEndpoint {
             let stale = Error::StaleAddress(addr);
             self.fail_sends(host, at, &stale);
             self.cancel_connect(at);
-            for (_, stage) in &mut self.connections {
-                if let ConnectionState::Established(link) = stage
-                    && link.peer == at
+            for (_, state) in &mut self.connections {
+                if let ConnectionState::Established(connection) = state
+                    && connection.peer == at
                 {
-                    link.fail_requests_keep_slots(host, &stale);
+                    connection.fail_requests_keep_slots(host, &stale);
                 }
             }
             self.drop_unused_peer(at);

@@ -31,16 +31,16 @@ impl TcpEndpoint {
         else {
             return Ok(TrySend::WouldBlock);
         };
-        let Some(ConnectionState::Established(link)) = self.connections.get_mut(at) else {
+        let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) else {
             return Ok(TrySend::WouldBlock);
         };
-        link.check_supported(spec)?;
-        let sent = link.try_send(host, spec, payload);
+        connection.check_supported(spec)?;
+        let result = connection.try_send(host, spec, payload);
         // The next pass writes what was collected, and ends the batching.
-        if link.is_batching() || !link.is_flushed() || link.write_closed() {
+        if connection.is_batching() || !connection.is_flushed() || connection.write_closed() {
             self.mark_active(at);
         }
-        Ok(match sent {
+        Ok(match result {
             SendResult::Written => TrySend::Done,
             SendResult::Collected => TrySend::Collected,
             SendResult::No => TrySend::WouldBlock,
@@ -49,8 +49,8 @@ impl TcpEndpoint {
 
     /// Adds a connection to those that every pass polls.
     pub(super) fn mark_active(&mut self, at: usize) {
-        if let Some(ConnectionState::Established(link)) = self.connections.get_mut(at)
-            && !std::mem::replace(&mut link.is_active, true)
+        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at)
+            && !std::mem::replace(&mut connection.is_active, true)
         {
             self.active_connections.push(at);
         }
@@ -64,11 +64,13 @@ impl TcpEndpoint {
         spec: &TxOp,
         len: usize,
     ) {
-        let link = self
+        let connection = self
             .peer_index(spec.peer)
             .and_then(|at| self.peers[at].connection);
-        match link.and_then(|at| self.connections.get_mut(at)) {
-            Some(ConnectionState::Established(link)) => link.collected(op, len, spec.tag),
+        match connection.and_then(|at| self.connections.get_mut(at)) {
+            Some(ConnectionState::Established(connection)) => {
+                connection.collected(op, len, spec.tag)
+            }
             _ => host.complete(op, Outcome::failed(Error::StaleAddress(spec.peer))),
         }
     }
@@ -77,21 +79,21 @@ impl TcpEndpoint {
     pub(crate) fn flush(&mut self, host: &mut dyn EngineContext) {
         // A connection with pending bytes is active.
         for at in &self.active_connections {
-            if let Some(ConnectionState::Established(link)) = self.connections.get_mut(*at)
-                && !link.is_flushed()
+            if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(*at)
+                && !connection.is_flushed()
             {
-                link.write(host);
+                connection.write(host);
             }
         }
     }
 
     /// Writes the collected messages of a connection, or fails them with this error.
     pub(super) fn end_unwritten(&mut self, host: &mut dyn EngineContext, at: usize, error: &Error) {
-        if let Some(ConnectionState::Established(link)) = self.connections.get_mut(at) {
-            if !link.is_flushed() {
-                link.write(host);
+        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) {
+            if !connection.is_flushed() {
+                connection.write(host);
             }
-            link.fail_unwritten(host, error);
+            connection.fail_unwritten(host, error);
         }
     }
 
@@ -115,10 +117,10 @@ impl TcpEndpoint {
                     });
                 };
                 let at = self.find_or_add_peer(to)?;
-                if let Some(ConnectionState::Established(link)) = self.peers[at]
+                if let Some(ConnectionState::Established(connection)) = self.peers[at]
                     .connection
-                    .and_then(|link| self.connections.get(link))
-                    && !link.is_for(spec.peer, self.id, host)
+                    .and_then(|connection| self.connections.get(connection))
+                    && !connection.is_for(spec.peer, self.id, host)
                 {
                     return Err(Error::PeerGone(name));
                 }
@@ -138,11 +140,11 @@ impl TcpEndpoint {
             // The address handle may be stale, with another incarnation at the same address.
             host.address_of(self.id, spec.peer)?;
         }
-        if let Some(ConnectionState::Established(link)) = self.peers[at]
+        if let Some(ConnectionState::Established(connection)) = self.peers[at]
             .connection
-            .and_then(|link| self.connections.get(link))
+            .and_then(|connection| self.connections.get(connection))
         {
-            link.check_supported(spec)?;
+            connection.check_supported(spec)?;
         }
         self.peers[at].tx_queue.push_back(QueuedOp {
             op,
@@ -163,13 +165,13 @@ impl TcpEndpoint {
 
     /// Returns the position of the peer that listens at this address, and adds the peer if needed.
     pub(super) fn find_or_add_peer(&mut self, at: SocketAddr) -> Result<usize> {
-        if let Some(known) = self.peer_by_socket_addr.get(&at) {
-            return Ok(*known);
+        if let Some(index) = self.peer_by_socket_addr.get(&at) {
+            return Ok(*index);
         }
         let name = Address::from_socket_addr(Scheme::Tcp, at)?;
-        let known = self.peers.insert(TcpPeer::new(name, at, self.protocol));
-        self.peer_by_socket_addr.insert(at, known);
-        Ok(known)
+        let index = self.peers.insert(TcpPeer::new(name, at, self.protocol));
+        self.peer_by_socket_addr.insert(at, index);
+        Ok(index)
     }
 
     pub(super) fn peer_index(&self, addr: FiAddr) -> Option<usize> {
@@ -181,8 +183,8 @@ impl TcpEndpoint {
     pub(super) fn progress_tx(&mut self, host: &mut dyn EngineContext, at: usize) {
         let peer = &mut self.peers[at];
         let Some(at) = peer.connection else { return };
-        if let Some(ConnectionState::Established(link)) = self.connections.get_mut(at) {
-            link.progress_tx(&mut peer.tx_queue, host);
+        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) {
+            connection.progress_tx(&mut peer.tx_queue, host);
             self.mark_active(at);
         }
     }
@@ -209,12 +211,12 @@ impl TcpEndpoint {
     pub(super) fn fail_sends_to_others(
         &mut self,
         host: &mut dyn EngineContext,
-        link: &TcpConnection,
+        connection: &TcpConnection,
     ) {
-        let peer = &mut self.peers[link.peer];
+        let peer = &mut self.peers[connection.peer];
         let sends = peer.tx_queue.iter();
         let others: Vec<_> = sends
-            .filter(|send| !link.is_for(send.spec.peer, self.id, host))
+            .filter(|send| !connection.is_for(send.spec.peer, self.id, host))
             .map(|send| send.op)
             .collect();
         peer.tx_queue.retain(|send| !others.contains(&send.op));
@@ -224,7 +226,7 @@ impl TcpEndpoint {
         }
         if let Some(addr) = peer
             .fi_addr
-            .filter(|addr| !link.is_for(*addr, self.id, host))
+            .filter(|addr| !connection.is_for(*addr, self.id, host))
         {
             peer.fi_addr = None;
             self.peer_by_fi_addr[addr.index()] = None;
@@ -236,18 +238,18 @@ impl TcpEndpoint {
     pub(super) fn fail_sends(&mut self, host: &mut dyn EngineContext, at: usize, error: &Error) {
         self.peers[at].retry = None;
         let peer = &mut self.peers[at];
-        if let Some(ConnectionState::Established(link)) = peer
+        if let Some(ConnectionState::Established(connection)) = peer
             .connection
-            .and_then(|link| self.connections.get_mut(link))
+            .and_then(|connection| self.connections.get_mut(connection))
         {
-            link.cancel_uring_send(&mut peer.tx_queue, host);
-            let is_cut = link.abort_message();
-            if link.write_closed() {
-                link.fail_unwritten(host, error);
+            connection.cancel_uring_send(&mut peer.tx_queue, host);
+            let is_aborted = connection.abort_message();
+            if connection.write_closed() {
+                connection.fail_unwritten(host, error);
             }
-            link.complete_written(host);
-            link.fail_rendezvous_sends(host, error);
-            if is_cut && let Some(at) = peer.connection.take() {
+            connection.complete_written(host);
+            connection.fail_rendezvous_sends(host, error);
+            if is_aborted && let Some(at) = peer.connection.take() {
                 self.mark_active(at);
             }
         }

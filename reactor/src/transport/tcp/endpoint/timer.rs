@@ -10,22 +10,22 @@ use super::{ConnectionState, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpPeer};
 impl TcpEndpoint {
     /// Sets the timer to the earliest deadline.
     pub(super) fn arm_timer(&self) {
-        let stages = self
+        let handshakes = self
             .connections
             .iter()
-            .filter_map(|(_, stage)| stage.deadline());
-        let again = self
+            .filter_map(|(_, state)| state.deadline());
+        let retry = self
             .peers
             .iter()
             .filter_map(|(_, peer)| peer.retry.map(|(at, _)| at));
-        let next = stages.chain(again).chain(self.accept_retry_at).min();
-        let Some(clock) = &self.timer else { return };
-        clock.set(next.map(|next| next.saturating_duration_since(Instant::now())));
+        let next = handshakes.chain(retry).chain(self.accept_retry_at).min();
+        let Some(timer) = &self.timer else { return };
+        timer.set(next.map(|next| next.saturating_duration_since(Instant::now())));
     }
 
     pub(super) fn on_timer(&mut self, host: &mut dyn EngineContext) {
         let now = Instant::now();
-        if self.accept_retry_at.is_some_and(|again| again <= now) {
+        if self.accept_retry_at.is_some_and(|retry| retry <= now) {
             self.resume_accept(host);
         }
         self.expire_handshakes(host, now);
@@ -35,11 +35,12 @@ impl TcpEndpoint {
 
     /// Ends the handshakes whose deadline has passed.
     fn expire_handshakes(&mut self, host: &mut dyn EngineContext, now: Instant) {
-        let is_late = |stage: &ConnectionState| stage.deadline().is_some_and(|until| until <= now);
+        let is_late =
+            |state: &ConnectionState| state.deadline().is_some_and(|deadline| deadline <= now);
         let late: Vec<_> = self
             .connections
             .iter()
-            .filter(|(_, stage)| is_late(stage))
+            .filter(|(_, state)| is_late(state))
             .map(|(at, _)| at)
             .collect();
         for at in late {
@@ -47,9 +48,9 @@ impl TcpEndpoint {
                 Some(ConnectionState::Outbound(_)) => {
                     self.on_handshake_step(host, at, HandshakeStep::TimedOut)
                 }
-                Some(ConnectionState::Inbound(caller)) => {
-                    let error =
-                        caller.rejection("no connect request before the handshake timeout (10 s)");
+                Some(ConnectionState::Inbound(handshake)) => {
+                    let error = handshake
+                        .rejection("no connect request before the handshake timeout (10 s)");
                     self.remove_inbound(host, at, error);
                 }
                 _ => {}
@@ -66,14 +67,14 @@ impl TcpEndpoint {
             .map(|(at, _)| at)
             .collect();
         for at in due {
-            let again = self.peers[at].retry;
+            let retry = self.peers[at].retry;
             if self.peers[at].connection.is_some() {
                 self.peers[at].retry = None;
             } else if let Err(error) = self.connect(at) {
                 self.fail_sends(host, at, &error);
             } else {
                 // The delay continues to grow from its last value.
-                self.peers[at].retry = again.map(|(_, pause)| (now + HANDSHAKE_TIMEOUT, pause));
+                self.peers[at].retry = retry.map(|(_, pause)| (now + HANDSHAKE_TIMEOUT, pause));
             }
         }
     }
@@ -83,8 +84,8 @@ impl ConnectionState {
     /// Returns the deadline that this side has to enforce.
     fn deadline(&self) -> Option<Instant> {
         match self {
-            Self::Inbound(caller) => Some(caller.deadline),
-            Self::Outbound(asked) => asked.local_deadline(),
+            Self::Inbound(handshake) => Some(handshake.deadline),
+            Self::Outbound(handshake) => handshake.local_deadline(),
             Self::Established(_) => None,
         }
     }
