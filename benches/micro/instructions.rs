@@ -1,8 +1,8 @@
-//! The parts, in instructions: `cargo bench -p fabric-bench --bench instructions`.
+//! Instruction counts of the microbenchmarks: `cargo bench -p fabric-bench --bench instructions`.
 //!
 //! Counts are stable where times are not. Valgrind's callgrind runs this program twice for each
-//! piece of work, once with few and once with many repetitions; the difference is what the
-//! repetitions take, without start-up and preparation.
+//! benchmark, with few and with many repetitions; the difference is the cost of the repetitions
+//! without start-up and preparation.
 
 mod message;
 mod peers;
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
             }
             ExitCode::SUCCESS
         }
-        // Cargo passes `--bench`, and `--test` where it only looks whether this runs.
+        // Cargo passes `--bench`, and `--test` when it only checks that this runs.
         _ => count_all(),
     }
 }
@@ -55,7 +55,7 @@ fn count_all() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Instructions of a whole run that does the work so often.
+/// Returns the instructions of a whole run with so many repetitions.
 fn instructions(number: usize, times: u64) -> Result<i64, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new("valgrind")

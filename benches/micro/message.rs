@@ -1,4 +1,4 @@
-//! Whole messages between two endpoints of one thread, over shared memory.
+//! Microbenchmarks of messages between two endpoints of one thread, over shared memory.
 
 use std::hint::black_box;
 use std::iter::repeat_n;
@@ -46,13 +46,13 @@ pub(crate) fn all() -> Vec<Microbench> {
 #[derive(Clone, Copy)]
 enum SendMode {
     Injected,
-    /// With completions, which are taken out afterwards.
+    /// With completions, which are taken afterwards.
     Posted,
 }
 
 use SendMode::{Injected, Posted};
 
-/// Two endpoints that know each other.
+/// Two connected endpoints.
 struct EndpointPair {
     sender: Endpoint,
     receiver: Endpoint,
@@ -74,7 +74,7 @@ impl EndpointPair {
         })
     }
 
-    /// Sends them in batches of so many, or one by one.
+    /// Sends all messages in batches of this size, or one by one with 0.
     fn send(&self, how: SendMode, batch: usize) -> usize {
         let bytes = black_box(&[7u8; 8]);
         let request = |_| self.sender.send(self.peer, bytes);
@@ -100,7 +100,7 @@ impl EndpointPair {
         }
     }
 
-    /// Posts receives, together or one by one.
+    /// Posts receives, in a batch or one by one with 0.
     fn receive(&self, rooms: &mut Vec<Vec<u8>>, batch: usize) -> usize {
         let requests = rooms.drain(..).map(|room| self.receiver.recv_into(room));
         match batch {
@@ -140,8 +140,8 @@ fn send_and_recv() -> Box<dyn FnMut() -> usize> {
     })
 }
 
-/// Receives are posted, messages come, and completions of both sides are taken out. Batches are of
-/// so many, or none.
+/// Posts receives, sends messages, and takes the completions of both sides. A batch size of 0 posts
+/// one by one.
 fn stream(how: SendMode, batch: usize, receives: usize) -> Box<dyn FnMut() -> usize> {
     let (runtime, ends) = open_pair();
     let queue = |ep: &Endpoint| {

@@ -1,4 +1,4 @@
-//! Passes that find nothing, with more and more peers that say nothing.
+//! Microbenchmarks of empty progress passes with idle peers.
 
 use fabric_async::{Endpoint, Result, WaitPolicy};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -8,7 +8,7 @@ use crate::work::Microbench;
 
 /// Passes of one repetition.
 const PASSES: usize = 64;
-/// Passes after which all peers that say nothing are left alone.
+/// Passes after which all peers are idle.
 const PASSES_UNTIL_IDLE: usize = 3000;
 
 pub(crate) fn all() -> Vec<Microbench> {
@@ -19,7 +19,7 @@ pub(crate) fn all() -> Vec<Microbench> {
     ]
 }
 
-/// An endpoint that each of its peers has sent a message to.
+/// An endpoint to which each of its peers has sent a message.
 struct IdlePeersFixture {
     ep: Endpoint,
     _peers: Vec<Endpoint>,
@@ -28,7 +28,7 @@ struct IdlePeersFixture {
 
 impl IdlePeersFixture {
     fn open(peers: usize) -> Self {
-        // More than many shells allow at first.
+        // Many shells set a low soft limit.
         let limit = getrlimit(Resource::Nofile);
         let _ = setrlimit(
             Resource::Nofile,
@@ -66,7 +66,7 @@ impl IdlePeersFixture {
     }
 }
 
-/// Opened with the first repetition, so that others do without.
+/// The fixture is opened with the first repetition, so that other benchmarks run without it.
 fn empty_passes(peers: usize) -> Box<dyn FnMut() -> usize> {
     let mut host = None;
     Box::new(move || {

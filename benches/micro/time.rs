@@ -1,4 +1,4 @@
-//! The parts, in nanoseconds: `cargo bench -p fabric-bench --bench time`.
+//! Times of the microbenchmarks in nanoseconds: `cargo bench -p fabric-bench --bench time`.
 
 mod message;
 mod peers;

@@ -1,5 +1,4 @@
-//! The parts at work, inner ones and pure ones: what both the clock and the instruction counter
-//! look at.
+//! The microbenchmarks, of which time and instructions are measured.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -10,11 +9,11 @@ use fabric_core::flags::Access;
 use fabric_core::matching::{Envelope, Matcher, PeerKey, RecvPostResult, RecvSpec, TagMatch};
 use fabric_core::mr::{LocalMemory, RegionTable, check_access, check_range};
 
-/// A piece of work, with its name; the result keeps the compiler from leaving it out, and is zero
-/// when the work has failed.
+/// A microbenchmark with its name; the result keeps the compiler from removing the work, and is
+/// zero on failure.
 pub(crate) type Microbench = (&'static str, Box<dyn FnMut() -> usize>);
 
-/// All of it, each ready to be repeated.
+/// Returns all microbenchmarks, ready to be repeated.
 pub(crate) fn all() -> Vec<Microbench> {
     let mut all = fabric_reactor::microbench::all();
     all.extend(pure_benchmarks());
@@ -55,7 +54,7 @@ fn envelope(matcher: &mut Matcher<u32, u32>, tag: u64) -> Envelope {
     }
 }
 
-/// A receive is posted, its message arrives; so many receives that do not fit stand in front.
+/// A receive is posted and its message arrives, behind so many receives that do not match.
 fn posted(others: u64) -> Box<dyn FnMut() -> usize> {
     let mut matcher = Matcher::new();
     for tag in 0..others {

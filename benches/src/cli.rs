@@ -23,12 +23,12 @@ use crate::soak::soak;
 use crate::stop::Stop;
 use crate::{Error, Result, congestion, floor, record, report};
 
-/// Sizes in bytes, unless said otherwise.
+/// Default sizes in bytes.
 const LATENCY_SIZES: &[usize] = &[8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
 const BANDWIDTH_SIZES: &[usize] = &[4 << 10, 64 << 10, 1 << 20];
 const RATE_SIZES: &[usize] = &[8];
 
-/// Measures the fabric, what this machine can do at all, and others beside it.
+/// Measures the fabric, the floor of this machine, and other libraries beside it.
 #[derive(Debug, Parser)]
 #[command(name = "fabric-bench", version, max_term_width = 100)]
 pub struct Cli {
@@ -38,7 +38,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// What this machine can do at all: cache lines, copies, wake-ups, sockets of the kernel
+    /// The floor of this machine: cache lines, memory copies, wake-ups, kernel sockets
     Floor(FloorArgs),
     /// Latency: half round trips between two processes
     Lat(MeasureArgs),
@@ -46,12 +46,11 @@ enum Command {
     Bw(StreamArgs),
     /// Message rate: small messages in one direction
     Rate(StreamArgs),
-    /// The fabric beside libfabric, UCX and Tokio's sockets, in turn and repeated
+    /// The fabric, libfabric, UCX and Tokio's sockets, measured in turn and repeatedly
     Compare(CompareArgs),
-    /// Everything an endpoint can do, mixed: in the end every message is accounted for, and memory
-    /// has not grown
+    /// All operations mixed; fails unless every message arrives once and memory does not grow
     Soak(SoakArgs),
-    /// One page with pictures, of results in JSON
+    /// One HTML page with charts, from results in JSON
     Report(ReportArgs),
     /// What the providers offer, as fi_info does
     Info(InfoArgs),
@@ -61,22 +60,22 @@ enum Command {
         #[arg(long)]
         listen: String,
     },
-    /// The other side of a soak
+    /// The receiving process of a soak
     #[command(hide = true)]
     SoakReceiver {
         #[arg(long)]
         listen: String,
     },
-    /// The other side of a measurement of sockets
+    /// The peer process of a socket measurement
     #[command(hide = true)]
     Echo {
         #[arg(value_enum)]
         socket: TokioSocket,
     },
-    /// The other side of a measurement of datagrams
+    /// The peer process of a datagram measurement
     #[command(hide = true)]
     EchoDatagrams,
-    /// A program of others that ends with the process that started it
+    /// Replaces this process by another program, which is killed when its parent ends
     #[command(hide = true)]
     ExecTied {
         #[arg(long)]
@@ -86,7 +85,7 @@ enum Command {
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },
-    /// The other side of a measurement of iceoryx2
+    /// The peer process of an iceoryx2 measurement
     #[cfg(feature = "iceoryx2")]
     #[command(hide = true)]
     EchoIceoryx2 { name: String, size: usize },
@@ -94,15 +93,15 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct FloorArgs {
-    /// Cores: auto, none, or two of them
+    /// Cores: auto, none, or a pair
     #[arg(long, default_value = "auto", value_name = "auto|none|A,B")]
     pin: CorePinning,
-    /// One JSON object a line instead of a table
+    /// One JSON object per line instead of a table
     #[arg(long)]
     json: bool,
 }
 
-/// What the measuring side tells the other.
+/// Options that the connecting side sends to the listening one.
 const CONFLICTS_WITH_LISTEN: [&str; 17] = [
     "provider",
     "op",
@@ -128,10 +127,10 @@ struct MeasureArgs {
     /// The provider
     #[arg(long, default_value = "shm")]
     provider: String,
-    /// The operation that moves the bytes
+    /// The operation to measure
     #[arg(long, value_enum, default_value = "send")]
     op: BenchOp,
-    /// Sizes of messages: 8,64KiB,1MiB
+    /// Message sizes: 8,64KiB,1MiB
     #[arg(
         long,
         value_delimiter = ',',
@@ -139,25 +138,25 @@ struct MeasureArgs {
         allow_negative_numbers = true
     )]
     size: Vec<Size>,
-    /// How completions are heard of
+    /// How the application takes completions
     #[arg(long, value_enum, default_value = "await")]
     api: Api,
-    /// How waiting is done
+    /// The wait policy
     #[arg(long, value_enum, default_value = "spin")]
     wait: WaitMode,
-    /// Who makes progress
+    /// The progress model
     #[arg(long, value_enum, default_value = "manual")]
     progress: ProgressMode,
-    /// The Tokio runtime of each thread
+    /// The Tokio runtime of each measuring thread
     #[arg(long, value_enum, default_value = "current")]
     runtime: RuntimeKind,
-    /// Measuring threads, each with an endpoint and a domain of its own
+    /// Measuring threads, each with its own endpoint and domain
     #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     threads: usize,
     /// Endpoints on the other side, for each thread
     #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     peers: usize,
-    /// Messages, or round trips, of each size and thread, rounded up to a multiple of --peers
+    /// Messages or round trips for each size and thread, rounded up to a multiple of --peers
     #[arg(
         long,
         conflicts_with = "seconds",
@@ -165,30 +164,29 @@ struct MeasureArgs {
         allow_negative_numbers = true
     )]
     iters: Option<u64>,
-    /// Time for each size
+    /// Seconds for each size
     #[arg(long, default_value_t = 1.5, value_parser = parse_seconds, allow_negative_numbers = true)]
     seconds: f64,
-    /// From which size on messages are copied once instead of twice, by themselves or not: 0,
-    /// 64KiB, 1GiB
+    /// Smallest message that is copied once (cross-memory attach): 0, 64KiB, 1GiB; the provider's
+    /// default if omitted
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     single_copy_threshold: Option<Size>,
-    /// Endpoints on the other side that are connected as well, and silent, for each thread
+    /// Connected but idle endpoints on the other side, for each thread
     #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     idle: usize,
-    /// The congestion control of connections over tcp; the provider chooses unless said
+    /// Congestion control of tcp connections; the provider's default if omitted
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
-    /// Cores, dealt out in turn to this side and the other
+    /// Cores, assigned in turn to this side and the other
     #[arg(long, default_value = "auto", value_name = "auto|none|A,B,..")]
     pin: CorePinning,
-    /// Only be the other side, at this address, for one measurement; all else is said where it is
-    /// measured
+    /// Serve one measurement at this address; all options come from the connecting side
     #[arg(long, value_name = "ADDR", conflicts_with_all = CONFLICTS_WITH_LISTEN)]
     listen: Option<String>,
-    /// Measure with the other side at this address, started with --listen
+    /// Measure against the process started with --listen at this address
     #[arg(long, value_name = "ADDR")]
     connect: Option<String>,
-    /// One JSON object a line instead of a table
+    /// One JSON object per line instead of a table
     #[arg(long)]
     json: bool,
 }
@@ -197,7 +195,7 @@ struct MeasureArgs {
 struct StreamArgs {
     #[command(flatten)]
     measure: MeasureArgs,
-    /// Messages under way; --op inject has none under way, and no window
+    /// Messages in flight; has no effect with --op inject
     #[arg(long, default_value_t = DEFAULT_WINDOW, allow_negative_numbers = true, conflicts_with = "listen")]
     window: usize,
 }
@@ -207,7 +205,7 @@ struct SoakArgs {
     /// The provider
     #[arg(long, default_value = "shm")]
     provider: String,
-    /// For how long
+    /// Duration in seconds
     #[arg(long, default_value = "60", value_parser = parse_seconds, allow_negative_numbers = true)]
     seconds: f64,
 }
@@ -217,16 +215,16 @@ struct CompareArgs {
     /// The provider of the fabric
     #[arg(long, default_value = "shm")]
     provider: String,
-    /// What is compared; peers that have nothing like it are left out
+    /// The operation to compare; peers without an equivalent are left out
     #[arg(long, value_enum, default_value_t = BenchOp::Send)]
     op: BenchOp,
-    /// Fewer sizes and shorter runs: within three minutes
+    /// Fewer sizes and shorter runs: less than three minutes
     #[arg(long)]
     quick: bool,
-    /// Only what is aimed at over the provider, and how near we are
+    /// Only the goals of this provider, and whether they are met
     #[arg(long, conflicts_with_all = ["op", "quick", "size", "peer", "json"])]
     goals: bool,
-    /// Sizes of messages, for half round trips and streams alike
+    /// Message sizes, of latencies and streams
     #[arg(
         long,
         value_delimiter = ',',
@@ -234,36 +232,36 @@ struct CompareArgs {
         allow_negative_numbers = true
     )]
     size: Vec<Size>,
-    /// Only peers whose name contains one of these, in any case
+    /// Only peers whose name contains one of these, ignoring case
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     peer: Vec<String>,
-    /// How often everything is measured
+    /// How often each measurement is repeated
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=100), allow_negative_numbers = true)]
     repeat: Option<u16>,
-    /// Time of one measurement
+    /// Seconds of one measurement
     #[arg(long, value_parser = parse_seconds, allow_negative_numbers = true)]
     seconds: Option<f64>,
-    /// Cores: auto, none, or two of them
+    /// Cores: auto, none, or a pair
     #[arg(long, default_value = "auto", value_name = "auto|none|A,B")]
     pin: CorePinning,
-    /// One JSON object a line for every single run, instead of tables
+    /// One JSON object per line for every run, instead of tables
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Args)]
 struct ReportArgs {
-    /// Files with what the other commands print under --json
+    /// Files with the output of other commands under --json
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Where the page goes
+    /// The page to write
     #[arg(short, long, default_value = "fabric-bench.html")]
     output: PathBuf,
 }
 
 #[derive(Debug, Args)]
 struct InfoArgs {
-    /// Every attribute
+    /// All attributes
     #[arg(short, long)]
     verbose: bool,
     /// Only this provider
@@ -272,13 +270,13 @@ struct InfoArgs {
     /// Only endpoints of this type
     #[arg(short = 't', long, value_enum)]
     ep_type: Option<EpTypeArg>,
-    /// Only what has these capabilities: msg,tagged
+    /// Only offers with these capabilities: msg,tagged
     #[arg(short, long, value_name = "LIST")]
     caps: Option<String>,
 }
 
 impl Cli {
-    /// Does what was asked.
+    /// Runs the command.
     ///
     /// # Errors
     /// Those of the command.
@@ -395,7 +393,7 @@ impl CompareArgs {
         Ok(())
     }
 
-    /// Whether the fabric can be measured like this.
+    /// Checks that the fabric can be measured with this configuration.
     fn check(&self, scope: &CompareConfig) -> Result<()> {
         let (op, time, cores) = (scope.op, scope.time, scope.pin.worker_cores(0));
         let case = |bench, size| BenchCase {

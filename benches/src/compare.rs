@@ -1,4 +1,4 @@
-//! The comparison: every peer in turn, and all of them again, so that a noisy minute hits all
+//! The comparison: measures every peer in turn, then all again, so that a noisy minute affects all
 //! alike.
 
 use std::collections::BTreeMap;
@@ -14,35 +14,35 @@ use crate::size::Size;
 use crate::stop::Stop;
 use crate::{Error, Result, progress_bar, table};
 
-/// What is compared.
+/// What to compare, and how.
 #[derive(Clone, Debug)]
 pub struct CompareConfig {
-    /// The operation; peers that have none like it are not measured.
+    /// The operation; peers without an equivalent are not measured.
     pub op: BenchOp,
-    /// Sizes of the half round trips, in bytes.
+    /// Sizes of latency measurements, in bytes.
     pub latencies: Vec<usize>,
-    /// Sizes of the streams, in bytes.
+    /// Sizes of streams, in bytes.
     pub streams: Vec<usize>,
-    /// How often everything is done.
+    /// How often each measurement is repeated.
     pub repeat: usize,
     /// The time of one measurement.
     pub time: Duration,
-    /// Where the two sides run.
+    /// The cores of the two sides.
     pub pin: CorePinning,
 }
 
-/// The runs of one peer, by what was measured.
+/// The runs, by index of the case and of the peer.
 type RunsByCase = BTreeMap<(usize, usize), Vec<Record>>;
 
-/// Compares these peers; the first is the one that ratios are to. In JSON every single run is
-/// printed when it is there, otherwise the tables at the end.
+/// Compares these peers; ratios are to the first one. With JSON every run is printed when it ends,
+/// otherwise tables at the end.
 ///
-/// A peer that is missing or fails is left out of the rest, and named with the reason. What was
-/// measured until the first peer fails, or until it is told to stop, is shown; a run that was cut
+/// A peer that is unavailable or fails is left out from then on, and listed with the reason. The
+/// results from before the first peer's failure, or before the stop, are shown; a run that was cut
 /// short is not.
 ///
 /// # Errors
-/// The first peer fails; [`Error::Interrupted`]; nothing can be printed.
+/// The error of the first peer; [`Error::Interrupted`]; the output cannot be written.
 pub fn compare(
     peers: &[Box<dyn BenchPeer>],
     scope: &CompareConfig,
@@ -163,7 +163,7 @@ fn print_table(runs: &RunsByCase, cases: &[BenchCase], bench: Bench) -> Result<(
     rows.into_iter().try_for_each(|row| print(&line(row)))
 }
 
-/// What stands for a run.
+/// The figure that represents a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Statistic {
     P50,
@@ -172,7 +172,8 @@ enum Statistic {
 }
 
 impl Statistic {
-    /// What all of these say. Who does not say the median is compared by means.
+    /// Returns the figure that all these runs have. Peers that report no median are compared by
+    /// means.
     fn common_to(bench: Bench, records: &[Record]) -> Self {
         match bench {
             Bench::Lat if records.iter().all(|record| record.p50_ns.is_some()) => Self::P50,
@@ -197,7 +198,7 @@ impl Statistic {
         }
     }
 
-    /// The lowest, the median and the highest of these runs.
+    /// Returns the lowest, the median and the highest of these runs.
     fn min_median_max(self, records: &[Record]) -> Option<(f64, f64, f64)> {
         let mut values: Vec<f64> = records
             .iter()
@@ -225,7 +226,7 @@ fn table_rows(runs: &RunsByCase, cases: &[BenchCase], bench: Bench) -> Vec<[Stri
         let mut size = Size(case.size).to_string();
         for (number, records) in these() {
             let of = Statistic::common_to(bench, records);
-            // What is held against our mean has it above.
+            // Peers that report only means are held against the fabric's mean, in a row of its own.
             let more = (number == 0 && by_mean && of != Statistic::Mean).then_some(Statistic::Mean);
             for of in [Some(of), more].into_iter().flatten() {
                 let Some((low, median, high)) = of.min_median_max(records) else {
@@ -248,11 +249,11 @@ fn table_rows(runs: &RunsByCase, cases: &[BenchCase], bench: Bench) -> Vec<[Stri
     rows
 }
 
-/// Those of the peers that are asked for by a part of their name, besides the first; all when none
-/// is.
+/// Returns the first peer, and those whose name contains one of these, ignoring case; all peers
+/// without names.
 ///
 /// # Errors
-/// [`Error::Refused`] for a name nobody has; it lists the known ones.
+/// [`Error::InvalidRequest`] for a name that matches no peer, with the known names.
 pub fn select_peers(
     mut peers: Vec<Box<dyn BenchPeer>>,
     names: &[String],

@@ -1,17 +1,16 @@
-//! How connections over TCP decide how fast they may send: what this machine does unless told
-//! otherwise.
+//! Congestion control of TCP connections: this machine's default, and a note for comparisons.
 
 use fabric_async::SocketOptions;
 
-/// What connections have here that say nothing; `None` without `/proc`.
+/// Returns the congestion control of connections that configure none; `None` without `/proc`.
 #[must_use]
 pub fn system_default() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").ok()?;
     Some(name.trim().to_owned())
 }
 
-/// A line on both sides of a comparison over this provider, ours having been told this or nothing.
-/// Only connections over TCP have any.
+/// Returns a note on both sides of a comparison over this provider, the fabric with the configured
+/// algorithm or its default; `None` for providers without congestion control.
 #[must_use]
 pub fn describe(provider: &str, told: Option<&str>) -> Option<String> {
     let machine = system_default().unwrap_or_else(|| "unknown".into());

@@ -4,7 +4,7 @@ use std::ops::{Add, Sub};
 
 use serde::{Deserialize, Serialize};
 
-/// Processor time in seconds, as exact as the kernel's clock ticks.
+/// Processor time in seconds, with the resolution of the kernel's clock ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuTime {
     /// In user mode.
@@ -14,14 +14,14 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
-    /// What this process has used so far; `None` without `/proc`.
+    /// Returns the processor time of this process so far; `None` without `/proc`.
     #[must_use]
     pub fn now() -> Option<Self> {
         let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
         Self::from_stat(&stat, rustix::param::clock_ticks_per_second() as f64)
     }
 
-    /// Fields 14 and 15 of `/proc/PID/stat`; the name in field 2 may hold anything, also spaces and
+    /// Parses fields 14 and 15 of `/proc/PID/stat`; the name in field 2 may contain spaces and
     /// brackets.
     fn from_stat(stat: &str, ticks: f64) -> Option<Self> {
         let (_, rest) = stat.rsplit_once(')')?;

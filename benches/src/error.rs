@@ -1,4 +1,4 @@
-//! What can go wrong in the harness.
+//! Errors of the benchmark program.
 
 use std::io;
 
@@ -8,52 +8,52 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The exit code of a process that was interrupted.
 pub(crate) const EXIT_INTERRUPTED: u8 = 130;
 
-/// Why a command ended without what it was asked for.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The fabric failed.
     #[error(transparent)]
     Fabric(#[from] fabric_async::Error),
-    /// The operating system failed.
+    /// The operating system reported an error.
     #[error("{what}: {error}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         what: String,
-        /// What came of it.
+        /// The error.
         error: io::Error,
     },
-    /// The reader of what is printed has enough, as `head` has.
+    /// The reader closed stdout, as `head` does.
     #[error("nobody reads any more")]
     OutputClosed,
-    /// Ctrl-C came before everything was measured.
+    /// Ctrl-C ended the command before everything was measured.
     #[error("interrupted: only what is printed was measured")]
     Interrupted,
-    /// What was asked for cannot be done; the text says why, and what can.
+    /// The request is not possible; the text says why, and what is.
     #[error("{0}")]
     InvalidRequest(String),
-    /// A process that was started for the measurement has died.
+    /// A process of the measurement has died.
     #[error("{process} died ({status}){}", format_stderr(stderr))]
     ProcessDied {
-        /// Which one.
+        /// The process.
         process: String,
-        /// How.
+        /// Its exit status.
         status: String,
-        /// What it had to say.
+        /// Its stderr.
         stderr: String,
     },
-    /// Somebody said something that is not understood.
+    /// A process or file sent data that cannot be parsed.
     #[error("{origin}: malformed data: {text:?}")]
     Malformed {
-        /// Who.
+        /// Where the data come from.
         origin: String,
-        /// What.
+        /// The data.
         text: String,
     },
 }
 
 impl Error {
-    /// An error of the operating system, for use with `map_err`.
+    /// Returns the conversion of an error of the operating system, for `map_err`.
     pub fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         |error| Self::Io {
             what: what.into(),
@@ -61,8 +61,8 @@ impl Error {
         }
     }
 
-    /// The exit code of a process that ends with this: 2 for what was asked wrongly, 130 after
-    /// Ctrl-C, 0 when nobody reads any more, 1 for the rest.
+    /// Returns the exit code of a process that ends with this error: 2 for an invalid request, 130
+    /// after Ctrl-C, 0 if the reader closed stdout, 1 for the rest.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {

@@ -1,4 +1,4 @@
-//! What the providers offer: the program `fi_info` of this fabric.
+//! Offers of the providers: the equivalent of `fi_info`.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use fabric_async::{Caps, EpType, Hints, Info};
 
 use crate::{Error, Result};
 
-/// A kind of endpoint, by name.
+/// An endpoint type of the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum EpTypeArg {
     /// Reliable and connected.
@@ -19,7 +19,7 @@ pub enum EpTypeArg {
 }
 
 impl EpTypeArg {
-    /// The endpoint type of this name.
+    /// Returns the endpoint type of this name.
     #[must_use]
     pub fn ep_type(self) -> EpType {
         match self {
@@ -30,10 +30,10 @@ impl EpTypeArg {
     }
 }
 
-/// Hints made of what the command line names.
+/// Builds hints from the command line.
 ///
 /// # Errors
-/// A capability that does not exist; the error lists those that do.
+/// [`Error::InvalidRequest`] for an unknown capability, with the known ones.
 pub fn build_hints(
     provider: Option<&str>,
     ep_kind: Option<EpTypeArg>,
@@ -52,7 +52,7 @@ pub fn build_hints(
     Ok(hints)
 }
 
-/// The offers as text: a paragraph each, or with every attribute.
+/// Returns the offers as text: a paragraph each, or with every attribute.
 #[must_use]
 pub fn format_offers(offers: &[Info], verbose: bool) -> String {
     let mut text = String::new();
@@ -77,7 +77,7 @@ pub fn format_offers(offers: &[Info], verbose: bool) -> String {
     text
 }
 
-/// Capabilities by name, in any case, with or without `FI_`, separated by commas or bars.
+/// Parses capabilities, in any case, with or without `FI_`, separated by commas or bars.
 fn parse_caps(text: &str) -> Result<Caps> {
     let mut caps = Caps::empty();
     for name in text.split([',', '|']).map(str::trim) {

@@ -1,19 +1,20 @@
-//! The benchmark harness: the instruments, and the commands of `fabric-bench` made of them.
+//! The benchmark program: measurements, and the commands of `fabric-bench`.
 //!
-//! | room | subject |
+//! | module | subject |
 //! |---|---|
-//! | [`cli`] | the command line, and which command is whose |
-//! | [`choice`], [`size`], [`pin`] | what can be asked for, by name: operations, interfaces, sizes, cores |
-//! | [`floor`] | what no library can go below on this machine |
-//! | [`measure`] | latency, bandwidth and rate over the fabric |
-//! | [`pair`] | the second process |
-//! | [`peers`], [`compare`] | what we are compared with, a file each; the comparison |
-//! | [`goals`], [`congestion`] | what is aimed at; what connections do unless told otherwise |
-//! | [`samples`], [`cpu`], [`memory`], [`limits`] | time stamps and what becomes of them; processor time; memory and descriptors |
-//! | [`record`], [`table`], [`output`], [`progress`] | results, and how they are shown |
-//! | [`report`] | a page with pictures |
+//! | [`cli`] | the command line |
+//! | [`options`], [`size`], [`pin`] | command line values: operations, interfaces, sizes, cores |
+//! | [`floor`] | the floor of the machine: cache lines, `memcpy`, wake-ups, sockets |
+//! | [`measure`] | latency, bandwidth and rate over the fabric: plan, rounds, initiator and responder |
+//! | [`peer_process`] | the second process: started, watched, controlled |
+//! | [`peers`], [`compare`] | other libraries, a file each behind one trait; measuring them in turn |
+//! | [`goals`], [`congestion`] | goals, held against figures measured in the same minute; congestion control |
+//! | [`soak`] | all operations mixed, with every message accounted for |
+//! | [`samples`], [`cpu`], [`memory`], [`limits`] | time stamps and histograms; processor time; memory and descriptors |
+//! | [`record`], [`table`], [`output`], [`progress_bar`] | results as JSON and as rows; output |
+//! | [`report`] | a page with charts |
 //! | [`info`] | what the providers offer |
-//! | [`stop`], [`error`] | Ctrl-C; what can go wrong |
+//! | [`stop`], [`error`] | Ctrl-C; errors |
 
 pub mod cli;
 pub mod compare;

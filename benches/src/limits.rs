@@ -1,13 +1,13 @@
-//! What the system lets a process have.
+//! Resource limits of this process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::{Error, Result};
 
-/// Sees to it that this process may have so many descriptors.
+/// Raises the limit of open descriptors to `count`, unless it is higher.
 ///
 /// # Errors
-/// [`Error::Refused`] when that is more than it may raise its limit to.
+/// [`Error::InvalidRequest`] if `count` is above the hard limit.
 pub fn raise_descriptor_limit(count: u64) -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_none_or(|current| current >= count) {

@@ -1,4 +1,4 @@
-//! The benchmark harness.
+//! The benchmark program.
 //!
 //! `cargo run --release -p fabric-bench -- help`
 

@@ -1,13 +1,13 @@
-//! How much memory there is.
+//! Memory of the machine and of this process.
 
-/// Bytes that can be had without anything being swapped out, as the kernel sees it; `None` without
+/// Returns the bytes that can be allocated without swapping (`MemAvailable`); `None` without
 /// `/proc`.
 #[must_use]
 pub fn available() -> Option<u64> {
     from_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 
-/// Bytes that this process has in memory; `None` without `/proc`.
+/// Returns the resident memory of this process in bytes; `None` without `/proc`.
 #[must_use]
 pub fn resident() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/statm").ok()?;

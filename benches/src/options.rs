@@ -1,4 +1,4 @@
-//! What a measurement can be asked for, by the names of the command line and of results.
+//! Options of a measurement, by their names on the command line and in results.
 
 use clap::ValueEnum;
 use fabric_async::{Caps, Progress, WaitPolicy};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// What is measured.
+/// The kind of measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Bench {
@@ -26,7 +26,7 @@ pub enum BenchOp {
     Send,
     /// Tagged messages.
     Tagged,
-    /// Copies of borrowed bytes.
+    /// Messages copied by `inject`.
     Inject,
     /// One-sided writes.
     Write,
@@ -36,12 +36,12 @@ pub enum BenchOp {
     Writedata,
     /// Atomic operations.
     Atomic,
-    /// Messages written in place in shared memory.
+    /// Messages written in place in loaned shared memory.
     Loan,
 }
 
 impl BenchOp {
-    /// What a provider must be able to do for it.
+    /// Returns the capabilities that it needs.
     #[must_use]
     pub fn caps(self) -> Caps {
         match self {
@@ -52,7 +52,7 @@ impl BenchOp {
         }
     }
 
-    /// Whether it reaches the peer's memory instead of sending a message.
+    /// Whether it accesses the peer's memory instead of sending a message.
     #[must_use]
     pub fn is_one_sided(self) -> bool {
         matches!(
@@ -61,14 +61,15 @@ impl BenchOp {
         )
     }
 
-    /// Whether each is answered by one of the other side: latency is half of the two then.
+    /// Whether the other side answers each operation with one of its own; latency is then half of
+    /// the two.
     #[must_use]
     pub fn is_ping_pong(self) -> bool {
         !matches!(self, Self::Read | Self::Atomic)
     }
 }
 
-/// How the application hears of completions.
+/// How the application takes completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Api {
@@ -76,26 +77,26 @@ pub enum Api {
     Await,
     /// A completion queue, one completion at a time.
     Cq,
-    /// A completion queue, as many completions at a time as there are.
+    /// A completion queue, all available completions at a time.
     Batch,
-    /// No operations: calls on a window of the other side's memory.
-    Window,
+    /// No operations: loads and stores on a mapped remote region.
+    Mapped,
 }
 
-/// How waiting is done.
+/// The wait policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum WaitMode {
     /// Never sleeps.
     Spin,
-    /// Looks for a while, then sleeps.
+    /// Polls for a while, then sleeps.
     Adaptive,
     /// Sleeps at once.
     Park,
 }
 
 impl WaitMode {
-    /// The policy of this name.
+    /// Returns the policy of this name.
     #[must_use]
     pub fn policy(self) -> WaitPolicy {
         match self {
@@ -106,18 +107,18 @@ impl WaitMode {
     }
 }
 
-/// Who makes progress.
+/// The progress model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum ProgressMode {
-    /// Whoever polls.
+    /// The threads that poll.
     Manual,
     /// A thread of the domain.
     Auto,
 }
 
 impl ProgressMode {
-    /// The progress model of this name.
+    /// Returns the progress model of this name.
     #[must_use]
     pub fn model(self) -> Progress {
         match self {
@@ -138,10 +139,10 @@ pub enum RuntimeKind {
 }
 
 impl RuntimeKind {
-    /// Runs this to its end, as a task of a new runtime.
+    /// Runs `work` to its end, as a task of a new runtime.
     ///
     /// # Errors
-    /// Those of the work; the system has no descriptors or threads left.
+    /// Those of `work`; [`Error::Io`] if the system has no descriptors or threads left.
     pub fn run<T: Send + 'static>(
         self,
         work: impl Future<Output = Result<T>> + Send + 'static,
@@ -154,10 +155,10 @@ impl RuntimeKind {
         })?
     }
 
-    /// Builds it.
+    /// Builds the runtime.
     ///
     /// # Errors
-    /// What the system says when there are no descriptors or threads left.
+    /// The system has no descriptors or threads left.
     pub fn build(self) -> std::io::Result<tokio::runtime::Runtime> {
         match self {
             Self::Current => tokio::runtime::Builder::new_current_thread(),
@@ -172,7 +173,7 @@ impl RuntimeKind {
     }
 }
 
-/// The name of a choice.
+/// Returns the command line name of a value.
 #[must_use]
 pub fn name(choice: impl ValueEnum) -> String {
     choice

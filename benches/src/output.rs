@@ -1,4 +1,4 @@
-//! Where results go: one JSON object a line, or a table that grows.
+//! Output of results: one JSON object per line, or a growing table.
 
 use std::io::{self, Write};
 
@@ -13,7 +13,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// JSON, or a table.
+    /// Creates an output of JSON, or of a table.
     #[must_use]
     pub fn new(json: bool) -> Self {
         Self {
@@ -25,7 +25,7 @@ impl Output {
     /// Prints one result.
     ///
     /// # Errors
-    /// [`Error::OutputClosed`]; the disk is full.
+    /// [`Error::OutputClosed`]; stdout cannot be written.
     pub fn emit(&mut self, record: &Record) -> Result<()> {
         progress_bar::clear();
         if self.json {
@@ -42,7 +42,7 @@ impl Output {
         print(&table::row(record))
     }
 
-    /// Says something about the results: below the table, or on stderr beside JSON.
+    /// Prints a note on the results: below the table, or on stderr beside JSON.
     ///
     /// # Errors
     /// As [`Output::emit`].
@@ -58,7 +58,7 @@ impl Output {
 /// Prints a line on stdout.
 ///
 /// # Errors
-/// [`Error::OutputClosed`]; the disk is full.
+/// [`Error::OutputClosed`]; stdout cannot be written.
 pub fn print(line: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")

@@ -1,11 +1,11 @@
-//! Which core a thread runs on.
+//! Pinning of threads to cores.
 
 use std::str::FromStr;
 use std::thread;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The cores this process may use, in order.
+/// Returns the cores that this process may use, in order.
 #[must_use]
 pub fn available_cores() -> Vec<usize> {
     let Ok(set) = sched_getaffinity(None) else {
@@ -16,14 +16,14 @@ pub fn available_cores() -> Vec<usize> {
         .collect()
 }
 
-/// Keeps the calling thread, and those it starts later, on this core. True when the system agreed.
+/// Pins the calling thread, and the threads it starts later, to this core. True on success.
 pub fn pin_to_core(core: usize) -> bool {
     let mut set = CpuSet::new();
     set.set(core);
     sched_setaffinity(None, &set).is_ok()
 }
 
-/// Does this on the core, if one is named: processes started there stay there.
+/// Runs `work` on a thread pinned to the core, if one is given; processes started there stay there.
 pub fn run_on_core<T: Send>(core: Option<usize>, work: impl FnOnce() -> T + Send) -> T {
     let Some(core) = core else { return work() };
     let pinned = || {
@@ -36,28 +36,28 @@ pub fn run_on_core<T: Send>(core: Option<usize>, work: impl FnOnce() -> T + Send
     })
 }
 
-/// Where the two sides of a measurement run.
+/// The cores of the two sides of a measurement.
 ///
 /// ```
-/// use fabric_bench::pin::Pin;
-/// let pin: Pin = "0,1".parse()?;
-/// assert_eq!(pin.lane(0), (Some(0), Some(1)));
-/// assert_eq!("none".parse::<Pin>()?.lane(0), (None, None));
-/// assert!("0;1".parse::<Pin>().is_err());
+/// use fabric_bench::pin::CorePinning;
+/// let pin: CorePinning = "0,1".parse()?;
+/// assert_eq!(pin.worker_cores(0), (Some(0), Some(1)));
+/// assert_eq!("none".parse::<CorePinning>()?.worker_cores(0), (None, None));
+/// assert!("0;1".parse::<CorePinning>().is_err());
 /// # Ok::<(), String>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CorePinning(Vec<usize>);
 
 impl CorePinning {
-    /// All cores of this process.
+    /// Uses all cores of this process.
     #[must_use]
     pub fn auto() -> Self {
         Self(available_cores())
     }
 
-    /// The core of the measuring side and that of the other side, for the lane of this number: the
-    /// cores are dealt out in turn, and with one core both are on it.
+    /// Returns the cores of the initiator and the responder of worker `worker`: the cores are
+    /// assigned in turn, and a single core is shared by both.
     #[must_use]
     pub fn worker_cores(&self, lane: usize) -> (Option<usize>, Option<usize>) {
         let core = |at: usize| (!self.0.is_empty()).then(|| self.0[at % self.0.len()]);

@@ -1,12 +1,11 @@
-//! A line that is overwritten while work goes on.
+//! A progress line on the terminal.
 
 use std::io::{IsTerminal, Write, stderr};
 
 /// Width of the bar.
 const BAR_WIDTH: usize = 24;
 
-/// Shows what is being done and which part of it is done, if somebody watches: nothing when stderr
-/// is no terminal.
+/// Shows what is measured and which part is done; nothing if stderr is no terminal.
 pub fn show(what: &str, part: f64) {
     let mut err = stderr();
     if err.is_terminal() {
@@ -21,7 +20,7 @@ pub fn show(what: &str, part: f64) {
     }
 }
 
-/// Takes the line away.
+/// Erases the line.
 pub fn clear() {
     let mut err = stderr();
     if err.is_terminal() {

@@ -6,92 +6,89 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// One result. The fields are the keys of the JSON stream, and stay as they are.
+/// One result. The fields are the keys of the JSON stream, and must not change.
 ///
-/// Times are nanoseconds. For latency they are half round trips, of reads and atomics whole
-/// operations. For streams they are the time of one message, averaged over a round of many:
-/// percentiles are then those of rounds. What somebody did not measure or does not say is `None`,
-/// and `null` in JSON.
+/// Times are nanoseconds: half round trips for latencies, whole operations for reads and atomics.
+/// For streams they are the time of one message, averaged over a round; percentiles are then those
+/// of rounds. A value that was not measured or is not reported is `None`, and `null` in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// What was measured: `lat`, `bw`, `rate` or `floor`.
+    /// The measurement: `lat`, `bw`, `rate` or `floor`.
     pub bench: String,
-    /// Who was measured: a provider, a peer library, or a part of the floor.
+    /// The provider, peer library or part of the floor.
     pub provider: String,
     /// The operation.
     pub op: String,
-    /// How the application heard of completions.
+    /// How the application took completions.
     pub api: String,
     /// Bytes of a message.
     pub size: usize,
-    /// How waiting was done.
+    /// The wait policy.
     pub wait: String,
-    /// Who made progress.
+    /// The progress model.
     pub progress: String,
-    /// On which runtime.
+    /// The Tokio runtime.
     pub runtime: String,
-    /// Messages under way: one in latencies; 0 in streams that have no window, or of those who do
-    /// not say theirs.
+    /// Messages in flight: one for latencies; 0 for streams without a window, or whose program does
+    /// not report it.
     pub window: usize,
-    /// Endpoints on the other side, per thread.
+    /// Endpoints on the other side, for each thread.
     pub peers: usize,
-    /// Measuring threads; files from before this key was there have one.
-    #[serde(default = "one")]
+    /// Measuring threads; one in files that lack this key.
+    #[serde(default = "default_threads")]
     pub threads: usize,
     /// The median.
     pub p50_ns: Option<f64>,
-    /// Nine of ten are at most this.
+    /// The 90th percentile.
     pub p90_ns: Option<f64>,
-    /// 99 of 100.
+    /// The 99th percentile.
     pub p99_ns: Option<f64>,
-    /// 999 of 1000.
+    /// The 99.9th percentile.
     pub p999_ns: Option<f64>,
     /// The largest.
     pub max_ns: Option<f64>,
-    /// The mean; of streams, the time of all messages by their number.
+    /// The mean; of streams, the total time divided by the number of messages.
     pub mean_ns: Option<f64>,
-    /// Messages per second in one direction; of several threads together, within the longest of
-    /// their times.
+    /// Messages per second in one direction; of several threads, all messages divided by the
+    /// longest time.
     pub msgs_per_s: Option<f64>,
     /// Bytes per second in one direction.
     pub bytes_per_s: Option<f64>,
-    /// Seconds of processor time in user mode, of both processes together.
+    /// Seconds of processor time in user mode, of both processes.
     pub cpu_user_s: Option<f64>,
-    /// Likewise in the kernel.
+    /// Seconds of processor time in the kernel, of both processes.
     pub cpu_sys_s: Option<f64>,
-    /// What this machine needs at least, measured in the same run on the same cores: for latency, a
-    /// cache line from core to core and one copy of the message; for streams the copy alone. No
-    /// latency has one on a single core.
+    /// The floor of this machine, measured in the same run on the same cores: for latencies a cache
+    /// line from core to core and one copy of the message, for streams the copy alone. Latencies on
+    /// a single core have none.
     pub floor_ns: Option<f64>,
-    /// What one look at the clock costs, measured on the same core: each round trip contains one,
-    /// each round of a stream two. Programs of others do not say theirs.
+    /// Cost of one reading of the clock on the same core: each round trip contains one, each round
+    /// of a stream two. Other programs do not report theirs.
     #[serde(default)]
     pub timer_ns: Option<f64>,
-    /// Bytes of memory that the measuring process has for each connection that is silent, where
-    /// there are some.
+    /// Memory of the measuring process for each idle connection, in bytes, if there are any.
     #[serde(default)]
     pub idle_bytes: Option<f64>,
-    /// How many times the percentiles are of: round trips, or rounds of a stream, of which each
-    /// time is a mean. Of programs of others: the messages, or round trips, that they were asked
-    /// for.
+    /// Number of samples: round trips, or rounds of a stream. Of other programs: the messages or
+    /// round trips that were requested.
     pub samples: u64,
 }
 
-fn one() -> usize {
+fn default_threads() -> usize {
     1
 }
 
 impl Record {
-    /// The time to quote: the median, or the mean of those who do not say the median.
+    /// Returns the time to quote: the median, or else the mean.
     #[must_use]
     pub fn typical_ns(&self) -> Option<f64> {
         self.p50_ns.or(self.mean_ns)
     }
 
-    /// One line of JSON.
+    /// Returns one line of JSON.
     ///
     /// # Errors
-    /// None that are known: numbers and text always serialise.
+    /// None in practice: numbers and text always serialise.
     pub fn to_json(&self) -> Result<String> {
         serde_json::to_string(self).map_err(|error| Error::Malformed {
             origin: "the JSON writer".into(),
@@ -100,10 +97,10 @@ impl Record {
     }
 }
 
-/// Reads a stream of results: one JSON object a line, blank lines between them allowed.
+/// Reads results: one JSON object per line, with blank lines allowed.
 ///
 /// # Errors
-/// The file cannot be read, or a line of it; the error names the line.
+/// [`Error::InvalidRequest`] if the file cannot be read or parsed; the text names the line.
 pub fn read(path: &Path) -> Result<Vec<Record>> {
     let at = path.display();
     let text = std::fs::read_to_string(path)
@@ -111,10 +108,10 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
     parse(&text).map_err(|(line, why)| Error::InvalidRequest(format!("{at}:{line}: {why}")))
 }
 
-/// The results in this text; else the number of the first line that is none, and why.
+/// Parses results.
 ///
 /// # Errors
-/// As above.
+/// The number of the first malformed line, and why.
 pub fn parse(text: &str) -> Result<Vec<Record>, (usize, String)> {
     let lines = text
         .lines()

@@ -1,4 +1,4 @@
-//! Time stamps, and what becomes of them.
+//! Time stamps and histograms.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -7,26 +7,24 @@ use hdrhistogram::Histogram;
 
 use crate::record::Record;
 
-/// Parts of a nanosecond in the histogram.
+/// Resolution of the histogram, per nanosecond.
 const TICKS_PER_NS: f64 = 10.0;
 
 /// Measured times, in nanoseconds.
 ///
-/// While something is measured, [`TimeStamps`] only writes numbers into memory that is there already;
-/// they are sorted into the histogram between rounds. Consecutive stamps are one measurement each,
-/// so a stall lies in one of them whatever its cause: nothing is left out because the measuring
-/// side was late.
+/// During a measurement [`TimeStamps`] only writes numbers into allocated memory; they enter the
+/// histogram between rounds. The time between consecutive stamps is one sample, so every stall is
+/// in exactly one sample, whatever its cause: no sample is omitted because the initiator was late.
 #[derive(Clone, Debug)]
 pub struct Samples {
-    /// In tenths of a nanosecond: what takes part in a round is measured more finely than the clock
-    /// ticks.
+    /// In tenths of a nanosecond: means over a round are finer than the clock's ticks.
     histogram: Histogram<u64>,
-    /// The mean is of exact numbers.
+    /// The exact sum, of which the mean is computed.
     sum: f64,
 }
 
 impl Samples {
-    /// None yet. Times up to an hour, to three digits.
+    /// Creates an empty set, for times up to an hour, with three digits.
     #[must_use]
     pub fn new() -> Self {
         let histogram = Histogram::new_with_bounds(1, 36_000_000_000_000, 3)
@@ -44,7 +42,7 @@ impl Samples {
         self.sum += ns;
     }
 
-    /// Adds what these stamps say: each step between two of them, divided by `parts`.
+    /// Adds the times between consecutive stamps, each divided by `parts`.
     pub fn add_stamps(&mut self, stamps: &TimeStamps, parts: u32) {
         let mut last = 0;
         for stamp in &stamps.elapsed_ns {
@@ -53,25 +51,25 @@ impl Samples {
         }
     }
 
-    /// Adds those of another.
+    /// Adds the samples of another set.
     pub fn merge(&mut self, other: &Self) {
         self.histogram += &other.histogram;
         self.sum += other.sum;
     }
 
-    /// How many there are.
+    /// Returns the number of samples.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.histogram.len()
     }
 
-    /// The median.
+    /// Returns the median.
     #[must_use]
     pub fn median(&self) -> f64 {
         self.histogram.value_at_quantile(0.5) as f64 / TICKS_PER_NS
     }
 
-    /// Writes percentiles, mean and count into a result; leaves it alone when there are none.
+    /// Writes percentiles, mean and count into a result; only the count when there are none.
     pub fn fill_record(&self, record: &mut Record) {
         record.samples = self.count();
         if self.count() == 0 {
@@ -91,7 +89,7 @@ impl Default for Samples {
     }
 }
 
-/// Time stamps of one round, in memory that was allocated before it began.
+/// Time stamps of one round, in memory that was allocated before the round.
 #[derive(Debug)]
 pub struct TimeStamps {
     elapsed_ns: Vec<u64>,
@@ -99,7 +97,7 @@ pub struct TimeStamps {
 }
 
 impl TimeStamps {
-    /// Room for so many.
+    /// Creates room for `count` stamps.
     #[must_use]
     pub fn new(count: usize) -> Self {
         let mut stamps = Self {
@@ -110,8 +108,8 @@ impl TimeStamps {
         stamps
     }
 
-    /// Makes room for a round of up to `count` stamps, and touches it: no page of it is missing
-    /// later.
+    /// Makes room for a round of up to `count` stamps, and touches it, so that no page fault
+    /// happens during the round.
     pub fn reserve(&mut self, count: usize) {
         if self.elapsed_ns.capacity() < count {
             self.elapsed_ns.resize(count, u64::MAX);
@@ -119,32 +117,32 @@ impl TimeStamps {
         self.elapsed_ns.clear();
     }
 
-    /// The round begins now.
+    /// Begins a round.
     pub fn begin(&mut self) {
         self.elapsed_ns.clear();
         self.started = Instant::now();
     }
 
-    /// Something has ended, and the next begins.
+    /// Records the end of one operation.
     #[inline]
     pub fn stamp(&mut self) {
         self.elapsed_ns
             .push(self.started.elapsed().as_nanos() as u64);
     }
 
-    /// From the beginning to the last stamp.
+    /// Returns the time from the beginning to the last stamp.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         Duration::from_nanos(self.elapsed_ns.last().copied().unwrap_or(0))
     }
 }
 
-/// Rounded to tenths of a nanosecond.
+/// Rounds to tenths of a nanosecond.
 pub(crate) fn round_to_tenths(ns: f64) -> f64 {
     (ns * TICKS_PER_NS).round() / TICKS_PER_NS
 }
 
-/// The middle of these numbers: of an even count, half way between the two in the middle.
+/// Returns the median; of an even count, the mean of the two in the middle.
 #[must_use]
 pub fn median(values: &mut [f64]) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
@@ -155,8 +153,8 @@ pub fn median(values: &mut [f64]) -> Option<f64> {
     Some(f64::midpoint(*below, *above))
 }
 
-/// What one stamp costs, in nanoseconds: the median of several rounds. Every measured time contains
-/// it once.
+/// Measures the cost of one stamp in nanoseconds, as the median of several rounds. Every sample
+/// contains it once.
 #[must_use]
 pub fn timer_cost() -> f64 {
     const STAMPS: usize = 10_000;

@@ -1,9 +1,9 @@
-//! Sizes in bytes, as people write them: `8`, `64KiB`, `1MiB`.
+//! Sizes in bytes, as users write them: `8`, `64KiB`, `1MiB`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A number of bytes.
+/// A size in bytes.
 ///
 /// ```
 /// use fabric_bench::size::Size;

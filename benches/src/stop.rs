@@ -1,4 +1,4 @@
-//! Ctrl-C: the first asks for an orderly end, the second ends at once.
+//! Ctrl-C: the first requests an orderly stop, the second ends the process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,15 +10,15 @@ use crate::error::EXIT_INTERRUPTED;
 use crate::options::RuntimeKind;
 use crate::{Error, Result};
 
-/// Whether the work should come to an end.
+/// A flag that requests the end of the work.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// Raised by Ctrl-C from now on.
+    /// Creates a flag that Ctrl-C raises.
     ///
     /// # Errors
-    /// The system has no thread or descriptor left.
+    /// [`Error::Io`] if the system has no thread or descriptor left.
     pub fn on_ctrl_c() -> Result<Self> {
         let stop = Self::default();
         let raised = stop.clone();
@@ -44,12 +44,12 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Asks for the end.
+    /// Requests the end.
     pub fn raise(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Says that the work came to an early end, if it did.
+    /// Fails if the end was requested.
     ///
     /// # Errors
     /// [`Error::Interrupted`].
@@ -61,7 +61,7 @@ impl Stop {
         }
     }
 
-    /// Whether the end was asked for.
+    /// Whether the end was requested.
     #[must_use]
     pub fn raised(&self) -> bool {
         self.0.load(Ordering::Relaxed)

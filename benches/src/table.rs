@@ -3,7 +3,7 @@
 use crate::record::Record;
 use crate::size::Size;
 
-/// A column: its title, its width, and what stands in it.
+/// A column: title, width, and the cell of a record.
 type Column = (&'static str, usize, fn(&Record) -> String);
 
 const LATENCY_COLUMNS: &[Column] = &[
@@ -57,7 +57,7 @@ fn columns(bench: &str) -> &'static [Column] {
     }
 }
 
-/// The titles of the table that results of this kind go into.
+/// Returns the title row of the table for results of this measurement.
 #[must_use]
 pub fn titles(bench: &str) -> String {
     format_cells(
@@ -67,7 +67,7 @@ pub fn titles(bench: &str) -> String {
     )
 }
 
-/// A result as a row of it.
+/// Returns a result as a row.
 #[must_use]
 pub fn row(record: &Record) -> String {
     format_cells(
@@ -77,7 +77,7 @@ pub fn row(record: &Record) -> String {
     )
 }
 
-/// A title that says what the rows below have in common.
+/// Returns a heading with what the rows below have in common.
 #[must_use]
 pub fn heading(record: &Record) -> String {
     let what = match &record.bench[..] {
@@ -107,7 +107,7 @@ pub fn heading(record: &Record) -> String {
     )
 }
 
-/// Cells on the right of their columns.
+/// Right-aligns cells in columns of these widths.
 pub(crate) fn format_cells(cells: impl Iterator<Item = (String, usize)>) -> String {
     let line: String = cells
         .map(|(cell, width)| format!("{cell:>width$}  "))
@@ -115,13 +115,13 @@ pub(crate) fn format_cells(cells: impl Iterator<Item = (String, usize)>) -> Stri
     line.trim_end().to_owned()
 }
 
-/// Nanoseconds as microseconds; `-` where nothing was measured.
+/// Formats nanoseconds as microseconds; `-` if not measured.
 #[must_use]
 pub fn micros(ns: Option<f64>) -> String {
     format_number(ns, 1e3, 3)
 }
 
-/// A quotient; `-` where a part of it is missing.
+/// Formats a quotient; `-` if a part is missing.
 #[must_use]
 pub fn ratio(this: Option<f64>, that: Option<f64>) -> String {
     match (this, that) {

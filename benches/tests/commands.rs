@@ -1,5 +1,4 @@
-//! The commands as a user runs them: what they print, what they refuse, and what they say when the
-//! peer dies.
+//! The commands as a user runs them: output, refusals, and the report of a dead peer.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +16,7 @@ fn bench_command(args: &[&str]) -> Command {
     command
 }
 
-/// A process that is killed where a test fails before it ends.
+/// A process that is killed when a test fails before the process ends.
 struct BenchProcess(Option<process::Child>);
 
 impl BenchProcess {
@@ -338,7 +337,7 @@ fn listen_and_connect_measure_between_two_processes() {
         if output.status.success() {
             break parse(&String::from_utf8_lossy(&output.stdout)).expect("results");
         }
-        // It may not listen yet.
+        // The other side may not listen yet.
         assert!(
             began.elapsed() < Duration::from_secs(20),
             "{}",
@@ -652,14 +651,14 @@ fn peer_program_ends_when_the_harness_is_killed() {
 
 fn has_ended(pid: &str) -> bool {
     let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // It stays as a zombie where nobody takes notice of its end.
+    // A process whose parent does not wait for it stays as a zombie.
     state
         .rsplit(')')
         .next()
         .is_none_or(|rest| rest.is_empty() || rest.trim_start().starts_with('Z'))
 }
 
-/// The process that this one has started, once it has.
+/// Waits for a process to have a child, and returns the child's id.
 fn child_of(pid: u32) -> u32 {
     let path = format!("/proc/{pid}/task/{pid}/children");
     wait_for("a second process", || {

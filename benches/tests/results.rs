@@ -1,9 +1,9 @@
-//! Results: written and read back, shown as a table and as a page.
+//! Results: written, read back, and rendered as a table and as a page.
 
 use fabric_bench::record::{Record, parse};
 use fabric_bench::{report, table};
 
-/// The keys, in their order. They are a promise.
+/// The keys of the JSON stream, in their order, which must not change.
 const RECORD_KEYS: [&str; 25] = [
     "bench",
     "provider",
@@ -311,7 +311,7 @@ fn values_that_cannot_be_plotted_are_not_drawn() {
     }
 }
 
-/// Places and sizes in the pictures of a page, without the text in them and the shapes of points.
+/// Returns the coordinates in the charts of a page, without text and the shapes of points.
 fn plot_coordinates(page: &str) -> String {
     let starts = |tag: &str| {
         [" d=\"M", " x=\"", " y=\"", " width=\""]

@@ -1,4 +1,4 @@
-//! The pieces of work whose time and instructions are counted: each does its work, again and again.
+//! Runs every microbenchmark many times, and checks that each does its work.
 
 #[path = "../micro/message.rs"]
 mod message;

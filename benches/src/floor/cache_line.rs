@@ -8,22 +8,20 @@ use std::time::{Duration, Instant};
 use crate::pin;
 use crate::stop::Stop;
 
-/// Round trips of a run. Runs are short: most of them fall between the moments in which a thread
-/// has lost its core to somebody else.
+/// Round trips of a run. Runs are short, so that most of them are not preempted.
 const TRIPS_PER_RUN: u64 = 200;
-/// How often to look for an answer between two looks at the clock.
+/// Polls between two readings of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 1 << 12;
-/// What is passed last.
+/// The last value, which ends the other thread.
 const STOP_VALUE: u64 = u64::MAX;
 
-/// A word alone on its cache lines.
+/// A counter alone on its cache lines.
 #[repr(align(128))]
 struct PaddedCounter(AtomicU64);
 
-/// How long a cache line takes from one of these cores to the other, or between any when they are
-/// not named: half of a round trip in nanoseconds, for each run in about this time. When others
-/// keep the cores busy, the first run may take longer, up to the second time. None where both sides
-/// would share a core.
+/// Measures how long a cache line takes between these cores, or between any two if none are given:
+/// half round trips in nanoseconds, one for each run within the first time. On busy cores the first
+/// run may take up to the second time. Empty if both sides would share a core.
 pub(super) fn measure_cache_line(
     (here, there): (Option<usize>, Option<usize>),
     time: (Duration, Duration),
@@ -78,7 +76,7 @@ fn measure_runs(
         stop.raised() || began.elapsed() >= limit
     };
     let mut trip = 0;
-    // The first trip is answered when the other thread has started.
+    // The first trip includes the start of the other thread, and is not counted.
     let mut trips = 1;
     while !over(&runs) {
         let start = Instant::now();

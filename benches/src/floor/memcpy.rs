@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use crate::samples::median;
 use crate::stop::Stop;
 
-/// Many short runs, as for the cache line; bytes of one, and how long all may take.
+/// Most runs, bytes of one run, and longest time of all. Runs are short, as for the cache line.
 const MAX_RUNS: usize = 101;
 const MIN_RUN_BYTES: usize = 1 << 20;
 const TIME_LIMIT: Duration = Duration::from_millis(300);
 
-/// Bytes per second that one core copies between two buffers of this size, and of how many runs
-/// that is the median; `None` when it is told to stop before the first. One run is made however
-/// long it takes.
+/// Measures the bytes per second that one core copies between two buffers of this size: the median,
+/// and the number of runs; `None` if stopped before the first. One run is made however long it
+/// takes.
 pub(super) fn measure_memcpy(size: usize, stop: &Stop) -> Option<(f64, usize)> {
     let (source, mut target) = (vec![1u8; size], vec![2u8; size]);
     let copies = (MIN_RUN_BYTES / size.max(1)).clamp(1, 1 << 14);

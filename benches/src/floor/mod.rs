@@ -1,12 +1,12 @@
-//! The physical floor: what no library can go below on this machine.
+//! The floor: what no library can undercut on this machine.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `line` | a cache line that bounces between two cores |
-//! | `copy` | copying memory |
-//! | `write_back` | a turn that is passed to and fro between two threads |
-//! | `wake` | passing it by eventfd and by futex: what waking a sleeper costs |
-//! | `socket` | passing it over loopback TCP and Unix sockets, sleeping and spinning |
+//! | `cache_line` | a cache line that bounces between two cores |
+//! | `memcpy` | copying memory |
+//! | `ping_pong` | a ping-pong between two threads |
+//! | `wake` | a ping-pong by eventfd and by futex: the cost of waking a sleeping thread |
+//! | `socket` | a ping-pong over loopback TCP and Unix sockets, blocking and spinning |
 
 mod cache_line;
 mod memcpy;
@@ -26,22 +26,22 @@ use crate::{Error, Result, progress_bar};
 use cache_line::measure_cache_line;
 use memcpy::measure_memcpy;
 
-/// Sizes whose copying is shown.
+/// Sizes of the copies that are shown.
 const MEMCPY_SIZES: [usize; 6] = [64, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20];
-/// How long one way of waking is measured, and how long a cache line is passed.
+/// Duration of one wake-up measurement, and of the cache line measurement.
 const WAKE_TIME: Duration = Duration::from_millis(500);
 const CACHE_LINE_TIME: Duration = Duration::from_millis(100);
-/// One look of many at the cache line: how long, how long the first one may take on busy cores, and
-/// how much time lies between two.
+/// Duration of one sample of the cache line, longest duration of the first one on busy cores, and
+/// interval of samples.
 const SAMPLE_TIME: Duration = Duration::from_millis(1);
 const FIRST_SAMPLE_TIME: Duration = Duration::from_millis(50);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(80);
 
-/// The least that a message takes on a pair of cores.
+/// The floor of a message on a pair of cores.
 ///
-/// Virtual cores wander: now they are two of the host, now two halves of one, which pass a cache
-/// line several times as fast. So the line is looked at again and again, between the rounds of what
-/// is measured, and the median of the looks counts.
+/// Virtual cores move: at times they are two cores of the host, at times two halves of one, which
+/// pass a cache line several times as fast. So the cache line is sampled between the rounds of a
+/// measurement, and the median counts.
 #[derive(Debug)]
 pub struct Floor {
     cores: (Option<usize>, Option<usize>),
@@ -56,7 +56,7 @@ struct CacheLineSamples {
 }
 
 impl Floor {
-    /// Of these cores. Nothing is measured yet.
+    /// Creates the floor of these cores, without samples.
     #[must_use]
     pub fn new(cores: (Option<usize>, Option<usize>), stop: &Stop) -> Self {
         Self {
@@ -66,7 +66,7 @@ impl Floor {
         }
     }
 
-    /// Whether the last look at the cache line is so long ago that it is time for another.
+    /// Whether another sample of the cache line is due.
     #[must_use]
     pub fn is_due(&self) -> bool {
         self.lock_samples()
@@ -74,7 +74,7 @@ impl Floor {
             .is_none_or(|last| last.elapsed() >= SAMPLE_INTERVAL)
     }
 
-    /// Looks how long a cache line takes from core to core. Both should be idle.
+    /// Samples the time of a cache line from core to core. Both cores should be idle.
     pub fn sample(&self) {
         let mut looks = self.lock_samples();
         let first = if looks.cache_line_ns.is_empty() {
@@ -91,15 +91,15 @@ impl Floor {
         looks.last_sample = Some(Instant::now());
     }
 
-    /// A cache line from core to core, in nanoseconds: the median of the looks since this was asked
-    /// last. `None` when there are none, or only one core.
+    /// Returns the time of a cache line from core to core in nanoseconds: the median of the samples
+    /// since the last call. `None` without samples, or with only one core.
     #[must_use]
     pub fn cache_line_ns(&self) -> Option<f64> {
         median(&mut std::mem::take(&mut *self.lock_samples()).cache_line_ns)
     }
 
-    /// One copy of a message of this size on the first of the cores, in nanoseconds; measured now,
-    /// unless it is told to stop.
+    /// Measures one copy of a message of this size on the first core, in nanoseconds; `None` when
+    /// stopped.
     #[must_use]
     pub fn copy_ns(&self, size: usize) -> Option<f64> {
         match size {
@@ -114,8 +114,8 @@ impl Floor {
     }
 }
 
-/// How long a cache line takes from one core to another, between the first and the last that this
-/// process may use; zero where there is only one.
+/// Measures the time of a cache line between the first and the last core of this process; zero with
+/// only one.
 #[must_use]
 pub fn core_to_core() -> Duration {
     let cores = pin::available_cores();
@@ -128,17 +128,17 @@ pub fn core_to_core() -> Duration {
     Duration::from_secs_f64(ns.unwrap_or_default() / 1e9)
 }
 
-/// Bytes per second that one core copies between two buffers of this size.
+/// Measures the bytes per second that one core copies between two buffers of this size.
 #[must_use]
 pub fn memcpy(size: usize) -> f64 {
     measure_memcpy(size, &Stop::default()).map_or(0.0, |(rate, _)| rate)
 }
 
-/// Half a round trip of eight bytes over loopback TCP, by calls that never sleep: the median, in
-/// nanoseconds.
+/// Measures half a round trip of eight bytes over loopback TCP with non-blocking calls: the median,
+/// in nanoseconds.
 ///
 /// # Errors
-/// The system has no descriptors or threads left.
+/// [`Error::Io`] if the system has no descriptors or threads left.
 pub fn tcp_half_round_trip(
     cores: (Option<usize>, Option<usize>),
     time: Duration,
@@ -150,19 +150,18 @@ pub fn tcp_half_round_trip(
     Ok(record.p50_ns)
 }
 
-/// Messages of eight bytes per second over loopback TCP in one direction, each with a call of its
-/// own.
+/// Measures the eight-byte messages per second over loopback TCP in one direction, one call each.
 ///
 /// # Errors
-/// As above.
+/// As [`tcp_half_round_trip`].
 pub fn tcp_message_rate(cores: (Option<usize>, Option<usize>), time: Duration) -> Result<f64> {
     socket::tcp_send_rate(cores, time).map_err(Error::io("tcp socket"))
 }
 
-/// Measures all of it on the first two cores; each result is passed on when it is there.
+/// Measures the whole floor on the first two cores; passes each result to `emit` when it is there.
 ///
 /// # Errors
-/// The system has no descriptors or threads left.
+/// Those of `emit`; [`Error::Io`] if the system has no descriptors or threads left.
 pub fn measure(
     pin: &CorePinning,
     stop: &Stop,

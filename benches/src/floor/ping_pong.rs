@@ -1,4 +1,4 @@
-//! A turn that is passed to and fro between two threads, each on a core of its own.
+//! A ping-pong between two threads, each on its own core.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 use crate::pin;
 use crate::samples::{Samples, TimeStamps};
 
-/// Most trips of a round; it ends earlier when the time is over.
+/// Most round trips of a round; it ends earlier when the time is over.
 const MAX_TRIPS_PER_ROUND: usize = 256;
 
-/// One of two ends.
+/// One end of a ping-pong.
 pub(super) trait PingPongEnd: Send {
-    /// Passes the turn on.
+    /// Wakes the other end.
     fn signal(&mut self) -> io::Result<()>;
-    /// Waits for the turn.
+    /// Waits for the other end.
     fn wait(&mut self) -> io::Result<()>;
 }
 
-/// Half round trips for about this long; the first round is warm-up.
+/// Measures half round trips for about this long; the first round is warm-up.
 pub(super) fn ping_pong(
     (here, there): (Option<usize>, Option<usize>),
     (mut near, mut far): (impl PingPongEnd, impl PingPongEnd),
@@ -30,7 +30,7 @@ pub(super) fn ping_pong(
         there.map(pin::pin_to_core);
         loop {
             far.wait()?;
-            // SYNC: raised in `ask` before the last turn is passed.
+            // SYNC: raised in `ask` before its last signal.
             let last = over.load(Ordering::Acquire);
             far.signal()?;
             if last {

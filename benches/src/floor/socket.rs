@@ -1,5 +1,4 @@
-//! Eight bytes over a socket of the kernel, with plain system calls: sleeping in `read`, or calling
-//! it until something is there.
+//! Eight bytes over a kernel socket with plain system calls: blocking in `read`, or spinning on it.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -11,7 +10,7 @@ use super::ping_pong::{PingPongEnd, ping_pong};
 use crate::pin;
 use crate::samples::Samples;
 
-/// Messages between two looks at the clock.
+/// Messages between two readings of the clock.
 const SENDS_PER_CLOCK_READ: u64 = 100;
 
 type CorePair = (Option<usize>, Option<usize>);
@@ -40,8 +39,8 @@ pub(super) fn unix_spinning(cores: CorePair, time: Duration) -> io::Result<Sampl
     ping_pong(cores, (SocketEnd(near), SocketEnd(far)), time)
 }
 
-/// Messages of eight bytes per second in one direction, each with a call of its own; the other side
-/// reads as much as there is.
+/// Measures eight-byte messages per second in one direction, one call each; the receiver reads as
+/// much as there is.
 pub(super) fn tcp_send_rate((here, there): CorePair, time: Duration) -> io::Result<f64> {
     let (mut near, mut far) = tcp_pair()?;
     let read = move || {
@@ -82,7 +81,7 @@ struct SocketEnd<S>(S);
 
 impl<S: Read + Write + Send> PingPongEnd for SocketEnd<S> {
     fn signal(&mut self) -> io::Result<()> {
-        // Eight bytes always have room: one turn is under way at most.
+        // Eight bytes always have room: at most one message is in flight.
         self.0.write_all(&[7; 8])
     }
 

@@ -1,4 +1,4 @@
-//! Waking a sleeper: by eventfd, and by futex.
+//! Waking a sleeping thread, by eventfd and by futex.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use crate::samples::Samples;
 
 type CorePair = (Option<usize>, Option<usize>);
 
-/// Each side sleeps in `read` on an eventfd of its own.
+/// Measures a ping-pong in which each side blocks in `read` on its eventfd.
 pub(super) fn eventfd_ping_pong(cores: CorePair, time: Duration) -> io::Result<Samples> {
     let new = || eventfd(0, EventfdFlags::CLOEXEC).map(Arc::new);
     let (a, b) = (new()?, new()?);
@@ -35,7 +35,7 @@ pub(super) fn eventfd_ping_pong(cores: CorePair, time: Duration) -> io::Result<S
     )
 }
 
-/// Each side sleeps on a word of its own.
+/// Measures a ping-pong in which each side sleeps on its futex word.
 pub(super) fn futex_ping_pong(cores: CorePair, time: Duration) -> io::Result<Samples> {
     let new = || Arc::new(AtomicU32::new(0));
     let (a, b) = (new(), new());
@@ -80,14 +80,14 @@ struct FutexEnd {
 
 impl PingPongEnd for FutexEnd {
     fn signal(&mut self) -> io::Result<()> {
-        // SYNC: taken by the swap in `wait` on the other side.
+        // SYNC: read by the swap in `wait` on the other side.
         self.remote.store(1, Ordering::Release);
         futex::wake(&self.remote, futex::Flags::PRIVATE, 1)?;
         Ok(())
     }
 
     fn wait(&mut self) -> io::Result<()> {
-        // SYNC: set by the store in `pass` on the other side.
+        // SYNC: set by the store in `signal` on the other side.
         while self.local.swap(0, Ordering::Acquire) == 0 {
             match futex::wait(&self.local, futex::Flags::PRIVATE, 0, None) {
                 Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}

@@ -1,4 +1,4 @@
-//! What is measured for goals, and how two such figures have to relate.
+//! Metrics of goals, and how two of them have to relate.
 
 use crate::options::{Bench, BenchOp, ProgressMode, WaitMode};
 use crate::peers::{BenchPeer, FabricUdp, FiPingpong, TokioSocket, UcxPerftest};
@@ -7,50 +7,50 @@ use Bench::{Bw, Lat, Rate};
 use GoalBound::{AtLeast, AtMost, AtMostPlusNs};
 use Metric::{
     BytesPerIdleConnection, CacheLine, Constant, Fabric as Us, FabricAsSockets,
-    FabricAsSocketsBatch, FabricBatch, FabricDatagram, FabricIdlePeers, FabricWithModes, Memcpy,
-    Peer, PeerPingPong, TcpSendRate, TcpSpinPingPong, Window,
+    FabricAsSocketsBatch, FabricBatch, FabricDatagram, FabricIdlePeers, FabricMapped,
+    FabricWithModes, Memcpy, Peer, PeerPingPong, TcpSendRate, TcpSpinPingPong,
 };
 
-/// Something that is measured.
+/// A metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Metric {
-    /// The fabric, in the way that is compared everywhere.
+    /// The fabric in the standard configuration.
     Fabric(Bench, BenchOp, usize),
-    /// The fabric, its completions taken from a queue, as many at a time as there are.
+    /// The fabric, with completions taken from a queue in batches.
     FabricBatch(BenchOp, usize),
-    /// The fabric, by calls on a window instead of operations.
-    Window(Bench, BenchOp, usize),
-    /// Half a round trip of the fabric, waiting and moved on like this.
+    /// The fabric, by loads and stores on a mapped region instead of operations.
+    FabricMapped(Bench, BenchOp, usize),
+    /// Half a round trip of the fabric, with this wait policy and progress model.
     FabricWithModes(WaitMode, ProgressMode, usize),
-    /// The fabric with as many messages under way as in the goals of sockets, and the congestion
-    /// control of the machine, which others have.
+    /// The fabric with the window of the goals for sockets, and the machine's default congestion
+    /// control, which the peers have.
     FabricAsSockets(Bench, BenchOp, usize),
-    /// Likewise, and completions taken from a queue, as many at a time as there are.
+    /// The same, with completions taken from a queue in batches.
     FabricAsSocketsBatch(BenchOp, usize),
-    /// Half a round trip of the fabric while so many other peers are connected and silent.
+    /// Half a round trip of the fabric while so many other peers are connected and idle.
     FabricIdlePeers(usize, usize),
-    /// Bytes of this process for one of so many silent connections.
+    /// Memory of this process for each of so many idle connections, in bytes.
     BytesPerIdleConnection(usize),
     /// Half a round trip of the fabric's datagrams.
     FabricDatagram(usize),
-    /// Somebody else's program.
+    /// Another program.
     Peer(PeerProgram, Bench, BenchOp, usize),
-    /// What such a program calls its bandwidth: the bytes of both directions of a ping-pong, by its
-    /// time.
+    /// The bandwidth that such a program prints: the bytes of both directions of a ping-pong,
+    /// divided by its time.
     PeerPingPong(PeerProgram, usize),
-    /// Half a round trip of eight bytes over loopback TCP by plain calls that never sleep.
+    /// Half a round trip of eight bytes over loopback TCP with non-blocking calls.
     TcpSpinPingPong,
-    /// Messages of eight bytes over loopback TCP, one call each.
+    /// Eight-byte messages per second over loopback TCP, one call each.
     TcpSendRate,
-    /// So many bytes, and no more.
+    /// A fixed number of bytes.
     Constant(usize),
     /// A cache line from core to core.
     CacheLine,
-    /// One core that copies memory.
+    /// Copying memory on one core.
     Memcpy(usize),
 }
 
-/// Whose program.
+/// A peer program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum PeerProgram {
     Libfabric,
@@ -61,18 +61,18 @@ pub(super) enum PeerProgram {
     UcxAm,
 }
 
-/// How the two figures have to relate.
+/// How the two metrics have to relate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum GoalBound {
-    /// Ours is at most so many times the other.
+    /// The fabric's value is at most this many times the other.
     AtMost(f64),
-    /// Ours is at least so many times the other.
+    /// The fabric's value is at least this many times the other.
     AtLeast(f64),
-    /// Ours is at most so many nanoseconds more.
+    /// The fabric's value is at most this many nanoseconds more.
     AtMostPlusNs(f64),
 }
 
-/// A goal: what, which figure of ours, what it is held against, and how.
+/// A goal: title, the fabric's metric, the metric it is held against, and the bound.
 pub(super) type Goal = (&'static str, Metric, Metric, GoalBound);
 
 impl GoalBound {
@@ -97,7 +97,7 @@ impl PeerProgram {
         }
     }
 
-    /// Whether it says no more of latencies than their mean.
+    /// Whether it reports only the mean of latencies.
     pub(super) fn reports_only_means(self) -> bool {
         matches!(
             self,
@@ -111,7 +111,7 @@ impl Metric {
         match self {
             Us(_, _, size)
             | FabricBatch(_, size)
-            | Window(_, _, size)
+            | FabricMapped(_, _, size)
             | FabricAsSocketsBatch(_, size)
             | FabricWithModes(_, _, size)
             | Peer(_, _, _, size)
@@ -130,7 +130,7 @@ impl Metric {
         match self {
             Us(..)
             | FabricBatch(..)
-            | Window(..)
+            | FabricMapped(..)
             | FabricWithModes(..)
             | FabricAsSockets(..)
             | FabricAsSocketsBatch(..)
@@ -147,7 +147,7 @@ impl Metric {
         }
     }
 
-    /// A value of this figure with its unit.
+    /// Formats a value of this metric with its unit.
     pub(super) fn format_value(self, value: f64) -> String {
         match self {
             Us(Lat, ..)
@@ -166,7 +166,7 @@ impl Metric {
             BytesPerIdleConnection(_) | Constant(_) => format!("{:.1} KiB", value / 1024.0),
             Peer(_, bench, op, size)
             | FabricAsSockets(bench, op, size)
-            | Window(bench, op, size) => Us(bench, op, size).format_value(value),
+            | FabricMapped(bench, op, size) => Us(bench, op, size).format_value(value),
         }
     }
 }

@@ -1,14 +1,14 @@
-//! What is aimed at over a provider: figures of ours, each held against another that is measured in
-//! the same minute.
+//! Goals of a provider: metrics of the fabric, each held against another that is measured in the
+//! same minute.
 //!
-//! Every figure is measured several times, in turn with all others, and the median of the runs is
-//! taken. Ratios are what a machine with other cores and other neighbours can be expected to show
-//! as well; times are not. What libfabric's program prints is a mean, and held against means.
+//! Every metric is measured several times, in turn with all others, and the median of the runs is
+//! taken. Ratios can be expected to hold on a machine with other cores and other load; times
+//! cannot. `fi_pingpong` prints a mean, and is held against means.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `table` | the goals |
-//! | `figure` | what is measured for them, and how it is shown |
+//! | `metric` | what is measured for them, and how it is shown |
 
 mod metric;
 mod table;
@@ -30,13 +30,13 @@ use crate::{Error, Result, congestion, progress_bar, table as tables};
 use Bench::{Bw, Lat, Rate};
 use metric::{Goal, GoalBound, Metric, PeerProgram};
 
-/// Messages under way in streams over sockets.
+/// Messages in flight in streams over sockets.
 const SOCKET_WINDOW: usize = 64;
 
-/// Whether anything is aimed at over this provider.
+/// Checks that this provider has goals.
 ///
 /// # Errors
-/// [`Error::Refused`], with those over which something is.
+/// [`Error::InvalidRequest`] if it has none, with the providers that have.
 pub fn check_provider(provider: &str) -> Result<()> {
     match table::for_provider(provider) {
         [] => Err(Error::InvalidRequest(format!(
@@ -46,12 +46,12 @@ pub fn check_provider(provider: &str) -> Result<()> {
     }
 }
 
-/// Measures every figure of this provider `repeat` times for about this long, and prints how they
-/// relate. What cannot be measured here is named with the reason. What was measured until it is
-/// told to stop is shown.
+/// Measures every metric of this provider `repeat` times for about this long, and prints whether
+/// the goals are met. Metrics that cannot be measured here are listed with the reason. After a
+/// stop, what was measured is shown.
 ///
 /// # Errors
-/// The fabric fails; [`Error::Interrupted`]; nothing can be printed.
+/// The fabric's error; [`Error::Interrupted`]; the output cannot be written.
 pub fn run_goals(
     provider: &str,
     repeat: usize,
@@ -92,7 +92,7 @@ pub fn run_goals(
     ended
 }
 
-/// What one measurement said.
+/// The result of one measurement.
 #[derive(Clone, Copy, Debug)]
 struct Measurement {
     /// The median of a latency, or the rate.
@@ -100,7 +100,7 @@ struct Measurement {
     mean: Option<f64>,
 }
 
-/// Each figure of the goals once, in their order.
+/// Returns each metric of the goals once, in their order.
 fn distinct_metrics(goals: &[Goal]) -> Vec<(Metric, Vec<Measurement>)> {
     let mut figures: Vec<(Metric, Vec<Measurement>)> = Vec::new();
     for figure in goals.iter().flat_map(|(_, ours, other, _)| [*ours, *other]) {
@@ -117,7 +117,7 @@ struct GoalRunner<'a> {
     cores: (Option<usize>, Option<usize>),
     stop: &'a Stop,
     values: Vec<(Metric, Vec<Measurement>)>,
-    /// Why something could not be measured.
+    /// Why peers could not be measured.
     unavailable: Vec<String>,
 }
 
@@ -135,7 +135,7 @@ impl GoalRunner<'_> {
         Ok(())
     }
 
-    /// Measures it once, in nanoseconds, bytes or messages per second. Nothing where it cannot be
+    /// Measures a metric once, in nanoseconds, bytes or messages per second; `None` if it cannot be
     /// measured.
     fn measure(&mut self, figure: Metric) -> Result<Option<Measurement>> {
         let case = |bench, op, size| BenchCase {
@@ -155,9 +155,9 @@ impl GoalRunner<'_> {
                 plan.api = Api::Batch;
                 (Rate, ours.run(&plan, self.stop)?)
             }
-            Metric::Window(bench, op, size) => {
+            Metric::FabricMapped(bench, op, size) => {
                 let mut plan = ours.plan(&case(bench, op, size));
-                plan.api = Api::Window;
+                plan.api = Api::Mapped;
                 (bench, ours.run(&plan, self.stop)?)
             }
             Metric::FabricWithModes(wait, drive, size) => {
@@ -226,7 +226,7 @@ impl GoalRunner<'_> {
         Ok(measurement(bench, figure.size(), &record))
     }
 
-    /// What somebody else's program says; nothing where it cannot be measured.
+    /// Measures a peer; `None` if it cannot be measured.
     fn measure_peer(&mut self, whose: PeerProgram, case: &BenchCase) -> Option<Record> {
         let peer = whose.peer();
         let measured = match peer.unavailable() {
@@ -240,7 +240,7 @@ impl GoalRunner<'_> {
             .ok()
     }
 
-    /// Measured in a fresh process: this one has memory left from what it did before.
+    /// Measures in a fresh process: this one has memory left from earlier measurements.
     fn bytes_per_connection(&self, count: usize) -> Result<Option<f64>> {
         let mut command = current_program()?;
         command.args([
@@ -273,7 +273,7 @@ impl GoalRunner<'_> {
         }
     }
 
-    /// The median of what was measured: of means, where the other says no more.
+    /// Returns the median of a metric: of means if the other side reports only means.
     fn median_of(&self, figure: Metric, means: bool) -> Option<f64> {
         let (_, values) = self.values.iter().find(|(known, _)| *known == figure)?;
         let of =
@@ -317,7 +317,8 @@ impl Measurement {
     }
 }
 
-/// What a run says about this. Small messages are counted, large ones weighed.
+/// Returns the figure of a run: messages per second of small messages, bytes per second of large
+/// ones.
 fn measurement(bench: Bench, size: usize, record: &Record) -> Option<Measurement> {
     match bench {
         Lat => record.typical_ns().map(|typical| Measurement {

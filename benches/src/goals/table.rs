@@ -1,11 +1,11 @@
-//! What is aimed at, by provider.
+//! The goals of each provider.
 
 use super::metric::Goal;
 use super::metric::GoalBound::{AtLeast, AtMost, AtMostPlusNs};
 use super::metric::Metric::{
     BytesPerIdleConnection, CacheLine, Constant, Fabric as Us, FabricAsSockets,
-    FabricAsSocketsBatch, FabricBatch, FabricDatagram, FabricIdlePeers, FabricWithModes, Memcpy,
-    Peer, PeerPingPong, TcpSendRate, TcpSpinPingPong, Window,
+    FabricAsSocketsBatch, FabricBatch, FabricDatagram, FabricIdlePeers, FabricMapped,
+    FabricWithModes, Memcpy, Peer, PeerPingPong, TcpSendRate, TcpSpinPingPong,
 };
 use super::metric::PeerProgram::{Libfabric, LibfabricTcp, LibfabricUdp, Tokio, Ucx, UcxAm};
 use crate::options::Bench::{Bw, Lat, Rate};
@@ -14,10 +14,10 @@ use crate::options::{BenchOp, ProgressMode, WaitMode};
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Peers that are connected and silent.
+/// Connected, idle peers.
 const IDLE_PEERS: usize = 1000;
 
-/// The goals of this provider, as they are printed; none where nothing is aimed at.
+/// Returns the goals of this provider in the order of printing; empty if there are none.
 pub(super) fn for_provider(provider: &str) -> &'static [Goal] {
     match provider {
         "shm" => SHM,
@@ -214,8 +214,8 @@ const SHM: &[Goal] = &[
     ),
 ];
 
-/// Streams are held against a ping-pong, because libfabric comes with no program that streams over
-/// TCP; both have the congestion control of the machine.
+/// Streams are held against a ping-pong, because libfabric has no program that streams over TCP;
+/// both use the machine's default congestion control.
 const TCP: &[Goal] = &[
     (
         "send",

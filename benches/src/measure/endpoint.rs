@@ -1,5 +1,5 @@
-//! An endpoint with its queues, and how messages move over it: the same on both sides.
-#![allow(unsafe_code)] // one call: receiving where the other side has lent it
+//! An endpoint with its completion queues, and how messages move over it: the same on both sides.
+#![allow(unsafe_code)] // one call: receiving loans
 
 use fabric_async::{
     Batchable, Completion, CompletionQueue, CqBind, Endpoint, Error as FabricError, Fabric, Failed,
@@ -11,12 +11,12 @@ use super::plan::Plan;
 use crate::options::{Api, BenchOp, WaitMode};
 use crate::{Result, limits};
 
-/// The tag of measured messages, when they have one.
+/// The tag of measured messages, if they have one.
 const TAG: u64 = 0xda7a;
-/// Completions that are taken out of a queue at once.
+/// Completions that are taken from a queue at once.
 const BATCH: usize = 64;
 
-/// An endpoint with a queue for each direction.
+/// An endpoint with a completion queue for each direction.
 pub(super) struct BenchEndpoint {
     pub(super) ep: Endpoint,
     tx: CompletionQueue,
@@ -24,11 +24,11 @@ pub(super) struct BenchEndpoint {
     op: BenchOp,
     api: Api,
     completions: Vec<Completion>,
-    /// Buffers that rounds have left.
+    /// Buffers that earlier rounds have left.
     free_buffers: Vec<Vec<u8>>,
 }
 
-/// What both kinds of requests that are posted have in common.
+/// What send and receive requests have in common when they are posted.
 #[allow(clippy::result_large_err)] // as of every request
 pub(super) trait PostRequest<'a>: Batchable<'a, Shared> {
     fn post(self) -> Result<(), Failed<Vec<u8>>>;
@@ -96,12 +96,12 @@ pub(super) async fn open_endpoints(plan: &Plan, count: usize) -> Result<Vec<Benc
     Ok(stations)
 }
 
-/// Opens a domain with this many endpoints that only let others connect, and sleeps meanwhile.
+/// Opens a domain with this many endpoints that only accept connections, and sleep.
 pub(super) async fn open_idle_endpoints(plan: &Plan, count: usize) -> Result<Vec<BenchEndpoint>> {
     if count == 0 {
         return Ok(Vec::new());
     }
-    // A listener, a clock and a connection each.
+    // A listener, a timer and a connection for each.
     limits::raise_descriptor_limit(3 * count as u64 + 256)?;
     open_endpoints(
         &Plan {
@@ -115,8 +115,8 @@ pub(super) async fn open_idle_endpoints(plan: &Plan, count: usize) -> Result<Vec
 }
 
 impl BenchEndpoint {
-    /// So many buffers of this size. They were written to, so that no page of them is missing, and
-    /// those that were left by the last round are used again.
+    /// Returns `count` buffers of this size, those of earlier rounds first. They were written to,
+    /// so that no page fault happens during the round.
     pub(super) fn buffers(&mut self, count: usize, size: usize) -> Vec<Vec<u8>> {
         let mut buffers = std::mem::take(&mut self.free_buffers);
         buffers.retain(|buf| buf.len() == size);
@@ -124,7 +124,7 @@ impl BenchEndpoint {
         buffers
     }
 
-    /// Leaves buffers to the next round.
+    /// Keeps buffers for the next round.
     pub(super) fn recycle(&mut self, buffers: impl IntoIterator<Item = Vec<u8>>) {
         self.free_buffers.extend(buffers);
     }
@@ -147,7 +147,7 @@ impl BenchEndpoint {
         }
     }
 
-    /// Copies a message out, waiting for room if there is none.
+    /// Injects a message, waiting for room if there is none.
     pub(super) async fn inject(&self, peer: FiAddr, bytes: &[u8]) -> Result<()> {
         loop {
             match self.ep.inject(peer, bytes) {
@@ -157,7 +157,7 @@ impl BenchEndpoint {
         }
     }
 
-    /// The same for so many messages to a peer, handed over together.
+    /// Injects `count` messages to a peer in batches.
     pub(super) async fn inject_all(
         &self,
         peer: FiAddr,
@@ -175,8 +175,8 @@ impl BenchEndpoint {
         Ok(())
     }
 
-    /// Posts requests that report to a queue, each by itself or all together as planned. Returns
-    /// how many there is room for, and the buffers of the others.
+    /// Posts requests that complete on a queue, one by one or in a batch as planned. Returns how
+    /// many there was room for, and the buffers of the others.
     pub(super) fn post_all<'a, R: PostRequest<'a>>(
         &'a self,
         requests: impl Iterator<Item = R>,
@@ -234,7 +234,7 @@ impl BenchEndpoint {
     /// Receives one message.
     pub(super) async fn recv_one(&mut self, peer: FiAddr, buf: Vec<u8>) -> Result<Vec<u8>> {
         if self.op == BenchOp::Loan {
-            // SAFETY: the other side is this program, which does not write what it has lent.
+            // SAFETY: the other side is this program, which does not write memory that it has lent.
             let lent = unsafe { self.ep.recv_loan() }.from(peer).await?;
             drop(lent);
             return Ok(buf);
@@ -247,18 +247,18 @@ impl BenchEndpoint {
         self.take_buffer()
     }
 
-    /// Waits for completions of sends, one or as many as there are; [`Station::take_buffer`] hands out
-    /// their buffers.
+    /// Waits for completions of sends, one or all available; [`take_buffer`](Self::take_buffer)
+    /// returns their buffers.
     pub(super) async fn wait_tx_completions(&mut self) -> Result<()> {
         wait_completions(&mut self.tx, self.api, &mut self.completions).await
     }
 
-    /// The same for receives.
+    /// Waits for completions of receives.
     pub(super) async fn wait_rx_completions(&mut self) -> Result<()> {
         wait_completions(&mut self.rx, self.api, &mut self.completions).await
     }
 
-    /// Waits until peers have written so often, with data.
+    /// Waits for this many remote writes with data.
     pub(super) async fn wait_remote_writes(&mut self, mut count: u64) -> Result<()> {
         while count > 0 {
             self.wait_rx_completions().await?;
@@ -268,18 +268,18 @@ impl BenchEndpoint {
         Ok(())
     }
 
-    /// The buffer of a completion that was waited for.
+    /// Returns the buffer of a completion that was waited for.
     pub(super) fn take_buffer(&mut self) -> Result<Vec<u8>> {
         let done = self.completions.pop().ok_or(FabricError::Canceled)?;
         Ok(done.into_result::<Vec<u8>>()?.into_buf())
     }
 
-    /// How completions are heard of.
+    /// Returns how completions are taken.
     pub(super) fn api(&self) -> Api {
         self.api
     }
 
-    /// Completions that were waited for and not handed out.
+    /// Returns the number of completions that were waited for and not taken.
     pub(super) fn completion_count(&self) -> usize {
         self.completions.len()
     }

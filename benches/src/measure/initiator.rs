@@ -1,4 +1,4 @@
-//! The measuring side of one lane: a thread with an endpoint and a runtime of its own.
+//! The initiator of one worker: a thread with its own endpoint and runtime.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,15 +21,15 @@ use crate::size::Size;
 use crate::stop::Stop;
 use crate::{Error, Result, limits, memory, pin, progress_bar};
 
-/// A lane that waits for sizes to measure.
+/// A worker that waits for sizes to measure.
 pub(super) struct Worker {
     sizes: Sender<usize>,
     outcomes: Receiver<Result<MeasureOutcome>>,
 }
 
 impl Worker {
-    /// Starts the thread of lane `number`, which talks to the endpoints of these names. The lane
-    /// that is given the floor looks at it, and shows progress.
+    /// Starts the thread of worker `number`, which connects to the endpoints of these names. The
+    /// worker that gets the floor samples it, and shows progress.
     pub(super) fn start(
         plan: &Plan,
         number: usize,
@@ -68,13 +68,13 @@ impl Worker {
         })
     }
 
-    /// Begins to measure this size.
+    /// Starts to measure this size.
     pub(super) fn start_size(&self, size: usize) {
-        // A lane that has ended has left its reason, which `finish` finds.
+        // If the worker has ended, `finish` returns its error.
         let _ = self.sizes.send(size);
     }
 
-    /// Waits for what came of it.
+    /// Waits for the outcome of a size.
     pub(super) fn finish(&self) -> Result<MeasureOutcome> {
         self.outcomes
             .recv()
@@ -86,10 +86,10 @@ struct Initiator {
     plan: Plan,
     endpoint: BenchEndpoint,
     peers: Vec<FiAddr>,
-    /// Memory of this process for each peer that is silent.
+    /// Memory of this process for each idle peer, in bytes.
     idle_bytes: Option<f64>,
     stop: Stop,
-    /// The lane that has it leads.
+    /// Set for the first worker, which samples the floor and shows progress.
     floor: Option<Arc<Floor>>,
     stamps: TimeStamps,
     /// The memory of one-sided operations.
@@ -122,7 +122,7 @@ impl Initiator {
         })
     }
 
-    /// Connects to those that stay silent. Returns what each took of this process.
+    /// Connects to the idle peers. Returns the memory of this process for each.
     async fn connect_idle(station: &BenchEndpoint, idle: &[String]) -> Result<Option<f64>> {
         if idle.is_empty() {
             return Ok(None);
@@ -167,7 +167,7 @@ impl Initiator {
         })
     }
 
-    /// Has both sides make memory for operations of this size.
+    /// Makes both sides allocate memory for operations of this size.
     async fn exchange_memory(&mut self, size: usize) -> Result<()> {
         let (peer, region) = (self.peers[0], onesided::alloc_region(&self.endpoint, size)?);
         let remote = region.remote().to_bytes().to_vec();
@@ -187,7 +187,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// A round of one-sided operations.
+    /// Runs a round of one-sided operations.
     async fn one_sided_round(&mut self, count: u64) -> Result<Duration> {
         let op = self.plan.op;
         let Some(reach) = self.rma.take() else {
@@ -218,7 +218,7 @@ impl Initiator {
         Ok(took)
     }
 
-    /// Looks at the floor from time to time, while the other side leaves its core alone.
+    /// Samples the floor if it is due, while the responder leaves its core idle.
     async fn sample_floor(&self) -> Result<()> {
         if let (Bench::Lat, Some(floor)) = (self.plan.bench, &self.floor)
             && floor.is_due()
@@ -229,7 +229,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// Gives every peer its share of a round, and waits until all are ready for it.
+    /// Requests a peer's share of a round from each, and waits until all are ready.
     async fn start_round(&self, task: impl Fn(u64) -> RoundRequest, count: u64) -> Result<()> {
         let share = count / self.peers.len() as u64;
         for peer in &self.peers {
@@ -248,7 +248,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// Round trips, to each peer in turn, with a time stamp after each.
+    /// Does round trips, to each peer in turn, with a time stamp after each.
     async fn latency_round(&mut self, size: usize, count: u64) -> Result<Duration> {
         self.stamps.reserve(count as usize);
         let mut buffers = self.endpoint.buffers(2, size);
@@ -266,8 +266,8 @@ impl Initiator {
         Ok(self.stamps.elapsed())
     }
 
-    /// Messages in one direction, to each peer in turn, until the last one says that it has all of
-    /// its own.
+    /// Sends messages in one direction, to each peer in turn, until all peers report that their
+    /// messages have arrived.
     async fn stream_round(&mut self, size: usize, count: u64) -> Result<Duration> {
         let buffers = self.endpoint.buffers(self.plan.initiator_buffers(), size);
         self.start_round(|count| RoundRequest::Sink { size, count }, count)
@@ -313,8 +313,7 @@ impl Initiator {
         Ok(took)
     }
 
-    /// Operations that are started, and awaited in their order when the window is full. Returns the
-    /// buffers.
+    /// Starts operations, and awaits the oldest one when the window is full. Returns the buffers.
     async fn stream_futures(
         &mut self,
         mut free: Vec<Vec<u8>>,
@@ -349,7 +348,7 @@ impl Initiator {
         Ok(free)
     }
 
-    /// Sends that report to the queue. Returns the buffers.
+    /// Sends messages that complete on the queue. Returns the buffers.
     async fn stream_queue(&mut self, mut free: Vec<Vec<u8>>, count: usize) -> Result<Vec<Vec<u8>>> {
         let (mut posted, mut completed) = (0, 0);
         while completed < count {

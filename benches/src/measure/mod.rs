@@ -1,25 +1,25 @@
 //! Latency, bandwidth and rate over the fabric, between two processes.
 //!
-//! A measurement has lanes, one per thread: an endpoint on this side, and one or several on the
-//! other, each side with a domain and a runtime of its own. They work in rounds of about a tenth of
-//! a second. The other side is told what a round is made of and answers when it is ready, then
-//! messages move, then the next round is planned. Between rounds of latency, while the other side
-//! sleeps for a moment, the floor is looked at.
+//! A measurement has workers, one per thread: an endpoint on this side (the initiator), and one or
+//! several on the other (the responder), each side with its own domain and runtime. They work in
+//! rounds of about a tenth of a second. The initiator sends what the round consists of, the responder
+//! replies when it is ready, messages move, and the next round is planned. Between rounds of latency,
+//! while the responder sleeps for a moment, the floor is sampled.
 //!
-//! * **Latency** is the half round trip of a ping-pong, or a whole operation where nothing comes
-//!   back of the other side's doing: reads and atomics. After each trip the clock is looked at
-//!   once.
-//! * **Streams** go in one direction, a window of messages under way. A round ends when the
-//!   receiver has said that it has all of it. A sample is the mean time of a message in one round.
+//! * **Latency** is the half round trip of a ping-pong, or a whole operation for reads and atomics,
+//!   which the responder does not answer. The clock is read once after each trip.
+//! * **Streams** go in one direction, with a window of messages in flight. A round ends when the
+//!   receiver has reported that all messages have arrived. A sample is the mean time of a message in
+//!   one round.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `plan` | what is to be measured, and who refuses it |
-//! | `rounds` | how long a round is, and when it is enough |
-//! | `station` | an endpoint with its queues |
-//! | `onesided` | operations on the other side's memory |
-//! | `near` | the measuring side of a lane |
-//! | `far` | the other side |
+//! | `plan` | what is measured, checked against the provider's offer |
+//! | `rounds` | how long a round is, and when the measurement ends |
+//! | `endpoint` | an endpoint with its completion queues |
+//! | `onesided` | one-sided operations |
+//! | `initiator` | the measuring side of a worker |
+//! | `responder` | the other side |
 
 mod endpoint;
 mod initiator;
@@ -42,11 +42,11 @@ use crate::stop::Stop;
 use crate::{Result, pin, progress_bar};
 use initiator::Worker;
 
-/// Measures all sizes of the plan; each result is passed on when it is there. Ends early, with what
-/// it has, when it is told to stop.
+/// Measures all sizes of the plan; passes each result to `emit` when it is there. After a stop it
+/// ends early, with the results so far.
 ///
 /// # Errors
-/// The other side died or failed.
+/// The responder died or failed; those of `emit`.
 pub fn measure(
     plan: &Plan,
     pair: &mut PeerProcess,
@@ -86,7 +86,7 @@ pub fn measure(
     ended.map_err(|error| pair.or_death_error(error))
 }
 
-/// The first lane looks at the floor and shows progress.
+/// Starts both sides' workers. The first worker samples the floor and shows progress.
 fn start_workers(
     plan: &Plan,
     pair: &mut PeerProcess,
@@ -124,7 +124,7 @@ fn measure_size(
     Ok(record)
 }
 
-/// Rounded to the kernel's clock ticks, of which the differences are made.
+/// Rounds to hundredths, the resolution of the kernel's clock ticks.
 fn round_to_hundredths(seconds: f64) -> f64 {
     (seconds * 100.0).round() / 100.0
 }

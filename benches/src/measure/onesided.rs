@@ -1,9 +1,8 @@
-//! One-sided operations between the two sides of a lane: the memory they work on, and the two
+//! One-sided operations between the two sides of a worker: the memory they access, and the two
 //! loops.
 //!
-//! A write is measured as a ping-pong: each side waits until it sees the other's in its own memory.
-//! Reads and atomic operations have no counterpart: a sample is a whole operation, and the other
-//! side does nothing.
+//! A write is measured as a ping-pong: each side waits until it sees the other's write in its own
+//! memory. Reads and atomics are not answered: a sample is a whole operation.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,7 @@ use crate::options::{Api, BenchOp};
 use crate::samples::TimeStamps;
 use crate::{Error, Result};
 
-/// Looks at memory between two looks at whether the peer is still there.
+/// Polls of memory between two checks that the peer is alive.
 const POLLS_PER_PEER_CHECK: u32 = 1 << 16;
 
 /// Memory of both sides.
@@ -23,11 +22,11 @@ pub(super) struct RmaBuffers {
     region: MemoryRegion,
     remote: RemoteRegion,
     peer: FiAddr,
-    /// Instead of operations.
+    /// Accessed instead of posting operations.
     window: Option<RemoteWindow>,
 }
 
-/// Memory for operations of this size.
+/// Allocates memory for operations of this size.
 pub(super) fn alloc_region(station: &BenchEndpoint, size: usize) -> Result<MemoryRegion> {
     Ok(station
         .ep
@@ -36,7 +35,8 @@ pub(super) fn alloc_region(station: &BenchEndpoint, size: usize) -> Result<Memor
 }
 
 impl RmaBuffers {
-    /// Memory here, and there as the peer has told of it; mapped when this returns.
+    /// Sets up local memory, and the peer's as it describes it; mapped on return if the API needs
+    /// it.
     pub(super) async fn new(
         station: &BenchEndpoint,
         api: Api,
@@ -58,13 +58,13 @@ impl RmaBuffers {
         })
     }
 
-    /// Before a round of writes: none has come yet.
+    /// Clears the marker before a round of writes.
     pub(super) fn clear_marker(&self) -> Result<()> {
         Ok(self.region.write(self.size - 1, &[0])?)
     }
 
-    /// Waits until the other side has written this number. Writes go from the first byte to the
-    /// last.
+    /// Waits until the other side has written this number into the last byte. Writes proceed from
+    /// the first byte to the last.
     async fn wait_marker(&self, station: &BenchEndpoint, number: u8) -> Result<()> {
         loop {
             for _ in 0..POLLS_PER_PEER_CHECK {
@@ -111,7 +111,7 @@ impl RmaBuffers {
             .into_buf())
     }
 
-    /// One operation, and for writes its counterpart.
+    /// Does one operation and, for writes, waits for the answer.
     async fn round_trip(
         &self,
         station: &mut BenchEndpoint,
@@ -134,7 +134,7 @@ impl RmaBuffers {
         }
     }
 
-    /// One operation.
+    /// Does one operation.
     async fn run_op(
         &self,
         station: &BenchEndpoint,
@@ -164,7 +164,7 @@ impl RmaBuffers {
         }
     }
 
-    /// Trips, with a time stamp after each.
+    /// Does round trips, with a time stamp after each.
     pub(super) async fn run_round_trips(
         &self,
         station: &mut BenchEndpoint,
@@ -182,7 +182,7 @@ impl RmaBuffers {
         Ok(stamps.elapsed())
     }
 
-    /// Operations one after the other, without a counterpart.
+    /// Does operations one after the other, without answers.
     pub(super) async fn run_stream(
         &self,
         station: &mut BenchEndpoint,
@@ -203,7 +203,7 @@ impl RmaBuffers {
         Ok(began)
     }
 
-    /// The counterpart: writes back what it sees, so often.
+    /// Answers `count` writes by writes.
     pub(super) async fn write_back(
         &self,
         station: &mut BenchEndpoint,
@@ -225,7 +225,7 @@ impl RmaBuffers {
     }
 }
 
-/// One call on a window.
+/// Accesses a mapped region once.
 #[inline]
 fn access_mapping(window: &RemoteWindow, op: BenchOp, buf: &mut [u8]) -> Result<()> {
     match op {

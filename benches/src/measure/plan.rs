@@ -1,4 +1,4 @@
-//! What is to be measured, complete and checked.
+//! The plan of a measurement, complete and checked.
 
 use fabric_async::{Caps, EpType, Error as FabricError, Hints, Info, discover};
 use serde::{Deserialize, Serialize};
@@ -8,71 +8,71 @@ use crate::record::Record;
 use crate::size::Size;
 use crate::{Error, Result, memory};
 
-/// What is to be measured. The other side gets the same.
+/// The plan of a measurement. Both sides have the same.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// What is measured.
+    /// The kind of measurement.
     pub bench: Bench,
-    /// Over which provider.
+    /// The provider.
     pub provider: String,
-    /// By which operation.
+    /// The operation.
     pub op: BenchOp,
-    /// How completions are heard of.
+    /// How completions are taken.
     pub api: Api,
-    /// How waiting is done.
+    /// The wait policy.
     pub wait: WaitMode,
-    /// Who makes progress.
+    /// The progress model.
     pub progress: ProgressMode,
-    /// On which runtime.
+    /// The Tokio runtime.
     pub runtime: RuntimeKind,
-    /// Messages under way, of streams.
+    /// Messages in flight in streams.
     pub window: usize,
-    /// Endpoints on the other side, per thread.
+    /// Endpoints of the responder, for each thread.
     pub peers: usize,
-    /// Measuring threads, each with an endpoint and a domain of its own.
+    /// Measuring threads, each with its own endpoint and domain.
     pub threads: usize,
-    /// When it is enough, for each size.
+    /// When the measurement of a size ends.
     pub budget: Budget,
-    /// From which length on messages are copied once; as the provider does unless said otherwise.
+    /// Shortest message that is copied once; the provider's default if `None`.
     #[serde(default)]
     pub single_copy_threshold: Option<usize>,
-    /// Endpoints on the other side that are connected as well, and silent, per thread.
+    /// Connected, idle endpoints of the responder, for each thread.
     #[serde(default)]
     pub idle: usize,
-    /// The congestion control of connections over TCP; as the provider does unless said otherwise.
+    /// Congestion control of TCP connections; the provider's default if `None`.
     #[serde(default)]
     pub congestion: Option<String>,
     /// The sizes, in bytes.
     pub sizes: Vec<usize>,
-    /// The core of each thread, and that of its counterpart on the other side.
+    /// The core of each thread, and that of its responder.
     pub cores: Vec<(Option<usize>, Option<usize>)>,
 }
 
-/// When it is enough.
+/// When the measurement of a size ends.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Budget {
-    /// After so many seconds.
+    /// After this many seconds.
     Seconds(f64),
-    /// After so many messages, or round trips.
+    /// After this many messages or round trips.
     Iters(u64),
 }
 
-/// Messages under way in a stream, unless said otherwise.
+/// Default number of messages in flight in a stream.
 pub const DEFAULT_WINDOW: usize = 32;
-/// Bytes of an atomic operation.
+/// Length of the values of atomic operations, in bytes.
 const ATOMIC_BYTES: usize = 8;
-/// Most messages under way, most peers and most threads.
+/// Upper limit of window, peers and threads.
 const MAX_COUNT: usize = 512;
-/// Most endpoints that are silent.
+/// Upper limit of idle endpoints.
 const MAX_IDLE_PEERS: usize = 10_000;
-/// The provider that reaches no other process.
+/// A provider without inter-process communication.
 const IN_PROCESS_PROVIDER: &str = "sim";
 
 impl Plan {
-    /// Checks it against what the provider offers.
+    /// Checks the plan against the provider's offer.
     ///
     /// # Errors
-    /// [`Error::Refused`], with what is missing and what is allowed.
+    /// [`Error::InvalidRequest`], with what is missing and what is allowed.
     pub async fn check(&self) -> Result<()> {
         let offer = self.discover_info().await?;
         let windowed = matches!(self.op, BenchOp::Write | BenchOp::Read | BenchOp::Atomic);
@@ -159,8 +159,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Bytes of the buffers of both sides for messages of this size, or of the floor's if they are
-    /// more.
+    /// Returns the bytes of all buffers of both sides for messages of this size, or of the floor's
+    /// buffers if those are more.
     fn buffer_bytes(&self, size: usize) -> u128 {
         let (near, far) = (
             self.initiator_buffers(),
@@ -170,7 +170,7 @@ impl Plan {
         lanes.max(2) * size as u128
     }
 
-    /// How many buffers the measuring side of a lane has: a ping and a pong, or those under way.
+    /// Returns the number of buffers of an initiator: a ping and a pong, or the window.
     pub(super) fn initiator_buffers(&self) -> usize {
         match (self.bench, self.op) {
             (Bench::Lat, _) => 2,
@@ -179,8 +179,8 @@ impl Plan {
         }
     }
 
-    /// How many buffers each endpoint of the other side has: streams that report to a queue post
-    /// ahead.
+    /// Returns the number of buffers of each responder endpoint: with a completion queue, streams
+    /// post receives ahead.
     pub(super) fn responder_buffers(&self) -> usize {
         match (self.bench, self.api) {
             (Bench::Lat, _) | (_, Api::Await) => 1,
@@ -188,11 +188,10 @@ impl Plan {
         }
     }
 
-    /// Leaves out the sizes that are over the provider's limit; measures the limit when none is
-    /// left.
+    /// Removes the sizes above the provider's limit; measures the limit if none is left.
     ///
     /// # Errors
-    /// [`Error::Refused`], when the provider cannot do this at any size.
+    /// [`Error::InvalidRequest`] if the provider does not support the operation.
     pub async fn drop_oversized(&mut self) -> Result<()> {
         let limit = self.max_size(&self.discover_info().await?);
         self.sizes.retain(|size| *size <= limit);
@@ -210,8 +209,7 @@ impl Plan {
         }
     }
 
-    /// What a provider must be able to do: the operation, and what the two sides need to speak to
-    /// each other.
+    /// Returns the capabilities that are needed by the operation and by control messages.
     pub(super) fn caps(&self) -> Caps {
         let talk = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
         talk | self.op.caps()
@@ -224,7 +222,10 @@ impl Plan {
             .progress(self.progress.model())
     }
 
-    /// What the provider offers, if it can do this.
+    /// Returns the provider's offer.
+    ///
+    /// # Errors
+    /// [`Error::InvalidRequest`] if the provider cannot do this.
     pub(super) async fn discover_info(&self) -> Result<Info> {
         match discover(&self.hints().provider(&self.provider)).await {
             Ok(mut offers) => Ok(offers.swap_remove(0)),
@@ -260,7 +261,7 @@ impl Plan {
         ))
     }
 
-    /// A result of this plan without numbers.
+    /// Returns a result of this plan without figures.
     pub(super) fn empty_record(&self, size: usize) -> Record {
         Record {
             bench: name(self.bench),
@@ -273,7 +274,7 @@ impl Plan {
             runtime: name(self.runtime),
             window: match (self.bench, self.op) {
                 (Bench::Lat, _) => 1,
-                // Nothing is under way: the bytes are copied at once.
+                // Nothing is in flight: the bytes are copied at once.
                 (_, op) if op == BenchOp::Inject || op == BenchOp::Loan || op.is_one_sided() => 0,
                 _ => self.window,
             },

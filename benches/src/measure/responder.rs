@@ -1,4 +1,4 @@
-//! The other side of one lane: a thread whose endpoints do what they are asked.
+//! The responder of one worker: a thread whose endpoints serve requests.
 
 use std::thread;
 use std::time::Duration;
@@ -14,39 +14,39 @@ use crate::options::Api;
 use crate::peer_process::control::{recv_control, send_control};
 use crate::{Error, Result, pin};
 
-/// What an endpoint is asked to do.
+/// A request to an endpoint of the responder.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum RoundRequest {
     /// Send back so many messages.
     Echo { size: usize, count: u64 },
-    /// Receive so many, and say when they are there.
+    /// Receive so many messages, and report when all have arrived.
     Sink { size: usize, count: u64 },
-    /// Make memory for one-sided operations of this size; the asker's is described like this.
+    /// Allocate memory for one-sided operations of this size; `remote` describes the initiator's.
     ExchangeMemory { size: usize, remote: Vec<u8> },
-    /// Write back what is written, so often.
+    /// Answer each write by a write, so often.
     WriteBack { count: u64 },
-    /// Wait for so many writes with data, and say when they are there.
+    /// Wait for so many writes with data, and report when all have arrived.
     CountWrites { count: u64 },
-    /// Leave the core alone for a moment, with all endpoints of the lane.
+    /// Let the core idle for [`SLEEP_TIME`], with all endpoints of the worker.
     Sleep,
 }
 
-/// This moment: longer than the floor is looked at.
+/// Longer than a sample of the floor.
 const SLEEP_TIME: Duration = Duration::from_millis(3);
 
-/// What it says to that.
+/// A reply of the responder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum RoundReply {
-    /// The memory there is described like this.
+    /// Describes the responder's memory.
     Memory(Vec<u8>),
-    /// Messages may come: the buffers are there, and receives that report to a queue are posted.
+    /// Messages may come: buffers are allocated and receives are posted.
     Ready,
-    /// All messages of a sink are there.
+    /// All messages have arrived.
     Finished,
 }
 
 impl RoundReply {
-    /// It does not fit the question.
+    /// Returns the error for a reply that does not match the request.
     pub(super) fn to_unexpected_error(&self) -> Error {
         Error::Malformed {
             origin: "the other side".into(),
@@ -55,7 +55,7 @@ impl RoundReply {
     }
 }
 
-/// Starts lane `number` and returns the names of its endpoints. What goes wrong later is sent to
+/// Starts worker `number` and returns the names of its endpoints. Later failures are sent to
 /// `failures`.
 pub(crate) async fn start_worker(
     plan: &Plan,
@@ -100,7 +100,7 @@ pub(crate) async fn start_worker(
         .name(format!("lane {number}"))
         .spawn(work)
         .map_err(Error::io("starting a thread"))?;
-    // A thread that panics says why on stderr.
+    // A thread that panics prints the reason on stderr.
     names
         .recv()
         .await

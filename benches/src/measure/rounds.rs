@@ -1,4 +1,4 @@
-//! A measurement as a series of rounds: how long the next one is, and when it is enough.
+//! A measurement as a series of rounds: how long the next one is, and when the measurement ends.
 
 use std::time::{Duration, Instant};
 
@@ -8,34 +8,33 @@ use crate::record::Record;
 use crate::samples::{Samples, TimeStamps, round_to_tenths};
 use crate::stop::Stop;
 
-/// The length of a round: long enough that asking for it does not count, short enough to be
-/// stopped.
+/// Duration of a round: long enough that starting it does not matter, short enough to be stopped.
 const ROUND_TIME: Duration = Duration::from_millis(100);
-/// Messages of the first round, which is warm-up and not counted; and most bytes of it.
+/// Most messages, and most bytes, of the first round, which is warm-up and not counted.
 const WARM_UP_MESSAGES: u64 = 512;
 const WARM_UP_BYTES: u64 = 64 << 20;
-/// Most messages in one round; of latencies there is memory for as many time stamps.
+/// Most messages of a round; latencies have memory for as many time stamps.
 const MAX_ROUND_MESSAGES: u64 = 1 << 20;
 
-/// What was measured of one size.
+/// The outcome for one size.
 #[derive(Debug)]
 pub(crate) struct MeasureOutcome {
-    /// Of each message, or of each round.
+    /// Of each round trip, or of each round of a stream.
     pub(crate) samples: Samples,
     /// Messages in one direction.
     pub(crate) messages: u64,
-    /// How long they took.
+    /// Their total time.
     pub(crate) elapsed: Duration,
-    /// Memory for each silent peer.
+    /// Memory for each idle peer, in bytes.
     pub(crate) idle_bytes: Option<f64>,
 }
 
-/// Rounds until it is enough; the first is warm-up.
+/// Schedules rounds until the budget is used up; the first is warm-up.
 #[derive(Debug)]
 pub(crate) struct RoundScheduler {
     bench: Bench,
     budget: Budget,
-    /// Latencies are such a part of a trip.
+    /// Latencies are a trip divided by this.
     trip_divisor: u32,
     count: u64,
     /// When the warm-up ended.
@@ -64,14 +63,14 @@ impl RoundScheduler {
         }
     }
 
-    /// Latencies are whole trips, not halves.
+    /// Makes latencies whole trips instead of halves.
     pub(crate) fn whole_trips(mut self) -> Self {
         self.trip_divisor = 1;
         self
     }
 
-    /// How many messages the next round has, a multiple of `share`; `None` when it is enough.
-    /// However short the time is, and whoever else had the core meanwhile: one round is measured.
+    /// Returns the number of messages of the next round, a multiple of `share`; `None` when the
+    /// budget is used up. At least one round is measured, however short the time is.
     pub(crate) fn next_round(&self, share: u64, stop: &Stop) -> Option<u64> {
         let enough = self.progress_fraction() >= 1.0 && self.outcome.messages > 0 || stop.raised();
         (!enough).then(|| {
@@ -81,7 +80,7 @@ impl RoundScheduler {
         })
     }
 
-    /// Which part of the budget is used up.
+    /// Returns which part of the budget is used up.
     pub(crate) fn progress_fraction(&self) -> f64 {
         match (self.budget, self.warm_up_ended) {
             (_, None) => 0.0,
@@ -90,7 +89,7 @@ impl RoundScheduler {
         }
     }
 
-    /// A round of so many messages has taken so long. Latencies have left a stamp for each round
+    /// Records a round of `count` messages that took `took`. Latencies have a stamp for each round
     /// trip.
     pub(crate) fn record_round(&mut self, count: u64, took: Duration, stamps: &TimeStamps) {
         if self.warm_up_ended.is_some() {
@@ -119,8 +118,8 @@ impl RoundScheduler {
     }
 }
 
-/// Writes times and rates into a result: those of lanes that began together. Some may have ended
-/// before others, so the rate is that of all messages within the longest of their times.
+/// Writes times and rates of workers that began together into a result. Some may have ended before
+/// others, so the rate is that of all messages within the longest time.
 pub(crate) fn fill_record(lanes: &[MeasureOutcome], record: &mut Record) {
     let mut samples = Samples::new();
     let (mut messages, mut busy, mut longest) = (0, Duration::ZERO, Duration::ZERO);
@@ -136,7 +135,7 @@ pub(crate) fn fill_record(lanes: &[MeasureOutcome], record: &mut Record) {
         messages as f64 / longest.as_secs_f64()
     };
     samples.fill_record(record);
-    // Rounds of a stream differ in length, and a mean of their means would count them alike.
+    // Rounds of a stream differ in length, so a mean of their means would be weighted wrongly.
     if record.bench != "lat" && messages > 0 {
         record.mean_ns = Some(round_to_tenths(busy.as_nanos() as f64 / messages as f64));
     }

@@ -1,4 +1,4 @@
-//! A process that is started for a measurement, and watched.
+//! A child process of a measurement.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -9,15 +9,14 @@ use std::time::{Duration, Instant};
 use super::pipe_reader::PipeReader;
 use crate::{Error, Result};
 
-/// What a process says on stdout when it can be reached, in front of its address.
+/// The line on stdout with which a child reports its address.
 const LISTENING_PREFIX: &str = "listening on ";
-/// How long a process that was told to end has for it.
+/// How long a child may take to exit after its stdin was closed.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long to wait for a process whose connection broke to be seen dead. It may not get a core at
-/// once.
+/// How long to wait for the exit of a child whose connection broke. It may not get a core at once.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A process that ends with this value. It ends by itself when its stdin does, that is, however
+/// A child process that ends when this value is dropped. It exits when its stdin is closed, however
 /// this process ends.
 #[derive(Debug)]
 pub struct ChildProcess {
@@ -27,10 +26,10 @@ pub struct ChildProcess {
     stderr: PipeReader,
 }
 
-/// This program, to be started again.
+/// Returns a command that starts this program again.
 ///
 /// # Errors
-/// It cannot be found any more.
+/// [`Error::Io`] if its path is unknown.
 pub fn current_program() -> Result<Command> {
     std::env::current_exe()
         .map(Command::new)
@@ -38,16 +37,16 @@ pub fn current_program() -> Result<Command> {
 }
 
 impl ChildProcess {
-    /// Starts it and waits for the line `listening on ADDRESS`; returns the address.
+    /// Starts a child and waits for its line `listening on ADDRESS`; returns the address.
     ///
     /// # Errors
-    /// [`Error::Io`] when it cannot be started, [`Error::ProcessDied`] when it ends without that line.
+    /// [`Error::Io`] if it cannot be started, [`Error::ProcessDied`] if it exits without that line.
     pub fn start(who: &str, mut command: Command) -> Result<(Self, String)> {
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        // In a group of its own Ctrl-C does not reach it: the measuring side tells it when to end.
+        // In its own process group Ctrl-C does not reach the child: the initiator ends it.
         let mut process = command
             .process_group(0)
             .spawn()
@@ -78,9 +77,8 @@ impl ChildProcess {
         }
     }
 
-    /// Looks behind an error: when this process is dead, that is the reason. A connection breaks
-    /// before its process is seen dead, so this waits for it, but not where the error cannot come
-    /// of it.
+    /// Replaces an error by the death of the child, if the child is dead. A connection breaks
+    /// before its process is seen dead, so this waits, except for errors that a death cannot cause.
     pub fn or_death_error(&mut self, error: Error) -> Error {
         match error {
             Error::Interrupted | Error::OutputClosed | Error::InvalidRequest(_) => error,
@@ -88,7 +86,7 @@ impl ChildProcess {
         }
     }
 
-    /// Whether it has ended, at a glance.
+    /// Whether the child has exited, without waiting.
     pub fn has_ended(&mut self) -> bool {
         !matches!(self.process.try_wait(), Ok(None))
     }

@@ -1,4 +1,4 @@
-//! What the two sides say to each other: JSON in tagged messages, beside what is measured.
+//! Control messages between the two processes: JSON in tagged messages, beside the measurement.
 
 use fabric_async::{Endpoint, FiAddr};
 use serde::Serialize;
@@ -6,10 +6,10 @@ use serde::de::DeserializeOwned;
 
 use crate::{Error, Result};
 
-/// The tag of what is said; measured messages have another, or none.
+/// The tag of control messages; measured messages have another, or none.
 const CONTROL_TAG: u64 = 0xc0;
 
-/// Says something.
+/// Sends a control message.
 ///
 /// # Errors
 /// The peer is gone.
@@ -22,13 +22,13 @@ pub(crate) async fn send_control(ep: &Endpoint, peer: FiAddr, what: &impl Serial
     Ok(())
 }
 
-/// Waits for what this peer says, or for whoever speaks first.
+/// Waits for a control message of this peer, or of any peer.
 ///
 /// # Errors
-/// The peer is gone, or speaks another language.
+/// The peer is gone; [`Error::Malformed`].
 ///
 /// # Cancel safety
-/// Safe: what was said stays there.
+/// Safe: a message that arrives later is not lost.
 pub(crate) async fn recv_control<T: DeserializeOwned>(
     ep: &Endpoint,
     peer: Option<FiAddr>,

@@ -1,11 +1,11 @@
-//! The second process: started, spoken to, and ended by the first, or run by hand.
+//! The second process: started, controlled and ended by the first, or started by hand.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `child` | a process that is started and watched; its stderr is kept for the day it dies |
-//! | `drain` | what a process prints, read while it runs |
-//! | `serve` | what the second process does |
-//! | `talk` | what the two say to each other |
+//! | `child` | a child process; its stderr is kept for the error text |
+//! | `pipe_reader` | reads the output of a process while it runs |
+//! | `serve` | the work of the second process |
+//! | `control` | control messages |
 
 mod child;
 pub(crate) mod control;
@@ -24,18 +24,18 @@ use crate::options::RuntimeKind;
 use crate::{Error, Result};
 use control::{recv_control, send_control};
 
-/// What the first process asks the second.
+/// A request of the first process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum ControlRequest {
-    /// Open the lanes of this plan.
+    /// Start the workers of this plan.
     StartWorkers(Box<Plan>),
-    /// How much processor time have you used?
+    /// Send the processor time.
     CpuTime,
-    /// That was all.
+    /// The measurement is over.
     Shutdown,
 }
 
-/// The names of the endpoints of each lane.
+/// The names of the endpoints of each worker.
 type EndpointNames = Vec<Vec<String>>;
 
 /// The connection to the second process.
@@ -43,7 +43,7 @@ pub struct PeerProcess {
     ep: Endpoint,
     peer: FiAddr,
     child: Option<ChildProcess>,
-    // Dropped last: the endpoint's driver lives on it.
+    // Dropped last: the endpoint's driver runs on it.
     runtime: tokio::runtime::Runtime,
 }
 
@@ -51,7 +51,7 @@ impl PeerProcess {
     /// Starts the second process and connects to it.
     ///
     /// # Errors
-    /// It cannot be started, or dies at once.
+    /// [`Error::Io`] if it cannot be started; [`Error::ProcessDied`].
     pub fn start(provider: &str) -> Result<Self> {
         let mut command = current_program()?;
         command.args(["serve", "--listen", &format!("{provider}://")]);
@@ -59,10 +59,10 @@ impl PeerProcess {
         Self::connect_control(&at, Some(child))
     }
 
-    /// Connects to one that was started by hand with `--listen`.
+    /// Connects to a process that was started by hand with `--listen`.
     ///
     /// # Errors
-    /// Nobody is there.
+    /// No process listens at the address.
     pub fn connect(at: &str) -> Result<Self> {
         Self::connect_control(at, None)
     }
@@ -88,33 +88,32 @@ impl PeerProcess {
         }
     }
 
-    /// Has the other side open its half of the lanes; returns the names of its endpoints, lane by
-    /// lane.
+    /// Starts the workers of the other side; returns the names of their endpoints, by worker.
     ///
     /// # Errors
-    /// It is gone or cannot.
+    /// The other side is gone, or cannot start them.
     pub fn start_workers(&mut self, plan: &Plan) -> Result<EndpointNames> {
         self.request(&ControlRequest::StartWorkers(Box::new(plan.clone())))
     }
 
-    /// Processor time of the other side.
+    /// Returns the processor time of the other side.
     ///
     /// # Errors
-    /// It is gone.
+    /// The other side is gone.
     pub fn cpu_time(&mut self) -> Result<Option<CpuTime>> {
         self.request(&ControlRequest::CpuTime)
     }
 
-    /// Tells the other side that that was all.
+    /// Tells the other side that the measurement is over.
     ///
     /// # Errors
-    /// It is gone already.
+    /// The other side is gone.
     pub fn shutdown(&mut self) -> Result<()> {
         self.runtime
             .block_on(send_control(&self.ep, self.peer, &ControlRequest::Shutdown))
     }
 
-    /// Looks behind an error: when the other process is dead, that is the reason.
+    /// Replaces an error by the death of the other process, if it is dead.
     pub fn or_death_error(&mut self, error: Error) -> Error {
         or_death_error(error, self.child.as_mut())
     }

@@ -1,21 +1,21 @@
-//! What a process prints, read while it runs: a pipe that nobody reads fills up, and who writes
-//! into it waits.
+//! Reads the output of a process while it runs: a pipe that is not read fills up and blocks the
+//! writer.
 
 use std::io::Read;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-/// How long to wait for more of what was printed by a process that has ended. Usually its pipe has
-/// ended, too; somebody whom it has started may still hold it.
+/// How long to wait for more output of a process that has exited. Its pipe usually has ended too,
+/// unless a child of that process still holds it.
 const EOF_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What comes out of a pipe.
+/// The output of a pipe.
 #[derive(Debug)]
 pub(crate) struct PipeReader(Receiver<Vec<u8>>);
 
 impl PipeReader {
-    /// Begins to read, if there is a pipe.
+    /// Starts to read, if there is a pipe.
     pub(crate) fn spawn(pipe: Option<impl Read + Send + 'static>) -> Self {
         let (parts, text) = channel();
         if let Some(mut pipe) = pipe {
@@ -31,7 +31,7 @@ impl PipeReader {
         Self(text)
     }
 
-    /// All that came since this was asked for; for a process that has ended.
+    /// Returns the output since the last call, of a process that has exited.
     pub(crate) fn take_text(&self) -> String {
         let mut all = Vec::new();
         while let Ok(part) = self.0.recv_timeout(EOF_TIMEOUT) {

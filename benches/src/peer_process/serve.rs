@@ -1,4 +1,4 @@
-//! What the second process does: opens its half of the lanes, and answers until it is told to end.
+//! The work of the second process: starts its workers, and answers requests until shutdown.
 
 use std::io::Read;
 use std::thread;
@@ -13,10 +13,10 @@ use crate::measure::responder;
 use crate::options::RuntimeKind;
 use crate::{Error, Result};
 
-/// Serves one measurement at this address. Says on stdout where it listens.
+/// Serves one measurement at this address, which is printed on stdout.
 ///
 /// # Errors
-/// The address is bad or taken; the measuring side is gone; a lane failed.
+/// The address is bad or in use; the initiator is gone; a worker failed.
 pub fn serve(at: &str) -> Result<()> {
     let runtime = RuntimeKind::Current
         .build()
@@ -28,7 +28,7 @@ pub fn serve(at: &str) -> Result<()> {
         let mut asker = None;
         loop {
             let (peer, ask) = tokio::select! {
-                // The end is said before the lanes of the measuring side go.
+                // The initiator sends `Shutdown` before its workers close.
                 biased;
                 asked = recv_control(&ep, asker) => asked?,
                 Some(error) = failed.recv() => return Err(error),
@@ -49,10 +49,10 @@ pub fn serve(at: &str) -> Result<()> {
     })
 }
 
-/// Ends this process when its stdin ends: when whoever started it is gone, however that came.
+/// Ends this process when its stdin ends, that is, when its parent has ended in whatever way.
 ///
 /// # Errors
-/// The system has no thread left.
+/// [`Error::Io`] if the system has no thread left.
 pub fn exit_on_stdin_eof() -> Result<()> {
     let watch = || {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());

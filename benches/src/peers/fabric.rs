@@ -1,4 +1,4 @@
-//! The fabric itself, measured as `lat`, `bw` and `rate` do it.
+//! The fabric itself, measured as by the commands `lat`, `bw` and `rate`.
 
 use super::{BenchCase, BenchPeer};
 use crate::measure::{Budget, DEFAULT_WINDOW, Plan, measure};
@@ -16,7 +16,7 @@ pub struct FabricPeer {
 }
 
 impl FabricPeer {
-    /// Over this provider.
+    /// Creates the peer for this provider.
     #[must_use]
     pub fn new(provider: &str) -> Self {
         Self {
@@ -25,7 +25,7 @@ impl FabricPeer {
         }
     }
 
-    /// What is measured: operations that are awaited, both sides spinning.
+    /// Returns the plan of a case: awaited operations, both sides spinning.
     #[must_use]
     pub fn plan(&self, case: &BenchCase) -> Plan {
         Plan {
@@ -48,10 +48,10 @@ impl FabricPeer {
         }
     }
 
-    /// Measures a plan of one size, with a fresh process as the other side.
+    /// Measures a plan of one size, with a fresh process as the responder.
     ///
     /// # Errors
-    /// As [`Peer::measure`].
+    /// As [`BenchPeer::measure`].
     pub fn run(&self, plan: &Plan, stop: &Stop) -> Result<Record> {
         let mut measured = None;
         let mut pair = PeerProcess::start(&self.provider)?;

@@ -1,5 +1,5 @@
-//! The fabric over udp. What `lat` does takes messages that arrive, one after the other; here the
-//! measuring side is answered whatever it sends, and nothing else is said.
+//! The fabric over udp. The command `lat` needs reliable messages in order; here the responder just
+//! echoes every datagram, and there are no control messages.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,11 +18,11 @@ use crate::samples::TimeStamps;
 use crate::stop::Stop;
 use crate::{Error, Result, pin};
 
-/// What libfabric sends in one datagram.
+/// libfabric's longest datagram, in bytes.
 const MAX_DATAGRAM: usize = 1472;
-/// Nothing comes twice: a datagram that takes longer than this is lost.
+/// Datagrams are not sent again: one that takes longer than this is lost.
 const LOSS_TIMEOUT: Duration = Duration::from_secs(5);
-/// An address inside this machine.
+/// A loopback address.
 const LOOPBACK_ADDRESS: &str = "udp://127.0.0.1:0";
 
 /// The fabric over udp.
@@ -38,7 +38,7 @@ impl BenchPeer for FabricUdp {
         None
     }
 
-    /// Half round trips: who receives a stream may lose some of it.
+    /// Only latencies: a receiver may lose datagrams of a stream.
     fn supports(&self, case: &BenchCase) -> bool {
         (case.bench, case.op) == (Bench::Lat, BenchOp::Send) && case.size <= MAX_DATAGRAM
     }
@@ -73,8 +73,8 @@ async fn bind_endpoint() -> Result<Endpoint> {
         .await?)
 }
 
-/// Makes round trips, which count themselves; `None` when none has ended for a long while: a
-/// datagram was lost.
+/// Runs round trips, which count themselves in `done`; `None` if none has ended for
+/// [`LOSS_TIMEOUT`], because a datagram was lost.
 pub async fn with_loss_timeout<T>(trips: impl Future<Output = T>, done: &AtomicU64) -> Option<T> {
     let mut trips = pin!(trips);
     loop {
@@ -116,17 +116,17 @@ async fn run_initiator(at: &str, case: &BenchCase, stop: &Stop) -> Result<Measur
     Ok(rounds.into_outcome())
 }
 
-/// The other side: says on stdout where it is, and answers what comes with as much, for ever.
+/// Runs the responder: prints its address on stdout, and echoes datagrams for ever.
 ///
 /// # Errors
-/// The fabric fails.
+/// Those of the fabric.
 pub fn echo_datagrams() -> Result<()> {
     RuntimeKind::Current.run(async {
         let ep = bind_endpoint().await?;
         println!("listening on {}", ep.name());
         let (mut ping, mut pong) = (vec![0u8; MAX_DATAGRAM], vec![7u8; MAX_DATAGRAM]);
         loop {
-            // It is as long as what has come before: there is to be room for all of it.
+            // The buffer has the length of the last datagram: make room for the longest one.
             ping.resize(MAX_DATAGRAM, 0);
             let got = ep.recv_into(ping).await?;
             let from = got.source()?;

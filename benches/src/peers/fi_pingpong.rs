@@ -1,5 +1,5 @@
-//! libfabric, by its own program `fi_pingpong`. What it prints is reported as it stands: a mean, of
-//! two digits behind the point, over all round trips from the first on.
+//! libfabric, by its own program `fi_pingpong`. Its output is reported as it is: a mean with two
+//! decimals over all round trips, warm-up included.
 
 use std::process::Command;
 use std::time::Duration;
@@ -17,11 +17,11 @@ const PROGRAM: &str = "fi_pingpong";
 pub struct FiPingpong {
     name: &'static str,
     provider: &'static str,
-    /// The type of the endpoints.
+    /// The endpoint type.
     ep_type: &'static str,
-    /// A round trip of a small message is guessed to take as long.
+    /// Estimated duration of a round trip of a small message.
     estimated_trip: Duration,
-    /// The longest message.
+    /// The longest message, in bytes.
     max_size: usize,
 }
 
@@ -94,7 +94,7 @@ impl BenchPeer for FiPingpong {
     }
 }
 
-/// The half round trip in nanoseconds: the column `usec/xfer` of the last line.
+/// Parses the half round trip in nanoseconds: the column `usec/xfer` of the last line.
 fn parse_output(text: &str) -> Option<f64> {
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let column = lines

@@ -1,7 +1,7 @@
-//! iceoryx2: two services that publish byte slices, one each way; both sides spin.
+//! iceoryx2: two services that publish byte slices, one for each direction; both sides spin.
 //!
-//! Its way is to write messages in place. Here each side copies its message in and publisher, as all
-//! others do.
+//! iceoryx2 is designed for messages written in place. Here each side copies its message in and
+//! out, as all other peers do.
 
 use std::fmt::Debug;
 use std::hint::spin_loop;
@@ -21,15 +21,15 @@ use crate::samples::TimeStamps;
 use crate::stop::Stop;
 use crate::{Error, Result, pin};
 
-/// The first byte of the messages that find the other side, of those that are measured, and of the
-/// last one. All but that are sent back.
+/// The first byte of discovery messages, of measured messages, and of the last message. All but the
+/// last are answered.
 const MSG_PROBE: u8 = 1;
 const MSG_PING: u8 = 2;
 const MSG_END: u8 = 0;
-/// How long to wait for the other side to be found, and between two tries.
+/// How long to wait for the discovery of the responder, and between two attempts.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 const DISCOVERY_INTERVAL: Duration = Duration::from_millis(1);
-/// How often to look for an answer before looking whether anybody is there to give it.
+/// Polls for a reply between two checks that the responder is alive.
 const POLLS_PER_CHECK: u64 = 1 << 16;
 
 /// iceoryx2.
@@ -45,8 +45,7 @@ impl BenchPeer for Iceoryx2 {
         None
     }
 
-    /// A message of no bytes has no first one, which says what it is for: its latency is not
-    /// measured.
+    /// The first byte of a message is its kind, so empty messages are not measured.
     fn supports(&self, case: &BenchCase) -> bool {
         (case.bench, case.op) == (Bench::Lat, BenchOp::Send) && case.size > 0
     }
@@ -73,7 +72,7 @@ impl BenchPeer for Iceoryx2 {
     }
 }
 
-/// One side: what it publishes, and what it receives.
+/// One side: a publisher and a subscriber.
 struct PubSub {
     publisher: Publisher<ipc::Service, [u8], ()>,
     subscriber: Subscriber<ipc::Service, [u8], ()>,
@@ -81,7 +80,7 @@ struct PubSub {
 
 impl PubSub {
     fn open(out: &str, back: &str, size: usize) -> Result<Self> {
-        // It warns that there is no configuration file; the defaults are what is measured.
+        // iceoryx2 warns about a missing configuration file; the defaults are intended.
         set_log_level(LogLevel::Error);
         let node = NodeBuilder::new()
             .signal_handling_mode(SignalHandlingMode::Disabled)
@@ -116,7 +115,7 @@ impl PubSub {
         Ok(())
     }
 
-    /// Looks for a message, copies it publisher, and says whether there was one.
+    /// Polls for a message and copies it out; returns whether there was one.
     fn try_receive(&self, buf: &mut Vec<u8>) -> Result<bool> {
         let sample = self.subscriber.receive().map_err(iceoryx2_error)?;
         Ok(sample.is_some_and(|sample| {
@@ -162,7 +161,7 @@ fn run_initiator(
         for _ in 0..count {
             ends.send(&ping)?;
             let mut looks = 0;
-            // What comes back late from finding each other is no answer.
+            // A late reply to a discovery message is ignored.
             while !(ends.try_receive(&mut pong)? && pong.first() == ping.first()) {
                 spin_loop();
                 looks += 1;
@@ -181,7 +180,7 @@ fn run_initiator(
     Ok(rounds)
 }
 
-/// The other side: answers what comes with as much, until the end is sent.
+/// Runs the responder: answers every message with one of the same size, until the last one.
 ///
 /// # Errors
 /// The services cannot be opened.

@@ -1,32 +1,32 @@
-//! What the fabric is compared with: a file each, behind one trait.
+//! The libraries with which the fabric is compared: a file each, behind one trait.
 //!
 //! | file | peer |
 //! |---|---|
-//! | `ours` | the fabric itself |
-//! | `datagrams` | the fabric over udp |
-//! | `sockets` | Tokio's `TcpStream` and `UnixStream` |
+//! | `fabric` | the fabric itself |
+//! | `fabric_udp` | the fabric over udp |
+//! | `tokio_sockets` | Tokio's `TcpStream` and `UnixStream` |
 //! | `fi_pingpong` | libfabric, by its own program |
 //! | `ucx_perftest` | UCX, by its own program |
 //! | `iceoryx2` | the crate of this name, with the feature of this name |
 //! | `program` | running such a program twice, as server and client |
 //!
-//! A new one is a file here and a line in [`all`]. A program of others is run by `program`, which
-//! pins both sides and ends them; the file says its arguments and reads what it prints. What this
-//! program measures itself takes a little more, as `sockets` shows:
+//! A new peer is a file here and a line in [`all_peers`]. Another library's program is run by
+//! `program`, which pins both sides and ends them; the file builds its arguments and parses its
+//! output. A peer that this program measures itself needs a little more, as `tokio_sockets` shows:
 //!
-//! 1. The other side is a hidden command in `cli`. It calls
-//!    [`exit_on_stdin_eof`](crate::pair::until_stdin_ends) first, so that it never outlives us, and
-//!    prints `listening on ADDRESS` when it can be reached.
-//! 2. [`ChildProcess::start`](crate::pair::ChildProcess::start) starts it, within [`pin::on`] the second core of
-//!    the case; the measuring runs within [`pin::on`] the first. What is asynchronous runs as a
-//!    task, by `RuntimeKind::run`.
-//! 3. `RoundScheduler` say how many messages come next, and take the first round for warm-up. Before the
-//!    clock starts, buffers are touched, stamps are reserved, and the other side has said that it
-//!    is ready.
-//! 4. The result is `case.record` with numbers by `rounds::describe`, `timer_ns`, and the words of
-//!    [`choice`](crate::choice) for `op`, `api`, `wait`, `progress` and `runtime` where they fit;
-//!    what does not apply stays empty.
-//! 5. When `stop` is raised it ends within a second or so; what it returns then does not count.
+//! 1. The responder is a hidden command in `cli`. It first calls
+//!    [`exit_on_stdin_eof`](crate::peer_process::exit_on_stdin_eof), so that it never outlives its
+//!    parent, and prints `listening on ADDRESS` when it can be reached.
+//! 2. [`ChildProcess::start`](crate::peer_process::ChildProcess::start) starts it, within
+//!    [`pin::run_on_core`] for the second core of the case; the measurement runs within
+//!    [`pin::run_on_core`] for the first. Asynchronous code runs as a task, by `RuntimeKind::run`.
+//! 3. `RoundScheduler` says how many messages come next, and takes the first round for warm-up. Before
+//!    the clock starts, buffers are touched, stamps are reserved, and the responder has reported that
+//!    it is ready.
+//! 4. The result is `case.empty_record` with figures by `rounds::fill_record`, `timer_ns`, and the
+//!    names of [`options`](crate::options) for `op`, `api`, `wait`, `progress` and `runtime` where they
+//!    apply; what does not apply stays empty.
+//! 5. When `stop` is raised the measurement ends within a second or so; its result does not count.
 
 mod fabric;
 mod fabric_udp;
@@ -54,41 +54,42 @@ use crate::samples::{round_to_tenths, timer_cost};
 use crate::stop::Stop;
 use crate::{Result, pin};
 
-/// Two processes that pass messages of one size.
+/// A measurement between two processes with messages of one size.
 #[derive(Clone, Copy, Debug)]
 pub struct BenchCase {
     /// Half round trips, or a stream.
     pub bench: Bench,
-    /// By which operation.
+    /// The operation.
     pub op: BenchOp,
     /// Bytes of a message.
     pub size: usize,
-    /// About how long.
+    /// About how long to measure.
     pub time: Duration,
-    /// The core of the measuring side, and that of the other.
+    /// The core of the initiator, and that of the responder.
     pub cores: (Option<usize>, Option<usize>),
 }
 
-/// Something that passes messages between two processes and can be measured doing it.
+/// A library that passes messages between two processes, and can be measured.
 pub trait BenchPeer {
     /// Its name in results.
     fn name(&self) -> &str;
 
-    /// What keeps it from being measured here, and how to install it; `None` when nothing does.
+    /// Returns why it cannot be measured here, and how to install it; `None` if it can.
     fn unavailable(&self) -> Option<String>;
 
-    /// Whether this can be measured with it. Only messages, where nothing else is said.
+    /// Whether it can be measured in this case.
     fn supports(&self, case: &BenchCase) -> bool;
 
-    /// Measures it once; ends early when it is told to stop. The other side is a fresh process, and
-    /// programs of others measure in a fresh one as well.
+    /// Measures it once; ends early after a stop. The responder is a fresh process, and other
+    /// programs measure in a fresh process as well.
     ///
     /// # Errors
-    /// One of the processes failed, or said what is not understood.
+    /// [`Error::ProcessDied`](crate::Error::ProcessDied), or
+    /// [`Error::Malformed`](crate::Error::Malformed) if the output cannot be parsed.
     fn measure(&self, case: &BenchCase, stop: &Stop) -> Result<Record>;
 }
 
-/// All peers there are, the fabric over this provider first.
+/// Returns all peers, the fabric over this provider first.
 #[must_use]
 pub fn all_peers(provider: &str) -> Vec<Box<dyn BenchPeer>> {
     vec![
@@ -110,8 +111,8 @@ pub fn all_peers(provider: &str) -> Vec<Box<dyn BenchPeer>> {
 }
 
 impl BenchCase {
-    /// A result of this case without numbers. Nobody says how many messages of a stream are under
-    /// way.
+    /// Returns a result of this case without figures. The peers do not report the window of a
+    /// stream.
     fn empty_record(&self, peer: &dyn BenchPeer) -> Record {
         Record {
             bench: name(self.bench),
@@ -125,12 +126,12 @@ impl BenchCase {
         }
     }
 
-    /// What a look at the clock costs where this is measured.
+    /// Measures the cost of reading the clock on the core of the initiator.
     fn timer_ns(&self) -> f64 {
         round_to_tenths(pin::run_on_core(self.cores.0, timer_cost))
     }
 
-    /// How many round trips, or messages, fill the time if one takes about so long.
+    /// Returns how many round trips or messages fill the time if one takes this long.
     fn estimate_count(&self, per_message: Duration) -> u64 {
         ((self.time.as_secs_f64() / per_message.as_secs_f64()) as u64).max(100)
     }

@@ -1,4 +1,4 @@
-//! Somebody else's benchmark program, run twice: as server and as client.
+//! Another library's benchmark program, run twice: as server and as client.
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, TcpListener};
@@ -16,24 +16,24 @@ use crate::peer_process::pipe_reader::PipeReader;
 use crate::stop::Stop;
 use crate::{Error, Result, pin};
 
-/// How long a server may take until it listens, and how long its client may run beyond four times
-/// what was planned: how many messages fill the time is guessed.
+/// How long a server may take to listen, and how long its client may run beyond four times the
+/// planned time: the number of messages is an estimate.
 const SERVER_START_TIMEOUT: Duration = Duration::from_secs(10);
 const CLIENT_EXTRA_TIME: Duration = Duration::from_secs(30);
-/// How long one of them may outlive the other when that has failed.
+/// How long one of them may outlive the other's failure.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Between two looks at them.
+/// Interval of polling them.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Why this program cannot be run, and how to install it; `None` when it is there.
+/// Returns why this program cannot be run, and how to install it; `None` if it is there.
 pub(super) fn unavailable(program: &str, package: &str) -> Option<String> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&paths).any(|path: PathBuf| path.join(program).is_file());
     (!found).then(|| format!("{program} is not installed; on Debian: apt-get install {package}"))
 }
 
-/// Runs a server, waits until it listens on the port it is given, runs a client, and returns what
-/// the client printed.
+/// Runs a server, waits until it listens on its port, runs a client, and returns the client's
+/// output.
 ///
 /// # Errors
 /// One of them fails or takes too long; [`Error::Interrupted`].
@@ -63,7 +63,7 @@ pub(super) fn run_server_and_client(
     wait_client(client, server, CLIENT_EXTRA_TIME + 4 * case.time, stop)
 }
 
-/// Waits for the client, and returns what it printed. Without its server it may wait for ever.
+/// Waits for the client, and returns its output. A client without server may never end.
 fn wait_client(
     mut client: RunningProgram,
     mut server: RunningProgram,
@@ -90,7 +90,7 @@ fn wait_client(
     if status.success() {
         return Ok(client.stdout.take_text());
     }
-    // Either may have failed because the other did: both are reported.
+    // Either may have failed because of the other: both are reported.
     let ended = server
         .wait_timeout(EXIT_TIMEOUT)?
         .filter(|status| !status.success());
@@ -104,10 +104,10 @@ fn wait_client(
     })
 }
 
-/// The command that becomes this one by way of [`tied`].
+/// Returns a command that runs this one by way of [`exec_tied`].
 fn tied_command(command: &Command, core: Option<usize>) -> Result<Command> {
     let mut tied = current_program()?;
-    tied.args(["tied", "--parent", &std::process::id().to_string()]);
+    tied.args(["exec-tied", "--parent", &std::process::id().to_string()]);
     if let Some(core) = core {
         tied.args(["--core", &core.to_string()]);
     }
@@ -122,12 +122,12 @@ fn tied_command(command: &Command, core: Option<usize>) -> Result<Command> {
     Ok(tied)
 }
 
-/// Becomes this program, on this core, that is killed when its parent ends, however that comes. For
-/// the system the parent is the thread that started it, and that has to live as long: those of
-/// [`pin::on`] do not.
+/// Replaces this process by a program, on this core, that is killed when its parent ends in
+/// whatever way. For the kernel the parent is the thread that started it, which has to live as
+/// long: threads of [`pin::run_on_core`] do not.
 ///
 /// # Errors
-/// The program cannot be started; the parent has ended already.
+/// [`Error::Io`] if the program cannot be started; [`Error::Interrupted`] if the parent has ended.
 pub fn exec_tied(parent: u32, core: Option<usize>, command: &[OsString]) -> Result<()> {
     core.map(pin::pin_to_core);
     set_parent_process_death_signal(Some(Signal::KILL))
@@ -140,7 +140,7 @@ pub fn exec_tied(parent: u32, core: Option<usize>, command: &[OsString]) -> Resu
     ))
 }
 
-/// A program that is ended with this value.
+/// A program that is killed when this value is dropped.
 struct RunningProgram {
     name: String,
     process: Child,
@@ -154,7 +154,7 @@ impl RunningProgram {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        // In a group of its own Ctrl-C does not reach it: it is ended with this value.
+        // In its own process group Ctrl-C does not reach the program.
         let mut process = command
             .process_group(0)
             .spawn()
@@ -171,14 +171,14 @@ impl RunningProgram {
         })
     }
 
-    /// How it ended, if it did.
+    /// Returns the exit status, if the program has ended.
     fn status(&mut self) -> Result<Option<ExitStatus>> {
         self.process
             .try_wait()
             .map_err(Error::io(format!("watching {}", self.name)))
     }
 
-    /// Likewise, within this time.
+    /// Waits for the exit status for at most this time.
     fn wait_timeout(&mut self, time: Duration) -> Result<Option<ExitStatus>> {
         let began = Instant::now();
         loop {
@@ -189,7 +189,7 @@ impl RunningProgram {
         }
     }
 
-    /// Ends it and says what it had to say.
+    /// Kills the program, and returns an error with its stderr.
     fn kill_with_error(&mut self, how: &str) -> Error {
         let _ = self.process.kill();
         let status = self
@@ -215,7 +215,7 @@ impl Drop for RunningProgram {
     }
 }
 
-/// Whether somebody listens on this TCP port. Connecting would be taken for the client.
+/// Whether a socket listens on this TCP port. The server would take a connect for its client.
 fn is_listening(port: u16) -> bool {
     const LISTEN: &str = "0A";
     let port = format!(":{port:04X}");

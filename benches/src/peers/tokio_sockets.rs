@@ -1,7 +1,7 @@
 //! Tokio's sockets: what an async service would use without a fabric.
 //!
-//! Two processes, each with a current-thread runtime, as for the fabric. The measuring side says in
-//! 24 bytes what a round is made of, and begins it when the other side is ready.
+//! Two processes, each with a current-thread runtime, as for the fabric. The initiator sends in 24
+//! bytes what a round consists of, and begins the round when the responder is ready.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -20,20 +20,20 @@ use crate::samples::TimeStamps;
 use crate::stop::Stop;
 use crate::{Error, Result, pin};
 
-/// What the other side is to do with the messages of a round.
+/// What the responder does with the messages of a round.
 const ECHO: u64 = 1;
 const SINK: u64 = 2;
-/// What it says before, and after the messages of a sink.
+/// Replies before a round, and after the messages of a sink.
 const READY: u8 = 1;
 const FINISHED: u8 = 2;
-/// A Unix socket has a name that ends with its process: as a file it would stay. The zero byte in
-/// front is written so.
+/// Stands for the zero byte in front of an abstract Unix socket name, which vanishes with its
+/// process, unlike a file.
 const ABSTRACT_PREFIX: char = '@';
 
-/// A kind of socket.
+/// A kind of Tokio socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TokioSocket {
-    /// Loopback TCP without delay.
+    /// Loopback TCP with TCP_NODELAY.
     Tcp,
     /// A Unix socket.
     Unix,
@@ -51,7 +51,7 @@ impl BenchPeer for TokioSocket {
         None
     }
 
-    /// Nothing at all is no message on a stream of bytes.
+    /// A byte stream has no empty messages.
     fn supports(&self, case: &BenchCase) -> bool {
         case.op == BenchOp::Send && case.size > 0
     }
@@ -63,8 +63,7 @@ impl BenchPeer for TokioSocket {
             pin::run_on_core(case.cores.1, || ChildProcess::start(self.name(), command))?;
         let measured = pin::run_on_core(case.cores.0, || {
             let (kind, case, stop) = (*self, *case, stop.clone());
-            // As a task, as the fabric is measured: the future that `block_on` polls itself is
-            // slower.
+            // As a task, like the fabric: a future that `block_on` polls itself is slower.
             RuntimeKind::Current.run(async move {
                 let measured = match kind {
                     Self::Tcp => run_tcp_initiator(&at, &case, &stop).await,
@@ -141,10 +140,10 @@ async fn run_initiator(
     Ok(rounds.into_outcome())
 }
 
-/// The other side: says on stdout where it listens, serves one connection, and ends with it.
+/// Runs the responder: prints its address on stdout, serves one connection, and ends with it.
 ///
 /// # Errors
-/// The socket cannot be made.
+/// [`Error::Io`] if the socket fails.
 pub fn serve_echo(kind: TokioSocket) -> Result<()> {
     RuntimeKind::Current.run(async move {
         let served = match kind {

@@ -1,5 +1,5 @@
 //! UCX over shared memory, by its own program `ucx_perftest`: tagged and active messages of its
-//! protocol layer, and the one-sided operations of its transport.
+//! protocol layer (UCP), and the one-sided operations of its transport layer (UCT).
 
 use std::process::Command;
 use std::time::Duration;
@@ -11,15 +11,15 @@ use crate::stop::Stop;
 use crate::{Error, Result};
 
 const PROGRAM: &str = "ucx_perftest";
-/// The unit of its bandwidth.
+/// The unit in which it prints bandwidth.
 const MEGABYTE: f64 = 1024.0 * 1024.0;
 
-/// UCX, by one of its ways to pass messages.
+/// UCX, with one of its message interfaces.
 #[derive(Debug)]
 pub struct UcxPerftest {
     name: &'static str,
     op_name: &'static str,
-    /// Its tests of messages: half round trips, and streams.
+    /// Its tests of messages: latency, and streams.
     test_names: [&'static str; 2],
     has_one_sided: bool,
 }
@@ -32,7 +32,7 @@ impl UcxPerftest {
         test_names: ["tag_lat", "tag_bw"],
         has_one_sided: true,
     };
-    /// Active messages: no tag is matched, a function is called.
+    /// Active messages: a handler is called instead of matching a tag.
     pub const AM: Self = Self {
         name: "ucx_perftest am",
         op_name: "am",
@@ -40,8 +40,7 @@ impl UcxPerftest {
         has_one_sided: false,
     };
 
-    /// Its test for this, and how many operations are in one that it counts. Messages go through
-    /// its protocol layer, one-sided operations straight to the transport.
+    /// Returns the test for a case, and how many operations one iteration consists of.
     fn test_for(&self, case: &BenchCase) -> Option<(&'static str, u32)> {
         let [lat, bw] = self.test_names;
         match (case.op, case.bench) {
@@ -133,7 +132,7 @@ struct PerftestRow {
     msgs_per_s: f64,
 }
 
-/// The last line of numbers, under the titles that the program gives them.
+/// Parses the last line of figures, by the column titles.
 fn parse_output(text: &str) -> Option<PerftestRow> {
     let titles: Vec<_> = text
         .lines()

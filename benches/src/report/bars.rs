@@ -1,4 +1,4 @@
-//! Bars beside names.
+//! Bar charts.
 
 use std::fmt::Write;
 
@@ -7,17 +7,17 @@ use super::page::{ReportFigure, escape};
 const CHART_WIDTH: f64 = 520.0;
 const BAR_HEIGHT: f64 = 22.0;
 const BAR_STRIDE: f64 = 50.0;
-/// Room for the number behind the longest bar.
+/// Room for the value beside the longest bar.
 const VALUE_WIDTH: f64 = 84.0;
 
-/// A bar. Its value is more than nothing.
+/// A bar; its value is positive.
 pub(super) struct Bar {
     pub(super) label: String,
     pub(super) colour: usize,
     pub(super) value: f64,
 }
 
-/// The picture with its numbers; `None` without bars.
+/// Renders a bar chart with its table; `None` without bars.
 pub(super) fn bar_chart(
     bars: &[Bar],
     floor: Option<f64>,

@@ -1,4 +1,4 @@
-//! Lines over two axes.
+//! Line charts.
 
 use std::fmt::Write;
 
@@ -11,20 +11,20 @@ const LEFT: f64 = 66.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 34.0;
-/// Room for a name below the axis.
+/// Width of a label below the axis.
 const LABEL_WIDTH: f64 = 46.0;
 
-/// Lines, and what is known of the floor. Values have a place on powers of ten.
+/// A line chart. The vertical axis is logarithmic.
 pub(super) struct Chart {
     lines: Vec<ChartLine>,
     floor: Vec<(f64, f64)>,
-    /// Values in words.
+    /// Formats a value.
     format_value: fn(f64) -> String,
-    /// Whether places along the bottom are powers.
+    /// Whether the horizontal axis is logarithmic.
     log_x: bool,
 }
 
-/// A line through places that have names.
+/// A line through labelled points.
 pub(super) struct ChartLine {
     pub(super) label: String,
     pub(super) colour: usize,
@@ -33,8 +33,8 @@ pub(super) struct ChartLine {
 }
 
 impl Chart {
-    /// Of these lines and this floor, what has a place: no bytes per second, as messages of no size
-    /// have, are not drawn.
+    /// Creates a chart of the values that can be plotted on a logarithmic axis: empty messages have
+    /// no bytes per second.
     pub(super) fn new(
         lines: impl Iterator<Item = ChartLine>,
         mut floor: Vec<(f64, f64)>,
@@ -55,7 +55,7 @@ impl Chart {
         }
     }
 
-    /// The picture with its numbers; `None` without lines.
+    /// Renders the chart with its table; `None` without lines.
     pub(super) fn figure(&self, title: &str, text: &str) -> Option<ReportFigure> {
         if self.lines.is_empty() {
             return None;
@@ -95,7 +95,7 @@ impl Chart {
     }
 
     fn svg(&self, title: &str, names: &[(f64, String)]) -> String {
-        // A size of 0 has no logarithm; it stands where 1 does.
+        // A size of 0 has no logarithm, and is drawn at 1.
         let least = |x: f64| if self.log_x { x.max(1.0) } else { x };
         let x = Scale::from_values(
             names.iter().map(|(x, _)| least(*x)),
@@ -164,7 +164,7 @@ impl Chart {
                 path(&mut self.floor.iter().copied())
             );
         }
-        // Ours last, on top of the others.
+        // The fabric's lines are drawn last, on top of the others.
         for strong in [false, true] {
             for line in self
                 .lines

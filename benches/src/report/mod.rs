@@ -1,12 +1,12 @@
-//! Results as one page with pictures: no script, nothing to fetch, readable on a phone and on
-//! paper, light and dark.
+//! Results as one page with charts: no scripts, nothing to fetch, readable on a phone and on paper,
+//! in light and dark.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `series` | which results belong to one line |
-//! | `scale` | numbers to places on paper, and to words |
-//! | `chart` | lines over two axes |
-//! | `bars` | bars beside names |
+//! | `scale` | values as positions, and as text |
+//! | `chart` | line charts |
+//! | `bars` | bar charts |
 //! | `page` | the page around them |
 
 mod bars;
@@ -24,13 +24,13 @@ use page::ReportFigure;
 use scale::{is_plottable, rate_text, throughput_text, time_text};
 use series::{Series, SeriesLabels};
 
-/// The largest message whose rate is shown as a rate of messages.
+/// Largest size whose message rate is shown.
 const MAX_RATE_SIZE: usize = 64;
 
-/// The page for these results.
+/// Renders the page of these results.
 ///
 /// # Errors
-/// [`Error::Refused`] when there is nothing in them to draw.
+/// [`Error::InvalidRequest`] if there is nothing to draw.
 pub fn render_page(records: &[Record]) -> Result<String> {
     let names = SeriesLabels::from_records(records);
     let latencies = series::group_series(&names, records, |record| record.bench == "lat");

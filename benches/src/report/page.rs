@@ -1,4 +1,4 @@
-//! The page around the pictures.
+//! The page around the charts.
 
 use std::fmt::Write;
 
@@ -10,21 +10,21 @@ use crate::table::ratio;
 
 const STYLE: &str = include_str!("page.css");
 
-/// A picture with what belongs to it.
+/// A chart with title, caption, legend and table.
 pub(super) struct ReportFigure {
     pub(super) title: String,
     pub(super) caption: String,
-    /// Names, and the numbers of their colours.
+    /// Labels, and the indices of their colours.
     pub(super) legend: Vec<(String, usize)>,
-    /// The name of the dashed line.
+    /// The label of the dashed line.
     pub(super) dashed_label: Option<&'static str>,
     pub(super) svg: String,
-    /// The same as numbers.
+    /// The values as a table.
     pub(super) columns: Vec<String>,
     pub(super) rows: Vec<(String, Vec<String>)>,
 }
 
-/// The whole page.
+/// Renders the page.
 pub(super) fn html(latencies: &[Series], figures: &[ReportFigure], records: &[Record]) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
@@ -47,7 +47,7 @@ pub(super) fn html(latencies: &[Series], figures: &[ReportFigure], records: &[Re
     page
 }
 
-/// The smallest message of each of our lines, in figures that can be read from afar.
+/// Renders the latency of the smallest message of each line of the fabric, in large type.
 fn headline(latencies: &[Series]) -> String {
     let (mut text, floor) = (String::new(), series::floor_by_size(latencies));
     for one in latencies.iter().filter(|one| one.is_fabric).take(3) {
@@ -118,7 +118,7 @@ impl ReportFigure {
     }
 }
 
-/// A point, of a shape and a colour of its own: lines can be told apart without colour, too.
+/// Renders a point, with its own shape and colour, so that lines can be told apart without colour.
 pub(super) fn marker(number: usize, (x, y): (f64, f64), title: &str) -> String {
     let shape = match number % 4 {
         0 => "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
@@ -133,7 +133,7 @@ pub(super) fn marker(number: usize, (x, y): (f64, f64), title: &str) -> String {
     )
 }
 
-/// Text as it may stand in HTML, also in quotes.
+/// Escapes text for HTML, attributes included.
 pub(super) fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")

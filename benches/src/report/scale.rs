@@ -1,6 +1,6 @@
-//! Numbers to places on paper, and to words.
+//! Values as positions on an axis, and as text.
 
-/// A stretch of numbers, linear or by powers of ten, laid over a stretch of paper.
+/// A linear or logarithmic scale from values to positions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
     from: f64,
@@ -11,7 +11,7 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// From the least to the largest of these values.
+    /// Creates a scale from the least to the largest of these values.
     pub(super) fn from_values(
         values: impl Iterator<Item = f64>,
         (start, end): (f64, f64),
@@ -45,7 +45,7 @@ impl Scale {
         }
     }
 
-    /// The same with a margin, so that values and labels do not stand on the edge.
+    /// Adds a margin, so that points and labels are not on the edge.
     pub(super) fn padded(self, part: f64) -> Self {
         let pad = (self.to - self.from).max(0.3) * part;
         Self {
@@ -55,13 +55,13 @@ impl Scale {
         }
     }
 
-    /// Where this value stands.
+    /// Returns the position of a value.
     pub(super) fn position(&self, value: f64) -> f64 {
         let value = if self.log { value.log10() } else { value };
         self.start + (value - self.from) / (self.to - self.from) * (self.end - self.start)
     }
 
-    /// Powers of ten within, with their halves and fifths where there are few.
+    /// Returns the powers of ten in the range, and two and five times them where there are few.
     pub(super) fn ticks(&self) -> Vec<f64> {
         let steps: &[f64] = if self.to - self.from < 2.2 {
             &[1.0, 2.0, 5.0]
@@ -76,17 +76,17 @@ impl Scale {
     }
 }
 
-/// Whether a value has a place on powers of ten, and a bar a length.
+/// Whether a value can be drawn on a logarithmic axis, or as a bar.
 pub(super) fn is_plottable(value: f64) -> bool {
     value.is_finite() && value > 0.0
 }
 
-/// Nanoseconds.
+/// Formats nanoseconds.
 pub(super) fn time_text(ns: f64) -> String {
     format_with_unit(ns, &[(1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")])
 }
 
-/// Bytes per second.
+/// Formats bytes per second.
 pub(super) fn throughput_text(rate: f64) -> String {
     format_with_unit(
         rate,
@@ -94,7 +94,7 @@ pub(super) fn throughput_text(rate: f64) -> String {
     )
 }
 
-/// Messages per second.
+/// Formats messages per second.
 pub(super) fn rate_text(rate: f64) -> String {
     format_with_unit(rate, &[(1e6, "M/s"), (1e3, "k/s"), (1.0, "/s")])
 }

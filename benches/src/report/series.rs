@@ -1,4 +1,4 @@
-//! Which results belong to one line.
+//! Grouping of results into lines.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,24 +7,24 @@ use crate::record::Record;
 use crate::samples;
 use crate::size::Size;
 
-/// The names of all lines of a page, in the order of their colours: ours first.
+/// The labels of all lines of a page, in the order of their colours: the fabric first.
 pub(super) struct SeriesLabels {
     labels: Vec<String>,
-    /// For each provider, the attributes that tell its results apart.
+    /// For each provider, the attributes in which its results differ.
     distinguishing: BTreeMap<String, BTreeSet<usize>>,
 }
 
-/// The results of one name, by size.
+/// The results of one label, by size.
 pub(super) struct Series {
     pub(super) label: String,
     pub(super) colour: usize,
     pub(super) is_fabric: bool,
     pub(super) points: BTreeMap<usize, Record>,
-    /// The floor, where it is known, as each run found it.
+    /// The floor of each run, if known.
     floors: BTreeMap<usize, Vec<f64>>,
 }
 
-/// What may tell results of one provider apart.
+/// Returns the attributes in which results of one provider may differ.
 fn attributes(record: &Record) -> [(&'static str, String); 8] {
     [
         ("", record.op.clone()),
@@ -45,8 +45,7 @@ fn attributes(record: &Record) -> [(&'static str, String); 8] {
     ]
 }
 
-/// Only our own measurements know the processor time and, where there is more than one core, the
-/// floor.
+/// Only measurements of the fabric have a processor time and, with more than one core, a floor.
 fn is_fabric(record: &Record) -> bool {
     record.floor_ns.or(record.cpu_user_s).is_some()
 }
@@ -58,7 +57,7 @@ fn provider_label(record: &Record) -> String {
     }
 }
 
-/// Latencies have a window of one: it tells nothing about how streams differ.
+/// Latencies always have a window of one, so they are compared only with latencies.
 fn series_kind(record: &Record) -> (String, bool) {
     (provider_label(record), record.bench == "lat")
 }
@@ -72,7 +71,8 @@ impl SeriesLabels {
         let mut first: BTreeMap<_, [(&str, String); 8]> = BTreeMap::new();
         let mut telling: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
         for record in &records {
-            // What any two of a kind differ in, one of them has otherwise than the first.
+            // Comparison with the first suffices: if two differ, one of them differs from the
+            // first.
             let these = attributes(record);
             let first = first
                 .entry(series_kind(record))
@@ -110,8 +110,8 @@ impl SeriesLabels {
     }
 }
 
-/// The results that this picks, line by line. Of several runs of the same, the median one stands
-/// for all; of an even count, the slower of the two in the middle.
+/// Groups the picked results into lines. Of repeated runs the median one is kept; of an even
+/// number, the slower of the two in the middle.
 pub(super) fn group_series(
     names: &SeriesLabels,
     records: &[Record],
@@ -160,7 +160,7 @@ fn median(mut runs: Vec<&Record>) -> Option<&Record> {
         _ => record.bytes_per_s.unwrap_or(0.0),
     };
     runs.sort_by(|a, b| key(a).total_cmp(&key(b)));
-    // Latencies rise towards the slower, streams towards the faster.
+    // Latencies are sorted from fast to slow, streams from slow to fast.
     let rising = runs.first().is_some_and(|record| record.bench == "lat");
     runs.get(if rising {
         runs.len() / 2
@@ -170,8 +170,8 @@ fn median(mut runs: Vec<&Record>) -> Option<&Record> {
     .copied()
 }
 
-/// The floor by size in nanoseconds: the median of what all runs of all lines found. It moves with
-/// the machine, also downwards, so the lowest would be held against runs that had another one.
+/// Returns the floor by size in nanoseconds: the median over all runs of all lines. The floor
+/// varies during a measurement, so the lowest value would not be that of most runs.
 pub(super) fn floor_by_size(series: &[Series]) -> BTreeMap<usize, f64> {
     let mut floors: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     for (size, found) in series.iter().flat_map(|one| &one.floors) {
@@ -188,7 +188,7 @@ impl Series {
         self.points.get(&size)
     }
 
-    /// A line over sizes.
+    /// Returns a line over sizes.
     pub(super) fn line_by_size(&self, value: impl Fn(&Record) -> Option<f64>) -> ChartLine {
         let points = self.points.iter();
         self.chart_line(
@@ -200,7 +200,7 @@ impl Series {
         )
     }
 
-    /// A line through these places, each with its name.
+    /// Returns a line through these labelled points.
     pub(super) fn chart_line(&self, points: Vec<(f64, String, f64)>) -> ChartLine {
         ChartLine {
             label: self.label.clone(),

@@ -1,16 +1,16 @@
-//! Which messages have come: each once, and with the bytes it was sent with.
+//! A ledger of received messages: each must arrive once, with the bytes that were sent.
 
 use std::collections::BTreeSet;
 
-/// Bytes in front of a message: its number.
+/// Bytes in front of a message: its sequence number.
 pub(super) const HEADER_LEN: usize = 8;
 
-/// The messages that have come.
+/// The messages that have arrived.
 #[derive(Debug, Default)]
 pub(super) struct MessageLedger {
-    /// All below have come.
+    /// All messages below this number have arrived.
     all_below: u64,
-    /// So have these.
+    /// Numbers above that have arrived too.
     arrived_above: BTreeSet<u64>,
     pub(super) received: u64,
     pub(super) duplicates: u64,
@@ -18,7 +18,7 @@ pub(super) struct MessageLedger {
 }
 
 impl MessageLedger {
-    /// Enters a message, and looks at its bytes.
+    /// Records a message, and checks its bytes.
     pub(super) fn record_message(&mut self, message: &[u8]) {
         let Some((number, rest)) = message.split_first_chunk::<HEADER_LEN>() else {
             self.corrupted += 1;
@@ -33,7 +33,7 @@ impl MessageLedger {
         self.record_number(number);
     }
 
-    /// Enters a number.
+    /// Records a sequence number.
     pub(super) fn record_number(&mut self, number: u64) {
         if number < self.all_below || !self.arrived_above.insert(number) {
             self.duplicates += 1;
@@ -53,7 +53,7 @@ fn expected_byte(number: u64, at: usize) -> u8 {
         .wrapping_add((at >> 8) as u8)
 }
 
-/// Writes a message of this number over a buffer, of any length from [`HEADER_LEN`] on.
+/// Writes a message of this number over a buffer of at least [`HEADER_LEN`] bytes.
 pub(super) fn write_message(number: u64, buf: &mut [u8]) {
     let Some((head, rest)) = buf.split_first_chunk_mut::<HEADER_LEN>() else {
         return;

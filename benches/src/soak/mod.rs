@@ -1,11 +1,11 @@
-//! The soak: everything an endpoint can do, mixed, for a long time; in the end every message is
-//! accounted for, and memory has not grown.
+//! The soak: all operations of an endpoint, mixed, for a long time. In the end every message must be
+//! accounted for, and memory must not have grown.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `near` | the side that does it |
-//! | `far` | the side it is done to, and that keeps the book |
-//! | `book` | which messages have come |
+//! | `sender` | the side that posts the operations |
+//! | `receiver` | the side that receives and keeps the ledger |
+//! | `ledger` | which messages have arrived |
 
 mod ledger;
 mod receiver;
@@ -25,60 +25,61 @@ use crate::size::Size;
 use crate::stop::Stop;
 use crate::{Error, Result, progress_bar};
 
-/// What the near side asks the far one.
+/// A request of the sender.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum SoakRequest {
-    /// Where is your memory?
+    /// Send the remote region.
     GetRegion,
-    /// How is it going?
+    /// Send the status.
     GetStatus,
-    /// That was all, so many messages and so many additions: wait for those that are missing.
+    /// Everything was sent: wait for the rest of so many messages, then send the status.
     End { messages: u64, added: u64 },
 }
 
-/// What the far side has found.
+/// What the receiver has counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct SoakStatus {
-    /// Different messages that have come.
+    /// Distinct messages that have arrived.
     received: u64,
-    /// Messages that came once more.
+    /// Messages that arrived again.
     duplicates: u64,
-    /// Messages whose bytes are not those that were sent.
+    /// Messages whose bytes differ from those sent.
     corrupted: u64,
-    /// Additions to the counter.
+    /// Value of the counter that atomics increment.
     added: u64,
-    /// Memory of the process, in bytes.
+    /// Resident memory of the process, in bytes.
     memory: u64,
 }
 
-/// Memory may grow by so much between the second quarter of the time and its end: what allocators
-/// and page tables do.
+/// How much memory may grow between the second quarter of the time and its end, for allocators and
+/// page tables.
 const MAX_MEMORY_GROWTH: u64 = 16 << 20;
 
-/// What the near side has done and seen.
+/// What the sender has done and measured.
 #[derive(Debug, Default)]
 struct SoakTotals {
     messages: u64,
     bytes: u64,
     added: u64,
-    /// Memory of both sides, from time to time.
+    /// Memory of both sides, sampled regularly.
     local_memory: Vec<u64>,
     remote_memory: Vec<u64>,
     last_status: SoakStatus,
 }
 
-/// Soaks a provider for so long.
+/// Soaks a provider for this long.
 ///
 /// # Errors
-/// A message is missing, came twice or was damaged; memory grew; the other side died.
+/// [`Error::InvalidRequest`] if a message is missing, duplicated or corrupted, or memory has grown;
+/// [`Error::ProcessDied`] if the receiver died.
 pub fn soak(provider: &str, time: Duration, stop: &Stop) -> Result<()> {
     let hints = Hints::new()
         .provider(provider)
         .caps(Caps::MSG | Caps::TAGGED | Caps::RMA | Caps::ATOMIC);
     RuntimeKind::Current.run(async move { Ok(discover(&hints).await.map(drop)?) })?;
     let mut command = current_program()?;
-    command.args(["soak-far", "--listen", &format!("{provider}://")]);
-    let (mut child, at) = ChildProcess::start("the other side", command)?;
+    command.args(["soak-receiver", "--listen", &format!("{provider}://")]);
+    let (mut child, at) = ChildProcess::start("the receiver", command)?;
     let near = sender::run_sender(provider.to_owned(), at, time, stop.clone());
     let done = RuntimeKind::Current.run(near);
     progress_bar::clear();
@@ -120,7 +121,7 @@ pub fn soak(provider: &str, time: Duration, stop: &Stop) -> Result<()> {
     }
 }
 
-/// By how much memory grew from the second quarter of the time on.
+/// Returns how much memory grew from the second quarter of the time on.
 fn memory_growth(samples: &[u64]) -> u64 {
     let quarter = samples.len() / 4;
     let before = samples
@@ -139,7 +140,7 @@ fn format_memory(samples: &[u64]) -> String {
     )
 }
 
-/// Memory of this process, in bytes.
+/// Returns the resident memory of this process, in bytes.
 fn resident_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: Option<u64> = text.split(' ').nth(1).and_then(|pages| pages.parse().ok());

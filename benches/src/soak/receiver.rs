@@ -1,5 +1,5 @@
-//! The side that receives by all means at once, and keeps the book.
-#![allow(unsafe_code)] // receiving where the other side has lent it
+//! The side that receives in all ways at once, and keeps the ledger.
+#![allow(unsafe_code)] // receiving loans
 
 use std::time::Duration;
 
@@ -16,16 +16,16 @@ use crate::peer_process::control::{recv_control, send_control};
 
 /// The tag of half of the messages.
 pub(super) const TAG: u64 = 0x50a;
-/// Numbers of eight bytes that are written with data, and the counter behind them.
+/// Slots of eight bytes for writes with data, and the counter behind them.
 pub(super) const WRITE_SLOTS: u64 = 64;
 pub(super) const COUNTER_OFFSET: u64 = 8 * WRITE_SLOTS;
-/// Messages that have not come after so long without any will not come.
+/// A message that has not arrived after so long without any other is lost.
 const LOSS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Serves one soak at this address. Says on stdout where it listens.
+/// Serves one soak at this address, which is printed on stdout.
 ///
 /// # Errors
-/// The address is bad or taken; the other side is gone.
+/// The address is bad or in use; the sender is gone.
 pub fn serve_soak(at: &str) -> Result<()> {
     let at = at.to_owned();
     RuntimeKind::Current.run(async move {
@@ -63,18 +63,18 @@ impl SoakReceiver {
         let (mut expected, mut turn) = (None, 0u64);
         while expected.is_none_or(|expected| self.ledger.received < expected) {
             turn += 1;
-            // Posted when it is polled: a branch that `if` switches off would take a message and
-            // never look at it.
+            // Posted when it is polled: a branch that `if` disables would take a message and drop
+            // it.
             let untagged = async {
                 if turn.is_multiple_of(3) {
                     return Ok::<_, crate::Error>(ep.recv().from(peer).await?.into_bytes());
                 }
-                // SAFETY: the other side is this program, which does not write what it has lent.
+                // SAFETY: the sender is this program, which does not write memory that it has lent.
                 let lent = unsafe { ep.recv_loan() }.from(peer).await?;
                 Ok(Bytes::copy_from_slice(&lent))
             };
             let next = async {
-                // All at once: whichever is first, the others are dropped, and must lose nothing.
+                // In one `select!`: the losing branches are dropped, and must not lose a message.
                 tokio::select! {
                     message = untagged => self.ledger.record_message(&message?),
                     message = ep.recv_into(Vec::with_capacity(500_000)).tag(TAG).from(peer) => {
@@ -84,7 +84,7 @@ impl SoakReceiver {
                         let number = entry.transfer.data.filter(|_| entry.kind == OpKind::RemoteWrite);
                         let number = number.ok_or(FabricError::Canceled)?;
                         let there: u64 = self.region.load(8 * (number % WRITE_SLOTS) as usize)?;
-                        // The slot may have been written again since.
+                        // The slot may have been overwritten since.
                         self.ledger.corrupted += u64::from(there < number || there % WRITE_SLOTS != number % WRITE_SLOTS);
                         self.ledger.record_number(number);
                     }
@@ -102,7 +102,8 @@ impl SoakReceiver {
             }
         }
         send_control(&ep, peer, &status(&self.ledger, &self.region)?).await?;
-        // Until the other side leaves: what it is told must not go down with this process.
+        // Waits until the sender leaves, so that this process does not end before the status was
+        // sent.
         let _ = recv_control::<SoakRequest>(&ep, Some(peer)).await;
         Ok(())
     }

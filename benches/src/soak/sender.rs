@@ -1,4 +1,4 @@
-//! The side that sends, lends, writes and adds.
+//! The side that posts sends, loans, writes and atomics.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::peer_process::control::{recv_control, send_control};
 use crate::stop::Stop;
 use crate::{Result, progress_bar};
 
-/// Operations that may be under way.
+/// Operations in flight.
 const WINDOW: usize = 16;
 
 pub(super) async fn run_sender(
@@ -70,13 +70,13 @@ impl SoakSender {
         (self.rng_state >> 33) % limit
     }
 
-    /// A length: mostly short, sometimes long.
+    /// Returns a random length, mostly short.
     fn random_len(&mut self) -> usize {
         let limit = [100, 100, 9000, 100_000, 400_000][self.random_below(5) as usize];
         HEADER_LEN + self.random_below(limit) as usize
     }
 
-    /// One operation of some kind.
+    /// Posts a random operation.
     async fn run_random_op(&mut self) -> Result<()> {
         self.wait_in_flight(WINDOW).await?;
         let (number, kind, len) = (
@@ -109,7 +109,8 @@ impl SoakSender {
                 return Ok(());
             }
             3 => {
-                // What is taken back, or only looked for, leaves nothing.
+                // Operations that are canceled before they are posted, or have no effect on the
+                // receiver.
                 drop(ep.recv().tag(1).start()?);
                 drop(ep.send(peer, "never posted"));
                 drop(ep.reserve(peer).await?);
@@ -136,7 +137,7 @@ impl SoakSender {
                 } else {
                     request
                 };
-                // Dropped or awaited, it arrives.
+                // The message arrives whether the operation is dropped or awaited.
                 match request.start() {
                     Ok(operation) if kind == 5 => drop(operation),
                     Ok(operation) => self.in_flight.push_back(operation),
@@ -158,7 +159,7 @@ impl SoakSender {
         Ok(())
     }
 
-    /// Waits until no more than so many operations are under way.
+    /// Waits until at most `most` operations are in flight.
     async fn wait_in_flight(&mut self, most: usize) -> Result<()> {
         while self.in_flight.len() > most {
             if let Some(operation) = self.in_flight.pop_front() {
@@ -168,7 +169,7 @@ impl SoakSender {
         Ok(())
     }
 
-    /// Looks at the memory of both sides.
+    /// Samples the memory of both sides.
     async fn sample_memory(&mut self, part: f64) -> Result<()> {
         send_control(&self.ep, self.peer, &SoakRequest::GetStatus).await?;
         let status: SoakStatus = recv_control(&self.ep, Some(self.peer)).await?.1;

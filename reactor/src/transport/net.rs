@@ -24,7 +24,8 @@ pub(super) struct SocketConfig {
 impl SocketConfig {
     /// Returns the configuration of an endpoint with this info.
     ///
-    /// # Errors The traffic class has no valid code point.
+    /// # Errors
+    /// The traffic class has no valid code point.
     pub(super) fn from_info(options: &SocketOptions, info: &Info) -> Result<Self> {
         let class = info.tx.tclass.or(info.domain.tclass);
         Ok(Self {

@@ -18,8 +18,8 @@ use crate::transport::net::{SocketConfig, open_socket};
 /// Checks on a throw-away socket that the configured algorithm can be set, before there is a
 /// connection.
 ///
-/// # Errors [`Error::Invalid`] if the kernel does not have the algorithm or the process may not
-/// choose it.
+/// # Errors
+/// [`Error::Invalid`] if the kernel does not have the algorithm or the process may not choose it.
 pub(super) fn validate(options: &SocketOptions) -> Result<()> {
     let Some(name) = &options.congestion_control else {
         return Ok(());

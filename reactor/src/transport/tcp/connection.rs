@@ -212,8 +212,8 @@ impl TcpConnection {
     /// Takes the connection apart: the socket, and the bytes that were not sent.
     pub(crate) fn into_socket(mut self) -> (TcpSocket, Vec<u8>) {
         self.detach_from_uring();
-        let trailing_bytes = self.writer.pending().to_vec();
-        (self.socket, trailing_bytes)
+        let unsent = self.writer.pending().to_vec();
+        (self.socket, unsent)
     }
 
     /// Returns which incarnation of the endpoint the peer is, if the peer has said so.

@@ -139,7 +139,8 @@ impl InboundHandshake {
 
     /// Reads the connect request to an `FI_EP_RDM` endpoint; `None` until all of it has arrived.
     ///
-    /// # Errors The connection is to be removed; the error inside, if any, is reported as an event.
+    /// # Errors
+    /// The connection is to be removed; the error inside, if any, is reported as an event.
     pub(crate) fn poll(&mut self) -> Result<Option<ParsedRequest>, Option<Error>> {
         let Some((control, trailing_bytes)) = self.read_request()? else {
             return Ok(None);
@@ -164,7 +165,8 @@ impl InboundHandshake {
 
     /// Reads a connect request and the bytes that followed it; `None` until all of it has arrived.
     ///
-    /// # Errors As [`poll`](Self::poll).
+    /// # Errors
+    /// As [`poll`](Self::poll).
     pub(crate) fn read_request(&mut self) -> Result<Option<(CmMessage, Vec<u8>)>, Option<Error>> {
         let is_over = match read_control(&self.socket, &mut self.received) {
             ReadResult::WouldBlock => return Ok(None),

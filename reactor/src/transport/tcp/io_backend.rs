@@ -49,8 +49,9 @@ impl IoBackend {
 
     /// Selects the backend.
     ///
-    /// # Errors [`Error::Invalid`] if the backend was selected before; [`Error::Os`] if io_uring
-    /// was requested by name and is not available.
+    /// # Errors
+    /// [`Error::Invalid`] if the backend was selected before; [`Error::Os`] if io_uring was
+    /// requested by name and is not available.
     pub(super) fn select(&mut self, io: SocketIo) -> Result<()> {
         self.select_with_default(io, backend_from_env)
     }

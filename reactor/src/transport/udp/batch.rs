@@ -114,7 +114,8 @@ impl DatagramBatch {
 
     /// Returns a datagram of the last receive; `None` if its sender has no IPv4 or IPv6 address.
     ///
-    /// # Panics If `at` is not below the count of the last receive.
+    /// # Panics
+    /// If `at` is not below the count of the last receive.
     pub(super) fn get(&self, at: usize) -> Option<Datagram<'_>> {
         assert!(at < self.received, "datagram index beyond the last receive");
         let buffers = self.buffers.as_ptr();
@@ -165,7 +166,8 @@ impl DatagramBatch {
 
     /// Copies a message of at most [`MAX_MESSAGE`] bytes into the batch, to be sent to `to`.
     ///
-    /// # Panics If the message is longer.
+    /// # Panics
+    /// If the message is longer.
     pub(super) fn write(&mut self, at: usize, to: SocketAddr, payload: Payload<'_>) {
         self.set_destination(at, to);
         let buffers = self.buffers.as_ptr();
@@ -206,9 +208,11 @@ impl DatagramBatch {
 
     /// Sends a range of written messages; returns how many were sent.
     ///
-    /// # Errors That of the first message of the range.
+    /// # Errors
+    /// That of the first message of the range.
     ///
-    /// # Panics If the range exceeds the batch.
+    /// # Panics
+    /// If the range exceeds the batch.
     pub(super) fn send(
         &mut self,
         socket: BorrowedFd<'_>,

@@ -44,8 +44,8 @@ impl CompletionTrigger {
 
 /// Builds the frame header of an operation, and the list of its remote ranges.
 ///
-/// # Errors [`Error::NotSupported`] for too many ranges, or a tag or atomic that the peer does not
-/// support.
+/// # Errors
+/// [`Error::NotSupported`] for too many ranges, or a tag or atomic that the peer does not support.
 pub(super) fn build_frame(
     spec: &TxOp,
     len: usize,

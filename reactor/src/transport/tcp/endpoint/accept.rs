@@ -95,7 +95,7 @@ impl TcpEndpoint {
         at: usize,
         error: Option<Error>,
     ) {
-        self.inbound.retain(|handshake| *handshake != at);
+        self.inbound.retain(|inbound| *inbound != at);
         self.connections.try_remove(at);
         if let Some(error) = error {
             host.event(self.id, EventKind::Rejected { error });
@@ -119,7 +119,7 @@ impl TcpEndpoint {
             Ok(Some(parsed)) => parsed,
             Err(error) => return self.remove_inbound(host, at, error),
         };
-        self.inbound.retain(|handshake| *handshake != at);
+        self.inbound.retain(|inbound| *inbound != at);
         let ConnectionState::Inbound(handshake) = self.connections.remove(at) else {
             return;
         };
@@ -132,8 +132,8 @@ impl TcpEndpoint {
             .and_then(|connection| self.connections.get(connection))
         {
             None | Some(ConnectionState::Inbound(_)) => ExistingConnection::None,
-            Some(ConnectionState::Outbound(parsed)) => {
-                ExistingConnection::Connecting(parsed.protocol())
+            Some(ConnectionState::Outbound(handshake)) => {
+                ExistingConnection::Connecting(handshake.protocol())
             }
             Some(ConnectionState::Established(connection)) => {
                 ExistingConnection::Connected(connection.peer_instance)

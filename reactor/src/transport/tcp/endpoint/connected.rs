@@ -245,7 +245,8 @@ impl TcpEndpoint {
 
     /// Closes the connection; collected bytes are sent in the background.
     ///
-    /// # Errors [`Error::NotSupported`] if the endpoint is not connected (`FI_EP_MSG`).
+    /// # Errors
+    /// [`Error::NotSupported`] if the endpoint is not connected (`FI_EP_MSG`).
     pub(crate) fn shutdown(&mut self, host: &mut dyn EngineContext) -> Result<()> {
         let EndpointKind::Msg(MsgEndpointState { peer, .. }) = self.kind else {
             return Err(Error::NotSupported(
@@ -315,7 +316,8 @@ fn unspecified_addr(like: SocketAddr) -> SocketAddr {
 
 /// Returns the local address to connect from.
 ///
-/// # Errors [`Error::Invalid`] if the two addresses are of different families.
+/// # Errors
+/// [`Error::Invalid`] if the two addresses are of different families.
 fn source_addr(from: &Address, to: SocketAddr) -> Result<SocketAddr> {
     let Some(from) = from.socket_addr() else {
         return Ok(unspecified_addr(to));
