@@ -4,9 +4,9 @@
 //! benchmark, with few and with many repetitions; the difference is the cost of the repetitions
 //! without start-up and preparation.
 
-mod message;
-mod peers;
-mod work;
+mod idle_peers;
+mod messages;
+mod suite;
 
 use std::hint::black_box;
 use std::process::{Command, ExitCode};
@@ -19,10 +19,10 @@ fn main() -> ExitCode {
     match &args[..] {
         [flag, number, times] if flag == "--work" => {
             let (Ok(number), Ok(times)) = (number.parse::<usize>(), times.parse::<u64>()) else {
-                eprintln!("--work takes a number and how often");
+                eprintln!("usage: --work INDEX REPETITIONS");
                 return ExitCode::from(2);
             };
-            if let Some((_, work)) = work::all().get_mut(number) {
+            if let Some((_, work)) = suite::all().get_mut(number) {
                 for _ in 0..times {
                     black_box(work());
                 }
@@ -40,7 +40,7 @@ fn count_all() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     println!("{:<36} instructions", "");
-    for (number, (name, _)) in work::all().iter().enumerate() {
+    for (number, (name, _)) in suite::all().iter().enumerate() {
         match (instructions(number, FEW), instructions(number, MANY)) {
             (Ok(few), Ok(many)) => println!(
                 "{name:<36} {:>12.1}",

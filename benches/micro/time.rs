@@ -1,13 +1,13 @@
 //! Times of the microbenchmarks in nanoseconds: `cargo bench -p fabric-bench --bench time`.
 
-mod message;
-mod peers;
-mod work;
+mod idle_peers;
+mod messages;
+mod suite;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 
 fn pure_parts(criterion: &mut Criterion) {
-    for (name, mut work) in work::all() {
+    for (name, mut work) in suite::all() {
         criterion.bench_function(name, |bencher| bencher.iter(&mut work));
     }
 }

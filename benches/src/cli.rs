@@ -117,7 +117,7 @@ const CONFLICTS_WITH_LISTEN: [&str; 17] = [
     "pin",
     "connect",
     "json",
-    "single_copy_from",
+    "single_copy_threshold",
     "idle",
     "congestion",
 ];
@@ -196,7 +196,12 @@ struct StreamArgs {
     #[command(flatten)]
     measure: MeasureArgs,
     /// Messages in flight; has no effect with --op inject
-    #[arg(long, default_value_t = DEFAULT_WINDOW, allow_negative_numbers = true, conflicts_with = "listen")]
+    #[arg(
+        long,
+        default_value_t = DEFAULT_WINDOW,
+        allow_negative_numbers = true,
+        conflicts_with = "listen"
+    )]
     window: usize,
 }
 
@@ -236,7 +241,11 @@ struct CompareArgs {
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     peer: Vec<String>,
     /// How often each measurement is repeated
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=100), allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_parser = clap::value_parser!(u16).range(1..=100),
+        allow_negative_numbers = true
+    )]
     repeat: Option<u16>,
     /// Seconds of one measurement
     #[arg(long, value_parser = parse_seconds, allow_negative_numbers = true)]
@@ -296,10 +305,10 @@ impl Cli {
                 for file in &args.files {
                     records.extend(record::read(file)?);
                 }
-                let at = args.output.display();
+                let address = args.output.display();
                 std::fs::write(&args.output, report::render_page(&records)?)
-                    .map_err(Error::io(format!("writing {at}")))?;
-                print(&format!("{at}: {} results", records.len()))
+                    .map_err(Error::io(format!("writing {address}")))?;
+                print(&format!("{address}: {} results", records.len()))
             }
             Command::Info(args) => {
                 let hints =
@@ -349,7 +358,7 @@ impl CompareArgs {
             goals::check_provider(&self.provider)?;
             return self.goals(&stop);
         }
-        let asked: Vec<usize> = self.size.iter().map(|size| size.0).collect();
+        let requested: Vec<usize> = self.size.iter().map(|size| size.0).collect();
         let (latencies, streams, repeat, time) = match self.quick {
             true => (vec![8, 4 << 10, 64 << 10], vec![64 << 10], 3, 0.4),
             false => (
@@ -359,29 +368,29 @@ impl CompareArgs {
                 1.0,
             ),
         };
-        let asked = if self.op == BenchOp::Atomic && asked.is_empty() {
+        let requested = if self.op == BenchOp::Atomic && requested.is_empty() {
             vec![8]
         } else {
-            asked
+            requested
         };
-        let or = |sizes| {
-            if asked.is_empty() {
+        let or_default = |sizes| {
+            if requested.is_empty() {
                 sizes
             } else {
-                asked.clone()
+                requested.clone()
             }
         };
-        let scope = CompareConfig {
+        let config = CompareConfig {
             op: self.op,
-            latencies: or(latencies),
-            streams: or(streams),
+            latencies: or_default(latencies),
+            streams: or_default(streams),
             repeat: self.repeat.unwrap_or(repeat).into(),
             time: Duration::from_secs_f64(self.seconds.unwrap_or(time)),
             pin: self.pin.clone(),
         };
-        self.check(&scope)?;
+        self.check(&config)?;
         let peers = select_peers(all_peers(&self.provider), &self.peer)?;
-        compare(&peers, &scope, self.json, &stop)?;
+        compare(&peers, &config, self.json, &stop)?;
         let everything = self.size.is_empty() && self.peer.is_empty() && self.op == BenchOp::Send;
         if !self.json {
             congestion::describe(&self.provider, None).map_or(Ok(()), |note| print(&note))?;
@@ -394,8 +403,8 @@ impl CompareArgs {
     }
 
     /// Checks that the fabric can be measured with this configuration.
-    fn check(&self, scope: &CompareConfig) -> Result<()> {
-        let (op, time, cores) = (scope.op, scope.time, scope.pin.worker_cores(0));
+    fn check(&self, config: &CompareConfig) -> Result<()> {
+        let (op, time, cores) = (config.op, config.time, config.pin.worker_cores(0));
         let case = |bench, size| BenchCase {
             bench,
             op,
@@ -404,20 +413,23 @@ impl CompareArgs {
             cores,
         };
         if self.provider == "udp" {
-            let refused = |size: &&Size| !FabricUdp.supports(&case(Bench::Lat, size.0));
-            return match self.size.iter().find(refused) {
+            let is_unsupported = |size: &&Size| !FabricUdp.supports(&case(Bench::Lat, size.0));
+            return match self.size.iter().find(is_unsupported) {
                 _ if op != BenchOp::Send => Err(Error::InvalidRequest(
-                    "over udp only --op send is measured".into(),
+                    "only --op send is measured over udp".into(),
                 )),
                 Some(size) => Err(Error::InvalidRequest(format!(
-                    "a datagram has no room for messages of {size}"
+                    "messages of {size} do not fit into a datagram (at most 1472 bytes)"
                 ))),
                 None => Ok(()),
             };
         }
-        let ours = FabricPeer::new(&self.provider);
-        for (bench, sizes) in [(Bench::Lat, &scope.latencies), (Bench::Bw, &scope.streams)] {
-            let plan = ours.plan(&case(bench, sizes.iter().copied().max().unwrap_or(0)));
+        let fabric = FabricPeer::new(&self.provider);
+        for (bench, sizes) in [
+            (Bench::Lat, &config.latencies),
+            (Bench::Bw, &config.streams),
+        ] {
+            let plan = fabric.plan(&case(bench, sizes.iter().copied().max().unwrap_or(0)));
             RuntimeKind::Current.run(async move { plan.check().await })?;
         }
         Ok(())
@@ -437,8 +449,8 @@ impl CompareArgs {
 
 impl MeasureArgs {
     fn run(self, bench: Bench, window: usize) -> Result<()> {
-        if let Some(at) = &self.listen {
-            return serve(at);
+        if let Some(address) = &self.listen {
+            return serve(address);
         }
         let (stop, mut output, connect) = (
             Stop::on_ctrl_c()?,
@@ -446,12 +458,12 @@ impl MeasureArgs {
             self.connect.clone(),
         );
         let plan = self.plan(bench, window)?;
-        let mut pair = match connect {
-            Some(at) => PeerProcess::connect(&at)?,
+        let mut peer_process = match connect {
+            Some(address) => PeerProcess::connect(&address)?,
             None => PeerProcess::start(&plan.provider)?,
         };
         let (mut floor, mut timer, mut idle) = (None, 0.0, None);
-        measure(&plan, &mut pair, &stop, |record| {
+        measure(&plan, &mut peer_process, &stop, |record| {
             floor = floor.max(Some(record.floor_ns.is_some()));
             timer = record.timer_ns.unwrap_or_default();
             idle = idle.or(record.idle_bytes);
@@ -464,7 +476,7 @@ impl MeasureArgs {
         if let Some(bytes) = idle {
             let kib = bytes / 1024.0;
             output.note(&format!(
-                "Each of {} silent connections takes {kib:.1} KiB of this process.",
+                "Each of {} idle connections takes {kib:.1} KiB of this process.",
                 plan.idle
             ))?;
         }
@@ -472,17 +484,21 @@ impl MeasureArgs {
             Bench::Lat => {
                 let floor = match floor {
                     Some(false) => {
-                        "Both sides share a core: there is no floor, and who spins waits for the scheduler."
+                        "Both sides share a core: there is no floor, and a spinning side waits \
+                         for the scheduler."
                     }
                     _ => "The floor is a cache line from core to core and one copy of the message.",
                 };
                 let half = timer / 2.0;
                 format!(
-                    "Looking at the clock takes {timer:.0} ns, once in each round trip: {half:.0} ns of each half.\n{floor}"
+                    "Reading the clock takes {timer:.0} ns, once in each round trip: {half:.0} ns \
+                     of each half.\n{floor}"
                 )
             }
             Bench::Bw | Bench::Rate => {
-                format!("Looking at the clock takes {timer:.0} ns, twice in each round of many messages.")
+                format!(
+                    "Reading the clock takes {timer:.0} ns, twice in each round of many messages."
+                )
             }
         })
     }
@@ -494,7 +510,7 @@ impl MeasureArgs {
             (true, Bench::Bw) => BANDWIDTH_SIZES.to_vec(),
             (true, Bench::Rate) => RATE_SIZES.to_vec(),
         };
-        let cut = self.size.is_empty();
+        let uses_default_sizes = self.size.is_empty();
         let mut plan = Plan {
             bench,
             provider: self.provider,
@@ -514,11 +530,11 @@ impl MeasureArgs {
             congestion: self.congestion,
             sizes,
             cores: (0..self.threads)
-                .map(|lane| self.pin.worker_cores(lane))
+                .map(|worker| self.pin.worker_cores(worker))
                 .collect(),
         };
         RuntimeKind::Current.run(async move {
-            if cut {
+            if uses_default_sizes {
                 plan.drop_oversized().await?;
             }
             plan.check().await?;
@@ -531,5 +547,5 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
     let seconds: Option<f64> = text.parse().ok();
     seconds
         .filter(|seconds| (0.001..=3600.0).contains(seconds))
-        .ok_or_else(|| format!("{text:?} is no number of seconds between 0.001 and 3600"))
+        .ok_or_else(|| format!("{text:?} is not a number of seconds between 0.001 and 3600"))
 }

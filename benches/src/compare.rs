@@ -45,22 +45,22 @@ type RunsByCase = BTreeMap<(usize, usize), Vec<Record>>;
 /// The error of the first peer; [`Error::Interrupted`]; the output cannot be written.
 pub fn compare(
     peers: &[Box<dyn BenchPeer>],
-    scope: &CompareConfig,
+    config: &CompareConfig,
     json: bool,
     stop: &Stop,
 ) -> Result<()> {
     let mut output = Output::new(json);
-    let mut left_out: Vec<Option<String>> = peers.iter().map(|peer| peer.unavailable()).collect();
-    let cases: Vec<BenchCase> = bench_cases(scope);
+    let mut excluded: Vec<Option<String>> = peers.iter().map(|peer| peer.unavailable()).collect();
+    let cases: Vec<BenchCase> = bench_cases(config);
     let mut runs = RunsByCase::new();
-    let total = (scope.repeat * cases.len() * peers.len()) as f64;
+    let total = (config.repeat * cases.len() * peers.len()) as f64;
     let mut done = 0.0;
-    let mut ended = Ok(());
-    'runs: for _ in 0..scope.repeat {
-        for (at, case) in cases.iter().enumerate() {
-            for (number, peer) in peers.iter().enumerate() {
+    let mut result = Ok(());
+    'runs: for _ in 0..config.repeat {
+        for (case_index, case) in cases.iter().enumerate() {
+            for (peer_index, peer) in peers.iter().enumerate() {
                 done += 1.0;
-                if left_out[number].is_some() || !peer.supports(case) {
+                if excluded[peer_index].is_some() || !peer.supports(case) {
                     continue;
                 }
                 progress_bar::show(
@@ -68,8 +68,8 @@ pub fn compare(
                     done / total,
                 );
                 let measured = peer.measure(case, stop);
-                ended = stop.check();
-                if ended.is_err() {
+                result = stop.check();
+                if result.is_err() {
                     break 'runs;
                 }
                 match measured {
@@ -77,13 +77,15 @@ pub fn compare(
                         if json {
                             output.emit(&record)?;
                         }
-                        runs.entry((at, number)).or_default().push(record);
+                        runs.entry((case_index, peer_index))
+                            .or_default()
+                            .push(record);
                     }
-                    Err(error) if number == 0 => {
-                        ended = Err(error);
+                    Err(error) if peer_index == 0 => {
+                        result = Err(error);
                         break 'runs;
                     }
-                    Err(error) => left_out[number] = Some(error.to_string()),
+                    Err(error) => excluded[peer_index] = Some(error.to_string()),
                 }
             }
         }
@@ -100,35 +102,35 @@ pub fn compare(
             .collect();
         if let Some(timer) = median(&mut timers) {
             output.note(&format!(
-                "Looking at the clock takes {timer:.0} ns, half of which is in each of our half round trips, and of \
-                 those peers that\nare measured by this program. Programs of others look at it in their own way."
+                "Reading the clock takes {timer:.0} ns. Half of it is in each half round trip of \
+                 the fabric, and of the\npeers that this program measures itself."
             ))?;
         }
     }
-    for (peer, why) in peers.iter().zip(left_out) {
-        if let Some(why) = why {
-            output.note(&format!("{} is left out: {why}", peer.name()))?;
+    for (peer, reason) in peers.iter().zip(excluded) {
+        if let Some(reason) = reason {
+            output.note(&format!("{} is left out: {reason}", peer.name()))?;
         }
     }
-    if let (false, Err(error)) = (json, &ended) {
-        output.note(&format!("This is not all: {error}"))?;
+    if let (false, Err(error)) = (json, &result) {
+        output.note(&format!("The results are incomplete: {error}"))?;
     }
-    ended
+    result
 }
 
-fn bench_cases(scope: &CompareConfig) -> Vec<BenchCase> {
+fn bench_cases(config: &CompareConfig) -> Vec<BenchCase> {
     let case = |bench| {
         move |size: &usize| BenchCase {
             bench,
-            op: scope.op,
+            op: config.op,
             size: *size,
-            time: scope.time,
-            cores: scope.pin.worker_cores(0),
+            time: config.time,
+            cores: config.pin.worker_cores(0),
         }
     };
-    let latencies = scope.latencies.iter().map(case(Bench::Lat));
+    let latencies = config.latencies.iter().map(case(Bench::Lat));
     latencies
-        .chain(scope.streams.iter().map(case(Bench::Bw)))
+        .chain(config.streams.iter().map(case(Bench::Bw)))
         .collect()
 }
 
@@ -137,7 +139,7 @@ fn print_table(runs: &RunsByCase, cases: &[BenchCase], bench: Bench) -> Result<(
     if rows.is_empty() {
         return Ok(());
     }
-    let (what, unit) = match bench {
+    let (title, unit) = match bench {
         Bench::Lat if cases.iter().all(|case| !case.op.is_ping_pong()) => {
             ("whole operations, less is better", "us")
         }
@@ -150,13 +152,11 @@ fn print_table(runs: &RunsByCase, cases: &[BenchCase], bench: Bench) -> Result<(
         "",
         &format!("median {unit}"),
         &spread,
-        "x ours",
+        "x fabric",
         "runs",
-        "of what",
+        "figure",
     ];
-    print(&format!(
-        "\n{what}: the median of the runs, and all between which they lie\n"
-    ))?;
+    print(&format!("\n{title}: median and range of the runs\n"))?;
     let widths = [8, 17, 12, 20, 8, 5, 8];
     let line = |cells: [String; 7]| table::format_cells(cells.into_iter().zip(widths));
     print(&line(titles.map(str::to_owned)))?;
@@ -211,25 +211,28 @@ impl Statistic {
 
 fn table_rows(runs: &RunsByCase, cases: &[BenchCase], bench: Bench) -> Vec<[String; 7]> {
     let mut rows = Vec::new();
-    for (at, case) in cases
+    for (case_index, case) in cases
         .iter()
         .enumerate()
         .filter(|(_, case)| case.bench == bench)
     {
-        let these = || {
-            runs.range((at, 0)..(at + 1, 0))
-                .map(|((_, number), records)| (*number, &records[..]))
+        let case_runs = || {
+            runs.range((case_index, 0)..(case_index + 1, 0))
+                .map(|((_, peer_index), records)| (*peer_index, &records[..]))
         };
-        let ours: &[Record] = runs.get(&(at, 0)).map_or(&[], |records| &records[..]);
+        let fabric_runs: &[Record] = runs
+            .get(&(case_index, 0))
+            .map_or(&[], |records| &records[..]);
         let by_mean =
-            these().any(|(_, records)| Statistic::common_to(bench, records) == Statistic::Mean);
+            case_runs().any(|(_, records)| Statistic::common_to(bench, records) == Statistic::Mean);
         let mut size = Size(case.size).to_string();
-        for (number, records) in these() {
-            let of = Statistic::common_to(bench, records);
+        for (peer_index, records) in case_runs() {
+            let statistic = Statistic::common_to(bench, records);
             // Peers that report only means are held against the fabric's mean, in a row of its own.
-            let more = (number == 0 && by_mean && of != Statistic::Mean).then_some(Statistic::Mean);
-            for of in [Some(of), more].into_iter().flatten() {
-                let Some((low, median, high)) = of.min_median_max(records) else {
+            let mean_row = (peer_index == 0 && by_mean && statistic != Statistic::Mean)
+                .then_some(Statistic::Mean);
+            for statistic in [Some(statistic), mean_row].into_iter().flatten() {
+                let Some((low, median, high)) = statistic.min_median_max(records) else {
                     continue;
                 };
                 rows.push([
@@ -239,9 +242,12 @@ fn table_rows(runs: &RunsByCase, cases: &[BenchCase], bench: Bench) -> Vec<[Stri
                         .map_or_else(String::new, |record| record.provider.clone()),
                     format!("{median:.3}"),
                     format!("{low:.3}..{high:.3}"),
-                    table::ratio(Some(median), of.min_median_max(ours).map(|ours| ours.1)),
+                    table::ratio(
+                        Some(median),
+                        statistic.min_median_max(fabric_runs).map(|range| range.1),
+                    ),
                     records.len().to_string(),
-                    of.name().into(),
+                    statistic.name().into(),
                 ]);
             }
         }
@@ -258,22 +264,22 @@ pub fn select_peers(
     mut peers: Vec<Box<dyn BenchPeer>>,
     names: &[String],
 ) -> Result<Vec<Box<dyn BenchPeer>>> {
-    let is_asked = |peer: &dyn BenchPeer, asked: &str| {
-        !asked.is_empty() && peer.name().to_lowercase().contains(&asked.to_lowercase())
+    let matches = |peer: &dyn BenchPeer, part: &str| {
+        !part.is_empty() && peer.name().to_lowercase().contains(&part.to_lowercase())
     };
-    for asked in names {
-        if !peers.iter().any(|peer| is_asked(&**peer, asked)) {
+    for part in names {
+        if !peers.iter().any(|peer| matches(&**peer, part)) {
             let known: Vec<_> = peers.iter().skip(1).map(|peer| peer.name()).collect();
             return Err(Error::InvalidRequest(format!(
-                "unknown peer {asked:?}; known: {}",
+                "unknown peer {part:?}; known: {}",
                 known.join(", ")
             )));
         }
     }
-    let mut number = 0;
+    let mut peer_index = 0;
     peers.retain(|peer| {
-        number += 1;
-        number == 1 || names.is_empty() || names.iter().any(|asked| is_asked(&**peer, asked))
+        peer_index += 1;
+        peer_index == 1 || names.is_empty() || names.iter().any(|part| matches(&**peer, part))
     });
     Ok(peers)
 }
@@ -297,12 +303,12 @@ mod tests {
             mean_ns: Some(mean_ns),
             ..Record::default()
         };
-        let ours = vec![
+        let fabric_runs = vec![
             run("ours", Some(1000.0), 1500.0),
             run("ours", Some(3000.0), 2500.0),
         ];
         let theirs = vec![run("theirs", None, 4000.0)];
-        let runs = RunsByCase::from([((0, 0), ours), ((0, 1), theirs)]);
+        let runs = RunsByCase::from([((0, 0), fabric_runs), ((0, 1), theirs)]);
         let expected = [
             ["8B", "ours", "2.000", "1.000..3.000", "1.00", "2", "p50"],
             ["", "ours", "2.000", "1.500..2.500", "1.00", "2", "mean"],

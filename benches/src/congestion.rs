@@ -12,11 +12,14 @@ pub fn system_default() -> Option<String> {
 /// Returns a note on both sides of a comparison over this provider, the fabric with the configured
 /// algorithm or its default; `None` for providers without congestion control.
 #[must_use]
-pub fn describe(provider: &str, told: Option<&str>) -> Option<String> {
-    let machine = system_default().unwrap_or_else(|| "unknown".into());
+pub fn describe(provider: &str, configured: Option<&str>) -> Option<String> {
+    let default = system_default().unwrap_or_else(|| "unknown".into());
     (provider == "tcp").then(|| {
-        let ours = told.unwrap_or(SocketOptions::LOCAL_CONGESTION_CONTROL);
-        format!("Congestion control: {ours} of the fabric, unless it is said to be as others; {machine} of all others.")
+        let fabric = configured.unwrap_or(SocketOptions::LOCAL_CONGESTION_CONTROL);
+        format!(
+            "Congestion control: the fabric uses {fabric}, but {default} in goals of streams; all \
+             others use {default}."
+        )
     })
 }
 
@@ -26,11 +29,11 @@ mod tests {
 
     #[test]
     fn description_names_both_algorithms() {
-        let note = describe("tcp", Some("vegas")).expect("it has one");
-        assert!(note.contains("vegas of the fabric"), "{note}");
+        let text = describe("tcp", Some("vegas")).expect("tcp has congestion control");
+        assert!(text.contains("the fabric uses vegas"), "{text}");
         assert!(
-            system_default().is_none_or(|name| note.contains(&format!("{name} of all others"))),
-            "{note}"
+            system_default().is_none_or(|name| text.contains(&format!("all others use {name}"))),
+            "{text}"
         );
         assert_eq!(super::describe("shm", None), None);
     }

@@ -24,10 +24,10 @@ pub enum Error {
         error: io::Error,
     },
     /// The reader closed stdout, as `head` does.
-    #[error("nobody reads any more")]
+    #[error("the reader of stdout has closed it")]
     OutputClosed,
     /// Ctrl-C ended the command before everything was measured.
-    #[error("interrupted: only what is printed was measured")]
+    #[error("interrupted: only the printed results were measured")]
     Interrupted,
     /// The request is not possible; the text says why, and what is.
     #[error("{0}")]
@@ -85,7 +85,7 @@ impl<B> From<fabric_async::Failed<B>> for Error {
 fn format_stderr(stderr: &str) -> String {
     let stderr = stderr.trim();
     if stderr.is_empty() {
-        "; it wrote nothing to stderr".into()
+        "; nothing on stderr".into()
     } else {
         format!("; its stderr:\n{stderr}")
     }

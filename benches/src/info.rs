@@ -62,8 +62,8 @@ pub fn format_offers(offers: &[Info], verbose: bool) -> String {
             true => writeln!(text, "{info:#?}"),
             false => writeln!(
                 text,
-                "provider: {}\n    fabric: {}\n    domain: {}\n    version: {}\n    type: {:?}\n    progress: {:?}\n    \
-                 caps: {}",
+                "provider: {}\n    fabric: {}\n    domain: {}\n    version: {}\n    \
+                 type: {:?}\n    progress: {:?}\n    caps: {}",
                 info.fabric.provider,
                 info.fabric.name,
                 info.domain.name,

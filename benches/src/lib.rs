@@ -5,12 +5,12 @@
 //! | [`cli`] | the command line |
 //! | [`options`], [`size`], [`pin`] | command line values: operations, interfaces, sizes, cores |
 //! | [`floor`] | the floor of the machine: cache lines, `memcpy`, wake-ups, sockets |
-//! | [`measure`] | latency, bandwidth and rate over the fabric: plan, rounds, initiator and responder |
+//! | [`measure`] | latency, bandwidth and rate: plan, rounds, initiator, responder |
 //! | [`peer_process`] | the second process: started, watched, controlled |
-//! | [`peers`], [`compare`] | other libraries, a file each behind one trait; measuring them in turn |
-//! | [`goals`], [`congestion`] | goals, held against figures measured in the same minute; congestion control |
+//! | [`peers`], [`compare`] | other libraries behind one trait; measuring them in turn |
+//! | [`goals`], [`congestion`] | goals, held against other figures; congestion control |
 //! | [`soak`] | all operations mixed, with every message accounted for |
-//! | [`samples`], [`cpu`], [`memory`], [`limits`] | time stamps and histograms; processor time; memory and descriptors |
+//! | [`samples`], [`cpu`], [`memory`], [`limits`] | histograms; CPU time; memory; descriptors |
 //! | [`record`], [`table`], [`output`], [`progress_bar`] | results as JSON and as rows; output |
 //! | [`report`] | a page with charts |
 //! | [`info`] | what the providers offer |

@@ -13,9 +13,9 @@ pub fn raise_descriptor_limit(count: u64) -> Result<()> {
     if limit.current.is_none_or(|current| current >= count) {
         return Ok(());
     }
-    if limit.maximum.is_some_and(|most| most < count) {
+    if limit.maximum.is_some_and(|maximum| maximum < count) {
         return Err(Error::InvalidRequest(format!(
-            "{count} descriptors are needed; see ulimit -Hn"
+            "{count} file descriptors are needed, more than the hard limit (ulimit -Hn)"
         )));
     }
     let raised = Rlimit {

@@ -29,7 +29,8 @@ mod tests {
 
     #[test]
     fn meminfo_is_parsed() {
-        let text = "MemTotal:       8000000 kB\nMemFree:  1 kB\nMemAvailable:    6000000 kB\nBuffers: 7 kB\n";
+        let text = "MemTotal:       8000000 kB\nMemFree:  1 kB\n\
+                    MemAvailable:    6000000 kB\nBuffers: 7 kB\n";
         assert_eq!(from_meminfo(text), Some(6_000_000 * 1024));
         assert_eq!(from_meminfo("MemTotal: 8 kB\n"), None);
         assert!(available().is_some() && resident().is_some_and(|bytes| bytes > 1 << 16));

@@ -150,7 +150,7 @@ impl RuntimeKind {
         let runtime = self.build().map_err(Error::io("starting a runtime"))?;
         let ended = runtime.block_on(runtime.spawn(work));
         ended.map_err(|panic| Error::Io {
-            what: "a task".into(),
+            what: "running the benchmark task".into(),
             error: panic.into(),
         })?
     }

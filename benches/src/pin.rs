@@ -59,9 +59,9 @@ impl CorePinning {
     /// Returns the cores of the initiator and the responder of worker `worker`: the cores are
     /// assigned in turn, and a single core is shared by both.
     #[must_use]
-    pub fn worker_cores(&self, lane: usize) -> (Option<usize>, Option<usize>) {
+    pub fn worker_cores(&self, worker: usize) -> (Option<usize>, Option<usize>) {
         let core = |at: usize| (!self.0.is_empty()).then(|| self.0[at % self.0.len()]);
-        (core(2 * lane), core(2 * lane + 1))
+        (core(2 * worker), core(2 * worker + 1))
     }
 }
 

@@ -119,7 +119,7 @@ pub fn parse(text: &str) -> Result<Vec<Record>, (usize, String)> {
         .filter(|(_, line)| !line.trim().is_empty());
     let record = |line: &str| match serde_json::from_str(line) {
         Err(why) if why.is_eof() || !line.trim_start().starts_with('{') => {
-            Err("not one JSON object a line, as --json prints them".to_owned())
+            Err("not one JSON object per line, as --json prints".to_owned())
         }
         other => other.map_err(|why| why.to_string()),
     };

@@ -28,9 +28,15 @@ impl FromStr for Size {
             .or_else(|| Some((text.strip_suffix('B')?, 1)))
             .unwrap_or((text, 1));
         let number: Option<usize> = digits.trim_end().parse().ok();
-        number.and_then(|number| number.checked_mul(unit)).map(Self).ok_or_else(|| {
-            format!("{text:?} is no size; sizes look like 8, 64B, 64KiB, 1MiB, 2GiB, and lists like 8,64KiB")
-        })
+        number
+            .and_then(|number| number.checked_mul(unit))
+            .map(Self)
+            .ok_or_else(|| {
+                format!(
+                    "{text:?} is not a size; sizes look like 8, 64B, 64KiB, 1MiB, 2GiB, and lists \
+                     like 8,64KiB"
+                )
+            })
     }
 }
 

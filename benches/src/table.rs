@@ -87,8 +87,7 @@ pub fn heading(record: &Record) -> String {
             "a stream in one direction; times are of one message, averaged over a round"
         }
         _ => {
-            return "what this machine can do at all; times are half round trips, or of one copy"
-                .into();
+            return "the floor of this machine; times are half round trips, or one copy".into();
         }
     };
     let Record {
@@ -103,7 +102,8 @@ pub fn heading(record: &Record) -> String {
         ..
     } = record;
     format!(
-        "{provider}, {op}: {what}\napi {api}, wait {wait}, progress {progress}, runtime {runtime}, peers {peers}, threads {threads}"
+        "{provider}, {op}: {what}\napi {api}, wait {wait}, progress {progress}, runtime \
+         {runtime}, peers {peers}, threads {threads}"
     )
 }
 

@@ -30,7 +30,7 @@ impl BenchProcess {
     }
 
     fn process(&mut self) -> &mut process::Child {
-        self.0.as_mut().expect("it was not waited for yet")
+        self.0.as_mut().expect("the process was not waited for")
     }
 
     fn id(&mut self) -> u32 {
@@ -42,15 +42,15 @@ impl BenchProcess {
     }
 
     fn wait(&mut self) -> ExitStatus {
-        self.process().wait().expect("it ends")
+        self.process().wait().expect("the process ends")
     }
 
     fn output(mut self) -> Output {
         self.0
             .take()
-            .expect("it was not waited for yet")
+            .expect("the process was not waited for")
             .wait_with_output()
-            .expect("it ends")
+            .expect("the process ends")
     }
 }
 
@@ -108,7 +108,7 @@ fn unknown_names_are_refused_with_the_known_ones() {
     assert_refused(&["lad"], &["lad", "lat"]);
     assert_refused(&["lat", "--size", "8,9KB"], &["9KB", "64KiB"]);
     assert_refused(&["lat", "--pin", "zero"], &["zero", "auto", "none"]);
-    assert_refused(&["lat", "--size", "-1"], &["\"-1\" is no size"]);
+    assert_refused(&["lat", "--size", "-1"], &["\"-1\" is not a size"]);
     assert_refused(&["lat", "--window", "3"], &["--window"]);
     assert_refused(&["bw", "--window", "-3"], &["-3"]);
     assert_refused(
@@ -260,7 +260,7 @@ fn soak_accounts_for_every_message() {
     );
     assert!(output.status.success(), "{out}{err}");
     assert!(
-        out.contains("every message is accounted for") && out.contains("twice 0, damaged 0"),
+        out.contains("every message is accounted for") && out.contains("duplicated 0, corrupted 0"),
         "{out}"
     );
     assert_refused(
@@ -297,7 +297,7 @@ fn closed_stdout_is_not_an_error() {
         .spawn()
         .expect("starts")
         .wait_with_output();
-    let output = output.expect("it ends");
+    let output = output.expect("the process ends");
     assert!(
         output.status.success() && output.stderr.is_empty(),
         "{output:?}"
@@ -314,14 +314,14 @@ fn table_prints_the_timer_overhead() {
     );
     assert!(
         output.stderr.is_empty(),
-        "no progress is shown where nobody watches"
+        "no progress is shown without a terminal"
     );
 }
 
 #[test]
 fn listen_and_connect_measure_between_two_processes() {
     let name = format!("shm://by-hand-{}", std::process::id());
-    let mut far = BenchProcess::start(&["lat", "--listen", &name]);
+    let mut listener = BenchProcess::start(&["lat", "--listen", &name]);
     let began = Instant::now();
     let records = loop {
         let output = run_bench(&[
@@ -347,7 +347,7 @@ fn listen_and_connect_measure_between_two_processes() {
     };
     assert_eq!(records.len(), 1);
     assert!(
-        far.wait().success(),
+        listener.wait().success(),
         "the listening side ends with the measurement"
     );
 }
@@ -399,11 +399,11 @@ fn killed_peer_is_reported() {
 fn dead_peer_is_reported_with_its_stderr() {
     let mut command = Command::new("sh");
     command.args(["-c", "echo no such luck >&2; exit 7"]);
-    match ChildProcess::start("the unlucky one", command).map(drop) {
+    match ChildProcess::start("the failing child", command).map(drop) {
         Err(error @ Error::ProcessDied { .. }) => {
             let text = error.to_string();
             assert!(
-                text.contains("the unlucky one died") && text.contains("no such luck"),
+                text.contains("the failing child died") && text.contains("no such luck"),
                 "{text}"
             );
             assert!(text.contains('7'), "{text}");
@@ -419,7 +419,7 @@ fn late_death_of_the_peer_is_reported_as_the_cause() {
         "-c",
         "echo listening on nothing; sleep 1; echo too late >&2; exit 7",
     ]);
-    let (mut child, _) = ChildProcess::start("the slow one", command).expect("it starts");
+    let (mut child, _) = ChildProcess::start("the slow child", command).expect("it starts");
     assert!(matches!(
         child.or_death_error(Error::Interrupted),
         Error::Interrupted
@@ -430,7 +430,7 @@ fn late_death_of_the_peer_is_reported_as_the_cause() {
     };
     let text = child.or_death_error(broken).to_string();
     assert!(
-        text.contains("the slow one died (exit status: 7)") && text.contains("too late"),
+        text.contains("the slow child died (exit status: 7)") && text.contains("too late"),
         "{text}"
     );
 }
@@ -507,7 +507,7 @@ fn udp_is_compared_by_round_trips() {
     );
     assert_refused(
         &["compare", "--provider", "udp", "--size", "8,4KiB"],
-        &["no room", "4KiB"],
+        &["do not fit", "4KiB"],
     );
     assert_refused(
         &["compare", "--provider", "udp", "--op", "tagged"],
@@ -535,7 +535,7 @@ fn idle_connection_memory_is_reported() {
     ];
     assert_eq!(run_records(&lat)[0].idle_bytes, None);
     let found = run_records(&[&lat[..], &["--idle", "300"]].concat());
-    let taken = found[0].idle_bytes.expect("there are some");
+    let taken = found[0].idle_bytes.expect("idle connections");
     assert!(taken > 0.0 && taken < 64.0 * 1024.0, "{taken} bytes");
     assert_refused(&["lat", "--idle", "10001"], &["--idle 10001", "10000"]);
 }
@@ -562,7 +562,7 @@ fn ctrl_c_ends_a_comparison_and_prints_partial_tables() {
         String::from_utf8_lossy(&output.stderr)
     );
     assert!(
-        out.contains("not all: interrupted") && !out.contains("left out"),
+        out.contains("incomplete: interrupted") && !out.contains("left out"),
         "{out}"
     );
     assert!(
@@ -593,7 +593,7 @@ fn missing_peers_are_listed_with_install_commands() {
         String::from_utf8_lossy(&output.stderr)
     );
     for part in [
-        "x ours",
+        "x fabric",
         "apt-get install libfabric-bin",
         "apt-get install ucx-utils",
         "tokio TcpStream",
@@ -612,16 +612,16 @@ fn missing_peers_are_listed_with_install_commands() {
 
 #[test]
 fn peer_program_ends_when_the_harness_is_killed() {
-    let here = std::env::temp_dir().join(format!("fabric-bench-tests-{}", std::process::id()));
-    std::fs::create_dir_all(&here).expect("a directory");
-    let program = here.join("fi_pingpong");
+    let dir = std::env::temp_dir().join(format!("fabric-bench-tests-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    let program = dir.join("fi_pingpong");
     std::fs::write(&program, "#!/bin/sh\necho $$ >\"$0.pid\"\nexec sleep 600\n")
         .expect("a program");
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))
-        .expect("it can be run");
+        .expect("an executable program");
     let path = format!(
         "{}:{}",
-        here.display(),
+        dir.display(),
         std::env::var("PATH").unwrap_or_default()
     );
     let mut comparing = bench_command(&[
@@ -639,14 +639,16 @@ fn peer_program_ends_when_the_harness_is_killed() {
         .stderr(Stdio::null());
     let mut comparing = BenchProcess(Some(comparing.spawn().expect("the harness starts")));
     let pid = wait_for("the program", || {
-        std::fs::read_to_string(here.join("fi_pingpong.pid"))
+        std::fs::read_to_string(dir.join("fi_pingpong.pid"))
             .ok()
             .filter(|pid| pid.ends_with('\n'))
     });
     signal(comparing.id(), "KILL");
     comparing.wait();
-    std::fs::remove_dir_all(&here).expect("the directory goes");
-    wait_for("its end", || has_ended(pid.trim()).then_some(()));
+    std::fs::remove_dir_all(&dir).expect("the directory is removed");
+    wait_for("the end of the program", || {
+        has_ended(pid.trim()).then_some(())
+    });
 }
 
 fn has_ended(pid: &str) -> bool {

@@ -118,13 +118,13 @@ fn records_without_newer_keys_are_read() {
 
 #[test]
 fn parse_error_names_the_line() {
-    let (line, why) = parse("\n{\"bench\":\"lat\"}").expect_err("it lacks nearly everything");
+    let (line, why) = parse("\n{\"bench\":\"lat\"}").expect_err("most keys are missing");
     assert_eq!(line, 2);
     assert!(why.contains("missing field"), "{why}");
     for text in ["[]", "{\n}", "8"] {
         assert!(
             parse(text)
-                .is_err_and(|(line, why)| line == 1 && why.contains("not one JSON object a line"))
+                .is_err_and(|(line, why)| line == 1 && why.contains("not one JSON object per line"))
         );
     }
 }
@@ -160,7 +160,7 @@ fn table_rows_of_a_fixed_record() {
 
 #[test]
 fn report_page_of_fixed_records() {
-    let stranger = Record {
+    let other = Record {
         provider: "<other & \"co\">".into(),
         p50_ns: None,
         p90_ns: None,
@@ -181,7 +181,7 @@ fn report_page_of_fixed_records() {
         ..latency_record()
     };
     let page =
-        report::render_page(&[latency_record(), stranger, rate, floor]).expect("something to draw");
+        report::render_page(&[latency_record(), other, rate, floor]).expect("something to draw");
     for part in [
         "Latency by size",
         "Percentiles at 4KiB",
@@ -199,7 +199,7 @@ fn report_page_of_fixed_records() {
     }
     assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
     for part in ["NaN", "inf ", "<script", "http:", "https:", "<other"] {
-        assert!(!page.contains(part), "{part} does not belong there");
+        assert!(!page.contains(part), "{part} must not be in the page");
     }
 }
 
@@ -249,7 +249,7 @@ fn series_names_show_what_differs() {
     }
     assert!(
         !page.contains("window"),
-        "a latency and a stream differ in it, and two streams do not"
+        "latencies and streams are not told apart by their window"
     );
 }
 
@@ -281,7 +281,7 @@ fn values_that_cannot_be_plotted_are_not_drawn() {
             assert!(page.contains("fabric shm, 64B: 64 MB/s"), "{bench} {odd}");
             assert!(
                 !page.contains(", 0B: "),
-                "{bench} {odd}: there are no bytes in these"
+                "{bench} {odd}: empty messages have no throughput"
             );
             assert_eq!(
                 page.contains("Message rate at 0B"),

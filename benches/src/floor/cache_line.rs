@@ -23,23 +23,23 @@ struct PaddedCounter(AtomicU64);
 /// half round trips in nanoseconds, one for each run within the first time. On busy cores the first
 /// run may take up to the second time. Empty if both sides would share a core.
 pub(super) fn measure_cache_line(
-    (here, there): (Option<usize>, Option<usize>),
+    (local_core, remote_core): (Option<usize>, Option<usize>),
     time: (Duration, Duration),
     stop: &Stop,
 ) -> Vec<f64> {
-    let shared = match (here, there) {
+    let share_a_core = match (local_core, remote_core) {
         (None, None) => pin::available_cores().len() < 2,
-        _ => here == there,
+        _ => local_core == remote_core,
     };
-    if shared {
+    if share_a_core {
         return Vec::new();
     }
     let (ping, pong) = (
         PaddedCounter(AtomicU64::new(0)),
         PaddedCounter(AtomicU64::new(0)),
     );
-    let answer = || {
-        there.map(pin::pin_to_core);
+    let respond = || {
+        remote_core.map(pin::pin_to_core);
         let mut last = 0;
         while last != STOP_VALUE {
             match ping.0.load(Ordering::Acquire) {
@@ -51,43 +51,43 @@ pub(super) fn measure_cache_line(
             }
         }
     };
-    let ask = || {
-        here.map(pin::pin_to_core);
+    let initiate = || {
+        local_core.map(pin::pin_to_core);
         let runs = measure_runs(&ping, &pong, time, stop);
         ping.0.store(STOP_VALUE, Ordering::Release);
         runs
     };
     thread::scope(|scope| {
-        scope.spawn(answer);
-        scope.spawn(ask).join().unwrap_or_default()
+        scope.spawn(respond);
+        scope.spawn(initiate).join().unwrap_or_default()
     })
 }
 
 fn measure_runs(
     ping: &PaddedCounter,
     pong: &PaddedCounter,
-    (time, first): (Duration, Duration),
+    (time, first_time): (Duration, Duration),
     stop: &Stop,
 ) -> Vec<f64> {
     let began = Instant::now();
     let mut runs = Vec::new();
-    let over = |runs: &[f64]| {
-        let limit = if runs.is_empty() { first } else { time };
+    let is_over = |runs: &[f64]| {
+        let limit = if runs.is_empty() { first_time } else { time };
         stop.raised() || began.elapsed() >= limit
     };
     let mut trip = 0;
     // The first trip includes the start of the other thread, and is not counted.
     let mut trips = 1;
-    while !over(&runs) {
+    while !is_over(&runs) {
         let start = Instant::now();
         for _ in 0..trips {
             trip += 1;
             ping.0.store(trip, Ordering::Release);
-            let mut looks: u32 = 0;
+            let mut polls: u32 = 0;
             while pong.0.load(Ordering::Acquire) < trip {
                 spin_loop();
-                looks = looks.wrapping_add(1);
-                if looks.is_multiple_of(POLLS_PER_CLOCK_READ) && over(&runs) {
+                polls = polls.wrapping_add(1);
+                if polls.is_multiple_of(POLLS_PER_CLOCK_READ) && is_over(&runs) {
                     return runs;
                 }
             }

@@ -76,8 +76,8 @@ impl Floor {
 
     /// Samples the time of a cache line from core to core. Both cores should be idle.
     pub fn sample(&self) {
-        let mut looks = self.lock_samples();
-        let first = if looks.cache_line_ns.is_empty() {
+        let mut samples = self.lock_samples();
+        let first = if samples.cache_line_ns.is_empty() {
             FIRST_SAMPLE_TIME
         } else {
             SAMPLE_TIME
@@ -87,8 +87,8 @@ impl Floor {
             (SAMPLE_TIME, first),
             &self.stop,
         ));
-        looks.cache_line_ns.extend(ns);
-        looks.last_sample = Some(Instant::now());
+        samples.cache_line_ns.extend(ns);
+        samples.last_sample = Some(Instant::now());
     }
 
     /// Returns the time of a cache line from core to core in nanoseconds: the median of the samples
@@ -167,7 +167,7 @@ pub fn measure(
     stop: &Stop,
     mut emit: impl FnMut(Record) -> Result<()>,
 ) -> Result<()> {
-    let (here, there) = pin.worker_cores(0);
+    let (local_core, remote_core) = pin.worker_cores(0);
     let blank = |provider: &str, op: &str, wait: &str, size| Record {
         bench: "floor".into(),
         provider: provider.into(),
@@ -180,7 +180,11 @@ pub fn measure(
         ..Record::default()
     };
     progress_bar::show("core to core", 0.0);
-    let mut runs = measure_cache_line((here, there), (CACHE_LINE_TIME, CACHE_LINE_TIME), stop);
+    let mut runs = measure_cache_line(
+        (local_core, remote_core),
+        (CACHE_LINE_TIME, CACHE_LINE_TIME),
+        stop,
+    );
     if let Some(ns) = median(&mut runs) {
         emit(Record {
             p50_ns: Some(ns),
@@ -190,7 +194,7 @@ pub fn measure(
     }
     for size in MEMCPY_SIZES {
         progress_bar::show("memcpy", 0.1);
-        let Some((rate, runs)) = pin::run_on_core(here, || measure_memcpy(size, stop)) else {
+        let Some((rate, runs)) = pin::run_on_core(local_core, || measure_memcpy(size, stop)) else {
             return Ok(());
         };
         emit(Record {
@@ -200,9 +204,9 @@ pub fn measure(
             ..blank("memcpy", "copy", "", size)
         })?;
     }
-    type Way =
+    type PingPong =
         fn((Option<usize>, Option<usize>), Duration) -> std::io::Result<crate::samples::Samples>;
-    let ways: [(&str, &str, Way); 6] = [
+    let ping_pongs: [(&str, &str, PingPong); 6] = [
         ("eventfd", "block", wake::eventfd_ping_pong),
         ("futex", "block", wake::futex_ping_pong),
         ("tcp socket", "block", socket::tcp_blocking),
@@ -210,12 +214,12 @@ pub fn measure(
         ("unix socket", "block", socket::unix_blocking),
         ("unix socket", "spin", socket::unix_spinning),
     ];
-    for (number, (what, wait, way)) in ways.into_iter().enumerate() {
+    for (index, (what, wait, ping_pong)) in ping_pongs.into_iter().enumerate() {
         if stop.raised() {
             break;
         }
-        progress_bar::show(&format!("{what}, {wait}"), 0.4 + number as f64 * 0.1);
-        let samples = way((here, there), WAKE_TIME).map_err(Error::io(what))?;
+        progress_bar::show(&format!("{what}, {wait}"), 0.4 + index as f64 * 0.1);
+        let samples = ping_pong((local_core, remote_core), WAKE_TIME).map_err(Error::io(what))?;
         let mut record = blank(what, "ping-pong", wait, 8);
         samples.fill_record(&mut record);
         emit(record)?;
@@ -259,16 +263,16 @@ mod tests {
 
     #[test]
     fn every_ping_pong_floor_yields_samples() {
-        let ways = [
+        let ping_pongs = [
             wake::eventfd_ping_pong,
             wake::futex_ping_pong,
             socket::tcp_blocking,
             socket::unix_blocking,
             socket::unix_spinning,
         ];
-        for way in ways {
+        for ping_pong in ping_pongs {
             assert!(
-                way((None, None), Duration::from_millis(5))
+                ping_pong((None, None), Duration::from_millis(5))
                     .is_ok_and(|samples| samples.count() > 0)
             );
         }

@@ -21,33 +21,33 @@ pub(super) trait PingPongEnd: Send {
 
 /// Measures half round trips for about this long; the first round is warm-up.
 pub(super) fn ping_pong(
-    (here, there): (Option<usize>, Option<usize>),
-    (mut near, mut far): (impl PingPongEnd, impl PingPongEnd),
+    (local_core, remote_core): (Option<usize>, Option<usize>),
+    (mut local, mut remote): (impl PingPongEnd, impl PingPongEnd),
     time: Duration,
 ) -> io::Result<Samples> {
-    let over = AtomicBool::new(false);
-    let answer = || {
-        there.map(pin::pin_to_core);
+    let is_over = AtomicBool::new(false);
+    let respond = || {
+        remote_core.map(pin::pin_to_core);
         loop {
-            far.wait()?;
-            // SYNC: raised in `ask` before its last signal.
-            let last = over.load(Ordering::Acquire);
-            far.signal()?;
+            remote.wait()?;
+            // SYNC: raised in `initiate` before its last signal.
+            let last = is_over.load(Ordering::Acquire);
+            remote.signal()?;
             if last {
                 return Ok(());
             }
         }
     };
-    let ask = || {
-        here.map(pin::pin_to_core);
+    let initiate = || {
+        local_core.map(pin::pin_to_core);
         let (mut samples, mut stamps) = (Samples::new(), TimeStamps::new(MAX_TRIPS_PER_ROUND));
         let mut rounds = || {
             let mut began = None;
             while began.is_none_or(|began: Instant| began.elapsed() < time) {
                 stamps.begin();
                 for _ in 0..MAX_TRIPS_PER_ROUND {
-                    near.signal()?;
-                    near.wait()?;
+                    local.signal()?;
+                    local.wait()?;
                     stamps.stamp();
                     if stamps.elapsed() > time {
                         break;
@@ -60,15 +60,15 @@ pub(super) fn ping_pong(
             }
             Ok(())
         };
-        let ended: io::Result<()> = rounds();
-        over.store(true, Ordering::Release);
-        near.signal()?;
-        ended.map(|()| samples)
+        let result: io::Result<()> = rounds();
+        is_over.store(true, Ordering::Release);
+        local.signal()?;
+        result.map(|()| samples)
     };
     thread::scope(|scope| {
-        let answer = scope.spawn(answer);
+        let respond = scope.spawn(respond);
         let died = |_| io::Error::other("a measuring thread panicked");
-        let samples = scope.spawn(ask).join().map_err(died)??;
-        answer.join().map_err(died)?.map(|()| samples)
+        let samples = scope.spawn(initiate).join().map_err(died)??;
+        respond.join().map_err(died)?.map(|()| samples)
     })
 }

@@ -16,45 +16,48 @@ const SENDS_PER_CLOCK_READ: u64 = 100;
 type CorePair = (Option<usize>, Option<usize>);
 
 pub(super) fn tcp_blocking(cores: CorePair, time: Duration) -> io::Result<Samples> {
-    let (near, far) = tcp_pair()?;
-    ping_pong(cores, (SocketEnd(near), SocketEnd(far)), time)
+    let (local, remote) = tcp_pair()?;
+    ping_pong(cores, (SocketEnd(local), SocketEnd(remote)), time)
 }
 
 pub(super) fn tcp_spinning(cores: CorePair, time: Duration) -> io::Result<Samples> {
-    let (near, far) = tcp_pair()?;
-    near.set_nonblocking(true)?;
-    far.set_nonblocking(true)?;
-    ping_pong(cores, (SocketEnd(near), SocketEnd(far)), time)
+    let (local, remote) = tcp_pair()?;
+    local.set_nonblocking(true)?;
+    remote.set_nonblocking(true)?;
+    ping_pong(cores, (SocketEnd(local), SocketEnd(remote)), time)
 }
 
 pub(super) fn unix_blocking(cores: CorePair, time: Duration) -> io::Result<Samples> {
-    let (near, far) = UnixStream::pair()?;
-    ping_pong(cores, (SocketEnd(near), SocketEnd(far)), time)
+    let (local, remote) = UnixStream::pair()?;
+    ping_pong(cores, (SocketEnd(local), SocketEnd(remote)), time)
 }
 
 pub(super) fn unix_spinning(cores: CorePair, time: Duration) -> io::Result<Samples> {
-    let (near, far) = UnixStream::pair()?;
-    near.set_nonblocking(true)?;
-    far.set_nonblocking(true)?;
-    ping_pong(cores, (SocketEnd(near), SocketEnd(far)), time)
+    let (local, remote) = UnixStream::pair()?;
+    local.set_nonblocking(true)?;
+    remote.set_nonblocking(true)?;
+    ping_pong(cores, (SocketEnd(local), SocketEnd(remote)), time)
 }
 
 /// Measures eight-byte messages per second in one direction, one call each; the receiver reads as
 /// much as there is.
-pub(super) fn tcp_send_rate((here, there): CorePair, time: Duration) -> io::Result<f64> {
-    let (mut near, mut far) = tcp_pair()?;
+pub(super) fn tcp_send_rate(
+    (local_core, remote_core): CorePair,
+    time: Duration,
+) -> io::Result<f64> {
+    let (mut local, mut remote) = tcp_pair()?;
     let read = move || {
-        there.map(pin::pin_to_core);
+        remote_core.map(pin::pin_to_core);
         let mut buf = vec![0; 64 << 10];
-        while far.read(&mut buf)? > 0 {}
+        while remote.read(&mut buf)? > 0 {}
         io::Result::Ok(())
     };
     let send = move || {
-        here.map(pin::pin_to_core);
+        local_core.map(pin::pin_to_core);
         let (began, mut count) = (Instant::now(), 0u64);
         while began.elapsed() < time {
             for _ in 0..SENDS_PER_CLOCK_READ {
-                near.write_all(&[7; 8])?;
+                local.write_all(&[7; 8])?;
             }
             count += SENDS_PER_CLOCK_READ;
         }
@@ -70,11 +73,11 @@ pub(super) fn tcp_send_rate((here, there): CorePair, time: Duration) -> io::Resu
 
 fn tcp_pair() -> io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let near = TcpStream::connect(listener.local_addr()?)?;
-    let (far, _) = listener.accept()?;
-    near.set_nodelay(true)?;
-    far.set_nodelay(true)?;
-    Ok((near, far))
+    let local = TcpStream::connect(listener.local_addr()?)?;
+    let (remote, _) = listener.accept()?;
+    local.set_nodelay(true)?;
+    remote.set_nodelay(true)?;
+    Ok((local, remote))
 }
 
 struct SocketEnd<S>(S);
@@ -86,11 +89,11 @@ impl<S: Read + Write + Send> PingPongEnd for SocketEnd<S> {
     }
 
     fn wait(&mut self) -> io::Result<()> {
-        let (mut buf, mut got) = ([0; 8], 0);
-        while got < buf.len() {
-            match self.0.read(&mut buf[got..]) {
+        let (mut buf, mut len) = ([0; 8], 0);
+        while len < buf.len() {
+            match self.0.read(&mut buf[len..]) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(count) => got += count,
+                Ok(count) => len += count,
                 Err(error)
                     if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
                 Err(error) => return Err(error),

@@ -18,14 +18,14 @@ type CorePair = (Option<usize>, Option<usize>);
 pub(super) fn eventfd_ping_pong(cores: CorePair, time: Duration) -> io::Result<Samples> {
     let new = || eventfd(0, EventfdFlags::CLOEXEC).map(Arc::new);
     let (a, b) = (new()?, new()?);
-    let near = EventFdEnd {
+    let first = EventFdEnd {
         local: a.clone(),
         remote: b.clone(),
     };
     ping_pong(
         cores,
         (
-            near,
+            first,
             EventFdEnd {
                 local: b,
                 remote: a,
@@ -39,14 +39,14 @@ pub(super) fn eventfd_ping_pong(cores: CorePair, time: Duration) -> io::Result<S
 pub(super) fn futex_ping_pong(cores: CorePair, time: Duration) -> io::Result<Samples> {
     let new = || Arc::new(AtomicU32::new(0));
     let (a, b) = (new(), new());
-    let near = FutexEnd {
+    let first = FutexEnd {
         local: a.clone(),
         remote: b.clone(),
     };
     ping_pong(
         cores,
         (
-            near,
+            first,
             FutexEnd {
                 local: b,
                 remote: a,

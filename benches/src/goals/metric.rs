@@ -4,7 +4,7 @@ use crate::options::{Bench, BenchOp, ProgressMode, WaitMode};
 use crate::peers::{BenchPeer, FabricUdp, FiPingpong, TokioSocket, UcxPerftest};
 
 use Bench::{Bw, Lat, Rate};
-use GoalBound::{AtLeast, AtMost, AtMostPlusNs};
+use GoalBound::{MaxExcessNs, MaxRatio, MinRatio};
 use Metric::{
     BytesPerIdleConnection, CacheLine, Constant, Fabric as Us, FabricAsSockets,
     FabricAsSocketsBatch, FabricBatch, FabricDatagram, FabricIdlePeers, FabricMapped,
@@ -65,22 +65,22 @@ pub(super) enum PeerProgram {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum GoalBound {
     /// The fabric's value is at most this many times the other.
-    AtMost(f64),
+    MaxRatio(f64),
     /// The fabric's value is at least this many times the other.
-    AtLeast(f64),
+    MinRatio(f64),
     /// The fabric's value is at most this many nanoseconds more.
-    AtMostPlusNs(f64),
+    MaxExcessNs(f64),
 }
 
 /// A goal: title, the fabric's metric, the metric it is held against, and the bound.
 pub(super) type Goal = (&'static str, Metric, Metric, GoalBound);
 
 impl GoalBound {
-    pub(super) fn is_met(self, ours: f64, other: f64) -> bool {
+    pub(super) fn is_met(self, fabric: f64, other: f64) -> bool {
         match self {
-            AtMost(times) => ours <= other * times,
-            AtLeast(times) => ours >= other * times,
-            AtMostPlusNs(ns) => ours <= other + ns,
+            MaxRatio(times) => fabric <= other * times,
+            MinRatio(times) => fabric >= other * times,
+            MaxExcessNs(ns) => fabric <= other + ns,
         }
     }
 }
@@ -137,10 +137,10 @@ impl Metric {
             | FabricIdlePeers(..)
             | BytesPerIdleConnection(_) => format!("fabric {provider}"),
             FabricDatagram(_) => FabricUdp.name().into(),
-            Peer(whose, ..) => whose.peer().name().into(),
-            PeerPingPong(whose, _) => format!("{} MB/s", whose.peer().name()),
+            Peer(program, ..) => program.peer().name().into(),
+            PeerPingPong(program, _) => format!("{} MB/s", program.peer().name()),
             TcpSpinPingPong => "tcp socket, spin".into(),
-            TcpSendRate => "a call each".into(),
+            TcpSendRate => "one call each".into(),
             Constant(_) => "limit".into(),
             CacheLine => "cache line".into(),
             Memcpy(_) => "memcpy".into(),

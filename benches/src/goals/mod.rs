@@ -40,7 +40,7 @@ const SOCKET_WINDOW: usize = 64;
 pub fn check_provider(provider: &str) -> Result<()> {
     match table::for_provider(provider) {
         [] => Err(Error::InvalidRequest(format!(
-            "nothing is aimed at over {provider}; known: shm, tcp, udp"
+            "no goals for the provider {provider}; known: shm, tcp, udp"
         ))),
         _ => Ok(()),
     }
@@ -60,7 +60,7 @@ pub fn run_goals(
     stop: &Stop,
 ) -> Result<()> {
     let goals = table::for_provider(provider);
-    let mut board = GoalRunner {
+    let mut runner = GoalRunner {
         provider,
         time,
         cores: pin.worker_cores(0),
@@ -68,28 +68,31 @@ pub fn run_goals(
         values: distinct_metrics(goals),
         unavailable: Vec::new(),
     };
-    let mut ended = Ok(());
+    let mut result = Ok(());
     for round in 0..repeat {
-        ended = board.run_round(round, repeat);
-        if ended.is_err() {
+        result = runner.run_round(round, repeat);
+        if result.is_err() {
             break;
         }
     }
     progress_bar::clear();
     print(&format!(
-        "\ngoals over {provider}: medians, and what they are to be\n"
+        "\ngoals over {provider}: medians, ratios and bounds\n"
     ))?;
     let widths = [15, 8, 12, 18, 12, 9, 9, 4];
     let line = |cells: [String; 8]| tables::format_cells(cells.into_iter().zip(widths));
     print(&line(
-        ["", "size", "ours", "beside", "", "ratio", "goal", "met"].map(str::to_owned),
+        ["", "size", "fabric", "against", "", "ratio", "goal", "met"].map(str::to_owned),
     ))?;
     goals
         .iter()
-        .try_for_each(|goal| print(&line(board.table_row(goal))))?;
-    board.unavailable.iter().try_for_each(|why| print(why))?;
+        .try_for_each(|goal| print(&line(runner.table_row(goal))))?;
+    runner
+        .unavailable
+        .iter()
+        .try_for_each(|reason| print(reason))?;
     congestion::describe(provider, None).map_or(Ok(()), |note| print(&note))?;
-    ended
+    result
 }
 
 /// The result of one measurement.
@@ -102,13 +105,16 @@ struct Measurement {
 
 /// Returns each metric of the goals once, in their order.
 fn distinct_metrics(goals: &[Goal]) -> Vec<(Metric, Vec<Measurement>)> {
-    let mut figures: Vec<(Metric, Vec<Measurement>)> = Vec::new();
-    for figure in goals.iter().flat_map(|(_, ours, other, _)| [*ours, *other]) {
-        if figures.iter().all(|(known, _)| *known != figure) {
-            figures.push((figure, Vec::new()));
+    let mut metrics: Vec<(Metric, Vec<Measurement>)> = Vec::new();
+    for metric in goals
+        .iter()
+        .flat_map(|(_, fabric, other, _)| [*fabric, *other])
+    {
+        if metrics.iter().all(|(known, _)| *known != metric) {
+            metrics.push((metric, Vec::new()));
         }
     }
-    figures
+    metrics
 }
 
 struct GoalRunner<'a> {
@@ -125,10 +131,10 @@ impl GoalRunner<'_> {
     fn run_round(&mut self, round: usize, rounds: usize) -> Result<()> {
         let count = self.values.len();
         for at in 0..count {
-            let figure = self.values[at].0;
+            let metric = self.values[at].0;
             let done = (round * count + at) as f64 / (rounds * count) as f64;
-            progress_bar::show(&figure.name(self.provider), done);
-            let value = self.measure(figure);
+            progress_bar::show(&metric.name(self.provider), done);
+            let value = self.measure(metric);
             self.stop.check()?;
             self.values[at].1.extend(value?);
         }
@@ -137,7 +143,7 @@ impl GoalRunner<'_> {
 
     /// Measures a metric once, in nanoseconds, bytes or messages per second; `None` if it cannot be
     /// measured.
-    fn measure(&mut self, figure: Metric) -> Result<Option<Measurement>> {
+    fn measure(&mut self, metric: Metric) -> Result<Option<Measurement>> {
         let case = |bench, op, size| BenchCase {
             bench,
             op,
@@ -145,41 +151,41 @@ impl GoalRunner<'_> {
             time: self.time,
             cores: self.cores,
         };
-        let ours = FabricPeer::new(self.provider);
-        let (bench, record) = match figure {
+        let fabric = FabricPeer::new(self.provider);
+        let (bench, record) = match metric {
             Metric::Fabric(bench, op, size) => {
-                (bench, ours.measure(&case(bench, op, size), self.stop)?)
+                (bench, fabric.measure(&case(bench, op, size), self.stop)?)
             }
             Metric::FabricBatch(op, size) => {
-                let mut plan = ours.plan(&case(Rate, op, size));
+                let mut plan = fabric.plan(&case(Rate, op, size));
                 plan.api = Api::Batch;
-                (Rate, ours.run(&plan, self.stop)?)
+                (Rate, fabric.run(&plan, self.stop)?)
             }
             Metric::FabricMapped(bench, op, size) => {
-                let mut plan = ours.plan(&case(bench, op, size));
+                let mut plan = fabric.plan(&case(bench, op, size));
                 plan.api = Api::Mapped;
-                (bench, ours.run(&plan, self.stop)?)
+                (bench, fabric.run(&plan, self.stop)?)
             }
-            Metric::FabricWithModes(wait, drive, size) => {
-                let mut plan = ours.plan(&case(Lat, BenchOp::Send, size));
-                (plan.wait, plan.progress) = (wait, drive);
-                (Lat, ours.run(&plan, self.stop)?)
+            Metric::FabricWithModes(wait, progress, size) => {
+                let mut plan = fabric.plan(&case(Lat, BenchOp::Send, size));
+                (plan.wait, plan.progress) = (wait, progress);
+                (Lat, fabric.run(&plan, self.stop)?)
             }
             Metric::FabricAsSockets(bench, op, size) => {
-                let mut plan = ours.plan(&case(bench, op, size));
+                let mut plan = fabric.plan(&case(bench, op, size));
                 (plan.window, plan.congestion) = (SOCKET_WINDOW, congestion::system_default());
-                (bench, ours.run(&plan, self.stop)?)
+                (bench, fabric.run(&plan, self.stop)?)
             }
             Metric::FabricAsSocketsBatch(op, size) => {
-                let mut plan = ours.plan(&case(Rate, op, size));
+                let mut plan = fabric.plan(&case(Rate, op, size));
                 (plan.window, plan.congestion, plan.api) =
                     (SOCKET_WINDOW, congestion::system_default(), Api::Batch);
-                (Rate, ours.run(&plan, self.stop)?)
+                (Rate, fabric.run(&plan, self.stop)?)
             }
             Metric::FabricIdlePeers(count, size) => {
-                let mut plan = ours.plan(&case(Lat, BenchOp::Send, size));
+                let mut plan = fabric.plan(&case(Lat, BenchOp::Send, size));
                 plan.idle = count;
-                (Lat, ours.run(&plan, self.stop)?)
+                (Lat, fabric.run(&plan, self.stop)?)
             }
             Metric::BytesPerIdleConnection(count) => {
                 return Ok(self
@@ -190,14 +196,14 @@ impl GoalRunner<'_> {
                 Lat,
                 FabricUdp.measure(&case(Lat, BenchOp::Send, size), self.stop)?,
             ),
-            Metric::Peer(whose, bench, op, size) => {
-                let Some(record) = self.measure_peer(whose, &case(bench, op, size)) else {
+            Metric::Peer(program, bench, op, size) => {
+                let Some(record) = self.measure_peer(program, &case(bench, op, size)) else {
                     return Ok(None);
                 };
                 (bench, record)
             }
-            Metric::PeerPingPong(whose, size) => {
-                let record = self.measure_peer(whose, &case(Lat, BenchOp::Send, size));
+            Metric::PeerPingPong(program, size) => {
+                let record = self.measure_peer(program, &case(Lat, BenchOp::Send, size));
                 let ns = record.and_then(|record| record.mean_ns);
                 return Ok(ns.map(|ns| Measurement::from_typical(size as f64 / ns * 1e9)));
             }
@@ -223,20 +229,22 @@ impl GoalRunner<'_> {
                     .map(|ns| Measurement::from_typical(size as f64 / ns * 1e9)));
             }
         };
-        Ok(measurement(bench, figure.size(), &record))
+        Ok(measurement(bench, metric.size(), &record))
     }
 
     /// Measures a peer; `None` if it cannot be measured.
-    fn measure_peer(&mut self, whose: PeerProgram, case: &BenchCase) -> Option<Record> {
-        let peer = whose.peer();
+    fn measure_peer(&mut self, program: PeerProgram, case: &BenchCase) -> Option<Record> {
+        let peer = program.peer();
         let measured = match peer.unavailable() {
-            Some(why) => Err(why),
+            Some(reason) => Err(reason),
             None => peer
                 .measure(case, self.stop)
                 .map_err(|error| error.to_string()),
         };
         measured
-            .map_err(|why| self.add_unavailable(format!("{} is left out: {why}", peer.name())))
+            .map_err(|reason| {
+                self.add_unavailable(format!("{} is left out: {reason}", peer.name()))
+            })
             .ok()
     }
 
@@ -267,40 +275,44 @@ impl GoalRunner<'_> {
         }
     }
 
-    fn add_unavailable(&mut self, why: String) {
-        if !self.unavailable.contains(&why) {
-            self.unavailable.push(why);
+    fn add_unavailable(&mut self, reason: String) {
+        if !self.unavailable.contains(&reason) {
+            self.unavailable.push(reason);
         }
     }
 
     /// Returns the median of a metric: of means if the other side reports only means.
-    fn median_of(&self, figure: Metric, means: bool) -> Option<f64> {
-        let (_, values) = self.values.iter().find(|(known, _)| *known == figure)?;
-        let of =
+    fn median_of(&self, metric: Metric, means: bool) -> Option<f64> {
+        let (_, values) = self.values.iter().find(|(known, _)| *known == metric)?;
+        let value_of =
             |value: &Measurement| if means { value.mean } else { None }.unwrap_or(value.typical);
-        median(&mut values.iter().map(of).collect::<Vec<_>>())
+        median(&mut values.iter().map(value_of).collect::<Vec<_>>())
     }
 
-    fn table_row(&self, (what, ours, other, bound): &Goal) -> [String; 8] {
-        let means = matches!(other, Metric::Peer(whose, ..) if whose.reports_only_means());
-        let (mine, theirs) = (self.median_of(*ours, means), self.median_of(*other, means));
-        let shown =
-            |value: Option<f64>| value.map_or_else(|| "-".into(), |value| ours.format_value(value));
-        let goal = match bound {
-            GoalBound::AtMost(times) => format!("<= {times}"),
-            GoalBound::AtLeast(times) => format!(">= {times}"),
-            GoalBound::AtMostPlusNs(ns) => format!("+{ns:.0} ns"),
+    fn table_row(&self, (what, fabric, other, bound): &Goal) -> [String; 8] {
+        let means = matches!(other, Metric::Peer(program, ..) if program.reports_only_means());
+        let (fabric_value, other_value) = (
+            self.median_of(*fabric, means),
+            self.median_of(*other, means),
+        );
+        let format = |value: Option<f64>| {
+            value.map_or_else(|| "-".into(), |value| fabric.format_value(value))
         };
-        let met = mine
-            .zip(theirs)
-            .map(|(mine, theirs)| bound.is_met(mine, theirs));
+        let goal = match bound {
+            GoalBound::MaxRatio(times) => format!("<= {times}"),
+            GoalBound::MinRatio(times) => format!(">= {times}"),
+            GoalBound::MaxExcessNs(ns) => format!("+{ns:.0} ns"),
+        };
+        let met = fabric_value
+            .zip(other_value)
+            .map(|(fabric_value, other_value)| bound.is_met(fabric_value, other_value));
         [
             (*what).to_owned(),
-            Size(ours.size()).to_string(),
-            shown(mine),
+            Size(fabric.size()).to_string(),
+            format(fabric_value),
             other.name(self.provider),
-            shown(theirs),
-            tables::ratio(mine, theirs),
+            format(other_value),
+            tables::ratio(fabric_value, other_value),
             goal,
             met.map_or("-", |met| if met { "yes" } else { "no" })
                 .to_owned(),
@@ -336,22 +348,20 @@ mod tests {
 
     #[test]
     fn goals_are_met_on_the_right_side_of_the_bound() {
-        use GoalBound::{AtLeast, AtMost, AtMostPlusNs};
-        assert!(AtMost(0.5).is_met(5.0, 10.0) && !AtMost(0.5).is_met(5.1, 10.0));
-        assert!(AtLeast(0.9).is_met(9.0, 10.0) && !AtLeast(0.9).is_met(8.9, 10.0));
-        assert!(
-            AtMostPlusNs(50.0).is_met(150.0, 100.0) && !AtMostPlusNs(50.0).is_met(151.0, 100.0)
-        );
+        use GoalBound::{MaxExcessNs, MaxRatio, MinRatio};
+        assert!(MaxRatio(0.5).is_met(5.0, 10.0) && !MaxRatio(0.5).is_met(5.1, 10.0));
+        assert!(MinRatio(0.9).is_met(9.0, 10.0) && !MinRatio(0.9).is_met(8.9, 10.0));
+        assert!(MaxExcessNs(50.0).is_met(150.0, 100.0) && !MaxExcessNs(50.0).is_met(151.0, 100.0));
     }
 
     #[test]
     fn both_metrics_of_a_goal_have_the_same_unit() {
-        for (what, ours, other, _) in ["shm", "tcp", "udp"]
+        for (what, fabric, other, _) in ["shm", "tcp", "udp"]
             .into_iter()
             .flat_map(table::for_provider)
         {
-            let unit = |figure: Metric| {
-                figure
+            let unit = |metric: Metric| {
+                metric
                     .format_value(1.0)
                     .rsplit(' ')
                     .next()
@@ -359,8 +369,8 @@ mod tests {
             };
             let counted = matches!(other, Metric::Peer(_, Bw, _, size) if *size < 1024);
             assert!(
-                counted || unit(*ours) == unit(*other),
-                "{what}: {ours:?} and {other:?}"
+                counted || unit(*fabric) == unit(*other),
+                "{what}: {fabric:?} and {other:?}"
             );
         }
     }
@@ -368,7 +378,7 @@ mod tests {
     #[test]
     fn table_rows_show_measured_and_missing_values() {
         let (stop, goals) = (Stop::default(), table::for_provider("shm"));
-        let mut board = GoalRunner {
+        let mut runner = GoalRunner {
             provider: "shm",
             time: Duration::ZERO,
             cores: (None, None),
@@ -376,20 +386,20 @@ mod tests {
             values: distinct_metrics(goals),
             unavailable: Vec::new(),
         };
-        let row = board.table_row(&goals[0]);
+        let row = runner.table_row(&goals[0]);
         assert_eq!(row[2..].join(" "), "- cache line - - <= 1.8 -");
-        let of = |typical| Measurement {
+        let value_of = |typical| Measurement {
             typical,
             mean: Some(400.0),
         };
-        board.values[0].1 = vec![of(300.0), of(200.0), of(100.0)];
-        board.values[1].1 = vec![Measurement::from_typical(100.0)];
-        board.values[2].1 = vec![of(900.0)];
+        runner.values[0].1 = vec![value_of(300.0), value_of(200.0), value_of(100.0)];
+        runner.values[1].1 = vec![Measurement::from_typical(100.0)];
+        runner.values[2].1 = vec![value_of(900.0)];
         assert_eq!(
-            board.table_row(&goals[0]).join(" "),
+            runner.table_row(&goals[0]).join(" "),
             "send 8B 0.200 us cache line 0.100 us 2.00 <= 1.8 no"
         );
-        let means = board.table_row(&goals[1]).join(" ");
+        let means = runner.table_row(&goals[1]).join(" ");
         assert_eq!(
             means,
             " 8B 0.400 us fi_pingpong shm 0.400 us 1.00 <= 0.45 no"

@@ -67,8 +67,8 @@ pub(super) async fn open_endpoints(plan: &Plan, count: usize) -> Result<Vec<Benc
         domain = domain.socket_options(SocketOptions::new().congestion_control(name));
     }
     let domain = domain.open()?;
-    let fresh = format!("{}://", plan.provider);
-    let mut stations = Vec::with_capacity(count);
+    let address = format!("{}://", plan.provider);
+    let mut endpoints = Vec::with_capacity(count);
     for _ in 0..count {
         let (tx, rx) = (
             domain.completion_queue(plan.window)?,
@@ -76,24 +76,24 @@ pub(super) async fn open_endpoints(plan: &Plan, count: usize) -> Result<Vec<Benc
         );
         let ep = domain
             .endpoint(&info)?
-            .name(&fresh)?
+            .name(&address)?
             .bind_cq(&tx, CqBind::TRANSMIT)?
             .bind_cq(&rx, CqBind::RECV)?
             .bind_av(&domain.auto_insert_address_vector()?)?
             .enable()
             .await?;
-        let done = Vec::with_capacity(BATCH);
-        stations.push(BenchEndpoint {
+        let completions = Vec::with_capacity(BATCH);
+        endpoints.push(BenchEndpoint {
             ep,
             tx,
             rx,
             op: plan.op,
             api: plan.api,
-            completions: done,
+            completions,
             free_buffers: Vec::new(),
         });
     }
-    Ok(stations)
+    Ok(endpoints)
 }
 
 /// Opens a domain with this many endpoints that only accept connections, and sleep.
@@ -235,8 +235,8 @@ impl BenchEndpoint {
     pub(super) async fn recv_one(&mut self, peer: FiAddr, buf: Vec<u8>) -> Result<Vec<u8>> {
         if self.op == BenchOp::Loan {
             // SAFETY: the other side is this program, which does not write memory that it has lent.
-            let lent = unsafe { self.ep.recv_loan() }.from(peer).await?;
-            drop(lent);
+            let loan = unsafe { self.ep.recv_loan() }.from(peer).await?;
+            drop(loan);
             return Ok(buf);
         }
         if self.api == Api::Await {
@@ -270,8 +270,8 @@ impl BenchEndpoint {
 
     /// Returns the buffer of a completion that was waited for.
     pub(super) fn take_buffer(&mut self) -> Result<Vec<u8>> {
-        let done = self.completions.pop().ok_or(FabricError::Canceled)?;
-        Ok(done.into_result::<Vec<u8>>()?.into_buf())
+        let completions = self.completions.pop().ok_or(FabricError::Canceled)?;
+        Ok(completions.into_result::<Vec<u8>>()?.into_buf())
     }
 
     /// Returns how completions are taken.
@@ -288,12 +288,12 @@ impl BenchEndpoint {
 async fn wait_completions(
     queue: &mut CompletionQueue,
     api: Api,
-    done: &mut Vec<Completion>,
+    completions: &mut Vec<Completion>,
 ) -> Result<()> {
     if api == Api::Batch {
-        queue.next_batch(done, BATCH).await;
+        queue.next_batch(completions, BATCH).await;
     } else {
-        done.extend(queue.next().await);
+        completions.extend(queue.next().await);
     }
     Ok(())
 }

@@ -36,7 +36,7 @@ impl Worker {
         names: Vec<String>,
         (stop, floor): (Stop, Option<Arc<Floor>>),
     ) -> Result<Self> {
-        let ((orders, sizes), (results, outcomes)) = (channel(), channel());
+        let ((size_sender, sizes), (results, outcomes)) = (channel(), channel());
         let plan = plan.clone();
         let work = move || {
             plan.cores
@@ -46,9 +46,9 @@ impl Worker {
             let failed = results.clone();
             let runtime = plan.runtime;
             let run = async move {
-                let mut near = Initiator::connect(plan, &names, stop, floor).await?;
+                let mut initiator = Initiator::connect(plan, &names, stop, floor).await?;
                 while let Ok(size) = sizes.recv() {
-                    if results.send(near.measure_size(size).await).is_err() {
+                    if results.send(initiator.measure_size(size).await).is_err() {
                         break;
                     }
                 }
@@ -59,11 +59,11 @@ impl Worker {
             }
         };
         thread::Builder::new()
-            .name(format!("lane {number}"))
+            .name(format!("worker {number}"))
             .spawn(work)
             .map_err(Error::io("starting a thread"))?;
         Ok(Self {
-            sizes: orders,
+            sizes: size_sender,
             outcomes,
         })
     }
@@ -103,16 +103,16 @@ impl Initiator {
         stop: Stop,
         floor: Option<Arc<Floor>>,
     ) -> Result<Self> {
-        let station = open_endpoints(&plan, 1).await?.swap_remove(0);
+        let endpoint = open_endpoints(&plan, 1).await?.swap_remove(0);
         let (active, idle) = names.split_at(plan.peers.min(names.len()));
         let mut peers = Vec::with_capacity(active.len());
         for name in active {
-            peers.push(station.ep.add_peer(&name[..]).await?);
+            peers.push(endpoint.ep.add_peer(&name[..]).await?);
         }
-        let idle_bytes = Self::connect_idle(&station, idle).await?;
+        let idle_bytes = Self::connect_idle(&endpoint, idle).await?;
         Ok(Self {
             plan,
-            endpoint: station,
+            endpoint,
             peers,
             idle_bytes,
             stop,
@@ -123,17 +123,17 @@ impl Initiator {
     }
 
     /// Connects to the idle peers. Returns the memory of this process for each.
-    async fn connect_idle(station: &BenchEndpoint, idle: &[String]) -> Result<Option<f64>> {
+    async fn connect_idle(endpoint: &BenchEndpoint, idle: &[String]) -> Result<Option<f64>> {
         if idle.is_empty() {
             return Ok(None);
         }
         limits::raise_descriptor_limit(idle.len() as u64 + 256)?;
         let before = memory::resident();
         for name in idle {
-            station.ep.add_peer(&name[..]).await?;
+            endpoint.ep.add_peer(&name[..]).await?;
         }
-        let taken = before.zip(memory::resident());
-        Ok(taken.map(|(before, after)| after.saturating_sub(before) as f64 / idle.len() as f64))
+        let resident = before.zip(memory::resident());
+        Ok(resident.map(|(before, after)| after.saturating_sub(before) as f64 / idle.len() as f64))
     }
 
     async fn measure_size(&mut self, size: usize) -> Result<MeasureOutcome> {
@@ -147,12 +147,12 @@ impl Initiator {
         // Every peer gets the same share.
         while let Some(count) = rounds.next_round(self.peers.len() as u64, &self.stop) {
             self.sample_floor().await?;
-            let took = match self.plan.bench {
+            let elapsed = match self.plan.bench {
                 _ if self.plan.op.is_one_sided() => self.one_sided_round(count).await?,
                 Bench::Lat => self.latency_round(size, count).await?,
                 Bench::Bw | Bench::Rate => self.stream_round(size, count).await?,
             };
-            rounds.record_round(count, took, &self.stamps);
+            rounds.record_round(count, elapsed, &self.stamps);
             if self.floor.is_some() {
                 progress_bar::show(
                     &format!("{} {}", name(self.plan.bench), Size(size)),
@@ -177,12 +177,18 @@ impl Initiator {
             &RoundRequest::ExchangeMemory { size, remote },
         )
         .await?;
-        let told = match recv_control(&self.endpoint.ep, Some(peer)).await? {
-            (_, RoundReply::Memory(told)) => told,
+        let description = match recv_control(&self.endpoint.ep, Some(peer)).await? {
+            (_, RoundReply::Memory(description)) => description,
             (_, other) => return Err(other.to_unexpected_error()),
         };
         self.rma = Some(
-            RmaBuffers::new(&self.endpoint, self.plan.api, (size, region), (peer, &told)).await?,
+            RmaBuffers::new(
+                &self.endpoint,
+                self.plan.api,
+                (size, region),
+                (peer, &description),
+            )
+            .await?,
         );
         Ok(())
     }
@@ -190,32 +196,31 @@ impl Initiator {
     /// Runs a round of one-sided operations.
     async fn one_sided_round(&mut self, count: u64) -> Result<Duration> {
         let op = self.plan.op;
-        let Some(reach) = self.rma.take() else {
+        let Some(rma) = self.rma.take() else {
             return Err(FabricError::Canceled.into());
         };
-        let took = if self.plan.bench == Bench::Lat {
+        let elapsed = if self.plan.bench == Bench::Lat {
             self.stamps.reserve(count as usize);
             if op.is_ping_pong() {
-                reach.clear_marker()?;
+                rma.clear_marker()?;
                 self.start_round(|count| RoundRequest::WriteBack { count }, count)
                     .await?;
             }
-            reach
-                .run_round_trips(&mut self.endpoint, op, count, &mut self.stamps)
+            rma.run_round_trips(&mut self.endpoint, op, count, &mut self.stamps)
                 .await?
         } else {
             if op == BenchOp::Writedata {
                 self.start_round(|count| RoundRequest::CountWrites { count }, count)
                     .await?;
             }
-            let began = reach.run_stream(&mut self.endpoint, op, count).await?;
+            let began = rma.run_stream(&mut self.endpoint, op, count).await?;
             if op == BenchOp::Writedata {
                 self.wait_replies(RoundReply::Finished).await?;
             }
             began.elapsed()
         };
-        self.rma = Some(reach);
-        Ok(took)
+        self.rma = Some(rma);
+        Ok(elapsed)
     }
 
     /// Samples the floor if it is due, while the responder leaves its core idle.
@@ -230,19 +235,19 @@ impl Initiator {
     }
 
     /// Requests a peer's share of a round from each, and waits until all are ready.
-    async fn start_round(&self, task: impl Fn(u64) -> RoundRequest, count: u64) -> Result<()> {
+    async fn start_round(&self, request: impl Fn(u64) -> RoundRequest, count: u64) -> Result<()> {
         let share = count / self.peers.len() as u64;
         for peer in &self.peers {
-            send_control(&self.endpoint.ep, *peer, &task(share)).await?;
+            send_control(&self.endpoint.ep, *peer, &request(share)).await?;
         }
         self.wait_replies(RoundReply::Ready).await
     }
 
     async fn wait_replies(&self, expected: RoundReply) -> Result<()> {
         for peer in &self.peers {
-            let (_, answer): (_, RoundReply) = recv_control(&self.endpoint.ep, Some(*peer)).await?;
-            if answer != expected {
-                return Err(answer.to_unexpected_error());
+            let (_, reply): (_, RoundReply) = recv_control(&self.endpoint.ep, Some(*peer)).await?;
+            if reply != expected {
+                return Err(reply.to_unexpected_error());
             }
         }
         Ok(())
@@ -308,9 +313,9 @@ impl Initiator {
             _ => self.stream_queue(buffers, count as usize).await?,
         };
         self.wait_replies(RoundReply::Finished).await?;
-        let took = began.elapsed();
+        let elapsed = began.elapsed();
         self.endpoint.recycle(buffers);
-        Ok(took)
+        Ok(elapsed)
     }
 
     /// Starts operations, and awaits the oldest one when the window is full. Returns the buffers.
@@ -319,12 +324,12 @@ impl Initiator {
         mut free: Vec<Vec<u8>>,
         count: usize,
     ) -> Result<Vec<Vec<u8>>> {
-        let mut under_way: VecDeque<Operation<Vec<u8>>> = VecDeque::with_capacity(free.len());
+        let mut in_flight: VecDeque<Operation<Vec<u8>>> = VecDeque::with_capacity(free.len());
         for at in 0..count {
             let peer = self.peers[at % self.peers.len()];
-            let mut buf = match (free.pop(), under_way.pop_front()) {
+            let mut buf = match (free.pop(), in_flight.pop_front()) {
                 (Some(buf), oldest) => {
-                    under_way.extend(oldest);
+                    in_flight.extend(oldest);
                     buf
                 }
                 (None, Some(oldest)) => oldest.await?.into_buf(),
@@ -340,9 +345,9 @@ impl Initiator {
                     Err(failed) => return Err(failed.into()),
                 }
             };
-            under_way.push_back(operation);
+            in_flight.push_back(operation);
         }
-        for operation in under_way {
+        for operation in in_flight {
             free.push(operation.await?.into_buf());
         }
         Ok(free)

@@ -2,15 +2,15 @@
 //!
 //! A measurement has workers, one per thread: an endpoint on this side (the initiator), and one or
 //! several on the other (the responder), each side with its own domain and runtime. They work in
-//! rounds of about a tenth of a second. The initiator sends what the round consists of, the responder
-//! replies when it is ready, messages move, and the next round is planned. Between rounds of latency,
-//! while the responder sleeps for a moment, the floor is sampled.
+//! rounds of about a tenth of a second. The initiator sends what the round consists of, the
+//! responder replies when it is ready, messages move, and the next round is planned. Between rounds
+//! of latency, while the responder sleeps for a moment, the floor is sampled.
 //!
 //! * **Latency** is the half round trip of a ping-pong, or a whole operation for reads and atomics,
 //!   which the responder does not answer. The clock is read once after each trip.
 //! * **Streams** go in one direction, with a window of messages in flight. A round ends when the
-//!   receiver has reported that all messages have arrived. A sample is the mean time of a message in
-//!   one round.
+//!   receiver has reported that all messages have arrived. A sample is the mean time of a message
+//!   in one round.
 //!
 //! | file | subject |
 //! |---|---|
@@ -49,76 +49,79 @@ use initiator::Worker;
 /// The responder died or failed; those of `emit`.
 pub fn measure(
     plan: &Plan,
-    pair: &mut PeerProcess,
+    peer_process: &mut PeerProcess,
     stop: &Stop,
     mut emit: impl FnMut(Record) -> Result<()>,
 ) -> Result<()> {
-    let here = plan.cores.first().and_then(|cores| cores.0);
-    let timer = pin::run_on_core(here, timer_cost);
+    let local = plan.cores.first().and_then(|cores| cores.0);
+    let timer_ns = pin::run_on_core(local, timer_cost);
     let floor = Arc::new(Floor::new(
         plan.cores.first().copied().unwrap_or_default(),
         stop,
     ));
-    let ended = start_workers(plan, pair, stop, &floor).and_then(|lanes| {
+    let result = start_workers(plan, peer_process, stop, &floor).and_then(|workers| {
         for size in plan.sizes.iter().copied() {
             if stop.raised() {
                 break;
             }
             let copy = floor.copy_ns(size);
-            let mut record = measure_size(plan, pair, &lanes, size)?;
-            let least = match plan.bench {
+            let mut record = measure_size(plan, peer_process, &workers, size)?;
+            let floor_ns = match plan.bench {
                 Bench::Lat => floor
                     .cache_line_ns()
                     .zip(copy)
                     .map(|(line, copy)| line + copy),
                 Bench::Bw | Bench::Rate => copy,
             };
-            record.floor_ns = least.map(round_to_tenths);
-            record.timer_ns = Some(round_to_tenths(timer));
+            record.floor_ns = floor_ns.map(round_to_tenths);
+            record.timer_ns = Some(round_to_tenths(timer_ns));
             if record.samples > 0 {
                 progress_bar::clear();
                 emit(record)?;
             }
         }
-        pair.shutdown()
+        peer_process.shutdown()
     });
     progress_bar::clear();
-    ended.map_err(|error| pair.or_death_error(error))
+    result.map_err(|error| peer_process.or_death_error(error))
 }
 
 /// Starts both sides' workers. The first worker samples the floor and shows progress.
 fn start_workers(
     plan: &Plan,
-    pair: &mut PeerProcess,
+    peer_process: &mut PeerProcess,
     stop: &Stop,
     floor: &Arc<Floor>,
 ) -> Result<Vec<Worker>> {
-    let names = pair.start_workers(plan)?;
-    let lanes = names.into_iter().enumerate();
-    let leads = |number| (number == 0).then(|| floor.clone());
-    lanes
-        .map(|(number, names)| Worker::start(plan, number, names, (stop.clone(), leads(number))))
+    let names = peer_process.start_workers(plan)?;
+    let workers = names.into_iter().enumerate();
+    let floor_for = |index| (index == 0).then(|| floor.clone());
+    workers
+        .map(|(index, names)| Worker::start(plan, index, names, (stop.clone(), floor_for(index))))
         .collect()
 }
 
 fn measure_size(
     plan: &Plan,
-    pair: &mut PeerProcess,
-    lanes: &[Worker],
+    peer_process: &mut PeerProcess,
+    workers: &[Worker],
     size: usize,
 ) -> Result<Record> {
-    let cpu = |pair: &mut PeerProcess| Ok::<_, crate::Error>((CpuTime::now(), pair.cpu_time()?));
-    let before = cpu(pair)?;
-    lanes.iter().for_each(|lane| lane.start_size(size));
-    let outcomes: Vec<_> = lanes.iter().map(Worker::finish).collect::<Result<_>>()?;
-    let after = cpu(pair)?;
+    let cpu = |peer_process: &mut PeerProcess| {
+        Ok::<_, crate::Error>((CpuTime::now(), peer_process.cpu_time()?))
+    };
+    let before = cpu(peer_process)?;
+    workers.iter().for_each(|worker| worker.start_size(size));
+    let outcomes: Vec<_> = workers.iter().map(Worker::finish).collect::<Result<_>>()?;
+    let after = cpu(peer_process)?;
     let mut record = plan.empty_record(size);
     rounds::fill_record(&outcomes, &mut record);
-    if let ((Some(here), Some(there)), (Some(here_after), Some(there_after))) = (before, after) {
-        let spent = (here_after - here) + (there_after - there);
+    if let ((Some(local), Some(remote)), (Some(local_after), Some(remote_after))) = (before, after)
+    {
+        let cpu_time = (local_after - local) + (remote_after - remote);
         (record.cpu_user_s, record.cpu_sys_s) = (
-            Some(round_to_hundredths(spent.user)),
-            Some(round_to_hundredths(spent.sys)),
+            Some(round_to_hundredths(cpu_time.user)),
+            Some(round_to_hundredths(cpu_time.sys)),
         );
     }
     Ok(record)

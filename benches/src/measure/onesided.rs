@@ -23,12 +23,12 @@ pub(super) struct RmaBuffers {
     remote: RemoteRegion,
     peer: FiAddr,
     /// Accessed instead of posting operations.
-    window: Option<RemoteWindow>,
+    mapping: Option<RemoteWindow>,
 }
 
 /// Allocates memory for operations of this size.
-pub(super) fn alloc_region(station: &BenchEndpoint, size: usize) -> Result<MemoryRegion> {
-    Ok(station
+pub(super) fn alloc_region(endpoint: &BenchEndpoint, size: usize) -> Result<MemoryRegion> {
+    Ok(endpoint
         .ep
         .domain()
         .alloc(size.max(8), Access::REMOTE_READ | Access::REMOTE_WRITE)?)
@@ -38,15 +38,15 @@ impl RmaBuffers {
     /// Sets up local memory, and the peer's as it describes it; mapped on return if the API needs
     /// it.
     pub(super) async fn new(
-        station: &BenchEndpoint,
+        endpoint: &BenchEndpoint,
         api: Api,
         (size, region): (usize, MemoryRegion),
-        (peer, told): (FiAddr, &[u8]),
+        (peer, description): (FiAddr, &[u8]),
     ) -> Result<Self> {
-        let remote = RemoteRegion::from_bytes(told)?;
-        station.ep.write(peer, remote.at(0), Vec::new()).await?;
-        let window = match api {
-            Api::Window => Some(station.ep.window(peer, remote).await?),
+        let remote = RemoteRegion::from_bytes(description)?;
+        endpoint.ep.write(peer, remote.at(0), Vec::new()).await?;
+        let mapping = match api {
+            Api::Mapped => Some(endpoint.ep.window(peer, remote).await?),
             _ => None,
         };
         Ok(Self {
@@ -54,7 +54,7 @@ impl RmaBuffers {
             region,
             remote,
             peer,
-            window,
+            mapping,
         })
     }
 
@@ -65,7 +65,7 @@ impl RmaBuffers {
 
     /// Waits until the other side has written this number into the last byte. Writes proceed from
     /// the first byte to the last.
-    async fn wait_marker(&self, station: &BenchEndpoint, number: u8) -> Result<()> {
+    async fn wait_marker(&self, endpoint: &BenchEndpoint, number: u8) -> Result<()> {
         loop {
             for _ in 0..POLLS_PER_PEER_CHECK {
                 if self.region.load::<u8>(self.size - 1)? == number {
@@ -74,7 +74,7 @@ impl RmaBuffers {
                 std::hint::spin_loop();
             }
             // Fails when the peer is gone.
-            station
+            endpoint
                 .ep
                 .write(self.peer, self.remote.at(0), Vec::new())
                 .await?;
@@ -84,26 +84,26 @@ impl RmaBuffers {
 
     async fn write(
         &self,
-        station: &BenchEndpoint,
+        endpoint: &BenchEndpoint,
         mut buf: Vec<u8>,
         number: u8,
     ) -> Result<Vec<u8>> {
         if let Some(last) = buf.last_mut() {
             *last = number;
         }
-        if let Some(window) = &self.window {
-            window.write(0, &buf)?;
+        if let Some(mapping) = &self.mapping {
+            mapping.write(0, &buf)?;
             return Ok(buf);
         }
-        Ok(station
+        Ok(endpoint
             .ep
             .write(self.peer, self.remote.at(0), buf)
             .await?
             .into_buf())
     }
 
-    async fn write_data(&self, station: &BenchEndpoint, buf: Vec<u8>) -> Result<Vec<u8>> {
-        Ok(station
+    async fn write_data(&self, endpoint: &BenchEndpoint, buf: Vec<u8>) -> Result<Vec<u8>> {
+        Ok(endpoint
             .ep
             .write(self.peer, self.remote.at(0), buf)
             .data(7)
@@ -114,52 +114,56 @@ impl RmaBuffers {
     /// Does one operation and, for writes, waits for the answer.
     async fn round_trip(
         &self,
-        station: &mut BenchEndpoint,
+        endpoint: &mut BenchEndpoint,
         op: BenchOp,
         buf: Vec<u8>,
         number: u8,
     ) -> Result<Vec<u8>> {
         match op {
             BenchOp::Write => {
-                let buf = self.write(station, buf, number).await?;
-                self.wait_marker(station, number).await?;
+                let buf = self.write(endpoint, buf, number).await?;
+                self.wait_marker(endpoint, number).await?;
                 Ok(buf)
             }
             BenchOp::Writedata => {
-                let buf = self.write_data(station, buf).await?;
-                station.wait_remote_writes(1).await?;
+                let buf = self.write_data(endpoint, buf).await?;
+                endpoint.wait_remote_writes(1).await?;
                 Ok(buf)
             }
-            _ => self.run_op(station, op, buf).await,
+            _ => self.run_op(endpoint, op, buf).await,
         }
     }
 
     /// Does one operation.
     async fn run_op(
         &self,
-        station: &BenchEndpoint,
+        endpoint: &BenchEndpoint,
         op: BenchOp,
         mut buf: Vec<u8>,
     ) -> Result<Vec<u8>> {
-        if let Some(window) = &self.window {
-            access_mapping(window, op, &mut buf)?;
+        if let Some(mapping) = &self.mapping {
+            access_mapping(mapping, op, &mut buf)?;
             return Ok(buf);
         }
         match op {
-            BenchOp::Write => self.write(station, buf, 0).await,
-            BenchOp::Writedata => self.write_data(station, buf).await,
+            BenchOp::Write => self.write(endpoint, buf, 0).await,
+            BenchOp::Writedata => self.write_data(endpoint, buf).await,
             BenchOp::Read => {
-                let all = self.remote.slice(..self.size as u64);
-                Ok(station.ep.read_into(self.peer, all, buf).await?.into_buf())
+                let range = self.remote.slice(..self.size as u64);
+                Ok(endpoint
+                    .ep
+                    .read_into(self.peer, range, buf)
+                    .await?
+                    .into_buf())
             }
-            BenchOp::Atomic => station
+            BenchOp::Atomic => endpoint
                 .ep
                 .fetch_add(self.peer, self.remote.at(0), 1u64)
                 .await
                 .map(|_| buf)
                 .map_err(Error::from),
             _ => Err(Error::Fabric(fabric_async::Error::NotSupported(
-                "a message among one-sided operations",
+                "message operation in a one-sided round",
             ))),
         }
     }
@@ -167,71 +171,71 @@ impl RmaBuffers {
     /// Does round trips, with a time stamp after each.
     pub(super) async fn run_round_trips(
         &self,
-        station: &mut BenchEndpoint,
+        endpoint: &mut BenchEndpoint,
         op: BenchOp,
         count: u64,
         stamps: &mut TimeStamps,
     ) -> Result<Duration> {
-        let mut buf = station.buffers(1, self.size).swap_remove(0);
+        let mut buf = endpoint.buffers(1, self.size).swap_remove(0);
         stamps.begin();
         for trip in 1..=count {
-            buf = self.round_trip(station, op, buf, trip as u8).await?;
+            buf = self.round_trip(endpoint, op, buf, trip as u8).await?;
             stamps.stamp();
         }
-        station.recycle([buf]);
+        endpoint.recycle([buf]);
         Ok(stamps.elapsed())
     }
 
     /// Does operations one after the other, without answers.
     pub(super) async fn run_stream(
         &self,
-        station: &mut BenchEndpoint,
+        endpoint: &mut BenchEndpoint,
         op: BenchOp,
         count: u64,
     ) -> Result<Instant> {
-        let mut buf = station.buffers(1, self.size).swap_remove(0);
+        let mut buf = endpoint.buffers(1, self.size).swap_remove(0);
         let began = Instant::now();
-        if let Some(window) = &self.window {
-            (0..count).try_for_each(|_| access_mapping(window, op, &mut buf))?;
-            station.recycle([buf]);
+        if let Some(mapping) = &self.mapping {
+            (0..count).try_for_each(|_| access_mapping(mapping, op, &mut buf))?;
+            endpoint.recycle([buf]);
             return Ok(began);
         }
         for _ in 0..count {
-            buf = self.run_op(station, op, buf).await?;
+            buf = self.run_op(endpoint, op, buf).await?;
         }
-        station.recycle([buf]);
+        endpoint.recycle([buf]);
         Ok(began)
     }
 
     /// Answers `count` writes by writes.
     pub(super) async fn write_back(
         &self,
-        station: &mut BenchEndpoint,
+        endpoint: &mut BenchEndpoint,
         op: BenchOp,
         count: u64,
     ) -> Result<()> {
-        let mut buf = station.buffers(1, self.size).swap_remove(0);
+        let mut buf = endpoint.buffers(1, self.size).swap_remove(0);
         for trip in 1..=count {
             buf = if op == BenchOp::Writedata {
-                station.wait_remote_writes(1).await?;
-                self.write_data(station, buf).await?
+                endpoint.wait_remote_writes(1).await?;
+                self.write_data(endpoint, buf).await?
             } else {
-                self.wait_marker(station, trip as u8).await?;
-                self.write(station, buf, trip as u8).await?
+                self.wait_marker(endpoint, trip as u8).await?;
+                self.write(endpoint, buf, trip as u8).await?
             };
         }
-        station.recycle([buf]);
+        endpoint.recycle([buf]);
         Ok(())
     }
 }
 
 /// Accesses a mapped region once.
 #[inline]
-fn access_mapping(window: &RemoteWindow, op: BenchOp, buf: &mut [u8]) -> Result<()> {
+fn access_mapping(mapping: &RemoteWindow, op: BenchOp, buf: &mut [u8]) -> Result<()> {
     match op {
-        BenchOp::Read => window.read(0, buf)?,
-        BenchOp::Atomic => window.atomic(0, AtomicOp::Sum, 1u64).map(drop)?,
-        _ => window.write(0, buf)?,
+        BenchOp::Read => mapping.read(0, buf)?,
+        BenchOp::Atomic => mapping.atomic(0, AtomicOp::Sum, 1u64).map(drop)?,
+        _ => mapping.write(0, buf)?,
     }
     Ok(())
 }

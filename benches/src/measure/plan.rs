@@ -75,18 +75,18 @@ impl Plan {
     /// [`Error::InvalidRequest`], with what is missing and what is allowed.
     pub async fn check(&self) -> Result<()> {
         let offer = self.discover_info().await?;
-        let windowed = matches!(self.op, BenchOp::Write | BenchOp::Read | BenchOp::Atomic);
+        let is_mappable = matches!(self.op, BenchOp::Write | BenchOp::Read | BenchOp::Atomic);
         match self.api {
             Api::Await => {}
-            Api::Window if windowed => {}
-            Api::Window => {
+            Api::Mapped if is_mappable => {}
+            Api::Mapped => {
                 return Err(Error::InvalidRequest(
-                    "--api window is for write, read and atomic".into(),
+                    "--api mapped is for --op write, read and atomic".into(),
                 ));
             }
             Api::Cq | Api::Batch if !self.op.is_one_sided() && self.op != BenchOp::Loan => {}
-            _ if windowed => {
-                return Err(self.invalid_request("only measured with --api await or window"));
+            _ if is_mappable => {
+                return Err(self.invalid_request("only measured with --api await or mapped"));
             }
             _ => return Err(self.invalid_request("only measured with --api await")),
         }
@@ -95,7 +95,7 @@ impl Plan {
                 return Err(self.invalid_request("only measured with one peer"));
             }
             if self.sizes.contains(&0) {
-                return Err(self.invalid_request("there is nothing to see of 0 bytes"));
+                return Err(self.invalid_request("an operation of 0 bytes cannot be observed"));
             }
             if self.op == BenchOp::Atomic && self.sizes.iter().any(|size| *size != ATOMIC_BYTES) {
                 return Err(self.invalid_request(&format!(
@@ -112,7 +112,8 @@ impl Plan {
             others.retain(|name| name != IN_PROCESS_PROVIDER);
             others.dedup();
             return Err(Error::InvalidRequest(format!(
-                "the provider {IN_PROCESS_PROVIDER} lives inside one process, a measurement takes two; known to reach another: {}",
+                "the provider {IN_PROCESS_PROVIDER} works inside one process only, a measurement \
+                 needs two; providers between processes: {}",
                 others.join(", ")
             )));
         }
@@ -120,7 +121,7 @@ impl Plan {
         let limit = self.max_size(&offer);
         if largest > limit {
             let why = format!(
-                "messages of {} are over its limit of {}",
+                "messages of {} exceed the limit of {}",
                 Size(largest),
                 Size(limit)
             );
@@ -143,17 +144,17 @@ impl Plan {
                 self.idle
             )));
         }
-        let (needed, there) = (
+        let (needed, available) = (
             self.buffer_bytes(largest),
             memory::available().unwrap_or(u64::MAX),
         );
-        if needed > there.into() {
+        if needed > available.into() {
             return Err(Error::InvalidRequest(format!(
-                "messages of {} take {} MiB in buffers of both sides, {} MiB are available; less is needed with a \
-                 smaller --size, --window, --threads or --peers",
+                "the buffers of both sides for messages of {} take {} MiB, {} MiB are available; \
+                 use a smaller --size, --window, --threads or --peers",
                 Size(largest),
                 needed >> 20,
-                there >> 20
+                available >> 20
             )));
         }
         Ok(())
@@ -162,12 +163,12 @@ impl Plan {
     /// Returns the bytes of all buffers of both sides for messages of this size, or of the floor's
     /// buffers if those are more.
     fn buffer_bytes(&self, size: usize) -> u128 {
-        let (near, far) = (
+        let (initiator, responder) = (
             self.initiator_buffers(),
             self.responder_buffers() * self.peers,
         );
-        let lanes = (near as u128 + far as u128) * self.threads as u128;
-        lanes.max(2) * size as u128
+        let buffers = (initiator as u128 + responder as u128) * self.threads as u128;
+        buffers.max(2) * size as u128
     }
 
     /// Returns the number of buffers of an initiator: a ping and a pong, or the window.
@@ -211,8 +212,8 @@ impl Plan {
 
     /// Returns the capabilities that are needed by the operation and by control messages.
     pub(super) fn caps(&self) -> Caps {
-        let talk = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
-        talk | self.op.caps()
+        let control = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
+        control | self.op.caps()
     }
 
     fn hints(&self) -> Hints {
@@ -229,21 +230,21 @@ impl Plan {
     pub(super) async fn discover_info(&self) -> Result<Info> {
         match discover(&self.hints().provider(&self.provider)).await {
             Ok(mut offers) => Ok(offers.swap_remove(0)),
-            Err(FabricError::NoMatch(none)) => {
-                let theirs = none
+            Err(FabricError::NoMatch(no_match)) => {
+                let mismatch = no_match
                     .mismatches
                     .iter()
                     .find(|refusal| refusal.provider == self.provider);
-                Err(self.invalid_request(&match theirs {
+                Err(self.invalid_request(&match mismatch {
                     Some(refusal) if refusal.attribute == "caps" => {
                         let names = refusal.asked.split(" | ").map(|name| format!("FI_{name}"));
                         format!(
-                            "the capability {} is missing",
+                            "missing capability {}",
                             names.collect::<Vec<_>>().join(" | ")
                         )
                     }
                     Some(refusal) => refusal.to_string(),
-                    None => none.to_string(),
+                    None => no_match.to_string(),
                 }))
             }
             Err(unknown @ FabricError::UnknownProvider { .. }) => {

@@ -49,7 +49,7 @@ impl RoundReply {
     /// Returns the error for a reply that does not match the request.
     pub(super) fn to_unexpected_error(&self) -> Error {
         Error::Malformed {
-            origin: "the other side".into(),
+            origin: "the peer process".into(),
             text: format!("{self:?}"),
         }
     }
@@ -59,33 +59,33 @@ impl RoundReply {
 /// `failures`.
 pub(crate) async fn start_worker(
     plan: &Plan,
-    number: usize,
+    worker: usize,
     failures: mpsc::UnboundedSender<Error>,
 ) -> Result<Vec<String>> {
     let (opened, mut names) = mpsc::unbounded_channel();
     let plan = plan.clone();
     let work = move || {
         plan.cores
-            .get(number)
+            .get(worker)
             .and_then(|cores| cores.1)
             .map(pin::pin_to_core);
         let (runtime, failed) = (plan.runtime, opened.clone());
         let run = async move {
-            let stations = open_endpoints(&plan, plan.peers).await?;
+            let endpoints = open_endpoints(&plan, plan.peers).await?;
             let idle = open_idle_endpoints(&plan, plan.idle).await?;
-            let name = |station: &BenchEndpoint| station.ep.name().to_string();
-            let _ = opened.send(Ok(stations.iter().chain(&idle).map(name).collect()));
-            let serve = |station| {
+            let name = |endpoint: &BenchEndpoint| endpoint.ep.name().to_string();
+            let _ = opened.send(Ok(endpoints.iter().chain(&idle).map(name).collect()));
+            let serve = |endpoint| {
                 let (plan, failures) = (plan.clone(), failures.clone());
                 async move {
-                    if let Err(error) = serve(station, &plan).await {
+                    if let Err(error) = serve(endpoint, &plan).await {
                         let _ = failures.send(error);
                     }
                 }
             };
-            let tasks: Vec<_> = stations
+            let tasks: Vec<_> = endpoints
                 .into_iter()
-                .map(|station| tokio::spawn(serve(station)))
+                .map(|endpoint| tokio::spawn(serve(endpoint)))
                 .collect();
             for task in tasks {
                 let _ = task.await;
@@ -97,7 +97,7 @@ pub(crate) async fn start_worker(
         }
     };
     thread::Builder::new()
-        .name(format!("lane {number}"))
+        .name(format!("worker {worker}"))
         .spawn(work)
         .map_err(Error::io("starting a thread"))?;
     // A thread that panics prints the reason on stderr.
@@ -107,89 +107,89 @@ pub(crate) async fn start_worker(
         .unwrap_or(Err(Error::Fabric(FabricError::Canceled)))
 }
 
-async fn serve(mut station: BenchEndpoint, plan: &Plan) -> Result<()> {
-    let (mut asker, mut reach) = (None, None);
+async fn serve(mut endpoint: BenchEndpoint, plan: &Plan) -> Result<()> {
+    let (mut initiator, mut rma) = (None, None);
     loop {
-        let (peer, task) = recv_control(&station.ep, asker).await?;
-        asker = Some(peer);
-        match task {
+        let (peer, request) = recv_control(&endpoint.ep, initiator).await?;
+        initiator = Some(peer);
+        match request {
             RoundRequest::Echo { size, count } => {
-                let mut buffers = station.buffers(2, size);
+                let mut buffers = endpoint.buffers(2, size);
                 let (mut ping, mut pong) = (buffers.swap_remove(0), buffers.swap_remove(0));
-                send_control(&station.ep, peer, &RoundReply::Ready).await?;
+                send_control(&endpoint.ep, peer, &RoundReply::Ready).await?;
                 for _ in 0..count {
-                    ping = station.recv_one(peer, ping).await?;
-                    pong = station.send_one(peer, pong).await?;
+                    ping = endpoint.recv_one(peer, ping).await?;
+                    pong = endpoint.send_one(peer, pong).await?;
                 }
-                station.recycle([ping, pong]);
+                endpoint.recycle([ping, pong]);
             }
             RoundRequest::Sleep => thread::sleep(SLEEP_TIME),
             RoundRequest::ExchangeMemory { size, remote } => {
-                let region = onesided::alloc_region(&station, size)?;
-                let told = region.remote().to_bytes().to_vec();
-                reach = Some(
-                    RmaBuffers::new(&station, plan.api, (size, region), (peer, &remote)).await?,
+                let region = onesided::alloc_region(&endpoint, size)?;
+                let description = region.remote().to_bytes().to_vec();
+                rma = Some(
+                    RmaBuffers::new(&endpoint, plan.api, (size, region), (peer, &remote)).await?,
                 );
-                send_control(&station.ep, peer, &RoundReply::Memory(told)).await?;
+                send_control(&endpoint.ep, peer, &RoundReply::Memory(description)).await?;
             }
             RoundRequest::WriteBack { count } => {
-                let Some(reach) = &reach else { continue };
-                reach.clear_marker()?;
-                send_control(&station.ep, peer, &RoundReply::Ready).await?;
-                reach.write_back(&mut station, plan.op, count).await?;
+                let Some(rma) = &rma else { continue };
+                rma.clear_marker()?;
+                send_control(&endpoint.ep, peer, &RoundReply::Ready).await?;
+                rma.write_back(&mut endpoint, plan.op, count).await?;
             }
             RoundRequest::CountWrites { count } => {
-                send_control(&station.ep, peer, &RoundReply::Ready).await?;
-                station.wait_remote_writes(count).await?;
-                send_control(&station.ep, peer, &RoundReply::Finished).await?;
+                send_control(&endpoint.ep, peer, &RoundReply::Ready).await?;
+                endpoint.wait_remote_writes(count).await?;
+                send_control(&endpoint.ep, peer, &RoundReply::Finished).await?;
             }
             RoundRequest::Sink { size, count } => {
                 sink(
-                    &mut station,
+                    &mut endpoint,
                     peer,
                     size,
                     (count as usize, plan.responder_buffers()),
                 )
                 .await?;
-                send_control(&station.ep, peer, &RoundReply::Finished).await?;
+                send_control(&endpoint.ep, peer, &RoundReply::Finished).await?;
             }
         }
     }
 }
 
 async fn sink(
-    station: &mut BenchEndpoint,
+    endpoint: &mut BenchEndpoint,
     peer: FiAddr,
     size: usize,
     (count, buffers): (usize, usize),
 ) -> Result<()> {
-    if station.api() == Api::Await {
-        for mut buf in station.buffers(1, size) {
-            send_control(&station.ep, peer, &RoundReply::Ready).await?;
+    if endpoint.api() == Api::Await {
+        for mut buf in endpoint.buffers(1, size) {
+            send_control(&endpoint.ep, peer, &RoundReply::Ready).await?;
             for _ in 0..count {
-                buf = station.recv_one(peer, buf).await?;
+                buf = endpoint.recv_one(peer, buf).await?;
             }
-            station.recycle([buf]);
+            endpoint.recycle([buf]);
         }
         return Ok(());
     }
-    let mut free = station.buffers(count.min(buffers), size);
+    let mut free = endpoint.buffers(count.min(buffers), size);
     let (mut posted, mut received) = (0, 0);
     while received < count {
         let requests = (posted..count).zip(std::iter::from_fn(|| free.pop()));
         let (accepted, rest) =
-            station.post_all(requests.map(|(_, buf)| station.recv(peer, buf)))?;
+            endpoint.post_all(requests.map(|(_, buf)| endpoint.recv(peer, buf)))?;
         free.extend(rest);
         if posted == 0 {
-            send_control(&station.ep, peer, &RoundReply::Ready).await?;
+            send_control(&endpoint.ep, peer, &RoundReply::Ready).await?;
         }
         posted += accepted;
-        station.wait_rx_completions().await?;
-        while station.completion_count() > 0 {
-            free.push(station.take_buffer()?);
+        endpoint.wait_rx_completions().await?;
+        while endpoint.completion_count() > 0 {
+            free.push(endpoint.take_buffer()?);
             received += 1;
         }
     }
-    station.recycle(free);
+    endpoint.recycle(free);
     Ok(())
 }

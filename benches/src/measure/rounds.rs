@@ -72,8 +72,8 @@ impl RoundScheduler {
     /// Returns the number of messages of the next round, a multiple of `share`; `None` when the
     /// budget is used up. At least one round is measured, however short the time is.
     pub(crate) fn next_round(&self, share: u64, stop: &Stop) -> Option<u64> {
-        let enough = self.progress_fraction() >= 1.0 && self.outcome.messages > 0 || stop.raised();
-        (!enough).then(|| {
+        let is_done = self.progress_fraction() >= 1.0 && self.outcome.messages > 0 || stop.raised();
+        (!is_done).then(|| {
             self.count
                 .clamp(1, MAX_ROUND_MESSAGES)
                 .next_multiple_of(share)
@@ -89,28 +89,28 @@ impl RoundScheduler {
         }
     }
 
-    /// Records a round of `count` messages that took `took`. Latencies have a stamp for each round
-    /// trip.
-    pub(crate) fn record_round(&mut self, count: u64, took: Duration, stamps: &TimeStamps) {
+    /// Records a round of `count` messages that took `elapsed`. Latencies have a stamp for each
+    /// round trip.
+    pub(crate) fn record_round(&mut self, count: u64, elapsed: Duration, stamps: &TimeStamps) {
         if self.warm_up_ended.is_some() {
             self.outcome.messages += count;
-            self.outcome.elapsed += took;
+            self.outcome.elapsed += elapsed;
             match self.bench {
                 Bench::Lat => self.outcome.samples.add_stamps(stamps, self.trip_divisor),
                 Bench::Bw | Bench::Rate => {
                     self.outcome
                         .samples
-                        .add(took.as_nanos() as f64 / count as f64);
+                        .add(elapsed.as_nanos() as f64 / count as f64);
                 }
             }
         }
         self.warm_up_ended.get_or_insert_with(Instant::now);
-        let (longest, left) = match self.budget {
+        let (longest, remaining) = match self.budget {
             Budget::Seconds(seconds) => (seconds / 10.0, u64::MAX),
             Budget::Iters(iters) => (f64::INFINITY, iters.saturating_sub(self.outcome.messages)),
         };
-        let per_message = (took.as_secs_f64() / count as f64).max(1e-9);
-        self.count = ((ROUND_TIME.as_secs_f64().min(longest) / per_message) as u64).min(left);
+        let per_message = (elapsed.as_secs_f64() / count as f64).max(1e-9);
+        self.count = ((ROUND_TIME.as_secs_f64().min(longest) / per_message) as u64).min(remaining);
     }
 
     pub(crate) fn into_outcome(self) -> MeasureOutcome {
@@ -120,14 +120,14 @@ impl RoundScheduler {
 
 /// Writes times and rates of workers that began together into a result. Some may have ended before
 /// others, so the rate is that of all messages within the longest time.
-pub(crate) fn fill_record(lanes: &[MeasureOutcome], record: &mut Record) {
+pub(crate) fn fill_record(outcomes: &[MeasureOutcome], record: &mut Record) {
     let mut samples = Samples::new();
-    let (mut messages, mut busy, mut longest) = (0, Duration::ZERO, Duration::ZERO);
-    for lane in lanes {
-        samples.merge(&lane.samples);
-        messages += lane.messages;
-        busy += lane.elapsed;
-        longest = longest.max(lane.elapsed);
+    let (mut messages, mut total, mut longest) = (0, Duration::ZERO, Duration::ZERO);
+    for outcome in outcomes {
+        samples.merge(&outcome.samples);
+        messages += outcome.messages;
+        total += outcome.elapsed;
+        longest = longest.max(outcome.elapsed);
     }
     let rate = if longest.is_zero() {
         0.0
@@ -137,11 +137,11 @@ pub(crate) fn fill_record(lanes: &[MeasureOutcome], record: &mut Record) {
     samples.fill_record(record);
     // Rounds of a stream differ in length, so a mean of their means would be weighted wrongly.
     if record.bench != "lat" && messages > 0 {
-        record.mean_ns = Some(round_to_tenths(busy.as_nanos() as f64 / messages as f64));
+        record.mean_ns = Some(round_to_tenths(total.as_nanos() as f64 / messages as f64));
     }
-    record.idle_bytes = lanes
+    record.idle_bytes = outcomes
         .iter()
-        .find_map(|lane| lane.idle_bytes)
+        .find_map(|outcome| outcome.idle_bytes)
         .map(f64::round);
     record.msgs_per_s = Some(rate.round());
     record.bytes_per_s = Some((rate * record.size as f64).round());
@@ -168,10 +168,10 @@ mod tests {
 
     #[test]
     fn rate_of_workers_uses_the_longest_time() {
-        let lane = |busy| MeasureOutcome {
+        let outcome = |total| MeasureOutcome {
             samples: Samples::new(),
             messages: 600,
-            elapsed: Duration::from_secs(busy),
+            elapsed: Duration::from_secs(total),
             idle_bytes: None,
         };
         let mut record = Record {
@@ -179,7 +179,7 @@ mod tests {
             size: 8,
             ..Record::default()
         };
-        fill_record(&[lane(1), lane(3)], &mut record);
+        fill_record(&[outcome(1), outcome(3)], &mut record);
         assert_eq!(
             (record.msgs_per_s, record.bytes_per_s),
             (Some(400.0), Some(3200.0))

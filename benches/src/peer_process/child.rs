@@ -41,7 +41,7 @@ impl ChildProcess {
     ///
     /// # Errors
     /// [`Error::Io`] if it cannot be started, [`Error::ProcessDied`] if it exits without that line.
-    pub fn start(who: &str, mut command: Command) -> Result<(Self, String)> {
+    pub fn start(name: &str, mut command: Command) -> Result<(Self, String)> {
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -50,14 +50,14 @@ impl ChildProcess {
         let mut process = command
             .process_group(0)
             .spawn()
-            .map_err(Error::io(format!("starting {who}")))?;
+            .map_err(Error::io(format!("starting {name}")))?;
         let (stdout, stderr, stdin) = (
             process.stdout.take(),
             process.stderr.take(),
             process.stdin.take(),
         );
         let mut child = Self {
-            name: who.to_owned(),
+            name: name.to_owned(),
             process,
             stdin,
             stderr: PipeReader::spawn(stderr),
@@ -66,12 +66,12 @@ impl ChildProcess {
         if let Some(stdout) = stdout {
             BufReader::new(stdout)
                 .read_line(&mut line)
-                .map_err(Error::io(format!("listening to {who}")))?;
+                .map_err(Error::io(format!("listening to {name}")))?;
         }
         match line.trim_end().strip_prefix(LISTENING_PREFIX) {
             Some(address) => Ok((child, address.to_owned())),
             None => Err(child.or_death_error(Error::Malformed {
-                origin: who.to_owned(),
+                origin: name.to_owned(),
                 text: line,
             })),
         }

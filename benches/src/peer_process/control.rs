@@ -13,8 +13,12 @@ const CONTROL_TAG: u64 = 0xc0;
 ///
 /// # Errors
 /// The peer is gone.
-pub(crate) async fn send_control(ep: &Endpoint, peer: FiAddr, what: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_vec(what).map_err(|error| Error::Malformed {
+pub(crate) async fn send_control(
+    ep: &Endpoint,
+    peer: FiAddr,
+    message: &impl Serialize,
+) -> Result<()> {
+    let text = serde_json::to_vec(message).map_err(|error| Error::Malformed {
         origin: "the JSON writer".into(),
         text: error.to_string(),
     })?;
@@ -38,9 +42,9 @@ pub(crate) async fn recv_control<T: DeserializeOwned>(
         Some(peer) => receive.from(peer).await?,
         None => receive.await?,
     };
-    let said = serde_json::from_slice(&message).map_err(|_| Error::Malformed {
-        origin: "the other side".into(),
+    let content = serde_json::from_slice(&message).map_err(|_| Error::Malformed {
+        origin: "the peer process".into(),
         text: String::from_utf8_lossy(&message).into_owned(),
     })?;
-    Ok((message.source()?, said))
+    Ok((message.source()?, content))
 }

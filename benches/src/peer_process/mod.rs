@@ -55,26 +55,28 @@ impl PeerProcess {
     pub fn start(provider: &str) -> Result<Self> {
         let mut command = current_program()?;
         command.args(["serve", "--listen", &format!("{provider}://")]);
-        let (child, at) = ChildProcess::start("the peer process", command)?;
-        Self::connect_control(&at, Some(child))
+        let (child, address) = ChildProcess::start("the peer process", command)?;
+        Self::connect_control(&address, Some(child))
     }
 
     /// Connects to a process that was started by hand with `--listen`.
     ///
     /// # Errors
     /// No process listens at the address.
-    pub fn connect(at: &str) -> Result<Self> {
-        Self::connect_control(at, None)
+    pub fn connect(address: &str) -> Result<Self> {
+        Self::connect_control(address, None)
     }
 
-    fn connect_control(at: &str, mut child: Option<ChildProcess>) -> Result<Self> {
+    fn connect_control(address: &str, mut child: Option<ChildProcess>) -> Result<Self> {
         let runtime = RuntimeKind::Current
             .build()
             .map_err(Error::io("starting a runtime"))?;
         let connect = async {
-            let scheme = at.split_once("://").map_or(at, |(scheme, _)| scheme);
+            let scheme = address
+                .split_once("://")
+                .map_or(address, |(scheme, _)| scheme);
             let ep = Endpoint::bind(&format!("{scheme}://")[..]).await?;
-            let peer = ep.add_peer(at).await?;
+            let peer = ep.add_peer(address).await?;
             Ok((ep, peer))
         };
         match runtime.block_on(connect) {
@@ -118,9 +120,9 @@ impl PeerProcess {
         or_death_error(error, self.child.as_mut())
     }
 
-    fn request<T: serde::de::DeserializeOwned>(&self, what: &ControlRequest) -> Result<T> {
+    fn request<T: serde::de::DeserializeOwned>(&self, request: &ControlRequest) -> Result<T> {
         self.runtime.block_on(async {
-            send_control(&self.ep, self.peer, what).await?;
+            send_control(&self.ep, self.peer, request).await?;
             Ok(recv_control(&self.ep, Some(self.peer)).await?.1)
         })
     }

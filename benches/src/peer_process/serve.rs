@@ -17,28 +17,28 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// The address is bad or in use; the initiator is gone; a worker failed.
-pub fn serve(at: &str) -> Result<()> {
+pub fn serve(address: &str) -> Result<()> {
     let runtime = RuntimeKind::Current
         .build()
         .map_err(Error::io("starting a runtime"))?;
     runtime.block_on(async {
-        let ep = Endpoint::bind(at).await?;
+        let ep = Endpoint::bind(address).await?;
         println!("listening on {}", ep.name());
         let (failures, mut failed) = mpsc::unbounded_channel();
-        let mut asker = None;
+        let mut initiator = None;
         loop {
-            let (peer, ask) = tokio::select! {
+            let (peer, request) = tokio::select! {
                 // The initiator sends `Shutdown` before its workers close.
                 biased;
-                asked = recv_control(&ep, asker) => asked?,
+                received = recv_control(&ep, initiator) => received?,
                 Some(error) = failed.recv() => return Err(error),
             };
-            asker = Some(peer);
-            match ask {
+            initiator = Some(peer);
+            match request {
                 ControlRequest::StartWorkers(plan) => {
                     let mut names = EndpointNames::new();
-                    for number in 0..plan.threads {
-                        names.push(responder::start_worker(&plan, number, failures.clone()).await?);
+                    for worker in 0..plan.threads {
+                        names.push(responder::start_worker(&plan, worker, failures.clone()).await?);
                     }
                     send_control(&ep, peer, &names).await?;
                 }

@@ -54,8 +54,8 @@ impl FabricPeer {
     /// As [`BenchPeer::measure`].
     pub fn run(&self, plan: &Plan, stop: &Stop) -> Result<Record> {
         let mut measured = None;
-        let mut pair = PeerProcess::start(&self.provider)?;
-        measure(plan, &mut pair, stop, |record| {
+        let mut peer_process = PeerProcess::start(&self.provider)?;
+        measure(plan, &mut peer_process, stop, |record| {
             measured = Some(Record {
                 provider: self.name.clone(),
                 ..record

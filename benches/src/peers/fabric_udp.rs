@@ -46,11 +46,11 @@ impl BenchPeer for FabricUdp {
     fn measure(&self, case: &BenchCase, stop: &Stop) -> Result<Record> {
         let mut command = current_program()?;
         command.arg("echo-datagrams");
-        let (mut child, at) =
+        let (mut child, address) =
             pin::run_on_core(case.cores.1, || ChildProcess::start(self.name(), command))?;
         let measured = pin::run_on_core(case.cores.0, || {
             let (case, stop) = (*case, stop.clone());
-            RuntimeKind::Current.run(async move { run_initiator(&at, &case, &stop).await })
+            RuntimeKind::Current.run(async move { run_initiator(&address, &case, &stop).await })
         });
         let outcome = measured.map_err(|error| child.or_death_error(error))?;
         let mut record = Record {
@@ -74,21 +74,21 @@ async fn bind_endpoint() -> Result<Endpoint> {
 }
 
 /// Runs round trips, which count themselves in `done`; `None` if none has ended for
-/// [`LOSS_TIMEOUT`], because a datagram was lost.
+/// 5 seconds, because a datagram was lost.
 pub async fn with_loss_timeout<T>(trips: impl Future<Output = T>, done: &AtomicU64) -> Option<T> {
     let mut trips = pin!(trips);
     loop {
         match timeout(LOSS_TIMEOUT, &mut trips).await {
-            Ok(ended) => return Some(ended),
+            Ok(result) => return Some(result),
             Err(_) if done.swap(0, Ordering::Relaxed) == 0 => return None,
             Err(_) => {}
         }
     }
 }
 
-async fn run_initiator(at: &str, case: &BenchCase, stop: &Stop) -> Result<MeasureOutcome> {
+async fn run_initiator(address: &str, case: &BenchCase, stop: &Stop) -> Result<MeasureOutcome> {
     let ep = bind_endpoint().await?;
-    let peer = ep.add_peer(at).await?;
+    let peer = ep.add_peer(address).await?;
     let (mut ping, mut pong) = (vec![7u8; case.size], vec![7u8; case.size]);
     let mut stamps = TimeStamps::new(0);
     let mut rounds = RoundScheduler::new(
@@ -109,7 +109,9 @@ async fn run_initiator(at: &str, case: &BenchCase, stop: &Stop) -> Result<Measur
             }
             Ok::<_, FabricError>(())
         };
-        let lost = || Error::InvalidRequest("a datagram was lost, which ends a ping-pong".into());
+        let lost = || {
+            Error::InvalidRequest("a datagram was lost, so the ping-pong cannot continue".into())
+        };
         with_loss_timeout(round, &done).await.ok_or_else(lost)??;
         rounds.record_round(count, stamps.elapsed(), &stamps);
     }
@@ -128,11 +130,11 @@ pub fn echo_datagrams() -> Result<()> {
         loop {
             // The buffer has the length of the last datagram: make room for the longest one.
             ping.resize(MAX_DATAGRAM, 0);
-            let got = ep.recv_into(ping).await?;
-            let from = got.source()?;
-            pong.resize(got.len(), 7);
+            let received = ep.recv_into(ping).await?;
+            let from = received.source()?;
+            pong.resize(received.len(), 7);
             pong = ep.send(from, pong).await?.into_buf();
-            ping = got.into_buf();
+            ping = received.into_buf();
         }
     })
 }

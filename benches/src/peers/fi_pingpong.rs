@@ -116,7 +116,8 @@ mod tests {
 
     #[test]
     fn fi_pingpong_output_is_parsed() {
-        let text = "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n\
+        let text = "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   \
+                    Mxfers/sec\n\
                     64      20k     =20k     2.4m        0.04s      72.32       0.88       1.13\n";
         assert_eq!(parse_output(text), Some(880.0));
         assert_eq!(parse_output("bytes   #sent\n64   20k\n"), None);

@@ -79,7 +79,7 @@ struct PubSub {
 }
 
 impl PubSub {
-    fn open(out: &str, back: &str, size: usize) -> Result<Self> {
+    fn open(tx_service: &str, rx_service: &str, size: usize) -> Result<Self> {
         // iceoryx2 warns about a missing configuration file; the defaults are intended.
         set_log_level(LogLevel::Error);
         let node = NodeBuilder::new()
@@ -93,11 +93,11 @@ impl PubSub {
                 .open_or_create()
                 .map_err(iceoryx2_error)
         };
-        let service_out = service(out)?;
+        let service_out = service(tx_service)?;
         let publisher = service_out.publisher_builder().initial_max_slice_len(size);
         Ok(Self {
             publisher: publisher.create().map_err(iceoryx2_error)?,
-            subscriber: service(back)?
+            subscriber: service(rx_service)?
                 .subscriber_builder()
                 .create()
                 .map_err(iceoryx2_error)?,
@@ -132,19 +132,19 @@ fn run_initiator(
     child: &mut ChildProcess,
     stop: &Stop,
 ) -> Result<RoundScheduler> {
-    let ends = PubSub::open(&format!("{name}/ping"), &format!("{name}/pong"), case.size)?;
-    let (find, ping) = (vec![MSG_PROBE; case.size], vec![MSG_PING; case.size]);
+    let pubsub = PubSub::open(&format!("{name}/ping"), &format!("{name}/pong"), case.size)?;
+    let (probe, ping) = (vec![MSG_PROBE; case.size], vec![MSG_PING; case.size]);
     let mut pong = Vec::with_capacity(case.size);
     let began = Instant::now();
     loop {
-        ends.send(&find)?;
+        pubsub.send(&probe)?;
         std::thread::sleep(DISCOVERY_INTERVAL);
-        if ends.try_receive(&mut pong)? {
+        if pubsub.try_receive(&mut pong)? {
             break;
         }
         stop.check()?;
         if child.has_ended() || began.elapsed() > DISCOVERY_TIMEOUT {
-            return Err(iceoryx2_error("nobody answers"));
+            return Err(iceoryx2_error("the responder does not reply"));
         }
     }
     let (mut rounds, mut stamps) = (
@@ -159,16 +159,16 @@ fn run_initiator(
         stamps.reserve(count as usize);
         stamps.begin();
         for _ in 0..count {
-            ends.send(&ping)?;
-            let mut looks = 0;
+            pubsub.send(&ping)?;
+            let mut polls = 0;
             // A late reply to a discovery message is ignored.
-            while !(ends.try_receive(&mut pong)? && pong.first() == ping.first()) {
+            while !(pubsub.try_receive(&mut pong)? && pong.first() == ping.first()) {
                 spin_loop();
-                looks += 1;
-                if looks % POLLS_PER_CHECK == 0 {
+                polls += 1;
+                if polls % POLLS_PER_CHECK == 0 {
                     stop.check()?;
                     if child.has_ended() {
-                        return Err(iceoryx2_error("nobody answers any more"));
+                        return Err(iceoryx2_error("the responder has ended"));
                     }
                 }
             }
@@ -176,7 +176,7 @@ fn run_initiator(
         }
         rounds.record_round(count, stamps.elapsed(), &stamps);
     }
-    ends.send(&[MSG_END])?;
+    pubsub.send(&[MSG_END])?;
     Ok(rounds)
 }
 
@@ -185,17 +185,17 @@ fn run_initiator(
 /// # Errors
 /// The services cannot be opened.
 pub fn echo_iceoryx2(name: &str, size: usize) -> Result<()> {
-    let ends = PubSub::open(&format!("{name}/pong"), &format!("{name}/ping"), size)?;
+    let pubsub = PubSub::open(&format!("{name}/pong"), &format!("{name}/ping"), size)?;
     println!("listening on {name}");
     let (mut ping, pong) = (Vec::with_capacity(size), vec![7; size]);
     loop {
-        while !ends.try_receive(&mut ping)? {
+        while !pubsub.try_receive(&mut ping)? {
             spin_loop();
         }
         if ping.first() == Some(&MSG_END) {
             return Ok(());
         }
-        ends.send(&pong)?;
+        pubsub.send(&pong)?;
     }
 }
 

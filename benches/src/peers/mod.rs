@@ -20,12 +20,12 @@
 //! 2. [`ChildProcess::start`](crate::peer_process::ChildProcess::start) starts it, within
 //!    [`pin::run_on_core`] for the second core of the case; the measurement runs within
 //!    [`pin::run_on_core`] for the first. Asynchronous code runs as a task, by `RuntimeKind::run`.
-//! 3. `RoundScheduler` says how many messages come next, and takes the first round for warm-up. Before
-//!    the clock starts, buffers are touched, stamps are reserved, and the responder has reported that
-//!    it is ready.
+//! 3. `RoundScheduler` says how many messages come next, and takes the first round for warm-up.
+//!    Before the clock starts, buffers are touched, stamps are reserved, and the responder has
+//!    reported that it is ready.
 //! 4. The result is `case.empty_record` with figures by `rounds::fill_record`, `timer_ns`, and the
-//!    names of [`options`](crate::options) for `op`, `api`, `wait`, `progress` and `runtime` where they
-//!    apply; what does not apply stays empty.
+//!    names of [`options`](crate::options) for `op`, `api`, `wait`, `progress` and `runtime` where
+//!    they apply; what does not apply stays empty.
 //! 5. When `stop` is raised the measurement ends within a second or so; its result does not count.
 
 mod fabric;

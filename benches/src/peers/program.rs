@@ -48,13 +48,13 @@ pub(super) fn run_server_and_client(
         .map_err(Error::io("finding a free port"))?
         .port();
     let mut server = RunningProgram::start(
-        &format!("{name}, as server,"),
+        &format!("{name} (server)"),
         tied_command(&build(port, true), case.cores.1)?,
     )?;
     let began = Instant::now();
     while !is_listening(port) {
         if server.status()?.is_some() || began.elapsed() > SERVER_START_TIMEOUT {
-            return Err(server.kill_with_error("did not begin to listen"));
+            return Err(server.kill_with_error("did not start to listen"));
         }
         stop.check()?;
         thread::sleep(POLL_INTERVAL);
@@ -67,21 +67,21 @@ pub(super) fn run_server_and_client(
 fn wait_client(
     mut client: RunningProgram,
     mut server: RunningProgram,
-    longest: Duration,
+    limit: Duration,
     stop: &Stop,
 ) -> Result<String> {
-    let (began, mut alone) = (Instant::now(), None);
+    let (began, mut server_died_at) = (Instant::now(), None);
     let status = loop {
         if let Some(status) = client.status()? {
             break status;
         }
         let failed = server.status()?.filter(|status| !status.success());
         if let Some(status) = failed
-            && alone.get_or_insert_with(Instant::now).elapsed() > EXIT_TIMEOUT
+            && server_died_at.get_or_insert_with(Instant::now).elapsed() > EXIT_TIMEOUT
         {
             return Err(server.death_error(&status.to_string()));
         }
-        if began.elapsed() > longest {
+        if began.elapsed() > limit {
             return Err(client.kill_with_error("did not end in time"));
         }
         stop.check()?;
@@ -241,7 +241,7 @@ mod tests {
     fn start_shell(name: &str, script: &str) -> RunningProgram {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        RunningProgram::start(name, command).expect("it starts")
+        RunningProgram::start(name, command).expect("sh starts")
     }
 
     fn run_scripts(client: &str, server: &str) -> Result<String, String> {
@@ -257,27 +257,27 @@ mod tests {
 
     #[test]
     fn output_larger_than_a_pipe_is_read() {
-        let said = run_scripts(
+        let output = run_scripts(
             &format!("{OVERFLOW_PIPES} echo done"),
             &format!("{OVERFLOW_PIPES} exec sleep 600"),
         );
-        assert!(said.is_ok_and(|said| said.len() == 300_005 && said.ends_with("done\n")));
-        let mut chatty = start_shell("the chatty one", &format!("{OVERFLOW_PIPES} exit 7"));
-        let status = chatty
+        assert!(output.is_ok_and(|output| output.len() == 300_005 && output.ends_with("done\n")));
+        let mut writer = start_shell("the writer", &format!("{OVERFLOW_PIPES} exit 7"));
+        let status = writer
             .wait_timeout(CLIENT_EXTRA_TIME)
-            .expect("it is watched")
+            .expect("a status")
             .and_then(|status| status.code());
         assert_eq!(
             status,
             Some(7),
-            "it ends though nobody has asked what it says"
+            "the writer must end although its output was not requested"
         );
     }
 
     #[test]
     fn dead_server_is_reported_as_the_cause() {
         let why = run_scripts("exec sleep 600", "echo no room >&2; exit 7")
-            .expect_err("it has no server");
+            .expect_err("the server is dead");
         assert!(
             why.contains("the server died (exit status: 7)") && why.contains("no room"),
             "{why}"
@@ -286,9 +286,7 @@ mod tests {
             start_shell("the client", "echo lost >&2; exit 3"),
             start_shell("the server", "echo no room >&2; exit 7"),
         );
-        server
-            .wait_timeout(CLIENT_EXTRA_TIME)
-            .expect("it is watched");
+        server.wait_timeout(CLIENT_EXTRA_TIME).expect("a status");
         let why = wait_client(client, server, CLIENT_EXTRA_TIME, &Stop::default())
             .expect_err("both failed")
             .to_string();
@@ -303,7 +301,8 @@ mod tests {
 
     #[test]
     fn failed_client_is_reported_as_the_cause() {
-        let why = run_scripts("echo lost >&2; exit 3", "exec sleep 600").expect_err("it failed");
+        let why =
+            run_scripts("echo lost >&2; exit 3", "exec sleep 600").expect_err("the client failed");
         assert!(
             why.contains("the client died (exit status: 3)") && why.contains("lost"),
             "{why}"
@@ -313,7 +312,7 @@ mod tests {
             start_shell("the server", "exec sleep 600"),
         );
         let why = wait_client(client, server, Duration::ZERO, &Stop::default())
-            .expect_err("it is too slow");
+            .expect_err("the client is too slow");
         assert!(
             why.to_string()
                 .contains("the client died (did not end in time; signal: 9"),

@@ -59,17 +59,17 @@ impl BenchPeer for TokioSocket {
     fn measure(&self, case: &BenchCase, stop: &Stop) -> Result<Record> {
         let mut command = current_program()?;
         command.args(["echo", &name(*self)]);
-        let (mut child, at) =
+        let (mut child, address) =
             pin::run_on_core(case.cores.1, || ChildProcess::start(self.name(), command))?;
         let measured = pin::run_on_core(case.cores.0, || {
             let (kind, case, stop) = (*self, *case, stop.clone());
             // As a task, like the fabric: a future that `block_on` polls itself is slower.
             RuntimeKind::Current.run(async move {
                 let measured = match kind {
-                    Self::Tcp => run_tcp_initiator(&at, &case, &stop).await,
-                    Self::Unix => run_unix_initiator(&at, &case, &stop).await,
+                    Self::Tcp => run_tcp_initiator(&address, &case, &stop).await,
+                    Self::Unix => run_unix_initiator(&address, &case, &stop).await,
                 };
-                measured.map_err(Error::io(format!("talking to {at}")))
+                measured.map_err(Error::io(format!("talking to {address}")))
             })
         });
         let outcome = measured.map_err(|error| child.or_death_error(error))?;
@@ -85,15 +85,23 @@ impl BenchPeer for TokioSocket {
     }
 }
 
-async fn run_tcp_initiator(at: &str, case: &BenchCase, stop: &Stop) -> io::Result<MeasureOutcome> {
-    let stream = TcpStream::connect(at).await?;
+async fn run_tcp_initiator(
+    address: &str,
+    case: &BenchCase,
+    stop: &Stop,
+) -> io::Result<MeasureOutcome> {
+    let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     run_initiator(stream, case, stop).await
 }
 
-async fn run_unix_initiator(at: &str, case: &BenchCase, stop: &Stop) -> io::Result<MeasureOutcome> {
+async fn run_unix_initiator(
+    address: &str,
+    case: &BenchCase,
+    stop: &Stop,
+) -> io::Result<MeasureOutcome> {
     run_initiator(
-        UnixStream::connect(at.replace(ABSTRACT_PREFIX, "\0")).await?,
+        UnixStream::connect(address.replace(ABSTRACT_PREFIX, "\0")).await?,
         case,
         stop,
     )
@@ -113,15 +121,15 @@ async fn run_initiator(
         case.size,
     );
     while let Some(count) = rounds.next_round(1, stop) {
-        let what = if case.bench == Bench::Lat { ECHO } else { SINK };
-        for number in [what, case.size as u64, count] {
-            stream.write_u64(number).await?;
+        let request = if case.bench == Bench::Lat { ECHO } else { SINK };
+        for field in [request, case.size as u64, count] {
+            stream.write_u64(field).await?;
         }
         stamps.reserve(count as usize);
         stream.read_u8().await?;
         let began = Instant::now();
         stamps.begin();
-        let took: Duration = if what == ECHO {
+        let elapsed: Duration = if request == ECHO {
             for _ in 0..count {
                 stream.write_all(&ping).await?;
                 stream.read_exact(&mut pong).await?;
@@ -135,7 +143,7 @@ async fn run_initiator(
             stream.read_u8().await?;
             began.elapsed()
         };
-        rounds.record_round(count, took, &stamps);
+        rounds.record_round(count, elapsed, &stamps);
     }
     Ok(rounds.into_outcome())
 }
@@ -173,7 +181,7 @@ async fn serve_unix() -> io::Result<()> {
 async fn serve_stream(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
     let (mut ping, mut pong) = (Vec::new(), Vec::new());
     loop {
-        let what = match stream.read_u64().await {
+        let request = match stream.read_u64().await {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             other => other?,
         };
@@ -183,11 +191,11 @@ async fn serve_stream(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Re
         stream.write_u8(READY).await?;
         for _ in 0..count {
             stream.read_exact(&mut ping).await?;
-            if what == ECHO {
+            if request == ECHO {
                 stream.write_all(&pong).await?;
             }
         }
-        if what == SINK {
+        if request == SINK {
             stream.write_u8(FINISHED).await?;
         }
     }

@@ -71,10 +71,10 @@ impl BenchPeer for UcxPerftest {
     fn measure(&self, case: &BenchCase, stop: &Stop) -> Result<Record> {
         let Some((test, trips)) = self.test_for(case) else {
             return Err(Error::InvalidRequest(format!(
-                "{PROGRAM} has no test for this"
+                "{PROGRAM} has no test for this operation"
             )));
         };
-        let transport = case.op.is_one_sided();
+        let is_one_sided = case.op.is_one_sided();
         let count = case.estimate_count(trips * Duration::from_nanos(400 + case.size as u64 / 4));
         let build = |port: u16, server: bool| {
             let mut command = Command::new(PROGRAM);
@@ -82,7 +82,7 @@ impl BenchPeer for UcxPerftest {
                 .env("UCX_TLS", "shm,self")
                 .env("UCX_LOG_LEVEL", "error");
             command.args(["-v", "-p", &port.to_string()]);
-            if transport {
+            if is_one_sided {
                 command.args(["-d", "memory", "-x", "posix"]);
             }
             if !server {
@@ -104,7 +104,7 @@ impl BenchPeer for UcxPerftest {
             text,
         })?;
         let mut record = Record {
-            op: if transport {
+            op: if is_one_sided {
                 name(case.op)
             } else {
                 self.op_name.into()
@@ -166,7 +166,8 @@ mod tests {
 
     #[test]
     fn ucx_perftest_output_is_parsed() {
-        let text = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n\
+        let text = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,\
+                    avg_mr,overall_mr\n\
                     20000,0.347,0.406,0.406,150.26,150.26,2461843,2461843\n";
         let row = parse_output(text).expect("a row");
         assert!((row.p50_ns - 347.0).abs() < 1e-6 && (row.mean_ns - 406.0).abs() < 1e-6);

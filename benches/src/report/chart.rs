@@ -56,7 +56,7 @@ impl Chart {
     }
 
     /// Renders the chart with its table; `None` without lines.
-    pub(super) fn figure(&self, title: &str, text: &str) -> Option<ReportFigure> {
+    pub(super) fn figure(&self, title: &str, caption: &str) -> Option<ReportFigure> {
         if self.lines.is_empty() {
             return None;
         }
@@ -81,7 +81,7 @@ impl Chart {
         });
         Some(ReportFigure {
             title: title.to_owned(),
-            caption: text.to_owned(),
+            caption: caption.to_owned(),
             legend: self
                 .lines
                 .iter()
@@ -96,9 +96,9 @@ impl Chart {
 
     fn svg(&self, title: &str, names: &[(f64, String)]) -> String {
         // A size of 0 has no logarithm, and is drawn at 1.
-        let least = |x: f64| if self.log_x { x.max(1.0) } else { x };
+        let clamped = |x: f64| if self.log_x { x.max(1.0) } else { x };
         let x = Scale::from_values(
-            names.iter().map(|(x, _)| least(*x)),
+            names.iter().map(|(x, _)| clamped(*x)),
             (LEFT, WIDTH - RIGHT),
             self.log_x,
         )
@@ -128,16 +128,16 @@ impl Chart {
                 (self.format_value)(tick)
             );
         }
-        let mut free = f64::NEG_INFINITY;
-        for (place, name) in names {
-            let at = x.position(least(*place));
+        let mut next_free = f64::NEG_INFINITY;
+        for (x_value, name) in names {
+            let at = x.position(clamped(*x_value));
             let _ = write!(
                 svg,
                 "<path class=\"tick\" d=\"M{at:.1} {:.1}v5\"/>",
                 HEIGHT - BOTTOM
             );
-            if at - LABEL_WIDTH / 2.0 >= free {
-                free = at + LABEL_WIDTH / 2.0;
+            if at - LABEL_WIDTH / 2.0 >= next_free {
+                next_free = at + LABEL_WIDTH / 2.0;
                 let _ = write!(
                     svg,
                     "<text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
@@ -153,9 +153,9 @@ impl Chart {
             WIDTH - RIGHT
         );
         let path = |points: &mut dyn Iterator<Item = (f64, f64)>| {
-            let places = points
-                .map(|(px, py)| format!("{:.1} {:.1}", x.position(least(px)), y.position(py)));
-            places.collect::<Vec<_>>().join("L")
+            let positions = points
+                .map(|(px, py)| format!("{:.1} {:.1}", x.position(clamped(px)), y.position(py)));
+            positions.collect::<Vec<_>>().join("L")
         };
         if !self.floor.is_empty() {
             let _ = write!(
@@ -165,24 +165,24 @@ impl Chart {
             );
         }
         // The fabric's lines are drawn last, on top of the others.
-        for strong in [false, true] {
+        for is_emphasized in [false, true] {
             for line in self
                 .lines
                 .iter()
-                .filter(|line| line.is_emphasized == strong)
+                .filter(|line| line.is_emphasized == is_emphasized)
             {
-                let class = if strong { "line strong" } else { "line" };
-                let places = path(&mut line.points.iter().map(|(px, _, py)| (*px, *py)));
+                let class = if is_emphasized { "line strong" } else { "line" };
+                let positions = path(&mut line.points.iter().map(|(px, _, py)| (*px, *py)));
                 let _ = write!(
                     svg,
-                    "<path class=\"{class} c{}\" d=\"M{places}\"/>",
+                    "<path class=\"{class} c{}\" d=\"M{positions}\"/>",
                     line.colour % 8
                 );
                 for (px, name, py) in &line.points {
                     let title = format!("{}, {name}: {}", line.label, (self.format_value)(*py));
                     svg += &marker(
                         line.colour,
-                        (x.position(least(*px)), y.position(*py)),
+                        (x.position(clamped(*px)), y.position(*py)),
                         &title,
                     );
                 }

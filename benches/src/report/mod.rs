@@ -53,10 +53,11 @@ pub fn render_page(records: &[Record]) -> Result<String> {
 fn latency_by_size(series: &[Series]) -> Option<ReportFigure> {
     let lines = series
         .iter()
-        .map(|one| one.line_by_size(|record| record.typical_ns()));
+        .map(|line| line.line_by_size(|record| record.typical_ns()));
     Chart::new(lines, floor_line(series, |_, ns| ns), time_text, true).figure(
         "Latency by size",
-        "Half round trip between two processes: the median, or the mean of programs that print nothing else. Dashed: \
+        "Half round trip between two processes: the median, or the mean of programs that print \
+         nothing else. Dashed: \
          the floor, a cache line from core to core and one copy of the message. Less is better.",
     )
 }
@@ -69,19 +70,21 @@ fn floor_line(series: &[Series], value: impl Fn(usize, f64) -> f64) -> Vec<(f64,
 }
 
 fn percentiles(series: &[Series]) -> Option<ReportFigure> {
-    let sized = |size| {
+    let count_with_percentiles = |size| {
         series
             .iter()
-            .filter(|one| {
-                one.record_at(size)
+            .filter(|line| {
+                line.record_at(size)
                     .is_some_and(|record| record.p90_ns.is_some())
             })
             .count()
     };
-    let sizes = series.iter().flat_map(|one| one.points.keys().copied());
-    let size = sizes.filter(|size| sized(*size) > 0).min()?;
-    let lines = series.iter().map(|one| {
-        let record = one.record_at(size);
+    let sizes = series.iter().flat_map(|line| line.points.keys().copied());
+    let size = sizes
+        .filter(|size| count_with_percentiles(*size) > 0)
+        .min()?;
+    let lines = series.iter().map(|line| {
+        let record = line.record_at(size);
         let steps = record
             .filter(|record| record.p90_ns.is_some())
             .map(|record| {
@@ -102,7 +105,7 @@ fn percentiles(series: &[Series]) -> Option<ReportFigure> {
                 ]
             });
         let steps = steps.into_iter().flatten().enumerate();
-        one.chart_line(
+        line.chart_line(
             steps
                 .filter_map(|(at, (name, ns))| Some((at as f64, name.to_owned(), (*ns)?)))
                 .collect(),
@@ -114,52 +117,52 @@ fn percentiles(series: &[Series]) -> Option<ReportFigure> {
         .unwrap_or_default();
     Chart::new(lines, floor, time_text, false).figure(
         &format!("Percentiles at {}", Size(size)),
-        "How much of the half round trips stays below which time. The largest are the machine's: what else ran, and \
-         when the process was put aside.",
+        "How much of the half round trips stays below which time. The largest are the machine's: \
+         what else ran, and when the process was put aside.",
     )
 }
 
 fn bandwidth(series: &[Series]) -> Option<ReportFigure> {
     let lines = series
         .iter()
-        .map(|one| one.line_by_size(|record| record.bytes_per_s));
+        .map(|line| line.line_by_size(|record| record.bytes_per_s));
     let floor = floor_line(series, |size, ns| size as f64 / ns * 1e9);
     Chart::new(lines, floor, throughput_text, true).figure(
         "Bandwidth by size",
-        "A stream in one direction. Dashed: one core that copies a message of this size again and again. More is \
-         better.",
+        "A stream in one direction. Dashed: one core that copies a message of this size \
+         repeatedly. More is better.",
     )
 }
 
 fn message_rate(series: &[Series], records: &[Record]) -> Option<ReportFigure> {
     let size = series
         .iter()
-        .flat_map(|one| one.points.keys().copied())
+        .flat_map(|line| line.points.keys().copied())
         .min()
         .filter(|size| *size <= MAX_RATE_SIZE)?;
     let rates = series
         .iter()
-        .filter_map(|one| Some((one, one.record_at(size)?.msgs_per_s?)));
+        .filter_map(|line| Some((line, line.record_at(size)?.msgs_per_s?)));
     let rates = rates.filter(|(_, rate)| is_plottable(*rate));
     let mut bars: Vec<Bar> = rates
-        .map(|(one, value)| Bar {
-            label: one.label.clone(),
-            colour: one.colour,
+        .map(|(line, value)| Bar {
+            label: line.label.clone(),
+            colour: line.colour,
             value,
         })
         .collect();
     bars.sort_by(|a, b| b.value.total_cmp(&a.value));
-    let line = records
+    let cache_line = records
         .iter()
         .find(|record| record.bench == "floor" && record.op == "line");
-    let floor = line
+    let floor = cache_line
         .and_then(|record| record.p50_ns)
         .map(|ns| 1e9 / ns)
         .filter(|rate| is_plottable(*rate));
-    let text = match floor {
+    let caption = match floor {
         Some(_) => {
-            "Messages per second in one direction. Dashed: cache lines that go from core to core one after the \
-                    other; many may be under way at once. More is better."
+            "Messages per second in one direction. Dashed: cache lines that pass from core to \
+             core one after the other; several may be in flight at once. More is better."
         }
         None => "Messages per second in one direction. More is better.",
     };
@@ -167,7 +170,7 @@ fn message_rate(series: &[Series], records: &[Record]) -> Option<ReportFigure> {
         &bars,
         floor,
         &format!("Message rate at {}", Size(size)),
-        text,
+        caption,
         rate_text,
     )
 }

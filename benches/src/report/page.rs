@@ -30,7 +30,8 @@ pub(super) fn html(latencies: &[Series], figures: &[ReportFigure], records: &[Re
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n\
-         <title>Fabric, measured</title>\n<style>\n{STYLE}</style>\n<main>\n<h1>Fabric, measured</h1>\n"
+         <title>Fabric, measured</title>\n<style>\n{STYLE}</style>\n<main>\n<h1>Fabric, \
+         measured</h1>\n"
     );
     page += &headline(latencies);
     page += "<div class=\"figures\">\n";
@@ -40,7 +41,8 @@ pub(super) fn html(latencies: &[Series], figures: &[ReportFigure], records: &[Re
     page += "</div>\n";
     let _ = writeln!(
         page,
-        "<footer>{} results. The floor was measured in the same run and on the same cores as the fabric. Of repeated \
+        "<footer>{} results. The floor was measured in the same run and on the same cores as the \
+         fabric. Of repeated \
          runs the median one is shown, and the median floor.</footer>\n</main>\n</html>",
         records.len()
     );
@@ -50,8 +52,8 @@ pub(super) fn html(latencies: &[Series], figures: &[ReportFigure], records: &[Re
 /// Renders the latency of the smallest message of each line of the fabric, in large type.
 fn headline(latencies: &[Series]) -> String {
     let (mut text, floor) = (String::new(), series::floor_by_size(latencies));
-    for one in latencies.iter().filter(|one| one.is_fabric).take(3) {
-        let Some((size, record)) = one.points.first_key_value() else {
+    for line in latencies.iter().filter(|line| line.is_fabric).take(3) {
+        let Some((size, record)) = line.points.first_key_value() else {
             continue;
         };
         let Some(ns) = record.typical_ns() else {
@@ -60,11 +62,11 @@ fn headline(latencies: &[Series]) -> String {
         let floor = floor.get(size).copied();
         let _ = writeln!(
             text,
-            "<p class=\"lead\"><b>{}</b> half round trip of {} over {}<br><span>{} times the floor of this machine, \
-             {}</span></p>",
+            "<p class=\"lead\"><b>{}</b> half round trip of {} over {}<br><span>{} times the \
+             floor of this machine, {}</span></p>",
             time_text(ns),
             Size(*size),
-            escape(&one.label),
+            escape(&line.label),
             ratio(Some(ns), floor),
             floor.map_or_else(|| "unknown".into(), time_text),
         );
@@ -74,13 +76,11 @@ fn headline(latencies: &[Series]) -> String {
 
 impl ReportFigure {
     fn html(&self) -> String {
-        let Self {
-            svg, caption: text, ..
-        } = self;
+        let Self { svg, caption, .. } = self;
         let mut html = format!(
             "<figure>\n<h2>{}</h2>\n<figcaption>{}</figcaption>\n",
             escape(&self.title),
-            escape(text)
+            escape(caption)
         );
         if !self.legend.is_empty() {
             html += "<ul class=\"legend\">";
@@ -88,8 +88,8 @@ impl ReportFigure {
                 let mark = marker(*colour, (11.0, 7.0), label);
                 let _ = write!(
                     html,
-                    "<li><svg viewBox=\"0 0 22 14\" aria-hidden=\"true\"><path class=\"line c{}\" d=\"M0 7H22\"/>{mark}\
-                     </svg>{}</li>",
+                    "<li><svg viewBox=\"0 0 22 14\" aria-hidden=\"true\"><path class=\"line c{}\" \
+                     d=\"M0 7H22\"/>{mark}</svg>{}</li>",
                     colour % 8,
                     escape(label)
                 );
@@ -97,8 +97,8 @@ impl ReportFigure {
             if let Some(name) = self.dashed_label {
                 let _ = write!(
                     html,
-                    "<li><svg viewBox=\"0 0 22 14\" aria-hidden=\"true\"><path class=\"floor\" d=\"M0 7H22\"/></svg>\
-                     {name}</li>"
+                    "<li><svg viewBox=\"0 0 22 14\" aria-hidden=\"true\"><path class=\"floor\" \
+                     d=\"M0 7H22\"/></svg>{name}</li>"
                 );
             }
             html += "</ul>\n";

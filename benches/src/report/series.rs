@@ -69,33 +69,36 @@ impl SeriesLabels {
             .filter(|record| record.bench != "floor")
             .collect();
         let mut first: BTreeMap<_, [(&str, String); 8]> = BTreeMap::new();
-        let mut telling: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
+        let mut distinguishing: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
         for record in &records {
             // Comparison with the first suffices: if two differ, one of them differs from the
             // first.
-            let these = attributes(record);
+            let attributes = attributes(record);
             let first = first
                 .entry(series_kind(record))
-                .or_insert_with(|| these.clone());
-            let differing = (0..these.len()).filter(|at| these[*at] != first[*at]);
-            telling
+                .or_insert_with(|| attributes.clone());
+            let differing = (0..attributes.len()).filter(|at| attributes[*at] != first[*at]);
+            distinguishing
                 .entry(provider_label(record))
                 .or_default()
                 .extend(differing);
         }
-        let mut names = Self {
+        let mut labels = Self {
             labels: Vec::new(),
-            distinguishing: telling,
+            distinguishing,
         };
-        for ours in [true, false] {
-            for record in records.iter().filter(|record| is_fabric(record) == ours) {
-                let label = names.label(record);
-                if !names.labels.contains(&label) {
-                    names.labels.push(label);
+        for fabric_first in [true, false] {
+            for record in records
+                .iter()
+                .filter(|record| is_fabric(record) == fabric_first)
+            {
+                let label = labels.label(record);
+                if !labels.labels.contains(&label) {
+                    labels.labels.push(label);
                 }
             }
         }
-        names
+        labels
     }
 
     fn label(&self, record: &Record) -> String {
@@ -113,7 +116,7 @@ impl SeriesLabels {
 /// Groups the picked results into lines. Of repeated runs the median one is kept; of an even
 /// number, the slower of the two in the middle.
 pub(super) fn group_series(
-    names: &SeriesLabels,
+    labels: &SeriesLabels,
     records: &[Record],
     pick: impl Fn(&Record) -> bool,
 ) -> Vec<Series> {
@@ -122,8 +125,8 @@ pub(super) fn group_series(
         .iter()
         .filter(|record| record.bench != "floor" && pick(record))
     {
-        let label = names.label(record);
-        if let Some(colour) = names.labels.iter().position(|known| *known == label) {
+        let label = labels.label(record);
+        if let Some(colour) = labels.labels.iter().position(|known| *known == label) {
             runs.entry(colour)
                 .or_default()
                 .entry(record.size)
@@ -132,24 +135,25 @@ pub(super) fn group_series(
         }
     }
     let lines = runs.into_iter().map(|(colour, sizes)| {
-        let mut one = Series {
-            label: names.labels[colour].clone(),
+        let mut series = Series {
+            label: labels.labels[colour].clone(),
             colour,
             is_fabric: false,
             points: BTreeMap::new(),
             floors: BTreeMap::new(),
         };
         for (size, runs) in sizes {
-            one.is_fabric |= runs.iter().any(|record| is_fabric(record));
+            series.is_fabric |= runs.iter().any(|record| is_fabric(record));
             let floors = runs
                 .iter()
                 .filter_map(|record| record.floor_ns)
                 .filter(|ns| *ns > 0.0);
-            one.floors.insert(size, floors.collect());
-            one.points
+            series.floors.insert(size, floors.collect());
+            series
+                .points
                 .extend(median(runs).map(|record| (size, record.clone())));
         }
-        one
+        series
     });
     lines.collect()
 }
@@ -174,7 +178,7 @@ fn median(mut runs: Vec<&Record>) -> Option<&Record> {
 /// varies during a measurement, so the lowest value would not be that of most runs.
 pub(super) fn floor_by_size(series: &[Series]) -> BTreeMap<usize, f64> {
     let mut floors: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
-    for (size, found) in series.iter().flat_map(|one| &one.floors) {
+    for (size, found) in series.iter().flat_map(|series| &series.floors) {
         floors.entry(*size).or_default().extend(found);
     }
     floors

@@ -25,11 +25,11 @@ impl MessageLedger {
             return;
         };
         let number = u64::from_le_bytes(*number);
-        let whole = rest
+        let is_intact = rest
             .iter()
             .enumerate()
             .all(|(at, byte)| *byte == expected_byte(number, at));
-        self.corrupted += u64::from(!whole);
+        self.corrupted += u64::from(!is_intact);
         self.record_number(number);
     }
 
@@ -55,10 +55,10 @@ fn expected_byte(number: u64, at: usize) -> u8 {
 
 /// Writes a message of this number over a buffer of at least [`HEADER_LEN`] bytes.
 pub(super) fn write_message(number: u64, buf: &mut [u8]) {
-    let Some((head, rest)) = buf.split_first_chunk_mut::<HEADER_LEN>() else {
+    let Some((header, rest)) = buf.split_first_chunk_mut::<HEADER_LEN>() else {
         return;
     };
-    *head = number.to_le_bytes();
+    *header = number.to_le_bytes();
     rest.iter_mut()
         .enumerate()
         .for_each(|(at, byte)| *byte = expected_byte(number, at));
@@ -70,28 +70,34 @@ mod tests {
 
     #[test]
     fn duplicate_and_damaged_messages_are_counted() {
-        let mut book = MessageLedger::default();
+        let mut ledger = MessageLedger::default();
         let mut buf = vec![0; 1000];
         for number in [0, 2, 1, 5, 3] {
             write_message(number, &mut buf);
-            book.record_message(&buf);
+            ledger.record_message(&buf);
         }
         assert_eq!(
             (
-                book.received,
-                book.duplicates,
-                book.corrupted,
-                book.all_below
+                ledger.received,
+                ledger.duplicates,
+                ledger.corrupted,
+                ledger.all_below
             ),
             (5, 0, 0, 4)
         );
-        book.record_message(&buf);
-        book.record_number(0);
-        assert_eq!((book.received, book.duplicates, book.corrupted), (5, 2, 0));
+        ledger.record_message(&buf);
+        ledger.record_number(0);
+        assert_eq!(
+            (ledger.received, ledger.duplicates, ledger.corrupted),
+            (5, 2, 0)
+        );
         buf[999] ^= 1;
         buf[0] = 4;
-        book.record_message(&buf);
-        book.record_message(&buf[..3]);
-        assert_eq!((book.received, book.corrupted, book.all_below), (6, 2, 6));
+        ledger.record_message(&buf);
+        ledger.record_message(&buf[..3]);
+        assert_eq!(
+            (ledger.received, ledger.corrupted, ledger.all_below),
+            (6, 2, 6)
+        );
     }
 }

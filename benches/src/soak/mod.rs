@@ -1,5 +1,5 @@
-//! The soak: all operations of an endpoint, mixed, for a long time. In the end every message must be
-//! accounted for, and memory must not have grown.
+//! The soak: all operations of an endpoint, mixed, for a long time. In the end every message must
+//! be accounted for, and memory must not have grown.
 //!
 //! | file | subject |
 //! |---|---|
@@ -79,45 +79,49 @@ pub fn soak(provider: &str, time: Duration, stop: &Stop) -> Result<()> {
     RuntimeKind::Current.run(async move { Ok(discover(&hints).await.map(drop)?) })?;
     let mut command = current_program()?;
     command.args(["soak-receiver", "--listen", &format!("{provider}://")]);
-    let (mut child, at) = ChildProcess::start("the receiver", command)?;
-    let near = sender::run_sender(provider.to_owned(), at, time, stop.clone());
-    let done = RuntimeKind::Current.run(near);
+    let (mut child, address) = ChildProcess::start("the receiver", command)?;
+    let sender = sender::run_sender(provider.to_owned(), address, time, stop.clone());
+    let totals = RuntimeKind::Current.run(sender);
     progress_bar::clear();
-    let done = done.map_err(|error| child.or_death_error(error))?;
+    let totals = totals.map_err(|error| child.or_death_error(error))?;
     let seconds = time.as_secs_f64();
     print(&format!(
         "{} messages and writes with data, {} in all, {} atomic additions, in {seconds:.0} s",
-        done.messages,
-        Size(usize::try_from(done.bytes >> 20 << 20).unwrap_or(usize::MAX)),
-        done.added,
+        totals.messages,
+        Size(usize::try_from(totals.bytes >> 20 << 20).unwrap_or(usize::MAX)),
+        totals.added,
     ))?;
     let SoakStatus {
         received,
-        duplicates: twice,
-        corrupted: damaged,
+        duplicates,
+        corrupted,
         added,
         ..
-    } = done.last_status;
+    } = totals.last_status;
     print(&format!(
-        "received {received}, twice {twice}, damaged {damaged}, additions counted {added}"
+        "received {received}, duplicated {duplicates}, corrupted {corrupted}, additions counted \
+         {added}"
     ))?;
-    let (here, there) = (
-        memory_growth(&done.local_memory),
-        memory_growth(&done.remote_memory),
+    let (local_growth, remote_growth) = (
+        memory_growth(&totals.local_memory),
+        memory_growth(&totals.remote_memory),
     );
     print(&format!(
-        "memory: {} here, {} there",
-        format_memory(&done.local_memory),
-        format_memory(&done.remote_memory)
+        "memory of the sender: {}; of the receiver: {}",
+        format_memory(&totals.local_memory),
+        format_memory(&totals.remote_memory)
     ))?;
-    let whole = (received, twice, damaged, added) == (done.messages, 0, 0, done.added);
-    let flat = here.max(there) <= MAX_MEMORY_GROWTH;
-    match (whole, flat) {
-        (true, true) => print("every message is accounted for, and memory is flat"),
+    let all_arrived =
+        (received, duplicates, corrupted, added) == (totals.messages, 0, 0, totals.added);
+    let is_flat = local_growth.max(remote_growth) <= MAX_MEMORY_GROWTH;
+    match (all_arrived, is_flat) {
+        (true, true) => print("every message is accounted for, and memory has not grown"),
         (false, _) => Err(Error::InvalidRequest(
-            "messages are missing, came twice or are damaged".into(),
+            "messages are missing, duplicated or corrupted".into(),
         )),
-        (_, false) => Err(Error::InvalidRequest("memory has grown".into())),
+        (_, false) => Err(Error::InvalidRequest(
+            "memory has grown by more than 16 MiB".into(),
+        )),
     }
 }
 

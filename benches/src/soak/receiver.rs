@@ -26,10 +26,10 @@ const LOSS_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// The address is bad or in use; the sender is gone.
-pub fn serve_soak(at: &str) -> Result<()> {
-    let at = at.to_owned();
+pub fn serve_soak(address: &str) -> Result<()> {
+    let address = address.to_owned();
     RuntimeKind::Current.run(async move {
-        let ep = Endpoint::bind(&at[..]).await?;
+        let ep = Endpoint::bind(&address[..]).await?;
         println!("listening on {}", ep.name());
         let region = ep.domain().alloc(
             COUNTER_OFFSET as usize + 8,
@@ -60,18 +60,18 @@ impl SoakReceiver {
         let no_queue = FabricError::Unbound(Class::CompletionQueue);
         let (ep, peer) = (self.ep.clone(), self.peer);
         let mut queue = ep.completions().ok_or(no_queue)?;
-        let (mut expected, mut turn) = (None, 0u64);
+        let (mut expected, mut iteration) = (None, 0u64);
         while expected.is_none_or(|expected| self.ledger.received < expected) {
-            turn += 1;
+            iteration += 1;
             // Posted when it is polled: a branch that `if` disables would take a message and drop
             // it.
             let untagged = async {
-                if turn.is_multiple_of(3) {
+                if iteration.is_multiple_of(3) {
                     return Ok::<_, crate::Error>(ep.recv().from(peer).await?.into_bytes());
                 }
                 // SAFETY: the sender is this program, which does not write memory that it has lent.
-                let lent = unsafe { ep.recv_loan() }.from(peer).await?;
-                Ok(Bytes::copy_from_slice(&lent))
+                let loan = unsafe { ep.recv_loan() }.from(peer).await?;
+                Ok(Bytes::copy_from_slice(&loan))
             };
             let next = async {
                 // In one `select!`: the losing branches are dropped, and must not lose a message.
@@ -81,14 +81,18 @@ impl SoakReceiver {
                         self.ledger.record_message(&message?);
                     }
                     Some(entry) = queue.next() => {
-                        let number = entry.transfer.data.filter(|_| entry.kind == OpKind::RemoteWrite);
-                        let number = number.ok_or(FabricError::Canceled)?;
-                        let there: u64 = self.region.load(8 * (number % WRITE_SLOTS) as usize)?;
+                        let number = entry
+                            .transfer
+                            .data
+                            .filter(|_| entry.kind == OpKind::RemoteWrite)
+                            .ok_or(FabricError::Canceled)?;
+                        let slot: u64 = self.region.load(8 * (number % WRITE_SLOTS) as usize)?;
                         // The slot may have been overwritten since.
-                        self.ledger.corrupted += u64::from(there < number || there % WRITE_SLOTS != number % WRITE_SLOTS);
+                        let is_other = slot % WRITE_SLOTS != number % WRITE_SLOTS;
+                        self.ledger.corrupted += u64::from(slot < number || is_other);
                         self.ledger.record_number(number);
                     }
-                    asked = recv_control::<SoakRequest>(&ep, Some(peer)) => match asked?.1 {
+                    request = recv_control::<SoakRequest>(&ep, Some(peer)) => match request?.1 {
                         SoakRequest::End { messages, .. } => expected = Some(messages),
                         _ => send_control(&ep, peer, &status(&self.ledger, &self.region)?).await?,
                     },
@@ -109,11 +113,11 @@ impl SoakReceiver {
     }
 }
 
-fn status(book: &MessageLedger, region: &MemoryRegion) -> Result<SoakStatus> {
+fn status(ledger: &MessageLedger, region: &MemoryRegion) -> Result<SoakStatus> {
     Ok(SoakStatus {
-        received: book.received,
-        duplicates: book.duplicates,
-        corrupted: book.corrupted,
+        received: ledger.received,
+        duplicates: ledger.duplicates,
+        corrupted: ledger.corrupted,
         added: region.load(COUNTER_OFFSET as usize)?,
         memory: resident_bytes(),
     })

@@ -17,15 +17,15 @@ const WINDOW: usize = 16;
 
 pub(super) async fn run_sender(
     provider: String,
-    at: String,
+    address: String,
     time: Duration,
     stop: Stop,
 ) -> Result<SoakTotals> {
     let ep = Endpoint::bind(&format!("{provider}://")[..]).await?;
-    let peer = ep.add_peer(&at[..]).await?;
+    let peer = ep.add_peer(&address[..]).await?;
     send_control(&ep, peer, &SoakRequest::GetRegion).await?;
     let remote = RemoteRegion::from_bytes(&recv_control::<Vec<u8>>(&ep, Some(peer)).await?.1)?;
-    let mut near = SoakSender {
+    let mut sender = SoakSender {
         ep,
         peer,
         remote,
@@ -33,23 +33,24 @@ pub(super) async fn run_sender(
         rng_state: 1,
         totals: SoakTotals::default(),
     };
-    let (began, every) = (Instant::now(), time / 40);
-    let mut next = every;
+    let (began, interval) = (Instant::now(), time / 40);
+    let mut next = interval;
     while began.elapsed() < time && !stop.raised() {
         for _ in 0..64 {
-            near.run_random_op().await?;
+            sender.run_random_op().await?;
         }
         if began.elapsed() >= next {
-            next += every;
-            near.sample_memory(began.elapsed().as_secs_f64() / time.as_secs_f64())
+            next += interval;
+            sender
+                .sample_memory(began.elapsed().as_secs_f64() / time.as_secs_f64())
                 .await?;
         }
     }
-    near.wait_in_flight(0).await?;
-    let (messages, added) = (near.totals.messages, near.totals.added);
-    send_control(&near.ep, peer, &SoakRequest::End { messages, added }).await?;
-    near.totals.last_status = recv_control::<SoakStatus>(&near.ep, Some(peer)).await?.1;
-    Ok(near.totals)
+    sender.wait_in_flight(0).await?;
+    let (messages, added) = (sender.totals.messages, sender.totals.added);
+    send_control(&sender.ep, peer, &SoakRequest::End { messages, added }).await?;
+    sender.totals.last_status = recv_control::<SoakStatus>(&sender.ep, Some(peer)).await?.1;
+    Ok(sender.totals)
 }
 
 struct SoakSender {
@@ -97,8 +98,8 @@ impl SoakSender {
                 ep.lend(peer, loan).await.map_err(|failed| failed.error)?;
             }
             1 => {
-                let place = self.remote.at(8 * (number % WRITE_SLOTS));
-                ep.write(peer, place, number.to_le_bytes().to_vec())
+                let slot = self.remote.at(8 * (number % WRITE_SLOTS));
+                ep.write(peer, slot, number.to_le_bytes().to_vec())
                     .data(number)
                     .await?;
             }
@@ -160,8 +161,8 @@ impl SoakSender {
     }
 
     /// Waits until at most `most` operations are in flight.
-    async fn wait_in_flight(&mut self, most: usize) -> Result<()> {
-        while self.in_flight.len() > most {
+    async fn wait_in_flight(&mut self, limit: usize) -> Result<()> {
+        while self.in_flight.len() > limit {
             if let Some(operation) = self.in_flight.pop_front() {
                 operation.await?;
             }

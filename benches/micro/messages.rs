@@ -6,7 +6,7 @@ use std::iter::repeat_n;
 use fabric_async::{Endpoint, FiAddr, Result, WaitPolicy};
 use tokio::runtime::Runtime;
 
-use crate::work::Microbench;
+use crate::suite::Microbench;
 
 /// Messages of one repetition.
 const MESSAGES: usize = 64;
@@ -62,23 +62,23 @@ struct EndpointPair {
 impl EndpointPair {
     async fn open() -> Result<Self> {
         let options = Endpoint::options().wait_policy(WaitPolicy::Spin);
-        let (from, to) = (
+        let (sender, receiver) = (
             options.clone().bind("shm://").await?,
             options.bind("shm://").await?,
         );
-        let peer = from.add_peer(to.name()).await?;
+        let peer = sender.add_peer(receiver.name()).await?;
         Ok(Self {
-            sender: from,
-            receiver: to,
+            sender,
+            receiver,
             peer,
         })
     }
 
     /// Sends all messages in batches of this size, or one by one with 0.
-    fn send(&self, how: SendMode, batch: usize) -> usize {
+    fn send(&self, mode: SendMode, batch: usize) -> usize {
         let bytes = black_box(&[7u8; 8]);
         let request = |_| self.sender.send(self.peer, bytes);
-        match (how, batch) {
+        match (mode, batch) {
             (Injected, 0) => (0..MESSAGES)
                 .filter(|_| self.sender.inject(self.peer, bytes).is_ok())
                 .count(),
@@ -101,8 +101,10 @@ impl EndpointPair {
     }
 
     /// Posts receives, in a batch or one by one with 0.
-    fn receive(&self, rooms: &mut Vec<Vec<u8>>, batch: usize) -> usize {
-        let requests = rooms.drain(..).map(|room| self.receiver.recv_into(room));
+    fn receive(&self, buffers: &mut Vec<Vec<u8>>, batch: usize) -> usize {
+        let requests = buffers
+            .drain(..)
+            .map(|buffer| self.receiver.recv_into(buffer));
         match batch {
             0 => requests.filter_map(|request| request.post().ok()).count(),
             _ => self.receiver.post_all(requests).unwrap_or(0),
@@ -115,24 +117,24 @@ fn open_pair() -> (Runtime, EndpointPair) {
         .enable_all()
         .build()
         .expect("a runtime");
-    let ends = runtime
+    let pair = runtime
         .block_on(EndpointPair::open())
         .expect("shared memory");
-    (runtime, ends)
+    (runtime, pair)
 }
 
 fn send_and_recv() -> Box<dyn FnMut() -> usize> {
-    let (runtime, ends) = open_pair();
-    let (mut buf, mut room) = (vec![7u8; 8], vec![0u8; 8]);
+    let (runtime, pair) = open_pair();
+    let (mut buf, mut buffer) = (vec![7u8; 8], vec![0u8; 8]);
     Box::new(move || {
         let trips = async {
             for _ in 0..MESSAGES {
-                let sent = ends
+                let sent = pair
                     .sender
-                    .send(ends.peer, std::mem::take(&mut buf))
+                    .send(pair.peer, std::mem::take(&mut buf))
                     .await?;
-                let got = ends.receiver.recv_into(std::mem::take(&mut room)).await?;
-                (buf, room) = (sent.into_buf(), got.into_buf());
+                let received = pair.receiver.recv_into(std::mem::take(&mut buffer)).await?;
+                (buf, buffer) = (sent.into_buf(), received.into_buf());
             }
             Ok::<_, fabric_async::Error>(buf.len())
         };
@@ -142,32 +144,36 @@ fn send_and_recv() -> Box<dyn FnMut() -> usize> {
 
 /// Posts receives, sends messages, and takes the completions of both sides. A batch size of 0 posts
 /// one by one.
-fn stream(how: SendMode, batch: usize, receives: usize) -> Box<dyn FnMut() -> usize> {
-    let (runtime, ends) = open_pair();
+fn stream(mode: SendMode, batch: usize, receives: usize) -> Box<dyn FnMut() -> usize> {
+    let (runtime, pair) = open_pair();
     let queue = |ep: &Endpoint| {
         ep.completions()
             .expect("the endpoint has a queue of its own")
     };
-    let (mut sent, mut received) = (queue(&ends.sender), queue(&ends.receiver));
+    let (mut sent, mut received) = (queue(&pair.sender), queue(&pair.receiver));
     let mut out = Vec::new();
-    let mut rooms = vec![vec![0u8; 8]; MESSAGES];
+    let mut buffers = vec![vec![0u8; 8]; MESSAGES];
     Box::new(move || {
         let _keeps_tasks_alive = &runtime;
         assert_eq!(
-            ends.receive(&mut rooms, receives),
+            pair.receive(&mut buffers, receives),
             MESSAGES,
-            "there is room for so few"
+            "the queue has room for all"
         );
-        assert_eq!(ends.send(how, batch), MESSAGES, "there is room for so few");
+        assert_eq!(
+            pair.send(mode, batch),
+            MESSAGES,
+            "the queue has room for all"
+        );
         sent.try_next_batch(&mut out, MESSAGES);
         out.clear();
-        while rooms.len() < MESSAGES {
+        while buffers.len() < MESSAGES {
             received.try_next_batch(&mut out, MESSAGES);
-            rooms.extend(
+            buffers.extend(
                 out.drain(..)
                     .filter_map(|entry| Some(entry.into_result::<Vec<u8>>().ok()?.into_buf())),
             );
         }
-        rooms.len()
+        buffers.len()
     })
 }

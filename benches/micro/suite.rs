@@ -15,11 +15,11 @@ pub(crate) type Microbench = (&'static str, Box<dyn FnMut() -> usize>);
 
 /// Returns all microbenchmarks, ready to be repeated.
 pub(crate) fn all() -> Vec<Microbench> {
-    let mut all = fabric_reactor::microbench::all();
-    all.extend(pure_benchmarks());
-    all.extend(crate::message::all());
-    all.extend(crate::peers::all());
-    all
+    let mut benches = fabric_reactor::microbench::all();
+    benches.extend(pure_benchmarks());
+    benches.extend(crate::messages::all());
+    benches.extend(crate::idle_peers::all());
+    benches
 }
 
 fn pure_benchmarks() -> Vec<Microbench> {

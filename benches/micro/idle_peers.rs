@@ -4,7 +4,7 @@ use fabric_async::{Endpoint, Result, WaitPolicy};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::Runtime;
 
-use crate::work::Microbench;
+use crate::suite::Microbench;
 
 /// Passes of one repetition.
 const PASSES: usize = 64;
@@ -68,10 +68,10 @@ impl IdlePeersFixture {
 
 /// The fixture is opened with the first repetition, so that other benchmarks run without it.
 fn empty_passes(peers: usize) -> Box<dyn FnMut() -> usize> {
-    let mut host = None;
+    let mut fixture = None;
     Box::new(move || {
-        let host = host.get_or_insert_with(|| IdlePeersFixture::open(peers));
-        let domain = host.ep.domain();
+        let fixture = fixture.get_or_insert_with(|| IdlePeersFixture::open(peers));
+        let domain = fixture.ep.domain();
         (0..PASSES).filter(|_| !domain.progress()).count()
     })
 }
