@@ -74,7 +74,7 @@ async fn bind_endpoint() -> Result<Endpoint> {
 }
 
 /// Runs round trips, which count themselves in `done`; `None` if none has ended for
-/// [`LOSS_TIMEOUT`], because a datagram was lost.
+/// 5 seconds, because a datagram was lost.
 pub async fn with_loss_timeout<T>(trips: impl Future<Output = T>, done: &AtomicU64) -> Option<T> {
     let mut trips = pin!(trips);
     loop {

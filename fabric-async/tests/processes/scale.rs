@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use fabric_async::{Domain, Endpoint, FiAddr, Hints, Progress};
+use futures_util::future::join_all;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::leak_check::run_in_own_process;
@@ -236,4 +237,34 @@ fn thousands_of_endpoints_work_in_one_process() {
             assert!(pair < 128 << 10, "{pair} bytes per connection");
         });
     });
+}
+
+/// Endpoints that connect in one burst: more than an endpoint accepts in one poll, and more than it
+/// has pending handshakes.
+const BURST: usize = 300;
+
+/// A handshake takes a round trip, so all peers of a burst are pending together.
+#[test]
+fn pending_handshakes_of_a_connect_burst_are_not_evicted() {
+    run_in_own_process(
+        "scale::pending_handshakes_of_a_connect_burst_are_not_evicted",
+        || {
+            if !raise_descriptor_limit(4096) {
+                return;
+            }
+            run(async {
+                let host = Endpoint::bind("shm://").await.unwrap();
+                let name = host.name().to_string();
+                let mut clients = Vec::new();
+                for _ in 0..BURST {
+                    clients.push(Endpoint::bind("shm://").await.unwrap());
+                }
+                let connects = clients.iter().map(|client| client.add_peer(&name[..]));
+                for connected in join_all(connects).await {
+                    connected.unwrap();
+                }
+                assert_eq!(host.stats().peers, BURST);
+            });
+        },
+    );
 }

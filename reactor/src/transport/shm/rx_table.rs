@@ -18,6 +18,7 @@
 //! is polled. `models/doorbell` checks this.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use slab::Slab;
 
@@ -100,13 +101,23 @@ impl RxConnections {
         }
     }
 
-    /// Drops the oldest pending handshakes beyond `most`.
-    pub(crate) fn evict_oldest_handshakes(&mut self, most: usize) {
-        while self.handshaking.len() > most {
-            if let Some(at) = self.handshaking.pop_front() {
-                self.slots.try_remove(at);
-            }
+    /// Returns whether another handshake may begin: fewer than `most` are pending, or the oldest one
+    /// was pending for `timeout` and is dropped.
+    pub(crate) fn make_handshake_room(&mut self, most: usize, timeout: Duration) -> bool {
+        if self.handshaking.len() < most {
+            return true;
         }
+        let Some(&oldest) = self.handshaking.front() else {
+            return false;
+        };
+        if let Some(RxSlot::Handshaking(handshake)) = self.slots.get(oldest)
+            && handshake.age() < timeout
+        {
+            return false;
+        }
+        self.handshaking.pop_front();
+        self.slots.try_remove(oldest);
+        true
     }
 
     /// Adds an established connection.

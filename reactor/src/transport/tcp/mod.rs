@@ -216,7 +216,7 @@ impl TcpDomain {
         self.active.push(endpoint.id());
         let at = self
             .endpoints
-            .partition_point(|endpoint| endpoint.id() < endpoint.id());
+            .partition_point(|other| other.id() < endpoint.id());
         self.endpoints.insert(at, endpoint);
     }
 

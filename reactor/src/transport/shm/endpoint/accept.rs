@@ -1,6 +1,7 @@
 //! Accepting connections from peers, and their handshakes.
 
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use fabric_core::event::EventKind;
 use fabric_core::matching::PeerKey;
@@ -14,16 +15,29 @@ use super::{ShmEndpoint, ShmToken};
 
 /// Connections accepted in one poll.
 const ACCEPTS_PER_POLL: usize = 64;
-/// Pending handshakes of an endpoint; beyond this limit the oldest one is evicted.
+/// Pending handshakes of an endpoint. At this limit further connections stay in the backlog until a
+/// handshake ends, or until the oldest one has been pending for [`HANDSHAKE_TIMEOUT`] and is evicted.
 const MAX_PENDING_HANDSHAKES: usize = 64;
+/// Time that a peer has for its hello when others wait for its place.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl ShmEndpoint {
     /// Accepts waiting connections, up to [`ACCEPTS_PER_POLL`].
+    ///
+    /// A handshake takes a round trip, so many peers that connect at once are pending together. None
+    /// of them is evicted before it had time to answer. Meanwhile the listener stays ready and keeps
+    /// the domain awake.
     pub(super) fn accept(&mut self, host: &mut dyn EngineContext) {
         self.reserve_fd = self.reserve_fd.take().or_else(|| socket::reserve_fd().ok());
         for _ in 0..ACCEPTS_PER_POLL {
             if closer::wake_when_free(&self.wait_set) {
                 return self.stop_accepting();
+            }
+            if !self
+                .rx_connections
+                .make_handshake_room(MAX_PENDING_HANDSHAKES, HANDSHAKE_TIMEOUT)
+            {
+                return;
             }
             match self.listener.accept() {
                 Ok(Some(mut socket)) => {
@@ -33,8 +47,6 @@ impl ShmEndpoint {
                         self.rx_connections
                             .insert_handshake(PendingHandshake::new(socket));
                         self.on_rx_ready(host, at);
-                        self.rx_connections
-                            .evict_oldest_handshakes(MAX_PENDING_HANDSHAKES);
                     }
                 }
                 Ok(None) => return,

@@ -1,6 +1,7 @@
 //! Handshakes of incoming connections: which are accepted, and the reply to the others.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use fabric_core::matching::PeerKey;
 use fabric_core::{Address, Error, RejectReason, Scheme};
@@ -18,6 +19,7 @@ pub(crate) struct PendingHandshake {
     socket: ShmSocket,
     /// Whether the peer's user was checked and `Ready` was sent.
     admitted: bool,
+    accepted_at: Instant,
 }
 
 /// Result of [`PendingHandshake::poll_handshake`].
@@ -38,7 +40,13 @@ impl PendingHandshake {
         Self {
             socket,
             admitted: false,
+            accepted_at: Instant::now(),
         }
+    }
+
+    /// Returns the time since the connection was accepted.
+    pub(crate) fn age(&self) -> Duration {
+        self.accepted_at.elapsed()
     }
 
     /// Checks the peer, receives its hello, and accepts or rejects the connection.
