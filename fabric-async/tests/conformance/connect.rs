@@ -204,14 +204,11 @@ pub(crate) async fn dropped_connect_aborts_the_attempt(setup: Setup) {
         assert!(poll_once(&mut initiating).await.is_pending());
         drop(initiating);
     }
-    let mut initiating = here
-        .connect(&pep)
-        .private_data("ignored as well")
-        .into_future();
+    let mut initiating = here.connect(&pep).private_data("abandoned").into_future();
     let request = loop {
         assert!(poll_once(&mut initiating).await.is_pending());
         match pep.try_next() {
-            Some(request) if request.private_data() == b"never mind, too" => break request,
+            Some(request) if request.private_data() == b"abandoned" => break request,
             _ => tokio::task::yield_now().await,
         }
     };
