@@ -72,7 +72,7 @@ pub(crate) async fn every_length_arrives_in_both_directions(setup: Setup) {
         assert_bytes(&got.unwrap(), to_b);
         assert_bytes(&came.unwrap(), to_a);
     }
-    // These messages are sent without awaiting the sends.
+    // Unexpected messages.
     for len in lens.into_iter().filter(|len| *len <= 1 << 20) {
         let sending =
             a.ep.send(a.ep.peer().unwrap(), pattern(len, 3))

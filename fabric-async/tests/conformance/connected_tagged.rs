@@ -56,7 +56,7 @@ pub(crate) async fn every_length_arrives_tagged_in_both_directions(setup: Setup)
             assert_bytes(&got, pattern(len, 1));
         }
     }
-    // These messages are sent without awaiting the sends.
+    // Unexpected messages.
     for len in lens.into_iter().filter(|len| *len <= 1 << 20) {
         let sending =
             a.ep.send(a.ep.peer().unwrap(), pattern(len, 3))
