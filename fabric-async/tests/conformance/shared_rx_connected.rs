@@ -1,12 +1,13 @@
 //! Connected endpoints with a shared receive context.
 
 use std::collections::HashMap;
+use std::pin::pin;
 
 use bytes::BytesMut;
 use fabric_async::{
     Class, DownReason, Endpoint, EpType, Error, EventKind, Hints, OpKind, SHARED_CONTEXT, discover,
 };
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 
 use crate::connected_pair::MsgDomainFixture;
 use crate::payload::{
@@ -242,8 +243,11 @@ pub(crate) async fn requeued_message_keeps_its_source(setup: Setup) {
     for round in 0..10u64 {
         let at = round as usize % 2;
         let dropped = there.shared_rx().recv().start().unwrap();
-        send_to_peer(&others[at], numbered_message(round, 40)).await;
-        while there.shared_rx().stats().received.count == round * 2 {
+        let peer = others[at].peer().unwrap();
+        let message = numbered_message(round, 40);
+        let delivered = others[at].send(peer, message).delivery_complete();
+        let mut delivered = pin!(delivered.into_future());
+        while (&mut delivered).now_or_never().is_none() {
             there.domain.progress();
             tokio::task::yield_now().await;
         }
