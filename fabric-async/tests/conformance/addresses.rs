@@ -1,4 +1,5 @@
-//! Numbers of peers: strangers, guests, stale numbers, and peers that do not exist.
+//! Peer addresses: unknown sources, auto-inserted peers, stale handles, and peers that do not
+//! exist.
 
 use fabric_async::{Address, Error, FiAddr, Scheme};
 use futures_util::StreamExt;
@@ -7,7 +8,7 @@ use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, fl
 use crate::payload::{poll_once, wait_until_stable};
 use crate::setup::Setup;
 
-/// A sender, and a receiver that gives nobody a number on its own.
+/// Opens a sender, and a receiver whose address vector does not auto-insert peers.
 async fn pair_without_auto_insert(setup: &Setup) -> (EndpointFixture, EndpointFixture, FiAddr) {
     crate::endpoint_fixture::endpoint_pair_with(
         setup,
@@ -37,7 +38,7 @@ pub(crate) async fn source_is_unknown_until_av_insert(setup: Setup) {
         assert_eq!(
             (&got[..], got.source()),
             (text.as_bytes(), Ok(from_a)),
-            "also what came before"
+            "messages that arrived before the insert, too"
         );
     }
 }
@@ -52,18 +53,18 @@ pub(crate) async fn directed_receive_matches_after_av_insert(setup: Setup) {
     assert_eq!(&b.ep.recv().from(from_a).await.unwrap()[..], b"late");
 }
 
-/// A receive directed at a number that the peer gets only later: removed, and inserted at another
-/// position.
+/// Messages that arrived before their sender was inserted match receives directed at it, and no
+/// receive directed at another peer, whatever positions were used in between.
 pub(crate) async fn av_insert_assigns_source_to_unexpected_messages(setup: Setup) {
     let (a, b, to_b) = pair_without_auto_insert(&setup).await;
-    let (c, c_name) = (setup.open_endpoint().await, setup.unique_address("nobody"));
+    let (c, c_name) = (setup.open_endpoint().await, setup.unique_address("absent"));
     let other = b.av.insert(c.ep.name()).unwrap();
     let mut directed = b.ep.recv().from(other).start().unwrap();
-    a.ep.send(to_b, "from a stranger").await.unwrap();
+    a.ep.send(to_b, "of unknown source").await.unwrap();
     flush(&a, &b, to_b).await;
     assert!(
         poll_once(&mut directed).await.is_pending(),
-        "a stranger reaches receives from anybody only"
+        "a message of unknown source matches any-source receives only"
     );
     b.av.insert(c_name.as_str()).unwrap();
     let from_a = b.av.insert(a.ep.name()).unwrap();
@@ -71,7 +72,7 @@ pub(crate) async fn av_insert_assigns_source_to_unexpected_messages(setup: Setup
     let got = b.ep.recv().from(from_a).await.unwrap();
     assert_eq!(
         (&got[..], got.source()),
-        (&b"from a stranger"[..], Ok(from_a))
+        (&b"of unknown source"[..], Ok(from_a))
     );
     let to_b = c.add_peer(&b).await;
     c.ep.send(to_b, "from c").await.unwrap();
@@ -101,7 +102,7 @@ pub(crate) async fn removed_address_is_stale(setup: Setup) {
     );
     assert_eq!(a.ep.inject(to_b, b"x"), Err(Error::StaleAddress(to_b)));
 
-    // The position is used again, the number is not.
+    // The position is reused with another generation: the old handle stays stale.
     let c = setup.open_endpoint().await;
     let to_c = a.add_peer(&c).await;
     assert_eq!(to_c.index(), to_b.index(), "the lowest free position");
@@ -162,41 +163,41 @@ pub(crate) async fn inserting_twice_returns_the_same_address(setup: Setup) {
 
 pub(crate) async fn add_peer_error_names_the_missing_peer(setup: Setup) {
     let a = setup.open_endpoint().await;
-    let nobody: Address = setup.unique_address("nobody").parse().unwrap();
+    let absent: Address = setup.unique_address("absent").parse().unwrap();
     assert_eq!(
-        a.ep.add_peer(&nobody).await,
-        Err(Error::NoSuchPeer(nobody.clone()))
+        a.ep.add_peer(&absent).await,
+        Err(Error::NoSuchPeer(absent.clone()))
     );
     assert_eq!(
-        a.ep.add_peer(&nobody).await,
-        Err(Error::NoSuchPeer(nobody)),
+        a.ep.add_peer(&absent).await,
+        Err(Error::NoSuchPeer(absent)),
         "every time"
     );
 }
 
 pub(crate) async fn send_error_names_the_missing_peer(setup: Setup) {
     let a = setup.open_endpoint().await;
-    let nobody: Address = setup.unique_address("nobody").parse().unwrap();
-    let number = a.av.insert(&nobody).unwrap();
+    let absent: Address = setup.unique_address("absent").parse().unwrap();
+    let addr = a.av.insert(&absent).unwrap();
     for len in [3, 100_000] {
-        let refused = a.ep.send(number, vec![0; len]).await.unwrap_err();
+        let refused = a.ep.send(addr, vec![0; len]).await.unwrap_err();
         assert_eq!(
             (refused.error, refused.buf.len()),
-            (Error::NoSuchPeer(nobody.clone()), len)
+            (Error::NoSuchPeer(absent.clone()), len)
         );
     }
-    // Somebody comes by that name: the number is good now.
+    // An endpoint opens under that address later: the same handle reaches it.
     let (domain, info) = (&a.domain, &a.info);
     let av = domain.address_vector().unwrap();
     let late = domain
         .endpoint(info)
         .unwrap()
-        .name(&nobody)
+        .name(&absent)
         .unwrap()
         .bind_av(&av)
         .unwrap();
     let late = late.enable().await.unwrap();
-    let (sent, got) = tokio::join!(a.ep.send(number, "there you are"), late.recv());
+    let (sent, got) = tokio::join!(a.ep.send(addr, "there you are"), late.recv());
     sent.unwrap();
     assert_eq!(&got.unwrap()[..], b"there you are");
 }
@@ -207,7 +208,7 @@ pub(crate) async fn wrong_scheme_and_malformed_addresses_are_refused(setup: Setu
         .into_iter()
         .filter(|other| other.provider() != setup.provider);
     for other in others {
-        let address = Address::new(other, "somebody").unwrap();
+        let address = Address::new(other, "other").unwrap();
         let expected = |error: &Error| match error {
             Error::WrongScheme {
                 provider,
@@ -239,7 +240,7 @@ pub(crate) async fn wrong_scheme_and_malformed_addresses_are_refused(setup: Setu
     let empty = a.ep.add_peer(setup.unnamed_address()).await.unwrap_err();
     assert!(
         matches!(empty, Error::Invalid { .. }),
-        "nobody has no name: {empty}"
+        "an address without a name is no peer: {empty}"
     );
     if a.ep.name().socket_addr().is_none() {
         return;
@@ -250,7 +251,7 @@ pub(crate) async fn wrong_scheme_and_malformed_addresses_are_refused(setup: Setu
         matches!(&error, Error::Invalid { why, .. } if why.contains("port 0")),
         "{error}"
     );
-    // One of those that are kept for documents.
+    // 192.0.2.0/24 is reserved for documentation: no interface has such an address.
     let elsewhere = format!("{}://192.0.2.1:7000", setup.provider);
     let builder = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap();
     let error = builder
@@ -270,30 +271,33 @@ pub(crate) async fn auto_inserted_peers_are_released_on_close(setup: Setup) {
     let c = setup.open_endpoint().await;
     let kept = b.av.insert(c.ep.name()).unwrap();
     a.ep.send(to_b, "hello").await.unwrap();
-    let guest = b.ep.recv().await.unwrap().source().unwrap();
-    assert_eq!(b.av.lookup(guest).as_ref(), Ok(a.ep.name()));
+    let auto_addr = b.ep.recv().await.unwrap().source().unwrap();
+    assert_eq!(b.av.lookup(auto_addr).as_ref(), Ok(a.ep.name()));
     let to_b = c.add_peer(&b).await;
     c.ep.send(to_b, "hello").await.unwrap();
     assert_eq!(
         b.ep.recv().await.unwrap().source(),
         Ok(kept),
-        "who has a number keeps it"
+        "a peer that was inserted keeps its handle"
     );
     a.ep.close().unwrap();
     c.ep.close().unwrap();
-    // Somebody has to look for the news to come in.
+    // The domain learns of the disconnects only while it makes progress.
     let watch = async {
-        while b.av.lookup(guest).is_ok() {
+        while b.av.lookup(auto_addr).is_ok() {
             b.domain.progress();
             tokio::task::yield_now().await;
         }
     };
     watch.await;
     wait_until_stable(|| b.av.peers().len() as u64).await;
-    assert!(b.av.lookup(kept).is_ok(), "who was inserted by hand stays");
+    assert!(
+        b.av.lookup(kept).is_ok(),
+        "peers that were inserted explicitly stay"
+    );
 }
 
-/// The same when the sender is gone by then.
+/// As `av_insert_assigns_source_to_unexpected_messages`, after the sender has closed.
 pub(crate) async fn av_insert_assigns_source_after_peer_closed(setup: Setup) {
     let b = setup
         .open_endpoint_with(EndpointConfig {
@@ -313,37 +317,38 @@ pub(crate) async fn av_insert_assigns_source_after_peer_closed(setup: Setup) {
         b.ep.recv().tag(1).await.unwrap().source(),
         Err(Error::UnknownSource)
     );
-    let moving = b.spawn_progress();
+    let progress_task = b.spawn_progress();
     drop(a);
     wait_until_stable(|| 0).await;
-    moving.abort();
-    let number = b.av.insert(&name).unwrap();
+    progress_task.abort();
+    let addr = b.av.insert(&name).unwrap();
     assert_eq!(
-        b.ep.recv().tag(2).from(number).await.unwrap().source(),
-        Ok(number)
+        b.ep.recv().tag(2).from(addr).await.unwrap().source(),
+        Ok(addr)
     );
 }
 
-/// A receive that is directed at a number ends with the number.
+/// A receive that is directed at a handle fails when the handle is removed.
 pub(crate) async fn av_remove_fails_directed_receives(setup: Setup) {
     let (a, mut b, _) = endpoint_pair(&setup).await;
-    let number = b.av.insert(a.ep.name()).unwrap();
-    let directed = b.ep.recv_into(vec![0; 8]).from(number).start().unwrap();
-    b.ep.recv().from(number).context(3).post().unwrap();
-    b.av.remove(number).unwrap();
+    let addr = b.av.insert(a.ep.name()).unwrap();
+    let directed = b.ep.recv_into(vec![0; 8]).from(addr).start().unwrap();
+    b.ep.recv().from(addr).context(3).post().unwrap();
+    b.av.remove(addr).unwrap();
     let failed = directed.await.unwrap_err();
     assert_eq!(
         (failed.error, failed.buf.capacity()),
-        (Error::StaleAddress(number), 8)
+        (Error::StaleAddress(addr), 8)
     );
     let posted = b.cq.next().await.unwrap();
     assert_eq!(
         (posted.context, posted.error.as_deref()),
-        (3, Some(&Error::StaleAddress(number)))
+        (3, Some(&Error::StaleAddress(addr)))
     );
 }
 
-/// Two endpoints share a vector, and a guest of one is known to the other only by its number.
+/// Two endpoints share an address vector, and one of them knows an auto-inserted peer of the other
+/// only by its handle.
 pub(crate) async fn auto_inserted_peer_close_fails_all_directed_receives(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let other = b
@@ -356,17 +361,17 @@ pub(crate) async fn auto_inserted_peer_close_fails_all_directed_receives(setup: 
         .await
         .unwrap();
     a.ep.send(to_b, "hello").await.unwrap();
-    let guest = b.ep.recv().await.unwrap().source().unwrap();
-    let directed = other.recv().from(guest).start().unwrap();
+    let auto_addr = b.ep.recv().await.unwrap().source().unwrap();
+    let directed = other.recv().from(auto_addr).start().unwrap();
     drop(a);
     assert_eq!(
         directed.await.unwrap_err().error,
-        Error::StaleAddress(guest)
+        Error::StaleAddress(auto_addr)
     );
 }
 
-/// A number that was taken back and given again by the same guest is not counted down by its old
-/// connection.
+/// A handle that was removed and assigned again to the same auto-inserted peer is not released by
+/// the end of the peer's old connection.
 pub(crate) async fn reinserted_address_survives_old_connection_close(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let other = b
@@ -385,10 +390,10 @@ pub(crate) async fn reinserted_address_survives_old_connection_close(setup: Setu
     a.ep.send(to_other, "two").await.unwrap();
     let second = other.recv().await.unwrap().source().unwrap();
     assert_ne!(first, second);
-    let moving = b.spawn_progress();
+    let progress_task = b.spawn_progress();
     b.ep.close().unwrap();
     wait_until_stable(|| 0).await;
-    moving.abort();
+    progress_task.abort();
     a.ep.send(to_other, "three").await.unwrap();
     assert_eq!(
         other.recv().await.unwrap().source(),

@@ -7,11 +7,11 @@ use crate::setup::Setup;
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// Every operation on this type, in every call: what is left and what comes back are what the
-/// arithmetic says.
+/// Runs every operation on values of one type, by every call: the resulting and the fetched values
+/// match plain arithmetic.
 async fn check_all_ops<T: AtomicType>(setup: &Setup, values: [T; 3]) {
     let (a, b, to_b) = endpoint_pair(setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b.domain.alloc(64, READ_WRITE).unwrap();
     let (remote, size) = (region.remote(), T::DATATYPE.size());
     for &op in AtomicOp::ALL {
@@ -76,12 +76,12 @@ pub(crate) async fn every_operation_on_every_type(setup: Setup) {
     check_all_ops(&setup, [1f64, -2.5, 0.0]).await;
 }
 
-/// Nothing is lost between peers that add at the same time, the owner among them.
+/// Concurrent additions of several peers and of the owner are all applied.
 pub(crate) async fn concurrent_adds_are_not_lost(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let c = setup.open_endpoint().await;
     let c_to_b = c.add_peer(&b).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b.domain.alloc(64, READ_WRITE).unwrap();
     let remote = region.remote();
     let add = |ep: fabric_async::Endpoint, peer| {
@@ -109,12 +109,12 @@ pub(crate) async fn concurrent_adds_are_not_lost(setup: Setup) {
     assert_eq!(region.load(32), Ok(3000.0f64));
 }
 
-/// A lock made of compare-and-swap keeps what it guards together.
+/// A lock made of compare-and-swap protects what it guards.
 pub(crate) async fn compare_and_swap_implements_a_lock(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let c = setup.open_endpoint().await;
     let c_to_b = c.add_peer(&b).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b.domain.alloc(64, READ_WRITE).unwrap();
     let remote = region.remote();
     let work = |ep: fabric_async::Endpoint, peer, me: u64| {
@@ -140,7 +140,7 @@ pub(crate) async fn compare_and_swap_implements_a_lock(setup: Setup) {
 
 pub(crate) async fn atomics_operate_on_arrays(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b.domain.alloc(8192, READ_WRITE).unwrap();
     let remote = region.remote();
     let long: Vec<u32> = (0..1024).collect();
@@ -191,7 +191,7 @@ pub(crate) async fn atomics_operate_on_arrays(setup: Setup) {
 
 pub(crate) async fn misaligned_atomic_fails_only_its_op(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b.domain.alloc(64, READ_WRITE).unwrap();
     let readable = b.domain.alloc(64, Access::REMOTE_READ).unwrap();
     let remote = region.remote();
@@ -221,7 +221,7 @@ pub(crate) async fn misaligned_atomic_fails_only_its_op(setup: Setup) {
 
 pub(crate) async fn posted_atomics_report_fetched_values(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b.domain.alloc(64, READ_WRITE).unwrap();
     let remote = region.remote();
     region.atomic(8, AtomicOp::Write, 40i32).unwrap();
@@ -246,10 +246,11 @@ pub(crate) async fn posted_atomics_report_fetched_values(setup: Setup) {
     );
 }
 
-/// What is done, and cannot be told to its owner any more, is not done again on another way.
+/// An operation that was executed, and whose owner can no longer be told so, is not executed again
+/// by another path.
 pub(crate) async fn failed_atomic_executes_at_most_once(setup: Setup) {
     let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
-    // One without counters, and so with the shortest way there is.
+    // An endpoint without counters takes the shortest path.
     let ep = a
         .domain
         .endpoint(&a.info)
@@ -266,9 +267,9 @@ pub(crate) async fn failed_atomic_executes_at_most_once(setup: Setup) {
         .bind_counter(&counter, CounterBind::REMOTE_WRITE)
         .unwrap();
     let remote = region.remote();
-    let moving = b.spawn_progress();
+    let progress_task = b.spawn_progress();
     assert_eq!(ep.fetch_add(to_b, remote.at(0), 1u64).await, Ok(0));
-    moving.abort();
+    progress_task.abort();
     b.ep.clone().close().unwrap();
     for _ in 0..10 {
         let before: u64 = region.load(0).unwrap();

@@ -11,7 +11,7 @@ use crate::setup::Setup;
 
 const MESSAGE_LEN: usize = 64 << 10;
 
-/// Few credits.
+/// Returns a configuration with few transmit credits.
 fn few_credits() -> EndpointConfig {
     EndpointConfig {
         tx_size: Some(16),
@@ -19,8 +19,8 @@ fn few_credits() -> EndpointConfig {
     }
 }
 
-/// The sender makes no call any more once nothing goes: what is on its way leaves by itself as
-/// there is room.
+/// The sender makes no further call once `inject` is refused: the accepted messages leave as room
+/// becomes available.
 pub(crate) async fn injected_messages_leave_without_further_calls(setup: Setup) {
     let (a, b, to_b) =
         endpoint_pair_with(&setup, EndpointConfig::default(), EndpointConfig::default()).await;
@@ -42,7 +42,7 @@ pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
         let refused = loop {
             assert!(
                 posted.len() < 4096,
-                "256 MiB without a receive, and no end of it"
+                "256 MiB were accepted without a receive"
             );
             let message = numbered_message(posted.len() as u64, MESSAGE_LEN);
             let at = message.as_ptr();
@@ -59,7 +59,7 @@ pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
             (at, MESSAGE_LEN),
             "the buffer comes back"
         );
-        // Under automatic progress a credit may have come back meanwhile.
+        // Under automatic progress a credit may have been returned meanwhile.
         let refused_again = match a.ep.send(to_b, failed.buf).start() {
             Ok(op) => {
                 posted.push(op);
@@ -92,13 +92,13 @@ pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
             assert_eq!(
                 got.unwrap().len(),
                 MESSAGE_LEN,
-                "what was refused was not sent"
+                "a refused message was sent"
             );
         }
     }
 }
 
-/// Sends until there is no credit left; returns how many are under way.
+/// Sends until no credit is left; returns the number of sends in progress.
 fn use_up_credits(a: &EndpointFixture, to_b: fabric_async::FiAddr) -> u64 {
     let mut count = 0;
     while let Ok(op) = a.ep.try_send(to_b, numbered_message(count, MESSAGE_LEN)) {
@@ -115,8 +115,8 @@ pub(crate) async fn awaited_send_is_pending_until_receiver_reads(setup: Setup) {
         EndpointConfig::default().with_small_socket_buffers(),
     )
     .await;
-    // More than the receiver, whom nobody asks for anything, takes, and than is kept between the
-    // two.
+    // More messages than the receiver, which makes no progress, and the transport between the two
+    // buffer.
     let mut count = 0;
     let mut waiting = loop {
         let mut op =
@@ -124,7 +124,7 @@ pub(crate) async fn awaited_send_is_pending_until_receiver_reads(setup: Setup) {
                 .into_future();
         let _ = poll_once(&mut op).await;
         count += 1;
-        assert!(count < 4096, "no end of it");
+        assert!(count < 4096, "sends never run out of credit");
         if count > 600 {
             break op;
         }
@@ -149,9 +149,9 @@ pub(crate) async fn queued_sends_keep_their_order(setup: Setup) {
     )
     .await;
     let before = use_up_credits(&a, to_b);
-    // Long and short ones: none may slip past those that wait. They are more than the receiver,
-    // whom nobody asks for anything, takes, and than is kept between the two, so that some wait
-    // however far it has come.
+    // Long and short messages: none may overtake the queued ones. There are more of them than the
+    // receiver, which makes no progress, and the transport buffer, so that some are queued in any
+    // case.
     let count = before + 800;
     let waiting: Vec<_> = (before..count)
         .map(|number| {
@@ -166,7 +166,7 @@ pub(crate) async fn queued_sends_keep_their_order(setup: Setup) {
     assert_eq!(
         refused.error,
         Error::WouldBlock(Resource::TransmitCredit),
-        "a short one does not overtake either"
+        "a short send does not overtake either"
     );
     assert_eq!(
         a.ep.inject(to_b, b"x"),
@@ -244,7 +244,7 @@ pub(crate) async fn endpoints_flooding_each_other_make_progress(setup: Setup) {
         tokio::spawn(flood(a, to_b, done.clone())),
         tokio::spawn(flood(b, to_a, done.clone())),
     );
-    // Neither closes before the other has everything.
+    // Neither endpoint closes before the other has received everything.
     let (_a, _b) = (one.await.unwrap(), two.await.unwrap());
     assert_eq!(done.load(Ordering::Relaxed), 2 * COUNT);
 }
@@ -268,12 +268,12 @@ pub(crate) async fn started_receives_are_limited_to_rx_size(setup: Setup) {
     );
     let refused = b.ep.recv_into(vec![3]).post().unwrap_err();
     assert_eq!(refused.error, Error::WouldBlock(Resource::ReceiveEntry));
-    // Those that are awaited are not limited.
+    // Awaited receives are not limited by `rx_attr.size`.
     let third = b.ep.recv_into(vec![0; 2]).into_future();
     drop(first);
     assert!(
         b.ep.recv_into(vec![4]).start().is_err(),
-        "the awaited one has a place as well"
+        "the awaited receive occupies an entry as well"
     );
     drop(second);
     let fourth = b.ep.recv_into(vec![0; 2]).start().unwrap();

@@ -1,4 +1,4 @@
-//! Many posts in one go.
+//! Batches: many posts by one call.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -8,7 +8,7 @@ use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, en
 use crate::payload::{assert_bytes, message_number, numbered_message, pattern, wait_until_stable};
 use crate::setup::Setup;
 
-/// Around the borders of a chunk.
+/// Batch lengths around the borders of a chunk of 32.
 const BATCH_SIZES: [u64; 8] = [0, 1, 2, 31, 32, 33, 64, 500];
 
 async fn completed_contexts(cq: &mut CompletionQueue, count: usize) -> Vec<u64> {
@@ -23,13 +23,13 @@ async fn completed_contexts(cq: &mut CompletionQueue, count: usize) -> Vec<u64> 
     out.iter().map(|entry| entry.context).collect()
 }
 
-async fn expect_numbers(station: &EndpointFixture, numbers: impl Iterator<Item = u64>) {
+async fn expect_numbers(fixture: &EndpointFixture, numbers: impl Iterator<Item = u64>) {
     for number in numbers {
-        assert_eq!(message_number(&station.ep.recv().await.unwrap()), number);
+        assert_eq!(message_number(&fixture.ep.recv().await.unwrap()), number);
     }
 }
 
-/// Posts all of them, however often credit runs out in between.
+/// Posts all requests, and retries the rest each time the credits run out.
 async fn post_all_retrying<'a, R: Batchable<'a, Shared>>(
     a: &'a EndpointFixture,
     requests: impl Iterator<Item = R>,
@@ -111,7 +111,7 @@ pub(crate) async fn post_all_arrives_and_completes_in_order(setup: Setup) {
     }
 }
 
-/// Long and short ones of one batch keep their order, also where they wait for room.
+/// Long and short messages of one batch keep their order, also while they wait for room.
 pub(crate) async fn mixed_length_batch_keeps_order(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
     let lengths = [8, 9000, 60, 300_000, 8, 8192, 0, 200_000, 4096, 1];
@@ -129,7 +129,7 @@ pub(crate) async fn mixed_length_batch_keeps_order(setup: Setup) {
     );
 }
 
-/// Those who sleep are woken by one ring each; where there are no doorbells none is counted.
+/// Sleeping peers are woken by one doorbell each; transports without doorbells count none.
 pub(crate) async fn batch_rings_each_peer_doorbell_once(setup: Setup) {
     let a = setup.open_endpoint().await;
     let others = [
@@ -139,21 +139,24 @@ pub(crate) async fn batch_rings_each_peer_doorbell_once(setup: Setup) {
     ];
     let mut tasks = Vec::new();
     let mut peers = Vec::new();
-    for station in others {
-        peers.push(a.add_peer(&station).await);
+    for fixture in others {
+        peers.push(a.add_peer(&fixture).await);
         tasks.push(tokio::spawn(async move {
-            expect_numbers(&station, 0..10).await;
-            station
+            expect_numbers(&fixture, 0..10).await;
+            fixture
         }));
     }
-    // Most likely they sleep by then.
+    // The peers are most likely asleep by then.
     wait_until_stable(|| a.ep.stats().doorbells).await;
     let before = a.ep.stats().doorbells;
     let posts = (0..10).flat_map(|number| peers.iter().map(move |&peer| (number, peer)));
     let posts = posts.map(|(number, peer)| a.ep.send(peer, numbered_message(number, 8)));
     assert_eq!(a.ep.post_all(posts).unwrap(), 30);
-    let rung = a.ep.stats().doorbells - before;
-    assert!(rung <= 3, "{rung} doorbells for three peers");
+    let doorbell_count = a.ep.stats().doorbells - before;
+    assert!(
+        doorbell_count <= 3,
+        "{doorbell_count} doorbells for three peers"
+    );
     for task in tasks {
         task.await.unwrap();
     }
@@ -176,7 +179,7 @@ pub(crate) async fn failed_request_stops_batch_and_returns_the_rest(setup: Setup
     );
     expect_numbers(&b, [0, 0].into_iter()).await;
 
-    // One of another endpoint, in the second chunk.
+    // The request in the second chunk belongs to another endpoint.
     let foreign = b.av.insert(a.ep.name()).unwrap();
     let request = |number: u64| match number {
         70 => b.ep.send(foreign, numbered_message(number, 8)),
@@ -204,11 +207,11 @@ pub(crate) async fn failed_request_stops_batch_and_returns_the_rest(setup: Setup
 }
 
 pub(crate) async fn full_cq_stops_batch_without_loss(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         cq_capacity: 50,
         ..EndpointConfig::default()
     };
-    let (mut a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
+    let (mut a, b, to_b) = endpoint_pair_with(&setup, config, EndpointConfig::default()).await;
     let mut requests =
         (0..300).map(|number| a.ep.send(to_b, numbered_message(number, 8)).context(number));
     let (mut rest, mut reported, mut arrived) = (Vec::new(), Vec::new(), 0);
@@ -234,11 +237,11 @@ pub(crate) async fn full_cq_stops_batch_without_loss(setup: Setup) {
 }
 
 pub(crate) async fn missing_credit_stops_batch(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         tx_size: Some(16),
         ..EndpointConfig::default()
     };
-    let (mut a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
+    let (mut a, b, to_b) = endpoint_pair_with(&setup, config, EndpointConfig::default()).await;
     let requests = (0..40).map(|number| {
         a.ep.send(to_b, numbered_message(number, 2_000_000))
             .context(number)
@@ -258,19 +261,19 @@ pub(crate) async fn missing_credit_stops_batch(setup: Setup) {
     sent.unwrap();
 }
 
-/// Receives are posted in order: those that find messages waiting take them, long ones with a pause
-/// of the lock in between.
+/// Receives are posted in order. Receives that match unexpected messages take them; for long
+/// messages the lock is released in between.
 pub(crate) async fn receives_are_posted_in_one_batch(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     for (len, waiting) in [(8, 0), (8, 100), (9000, 40), (100_000, 3)] {
         for number in 0..waiting {
             a.ep.send(to_b, numbered_message(number, len))
                 .await
                 .unwrap();
         }
-        let room = |number: u64| b.ep.recv_into(Vec::with_capacity(len)).context(number);
-        assert_eq!(b.ep.post_all((0..100).map(room)).unwrap(), 100);
+        let recv = |number: u64| b.ep.recv_into(Vec::with_capacity(len)).context(number);
+        assert_eq!(b.ep.post_all((0..100).map(recv)).unwrap(), 100);
         let sends = async {
             for number in waiting..100 {
                 a.ep.send(to_b, numbered_message(number, len))
@@ -294,24 +297,24 @@ pub(crate) async fn receives_are_posted_in_one_batch(setup: Setup) {
         }
     }
     let foreign = a.av.insert(b.ep.name()).unwrap();
-    let rooms = [
+    let receives = [
         b.ep.recv().tag(1),
         b.ep.recv().tag(2).from(foreign),
         b.ep.recv().tag(3),
     ];
-    let stopped = b.ep.post_all(rooms).unwrap_err();
+    let stopped = b.ep.post_all(receives).unwrap_err();
     assert_eq!(
         (stopped.posted, stopped.unposted.len()),
         (1, 2),
         "{}",
         stopped.error
     );
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         cq_capacity: 10,
         ..EndpointConfig::default()
     };
-    let (d, mut c, to_c) = endpoint_pair_with(&setup, EndpointConfig::default(), plan).await;
-    let _moving = c.spawn_progress();
+    let (d, mut c, to_c) = endpoint_pair_with(&setup, EndpointConfig::default(), config).await;
+    let _progress = c.spawn_progress();
     let stopped =
         c.ep.post_all((0..50).map(|number| c.ep.recv().context(number)))
             .unwrap_err();
@@ -323,7 +326,7 @@ pub(crate) async fn receives_are_posted_in_one_batch(setup: Setup) {
     assert_eq!((got[0].context, got[0].bytes()), (0, &b"first"[..]));
 }
 
-/// What was posted before is on its way, and the domain goes on.
+/// The requests before the panic are posted, and the domain keeps working.
 pub(crate) async fn panicking_iterator_does_not_block_the_domain(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
     let request = |number: u64| {
@@ -343,7 +346,7 @@ pub(crate) async fn panicking_iterator_does_not_block_the_domain(setup: Setup) {
 
 pub(crate) async fn batched_writes_report_data_in_order(setup: Setup) {
     let (mut a, mut b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b
         .domain
         .alloc(800, Access::REMOTE_WRITE | Access::REMOTE_READ)
@@ -357,15 +360,16 @@ pub(crate) async fn batched_writes_report_data_in_order(setup: Setup) {
                 .context(at)
         };
         post_all_retrying(&a, (0..100).map(row)).await;
-        let (mut written, mut told) = (Vec::new(), Vec::new());
+        let (mut written, mut remote_entries) = (Vec::new(), Vec::new());
         while written.len() < 100 {
             a.cq.next_batch(&mut written, 100).await;
         }
-        while told.len() < 100 {
-            b.cq.next_batch(&mut told, 100).await;
+        while remote_entries.len() < 100 {
+            b.cq.next_batch(&mut remote_entries, 100).await;
         }
         assert!(
-            told.iter()
+            remote_entries
+                .iter()
                 .map(|entry| entry.transfer.data)
                 .eq((0..100).map(Some))
         );
@@ -393,14 +397,14 @@ pub(crate) async fn closed_peer_stops_batch(setup: Setup) {
     );
 }
 
-/// What a batch gives back is a request like any other, whoever posts it: it leaves, and wakes who
-/// sleeps.
+/// A request that a batch returned unposted can be sent like any other, and wakes a sleeping
+/// receiver.
 pub(crate) async fn request_returned_by_batch_wakes_receiver_when_sent(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         cq_capacity: 8,
         ..EndpointConfig::default()
     };
-    let (a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
+    let (a, b, to_b) = endpoint_pair_with(&setup, config, EndpointConfig::default()).await;
     let sends = (0..).map(|number| a.ep.send(to_b, numbered_message(number, 8)));
     let stopped = a.ep.post_all(sends.take(9)).unwrap_err();
     assert_eq!(stopped.error, Error::WouldBlock(Resource::CompletionEntry));

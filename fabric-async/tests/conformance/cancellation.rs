@@ -1,4 +1,4 @@
-//! Dropping and cancelling: nothing is lost, nothing comes twice.
+//! Dropping and cancelling operations: no message is lost or received twice.
 
 use fabric_async::{CancelOutcome, Error};
 
@@ -28,7 +28,7 @@ pub(crate) async fn dropped_matched_receive_requeues_its_message(setup: Setup) {
         for pooled in [true, false] {
             let (send, sent) = (
                 a.ep.send(to_b, pattern(len, 1)).data(7),
-                "the send was not dropped",
+                "the send succeeds",
             );
             if pooled {
                 let op = b.ep.recv().start().unwrap();
@@ -48,7 +48,7 @@ pub(crate) async fn dropped_matched_receive_requeues_its_message(setup: Setup) {
     }
 }
 
-/// A message that comes back is in front of those that arrived later.
+/// A requeued message precedes messages that arrived later.
 pub(crate) async fn requeued_messages_keep_arrival_order(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let first = b.ep.recv().start().unwrap();
@@ -64,7 +64,7 @@ pub(crate) async fn requeued_messages_keep_arrival_order(setup: Setup) {
     }
 }
 
-/// A receive that is posted already is next in line for a message that comes back.
+/// A requeued message goes to the next posted receive.
 pub(crate) async fn requeued_message_goes_to_posted_receive(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let first = b.ep.recv().start().unwrap();
@@ -109,7 +109,7 @@ pub(crate) async fn dropping_receive_mid_message_loses_nothing(setup: Setup) {
     }
 }
 
-/// Polls a few times and drops the operation, unless it is done by then.
+/// Polls an operation `polls` times and drops it, unless it completes by then.
 async fn poll_and_drop<B: fabric_async::FlatBuf>(
     mut op: fabric_async::Operation<B>,
     polls: u64,
@@ -151,19 +151,19 @@ pub(crate) async fn cancel_reports_a_matched_receive_once(setup: Setup) {
     flush(&a, &b, to_b).await;
     match op.cancel().await {
         CancelOutcome::Completed(Ok(done)) => assert_eq!(&done[..], b"matched"),
-        other => panic!("it had matched: {other:?}"),
+        other => panic!("the receive had matched: {other:?}"),
     }
     match cut.cancel().await {
         CancelOutcome::Completed(Err(failed)) => {
             assert_eq!(failed.error, Error::Truncated { len: 4, lost: 11 });
             assert_eq!(&failed.buf[..], b"matc");
         }
-        other => panic!("it had matched: {other:?}"),
+        other => panic!("the receive had matched: {other:?}"),
     }
     assert_eq!(
         &b.ep.recv().await.unwrap()[..],
         b"next",
-        "neither came back"
+        "neither message was requeued"
     );
 }
 
@@ -195,7 +195,7 @@ pub(crate) async fn cancel_mid_message_waits_for_the_message(setup: Setup) {
     }
 }
 
-/// Few credits, and so many long messages that some have to wait for one.
+/// Opens a pair with few credits, so that some of many long messages wait for one.
 async fn pair_with_few_credits(
     setup: &Setup,
 ) -> (
@@ -227,15 +227,15 @@ pub(crate) async fn send_without_credit_can_be_cancelled(setup: Setup) {
                 .into_future(),
         ));
     }
-    let (number, last) = posted.pop().expect("there are many");
+    let (number, last) = posted.pop().expect("at least one send was posted");
     let withdrawn = match last.cancel().await {
         CancelOutcome::Canceled(buf) => message_number(&buf),
         CancelOutcome::Completed(ended) => {
-            panic!("nobody has received anything: {:?}", ended.map(drop))
+            panic!("no message has been received: {:?}", ended.map(drop))
         }
     };
     assert_eq!(withdrawn, number);
-    // One in the middle, so that those behind it have to close up.
+    // A send in the middle of the queue, so that the sends behind it move up.
     let (middle, op) = posted.remove(MESSAGE_COUNT as usize - 10);
     assert!(matches!(op.cancel().await, CancelOutcome::Canceled(_)));
     let sends = async {
@@ -295,8 +295,8 @@ pub(crate) async fn dropped_send_is_delivered(setup: Setup) {
     }
 }
 
-/// The guarantee of automatic progress: a send goes on although nobody looks at anything of its
-/// domain. Under manual progress somebody has to.
+/// Automatic progress guarantees that a started send progresses although no task polls anything of
+/// its domain. Under manual progress a task has to.
 pub(crate) async fn started_send_progresses_without_sender_polling(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for pause in [false, true] {

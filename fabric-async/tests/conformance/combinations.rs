@@ -2,8 +2,8 @@
 //!
 //! This is not the full product, most of which would repeat what other combinations cover:
 //!
-//! * Who drives, and on which thread, is the business of the engine: progress modes and runtimes
-//!   are combined in full over shm.
+//! * The engine decides which task drives progress, and on which thread: progress modes and
+//!   runtimes are combined in full over shm.
 //! * A transport knows no runtime and is called under one lock: over the other providers, each
 //!   progress mode and each runtime occurs once. Over tcp they are combined in full again, half of
 //!   them with epoll and half with io_uring.

@@ -1,4 +1,5 @@
-//! Messages that have not ended before a receive has taken them, or has all of them.
+//! Completion levels: sends that complete when the message is matched (`FI_MATCH_COMPLETE`) or
+//! received (`FI_DELIVERY_COMPLETE`).
 
 use bytes::BytesMut;
 use fabric_async::{
@@ -16,7 +17,7 @@ use crate::payload::{
 use crate::requirements::LEVELS;
 use crate::setup::Setup;
 
-/// Lengths on all the ways there are that fit into any budget several times.
+/// Lengths for every path of a message; each fits into any unexpected-message budget several times.
 const LENGTHS: [usize; 8] = [0, 1, 40, 48, 60, 8192, 100_000, 1 << 20];
 
 /// Checks that discovery offers exactly the levels that the hints ask for.
@@ -38,7 +39,8 @@ fn with_level<'a, B: fabric_async::IoBuf>(
     }
 }
 
-/// Sends with a receipt and waits until the message is there, unexpected: it has not ended.
+/// Sends with a completion level and waits until the message is unexpected at the peer: the send is
+/// still pending.
 async fn start_unexpected<B: fabric_async::IoBuf>(
     (a, b, to_b): (&EndpointFixture, &EndpointFixture, FiAddr),
     request: SendRequest<'_, B>,
@@ -50,7 +52,7 @@ async fn start_unexpected<B: fabric_async::IoBuf>(
     yield_times(5).await;
     assert!(
         poll_once(&mut sent).await.is_pending(),
-        "nobody has received it"
+        "the message has not been received"
     );
     sent
 }
@@ -84,7 +86,7 @@ pub(crate) async fn send_completes_with_a_posted_receive(setup: Setup) {
         for (which, len) in LENGTHS.into_iter().chain([LONG_LEN]).enumerate() {
             let receive = b.ep.recv().start().unwrap();
             let sent = with_level(level, a.ep.send(to_b, pattern(len, which)));
-            // The one waits for the other: in any order.
+            // Send and receive wait for each other, in either order of posting.
             let got = if which % 2 == 0 {
                 let (got, sent) = tokio::join!(receive, sent);
                 assert_eq!(sent.unwrap().transfer.len, len);
@@ -99,15 +101,15 @@ pub(crate) async fn send_completes_with_a_posted_receive(setup: Setup) {
     }
 }
 
-async fn next_entries(station: &mut EndpointFixture, count: usize) -> Vec<Completion> {
+async fn next_entries(fixture: &mut EndpointFixture, count: usize) -> Vec<Completion> {
     let mut out = Vec::new();
     while out.len() < count {
-        station.cq.next_batch(&mut out, count).await;
+        fixture.cq.next_batch(&mut out, count).await;
     }
     out
 }
 
-/// In a batch, posted to a queue, and received from the last to the first.
+/// A posted batch, received in reverse order.
 pub(crate) async fn send_completions_follow_receive_order(setup: Setup) {
     const COUNT: u64 = 48;
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
@@ -124,7 +126,7 @@ pub(crate) async fn send_completions_follow_receive_order(setup: Setup) {
         assert_eq!(a.ep.post_all(all).unwrap(), COUNT as usize);
         flush(&a, &b, to_b).await;
         let mut out = Vec::new();
-        assert_eq!(a.cq.try_next_batch(&mut out, 1), 0, "nothing has ended");
+        assert_eq!(a.cq.try_next_batch(&mut out, 1), 0, "no send has completed");
         for number in (0..COUNT).rev() {
             let got = b.ep.recv().tag(number).await.unwrap();
             assert_eq!(message_number(&got), number);
@@ -157,7 +159,7 @@ pub(crate) async fn every_send_kind_supports_levels(setup: Setup) {
             .len(),
         3
     );
-    // Lent, and received both ways there are.
+    // Loans, received by `recv_loan` and by `recv`.
     for len in [100, 5 << 20] {
         let mut loan = a.ep.loan(len).unwrap();
         loan.copy_from_slice(pattern(len, 1));
@@ -191,18 +193,18 @@ pub(crate) async fn every_send_kind_supports_levels(setup: Setup) {
 pub(crate) async fn endpoint_op_flags_set_the_default_level(setup: Setup) {
     assert_discovery_offers_levels(&setup).await;
     for level in LEVELS {
-        let plan = EndpointConfig {
+        let config = EndpointConfig {
             op_flags: level,
             ..EndpointConfig::default()
         };
-        let (a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
-        // Ends where it is posted, as it says.
+        let (a, b, to_b) = endpoint_pair_with(&setup, config, EndpointConfig::default()).await;
+        // `transmit_complete` overrides the default level.
         a.ep.send(to_b, "now")
             .tag(1)
             .transmit_complete()
             .await
             .unwrap();
-        a.ep.inject_tagged(to_b, 1, b"nobody waits").unwrap();
+        a.ep.inject_tagged(to_b, 1, b"not awaited").unwrap();
         let mut sent = a.ep.send(to_b, "later").tag(1).start().unwrap();
         let mut lent =
             a.ep.lend(to_b, a.ep.loan(10).unwrap())
@@ -224,7 +226,7 @@ pub(crate) async fn endpoint_op_flags_set_the_default_level(setup: Setup) {
 
 pub(crate) async fn discarded_message_completes_its_send(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     for level in LEVELS {
         for len in [8, 9000, 1 << 20] {
             let sent = start_unexpected(
@@ -235,7 +237,7 @@ pub(crate) async fn discarded_message_completes_its_send(setup: Setup) {
             b.ep.probe().tag(1).claim().await.unwrap().discard();
             assert_eq!(sent.await.unwrap().transfer.len, len);
         }
-        // While it arrives.
+        // Discarded while the message arrives.
         let sent = with_level(level, a.ep.send(to_b, pattern(LONG_LEN, 1)).tag(1))
             .start()
             .unwrap();
@@ -267,7 +269,7 @@ pub(crate) async fn dropped_claim_does_not_acknowledge(setup: Setup) {
         flush(&a, &b, to_b).await;
         assert!(
             poll_once(&mut sent).await.is_pending(),
-            "claimed is not received"
+            "a claimed message is not received"
         );
         assert_eq!(
             claimed
@@ -281,11 +283,11 @@ pub(crate) async fn dropped_claim_does_not_acknowledge(setup: Setup) {
     }
 }
 
-/// The message has been in a receive, which was dropped unseen: it ends once, and the next receive
-/// has it.
+/// The message was matched by a receive that is dropped unseen: it is acknowledged once, after the
+/// next receive.
 pub(crate) async fn requeued_message_is_acknowledged_once(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     for level in LEVELS {
         let dropped = b.ep.recv().tag(1).start().unwrap();
         let first = with_level(level, a.ep.send(to_b, "first").tag(1));
@@ -297,7 +299,7 @@ pub(crate) async fn requeued_message_is_acknowledged_once(setup: Setup) {
         flush(&a, &b, to_b).await;
         assert!(
             poll_once(&mut second).await.is_pending(),
-            "that was the receipt of another"
+            "the acknowledgement is of another message"
         );
         assert_eq!(&b.ep.recv().tag(1).await.unwrap()[..], b"second");
         second.await.unwrap();
@@ -337,14 +339,14 @@ pub(crate) async fn receive_dropped_mid_message_does_not_acknowledge(setup: Setu
     );
 }
 
-/// The credits come back with the receipts, and the messages arrive.
+/// The credits return with the acknowledgements, and the messages arrive.
 pub(crate) async fn dropped_send_returns_its_credit_on_ack(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         tx_size: Some(8),
         ..EndpointConfig::default()
     };
-    let (a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
-    let _moving = a.spawn_progress();
+    let (a, b, to_b) = endpoint_pair_with(&setup, config, EndpointConfig::default()).await;
+    let _progress = a.spawn_progress();
     for level in LEVELS {
         let mut number = 0u8;
         let refused = loop {
@@ -364,7 +366,7 @@ pub(crate) async fn dropped_send_returns_its_credit_on_ack(setup: Setup) {
         };
         let (waited, ()) = tokio::join!(waiting, taking);
         waited.unwrap();
-        // The last receipts may be on their way.
+        // The last acknowledgements may still be in transit.
         while a.domain.stats().operations > 0 {
             yield_times(1).await;
         }
@@ -382,7 +384,7 @@ pub(crate) async fn cancel_waits_for_the_ack(setup: Setup) {
         let mut cancel = Box::pin(sent.cancel());
         assert!(
             poll_once(&mut cancel).await.is_pending(),
-            "it is not here any more"
+            "the message has left"
         );
         assert_eq!(b.ep.recv().await.unwrap()[..], [9; 20]);
         match cancel.await {
@@ -440,21 +442,21 @@ pub(crate) async fn multi_recv_acknowledges_each_message(setup: Setup) {
 }
 
 pub(crate) async fn directed_receive_after_av_insert_acknowledges(setup: Setup) {
-    let stranger = EndpointConfig {
+    let no_auto_insert = EndpointConfig {
         auto_insert: false,
         ..EndpointConfig::default()
     };
     for level in LEVELS {
         let (a, b, to_b) =
-            endpoint_pair_with(&setup, EndpointConfig::default(), stranger.clone()).await;
+            endpoint_pair_with(&setup, EndpointConfig::default(), no_auto_insert.clone()).await;
         let sent = start_unexpected(
             (&a, &b, to_b),
             with_level(level, a.ep.send(to_b, "who?").tag(1)),
         )
         .await;
-        let from_nobody = b.ep.recv().tag(1);
+        let from_absent = b.ep.recv().tag(1);
         let from_a = b.av.insert(a.ep.name()).unwrap();
-        let (got, sent) = tokio::join!(from_nobody.from(from_a), sent);
+        let (got, sent) = tokio::join!(from_absent.from(from_a), sent);
         assert_eq!(
             (&got.unwrap()[..], sent.unwrap().buf),
             (&b"who?"[..], "who?")
@@ -462,12 +464,12 @@ pub(crate) async fn directed_receive_after_av_insert_acknowledges(setup: Setup) 
     }
 }
 
-/// Full rings in both directions hold no receipt up.
+/// Full ring buffers in both directions do not delay acknowledgements.
 pub(crate) async fn endpoints_flooding_each_other_make_progress(setup: Setup) {
     const COUNT: u64 = 60;
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let to_a = b.add_peer(&a).await;
-    let talk = async |one: &EndpointFixture, to, level| {
+    let exchange = async |one: &EndpointFixture, to, level| {
         let sends: Vec<_> = (0..COUNT)
             .map(|number| {
                 with_level(
@@ -486,7 +488,7 @@ pub(crate) async fn endpoints_flooding_each_other_make_progress(setup: Setup) {
         }
     };
     for _ in 0..3 {
-        tokio::join!(talk(&a, to_b, LEVELS[0]), talk(&b, to_a, LEVELS[1]));
+        tokio::join!(exchange(&a, to_b, LEVELS[0]), exchange(&b, to_a, LEVELS[1]));
     }
 }
 
@@ -538,13 +540,13 @@ pub(crate) async fn close_fails_unacknowledged_sends(setup: Setup) {
             .context(5)
             .post()
             .unwrap();
-        // Those that wait, and those of which nothing was sent.
+        // Unacknowledged sends, and sends of which nothing was transmitted.
         if closing_here {
             a.ep.clone().close().unwrap();
         } else {
             b.ep.clone().close().unwrap();
         }
-        let is_it = |error: &Error| {
+        let is_expected = |error: &Error| {
             if closing_here {
                 *error == Error::Canceled
             } else {
@@ -553,16 +555,17 @@ pub(crate) async fn close_fails_unacknowledged_sends(setup: Setup) {
         };
         for (which, len, sent) in [(1, 10, sent), (2, 9000, matched)] {
             let failed = sent.await.unwrap_err();
-            assert!(is_it(&failed.error), "{}", failed.error);
+            assert!(is_expected(&failed.error), "{}", failed.error);
             assert_eq!(failed.buf, vec![which; len]);
         }
-        assert!(is_it(&long.await.unwrap_err().error));
+        assert!(is_expected(&long.await.unwrap_err().error));
         let entry = next_entries(&mut a, 1).await.remove(0);
         assert!(
-            entry.context == 5 && is_it(entry.error.as_ref().unwrap()),
+            entry.context == 5 && is_expected(entry.error.as_ref().unwrap()),
             "{entry:?}"
         );
-        // What was received before has ended well, if that was known when the endpoint closed.
+        // The send that was received before has succeeded, if the acknowledgement came before the
+        // close.
         match received.await {
             Ok(_) => {}
             Err(failed) => assert!(closing_here, "{failed}"),
@@ -586,12 +589,12 @@ pub(crate) async fn loopback_sends_support_levels(setup: Setup) {
 }
 
 pub(crate) async fn rma_and_atomics_complete_after_delivery(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         op_flags: OpFlags::DELIVERY_COMPLETE,
         ..EndpointConfig::default()
     };
-    let (a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
-    let _moving = b.spawn_progress();
+    let (a, b, to_b) = endpoint_pair_with(&setup, config, EndpointConfig::default()).await;
+    let _progress = b.spawn_progress();
     let region = b
         .domain
         .alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)
@@ -616,7 +619,7 @@ pub(crate) async fn rma_and_atomics_complete_after_delivery(setup: Setup) {
     }
 }
 
-/// A provider without one of these levels says so, and goes on.
+/// A provider refuses a level that it does not offer, and the endpoint keeps working.
 pub(crate) async fn unsupported_level_is_refused(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for level in LEVELS {
@@ -643,8 +646,8 @@ async fn offers_level(setup: &Setup, level: OpFlags) -> bool {
     discover(&hints.tx_op_flags(level)).await.is_ok()
 }
 
-/// What is delivered is at the peer's endpoint, all of it: nothing less, of whatever length, posted
-/// or awaited, and in the middle of everything else.
+/// A send with `FI_DELIVERY_COMPLETE` succeeds only when the whole message is at the peer's
+/// endpoint, for every length, posted or awaited, among other messages.
 pub(crate) async fn delivery_complete_means_the_peer_has_the_message(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
     for (which, len) in LENGTHS.into_iter().enumerate() {
@@ -682,8 +685,8 @@ pub(crate) async fn delivery_complete_means_the_peer_has_the_message(setup: Setu
             .map(|entry| (entry.context, entry.error.is_none()))
             .eq((0..20).map(|at| (at, true)))
     );
-    // A peer that closes without a word has confirmed nothing. It buffers no such message, however
-    // quick it is.
+    // A peer that closes has acknowledged nothing more. The message is longer than any peer
+    // buffers.
     let long =
         a.ep.send(to_b, vec![1; 17 << 20])
             .delivery_complete()

@@ -18,8 +18,8 @@ fn config_with_cq_capacity(entries: usize) -> EndpointConfig {
     }
 }
 
-async fn next_completion(station: &mut EndpointFixture) -> Completion {
-    station.cq.next().await.expect("the queue is open")
+async fn next_completion(fixture: &mut EndpointFixture) -> Completion {
+    fixture.cq.next().await.expect("the queue is open")
 }
 
 pub(crate) async fn posted_ops_complete_with_their_context(setup: Setup) {
@@ -48,9 +48,15 @@ pub(crate) async fn posted_ops_complete_with_their_context(setup: Setup) {
         assert_bytes(got.bytes(), pattern(len, 1));
         let got = got.into_result::<Vec<u8>>().unwrap();
         assert_eq!(got.data(), Some(9));
-        assert!(sent.take_buf::<String>().is_none(), "it was a vector");
+        assert!(
+            sent.take_buf::<String>().is_none(),
+            "the buffer is a vector"
+        );
         assert_bytes(&sent.take_buf::<Vec<u8>>().unwrap(), pattern(len, 1));
-        assert!(sent.take_buf::<Vec<u8>>().is_none(), "it is taken once");
+        assert!(
+            sent.take_buf::<Vec<u8>>().is_none(),
+            "the buffer is taken once"
+        );
     }
     let mut none = Vec::new();
     assert_eq!(
@@ -59,7 +65,7 @@ pub(crate) async fn posted_ops_complete_with_their_context(setup: Setup) {
             b.cq.try_next_batch(&mut none, 10)
         ),
         (0, 0),
-        "each exactly once"
+        "each context exactly once"
     );
 }
 
@@ -90,7 +96,7 @@ pub(crate) async fn full_cq_refuses_posts(setup: Setup) {
             (refused.error, refused.buf),
             (Error::WouldBlock(Resource::CompletionEntry), vec![8])
         );
-        // Futures need no entry.
+        // Futures need no completion queue entry.
         for context in 0..4 {
             let (sent, got) = tokio::join!(next_completion(&mut a), next_completion(&mut b));
             assert_eq!(
@@ -101,11 +107,7 @@ pub(crate) async fn full_cq_refuses_posts(setup: Setup) {
     }
     let (sent, got) = tokio::join!(a.ep.send(to_b, "x"), b.ep.recv());
     sent.unwrap();
-    assert_eq!(
-        &got.unwrap()[..],
-        b"x",
-        "nothing of what was refused was sent"
-    );
+    assert_eq!(&got.unwrap()[..], b"x", "no refused message was sent");
 }
 
 pub(crate) async fn refused_post_releases_its_cq_entry(setup: Setup) {
@@ -115,12 +117,12 @@ pub(crate) async fn refused_post_releases_its_cq_entry(setup: Setup) {
         EndpointConfig::default(),
     )
     .await;
-    let nobody =
-        a.av.insert(setup.unique_address("nobody").as_str())
+    let absent =
+        a.av.insert(setup.unique_address("absent").as_str())
             .unwrap();
     for len in [8, 100_000] {
         for _ in 0..3 {
-            let refused = a.ep.send(nobody, vec![0; len]).post().unwrap_err();
+            let refused = a.ep.send(absent, vec![0; len]).post().unwrap_err();
             assert!(
                 matches!(refused.error, Error::NoSuchPeer(_)),
                 "{}",
@@ -135,8 +137,8 @@ pub(crate) async fn refused_post_releases_its_cq_entry(setup: Setup) {
 pub(crate) async fn failed_ops_report_in_order(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
     for context in 0..6 {
-        let room = if context % 2 == 0 { 4 } else { 100 };
-        b.ep.recv_into(vec![0; room].into_boxed_slice())
+        let capacity = if context % 2 == 0 { 4 } else { 100 };
+        b.ep.recv_into(vec![0; capacity].into_boxed_slice())
             .context(context)
             .post()
             .unwrap();
@@ -193,7 +195,7 @@ pub(crate) async fn close_cancels_posted_receives(setup: Setup) {
     assert_eq!(contexts, BTreeSet::from([1, 2]));
     assert!(
         poll_once(&mut b.cq.next()).await.is_pending(),
-        "the stream goes on"
+        "the stream continues"
     );
 }
 
@@ -208,7 +210,7 @@ pub(crate) async fn close_cancels_futures(setup: Setup) {
     let canceled = task.await.unwrap().unwrap_err();
     assert_eq!(canceled.error, Error::Canceled);
     assert_eq!(canceled.buf.capacity(), 3, "the buffer comes back");
-    // A send that is under way, likewise.
+    // A send in progress is cancelled as well.
     let sends: Vec<_> = (0..400)
         .map(|_| a.ep.send(to_b, vec![0; 100_000]).into_future())
         .collect();
@@ -227,12 +229,12 @@ pub(crate) async fn close_cancels_futures(setup: Setup) {
 
 pub(crate) async fn batch_reads_are_bounded_and_ordered(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
-    let moving = b.spawn_progress();
+    let progress_task = b.spawn_progress();
     for context in 0..100 {
         b.ep.recv_into(vec![0; 8]).context(context).post().unwrap();
         a.ep.send(to_b, "x").await.unwrap();
     }
-    moving.abort();
+    progress_task.abort();
     let mut out = Vec::new();
     assert_eq!(b.cq.next_batch(&mut out, 0).await, 0);
     out.push(next_completion(&mut b).await);
@@ -253,7 +255,7 @@ pub(crate) async fn batch_reads_are_bounded_and_ordered(setup: Setup) {
     assert_eq!(
         contexts,
         (0..100).collect::<Vec<_>>(),
-        "in the order of completion, whichever way they are taken"
+        "in the order of completion, by every way to read the queue"
     );
 }
 
@@ -281,7 +283,7 @@ pub(crate) async fn dropped_cq_next_loses_no_completion(setup: Setup) {
     sender.await.unwrap();
 }
 
-/// A task that always finds a completion must let others run all the same.
+/// A task that always finds a completion yields to other tasks all the same.
 pub(crate) async fn busy_cq_yields_to_other_tasks(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair_with(
         &setup,
@@ -294,23 +296,24 @@ pub(crate) async fn busy_cq_yields_to_other_tasks(setup: Setup) {
         let ran = ran.clone();
         async move { ran.store(true, Ordering::SeqCst) }
     });
-    let moving = b.spawn_progress();
+    let progress_task = b.spawn_progress();
     let mut rounds = 0;
     while !ran.load(Ordering::SeqCst) {
         a.ep.send(to_b, vec![0; 8]).context(rounds).post().unwrap();
         assert_eq!(next_completion(&mut a).await.context, rounds);
         rounds += 1;
         if setup.is_multi_thread() && rounds == 1000 {
-            // The other task is on a thread of its own, which may be late: this says nothing.
+            // The other task runs on a thread of its own, which the system may schedule late: not a
+            // failure.
             break;
         }
         assert!(
             rounds <= 1000,
-            "the queue was ready a thousand times in a row, and no other task has run"
+            "no other task ran while the queue was ready a thousand times"
         );
     }
     other.await.unwrap();
-    moving.abort();
+    progress_task.abort();
     for _ in 0..rounds {
         assert_eq!(b.ep.recv().await.unwrap().len(), 8);
     }

@@ -1,5 +1,5 @@
-//! How connected endpoints come by their peer: requests, answers, refusals, and those who say
-//! nothing or nonsense.
+//! Connection management of `FI_EP_MSG` endpoints: requests, responses, rejections, and peers that
+//! send nothing or malformed messages.
 
 use std::future::IntoFuture;
 use std::io::{Read, Write};
@@ -20,47 +20,47 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
         MsgDomainFixture::open(&setup).await,
         MsgDomainFixture::open(&setup).await,
     );
-    let mut door = there.listen(&setup);
+    let mut pep = there.listen(&setup);
     for len in [0, 1, 8, 255, MAX_PRIVATE_DATA] {
-        let (question, said) = (pattern(len, 1), pattern(len, 2));
-        let calling = here.connect(&door).private_data(question).into_future();
+        let (request_data, expected) = (pattern(len, 1), pattern(len, 2));
+        let initiating = here.connect(&pep).private_data(request_data).into_future();
         let accepting = async {
-            let request = door.next().await.unwrap();
-            assert_eq!(request.private_data(), question);
+            let request = pep.next().await.unwrap();
+            assert_eq!(request.private_data(), request_data);
             assert_eq!(request.info().ep.ep_type, fabric_async::EpType::Msg);
             let peer = request.peer().clone();
-            (there.accept(request, said).await, peer)
+            (there.accept(request, expected).await, peer)
         };
-        let (active, (passive, peer)) = tokio::join!(calling, accepting);
+        let (active, (passive, peer)) = tokio::join!(initiating, accepting);
         let active = active.unwrap();
         assert_eq!(
             (active.private_data(), passive.private_data()),
-            (said, question)
+            (expected, request_data)
         );
         assert_eq!(
             (active.peer_name().unwrap(), active.name()),
-            (door.name(), &peer)
+            (pep.name(), &peer)
         );
         assert_eq!(
             (passive.peer_name().unwrap(), passive.name()),
-            (&peer, door.name())
+            (&peer, pep.name())
         );
         let event = here.eq.next().await;
         assert_eq!(event.endpoint_id, active.id());
         assert_eq!(
             event.kind,
             EventKind::Connected {
-                peer: door.name().clone(),
-                data: said.to_vec()
+                peer: pep.name().clone(),
+                data: expected.to_vec()
             }
         );
         let event = there.eq.next().await;
-        assert_eq!(event.endpoint_id, door.id());
+        assert_eq!(event.endpoint_id, pep.id());
         assert_eq!(
             event.kind,
             EventKind::ConnectionRequest {
                 peer: peer.clone(),
-                data: question.to_vec()
+                data: request_data.to_vec()
             }
         );
         let event = there.eq.next().await;
@@ -92,7 +92,8 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
                 }
             )
         };
-        // Whichever was closed last has heard of the other, or has been closed itself before that.
+        // The endpoint that was closed last has seen the other's shutdown, or was closed before
+        // that.
         while let Some(event) = here.eq.try_next().or_else(|| there.eq.try_next()) {
             assert!(shut(event.kind));
         }
@@ -104,13 +105,13 @@ pub(crate) async fn rejection_carries_private_data(setup: Setup) {
         MsgDomainFixture::open(&setup).await,
         MsgDomainFixture::open(&setup).await,
     );
-    let mut door = there.listen(&setup);
+    let mut pep = there.listen(&setup);
     for len in [0, 1, 100, MAX_PRIVATE_DATA] {
-        let calling = here.connect(&door).into_future();
-        let rejecting = async { door.next().await.unwrap().reject(pattern(len, 3)).unwrap() };
-        let (refused, ()) = tokio::join!(calling, rejecting);
+        let initiating = here.connect(&pep).into_future();
+        let rejecting = async { pep.next().await.unwrap().reject(pattern(len, 3)).unwrap() };
+        let (refused, ()) = tokio::join!(initiating, rejecting);
         let error = Error::Rejected {
-            peer: door.name().clone(),
+            peer: pep.name().clone(),
             data: pattern(len, 3).to_vec(),
         };
         assert_eq!(refused.unwrap_err(), error);
@@ -121,33 +122,33 @@ pub(crate) async fn rejection_carries_private_data(setup: Setup) {
         );
         assert_eq!(here.domain.children().of(fabric_async::Class::Endpoint), 0);
     }
-    let calling = here.connect(&door).into_future();
-    let dropping = async { drop(door.next().await.unwrap()) };
-    let (refused, ()) = tokio::join!(calling, dropping);
+    let initiating = here.connect(&pep).into_future();
+    let dropping = async { drop(pep.next().await.unwrap()) };
+    let (refused, ()) = tokio::join!(initiating, dropping);
     assert_eq!(
         refused.unwrap_err(),
         Error::Rejected {
-            peer: door.name().clone(),
+            peer: pep.name().clone(),
             data: Vec::new()
         }
     );
-    // Those nobody takes.
-    let mut calling = here.connect(&door).into_future();
-    while !format!("{door:?}").contains("(1 requests)") {
-        assert!(poll_once(&mut calling).await.is_pending());
+    // Connection requests that are never accepted.
+    let mut initiating = here.connect(&pep).into_future();
+    while !format!("{pep:?}").contains("(1 requests)") {
+        assert!(poll_once(&mut initiating).await.is_pending());
         tokio::task::yield_now().await;
     }
-    let name = door.name().clone();
-    door.close();
+    let name = pep.name().clone();
+    pep.close();
     assert_eq!(
-        calling.await.unwrap_err(),
+        initiating.await.unwrap_err(),
         Error::Rejected {
             peer: name.clone(),
             data: Vec::new()
         }
     );
-    let nobody = here.endpoint().connect(&name).await.unwrap_err();
-    assert_eq!(nobody, Error::NoSuchPeer(name));
+    let absent = here.endpoint().connect(&name).await.unwrap_err();
+    assert_eq!(absent, Error::NoSuchPeer(name));
 }
 
 pub(crate) async fn private_data_beyond_limit_is_refused(setup: Setup) {
@@ -155,7 +156,7 @@ pub(crate) async fn private_data_beyond_limit_is_refused(setup: Setup) {
         MsgDomainFixture::open(&setup).await,
         MsgDomainFixture::open(&setup).await,
     );
-    let mut door = there.listen(&setup);
+    let mut pep = there.listen(&setup);
     let long = vec![7; MAX_PRIVATE_DATA + 1];
     let too_long = Error::TooLong {
         what: "private data",
@@ -163,31 +164,31 @@ pub(crate) async fn private_data_beyond_limit_is_refused(setup: Setup) {
         limit: 256,
     };
     assert_eq!(
-        here.connect(&door)
+        here.connect(&pep)
             .private_data(&long[..])
             .await
             .unwrap_err(),
         too_long
     );
     let rejected = Error::Rejected {
-        peer: door.name().clone(),
+        peer: pep.name().clone(),
         data: Vec::new(),
     };
-    let calling = here.connect(&door).into_future();
+    let initiating = here.connect(&pep).into_future();
     let answering = async {
         there
             .endpoint()
-            .accept(door.next().await.unwrap(), &long)
+            .accept(pep.next().await.unwrap(), &long)
             .await
     };
-    let (refused, accepted) = tokio::join!(calling, answering);
+    let (refused, accepted) = tokio::join!(initiating, answering);
     assert_eq!(
         (refused.unwrap_err(), accepted.unwrap_err()),
         (rejected.clone(), too_long.clone())
     );
-    let calling = here.connect(&door).into_future();
-    let answering = async { door.next().await.unwrap().reject(&long) };
-    let (refused, answered) = tokio::join!(calling, answering);
+    let initiating = here.connect(&pep).into_future();
+    let answering = async { pep.next().await.unwrap().reject(&long) };
+    let (refused, answered) = tokio::join!(initiating, answering);
     assert_eq!((refused.unwrap_err(), answered), (rejected, Err(too_long)));
 }
 
@@ -196,26 +197,23 @@ pub(crate) async fn dropped_connect_aborts_the_attempt(setup: Setup) {
         MsgDomainFixture::open(&setup).await,
         MsgDomainFixture::open(&setup).await,
     );
-    let mut door = there.listen(&setup);
-    // Some of them may have asked before they are dropped.
+    let mut pep = there.listen(&setup);
+    // Some attempts may have sent their request before they are dropped.
     for _ in 0..20 {
-        let mut calling = here.connect(&door).private_data("never mind").into_future();
-        assert!(poll_once(&mut calling).await.is_pending());
-        drop(calling);
+        let mut initiating = here.connect(&pep).private_data("never mind").into_future();
+        assert!(poll_once(&mut initiating).await.is_pending());
+        drop(initiating);
     }
-    let mut calling = here
-        .connect(&door)
-        .private_data("never mind, too")
-        .into_future();
+    let mut initiating = here.connect(&pep).private_data("abandoned").into_future();
     let request = loop {
-        assert!(poll_once(&mut calling).await.is_pending());
-        match door.try_next() {
-            Some(request) if request.private_data() == b"never mind, too" => break request,
+        assert!(poll_once(&mut initiating).await.is_pending());
+        match pep.try_next() {
+            Some(request) if request.private_data() == b"abandoned" => break request,
             _ => tokio::task::yield_now().await,
         }
     };
-    drop(calling);
-    // Its program is found to be gone when it is accepted, or afterwards.
+    drop(initiating);
+    // The initiator is found to be gone when its request is accepted, or later.
     match there.endpoint().accept(request, b"too late").await {
         Ok(ep) => {
             assert!(ep.recv().await.unwrap_err().error.is_peer_gone());
@@ -226,10 +224,10 @@ pub(crate) async fn dropped_connect_aborts_the_attempt(setup: Setup) {
         }
         Err(error) => assert!(error.is_peer_gone(), "{error}"),
     }
-    let calling = here.connect(&door).private_data("in time").into_future();
+    let initiating = here.connect(&pep).private_data("in time").into_future();
     let accepting = async {
         loop {
-            match door.next().await.unwrap() {
+            match pep.next().await.unwrap() {
                 request if request.private_data() == b"in time" => {
                     break there.accept(request, b"").await;
                 }
@@ -237,7 +235,7 @@ pub(crate) async fn dropped_connect_aborts_the_attempt(setup: Setup) {
             }
         }
     };
-    let (active, _passive) = tokio::join!(calling, accepting);
+    let (active, _passive) = tokio::join!(initiating, accepting);
     active.unwrap();
 }
 
@@ -247,10 +245,10 @@ pub(crate) async fn many_clients_connect_to_one_passive_endpoint(setup: Setup) {
         MsgDomainFixture::open(&setup).await,
         MsgDomainFixture::open(&setup).await,
     );
-    let mut door = there.listen(&setup);
-    // More than may wait at the door.
+    let mut pep = there.listen(&setup);
+    // More requests than a passive endpoint queues.
     let calls = (0..MANY).map(|number| {
-        here.connect(&door)
+        here.connect(&pep)
             .private_data(number.to_le_bytes())
             .into_future()
     });
@@ -261,7 +259,7 @@ pub(crate) async fn many_clients_connect_to_one_passive_endpoint(setup: Setup) {
     let accepting = async {
         let mut all = Vec::new();
         while all.len() < MANY {
-            let request = door.next().await.unwrap();
+            let request = pep.next().await.unwrap();
             let number = usize::from_le_bytes(request.private_data().try_into().unwrap());
             all.push((number, there.accept(request, &number.to_le_bytes()).await));
         }
@@ -296,49 +294,49 @@ pub(crate) async fn many_clients_connect_to_one_passive_endpoint(setup: Setup) {
 pub(crate) async fn connect_fails_on_timeout_or_closed_port(setup: Setup) {
     let mut here = MsgDomainFixture::open(&setup).await;
     let (silent, name) = raw_listener();
-    let calling = here
+    let initiating = here
         .endpoint()
         .connect(&name)
         .timeout(Duration::from_millis(50));
-    let error = calling.await.unwrap_err();
+    let error = initiating.await.unwrap_err();
     assert_eq!(error, Error::TimedOut(name.parse().unwrap()));
     assert_eq!(error.errno(), 110);
     assert_eq!(
         here.eq.next().await.kind,
         EventKind::ConnectFailed { error }
     );
-    // For ever is possible too.
-    let mut calling = here
+    // A connect without a timeout works, too.
+    let mut initiating = here
         .endpoint()
         .connect(&name)
         .timeout(Duration::MAX)
         .into_future();
-    assert!(poll_once(&mut calling).await.is_pending());
-    drop(calling);
+    assert!(poll_once(&mut initiating).await.is_pending());
+    drop(initiating);
     drop(silent);
     let error = here.endpoint().connect(&name).await.unwrap_err();
     assert_eq!(error, Error::NoSuchPeer(name.parse().unwrap()));
 }
 
-/// Those who have connected and say nothing cost a bounded table, and the first of them make room.
+/// Sockets that connect and send nothing occupy a bounded table; the oldest of them is evicted.
 pub(crate) async fn oldest_pending_handshake_is_evicted(setup: Setup) {
     let (here, there) = (
         MsgDomainFixture::open(&setup).await,
         MsgDomainFixture::open(&setup).await,
     );
-    let mut door = there.listen(&setup);
-    let mut silent: Vec<_> = (0..300).map(|_| connect_raw(&door)).collect();
+    let mut pep = there.listen(&setup);
+    let mut silent: Vec<_> = (0..300).map(|_| connect_raw(&pep)).collect();
     silent[0].write_all(&connect_request(b"")[..31]).unwrap();
-    let calling = here.connect(&door).into_future();
-    let accepting = async { there.accept(door.next().await.unwrap(), b"").await };
-    let (active, _passive) = tokio::join!(calling, accepting);
+    let initiating = here.connect(&pep).into_future();
+    let accepting = async { there.accept(pep.next().await.unwrap(), b"").await };
+    let (active, _passive) = tokio::join!(initiating, accepting);
     active.unwrap();
     let first = silent.remove(0);
     assert!(read_to_end(first).await.is_empty(), "no answer");
-    // The last of them still can.
+    // The newest socket can still send its request.
     let last = silent.last_mut().unwrap();
     last.write_all(&connect_request(b"at last")).unwrap();
-    let late = door.next().await.unwrap();
+    let late = pep.next().await.unwrap();
     assert_eq!(late.private_data(), b"at last");
     late.reject("").unwrap();
     assert_eq!(read_to_end(silent.pop().unwrap()).await[..2], [3, 6]);
@@ -346,21 +344,21 @@ pub(crate) async fn oldest_pending_handshake_is_evicted(setup: Setup) {
 
 pub(crate) async fn connect_request_is_accepted_at_every_split(setup: Setup) {
     let there = MsgDomainFixture::open(&setup).await;
-    let mut door = there.listen(&setup);
+    let mut pep = there.listen(&setup);
     let bytes = connect_request(b"in pieces");
     for split in 1..bytes.len() {
-        let mut socket = connect_raw(&door);
+        let mut socket = connect_raw(&pep);
         socket.write_all(&bytes[..split]).unwrap();
-        assert!(door.try_next().is_none(), "{split} bytes are not all");
+        assert!(pep.try_next().is_none(), "{split} bytes are not all");
         socket.write_all(&bytes[split..]).unwrap();
-        let request = door.next().await.unwrap();
+        let request = pep.next().await.unwrap();
         assert_eq!(request.private_data(), b"in pieces");
-        let said = connect_response(b"yes");
+        let expected = connect_response(b"yes");
         let ep = there.accept(request, b"yes").await;
-        let mut heard = vec![0; said.len()];
-        socket.read_exact(&mut heard).unwrap();
-        assert_eq!(heard, said, "one answer, in one piece");
-        // The first message may come with the request, as far as this side is concerned.
+        let mut received = vec![0; expected.len()];
+        socket.read_exact(&mut received).unwrap();
+        assert_eq!(received, expected, "one response, in one piece");
+        // The peer may send its first message together with the request.
         socket
             .write_all(&[
                 3, 0, 0, 0, 0, 0, 16, 0, 19, 0, 0, 0, 0, 0, 0, 0, b'a', b'b', b'c',
@@ -375,7 +373,7 @@ pub(crate) async fn malformed_connect_request_closes_socket(setup: Setup) {
         MsgDomainFixture::open(&setup).await,
         MsgDomainFixture::open(&setup).await,
     );
-    let mut door = there.listen(&setup);
+    let mut pep = there.listen(&setup);
     let mut order = connect_request(b"");
     order[24..].fill(9);
     for bad in [
@@ -390,19 +388,19 @@ pub(crate) async fn malformed_connect_request_closes_socket(setup: Setup) {
     ] {
         for split in [1, 2, 3, 4, 24, 31, 32, bad.len()] {
             let split = split.min(bad.len());
-            let mut socket = connect_raw(&door);
+            let mut socket = connect_raw(&pep);
             socket.write_all(&bad[..split]).unwrap();
-            assert!(door.try_next().is_none());
-            // It may have been thrown out already.
+            assert!(pep.try_next().is_none());
+            // The passive endpoint may have closed the socket already.
             let _ = socket.write_all(&bad[split..]);
             let rejected = loop {
-                assert!(door.try_next().is_none());
+                assert!(pep.try_next().is_none());
                 if let Some(event) = there.eq.try_next() {
                     break event;
                 }
                 tokio::task::yield_now().await;
             };
-            assert_eq!(rejected.endpoint_id, door.id());
+            assert_eq!(rejected.endpoint_id, pep.id());
             let EventKind::Rejected {
                 error: Error::Protocol { .. },
             } = rejected.kind
@@ -412,20 +410,16 @@ pub(crate) async fn malformed_connect_request_closes_socket(setup: Setup) {
             assert!(read_to_end(socket).await.is_empty(), "no answer");
         }
     }
-    // Who hangs up in the middle is nothing to tell of.
+    // A socket that closes in the middle of a request causes no event.
     for len in 0..32 {
-        let mut socket = connect_raw(&door);
+        let mut socket = connect_raw(&pep);
         socket.write_all(&connect_request(b"")[..len]).unwrap();
         drop(socket);
-        assert!(door.try_next().is_none());
+        assert!(pep.try_next().is_none());
     }
-    let calling = here.connect(&door).into_future();
-    let accepting = async {
-        there
-            .accept(door.next().await.unwrap(), b"still here")
-            .await
-    };
-    let (active, _passive) = tokio::join!(calling, accepting);
+    let initiating = here.connect(&pep).into_future();
+    let accepting = async { there.accept(pep.next().await.unwrap(), b"still here").await };
+    let (active, _passive) = tokio::join!(initiating, accepting);
     assert_eq!(active.unwrap().private_data(), b"still here");
 }
 
@@ -434,37 +428,37 @@ pub(crate) async fn connect_response_is_accepted_at_every_split(setup: Setup) {
     let (listener, name) = raw_listener();
     let bytes = connect_response(b"in pieces");
     for split in 1..bytes.len() {
-        let mut calling = here
+        let mut initiating = here
             .endpoint()
             .connect(&name)
             .private_data("hello")
             .into_future();
-        assert!(poll_once(&mut calling).await.is_pending());
+        assert!(poll_once(&mut initiating).await.is_pending());
         let (mut socket, _) = listener.accept().unwrap();
         socket.set_nodelay(true).unwrap();
-        let (mut heard, said) = (
+        let (mut received, expected) = (
             Vec::new(),
             with_vendor_extension(connect_request(b"hello"), 0),
         );
         socket.set_nonblocking(true).unwrap();
-        while heard.len() < said.len() {
-            assert!(poll_once(&mut calling).await.is_pending());
-            let mut room = [0; 64];
-            match socket.read(&mut room) {
-                Ok(count) => heard.extend_from_slice(&room[..count]),
+        while received.len() < expected.len() {
+            assert!(poll_once(&mut initiating).await.is_pending());
+            let mut chunk = [0; 64];
+            match socket.read(&mut chunk) {
+                Ok(count) => received.extend_from_slice(&chunk[..count]),
                 Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock),
             }
             tokio::task::yield_now().await;
         }
-        assert_eq!(heard, said);
+        assert_eq!(received, expected);
         socket.write_all(&bytes[..split]).unwrap();
         here.domain.progress();
         assert!(
-            poll_once(&mut calling).await.is_pending(),
+            poll_once(&mut initiating).await.is_pending(),
             "{split} bytes are not all"
         );
         socket.write_all(&bytes[split..]).unwrap();
-        assert_eq!(calling.await.unwrap().private_data(), b"in pieces");
+        assert_eq!(initiating.await.unwrap().private_data(), b"in pieces");
     }
 }
 
@@ -481,14 +475,14 @@ pub(crate) async fn malformed_connect_response_fails_connect(setup: Setup) {
         (connect_response(b"cut")[..31].to_vec(), true),
         (connect_response(b"cut")[..33].to_vec(), true),
     ] {
-        let mut calling = here.endpoint().connect(&name).into_future();
-        assert!(poll_once(&mut calling).await.is_pending());
+        let mut initiating = here.endpoint().connect(&name).into_future();
+        assert!(poll_once(&mut initiating).await.is_pending());
         let (mut socket, _) = listener.accept().unwrap();
         let answering = tokio::task::spawn_blocking(move || {
             socket.read_exact(&mut [0; 32]).unwrap();
             socket.write_all(&bad).unwrap();
         });
-        let (failed, answered) = tokio::join!(calling, answering);
+        let (failed, answered) = tokio::join!(initiating, answering);
         answered.unwrap();
         let error = failed.unwrap_err();
         assert!(
@@ -502,13 +496,13 @@ pub(crate) async fn malformed_connect_response_fails_connect(setup: Setup) {
     }
 }
 
-/// A request waits unwatched, and may be accepted in any domain.
+/// A connection request waits without a domain, and may be accepted in any domain.
 pub(crate) async fn connreq_can_be_accepted_in_any_domain(setup: Setup) {
-    let (a, b, mut door) = connected_pair_with_listener(&setup).await;
+    let (a, b, mut pep) = connected_pair_with_listener(&setup).await;
     let other = MsgDomainFixture::open(&setup).await;
     let call = |number: u8| {
         a.domain_fixture
-            .connect(&door)
+            .connect(&pep)
             .private_data([number])
             .into_future()
     };
@@ -518,10 +512,10 @@ pub(crate) async fn connreq_can_be_accepted_in_any_domain(setup: Setup) {
         for call in &mut calls {
             assert!(poll_once(call).await.is_pending());
         }
-        requests.extend(door.try_next());
+        requests.extend(pep.try_next());
         tokio::task::yield_now().await;
     }
-    drop(door);
+    drop(pep);
     requests.sort_by_key(|request| request.private_data().to_vec());
     let mut requests = requests.into_iter();
     let in_b = b.domain_fixture.accept(requests.next().unwrap(), b"").await;

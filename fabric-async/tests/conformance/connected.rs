@@ -1,4 +1,4 @@
-//! What is said between two endpoints that are connected, and how that ends.
+//! Messages between two connected endpoints, and how a connection ends.
 
 use std::future::IntoFuture;
 use std::io::{Read, Write};
@@ -23,7 +23,7 @@ async fn send_to_peer(side: &MsgEndpointFixture, bytes: &'static [u8]) {
     side.ep.send(side.ep.peer().unwrap(), bytes).await.unwrap();
 }
 
-/// Makes passes until so many messages wait.
+/// Makes progress until `count` messages are unexpected.
 async fn wait_for_unexpected(side: &MsgEndpointFixture, count: usize) {
     while side.ep.stats().unexpected < count {
         side.domain_fixture.domain.progress();
@@ -72,7 +72,7 @@ pub(crate) async fn every_length_arrives_in_both_directions(setup: Setup) {
         assert_bytes(&got.unwrap(), to_b);
         assert_bytes(&came.unwrap(), to_a);
     }
-    // Nobody waits for them.
+    // Unexpected messages.
     for len in lens.into_iter().filter(|len| *len <= 1 << 20) {
         let sending =
             a.ep.send(a.ep.peer().unwrap(), pattern(len, 3))
@@ -118,11 +118,11 @@ pub(crate) async fn every_buffer_type_and_send_call_works(setup: Setup) {
     assert_eq!((&got[..], got.data()), (&b"with data"[..], Some(7)));
     let got = b.ep.recv().await.unwrap();
     assert_eq!((&got[..], got.data()), (&b"more data"[..], Some(u64::MAX)));
-    let room = Scatter::from([
+    let target = Scatter::from([
         vec![0; 5].into_boxed_slice(),
         vec![0; 60_000].into_boxed_slice(),
     ]);
-    let got = b.ep.recv_into(room).await.unwrap().into_buf();
+    let got = b.ep.recv_into(target).await.unwrap().into_buf();
     let bytes: Vec<u8> = got.pieces().flatten().copied().collect();
     assert_bytes(&bytes, &[pattern(100, 1), pattern(50_000, 2)].concat());
     assert_bytes(&b.ep.recv().await.unwrap(), pattern(1000, 3));
@@ -135,7 +135,7 @@ pub(crate) async fn every_buffer_type_and_send_call_works(setup: Setup) {
         b.ep.recv_into(vec![0; 4].into_boxed_slice())
             .start()
             .unwrap();
-    send_to_peer(&a, b"cut to the room").await;
+    send_to_peer(&a, b"cut to 4 bytes.").await;
     send_to_peer(&a, b"whole").await;
     let cut = short.await.unwrap_err();
     assert_eq!(
@@ -150,7 +150,7 @@ pub(crate) async fn ops_report_to_cqs_counters_and_event_queues(setup: Setup) {
         MsgDomainFixture::open(&setup).await,
         MsgDomainFixture::open(&setup).await,
     );
-    let mut door = there.listen(&setup);
+    let mut pep = there.listen(&setup);
     let (sends, recvs) = (
         here.domain.counter().unwrap(),
         there.domain.counter().unwrap(),
@@ -160,7 +160,7 @@ pub(crate) async fn ops_report_to_cqs_counters_and_event_queues(setup: Setup) {
         .endpoint()
         .bind_counter(&sends, CounterBind::SEND)
         .unwrap()
-        .connect(door.name());
+        .connect(pep.name());
     let accepting = async {
         let ep = there
             .endpoint()
@@ -169,7 +169,7 @@ pub(crate) async fn ops_report_to_cqs_counters_and_event_queues(setup: Setup) {
             .context(5);
         ep.bind_eq(&own)
             .unwrap()
-            .accept(door.next().await.unwrap(), b"")
+            .accept(pep.next().await.unwrap(), b"")
             .await
             .unwrap()
     };
@@ -208,7 +208,7 @@ pub(crate) async fn ops_report_to_cqs_counters_and_event_queues(setup: Setup) {
         );
         assert_eq!(got.take_buf::<Vec<u8>>().unwrap(), number.to_le_bytes());
     }
-    // What is posted when the peer goes is reported too.
+    // An operation that is pending when the peer closes is reported too.
     b.ep.recv_into(vec![0; 8]).context(77).post().unwrap();
     a.ep.close().unwrap();
     let failed = b.domain_fixture.cq.next().await.unwrap();
@@ -223,7 +223,7 @@ pub(crate) async fn ops_report_to_cqs_counters_and_event_queues(setup: Setup) {
     );
 }
 
-/// Both sides, by `shutdown` and by dropping.
+/// Both sides end the connection, by `shutdown` and by dropping the endpoint.
 pub(crate) async fn shutdown_or_close_of_either_side_disconnects(setup: Setup) {
     for round in 0..4 {
         let (active, passive) = connected_pair(&setup).await;
@@ -261,7 +261,7 @@ pub(crate) async fn shutdown_or_close_of_either_side_disconnects(setup: Setup) {
         assert_eq!(
             other
                 .ep
-                .send(to_ending, "nobody hears")
+                .send(to_ending, "not received")
                 .await
                 .unwrap_err()
                 .error,
@@ -270,14 +270,14 @@ pub(crate) async fn shutdown_or_close_of_either_side_disconnects(setup: Setup) {
         assert_eq!(
             other
                 .ep
-                .send(to_ending, "nobody hears")
+                .send(to_ending, "not received")
                 .post()
                 .unwrap_err()
                 .error,
             gone
         );
         assert_eq!(
-            other.ep.inject(to_ending, b"nobody hears").unwrap_err(),
+            other.ep.inject(to_ending, b"not received").unwrap_err(),
             gone
         );
         assert_eq!(other.ep.recv().await.unwrap_err().error, gone);
@@ -293,8 +293,8 @@ pub(crate) async fn shutdown_or_close_of_either_side_disconnects(setup: Setup) {
     }
 }
 
-/// A message that has begun does not end: who sends it has it back, and who receives it hears that
-/// the sender is gone.
+/// A message that has begun does not complete: the send fails and returns its buffer, and the
+/// receive fails because the peer is gone.
 pub(crate) async fn shutdown_mid_message_fails_send_and_receive(setup: Setup) {
     for is_received in [false, true] {
         let (a, mut b) = connected_pair(&setup).await;
@@ -313,14 +313,15 @@ pub(crate) async fn shutdown_mid_message_fails_send_and_receive(setup: Setup) {
                 .unwrap();
         assert!(poll_once(&mut sending).await.is_pending());
         a.ep.shutdown().unwrap();
-        // What the network takes from where it lies waits for the peer to take it.
+        // A zero-copy send completes when the peer's kernel has acknowledged the bytes.
         let at_once = if setup.zero_copy {
             None
         } else {
             Some((&mut sending).await.unwrap_err())
         };
         assert_eq!(behind.await.unwrap_err().error, Error::Canceled);
-        // What nobody had asked for, and no room, waits with the network until somebody does.
+        // A message for which no receive was posted, and that exceeds the budget, stays in the
+        // socket buffers until a receive is posted.
         let receiving = receiving.unwrap_or_else(|| {
             b.ep.recv_into(Vec::with_capacity(64 << 20))
                 .start()
@@ -340,8 +341,8 @@ pub(crate) async fn shutdown_mid_message_fails_send_and_receive(setup: Setup) {
     }
 }
 
-/// Two messages come together. The second one is nobody's when the first is received, and is there
-/// all the same.
+/// Two messages arrive together. The second one is unexpected when the first is received, and is
+/// still received after the shutdown.
 pub(crate) async fn buffered_message_survives_local_shutdown(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
     let to_b = a.ep.peer().unwrap();
@@ -355,7 +356,7 @@ pub(crate) async fn buffered_message_survives_local_shutdown(setup: Setup) {
     );
 }
 
-/// Where the domain drives itself nobody has to look for what comes to be taken in.
+/// Under automatic progress, messages are taken in although no task polls.
 pub(crate) async fn auto_progress_receives_without_polling(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
     for number in 0..5u8 {
@@ -382,7 +383,7 @@ pub(crate) async fn buffered_messages_survive_peer_close(setup: Setup) {
     assert_eq!(shutdown_reason(&mut b).await, DownReason::Closed);
     assert_eq!(b.ep.stats().unexpected, 50);
     for number in 0..50u8 {
-        // A message that was received and not looked at keeps its place.
+        // A message that was matched and not seen is requeued in its place.
         let mut dropped = b.ep.recv().start().unwrap();
         if number % 2 == 0 {
             drop(dropped);
@@ -395,7 +396,7 @@ pub(crate) async fn buffered_messages_survive_peer_close(setup: Setup) {
     assert!(b.ep.recv().await.unwrap_err().error.is_peer_gone());
 }
 
-/// More than is buffered.
+/// As `buffered_messages_survive_peer_close`, with more messages than the budget admits.
 pub(crate) async fn messages_over_budget_survive_peer_close(setup: Setup) {
     const MANY: usize = 24;
     let (a, mut b) = connected_pair(&setup).await;
@@ -460,7 +461,7 @@ pub(crate) async fn multi_recv_takes_messages_after_peer_close(setup: Setup) {
     }
     a.ep.close().unwrap();
     shutdown_reason(&mut b).await;
-    // It is posted after the end, and takes what had come before.
+    // The multi-receive is posted after the disconnect, and takes the messages that arrived before.
     let mut several =
         b.ep.recv_multi(BytesMut::with_capacity(4096))
             .start()
@@ -509,13 +510,14 @@ pub(crate) async fn dropped_receives_lose_no_message(setup: Setup) {
     tokio::join!(sending, receiving);
 }
 
-/// What a send has taken over leaves after the end too, as long as the other side takes it.
+/// Bytes that a send has accepted leave after the close as well, as long as the peer reads them.
 pub(crate) async fn close_delivers_injected_messages(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
     for number in 0..200u8 {
         a.ep.inject(a.ep.peer().unwrap(), &[number; 4000]).unwrap();
     }
-    // It has something unread as well, which must not destroy what it has sent.
+    // The closing endpoint has an unread message too. Closing its socket must not reset the
+    // connection and destroy what was sent.
     b.ep.inject(b.ep.peer().unwrap(), b"unread").unwrap();
     a.ep.shutdown().unwrap();
     drop(a);
@@ -527,7 +529,8 @@ pub(crate) async fn close_delivers_injected_messages(setup: Setup) {
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// A task that waits for something that never comes, and so keeps the domain moving.
+/// Spawns a task that waits for a counter value that is never reached, and so keeps the domain
+/// making progress.
 pub(crate) fn spawn_progress(side: &MsgEndpointFixture) -> tokio::task::JoinHandle<()> {
     let never = side.domain_fixture.domain.counter().unwrap();
     tokio::spawn(async move {
@@ -537,7 +540,7 @@ pub(crate) fn spawn_progress(side: &MsgEndpointFixture) -> tokio::task::JoinHand
 
 pub(crate) async fn every_length_is_written_and_read(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
-    let _moving = spawn_progress(&b);
+    let _progress = spawn_progress(&b);
     let region = b.domain_fixture.domain.alloc(LONG_LEN, READ_WRITE).unwrap();
     let (remote, to_b) = (region.remote(), a.ep.peer().unwrap());
     for len in [0, 1, 8, 4096, 65_537, 1 << 20, LONG_LEN] {
@@ -550,7 +553,7 @@ pub(crate) async fn every_length_is_written_and_read(setup: Setup) {
         let back = a.ep.read(to_b, remote.slice(0..len as u64)).await.unwrap();
         assert_bytes(&back, pattern(len, 1));
     }
-    // Messages and accesses keep their order.
+    // Messages and RMA operations keep their order.
     a.ep.inject_write(to_b, remote.at(0), b"before").unwrap();
     send_to_peer(&a, b"look").await;
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"look");
@@ -564,17 +567,17 @@ pub(crate) async fn writes_report_data_and_count_at_target(setup: Setup) {
         MsgDomainFixture::open(&setup).await,
         MsgDomainFixture::open(&setup).await,
     );
-    let mut door = there.listen(&setup);
+    let mut pep = there.listen(&setup);
     let writes = there.domain.counter().unwrap();
-    let calling = here.connect(&door).into_future();
+    let initiating = here.connect(&pep).into_future();
     let accepting = async {
         let ep = there
             .endpoint()
             .bind_counter(&writes, CounterBind::REMOTE_WRITE)
             .unwrap();
-        ep.accept(door.next().await.unwrap(), b"").await.unwrap()
+        ep.accept(pep.next().await.unwrap(), b"").await.unwrap()
     };
-    let (a, b) = tokio::join!(calling, accepting);
+    let (a, b) = tokio::join!(initiating, accepting);
     let (a, mut b) = (
         a.unwrap(),
         MsgEndpointFixture {
@@ -592,9 +595,9 @@ pub(crate) async fn writes_report_data_and_count_at_target(setup: Setup) {
             .await
             .unwrap();
     };
-    let ((), heard, counted) = tokio::join!(writing, b.domain_fixture.cq.next(), writes.wait(2));
-    let heard = heard.unwrap();
-    assert_eq!((heard.transfer.data, heard.transfer.len), (Some(9), 9));
+    let ((), entry, counted) = tokio::join!(writing, b.domain_fixture.cq.next(), writes.wait(2));
+    let entry = entry.unwrap();
+    assert_eq!((entry.transfer.data, entry.transfer.len), (Some(9), 9));
     counted.unwrap();
 }
 
@@ -611,7 +614,7 @@ pub(crate) async fn delivery_complete_waits_for_the_peer(setup: Setup) {
         sent.unwrap();
         assert_bytes(&got.unwrap(), pattern(len, 1));
     }
-    // Who goes has confirmed nothing more.
+    // A peer that closes acknowledges nothing more.
     let sending =
         a.ep.send(to_b, vec![0; 64 << 20])
             .delivery_complete()
@@ -622,7 +625,7 @@ pub(crate) async fn delivery_complete_waits_for_the_peer(setup: Setup) {
 }
 
 pub(crate) async fn protocol_violation_closes_connection(setup: Setup) {
-    let room = MsgDomainFixture::open(&setup).await;
+    let fixture = MsgDomainFixture::open(&setup).await;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let name = format!("tcp://{}", listener.local_addr().unwrap());
     for bad in [
@@ -639,16 +642,16 @@ pub(crate) async fn protocol_violation_closes_connection(setup: Setup) {
         let peer = tokio::task::spawn_blocking(move || {
             let (mut socket, _) = listener.accept().unwrap();
             socket.read_exact(&mut [0; 32]).unwrap();
-            let mut said = vec![3, 1];
-            said.resize(24, 0);
-            said.extend(1u64.to_ne_bytes());
-            said.extend(frame_header(0, 0, 0, 16, 20));
-            said.extend(b"good");
-            said.extend(bad);
-            socket.write_all(&said).unwrap();
+            let mut bytes_sent = vec![3, 1];
+            bytes_sent.resize(24, 0);
+            bytes_sent.extend(1u64.to_ne_bytes());
+            bytes_sent.extend(frame_header(0, 0, 0, 16, 20));
+            bytes_sent.extend(b"good");
+            bytes_sent.extend(bad);
+            socket.write_all(&bytes_sent).unwrap();
             let _ = socket.read_to_end(&mut Vec::new());
         });
-        let ep = room.endpoint().connect(&name).await.unwrap();
+        let ep = fixture.endpoint().connect(&name).await.unwrap();
         assert_eq!(&ep.recv().await.unwrap()[..], b"good");
         let failed = ep.recv().await.unwrap_err();
         assert!(
@@ -693,35 +696,48 @@ pub(crate) async fn unsupported_calls_are_refused(setup: Setup) {
         ep.send(stale, "").await.unwrap_err().error,
         Error::StaleAddress(stale)
     );
-    // Nothing of it has done any harm.
+    // The refused calls have changed nothing.
     send_to_peer(&a, b"all the same").await;
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"all the same");
 
-    let room = &a.domain_fixture;
-    let av = room.domain.address_vector().unwrap();
-    unsupported(room.endpoint().bind_av(&av).map(drop).unwrap_err());
+    let fixture = &a.domain_fixture;
+    let av = fixture.domain.address_vector().unwrap();
+    unsupported(fixture.endpoint().bind_av(&av).map(drop).unwrap_err());
     let invalid = |error: Error| assert!(matches!(error, Error::Invalid { .. }), "{error}");
-    invalid(room.endpoint().enable().await.map(drop).unwrap_err());
-    let many = Hints::new()
+    invalid(fixture.endpoint().enable().await.map(drop).unwrap_err());
+    let rdm_info = Hints::new()
         .provider(setup.provider)
         .ep_type(EpType::Rdm)
         .progress(setup.progress);
-    let many = discover(&many).await.unwrap().swap_remove(0);
-    invalid(room.fabric.passive_endpoint(&many).map(drop).unwrap_err());
-    let builder = || room.domain.endpoint(&many).unwrap();
+    let rdm_info = discover(&rdm_info).await.unwrap().swap_remove(0);
+    invalid(
+        fixture
+            .fabric
+            .passive_endpoint(&rdm_info)
+            .map(drop)
+            .unwrap_err(),
+    );
+    let builder = || fixture.domain.endpoint(&rdm_info).unwrap();
     invalid(builder().connect(b.ep.name()).await.map(drop).unwrap_err());
-    // One that talks with many lives in the same domain.
+    // An endpoint of type `FI_EP_RDM` lives in the same domain.
     let ep = builder().bind_av(&av).unwrap().enable().await.unwrap();
     unsupported(ep.peer().unwrap_err());
     unsupported(ep.peer_name().map(drop).unwrap_err());
     unsupported(ep.shutdown().unwrap_err());
     assert!(ep.private_data().is_empty());
-    for wrong in ["shm://somebody", "udp://127.0.0.1:1"] {
-        let refused = room.endpoint().connect(wrong).await.unwrap_err();
+    for wrong in ["shm://other", "udp://127.0.0.1:1"] {
+        let refused = fixture.endpoint().connect(wrong).await.unwrap_err();
         assert!(matches!(refused, Error::WrongScheme { .. }), "{refused}");
     }
-    for nobody in ["tcp://", "tcp://127.0.0.1:0"] {
-        invalid(room.endpoint().connect(nobody).await.map(drop).unwrap_err());
+    for absent in ["tcp://", "tcp://127.0.0.1:0"] {
+        invalid(
+            fixture
+                .endpoint()
+                .connect(absent)
+                .await
+                .map(drop)
+                .unwrap_err(),
+        );
     }
     let directed = Hints::new()
         .provider(setup.provider)
@@ -737,9 +753,9 @@ pub(crate) async fn listen_and_connect_conveniences_work(setup: Setup) {
             .progress(setup.progress);
         options.socket_io(setup.socket_io)
     };
-    let mut door = options().listen(&setup.unnamed_address()).await.unwrap();
-    let name = door.name().clone();
-    let accepting = async { door.next().await.unwrap().accept("welcome").await.unwrap() };
+    let mut pep = options().listen(&setup.unnamed_address()).await.unwrap();
+    let name = pep.name().clone();
+    let accepting = async { pep.next().await.unwrap().accept("welcome").await.unwrap() };
     let (active, passive) = tokio::join!(options().connect(&name), accepting);
     let active = active.unwrap();
     assert_eq!(
@@ -768,7 +784,7 @@ pub(crate) async fn listen_and_connect_conveniences_work(setup: Setup) {
     ));
     let taken = PassiveEndpoint::bind(&name).await.map(drop).unwrap_err();
     assert_eq!(taken, Error::AddressInUse(name));
-    let none = Endpoint::connect("shm://somebody")
+    let none = Endpoint::connect("shm://other")
         .await
         .map(drop)
         .unwrap_err();
@@ -776,7 +792,7 @@ pub(crate) async fn listen_and_connect_conveniences_work(setup: Setup) {
 }
 
 pub(crate) async fn object_tree_counts_connected_endpoints(setup: Setup) {
-    let (a, b, door) = connected_pair_with_listener(&setup).await;
+    let (a, b, pep) = connected_pair_with_listener(&setup).await;
     assert_eq!(a.domain_fixture.domain.children().of(Class::Endpoint), 1);
     assert_eq!(
         a.domain_fixture.domain.children().of(Class::AddressVector),
@@ -797,7 +813,7 @@ pub(crate) async fn object_tree_counts_connected_endpoints(setup: Setup) {
     );
     let busy = fabric.close().unwrap_err();
     assert!(busy.to_string().contains("1 passive endpoint"), "{busy}");
-    door.close();
+    pep.close();
     let clone = a.ep.clone();
     a.ep.close().unwrap();
     let closed = Error::Closed(Class::Endpoint);

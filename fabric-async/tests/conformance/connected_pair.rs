@@ -1,4 +1,4 @@
-//! Two endpoints that are connected with each other, and what they are made of.
+//! Fixtures of connected endpoints (`FI_EP_MSG`).
 
 use std::future::IntoFuture;
 
@@ -9,10 +9,10 @@ use fabric_async::{
 
 use crate::setup::Setup;
 
-/// Where endpoints are to be connected.
+/// A domain for connected endpoints. Fields are dropped in this order: children before parents.
 #[derive(Debug)]
 pub(crate) struct MsgDomainFixture {
-    /// What its endpoints receive with, if not each with a context of its own.
+    /// The receive context that the endpoints share, if they do.
     pub(crate) shared_rx: Option<SharedRxContext>,
     pub(crate) cq: CompletionQueue,
     pub(crate) domain: Domain,
@@ -21,7 +21,7 @@ pub(crate) struct MsgDomainFixture {
     pub(crate) info: Info,
 }
 
-/// An endpoint that is connected. Fields are dropped in this order: children before parents.
+/// A connected endpoint. Fields are dropped in this order: children before parents.
 #[derive(Debug)]
 pub(crate) struct MsgEndpointFixture {
     pub(crate) ep: Endpoint,
@@ -33,19 +33,18 @@ impl MsgDomainFixture {
         Self::with_info(setup, setup.info().await)
     }
 
-    /// One whose endpoints share their receives, which report to its queue; nothing, where they
-    /// cannot.
+    /// Opens a domain whose endpoints share a receive context, which reports to its queue.
     pub(crate) async fn open_shared_rx(setup: &Setup) -> Self {
-        let mut room = Self::with_info(setup, setup.shared_rx_info().await);
-        let shared = room.domain.shared_rx_context(&room.info).unwrap();
-        room.shared_rx = Some(
+        let mut fixture = Self::with_info(setup, setup.shared_rx_info().await);
+        let shared = fixture.domain.shared_rx_context(&fixture.info).unwrap();
+        fixture.shared_rx = Some(
             shared
-                .bind_cq(&room.cq, CqBind::RECV)
+                .bind_cq(&fixture.cq, CqBind::RECV)
                 .unwrap()
                 .open()
                 .unwrap(),
         );
-        room
+        fixture
     }
 
     fn with_info(setup: &Setup, info: Info) -> Self {
@@ -68,21 +67,19 @@ impl MsgDomainFixture {
         }
     }
 
-    /// What its endpoints receive with.
+    /// Returns the shared receive context.
     pub(crate) fn shared_rx(&self) -> &SharedRxContext {
-        self.shared_rx
-            .as_ref()
-            .expect("a room where receives are shared")
+        self.shared_rx.as_ref().expect("opened by `open_shared_rx`")
     }
 
-    /// A passive endpoint of its fabric.
+    /// Opens a passive endpoint of the fabric.
     pub(crate) fn listen(&self, setup: &Setup) -> PassiveEndpoint {
-        let door = self
+        let pep = self
             .fabric
             .passive_endpoint(&self.info)
             .unwrap()
             .wait_policy(setup.wait_policy);
-        door.bind_eq(&self.eq).unwrap().listen().unwrap()
+        pep.bind_eq(&self.eq).unwrap().listen().unwrap()
     }
 
     pub(crate) fn endpoint(&self) -> EndpointBuilder {
@@ -96,27 +93,27 @@ impl MsgDomainFixture {
         }
     }
 
-    pub(crate) fn connect(&self, door: &PassiveEndpoint) -> Connect {
-        self.endpoint().connect(door.name())
+    pub(crate) fn connect(&self, pep: &PassiveEndpoint) -> Connect {
+        self.endpoint().connect(pep.name())
     }
 
     pub(crate) async fn accept(&self, request: ConnectionRequest, data: &[u8]) -> Endpoint {
         self.endpoint().accept(request, data).await.unwrap()
     }
 
-    /// Connects this room and another one, where the door is.
+    /// Connects an endpoint of this domain to the listener of another domain; returns both ends.
     pub(crate) async fn connect_to(
         &self,
         there: &Self,
-        door: &mut PassiveEndpoint,
+        pep: &mut PassiveEndpoint,
     ) -> (Endpoint, Endpoint) {
-        let calling = self.connect(door).into_future();
-        let accepting = async { there.accept(door.next().await.unwrap(), b"").await };
-        let (active, passive) = tokio::join!(calling, accepting);
+        let initiating = self.connect(pep).into_future();
+        let accepting = async { there.accept(pep.next().await.unwrap(), b"").await };
+        let (active, passive) = tokio::join!(initiating, accepting);
         (active.unwrap(), passive)
     }
 
-    /// The next event but for those of requests and connections.
+    /// Returns the next event other than connection requests and connects.
     pub(crate) async fn next_other_event(&mut self) -> EventKind {
         loop {
             match self.eq.next().await.kind {
@@ -127,7 +124,7 @@ impl MsgDomainFixture {
     }
 }
 
-/// Two that are connected, and the door where they met.
+/// Opens two connected endpoints, and returns them with the passive endpoint.
 pub(crate) async fn connected_pair_with_listener(
     setup: &Setup,
 ) -> (MsgEndpointFixture, MsgEndpointFixture, PassiveEndpoint) {
@@ -135,8 +132,8 @@ pub(crate) async fn connected_pair_with_listener(
         MsgDomainFixture::open(setup).await,
         MsgDomainFixture::open(setup).await,
     );
-    let mut door = there.listen(setup);
-    let (active, passive) = here.connect_to(&there, &mut door).await;
+    let mut pep = there.listen(setup);
+    let (active, passive) = here.connect_to(&there, &mut pep).await;
     (
         MsgEndpointFixture {
             ep: active,
@@ -146,11 +143,11 @@ pub(crate) async fn connected_pair_with_listener(
             ep: passive,
             domain_fixture: there,
         },
-        door,
+        pep,
     )
 }
 
-/// Two that are connected.
+/// Opens two connected endpoints.
 pub(crate) async fn connected_pair(setup: &Setup) -> (MsgEndpointFixture, MsgEndpointFixture) {
     let (active, passive, _) = connected_pair_with_listener(setup).await;
     (active, passive)

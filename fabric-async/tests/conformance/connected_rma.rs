@@ -1,4 +1,5 @@
-//! Memory of a connected peer: atomic operations, what is refused, and what is said to strangers.
+//! RMA and atomics over connected endpoints: operations, refusals, and the behaviour towards peers
+//! without the vendor extension.
 
 use std::future::IntoFuture;
 use std::io::Write;
@@ -26,7 +27,7 @@ const ATOMIC_BIT: u32 = 2;
 pub(crate) async fn every_atomic_op_works_in_both_directions(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
     for (from, to) in [(&a, &b), (&b, &a)] {
-        let _moving = spawn_progress(to);
+        let _progress = spawn_progress(to);
         let (region, peer) = (
             to.domain_fixture.domain.alloc(64, READ_WRITE).unwrap(),
             from.ep.peer().unwrap(),
@@ -79,17 +80,17 @@ pub(crate) async fn every_atomic_op_works_in_both_directions(setup: Setup) {
     }
 }
 
-/// Over several connections at once, and from here.
+/// Several connections and the owner add at the same time.
 pub(crate) async fn concurrent_atomic_adds_are_not_lost(setup: Setup) {
     let (here, there) = (
         MsgDomainFixture::open(&setup).await,
         MsgDomainFixture::open(&setup).await,
     );
-    let mut door = there.listen(&setup);
+    let mut pep = there.listen(&setup);
     let region = there.domain.alloc(64, READ_WRITE).unwrap();
     let (mut tasks, mut ends) = (Vec::new(), Vec::new());
     for _ in 0..3 {
-        let (ep, end) = here.connect_to(&there, &mut door).await;
+        let (ep, end) = here.connect_to(&there, &mut pep).await;
         ends.push(end);
         let remote = region.remote();
         tasks.push(tokio::spawn(async move {
@@ -100,7 +101,7 @@ pub(crate) async fn concurrent_atomic_adds_are_not_lost(setup: Setup) {
                     .unwrap();
                 ep.fetch_add(peer, remote.at(32), 0.5f64).await.unwrap();
             }
-            // Behind all that was asked before, as seen by reads.
+            // The read completes after all earlier operations of the connection.
             ep.read(peer, remote.slice(0..8)).await.unwrap();
         }));
     }
@@ -110,11 +111,11 @@ pub(crate) async fn concurrent_atomic_adds_are_not_lost(setup: Setup) {
         tokio::task::yield_now().await;
     }
     let never = there.domain.counter().unwrap();
-    let moving = tokio::spawn(async move { drop(never.wait(u64::MAX).await) });
+    let progress_task = tokio::spawn(async move { drop(never.wait(u64::MAX).await) });
     for task in tasks {
         task.await.unwrap();
     }
-    moving.abort();
+    progress_task.abort();
     assert_eq!(
         (region.load(0), region.load(8), region.load(16)),
         (Ok(2000u64), Ok(3000u64), Ok(4500u64))
@@ -127,21 +128,21 @@ pub(crate) async fn posted_atomics_report_and_count_at_target(setup: Setup) {
         MsgDomainFixture::open(&setup).await,
         MsgDomainFixture::open(&setup).await,
     );
-    let mut door = there.listen(&setup);
+    let mut pep = there.listen(&setup);
     let (writes, reads) = (
         there.domain.counter().unwrap(),
         there.domain.counter().unwrap(),
     );
-    let calling = here.connect(&door).into_future();
+    let initiating = here.connect(&pep).into_future();
     let accepting = async {
         let ep = there
             .endpoint()
             .bind_counter(&writes, CounterBind::REMOTE_WRITE)
             .unwrap();
         let ep = ep.bind_counter(&reads, CounterBind::REMOTE_READ).unwrap();
-        ep.accept(door.next().await.unwrap(), b"").await.unwrap()
+        ep.accept(pep.next().await.unwrap(), b"").await.unwrap()
     };
-    let (a, _b) = tokio::join!(calling, accepting);
+    let (a, _b) = tokio::join!(initiating, accepting);
     let (a, region) = (a.unwrap(), there.domain.alloc(64, READ_WRITE).unwrap());
     let (mut a, remote) = (
         MsgEndpointFixture {
@@ -172,10 +173,11 @@ pub(crate) async fn posted_atomics_report_and_count_at_target(setup: Setup) {
     assert_eq!(second.values::<i32>().collect::<Vec<_>>(), [40, 0]);
 }
 
-/// Endpoints of this library tell each other why: the operation fails, and the connection goes on.
+/// Peers of this implementation send the reason (a NACK): the operation fails, and the connection
+/// stays up.
 pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
-    let _moving = spawn_progress(&b);
+    let _progress = spawn_progress(&b);
     let region = b.domain_fixture.domain.alloc(100, READ_WRITE).unwrap();
     let readable = b
         .domain_fixture
@@ -184,23 +186,23 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
         .unwrap();
     let (remote, to_b) = (region.remote(), a.ep.peer().unwrap());
     for _ in 0..2 {
-        let nobody = RemoteRegion::new(remote.key ^ 1 << 40, 100, READ_WRITE);
-        let failed = a.ep.write(to_b, nobody.at(0), "x").await.unwrap_err();
+        let absent = RemoteRegion::new(remote.key ^ 1 << 40, 100, READ_WRITE);
+        let failed = a.ep.write(to_b, absent.at(0), "x").await.unwrap_err();
         assert_eq!(
             (failed.error, failed.buf),
             (
                 Error::Key {
-                    key: nobody.key,
+                    key: absent.key,
                     why: "is unknown"
                 },
                 "x"
             )
         );
-        let failed = a.ep.read(to_b, nobody.slice(0..9)).await.unwrap_err();
+        let failed = a.ep.read(to_b, absent.slice(0..9)).await.unwrap_err();
         assert_eq!(
             failed.error,
             Error::Key {
-                key: nobody.key,
+                key: absent.key,
                 why: "is unknown"
             }
         );
@@ -236,7 +238,7 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
 
 pub(crate) async fn misaligned_atomic_fails_only_its_op(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
-    let _moving = spawn_progress(&b);
+    let _progress = spawn_progress(&b);
     let region = b.domain_fixture.domain.alloc(64, READ_WRITE).unwrap();
     let readable = b
         .domain_fixture
@@ -286,8 +288,8 @@ pub(crate) async fn atomics_to_peer_without_support_are_refused(setup: Setup) {
         MsgDomainFixture::open(&setup).await,
         MsgDomainFixture::open(&plain).await,
     );
-    let mut door = there.listen(&plain);
-    let (ep, end) = here.connect_to(&there, &mut door).await;
+    let mut pep = there.listen(&plain);
+    let (ep, end) = here.connect_to(&there, &mut pep).await;
     let (a, b) = (
         MsgEndpointFixture {
             ep,
@@ -298,7 +300,7 @@ pub(crate) async fn atomics_to_peer_without_support_are_refused(setup: Setup) {
             domain_fixture: there,
         },
     );
-    let _moving = spawn_progress(&b);
+    let _progress = spawn_progress(&b);
     let region = b.domain_fixture.domain.alloc(64, READ_WRITE).unwrap();
     expect_atomics_refused(&a.ep, region.remote().at(0)).await;
     let peer = a.ep.peer().unwrap();
@@ -311,15 +313,15 @@ pub(crate) async fn atomics_to_peer_without_support_are_refused(setup: Setup) {
     );
 }
 
-/// An endpoint that was opened for messages serves no memory of its domain.
+/// An endpoint without `FI_RMA` exposes no memory of its domain.
 pub(crate) async fn rma_to_msg_only_endpoint_fails_with_unknown_key(setup: Setup) {
     let plain = setup.with_caps(Caps::MSG);
     let (here, there) = (
         MsgDomainFixture::open(&setup).await,
         MsgDomainFixture::open(&plain).await,
     );
-    let mut door = there.listen(&plain);
-    let (ep, end) = here.connect_to(&there, &mut door).await;
+    let mut pep = there.listen(&plain);
+    let (ep, end) = here.connect_to(&there, &mut pep).await;
     let (a, b) = (
         MsgEndpointFixture {
             ep,
@@ -330,7 +332,7 @@ pub(crate) async fn rma_to_msg_only_endpoint_fails_with_unknown_key(setup: Setup
             domain_fixture: there,
         },
     );
-    let _moving = spawn_progress(&b);
+    let _progress = spawn_progress(&b);
     let region = b.domain_fixture.domain.alloc(64, READ_WRITE).unwrap();
     let (remote, peer) = (region.remote(), a.ep.peer().unwrap());
     let unknown = Error::Key {
@@ -350,29 +352,30 @@ pub(crate) async fn rma_to_msg_only_endpoint_fails_with_unknown_key(setup: Setup
 }
 
 pub(crate) async fn atomics_to_unannounced_peer_are_refused(setup: Setup) {
-    let room = MsgDomainFixture::open(&setup).await;
-    for calls in [false, true] {
-        for says in [
+    let fixture = MsgDomainFixture::open(&setup).await;
+    for is_initiator in [false, true] {
+        for extension in [
             NO_EXTENSION,
             [0xff; 20],
-            vendor_extension(calls, !ATOMIC_BIT),
-            vendor_extension(!calls, ATOMIC_BIT),
+            vendor_extension(is_initiator, !ATOMIC_BIT),
+            vendor_extension(!is_initiator, ATOMIC_BIT),
         ] {
-            let (ep, mut socket, _) = connect_raw_peer((&room, &setup), calls, says, false).await;
+            let (ep, mut socket, _) =
+                connect_raw_peer((&fixture, &setup), is_initiator, extension, false).await;
             expect_atomics_refused(&ep, RemoteAddr { key: 1, offset: 0 }).await;
             ep.inject(ep.peer().unwrap(), b"good").unwrap();
-            // Nothing has been said before it.
+            // Nothing was sent before the message.
             assert_eq!(read_exact(&mut socket, 20).await[16..], *b"good");
         }
     }
 }
 
-/// The bytes of an operation on memory here.
-fn encode_frame(frame: &Frame, places: &[RmaIov], bytes: &[u8]) -> Vec<u8> {
+/// Encodes a frame of an RMA operation on local segments.
+fn encode_frame(frame: &Frame, segments: &[RmaIov], bytes: &[u8]) -> Vec<u8> {
     let mut outbox = FrameWriter::new(ByteOrder::NATIVE);
     assert!(outbox.push_frame(
         frame,
-        &RmaIovList::from_rma_iovs(places).unwrap(),
+        &RmaIovList::from_rma_iovs(segments).unwrap(),
         Payload::Contiguous(bytes)
     ));
     outbox.pending().to_vec()
@@ -415,12 +418,13 @@ async fn expect_protocol_shutdown(mut ep: MsgEndpointFixture, socket: TcpStream)
     read_to_end(socket).await;
 }
 
-/// To them there is no answer that says no, and what only this library says is none of theirs.
+/// A peer without the vendor extension knows no NACK: an invalid operation closes its connection,
+/// and so does a frame that only this implementation sends.
 pub(crate) async fn bad_rma_of_unannounced_peer_closes_connection(setup: Setup) {
-    for calls in [false, true] {
+    for is_initiator in [false, true] {
         for wrong in 0..5 {
-            let room = MsgDomainFixture::open(&setup).await;
-            let region = room.domain.alloc(100, Access::REMOTE_WRITE).unwrap();
+            let fixture = MsgDomainFixture::open(&setup).await;
+            let region = fixture.domain.alloc(100, Access::REMOTE_WRITE).unwrap();
             let key = region.key();
             let place = |key, len| RmaIov {
                 key,
@@ -448,7 +452,7 @@ pub(crate) async fn bad_rma_of_unannounced_peer_closes_connection(setup: Setup) 
                     &[1; 200],
                 ),
                 3 => encode_fetch_sum(key, 1),
-                // A refusal of nothing.
+                // A NACK that answers no request.
                 _ => [
                     &crate::raw_peer::frame_header(0xf2, 0, 0, 32, 32)[..16],
                     &1u64.to_ne_bytes(),
@@ -457,12 +461,12 @@ pub(crate) async fn bad_rma_of_unannounced_peer_closes_connection(setup: Setup) 
                 .concat(),
             };
             let (ep, mut socket, _) =
-                connect_raw_peer((&room, &setup), calls, NO_EXTENSION, false).await;
+                connect_raw_peer((&fixture, &setup), is_initiator, NO_EXTENSION, false).await;
             socket.write_all(&bytes).unwrap();
             expect_protocol_shutdown(
                 MsgEndpointFixture {
                     ep,
-                    domain_fixture: room,
+                    domain_fixture: fixture,
                 },
                 socket,
             )
@@ -473,16 +477,21 @@ pub(crate) async fn bad_rma_of_unannounced_peer_closes_connection(setup: Setup) 
 }
 
 pub(crate) async fn peer_with_vendor_extension_gets_atomics_and_nacks(setup: Setup) {
-    for calls in [false, true] {
-        let room = MsgDomainFixture::open(&setup).await;
-        let region = room.domain.alloc(100, READ_WRITE).unwrap();
-        let (ep, mut socket, _) =
-            connect_raw_peer((&room, &setup), calls, vendor_extension(calls, 0), false).await;
+    for is_initiator in [false, true] {
+        let fixture = MsgDomainFixture::open(&setup).await;
+        let region = fixture.domain.alloc(100, READ_WRITE).unwrap();
+        let (ep, mut socket, _) = connect_raw_peer(
+            (&fixture, &setup),
+            is_initiator,
+            vendor_extension(is_initiator, 0),
+            false,
+        )
+        .await;
         let side = MsgEndpointFixture {
             ep,
-            domain_fixture: room,
+            domain_fixture: fixture,
         };
-        let moving = spawn_progress(&side);
+        let progress_task = spawn_progress(&side);
         for number in 0..3u64 {
             let bytes = encode_fetch_sum(region.key(), 5);
             let split = 1 + number as usize * 20;
@@ -493,13 +502,13 @@ pub(crate) async fn peer_with_vendor_extension_gets_atomics_and_nacks(setup: Set
                 (answer[1], &answer[16..24]),
                 (0xf3, &(5 * number).to_ne_bytes()[..])
             );
-            // Of what is out of reach it is told.
+            // An access out of range is answered with a NACK.
             socket
                 .write_all(&encode_fetch_sum(region.key() ^ 1 << 40, 5))
                 .unwrap();
             assert_eq!(read_exact(&mut socket, 32).await[1], 0xf2);
         }
         assert_eq!(region.load(8), Ok(15u64));
-        moving.abort();
+        progress_task.abort();
     }
 }

@@ -1,4 +1,4 @@
-//! Tagged messages of endpoints that are connected: sent to those that are known to take them.
+//! Tagged messages of connected endpoints, which are sent only to peers known to support tags.
 
 use std::future::IntoFuture;
 use std::io::Write;
@@ -56,7 +56,7 @@ pub(crate) async fn every_length_arrives_tagged_in_both_directions(setup: Setup)
             assert_bytes(&got, pattern(len, 1));
         }
     }
-    // Nobody waits for them.
+    // Unexpected messages.
     for len in lens.into_iter().filter(|len| *len <= 1 << 20) {
         let sending =
             a.ep.send(a.ep.peer().unwrap(), pattern(len, 3))
@@ -165,7 +165,7 @@ pub(crate) async fn receives_match_by_tag(setup: Setup) {
             number
         );
     }
-    // What is left is claimed, and dropped, and still there.
+    // The last message is claimed and put back, and is still available.
     let claimed = b.ep.probe().tag(8).claim().await.unwrap();
     drop(claimed);
     drop(b.ep.recv().tag(8).start().unwrap());
@@ -178,10 +178,10 @@ pub(crate) async fn receives_match_by_tag(setup: Setup) {
 
 pub(crate) async fn shared_rx_receives_match_by_tag(setup: Setup) {
     let pool = MsgDomainFixture::open_shared_rx(&setup).await;
-    let (other, mut door) = (MsgDomainFixture::open(&setup).await, pool.listen(&setup));
+    let (other, mut pep) = (MsgDomainFixture::open(&setup).await, pool.listen(&setup));
     let mut pairs = Vec::new();
     for _ in 0..3 {
-        pairs.push(other.connect_to(&pool, &mut door).await);
+        pairs.push(other.connect_to(&pool, &mut pep).await);
     }
     let mut receives: Vec<_> = (0..6)
         .map(|tag| pool.shared_rx().recv().tag(tag).start().unwrap())
@@ -211,7 +211,7 @@ pub(crate) async fn shared_rx_receives_match_by_tag(setup: Setup) {
     }
 }
 
-/// Every way to send is refused at once, and nothing else is different.
+/// Checks that every tagged send call is refused at once, and that untagged sends work.
 async fn expect_tags_refused(ep: &Endpoint) {
     let peer = ep.peer().unwrap();
     let failed = ep.send(peer, vec![7; 9]).tag(1).await.unwrap_err();
@@ -246,13 +246,13 @@ async fn expect_tags_refused(ep: &Endpoint) {
 }
 
 pub(crate) async fn tagged_send_to_untagged_peer_is_refused(setup: Setup) {
-    for calls in [false, true] {
+    for is_initiator in [false, true] {
         let (with, without) = (
             MsgDomainFixture::open(&setup).await,
             MsgDomainFixture::open(&setup.with_caps(Caps::MSG)).await,
         );
         let (mut at_with, mut at_without) = (with.listen(&setup), without.listen(&setup));
-        let (tags, plain) = if calls {
+        let (tags, plain) = if is_initiator {
             with.connect_to(&without, &mut at_without).await
         } else {
             let (active, passive) = without.connect_to(&with, &mut at_with).await;
@@ -279,13 +279,13 @@ pub(crate) async fn tagged_send_to_untagged_peer_is_refused(setup: Setup) {
 }
 
 pub(crate) async fn peer_supports_tags_option_enables_tagged_sends(setup: Setup) {
-    let room = MsgDomainFixture::open(&setup).await;
-    for calls in [false, true] {
-        let (ep, mut socket, said) =
-            connect_raw_peer((&room, &setup), calls, NO_EXTENSION, false).await;
+    let fixture = MsgDomainFixture::open(&setup).await;
+    for is_initiator in [false, true] {
+        let (ep, mut socket, sent_extension) =
+            connect_raw_peer((&fixture, &setup), is_initiator, NO_EXTENSION, false).await;
         assert_eq!(
-            said,
-            if calls {
+            sent_extension,
+            if is_initiator {
                 NO_EXTENSION
             } else {
                 vendor_extension(true, TAGGED_BIT)
@@ -297,27 +297,32 @@ pub(crate) async fn peer_supports_tags_option_enables_tagged_sends(setup: Setup)
         assert_eq!(read_exact(&mut socket, good.len()).await, good);
 
         let (ep, mut socket, _) =
-            connect_raw_peer((&room, &setup), calls, NO_EXTENSION, true).await;
+            connect_raw_peer((&fixture, &setup), is_initiator, NO_EXTENSION, true).await;
         ep.inject_tagged(ep.peer().unwrap(), 0x1234, b"good")
             .unwrap();
         let good = tagged_frame(0x1234, b"good");
         assert_eq!(read_exact(&mut socket, good.len()).await, good);
 
-        // Who says itself that it takes none knows better.
-        let (ep, _socket, _) =
-            connect_raw_peer((&room, &setup), calls, vendor_extension(calls, 0), true).await;
+        // The peer's own announcement overrides the application's option.
+        let (ep, _socket, _) = connect_raw_peer(
+            (&fixture, &setup),
+            is_initiator,
+            vendor_extension(is_initiator, 0),
+            true,
+        )
+        .await;
         expect_tags_refused(&ep).await;
     }
 }
 
-/// What they send is no proof of what they take.
+/// A peer that sends tagged frames is not thereby known to accept them.
 pub(crate) async fn tagged_frame_of_raw_peer_is_read_at_every_split(setup: Setup) {
-    let room = MsgDomainFixture::open(&setup).await;
+    let fixture = MsgDomainFixture::open(&setup).await;
     let whole = tagged_frame(0xabcd, b"some bytes");
-    let (ep, mut socket, _) = connect_raw_peer((&room, &setup), true, NO_EXTENSION, false).await;
+    let (ep, mut socket, _) = connect_raw_peer((&fixture, &setup), true, NO_EXTENSION, false).await;
     for split in 1..whole.len() {
         socket.write_all(&whole[..split]).unwrap();
-        room.domain.progress();
+        fixture.domain.progress();
         socket.write_all(&whole[split..]).unwrap();
         let got = ep.recv().tag(0xabcd).await.unwrap();
         assert_eq!((&got[..], got.tag()), (&b"some bytes"[..], Some(0xabcd)));
@@ -330,38 +335,38 @@ pub(crate) async fn tagged_frame_of_raw_peer_is_read_at_every_split(setup: Setup
     assert!(waits.await.unwrap_err().error.is_peer_gone());
 }
 
-/// Marks that are none, marks of later versions, and those that say what nobody knows.
+/// Malformed extensions, extensions of later versions, and extensions with unknown capabilities.
 pub(crate) async fn vendor_extension_enables_only_announced_caps(setup: Setup) {
-    let room = MsgDomainFixture::open(&setup).await;
-    for calls in [false, true] {
+    let fixture = MsgDomainFixture::open(&setup).await;
+    for is_initiator in [false, true] {
         let (mut later, mut none) = (
-            vendor_extension(calls, u32::MAX),
-            vendor_extension(calls, u32::MAX),
+            vendor_extension(is_initiator, u32::MAX),
+            vendor_extension(is_initiator, u32::MAX),
         );
         (later[12], none[12]) = (0xff, 0);
         later[..4].fill(0xff);
-        for (says, is_mark, takes_tags) in [
+        for (extension, is_extension, supports_tags) in [
             ([0xff; 20], false, false),
             ([1; 20], false, false),
-            (vendor_extension(!calls, TAGGED_BIT), false, false),
+            (vendor_extension(!is_initiator, TAGGED_BIT), false, false),
             (none, false, false),
-            (vendor_extension(calls, 0), true, false),
-            (vendor_extension(calls, !TAGGED_BIT), true, false),
-            (vendor_extension(calls, TAGGED_BIT), true, true),
+            (vendor_extension(is_initiator, 0), true, false),
+            (vendor_extension(is_initiator, !TAGGED_BIT), true, false),
+            (vendor_extension(is_initiator, TAGGED_BIT), true, true),
             (later, true, true),
         ] {
-            let (ep, mut socket, said) =
-                connect_raw_peer((&room, &setup), calls, says, false).await;
-            // Who does not say that it is of this library is not told so.
+            let (ep, mut socket, sent_extension) =
+                connect_raw_peer((&fixture, &setup), is_initiator, extension, false).await;
+            // A peer without the extension gets a response without it.
             assert_eq!(
-                said,
-                if calls && !is_mark {
+                sent_extension,
+                if is_initiator && !is_extension {
                     NO_EXTENSION
                 } else {
-                    vendor_extension(!calls, TAGGED_BIT)
+                    vendor_extension(!is_initiator, TAGGED_BIT)
                 }
             );
-            if takes_tags {
+            if supports_tags {
                 ep.inject_tagged(ep.peer().unwrap(), 5, b"good").unwrap();
                 let good = tagged_frame(5, b"good");
                 assert_eq!(read_exact(&mut socket, good.len()).await, good);
@@ -369,23 +374,27 @@ pub(crate) async fn vendor_extension_enables_only_announced_caps(setup: Setup) {
                 expect_tags_refused(&ep).await;
             }
             socket.write_all(&tagged_frame(6, b"back")).unwrap();
-            assert_eq!(&ep.recv().tag(6).await.unwrap()[..], b"back", "{says:?}");
+            assert_eq!(
+                &ep.recv().tag(6).await.unwrap()[..],
+                b"back",
+                "{extension:?}"
+            );
         }
     }
 }
 
 pub(crate) async fn tagged_frame_closes_untagged_connection(setup: Setup) {
-    let room = MsgDomainFixture::open(&setup).await;
+    let fixture = MsgDomainFixture::open(&setup).await;
     for whole in [tagged_frame(1, b""), tagged_frame(1, b"bytes")] {
         for split in [1, 16, 23, 24] {
-            let mut door = room.listen(&setup);
-            let mut socket = connect_raw(&door);
+            let mut pep = fixture.listen(&setup);
+            let mut socket = connect_raw(&pep);
             socket.write_all(&connect_request(b"")).unwrap();
-            let ep = room.accept(door.next().await.unwrap(), b"").await;
+            let ep = fixture.accept(pep.next().await.unwrap(), b"").await;
             let waits = ep.recv().start().unwrap();
             socket.write_all(&whole[..split]).unwrap();
-            room.domain.progress();
-            // It may have been thrown out already.
+            fixture.domain.progress();
+            // The endpoint may have closed the socket already.
             let _ = socket.write_all(&whole[split..]);
             let failed = waits.await.unwrap_err().error;
             assert!(

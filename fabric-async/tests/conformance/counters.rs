@@ -13,7 +13,7 @@ pub(crate) async fn sends_and_receives_are_counted(setup: Setup) {
     assert_eq!(
         (a.send_counter.value(), b.recv_counter.value()),
         (0, 0),
-        "a connection is not a send"
+        "a connect is not counted as a send"
     );
     for (count, len) in [0, 60, 9000, 200_000].into_iter().enumerate() {
         let (sent, got) = tokio::join!(a.ep.send(to_b, vec![0; len]), b.ep.recv());
@@ -35,7 +35,7 @@ pub(crate) async fn sends_and_receives_are_counted(setup: Setup) {
     );
 }
 
-/// Awaited, posted, injected, dropped: who hears of it makes no difference.
+/// Awaited, posted, injected and dropped operations are all counted.
 pub(crate) async fn every_way_to_complete_is_counted(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
     for context in 0..2 {
@@ -76,8 +76,8 @@ pub(crate) async fn wait_completes_at_the_threshold(setup: Setup) {
         assert_eq!(tasks.next().unwrap().await.unwrap(), Ok(true));
     }
     let last = tasks.next().unwrap();
-    assert!(!last.is_finished(), "nine are not ten");
-    // Nobody polls the operations themselves: the counter is enough to make progress.
+    assert!(!last.is_finished(), "the wait ended at nine of ten");
+    // No task polls the operations: the wait for the counter drives the domain.
     let _posted = b.ep.recv().start().unwrap();
     a.ep.inject(to_b, b"x").unwrap();
     assert_eq!(last.await.unwrap(), Ok(true));
@@ -103,7 +103,7 @@ pub(crate) async fn failed_op_ends_counter_wait(setup: Setup) {
     );
     assert_eq!((b.recv_counter.value(), b.recv_counter.errors()), (0, 1));
     assert!(cut.await.is_err());
-    // Errors of the past do not end later waits.
+    // Earlier errors do not end later waits.
     let (reached, sent, got) =
         tokio::join!(b.recv_counter.wait(1), a.ep.send(to_b, "fine"), b.ep.recv());
     sent.unwrap();

@@ -1,5 +1,4 @@
-//! Endpoints whose messages are datagrams: nobody connects, and nothing is promised that a datagram
-//! does not have.
+//! Datagram endpoints (`FI_EP_DGRAM`): no connection, and no guarantee that UDP does not give.
 
 use std::net::UdpSocket;
 
@@ -13,20 +12,20 @@ use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair, en
 use crate::payload::{assert_bytes, message_number, numbered_message, pattern, poll_once};
 use crate::setup::Setup;
 
-/// Makes passes until it holds: inside one machine everything arrives, if its receiver looks in
-/// time.
+/// Makes progress until a condition holds. Inside one machine every datagram arrives if the
+/// receiver reads in time.
 async fn progress_until(
-    station: &EndpointFixture,
+    fixture: &EndpointFixture,
     mut holds: impl FnMut(&EndpointFixture) -> bool,
 ) {
-    while !holds(station) {
-        station.domain.progress();
+    while !holds(fixture) {
+        fixture.domain.progress();
         tokio::task::yield_now().await;
     }
 }
 
-fn unexpected_count(station: &EndpointFixture) -> usize {
-    station.ep.stats().unexpected
+fn unexpected_count(fixture: &EndpointFixture) -> usize {
+    fixture.ep.stats().unexpected
 }
 
 pub(crate) async fn every_length_arrives_whole(setup: Setup) {
@@ -48,7 +47,7 @@ pub(crate) async fn every_length_arrives_whole(setup: Setup) {
         );
         assert_bytes(&got, pattern(len, len));
         assert_eq!((got.tag(), got.data()), (None, None));
-        // Nobody waits for it.
+        // The datagram is unexpected.
         a.ep.inject(to_b, pattern(len, 1)).unwrap();
         progress_until(&b, |b| unexpected_count(b) == 1).await;
         let got = b.ep.recv_into(Vec::with_capacity(len)).await.unwrap();
@@ -72,11 +71,11 @@ pub(crate) async fn vectors_and_loans_are_sent_as_datagrams(setup: Setup) {
             pattern(first, 1).to_vec(),
             Bytes::from_static(pattern(second, 2)),
         ));
-        let room = Scatter::from([
+        let capacity = Scatter::from([
             vec![0; 5].into_boxed_slice(),
             vec![0; 2000].into_boxed_slice(),
         ]);
-        let (sent, got) = tokio::join!(a.ep.send(to_b, gather), b.ep.recv_into(room));
+        let (sent, got) = tokio::join!(a.ep.send(to_b, gather), b.ep.recv_into(capacity));
         assert_eq!(sent.unwrap().into_buf().len(), first + second);
         let got = got.unwrap().into_buf();
         let bytes: Vec<u8> = got.pieces().flatten().copied().collect();
@@ -117,7 +116,8 @@ pub(crate) async fn send_beyond_max_msg_size_is_refused(setup: Setup) {
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"nothing of it was sent");
 }
 
-/// What is longer than the room, than this endpoint takes, and than the fabric would send.
+/// Datagrams longer than the buffer, than the receiver's `max_msg_size`, and than the provider
+/// sends.
 pub(crate) async fn long_datagrams_are_truncated(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let limit = a.info.ep.max_msg_size;
@@ -129,8 +129,8 @@ pub(crate) async fn long_datagrams_are_truncated(setup: Setup) {
         .await;
     let to_small = a.add_peer(&small).await;
     for early in [true, false] {
-        for (len, room) in [(1, 0), (100, 10), (limit, limit - 1), (limit, 0)] {
-            let buf = vec![0xee; room].into_boxed_slice();
+        for (len, capacity) in [(1, 0), (100, 10), (limit, limit - 1), (limit, 0)] {
+            let buf = vec![0xee; capacity].into_boxed_slice();
             let early = early.then(|| b.ep.recv_into(buf.clone()).start().unwrap());
             a.ep.send(to_b, pattern(len, 1)).await.unwrap();
             let failed = match early {
@@ -143,13 +143,14 @@ pub(crate) async fn long_datagrams_are_truncated(setup: Setup) {
             assert_eq!(
                 failed.error,
                 Error::Truncated {
-                    len: room,
-                    lost: len - room
+                    len: capacity,
+                    lost: len - capacity
                 }
             );
-            assert_bytes(&failed.buf, &pattern(len, 1)[..room]);
+            assert_bytes(&failed.buf, &pattern(len, 1)[..capacity]);
         }
-        // Two bytes more than it takes, into any memory.
+        // Two bytes more than the receiver's `max_msg_size`, received into a posted and into a
+        // pooled buffer.
         let early = early.then(|| small.ep.recv().start().unwrap());
         a.ep.send(to_small, pattern(102, 2)).await.unwrap();
         let failed = match early {
@@ -161,9 +162,9 @@ pub(crate) async fn long_datagrams_are_truncated(setup: Setup) {
         };
         assert_eq!(failed.error, Error::Truncated { len: 100, lost: 2 });
         assert_bytes(&failed.buf, pattern(100, 2));
-        // From somebody else, as long as a datagram can be.
-        let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
-        stranger
+        // A datagram of a plain UDP socket, of the maximum length.
+        let plain_socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        plain_socket
             .send_to(pattern(60_000, 3), b.ep.name().name())
             .unwrap();
         progress_until(&b, |b| unexpected_count(b) == 1).await;
@@ -183,11 +184,11 @@ pub(crate) async fn datagram_sources_have_stable_addresses(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let c = setup.open_endpoint().await;
     let (kept, to_b_of_c) = (b.av.insert(c.ep.name()).unwrap(), c.add_peer(&b).await);
-    a.ep.send(to_b, "from a guest").await.unwrap();
+    a.ep.send(to_b, "from a peer").await.unwrap();
     let got = b.ep.recv().await.unwrap();
-    let guest = got.source().unwrap();
-    assert_eq!(b.av.lookup(guest).as_ref(), Ok(a.ep.name()));
-    b.ep.send(guest, "and back").await.unwrap();
+    let auto_addr = got.source().unwrap();
+    assert_eq!(b.av.lookup(auto_addr).as_ref(), Ok(a.ep.name()));
+    b.ep.send(auto_addr, "and back").await.unwrap();
     let back = a.ep.recv().await.unwrap();
     assert_eq!((&back[..], back.source()), (&b"and back"[..], Ok(to_b)));
     for _ in 0..3 {
@@ -196,8 +197,8 @@ pub(crate) async fn datagram_sources_have_stable_addresses(setup: Setup) {
         a.ep.send(to_b, "again").await.unwrap();
         assert_eq!(
             b.ep.recv().await.unwrap().source(),
-            Ok(guest),
-            "a guest keeps its number"
+            Ok(auto_addr),
+            "an auto-inserted peer keeps its handle"
         );
     }
     b.av.remove(kept).unwrap();
@@ -205,7 +206,7 @@ pub(crate) async fn datagram_sources_have_stable_addresses(setup: Setup) {
         b.ep.send(kept, "x").await.map(drop).unwrap_err().error,
         Error::StaleAddress(kept)
     );
-    c.ep.send(to_b_of_c, "from a stranger").await.unwrap();
+    c.ep.send(to_b_of_c, "of unknown source").await.unwrap();
     assert_eq!(
         b.ep.recv().await.unwrap().source(),
         Err(Error::UnknownSource)
@@ -235,7 +236,7 @@ pub(crate) async fn source_is_unknown_until_av_insert(setup: Setup) {
         assert_eq!(
             (&got[..], got.source()),
             (text.as_bytes(), Ok(number)),
-            "also what came before"
+            "datagrams that arrived before the insert, too"
         );
     }
     assert_eq!(b.av.peers().len(), 1);
@@ -244,17 +245,17 @@ pub(crate) async fn source_is_unknown_until_av_insert(setup: Setup) {
 pub(crate) async fn send_to_closed_port_succeeds(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
     let gone = setup.open_endpoint().await;
-    let nobody = a.add_peer(&gone).await;
+    let absent = a.add_peer(&gone).await;
     drop(gone);
     assert_eq!(
-        a.ep.add_peer(&a.av.lookup(nobody).unwrap()).await,
-        Ok(nobody),
-        "nobody is asked"
+        a.ep.add_peer(&a.av.lookup(absent).unwrap()).await,
+        Ok(absent),
+        "an insert sends nothing"
     );
     for number in 0..20 {
-        a.ep.send(nobody, "into the dark").await.unwrap();
-        a.ep.inject(nobody, b"likewise").unwrap();
-        // What the network says of those concerns nobody else.
+        a.ep.send(absent, "into the dark").await.unwrap();
+        a.ep.inject(absent, b"as well").unwrap();
+        // An ICMP error for a closed port affects no datagram to another peer.
         a.ep.send(to_b, numbered_message(number, 8)).await.unwrap();
         assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
     }
@@ -274,7 +275,7 @@ pub(crate) async fn unexpected_datagrams_over_budget_are_dropped_and_counted(set
             unexpected_count(b) as u64 + b.ep.stats().dropped == sent
         })
         .await;
-        assert!(sent < 1 << 16, "there is an end of it");
+        assert!(sent < 1 << 16, "the budget is never exhausted");
     }
     let stats = b.ep.stats();
     assert!(
@@ -285,7 +286,7 @@ pub(crate) async fn unexpected_datagrams_over_budget_are_dropped_and_counted(set
         assert_eq!(
             message_number(&b.ep.recv().await.unwrap()),
             number,
-            "what was there first is kept"
+            "the oldest datagrams are kept"
         );
     }
     let stats = b.ep.stats();
@@ -305,7 +306,8 @@ pub(crate) async fn dropped_receives_requeue_messages(setup: Setup) {
     for number in 0..4 {
         a.ep.send(to_b, numbered_message(number, 8)).await.unwrap();
     }
-    // One has a message and nobody has looked; one took it and was dropped before.
+    // One receive has matched a message and was not polled; one has matched a message and was
+    // dropped before.
     progress_until(&b, |b| unexpected_count(b) == 3).await;
     let late = b.ep.recv().start().unwrap();
     drop(early);
@@ -333,7 +335,7 @@ pub(crate) async fn inject_all_and_post_all_batches_arrive(setup: Setup) {
             a.ep.inject_all(to_b, messages.iter().map(|message| &message[..]));
         assert_eq!((injected as u64, stopped), (count, Ok(())));
         progress_until(&b, |b| unexpected_count(b) as u64 == count).await;
-        // A single one behind them, and to somebody else.
+        // One datagram after the batch, to another peer.
         a.ep.send(to_c, "not one of them").await.unwrap();
         let posts = messages.iter().cloned().enumerate();
         let posts = posts.map(|(at, message)| a.ep.send(to_b, message).context(at as u64));
@@ -374,7 +376,7 @@ pub(crate) async fn probes_find_unexpected_datagrams(setup: Setup) {
     assert_eq!(
         &b.ep.recv().await.unwrap()[..],
         b"another",
-        "the first is claimed"
+        "the first datagram is claimed"
     );
     assert_eq!(
         &claimed
@@ -474,7 +476,7 @@ pub(crate) async fn av_accepts_and_checks_socket_addresses(setup: Setup) {
     b.ep.recv().await.unwrap();
     let wrong = a.av.insert("tcp://127.0.0.1:5000").unwrap_err();
     assert!(matches!(wrong, Error::WrongScheme { .. }), "{wrong}");
-    // A socket of one family reaches no other.
+    // A socket of one address family reaches no address of another.
     let other: FiAddr = a.av.insert("fi_sockaddr_in6://[::1]:5000").unwrap();
     assert_eq!(a.av.lookup(other).unwrap().scheme(), Scheme::Udp);
     for _ in 0..2 {
@@ -483,13 +485,13 @@ pub(crate) async fn av_accepts_and_checks_socket_addresses(setup: Setup) {
             Error::Invalid { .. }
         ));
     }
-    // The system lets nobody talk to all who has not said that it wants to.
+    // The kernel refuses to send to the broadcast address without SO_BROADCAST.
     let nowhere = a.av.insert("udp://255.255.255.255:5000").unwrap();
     assert!(matches!(
         a.ep.send(nowhere, "x").await.unwrap_err().error,
         Error::Os { call: "sendto", .. }
     ));
-    // Of several that leave together, it is an event.
+    // The refusal of a datagram in the middle of a batch is an event.
     let mut a = a;
     assert_eq!(a.ep.inject_all(nowhere, [&b"one"[..], b"two"]), (2, Ok(())));
     for _ in 0..2 {
@@ -515,5 +517,5 @@ pub(crate) async fn close_cancels_posted_receives(setup: Setup) {
         (5, Some(&Error::Canceled))
     );
     assert_eq!(&got[..], b"one");
-    a.ep.send(to_b, "nobody hears it").await.unwrap();
+    a.ep.send(to_b, "not received").await.unwrap();
 }

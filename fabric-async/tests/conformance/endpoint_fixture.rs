@@ -1,4 +1,4 @@
-//! An endpoint with everything around it.
+//! An endpoint with a fabric, domain, queues and counters of its own.
 
 use fabric_async::{
     AddressVector, CompletionQueue, Counter, CounterBind, CqBind, Domain, Endpoint, EventQueue,
@@ -9,36 +9,35 @@ use tokio::task::JoinHandle;
 
 use crate::setup::Setup;
 
-/// What is otherwise than usual.
+/// The settings of an [`EndpointFixture`]; the default is what most scenarios use.
 #[derive(Clone, Debug)]
 pub(crate) struct EndpointConfig {
     /// Entries of the completion queue.
     pub(crate) cq_capacity: usize,
     /// Entries of the event queue.
     pub(crate) eq_capacity: usize,
-    /// Sends under way at most.
+    /// Transmit credits, if not the provider's default.
     pub(crate) tx_size: Option<usize>,
-    /// Receives posted at most.
+    /// Posted receives at most, if not the provider's default.
     pub(crate) rx_size: Option<usize>,
-    /// The longest message.
+    /// The longest message, if not the provider's default.
     pub(crate) max_msg_size: Option<usize>,
-    /// Whether peers that connect get a number.
+    /// Whether the address vector inserts peers that connect.
     pub(crate) auto_insert: bool,
-    /// Whether the queue hears of success only when asked to.
+    /// Whether the queue reports success only with `FI_COMPLETION` (`FI_SELECTIVE_COMPLETION`).
     pub(crate) selective_completion: bool,
-    /// What operations do unless they say otherwise.
+    /// The default flags of operations.
     pub(crate) op_flags: OpFlags,
-    /// From which length on messages are copied once.
+    /// The length from which on messages are copied once.
     pub(crate) single_copy_threshold: Option<usize>,
-    /// What is set on sockets.
+    /// The socket options of the domain.
     pub(crate) socket_options: SocketOptions,
-    /// Which traffic it is.
+    /// The traffic class of the domain.
     pub(crate) tclass: Option<TrafficClass>,
 }
 
 impl EndpointConfig {
-    /// Where there are sockets, little that was sent is anywhere between its sender and its
-    /// receiver.
+    /// Returns the configuration with small socket buffers, so that few sent bytes are in transit.
     pub(crate) fn with_small_socket_buffers(self) -> Self {
         let sockets = self
             .socket_options
@@ -52,7 +51,7 @@ impl EndpointConfig {
     }
 }
 
-/// Bytes that each end of a narrow connection keeps, of which Linux takes twice as many.
+/// Bytes of each small socket buffer; Linux doubles the value.
 const SMALL_SOCKET_BUFFER: usize = 64 << 10;
 
 impl Default for EndpointConfig {
@@ -88,26 +87,27 @@ pub(crate) struct EndpointFixture {
 }
 
 impl EndpointFixture {
-    pub(crate) async fn open(setup: &Setup, plan: EndpointConfig) -> Self {
+    pub(crate) async fn open(setup: &Setup, config: EndpointConfig) -> Self {
         let (fabric, mut info) = setup.fabric().await;
-        info.tx.size = plan.tx_size.unwrap_or(info.tx.size);
-        info.rx.size = plan.rx_size.unwrap_or(info.rx.size);
-        info.ep.max_msg_size = plan.max_msg_size.unwrap_or(info.ep.max_msg_size);
-        (info.tx.op_flags, info.rx.op_flags) = (plan.op_flags, plan.op_flags & OpFlags::COMPLETION);
-        info.domain.tclass = plan.tclass;
+        info.tx.size = config.tx_size.unwrap_or(info.tx.size);
+        info.rx.size = config.rx_size.unwrap_or(info.rx.size);
+        info.ep.max_msg_size = config.max_msg_size.unwrap_or(info.ep.max_msg_size);
+        (info.tx.op_flags, info.rx.op_flags) =
+            (config.op_flags, config.op_flags & OpFlags::COMPLETION);
+        info.domain.tclass = config.tclass;
         let mut domain = fabric
             .domain_builder(&info)
             .wait_policy(setup.wait_policy)
             .socket_io(setup.socket_io);
-        domain = domain.socket_options(setup.socket_options(plan.socket_options));
-        if let Some(len) = plan.single_copy_threshold.or(setup.single_copy_threshold) {
+        domain = domain.socket_options(setup.socket_options(config.socket_options));
+        if let Some(len) = config.single_copy_threshold.or(setup.single_copy_threshold) {
             domain = domain.single_copy_threshold(len);
         }
         let domain = domain.open().unwrap();
-        let eq = fabric.event_queue(plan.eq_capacity).unwrap();
+        let eq = fabric.event_queue(config.eq_capacity).unwrap();
         domain.bind_eq(&eq).unwrap();
-        let cq = domain.completion_queue(plan.cq_capacity).unwrap();
-        let av = if plan.auto_insert {
+        let cq = domain.completion_queue(config.cq_capacity).unwrap();
+        let av = if config.auto_insert {
             domain.auto_insert_address_vector()
         } else {
             domain.address_vector()
@@ -119,7 +119,7 @@ impl EndpointFixture {
         );
         let ep = domain.endpoint(&info).unwrap().context(ENDPOINT_CONTEXT);
         let mut directions = CqBind::TRANSMIT | CqBind::RECV;
-        directions.set(CqBind::SELECTIVE_COMPLETION, plan.selective_completion);
+        directions.set(CqBind::SELECTIVE_COMPLETION, config.selective_completion);
         let ep = ep.bind_cq(&cq, directions).unwrap().bind_av(&av).unwrap();
         let ep = ep.bind_counter(&sends, CounterBind::SEND).unwrap();
         let ep = ep
@@ -141,18 +141,18 @@ impl EndpointFixture {
         }
     }
 
-    /// The number of this peer, once connected to it.
+    /// Connects to a peer, and returns its address handle.
     pub(crate) async fn add_peer(&self, peer: &EndpointFixture) -> FiAddr {
         self.ep.add_peer(peer.ep.name()).await.unwrap()
     }
 }
 
-/// The context of a station's endpoint.
+/// The context of a fixture's endpoint.
 pub(crate) const ENDPOINT_CONTEXT: u64 = 77;
 
 impl EndpointFixture {
-    /// A task that waits for something that never comes: keeps the domain moving, whatever the mode
-    /// of progress.
+    /// Spawns a task that waits for a counter value that is never reached: it keeps the domain
+    /// making progress in every progress mode.
     pub(crate) fn spawn_progress(&self) -> JoinHandle<()> {
         let recvs = self.recv_counter.clone();
         tokio::spawn(async move {
@@ -161,12 +161,12 @@ impl EndpointFixture {
     }
 }
 
-/// Two stations, and the number by which the first knows the second.
+/// Opens two endpoints, and returns them with the handle of the second at the first.
 pub(crate) async fn endpoint_pair(setup: &Setup) -> (EndpointFixture, EndpointFixture, FiAddr) {
     endpoint_pair_with(setup, EndpointConfig::default(), EndpointConfig::default()).await
 }
 
-/// Likewise, both planned.
+/// As [`endpoint_pair`], with configurations.
 pub(crate) async fn endpoint_pair_with(
     setup: &Setup,
     a: EndpointConfig,
@@ -180,8 +180,8 @@ pub(crate) async fn endpoint_pair_with(
     (a, b, to_b)
 }
 
-/// Returns when everything that was sent to `to` before has arrived there: messages of one sender
-/// arrive in order, and this one is the last. Needs tags.
+/// Returns when every message sent to `to` before has arrived there: messages of one sender arrive
+/// in order, and this one is the last. Requires tags.
 pub(crate) async fn flush(from: &EndpointFixture, to: &EndpointFixture, peer: FiAddr) {
     const FENCE: u64 = 0xfe4c_e000_0000_0000;
     let (sent, got) = tokio::join!(

@@ -1,4 +1,4 @@
-//! Event queues: peers that come and go, and failures nobody awaits.
+//! Event queues: peers that connect and disconnect, and failures of operations that no task awaits.
 
 use fabric_async::{Address, DownReason, Error, Event, EventKind};
 
@@ -8,12 +8,12 @@ use crate::endpoint_fixture::{
 use crate::payload::{poll_once, wait_until_stable};
 use crate::setup::Setup;
 
-async fn next_event(station: &mut EndpointFixture) -> Event {
-    station.eq.next().await
+async fn next_event(fixture: &mut EndpointFixture) -> Event {
+    fixture.eq.next().await
 }
 
-fn is_peer_connected(event: Event, station: &EndpointFixture) -> bool {
-    matches!(event.kind, EventKind::PeerConnected { peer, .. } if peer == *station.ep.name())
+fn is_peer_connected(event: Event, fixture: &EndpointFixture) -> bool {
+    matches!(event.kind, EventKind::PeerConnected { peer, .. } if peer == *fixture.ep.name())
 }
 
 pub(crate) async fn peer_connect_and_close_are_events(setup: Setup) {
@@ -35,7 +35,7 @@ pub(crate) async fn peer_connect_and_close_are_events(setup: Setup) {
     a.ep.send(to_b, "hello").await.unwrap();
     let source = b.ep.recv().await.unwrap().source().unwrap();
     assert_eq!(number, Some(source));
-    assert_eq!(b.eq.try_next(), None, "a message is not an event");
+    assert_eq!(b.eq.try_next(), None, "a message is no event");
     a.ep.close().unwrap();
     let event = next_event(&mut b).await;
     assert_eq!(
@@ -48,7 +48,7 @@ pub(crate) async fn peer_connect_and_close_are_events(setup: Setup) {
         reason: DownReason::Closed,
     };
     assert_eq!(event.kind, down);
-    // Both directions go down as one.
+    // Both directions of a connection go down as one event.
     wait_until_stable(|| 0).await;
     assert_eq!(b.eq.try_next(), None);
 }
@@ -69,11 +69,7 @@ pub(crate) async fn endpoint_can_bind_its_own_event_queue(setup: Setup) {
     let event = own.next().await;
     assert_eq!((event.endpoint_id, event.context), (ep.id(), 5));
     assert!(matches!(event.kind, EventKind::PeerConnected { peer, .. } if peer == *a.ep.name()));
-    assert_eq!(
-        b.eq.try_next(),
-        None,
-        "the domain's queue hears nothing of it"
-    );
+    assert_eq!(b.eq.try_next(), None, "the domain's queue gets no event");
     a.add_peer(&b).await;
     assert_eq!(next_event(&mut b).await.endpoint_id, b.ep.id());
     assert_eq!(own.try_next(), None);
@@ -89,11 +85,11 @@ pub(crate) async fn failure_of_dropped_send_is_an_event(setup: Setup) {
         EndpointConfig::default(),
     )
     .await;
-    // It is there before anything is abandoned.
+    // The connection is established before the send is dropped.
     a.ep.send(to_b, "first").await.unwrap();
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"first");
-    // More than the peer and a network between keep without receiving, so that some of it is still
-    // here when the peer goes.
+    // More bytes than the peer and the transport buffer, so that part of the message is unsent when
+    // the peer closes.
     drop(a.ep.send(to_b, vec![0; 96 << 20]).start().unwrap());
     let name = b.ep.name().clone();
     b.ep.close().unwrap();
@@ -166,7 +162,7 @@ pub(crate) async fn peer_close_fails_sends_and_directed_receives(setup: Setup) {
     }
     assert!(
         poll_once(&mut any).await.is_pending(),
-        "others may still send"
+        "a message of another peer"
     );
     for len in [8, 100_000] {
         let failed = a.ep.send(to_b, vec![0; len]).await.unwrap_err();
@@ -174,7 +170,7 @@ pub(crate) async fn peer_close_fails_sends_and_directed_receives(setup: Setup) {
         assert!(gone, "{}", failed.error);
         assert_eq!(failed.buf.len(), len);
     }
-    // The address vector of this side was not asked to forget it.
+    // The peer's handle stays valid until it is removed.
     assert_eq!(a.av.lookup(to_b), Ok(name));
     let c = setup.open_endpoint().await;
     let to_a = c.add_peer(&a).await;
@@ -182,10 +178,10 @@ pub(crate) async fn peer_close_fails_sends_and_directed_receives(setup: Setup) {
     assert_eq!(&any.await.unwrap()[..], b"from another");
 }
 
-/// A send that has completed is with the peer, whatever becomes of the sender.
+/// A send that has completed was delivered, whatever happens to the sender afterwards.
 pub(crate) async fn messages_sent_before_close_arrive(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let moving = b.spawn_progress();
+    let progress_task = b.spawn_progress();
     for number in 0..100_u32 {
         a.ep.send(to_b, number.to_le_bytes().to_vec())
             .await
@@ -194,59 +190,61 @@ pub(crate) async fn messages_sent_before_close_arrive(setup: Setup) {
     a.ep.send(to_b, vec![5; 50_000]).await.unwrap();
     drop(a);
     wait_until_stable(|| 0).await;
-    moving.abort();
+    progress_task.abort();
     for number in 0..100_u32 {
         assert_eq!(&b.ep.recv().await.unwrap()[..], number.to_le_bytes());
     }
     assert_eq!(&b.ep.recv().await.unwrap()[..], [5; 50_000]);
 }
 
-/// A guest's number lasts until its last message was received, so that these can be told apart and
-/// asked for.
+/// The handle of an auto-inserted peer stays valid until its last message is received, so that the
+/// source of each message is known and directed receives match.
 pub(crate) async fn source_stays_valid_until_last_message_is_consumed(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
     for tag in [1, 2, 3, 2] {
         a.ep.send(to_b, vec![tag as u8; 10]).tag(tag).await.unwrap();
     }
     let first = b.ep.recv().tag(1).await.unwrap();
-    let guest = first.source().unwrap();
+    let auto_addr = first.source().unwrap();
     let name = a.ep.name().clone();
     drop(a);
     while !matches!(next_event(&mut b).await.kind, EventKind::PeerDown { .. }) {}
     wait_until_stable(|| 0).await;
-    assert_eq!(b.av.lookup(guest).as_ref(), Ok(&name));
-    let second = b.ep.recv().tag(2).from(guest).await.unwrap();
-    assert_eq!((&second[..], second.source()), (&[2; 10][..], Ok(guest)));
-    let failed = b.ep.recv().tag(4).from(guest).await.unwrap_err();
+    assert_eq!(b.av.lookup(auto_addr).as_ref(), Ok(&name));
+    let second = b.ep.recv().tag(2).from(auto_addr).await.unwrap();
+    assert_eq!(
+        (&second[..], second.source()),
+        (&[2; 10][..], Ok(auto_addr))
+    );
+    let failed = b.ep.recv().tag(4).from(auto_addr).await.unwrap_err();
     assert_eq!(
         failed.error,
         Error::PeerGone(name),
-        "nothing more will come"
+        "no further message can arrive"
     );
-    assert_eq!(b.ep.recv().tag(2).await.unwrap().source(), Ok(guest));
-    // A receive that nobody has looked at, and gives its message back, is no reason to forget whose
-    // it is.
+    assert_eq!(b.ep.recv().tag(2).await.unwrap().source(), Ok(auto_addr));
+    // A receive that is dropped unseen requeues its message, and the handle stays valid.
     let taken = b.ep.recv().tag(3).start().unwrap();
     wait_until_stable(|| 0).await;
     drop(taken);
     assert_eq!(
-        b.ep.recv().tag(3).from(guest).await.unwrap().source(),
-        Ok(guest)
+        b.ep.recv().tag(3).from(auto_addr).await.unwrap().source(),
+        Ok(auto_addr)
     );
     assert_eq!(
-        b.av.lookup(guest),
-        Err(Error::StaleAddress(guest)),
-        "that was the last"
+        b.av.lookup(auto_addr),
+        Err(Error::StaleAddress(auto_addr)),
+        "the last message was received"
     );
-    let failed = b.ep.recv().from(guest).await.unwrap_err();
-    assert_eq!(failed.error, Error::StaleAddress(guest));
+    let failed = b.ep.recv().from(auto_addr).await.unwrap_err();
+    assert_eq!(failed.error, Error::StaleAddress(auto_addr));
 }
 
-/// An auto-inserted handle stands for one endpoint: what is opened under its name later gets
-/// another one, while messages of the first still carry theirs.
-pub(crate) async fn reopened_guest_gets_a_new_handle(setup: Setup) {
+/// An auto-inserted handle identifies one endpoint: an endpoint that opens under the same name
+/// later gets another handle, while messages of the first keep the old one.
+pub(crate) async fn reopened_peer_gets_a_new_handle(setup: Setup) {
     let (mut b, host) = (setup.open_endpoint().await, setup.open_endpoint().await);
-    let name: Address = setup.unique_address("guest").parse().unwrap();
+    let name: Address = setup.unique_address("reopened").parse().unwrap();
     let (at, to) = (name.clone(), b.ep.name().clone());
     let open = async || {
         let builder = host.domain.endpoint(&host.info).unwrap().name(&at).unwrap();
@@ -270,13 +268,17 @@ pub(crate) async fn reopened_guest_gets_a_new_handle(setup: Setup) {
     };
     assert_ne!(old, new);
     second.send(to_b, "of the second").tag(4).await.unwrap();
-    assert_eq!(b.av.lookup(old).as_ref(), Ok(&name), "messages of it wait");
+    assert_eq!(
+        b.av.lookup(old).as_ref(),
+        Ok(&name),
+        "messages of the first are unexpected"
+    );
     let failed = b.ep.send(old, "too late").await.unwrap_err();
     assert_eq!(failed.error, Error::PeerGone(name.clone()));
     let sent = b.ep.send(new, "in time").await;
     assert!(sent.is_ok(), "{sent:?}");
     assert_eq!(&second.recv().await.unwrap()[..], b"in time");
-    // One that comes back unseen is still of the first.
+    // A requeued message still has the first endpoint as its source.
     drop(b.ep.recv().tag(2).start().unwrap());
     for (tag, from) in [(3, old), (2, old), (4, old), (4, new)] {
         let got = b.ep.recv().tag(tag).await.unwrap();
@@ -302,10 +304,10 @@ pub(crate) async fn reopened_guest_gets_a_new_handle(setup: Setup) {
     }
 }
 
-/// A receive that is directed at the endpoint that has closed takes nothing of its successor.
+/// A receive that is directed at a closed endpoint takes no message of its successor.
 pub(crate) async fn directed_receives_do_not_match_a_successor(setup: Setup) {
     let (mut b, host) = (setup.open_endpoint().await, setup.open_endpoint().await);
-    let name: Address = setup.unique_address("guest").parse().unwrap();
+    let name: Address = setup.unique_address("reopened").parse().unwrap();
     let (at, to) = (name.clone(), b.ep.name().clone());
     let open = async || {
         let builder = host.domain.endpoint(&host.info).unwrap().name(&at).unwrap();
@@ -333,26 +335,26 @@ pub(crate) async fn directed_receives_do_not_match_a_successor(setup: Setup) {
     assert_eq!((&got[..], got.source()), (&b"kept"[..], Ok(old)));
 }
 
-/// An endpoint that connects again is the same one, and keeps its handle.
-pub(crate) async fn guest_that_connects_again_keeps_its_handle(setup: Setup) {
+/// An endpoint that connects again is the same peer, and keeps its handle.
+pub(crate) async fn reconnecting_peer_keeps_its_handle(setup: Setup) {
     let (b, a) = (setup.open_endpoint().await, setup.open_endpoint().await);
     let to_b = a.ep.add_peer(b.ep.name()).await.unwrap();
     a.ep.send(to_b, "one").tag(1).await.unwrap();
     a.ep.send(to_b, "two").tag(2).await.unwrap();
-    let guest = b.ep.recv().tag(1).await.unwrap().source().unwrap();
+    let auto_addr = b.ep.recv().tag(1).await.unwrap().source().unwrap();
     a.av.remove(to_b).unwrap();
     wait_until_stable(|| 0).await;
     let to_b = a.ep.add_peer(b.ep.name()).await.unwrap();
     a.ep.send(to_b, "three").tag(3).await.unwrap();
     for tag in [3, 2] {
         let got = b.ep.recv().tag(tag).await.unwrap();
-        assert_eq!(got.source(), Ok(guest), "message {tag}");
+        assert_eq!(got.source(), Ok(auto_addr), "message {tag}");
     }
-    b.ep.send(guest, "back").await.unwrap();
+    b.ep.send(auto_addr, "back").await.unwrap();
     assert_eq!(&a.ep.recv().await.unwrap()[..], b"back");
 }
 
-/// An endpoint that has closed is known to have: nothing seems to arrive there.
+/// Sends to an endpoint that is known to have closed fail at once.
 pub(crate) async fn sends_to_a_closed_peer_fail_at_once(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
     for len in [8, 100_000] {
@@ -372,7 +374,7 @@ pub(crate) async fn sends_to_a_closed_peer_fail_at_once(setup: Setup) {
     }
 }
 
-/// The end of the first endpoint of a name is no reason to give up the second.
+/// The close of the first endpoint under a name does not end connections to the second.
 pub(crate) async fn reused_endpoint_name_is_a_new_peer(setup: Setup) {
     let (b, host) = (setup.open_endpoint().await, setup.open_endpoint().await);
     let name: Address = setup.unique_address("again").parse().unwrap();
@@ -390,7 +392,7 @@ pub(crate) async fn reused_endpoint_name_is_a_new_peer(setup: Setup) {
         let to_b = ep.add_peer(b.ep.name()).await.unwrap();
         ep.send(to_b, "here").await.unwrap();
         b.ep.recv().await.unwrap();
-        // Nobody has looked for the end of the last one yet.
+        // The peer has not processed the disconnect of the previous endpoint yet.
         let to_ep = b.ep.add_peer(&name).await.unwrap();
         let (sent, got) = tokio::join!(b.ep.send(to_ep, "there"), ep.recv());
         assert!(sent.is_ok() && got.is_ok(), "round {round}");
@@ -398,17 +400,18 @@ pub(crate) async fn reused_endpoint_name_is_a_new_peer(setup: Setup) {
     }
 }
 
-/// Who is told goodbye may leave at once: the word has arrived all the same, whoever is faster.
+/// A receiver may close as soon as it has received: the acknowledgement reaches the sender in any
+/// case.
 pub(crate) async fn send_succeeds_when_receiver_closes_after_receiving(setup: Setup) {
     let b = setup.open_endpoint().await;
     for round in 0..40 {
         let a = setup.open_endpoint().await;
         let to_a = b.ep.add_peer(a.ep.name()).await.unwrap();
-        let hears = async move {
+        let receiver = async move {
             a.ep.recv().await.unwrap();
             a.ep.close().unwrap();
         };
-        let hears = tokio::spawn(hears);
+        let receiver = tokio::spawn(receiver);
         assert_eq!(
             b.ep.send(to_a, "goodbye")
                 .await
@@ -417,7 +420,7 @@ pub(crate) async fn send_succeeds_when_receiver_closes_after_receiving(setup: Se
             Ok(()),
             "round {round}"
         );
-        hears.await.unwrap();
+        receiver.await.unwrap();
         b.ep.address_vector().remove(to_a).unwrap();
     }
 }

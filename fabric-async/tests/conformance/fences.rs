@@ -1,4 +1,5 @@
-//! Operations that wait until everything before them has ended.
+//! Fenced operations (`FI_FENCE`), which start after all earlier operations to the peer have
+//! completed.
 
 use fabric_async::{Access, AtomicOp, CancelOutcome, Caps, Error, OpKind, Operation, Resource};
 
@@ -8,8 +9,8 @@ use crate::endpoint_fixture::{
 use crate::payload::{LONG_LEN, assert_bytes, pattern, poll_once, yield_times};
 use crate::setup::Setup;
 
-/// Long messages that nobody receives: more than the peer and a network buffer, so the last one is
-/// under way and stays so.
+/// Long messages without a receive, more than the peer and the socket buffers hold: the last one
+/// stays in progress.
 const LONG_SENDS: usize = 12;
 
 fn start_long_sends(
@@ -27,17 +28,17 @@ async fn expect_received(b: &EndpointFixture, expected: &[&[u8]]) {
     }
 }
 
-/// Without the fence what follows is accepted at once.
+/// Without the fence, the operation behind the long sends is accepted at once.
 pub(crate) async fn fenced_op_starts_after_prior_ops_complete(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     for fenced in [false, true] {
         let before = start_long_sends(&a, to_b);
         let request = a.ep.send(to_b, vec![1]);
         let request = if fenced { request.fence() } else { request };
         let request = request.start().unwrap();
         let behind = a.ep.send(to_b, vec![2]).start();
-        assert_eq!(behind.is_err(), fenced, "nothing overtakes a fence");
+        assert_eq!(behind.is_err(), fenced, "no operation overtakes a fence");
         let mut behind = match behind {
             Ok(operation) => operation,
             Err(refused) => {
@@ -49,7 +50,7 @@ pub(crate) async fn fenced_op_starts_after_prior_ops_complete(setup: Setup) {
                 a.ep.send(to_b, refused.buf).into_future()
             }
         };
-        // Without it a short message may end before a long one.
+        // Without a fence, a short message may complete before a long one.
         assert!(!fenced || poll_once(&mut behind).await.is_pending());
         let long = [pattern(LONG_LEN, 1); LONG_SENDS];
         let order = async {
@@ -64,7 +65,7 @@ pub(crate) async fn fenced_op_starts_after_prior_ops_complete(setup: Setup) {
             expect_received(&b, &[&[1], &[2]]).await;
         });
     }
-    // With nothing before it a fence is no different from others, and ends where it is posted.
+    // With no earlier operation in progress, a fenced send completes at once like any other.
     a.ep.send(to_b, "free").fence().await.unwrap();
     expect_received(&b, &[b"free"]).await;
 }
@@ -73,7 +74,7 @@ pub(crate) async fn fence_does_not_delay_other_peers(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let c = setup.open_endpoint().await;
     let to_c = a.add_peer(&c).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let before = start_long_sends(&a, to_b);
     let fenced = a.ep.send(to_b, "fenced").fence().start().unwrap();
     let (sent, ()) = tokio::join!(
@@ -86,10 +87,11 @@ pub(crate) async fn fence_does_not_delay_other_peers(setup: Setup) {
     expect_received(&b, &[b"fenced"]).await;
 }
 
-/// Completions come in order, and what a fenced message tells of is there when it arrives.
+/// Completions are reported in order, and a fenced message arrives after the effects of the
+/// operations before it.
 pub(crate) async fn every_kind_of_operation_can_be_fenced(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b
         .domain
         .alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)
@@ -139,16 +141,16 @@ pub(crate) async fn every_kind_of_operation_can_be_fenced(setup: Setup) {
 
 pub(crate) async fn cancelled_fence_releases_later_ops(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let before = start_long_sends(&a, to_b);
     let fenced = a.ep.send(to_b, vec![7]).fence().start().unwrap();
     let mut behind = a.ep.send(to_b, "behind").into_future();
     assert!(poll_once(&mut behind).await.is_pending());
     match fenced.cancel().await {
         CancelOutcome::Canceled(buf) => assert_eq!(buf, [7]),
-        CancelOutcome::Completed(ended) => panic!("it had begun: {ended:?}"),
+        CancelOutcome::Completed(ended) => panic!("the send had begun: {ended:?}"),
     }
-    // The next one is accepted again, because nothing waits in front of it.
+    // The next send is accepted again, because no operation is queued before it.
     let last = a.ep.send(to_b, "last").start().unwrap();
     drop(before);
     expect_received(&b, &[pattern(LONG_LEN, 1); LONG_SENDS]).await;
@@ -161,7 +163,7 @@ pub(crate) async fn cancelled_fence_releases_later_ops(setup: Setup) {
 
 pub(crate) async fn dropped_fenced_send_is_delivered(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     drop(start_long_sends(&a, to_b));
     drop(a.ep.send(to_b, "dropped").fence().start().unwrap());
     expect_received(&b, &[pattern(LONG_LEN, 1); LONG_SENDS]).await;
@@ -169,18 +171,18 @@ pub(crate) async fn dropped_fenced_send_is_delivered(setup: Setup) {
 }
 
 pub(crate) async fn close_fails_pending_fenced_ops(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         tx_size: Some(64),
         ..EndpointConfig::default()
     };
     for closing_here in [false, true] {
         let (mut a, b, to_b) =
-            endpoint_pair_with(&setup, plan.clone(), EndpointConfig::default()).await;
-        let moving = b.spawn_progress();
+            endpoint_pair_with(&setup, config.clone(), EndpointConfig::default()).await;
+        let progress_task = b.spawn_progress();
         drop(start_long_sends(&a, to_b));
         a.ep.send(to_b, "first").fence().context(1).post().unwrap();
         yield_times(10).await;
-        moving.abort();
+        progress_task.abort();
         if closing_here {
             a.ep.clone().close().unwrap()
         } else {
@@ -197,7 +199,7 @@ pub(crate) async fn close_fails_pending_fenced_ops(setup: Setup) {
     }
 }
 
-/// Providers grant it unasked; who leaves it out does without.
+/// Providers offer `FI_FENCE` by default; an endpoint without it refuses fenced operations.
 pub(crate) async fn fence_requires_fi_fence(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     assert!(a.info.caps.contains(Caps::FENCE));

@@ -1,5 +1,5 @@
-//! Handles keep objects open, operations do not: what a live operation becomes when the last handle
-//! of its endpoint is dropped.
+//! Handles keep objects open, and operations do not: pending operations are cancelled when the last
+//! handle of their endpoint is dropped.
 
 use std::future::IntoFuture;
 
@@ -15,8 +15,8 @@ use crate::payload::{numbered_message, pattern, poll_once};
 use crate::setup::Setup;
 use crate::shared_rx_fixture::SharedRxFixture;
 
-/// What is left of a station without its endpoint, for the others to go on.
-fn without_endpoint(station: EndpointFixture) -> (Endpoint, CompletionQueue, impl Drop) {
+/// Takes a fixture apart into its endpoint and the handles that are needed to go on without it.
+fn without_endpoint(fixture: EndpointFixture) -> (Endpoint, CompletionQueue, impl Drop) {
     struct Rest<T>(#[allow(dead_code)] T);
     impl<T> Drop for Rest<T> {
         fn drop(&mut self) {}
@@ -31,7 +31,7 @@ fn without_endpoint(station: EndpointFixture) -> (Endpoint, CompletionQueue, imp
         eq,
         fabric,
         info,
-    } = station;
+    } = fixture;
     (ep, cq, Rest((av, sends, recvs, domain, eq, fabric, info)))
 }
 
@@ -108,7 +108,7 @@ pub(crate) async fn sends_end_with_the_last_handle(setup: Setup) {
         }
     };
     assert!(poll_once(&mut reserving).await.is_pending());
-    // Long enough not to leave at once, for it waits for a credit.
+    // The send is too long to complete at once, and waits for a credit.
     let mut send = a.ep.send(to_b, pattern(1_000_000, 1)).into_future();
     assert!(poll_once(&mut send).await.is_pending());
     let other = setup.open_endpoint().await;
@@ -120,7 +120,7 @@ pub(crate) async fn sends_end_with_the_last_handle(setup: Setup) {
         (failed.error, failed.buf.len()),
         (Error::Canceled, 1_000_000)
     );
-    // A permit is of no use any more.
+    // A permit of a closed endpoint sends nothing.
     let permit = permits.pop().unwrap();
     let to_itself = other.ep.add_peer(other.ep.name()).await.unwrap();
     drop(permit.send(&other.ep, "not posted"));
@@ -151,9 +151,9 @@ pub(crate) async fn unreceived_sends_end_with_the_last_handle(setup: Setup) {
 
 pub(crate) async fn streams_end_with_the_last_handle(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let room = || BytesMut::with_capacity(1000);
-    let mut messages = b.ep.recv_multi(room()).tag(1).start().unwrap();
-    let posted = b.ep.recv_multi(room()).context(2).post().unwrap();
+    let buf = || BytesMut::with_capacity(1000);
+    let mut messages = b.ep.recv_multi(buf()).tag(1).start().unwrap();
+    let posted = b.ep.recv_multi(buf()).context(2).post().unwrap();
     a.ep.send(to_b, numbered_message(1, 10))
         .tag(1)
         .await
@@ -165,7 +165,7 @@ pub(crate) async fn streams_end_with_the_last_handle(setup: Setup) {
     assert_eq!(
         &first.buf[..],
         numbered_message(1, 10),
-        "what had come is there"
+        "the messages that had arrived are delivered"
     );
     assert_eq!(
         messages.next().await.unwrap().unwrap_err().error,
@@ -185,7 +185,7 @@ pub(crate) async fn one_sided_operations_end_with_the_last_handle(setup: Setup) 
     const LEN: usize = 1 << 20;
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
-    // Served by its owner, who does not look meanwhile.
+    // The owner, whose progress serves registered buffers, makes none meanwhile.
     let region = b
         .domain
         .register(vec![0u8; LEN], rights, None)
@@ -207,7 +207,7 @@ pub(crate) async fn one_sided_operations_end_with_the_last_handle(setup: Setup) 
         .unwrap();
     let fetch = ep.fetch_add(to_b, remote.at(0), 1u64).start().unwrap();
     drop(ep);
-    // Some may have ended before; none hangs.
+    // Some writes may have completed before; none stays pending.
     for write in writes {
         if let Err(failed) = write.await {
             assert_eq!((failed.error, failed.buf.len()), (Error::Canceled, LEN));
@@ -224,34 +224,34 @@ pub(crate) async fn one_sided_operations_end_with_the_last_handle(setup: Setup) 
     }
 }
 
-pub(crate) async fn an_operation_keeps_no_object_open(setup: Setup) {
-    let station = setup.open_endpoint().await;
-    let name = station.ep.name().clone();
-    let receive = station.ep.recv().start().unwrap();
-    let ended = station.ep.recv().start().unwrap();
-    let fabric = station.fabric.clone();
-    drop(station);
+pub(crate) async fn operation_keeps_no_object_open(setup: Setup) {
+    let fixture = setup.open_endpoint().await;
+    let name = fixture.ep.name().clone();
+    let receive = fixture.ep.recv().start().unwrap();
+    let ended = fixture.ep.recv().start().unwrap();
+    let fabric = fixture.fabric.clone();
+    drop(fixture);
     assert_eq!(ended.await.unwrap_err().error, Error::Canceled);
     assert_eq!(fabric.children().total(), 0, "{}", fabric.children());
     fabric.close().unwrap();
-    // Its name is free.
+    // The endpoint's name is free again.
     let other = setup.open_endpoint().await;
-    let eps = other.domain.endpoint(&other.info).unwrap();
-    let again = eps.name(&name).unwrap().bind_av(&other.av).unwrap();
+    let builder = other.domain.endpoint(&other.info).unwrap();
+    let again = builder.name(&name).unwrap().bind_av(&other.av).unwrap();
     again.enable().await.unwrap();
     assert_eq!(receive.await.unwrap_err().error, Error::Canceled);
 }
 
 pub(crate) async fn shared_receives_end_with_the_last_handle(setup: Setup) {
-    let hall = SharedRxFixture::open(&setup, 1, EndpointConfig::default()).await;
+    let fixture = SharedRxFixture::open(&setup, 1, EndpointConfig::default()).await;
     let SharedRxFixture {
-        endpoints: mut doors,
+        mut endpoints,
         shared_rx: shared,
         cq,
         av,
         domain,
         ..
-    } = hall;
+    } = fixture;
     let mut receive = shared.recv().start().unwrap();
     let mut probe = shared.probe().into_future();
     assert!(poll_once(&mut probe).await.is_pending());
@@ -260,7 +260,7 @@ pub(crate) async fn shared_receives_end_with_the_last_handle(setup: Setup) {
         poll_once(&mut receive).await.is_pending(),
         "an endpoint that shares the context keeps it open"
     );
-    drop(doors.pop());
+    drop(endpoints.pop());
     assert_eq!(receive.await.unwrap_err().error, Error::Canceled);
     assert_eq!(probe.await, Err(Error::Canceled));
     drop((cq, av));
@@ -276,7 +276,7 @@ pub(crate) async fn connected_operations_end_with_the_last_handle(setup: Setup) 
     let sends: Vec<_> = (0..8)
         .map(|_| client.ep.send(peer, pattern(1 << 20, 1)).into_future())
         .collect();
-    let room = client.domain_fixture;
+    let client_domain = client.domain_fixture;
     drop(client.ep);
     assert_eq!(receive.await.unwrap_err().error, Error::Canceled);
     for send in sends {
@@ -284,16 +284,16 @@ pub(crate) async fn connected_operations_end_with_the_last_handle(setup: Setup) 
             assert_eq!((failed.error, failed.buf.len()), (Error::Canceled, 1 << 20));
         }
     }
-    drop((room, server));
+    drop((client_domain, server));
 }
 
-pub(crate) async fn a_group_keeps_no_endpoint_open(setup: Setup) {
-    let station = setup.open_endpoint().await;
-    let group = station
+pub(crate) async fn group_keeps_no_endpoint_open(setup: Setup) {
+    let fixture = setup.open_endpoint().await;
+    let group = fixture
         .ep
         .join_multicast(crate::multicast::unique_group(&setup))
         .unwrap();
-    let (ep, _cq, _rest) = without_endpoint(station);
+    let (ep, _cq, _rest) = without_endpoint(fixture);
     let receive = ep.recv().start().unwrap();
     drop(ep);
     assert_eq!(receive.await.unwrap_err().error, Error::Canceled);

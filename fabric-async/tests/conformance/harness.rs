@@ -1,10 +1,10 @@
 //! The test harness: which scenarios are registered for which combination, and their execution.
 //!
 //! A scenario is a test of a combination when the provider's discovery offers what the scenario
-//! requires; otherwise that test does not exist. Where the provider offers it and the machine cannot
-//! run it, the test is registered as ignored, one line gives the reason, and `FABRIC_REQUIRE` turns
-//! it into a failure. A scenario that no combination offers is an error of the table and fails
-//! [`TABLE_CHECK`].
+//! requires; otherwise that test does not exist. Where the provider offers it and the machine
+//! cannot run it, the test is registered as ignored, one line gives the reason, and
+//! `FABRIC_REQUIRE` turns it into a failure. A scenario that no combination offers is an error of
+//! the table and fails [`TABLE_CHECK`].
 
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};

@@ -1,5 +1,5 @@
-//! Messages that are lent instead of copied.
-#![allow(unsafe_code)] // receiving where it lies: the senders of these scenarios do not write what they have lent
+//! Messages that are lent instead of copied (`lend`, `recv_loan`).
+#![allow(unsafe_code)] // `recv_loan`: the senders of these scenarios do not write to lent memory
 
 use fabric_async::{Endpoint, Error, EventKind, LoanedBuf, OpKind, RecvRequest};
 
@@ -12,7 +12,7 @@ use crate::setup::Setup;
 const LENGTHS: [usize; 6] = [0, 1, 4096, 5000, 1 << 20, 3 << 20];
 
 fn recv_loan(ep: &Endpoint) -> RecvRequest<'_, LoanedBuf> {
-    // SAFETY: the senders of these scenarios do not write what they have lent.
+    // SAFETY: the senders of these scenarios do not write to memory that they have lent.
     unsafe { ep.recv_loan() }
 }
 
@@ -22,7 +22,7 @@ async fn send_loan(from: &EndpointFixture, to: fabric_async::FiAddr, len: usize,
     from.ep.lend(to, loan).await.unwrap();
 }
 
-/// However it is received, and whether before or after it came.
+/// Every receive call takes a loan, posted before or after it arrived.
 pub(crate) async fn every_length_arrives_whole(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, len) in LENGTHS.into_iter().enumerate() {
@@ -44,7 +44,7 @@ pub(crate) async fn every_length_arrives_whole(setup: Setup) {
                 assert!(copied[..] == *expected, "{len} bytes copied");
                 let own = b.ep.recv_into(Vec::with_capacity(len)).await.unwrap();
                 assert!(own[..] == *expected, "{len} bytes in a buffer");
-                // Held on after the others have come and gone.
+                // The loan is unchanged after later messages have come and gone.
                 assert!(held[..] == *expected);
             };
             tokio::join!(arrive, receive);
@@ -52,7 +52,7 @@ pub(crate) async fn every_length_arrives_whole(setup: Setup) {
     }
 }
 
-/// A message that was not lent can be received where it lies as well: in the pool.
+/// `recv_loan` takes a message that was not lent, too: in a pooled buffer.
 pub(crate) async fn recv_loan_takes_ordinary_messages(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, len) in LENGTHS.into_iter().enumerate() {
@@ -69,7 +69,7 @@ pub(crate) async fn recv_loan_takes_ordinary_messages(setup: Setup) {
             sent.unwrap();
         }
     }
-    // A loan can be sent as a copy, and comes back.
+    // A loan can be sent by `send`, which copies it, and is returned.
     let mut loan = a.ep.loan(100).unwrap();
     loan.fill(7);
     let (sent, got) = tokio::join!(a.ep.send(to_b, loan), b.ep.recv());
@@ -79,7 +79,7 @@ pub(crate) async fn recv_loan_takes_ordinary_messages(setup: Setup) {
     );
 }
 
-/// What is given back is lent again, and nothing is while somebody reads it.
+/// Returned loan memory is lent again, and memory that a peer still reads is not.
 pub(crate) async fn returned_loan_memory_is_reused(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let mut held = Vec::new();
@@ -95,12 +95,12 @@ pub(crate) async fn returned_loan_memory_is_reused(setup: Setup) {
         for message in &held {
             assert!(
                 message.iter().all(|byte| *byte == message[0]),
-                "nobody writes what is being read"
+                "memory that a peer reads was lent again"
             );
         }
     }
     if held[0].buf.is_in_place() {
-        // No more than were out at the same time.
+        // At most as many mappings as loans were outstanding at one time.
         drop(held);
         let loans: Vec<_> = (0..5).map(|_| a.ep.loan(10_000).unwrap()).collect();
         let again = |loan: &fabric_async::Loan| loan[0] != 0;
@@ -111,7 +111,8 @@ pub(crate) async fn returned_loan_memory_is_reused(setup: Setup) {
     }
 }
 
-/// Tags, data and order are those of messages; a posted one reports, and keeps nothing.
+/// Tags, data and order are those of messages; a posted lend reports, and its completion has no
+/// buffer.
 pub(crate) async fn loans_follow_message_semantics(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
     a.ep.send(to_b, "first").tag(1).await.unwrap();
@@ -148,11 +149,11 @@ pub(crate) async fn loans_follow_message_semantics(setup: Setup) {
     assert_eq!(
         refused.map(drop).unwrap_err().buf.len(),
         8,
-        "a refused one comes back"
+        "a refused loan is returned"
     );
 }
 
-/// A receive that is dropped gives its message to the next one.
+/// A dropped `recv_loan` leaves its message to the next receive.
 pub(crate) async fn dropped_loan_receive_loses_no_message(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for round in 0..5 {
@@ -165,7 +166,7 @@ pub(crate) async fn dropped_loan_receive_loses_no_message(setup: Setup) {
     }
 }
 
-/// What a receiver holds stays as it is when the sender has gone.
+/// A loan that a receiver holds stays readable and unchanged after its sender has gone.
 pub(crate) async fn held_loan_outlives_its_sender(setup: Setup) {
     let b = setup.open_endpoint().await;
     let mut held = Vec::new();
@@ -186,8 +187,8 @@ pub(crate) async fn held_loan_outlives_its_sender(setup: Setup) {
     }
 }
 
-/// A peer that returns nothing gets no more than its share, then copies, and its share again when
-/// it returns some.
+/// A peer that returns no loan gets no more than its share, and copies beyond it; returned loans
+/// free the share again.
 pub(crate) async fn unreturned_loans_fall_back_to_copies(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let sends = tokio::spawn(async move {
@@ -208,10 +209,10 @@ pub(crate) async fn unreturned_loans_fall_back_to_copies(setup: Setup) {
     sends.await.unwrap();
 }
 
-/// An operation that is held on to after its loan came back has nothing to give back any more.
+/// An operation that is kept after its loan was returned does not return it a second time.
 pub(crate) async fn loan_memory_is_returned_once(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let operation = a.ep.lend(to_b, a.ep.loan(8192).unwrap()).start().unwrap();
     b.ep.recv().await.unwrap();
     let mut second = a.ep.loan(8192).unwrap();
@@ -221,11 +222,11 @@ pub(crate) async fn loan_memory_is_returned_once(setup: Setup) {
     third.fill(3);
     assert!(
         second.iter().all(|byte| *byte == 2),
-        "two loans are two pieces of memory"
+        "two loans share memory"
     );
 }
 
-/// A length that cannot be is an error, whatever the memory is made of.
+/// A length beyond the limit is an error, whatever the memory consists of.
 pub(crate) async fn loan_beyond_the_length_limit_is_refused(setup: Setup) {
     let a = setup.open_endpoint().await;
     for len in [usize::MAX, 1 << 50, (1 << 32) + 1] {
@@ -237,7 +238,7 @@ pub(crate) async fn loan_beyond_the_length_limit_is_refused(setup: Setup) {
     }
 }
 
-/// A loan is its own domain's: others copy it, and never lend something else in its place.
+/// A loan belongs to its own domain: other domains send it as a copy.
 pub(crate) async fn loans_of_another_domain_are_copied(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let c = setup.open_endpoint().await;
@@ -254,7 +255,7 @@ pub(crate) async fn loans_of_another_domain_are_copied(setup: Setup) {
     assert!(secret.iter().all(|byte| *byte == 1));
 }
 
-/// The promise holds for one receive: the buffer that comes back is one like any other.
+/// `recv_loan` concerns one receive: the buffer is an ordinary one afterwards.
 pub(crate) async fn reused_loan_buffer_receives_a_copy(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     send_loan(&a, to_b, 5000, 1).await;
@@ -264,7 +265,7 @@ pub(crate) async fn reused_loan_buffer_receives_a_copy(setup: Setup) {
     assert!(second[..] == *pattern(6000, 2) && !second.buf.is_in_place());
 }
 
-/// More pieces of memory than a peer keeps mapped, and than are under way at once.
+/// More loans than a peer keeps mapped, and than are in progress at once.
 pub(crate) async fn more_loans_than_mappings_reach_one_peer(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
     let loans: Vec<_> = (0..700).map(|_| a.ep.loan(64).unwrap()).collect();
@@ -281,13 +282,13 @@ pub(crate) async fn more_loans_than_mappings_reach_one_peer(setup: Setup) {
     );
 }
 
-/// Long ones that are copied by their receivers, several at a time, and dropped in between.
+/// Long loans that receivers copy, several at a time, with receives that are dropped in between.
 pub(crate) async fn long_loans_are_copied_in_chunks(setup: Setup) {
     const LEN: usize = 1 << 20;
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for round in 0..3 {
-        // Ends with the truncated one, which its counter counts as a failure.
-        let _moving = b.spawn_progress();
+        // The task ends with the truncated receive, which the counter counts as a failure.
+        let _progress = b.spawn_progress();
         let early: Vec<_> = (0..2)
             .map(|_| b.ep.recv_into(vec![0; LEN]).start().unwrap())
             .collect();

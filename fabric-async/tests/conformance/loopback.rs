@@ -1,4 +1,4 @@
-//! Endpoints that talk to themselves, and to others of their own domain.
+//! Endpoints that send to themselves and to other endpoints of their domain.
 
 use fabric_async::CqBind;
 use futures_util::StreamExt;
@@ -62,12 +62,12 @@ pub(crate) async fn endpoints_of_one_domain_exchange_messages(setup: Setup) {
         there.unwrap();
         let got = got.unwrap();
         assert_bytes(&got, pattern(len, which));
-        assert_eq!(got.source(), Ok(to_first), "one vector, one number");
+        assert_eq!(got.source(), Ok(to_first), "one address vector, one handle");
         let (back, got) = tokio::join!(second.send(to_first, got.into_buf()), a.ep.recv());
         back.unwrap();
         assert_bytes(&got.unwrap(), pattern(len, which));
     }
-    // Both report to one queue.
+    // Both endpoints report to one completion queue.
     second.recv_into(vec![0; 8]).context(20).post().unwrap();
     a.ep.recv_into(vec![0; 8]).context(10).post().unwrap();
     second.send(to_first, "to a").await.unwrap();
@@ -84,14 +84,14 @@ pub(crate) async fn endpoints_of_one_domain_exchange_messages(setup: Setup) {
 pub(crate) async fn messages_circulate_among_endpoints_of_one_domain(setup: Setup) {
     const ENDPOINTS: usize = 6;
     const ROUNDS: u64 = 200;
-    let station = setup.open_endpoint().await;
+    let fixture = setup.open_endpoint().await;
     let mut ring = Vec::new();
     for _ in 0..ENDPOINTS {
-        let ep = station
+        let ep = fixture
             .domain
-            .endpoint(&station.info)
+            .endpoint(&fixture.info)
             .unwrap()
-            .bind_av(&station.av)
+            .bind_av(&fixture.av)
             .unwrap();
         ring.push(ep.enable().await.unwrap());
     }

@@ -1,13 +1,13 @@
 //! The conformance suite: what every provider owes to the public interface.
 //!
-//! A scenario is a function of a [`Setup`](setup::Setup), written once. The table of scenarios names
-//! the capabilities and attributes that each requires; the table of combinations lists providers
-//! with progress modes, runtimes, wait policies and more. The product of both is computed at run
-//! time from what discovery offers: a failure reads `shm::auto_multi_thread::cancellation::...`.
-//! A scenario whose requirements a provider does not offer is not registered for it; one that this
-//! machine cannot run is ignored, unless `FABRIC_REQUIRE` says that the machine must be able to. A
-//! provider is added by one more row of [`combinations::combinations`]. The command line is that of
-//! libtest.
+//! A scenario is a function of a [`Setup`](setup::Setup), written once. The table of scenarios
+//! names the capabilities and attributes that each requires; the table of combinations lists
+//! providers with progress modes, runtimes, wait policies and more. The product of both is computed
+//! at run time from what discovery offers: a failure reads
+//! `shm::auto_multi_thread::cancellation::...`. A scenario whose requirements a provider does not
+//! offer is not registered for it; one that this machine cannot run is ignored, unless
+//! `FABRIC_REQUIRE` says that the machine must be able to. A provider is added by one more row of
+//! [`combinations::combinations`]. The command line is that of libtest.
 //!
 //! | module | subject |
 //! |---|---|

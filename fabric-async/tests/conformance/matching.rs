@@ -19,7 +19,7 @@ pub(crate) async fn ignored_tag_bits_do_not_affect_matching(setup: Setup) {
             (Some(tag), tag.to_string().as_bytes())
         );
     }
-    // The same for messages that are there first.
+    // The same masks with messages that arrive before the receive.
     for tag in [1 << 63, 0x55_0001, 0x55_0002] {
         a.ep.send(to_b, tag.to_string()).tag(tag).await.unwrap();
     }
@@ -70,14 +70,14 @@ pub(crate) async fn receive_posted_first_gets_the_message(setup: Setup) {
     for text in ["one", "two", "three"] {
         a.ep.send(to_b, text).await.unwrap();
     }
-    // Asked in another order than posted.
+    // Polled in another order than posted.
     assert_eq!(&third.await.unwrap()[..], b"three");
     assert_eq!(&first.await.unwrap()[..], b"one");
     assert_eq!(&second.await.unwrap()[..], b"two");
 }
 
-/// An awaited receive is posted when it is awaited, in the order of the program, not when it
-/// happens to be polled.
+/// An awaited receive is posted when it is started, in program order, and not when it is first
+/// polled.
 pub(crate) async fn matching_follows_posting_order_not_polling_order(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let mut first = b.ep.recv().into_future();
@@ -125,7 +125,7 @@ pub(crate) async fn directed_and_any_source_match_in_posting_order(setup: Setup)
         r.av.insert(b.ep.name()).unwrap(),
     );
 
-    // Any source first: it gets the first message, whoever sends it.
+    // The any-source receive is posted first: it gets the first message of any sender.
     let any = r.ep.recv().start().unwrap();
     let directed = r.ep.recv().from(from_a).start().unwrap();
     a.ep.send(a_to_r, "one").await.unwrap();
@@ -133,7 +133,8 @@ pub(crate) async fn directed_and_any_source_match_in_posting_order(setup: Setup)
     assert_eq!(&any.await.unwrap()[..], b"one");
     assert_eq!(&directed.await.unwrap()[..], b"two");
 
-    // Directed first: it gets the first of its peer, and lets the others pass.
+    // The directed receive is posted first: it gets the first message of its peer, and skips those
+    // of others.
     let to_a = r.ep.recv().from(from_a).start().unwrap();
     let to_b = r.ep.recv().from(from_b).start().unwrap();
     let any = r.ep.recv().start().unwrap();

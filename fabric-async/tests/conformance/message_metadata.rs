@@ -1,4 +1,4 @@
-//! What comes with a message besides its bytes, and which messages are refused.
+//! Metadata of messages (tag, data, source, length), and messages that are refused.
 
 use fabric_async::{Caps, Error};
 
@@ -6,7 +6,7 @@ use crate::endpoint_fixture::{EndpointConfig, endpoint_pair, endpoint_pair_with}
 use crate::payload::{assert_bytes, message_number, numbered_message, pattern};
 use crate::setup::Setup;
 
-/// Lengths of each way a message may travel.
+/// One length for each path of a message.
 const LENGTHS: [usize; 4] = [0, 20, 5000, 300_000];
 
 pub(crate) async fn message_carries_data_tag_and_source(setup: Setup) {
@@ -59,7 +59,7 @@ pub(crate) async fn omitted_tag_and_data_are_absent(setup: Setup) {
         assert_eq!(
             (got.tag(), got.data()),
             expected,
-            "nothing is left over from the message before"
+            "metadata of the previous message was kept"
         );
     }
 }
@@ -93,7 +93,7 @@ pub(crate) async fn inject_delivers_up_to_inject_size(setup: Setup) {
     );
 }
 
-/// At once, and from a queue of this side.
+/// Messages that leave at once, and messages that the sender queues.
 pub(crate) async fn inject_data_delivers_cq_data(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let count = a.ep.info().tx.size as u64 / 16;
@@ -127,11 +127,11 @@ pub(crate) async fn inject_data_delivers_cq_data(setup: Setup) {
 }
 
 pub(crate) async fn send_beyond_max_msg_size_is_refused(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         max_msg_size: Some(1000),
         ..EndpointConfig::default()
     };
-    let (a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
+    let (a, b, to_b) = endpoint_pair_with(&setup, config, EndpointConfig::default()).await;
     let message = vec![1; 1001];
     let at = message.as_ptr();
     let refused = a.ep.send(to_b, message).await.unwrap_err();
@@ -153,7 +153,8 @@ pub(crate) async fn send_beyond_max_msg_size_is_refused(setup: Setup) {
     assert_bytes(&got.unwrap(), &[2; 1000]);
 }
 
-/// An endpoint does what it was asked for, whatever else its provider can do.
+/// An endpoint refuses operations whose capabilities it was not opened with, even if the provider
+/// offers them.
 pub(crate) async fn ops_without_requested_caps_are_refused(setup: Setup) {
     let (a, _b, to_b) = endpoint_pair(&setup).await;
     assert!(

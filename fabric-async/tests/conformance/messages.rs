@@ -17,7 +17,7 @@ pub(crate) async fn every_length_arrives_whole_in_pooled_memory(setup: Setup) {
         assert_eq!(
             (sent.len(), sent.buf.as_ptr()),
             (len, at),
-            "the buffer comes back as it was"
+            "the buffer is returned unchanged"
         );
         assert_bytes(&sent, pattern(len, which));
         assert_eq!(got.len(), len);
@@ -29,17 +29,20 @@ pub(crate) async fn every_length_arrives_whole_in_pooled_memory(setup: Setup) {
 pub(crate) async fn every_length_arrives_whole_in_own_buffers(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, len) in lengths().enumerate() {
-        let room = Vec::with_capacity(len + which % 3);
-        let at = room.as_ptr();
-        // The receive is there first.
-        let (got, sent) = tokio::join!(b.ep.recv_into(room), a.ep.send(to_b, pattern(len, which)));
+        let recv_buf = Vec::with_capacity(len + which % 3);
+        let at = recv_buf.as_ptr();
+        // The receive is posted first.
+        let (got, sent) = tokio::join!(
+            b.ep.recv_into(recv_buf),
+            a.ep.send(to_b, pattern(len, which))
+        );
         sent.unwrap();
         let got = got.unwrap();
         assert_bytes(&got, pattern(len, which));
         assert_eq!(
             (got.buf.len(), got.buf.as_ptr()),
             (len, at),
-            "the buffer comes back, as long as the message"
+            "the buffer is returned with the length of the message"
         );
     }
 }
@@ -57,7 +60,7 @@ pub(crate) async fn every_length_arrives_whole_under_a_tag(setup: Setup) {
     }
 }
 
-/// A sender is done with messages of this size before anybody receives them.
+/// Sends of these lengths complete before the message is received.
 pub(crate) async fn unexpected_messages_arrive_whole(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let lengths: Vec<usize> = lengths().filter(|len| *len < LONG_LEN).collect();
@@ -131,9 +134,9 @@ pub(crate) async fn every_kind_of_buffer_can_receive(setup: Setup) {
         b: &Endpoint,
         to_b: FiAddr,
         len: usize,
-        room: B,
+        recv_buf: B,
     ) -> B {
-        let (got, sent) = tokio::join!(b.recv_into(room), a.send(to_b, pattern(len, 9)));
+        let (got, sent) = tokio::join!(b.recv_into(recv_buf), a.send(to_b, pattern(len, 9)));
         sent.unwrap();
         let got = got.unwrap();
         assert_bytes(&got, pattern(len, 9));
@@ -146,9 +149,9 @@ pub(crate) async fn every_kind_of_buffer_can_receive(setup: Setup) {
         assert_eq!(
             (boxed.len(), &boxed[len..]),
             (len + 10, &[7; 10][..]),
-            "a box keeps its length"
+            "a boxed slice keeps its length"
         );
-        // What was in a vector does not matter: its room is its capacity.
+        // The contents of a vector are replaced: only its capacity counts.
         assert_eq!(receive(a, b, to_b, len, vec![7; len]).await.len(), len);
         assert_eq!(
             receive(a, b, to_b, len, BytesMut::with_capacity(len))
@@ -167,7 +170,7 @@ pub(crate) async fn every_kind_of_buffer_can_receive(setup: Setup) {
     }
 }
 
-/// An echo without copies: the pooled buffer itself, and the same as `Bytes`.
+/// An echo without a copy sends the pooled buffer back, as it is and as `Bytes`.
 pub(crate) async fn received_buffer_can_be_sent_without_copy(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, len) in [0, 60, 9000, 200_000].into_iter().enumerate() {
@@ -200,12 +203,12 @@ pub(crate) async fn bind_convenience_works(setup: Setup) {
         .wait_policy(setup.wait_policy);
     let server = options
         .clone()
-        .bind(setup.unique_address("front-door"))
+        .bind(setup.unique_address("bind"))
         .await
         .unwrap();
     let client = options.bind(setup.unnamed_address()).await.unwrap();
     assert_eq!(server.domain().info().domain.data_progress, setup.progress);
-    assert!(!client.name().name().is_empty(), "a fresh name was found");
+    assert!(!client.name().name().is_empty(), "a name was chosen");
     let peer = client.add_peer(server.name()).await.unwrap();
     let serve = async {
         let question = server.recv().await.unwrap();

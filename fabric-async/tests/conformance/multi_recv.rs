@@ -1,4 +1,4 @@
-//! Receives of several messages into one buffer.
+//! Multi-receives (`FI_MULTI_RECV`): several messages in one buffer.
 
 use bytes::{Bytes, BytesMut};
 use fabric_async::{Caps, Class, Completion, Endpoint, Error, FiAddr, MultiRecv, OpKind, Resource};
@@ -16,21 +16,21 @@ fn empty_buffer(bytes: usize) -> BytesMut {
     BytesMut::with_capacity(bytes)
 }
 
-/// The next message, which must be whole.
+/// Returns the next message, which must not be truncated.
 async fn next_message(messages: &mut MultiRecv) -> Bytes {
     messages
         .next()
         .await
-        .expect("it has not ended")
+        .expect("the stream has not ended")
         .unwrap()
         .into_buf()
 }
 
-async fn next_entry(station: &mut EndpointFixture) -> Completion {
-    station.cq.next().await.expect("the queue is open")
+async fn next_entry(fixture: &mut EndpointFixture) -> Completion {
+    fixture.cq.next().await.expect("the queue is open")
 }
 
-/// The numbers of what one buffer took, until it ended.
+/// Returns the numbers of the messages in one buffer, to the end of its stream.
 async fn remaining_numbers(messages: &mut MultiRecv) -> Vec<u64> {
     let mut numbers = Vec::new();
     while let Some(message) = messages.next().await {
@@ -74,13 +74,13 @@ pub(crate) async fn messages_share_one_buffer(setup: Setup) {
         assert_eq!(
             message.as_ptr() as usize,
             at,
-            "one behind the other, where the buffer is"
+            "messages are adjacent, inside the buffer"
         );
         at += message.len();
     }
     assert!(
         poll_once(&mut messages.next()).await.is_pending(),
-        "there is room for one of 100 bytes"
+        "a message of 100 bytes fits"
     );
     a.ep.send(to_b, vec![1]).await.unwrap();
     assert_eq!(&next_message(&mut messages).await[..], [1]);
@@ -93,9 +93,9 @@ pub(crate) async fn messages_share_one_buffer(setup: Setup) {
     assert_eq!(
         (b.recv_counter.value(), b.recv_counter.errors()),
         (lengths.len() as u64 + 1, 0),
-        "each is counted"
+        "each message is counted"
     );
-    // When the messages are gone, the memory is whole again.
+    // The buffer is whole again when all messages are dropped.
     drop(kept);
     let mut rest = rest;
     assert!(rest.try_reclaim(sum + 100));
@@ -104,8 +104,8 @@ pub(crate) async fn messages_share_one_buffer(setup: Setup) {
 
 pub(crate) async fn message_too_long_for_the_rest_goes_to_next_receive(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    // A long message may need the receiver to be sent.
-    let _moving = b.spawn_progress();
+    // A long send may complete only while its receiver makes progress.
+    let _progress = b.spawn_progress();
     for unexpected in [false, true] {
         let lengths = [400, 500, 200, 30_000, 90_000, 10];
         let send = async || {
@@ -129,7 +129,10 @@ pub(crate) async fn message_too_long_for_the_rest_goes_to_next_receive(setup: Se
         }
         assert_bytes(&next_message(&mut first).await, pattern(400, 0));
         assert_bytes(&next_message(&mut first).await, pattern(500, 1));
-        assert!(first.next().await.is_none(), "the third did not fit");
+        assert!(
+            first.next().await.is_none(),
+            "the third message does not fit"
+        );
         assert_bytes(&next_message(&mut second).await, pattern(200, 2));
         assert_bytes(&next_message(&mut second).await, pattern(30_000, 3));
         assert!(second.next().await.is_none());
@@ -186,7 +189,7 @@ pub(crate) async fn multi_recv_matches_in_posting_order(setup: Setup) {
     assert_eq!(remaining_numbers(&mut messages).await, [1, 2,]);
     assert_eq!(&tagged.await.unwrap()[..], b"tagged");
     assert_eq!(message_number(&last.await.unwrap()), 3);
-    // Tagged ones, by their mask.
+    // Tagged messages are matched by mask.
     let mut even =
         b.ep.recv_multi(empty_buffer(1000))
             .tag_mask(0, !1)
@@ -230,7 +233,7 @@ pub(crate) async fn several_senders_fill_multi_recv_buffers(setup: Setup) {
         while let Some(message) = messages.next().await {
             let number = message_number(&message.unwrap());
             let next = &mut expected[(number / 1000) as usize];
-            assert_eq!(number, *next, "in the order of the sender");
+            assert_eq!(number, *next, "in the order of each sender");
             *next += 1;
             if expected == [100, 1100, 2100] {
                 break;
@@ -259,7 +262,7 @@ pub(crate) async fn dropped_multi_recv_requeues_in_order(setup: Setup) {
             drop(messages);
             continue;
         }
-        // One is posted already, one is not; and one more of those that take several.
+        // One single receive is posted before, one is not; and another multi-receive is posted.
         let waiting = b.ep.recv().start().unwrap();
         drop(messages);
         let mut rest =
@@ -321,13 +324,14 @@ pub(crate) async fn dropping_mid_message_loses_nothing(setup: Setup) {
     }
 }
 
-/// Of what nobody takes only so much is taken in: the rest waits at the sender.
+/// Only a bounded number of messages is taken in for a stream that is not read: the rest waits at
+/// the sender.
 pub(crate) async fn unread_message_stream_stalls_sender(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         rx_size: Some(4),
         ..EndpointConfig::default()
     };
-    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), plan).await;
+    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), config).await;
     let mut messages =
         b.ep.recv_multi(empty_buffer(1 << 16))
             .min_free(0)
@@ -341,7 +345,7 @@ pub(crate) async fn unread_message_stream_stalls_sender(setup: Setup) {
         send_numbers(&a.ep, to_b, 0..200, 100).await;
         a
     });
-    // The domain moves while nobody takes a message.
+    // The domain makes progress while no task takes a message.
     while b.recv_counter.value() < 4 {
         b.domain.progress();
         yield_times(1).await;
@@ -353,7 +357,7 @@ pub(crate) async fn unread_message_stream_stalls_sender(setup: Setup) {
     assert_eq!(
         b.recv_counter.value(),
         4,
-        "no more than the endpoint's receives"
+        "at most `rx_attr.size` messages are taken in"
     );
     for _ in 0..empty {
         assert_eq!(next_message(&mut messages).await.len(), 0);
@@ -365,12 +369,12 @@ pub(crate) async fn unread_message_stream_stalls_sender(setup: Setup) {
 }
 
 pub(crate) async fn full_message_stream_keeps_its_matched_messages(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         rx_size: Some(2),
         ..EndpointConfig::default()
     };
-    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), plan).await;
-    // Messages that wait already, more than it may have untaken.
+    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), config).await;
+    // Unexpected messages, more than the stream may hold untaken.
     send_numbers(&a.ep, to_b, 0..6, 100).await;
     flush(&a, &b, to_b).await;
     let mut messages = b.ep.recv_multi(empty_buffer(10_000)).start().unwrap();
@@ -379,14 +383,14 @@ pub(crate) async fn full_message_stream_keeps_its_matched_messages(setup: Setup)
     yield_times(20).await;
     assert!(
         poll_once(&mut behind).await.is_pending(),
-        "all of it is for the one posted before"
+        "all messages match the multi-receive posted first"
     );
     for number in 0..3 {
         assert_eq!(message_number(&next_message(&mut messages).await), number);
     }
     messages.cancel();
     assert_eq!(message_number(&behind.await.unwrap()), {
-        // What it had taken in by then is still its own.
+        // Messages that the stream had taken in by then remain its own.
         let mut own = remaining_numbers(&mut messages).await;
         own.insert(0, 2);
         assert_eq!(own, (2..2 + own.len() as u64).collect::<Vec<_>>());
@@ -400,7 +404,7 @@ pub(crate) async fn full_message_stream_keeps_its_matched_messages(setup: Setup)
     }
 }
 
-/// Also where success is reported only when asked for.
+/// With and without selective completion.
 pub(crate) async fn posted_multi_recv_reports_messages_and_release(setup: Setup) {
     for selective in [false, true] {
         check_reports(
@@ -478,18 +482,18 @@ async fn check_reports((a, mut b, to_b): (EndpointFixture, EndpointFixture, FiAd
     }
     assert!(
         poll_once(&mut b.cq.next()).await.is_pending(),
-        "each exactly once"
+        "each number exactly once"
     );
 }
 
-/// A queue of few entries, which others use as well: the messages wait at their senders, and
-/// nothing is lost.
+/// A queue with few entries, shared with other operations: messages wait at their senders, and none
+/// is lost.
 pub(crate) async fn full_cq_stalls_multi_recv(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         cq_capacity: 4,
         ..EndpointConfig::default()
     };
-    let (a, mut b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), plan).await;
+    let (a, mut b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), config).await;
     const COUNT: u64 = 300;
     for unexpected in [false, true] {
         if unexpected {
@@ -509,7 +513,7 @@ pub(crate) async fn full_cq_stalls_multi_recv(setup: Setup) {
             b.domain.progress();
             yield_times(1).await;
         }
-        // All entries are full, or reserved.
+        // All entries are used or reserved.
         let refused = b.ep.recv().context(2).post().unwrap_err();
         assert_eq!(refused.error, Error::WouldBlock(Resource::CompletionEntry));
         let mut taken = 0;
@@ -523,7 +527,7 @@ pub(crate) async fn full_cq_stalls_multi_recv(setup: Setup) {
             taken += 1;
         }
         sending.await.unwrap();
-        // Others get their entries when it has ended.
+        // Other operations get entries after the multi-receive has ended.
         let mut out = Vec::new();
         assert_eq!(b.cq.try_next_batch(&mut out, 8), 0);
         for _ in 0..2 {
@@ -537,7 +541,7 @@ pub(crate) async fn full_cq_stalls_multi_recv(setup: Setup) {
         assert_eq!(
             refused.error,
             Error::WouldBlock(Resource::CompletionEntry),
-            "one is for the release"
+            "one entry is for the release of the buffer"
         );
         for tag in [99, 99] {
             a.ep.send(to_b, "x").tag(tag).await.unwrap();
@@ -552,7 +556,7 @@ pub(crate) async fn full_cq_stalls_multi_recv(setup: Setup) {
         assert_eq!(
             b.ep.recv().await.unwrap().len(),
             1 << 20,
-            "what did not fit"
+            "the message that did not fit"
         );
         long.await.unwrap();
     }
@@ -594,7 +598,7 @@ pub(crate) async fn cancel_returns_the_unused_buffer(setup: Setup) {
     assert!(poll_once(&mut b.cq.next()).await.is_pending());
 }
 
-/// The release waits for what is still arriving.
+/// The buffer is released after the message that is arriving.
 pub(crate) async fn cancel_mid_message_waits_for_the_message(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
     let sending =
@@ -644,7 +648,7 @@ pub(crate) async fn close_cancels_multi_recvs(setup: Setup) {
     assert_eq!(
         message_number(&next_message(&mut messages).await),
         1,
-        "what had come is there"
+        "the messages that had arrived are delivered"
     );
     assert_eq!(
         messages.next().await.unwrap().unwrap_err().error,
@@ -706,7 +710,11 @@ pub(crate) async fn peer_close_ends_directed_multi_recv(setup: Setup) {
     let waiting = tokio::spawn(async move {
         let mut got = Vec::new();
         loop {
-            match messages.next().await.expect("its end is an item") {
+            match messages
+                .next()
+                .await
+                .expect("the failure is an item of the stream")
+            {
                 Ok(message) => got.push(message_number(&message)),
                 Err(failed) => break (got, failed.error, messages),
             }
@@ -724,13 +732,13 @@ pub(crate) async fn peer_close_ends_directed_multi_recv(setup: Setup) {
 }
 
 pub(crate) async fn directed_multi_recv_matches_after_av_insert(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         auto_insert: false,
         ..EndpointConfig::default()
     };
-    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), plan.clone()).await;
-    // The number is given out when it is inserted; so insert, receive directed, and let messages
-    // wait in between.
+    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), config.clone()).await;
+    // The handle exists only after the insert. So insert the peer, post the directed receive, and
+    // let messages wait in between.
     let from_a = b.av.insert(a.ep.name().to_string().as_str()).unwrap();
     let mut messages =
         b.ep.recv_multi(empty_buffer(1000))
@@ -746,9 +754,9 @@ pub(crate) async fn directed_multi_recv_matches_after_av_insert(setup: Setup) {
         messages.next().await.unwrap().unwrap_err().error,
         Error::StaleAddress(from_a)
     );
-    // As a stranger it goes to receives from anybody. Two wait; the one posted for anybody comes
-    // after the insertion.
-    let mut anybody = b.ep.recv_multi(empty_buffer(1000)).tag(1).start().unwrap();
+    // Messages of unknown source match any-source receives only. Two messages wait; the any-source
+    // receive is posted after the insert.
+    let mut any_source = b.ep.recv_multi(empty_buffer(1000)).tag(1).start().unwrap();
     send_numbers(&a.ep, to_b, 2..4, 20).await;
     flush(&a, &b, to_b).await;
     let again = b.av.insert(a.ep.name().to_string().as_str()).unwrap();
@@ -759,11 +767,11 @@ pub(crate) async fn directed_multi_recv_matches_after_av_insert(setup: Setup) {
             .unwrap();
     assert_eq!(message_number(&next_message(&mut directed).await), 2);
     assert_eq!(message_number(&next_message(&mut directed).await), 3);
-    assert!(poll_once(&mut anybody.next()).await.is_pending());
+    assert!(poll_once(&mut any_source.next()).await.is_pending());
 }
 
-/// Memory that is lent is copied by and by; what comes after it from the same sender is not taken
-/// before it.
+/// Lent messages are copied step by step; later messages of the same sender are not delivered
+/// before them.
 pub(crate) async fn loaned_messages_keep_their_order(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let mut messages = b.ep.recv_multi(empty_buffer(3 * LONG_LEN)).start().unwrap();
@@ -786,12 +794,12 @@ pub(crate) async fn loaned_messages_keep_their_order(setup: Setup) {
 }
 
 pub(crate) async fn invalid_multi_recv_is_refused(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         cq_capacity: 1,
         rx_size: Some(1),
         ..EndpointConfig::default()
     };
-    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), plan).await;
+    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), config).await;
     let mut full = empty_buffer(8);
     full.extend_from_slice(&[1; 8]);
     let refused = b.ep.recv_multi(full).start().unwrap_err();
@@ -817,7 +825,7 @@ pub(crate) async fn invalid_multi_recv_is_refused(setup: Setup) {
     assert_eq!(
         (&refused.buf[..], refused.buf.capacity()),
         (&b"before"[..], 100),
-        "all of it comes back"
+        "the whole buffer is returned"
     );
     drop(one);
     let mut messages = b.ep.recv_multi(refused.buf).min_free(94).start().unwrap();
@@ -836,7 +844,7 @@ pub(crate) async fn invalid_multi_recv_is_refused(setup: Setup) {
             .start()
             .unwrap_err();
     assert_eq!(refused.error, Error::StaleAddress(other));
-    // Left out of the capabilities, it is not there.
+    // A capability that is left out of the info is not available.
     let mut info = b.info.clone();
     for caps in [&mut info.caps, &mut info.rx.caps] {
         *caps -= Caps::MULTI_RECV;

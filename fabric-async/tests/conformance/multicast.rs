@@ -7,7 +7,7 @@ use fabric_async::{Address, Caps, Error};
 use crate::endpoint_fixture::EndpointFixture;
 use crate::setup::Setup;
 
-/// A group that no other test has, nor one of another process of this user.
+/// Returns a group address that no other test uses, nor another process of this user.
 pub(crate) fn unique_group(setup: &Setup) -> Address {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let ([.., high, low], number) = (
@@ -24,30 +24,30 @@ pub(crate) fn unique_group(setup: &Setup) -> Address {
     .unwrap()
 }
 
-/// Whether anything has arrived at this endpoint that was sent there or to its groups before. Needs
-/// the other to be able to send to it.
-async fn received_texts(station: &EndpointFixture, from: &EndpointFixture) -> Vec<String> {
-    let to = from.add_peer(station).await;
+/// Returns the texts of all messages that were sent to this endpoint or its groups before. `from`
+/// must be able to send to it.
+async fn received_texts(fixture: &EndpointFixture, from: &EndpointFixture) -> Vec<String> {
+    let to = from.add_peer(fixture).await;
     from.ep.send(to, "that is all").await.unwrap();
-    let mut heard = Vec::new();
+    let mut texts = Vec::new();
     loop {
-        let got = station.ep.recv().await.unwrap();
+        let got = fixture.ep.recv().await.unwrap();
         assert_eq!(
-            station.av.lookup(got.source().unwrap()).as_ref(),
+            fixture.av.lookup(got.source().unwrap()).as_ref(),
             Ok(from.ep.name())
         );
         match std::str::from_utf8(&got).unwrap() {
-            // It may have come by another socket, ahead of what the groups have.
+            // The last message may arrive by another socket, ahead of messages of the groups.
             "that is all" => break,
-            text => heard.push(text.to_owned()),
+            text => texts.push(text.to_owned()),
         }
     }
-    while let Some(seen) = station.ep.probe().try_probe().unwrap() {
-        let got = station.ep.recv().await.unwrap();
+    while let Some(seen) = fixture.ep.probe().try_probe().unwrap() {
+        let got = fixture.ep.recv().await.unwrap();
         assert_eq!(got.len(), seen.len);
-        heard.push(String::from_utf8(got.to_vec()).unwrap());
+        texts.push(String::from_utf8(got.to_vec()).unwrap());
     }
-    heard
+    texts
 }
 
 pub(crate) async fn group_send_reaches_every_member(setup: Setup) {
@@ -65,7 +65,7 @@ pub(crate) async fn group_send_reaches_every_member(setup: Setup) {
         (of_b.address(), b.av.lookup(of_b.fi_addr()).as_ref()),
         (&group, Ok(&group))
     );
-    // Who sends need not be a member.
+    // A sender need not be a member.
     let to_all = a.av.insert(&group).unwrap();
     for (number, len) in [0, 5, a.info.ep.max_msg_size].into_iter().enumerate() {
         a.ep.send(to_all, vec![number as u8; len]).await.unwrap();
@@ -75,11 +75,11 @@ pub(crate) async fn group_send_reaches_every_member(setup: Setup) {
             assert_eq!(
                 member.av.lookup(got.source().unwrap()).as_ref(),
                 Ok(a.ep.name()),
-                "not the group"
+                "the source is the sender, not the group"
             );
         }
     }
-    // A member hears itself, and is answered by itself.
+    // A member receives its own message, and can reply to itself.
     b.ep.send(of_b.fi_addr(), "from within").await.unwrap();
     for member in [&b, &c] {
         let got = member.ep.recv().await.unwrap();
@@ -114,7 +114,7 @@ pub(crate) async fn dropping_the_last_handle_leaves_the_group(setup: Setup) {
     assert_eq!(
         received_texts(&b, &a).await,
         [""; 0],
-        "one of it, though it was joined twice"
+        "one copy, though the group was joined twice"
     );
     drop(once);
     a.ep.send(to_first, "two").await.unwrap();
@@ -125,7 +125,7 @@ pub(crate) async fn dropping_the_last_handle_leaves_the_group(setup: Setup) {
     assert_eq!(
         &b.ep.recv().await.unwrap()[..],
         b"four",
-        "it is in this one still"
+        "the endpoint is still a member of this group"
     );
     assert_eq!(received_texts(&b, &a).await, [""; 0]);
     for text in ["one", "two", "three"] {
@@ -135,7 +135,7 @@ pub(crate) async fn dropping_the_last_handle_leaves_the_group(setup: Setup) {
     let again = b.ep.join_multicast(&first).unwrap();
     a.ep.send(to_first, "five").await.unwrap();
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"five");
-    // The endpoint goes first.
+    // The endpoint is closed before its group handle is dropped.
     b.ep.close().unwrap();
     drop((again, stays));
 }
@@ -179,7 +179,7 @@ pub(crate) async fn invalid_group_address_is_refused(setup: Setup) {
             ..
         })
     ));
-    assert_eq!(a.av.peers().len(), 0, "nothing is left behind");
+    assert_eq!(a.av.peers().len(), 0, "the group's address was left behind");
 }
 
 pub(crate) async fn groups_require_fi_multicast(setup: Setup) {

@@ -1,4 +1,4 @@
-//! The object tree: what closes when, and what may be bound to what.
+//! The object tree: close and drop, open children, and which objects can be bound.
 
 use fabric_async::{Access, Address, Caps, Class, CounterBind, CqBind, Error, FiAddr};
 
@@ -38,7 +38,7 @@ pub(crate) async fn busy_domain_reports_open_children(setup: Setup) {
         assert_eq!(children.of(class), count, "{children}");
     }
     assert_eq!(children.total(), 5 + regions);
-    // The handle came back and is as good as before.
+    // The returned handle still works.
     let domain = refused.handle;
     let me = av.insert(ep.name()).unwrap();
     let (sent, got) = tokio::join!(ep.send(me, "still open"), ep.recv());
@@ -121,8 +121,7 @@ pub(crate) async fn closing_an_endpoint_closes_all_clones(setup: Setup) {
     assert_eq!(b.domain.children().of(Class::Endpoint), 0);
 }
 
-/// Closed is closed: a clone that lies around somewhere does not keep what the endpoint was bound
-/// to.
+/// After `close`, remaining clones do not keep the objects that the endpoint was bound to busy.
 pub(crate) async fn close_releases_bindings_despite_clones(setup: Setup) {
     let EndpointFixture {
         ep, cq, av, domain, ..
@@ -191,28 +190,28 @@ pub(crate) async fn closed_domain_accepts_no_children(setup: Setup) {
 pub(crate) async fn endpoint_name_is_in_use_until_close(setup: Setup) {
     let a = setup.open_endpoint().await;
     let name: Address = setup.unique_address("taken").parse().unwrap();
-    let open = async |station: &EndpointFixture| {
-        let builder = station
+    let open = async |fixture: &EndpointFixture| {
+        let builder = fixture
             .domain
-            .endpoint(&station.info)
+            .endpoint(&fixture.info)
             .unwrap()
             .name(&name)
             .unwrap();
-        builder.bind_av(&station.av).unwrap().enable().await
+        builder.bind_av(&fixture.av).unwrap().enable().await
     };
     let first = open(&a).await.unwrap();
     assert_eq!(first.name(), &name);
     let b = setup.open_endpoint().await;
-    for station in [&a, &b] {
+    for fixture in [&a, &b] {
         assert_eq!(
-            open(station).await.map(drop),
+            open(fixture).await.map(drop),
             Err(Error::AddressInUse(name.clone()))
         );
     }
     assert_eq!(
         a.domain.children().of(Class::Endpoint),
         2,
-        "nothing is left of the attempt"
+        "the failed attempt has left children"
     );
     let to_first: FiAddr = b.ep.add_peer(&name).await.unwrap();
     let (sent, got) = tokio::join!(b.ep.send(to_first, "first"), first.recv());
@@ -249,7 +248,7 @@ pub(crate) async fn objects_of_another_domain_cannot_be_bound(setup: Setup) {
     assert_eq!(builder().bind_eq(&b.eq).map(drop), of_fabric);
     let fresh = a.fabric.domain(&a.info).unwrap();
     assert_eq!(fresh.bind_eq(&b.eq), of_fabric.clone().map(drop));
-    // A refused bind holds nothing.
+    // A refused bind keeps no reference.
     let EndpointFixture { ep, cq, av, .. } = b;
     ep.close().unwrap();
     cq.close().unwrap();
@@ -293,7 +292,7 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
         .bind_cq(&a.cq, CqBind::RECV)
         .unwrap()
         .bind_cq(&a.cq, CqBind::TRANSMIT);
-    assert!(both.is_ok(), "one for each direction");
+    assert!(both.is_ok(), "one queue for each direction");
     for capacity in [0, usize::MAX] {
         let refused = a.domain.completion_queue(capacity).map(drop).unwrap_err();
         assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
@@ -354,16 +353,16 @@ pub(crate) async fn dropped_handles_close_their_objects(setup: Setup) {
 pub(crate) async fn closing_an_av_closes_all_clones(setup: Setup) {
     let a = setup.open_endpoint().await;
     let av = a.domain.address_vector().unwrap();
-    let (clone, number) = (av.clone(), av.insert(a.ep.name()).unwrap());
+    let (clone, addr) = (av.clone(), av.insert(a.ep.name()).unwrap());
     av.close().unwrap();
     let closed = Error::Closed(Class::AddressVector);
     assert_eq!(clone.insert(a.ep.name()), Err(closed.clone()));
-    assert_eq!(clone.lookup(number), Err(closed.clone()));
-    assert_eq!(clone.remove(number), Err(closed));
+    assert_eq!(clone.lookup(addr), Err(closed.clone()));
+    assert_eq!(clone.remove(addr), Err(closed));
     assert!(clone.peers().is_empty());
 }
 
-/// Its receives take no messages that nobody could ever get.
+/// Receives of a dropped queue take no messages, because their completions could never be read.
 pub(crate) async fn dropped_cq_loses_no_message(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for context in 0..3 {
@@ -373,6 +372,6 @@ pub(crate) async fn dropped_cq_loses_no_message(setup: Setup) {
     drop(cq);
     let failed = ep.recv().post().map(drop).unwrap_err();
     assert_eq!(failed.error, Error::Closed(Class::CompletionQueue));
-    a.ep.send(to_b, "for somebody").await.unwrap();
-    assert_eq!(&ep.recv().await.unwrap()[..], b"for somebody");
+    a.ep.send(to_b, "for a receive").await.unwrap();
+    assert_eq!(&ep.recv().await.unwrap()[..], b"for a receive");
 }

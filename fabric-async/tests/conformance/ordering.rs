@@ -1,4 +1,4 @@
-//! Order, and what happens to messages nobody receives for a long time.
+//! Message order, and messages that stay unexpected for a long time.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(crate) async fn messages_of_each_of_three_senders_stay_in_order(setup: Setup
         let got = r.ep.recv().await.unwrap();
         let expected = next
             .get_mut(&got.source().unwrap())
-            .expect("one of the three");
+            .expect("the source is one of the three senders");
         assert_eq!(message_number(&got), *expected);
         *expected += 1;
     }
@@ -64,7 +64,7 @@ pub(crate) async fn posted_receives_fill_in_posting_order(setup: Setup) {
     for number in 0..COUNT {
         let got = window
             .pop_front()
-            .expect("one is always posted")
+            .expect("a receive is posted")
             .await
             .unwrap();
         assert_eq!(message_number(&got), number);
@@ -99,7 +99,7 @@ pub(crate) async fn long_and_short_messages_keep_their_order(setup: Setup) {
     tokio::join!(sends, receives);
 }
 
-/// 64 MiB at a receiver that wants nothing of it: sooner or later the sender has to wait.
+/// 64 MiB for a receiver that posts no receive: the sender has to wait.
 pub(crate) async fn unexpected_bytes_are_bounded_and_nothing_is_lost(setup: Setup) {
     const COUNT: u64 = 1024;
     const LEN: usize = 64 << 10;
@@ -115,13 +115,13 @@ pub(crate) async fn unexpected_bytes_are_bounded_and_nothing_is_lost(setup: Setu
         }
         a
     });
-    // Keeps the receiver's domain moving without taking anything.
+    // Keeps the receiver's domain making progress without taking a message.
     let never = b.ep.clone();
     let idle = tokio::spawn(async move { never.recv().tag(0xdead).await.map(drop) });
     let stopped = wait_until_stable(|| sent.load(Ordering::SeqCst)).await;
     assert!(
         stopped < COUNT,
-        "all of {COUNT} messages were taken in while nobody receives"
+        "all {COUNT} messages were taken in without a receive"
     );
     for number in 0..COUNT {
         let got = b.ep.recv().await.unwrap();
@@ -132,7 +132,7 @@ pub(crate) async fn unexpected_bytes_are_bounded_and_nothing_is_lost(setup: Setu
     assert!(idle.await.unwrap_err().is_cancelled());
 }
 
-/// One sender has filled the budget; another one's messages for a posted receive go through.
+/// One sender has filled the budget; a message of another sender for a posted receive is delivered.
 pub(crate) async fn stalled_sender_does_not_block_other_senders(setup: Setup) {
     let small = EndpointConfig {
         tx_size: Some(16),

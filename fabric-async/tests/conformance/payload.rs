@@ -1,11 +1,11 @@
-//! Contents that show where they come from, and small helpers.
+//! Message contents that identify themselves, and small helpers.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::OnceLock;
 use std::task::Poll;
 
-/// Lengths around the borders of cache lines, records, pieces and budgets.
+/// Returns lengths around the borders of cache lines, ring records, segments and budgets.
 pub(crate) fn lengths() -> impl Iterator<Item = usize> {
     let short = [0, 1, 8].into_iter().chain(47..=60);
     let middle = [511, 512, 513, 4095, 4096, 4097, 8191, 8192, 8193, 16 << 10];
@@ -19,22 +19,22 @@ pub(crate) fn lengths() -> impl Iterator<Item = usize> {
     short.chain(middle).chain(long)
 }
 
-/// A message that travels in many pieces whatever the provider.
+/// The length of a message that travels in many segments with every provider.
 pub(crate) const LONG_LEN: usize = 5 << 20;
 
-/// `len` bytes that differ by position, and by `which`, which is at most 4095.
+/// Returns `len` bytes that depend on their position and on `which`, which is at most 4095.
 pub(crate) fn pattern(len: usize, which: usize) -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     let bytes = BYTES.get_or_init(|| {
-        let mut draw = TestRng::new(1);
+        let mut rng = TestRng::new(1);
         (0..(LONG_LEN + 4096) / 8)
-            .flat_map(|_| draw.next().to_le_bytes())
+            .flat_map(|_| rng.next().to_le_bytes())
             .collect()
     });
     &bytes[which..which + len]
 }
 
-/// Compares, and says where the first difference is instead of printing megabytes.
+/// Compares two byte strings; panics with the position of the first difference.
 #[track_caller]
 pub(crate) fn assert_bytes(got: &[u8], expected: &[u8]) {
     if got != expected {
@@ -50,8 +50,8 @@ pub(crate) fn assert_bytes(got: &[u8], expected: &[u8]) {
     }
 }
 
-/// Whether all bytes are the same. By pieces, because a loop over single bytes takes seconds in a
-/// debug build.
+/// Returns whether all bytes equal `byte`. Compares chunks, because a loop over single bytes takes
+/// seconds in a debug build.
 pub(crate) fn all_bytes_equal(bytes: &[u8], byte: u8) -> bool {
     let piece = [byte; 4096];
     bytes
@@ -59,7 +59,7 @@ pub(crate) fn all_bytes_equal(bytes: &[u8], byte: u8) -> bool {
         .all(|chunk| chunk == &piece[..chunk.len()])
 }
 
-/// How many bytes are the same on both sides, from the beginning.
+/// Returns the length of the common prefix.
 pub(crate) fn common_prefix_len(one: &[u8], other: &[u8]) -> usize {
     let whole = one
         .chunks(4096)
@@ -73,14 +73,14 @@ pub(crate) fn common_prefix_len(one: &[u8], other: &[u8]) -> usize {
         .count()
 }
 
-/// A message that begins with a number.
+/// Returns a message that begins with a number.
 pub(crate) fn numbered_message(number: u64, len: usize) -> Vec<u8> {
     let mut bytes = pattern(len.max(8), (number % 4096) as usize).to_vec();
     bytes[..8].copy_from_slice(&number.to_le_bytes());
     bytes
 }
 
-/// The number of such a message, which must be whole.
+/// Returns the number of such a message, which must be whole.
 #[track_caller]
 pub(crate) fn message_number(bytes: &[u8]) -> u64 {
     let number = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes at least"));
@@ -91,20 +91,20 @@ pub(crate) fn message_number(bytes: &[u8]) -> u64 {
     number
 }
 
-/// Polls once.
+/// Polls a future once.
 pub(crate) async fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     poll_fn(|cx| Poll::Ready(Pin::new(&mut *future).poll(cx))).await
 }
 
-/// Lets other tasks run so many times.
+/// Yields to other tasks `count` times.
 pub(crate) async fn yield_times(count: u64) {
     for _ in 0..count {
         tokio::task::yield_now().await;
     }
 }
 
-/// Waits until `value` has not changed for a long while. Only makes a scenario more telling:
-/// nothing is asserted about time.
+/// Waits until `value` has not changed for a long while. This makes a scenario reach the
+/// interesting state more often; no assertion depends on the time.
 pub(crate) async fn wait_until_stable(value: impl Fn() -> u64) -> u64 {
     let (mut last, mut same) = (value(), 0);
     while same < 10 {
@@ -117,7 +117,7 @@ pub(crate) async fn wait_until_stable(value: impl Fn() -> u64) -> u64 {
     last
 }
 
-/// A small generator of numbers, the same in every run.
+/// A small pseudo-random generator with a fixed sequence.
 pub(crate) struct TestRng(u64);
 
 impl TestRng {
@@ -132,7 +132,7 @@ impl TestRng {
         mixed ^ (mixed >> 31)
     }
 
-    /// Brings these into a random order.
+    /// Shuffles `items`.
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for at in (1..items.len()).rev() {
             items.swap(at, (self.next() % (at as u64 + 1)) as usize);

@@ -1,4 +1,4 @@
-//! Permits: credits taken ahead of a send.
+//! Permits: transmit credits reserved ahead of a send.
 
 use std::task::Poll;
 
@@ -8,7 +8,7 @@ use crate::endpoint_fixture::{EndpointConfig, EndpointFixture, endpoint_pair_wit
 use crate::payload::{assert_bytes, pattern, poll_once};
 use crate::setup::Setup;
 
-/// As many credits as can be had for this peer at once.
+/// Reserves all credits that are available for a peer.
 async fn reserve_all(a: &EndpointFixture, peer: FiAddr) -> Vec<Permit> {
     let mut permits = Vec::new();
     loop {
@@ -18,7 +18,7 @@ async fn reserve_all(a: &EndpointFixture, peer: FiAddr) -> Vec<Permit> {
         }
         assert!(
             permits.len() <= a.info.tx.size,
-            "more credits than there are"
+            "more permits than the endpoint has credits"
         );
     }
 }
@@ -37,7 +37,7 @@ pub(crate) async fn permit_holds_one_credit(setup: Setup) {
     let mut next = a.ep.reserve(to_b).into_future();
     assert!(poll_once(&mut next).await.is_pending());
     for len in [10, 100_000] {
-        // The credit is used up by this send, and comes back with its end.
+        // The send uses the permit's credit, which returns when the send completes.
         let permit = permits.pop().expect("two credits at least");
         let (sent, got) = tokio::join!(permit.send(&a.ep, pattern(len, 1)), b.ep.recv());
         sent.unwrap();
@@ -46,7 +46,7 @@ pub(crate) async fn permit_holds_one_credit(setup: Setup) {
         next = a.ep.reserve(to_b).into_future();
         assert!(
             poll_once(&mut next).await.is_pending(),
-            "one came back, one was given out"
+            "one credit was returned, one is reserved"
         );
         permits.insert(0, again);
     }
@@ -61,7 +61,7 @@ pub(crate) async fn dropped_permit_returns_its_credit(setup: Setup) {
     let mut send = a.ep.send(to_b, pattern(100_000, 2)).into_future();
     assert!(
         poll_once(&mut send).await.is_pending(),
-        "it waits behind the reservation"
+        "the send waits behind the reservation"
     );
     permits.pop();
     let permit = next.await.unwrap();
@@ -85,7 +85,7 @@ pub(crate) async fn dropped_reservation_passes_its_credit_on(setup: Setup) {
     drop(first);
     permits.pop();
     permits.push(second.await.unwrap());
-    // One that was granted and is dropped before anybody looked.
+    // A reservation that was granted, and is dropped before it is polled.
     let granted = a.ep.reserve(to_b).into_future();
     permits.pop();
     drop(granted);
@@ -114,26 +114,26 @@ pub(crate) async fn used_permit_returns_its_credit_once(setup: Setup) {
     }
 }
 
-/// Nobody is at the address, which shows when the first message is sent there.
+/// No endpoint has the address, which shows when the first message is sent to it.
 pub(crate) async fn failed_permit_send_returns_its_credit_once(setup: Setup) {
     let a = setup.open_endpoint_with(few_credits()).await;
-    let nobody: Vec<_> = (0..12)
+    let absent: Vec<_> = (0..12)
         .map(|_| {
-            a.av.insert(setup.unique_address("nobody").as_str())
+            a.av.insert(setup.unique_address("absent").as_str())
                 .unwrap()
         })
         .collect();
-    let everybody = async || {
+    let reserve_from_all = async || {
         let mut held = Vec::new();
-        for &peer in &nobody {
+        for &peer in &absent {
             held.extend(reserve_all(&a, peer).await);
         }
         held.len()
     };
-    let all = everybody().await;
-    assert_eq!(all, 8, "as many as the endpoint has");
+    let all = reserve_from_all().await;
+    assert_eq!(all, 8, "as many permits as the endpoint has credits");
     for len in [8, 100_000] {
-        let permit = a.ep.reserve(nobody[0]).await.unwrap();
+        let permit = a.ep.reserve(absent[0]).await.unwrap();
         let refused = permit.send(&a.ep, vec![0; len]).await.unwrap_err();
         assert!(
             matches!(refused.error, Error::NoSuchPeer(_)),
@@ -142,7 +142,7 @@ pub(crate) async fn failed_permit_send_returns_its_credit_once(setup: Setup) {
         );
         assert_eq!(refused.buf.len(), len);
         assert_eq!(
-            everybody().await,
+            reserve_from_all().await,
             all,
             "neither more nor fewer credits than before"
         );
@@ -193,7 +193,7 @@ pub(crate) async fn permit_send_does_not_overtake_queued_send(setup: Setup) {
     let mut first = a.ep.send(to_b, pattern(1_000_000, 1)).into_future();
     assert!(
         poll_once(&mut first).await.is_pending(),
-        "it waits for credit"
+        "the reservation waits for a credit"
     );
     let second = permit.send(&a.ep, pattern(1_000_001, 2)).into_future();
     let receive = async { (b.ep.recv().await.unwrap(), b.ep.recv().await.unwrap()) };

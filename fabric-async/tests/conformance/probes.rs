@@ -1,4 +1,4 @@
-//! Messages that are asked for before they are received, and claimed.
+//! Probes (`FI_PEEK`) and claims (`FI_CLAIM`) of unexpected messages.
 
 use std::task::Poll;
 
@@ -42,7 +42,7 @@ pub(crate) async fn probe_reports_without_receiving(setup: Setup) {
         assert_eq!((exact.len, exact.tag), (0, Some(0x27)));
         assert_eq!(b.ep.probe().tag(0x37).try_probe(), Ok(None));
     }
-    assert_eq!(b.recv_counter.value(), received, "nothing was received");
+    assert_eq!(b.recv_counter.value(), received, "no message was received");
     assert_bytes(&b.ep.recv().await.unwrap(), pattern(100, 1));
     assert_bytes(&b.ep.recv().tag(0x17).await.unwrap(), pattern(9000, 2));
     b.ep.recv().tag(0x27).await.unwrap();
@@ -52,7 +52,8 @@ pub(crate) async fn probe_reports_without_receiving(setup: Setup) {
 pub(crate) async fn probe_waits_for_a_message(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, len) in [8, 3000, 300_000, LONG_LEN].into_iter().enumerate() {
-        // One that is dropped, several that are woken by one message, and some that ask for others.
+        // One probe that is dropped, several that one message wakes, and some that look for other
+        // messages.
         drop(poll_once(&mut Box::pin(async { b.ep.probe().await })).await);
         let probes: Vec<_> = (0..3)
             .map(|_| tokio::spawn(b.ep.probe().tag(7).into_future()))
@@ -74,18 +75,18 @@ pub(crate) async fn probe_waits_for_a_message(setup: Setup) {
 }
 
 pub(crate) async fn posted_receives_take_precedence_over_probes(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         rx_size: Some(2),
         ..EndpointConfig::default()
     };
-    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), plan).await;
+    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), config).await;
     let receive = b.ep.recv().start().unwrap();
     send_numbers(&a.ep, to_b, 0..2).await;
     let found = b.ep.probe().await.unwrap();
     assert_eq!(message_number(&receive.await.unwrap()), 0);
     assert_eq!(b.ep.probe().try_probe(), Ok(Some(found)), "the second");
     assert_eq!(message_number(&b.ep.recv().await.unwrap()), 1);
-    // What waits until there is room in a stream is not to be had.
+    // Messages that wait for room in a stream cannot be claimed.
     send_numbers(&a.ep, to_b, 0..6).await;
     flush(&a, &b, to_b).await;
     let mut messages =
@@ -153,7 +154,7 @@ pub(crate) async fn dropped_claim_requeues_message_in_order(setup: Setup) {
     let mut claims: Vec<_> = claims.into_iter().rev().collect();
     let last = claims.remove(0);
     drop(claims);
-    // A probe that waits hears of what comes back, and a receive gets it.
+    // A pending probe finds a requeued message, and a receive takes it.
     let mut found = b.ep.probe().tag(1).into_future();
     assert!(poll_once(&mut found).await.is_pending());
     drop(found);
@@ -163,7 +164,7 @@ pub(crate) async fn dropped_claim_requeues_message_in_order(setup: Setup) {
     let waiting = b.ep.recv().start().unwrap();
     drop(last);
     assert_eq!(message_number(&waiting.await.unwrap()), 2);
-    // So does what was claimed by a receive that is dropped, and what nobody received.
+    // Messages of a dropped claimed receive, and unexpected messages, are requeued as well.
     send_numbers(&a.ep, to_b, 10..13).await;
     flush(&a, &b, to_b).await;
     drop(b.ep.probe().claim().await.unwrap().recv().start().unwrap());
@@ -183,7 +184,7 @@ pub(crate) async fn dropped_claim_requeues_message_in_order(setup: Setup) {
     }
 }
 
-/// All of it, whatever is done with the claim at whatever time.
+/// The whole message is delivered, whatever happens to the claim and at whatever time.
 pub(crate) async fn claim_works_on_partial_message(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for (which, polls) in [0u64, 1, 2, 5, 20, 50].into_iter().enumerate() {
@@ -226,7 +227,7 @@ pub(crate) async fn claim_works_on_partial_message(setup: Setup) {
     }
 }
 
-/// What is longer than the budget is found, taken in, and the next one after it.
+/// A message beyond the budget is found and taken in, and so is the next one.
 pub(crate) async fn probe_finds_message_over_budget(setup: Setup) {
     const OVER: usize = 17 << 20;
     let (a, b, to_b) = endpoint_pair(&setup).await;
@@ -235,7 +236,7 @@ pub(crate) async fn probe_finds_message_over_budget(setup: Setup) {
             [round, round + 100].map(|byte| a.ep.send(to_b, vec![byte; OVER]).start().unwrap());
         let sending = tokio::spawn(join_all(sends));
         if round == 1 {
-            // It is held back before anybody asks.
+            // The message is held back before any probe is posted.
             for _ in 0..20 {
                 b.domain.progress();
                 yield_times(1).await;
@@ -278,7 +279,7 @@ pub(crate) async fn concurrent_claims_take_each_message_once(setup: Setup) {
         })
         .collect();
     send_numbers(&a.ep, to_b, 0..COUNT).await;
-    // One for each: what was claimed as the end is put back.
+    // One empty message for each claimant, which ends it; the claimed message is put back.
     for _ in 0..4 {
         a.ep.send(to_b, "").await.unwrap();
     }
@@ -291,11 +292,11 @@ pub(crate) async fn concurrent_claims_take_each_message_once(setup: Setup) {
 }
 
 pub(crate) async fn claimed_message_can_be_received_by_post(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         cq_capacity: 1,
         ..EndpointConfig::default()
     };
-    let (a, mut b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), plan).await;
+    let (a, mut b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), config).await;
     send_numbers(&a.ep, to_b, 0..2).await;
     flush(&a, &b, to_b).await;
     let first = b.ep.probe().claim().await.unwrap();
@@ -314,12 +315,12 @@ pub(crate) async fn claimed_message_can_be_received_by_post(setup: Setup) {
     assert_eq!(
         message_number(&b.ep.recv().await.unwrap()),
         0,
-        "the refused one was put back"
+        "the refused message was put back"
     );
     assert_eq!(
         b.recv_counter.value(),
         3,
-        "each message is counted once, the fence with them"
+        "each message is counted once, including that of the flush"
     );
 }
 
@@ -341,7 +342,7 @@ pub(crate) async fn close_ends_probes_and_claims(setup: Setup) {
     drop(long);
     assert_eq!(directed.await, Err(Error::PeerGone(name.clone())));
     match half.recv().await {
-        // All of it had come before the end.
+        // The message had arrived whole before the close.
         Ok(whole) => assert_bytes(&whole, pattern(LONG_LEN, 1)),
         Err(cut) => {
             assert_eq!(cut.error, Error::PeerGone(name));
@@ -361,33 +362,34 @@ pub(crate) async fn close_ends_probes_and_claims(setup: Setup) {
     assert!(matches!(b.ep.probe().await, Err(Error::Closed(_))));
 }
 
-/// The number of a guest lives as long as a message of it is claimed.
+/// The handle of an auto-inserted peer stays valid as long as a message of the peer is claimed.
 pub(crate) async fn claim_keeps_auto_inserted_address_valid(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    a.ep.send(to_b, "from a guest").await.unwrap();
+    a.ep.send(to_b, "from a peer").await.unwrap();
     let claimed = b.ep.probe().claim().await.unwrap();
-    let guest = claimed.source().unwrap();
+    let auto_addr = claimed.source().unwrap();
     let name = a.ep.name().clone();
     a.ep.close().unwrap();
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     yield_times(100).await;
-    assert_eq!(b.av.lookup(guest), Ok(name));
+    assert_eq!(b.av.lookup(auto_addr), Ok(name));
     claimed.discard();
-    while b.av.lookup(guest).is_ok() {
+    while b.av.lookup(auto_addr).is_ok() {
         b.domain.progress();
         yield_times(1).await;
     }
-    let refused = b.ep.probe().from(guest).await;
-    assert_eq!(refused, Err(Error::StaleAddress(guest)));
+    let refused = b.ep.probe().from(auto_addr).await;
+    assert_eq!(refused, Err(Error::StaleAddress(auto_addr)));
 }
 
-/// A stranger that gets a number is found by it, also when its message was claimed meanwhile.
+/// A peer that is inserted is found by its handle, also if its message was claimed before the
+/// insert.
 pub(crate) async fn probe_by_source_matches_after_av_insert(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         auto_insert: false,
         ..EndpointConfig::default()
     };
-    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), plan).await;
+    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), config).await;
     send_numbers(&a.ep, to_b, 0..2).await;
     let claimed = b.ep.probe().claim().await.unwrap();
     assert_eq!(claimed.source(), Err(Error::UnknownSource));
@@ -407,8 +409,8 @@ pub(crate) async fn probe_by_source_matches_after_av_insert(setup: Setup) {
 
 pub(crate) async fn loaned_message_can_be_claimed(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    // What is discarded still has to be taken in.
-    let _moving = b.spawn_progress();
+    // A discarded message still has to be taken in.
+    let _progress = b.spawn_progress();
     for end in 0..3 {
         let mut loan = a.ep.loan(LONG_LEN).unwrap();
         loan.copy_from_slice(pattern(LONG_LEN, 3));
@@ -426,13 +428,13 @@ pub(crate) async fn loaned_message_can_be_claimed(setup: Setup) {
     }
 }
 
-/// What fell to a receive of several messages can be found once that has left.
+/// Messages that were matched by a multi-receive are found once that is dropped.
 pub(crate) async fn claim_finds_messages_of_dropped_multi_recv(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         rx_size: Some(4),
         ..EndpointConfig::default()
     };
-    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), plan).await;
+    let (a, b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), config).await;
     send_numbers(&a.ep, to_b, 0..10).await;
     flush(&a, &b, to_b).await;
     let several =
@@ -442,7 +444,7 @@ pub(crate) async fn claim_finds_messages_of_dropped_multi_recv(setup: Setup) {
     let mut claim = b.ep.probe().claim().into_future();
     assert!(
         poll_once(&mut claim).await.is_pending(),
-        "all of it falls to the receive"
+        "the multi-receive takes all messages"
     );
     drop(several);
     assert_eq!(

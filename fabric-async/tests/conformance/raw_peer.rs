@@ -1,4 +1,4 @@
-//! Peers of connected endpoints that are nothing but a socket, and write what they like.
+//! Peers of connected endpoints that are plain TCP sockets and send arbitrary bytes.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,13 +8,14 @@ use fabric_async::{Endpoint, PassiveEndpoint};
 use crate::connected_pair::MsgDomainFixture;
 use crate::setup::Setup;
 
-/// What control messages say in their header between the length of the private data and the order
-/// of bytes.
+/// The bytes of a control message's header between the length of the private data and the byte
+/// order. The vendor extension lies there.
 pub(crate) type ExtensionBytes = [u8; 20];
-/// What libfabric says there.
+/// The bytes that libfabric sends there.
 pub(crate) const NO_EXTENSION: ExtensionBytes = [0; 20];
 
-/// A control message: the kinds are 0, 1 and 6.
+/// Returns a control message; its kinds are 0 (request), 1 (response) and 6 (NACK, a
+/// rejection).
 pub(crate) fn control_message(version: u8, kind: u8, len: u16, data: &[u8]) -> Vec<u8> {
     let mut bytes = vec![version, kind];
     bytes.extend(len.to_be_bytes());
@@ -32,33 +33,33 @@ pub(crate) fn connect_response(data: &[u8]) -> Vec<u8> {
     control_message(3, 1, data.len() as u16, data)
 }
 
-/// Calls a passive endpoint by the socket.
-pub(crate) fn connect_raw(door: &PassiveEndpoint) -> TcpStream {
-    let socket = TcpStream::connect(door.name().socket_addr().unwrap()).unwrap();
+/// Connects a socket to a passive endpoint.
+pub(crate) fn connect_raw(pep: &PassiveEndpoint) -> TcpStream {
+    let socket = TcpStream::connect(pep.name().socket_addr().unwrap()).unwrap();
     socket.set_nodelay(true).unwrap();
     socket
 }
 
-/// Somebody who listens and is nothing but a socket, and how it is called here.
+/// Returns a listening socket, and its address for `connect`.
 pub(crate) fn raw_listener() -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let name = format!("tcp://{}", listener.local_addr().unwrap());
     (listener, name)
 }
 
-/// What else comes over the socket until its end, while the other side goes on.
+/// Reads the rest of a connection on a blocking thread, while the endpoint makes progress.
 pub(crate) async fn read_to_end(mut socket: TcpStream) -> Vec<u8> {
     let reading = tokio::task::spawn_blocking(move || {
         let mut rest = Vec::new();
-        // Whoever is thrown out with something unread may be told so.
+        // The endpoint may reset the connection if it closes with unread bytes.
         let _ = socket.read_to_end(&mut rest);
         rest
     });
     reading.await.unwrap()
 }
 
-/// The same control message as an endpoint of this library sends it that says this of itself.
-pub(crate) fn with_vendor_extension(mut control: Vec<u8>, takes: u32) -> Vec<u8> {
+/// Returns a control message with the vendor extension that announces these capabilities.
+pub(crate) fn with_vendor_extension(mut control: Vec<u8>, caps: u32) -> Vec<u8> {
     let begin = if control[1] == 0 {
         b"fabric-?"
     } else {
@@ -66,11 +67,11 @@ pub(crate) fn with_vendor_extension(mut control: Vec<u8>, takes: u32) -> Vec<u8>
     };
     control[8..16].copy_from_slice(begin);
     control[16] = 1;
-    control[20..24].copy_from_slice(&takes.to_be_bytes());
+    control[20..24].copy_from_slice(&caps.to_be_bytes());
     control
 }
 
-/// A header of a frame: its operation, its flags, its length, and that of the whole.
+/// Returns a frame header: operation code, flags, header length and total length.
 pub(crate) fn frame_header(code: u8, op: u8, flags: u16, header: u8, total: u64) -> Vec<u8> {
     let mut bytes = vec![3, code];
     bytes.extend(flags.to_ne_bytes());
@@ -80,7 +81,7 @@ pub(crate) fn frame_header(code: u8, op: u8, flags: u16, header: u8, total: u64)
     bytes
 }
 
-/// A message with a tag.
+/// Returns a frame of a tagged message.
 pub(crate) fn tagged_frame(tag: u64, bytes: &[u8]) -> Vec<u8> {
     let mut all = frame_header(1, 0, 0, 24, 24 + bytes.len() as u64);
     all[16..].copy_from_slice(&tag.to_ne_bytes());
@@ -88,82 +89,83 @@ pub(crate) fn tagged_frame(tag: u64, bytes: &[u8]) -> Vec<u8> {
     all
 }
 
-/// Connects such a peer with an endpoint of this room, either of which calls, and `says` in its
-/// control message what it likes. The program may know that it takes tags. Also what the endpoint
-/// says there itself.
+/// Connects a raw peer, which is the initiator or the target, with an endpoint of the domain. The
+/// peer sends `extension` in its control message, and `supports_tags` is the application's option.
+/// Also returns the extension bytes that the endpoint sent.
 pub(crate) async fn connect_raw_peer(
-    (room, setup): (&MsgDomainFixture, &Setup),
-    calls: bool,
-    says: ExtensionBytes,
-    takes_tags: bool,
+    (fixture, setup): (&MsgDomainFixture, &Setup),
+    is_initiator: bool,
+    extension: ExtensionBytes,
+    supports_tags: bool,
 ) -> (Endpoint, TcpStream, ExtensionBytes) {
-    let (ep, mut socket) = if calls {
-        let mut door = room.listen(setup);
-        let mut socket = connect_raw(&door);
+    let (ep, mut socket) = if is_initiator {
+        let mut pep = fixture.listen(setup);
+        let mut socket = connect_raw(&pep);
         socket
-            .write_all(&with_extension_bytes(connect_request(b""), says))
+            .write_all(&with_extension_bytes(connect_request(b""), extension))
             .unwrap();
-        let request = door.next().await.unwrap();
-        let request = if takes_tags {
+        let request = pep.next().await.unwrap();
+        let request = if supports_tags {
             request.peer_supports_tags()
         } else {
             request
         };
-        (room.accept(request, b"").await, socket)
+        (fixture.accept(request, b"").await, socket)
     } else {
         let (listener, name) = raw_listener();
         let answering = tokio::task::spawn_blocking(move || {
             let (mut socket, _) = listener.accept().unwrap();
             socket.set_nodelay(true).unwrap();
             socket
-                .write_all(&with_extension_bytes(connect_response(b""), says))
+                .write_all(&with_extension_bytes(connect_response(b""), extension))
                 .unwrap();
             socket
         });
-        let calling = room.endpoint().connect(&name);
-        let ep = if takes_tags {
-            calling.peer_supports_tags().await
+        let initiating = fixture.endpoint().connect(&name);
+        let ep = if supports_tags {
+            initiating.peer_supports_tags().await
         } else {
-            calling.await
+            initiating.await
         };
         (ep.unwrap(), answering.await.unwrap())
     };
-    let heard = read_exact(&mut socket, 32).await;
+    let received = read_exact(&mut socket, 32).await;
     assert_eq!(
-        heard[..4],
-        if calls {
+        received[..4],
+        if is_initiator {
             connect_response(b"")
         } else {
             connect_request(b"")
         }[..4]
     );
-    (ep, socket, heard[4..24].try_into().unwrap())
+    (ep, socket, received[4..24].try_into().unwrap())
 }
 
-fn with_extension_bytes(mut control: Vec<u8>, says: ExtensionBytes) -> Vec<u8> {
-    control[4..24].copy_from_slice(&says);
+fn with_extension_bytes(mut control: Vec<u8>, extension: ExtensionBytes) -> Vec<u8> {
+    control[4..24].copy_from_slice(&extension);
     control
 }
 
-/// What an endpoint of this library says of itself when it asks, or answers.
-pub(crate) fn vendor_extension(asks: bool, takes: u32) -> ExtensionBytes {
-    let control = if asks {
+/// Returns the extension bytes that an endpoint of this implementation sends in a request or
+/// response.
+pub(crate) fn vendor_extension(is_request: bool, caps: u32) -> ExtensionBytes {
+    let control = if is_request {
         connect_request(b"")
     } else {
         connect_response(b"")
     };
-    with_vendor_extension(control, takes)[4..24]
+    with_vendor_extension(control, caps)[4..24]
         .try_into()
         .unwrap()
 }
 
-/// The next so many bytes that come over the socket, while the other side goes on.
+/// Reads exactly `len` bytes on a blocking thread, while the endpoint makes progress.
 pub(crate) async fn read_exact(socket: &mut TcpStream, len: usize) -> Vec<u8> {
     let mut socket = socket.try_clone().unwrap();
     let reading = tokio::task::spawn_blocking(move || {
-        let mut heard = vec![0; len];
-        socket.read_exact(&mut heard).unwrap();
-        heard
+        let mut received = vec![0; len];
+        socket.read_exact(&mut received).unwrap();
+        received
     });
     reading.await.unwrap()
 }

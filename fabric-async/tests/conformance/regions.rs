@@ -1,5 +1,4 @@
-//! What can be agreed on about regions: how their places are called, and who counts what is done
-//! there.
+//! Memory regions: addressing modes, and counters of remote accesses.
 
 use fabric_async::{
     Access, Caps, CounterBind, Domain, Endpoint, Error, Fabric, MrMode, RemoteAddr, RemoteSlice,
@@ -13,7 +12,7 @@ use crate::setup::Setup;
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// An endpoint whose domain has agreed to call places by their addresses, and a task that moves it.
+/// Opens an endpoint with `FI_MR_VIRT_ADDR` regions, and a task that drives its domain.
 pub(crate) async fn open_virt_addr_owner(
     setup: &Setup,
 ) -> (Domain, Endpoint, JoinHandle<Result<(), Error>>) {
@@ -38,13 +37,13 @@ pub(crate) async fn open_virt_addr_owner(
         .enable()
         .await
         .unwrap();
-    let moving = domain.counter().unwrap();
-    let driver = tokio::spawn(async move { moving.wait(1).await.map(drop) });
+    let progress_task = domain.counter().unwrap();
+    let driver = tokio::spawn(async move { progress_task.wait(1).await.map(drop) });
     (domain, owner, driver)
 }
 
-/// Where the domain has agreed to it, places are called by their addresses, whoever executes;
-/// elsewhere by offsets.
+/// With `FI_MR_VIRT_ADDR`, every operation addresses the region by virtual addresses; without it,
+/// by offsets.
 pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
     let (domain, owner, driver) = open_virt_addr_owner(&setup).await;
     let a = setup.open_endpoint().await;
@@ -62,7 +61,7 @@ pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
     );
     assert_ne!(region.remote().base, 0);
     for remote in [registered.remote(), region.remote()] {
-        // As a program does that knows an address and a key.
+        // As a program would that knows only an address and a key.
         let place = |offset: u64| RemoteAddr {
             key: remote.key,
             offset: remote.base + offset,
@@ -94,7 +93,7 @@ pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
             );
         }
     }
-    // The owner's own way, and that of a window, count from the start.
+    // The owner's accesses, and those of a window, use offsets.
     assert_bytes(&registered.lock()[90_000..], pattern(10_000, 1));
     assert_eq!(region.load::<u64>(16), Ok(9));
     if setup.supports_windows().await {
@@ -103,16 +102,16 @@ pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
         window.read(5, &mut there).unwrap();
         assert_eq!(there, [5]);
     }
-    // Nobody agreed to it there.
+    // The domain of the initiator did not negotiate `FI_MR_VIRT_ADDR`.
     assert_eq!(a.domain.alloc(8, READ_WRITE).unwrap().remote().base, 0);
     driver.abort();
 }
 
-/// Each region has counters of its own, whether its memory is mapped or served, and whatever the
-/// endpoint counts.
+/// Each region has counters of its own, whether peers map its memory or the owner executes, and
+/// independent of the endpoint's counters.
 pub(crate) async fn remote_accesses_are_counted_per_region(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let counter = || b.domain.counter().unwrap();
     let counters = [counter(), counter(), counter()];
     let [writes, reads, served] = &counters;
@@ -125,10 +124,10 @@ pub(crate) async fn remote_accesses_are_counted_per_region(setup: Setup) {
         .register(vec![0u8; 100_000], READ_WRITE, None)
         .unwrap();
     registered.bind_counter(served, read | write).unwrap();
-    let silent = b.domain.alloc(100, READ_WRITE).unwrap();
+    let uncounted = b.domain.alloc(100, READ_WRITE).unwrap();
     let values = || counters.each_ref().map(|counter| counter.value());
     for round in 1..4 {
-        for remote in [mapped.remote(), registered.remote(), silent.remote()] {
+        for remote in [mapped.remote(), registered.remote(), uncounted.remote()] {
             let len = remote.len as usize;
             a.ep.write(to_b, remote.at(0), pattern(len, 1))
                 .await
@@ -136,7 +135,7 @@ pub(crate) async fn remote_accesses_are_counted_per_region(setup: Setup) {
             a.ep.inject_write(to_b, remote.at(0), b"more").unwrap();
             a.ep.read(to_b, remote.slice(..10)).await.unwrap();
             a.ep.fetch_add(to_b, remote.at(0), 1u64).await.unwrap();
-            // What fails is not done.
+            // A failed operation is not counted.
             a.ep.write(to_b, remote.at(remote.len), "x")
                 .await
                 .unwrap_err();
@@ -171,7 +170,7 @@ pub(crate) async fn remote_accesses_are_counted_per_region(setup: Setup) {
             Error::BadFlags { .. }
         ));
     }
-    // A counter is busy as long as the region.
+    // A counter is busy while a region is bound to it.
     let refused = writes.clone().close().unwrap_err();
     assert!(
         matches!(refused.error, Error::Busy { .. }),

@@ -1,4 +1,4 @@
-//! Registered buffers: peers reach them where they lie, by way of their owner's progress.
+//! Registered buffers: peers access them in place, executed by the owner's progress.
 
 use std::task::Poll;
 
@@ -12,12 +12,12 @@ use crate::payload::{
 use crate::setup::Setup;
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
-/// Around what is asked for in one go, and beyond.
+/// Lengths around the size of one request, and beyond.
 const LENGTHS: [usize; 9] = [0, 1, 8, 4097, 65_535, 65_536, 65_537, 300_000, 1 << 20];
 
 pub(crate) async fn every_length_is_written_and_read_in_place(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let buf = vec![0u8; LENGTHS[8] + 100];
     let at = buf.as_ptr();
     let mut region = b.domain.register(buf, READ_WRITE, None).unwrap();
@@ -44,13 +44,13 @@ pub(crate) async fn every_length_is_written_and_read_in_place(setup: Setup) {
     assert_eq!(
         &region.lock()[7..15],
         b"injected",
-        "a message follows what was written"
+        "a message arrives after earlier writes"
     );
     let back = region.close().unwrap();
     assert_eq!(
         (back.as_ptr(), &back[7..15]),
         (at, &b"injected"[..]),
-        "the same memory, never copied"
+        "the same memory, not a copy"
     );
 }
 
@@ -58,7 +58,7 @@ pub(crate) async fn concurrent_atomic_adds_are_not_lost(setup: Setup) {
     const ADDERS: u64 = 3;
     const EACH: u64 = 40;
     let b = setup.open_endpoint().await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let mut region = b
         .domain
         .register(vec![0u8; 4096].into_boxed_slice(), READ_WRITE, Some(9))
@@ -85,7 +85,7 @@ pub(crate) async fn concurrent_atomic_adds_are_not_lost(setup: Setup) {
     for adder in adders {
         last = Some(adder.await.unwrap());
     }
-    let a = last.expect("there are adders");
+    let a = last.expect("at least one initiator");
     let to_b = a.add_peer(&b).await;
     assert_eq!(
         a.ep.fetch_add(to_b, remote.at(8), 0u64).await.unwrap(),
@@ -106,7 +106,7 @@ pub(crate) async fn concurrent_atomic_adds_are_not_lost(setup: Setup) {
 
 pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let mut region = b
         .domain
         .register(vec![0u8; 100_000], READ_WRITE, Some(77))
@@ -181,10 +181,7 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
             a.ep.window(to_b, remote).await.unwrap_err(),
             Error::NotSupported(_)
         ));
-        assert!(
-            all_bytes_equal(&region.lock(), 0),
-            "nothing of it was written"
-        );
+        assert!(all_bytes_equal(&region.lock(), 0), "no byte was written");
         a.ep.write(to_b, remote.at(99_999), "y").await.unwrap();
         assert_eq!(
             &a.ep
@@ -197,10 +194,11 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
     }
 }
 
-/// While the owner looks nobody else does; then everything goes on, in order.
+/// While the owner holds the lock, no peer accesses the buffer; afterwards the operations continue
+/// in order.
 pub(crate) async fn owner_lock_excludes_peers(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let mut region = b
         .domain
         .register(vec![0u8; 200_000], READ_WRITE, None)
@@ -208,31 +206,34 @@ pub(crate) async fn owner_lock_excludes_peers(setup: Setup) {
     let remote = region.remote();
     a.ep.write(to_b, remote.at(0), "first").await.unwrap();
     for round in 1..5u8 {
-        let mut look = region.lock();
+        let mut guard = region.lock();
         let mut write =
             a.ep.write(to_b, remote.at(0), vec![round; 200_000])
                 .start()
                 .unwrap();
         let message = a.ep.send(to_b, vec![round]).start().unwrap();
         for _ in 0..20 {
-            assert!(poll_once(&mut write).await.is_pending(), "the owner looks");
+            assert!(
+                poll_once(&mut write).await.is_pending(),
+                "the owner holds the lock"
+            );
             b.domain.progress();
             tokio::task::yield_now().await;
         }
-        assert!(look.iter().all(|byte| *byte != round));
-        look[17] = 99;
-        drop(look);
+        assert!(guard.iter().all(|byte| *byte != round));
+        guard[17] = 99;
+        drop(guard);
         let receive = async {
             assert_eq!(b.ep.recv().await.unwrap()[..], [round]);
             assert!(
                 all_bytes_equal(&region.lock(), round),
-                "a message follows what was written"
+                "a message arrives after earlier writes"
             );
         };
         let (written, sent, ()) = tokio::join!(write, message, receive);
         assert!(written.is_ok() && sent.is_ok());
     }
-    // A look that is forgotten keeps the buffer, and hurts nobody else.
+    // A guard that is leaked keeps the buffer locked, and affects no other buffer.
     std::mem::forget(region.lock());
     assert!(region.lock().is_empty());
     let write = a.ep.write(to_b, remote.at(0), "never").start().unwrap();
@@ -242,7 +243,7 @@ pub(crate) async fn owner_lock_excludes_peers(setup: Setup) {
 
 pub(crate) async fn key_is_valid_until_its_buffer_closes(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let unknown = Error::Key {
         key: 5,
         why: "is unknown",
@@ -282,7 +283,7 @@ pub(crate) async fn key_is_valid_until_its_buffer_closes(setup: Setup) {
                 unknown
             );
         }
-        // The key may stand for memory of another kind.
+        // The key may be used for memory of another kind.
         let other = b.domain.alloc_with_key(64, READ_WRITE, 5).unwrap();
         a.ep.write(to_b, remote.at(0), "here").await.unwrap();
         assert_eq!(other.load::<u8>(0), Ok(b'h'));
@@ -302,10 +303,10 @@ pub(crate) async fn key_is_valid_until_its_buffer_closes(setup: Setup) {
     ));
 }
 
-/// A buffer that closes in the middle of an operation ends it; what is behind goes on.
+/// An operation ends when its buffer closes; the operations after it continue.
 pub(crate) async fn close_ends_op_in_progress(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     for round in 0..10u64 {
         let region = b
             .domain
@@ -348,16 +349,16 @@ pub(crate) async fn close_ends_op_in_progress(setup: Setup) {
     }
 }
 
-async fn next_entry(station: &mut EndpointFixture) -> (OpKind, Option<u64>, usize) {
+async fn next_entry(fixture: &mut EndpointFixture) -> (OpKind, Option<u64>, usize) {
     let mut out = Vec::new();
-    station.cq.next_batch(&mut out, 1).await;
+    fixture.cq.next_batch(&mut out, 1).await;
     let entry = out.pop().expect("the queue is open");
     (entry.kind, entry.transfer.data, entry.transfer.len)
 }
 
 pub(crate) async fn write_data_reports_at_target(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let mut region = b
         .domain
         .register(vec![0u8; 200_000], READ_WRITE, None)
@@ -366,9 +367,9 @@ pub(crate) async fn write_data_reports_at_target(setup: Setup) {
         let write =
             a.ep.write(to_b, region.remote().at(0), pattern(len, 1))
                 .data(len as u64);
-        let (written, told) = tokio::join!(write, next_entry(&mut b));
+        let (written, reported) = tokio::join!(write, next_entry(&mut b));
         written.unwrap();
-        assert_eq!(told, (OpKind::RemoteWrite, Some(len as u64), len));
+        assert_eq!(reported, (OpKind::RemoteWrite, Some(len as u64), len));
         assert_bytes(&region.lock()[..len], pattern(len, 1));
     }
 }
@@ -385,7 +386,7 @@ pub(crate) async fn owner_counts_remote_accesses(setup: Setup) {
         .enable()
         .await
         .unwrap();
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let to_b = a.ep.add_peer(ep.name()).await.unwrap();
     let region = b
         .domain
@@ -405,10 +406,10 @@ pub(crate) async fn owner_counts_remote_accesses(setup: Setup) {
     assert_eq!((writes.value(), reads.value()), (3, 2));
 }
 
-/// An answer that comes while whoever asked goes to sleep wakes it.
+/// A response that arrives while the initiator goes to sleep wakes it.
 pub(crate) async fn answer_wakes_sleeping_initiator(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b.domain.register(vec![0u8; 64], READ_WRITE, None).unwrap();
     for _ in 0..1000 {
         a.ep.write(to_b, region.remote().at(8), vec![1; 8])

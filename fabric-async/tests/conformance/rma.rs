@@ -9,22 +9,22 @@ use crate::payload::{all_bytes_equal, wait_until_stable};
 use crate::setup::Setup;
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
-/// Around what is done in one go, what travels in one piece, and beyond.
+/// Lengths around the size of a message, of a segment, and beyond.
 const LENGTHS: [usize; 9] = [0, 1, 7, 8, 9, 4096, 65_537, 300_000, 1 << 20];
 
 fn offset_pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + at / 256) as u8).collect()
 }
 
-async fn next_entry(station: &mut EndpointFixture) -> Completion {
+async fn next_entry(fixture: &mut EndpointFixture) -> Completion {
     let mut out = Vec::new();
-    station.cq.next_batch(&mut out, 1).await;
+    fixture.cq.next_batch(&mut out, 1).await;
     out.pop().expect("the queue is open")
 }
 
 pub(crate) async fn every_length_is_written_and_read(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b.domain.alloc(LENGTHS[8] + 100, READ_WRITE).unwrap();
     let remote = region.remote();
     for len in LENGTHS {
@@ -56,15 +56,15 @@ pub(crate) async fn every_length_is_written_and_read(setup: Setup) {
     }
 }
 
-/// The first use of a key asks the peer; what is posted meanwhile waits its turn.
+/// The first use of a key queries the peer; operations posted meanwhile are queued in order.
 pub(crate) async fn ops_queue_until_their_key_is_resolved(setup: Setup) {
     let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
     let to_b = a.av.insert(b.ep.name()).unwrap();
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let regions: Vec<_> = (0..3)
         .map(|_| b.domain.alloc(1000, READ_WRITE).unwrap())
         .collect();
-    let mut under_way = Vec::new();
+    let mut in_progress = Vec::new();
     for number in 0..60u64 {
         let remote = regions[number as usize % 3].remote();
         let write = a.ep.write(
@@ -72,13 +72,13 @@ pub(crate) async fn ops_queue_until_their_key_is_resolved(setup: Setup) {
             remote.at(8 * (number / 3)),
             number.to_le_bytes().to_vec(),
         );
-        under_way.push(write.start().unwrap());
+        in_progress.push(write.start().unwrap());
     }
     let read =
         a.ep.read(to_b, regions[2].remote().slice(8 * 19..8 * 20))
             .start()
             .unwrap();
-    for operation in under_way {
+    for operation in in_progress {
         operation.await.unwrap();
     }
     assert_eq!(&read.await.unwrap()[..], 59u64.to_le_bytes());
@@ -92,23 +92,24 @@ pub(crate) async fn ops_queue_until_their_key_is_resolved(setup: Setup) {
     }
 }
 
-/// What is out of reach fails alone; the next operation, and messages, go on.
+/// An operation that is out of range or not permitted fails alone; later operations and messages
+/// continue.
 pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b.domain.alloc_with_key(100, READ_WRITE, 77).unwrap();
     let readable = b.domain.alloc(100, Access::REMOTE_READ).unwrap();
     let writable = b.domain.alloc(100, Access::REMOTE_WRITE).unwrap();
     let remote = region.remote();
     assert_eq!(remote.key, 77);
     for _ in 0..2 {
-        let nobody = RemoteRegion::from_bytes(&{
+        let absent = RemoteRegion::from_bytes(&{
             let mut bytes = remote.to_bytes();
             bytes[0] = 78;
             bytes
         });
         let failed =
-            a.ep.write(to_b, nobody.unwrap().at(0), "x")
+            a.ep.write(to_b, absent.unwrap().at(0), "x")
                 .await
                 .unwrap_err();
         assert_eq!(
@@ -192,10 +193,10 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
     );
 }
 
-/// A key that was taken back reaches nothing, and may stand for something else later.
+/// The key of a closed region is unknown, and may be assigned to another region later.
 pub(crate) async fn key_is_valid_until_its_region_closes(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     for round in 0..3u64 {
         let region = b.domain.alloc_with_key(64, READ_WRITE, 5).unwrap();
         let taken = b.domain.alloc_with_key(64, READ_WRITE, 5).map(drop);
@@ -215,7 +216,7 @@ pub(crate) async fn key_is_valid_until_its_region_closes(setup: Setup) {
         assert_eq!(
             (region.load(0), region.load(8)),
             (Ok(0u64), Ok(round)),
-            "it begins empty"
+            "a new region is zeroed"
         );
         if round == 1 {
             drop(region);
@@ -238,10 +239,10 @@ pub(crate) async fn key_is_valid_until_its_region_closes(setup: Setup) {
     }
 }
 
-/// A registered buffer is lent, and comes back with what peers wrote.
+/// `close` of a region returns its buffer, with what peers have written.
 pub(crate) async fn close_returns_the_registered_buffer(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b
         .domain
         .alloc_from(b"once upon a time".to_vec(), READ_WRITE, None)
@@ -261,11 +262,11 @@ pub(crate) async fn close_returns_the_registered_buffer(setup: Setup) {
     assert_eq!(*region.close().unwrap(), [1; 4]);
 }
 
-/// A window is the memory itself: no operation, the same rights and ranges, until the owner closes
-/// the region.
+/// A window accesses the region's memory without an operation, with the same rights and range,
+/// until the owner closes the region.
 pub(crate) async fn window_accesses_region_directly(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b.domain.alloc(1000, READ_WRITE).unwrap();
     let window = a.ep.window(to_b, region.remote()).await.unwrap();
     assert_eq!(
@@ -313,7 +314,7 @@ pub(crate) async fn window_accesses_region_directly(setup: Setup) {
     assert!(matches!(window.load::<u32>(2), Err(Error::Invalid { .. })));
     assert!(
         window.atomic(0, AtomicOp::Band, 1.0f32).is_err(),
-        "no bits of floating point"
+        "floating-point types have no bitwise operations"
     );
     for (access, wrong) in [
         (Access::REMOTE_READ, "write"),
@@ -348,9 +349,9 @@ pub(crate) async fn window_accesses_region_directly(setup: Setup) {
     ));
 }
 
-pub(crate) async fn a_window_says_why_it_has_closed(setup: Setup) {
+pub(crate) async fn closed_window_reports_the_reason(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let moving = b.spawn_progress();
+    let progress_task = b.spawn_progress();
     let (closes, stays) = (
         b.domain.alloc(8, READ_WRITE).unwrap(),
         b.domain.alloc(8, READ_WRITE).unwrap(),
@@ -369,10 +370,10 @@ pub(crate) async fn a_window_says_why_it_has_closed(setup: Setup) {
     }
     assert_eq!(gone.write(0, b"x"), Err(Error::PeerGone(name.clone())));
     assert_eq!(gone.load::<u64>(0), Err(Error::PeerGone(name)));
-    moving.abort();
-    // Closed on this side.
+    progress_task.abort();
+    // The endpoint of the initiator closes.
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b.domain.alloc(8, READ_WRITE).unwrap();
     let window = a.ep.window(to_b, region.remote()).await.unwrap();
     a.ep.close().unwrap();
@@ -383,10 +384,10 @@ pub(crate) async fn a_window_says_why_it_has_closed(setup: Setup) {
     );
 }
 
-/// Whoever counts what peers do gets no windows, behind which nothing can be counted.
+/// An owner that counts remote accesses gives no windows, whose accesses cannot be counted.
 pub(crate) async fn window_on_counted_region_is_refused(setup: Setup) {
     let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let writes = b.domain.counter().unwrap();
     let builder = b.domain.endpoint(&b.info).unwrap().bind_av(&b.av).unwrap();
     let builder = builder
@@ -404,7 +405,8 @@ pub(crate) async fn window_on_counted_region_is_refused(setup: Setup) {
     assert_eq!(writes.wait(1).await, Ok(1));
 }
 
-/// Data makes an entry at the target, behind the bytes, and takes no posted receive.
+/// A write with data makes a completion entry at the target after its bytes, and takes no posted
+/// receive.
 pub(crate) async fn write_data_reports_at_target(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
     let region = b.domain.alloc(300_000, READ_WRITE).unwrap();
@@ -430,7 +432,7 @@ pub(crate) async fn write_data_reports_at_target(setup: Setup) {
         assert_eq!((entry.kind, entry.context), (OpKind::RemoteWrite, 0));
         assert_eq!(entry.error, None);
         assert_eq!((entry.transfer.data, entry.transfer.len), (Some(data), len));
-        assert!(entry.transfer.source.is_some(), "a peer with a number");
+        assert!(entry.transfer.source.is_some(), "the source has a handle");
         assert_eq!(entry.bytes(), b"");
     }
     let message = next_entry(&mut b).await;
@@ -442,10 +444,14 @@ pub(crate) async fn write_data_reports_at_target(setup: Setup) {
     let mut there = [0; 8];
     region.read(0, &mut there).unwrap();
     assert_eq!(&there, b"silented", "posted behind the other");
-    assert_eq!(b.recv_counter.value(), 1, "a write is no receive");
+    assert_eq!(
+        b.recv_counter.value(),
+        1,
+        "a write is not counted as a receive"
+    );
 }
 
-/// A target that does not read its queue holds its writers back, and loses nothing.
+/// A target that does not read its queue stalls writes with data, and loses none.
 pub(crate) async fn full_cq_stalls_writes_with_data(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair_with(
         &setup,
@@ -475,7 +481,7 @@ pub(crate) async fn full_cq_stalls_writes_with_data(setup: Setup) {
         assert_eq!(entry.transfer.data, Some(number));
         assert!(
             region.load::<u64>(0).unwrap() >= number,
-            "the bytes came first"
+            "the bytes precede the completion"
         );
         if number % 1000 == 0 {
             wait_until_stable(|| 0).await;
@@ -484,7 +490,8 @@ pub(crate) async fn full_cq_stalls_writes_with_data(setup: Setup) {
     writes.await.unwrap();
 }
 
-/// Messages and writes to one peer keep their order: whoever receives sees what was written before.
+/// Messages and writes to one peer keep their order: a receiver sees the bytes that were written
+/// before.
 pub(crate) async fn message_arrives_after_earlier_write(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let region = b.domain.alloc(1 << 20, READ_WRITE).unwrap();
@@ -498,7 +505,7 @@ pub(crate) async fn message_arrives_after_earlier_write(setup: Setup) {
         let message = b.ep.recv().await.unwrap();
         let mut there = vec![0; 1 << 20];
         region.read(0, &mut there).unwrap();
-        assert!(all_bytes_equal(&there, round), "all of round {round}");
+        assert!(all_bytes_equal(&there, round), "all bytes of round {round}");
         assert_eq!(message[..], [round]);
         write.await.unwrap();
         sent.await.unwrap();
@@ -507,7 +514,7 @@ pub(crate) async fn message_arrives_after_earlier_write(setup: Setup) {
 
 pub(crate) async fn posted_rma_reports_to_transmit_cq(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b.domain.alloc(100, READ_WRITE).unwrap();
     let remote = region.remote();
     a.ep.write(to_b, remote.at(0), b"hello".to_vec())
@@ -557,10 +564,10 @@ pub(crate) async fn posted_rma_reports_to_transmit_cq(setup: Setup) {
     );
 }
 
-/// Each side counts its own; the target counts only if it asked for that.
+/// Each side counts its own operations; the target counts remote ones only with a bound counter.
 pub(crate) async fn initiator_and_target_count_rma(setup: Setup) {
     let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let counters: Vec<_> = (0..2).map(|_| a.domain.counter().unwrap()).collect();
     let builder = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap();
     let builder = builder
@@ -658,11 +665,11 @@ pub(crate) async fn ops_without_requested_caps_are_refused(setup: Setup) {
     assert_eq!(domain.children().of(Class::MemoryRegion), 1);
 }
 
-/// Memory of a domain is reached through its endpoints that are there for it, and not through those
-/// for messages.
+/// The memory of a domain is accessible through its endpoints with `FI_RMA`, and not through
+/// others.
 pub(crate) async fn endpoint_without_fi_rma_exposes_no_memory(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let plain = setup.with_caps(Caps::MSG).info().await;
     let messages = b
         .domain
@@ -676,7 +683,8 @@ pub(crate) async fn endpoint_without_fi_rma_exposes_no_memory(setup: Setup) {
     let to_messages = a.ep.add_peer(messages.name()).await.unwrap();
     let lent = b.domain.alloc(64, READ_WRITE).unwrap();
     let own = b.domain.register(vec![0u8; 64], READ_WRITE, None).unwrap();
-    // Whoever was told no asks again, and what is open to the one stays closed to the other.
+    // A refused initiator asks again; a key that is open through one endpoint stays closed through
+    // the other.
     for _ in 0..2 {
         for remote in [lent.remote(), own.remote()] {
             let unknown = Error::Key {
@@ -729,11 +737,12 @@ pub(crate) async fn endpoint_without_fi_rma_exposes_no_memory(setup: Setup) {
     }
 }
 
-/// Dropped before there was an answer: writes take effect, and nothing is left behind.
+/// Operations that are dropped before their key is resolved: writes take effect, and no operation
+/// is left pending.
 pub(crate) async fn dropped_rma_ops_complete(setup: Setup) {
     let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
     let to_b = a.av.insert(b.ep.name()).unwrap();
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b.domain.alloc(64, READ_WRITE).unwrap();
     let remote = region.remote();
     drop(
@@ -742,7 +751,7 @@ pub(crate) async fn dropped_rma_ops_complete(setup: Setup) {
             .unwrap(),
     );
     drop(a.ep.read(to_b, remote.slice(..)).start().unwrap());
-    // Refused now or later, as soon as the region is known.
+    // Refused at once or later, as soon as the region is known.
     drop(a.ep.write(to_b, remote.at(60), "too long").start());
     a.ep.write(to_b, remote.at(8), 4u64.to_le_bytes().to_vec())
         .await
@@ -751,22 +760,22 @@ pub(crate) async fn dropped_rma_ops_complete(setup: Setup) {
     a.ep.close().unwrap();
 }
 
-/// Taking a queued operation back leaves the questions it asked unanswered for nobody, and what
-/// waits behind it goes on.
+/// Cancelling a queued operation leaves its key query without a waiter, and the operations after it
+/// continue.
 pub(crate) async fn cancelled_op_keeps_later_ops_in_order(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    // What has left for another machine is not taken back: it ends there.
-    let _moving = setup.has_remote_comm().await.then(|| b.spawn_progress());
+    // An operation that has left for another machine cannot be cancelled: it completes there.
+    let _progress = setup.has_remote_comm().await.then(|| b.spawn_progress());
     let first = b.domain.alloc_with_key(64, READ_WRITE, 1).unwrap();
     let second = b.domain.alloc_with_key(64, READ_WRITE, 2).unwrap();
-    let nobody = RemoteRegion::from_bytes(&{
+    let absent = RemoteRegion::from_bytes(&{
         let mut bytes = first.remote().to_bytes();
         bytes[0] = 3;
         bytes
     });
-    let nobody = nobody.unwrap();
-    for remote in [first.remote(), nobody] {
-        // Where it did not wait, there is nothing to take back.
+    let absent = absent.unwrap();
+    for remote in [first.remote(), absent] {
+        // Where the read is not queued, there is nothing to cancel.
         if let Ok(operation) = a.ep.read(to_b, remote.slice(..8)).start() {
             drop(operation.cancel().await);
         }
@@ -776,8 +785,8 @@ pub(crate) async fn cancelled_op_keeps_later_ops_in_order(setup: Setup) {
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"behind");
     assert_eq!(read.await.unwrap().len(), 64);
     sent.await.unwrap();
-    // The answer of then says nothing about now.
-    let _moving = (a.spawn_progress(), b.spawn_progress());
+    // The earlier reply is not valid any more.
+    let _progress = (a.spawn_progress(), b.spawn_progress());
     wait_until_stable(|| 0).await;
     let third = b.domain.alloc_with_key(64, READ_WRITE, 3).unwrap();
     assert_eq!(
@@ -790,12 +799,12 @@ pub(crate) async fn cancelled_op_keeps_later_ops_in_order(setup: Setup) {
     a.ep.write(to_b, first.remote().at(0), "x").await.unwrap();
 }
 
-/// A long write whose region is closed meanwhile ends with that, and does not go on in another one
-/// of the same key.
+/// A long write whose region is closed meanwhile fails, and does not continue in another region
+/// with the same key.
 pub(crate) async fn region_close_ends_op_in_progress(setup: Setup) {
     const LEN: usize = 4 << 20;
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let first = b.domain.alloc_with_key(LEN, READ_WRITE, 5).unwrap();
     a.ep.write(to_b, first.remote().at(0), vec![1; 8])
         .await
@@ -814,7 +823,7 @@ pub(crate) async fn region_close_ends_op_in_progress(setup: Setup) {
     match done {
         Ok(_) => assert!(
             (begin, end) == (7, 7) || (begin, end) == (0, 0),
-            "whole, wherever it went"
+            "the write is whole, in either region"
         ),
         Err(failed) => assert!(
             matches!(failed.error, Error::Key { key: 5, .. }),
@@ -824,7 +833,7 @@ pub(crate) async fn region_close_ends_op_in_progress(setup: Setup) {
     }
 }
 
-/// Who empties a full queue, and then waits for something else, gets what waited behind.
+/// A task that drains a full queue, and then awaits something else, admits the pending writes.
 pub(crate) async fn drained_cq_admits_pending_writes(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair_with(
         &setup,
@@ -849,7 +858,7 @@ pub(crate) async fn drained_cq_admits_pending_writes(setup: Setup) {
     let (ep, mut out) = (b.ep.clone(), Vec::new());
     let waiting = tokio::spawn(async move { ep.recv().await.map(|message| message.len()) });
     tokio::join!(writes, async {
-        // The queue is full, and more waits in front of it.
+        // The queue is full, and further writes are pending.
         while b.ep.stats().remote_ops.count < 8 {
             b.domain.progress();
             tokio::task::yield_now().await;

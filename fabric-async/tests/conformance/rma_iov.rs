@@ -1,4 +1,4 @@
-//! Writes and reads of several places in a peer's memory, as one operation.
+//! RMA operations with several remote segments (`rma_iov`).
 
 use fabric_async::{
     Access, Caps, Completion, CounterBind, Error, FiAddr, Gather, OpKind, RemoteSlice, Scatter,
@@ -16,19 +16,19 @@ use crate::setup::Setup;
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const REGION_LEN: u64 = 1 << 20;
 
-fn total_len(places: &[RemoteSlice]) -> usize {
-    places.iter().map(|place| place.len).sum()
+fn total_len(segments: &[RemoteSlice]) -> usize {
+    segments.iter().map(|place| place.len).sum()
 }
 
-async fn next_entry(station: &mut EndpointFixture) -> Completion {
-    station.cq.next().await.expect("the queue is open")
+async fn next_entry(fixture: &mut EndpointFixture) -> Completion {
+    fixture.cq.next().await.expect("the queue is open")
 }
 
-/// Short and long, next to each other and far apart, in one region and in several, mapped and
-/// served.
+/// Short and long segments, adjacent and apart, in one region and in several, mapped and executed
+/// by the owner.
 pub(crate) async fn every_length_reaches_its_segments(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let (one, two) = (
         b.domain.alloc(REGION_LEN as usize, READ_WRITE).unwrap(),
         b.domain.alloc(REGION_LEN as usize, READ_WRITE).unwrap(),
@@ -38,7 +38,7 @@ pub(crate) async fn every_length_reaches_its_segments(setup: Setup) {
         .register(vec![0u8; REGION_LEN as usize], READ_WRITE, None)
         .unwrap();
     let (x, y, z) = (one.remote(), two.remote(), own.remote());
-    for (which, places) in [
+    for (which, segments) in [
         vec![x.slice(0..8), x.slice(8..9)],
         vec![
             x.slice(100..108),
@@ -64,14 +64,14 @@ pub(crate) async fn every_length_reaches_its_segments(setup: Setup) {
     .into_iter()
     .enumerate()
     {
-        let bytes = pattern(total_len(&places), which);
-        let done = a.ep.write_rma_iov(to_b, &places, bytes).await.unwrap();
+        let bytes = pattern(total_len(&segments), which);
+        let done = a.ep.write_rma_iov(to_b, &segments, bytes).await.unwrap();
         assert_eq!(
             (done.transfer.len, done.buf.len()),
             (bytes.len(), bytes.len())
         );
         let mut from = 0;
-        for place in &places {
+        for place in &segments {
             let (start, bytes) = (place.offset as usize, &bytes[from..from + place.len]);
             let mut there = vec![0; place.len];
             match place.key {
@@ -82,22 +82,22 @@ pub(crate) async fn every_length_reaches_its_segments(setup: Setup) {
             assert_bytes(&there, bytes);
             from += place.len;
         }
-        assert_bytes(&a.ep.read_rma_iov(to_b, &places).await.unwrap(), bytes);
+        assert_bytes(&a.ep.read_rma_iov(to_b, &segments).await.unwrap(), bytes);
         let own =
-            a.ep.read_rma_iov_into(to_b, &places, Vec::with_capacity(bytes.len()))
+            a.ep.read_rma_iov_into(to_b, &segments, Vec::with_capacity(bytes.len()))
                 .await
                 .unwrap();
         assert_bytes(&own.into_buf(), bytes);
     }
 }
 
-/// What is gathered here need not be cut as it is there.
+/// Local and remote segments may be cut differently.
 pub(crate) async fn local_and_remote_vectors_combine(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b.domain.alloc(10_000, READ_WRITE).unwrap();
     let remote = region.remote();
-    let places = [
+    let segments = [
         remote.slice(9000..9010),
         remote.slice(..5000),
         remote.slice(6000..6490),
@@ -108,18 +108,21 @@ pub(crate) async fn local_and_remote_vectors_combine(setup: Setup) {
         bytes[7..5200].to_vec(),
         bytes[5200..].to_vec(),
     ];
-    a.ep.write_rma_iov(to_b, &places, Gather::from(parts))
+    a.ep.write_rma_iov(to_b, &segments, Gather::from(parts))
         .await
         .unwrap();
-    let room = Scatter::from([
+    let target = Scatter::from([
         Vec::with_capacity(20),
         Vec::with_capacity(5479),
         Vec::with_capacity(100),
     ]);
-    let got = a.ep.read_rma_iov_into(to_b, &places, room).await.unwrap();
+    let got =
+        a.ep.read_rma_iov_into(to_b, &segments, target)
+            .await
+            .unwrap();
     assert_bytes(&got.buf.pieces().collect::<Vec<_>>().concat(), bytes);
     let small =
-        a.ep.read_rma_iov_into(to_b, &places, vec![0; 5499].into_boxed_slice())
+        a.ep.read_rma_iov_into(to_b, &segments, vec![0; 5499].into_boxed_slice())
             .await
             .unwrap_err();
     assert_eq!(
@@ -133,12 +136,11 @@ pub(crate) async fn local_and_remote_vectors_combine(setup: Setup) {
     assert_eq!(small.buf.len(), 5499);
 }
 
-/// One place that cannot be, wherever it is in the list: nothing has changed, and the next
-/// operation works.
+/// One invalid segment anywhere in the list: no byte changes, and the next operation works.
 pub(crate) async fn invalid_segment_leaves_memory_unchanged(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
-    let (good, silent) = (
+    let _progress = b.spawn_progress();
+    let (good, no_access) = (
         b.domain.alloc(400_000, READ_WRITE).unwrap(),
         b.domain.alloc(64, Access::REMOTE_READ).unwrap(),
     );
@@ -167,7 +169,7 @@ pub(crate) async fn invalid_segment_leaves_memory_unchanged(setup: Setup) {
             (true, beyond(x)),
             (false, beyond(z)),
             (true, beyond(z)),
-            (true, silent.remote().slice(..8)),
+            (true, no_access.remote().slice(..8)),
             (false, locked.remote().slice(..8)),
             (
                 true,
@@ -178,28 +180,28 @@ pub(crate) async fn invalid_segment_leaves_memory_unchanged(setup: Setup) {
             ),
         ] {
             for at in 0..3 {
-                let mut places = vec![x.slice(..300_000), z.slice(..70_000)];
-                places.insert(at, bad);
+                let mut segments = vec![x.slice(..300_000), z.slice(..70_000)];
+                segments.insert(at, bad);
                 let error = if !is_write {
-                    let room = vec![7; total_len(&places)].into_boxed_slice();
+                    let target = vec![7; total_len(&segments)].into_boxed_slice();
                     let failed =
-                        a.ep.read_rma_iov_into(to_b, &places, room)
+                        a.ep.read_rma_iov_into(to_b, &segments, target)
                             .await
                             .unwrap_err();
-                    assert!(failed.buf.iter().all(|byte| *byte == 7), "nothing was read");
+                    assert!(failed.buf.iter().all(|byte| *byte == 7), "no byte was read");
                     failed.error
                 } else if bad.len > 100 {
-                    // Nobody has a buffer of that length.
-                    a.ep.write_rma_iov(to_b, &places, vec![7; 10])
+                    // No local buffer has that length.
+                    a.ep.write_rma_iov(to_b, &segments, vec![7; 10])
                         .await
                         .unwrap_err()
                         .error
                 } else {
                     let failed =
-                        a.ep.write_rma_iov(to_b, &places, vec![7; total_len(&places)])
+                        a.ep.write_rma_iov(to_b, &segments, vec![7; total_len(&segments)])
                             .await
                             .unwrap_err();
-                    assert_eq!(failed.buf.len(), total_len(&places));
+                    assert_eq!(failed.buf.len(), total_len(&segments));
                     failed.error
                 };
                 assert!(
@@ -226,7 +228,7 @@ pub(crate) async fn invalid_segment_leaves_memory_unchanged(setup: Setup) {
 
 pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b.domain.alloc(1000, READ_WRITE).unwrap();
     let place = |number: u64| region.remote().slice(number..number + 1);
     let refused =
@@ -256,12 +258,12 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
         "{refused}"
     );
     for bytes in [1, 3] {
-        for places in [
+        for segments in [
             vec![place(0), place(1)],
             vec![RemoteSlice { len: 2, ..place(0) }],
         ] {
             let refused =
-                a.ep.write_rma_iov(to_b, &places, vec![1; bytes])
+                a.ep.write_rma_iov(to_b, &segments, vec![1; bytes])
                     .post()
                     .unwrap_err();
             assert!(matches!(
@@ -275,9 +277,9 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
         }
     }
     let limit = a.info.tx.rma_iov_limit;
-    let places: Vec<_> = (0..=limit as u64).map(place).collect();
+    let segments: Vec<_> = (0..=limit as u64).map(place).collect();
     let refused =
-        a.ep.write_rma_iov(to_b, &places, vec![1; limit + 1])
+        a.ep.write_rma_iov(to_b, &segments, vec![1; limit + 1])
             .await
             .unwrap_err()
             .error;
@@ -289,12 +291,12 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
             limit
         }
     );
-    a.ep.write_rma_iov(to_b, &places[1..], vec![1; limit])
+    a.ep.write_rma_iov(to_b, &segments[1..], vec![1; limit])
         .await
         .unwrap();
-    let got = a.ep.read_rma_iov(to_b, &places[..limit]).await.unwrap();
+    let got = a.ep.read_rma_iov(to_b, &segments[..limit]).await.unwrap();
     assert_eq!((got[0], got[1], got.len()), (0, 1, limit));
-    // Who asks for fewer has fewer.
+    // An application may ask for a lower limit.
     let hints = setup.hints().caps(setup.caps);
     let info = discover(&hints.clone().rma_iov_limit(2))
         .await
@@ -311,7 +313,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
         .await
         .unwrap();
     let refused = few
-        .read_rma_iov(to_b, &places[..3])
+        .read_rma_iov(to_b, &segments[..3])
         .await
         .unwrap_err()
         .error;
@@ -334,13 +336,14 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
     );
 }
 
-/// Posted, in batches, one completion each, in order; and a message behind them finds all of it.
+/// Posted in batches, with one completion each, in order; a message behind them finds all bytes
+/// written.
 pub(crate) async fn multi_segment_op_has_one_completion(setup: Setup) {
     let (mut a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b.domain.alloc(4096, READ_WRITE).unwrap();
     let remote = region.remote();
-    let places = |number: u64| {
+    let segments = |number: u64| {
         [
             remote.slice(number..number + 1),
             remote.slice(1000 + 3 * number..1003 + 3 * number),
@@ -348,10 +351,10 @@ pub(crate) async fn multi_segment_op_has_one_completion(setup: Setup) {
     };
     let mut count = 0;
     while count < 100 {
-        // More than there is credit for, perhaps.
+        // Possibly more operations than there are credits.
         let rest = count..100u64;
         let requests = rest.map(|number| {
-            a.ep.write_rma_iov(to_b, &places(number), vec![number as u8; 4])
+            a.ep.write_rma_iov(to_b, &segments(number), vec![number as u8; 4])
                 .context(number)
         });
         let posted = match a.ep.post_all(requests) {
@@ -379,7 +382,7 @@ pub(crate) async fn multi_segment_op_has_one_completion(setup: Setup) {
             count += 1;
         }
     }
-    a.ep.read_rma_iov_into(to_b, &places(7), vec![0; 4])
+    a.ep.read_rma_iov_into(to_b, &segments(7), vec![0; 4])
         .context(5)
         .post()
         .unwrap();
@@ -389,7 +392,7 @@ pub(crate) async fn multi_segment_op_has_one_completion(setup: Setup) {
         (OpKind::Read, 5, &[7; 4][..])
     );
     let last =
-        a.ep.write_rma_iov(to_b, &places(500), vec![8; 4])
+        a.ep.write_rma_iov(to_b, &segments(500), vec![8; 4])
             .start()
             .unwrap();
     let (sent, got) = tokio::join!(a.ep.send(to_b, "behind"), b.ep.recv());
@@ -412,15 +415,15 @@ pub(crate) async fn write_data_reports_once_after_all_bytes(setup: Setup) {
         b.domain.alloc(400_000, READ_WRITE).unwrap(),
         b.domain.alloc(400_000, READ_WRITE).unwrap(),
     );
-    let places = [
+    let segments = [
         one.remote().slice(..300_000),
         two.remote().slice(..8),
         one.remote().slice(300_000..300_001),
     ];
     for data in 0..5u64 {
-        let bytes = pattern(total_len(&places), data as usize);
+        let bytes = pattern(total_len(&segments), data as usize);
         let (done, entry) = tokio::join!(
-            a.ep.write_rma_iov(to_b, &places, bytes).data(data),
+            a.ep.write_rma_iov(to_b, &segments, bytes).data(data),
             next_entry(&mut b)
         );
         done.unwrap();
@@ -428,16 +431,20 @@ pub(crate) async fn write_data_reports_once_after_all_bytes(setup: Setup) {
             (entry.kind, entry.transfer.data),
             (OpKind::RemoteWrite, Some(data))
         );
-        assert_eq!(entry.transfer.len, bytes.len(), "of all places");
+        assert_eq!(
+            entry.transfer.len,
+            bytes.len(),
+            "the length of all segments"
+        );
         assert_eq!(one.load::<u8>(300_000), Ok(bytes[300_008]));
     }
     assert_eq!(b.ep.stats().remote_ops.count, 5);
 }
 
-/// Who counts what is done to its memory counts places.
+/// The target's counter counts segments.
 pub(crate) async fn target_counts_each_segment(setup: Setup) {
     let (a, b) = (setup.open_endpoint().await, setup.open_endpoint().await);
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let counters: Vec<_> = (0..2).map(|_| b.domain.counter().unwrap()).collect();
     assert!(b.info.caps.contains(Caps::RMA_EVENT));
     let builder = b
@@ -460,24 +467,28 @@ pub(crate) async fn target_counts_each_segment(setup: Setup) {
     let region = b.domain.alloc(100, READ_WRITE).unwrap();
     let own = b.domain.register(vec![0u8; 100], READ_WRITE, None).unwrap();
     let peer = a.ep.add_peer(target.name()).await.unwrap();
-    let places = [
+    let segments = [
         region.remote().slice(..10),
         own.remote().slice(..20),
         region.remote().slice(10..40),
     ];
-    a.ep.write_rma_iov(peer, &places, vec![1; 60])
+    a.ep.write_rma_iov(peer, &segments, vec![1; 60])
         .await
         .unwrap();
     assert_eq!(counters[0].wait(3).await, Ok(3));
-    a.ep.write_rma_iov(peer, &places, vec![1; 60])
+    a.ep.write_rma_iov(peer, &segments, vec![1; 60])
         .data(4)
         .await
         .unwrap();
     assert_eq!(counters[0].wait(6).await, Ok(6));
-    a.ep.read_rma_iov(peer, &places).await.unwrap();
+    a.ep.read_rma_iov(peer, &segments).await.unwrap();
     assert_eq!(counters[1].wait(3).await, Ok(3));
-    let heard = target.stats().remote_ops;
-    assert_eq!((heard.count, heard.bytes), (9, 180), "each byte once");
+    let remote_ops = target.stats().remote_ops;
+    assert_eq!(
+        (remote_ops.count, remote_ops.bytes),
+        (9, 180),
+        "each byte once"
+    );
 }
 
 pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
@@ -488,9 +499,9 @@ pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
         domain.alloc(100, READ_WRITE).unwrap(),
         domain.register(vec![0u8; 100], READ_WRITE, None).unwrap(),
     );
-    let places = [own.remote().slice(90..), region.remote().slice(3..5)];
-    assert!(places[1].offset > 100, "an address");
-    a.ep.write_rma_iov(to_b, &places, vec![6; 12])
+    let segments = [own.remote().slice(90..), region.remote().slice(3..5)];
+    assert!(segments[1].offset > 100, "an address");
+    a.ep.write_rma_iov(to_b, &segments, vec![6; 12])
         .await
         .unwrap();
     assert_eq!(
@@ -498,10 +509,10 @@ pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
         (&[0, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6][..], Ok(6))
     );
     let low = [
-        places[0],
+        segments[0],
         RemoteSlice {
             offset: 3,
-            ..places[1]
+            ..segments[1]
         },
     ];
     let failed =
@@ -514,68 +525,69 @@ pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
     driver.abort();
 }
 
-/// Those that wait behind others, are taken back, dropped, or closed under: each ends once, and
-/// nothing is left of it.
+/// Operations that wait behind others, are cancelled, dropped, or lose their region: each completes
+/// once, and none is left pending.
 pub(crate) async fn multi_segment_ops_fail_like_single(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         tx_size: Some(16),
         ..EndpointConfig::default()
     };
-    let (a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
-    let _moving = (a.spawn_progress(), b.spawn_progress());
+    let (a, b, to_b) = endpoint_pair_with(&setup, config, EndpointConfig::default()).await;
+    let _progress = (a.spawn_progress(), b.spawn_progress());
     let mut own = b
         .domain
         .register(vec![0u8; 300_000], READ_WRITE, None)
         .unwrap();
     let region = b.domain.alloc(300_000, READ_WRITE).unwrap();
-    let places = [
+    let segments = [
         region.remote().slice(..10),
         own.remote().slice(..200_000),
         region.remote().slice(10..20),
     ];
-    // While the owner looks they wait; what was not begun can be taken back.
-    let look = own.lock();
+    // While the owner holds the lock, the operations wait; those that have not begun can be
+    // cancelled.
+    let guard = own.lock();
     let mut first =
-        a.ep.write_rma_iov(to_b, &places, vec![1; 200_020])
+        a.ep.write_rma_iov(to_b, &segments, vec![1; 200_020])
             .start()
             .unwrap();
     let second =
-        a.ep.write_rma_iov(to_b, &places, vec![2; 200_020])
+        a.ep.write_rma_iov(to_b, &segments, vec![2; 200_020])
             .start()
             .unwrap();
     drop(
-        a.ep.write_rma_iov(to_b, &places, vec![3; 200_020])
+        a.ep.write_rma_iov(to_b, &segments, vec![3; 200_020])
             .start()
             .unwrap(),
     );
-    let mut read = a.ep.read_rma_iov(to_b, &places).start().unwrap();
+    let mut read = a.ep.read_rma_iov(to_b, &segments).start().unwrap();
     assert!(poll_once(&mut first).await.is_pending() && poll_once(&mut read).await.is_pending());
     assert_eq!(
         region.load::<u8>(0),
         Ok(0),
-        "not before all have been checked"
+        "no byte is written before all segments are checked"
     );
-    let is_far = setup.has_remote_comm().await;
+    let is_remote = setup.has_remote_comm().await;
     let cancel = async {
         match second.cancel().await {
             fabric_async::CancelOutcome::Canceled(buf) => assert_eq!(buf.len(), 200_020),
-            // The bytes are on their way.
-            fabric_async::CancelOutcome::Completed(Ok(_)) if is_far => {}
+            // The bytes have left already.
+            fabric_async::CancelOutcome::Completed(Ok(_)) if is_remote => {}
             other => panic!("{other:?}"),
         }
     };
-    let let_go = async { drop(look) };
+    let let_go = async { drop(guard) };
     tokio::join!(biased; cancel, let_go);
     first.await.unwrap();
     let got = read.await.unwrap();
     assert!(
         got.len() == 200_020 && got.iter().all(|byte| *byte == 3),
-        "the dropped one went on"
+        "the dropped write took effect"
     );
-    // The owner closes it while it is under way: whatever has happened, it ends.
+    // The owner closes the buffer while writes are in progress: each write completes in any case.
     let writes: Vec<_> = (0..4)
         .map(|at| {
-            a.ep.write_rma_iov(to_b, &places, vec![at; 200_020])
+            a.ep.write_rma_iov(to_b, &segments, vec![at; 200_020])
                 .start()
                 .unwrap()
         })
@@ -592,13 +604,13 @@ pub(crate) async fn multi_segment_ops_fail_like_single(setup: Setup) {
     }
     flush(&a, &b, to_b).await;
     assert_eq!(a.domain.stats().operations, 0);
-    // With their peer, and with their endpoint.
+    // The peer closes, with the endpoint that exposes the buffer.
     let gone: FiAddr = to_b;
     let mut own = b.domain.register(vec![0u8; 100], READ_WRITE, None).unwrap();
-    let places = [own.remote().slice(..8), region.remote().slice(..8)];
-    let _look = own.lock();
+    let segments = [own.remote().slice(..8), region.remote().slice(..8)];
+    let _guard = own.lock();
     let waits =
-        a.ep.write_rma_iov(gone, &places, vec![1; 16])
+        a.ep.write_rma_iov(gone, &segments, vec![1; 16])
             .start()
             .unwrap();
     b.ep.clone().close().unwrap();

@@ -247,9 +247,9 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         peer_close_fails_sends_and_directed_receives: DIRECTED,
         messages_sent_before_close_arrive: MSG,
         source_stays_valid_until_last_message_is_consumed: DIRECTED,
-        reopened_guest_gets_a_new_handle: DIRECTED,
+        reopened_peer_gets_a_new_handle: DIRECTED,
         directed_receives_do_not_match_a_successor: DIRECTED,
-        guest_that_connects_again_keeps_its_handle: DIRECTED,
+        reconnecting_peer_keeps_its_handle: DIRECTED,
         sends_to_a_closed_peer_fail_at_once: MSG,
         reused_endpoint_name_is_a_new_peer: MSG,
     }
@@ -404,16 +404,16 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     }
     statistics {
         messages_are_counted_on_both_sides: MSG,
-        each_message_is_received_once: MSG_TAGGED,
-        each_part_is_received_once: MULTI_RECV,
-        each_shared_message_is_received_once: MSG.shared_rx(),
-        each_write_with_data_is_heard_once: RMA_SOURCE,
+        each_message_is_counted_once: MSG_TAGGED,
+        each_multi_recv_message_is_counted_once: MULTI_RECV,
+        each_shared_rx_message_is_counted_once: MSG.shared_rx(),
+        each_write_with_data_is_counted_once: RMA_SOURCE,
         one_sided_operations_are_counted: ATOMIC,
         domain_stats_report_ops_in_progress: ANY_EP_TYPE,
     }
     rma {
         window_accesses_region_directly: ATOMIC.local_comm_only(),
-        a_window_says_why_it_has_closed: RMA.local_comm_only(),
+        closed_window_reports_the_reason: RMA.local_comm_only(),
         window_on_counted_region_is_refused: RMA_EVENT.local_comm_only(),
         every_length_is_written_and_read: RMA,
         ops_queue_until_their_key_is_resolved: RMA,
@@ -490,10 +490,10 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         unreceived_sends_end_with_the_last_handle: MSG_TAGGED.levels(),
         streams_end_with_the_last_handle: MULTI_RECV,
         one_sided_operations_end_with_the_last_handle: ATOMIC,
-        an_operation_keeps_no_object_open: ANY_EP_TYPE,
+        operation_keeps_no_object_open: ANY_EP_TYPE,
         shared_receives_end_with_the_last_handle: MSG.shared_rx(),
         connected_operations_end_with_the_last_handle: CONNECTED,
-        a_group_keeps_no_endpoint_open: MULTICAST,
+        group_keeps_no_endpoint_open: MULTICAST,
     }
     sockets {
         messages_arrive_with_all_socket_options_set: ANY_EP_TYPE,

@@ -1,4 +1,4 @@
-//! Receives that lose a race, again and again.
+//! Receives that lose a race in `select!`, again and again.
 
 use std::time::Duration;
 
@@ -21,22 +21,22 @@ fn message_len(number: u64) -> usize {
 pub(crate) async fn select_loses_no_message(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let sender = tokio::spawn(async move {
-        let mut draw = TestRng::new(3);
+        let mut rng = TestRng::new(3);
         for number in 0..MESSAGE_COUNT {
             a.ep.send(to_b, numbered_message(number, message_len(number)))
                 .await
                 .unwrap();
-            yield_times(draw.next() % 3).await;
+            yield_times(rng.next() % 3).await;
         }
         a
     });
-    let (mut draw, mut next, mut lost_races) = (TestRng::new(4), 0, 0_u64);
+    let (mut rng, mut next, mut lost_races) = (TestRng::new(4), 0, 0_u64);
     while next < MESSAGE_COUNT {
-        let patience = yield_times(draw.next() % 4);
-        if draw.next().is_multiple_of(2) {
+        let limit = yield_times(rng.next() % 4);
+        if rng.next().is_multiple_of(2) {
             tokio::select! {
                 biased;
-                () = patience => lost_races += 1,
+                () = limit => lost_races += 1,
                 got = b.ep.recv() => {
                     assert_eq!(message_number(&got.unwrap()), next);
                     next += 1;
@@ -49,15 +49,15 @@ pub(crate) async fn select_loses_no_message(setup: Setup) {
                     assert_eq!(message_number(&got.unwrap()), next);
                     next += 1;
                 }
-                () = patience => lost_races += 1,
+                () = limit => lost_races += 1,
             }
         }
     }
-    assert!(lost_races > 0, "not one receive was dropped");
+    assert!(lost_races > 0, "no receive was dropped");
     sender.await.unwrap();
 }
 
-/// Tagged and untagged receives against each other: each message once, in the order of its kind.
+/// Tagged against untagged receives: each message arrives once, in the order of its kind.
 pub(crate) async fn select_over_tagged_and_untagged_loses_no_message(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let sender = tokio::spawn(async move {
@@ -109,9 +109,9 @@ pub(crate) async fn receive_timeouts_lose_no_message(setup: Setup) {
     });
     let mut next = 0;
     while next < 300 {
-        // Without time at all a receive is polled once.
-        let patience = Duration::from_micros(50 * (next % 3));
-        if let Ok(got) = timeout(patience, b.ep.recv()).await {
+        // With a timeout of zero a receive is polled once.
+        let limit = Duration::from_micros(50 * (next % 3));
+        if let Ok(got) = timeout(limit, b.ep.recv()).await {
             assert_eq!(message_number(&got.unwrap()), next);
             next += 1;
         }

@@ -1,4 +1,5 @@
-//! Queues that hear of success only when asked to, and of failure always.
+//! Selective completion: queues that report successes only with `FI_COMPLETION`, and failures
+//! always.
 
 use fabric_async::{Access, AtomicOp, Completion, Error, OpFlags, OpKind, Resource};
 
@@ -13,15 +14,15 @@ fn selective_config() -> EndpointConfig {
     }
 }
 
-async fn next_entries(station: &mut EndpointFixture, count: usize) -> Vec<Completion> {
+async fn next_entries(fixture: &mut EndpointFixture, count: usize) -> Vec<Completion> {
     let mut out = Vec::new();
     while out.len() < count {
-        station.cq.next_batch(&mut out, count).await;
+        fixture.cq.next_batch(&mut out, count).await;
     }
     assert_eq!(
-        station.cq.try_next_batch(&mut out, 1),
+        fixture.cq.try_next_batch(&mut out, 1),
         0,
-        "no more than expected"
+        "more entries than expected"
     );
     out
 }
@@ -29,8 +30,9 @@ async fn next_entries(station: &mut EndpointFixture, count: usize) -> Vec<Comple
 pub(crate) async fn success_reports_only_with_fi_completion(setup: Setup) {
     let (mut a, mut b, to_b) =
         endpoint_pair_with(&setup, selective_config(), selective_config()).await;
-    // Nobody waits for the last receive, while its sender waits for it to take the bytes.
-    let _moving = b.spawn_progress();
+    // No task awaits the last receive, and its sender completes only when the receiver takes the
+    // bytes.
+    let _progress = b.spawn_progress();
     for round in 0..3u64 {
         for len in [8, 9000, 300_000] {
             for number in 0..4 {
@@ -59,7 +61,7 @@ pub(crate) async fn success_reports_only_with_fi_completion(setup: Setup) {
                 (2, len, OpKind::Recv)
             );
         }
-        // Counters count what nobody reports; the connection was counted too.
+        // Counters count operations that are not reported, and the message of the flush.
         flush(&a, &b, to_b).await;
         let expected = 13 * (round + 1);
         assert_eq!(
@@ -67,7 +69,7 @@ pub(crate) async fn success_reports_only_with_fi_completion(setup: Setup) {
             (expected, expected)
         );
     }
-    a.ep.send(to_b, "a future is none of the queue's business")
+    a.ep.send(to_b, "a future reports to no queue")
         .await
         .unwrap();
     b.ep.recv().await.unwrap();
@@ -92,11 +94,12 @@ pub(crate) async fn failure_always_reports(setup: Setup) {
     );
     assert_eq!(got.into_result::<Vec<u8>>().unwrap_err().buf, b"lon");
     b.ep.recv().tag(9).context(2).post().unwrap();
-    // Longer than what is buffered: without a receive they stay under way.
+    // Longer than any peer buffers: without a receive the sends stay pending.
     let long = || vec![7u8; 17 << 20];
     a.ep.send(to_b, long()).context(3).post().unwrap();
     a.ep.send(to_b, long()).context(4).post().unwrap();
-    // Who closes first reads what still comes, and a long one may be sent after all.
+    // The endpoint that closes first reads what still arrives, so that a long send may complete
+    // after all.
     a.ep.clone().close().unwrap();
     b.ep.clone().close().unwrap();
     let mut failed = next_entries(&mut a, 2).await;
@@ -110,18 +113,18 @@ pub(crate) async fn failure_always_reports(setup: Setup) {
     );
 }
 
-/// Whoever may fail has an entry, and gives it back when all went well.
+/// An operation that may fail reserves an entry, and releases it when it succeeds.
 pub(crate) async fn unreported_op_reserves_a_cq_entry(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         cq_capacity: 3,
         ..selective_config()
     }
     .with_small_socket_buffers();
-    let (mut a, mut b, to_b) = endpoint_pair_with(&setup, plan.clone(), plan).await;
+    let (mut a, mut b, to_b) = endpoint_pair_with(&setup, config.clone(), config).await;
     let full = Error::WouldBlock(Resource::CompletionEntry);
     for round in 0..4 {
         let receive = || b.ep.recv().tag(2).post().map_err(|failed| failed.error);
-        // Longer than what is buffered: without a receive it stays under way.
+        // Longer than any peer buffers: without a receive the send stays pending.
         let long = || vec![7u8; 17 << 20];
         let send = || {
             a.ep.send(to_b, long())
@@ -139,11 +142,11 @@ pub(crate) async fn unreported_op_reserves_a_cq_entry(setup: Setup) {
             (0..3).for_each(|_| receive().unwrap());
         }
         flush(&a, &b, to_b).await;
-        // A long one may end after those behind it.
+        // A long send may complete after those posted behind it.
         let ended = 14 * round + 4;
         let (sent, received) = tokio::join!(a.send_counter.wait(ended), b.recv_counter.wait(ended));
         assert!(sent.is_ok() && received.is_ok());
-        // What ends at once needs its entry for a moment only.
+        // An operation that completes at once needs its entry only for a moment.
         for _ in 0..10 {
             a.ep.send(to_b, "short").tag(3).post().unwrap();
             b.ep.recv().tag(3).await.unwrap();
@@ -155,17 +158,16 @@ pub(crate) async fn unreported_op_reserves_a_cq_entry(setup: Setup) {
     );
 }
 
-/// A write with data that found the queue full of reservations goes on when one of them is given
-/// back.
+/// A write with data that finds all entries reserved continues when an entry is released.
 pub(crate) async fn released_cq_entry_admits_pending_write(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         cq_capacity: 2,
         ..selective_config()
     };
-    let (a, mut b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), plan).await;
+    let (a, mut b, to_b) = endpoint_pair_with(&setup, EndpointConfig::default(), config).await;
     let c = setup.open_endpoint().await;
     let c_to_b = c.add_peer(&b).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b.domain.alloc(8, Access::REMOTE_WRITE).unwrap();
     b.ep.recv().tag(1).post().unwrap();
     b.ep.recv().tag(1).post().unwrap();
@@ -177,12 +179,12 @@ pub(crate) async fn released_cq_entry_admits_pending_write(setup: Setup) {
     assert_eq!(
         b.cq.try_next_batch(&mut Vec::new(), 1),
         0,
-        "there is no entry for it"
+        "no entry is free for the write"
     );
     c.ep.send(c_to_b, "frees one").tag(1).await.unwrap();
-    let told = next_entries(&mut b, 1).await;
+    let remote_entries = next_entries(&mut b, 1).await;
     assert_eq!(
-        (told[0].kind, told[0].transfer.data),
+        (remote_entries[0].kind, remote_entries[0].transfer.data),
         (OpKind::RemoteWrite, Some(77))
     );
 }
@@ -215,7 +217,7 @@ pub(crate) async fn endpoint_op_flags_can_default_to_fi_completion(setup: Setup)
 pub(crate) async fn every_op_kind_supports_fi_completion(setup: Setup) {
     let (mut a, b, to_b) =
         endpoint_pair_with(&setup, selective_config(), EndpointConfig::default()).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b
         .domain
         .alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)
@@ -262,7 +264,8 @@ pub(crate) async fn every_op_kind_supports_fi_completion(setup: Setup) {
         if asked {
             let reported = next_entries(&mut a, 9).await;
             let mut contexts: Vec<_> = reported.iter().map(|entry| entry.context).collect();
-            // What waits for the peer's answer may end later than what was posted behind it.
+            // An operation that waits for the peer may complete after operations that were posted
+            // later.
             contexts.sort_unstable();
             assert!(contexts.into_iter().eq(1..10));
         }

@@ -15,27 +15,27 @@ use crate::endpoint_fixture::{EndpointConfig, EndpointFixture};
 use crate::requirements::{LEVELS, MSG, Requirements};
 use crate::skip::Facility;
 
-/// Longer than any scenario takes on a slow machine: only tells a hang from the rest.
+/// Longer than any scenario takes on a slow machine; exceeding it means a hang.
 const SCENARIO_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One combination of provider, progress, wait policy and runtime.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
-    /// The provider, which is also the scheme of its addresses.
+    /// The provider's name, which is also the scheme of its addresses.
     pub(crate) provider: &'static str,
     pub(crate) progress: Progress,
     pub(crate) wait_policy: WaitPolicy,
-    /// What endpoints are asked to do: what the scenario needs.
+    /// The capabilities of endpoints: those that the scenario requires.
     pub(crate) caps: Caps,
-    /// Of which type endpoints are; `None` where it does not matter.
+    /// The type of endpoints; `None` where the scenario works with any.
     ep_type: Option<EpType>,
-    /// From which length on messages are copied once, if the scenario does not say.
+    /// The length from which on messages are copied once, unless the scenario sets it.
     pub(crate) single_copy_threshold: Option<usize>,
-    /// How sockets are waited for.
+    /// How the domain waits for sockets.
     pub(crate) socket_io: SocketIo,
-    /// Long messages are taken from where they lie, also where that does not pay.
+    /// Long messages are sent without a copy, even where the kernel falls back to copying.
     pub(crate) zero_copy: bool,
-    /// What is asked for where that is more than the provider.
+    /// The provider in the hints where that is not `provider` alone, as `tcp;ofi_rxm`.
     provider_chain: Option<&'static str>,
     worker_threads: Option<usize>,
 }
@@ -55,7 +55,8 @@ pub(crate) fn run<F: Future<Output = ()>>(setup: Setup, scenario: impl FnOnce(Se
     assert!(ended.is_ok(), "still not done after {SCENARIO_TIMEOUT:?}");
 }
 
-/// Tasks that hang must not keep a test from failing.
+/// A runtime that is shut down without waiting for its tasks, so that tasks that hang do not keep a
+/// test from failing.
 struct BackgroundRuntime(Option<Runtime>);
 
 impl Drop for BackgroundRuntime {
@@ -67,7 +68,7 @@ impl Drop for BackgroundRuntime {
 }
 
 impl Setup {
-    /// This provider under manual progress, on a runtime of one thread.
+    /// Returns a setup with manual progress on a current-thread runtime.
     pub(crate) fn new(provider: &'static str) -> Self {
         let (progress, wait_policy) = (Progress::Manual, WaitPolicy::default());
         Self {
@@ -133,7 +134,7 @@ impl Setup {
         }
     }
 
-    /// What is set on sockets where the scenario does not say.
+    /// Adds this setup's socket options to those of the scenario.
     pub(crate) fn socket_options(&self, mut sockets: SocketOptions) -> SocketOptions {
         if self.zero_copy {
             sockets = sockets.zero_copy_threshold(0);
@@ -142,8 +143,8 @@ impl Setup {
         sockets
     }
 
-    /// Whether long messages are taken from where they lie where that is asked for: Linux can since
-    /// 6.2, and in RXM they are read by peers.
+    /// Returns whether long messages are sent without a copy when `zero_copy` is set: with io_uring
+    /// since Linux 6.2, and not with RXM, where peers read long messages.
     pub(crate) fn supports_zero_copy(&self) -> bool {
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let mut parts = release
@@ -153,7 +154,7 @@ impl Setup {
         self.socket_io == SocketIo::IoUring && self.provider_chain.is_none() && version >= (6, 2)
     }
 
-    /// Endpoints that connect in RXM.
+    /// Uses the RXM protocol.
     pub(crate) fn rxm(self) -> Self {
         Self {
             provider_chain: Some("tcp;ofi_rxm"),
@@ -168,7 +169,7 @@ impl Setup {
         }
     }
 
-    /// Whether tasks may run at the same time.
+    /// Returns whether tasks may run in parallel.
     pub(crate) fn is_multi_thread(&self) -> bool {
         self.worker_threads.is_some()
     }
@@ -184,7 +185,7 @@ impl Setup {
         built.expect("a runtime")
     }
 
-    /// What every scenario asks for.
+    /// Returns the hints of every discovery.
     pub(crate) fn hints(&self) -> Hints {
         Hints::new()
             .provider(self.provider_chain.unwrap_or(self.provider))
@@ -280,30 +281,31 @@ impl Setup {
         }
     }
 
-    /// The same, for endpoints that can do this and no more.
+    /// Returns this setup with other capabilities.
     pub(crate) fn with_caps(self, caps: Caps) -> Self {
         Self { caps, ..self }
     }
 
-    /// The offer with what the scenario needs.
+    /// Returns the offer for the scenario's requirements.
     pub(crate) async fn info(&self) -> Info {
         self.discover(self.caps)
             .await
-            .expect("it was there before the scenario began")
+            .expect("discovery offered this at registration")
     }
 
-    /// Whether peers may be on other machines: what becomes of them is learned later then.
+    /// Returns whether peers may be on other machines (`FI_REMOTE_COMM`); their close is learned
+    /// later then.
     pub(crate) async fn has_remote_comm(&self) -> bool {
         self.info().await.domain.caps.contains(Caps::REMOTE_COMM)
     }
 
-    /// Whether peers map each other's memory, so that there are windows on it; they do not where
-    /// they may be on other machines.
+    /// Returns whether peers map each other's memory, which windows require: not where peers may be
+    /// on other machines.
     pub(crate) async fn supports_windows(&self) -> bool {
         !self.has_remote_comm().await
     }
 
-    /// Whether the provider can do this.
+    /// Returns whether the provider offers these capabilities.
     pub(crate) async fn offers(&self, caps: Caps) -> bool {
         self.discover(caps).await.is_ok()
     }
@@ -317,33 +319,33 @@ impl Setup {
             .swap_remove(0)
     }
 
-    /// A fabric and its offer.
+    /// Opens a fabric, and returns it with the offer.
     pub(crate) async fn fabric(&self) -> (Fabric, Info) {
         let info = self.info().await;
         (Fabric::open(&info).unwrap(), info)
     }
 
-    /// An endpoint with a domain of its own, at a fresh address.
+    /// Opens an endpoint with a domain of its own, at an unused address.
     pub(crate) async fn open_endpoint(&self) -> EndpointFixture {
         self.open_endpoint_with(EndpointConfig::default()).await
     }
 
-    /// Likewise, with some things otherwise than usual.
-    pub(crate) async fn open_endpoint_with(&self, plan: EndpointConfig) -> EndpointFixture {
-        EndpointFixture::open(self, plan).await
+    /// As [`open_endpoint`](Self::open_endpoint), with a configuration.
+    pub(crate) async fn open_endpoint_with(&self, config: EndpointConfig) -> EndpointFixture {
+        EndpointFixture::open(self, config).await
     }
 
-    /// The address that asks for a fresh one.
+    /// Returns the address that requests an unused one.
     pub(crate) fn unnamed_address(&self) -> String {
         format!("{}://", self.provider)
     }
 
-    /// A name no other test has.
+    /// Returns an address that no other test uses.
     pub(crate) fn unique_address(&self, what: &str) -> String {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         if let provider @ ("tcp" | "udp") = self.provider {
-            // Every process has a network of its own for this.
+            // Each process uses addresses of its own in 127.0.0.0/8.
             let [.., high, low] = std::process::id().to_be_bytes();
             return format!(
                 "{provider}://127.{high}.{low}.{}:{}",

@@ -1,4 +1,4 @@
-//! Endpoints that are connected, and share a receive context.
+//! Connected endpoints with a shared receive context.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -23,8 +23,8 @@ async fn send_to_peer(ep: &Endpoint, bytes: impl fabric_async::IoBuf) {
         .unwrap();
 }
 
-/// A room where receives are shared, and so many connections between another one and it: its ends,
-/// and the others.
+/// Opens a domain with a shared receive context and `count` connections to it from another domain.
+/// Returns both domains, the endpoints that share the context, and their peers.
 async fn open_connections(
     setup: &Setup,
     count: usize,
@@ -38,18 +38,18 @@ async fn open_connections(
         MsgDomainFixture::open_shared_rx(setup).await,
         MsgDomainFixture::open(setup).await,
     );
-    let mut door = there.listen(setup);
+    let mut pep = there.listen(setup);
     let (mut ends, mut others) = (Vec::new(), Vec::new());
     for _ in 0..count {
-        let (active, passive) = here.connect_to(&there, &mut door).await;
+        let (active, passive) = here.connect_to(&there, &mut pep).await;
         others.push(active);
         ends.push(passive);
     }
     (there, here, ends, others)
 }
 
-/// A server with many clients, and a few receives for all of them. Every request is answered where
-/// it came from.
+/// A server with many clients and few receives for all of them. Each request is answered over its
+/// own connection.
 pub(crate) async fn many_connections_share_few_posted_receives(setup: Setup) {
     const CLIENTS: usize = 40;
     const REQUESTS: u64 = 5;
@@ -94,7 +94,7 @@ pub(crate) async fn many_connections_share_few_posted_receives(setup: Setup) {
         assert_eq!(
             number,
             (at as u64) << 8 | next[at],
-            "in order, at the end of its connection"
+            "in order, at the endpoint of its connection"
         );
         next[at] += 1;
         assert_eq!(request.source(), ends[at].peer());
@@ -119,12 +119,12 @@ pub(crate) async fn many_connections_share_few_posted_receives(setup: Setup) {
     drop(here);
 }
 
-/// Posting order counts, whoever brings the message.
+/// Receives match in posting order, whether an endpoint connected actively or passively.
 pub(crate) async fn active_and_passive_ends_share_receives_in_order(setup: Setup) {
     let pool = MsgDomainFixture::open_shared_rx(&setup).await;
-    let (other, mut door) = (MsgDomainFixture::open(&setup).await, pool.listen(&setup));
+    let (other, mut pep) = (MsgDomainFixture::open(&setup).await, pool.listen(&setup));
     let mut elsewhere = other.listen(&setup);
-    let (calls, accepted) = other.connect_to(&pool, &mut door).await;
+    let (initiator, accepted) = other.connect_to(&pool, &mut pep).await;
     let (called, answers) = pool.connect_to(&other, &mut elsewhere).await;
     let receives: Vec<_> = (0..10)
         .map(|_| pool.shared_rx().recv().start().unwrap())
@@ -132,10 +132,10 @@ pub(crate) async fn active_and_passive_ends_share_receives_in_order(setup: Setup
     for (number, mut receive) in receives.into_iter().enumerate() {
         assert!(
             poll_once(&mut receive).await.is_pending(),
-            "receive {number} has nothing yet"
+            "receive {number} is pending"
         );
         let (from, to) = if number % 3 == 0 {
-            (&calls, &accepted)
+            (&initiator, &accepted)
         } else {
             (&answers, &called)
         };
@@ -197,7 +197,7 @@ pub(crate) async fn every_receive_kind_takes_from_all_connections(setup: Setup) 
     assert_bytes(&claimed.recv().await.unwrap(), pattern(5000, 1));
 }
 
-/// The end of a connection ends no receive, and takes nothing with it that has come.
+/// The end of a connection ends no receive, and messages that have arrived stay available.
 pub(crate) async fn buffered_messages_survive_their_connection(setup: Setup) {
     let (mut there, _here, mut ends, mut others) = open_connections(&setup, 3).await;
     let sender = others.remove(0);
@@ -223,7 +223,7 @@ pub(crate) async fn buffered_messages_survive_their_connection(setup: Setup) {
             .error
             .is_peer_gone()
     );
-    // This side's end goes as well, and one more by `shutdown`.
+    // The local endpoint is closed as well, and another one is shut down.
     ends.remove(0).close().unwrap();
     let waits = there.shared_rx().recv().start().unwrap();
     assert_bytes(&waits.await.unwrap(), pattern(10, 2));
@@ -260,7 +260,7 @@ pub(crate) async fn requeued_message_keeps_its_source(setup: Setup) {
     }
 }
 
-/// What is beyond the budget stays with its senders, and comes when there are receives.
+/// Messages beyond the budget stay with their senders, and arrive when receives are posted.
 pub(crate) async fn unexpected_budget_is_shared_by_connections(setup: Setup) {
     let (there, _here, _ends, others) = open_connections(&setup, 3).await;
     let sending: Vec<_> = others
@@ -293,7 +293,7 @@ pub(crate) async fn unexpected_budget_is_shared_by_connections(setup: Setup) {
     }
 }
 
-/// The receive that it had begun to fill ends, if it had; others wait on.
+/// A receive that a closing endpoint had begun to fill fails; other receives stay pending.
 pub(crate) async fn endpoint_close_mid_message_fails_one_receive(setup: Setup) {
     let (there, here, mut ends, mut others) = open_connections(&setup, 6).await;
     let last = others.remove(5);
@@ -312,7 +312,8 @@ pub(crate) async fn endpoint_close_mid_message_fails_one_receive(setup: Setup) {
             there.domain.progress();
         }
         ends.remove(0).close().unwrap();
-        // It may have had it all by then; of a receive that fails nothing is said.
+        // The peer may have had the whole message by then; the sender of a failed receive learns
+        // nothing.
         let _ = sending.await;
         send_to_peer(&last, numbered_message(which as u64, 100)).await;
         match receive.await {
@@ -323,7 +324,7 @@ pub(crate) async fn endpoint_close_mid_message_fails_one_receive(setup: Setup) {
                     which as u64
                 );
             }
-            // It had not begun: the receive was left for the other.
+            // The transfer had not begun: the receive was left for the other connection.
             Ok(got) => assert_eq!(message_number(&got), which as u64),
             Err(failed) => {
                 assert_eq!(failed.error, Error::Closed(Class::Endpoint));
@@ -340,15 +341,15 @@ pub(crate) async fn endpoint_close_mid_message_fails_one_receive(setup: Setup) {
 }
 
 pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
-    let room = MsgDomainFixture::open_shared_rx(&setup).await;
-    let mut door = room.listen(&setup);
-    let (other, domain) = (MsgDomainFixture::open(&setup).await, &room.domain);
-    assert!(room.info.domain.max_ep_srx_ctx > 1 && room.info.ep.rx_ctx_cnt == SHARED_CONTEXT);
-    // To share is to be asked for, and then to be done.
+    let fixture = MsgDomainFixture::open_shared_rx(&setup).await;
+    let mut pep = fixture.listen(&setup);
+    let (other, domain) = (MsgDomainFixture::open(&setup).await, &fixture.domain);
+    assert!(fixture.info.domain.max_ep_srx_ctx > 1 && fixture.info.ep.rx_ctx_cnt == SHARED_CONTEXT);
+    // An endpoint shares receives only if the hints ask for it, and then it must.
     let apart = domain
         .endpoint(&other.info)
         .unwrap()
-        .bind_shared_rx(room.shared_rx());
+        .bind_shared_rx(fixture.shared_rx());
     assert!(matches!(
         apart.map(drop).unwrap_err(),
         Error::Invalid { what: "info", .. }
@@ -359,39 +360,39 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
         Error::Invalid { what: "info", .. }
     ));
     let unbound = Error::Unbound(Class::SharedReceive);
-    let alone = domain.endpoint(&room.info).unwrap();
-    assert_eq!(alone.connect(door.name()).await.unwrap_err(), unbound);
-    let calling = other.connect(&door);
+    let alone = domain.endpoint(&fixture.info).unwrap();
+    assert_eq!(alone.connect(pep.name()).await.unwrap_err(), unbound);
+    let initiating = other.connect(&pep);
     let answering = async {
-        let alone = domain.endpoint(&room.info).unwrap();
+        let alone = domain.endpoint(&fixture.info).unwrap();
         alone
-            .accept(door.next().await.unwrap(), b"")
+            .accept(pep.next().await.unwrap(), b"")
             .await
             .unwrap_err()
     };
     let (refused, answered) =
-        tokio::join!(std::future::IntoFuture::into_future(calling), answering);
+        tokio::join!(std::future::IntoFuture::into_future(initiating), answering);
     assert_eq!(answered, unbound);
     assert!(matches!(refused.unwrap_err(), Error::Rejected { .. }));
     // Connected endpoints have no address vectors.
-    let many = Hints::new()
+    let rdm_info = Hints::new()
         .provider(setup.provider)
         .ep_type(EpType::Rdm)
         .progress(setup.progress);
-    let many = discover(&many.ep_rx_ctx_cnt(SHARED_CONTEXT))
+    let rdm_info = discover(&rdm_info.ep_rx_ctx_cnt(SHARED_CONTEXT))
         .await
         .unwrap()
         .swap_remove(0);
     let av = domain.address_vector().unwrap();
     let vector = domain
-        .shared_rx_context(&room.info)
+        .shared_rx_context(&fixture.info)
         .unwrap()
         .bind_av(&av)
         .map(drop);
     assert!(matches!(vector, Err(Error::NotSupported(_))), "{vector:?}");
-    // Those that talk with many, and those that are connected, share with their own kind.
+    // Endpoints of types `FI_EP_RDM` and `FI_EP_MSG` cannot share one context.
     let for_many = domain
-        .shared_rx_context(&many)
+        .shared_rx_context(&rdm_info)
         .unwrap()
         .bind_av(&av)
         .unwrap()
@@ -399,13 +400,13 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
         .unwrap();
     for mixed in [
         domain
-            .endpoint(&room.info)
+            .endpoint(&fixture.info)
             .unwrap()
             .bind_shared_rx(&for_many),
         domain
-            .endpoint(&many)
+            .endpoint(&rdm_info)
             .unwrap()
-            .bind_shared_rx(room.shared_rx()),
+            .bind_shared_rx(fixture.shared_rx()),
     ] {
         let error = mixed.map(drop).unwrap_err();
         assert!(
@@ -419,22 +420,22 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
             "{error}"
         );
     }
-    let abroad = MsgDomainFixture::open_shared_rx(&setup).await;
+    let other_fixture = MsgDomainFixture::open_shared_rx(&setup).await;
     let foreign = domain
-        .endpoint(&room.info)
+        .endpoint(&fixture.info)
         .unwrap()
-        .bind_shared_rx(abroad.shared_rx());
+        .bind_shared_rx(other_fixture.shared_rx());
     assert_eq!(
         foreign.map(drop),
         Err(Error::WrongDomain(Class::SharedReceive, Class::Domain))
     );
-    // One that is closed is not there to be shared.
+    // A closed context cannot be bound.
     let gone = domain
-        .shared_rx_context(&room.info)
+        .shared_rx_context(&fixture.info)
         .unwrap()
         .open()
         .unwrap();
-    let late = domain.endpoint(&room.info).unwrap();
+    let late = domain.endpoint(&fixture.info).unwrap();
     gone.clone().close().unwrap();
     assert_eq!(
         late.bind_shared_rx(&gone).map(drop),

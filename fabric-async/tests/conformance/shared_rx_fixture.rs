@@ -1,4 +1,4 @@
-//! Several endpoints that share their receives.
+//! The fixture of several endpoints with one shared receive context.
 
 use fabric_async::{
     AddressVector, CompletionQueue, Counter, CounterBind, CqBind, Domain, Endpoint, EventQueue,
@@ -14,10 +14,10 @@ use crate::setup::Setup;
 pub(crate) struct SharedRxFixture {
     pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) shared_rx: SharedRxContext,
-    /// Where the context reports, and counts.
+    /// The queue and the counter of the context.
     pub(crate) cq: CompletionQueue,
     pub(crate) recv_counter: Counter,
-    /// What came in by the first door.
+    /// Counts the messages of the first endpoint.
     pub(crate) first_recv_counter: Counter,
     pub(crate) av: AddressVector,
     pub(crate) domain: Domain,
@@ -27,20 +27,20 @@ pub(crate) struct SharedRxFixture {
 }
 
 impl SharedRxFixture {
-    /// So many doors; nothing, where endpoints cannot share.
-    pub(crate) async fn open(setup: &Setup, doors: usize, plan: EndpointConfig) -> Self {
+    /// Opens so many endpoints.
+    pub(crate) async fn open(setup: &Setup, count: usize, config: EndpointConfig) -> Self {
         let mut info = setup.shared_rx_info().await;
-        info.rx.size = plan.rx_size.unwrap_or(info.rx.size);
+        info.rx.size = config.rx_size.unwrap_or(info.rx.size);
         let fabric = Fabric::open(&info).unwrap();
         let mut domain = fabric.domain_builder(&info).wait_policy(setup.wait_policy);
         if let Some(len) = setup.single_copy_threshold {
             domain = domain.single_copy_threshold(len);
         }
         let domain = domain.open().unwrap();
-        let eq = fabric.event_queue(plan.eq_capacity).unwrap();
+        let eq = fabric.event_queue(config.eq_capacity).unwrap();
         domain.bind_eq(&eq).unwrap();
-        let cq = domain.completion_queue(plan.cq_capacity).unwrap();
-        let av = if plan.auto_insert {
+        let cq = domain.completion_queue(config.cq_capacity).unwrap();
+        let av = if config.auto_insert {
             domain.auto_insert_address_vector()
         } else {
             domain.address_vector()
@@ -48,7 +48,7 @@ impl SharedRxFixture {
         .unwrap();
         let (received, at_first) = (domain.counter().unwrap(), domain.counter().unwrap());
         let mut directions = CqBind::RECV;
-        directions.set(CqBind::SELECTIVE_COMPLETION, plan.selective_completion);
+        directions.set(CqBind::SELECTIVE_COMPLETION, config.selective_completion);
         let shared = domain
             .shared_rx_context(&info)
             .unwrap()
@@ -61,7 +61,7 @@ impl SharedRxFixture {
             .unwrap()
             .open()
             .unwrap();
-        let mut hall = Self {
+        let mut fixture = Self {
             endpoints: Vec::new(),
             shared_rx: shared,
             cq,
@@ -73,25 +73,25 @@ impl SharedRxFixture {
             _fabric: fabric,
             info,
         };
-        for number in 0..doors {
-            let door = hall
+        for number in 0..count {
+            let ep = fixture
                 .domain
-                .endpoint(&hall.info)
+                .endpoint(&fixture.info)
                 .unwrap()
-                .bind_av(&hall.av)
+                .bind_av(&fixture.av)
                 .unwrap();
-            let mut door = door.bind_shared_rx(&hall.shared_rx).unwrap();
+            let mut ep = ep.bind_shared_rx(&fixture.shared_rx).unwrap();
             if number == 0 {
-                door = door
-                    .bind_counter(&hall.first_recv_counter, CounterBind::RECV)
+                ep = ep
+                    .bind_counter(&fixture.first_recv_counter, CounterBind::RECV)
                     .unwrap();
             }
-            hall.endpoints.push(door.enable().await.unwrap());
+            fixture.endpoints.push(ep.enable().await.unwrap());
         }
-        hall
+        fixture
     }
 
-    /// Waits until so many messages wait, all of which have been sent.
+    /// Makes progress until `count` messages, which have been sent already, are unexpected.
     pub(crate) async fn wait_for_unexpected(&self, count: usize) {
         while self.shared_rx.stats().unexpected < count {
             self.domain.progress();
@@ -101,12 +101,12 @@ impl SharedRxFixture {
 }
 
 impl EndpointFixture {
-    /// The numbers of these doors, once connected to them.
-    pub(crate) async fn add_peers(&self, doors: &[Endpoint]) -> Vec<FiAddr> {
-        let mut numbers = Vec::new();
-        for door in doors {
-            numbers.push(self.ep.add_peer(door.name()).await.unwrap());
+    /// Connects to these endpoints, and returns their handles.
+    pub(crate) async fn add_peers(&self, endpoints: &[Endpoint]) -> Vec<FiAddr> {
+        let mut addrs = Vec::new();
+        for endpoint in endpoints {
+            addrs.push(self.ep.add_peer(endpoint.name()).await.unwrap());
         }
-        numbers
+        addrs
     }
 }

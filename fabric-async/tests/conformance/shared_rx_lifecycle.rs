@@ -1,4 +1,4 @@
-//! Endpoints that share a receive context: what is refused, and what ends with whom.
+//! Shared receive contexts: refused calls and bindings, and the order of closing.
 
 use fabric_async::{Class, CounterBind, CqBind, Error, Hints, SHARED_CONTEXT, discover};
 
@@ -9,50 +9,50 @@ use crate::payload::{
 use crate::setup::Setup;
 use crate::shared_rx_fixture::SharedRxFixture;
 
-/// Receives are posted to the context; its endpoints refuse them, and lose nothing over it.
+/// Receives are posted to the context; its endpoints refuse them, and lose no message.
 pub(crate) async fn endpoints_of_shared_context_refuse_receives(setup: Setup) {
-    let hall = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await;
+    let fixture = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await;
     let a = setup.open_endpoint().await;
-    let to = a.add_peers(&hall.endpoints).await[0];
-    let door = &hall.endpoints[0];
+    let to = a.add_peers(&fixture.endpoints).await[0];
+    let ep = &fixture.endpoints[0];
     a.ep.send(to, "for the context").await.unwrap();
-    let refused = door.recv_into(vec![1; 3]).start().unwrap_err();
+    let refused = ep.recv_into(vec![1; 3]).start().unwrap_err();
     assert!(
         matches!(refused.error, Error::NotSupported(why) if why.contains("shared receive context"))
     );
     assert_eq!((refused.error.errno(), refused.buf), (95, vec![1; 3]));
     assert!(matches!(
-        door.recv().await.unwrap_err().error,
+        ep.recv().await.unwrap_err().error,
         Error::NotSupported(_)
     ));
     assert!(matches!(
-        door.recv().post().unwrap_err().error,
+        ep.recv().post().unwrap_err().error,
         Error::NotSupported(_)
     ));
     assert!(matches!(
-        door.post_all([door.recv()]).unwrap_err().error,
+        ep.post_all([ep.recv()]).unwrap_err().error,
         Error::NotSupported(_)
     ));
     assert!(matches!(
-        door.probe().try_probe(),
+        ep.probe().try_probe(),
         Err(Error::NotSupported(_))
     ));
     assert!(matches!(
-        door.probe().claim().await.map(drop),
+        ep.probe().claim().await.map(drop),
         Err(Error::NotSupported(_))
     ));
     let buf = bytes::BytesMut::with_capacity(100);
     assert!(matches!(
-        door.recv_multi(buf).start().map(drop).unwrap_err().error,
+        ep.recv_multi(buf).start().map(drop).unwrap_err().error,
         Error::NotSupported(_)
     ));
     assert_eq!(
-        &hall.shared_rx.recv().await.unwrap()[..],
+        &fixture.shared_rx.recv().await.unwrap()[..],
         b"for the context"
     );
-    // What it sends is its own.
-    let back = hall.endpoints[1].add_peer(a.ep.name()).await.unwrap();
-    hall.endpoints[1]
+    // Sends use the endpoint's own transmit context.
+    let back = fixture.endpoints[1].add_peer(a.ep.name()).await.unwrap();
+    fixture.endpoints[1]
         .send(back, "out by the second")
         .await
         .unwrap();
@@ -60,15 +60,15 @@ pub(crate) async fn endpoints_of_shared_context_refuse_receives(setup: Setup) {
 }
 
 pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
-    let hall = SharedRxFixture::open(&setup, 1, EndpointConfig::default()).await;
-    let (domain, info, other) = (&hall.domain, &hall.info, setup.open_endpoint().await);
+    let fixture = SharedRxFixture::open(&setup, 1, EndpointConfig::default()).await;
+    let (domain, info, other) = (&fixture.domain, &fixture.info, setup.open_endpoint().await);
     assert!(info.domain.max_ep_srx_ctx > 1 && info.ep.rx_ctx_cnt == SHARED_CONTEXT);
-    // To share is to be asked for, and then to be done.
+    // An endpoint shares receives only if the hints ask for it, and then it must.
     let own = setup.info().await;
     let apart = domain
         .shared_rx_context(&own)
         .unwrap()
-        .bind_av(&hall.av)
+        .bind_av(&fixture.av)
         .unwrap()
         .open();
     assert!(matches!(
@@ -78,7 +78,7 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
     let apart = domain
         .endpoint(&own)
         .unwrap()
-        .bind_shared_rx(&hall.shared_rx);
+        .bind_shared_rx(&fixture.shared_rx);
     assert!(matches!(
         apart.map(drop).unwrap_err(),
         Error::Invalid { what: "info", .. }
@@ -86,7 +86,7 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
     let alone = domain
         .endpoint(info)
         .unwrap()
-        .bind_av(&hall.av)
+        .bind_av(&fixture.av)
         .unwrap()
         .enable()
         .await;
@@ -98,7 +98,7 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
         matches!(discover(&hints).await, Err(Error::NoMatch(_))),
         "sends are not shared"
     );
-    // Its parts: one of each, of one domain, with one address vector.
+    // One binding of each kind, all of one domain, with one address vector.
     assert_eq!(
         domain.shared_rx_context(info).unwrap().open().unwrap_err(),
         Error::Unbound(Class::AddressVector)
@@ -110,7 +110,7 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
         CqBind::SELECTIVE_COMPLETION,
     ] {
         assert!(matches!(
-            builder().bind_cq(&hall.cq, directions).map(drop),
+            builder().bind_cq(&fixture.cq, directions).map(drop),
             Err(Error::BadFlags { .. })
         ));
     }
@@ -120,11 +120,13 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
         CounterBind::empty(),
     ] {
         assert!(matches!(
-            builder().bind_counter(&hall.recv_counter, what).map(drop),
+            builder()
+                .bind_counter(&fixture.recv_counter, what)
+                .map(drop),
             Err(Error::BadFlags { .. })
         ));
     }
-    let twice = builder().bind_av(&hall.av).unwrap().bind_av(&hall.av);
+    let twice = builder().bind_av(&fixture.av).unwrap().bind_av(&fixture.av);
     assert!(matches!(
         twice.map(drop),
         Err(Error::Invalid {
@@ -142,7 +144,7 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
     let none = domain
         .shared_rx_context(&large)
         .unwrap()
-        .bind_av(&hall.av)
+        .bind_av(&fixture.av)
         .unwrap()
         .open();
     assert!(matches!(
@@ -158,7 +160,7 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
         .unwrap()
         .bind_av(&av)
         .unwrap()
-        .bind_shared_rx(&hall.shared_rx)
+        .bind_shared_rx(&fixture.shared_rx)
         .unwrap();
     assert!(matches!(
         elsewhere.enable().await.unwrap_err(),
@@ -170,9 +172,9 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
     let twice = domain
         .endpoint(info)
         .unwrap()
-        .bind_shared_rx(&hall.shared_rx)
+        .bind_shared_rx(&fixture.shared_rx)
         .unwrap()
-        .bind_shared_rx(&hall.shared_rx);
+        .bind_shared_rx(&fixture.shared_rx);
     assert!(matches!(
         twice.map(drop),
         Err(Error::Invalid {
@@ -180,77 +182,77 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
             ..
         })
     ));
-    let abroad = SharedRxFixture::open(&setup, 0, EndpointConfig::default()).await;
+    let other_fixture = SharedRxFixture::open(&setup, 0, EndpointConfig::default()).await;
     let foreign = domain
         .endpoint(info)
         .unwrap()
-        .bind_shared_rx(&abroad.shared_rx);
+        .bind_shared_rx(&other_fixture.shared_rx);
     assert_eq!(
         foreign.map(drop),
         Err(Error::WrongDomain(Class::SharedReceive, Class::Domain))
     );
-    // Posts need a queue, futures do not.
-    let quiet = builder().bind_av(&hall.av).unwrap().open().unwrap();
+    // Posts need a queue, and futures do not.
+    let without_cq = builder().bind_av(&fixture.av).unwrap().open().unwrap();
     assert_eq!(
-        quiet.recv().post().unwrap_err().error,
+        without_cq.recv().post().unwrap_err().error,
         Error::Unbound(Class::CompletionQueue)
     );
-    drop(quiet.recv().start().unwrap());
+    drop(without_cq.recv().start().unwrap());
 }
 
-/// An endpoint that closes takes nothing with it that has come; the context cannot be closed before
-/// the last of them.
+/// Messages that have arrived stay available after their endpoint has closed; the context cannot be
+/// closed before the last endpoint.
 pub(crate) async fn shared_context_outlives_its_endpoints(setup: Setup) {
-    let mut hall = SharedRxFixture::open(&setup, 3, EndpointConfig::default()).await;
+    let mut fixture = SharedRxFixture::open(&setup, 3, EndpointConfig::default()).await;
     let a = setup.open_endpoint().await;
-    let doors = a.add_peers(&hall.endpoints).await;
-    a.ep.send(doors[0], numbered_message(0, 3000))
+    let addrs = a.add_peers(&fixture.endpoints).await;
+    a.ep.send(addrs[0], numbered_message(0, 3000))
         .tag(1)
         .await
         .unwrap();
-    hall.wait_for_unexpected(1).await;
+    fixture.wait_for_unexpected(1).await;
     let receives: Vec<_> = (0..3)
-        .map(|_| hall.shared_rx.recv().start().unwrap())
+        .map(|_| fixture.shared_rx.recv().start().unwrap())
         .collect();
-    let first = hall.endpoints.remove(0);
+    let first = fixture.endpoints.remove(0);
     let gone = first.id();
     first.close().unwrap();
-    let got = hall.shared_rx.recv().tag(1).await.unwrap();
+    let got = fixture.shared_rx.recv().tag(1).await.unwrap();
     assert_eq!(
         (
             message_number(&got),
-            hall.shared_rx.received_by(&got.transfer)
+            fixture.shared_rx.received_by(&got.transfer)
         ),
         (0, None)
     );
     let from_a = got.source().unwrap();
-    assert!(hall.endpoints.iter().all(|door| door.id() != gone));
+    assert!(fixture.endpoints.iter().all(|ep| ep.id() != gone));
     for (number, receive) in (1..).zip(receives) {
-        a.ep.send(doors[1 + number as usize % 2], numbered_message(number, 20))
+        a.ep.send(addrs[1 + number as usize % 2], numbered_message(number, 20))
             .await
             .unwrap();
         let got = receive.await.unwrap();
         assert_eq!((message_number(&got), got.source()), (number, Ok(from_a)));
     }
-    let refused = hall.shared_rx.clone().close().unwrap_err();
+    let refused = fixture.shared_rx.clone().close().unwrap_err();
     assert_eq!(refused.error.to_string(), "busy: still open: 2 endpoints");
-    assert_eq!(hall.domain.children().of(Class::SharedReceive), 1);
-    hall.endpoints.clear();
+    assert_eq!(fixture.domain.children().of(Class::SharedReceive), 1);
+    fixture.endpoints.clear();
     let (future, queued) = (
-        hall.shared_rx.recv().start().unwrap(),
-        hall.shared_rx.recv().tag(3),
+        fixture.shared_rx.recv().start().unwrap(),
+        fixture.shared_rx.recv().tag(3),
     );
     queued.context(5).post().unwrap();
-    let several = hall
+    let several = fixture
         .shared_rx
         .recv_multi(bytes::BytesMut::with_capacity(100))
         .context(6)
         .post()
         .unwrap();
-    let probe = hall.shared_rx.probe().tag(4);
+    let probe = fixture.shared_rx.probe().tag(4);
     let probe = tokio::spawn(std::future::IntoFuture::into_future(probe));
     yield_times(3).await;
-    hall.shared_rx.clone().close().unwrap();
+    fixture.shared_rx.clone().close().unwrap();
     drop(several);
     assert_eq!(future.await.unwrap_err().error, Error::Canceled);
     assert!(matches!(
@@ -259,7 +261,7 @@ pub(crate) async fn shared_context_outlives_its_endpoints(setup: Setup) {
     ));
     let mut ended = Vec::new();
     while ended.len() < 2 {
-        hall.cq.next_batch(&mut ended, 2).await;
+        fixture.cq.next_batch(&mut ended, 2).await;
     }
     ended.sort_by_key(|entry| entry.context);
     let ended: Vec<_> = ended
@@ -271,41 +273,42 @@ pub(crate) async fn shared_context_outlives_its_endpoints(setup: Setup) {
         [(5, Some(Error::Canceled)), (6, Some(Error::Canceled))]
     );
     assert_eq!(
-        hall.shared_rx.recv().await.unwrap_err().error,
+        fixture.shared_rx.recv().await.unwrap_err().error,
         Error::Closed(Class::SharedReceive)
     );
-    assert_eq!(hall.domain.children().of(Class::SharedReceive), 0);
-    let late = hall
+    assert_eq!(fixture.domain.children().of(Class::SharedReceive), 0);
+    let late = fixture
         .domain
-        .endpoint(&hall.info)
+        .endpoint(&fixture.info)
         .unwrap()
-        .bind_shared_rx(&hall.shared_rx);
+        .bind_shared_rx(&fixture.shared_rx);
     assert_eq!(late.map(drop), Err(Error::Closed(Class::SharedReceive)));
 }
 
-/// An endpoint that closes in the middle of a message: the receive that had begun to take it fails,
-/// or has it whole; the next one takes what comes by the other door.
+/// An endpoint closes in the middle of a message: the receive that had matched it fails, or has the
+/// whole message; the next receive takes messages of other endpoints.
 pub(crate) async fn endpoint_close_mid_message_fails_one_receive(setup: Setup) {
-    let mut hall = SharedRxFixture::open(&setup, 6, EndpointConfig::default()).await;
+    let mut fixture = SharedRxFixture::open(&setup, 6, EndpointConfig::default()).await;
     let a = setup.open_endpoint().await;
-    let doors = a.add_peers(&hall.endpoints).await;
-    let last = doors[5];
+    let addrs = a.add_peers(&fixture.endpoints).await;
+    let last = addrs[5];
     for (which, passes) in [0, 1, 2, 3, 8].into_iter().enumerate() {
-        let receive = hall
+        let receive = fixture
             .shared_rx
             .recv_into(Vec::with_capacity(LONG_LEN))
             .start()
             .unwrap();
         let sending =
-            a.ep.send(doors[which], pattern(LONG_LEN, which))
+            a.ep.send(addrs[which], pattern(LONG_LEN, which))
                 .start()
                 .unwrap();
         for _ in 0..passes {
             a.domain.progress();
-            hall.domain.progress();
+            fixture.domain.progress();
         }
-        hall.endpoints.remove(0).close().unwrap();
-        // It may have had it all by then; of a receive that fails nothing is said.
+        fixture.endpoints.remove(0).close().unwrap();
+        // The peer may have had the whole message by then; the sender of a failed receive learns
+        // nothing.
         let _ = sending.await;
         a.ep.send(last, numbered_message(which as u64, 100))
             .await
@@ -314,60 +317,60 @@ pub(crate) async fn endpoint_close_mid_message_fails_one_receive(setup: Setup) {
             Ok(got) if got.len() == LONG_LEN => {
                 assert_bytes(&got, pattern(LONG_LEN, which));
                 assert_eq!(
-                    message_number(&hall.shared_rx.recv().await.unwrap()),
+                    message_number(&fixture.shared_rx.recv().await.unwrap()),
                     which as u64
                 );
             }
-            // It was not complete: the receive was left for the other.
+            // The message was not complete: the receive was left for the other endpoint.
             Ok(got) => assert_eq!(message_number(&got), which as u64),
             Err(failed) => panic!("{failed}"),
         }
     }
-    assert_eq!(hall.shared_rx.stats().unexpected, 0);
+    assert_eq!(fixture.shared_rx.stats().unexpected, 0);
 }
 
-/// A claimed message, and one that was received and given back, know their sender after the door
-/// has closed.
+/// A claimed message and a requeued one know their source after the endpoint has closed.
 pub(crate) async fn message_sources_survive_endpoint_close(setup: Setup) {
-    let mut hall = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await;
+    let mut fixture = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await;
     let a = setup.open_endpoint().await;
-    let from_a = hall.av.insert(a.ep.name()).unwrap();
-    let doors = a.add_peers(&hall.endpoints).await;
-    let receive = hall.shared_rx.recv().start().unwrap();
+    let from_a = fixture.av.insert(a.ep.name()).unwrap();
+    let addrs = a.add_peers(&fixture.endpoints).await;
+    let receive = fixture.shared_rx.recv().start().unwrap();
     for number in 0..2 {
-        a.ep.send(doors[0], numbered_message(number, 200))
+        a.ep.send(addrs[0], numbered_message(number, 200))
             .await
             .unwrap();
     }
-    hall.wait_for_unexpected(1).await;
-    let claimed = hall
+    fixture.wait_for_unexpected(1).await;
+    let claimed = fixture
         .shared_rx
         .probe()
         .claim()
         .try_claim()
         .unwrap()
         .expect("it waits");
-    hall.endpoints.remove(0).close().unwrap();
+    fixture.endpoints.remove(0).close().unwrap();
     drop(receive);
     drop(claimed);
     for number in 0..2 {
-        let got = hall.shared_rx.recv().from(from_a).await.unwrap();
+        let got = fixture.shared_rx.recv().from(from_a).await.unwrap();
         assert_eq!((message_number(&got), got.source()), (number, Ok(from_a)));
     }
 }
 
-/// The number of a guest lasts until its last message was looked at, whichever door it came to.
+/// The handle of an auto-inserted peer stays valid until its last message is received, whichever
+/// endpoint it arrived at.
 pub(crate) async fn auto_inserted_peer_is_released_after_last_message(setup: Setup) {
-    let hall = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await;
+    let fixture = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await;
     let a = setup.open_endpoint().await;
-    let doors = a.add_peers(&hall.endpoints).await;
-    for (number, door) in doors.iter().enumerate() {
-        a.ep.send(*door, numbered_message(number as u64, 20))
+    let addrs = a.add_peers(&fixture.endpoints).await;
+    for (number, addr) in addrs.iter().enumerate() {
+        a.ep.send(*addr, numbered_message(number as u64, 20))
             .await
             .unwrap();
     }
-    hall.wait_for_unexpected(2).await;
-    let guest = hall
+    fixture.wait_for_unexpected(2).await;
+    let auto_addr = fixture
         .shared_rx
         .probe()
         .try_probe()
@@ -377,15 +380,15 @@ pub(crate) async fn auto_inserted_peer_is_released_after_last_message(setup: Set
         .unwrap();
     drop(a);
     for left in (0..2).rev() {
-        let got = hall.shared_rx.recv().await.unwrap();
-        assert_eq!(got.source(), Ok(guest));
+        let got = fixture.shared_rx.recv().await.unwrap();
+        assert_eq!(got.source(), Ok(auto_addr));
         assert!(
-            left == 0 || hall.av.lookup(guest).is_ok(),
-            "a message of it waits"
+            left == 0 || fixture.av.lookup(auto_addr).is_ok(),
+            "a message of the peer is unexpected"
         );
     }
-    while hall.av.lookup(guest).is_ok() {
-        hall.domain.progress();
+    while fixture.av.lookup(auto_addr).is_ok() {
+        fixture.domain.progress();
         yield_times(1).await;
     }
 }

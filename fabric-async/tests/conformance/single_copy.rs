@@ -1,5 +1,5 @@
-//! Long messages, copied once straight from their sender or twice by way of the ring: which way
-//! they go is seen in the statistics, and nowhere else.
+//! Long messages, copied once by cross-memory attach (CMA), or twice through the ring buffer: the
+//! statistics alone tell which.
 
 use std::cell::Cell;
 use std::task::Poll;
@@ -23,13 +23,13 @@ fn config_with_threshold(from: usize) -> EndpointConfig {
     }
 }
 
-/// What has gone each way: in pieces, and copied once.
-fn copy_counts(station: &EndpointFixture) -> (u64, u64) {
-    let stats = station.ep.stats();
+/// Returns how many messages were sent in segments, and how many by single copy.
+fn copy_counts(fixture: &EndpointFixture) -> (u64, u64) {
+    let stats = fixture.ep.stats();
     (stats.segmented.count, stats.single_copy_tx.count)
 }
 
-/// Lengths on both sides of each threshold; a provider that knows one way only says so by zeros.
+/// Lengths on both sides of each threshold; a provider without single copy counts none.
 pub(crate) async fn threshold_selects_the_copy_path(setup: Setup) {
     for from in [0, 200_000, usize::MAX] {
         let (a, b, to_b) = endpoint_pair_with(
@@ -53,16 +53,19 @@ pub(crate) async fn threshold_selects_the_copy_path(setup: Setup) {
                 single == once || (len >= from && len > 100),
                 "{len} bytes with {from}"
             );
-            assert!(pieces == before || single == once, "one way, not both");
+            assert!(
+                pieces == before || single == once,
+                "segmented or single copy, not both"
+            );
             once = single;
         }
         let (sent, got) = (a.ep.stats(), b.ep.stats());
         assert_eq!(
             sent.single_copy_tx, got.single_copy_rx,
-            "what the one says the other says"
+            "both sides count the same"
         );
         assert!(sent.sent.bytes >= sent.single_copy_tx.bytes + sent.segmented.bytes);
-        // Who has it turned off reads nobody either.
+        // A receiver with single copy turned off reads no peer's memory either.
         let to_a = b.add_peer(&a).await;
         let (sent, got) = tokio::join!(b.ep.send(to_a, pattern(LONG_LEN, 9)), a.ep.recv());
         sent.unwrap();
@@ -74,8 +77,8 @@ pub(crate) async fn threshold_selects_the_copy_path(setup: Setup) {
     }
 }
 
-/// Unasked, what is by itself may be copied once, and what follows another goes through the ring:
-/// all of it arrives, in order, and is counted on one way.
+/// By default, a message that finds the queue empty may be copied once, and one that follows
+/// another goes through the ring buffer: all arrive in order, and each is counted by one path.
 pub(crate) async fn lone_and_streamed_messages_arrive_in_order(setup: Setup) {
     const COUNT: u64 = 16;
     let (a, b, to_b) = endpoint_pair(&setup).await;
@@ -104,28 +107,30 @@ pub(crate) async fn lone_and_streamed_messages_arrive_in_order(setup: Setup) {
     let (sent, got) = (a.ep.stats(), b.ep.stats());
     assert_eq!(
         sent.single_copy_tx, got.single_copy_rx,
-        "what the one says the other says"
+        "both sides count the same"
     );
     let ways = sent.single_copy_tx.count + sent.segmented.count;
     assert!(ways == 0 || ways == 4 * (1 + COUNT), "{sent:?}");
 }
 
-/// Neither may wait for the other to receive, as long as the budgets last.
+/// Neither sender waits for the other to receive, as long as the budgets last.
 pub(crate) async fn both_peers_can_send_before_receiving(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let to_a = b.add_peer(&a).await;
-    let talk = async |one: &EndpointFixture, to, which| {
+    let exchange = async |one: &EndpointFixture, to, which| {
         one.ep.send(to, pattern(1 << 20, which)).await.unwrap();
         one.ep.recv().await.unwrap()
     };
     for round in 0..5 {
-        let (to_one, to_other) = tokio::join!(talk(&a, to_b, round), talk(&b, to_a, 100 + round));
+        let (to_one, to_other) =
+            tokio::join!(exchange(&a, to_b, round), exchange(&b, to_a, 100 + round));
         assert_bytes(&to_one, pattern(1 << 20, 100 + round));
         assert_bytes(&to_other, pattern(1 << 20, round));
     }
 }
 
-/// Messages that wait with their sender hold up nothing behind them, and are received in any order.
+/// Messages that stay in their sender's memory block no later message, and are received in any
+/// order.
 pub(crate) async fn unreceived_single_copy_messages_block_nothing(setup: Setup) {
     const COUNT: u64 = 12;
     let (a, b, to_b) =
@@ -165,7 +170,8 @@ pub(crate) async fn unreceived_single_copy_messages_block_nothing(setup: Setup) 
     );
 }
 
-/// A receive that is dropped in the middle, or has too little room, loses nothing of the next.
+/// A receive that is dropped in the middle of a message, or has too small a buffer, loses nothing
+/// of the next message.
 pub(crate) async fn dropped_and_truncated_receives_lose_no_message(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for number in 0..30u64 {
@@ -173,7 +179,7 @@ pub(crate) async fn dropped_and_truncated_receives_lose_no_message(setup: Setup)
             a.ep.send(to_b, numbered_message(number, LONG_LEN))
                 .start()
                 .unwrap();
-        // The one poll may be enough for all of it.
+        // One poll may suffice for the whole message.
         let mut got = None;
         for _ in 0..number % 5 {
             let mut dropped = b.ep.recv().start().unwrap();
@@ -204,15 +210,15 @@ pub(crate) async fn dropped_and_truncated_receives_lose_no_message(setup: Setup)
     }
 }
 
-/// Whoever sends on the way out is told that it was not received, and the receiver sees nothing of
-/// it.
+/// A closing endpoint fails the sends that were not received, and the receiver sees nothing of
+/// them.
 pub(crate) async fn close_returns_unreceived_messages(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let (sent, got) = tokio::join!(a.ep.send(to_b, pattern(LONG_LEN, 0)), b.ep.recv());
     sent.unwrap();
     got.unwrap();
-    // More than the budget of the other, and what there may be between the two, so that some of it
-    // stays here.
+    // More messages than the budget of the peer and the socket buffers admit, so that some stay
+    // with the sender.
     let count = if setup.has_remote_comm().await { 16 } else { 8 };
     let sends: Vec<_> = (0..count)
         .map(|number| {
@@ -233,10 +239,10 @@ pub(crate) async fn close_returns_unreceived_messages(setup: Setup) {
                 Err(failed) => assert_eq!(failed.buf.len(), LONG_LEN, "{}", failed.error),
             }
         }
-        assert!(arrived < count, "all of it is more than there is room for");
+        assert!(arrived < count, "more was sent than the peer has room for");
         ended.set(Some(arrived));
-        // What is said to have arrived comes, whole, and so is what else comes. The word of another
-        // may overtake it.
+        // Messages whose sends succeeded arrive whole, and so do later ones. A message of another
+        // peer may overtake them.
         let c = setup.open_endpoint().await;
         let to_b = c.add_peer(&b).await;
         c.ep.send(to_b, "the end").tag(1).await.unwrap();
@@ -257,11 +263,11 @@ pub(crate) async fn close_returns_unreceived_messages(setup: Setup) {
     tokio::join!(ending, reading);
 }
 
-/// Memory of the user's own kind may be where no other process can read.
+/// A custom buffer may lie in memory that other processes cannot read.
 pub(crate) async fn custom_buffers_are_not_single_copied(setup: Setup) {
     #[derive(Debug)]
     struct Own(Vec<u8>);
-    // SAFETY: the heap of a vector stays where it is.
+    // SAFETY: the heap memory of a vector does not move, and nothing changes it while it is lent.
     #[allow(unsafe_code)]
     unsafe impl CustomBuf for Own {
         fn bytes(&self) -> &[u8] {

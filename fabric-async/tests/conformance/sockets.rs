@@ -1,4 +1,4 @@
-//! What is set on sockets, where there are some.
+//! Socket options, and addresses that only providers over sockets have.
 
 use fabric_async::{CqBind, Error, SocketOptions, TrafficClass};
 
@@ -8,7 +8,7 @@ use crate::setup::Setup;
 
 const PORT_RANGE: std::ops::RangeInclusive<u16> = 21_000..=21_999;
 
-/// Whoever has no sockets takes no notice.
+/// Providers without sockets ignore the options.
 pub(crate) async fn messages_arrive_with_all_socket_options_set(setup: Setup) {
     let options = SocketOptions::new()
         .congestion_control("reno")
@@ -20,12 +20,12 @@ pub(crate) async fn messages_arrive_with_all_socket_options_set(setup: Setup) {
         TrafficClass::Dscp(63),
         TrafficClass::BestEffort,
     ] {
-        let plan = EndpointConfig {
+        let config = EndpointConfig {
             socket_options: options.clone(),
             tclass: Some(class),
             ..EndpointConfig::default()
         };
-        let (a, b, to_b) = endpoint_pair_with(&setup, plan.clone(), plan).await;
+        let (a, b, to_b) = endpoint_pair_with(&setup, config.clone(), config).await;
         for number in 0..20 {
             let (sent, got) = tokio::join!(
                 a.ep.send(to_b, numbered_message(number, 8 + 60 * number as usize)),
@@ -36,14 +36,14 @@ pub(crate) async fn messages_arrive_with_all_socket_options_set(setup: Setup) {
         }
         for at in [&a, &b]
             .into_iter()
-            .filter_map(|station| station.ep.name().socket_addr())
+            .filter_map(|fixture| fixture.ep.name().socket_addr())
         {
             assert!(PORT_RANGE.contains(&at.port()), "{at}");
         }
     }
 }
 
-/// A port is given once, and a port that is asked for by number need not be among them.
+/// A port of the range is used once; an address with an explicit port need not be in the range.
 pub(crate) async fn exhausted_port_range_is_address_in_use(setup: Setup) {
     let first = setup
         .open_endpoint_with(EndpointConfig {
@@ -79,11 +79,11 @@ pub(crate) async fn exhausted_port_range_is_address_in_use(setup: Setup) {
     assert_eq!(
         elsewhere.name().socket_addr().unwrap().port(),
         taken.port(),
-        "it is free at another address"
+        "the port is free at another address"
     );
 }
 
-/// Both ends are on this machine, so its own name leads from one to the other.
+/// Both endpoints are on this machine, so `localhost` resolves to the peer.
 pub(crate) async fn host_name_is_resolved(setup: Setup) {
     let a = setup.open_endpoint().await;
     let b = setup.open_endpoint().await;
@@ -93,25 +93,25 @@ pub(crate) async fn host_name_is_resolved(setup: Setup) {
     assert_eq!(
         a.av.lookup(to_b).unwrap(),
         b.ep.name().clone(),
-        "a number stands for an address"
+        "a handle stands for a resolved address"
     );
     a.ep.send(to_b, "hello").await.unwrap();
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"hello");
-    // Calls that do not wait cannot look it up.
+    // Calls that do not wait cannot resolve host names.
     assert!(matches!(
         a.av.insert(&name[..]),
         Err(Error::BadAddress { .. })
     ));
-    // A label of 64 letters is none, so nobody else is asked.
-    let nobody = format!(
+    // A label of 64 letters is invalid, so that no name server is asked.
+    let absent = format!(
         "{}://{}.invalid:{}",
         setup.provider,
         "x".repeat(64),
         at.port()
     );
-    let error = a.ep.add_peer(&nobody[..]).await.unwrap_err();
+    let error = a.ep.add_peer(&absent[..]).await.unwrap_err();
     assert!(
-        matches!(&error, Error::NoSuchHost { host, .. } if nobody.contains(host)),
+        matches!(&error, Error::NoSuchHost { host, .. } if absent.contains(host)),
         "{error}"
     );
     assert!(

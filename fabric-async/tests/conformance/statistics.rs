@@ -1,4 +1,4 @@
-//! Statistics: what was done is counted once, and what is under way is seen.
+//! Statistics: each operation is counted once, and operations in progress are visible.
 
 use bytes::BytesMut;
 use fabric_async::{Access, AtomicOp, Error, OpStats};
@@ -72,7 +72,7 @@ pub(crate) async fn messages_are_counted_on_both_sides(setup: Setup) {
 
 pub(crate) async fn one_sided_operations_are_counted(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b
         .domain
         .alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)
@@ -102,7 +102,7 @@ pub(crate) async fn one_sided_operations_are_counted(setup: Setup) {
     assert_eq!(
         b.ep.stats().remote_ops,
         op_stats(1, 4),
-        "what came with data"
+        "the write with data"
     );
 }
 
@@ -127,17 +127,17 @@ pub(crate) async fn domain_stats_report_ops_in_progress(setup: Setup) {
     assert_eq!(
         ep.stats(),
         Default::default(),
-        "nothing of a closed endpoint"
+        "a closed endpoint has no statistics"
     );
 }
 
-#[allow(unsafe_code)] // receiving where it lies: the sender here does not write what it has lent
-/// Every way by which a message comes to its receive, and back from one: counted once, when the
-/// program has it.
-pub(crate) async fn each_message_is_received_once(setup: Setup) {
+#[allow(unsafe_code)] // `recv_loan`: the sender does not write to lent memory
+/// A message is counted once, when the program gets it, by every path to a receive and back from
+/// one.
+pub(crate) async fn each_message_is_counted_once(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
-    // Awaited, unexpected, and long.
+    let _progress = b.spawn_progress();
+    // Awaited, unexpected, and long messages.
     for len in [10, 20_000, LONG_LEN] {
         let (sent, got) = tokio::join!(a.ep.send(to_b, pattern(len, 1)), b.ep.recv());
         sent.unwrap();
@@ -148,7 +148,7 @@ pub(crate) async fn each_message_is_received_once(setup: Setup) {
         b.ep.recv().await.unwrap();
         sent.await.unwrap();
         compare(&a, &b);
-        // Received, not looked at, and put back.
+        // Matched, not polled, and requeued.
         let first = b.ep.recv().start().unwrap();
         a.ep.send(to_b, pattern(len, 3)).await.unwrap();
         flush(&a, &b, to_b).await;
@@ -157,29 +157,33 @@ pub(crate) async fn each_message_is_received_once(setup: Setup) {
         let second = b.ep.recv_into(Vec::with_capacity(len)).start().unwrap();
         yield_times(3).await;
         drop(second);
-        assert_eq!(b.ep.stats().received, before, "the program has not had it");
+        assert_eq!(
+            b.ep.stats().received,
+            before,
+            "the program has not received the message"
+        );
         assert_eq!(b.ep.recv().await.unwrap().len(), len);
         compare(&a, &b);
     }
-    // Claimed, put back, claimed again.
+    // Claimed, put back, and claimed again.
     a.ep.send(to_b, pattern(300, 4)).await.unwrap();
     drop(b.ep.probe().claim().await.unwrap());
     let claimed = b.ep.probe().claim().await.unwrap();
     drop(claimed.recv().start().unwrap());
     b.ep.probe().claim().await.unwrap().recv().await.unwrap();
     compare(&a, &b);
-    // Lent.
+    // A loan.
     let mut loan = a.ep.loan(5000).unwrap();
     loan.fill(1);
     a.ep.lend(to_b, loan).await.unwrap();
-    // SAFETY: these peers keep to what they have lent.
+    // SAFETY: the peers do not write to memory that they have lent.
     let lent = unsafe { b.ep.recv_loan() }.start().unwrap();
     flush(&a, &b, to_b).await;
     drop(lent);
     // SAFETY: as above.
     unsafe { b.ep.recv_loan() }.await.unwrap();
     compare(&a, &b);
-    // To a queue.
+    // Posted to a queue.
     b.ep.recv_into(vec![0; 8]).post().unwrap();
     a.ep.send(to_b, "posted").await.unwrap();
     b.cq.next().await.unwrap();
@@ -187,11 +191,11 @@ pub(crate) async fn each_message_is_received_once(setup: Setup) {
     assert_eq!((a.ep.stats().failed, b.ep.stats().failed), (0, 0));
 }
 
-/// The parts of a buffer that takes several messages.
-pub(crate) async fn each_part_is_received_once(setup: Setup) {
+/// Each message of a multi-receive is counted once.
+pub(crate) async fn each_multi_recv_message_is_counted_once(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
-    let room = || BytesMut::with_capacity(10_000);
-    let mut messages = b.ep.recv_multi(room()).start().unwrap();
+    let buf = || BytesMut::with_capacity(10_000);
+    let mut messages = b.ep.recv_multi(buf()).start().unwrap();
     for number in 0..6 {
         a.ep.send(to_b, vec![number; 100]).await.unwrap();
     }
@@ -199,50 +203,55 @@ pub(crate) async fn each_part_is_received_once(setup: Setup) {
     for _ in 0..2 {
         messages.next().await.unwrap().unwrap();
     }
-    // Four were not taken.
+    // Four messages were not taken.
     drop(messages);
-    let mut messages = b.ep.recv_multi(room()).start().unwrap();
+    let mut messages = b.ep.recv_multi(buf()).start().unwrap();
     messages.next().await.unwrap().unwrap();
     drop(messages);
     b.ep.recv().await.unwrap();
-    b.ep.recv_multi(room()).post().unwrap();
+    b.ep.recv_multi(buf()).post().unwrap();
     for _ in 0..2 {
         b.cq.next().await.unwrap();
     }
     compare(&a, &b);
-    assert_eq!(b.ep.stats().received.count, 7, "the fence is one of them");
+    assert_eq!(
+        b.ep.stats().received.count,
+        7,
+        "seven, including that of the flush"
+    );
 }
 
-/// What comes to an endpoint that shares its receives is counted there and at the context.
-pub(crate) async fn each_shared_message_is_received_once(setup: Setup) {
-    let hall = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await;
+/// A message of an endpoint with a shared receive context is counted by the endpoint and by the
+/// context.
+pub(crate) async fn each_shared_rx_message_is_counted_once(setup: Setup) {
+    let fixture = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await;
     let a = setup.open_endpoint().await;
-    for door in &hall.endpoints {
-        let peer = a.ep.add_peer(door.name()).await.unwrap();
+    for endpoint in &fixture.endpoints {
+        let peer = a.ep.add_peer(endpoint.name()).await.unwrap();
         for len in [10, 20_000] {
-            let first = hall.shared_rx.recv().start().unwrap();
+            let first = fixture.shared_rx.recv().start().unwrap();
             a.ep.send(peer, pattern(len, 1)).await.unwrap();
-            while hall.recv_counter.value() == 0 {
+            while fixture.recv_counter.value() == 0 {
                 tokio::task::yield_now().await;
-                hall.domain.progress();
+                fixture.domain.progress();
             }
             drop(first);
-            hall.shared_rx.recv().await.unwrap();
+            fixture.shared_rx.recv().await.unwrap();
         }
     }
-    let received = hall.shared_rx.stats().received;
+    let received = fixture.shared_rx.stats().received;
     assert_eq!(received, a.ep.stats().sent);
-    let mut at_doors = op_stats(0, 0);
-    for door in &hall.endpoints {
-        let received = door.stats().received;
+    let mut at_endpoints = op_stats(0, 0);
+    for endpoint in &fixture.endpoints {
+        let received = endpoint.stats().received;
         assert_eq!(received, op_stats(2, 20_010));
-        at_doors += received;
+        at_endpoints += received;
     }
-    assert_eq!(received, at_doors);
+    assert_eq!(received, at_endpoints);
 }
 
-/// Writes that come with data are heard of once each.
-pub(crate) async fn each_write_with_data_is_heard_once(setup: Setup) {
+/// Each write with data is counted once at the target.
+pub(crate) async fn each_write_with_data_is_counted_once(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
     let rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
     let region = b.domain.alloc(LONG_LEN, rights).unwrap();
@@ -250,9 +259,9 @@ pub(crate) async fn each_write_with_data_is_heard_once(setup: Setup) {
     let lens = [0, 8, 5000, LONG_LEN];
     for (data, len) in (0..).zip(lens) {
         let write = a.ep.write(to_b, remote.at(0), pattern(len, 1)).data(data);
-        let (wrote, heard) = tokio::join!(write, b.cq.next());
+        let (wrote, entry) = tokio::join!(write, b.cq.next());
         wrote.unwrap();
-        assert_eq!(heard.unwrap().transfer.data, Some(data));
+        assert_eq!(entry.unwrap().transfer.data, Some(data));
     }
     let total = lens.iter().sum::<usize>() as u64;
     assert_eq!(b.ep.stats().remote_ops, op_stats(4, total));
@@ -260,7 +269,7 @@ pub(crate) async fn each_write_with_data_is_heard_once(setup: Setup) {
     assert_eq!(b.ep.stats().received, op_stats(0, 0));
 }
 
-/// The receiver has what the sender sent.
+/// Checks that the receiver has counted what the sender has.
 #[track_caller]
 fn compare(a: &EndpointFixture, b: &EndpointFixture) {
     assert_eq!(b.ep.stats().received, a.ep.stats().sent);

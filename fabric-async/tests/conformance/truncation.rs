@@ -1,4 +1,4 @@
-//! Messages longer than the room they are received into.
+//! Messages longer than the buffer of their receive.
 
 use fabric_async::Error;
 
@@ -6,7 +6,8 @@ use crate::endpoint_fixture::{EndpointConfig, endpoint_pair, endpoint_pair_with,
 use crate::payload::{LONG_LEN, assert_bytes, pattern, yield_times};
 use crate::setup::Setup;
 
-/// Length and room: in one piece, in several, cut in the first, cut later, cut on a border.
+/// Length and capacity: messages in one segment and in several, truncated in the first, in a later
+/// one, and at a border.
 const LEN_AND_CAPACITY: [(usize, usize); 9] = [
     (1, 0),
     (100, 10),
@@ -21,58 +22,71 @@ const LEN_AND_CAPACITY: [(usize, usize); 9] = [
 
 pub(crate) async fn expected_messages_are_truncated_to_the_buffer(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    for (len, room) in LEN_AND_CAPACITY {
+    for (len, capacity) in LEN_AND_CAPACITY {
         let recv =
-            b.ep.recv_into(vec![0; room + 1].into_boxed_slice())
+            b.ep.recv_into(vec![0; capacity + 1].into_boxed_slice())
                 .tag(1)
                 .start()
                 .unwrap();
         let cut =
-            b.ep.recv_into(vec![0xee; room].into_boxed_slice())
+            b.ep.recv_into(vec![0xee; capacity].into_boxed_slice())
                 .tag(2)
                 .start()
                 .unwrap();
         let send = a.ep.send(to_b, pattern(len, 1)).tag(2);
-        let other = a.ep.send(to_b, pattern(room + 1, 2)).tag(1);
+        let other = a.ep.send(to_b, pattern(capacity + 1, 2)).tag(1);
         let (sent, also, cut, whole) = tokio::join!(send, other, cut, recv);
-        assert_eq!(sent.expect("the sender does not see it").len(), len);
+        assert_eq!(
+            sent.expect("the sender does not learn of the truncation")
+                .len(),
+            len
+        );
         also.unwrap();
         let failed = cut.unwrap_err();
         assert_eq!(
             failed.error,
             Error::Truncated {
-                len: room,
-                lost: len - room
+                len: capacity,
+                lost: len - capacity
             }
         );
-        assert_eq!((failed.transfer.len, failed.buf.len()), (room, room));
-        assert_bytes(&failed.buf, &pattern(len, 1)[..room]);
-        assert_bytes(&whole.expect("room enough"), pattern(room + 1, 2));
+        assert_eq!(
+            (failed.transfer.len, failed.buf.len()),
+            (capacity, capacity)
+        );
+        assert_bytes(&failed.buf, &pattern(len, 1)[..capacity]);
+        assert_bytes(
+            &whole.expect("the capacity suffices"),
+            pattern(capacity + 1, 2),
+        );
     }
 }
 
 pub(crate) async fn unexpected_messages_are_truncated_to_the_buffer(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    for (len, room) in LEN_AND_CAPACITY {
+    for (len, capacity) in LEN_AND_CAPACITY {
         let (sent, ()) = tokio::join!(a.ep.send(to_b, pattern(len, 1)), flush_behind(&a, &b, to_b));
         sent.unwrap();
         let failed =
-            b.ep.recv_into(vec![0xee; room].into_boxed_slice())
+            b.ep.recv_into(vec![0xee; capacity].into_boxed_slice())
                 .await
                 .unwrap_err();
         assert_eq!(
             failed.error,
             Error::Truncated {
-                len: room,
-                lost: len - room
+                len: capacity,
+                lost: len - capacity
             }
         );
-        assert_eq!((failed.transfer.len, failed.buf.len()), (room, room));
-        assert_bytes(&failed.buf, &pattern(len, 1)[..room]);
+        assert_eq!(
+            (failed.transfer.len, failed.buf.len()),
+            (capacity, capacity)
+        );
+        assert_bytes(&failed.buf, &pattern(len, 1)[..capacity]);
     }
 }
 
-/// A fence that is posted when it is first polled, behind what was posted before.
+/// Flushes with a receive that is posted when it is first polled, behind earlier receives.
 async fn flush_behind(
     a: &crate::endpoint_fixture::EndpointFixture,
     b: &crate::endpoint_fixture::EndpointFixture,
@@ -84,7 +98,11 @@ async fn flush_behind(
 pub(crate) async fn message_after_a_truncated_one_arrives_whole(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for early in [true, false] {
-        let start = |room: usize| b.ep.recv_into(Vec::with_capacity(room)).start().unwrap();
+        let start = |capacity: usize| {
+            b.ep.recv_into(Vec::with_capacity(capacity))
+                .start()
+                .unwrap()
+        };
         let early = early.then(|| (start(1000), start(300_000)));
         let sends = async {
             a.ep.send(to_b, pattern(300_000, 3)).await.unwrap();
@@ -93,15 +111,15 @@ pub(crate) async fn message_after_a_truncated_one_arrives_whole(setup: Setup) {
         let receives = async {
             let (cut, whole) = early.unwrap_or_else(|| (start(1000), start(300_000)));
             let failed = cut.await.unwrap_err();
-            let room = failed.buf.capacity();
+            let capacity = failed.buf.capacity();
             assert_eq!(
                 failed.error,
                 Error::Truncated {
-                    len: room,
-                    lost: 300_000 - room
+                    len: capacity,
+                    lost: 300_000 - capacity
                 }
             );
-            assert_bytes(&failed.buf, &pattern(300_000, 3)[..room]);
+            assert_bytes(&failed.buf, &pattern(300_000, 3)[..capacity]);
             assert_bytes(&whole.await.unwrap(), pattern(300_000, 4));
         };
         tokio::join!(sends, receives);
@@ -113,8 +131,8 @@ pub(crate) async fn truncated_receive_reports_tag_data_and_source(setup: Setup) 
     let from_a = b.av.insert(a.ep.name()).unwrap();
     for len in [50, 50_000] {
         let send = a.ep.send(to_b, pattern(len, 0)).tag(5).data(6);
-        let room = vec![0; 4].into_boxed_slice();
-        let (sent, got) = tokio::join!(send, b.ep.recv_into(room).tag(5));
+        let capacity = vec![0; 4].into_boxed_slice();
+        let (sent, got) = tokio::join!(send, b.ep.recv_into(capacity).tag(5));
         sent.unwrap();
         let transfer = got.unwrap_err().transfer;
         let details = (transfer.len, transfer.tag, transfer.data, transfer.source);
@@ -122,7 +140,7 @@ pub(crate) async fn truncated_receive_reports_tag_data_and_source(setup: Setup) 
     }
 }
 
-/// Expected or not, whole or in pieces: an endpoint receives no more than it agreed to.
+/// Expected or unexpected, whole or segmented: an endpoint receives at most `max_msg_size`.
 pub(crate) async fn receives_are_limited_to_max_msg_size(setup: Setup) {
     const LIMIT: usize = 3000;
     let limited = EndpointConfig {

@@ -1,4 +1,4 @@
-//! Vectors of buffers: one message out of several places, and into several.
+//! Vectored buffers: one message from several buffers, and into several.
 
 use bytes::{Bytes, BytesMut};
 use fabric_async::{Access, Done, Error, Gather, Scatter};
@@ -7,20 +7,20 @@ use crate::endpoint_fixture::{EndpointConfig, endpoint_pair, endpoint_pair_with}
 use crate::payload::{LONG_LEN, TestRng, assert_bytes, lengths, pattern, poll_once};
 use crate::setup::Setup;
 
-/// Cuts `len` into `count` lengths, some of them nothing.
-fn split_lengths(len: usize, count: usize, draw: &mut TestRng) -> Vec<usize> {
+/// Cuts `len` into `count` lengths, some of them 0.
+fn split_lengths(len: usize, count: usize, rng: &mut TestRng) -> Vec<usize> {
     let mut borders: Vec<usize> = (1..count)
-        .map(|_| (draw.next() % (len as u64 + 1)) as usize)
+        .map(|_| (rng.next() % (len as u64 + 1)) as usize)
         .collect();
     borders.extend([0, 0, len]);
     borders.sort_unstable();
     borders.windows(2).map(|pair| pair[1] - pair[0]).collect()
 }
 
-/// These bytes in so many pieces of several kinds.
-fn gather_of(bytes: &'static [u8], count: usize, draw: &mut TestRng) -> Gather {
+/// Returns the bytes in `count` buffers of several types.
+fn gather_of(bytes: &'static [u8], count: usize, rng: &mut TestRng) -> Gather {
     let mut rest = bytes;
-    split_lengths(bytes.len(), count, draw)
+    split_lengths(bytes.len(), count, rng)
         .into_iter()
         .enumerate()
         .fold(Gather::new(), |gather, (which, len)| {
@@ -35,16 +35,16 @@ fn gather_of(bytes: &'static [u8], count: usize, draw: &mut TestRng) -> Gather {
         })
 }
 
-/// Room for `len` bytes in so many buffers of several kinds.
-fn scatter_of(len: usize, count: usize, draw: &mut TestRng) -> Scatter {
-    split_lengths(len, count, draw)
-        .into_iter()
-        .enumerate()
-        .fold(Scatter::new(), |scatter, (which, len)| match which % 3 {
+/// Returns `count` buffers of several types, `len` bytes in all.
+fn scatter_of(len: usize, count: usize, rng: &mut TestRng) -> Scatter {
+    split_lengths(len, count, rng).into_iter().enumerate().fold(
+        Scatter::new(),
+        |scatter, (which, len)| match which % 3 {
             0 => scatter.with(vec![7; len].into_boxed_slice()),
             1 => scatter.with(Vec::with_capacity(len)),
             _ => scatter.with(BytesMut::with_capacity(len)),
-        })
+        },
+    )
 }
 
 fn concat_bytes(scatter: &Scatter) -> Vec<u8> {
@@ -53,13 +53,13 @@ fn concat_bytes(scatter: &Scatter) -> Vec<u8> {
 
 pub(crate) async fn every_length_is_gathered_and_scattered(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let mut draw = TestRng::new(7);
+    let mut rng = TestRng::new(7);
     for (which, len) in lengths().enumerate() {
         let bytes = pattern(len, which);
-        let gather = gather_of(bytes, 1 + which % 7, &mut draw);
+        let gather = gather_of(bytes, 1 + which % 7, &mut rng);
         let count = gather.count();
-        let room = scatter_of(len, 1 + which % 5, &mut draw);
-        let (sent, got) = tokio::join!(a.ep.send(to_b, gather), b.ep.recv_into(room));
+        let target = scatter_of(len, 1 + which % 5, &mut rng);
+        let (sent, got) = tokio::join!(a.ep.send(to_b, gather), b.ep.recv_into(target));
         let (sent, got) = (sent.unwrap(), got.unwrap());
         assert_eq!((sent.len(), sent.buf.count(), got.len()), (len, count, len));
         assert_bytes(&sent.buf.pieces().collect::<Vec<_>>().concat(), bytes);
@@ -69,31 +69,31 @@ pub(crate) async fn every_length_is_gathered_and_scattered(setup: Setup) {
 
 pub(crate) async fn unexpected_vectors_arrive_whole(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let mut draw = TestRng::new(9);
+    let mut rng = TestRng::new(9);
     let lengths = [0, 1, 60, 4096, 9000, 100_000];
-    let tickets: Vec<_> = lengths
+    let operations: Vec<_> = lengths
         .into_iter()
         .map(|len| {
-            a.ep.send(to_b, gather_of(pattern(len, 3), 4, &mut draw))
+            a.ep.send(to_b, gather_of(pattern(len, 3), 4, &mut rng))
                 .tag(1)
                 .start()
                 .unwrap()
         })
         .collect();
-    let gather = gather_of(pattern(200, 4), 3, &mut draw);
+    let gather = gather_of(pattern(200, 4), 3, &mut rng);
     let (last, marker) = tokio::join!(a.ep.send(to_b, gather).tag(2), b.ep.recv().tag(2));
     last.unwrap();
     assert_bytes(&marker.unwrap(), pattern(200, 4));
     for len in lengths {
         let got =
-            b.ep.recv_into(scatter_of(len, 3, &mut draw))
+            b.ep.recv_into(scatter_of(len, 3, &mut rng))
                 .tag(1)
                 .await
                 .unwrap();
         assert_bytes(&concat_bytes(&got.buf), pattern(len, 3));
     }
-    for ticket in tickets {
-        ticket.await.unwrap();
+    for operation in operations {
+        operation.await.unwrap();
     }
 }
 
@@ -117,16 +117,19 @@ pub(crate) async fn completed_ops_return_the_original_buffers(setup: Setup) {
         assert_bytes(&first, &[&head[..], b"body"].concat());
         b.ep.recv().await.unwrap().into_buf()
     };
-    // A fixed header, and a pooled buffer for whatever follows.
+    // A fixed header, and a pooled buffer for the rest.
     a.ep.send(to_b, pattern(5000, 1)).await.unwrap();
-    let room = Scatter::from((vec![0u8; 16].into_boxed_slice(), pooled));
-    let mut got = b.ep.recv_into(room).await.unwrap().into_buf();
+    let target = Scatter::from((vec![0u8; 16].into_boxed_slice(), pooled));
+    let mut got = b.ep.recv_into(target).await.unwrap().into_buf();
     assert_bytes(&got.take::<Box<[u8]>>(0).unwrap(), &pattern(5000, 1)[..16]);
     assert_bytes(
         &got.take::<fabric_async::PooledBuf>(1).unwrap(),
         &pattern(5000, 1)[16..],
     );
-    assert!(got.take::<Vec<u8>>(0).is_none(), "it was taken");
+    assert!(
+        got.take::<Vec<u8>>(0).is_none(),
+        "the buffer was taken already"
+    );
 }
 
 pub(crate) async fn empty_vectors_are_sent_and_received(setup: Setup) {
@@ -147,7 +150,7 @@ pub(crate) async fn truncation_fills_every_scatter_buffer(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for len in [10, 9000, 300_000] {
         for unexpected in [false, true] {
-            let room = Scatter::from([
+            let target = Scatter::from([
                 Vec::with_capacity(3),
                 Vec::with_capacity(0),
                 Vec::with_capacity(5),
@@ -163,7 +166,7 @@ pub(crate) async fn truncation_fills_every_scatter_buffer(setup: Setup) {
                 if unexpected {
                     b.ep.recv().tag(2).await.unwrap();
                 }
-                let failed = b.ep.recv_into(room).tag(1).await.unwrap_err();
+                let failed = b.ep.recv_into(target).tag(1).await.unwrap_err();
                 if !unexpected {
                     b.ep.recv().tag(2).await.unwrap();
                 }
@@ -185,11 +188,11 @@ pub(crate) async fn truncation_fills_every_scatter_buffer(setup: Setup) {
 
 pub(crate) async fn vector_beyond_iov_limit_is_refused(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let most = a.info.tx.iov_limit;
     assert!(
         most > 1 && a.info.rx.iov_limit == most,
-        "a provider that has vectors at all"
+        "the provider supports vectored buffers"
     );
     let row = |count: usize| {
         (0..count)
@@ -213,7 +216,7 @@ pub(crate) async fn vector_beyond_iov_limit_is_refused(setup: Setup) {
     assert_eq!(
         failed.buf.into_parts::<Vec<u8>>().unwrap(),
         row(most + 1),
-        "they come back"
+        "the buffers are returned"
     );
     refused(failed.error);
     refused(
@@ -262,8 +265,8 @@ pub(crate) async fn vector_beyond_iov_limit_is_refused(setup: Setup) {
 
 pub(crate) async fn vectors_are_written_and_read_by_rma(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
-    let _moving = b.spawn_progress();
-    let mut draw = TestRng::new(11);
+    let _progress = b.spawn_progress();
+    let mut rng = TestRng::new(11);
     let region = b
         .domain
         .alloc((1 << 20) + 16, Access::REMOTE_READ | Access::REMOTE_WRITE)
@@ -272,7 +275,7 @@ pub(crate) async fn vectors_are_written_and_read_by_rma(setup: Setup) {
     for len in [0, 1, 8, 4096, 100_001, 300_000, 1 << 20] {
         let bytes = pattern(len, 5);
         let done =
-            a.ep.write(to_b, remote.at(3), gather_of(bytes, 6, &mut draw))
+            a.ep.write(to_b, remote.at(3), gather_of(bytes, 6, &mut rng))
                 .await
                 .unwrap();
         assert_eq!((done.len(), done.buf.count()), (len, 7));
@@ -281,7 +284,7 @@ pub(crate) async fn vectors_are_written_and_read_by_rma(setup: Setup) {
         assert_bytes(&there, bytes);
         let slice = remote.slice(3..3 + len as u64);
         let done =
-            a.ep.read_into(to_b, slice, scatter_of(len, 6, &mut draw))
+            a.ep.read_into(to_b, slice, scatter_of(len, 6, &mut rng))
                 .await
                 .unwrap();
         assert_eq!(done.len(), len);
@@ -305,11 +308,11 @@ pub(crate) async fn vectors_are_written_and_read_by_rma(setup: Setup) {
 
 pub(crate) async fn cq_entries_return_the_vector(setup: Setup) {
     let (mut a, mut b, to_b) = endpoint_pair(&setup).await;
-    let (gather, room) = (
+    let (gather, target) = (
         Gather::from(["ab", "cde"]),
         Scatter::from([Vec::with_capacity(1), vec![0; 9]]),
     );
-    b.ep.recv_into(room).context(2).post().unwrap();
+    b.ep.recv_into(target).context(2).post().unwrap();
     a.ep.send(to_b, gather).context(1).post().unwrap();
     let (mut sent, mut got) = (Vec::new(), Vec::new());
     a.cq.next_batch(&mut sent, 1).await;
@@ -321,7 +324,7 @@ pub(crate) async fn cq_entries_return_the_vector(setup: Setup) {
     );
     assert!(
         sent.take_buf::<Scatter>().is_none(),
-        "it is of the other kind"
+        "the buffer is of another type"
     );
     assert_eq!(
         sent.take_buf::<Gather>()
@@ -337,8 +340,7 @@ pub(crate) async fn cq_entries_return_the_vector(setup: Setup) {
     );
 }
 
-/// Whatever was placed in the pieces of a receive that nobody waits for any more goes to the next
-/// one.
+/// A message whose receive is dropped after some buffers were filled goes to the next receive.
 pub(crate) async fn dropped_scatter_receive_loses_no_message(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for len in [7, 5000, LONG_LEN] {
@@ -350,9 +352,9 @@ pub(crate) async fn dropped_scatter_receive_loses_no_message(setup: Setup) {
         let receiving = async {
             for polls in 0..20 {
                 let boxed = vec![3u8; 3].into_boxed_slice();
-                let room =
+                let target =
                     Scatter::from((boxed, Vec::with_capacity(len), Vec::with_capacity(LONG_LEN)));
-                let mut receive = b.ep.recv_into(room).start().unwrap();
+                let mut receive = b.ep.recv_into(target).start().unwrap();
                 for _ in 0..polls % 4 {
                     if let std::task::Poll::Ready(got) = poll_once(&mut receive).await {
                         return concat_bytes(&got.unwrap().buf);
@@ -368,21 +370,21 @@ pub(crate) async fn dropped_scatter_receive_loses_no_message(setup: Setup) {
     }
 }
 
-/// A vector that waits for credit, and one that is taken back while it waits.
+/// A vector that waits for a credit, and one that is cancelled while it waits.
 pub(crate) async fn vector_sends_run_out_of_credit(setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         tx_size: Some(4),
         ..EndpointConfig::default()
     };
-    let (a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
-    let mut under_way = Vec::new();
+    let (a, b, to_b) = endpoint_pair_with(&setup, config, EndpointConfig::default()).await;
+    let mut in_progress = Vec::new();
     let refused = loop {
         match a
             .ep
             .send(to_b, Gather::from([pattern(LONG_LEN, 0), b"end"]))
             .start()
         {
-            Ok(ticket) => under_way.push(ticket),
+            Ok(operation) => in_progress.push(operation),
             Err(failed) => break failed,
         }
     };
@@ -392,8 +394,8 @@ pub(crate) async fn vector_sends_run_out_of_credit(setup: Setup) {
         refused.error
     );
     assert_eq!(refused.buf.len(), LONG_LEN + 3);
-    for ticket in under_way {
-        let (sent, got) = tokio::join!(ticket, b.ep.recv());
+    for operation in in_progress {
+        let (sent, got) = tokio::join!(operation, b.ep.recv());
         assert_eq!(sent.unwrap().buf.count(), 2);
         assert_bytes(&got.unwrap()[LONG_LEN..], b"end");
     }

@@ -1,4 +1,4 @@
-//! Several tasks that wait in one domain: nobody depends on who happened to poll last.
+//! Several tasks that wait in one domain: progress does not depend on the task that polled last.
 
 use std::time::Duration;
 
@@ -43,7 +43,8 @@ pub(crate) async fn eight_tasks_wait_on_one_endpoint(setup: Setup) {
     }
 }
 
-/// Each time, everybody is asleep, the task that polled last is ended, and then the messages come.
+/// In each round all tasks sleep, the task that polled last is aborted, and then the messages
+/// arrive.
 pub(crate) async fn tasks_wake_after_last_poller_is_aborted(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for round in 0..4 {
@@ -70,8 +71,8 @@ pub(crate) async fn tasks_wake_after_last_poller_is_aborted(setup: Setup) {
     }
 }
 
-/// An operation was polled once, which made its task the one that drives; then the task waits for
-/// something else.
+/// An operation was polled once, which made its task the driver; then the task awaits something
+/// else.
 pub(crate) async fn unpolled_operation_does_not_block_other_tasks(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let tasks: Vec<_> = (0..TASKS).map(|tag| spawn_receive(&b, tag)).collect();
@@ -81,11 +82,11 @@ pub(crate) async fn unpolled_operation_does_not_block_other_tasks(setup: Setup) 
     let holder = tokio::spawn({
         let ep = b.ep.clone();
         async move {
-            let mut ticket = ep.recv().tag(99).start().unwrap();
-            assert!(poll_once(&mut ticket).await.is_pending());
+            let mut receive = ep.recv().tag(99).start().unwrap();
+            assert!(poll_once(&mut receive).await.is_pending());
             ready.send(()).unwrap();
             until.await.unwrap();
-            message_number(&ticket.await.unwrap())
+            message_number(&receive.await.unwrap())
         }
     });
     is_ready.await.unwrap();
@@ -107,7 +108,7 @@ pub(crate) async fn unpolled_operation_does_not_block_other_tasks(setup: Setup) 
     assert_eq!(holder.await.unwrap(), 99);
 }
 
-/// Who polls last is who is woken.
+/// The task that polled last is woken.
 pub(crate) async fn operation_can_move_between_tasks(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for round in 0..20 {
@@ -126,7 +127,7 @@ pub(crate) async fn operation_can_move_between_tasks(setup: Setup) {
     }
 }
 
-/// Pauses long enough for everybody to fall asleep, in both directions.
+/// Pauses are long enough for all tasks to fall asleep, in both directions.
 pub(crate) async fn messages_wake_sleeping_tasks(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let to_a = b.add_peer(&a).await;
@@ -145,7 +146,7 @@ pub(crate) async fn messages_wake_sleeping_tasks(setup: Setup) {
     echo.await.unwrap();
 }
 
-/// More is ready at once than one look takes, and at that time nobody waits; then somebody does.
+/// More events are ready at once than one poll reports, and no task waits then; later one does.
 pub(crate) async fn many_simultaneous_peer_closes_are_all_reported(setup: Setup) {
     const PEERS: usize = 100;
     let (mut r, host) = (setup.open_endpoint().await, setup.open_endpoint().await);

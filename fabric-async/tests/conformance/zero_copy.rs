@@ -1,6 +1,5 @@
-//! Messages that the network may take from where they lie: their buffers are given back when nobody
-//! reads them any more, so whoever writes into one at that moment changes no message. Whoever has
-//! no such network takes no notice.
+//! Zero-copy sends: the kernel reads the message from the buffer, which is returned after the last
+//! read, so that overwriting it changes no message. Providers without zero-copy sends copy.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -14,11 +13,11 @@ use crate::payload::{message_number, numbered_message, pattern};
 use crate::setup::Setup;
 
 const MESSAGE_COUNT: u64 = 24;
-/// Long enough for the network to take it, and longer than it has room for when the peer reads
-/// nothing.
+/// Long enough for zero-copy, and longer than the socket buffers when the peer reads nothing.
 const MESSAGE_LEN: usize = 300_000;
 
-/// Everything long is taken from where it lies, if anything is; and the other side has little room.
+/// Returns configurations for zero-copy of every length, and for a peer with a small receive
+/// buffer.
 fn zero_copy_configs() -> (EndpointConfig, EndpointConfig) {
     let mut sockets = SocketOptions::new().zero_copy_threshold(0);
     sockets.force_zero_copy = true;
@@ -35,7 +34,7 @@ fn zero_copy_configs() -> (EndpointConfig, EndpointConfig) {
     )
 }
 
-/// Of different lengths, each of which says which it is.
+/// Returns a numbered message; the length depends on the number.
 fn test_message(number: u64) -> Vec<u8> {
     numbered_message(number, MESSAGE_LEN + 40_000 * (number as usize % 5))
 }
@@ -46,7 +45,7 @@ async fn receive_all(b: &EndpointFixture) {
     }
 }
 
-/// Whether what was sent went as it was asked for, where that is known.
+/// Checks that each send was zero-copy, or fell back to copying, where that is known.
 fn assert_zero_copy_counts(setup: &Setup, a: &EndpointFixture, count: u64) {
     let stats = a.ep.stats();
     assert!(
@@ -80,7 +79,7 @@ pub(crate) async fn returned_buffers_can_be_overwritten(setup: Setup) {
     assert_zero_copy_counts(&setup, &a, MESSAGE_COUNT);
 }
 
-/// Bytes that are no longer the same when nobody has them, and say so.
+/// A buffer that is overwritten when dropped, and reports the drop.
 struct PoisonOnDrop(Vec<u8>, Sender<()>);
 
 impl AsRef<[u8]> for PoisonOnDrop {
@@ -100,7 +99,7 @@ fn poison_on_drop(gone: &Sender<()>, number: u64) -> Bytes {
     Bytes::from_owner(PoisonOnDrop(test_message(number), gone.clone()))
 }
 
-/// All of them have gone.
+/// Waits until `count` buffers have been dropped.
 async fn wait_for_drops(gone: Receiver<()>, count: u64) {
     tokio::task::spawn_blocking(move || (0..count).for_each(|_| gone.recv().unwrap()))
         .await
@@ -118,12 +117,13 @@ pub(crate) async fn dropped_send_keeps_buffer_until_transmitted(setup: Setup) {
                 .unwrap(),
         );
     }
-    let _moving = a.spawn_progress();
+    let _progress = a.spawn_progress();
     receive_all(&b).await;
     wait_for_drops(is_gone, MESSAGE_COUNT).await;
 }
 
-/// In the middle of messages: what arrives is whole or nothing, and every buffer comes back, once.
+/// Closes in the middle of messages: each arrives whole or not at all, and each buffer is returned
+/// once.
 pub(crate) async fn endpoint_close_returns_buffers(setup: Setup) {
     let (a, b) = zero_copy_configs();
     let (mut a, b, to_b) = endpoint_pair_with(&setup, a, b).await;
@@ -147,7 +147,7 @@ pub(crate) async fn endpoint_close_returns_buffers(setup: Setup) {
         let mut next = 0;
         loop {
             match b.ep.recv().await {
-                Ok(got) => assert_eq!(message_number(&got), next, "in order, and whole"),
+                Ok(got) => assert_eq!(message_number(&got), next, "in order and whole"),
                 Err(failed) => assert!(matches!(failed.error, Error::PeerGone(_)), "{failed}"),
             }
             next += 1;
@@ -189,7 +189,7 @@ pub(crate) async fn endpoint_close_returns_buffers(setup: Setup) {
         assert_eq!(
             a.send_counter.value() + a.send_counter.errors(),
             MESSAGE_COUNT,
-            "each was counted once"
+            "each send was counted once"
         );
     };
     tokio::select! {
@@ -198,7 +198,7 @@ pub(crate) async fn endpoint_close_returns_buffers(setup: Setup) {
     }
 }
 
-/// In the middle of messages likewise.
+/// As `endpoint_close_returns_buffers`, when the peer closes.
 pub(crate) async fn peer_close_returns_buffers(setup: Setup) {
     let (a, b) = zero_copy_configs();
     let (a, b, to_b) = endpoint_pair_with(&setup, a, b).await;
@@ -209,14 +209,14 @@ pub(crate) async fn peer_close_returns_buffers(setup: Setup) {
     drop(b);
     for (send, number) in sends.into_iter().zip(0..) {
         let buf = send.await.map_or_else(|failed| failed.buf, |done| done.buf);
-        assert!(buf == test_message(number), "it was not touched");
+        assert!(buf == test_message(number), "the buffer was changed");
     }
 }
 
 pub(crate) async fn rma_writes_use_zero_copy(setup: Setup) {
     let (a, b) = zero_copy_configs();
     let (a, b, to_b) = endpoint_pair_with(&setup, a, b).await;
-    let _moving = b.spawn_progress();
+    let _progress = b.spawn_progress();
     let region = b
         .domain
         .alloc(16 * MESSAGE_LEN, Access::REMOTE_WRITE)
@@ -241,8 +241,8 @@ pub(crate) async fn rma_writes_use_zero_copy(setup: Setup) {
     assert_zero_copy_counts(&setup, &a, 16);
 }
 
-/// Long and short ones keep their order, whichever way each goes; and a queue and counters hear of
-/// each once.
+/// Long and short messages keep their order by either path; the queue and the counters report each
+/// once.
 pub(crate) async fn short_and_zero_copy_messages_keep_order(setup: Setup) {
     let (a, b) = zero_copy_configs();
     let (mut a, b, to_b) = endpoint_pair_with(&setup, a, b).await;
@@ -275,16 +275,17 @@ pub(crate) async fn short_and_zero_copy_messages_keep_order(setup: Setup) {
     assert_eq!(&last[..], b"the end");
 }
 
-/// Inside this machine the kernel copies, and says so: without insisting that is the end of it.
+/// On the loopback interface the kernel copies and reports that: without `force_zero_copy`, later
+/// sends copy in the first place.
 pub(crate) async fn zero_copy_is_disabled_when_the_kernel_copies(mut setup: Setup) {
-    let plan = EndpointConfig {
+    let config = EndpointConfig {
         socket_options: SocketOptions::new().zero_copy_threshold(100_000),
         ..EndpointConfig::default()
     };
     setup.zero_copy = false;
-    let (a, b, to_b) = endpoint_pair_with(&setup, plan, EndpointConfig::default()).await;
+    let (a, b, to_b) = endpoint_pair_with(&setup, config, EndpointConfig::default()).await;
     for number in 0..5 {
-        // The first ones are too short.
+        // The first messages are below the threshold.
         let len = if number < 2 { 99_999 } else { 100_000 };
         let (sent, got) = tokio::join!(a.ep.send(to_b, numbered_message(number, len)), b.ep.recv());
         sent.unwrap();
