@@ -101,7 +101,7 @@ enum Response {
     Ack(Option<AckDue>),
     Fetched(Vec<u8>),
     /// The response to the RXM atomic operation with this id.
-    AtomicResponse((u64, AtomicHeader), AtomicStatus, Vec<u8>),
+    RxmAtomic((u64, AtomicHeader), AtomicStatus, Vec<u8>),
     Read(Vec<CheckedSegment>),
     /// Ranges of rendezvous messages.
     Rendezvous(Vec<MessageRange>),
@@ -192,7 +192,7 @@ impl ResponseQueue {
     ) {
         self.buffered_bytes += fetched.len();
         self.queue
-            .push_back(Response::AtomicResponse(request, status, fetched));
+            .push_back(Response::RxmAtomic(request, status, fetched));
     }
 
     /// Queues an ack behind responses that are due; returns it when there are none.
@@ -314,7 +314,7 @@ impl ResponseQueue {
                     writer.extend_read_response(Payload::Contiguous(bytes));
                     end_read_response(writer, self.is_same_implementation, None);
                 }
-                Response::AtomicResponse(request, status, fetched) => {
+                Response::RxmAtomic(request, status, fetched) => {
                     self.buffered_bytes -= fetched.len();
                     writer.push_atomic_response(*request, *status, fetched);
                 }
