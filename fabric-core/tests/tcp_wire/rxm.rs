@@ -598,7 +598,7 @@ fn claimed_lengths_allocate_nothing() {
         &encode_rma_iovs(
             &[WireRmaIov {
                 addr: 0,
-                len: len,
+                len,
                 key: 1,
             }],
             1,
