@@ -89,7 +89,7 @@ pub trait TransportDomain: Send {
     fn shutdown(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Result<()> {
         let _ = (host, ep);
         Err(Error::NotSupported(
-            "shutdown of an endpoint that is not connection-oriented (FI_EP_MSG)",
+            "endpoint is not connection-oriented (FI_EP_MSG)",
         ))
     }
 
