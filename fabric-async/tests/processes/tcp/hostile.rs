@@ -71,7 +71,7 @@ fn invalid_connect_requests_are_rejected_with_reason() {
             ("version", vec![0; 500], 0),
             ("version", with(0, 2), 0),
             ("unknown kind", with(1, 9), 0),
-            ("no question", with(1, 1), 0),
+            ("unsolicited connect response", with(1, 1), 0),
             ("private data", with(2, 2), 0),
             ("byte order", with(24, 2), 0),
             ("another kind of endpoint", no_private, 32),
