@@ -238,7 +238,7 @@ mod tests {
         assert!(floor.is_due());
         floor.sample();
         assert!(floor.cache_line_ns().is_none_or(|ns| ns > 0.0));
-        assert_eq!(floor.cache_line_ns(), None, "every look counts once");
+        assert_eq!(floor.cache_line_ns(), None, "each sample counts once");
         assert!(measure_memcpy(4096, &stop).is_some_and(|(rate, runs)| rate > 0.0 && runs > 0));
         assert_eq!(floor.copy_ns(0), Some(0.0));
     }

@@ -12,7 +12,7 @@ fn unsupported_socket_options_are_refused_by_name() {
         for (options, part) in [
             (
                 SocketOptions::new().congestion_control("nonesuch"),
-                "kernel has no \"nonesuch\"",
+                "kernel does not have \"nonesuch\"",
             ),
             (SocketOptions::new().port_range(0..=7), "port range"),
             (SocketOptions::new().send_buffer(usize::MAX), "send buffer"),

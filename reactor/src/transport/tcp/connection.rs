@@ -224,7 +224,7 @@ impl TcpConnection {
 
     /// Whether operations for this address handle may use this connection: its peer is the
     /// incarnation for which the handle stands.
-    pub(crate) fn is_for(&self, addr: FiAddr, ep: EpId, host: &dyn EngineContext) -> bool {
+    pub(crate) fn serves_addr(&self, addr: FiAddr, ep: EpId, host: &dyn EngineContext) -> bool {
         let bound = host.incarnation_of(ep, addr);
         bound.is_none() || bound == self.incarnation() || self.addr_at_connect == Some(addr)
     }

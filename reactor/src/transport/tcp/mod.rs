@@ -181,7 +181,7 @@ struct TcpDomain {
     active: Vec<EpId>,
     io_backend: IoBackend,
     options: SocketOptions,
-    /// In a forked child nothing moves: the connections belong to the parent.
+    /// A forked child makes no progress: the connections belong to the parent.
     fork_guard: ForkGuard,
 }
 

@@ -245,7 +245,7 @@ impl UdpEndpoint {
     }
 
     pub(super) fn arm(&self) -> bool {
-        // Sockets report readiness; messages that could be sent now are reported by nothing.
+        // Epoll reports ready sockets, but no event reports messages that could be sent now.
         self.write_blocked || (self.tx_queue.is_empty() && self.send_batch.is_empty())
     }
 

@@ -93,7 +93,7 @@ struct UdpDomain {
     wait_set: Arc<dyn WaitSet>,
     endpoints: Vec<UdpEndpoint>,
     options: SocketOptions,
-    /// In a forked child nothing moves: received datagrams belong to the parent.
+    /// A forked child makes no progress: received datagrams belong to the parent.
     fork_guard: ForkGuard,
 }
 

@@ -139,7 +139,7 @@ impl TcpConnection {
         host: &mut dyn EngineContext,
     ) {
         let trigger = CompletionTrigger::of(&spec);
-        self.leaves_at(
+        self.track_unwritten(
             end,
             op,
             (trigger == CompletionTrigger::Transmitted).then_some((len, spec.tag)),

@@ -169,7 +169,7 @@ impl TcpConnection {
             self.writer
                 .push_atomic((request_id, AtomicHeader::from_spec(atomic)), iov, payload);
         debug_assert!(is_pushed, "no frame is open");
-        self.leaves_at(self.writer.end(), op, None);
+        self.track_unwritten(self.writer.end(), op, None);
         queue.pop_front();
         Some(len)
     }

@@ -103,13 +103,18 @@ impl TcpConnection {
     /// Associates an operation with the message that was collected last.
     pub(crate) fn collected(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
         let end = self.writer.end();
-        self.leaves_at(end, op, Some((len, tag)));
+        self.track_unwritten(end, op, Some((len, tag)));
     }
 
     /// Queues an operation whose last byte is before stream position `end`. If `message` is given,
     /// length and tag of a message that does not wait for its peer, the operation completes when
     /// the kernel has that byte.
-    pub(super) fn leaves_at(&mut self, end: u64, op: OpKey, message: Option<(usize, Option<u64>)>) {
+    pub(super) fn track_unwritten(
+        &mut self,
+        end: u64,
+        op: OpKey,
+        message: Option<(usize, Option<u64>)>,
+    ) {
         self.unwritten.push_back(Unwritten { end, op, message });
     }
 

@@ -265,7 +265,7 @@ impl TcpEndpoint {
             if let EndpointKind::Msg(msg) = &mut self.kind {
                 msg.disconnect_error = Some(Error::Closed(Class::Endpoint));
             }
-            self.end_unwritten(host, at, &Error::Canceled);
+            self.flush_or_fail_unwritten(host, at, &Error::Canceled);
             self.close_connection(host, at);
         }
         Ok(())

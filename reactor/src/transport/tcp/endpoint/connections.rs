@@ -50,7 +50,7 @@ impl TcpEndpoint {
             connection.addr_at_connect =
                 host.peer_connected(self.id, &name, connection.incarnation());
             connection.source = connection.addr_at_connect;
-            self.fail_sends_to_others(host, &connection);
+            self.fail_stale_sends(host, &connection);
             host.event(
                 self.id,
                 EventKind::PeerConnected {

@@ -413,7 +413,7 @@ impl TcpEndpoint {
         }
         let connections: Vec<_> = self.connections.iter().map(|(at, _)| at).collect();
         for at in connections {
-            self.end_unwritten(host, at, &Error::Canceled);
+            self.flush_or_fail_unwritten(host, at, &Error::Canceled);
         }
         for (_, state) in &mut self.connections {
             if let ConnectionState::Established(connection) = state {
@@ -430,7 +430,7 @@ impl TcpEndpoint {
     }
 
     pub(crate) fn arm(&mut self) -> bool {
-        // Sockets report readiness; bytes that could be sent now are reported by nothing.
+        // Epoll reports ready sockets, but no event reports bytes that could be sent now.
         let is_blocked =
             |peer: &TcpPeer| match peer.connection.and_then(|at| self.connections.get(at)) {
                 Some(ConnectionState::Established(connection)) => {

@@ -88,7 +88,12 @@ impl TcpEndpoint {
     }
 
     /// Writes the collected messages of a connection, or fails them with this error.
-    pub(super) fn end_unwritten(&mut self, host: &mut dyn EngineContext, at: usize, error: &Error) {
+    pub(super) fn flush_or_fail_unwritten(
+        &mut self,
+        host: &mut dyn EngineContext,
+        at: usize,
+        error: &Error,
+    ) {
         if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) {
             if !connection.is_flushed() {
                 connection.write(host);
@@ -120,7 +125,7 @@ impl TcpEndpoint {
                 if let Some(ConnectionState::Established(connection)) = self.peers[at]
                     .connection
                     .and_then(|connection| self.connections.get(connection))
-                    && !connection.is_for(spec.peer, self.id, host)
+                    && !connection.serves_addr(spec.peer, self.id, host)
                 {
                     return Err(Error::PeerGone(name));
                 }
@@ -208,7 +213,7 @@ impl TcpEndpoint {
 
     /// Handles a new connection with a peer: fails the operations for an earlier incarnation, whose
     /// address handle no longer leads to this peer.
-    pub(super) fn fail_sends_to_others(
+    pub(super) fn fail_stale_sends(
         &mut self,
         host: &mut dyn EngineContext,
         connection: &TcpConnection,
@@ -216,7 +221,7 @@ impl TcpEndpoint {
         let peer = &mut self.peers[connection.peer];
         let sends = peer.tx_queue.iter();
         let others: Vec<_> = sends
-            .filter(|send| !connection.is_for(send.spec.peer, self.id, host))
+            .filter(|send| !connection.serves_addr(send.spec.peer, self.id, host))
             .map(|send| send.op)
             .collect();
         peer.tx_queue.retain(|send| !others.contains(&send.op));
@@ -226,7 +231,7 @@ impl TcpEndpoint {
         }
         if let Some(addr) = peer
             .fi_addr
-            .filter(|addr| !connection.is_for(*addr, self.id, host))
+            .filter(|addr| !connection.serves_addr(*addr, self.id, host))
         {
             peer.fi_addr = None;
             self.peer_by_fi_addr[addr.index()] = None;
