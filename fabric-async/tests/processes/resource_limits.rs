@@ -274,7 +274,7 @@ fn at_fd_limit_operations_fail_and_recover() {
                     .unwrap_err()
                     .error;
                 assert!(
-                    refused.to_string().contains("out of descriptors"),
+                    refused.to_string().contains("no descriptor left"),
                     "{refused}"
                 );
                 let refused = host.ep.loan(100).map(drop).unwrap_err();

@@ -338,7 +338,7 @@ fn invalid_key_responses_fail_the_operation() {
             (encode_grant(5, u64::MAX, 3), vec![&good], "too large"),
             (encode_grant(5, 64, 3), vec![&loose], "not sealed"),
             (encode_grant(5, 64, 3), vec![&null], "sealed"),
-            // Sealed and large enough, but its owner says that it is not lent: asked for again,
+            // A valid grant and a refusal, both for a key that was not queried.
             // until it hangs up.
             (
                 encode_grant(6, 64, 3),

@@ -88,7 +88,7 @@ fn invalid_connect_responses_are_errors() {
         })
         .await;
         assert!(
-            matches!(&error, Error::Protocol { what, .. } if what.contains("question")),
+            matches!(&error, Error::Protocol { what, .. } if what.contains("instead of a reply")),
             "{error}"
         );
         assert_still_works(&ep).await;
