@@ -101,8 +101,8 @@ impl RxConnections {
         }
     }
 
-    /// Returns whether another handshake may begin: fewer than `most` are pending, or the oldest one
-    /// was pending for `timeout` and is dropped.
+    /// Returns whether another handshake may begin: fewer than `most` are pending, or the oldest
+    /// one was pending for `timeout` and is dropped.
     pub(crate) fn make_handshake_room(&mut self, most: usize, timeout: Duration) -> bool {
         if self.handshaking.len() < most {
             return true;

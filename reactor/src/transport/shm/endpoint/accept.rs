@@ -16,7 +16,8 @@ use super::{ShmEndpoint, ShmToken};
 /// Connections accepted in one poll.
 const ACCEPTS_PER_POLL: usize = 64;
 /// Pending handshakes of an endpoint. At this limit further connections stay in the backlog until a
-/// handshake ends, or until the oldest one has been pending for [`HANDSHAKE_TIMEOUT`] and is evicted.
+/// handshake ends, or until the oldest one has been pending for [`HANDSHAKE_TIMEOUT`] and is
+/// evicted.
 const MAX_PENDING_HANDSHAKES: usize = 64;
 /// Time that a peer has for its hello when others wait for its place.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -24,9 +25,9 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
 impl ShmEndpoint {
     /// Accepts waiting connections, up to [`ACCEPTS_PER_POLL`].
     ///
-    /// A handshake takes a round trip, so many peers that connect at once are pending together. None
-    /// of them is evicted before it had time to answer. Meanwhile the listener stays ready and keeps
-    /// the domain awake.
+    /// A handshake takes a round trip, so many peers that connect at once are pending together.
+    /// None of them is evicted before it had time to answer. Meanwhile the listener stays ready and
+    /// keeps the domain awake.
     pub(super) fn accept(&mut self, host: &mut dyn EngineContext) {
         self.reserve_fd = self.reserve_fd.take().or_else(|| socket::reserve_fd().ok());
         for _ in 0..ACCEPTS_PER_POLL {
