@@ -1,10 +1,11 @@
 //! The traits between the progress engine and a transport.
 //!
-//! A [`Transport`] describes its offers and opens domains. A [`TransportDomain`] moves messages;
-//! every call comes with an [`EngineContext`], through which the transport reaches operations,
-//! address vectors and event queues. All calls on a domain happen under one lock of the engine, so
-//! a transport needs no lock of its own. No user code runs inside a call: the context records
-//! completions, and the engine reports them after it has released the lock.
+//! A [`Transport`] describes its offers and opens domains. A [`TransportDomain`] moves messages; the
+//! calls of the data path come with an [`EngineContext`], through which the transport reaches
+//! operations, address vectors and event queues. The engine makes all calls on a domain under its
+//! lock. [`FastPath`] and [`LoanAllocator`] run without that lock, so a transport that offers them
+//! has locks of its own. The context records completions and counts under the lock; the engine wakes
+//! tasks, drops buffers and emits trace events after it has released the lock.
 
 use std::sync::Arc;
 

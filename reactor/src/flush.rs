@@ -1,4 +1,4 @@
-//! Waiting until everything that was posted has left.
+//! Waiting until every posted send, write and non-fetching atomic has left.
 
 use std::task::{Context, Poll};
 

@@ -1,5 +1,5 @@
-//! Op slots: every posted operation is in a slot, with its buffer, until its one completion has
-//! been delivered.
+//! Op slots: an operation that does not complete in its post is in a slot until its one completion
+//! has been delivered. The slot holds its buffer, unless io_uring does.
 //!
 //! A slot is named by index and generation, so a late completion cannot reach a slot that was
 //! reused. The future of an operation holds only the key: dropping the future never frees memory

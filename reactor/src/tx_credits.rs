@@ -1,8 +1,8 @@
 //! Transmit credits: how many operations an endpoint may have under way, in all and to one peer,
 //! and the operations that wait for more.
 //!
-//! Operations wait in posting order. A fenced operation already has its credit and waits in this
-//! queue until no operation to its peer is under way; operations posted after it wait behind it. So
+//! Operations wait in posting order. A fenced operation waits in this
+//! queue, with or without its credit, until no operation to its peer is under way; operations posted after it wait behind it. So
 //! transports know nothing of fences.
 
 use std::collections::{HashMap, VecDeque};
@@ -64,7 +64,8 @@ impl TxCredits {
             .any(|waiter| waiter.is_message && waiter.peer == peer)
     }
 
-    /// Takes a credit, unless none is free or other operations wait for one.
+    /// Takes a credit, unless none is free, the peer has its share, or another operation for the
+    /// peer waits for one.
     pub(crate) fn try_acquire(&mut self, peer: FiAddr) -> bool {
         !self.has_waiter_for(peer) && self.try_grant(peer)
     }

@@ -101,8 +101,7 @@ pub trait TransportDomain: Send {
     /// completed at once, and so must be queued.
     ///
     /// # Errors
-    /// Failures known at once; nothing was sent.
-    /// What is known to be impossible now; nothing was sent.
+    /// Failures known at once; the operation does not take effect.
     fn try_send(
         &mut self,
         host: &mut dyn EngineContext,

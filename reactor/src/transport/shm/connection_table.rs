@@ -1,8 +1,8 @@
 //! The connections of an endpoint to its peers, by address index, each under a lock of its own.
 //!
 //! What can be sent, written or updated at once needs nothing else of the domain, so the caller
-//! does it here without the domain's lock (`FastPath`). A thread that sends does not wait for one
-//! that polls. Everything else takes the domain's lock first and then the connection's, never the
+//! does it here without the domain's lock (`FastPath`). A thread that sends does not wait for the
+//! domain's lock, but for every 64th send, which also polls the domain's descriptors. Everything else takes the domain's lock first and then the connection's, never the
 //! other way. An endpoint whose sends are counted has no fast path, because counters belong to the
 //! domain.
 //!

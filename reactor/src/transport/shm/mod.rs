@@ -146,7 +146,7 @@ struct ShmDomain {
     active: Vec<usize>,
     /// Index of the idle endpoint that was polled last.
     idle_cursor: usize,
-    /// In a forked child nothing makes progress: the connections belong to the parent.
+    /// A forked child makes no progress passes: the connections belong to the parent.
     fork_guard: ForkGuard,
     loan_pool: LoanPool,
     /// Which messages use single copy; set by the application, or when the first endpoint is
