@@ -12,7 +12,7 @@ use fabric_core::transport::{
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
-use crate::domain_state::DomainState;
+use crate::domain_state::{DomainState, FollowUp};
 use crate::ops::{CompletionTarget, OpPhase};
 use crate::trace::TraceEvent;
 
@@ -222,6 +222,9 @@ impl EngineContext for DomainState {
         }
         // A task that waits to cancel the receive can do so now.
         self.wake_waiter(waiter);
+        // The receive may accept a message of another peer that a transport holds back, and no peer
+        // rings for that.
+        self.follow_ups.push(FollowUp::ResumeProgress);
     }
 
     fn discard_part(&mut self, op: OpKey) {
@@ -249,6 +252,14 @@ impl EngineContext for DomainState {
                 self.pending_sends -= 1;
             }
             self.release_credit(ep, kind, peer);
+        } else if kind != OpKind::Recv
+            && self
+                .endpoints
+                .get(ep.0)
+                .is_some_and(|ep| !ep.tx_credits.has_no_waiters())
+        {
+            // A collected message holds no credit, and a fenced operation may wait for it.
+            self.follow_ups.push(FollowUp::GrantCredits(ep));
         }
         if !permit {
             let (transfer, ok) = (&outcome.transfer, outcome.error.is_none());
@@ -312,7 +323,11 @@ impl EngineContext for DomainState {
         else {
             return self.complete(key, outcome);
         };
-        let Some(ep) = self.endpoints.get_mut(op.ep.0) else {
+        let Some(ep) = self
+            .endpoints
+            .get_mut(op.ep.0)
+            .filter(|ep| ep.tx_credits.has_no_waiters())
+        else {
             return self.complete(key, outcome);
         };
         // The fast case: the most frequent kind of collected send.

@@ -95,8 +95,8 @@ impl RxQueue {
             waiting.and_then(|waiting| self.matcher.take_message(waiting))
         else {
             self.record_post_key(op, key);
-            // A transport may hold back a message of another peer that this receive accepts.
-            return engine.request_rearm();
+            // `EngineContext::rearm` makes the engine retry messages that transports hold back.
+            return;
         };
         self.matcher.remove_posted(key);
         self.deliver_buffered(engine, (op, OnLoss::Restore(place)), envelope, message);
