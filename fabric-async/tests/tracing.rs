@@ -152,7 +152,7 @@ async fn check_all_events(progress: Progress) {
     wait_for_event(&[
         "WARN fabric::connection message=incoming connection rejected",
         &number,
-        "short hello",
+        "hello is too short",
     ])
     .await;
 

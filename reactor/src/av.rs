@@ -35,7 +35,9 @@ pub(crate) struct Av {
 /// A peer that an auto-insert address vector inserted when it connected.
 #[derive(Clone, Copy, Debug)]
 struct AutoInsertedPeer {
+    /// A number of this vector's own if the transport did not tell one.
     incarnation: Incarnation,
+    is_incarnation_known: bool,
     connections: usize,
 }
 
@@ -44,8 +46,9 @@ impl AutoInsertedPeer {
     fn matches(&self, incarnation: Option<Incarnation>) -> bool {
         match incarnation {
             Some(incarnation) => incarnation == self.incarnation,
-            // A name belongs to one endpoint at a time.
-            None => self.connections > 0,
+            // A name belongs to one endpoint at a time. An endpoint whose incarnation is known
+            // tells it with every connection.
+            None => !self.is_incarnation_known && self.connections > 0,
         }
     }
 }
@@ -90,13 +93,15 @@ impl Av {
         address: &Address,
         incarnation: Option<Incarnation>,
     ) -> Option<FiAddr> {
-        let addr = self.table.find(address)?;
-        let Some(peer) = self.auto_inserted.get_mut(&addr) else {
-            return Some(addr);
-        };
-        if peer.matches(incarnation) {
-            peer.connections += 1;
-            return Some(addr);
+        let found = self.table.find(address);
+        if let Some(addr) = found {
+            let Some(peer) = self.auto_inserted.get_mut(&addr) else {
+                return Some(addr);
+            };
+            if peer.matches(incarnation) {
+                peer.connections += 1;
+                return Some(addr);
+            }
         }
         // Connections can be accepted in another order than they were made, so this one may come
         // from an endpoint that held the name earlier.
@@ -109,13 +114,14 @@ impl Av {
             peer.connections += 1;
             return Some(addr);
         }
-        let detached = self.table.detach(addr);
+        let detached = found.map_or(Ok(()), |addr| self.table.detach(addr).map(drop));
         debug_assert!(detached.is_ok(), "handle was found under the same lock");
         None
     }
 
     /// Inserts a peer that has no handle yet.
     fn auto_insert_peer(&mut self, address: &Address, incarnation: Option<Incarnation>) -> FiAddr {
+        let is_incarnation_known = incarnation.is_some();
         let incarnation = incarnation.unwrap_or_else(|| {
             self.unknown_incarnations += 1;
             Incarnation(u128::MAX - u128::from(self.unknown_incarnations))
@@ -123,6 +129,7 @@ impl Av {
         let addr = self.table.insert(address.clone());
         let peer = AutoInsertedPeer {
             incarnation,
+            is_incarnation_known,
             connections: 1,
         };
         self.auto_inserted.insert(addr, peer);
@@ -307,5 +314,40 @@ impl DomainHandle {
         vector.map_or_else(Vec::new, |v| {
             v.table.iter().map(|(n, a)| (n, a.clone())).collect()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address() -> Address {
+        "tcp://127.0.0.1:7000"
+            .parse()
+            .expect("the address is valid")
+    }
+
+    fn connect(av: &mut Av, incarnation: Option<Incarnation>) -> FiAddr {
+        av.find_connecting(&address(), incarnation)
+            .unwrap_or_else(|| av.auto_insert_peer(&address(), incarnation))
+    }
+
+    #[test]
+    fn known_and_unknown_incarnations_share_no_handle() {
+        let known = Some(Incarnation(1));
+        for (first, second) in [(known, None), (None, known), (known, Some(Incarnation(2)))] {
+            let mut av = Av::new(true);
+            assert_ne!(connect(&mut av, first), connect(&mut av, second));
+        }
+    }
+
+    #[test]
+    fn connected_peer_keeps_its_handle_after_its_successor_left() {
+        let mut av = Av::new(true);
+        let first = connect(&mut av, Some(Incarnation(1)));
+        let second = connect(&mut av, Some(Incarnation(2)));
+        av.table.remove(second).expect("the handle was inserted");
+        av.auto_inserted.remove(&second);
+        assert_eq!(connect(&mut av, Some(Incarnation(1))), first);
     }
 }

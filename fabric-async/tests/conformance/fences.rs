@@ -222,3 +222,20 @@ pub(crate) async fn fence_requires_fi_fence(setup: Setup) {
     let (sent, ()) = tokio::join!(plain.send(to_b, "y"), expect_received(&b, &[b"y"]));
     sent.unwrap();
 }
+
+/// Short sends behind the first are collected over tcp, and hold no transmit credit.
+pub(crate) async fn fenced_send_behind_collected_sends_completes(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let _progress = b.spawn_progress();
+    let sends = [b"a", b"b"].map(|message| a.ep.send(to_b, message.to_vec()).start().unwrap());
+    let fenced = a.ep.send(to_b, b"c".to_vec()).fence().start().unwrap();
+    for send in sends {
+        send.await.unwrap();
+    }
+    fenced.await.unwrap();
+    a.ep.inject(to_b, b"d").unwrap();
+    a.ep.inject(to_b, b"e").unwrap();
+    a.ep.send(to_b, b"f".to_vec()).fence().await.unwrap();
+    a.ep.send(to_b, b"g".to_vec()).await.unwrap();
+    expect_received(&b, &[b"a", b"b", b"c", b"d", b"e", b"f", b"g"]).await;
+}

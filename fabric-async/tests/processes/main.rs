@@ -18,6 +18,7 @@ mod multi_recv;
 mod peer_death;
 mod probes;
 mod registered_buffers;
+mod reposted_receive;
 mod resource_limits;
 mod restart;
 mod rma;

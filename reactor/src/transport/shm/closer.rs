@@ -91,31 +91,23 @@ pub(crate) fn discard(fds: Vec<OwnedFd>) {
         closer.work_available.notify_one();
     }
     let wanted = state.waiting.len().saturating_sub(free);
-    for _ in 0..wanted.min(THREADS.saturating_sub(state.threads)) {
-        let is_first = state.threads == 0;
-        let spawned = std::thread::Builder::new()
-            .name("fab-close".into())
-            .spawn(move || closer.run(is_first));
-        if spawned.is_err() {
-            // An existing thread closes the descriptors, or one that the next call starts.
-            break;
-        }
-        state.threads += 1;
-    }
-}
-
-/// Returns whether the queue is full.
-pub(crate) fn is_full() -> bool {
-    closer().lock().is_full()
+    closer.start_threads(&mut state, wanted);
 }
 
 /// Registers a wait set to be woken when the queue has room again. Returns false, without
 /// registering it, if the queue has room now.
 pub(crate) fn wake_when_free(wait: &Arc<dyn WaitSet>) -> bool {
-    let mut state = closer().lock();
+    let closer = closer();
+    let mut state = closer.lock();
     let full = state.is_full();
     if full {
-        state.waiters.push(Arc::downgrade(wait));
+        // Threads that could not be started before may start now.
+        let wanted = state.waiting.len();
+        closer.start_threads(&mut state, wanted);
+        let wait = Arc::downgrade(wait);
+        if !state.waiters.iter().any(|other| other.ptr_eq(&wait)) {
+            state.waiters.push(wait);
+        }
     }
     full
 }
@@ -130,6 +122,21 @@ pub(crate) fn reserve() -> MutexGuard<'static, Option<OwnedFd>> {
 impl Closer {
     fn lock(&self) -> MutexGuard<'_, CloserState> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Starts up to `wanted` threads, as far as [`THREADS`] and the system allow. Descriptors wait
+    /// for an existing thread, or for the next call, if none can be started.
+    fn start_threads(&'static self, state: &mut CloserState, wanted: usize) {
+        for _ in 0..wanted.min(THREADS.saturating_sub(state.threads)) {
+            let is_first = state.threads == 0;
+            let spawned = std::thread::Builder::new()
+                .name("fab-close".into())
+                .spawn(move || self.run(is_first));
+            if spawned.is_err() {
+                return;
+            }
+            state.threads += 1;
+        }
     }
 
     /// Closes descriptors until none waits; the first thread then sleeps until more arrive.

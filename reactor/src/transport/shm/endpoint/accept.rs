@@ -81,7 +81,10 @@ impl ShmEndpoint {
     #[cold]
     pub(super) fn accept_again(&mut self, host: &mut dyn EngineContext) {
         let token = ShmToken::Listener.pack(self.id);
-        if closer::is_full() || self.wait_set.watch(self.listener.as_fd(), token).is_err() {
+        // The queue may be full again: the endpoint registers again then.
+        if closer::wake_when_free(&self.wait_set)
+            || self.wait_set.watch(self.listener.as_fd(), token).is_err()
+        {
             return;
         }
         self.stopped = false;

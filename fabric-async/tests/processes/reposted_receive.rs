@@ -1,0 +1,71 @@
+//! A receive that is posted again because its sender failed, while another connection holds back a
+//! message that the receive accepts.
+
+use std::os::fd::OwnedFd;
+
+use fabric_async::{Endpoint, WaitPolicy};
+use rustix::fs::SealFlags;
+
+use crate::hostile::{connect_raw, encode_hello, sealed_memfd, send_with_fds};
+use crate::run;
+
+/// Writes a record header and the first payload word into a segment.
+fn write_record(segment: &OwnedFd, line: u64, header: u64, payload: u64) {
+    let bytes: Vec<u8> = [header, payload, 0]
+        .into_iter()
+        .flat_map(u64::to_le_bytes)
+        .collect();
+    rustix::io::pwrite(segment, &bytes, 4096 + 64 * line).unwrap();
+}
+
+#[test]
+fn reposted_receive_takes_a_message_that_was_held_back() {
+    run(async {
+        let ep = Endpoint::options()
+            .wait_policy(WaitPolicy::Park)
+            .bind("shm://")
+            .await
+            .unwrap();
+        // The program inserts the address of the hostile peer, because the release of an
+        // auto-inserted handle retries held messages too.
+        ep.address_vector().insert("shm://hostile").unwrap();
+        // Uses the budget of unexpected messages up to 85 bytes.
+        let filler = Endpoint::bind("shm://").await.unwrap();
+        let to_ep = filler.add_peer(ep.name()).await.unwrap();
+        for index in 0..14_873 + 3 {
+            let len = if index < 14_873 { 1000 } else { 1 };
+            filler.send(to_ep, vec![1; len]).tag(7).await.unwrap();
+            ep.domain().progress();
+            ep.domain().progress();
+        }
+        let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        let (honest, hostile) = (
+            sealed_memfd(4096 + 64 * 64, all),
+            sealed_memfd(4096 + 64 * 64, all),
+        );
+        let honest_socket = connect_raw(&ep).await;
+        send_with_fds(&honest_socket, &encode_hello("honest", 1, 64), &[&honest]);
+        for _ in 0..1000 {
+            ep.domain().progress();
+            tokio::task::yield_now().await;
+        }
+        let receive = ep.recv().start().unwrap();
+        // The beginning of a message of 100 bytes arrives in the receive.
+        write_record(&hostile, 0, 2 | 24 << 16 | 1 << 40, 100);
+        let hostile_socket = connect_raw(&ep).await;
+        send_with_fds(
+            &hostile_socket,
+            &encode_hello("hostile", 1, 64),
+            &[&hostile],
+        );
+        for _ in 0..1000 {
+            ep.domain().progress();
+            tokio::task::yield_now().await;
+        }
+        // The honest peer's message; then the hostile peer's violation.
+        write_record(&honest, 0, 1 | 16 << 16 | 1 << 40, 77);
+        write_record(&hostile, 1, 0xff | 24 << 16 | 1 << 40, 0);
+        // Only a wake-up polls the receive again.
+        assert_eq!(receive.await.unwrap()[..], 77u64.to_le_bytes());
+    });
+}
