@@ -5,7 +5,7 @@
 //!
 //! # Order between two endpoints
 //!
-//! An operation takes its place when it is [posted](super::overview#who-posts-when), not when it is
+//! An operation takes its place when it is [posted](super::overview#when-an-operation-is-posted), not when it is
 //! polled.
 //!
 //! Messages from one endpoint to another arrive in posting order (`FI_ORDER_SAS`), all of them
