@@ -70,6 +70,17 @@ pub enum Error {
         /// The largest allowed length in bytes.
         limit: usize,
     },
+    /// More elements than the provider or endpoint allows, such as buffers of a message.
+    /// `FI_EMSGSIZE`.
+    #[error("{count} {what} exceed the limit of {limit}")]
+    TooMany {
+        /// What is too many, in the plural.
+        what: &'static str,
+        /// The requested number.
+        count: usize,
+        /// The largest allowed number.
+        limit: usize,
+    },
     /// The allocator has no memory or address space for a buffer (`RLIMIT_AS`, overcommit). The
     /// message of a receive that fails with this error is lost. `FI_ENOMEM`.
     #[doc(alias = "FI_ENOMEM")]
@@ -327,7 +338,7 @@ impl Error {
             Self::Canceled => 125,
             Self::Truncated { .. } => 265,
             Self::CounterError { .. } => 259,
-            Self::TooLong { .. } => 90,
+            Self::TooLong { .. } | Self::TooMany { .. } => 90,
             Self::OutOfMemory { .. } => 12,
             Self::NoSuchPeer(_) | Self::ConnectionRefused { .. } | Self::Rejected { .. } => 111,
             Self::TimedOut(_) => 110,
@@ -450,6 +461,7 @@ mod tests {
             Error::NotSupported(_) => 29,
             Error::Runtime(_) => 30,
             Error::Os { .. } => 31,
+            Error::TooMany { .. } => 32,
         }
     }
 
@@ -522,6 +534,14 @@ mod tests {
                     limit: 4096,
                 },
                 vec!["injected message", "5000", "4096"],
+            ),
+            (
+                Error::TooMany {
+                    what: "buffers",
+                    count: 20,
+                    limit: 15,
+                },
+                vec!["20 buffers exceed the limit of 15"],
             ),
             (
                 Error::OutOfMemory {
@@ -652,7 +672,7 @@ mod tests {
 
     #[test]
     fn every_error_text_is_one_short_line_with_its_values() {
-        let mut seen = [false; 32];
+        let mut seen = [false; 33];
         for (error, values) in examples() {
             seen[position(&error)] = true;
             let text = error.to_string();
@@ -665,6 +685,6 @@ mod tests {
                 assert!(text.contains(value), "{value:?} is missing in {text:?}");
             }
         }
-        assert_eq!(seen, [true; 32], "a variant has no example");
+        assert_eq!(seen, [true; 33], "a variant has no example");
     }
 }

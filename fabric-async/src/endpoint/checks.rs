@@ -122,9 +122,9 @@ impl EndpointInner {
 #[inline]
 fn check_iov_count(count: usize, limit: usize) -> Result<()> {
     if count > 1 && count > limit {
-        return Err(Error::TooLong {
-            what: "number of buffers",
-            len: count,
+        return Err(Error::TooMany {
+            what: "buffers (iov_limit)",
+            count,
             limit,
         });
     }

@@ -66,7 +66,7 @@ impl<M: ThreadModel> Endpoint<M> {
     ///
     /// # Errors
     /// Of the request: [`Error::Invalid`] without a range, or when the lengths of ranges and buffer
-    /// differ; [`Error::TooLong`] for too many ranges.
+    /// differ; [`Error::TooMany`] for too many ranges.
     ///
     /// # Cancel safety
     /// As [`write`](Self::write).
