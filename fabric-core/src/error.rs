@@ -16,8 +16,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A queue entry, a transmit credit or a completion entry is missing. Nothing was queued: retry
-    /// after progress, or use the awaiting form of the call. `FI_EAGAIN`.
+    /// No transmit credit, receive entry, completion entry or loan memory is free. Nothing was
+    /// queued: retry after progress, or use the awaiting form of the call. `FI_EAGAIN`.
     #[doc(alias = "FI_EAGAIN")]
     #[error("try again (FI_EAGAIN): no free {0}")]
     WouldBlock(Resource),
@@ -96,7 +96,7 @@ pub enum Error {
     NoSuchPeer(Address),
     /// The peer was connected, and closed its endpoint, died or lost the connection.
     /// `FI_ECONNRESET`.
-    #[error("connection to {0} lost: the peer closed its endpoint or died")]
+    #[error("connection to {0} lost: the peer closed its endpoint, died or became unreachable")]
     PeerGone(Address),
     /// The peer's endpoint refused the connection, with a reason. `FI_ECONNREFUSED`.
     #[error("{peer} refused the connection: {reason}")]
@@ -165,7 +165,7 @@ pub enum Error {
     /// The text is not a valid address. `FI_EINVAL`.
     #[error("malformed address {text:?}: {why}")]
     BadAddress {
-        /// The text as given.
+        /// The address text.
         text: String,
         /// What is wrong with the text.
         why: &'static str,
@@ -194,7 +194,7 @@ pub enum Error {
         /// The names of the providers.
         known: Vec<&'static str>,
     },
-    /// An argument is outside the range that the call accepts. `FI_EINVAL`.
+    /// An argument or object is not valid for this call. `FI_EINVAL`.
     #[error("invalid {what}: {why}")]
     Invalid {
         /// The argument.
@@ -202,12 +202,12 @@ pub enum Error {
         /// Why the argument was refused.
         why: String,
     },
-    /// Flag bits that the call or object does not accept. `FI_EBADFLAGS`.
+    /// Flags that the call or object does not accept. `FI_EBADFLAGS`.
     #[error("bad flags for {what}: {flags}")]
     BadFlags {
         /// The call or object.
         what: &'static str,
-        /// The refused bits by name.
+        /// The refused bits by name, or what is wrong with them.
         flags: String,
     },
     /// An endpoint was enabled, or an operation posted, without a bound object that it needs.
@@ -306,7 +306,7 @@ impl fmt::Display for RejectReason {
     }
 }
 
-/// Returns the limit behind an error number, where one exists, and the descriptors that count.
+/// Returns advice on the resource limit that caused this error number, if any.
 fn describe_limit(errno: i32) -> &'static str {
     const EMFILE: i32 = 24;
     match errno {
@@ -361,10 +361,11 @@ impl Error {
         }
     }
 
-    /// Returns whether the peer cannot be reached any more, or never could: [`Error::PeerGone`]
-    /// while an operation was pending, [`Error::NoSuchPeer`] when no endpoint listens,
-    /// [`Error::TimedOut`] when the peer did not answer, [`Error::StaleAddress`] for a handle that
-    /// was released or issued by another address vector.
+    /// Returns whether this is one of four errors: [`Error::PeerGone`] (the connection was lost),
+    /// [`Error::NoSuchPeer`] (no endpoint listens), [`Error::TimedOut`] (the peer did not answer)
+    /// or [`Error::StaleAddress`] (the handle is released or of another address vector). It returns
+    /// false for errors of a first connection, such as [`Error::Unreachable`] and
+    /// [`Error::ConnectionRefused`].
     #[must_use]
     pub fn is_peer_gone(&self) -> bool {
         matches!(

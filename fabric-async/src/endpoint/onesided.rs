@@ -242,7 +242,7 @@ impl<M: ThreadModel> Endpoint<M> {
             .map(|mapped| RemoteWindow::new(key, mapped))
             .ok_or(Error::Key {
                 key,
-                why: "was closed while it was mapped",
+                why: "was revoked while its region was being mapped",
             })
     }
 
