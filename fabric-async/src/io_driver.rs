@@ -1,13 +1,13 @@
 //! Detection of a Tokio runtime without an I/O driver.
 //!
-//! Tokio has no query for the I/O driver: registering a descriptor or a signal on a runtime that has
-//! no I/O driver panics. [`catch_missing_io_driver`] catches that panic and hides it from the
-//! program's panic hook. For this it wraps the hook in a filter, once in each process, before the first
-//! registration, and leaves the filter installed: it drops the panics of a thread that registers a
-//! descriptor and forwards all others. The hook is not exchanged for each registration, because a
-//! hook that the program sets at the same time could be lost. When the program replaces the hook
-//! later, its new hook sees the panic of a registration without I/O, and the caller gets the same
-//! error.
+//! Tokio has no query for the I/O driver: registering a descriptor or a signal on a runtime that
+//! has no I/O driver panics. [`catch_missing_io_driver`] catches that panic and hides it from the
+//! program's panic hook. For this it wraps the hook in a filter, once in each process, before the
+//! first registration, and leaves the filter installed: it drops the panics of a thread that
+//! registers a descriptor and forwards all others. The hook is not exchanged for each registration,
+//! because a hook that the program sets at the same time could be lost. When the program replaces
+//! the hook later, its new hook sees the panic of a registration without I/O, and the caller gets
+//! the same error.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
