@@ -335,7 +335,7 @@ pub(crate) async fn window_accesses_region_directly(setup: Setup) {
     let remote = region.remote();
     region.close().unwrap();
     assert!(!window.is_open());
-    let closed = |error: Error| matches!(error, Error::Key { why, .. } if why.contains("closed"));
+    let closed = |error: Error| matches!(error, Error::Key { why, .. } if why.contains("revoked"));
     assert!(
         closed(window.write(0, b"x").unwrap_err()) && closed(window.read(0, &mut [0]).unwrap_err())
     );
