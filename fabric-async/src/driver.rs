@@ -27,7 +27,7 @@ pub(crate) fn spawn(domain: &DomainHandle) -> Result<()> {
     })?;
     let mut driver = domain.task_driver();
     let source = WaitFdSource(driver.wait_fd());
-    let registered = io_driver::with_io(|| {
+    let registered = io_driver::catch_missing_io_driver(|| {
         // SAFETY: the descriptor is that of the epoll set which `WaitFd` owns a share of, so it
         // stays open and the same as long as the `WaitFd` exists; `AsyncFd` deregisters it before
         // it drops the `WaitFd`.

@@ -1,13 +1,13 @@
 //! Detection of a Tokio runtime without an I/O driver.
 //!
-//! Tokio has no query for the I/O driver: every call that reaches the I/O or the signal driver of a
-//! runtime without them panics. [`with_io`] catches that panic and hides it from the program's
-//! panic hook. For this it wraps the hook in a filter, once in each process, before the first
-//! registration, and leaves the filter installed: it drops the panics of a thread that registers a
-//! descriptor and forwards all others. The hook is not exchanged for each registration, because a
-//! hook that the program sets at the same time could be lost. When the program replaces the hook
-//! later, its new hook sees the panic of a registration without I/O, and the caller gets the same
-//! error.
+//! Tokio has no query for the I/O driver: registering a descriptor or a signal on a runtime that
+//! has no I/O driver panics. [`catch_missing_io_driver`] catches that panic and hides it from the
+//! program's panic hook. For this it wraps the hook in a filter, once in each process, before the
+//! first registration, and leaves the filter installed: it drops the panics of a thread that
+//! registers a descriptor and forwards all others. The hook is not exchanged for each registration,
+//! because a hook that the program sets at the same time could be lost. When the program replaces
+//! the hook later, its new hook sees the panic of a registration without I/O, and the caller gets
+//! the same error.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
@@ -16,30 +16,30 @@ use std::thread;
 
 thread_local! {
     /// Set while this thread registers a descriptor: a panic then means "no I/O driver".
-    static REGISTERS: Cell<bool> = const { Cell::new(false) };
+    static IS_REGISTERING: Cell<bool> = const { Cell::new(false) };
 }
 
-static FILTER: Once = Once::new();
+static INSTALL_FILTER_ONCE: Once = Once::new();
 
-/// Calls `register`, which registers a descriptor on the current runtime. Returns `None` when the
-/// runtime has no I/O driver.
+/// Calls `register`, which registers a descriptor on the current runtime. Returns `None` when
+/// it panics, which is how Tokio reports a missing I/O driver.
 ///
 /// With `panic = "abort"` the process ends instead, with Tokio's message.
-pub(crate) fn with_io<T>(register: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn catch_missing_io_driver<T>(register: impl FnOnce() -> T) -> Option<T> {
     // A thread that unwinds must not set a hook.
     if cfg!(panic = "unwind") && !thread::panicking() {
-        FILTER.call_once(install_filter);
+        INSTALL_FILTER_ONCE.call_once(install_filter);
     }
-    REGISTERS.set(true);
+    IS_REGISTERING.set(true);
     let registered = panic::catch_unwind(AssertUnwindSafe(register)).ok();
-    REGISTERS.set(false);
+    IS_REGISTERING.set(false);
     registered
 }
 
 fn install_filter() {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        if !REGISTERS.get() {
+        if !IS_REGISTERING.get() {
             hook(info);
         }
     }));

@@ -184,7 +184,7 @@ impl RemoteWindow {
     fn closed(&self) -> Error {
         self.memory.unreachable().unwrap_or(Error::Key {
             key: self.key,
-            why: "was closed by its owner",
+            why: "was revoked by its owner",
         })
     }
 

@@ -16,8 +16,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A queue entry, a transmit credit or a completion entry is missing. Nothing was queued: retry
-    /// after progress, or use the awaiting form of the call. `FI_EAGAIN`.
+    /// No transmit credit, receive entry, completion entry or loan memory is free. Nothing was
+    /// queued: retry after progress, or use the awaiting form of the call. `FI_EAGAIN`.
     #[doc(alias = "FI_EAGAIN")]
     #[error("try again (FI_EAGAIN): no free {0}")]
     WouldBlock(Resource),
@@ -70,6 +70,17 @@ pub enum Error {
         /// The largest allowed length in bytes.
         limit: usize,
     },
+    /// More elements than the provider or endpoint allows, such as buffers of a message.
+    /// `FI_EMSGSIZE`.
+    #[error("{count} {what} exceed the limit of {limit}")]
+    TooMany {
+        /// What is too many, in the plural.
+        what: &'static str,
+        /// The requested number.
+        count: usize,
+        /// The largest allowed number.
+        limit: usize,
+    },
     /// The allocator has no memory or address space for a buffer (`RLIMIT_AS`, overcommit). The
     /// message of a receive that fails with this error is lost. `FI_ENOMEM`.
     #[doc(alias = "FI_ENOMEM")]
@@ -85,7 +96,7 @@ pub enum Error {
     NoSuchPeer(Address),
     /// The peer was connected, and closed its endpoint, died or lost the connection.
     /// `FI_ECONNRESET`.
-    #[error("connection to {0} lost: the peer closed its endpoint or died")]
+    #[error("connection to {0} lost: the peer closed its endpoint, died or became unreachable")]
     PeerGone(Address),
     /// The peer's endpoint refused the connection, with a reason. `FI_ECONNREFUSED`.
     #[error("{peer} refused the connection: {reason}")]
@@ -154,7 +165,7 @@ pub enum Error {
     /// The text is not a valid address. `FI_EINVAL`.
     #[error("malformed address {text:?}: {why}")]
     BadAddress {
-        /// The text as given.
+        /// The address text.
         text: String,
         /// What is wrong with the text.
         why: &'static str,
@@ -183,7 +194,7 @@ pub enum Error {
         /// The names of the providers.
         known: Vec<&'static str>,
     },
-    /// An argument is outside the range that the call accepts. `FI_EINVAL`.
+    /// An argument or object is not valid for this call. `FI_EINVAL`.
     #[error("invalid {what}: {why}")]
     Invalid {
         /// The argument.
@@ -191,12 +202,12 @@ pub enum Error {
         /// Why the argument was refused.
         why: String,
     },
-    /// Flag bits that the call or object does not accept. `FI_EBADFLAGS`.
+    /// Flags that the call or object does not accept. `FI_EBADFLAGS`.
     #[error("bad flags for {what}: {flags}")]
     BadFlags {
         /// The call or object.
         what: &'static str,
-        /// The refused bits by name.
+        /// The refused bits by name, or what is wrong with them.
         flags: String,
     },
     /// An endpoint was enabled, or an operation posted, without a bound object that it needs.
@@ -295,7 +306,7 @@ impl fmt::Display for RejectReason {
     }
 }
 
-/// Returns the limit behind an error number, where one exists, and the descriptors that count.
+/// Returns advice on the resource limit that caused this error number, if any.
 fn describe_limit(errno: i32) -> &'static str {
     const EMFILE: i32 = 24;
     match errno {
@@ -327,7 +338,7 @@ impl Error {
             Self::Canceled => 125,
             Self::Truncated { .. } => 265,
             Self::CounterError { .. } => 259,
-            Self::TooLong { .. } => 90,
+            Self::TooLong { .. } | Self::TooMany { .. } => 90,
             Self::OutOfMemory { .. } => 12,
             Self::NoSuchPeer(_) | Self::ConnectionRefused { .. } | Self::Rejected { .. } => 111,
             Self::TimedOut(_) => 110,
@@ -350,10 +361,11 @@ impl Error {
         }
     }
 
-    /// Returns whether the peer cannot be reached any more, or never could: [`Error::PeerGone`]
-    /// while an operation was pending, [`Error::NoSuchPeer`] when no endpoint listens,
-    /// [`Error::TimedOut`] when the peer did not answer, [`Error::StaleAddress`] for a handle that
-    /// was released or issued by another address vector.
+    /// Returns whether this is one of four errors: [`Error::PeerGone`] (the connection was lost),
+    /// [`Error::NoSuchPeer`] (no endpoint listens), [`Error::TimedOut`] (the peer did not answer)
+    /// or [`Error::StaleAddress`] (the handle is released or of another address vector). It returns
+    /// false for errors of a first connection, such as [`Error::Unreachable`] and
+    /// [`Error::ConnectionRefused`].
     #[must_use]
     pub fn is_peer_gone(&self) -> bool {
         matches!(
@@ -450,6 +462,7 @@ mod tests {
             Error::NotSupported(_) => 29,
             Error::Runtime(_) => 30,
             Error::Os { .. } => 31,
+            Error::TooMany { .. } => 32,
         }
     }
 
@@ -522,6 +535,14 @@ mod tests {
                     limit: 4096,
                 },
                 vec!["injected message", "5000", "4096"],
+            ),
+            (
+                Error::TooMany {
+                    what: "buffers",
+                    count: 20,
+                    limit: 15,
+                },
+                vec!["20 buffers exceed the limit of 15"],
             ),
             (
                 Error::OutOfMemory {
@@ -652,7 +673,7 @@ mod tests {
 
     #[test]
     fn every_error_text_is_one_short_line_with_its_values() {
-        let mut seen = [false; 32];
+        let mut seen = [false; 33];
         for (error, values) in examples() {
             seen[position(&error)] = true;
             let text = error.to_string();
@@ -665,6 +686,6 @@ mod tests {
                 assert!(text.contains(value), "{value:?} is missing in {text:?}");
             }
         }
-        assert_eq!(seen, [true; 32], "a variant has no example");
+        assert_eq!(seen, [true; 33], "a variant has no example");
     }
 }

@@ -135,7 +135,7 @@ impl DirectRegion {
     /// The error for a region that its owner's process serves.
     #[doc(hidden)]
     pub const NOT_MAPPABLE: Error =
-        Error::NotSupported("windows of a registered buffer, which its owner's process serves");
+        Error::NotSupported("windows of a registered buffer; use read and write");
 
     /// The error for a region whose owner counts remote operations.
     #[doc(hidden)]

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 
 /// The largest socket buffer that can be requested, in bytes: the kernel doubles the value and
 /// stores it in 31 bits.
-const MAX_SOCKET_BUFFER: usize = 1 << 30;
+const MAX_SOCKET_BUFFER: usize = (1 << 30) - 1;
 
 /// The range of the idle timeout.
 const IDLE_TIMEOUT_RANGE: RangeInclusive<Duration> =
@@ -140,9 +140,9 @@ impl SocketOptions {
     /// Checks the options.
     ///
     /// # Errors
-    /// [`Error::TooLong`] for buffers above 1 GiB; [`Error::Invalid`] for a buffer of 0 bytes, for
-    /// an empty port range or one with port 0, for a name that no congestion control can have, and
-    /// for an idle timeout below 4 or above 32 000 seconds.
+    /// [`Error::TooLong`] for buffers of 1 GiB or more; [`Error::Invalid`] for a buffer of 0 bytes,
+    /// for an empty port range or one with port 0, for a name that no congestion control can have,
+    /// and for an idle timeout below 4 or above 32 000 seconds.
     #[doc(hidden)]
     pub fn check(&self) -> Result<()> {
         let invalid = |what, why| Err(Error::Invalid { what, why });
@@ -152,7 +152,7 @@ impl SocketOptions {
         ] {
             match bytes {
                 Some(0) => return invalid(what, "0 bytes; the smallest is 1".into()),
-                Some(len @ MAX_SOCKET_BUFFER..) => {
+                Some(len) if len > MAX_SOCKET_BUFFER => {
                     return Err(Error::TooLong {
                         what,
                         len,
@@ -207,6 +207,10 @@ mod tests {
                 new().receive_buffer(usize::MAX),
                 "receive buffer of 18446744073709551615 bytes exceeds",
             ),
+            (
+                new().send_buffer(1 << 30),
+                "1073741824 bytes exceeds the limit of 1073741823 bytes",
+            ),
             (new().port_range(0..=10), "0 to 10"),
             (new().port_range(10..=9), "10 to 9"),
             (new().idle_timeout(Duration::from_secs(3)), "3s"),
@@ -223,7 +227,7 @@ mod tests {
         }
         let all = new()
             .send_buffer(1)
-            .receive_buffer(1 << 29)
+            .receive_buffer((1 << 30) - 1)
             .port_range(1..=1)
             .congestion_control("bbr");
         assert_eq!(all.check(), Ok(()));

@@ -58,9 +58,12 @@ impl EndpointInner {
             }));
         }
         if !caps.contains(direction) {
-            return Err(Error::NotSupported(
-                "this direction (the endpoint has no FI_READ or no FI_WRITE)",
-            ));
+            return Err(Error::NotSupported(match (what, direction) {
+                (Caps::RMA, Caps::READ) => "reads (the endpoint has no FI_READ)",
+                (Caps::RMA, _) => "writes (the endpoint has no FI_WRITE)",
+                (_, Caps::READ) => "fetching atomic operations (the endpoint has no FI_READ)",
+                _ => "atomic operations (the endpoint has no FI_WRITE)",
+            }));
         }
         Ok(())
     }
@@ -111,10 +114,12 @@ impl EndpointInner {
 
     #[cold]
     fn direction_error(&self, direction: Caps) -> Error {
-        Error::NotSupported(if direction == Caps::RECV && self.shares_receives {
-            "receives on an endpoint with a shared receive context: post them to the context"
-        } else {
-            "this direction (the endpoint has no FI_SEND or no FI_RECV)"
+        Error::NotSupported(match direction {
+            Caps::RECV if self.shares_receives => {
+                "receives on an endpoint with a shared receive context: post them to the context"
+            }
+            Caps::RECV => "receives (the endpoint has no FI_RECV)",
+            _ => "sends (the endpoint has no FI_SEND)",
         })
     }
 }
@@ -122,9 +127,9 @@ impl EndpointInner {
 #[inline]
 fn check_iov_count(count: usize, limit: usize) -> Result<()> {
     if count > 1 && count > limit {
-        return Err(Error::TooLong {
-            what: "number of buffers",
-            len: count,
+        return Err(Error::TooMany {
+            what: "buffers (iov_limit)",
+            count,
             limit,
         });
     }

@@ -66,7 +66,7 @@ impl<M: ThreadModel> Endpoint<M> {
     ///
     /// # Errors
     /// Of the request: [`Error::Invalid`] without a range, or when the lengths of ranges and buffer
-    /// differ; [`Error::TooLong`] for too many ranges.
+    /// differ; [`Error::TooMany`] for too many ranges.
     ///
     /// # Cancel safety
     /// As [`write`](Self::write).
@@ -242,7 +242,7 @@ impl<M: ThreadModel> Endpoint<M> {
             .map(|mapped| RemoteWindow::new(key, mapped))
             .ok_or(Error::Key {
                 key,
-                why: "was closed while it was mapped",
+                why: "was revoked while its region was being mapped",
             })
     }
 

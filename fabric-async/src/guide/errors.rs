@@ -111,6 +111,7 @@
 //! | [`NoMatch`](Error::NoMatch) | `FI_ENODATA` | 61 | no offer satisfies the hints; says why for each |
 //! | [`Protocol`](Error::Protocol) | `FI_EPROTO` | 71 | the peer violated the protocol; the connection was ended |
 //! | [`TooLong`](Error::TooLong) | `FI_EMSGSIZE` | 90 | a message, inject or region access beyond its limit |
+//! | [`TooMany`](Error::TooMany) | `FI_EMSGSIZE` | 90 | more buffers or remote ranges than `iov_limit` or `rma_iov_limit` |
 //! | [`NotSupported`](Error::NotSupported) | `FI_EOPNOTSUPP` | 95 | a capability that the hints did not ask for, or the provider lacks |
 //! | [`AddressInUse`](Error::AddressInUse) | `FI_EADDRINUSE` | 98 | a living endpoint has the name |
 //! | [`StaleAddress`](Error::StaleAddress), [`UnknownSource`](Error::UnknownSource), [`NoSuchHost`](Error::NoSuchHost) | `FI_EADDRNOTAVAIL` | 99 | a stale or foreign address handle; a sender without one; a host name without an address |

@@ -49,7 +49,7 @@
 //! or the bytes of a read, into several. The other side does not see the parts. A `Scatter` fills
 //! each part before the next. Empty parts and empty vectors are valid. The number of parts is
 //! limited by `tx.iov_limit` and `rx.iov_limit` (64 with `shm`, 16 with `sim`); more fail with
-//! [`Error::TooLong`].
+//! [`Error::TooMany`].
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -5,8 +5,8 @@
 //!
 //! # Order between two endpoints
 //!
-//! An operation takes its place when it is [posted](super::overview#who-posts-when), not when it is
-//! polled.
+//! An operation takes its place when it is [posted](super::overview#when-an-operation-is-posted),
+//! not when it is polled.
 //!
 //! Messages from one endpoint to another arrive in posting order (`FI_ORDER_SAS`), all of them
 //! together: short and long, tagged and untagged, awaited, started, posted and injected. A

@@ -4,28 +4,28 @@
 //! future or handle does, which limit bounds the memory behind it, and where the death of a peer is
 //! reported. The other chapters give the details.
 //!
-//! # Who posts when
+//! # When an operation is posted
 //!
-//! [`Endpoint::send`], [`Endpoint::recv`] and the other verbs return a *request*. A request does
-//! nothing until it is posted. Operations to one peer keep the order in which they were posted.
+//! [`Endpoint::send`], [`Endpoint::recv`] and the other operations return a *request*. A request
+//! does nothing until it is posted. Operations to one peer keep the order in which they were posted.
 //!
-//! | call | posted | completion goes to | without a credit |
+//! | call | posted | completion goes to | if no transmit credit or queue entry is free |
 //! |---|---|---|---|
-//! | `request.await` | at the `.await`, which `select!` and `timeout` do on entry | the future | waits, in order |
+//! | `request.await` | when it is awaited; `select!` and `timeout` post it on entry | the future | waits, in order |
 //! | `request.into_future()` | by this call | the future | waits, in order |
 //! | `request.start()?` | by this call | the returned [`Operation`] | [`Error::WouldBlock`] |
 //! | `request.post()?` | by this call | the [`CompletionQueue`], with the [`context`](SendRequest::context) | [`Error::WouldBlock`] |
 //! | [`Endpoint::try_send`] | by this call | the returned [`Operation`] | [`Error::WouldBlock`] |
 //! | [`Endpoint::inject`] | by this call; the bytes are copied | no one; a later failure is an event | [`Error::WouldBlock`] |
 //!
-//! A posted operation reports to exactly one place; counters count in addition.
+//! A posted operation reports to exactly one place; bound counters are incremented as well.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::{Endpoint, Error};
 //! let ep = Endpoint::bind("shm://").await?;
 //! let me = ep.add_peer(ep.name()).await?;
-//! let mut queue = ep.completions().expect("the first call gets the queue");
+//! let mut queue = ep.completions().expect("only the first call returns the queue");
 //!
 //! let receive = ep.recv().start()?;                  // posted first
 //! ep.recv_into(vec![0; 8]).context(7).post()?;       // posted second
@@ -45,7 +45,7 @@
 //! # What dropping does
 //!
 //! A buffer belongs to its operation, not to the future, so dropping a future never frees memory
-//! that is in use. It never loses a message either.
+//! that is in use. Dropping a future never loses a message.
 //!
 //! | dropped future | effect |
 //! |---|---|
@@ -54,7 +54,7 @@
 //! | a receive that a message has matched | the message goes to the next receive that accepts it |
 //! | a send, a write, an atomic operation that was posted | goes on; a failure becomes an event |
 //! | a send that waits for a credit | withdrawn; nothing is sent |
-//! | a wait for a queue, a counter, a probe, a permit, a flush | none |
+//! | a future that waits for a queue entry, a counter value, a probe, a permit or a flush | none |
 //!
 //! [`cancellation`](super::cancellation) has the complete table.
 //!
@@ -63,15 +63,17 @@
 //!
 //! | dropped handle | effect |
 //! |---|---|
-//! | the last clone of an [`Endpoint`] | the endpoint closes: its operations end with [`Error::Canceled`] and their buffers, and peers are told |
+//! | the last clone of an [`Endpoint`] | the endpoint closes: its operations fail with [`Error::Canceled`], which returns their buffers; peers are notified |
 //! | the last [`SharedRxContext`] | closes when the endpoints that share it are closed; its receives end with [`Error::Canceled`] |
 //! | [`CompletionQueue`] | its entries are lost, receives posted to it are withdrawn, sends go on; posts to it are refused with [`Error::Closed`] |
 //! | [`EventQueue`] | its events are lost |
 //! | the last clone of a [`Counter`] or an [`AddressVector`] | it closes; the vector when the endpoints bound to it are closed |
-//! | [`MemoryRegion`], [`RegisteredBuffer`] | the key ends; peers get [`Error::Key`] |
+//! | [`MemoryRegion`], [`RegisteredBuffer`] | the memory key is revoked; peers get [`Error::Key`] |
 //! | [`Domain`], [`Fabric`] | closes when its children are closed: a child keeps its parent open |
 //! | [`PassiveEndpoint`] | stops listening; requests that were not taken are rejected |
-//! | [`Permit`], [`Claimed`], [`MulticastGroup`] | the credit goes back, the message goes back to its place, the group is left |
+//! | [`Permit`] | the credit is returned |
+//! | [`Claimed`] | the message returns to its place in the queue |
+//! | [`MulticastGroup`] | the endpoint leaves the group |
 //!
 //! Keep the endpoint in a variable: `Endpoint::bind("shm://").await?.recv().start()?` drops it at
 //! the end of the statement, and the operation ends with [`Error::Canceled`].
@@ -81,18 +83,18 @@
 //! | what | bound | beyond it |
 //! |---|---|---|
 //! | unexpected messages (no receive is posted) | 16 MiB per endpoint; 4 MiB with `sim` and `udp` | the sender is held back; `udp` discards and counts |
-//! | sends that wait for a full ring or socket | `info.tx.size` credits, 1024; one peer a quarter of them | `.await` waits, other calls are refused |
+//! | sends that wait for a full ring or socket | `info.tx.size` credits, 1024; at most a quarter of them for one peer | `.await` waits, other calls are refused |
 //! | sends that `.await` a credit | none: each is a future that you hold | |
 //! | posted receives | `info.rx.size`, 1024 | refused |
 //! | completions | the capacity of the queue; an entry is reserved by the post | the post is refused |
 //! | events | the capacity of the event queue | counted, reported as one [`Overrun`](EventKind::Overrun) |
-//! | ring of `shm` | 128 KiB for each direction and peer | sends take credits |
+//! | ring of `shm` | 128 KiB for each direction and peer | sends are queued and hold a credit until the ring has room |
 //! | loans of `shm` | 256 to one peer, 4 GiB per domain | copied; [`Endpoint::loan`] is refused |
 //! | idle pooled buffers | 4 MiB of each size up to 1 MiB | freed |
 //!
 //! [`defaults`](super::defaults) lists all values.
 //!
-//! # Who is told that a peer died
+//! # Where the death of a peer is reported
 //!
 //! | who | what |
 //! |---|---|
@@ -102,13 +104,13 @@
 //! | receives from any source | nothing: they wait for other senders; a partial message is discarded |
 //! | receives of a [connected endpoint](super::connected_endpoints) | [`Error::PeerGone`] |
 //! | [windows](RemoteWindow) of its memory | [`Error::PeerGone`] |
-//! | sends that ended before | nothing: the message may have died unread |
+//! | sends that ended before | nothing: the peer may not have received the message |
 //! | senders of [datagrams](super::udp) | nothing |
 //!
 //! An address handle from [`Endpoint::add_peer`] or [`AddressVector::insert`] stays valid over a
-//! restart of the peer. A handle that the address vector inserted by itself, because the peer
-//! connected, belongs to that process and fails afterwards.
-//! [`client_server`](super::client_server#when-a-peer-dies) has the table.
+//! restart of the peer. A handle that was inserted automatically when a peer connected is valid for
+//! that process only. [`client_server`](super::client_server#when-a-peer-dies) has a table of what
+//! each operation then returns.
 
 #[cfg(doc)]
 use crate::*;

@@ -166,7 +166,7 @@ impl CompletionOptions {
 ///
 /// # Panics
 /// When polled after it has resolved.
-#[must_use = "its result is lost if the operation is dropped; a dropped receive takes no message"]
+#[must_use = "dropping an operation discards its result; dropping a receive withdraws it"]
 pub struct Operation<B> {
     state: OperationState<B>,
 }

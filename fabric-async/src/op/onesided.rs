@@ -66,11 +66,11 @@ impl RmaTargets {
             });
         }
         // A single range is allowed where the limit is 0.
-        let limit = ep.inner.info.tx.rma_iov_limit;
-        if ranges.len() > limit.max(1) {
-            return Err(Error::TooLong {
-                what: "list of remote ranges",
-                len: ranges.len(),
+        let limit = ep.inner.info.tx.rma_iov_limit.max(1);
+        if ranges.len() > limit {
+            return Err(Error::TooMany {
+                what: "remote ranges (rma_iov_limit)",
+                count: ranges.len(),
                 limit,
             });
         }

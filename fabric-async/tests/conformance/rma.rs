@@ -335,7 +335,7 @@ pub(crate) async fn window_accesses_region_directly(setup: Setup) {
     let remote = region.remote();
     region.close().unwrap();
     assert!(!window.is_open());
-    let closed = |error: Error| matches!(error, Error::Key { why, .. } if why.contains("closed"));
+    let closed = |error: Error| matches!(error, Error::Key { why, .. } if why.contains("revoked"));
     assert!(
         closed(window.write(0, b"x").unwrap_err()) && closed(window.read(0, &mut [0]).unwrap_err())
     );
@@ -360,7 +360,7 @@ pub(crate) async fn closed_window_reports_the_reason(setup: Setup) {
     let gone = a.ep.window(to_b, stays.remote()).await.unwrap();
     let key = closes.key();
     closes.close().unwrap();
-    let why = "was closed by its owner";
+    let why = "was revoked by its owner";
     assert_eq!(closed.write(0, b"x"), Err(Error::Key { key, why }));
     let name = b.ep.name().clone();
     b.ep.clone().close().unwrap();

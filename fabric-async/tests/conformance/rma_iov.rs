@@ -285,9 +285,9 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
             .error;
     assert_eq!(
         refused,
-        Error::TooLong {
-            what: "list of remote ranges",
-            len: limit + 1,
+        Error::TooMany {
+            what: "remote ranges (rma_iov_limit)",
+            count: limit + 1,
             limit
         }
     );
@@ -319,9 +319,9 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
         .error;
     assert_eq!(
         refused,
-        Error::TooLong {
-            what: "list of remote ranges",
-            len: 3,
+        Error::TooMany {
+            what: "remote ranges (rma_iov_limit)",
+            count: 3,
             limit: 2
         }
     );

@@ -202,9 +202,9 @@ pub(crate) async fn vector_beyond_iov_limit_is_refused(setup: Setup) {
     let refused = |error: Error| {
         assert_eq!(
             error,
-            Error::TooLong {
-                what: "number of buffers",
-                len: most + 1,
+            Error::TooMany {
+                what: "buffers (iov_limit)",
+                count: most + 1,
                 limit: most
             }
         );

@@ -103,7 +103,7 @@ impl Transport for SimTransport {
         }
         if !CAPS.contains(info.caps) {
             return Err(Error::NotSupported(
-                "capabilities beyond those of the offers",
+                "capabilities that the info from discover does not have",
             ));
         }
         Ok(Box::new(domain::SimDomain::new(wait)))

@@ -368,7 +368,9 @@ impl FrameReader {
                 let len = frame
                     .payload
                     .checked_sub(status_len)
-                    .ok_or(ProtocolViolation("checked read response without a status"))?;
+                    .ok_or(ProtocolViolation(
+                        "read response shorter than its status field",
+                    ))?;
                 let len = self.pending.begin_read_response(len)?;
                 self.body = Some(FrameBody::ReadResponse {
                     received: 0,

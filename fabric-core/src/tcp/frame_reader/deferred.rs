@@ -61,7 +61,9 @@ impl FrameReader {
     /// to reads.
     #[must_use]
     pub fn accepts_rendezvous(&self) -> bool {
-        self.rxm.as_ref().is_some_and(|rxm| !rxm.reads_ended())
+        self.rxm
+            .as_ref()
+            .is_some_and(|rxm| !rxm.peer_stopped_responding())
     }
 
     /// Ends all reads of rendezvous messages, because the peer no longer responds; returns the

@@ -1,4 +1,4 @@
-//! RXM packets: messages within frames.
+//! RXM packets: one packet in the payload of each TCP-provider frame.
 
 use crate::matching::Envelope;
 use crate::rx::RxQueue;
@@ -16,21 +16,21 @@ struct ParsedPacket<'a> {
     packet: RxmPacket,
     /// Length of frame header and packet header, in bytes.
     headers_len: usize,
-    /// Length behind the packet header in bytes, arrived or not.
-    body_len: usize,
-    /// The part of the body that has arrived.
-    bytes: &'a [u8],
+    /// Length of the payload after the packet header in bytes, received yet or not.
+    payload_len: usize,
+    /// The part of the payload that has been received.
+    received_payload: &'a [u8],
 }
 
 impl<'a> ParsedPacket<'a> {
-    /// Returns the whole body of a packet that is never segmented; `None` while it is incomplete.
-    fn complete_body(&self) -> Result<Option<&'a [u8]>, ProtocolViolation> {
-        if self.body_len > EAGER_LIMIT {
+    /// Returns the payload of an atomic request or response; `None` while it is incomplete.
+    fn complete_atomic_payload(&self) -> Result<Option<&'a [u8]>, ProtocolViolation> {
+        if self.payload_len > EAGER_LIMIT {
             return Err(ProtocolViolation(
                 "atomic packet longer than the eager limit",
             ));
         }
-        Ok((self.bytes.len() == self.body_len).then_some(self.bytes))
+        Ok((self.received_payload.len() == self.payload_len).then_some(self.received_payload))
     }
 }
 
@@ -41,7 +41,7 @@ impl FrameReader {
         received: &ReceivedFrame<'_>,
         sender: SenderId,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         let Some(parsed) = parse_packet(received.frame, received.header_len, received.bytes)?
@@ -55,7 +55,7 @@ impl FrameReader {
         rxm.check_connection(&packet)?;
         let envelope = rxm_envelope(&packet, sender)?;
         match packet.kind {
-            PacketKind::Eager if parsed.body_len != envelope.len => Err(ProtocolViolation(
+            PacketKind::Eager if parsed.payload_len != envelope.len => Err(ProtocolViolation(
                 "eager message whose length field is wrong",
             )),
             PacketKind::Eager => {
@@ -63,39 +63,39 @@ impl FrameReader {
                     header_len: parsed.headers_len,
                     ..*received
                 };
-                Ok(self.read_message(&received, envelope, rx, host, outcome))
+                Ok(self.read_message(&received, envelope, rx, engine, outcome))
             }
             PacketKind::Segment(segment_type, ..) => {
                 if segment_type == SegmentType::First {
-                    rxm.check_first_segment(&packet, parsed.body_len as u64)?;
-                    let Some(id) = rx.begin_partial(host, envelope) else {
+                    rxm.check_first_segment(&packet, parsed.payload_len as u64)?;
+                    let Some(id) = rx.begin_partial(engine, envelope) else {
                         outcome.blocked = true;
                         return Ok(false);
                     };
                     rxm.begin_segmented(&packet, id);
                 }
-                let id = rxm.next_segment(&packet, segment_type, parsed.body_len as u64)?;
+                let id = rxm.next_segment(&packet, segment_type, parsed.payload_len as u64)?;
                 outcome.consumed += parsed.headers_len;
                 self.body = Some(FrameBody::Message {
                     id,
-                    remaining: parsed.body_len,
+                    remaining: parsed.payload_len,
                     ack_due: received.frame.ack_due(),
                 });
                 Ok(true)
             }
             PacketKind::Rendezvous => {
-                if parsed.body_len != RENDEZVOUS_LEN {
+                if parsed.payload_len != RENDEZVOUS_LEN {
                     return Err(ProtocolViolation("rendezvous packet of the wrong length"));
                 }
-                let Some(location) = parsed.bytes.first_chunk() else {
+                let Some(encoded_iovs) = parsed.received_payload.first_chunk() else {
                     return Ok(false);
                 };
-                let iovs = decode_rendezvous(location, packet.len)?;
-                if rxm.reads_ended() {
-                    outcome.consumed += parsed.headers_len + parsed.body_len;
+                let iovs = decode_rendezvous(encoded_iovs, packet.len)?;
+                if rxm.peer_stopped_responding() {
+                    outcome.consumed += parsed.headers_len + parsed.payload_len;
                     return Ok(true);
                 }
-                let Some(id) = rx.begin_partial(host, envelope) else {
+                let Some(id) = rx.begin_partial(engine, envelope) else {
                     outcome.blocked = true;
                     return Ok(false);
                 };
@@ -108,68 +108,69 @@ impl FrameReader {
                 Ok(self.finish_packet(received, &parsed, outcome))
             }
             PacketKind::Atomic(atomic) => {
-                self.read_atomic(received, &parsed, atomic, sender, host, outcome)
+                self.execute_atomic_packet(received, &parsed, atomic, sender, engine, outcome)
             }
             PacketKind::AtomicResponse(_) => {
-                let Some(body) = parsed.complete_body()? else {
+                let Some(payload) = parsed.complete_atomic_payload()? else {
                     return Ok(false);
                 };
-                let response = AtomicStatus::decode(body)?;
+                let response = AtomicStatus::decode(payload)?;
                 self.pending
-                    .on_atomic_response(packet.message_id, response, host)?;
+                    .on_atomic_response(packet.message_id, response, engine)?;
                 Ok(self.finish_packet(received, &parsed, outcome))
             }
-            PacketKind::RendezvousDone if parsed.body_len > 0 => Err(ProtocolViolation(
+            PacketKind::RendezvousDone if parsed.payload_len > 0 => Err(ProtocolViolation(
                 "rendezvous acknowledgement with a payload",
             )),
             PacketKind::RendezvousDone => {
-                self.responses.on_rendezvous_done(packet.message_id, host)?;
+                self.responses
+                    .on_rendezvous_done(packet.message_id, engine)?;
                 Ok(self.finish_packet(received, &parsed, outcome))
             }
         }
     }
 
-    /// Executes an atomic operation on memory of this side. Returns false when it has to wait or is
-    /// incomplete.
-    fn read_atomic(
+    /// Executes an atomic operation on memory of this side. Returns false when the packet is
+    /// incomplete or the operation has to be retried.
+    fn execute_atomic_packet(
         &mut self,
         received: &ReceivedFrame<'_>,
         parsed: &ParsedPacket<'_>,
         atomic: AtomicHeader,
         sender: SenderId,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         if self.responses.is_full() {
             outcome.responses_full = true;
             return Ok(false);
         }
-        let Some(body) = parsed.complete_body()? else {
+        let Some(payload) = parsed.complete_atomic_payload()? else {
             return Ok(false);
         };
-        let stall = atomics::execute_packet(
+        let blocked_on = atomics::execute_packet(
             (&parsed.packet, atomic),
-            body,
+            payload,
             sender.1,
             &mut self.responses,
-            host,
+            engine,
         )?;
-        if stall.is_some() {
-            (self.stall, outcome.blocked) = (stall, true);
+        if blocked_on.is_some() {
+            (self.stall, outcome.blocked) = (blocked_on, true);
             return Ok(false);
         }
         Ok(self.finish_packet(received, parsed, outcome))
     }
 
-    /// Consumes a complete packet. Its ack keeps its place behind queued responses. Returns true:
-    /// more may follow.
+    /// Consumes a complete packet. Its ack is sent after the responses that are queued already.
+    /// Always returns true: another packet may follow.
     fn finish_packet(
         &mut self,
         received: &ReceivedFrame<'_>,
         parsed: &ParsedPacket<'_>,
         outcome: &mut ReadOutcome,
     ) -> bool {
-        outcome.consumed += parsed.headers_len + parsed.body_len;
+        outcome.consumed += parsed.headers_len + parsed.payload_len;
         outcome
             .acks_due
             .extend(self.responses.queue_ack(received.frame.ack_due()));
@@ -197,28 +198,28 @@ fn parse_packet<'a>(
     header_len: usize,
     bytes: &'a [u8],
 ) -> Result<Option<ParsedPacket<'a>>, ProtocolViolation> {
-    let body_len = frame
+    let payload_len = frame
         .payload
         .checked_sub(PACKET_HEADER_LEN as u64)
-        .and_then(|body_len| usize::try_from(body_len).ok());
-    let Some(body_len) = body_len.filter(|body_len| *body_len <= MAX_MESSAGE) else {
+        .and_then(|payload_len| usize::try_from(payload_len).ok());
+    let Some(payload_len) = payload_len.filter(|payload_len| *payload_len <= MAX_MESSAGE) else {
         return Err(ProtocolViolation(
             "packet without a packet header, or longer than 1 TiB",
         ));
     };
-    let Some((prefix, rest)) = bytes
+    let Some((packet_header, rest)) = bytes
         .get(header_len..)
         .and_then(|bytes| bytes.split_first_chunk())
     else {
         return Ok(None);
     };
-    let packet = RxmPacket::decode(prefix)?;
-    let bytes = &rest[..rest.len().min(body_len)];
+    let packet = RxmPacket::decode(packet_header)?;
+    let received_payload = &rest[..rest.len().min(payload_len)];
     Ok(Some(ParsedPacket {
         packet,
         headers_len: header_len + PACKET_HEADER_LEN,
-        body_len,
-        bytes,
+        payload_len,
+        received_payload,
     }))
 }
 

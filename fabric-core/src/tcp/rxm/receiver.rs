@@ -20,7 +20,7 @@ pub struct RxmReceiver {
     /// Read requests for rendezvous messages without a response.
     reads_in_flight: usize,
     /// The peer no longer responds to reads.
-    reads_ended: bool,
+    peer_stopped_responding: bool,
 }
 
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl RxmReceiver {
             segmented: HashMap::new(),
             rendezvous_reads: VecDeque::new(),
             reads_in_flight: 0,
-            reads_ended: false,
+            peer_stopped_responding: false,
         }
     }
 
@@ -186,15 +186,15 @@ impl RxmReceiver {
     /// Returns whether rendezvous packets are ignored, because the peer no longer responds to
     /// reads.
     #[must_use]
-    pub fn reads_ended(&self) -> bool {
-        self.reads_ended
+    pub fn peer_stopped_responding(&self) -> bool {
+        self.peer_stopped_responding
     }
 
     /// Ends all reads, because the peer no longer responds; returns the messages that were being
     /// read.
     #[must_use]
     pub fn end_rendezvous_reads(&mut self) -> Vec<PartialId> {
-        self.reads_ended = true;
+        self.peer_stopped_responding = true;
         self.rendezvous_reads
             .drain(..)
             .map(|read| read.partial)

@@ -44,7 +44,7 @@ pub(crate) fn decode(
     }
     if len == 0 || iovs.total() != Some(len) {
         return Err(ProtocolViolation(
-            "rendezvous packet whose remote ranges do not add up to the message",
+            "rendezvous packet whose remote ranges do not add up to the message length",
         ));
     }
     Ok(iovs)
