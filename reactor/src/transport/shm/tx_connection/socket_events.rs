@@ -117,7 +117,7 @@ impl TxConnection {
                 Ok(())
             }
             ControlMessage::Doorbell => Err(TxEndCause::ProtocolViolation(
-                "doorbell before the accept message",
+                "control message out of order: doorbell before accept",
             )),
             ControlMessage::Ready => self.send_hello(),
             ControlMessage::Accept(incarnation) => self.on_accept(incarnation),
@@ -142,12 +142,14 @@ impl TxConnection {
     fn send_hello(&mut self) -> Result<(), TxEndCause> {
         let TxConnectionState::Connecting(channel) = &mut self.state else {
             return Err(TxEndCause::ProtocolViolation(
-                "ready message after the accept message",
+                "control message out of order: ready after accept",
             ));
         };
         match channel.send_hello(&self.peer_address) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(TxEndCause::ProtocolViolation("second ready message")),
+            Ok(false) => Err(TxEndCause::ProtocolViolation(
+                "control message out of order: second ready",
+            )),
             Err(Error::ConnectionRefused { reason, .. }) => Err(TxEndCause::Rejected(reason)),
             Err(Error::PeerGone(_)) => Err(TxEndCause::PeerDown(DownReason::Died)),
             Err(_) => Err(TxEndCause::ProtocolViolation("hello could not be sent")),
@@ -172,7 +174,7 @@ impl TxConnection {
             other => {
                 self.state = other;
                 return Err(TxEndCause::ProtocolViolation(
-                    "second accept message, or accept before the hello",
+                    "control message out of order: second accept, or accept before hello",
                 ));
             }
         };
