@@ -61,7 +61,7 @@ impl TxConnection {
                     Err(TxEndCause::ProtocolViolation("protocol version mismatch"))
                 }
                 ControlRead::NoDescriptors => Err(TxEndCause::ProtocolViolation(
-                    "descriptors on a message that is not a memory grant",
+                    "no descriptor left for a received message (RLIMIT_NOFILE)",
                 )),
                 ControlRead::HungUp => Err(TxEndCause::PeerDown(DownReason::Died)),
             };
