@@ -21,7 +21,8 @@
 //!    parent, and prints `listening on ADDRESS` when it can be reached.
 //! 2. [`ChildProcess::start`](crate::peer_process::ChildProcess::start) starts it, within
 //!    [`pin::run_on_core`] for `case.cores.1`, the responder's core; the measurement runs within
-//!    [`pin::run_on_core`] for `case.cores.0`. Asynchronous code runs as a task, by `RuntimeKind::run`.
+//!    [`pin::run_on_core`] for `case.cores.0`. Asynchronous code runs as a task, by
+//!    `RuntimeKind::run`.
 //! 3. `RoundScheduler` says how many messages come next, and takes the first round for warm-up.
 //!    Before the measurement starts, fault in the buffers, preallocate the time stamps, and wait
 //!    until the responder has reported that it is ready.

@@ -48,7 +48,8 @@ impl Scale {
         }
     }
 
-    /// Adds a margin of this fraction of the range at both ends, so that points and labels are not on the edge.
+    /// Adds a margin of this fraction of the range at both ends, so that points and labels are not
+    /// on the edge.
     pub(super) fn padded(self, fraction: f64) -> Self {
         let pad = (self.value_max - self.value_min).max(0.3) * fraction;
         Self {
@@ -66,8 +67,8 @@ impl Scale {
                 * (self.position_end - self.position_start)
     }
 
-    /// Returns the tick values of a logarithmic scale: powers of ten, and with fewer than 2.2 decades
-    /// also two and five times them.
+    /// Returns the tick values of a logarithmic scale: powers of ten, and with fewer than 2.2
+    /// decades also two and five times them.
     pub(super) fn log_ticks(&self) -> Vec<f64> {
         let multiples: &[f64] = if self.value_max - self.value_min < 2.2 {
             &[1.0, 2.0, 5.0]
