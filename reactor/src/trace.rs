@@ -33,7 +33,7 @@ impl TraceEvent {
             }
             Self::EndpointEvent(endpoint, kind) => emit_endpoint_event(endpoint, &kind),
             Self::LoansLost(endpoint, peer, loans) => {
-                tracing::info!(target: "fabric::connection", endpoint, %peer, loans, "peer ended while holding loans");
+                tracing::info!(target: "fabric::connection", endpoint, %peer, loans, "loans lost");
             }
             Self::DriverStarted(driver) => {
                 tracing::debug!(target: "fabric::progress", driver, "driver started")
@@ -55,7 +55,7 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
             reason: DownReason::Closed,
             ..
         } => {
-            tracing::debug!(target: "fabric::connection", endpoint, %peer, "peer closed its endpoint");
+            tracing::debug!(target: "fabric::connection", endpoint, %peer, "peer closed");
         }
         EventKind::PeerDown {
             peer,
@@ -72,7 +72,7 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
             tracing::warn!(target: "fabric::connection", endpoint, %peer, what, "protocol violation by peer");
         }
         EventKind::PeerDown { peer, reason, .. } => {
-            tracing::info!(target: "fabric::connection", endpoint, %peer, ?reason, "peer disconnected");
+            tracing::info!(target: "fabric::connection", endpoint, %peer, ?reason, "peer down");
         }
         EventKind::ConnectionRequest { peer, .. } => {
             tracing::debug!(target: "fabric::connection", endpoint, %peer, "connection requested");
@@ -84,12 +84,12 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
             tracing::info!(target: "fabric::connection", endpoint, %error, "connect failed");
         }
         EventKind::Shutdown { peer, reason } => {
-            tracing::debug!(target: "fabric::connection", endpoint, %peer, ?reason, "connection shut down");
+            tracing::debug!(target: "fabric::connection", endpoint, %peer, ?reason, "connection ended");
         }
         EventKind::Rejected { error } => {
             tracing::warn!(target: "fabric::connection", endpoint, %error, "incoming connection rejected");
         }
-        // `OperationFailed` concerns one operation; `Overrun` is not traced.
+        // The other events are about single messages.
         _ => {}
     }
 }
