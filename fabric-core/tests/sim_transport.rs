@@ -559,7 +559,7 @@ fn name_is_in_use_by_one_endpoint_at_a_time() {
 }
 
 #[test]
-fn unknown_name_fails_sends_and_connects() {
+fn sends_and_connects_to_unknown_name_fail() {
     let mut a = open_endpoint("alone");
     let unused: Address = "sim://unused-name".parse().unwrap();
     let (peer, shm) = (

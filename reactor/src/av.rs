@@ -208,7 +208,7 @@ impl DomainState {
 
     /// Checks all departing handles of a vector after one of its endpoints has closed and dropped
     /// its waiting messages.
-    pub(crate) fn recheck_departing_addrs(&mut self, av: AvId) {
+    pub(crate) fn release_removed_addrs(&mut self, av: AvId) {
         let departing = self.departing_addrs.iter().filter(|(_, of)| **of == av);
         self.follow_ups
             .extend(departing.map(|(&addr, _)| FollowUp::ReleaseAddr(av, addr)));

@@ -104,7 +104,7 @@ impl DomainState {
     }
 
     /// Drops the waker of a task that no longer waits.
-    pub(crate) fn drop_cm_waiter(&mut self, ep: EpId) {
+    pub(crate) fn drop_connect_waker(&mut self, ep: EpId) {
         let waiter = self.cm(ep).and_then(CmState::take_waker);
         self.drop_waiter(waiter);
     }

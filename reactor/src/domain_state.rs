@@ -292,7 +292,7 @@ impl DomainState {
     /// Returns whether an operation of this endpoint has not ended. Operations whose buffers the
     /// kernel still reads do not count, nor do multi-receives, which end when their last message is
     /// taken.
-    pub(crate) fn has_unended(&self, ep: EpId) -> bool {
+    pub(crate) fn has_pending_ops(&self, ep: EpId) -> bool {
         let mut unended = self.ops.unended(ep);
         unended.any(|key| {
             let is_multi = self

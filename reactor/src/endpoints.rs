@@ -1,4 +1,5 @@
-//! Endpoints: opening them with their bindings, and closing them with their pending operations.
+//! Endpoints: opening them with their bindings, and closing them, which cancels their pending
+//! operations.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::engine::EngineState;
 use crate::shared_rx::rx_source;
 use crate::trace::TraceEvent;
 
-/// Returns the info that is requested from the transport for an endpoint with these bindings.
+/// Returns the info to pass to the transport for an endpoint with these bindings.
 pub(crate) fn info_for_bindings(info: &Info, bindings: &Bindings) -> Info {
     let mut info = info.clone();
     if !bindings.counters.wants_rma_events() {
@@ -26,8 +27,9 @@ pub(crate) fn info_for_bindings(info: &Info, bindings: &Bindings) -> Info {
 }
 
 impl EngineState {
-    /// Announces the addresses in the vector of a new endpoint to the transport.
-    fn publish_existing_addrs(&mut self, id: EpId) {
+    /// Reports the addresses that are in the address vector already to the transport, for a new
+    /// endpoint.
+    fn report_existing_addrs(&mut self, id: EpId) {
         let Some(ep) = self.domain.endpoints.get(id.0) else {
             return;
         };
@@ -43,7 +45,7 @@ impl EngineState {
     }
 
     /// Asks the transport for a fast path to the peers of a new endpoint. Counted operations take
-    /// the engine's lock, since counters belong to the domain.
+    /// the domain's lock, since counters belong to the domain.
     pub(crate) fn open_fast_path(&mut self, id: EpId) {
         let Self {
             domain, transport, ..
@@ -56,11 +58,11 @@ impl EngineState {
     }
 
     fn close_endpoint(&mut self, id: EpId) {
-        self.domain.drop_cm_waiter(id);
+        self.domain.drop_connect_waker(id);
         let Ok(ep) = self.domain.endpoint(id) else {
             return;
         };
-        let (av, object) = (ep.bindings.av, ep.bindings.object_id);
+        let (av, object_id) = (ep.bindings.av, ep.bindings.object_id);
         for key in ep.tx_credits.drain() {
             self.domain.complete(key, Outcome::failed(Error::Canceled));
         }
@@ -68,15 +70,15 @@ impl EngineState {
             self.transport.close_endpoint(&mut self.domain, id);
             self.domain
                 .deferred
-                .trace(TraceEvent::EndpointClosed(object));
+                .trace(TraceEvent::EndpointClosed(object_id));
         }
         debug_assert!(
-            !self.domain.has_unended(id),
+            !self.domain.has_pending_ops(id),
             "closed endpoint has pending operations whose buffers the kernel does not hold"
         );
-        self.domain.orphan_endpoint(id);
+        self.domain.redirect_in_flight_completions(id);
         self.domain.endpoints.remove(id.0);
-        self.domain.recheck_departing_addrs(av);
+        self.domain.release_removed_addrs(av);
     }
 }
 
@@ -84,7 +86,7 @@ impl DomainHandle {
     /// Opens an endpoint (`fi_endpoint`, `fi_enable`).
     ///
     /// # Errors
-    /// What the transport refuses; nothing is left behind.
+    /// The transport's error. No endpoint is left open.
     pub fn open_endpoint(
         &self,
         info: &Info,
@@ -92,9 +94,9 @@ impl DomainHandle {
         bindings: Bindings,
     ) -> Result<(EpId, Address)> {
         let info = info_for_bindings(info, &bindings);
-        let object = bindings.object_id;
-        // `with_engine` ensures that the domain is driven: under automatic progress the thread has
-        // to serve the new descriptors.
+        let object_id = bindings.object_id;
+        // `with_engine` makes sure on unlock that the driver makes progress: under automatic
+        // progress the driver thread has to poll the new descriptors.
         self.with_engine(|state| {
             let shared = state.shared_rx_for(&bindings)?;
             let id = EpId(
@@ -106,12 +108,12 @@ impl DomainHandle {
             let source = rx_source(shared.as_ref(), self);
             let opened = state.transport.open_endpoint(id, &info, at, source);
             let address = opened.inspect_err(|_| drop(state.domain.endpoints.remove(id.0)))?;
-            state.publish_existing_addrs(id);
+            state.report_existing_addrs(id);
             state.open_fast_path(id);
             state
                 .domain
                 .deferred
-                .trace(TraceEvent::EndpointOpened(object, address.clone()));
+                .trace(TraceEvent::EndpointOpened(object_id, address.clone()));
             Ok((id, address))
         })
     }
@@ -122,7 +124,8 @@ impl DomainHandle {
         self.with_engine(|state| state.close_endpoint(id));
     }
 
-    /// Returns the fast path of an endpoint, which is to be tried before the calls of this handle.
+    /// Returns the fast path of an endpoint. Callers try it first, and post through this handle if
+    /// it returns `WouldBlock`.
     #[must_use]
     pub fn fast_path(&self, ep: EpId) -> Option<Arc<dyn FastPath>> {
         self.engine()

@@ -73,7 +73,7 @@ impl DomainState {
 
     /// Sets the orphan target of an endpoint's in-flight operations before the endpoint is removed:
     /// its completion queue and counter.
-    pub(crate) fn orphan_endpoint(&mut self, ep: EpId) {
+    pub(crate) fn redirect_in_flight_completions(&mut self, ep: EpId) {
         let Self {
             in_flight_buffers,
             ops,

@@ -219,7 +219,7 @@ impl DomainState {
             MultiRecvTarget::Cq(context) => {
                 let queue = self.cq_of(ep, OpKind::Recv).and_then(|id| self.cq(id));
                 if queue.is_some_and(|queue| queue.capacity() < 2) {
-                    let reason = "has 1 entry, multi-receive needs at least 2".into();
+                    let reason = "its capacity is 1; a multi-receive needs 2 entries".into();
                     return Err(Error::Invalid {
                         what: "completion queue",
                         why: reason,

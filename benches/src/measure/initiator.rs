@@ -139,7 +139,7 @@ impl Initiator {
     async fn measure_size(&mut self, size: usize) -> Result<MeasureOutcome> {
         let mut rounds = RoundScheduler::new(self.plan.bench, self.plan.budget, size);
         if !self.plan.op.is_ping_pong() {
-            rounds = rounds.whole_trips();
+            rounds = rounds.report_round_trips();
         }
         if self.plan.op.is_one_sided() {
             self.exchange_memory(size).await?;

@@ -8,22 +8,23 @@ use crate::record::Record;
 use crate::samples::{Samples, TimeStamps, round_to_tenths};
 use crate::stop::Stop;
 
-/// Duration of a round: long enough that starting it does not matter, short enough to be stopped.
+/// Duration of a round: long enough to amortize its start, short enough that a stop takes effect
+/// quickly.
 const ROUND_TIME: Duration = Duration::from_millis(100);
-/// Most messages, and most bytes, of the first round, which is warm-up and not counted.
+/// Maximum number of messages and of bytes in the first round, which is warm-up and not counted.
 const WARM_UP_MESSAGES: u64 = 512;
 const WARM_UP_BYTES: u64 = 64 << 20;
-/// Most messages of a round; latencies have memory for as many time stamps.
+/// Maximum number of messages in a round. Latency benchmarks preallocate this many time stamps.
 const MAX_ROUND_MESSAGES: u64 = 1 << 20;
 
-/// The outcome for one size.
+/// The samples and totals measured with one message size.
 #[derive(Debug)]
 pub(crate) struct MeasureOutcome {
-    /// Of each round trip, or of each round of a stream.
+    /// One sample per round trip (`lat`), or the mean per message of each round (`bw`, `rate`).
     pub(crate) samples: Samples,
     /// Messages in one direction.
     pub(crate) messages: u64,
-    /// Their total time.
+    /// Total time of `messages`.
     pub(crate) elapsed: Duration,
     /// Memory for each idle peer, in bytes.
     pub(crate) idle_bytes: Option<f64>,
@@ -34,9 +35,10 @@ pub(crate) struct MeasureOutcome {
 pub(crate) struct RoundScheduler {
     bench: Bench,
     budget: Budget,
-    /// Latencies are a trip divided by this.
-    trip_divisor: u32,
-    count: u64,
+    /// A latency is the round-trip time divided by this: 2 for one-way, 1 for round-trip latency.
+    round_trip_divisor: u32,
+    /// Messages of the next round.
+    next_count: u64,
     /// When the warm-up ended.
     warm_up_ended: Option<Instant>,
     outcome: MeasureOutcome,
@@ -44,7 +46,7 @@ pub(crate) struct RoundScheduler {
 
 impl RoundScheduler {
     pub(crate) fn new(bench: Bench, budget: Budget, size: usize) -> Self {
-        let count = WARM_UP_MESSAGES
+        let next_count = WARM_UP_MESSAGES
             .min(WARM_UP_BYTES / size.max(1) as u64)
             .max(1);
         let outcome = MeasureOutcome {
@@ -56,27 +58,27 @@ impl RoundScheduler {
         Self {
             bench,
             budget,
-            trip_divisor: 2,
-            count,
+            round_trip_divisor: 2,
+            next_count,
             warm_up_ended: None,
             outcome,
         }
     }
 
-    /// Makes latencies whole trips instead of halves.
-    pub(crate) fn whole_trips(mut self) -> Self {
-        self.trip_divisor = 1;
+    /// Reports round-trip latencies instead of half of them.
+    pub(crate) fn report_round_trips(mut self) -> Self {
+        self.round_trip_divisor = 1;
         self
     }
 
-    /// Returns the number of messages of the next round, a multiple of `share`; `None` when the
-    /// budget is used up. At least one round is measured, however short the time is.
-    pub(crate) fn next_round(&self, share: u64, stop: &Stop) -> Option<u64> {
+    /// Returns the number of messages of the next round, a multiple of `multiple_of`; `None`
+    /// when the budget is used up. At least one round is measured, however short the time is.
+    pub(crate) fn next_round(&self, multiple_of: u64, stop: &Stop) -> Option<u64> {
         let is_done = self.progress_fraction() >= 1.0 && self.outcome.messages > 0 || stop.raised();
         (!is_done).then(|| {
-            self.count
+            self.next_count
                 .clamp(1, MAX_ROUND_MESSAGES)
-                .next_multiple_of(share)
+                .next_multiple_of(multiple_of)
         })
     }
 
@@ -89,14 +91,17 @@ impl RoundScheduler {
         }
     }
 
-    /// Records a round of `count` messages that took `elapsed`. Latencies have a stamp for each
-    /// round trip.
+    /// Records a round of `count` messages that took `elapsed`. A latency benchmark passes one time
+    /// stamp per round trip; others pass none.
     pub(crate) fn record_round(&mut self, count: u64, elapsed: Duration, stamps: &TimeStamps) {
         if self.warm_up_ended.is_some() {
             self.outcome.messages += count;
             self.outcome.elapsed += elapsed;
             match self.bench {
-                Bench::Lat => self.outcome.samples.add_stamps(stamps, self.trip_divisor),
+                Bench::Lat => self
+                    .outcome
+                    .samples
+                    .add_stamps(stamps, self.round_trip_divisor),
                 Bench::Bw | Bench::Rate => {
                     self.outcome
                         .samples
@@ -105,12 +110,13 @@ impl RoundScheduler {
             }
         }
         self.warm_up_ended.get_or_insert_with(Instant::now);
-        let (longest, remaining) = match self.budget {
+        let (max_round_seconds, remaining) = match self.budget {
             Budget::Seconds(seconds) => (seconds / 10.0, u64::MAX),
             Budget::Iters(iters) => (f64::INFINITY, iters.saturating_sub(self.outcome.messages)),
         };
         let per_message = (elapsed.as_secs_f64() / count as f64).max(1e-9);
-        self.count = ((ROUND_TIME.as_secs_f64().min(longest) / per_message) as u64).min(remaining);
+        self.next_count =
+            ((ROUND_TIME.as_secs_f64().min(max_round_seconds) / per_message) as u64).min(remaining);
     }
 
     pub(crate) fn into_outcome(self) -> MeasureOutcome {
@@ -118,8 +124,8 @@ impl RoundScheduler {
     }
 }
 
-/// Writes times and rates of workers that began together into a result. Some may have ended before
-/// others, so the rate is that of all messages within the longest time.
+/// Fills the times and rates of a record from workers that started together and may have ended at
+/// different times. The rate is that of all messages within the longest time.
 pub(crate) fn fill_record(outcomes: &[MeasureOutcome], record: &mut Record) {
     let mut samples = Samples::new();
     let (mut messages, mut total, mut longest) = (0, Duration::ZERO, Duration::ZERO);
@@ -155,8 +161,8 @@ mod tests {
     fn shortest_budget_has_one_round() {
         let mut rounds = RoundScheduler::new(Bench::Bw, Budget::Seconds(1e-9), 8);
         let stop = Stop::default();
-        for measured in [0, 0, 1] {
-            assert_eq!(rounds.next_round(1, &stop).is_some(), measured == 0);
+        for rounds_done in [0, 0, 1] {
+            assert_eq!(rounds.next_round(1, &stop).is_some(), rounds_done == 0);
             rounds.record_round(1, Duration::from_secs(1), &TimeStamps::new(0));
             std::thread::sleep(Duration::from_millis(1));
         }

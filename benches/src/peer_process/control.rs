@@ -1,4 +1,5 @@
-//! Control messages between the two processes: JSON in tagged messages, beside the measurement.
+//! Control messages between the two processes: JSON in messages on the measured endpoint,
+//! with a tag of their own.
 
 use fabric_async::{Endpoint, FiAddr};
 use serde::Serialize;
@@ -19,7 +20,7 @@ pub(crate) async fn send_control(
     message: &impl Serialize,
 ) -> Result<()> {
     let text = serde_json::to_vec(message).map_err(|error| Error::Malformed {
-        origin: "the JSON writer".into(),
+        origin: "serde_json".into(),
         text: error.to_string(),
     })?;
     ep.send(peer, text).tag(CONTROL_TAG).await?;
@@ -32,7 +33,7 @@ pub(crate) async fn send_control(
 /// The peer is gone; [`Error::Malformed`].
 ///
 /// # Cancel safety
-/// Safe: a message that arrives later is not lost.
+/// Safe: dropping the future loses no message.
 pub(crate) async fn recv_control<T: DeserializeOwned>(
     ep: &Endpoint,
     peer: Option<FiAddr>,

@@ -1,4 +1,5 @@
-//! The libraries with which the fabric is compared: a file each, behind one trait.
+//! The libraries that are measured, the fabric included: a file each, behind one trait. Here a peer
+//! is such a library, not a remote endpoint.
 //!
 //! | file | peer |
 //! |---|---|
@@ -7,22 +8,24 @@
 //! | `tokio_sockets` | Tokio's `TcpStream` and `UnixStream` |
 //! | `fi_pingpong` | libfabric, by its own program |
 //! | `ucx_perftest` | UCX, by its own program |
-//! | `iceoryx2` | the crate of this name, with the feature of this name |
-//! | `program` | running such a program twice, as server and client |
+//! | `iceoryx2` | the crate iceoryx2; needs the cargo feature `iceoryx2` |
+//! | `program` | runs another library's benchmark program as server and as client |
 //!
 //! A new peer is a file here and a line in [`all_peers`]. Another library's program is run by
 //! `program`, which pins both sides and ends them; the file builds its arguments and parses its
-//! output. A peer that this program measures itself needs a little more, as `tokio_sockets` shows:
+//! output. A library that fabric-bench calls directly, instead of running its
+//! program, needs the following, as `tokio_sockets` shows:
 //!
 //! 1. The responder is a hidden command in `cli`. It first calls
 //!    [`exit_on_stdin_eof`](crate::peer_process::exit_on_stdin_eof), so that it never outlives its
 //!    parent, and prints `listening on ADDRESS` when it can be reached.
 //! 2. [`ChildProcess::start`](crate::peer_process::ChildProcess::start) starts it, within
-//!    [`pin::run_on_core`] for the second core of the case; the measurement runs within
-//!    [`pin::run_on_core`] for the first. Asynchronous code runs as a task, by `RuntimeKind::run`.
+//!    [`pin::run_on_core`] for `case.cores.1`, the responder's core; the measurement runs within
+//!    [`pin::run_on_core`] for `case.cores.0`. Asynchronous code runs as a task, by
+//!    `RuntimeKind::run`.
 //! 3. `RoundScheduler` says how many messages come next, and takes the first round for warm-up.
-//!    Before the clock starts, buffers are touched, stamps are reserved, and the responder has
-//!    reported that it is ready.
+//!    Before the measurement starts, fault in the buffers, preallocate the time stamps, and wait
+//!    until the responder has reported that it is ready.
 //! 4. The result is `case.empty_record` with figures by `rounds::fill_record`, `timer_ns`, and the
 //!    names of [`options`](crate::options) for `op`, `api`, `wait`, `progress` and `runtime` where
 //!    they apply; what does not apply stays empty.
@@ -57,7 +60,7 @@ use crate::{Result, pin};
 /// A measurement between two processes with messages of one size.
 #[derive(Clone, Copy, Debug)]
 pub struct BenchCase {
-    /// Half round trips, or a stream.
+    /// What is measured: latency, bandwidth or message rate.
     pub bench: Bench,
     /// The operation.
     pub op: BenchOp,
@@ -74,14 +77,15 @@ pub trait BenchPeer {
     /// Its name in results.
     fn name(&self) -> &str;
 
-    /// Returns why it cannot be measured here, and how to install it; `None` if it can.
+    /// Returns why this library cannot be measured on this machine, and how to install it; `None`
+    /// if it can be measured.
     fn unavailable(&self) -> Option<String>;
 
     /// Whether it can be measured in this case.
     fn supports(&self, case: &BenchCase) -> bool;
 
-    /// Measures it once; ends early after a stop. The responder is a fresh process, and other
-    /// programs measure in a fresh process as well.
+    /// Measures it once; ends early after a stop. Starts a new responder process; an external
+    /// program also runs its initiator in a new process.
     ///
     /// # Errors
     /// [`Error::ProcessDied`](crate::Error::ProcessDied), or
@@ -111,8 +115,8 @@ pub fn all_peers(provider: &str) -> Vec<Box<dyn BenchPeer>> {
 }
 
 impl BenchCase {
-    /// Returns a result of this case without figures. The peers do not report the window of a
-    /// stream.
+    /// Returns a record of this case without measured values. `window` is 0 for streams, because
+    /// the libraries do not report it.
     fn empty_record(&self, peer: &dyn BenchPeer) -> Record {
         Record {
             bench: name(self.bench),
@@ -131,7 +135,7 @@ impl BenchCase {
         round_to_tenths(pin::run_on_core(self.cores.0, timer_cost))
     }
 
-    /// Returns how many round trips or messages fill the time if one takes this long.
+    /// Returns how many round trips or messages fill the time if one takes this long; at least 100.
     fn estimate_count(&self, per_message: Duration) -> u64 {
         ((self.time.as_secs_f64() / per_message.as_secs_f64()) as u64).max(100)
     }

@@ -117,7 +117,7 @@ impl Chart {
             "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
             escape(title)
         );
-        for tick in y.ticks() {
+        for tick in y.log_ticks() {
             let (at, right) = (y.position(tick), WIDTH - RIGHT);
             let _ = write!(
                 svg,

@@ -3,18 +3,21 @@
 /// A linear or logarithmic scale from values to positions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
-    from: f64,
-    to: f64,
-    start: f64,
-    end: f64,
+    /// The least and the largest value; log10 of them if logarithmic.
+    value_min: f64,
+    value_max: f64,
+    /// The positions of these two values.
+    position_start: f64,
+    position_end: f64,
     log: bool,
 }
 
 impl Scale {
-    /// Creates a scale from the least to the largest of these values.
+    /// Creates a scale from the least to the largest of these values, whose positions are
+    /// `position_start` and `position_end`.
     pub(super) fn from_values(
         values: impl Iterator<Item = f64>,
-        (start, end): (f64, f64),
+        (position_start, position_end): (f64, f64),
         log: bool,
     ) -> Self {
         let values = values.filter(|value| !log || is_plottable(*value));
@@ -28,29 +31,30 @@ impl Scale {
         };
         if log {
             Self {
-                from: low.log10(),
-                to: high.log10().max(low.log10() + 1e-9),
-                start,
-                end,
+                value_min: low.log10(),
+                value_max: high.log10().max(low.log10() + 1e-9),
+                position_start,
+                position_end,
                 log,
             }
         } else {
             Self {
-                from: low,
-                to: high.max(low + 1e-9),
-                start,
-                end,
+                value_min: low,
+                value_max: high.max(low + 1e-9),
+                position_start,
+                position_end,
                 log,
             }
         }
     }
 
-    /// Adds a margin, so that points and labels are not on the edge.
-    pub(super) fn padded(self, part: f64) -> Self {
-        let pad = (self.to - self.from).max(0.3) * part;
+    /// Adds a margin of this fraction of the range at both ends, so that points and labels are not
+    /// on the edge.
+    pub(super) fn padded(self, fraction: f64) -> Self {
+        let pad = (self.value_max - self.value_min).max(0.3) * fraction;
         Self {
-            from: self.from - pad,
-            to: self.to + pad,
+            value_min: self.value_min - pad,
+            value_max: self.value_max + pad,
             ..self
         }
     }
@@ -58,20 +62,27 @@ impl Scale {
     /// Returns the position of a value.
     pub(super) fn position(&self, value: f64) -> f64 {
         let value = if self.log { value.log10() } else { value };
-        self.start + (value - self.from) / (self.to - self.from) * (self.end - self.start)
+        self.position_start
+            + (value - self.value_min) / (self.value_max - self.value_min)
+                * (self.position_end - self.position_start)
     }
 
-    /// Returns the powers of ten in the range, and two and five times them where there are few.
-    pub(super) fn ticks(&self) -> Vec<f64> {
-        let steps: &[f64] = if self.to - self.from < 2.2 {
+    /// Returns the tick values of a logarithmic scale: powers of ten, and with fewer than 2.2
+    /// decades also two and five times them.
+    pub(super) fn log_ticks(&self) -> Vec<f64> {
+        let multiples: &[f64] = if self.value_max - self.value_min < 2.2 {
             &[1.0, 2.0, 5.0]
         } else {
             &[1.0]
         };
-        let powers = self.from.floor() as i32..=self.to.ceil() as i32;
-        let ticks = powers.flat_map(|power| steps.iter().map(move |step| step * 10f64.powi(power)));
+        let powers = self.value_min.floor() as i32..=self.value_max.ceil() as i32;
+        let ticks = powers.flat_map(|power| {
+            multiples
+                .iter()
+                .map(move |multiple| multiple * 10f64.powi(power))
+        });
         ticks
-            .filter(|tick| (self.from..=self.to).contains(&tick.log10()))
+            .filter(|tick| (self.value_min..=self.value_max).contains(&tick.log10()))
             .collect()
     }
 }
@@ -100,13 +111,13 @@ pub(super) fn rate_text(rate: f64) -> String {
 }
 
 fn format_with_unit(value: f64, units: &[(f64, &str)]) -> String {
-    let (size, name) = units
+    let (factor, unit) = units
         .iter()
-        .find(|(size, _)| value >= *size)
+        .find(|(factor, _)| value >= *factor)
         .or(units.last())
         .copied()
         .unwrap_or((1.0, ""));
-    let value = value / size;
+    let value = value / factor;
     let digits = if value >= 100.0 {
         0
     } else if value >= 10.0 {
@@ -120,7 +131,7 @@ fn format_with_unit(value: f64, units: &[(f64, &str)]) -> String {
     } else {
         &number
     };
-    format!("{number} {name}")
+    format!("{number} {unit}")
 }
 
 #[cfg(test)]
@@ -142,14 +153,14 @@ mod tests {
         assert!((scale.position(100.0) - 50.0).abs() < 1e-6);
         assert_eq!(
             Scale::from_values([1.0, 1e6].into_iter(), (0.0, 1.0), true)
-                .ticks()
+                .log_ticks()
                 .len(),
             7
         );
         let one = Scale::from_values([5.0].into_iter(), (0.0, 100.0), true).padded(0.1);
         assert!(
             one.position(5.0).is_finite(),
-            "a single value has a place too"
+            "a range of one value has a finite position"
         );
     }
 }

@@ -498,7 +498,7 @@ fn atomics_on_registered_buffer_are_counted() {
 
 /// Atomic operations, reads and messages share a connection.
 #[test]
-fn interleaved_atomics_reads_and_messages_match() {
+fn interleaved_atomics_reads_and_messages_have_correct_results() {
     const LEN: usize = 400_000;
     run_against_rxm_peer(true, async |local, libfabric| {
         libfabric.expect_reply("region 7 1000", "region").await;

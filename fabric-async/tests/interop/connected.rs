@@ -321,9 +321,9 @@ async fn assert_tags_refused(ep: &Endpoint) {
     assert!(matches!(error, Error::NotSupported(_)), "{error}");
 }
 
-/// A peer that does not survive a tag is sent none, and the connection stays.
+/// A peer that a tagged frame would crash is sent none, and the connection stays.
 #[test]
-fn tags_are_refused_to_peers_without_tag_support() {
+fn tagged_send_to_peer_without_tag_support_is_refused() {
     run_against_msg_peer(async |options, peer| {
         let (ep, _passive) = accept_from(&options, &peer).await;
         assert_tags_refused(&ep).await;

@@ -223,7 +223,7 @@ pub(crate) async fn check_rma_counters(local: InteropFixture, libfabric: Libfabr
 }
 
 #[test]
-fn wrong_key_ends_only_the_connection() {
+fn wrong_key_closes_connection_and_peer_stays_usable() {
     run_against_peer(check_wrong_key);
 }
 

@@ -29,7 +29,7 @@ fn libfabric_rma_increments_our_counters() {
 }
 
 #[test]
-fn wrong_key_ends_only_the_connection() {
+fn wrong_key_closes_connection_and_peer_stays_usable() {
     run_against_rxm_peer(false, check_wrong_key);
 }
 

@@ -141,7 +141,7 @@ fn guide_client_gets_an_error_when_the_server_is_killed() {
     });
 }
 
-/// Plays the guide's server, after sending its name to a client.
+/// Runs the guide's server, after sending its name to a client.
 pub(crate) async fn server(names: &str) {
     let (transport, client_name) = names.split_once('/').expect("a transport and a name");
     let ep = bind_over(transport, unnamed_address(transport)).await;

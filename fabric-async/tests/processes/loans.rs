@@ -50,7 +50,7 @@ fn killed_loan_receiver_loses_only_its_loans() {
 
 /// Received loans stay readable when their lender has been killed.
 #[test]
-fn received_loans_outlive_killed_sender() {
+fn received_loans_stay_readable_after_sender_is_killed() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut held = Vec::new();

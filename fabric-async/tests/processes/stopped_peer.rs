@@ -68,7 +68,7 @@ fn stopped_peer_does_not_block_other_peers() {
     });
 }
 
-/// Operations of a peer that is stopped in the middle of a message fail when it is killed.
+/// Operations to and from a peer that is stopped in the middle of a message fail when it is killed.
 #[test]
 fn ops_fail_when_stopped_peer_is_killed() {
     run(async {

@@ -111,7 +111,7 @@ fn endianness_probe_selects_byte_order() {
 
 /// A bad version is rejected from the first byte on, without waiting for more.
 #[test]
-fn unknown_versions_kinds_and_lengths_are_rejected() {
+fn unknown_versions_and_kinds_and_excessive_lengths_are_rejected() {
     for version in (0..=255).filter(|version| *version != 3) {
         let mut bytes = hex(REQUEST);
         bytes[0] = version;

@@ -764,7 +764,7 @@ fn deferred_message_is_taken_without_another_delay() {
 
 /// The number of deferred bytes has a limit.
 #[test]
-fn deferred_bytes_are_bounded() {
+fn deferred_messages_are_bounded_in_bytes() {
     let mut receiver = TcpReceiver::rxm(0, CONNECTION_ID);
     let bytes = encode_packet(
         &rxm_packet(PacketKind::Eager, 0, EAGER_LIMIT as u64),

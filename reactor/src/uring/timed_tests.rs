@@ -186,7 +186,7 @@ fn op_and_timer_results_are_combined() {
 /// Before both completions have arrived, no outcome is reported, and address and timeout stay in
 /// memory.
 #[test]
-fn timed_slot_lives_until_both_completions() {
+fn slot_is_freed_after_operation_and_timeout_cqes() {
     let Some(mut uring) = open_uring() else {
         return;
     };
@@ -329,7 +329,7 @@ fn detached_timed_op_is_released() {
 }
 
 #[test]
-fn drop_waits_for_timed_ops() {
+fn drop_of_uring_waits_for_ops_with_linked_timeout() {
     let Some(mut uring) = open_uring() else {
         return;
     };

@@ -299,9 +299,9 @@ fn buffer_is_returned_at_once_without_sq_room() {
 
 /// The limit applies to the whole process, so a child process sets it.
 #[test]
-fn buffer_is_returned_beyond_the_memlock_limit() {
+fn zero_copy_send_over_memlock_limit_returns_buffer() {
     const CHILD_ENV: &str = "FABRIC_TEST_NO_LOCKED_MEMORY";
-    const NAME: &str = "uring::zero_copy_tests::buffer_is_returned_beyond_the_memlock_limit";
+    const NAME: &str = "uring::zero_copy_tests::zero_copy_send_over_memlock_limit_returns_buffer";
     if std::env::var_os(CHILD_ENV).is_some() {
         // Enough for the instance.
         limit_locked_memory(2 << 20);

@@ -27,7 +27,7 @@ fn has_unaccepted_data(listening: &Endpoint) -> bool {
 }
 
 #[test]
-fn queued_message_is_received_after_address_reuse() {
+fn message_of_closed_peer_is_received_after_its_address_is_rebound() {
     for io in [SocketIo::Epoll, SocketIo::IoUring] {
         // A runtime on which nothing runs, so that the endpoint progresses only when the test polls
         // it.

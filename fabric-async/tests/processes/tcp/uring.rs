@@ -11,7 +11,7 @@ use crate::skip::{Facility, skip};
 const SOCKET_IO_ENV: &str = "FABRIC_SOCKET_IO";
 
 #[test]
-fn tests_pass_with_io_uring() {
+fn tcp_tests_pass_with_io_uring() {
     if std::env::var_os(SOCKET_IO_ENV).is_some() {
         // The nested run.
         return;

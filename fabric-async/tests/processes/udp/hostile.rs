@@ -96,7 +96,7 @@ fn datagram_flood_stays_within_the_unexpected_budget() {
 }
 
 #[test]
-fn auto_inserted_senders_are_evicted() {
+fn auto_inserted_senders_beyond_the_limit_are_evicted() {
     run(async {
         let ep = Endpoint::bind("udp://").await.unwrap();
         let bystander = Endpoint::bind("udp://").await.unwrap();

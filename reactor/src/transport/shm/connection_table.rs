@@ -137,7 +137,7 @@ impl FastPath for ConnectionTable {
             return FastPathResult::WouldBlock;
         }
         self.try_now(spec, |tx| {
-            if tx.notifies(spec) {
+            if tx.needs_notification(spec) {
                 return None;
             }
             let pushed = tx.try_send(spec, payload).ok()?;
@@ -153,7 +153,7 @@ impl FastPath for ConnectionTable {
             return FastPathResult::WouldBlock;
         }
         self.try_now(spec, |tx| {
-            if tx.notifies(spec) {
+            if tx.needs_notification(spec) {
                 return None;
             }
             let pushed = tx.try_atomic(spec, operands, result).ok()?;

@@ -101,7 +101,7 @@ impl MappedRegions {
 
     /// Returns a handle of the region with this key, for use without the connection.
     pub(crate) fn handle(&mut self, key: u64) -> Result<Option<DirectRegion>> {
-        if self.served_by_owner(key).is_some() {
+        if self.owner_served_rma_events(key).is_some() {
             return Err(DirectRegion::NOT_MAPPABLE);
         }
         let disconnected = self.disconnected.clone();
@@ -123,7 +123,7 @@ impl MappedRegions {
 
     /// Returns whether the peer requests RMA events for the region with this key, if it serves that
     /// region.
-    pub(crate) fn served_by_owner(&self, key: u64) -> Option<bool> {
+    pub(crate) fn owner_served_rma_events(&self, key: u64) -> Option<bool> {
         self.owner_served
             .iter()
             .find(|(served, _)| *served == key)
@@ -278,7 +278,7 @@ impl MappedRegion {
     }
 
     /// Returns whether the peer must be notified of this access.
-    pub(crate) fn notifies(&self, spec: &TxOp) -> bool {
+    pub(crate) fn needs_notification(&self, spec: &TxOp) -> bool {
         self.rma_events || spec.data.is_some()
     }
 

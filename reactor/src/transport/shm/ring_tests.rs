@@ -328,9 +328,10 @@ proptest! {
     }
 }
 
-/// A pad as long as the whole ring would lead back to itself.
+/// A padding record as long as the whole ring would make the consumer read the same record again,
+/// forever.
 #[test]
-fn pad_as_long_as_the_ring_is_a_protocol_violation() {
+fn padding_record_as_long_as_the_ring_is_a_protocol_violation() {
     let heap = HeapRing::new(16);
     heap.header(0).store(
         header_word(0xff, 0, 16 * LINE_LEN as u64, 1),

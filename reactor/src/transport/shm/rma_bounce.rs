@@ -240,7 +240,7 @@ impl RmaBounceBuffer {
     }
 
     /// Takes the request whose response has arrived, and its result.
-    pub(crate) fn take_answer(&mut self) -> Option<(RmaRequest, Result<()>)> {
+    pub(crate) fn take_response(&mut self) -> Option<(RmaRequest, Result<()>)> {
         if self.is_pending() {
             return None;
         }
@@ -253,7 +253,7 @@ impl RmaBounceBuffer {
     }
 
     /// Returns the bytes of the response.
-    pub(crate) fn answer_bytes(&self, len: usize) -> impl CopySource {
+    pub(crate) fn response_bytes(&self, len: usize) -> impl CopySource {
         self.memory.mapping().range(DATA_AT, len)
     }
 

@@ -154,12 +154,12 @@ impl TxConnection {
     }
 
     /// Returns whether the peer must be notified of this access; it may have closed since.
-    pub(crate) fn notifies(&mut self, spec: &TxOp) -> bool {
+    pub(crate) fn needs_notification(&mut self, spec: &TxOp) -> bool {
         match (&mut self.state, &spec.remote) {
             (TxConnectionState::Established(channel), Some(remote)) => channel
                 .mapped_regions
                 .get(remote.key)
-                .is_some_and(|region| region.notifies(spec)),
+                .is_some_and(|region| region.needs_notification(spec)),
             _ => false,
         }
     }

@@ -126,7 +126,7 @@ impl UdpEndpoint {
     pub(super) fn join_group(&mut self, group: &Address) -> Result<u32> {
         if !self.multicast_enabled {
             return Err(Error::NotSupported(
-                "endpoint was opened without FI_MULTICAST",
+                "multicast groups (the endpoint has no FI_MULTICAST)",
             ));
         }
         if group.scheme() != Scheme::Udp {

@@ -204,7 +204,7 @@ impl UdpEndpoint {
         }
         if to.ip().is_multicast() && !self.multicast_enabled {
             return Err(Error::NotSupported(
-                "endpoint was opened without FI_MULTICAST",
+                "multicast groups (the endpoint has no FI_MULTICAST)",
             ));
         }
         self.destinations.insert(addr, to);

@@ -142,7 +142,7 @@ impl RxConnection {
         host: &mut dyn EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
         let cma_peer = self.cma_peer.clone().ok_or(ShmProtocolViolation(
-            "single-copy message, but the memory of the sender cannot be read",
+            "single-copy message on a connection where process_vm_readv is not enabled",
         ))?;
         if self.down_reason.is_some() {
             // The message is lost with its sender, to which it was not acknowledged.

@@ -47,13 +47,17 @@ impl TxChannel {
         if self.mapped_regions.is_query_pending(remote.key) {
             return None;
         }
-        if self.mapped_regions.served_by_owner(remote.key).is_some() {
+        if self
+            .mapped_regions
+            .owner_served_rma_events(remote.key)
+            .is_some()
+        {
             return (!awaits_response).then_some(MAX_NOTIFICATION_LEN + REQUEST_LEN);
         }
         let notifies = self
             .mapped_regions
             .get(remote.key)
-            .is_some_and(|region| region.notifies(&front.spec));
+            .is_some_and(|region| region.needs_notification(&front.spec));
         Some(if notifies { MAX_NOTIFICATION_LEN } else { 0 })
     }
 

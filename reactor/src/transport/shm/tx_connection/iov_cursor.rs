@@ -35,14 +35,14 @@ pub(crate) fn at_start(spec: &TxOp, host: &dyn EngineContext) -> TxOp {
 
 impl IovCursor {
     /// Returns whether the current range is only to be checked.
-    pub(super) fn is_checking(&self, spec: &TxOp) -> bool {
+    pub(super) fn is_validating_ranges(&self, spec: &TxOp) -> bool {
         spec.rma_iov_id.is_some() && !self.checked
     }
 }
 
 impl QueuedTx {
     /// Returns the spec for the notification of this range: data comes with the last range.
-    pub(super) fn notification(&self, host: &dyn EngineContext) -> TxOp {
+    pub(super) fn notification_spec(&self, host: &dyn EngineContext) -> TxOp {
         let is_last =
             |iov_id| self.cursor.checked && self.cursor.index + 1 == host.rma_iovs(iov_id).len();
         let data = self
@@ -64,7 +64,7 @@ impl QueuedTx {
     }
 
     /// Moves on to the next range, or completes the operation.
-    pub(super) fn next_iov(&mut self, host: &dyn EngineContext) {
+    pub(super) fn advance_or_finish(&mut self, host: &dyn EngineContext) {
         let iovs = self
             .spec
             .rma_iov_id

@@ -1,5 +1,5 @@
-//! Accesses to the peer's memory: executed here where it is mapped; otherwise the peer is sent a
-//! request for each chunk and responds in the bounce buffer.
+//! Accesses to the peer's memory: executed by this process if the memory is mapped; otherwise a
+//! request per chunk is sent to the peer, which executes it through the bounce buffer.
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
@@ -35,13 +35,13 @@ impl TxChannel {
         let Some(region) = self.mapped_regions.get(remote.key) else {
             return Ok(PushOutcome::WouldBlock);
         };
-        let at = region.check_access(spec.kind, remote, len)?;
-        let notifies = region.notifies(spec);
-        if notifies && !self.ring.fits(MAX_NOTIFICATION_LEN) {
+        let region_offset = region.check_access(spec.kind, remote, len)?;
+        let needs_notification = region.needs_notification(spec);
+        if needs_notification && !self.ring.fits(MAX_NOTIFICATION_LEN) {
             return Ok(PushOutcome::WouldBlock);
         }
-        access(region, at, remote);
-        Ok(if notifies {
+        access(region, region_offset, remote);
+        Ok(if needs_notification {
             self.notify_access(spec, len)
         } else {
             PushOutcome::Done
@@ -57,10 +57,10 @@ impl TxChannel {
         host: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
         let Some(region) = self.mapped_regions.get(remote.key) else {
-            if let Some(rma_events) = self.mapped_regions.served_by_owner(remote.key) {
-                return self.progress_served_rma(front, (remote, rma_events), host);
+            if let Some(rma_events) = self.mapped_regions.owner_served_rma_events(remote.key) {
+                return self.progress_owner_executed_rma(front, (remote, rma_events), host);
             }
-            if front.started && !front.cursor.is_checking(&front.spec) {
+            if front.started && !front.cursor.is_validating_ranges(&front.spec) {
                 return Err(Error::Key {
                     key: remote.key,
                     why: "was closed meanwhile",
@@ -73,57 +73,63 @@ impl TxChannel {
             }
             return Ok(PushOutcome::WouldBlock);
         };
-        let (op, spec, sent) = (front.op, front.notification(host), front.sent);
-        let (total, within) = (remote.len, sent - front.cursor.bytes_before);
-        let start = region.check_access(spec.kind, remote, total)?;
-        if front.cursor.is_checking(&spec) {
-            front.next_iov(host);
+        let op = front.op;
+        let spec = front.notification_spec(host);
+        let sent = front.sent;
+        let (range_len, done_in_range) = (remote.len, sent - front.cursor.bytes_before);
+        let region_offset = region.check_access(spec.kind, remote, range_len)?;
+        if front.cursor.is_validating_ranges(&spec) {
+            front.advance_or_finish(host);
             return Ok(PushOutcome::Done);
         }
         let chunk_len = if remote.atomic.is_some() {
-            total
+            range_len
         } else {
-            (total - within).min(MAX_ACCESS_PER_PASS)
+            (range_len - done_in_range).min(MAX_ACCESS_PER_PASS)
         };
-        let notifies = region.notifies(&spec) && within + chunk_len == total;
-        if notifies && !self.ring.fits(MAX_NOTIFICATION_LEN) {
+        let needs_notification =
+            region.needs_notification(&spec) && done_in_range + chunk_len == range_len;
+        if needs_notification && !self.ring.fits(MAX_NOTIFICATION_LEN) {
             return Ok(PushOutcome::WouldBlock);
         }
         match spec.kind {
-            OpKind::Write => region.write(start + within, host.payload(op).slice(sent, chunk_len)),
+            OpKind::Write => region.write(
+                region_offset + done_in_range,
+                host.payload(op).slice(sent, chunk_len),
+            ),
             OpKind::Read => host.write_at(
                 op,
                 sent,
-                &region.range(start + within, chunk_len),
+                &region.range(region_offset + done_in_range, chunk_len),
                 0,
                 chunk_len,
             ),
             kind => {
-                let mut result = vec![0; if kind.fills_buffer() { total } else { 0 }];
+                let mut result = vec![0; if kind.fills_buffer() { range_len } else { 0 }];
                 let operands = host.payload(op).as_contiguous().unwrap_or_default();
-                region.execute(start, remote, operands, &mut result);
+                region.execute(region_offset, remote, operands, &mut result);
                 host.write_at(op, 0, &&result[..], 0, result.len());
             }
         }
         front.started = true;
         front.sent += chunk_len;
-        if within + chunk_len < total {
+        if done_in_range + chunk_len < range_len {
             return Ok(PushOutcome::Done);
         }
-        Ok(self.finish_iov(front, (spec, notifies), host))
+        Ok(self.finish_iov(front, (spec, needs_notification), host))
     }
 
-    /// Finishes a range after its last chunk; `notifies` if the peer must be notified of it.
+    /// Finishes a range after its last chunk; `needs_notification` if the peer must be notified of it.
     fn finish_iov(
         &mut self,
         front: &mut QueuedTx,
-        (spec, notifies): (TxOp, bool),
+        (spec, needs_notification): (TxOp, bool),
         host: &dyn EngineContext,
     ) -> PushOutcome {
         let len = front.bytes_to_notify(&spec);
-        front.cursor.bytes_notified += if notifies { len } else { 0 };
-        front.next_iov(host);
-        if notifies {
+        front.cursor.bytes_notified += if needs_notification { len } else { 0 };
+        front.advance_or_finish(host);
+        if needs_notification {
             self.notify_access(&spec, len)
         } else {
             PushOutcome::Done
@@ -147,15 +153,15 @@ impl TxChannel {
         )
     }
 
-    /// Makes progress on the front operation, whose region the owner serves; `rma_events` if the
-    /// peer's endpoint requests notifications.
-    fn progress_served_rma(
+    /// Makes progress on the front operation, which the owner of the region executes. `rma_events`:
+    /// the peer requests a notification of each access.
+    fn progress_owner_executed_rma(
         &mut self,
         front: &mut QueuedTx,
         (remote, rma_events): (&RmaIov, bool),
         host: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
-        let (kind, total) = (front.spec.kind, remote.len);
+        let (kind, range_len) = (front.spec.kind, remote.len);
         // Room for the request record, and for the notification that may follow the response.
         if self
             .rma_bounce
@@ -168,9 +174,9 @@ impl TxChannel {
         let Some((request, response)) = self
             .rma_bounce
             .as_mut()
-            .and_then(RmaBounceBuffer::take_answer)
+            .and_then(RmaBounceBuffer::take_response)
         else {
-            return self.send_rma_request(front, remote, total, host);
+            return self.send_rma_request(front, remote, range_len, host);
         };
         if let Err(error) = response {
             if matches!(
@@ -188,9 +194,9 @@ impl TxChannel {
                 error
             });
         }
-        let spec = front.notification(host);
-        if front.cursor.is_checking(&spec) {
-            front.next_iov(host);
+        let spec = front.notification_spec(host);
+        if front.cursor.is_validating_ranges(&spec) {
+            front.advance_or_finish(host);
             return Ok(PushOutcome::Done);
         }
         let len = request.remote.len;
@@ -198,14 +204,14 @@ impl TxChannel {
             host.write_at(
                 front.op,
                 front.sent,
-                &bounce_buffer.answer_bytes(len),
+                &bounce_buffer.response_bytes(len),
                 0,
                 len,
             );
         }
         front.sent += len;
-        if front.sent - front.cursor.bytes_before < total {
-            return self.send_rma_request(front, remote, total, host);
+        if front.sent - front.cursor.bytes_before < range_len {
+            return self.send_rma_request(front, remote, range_len, host);
         }
         Ok(self.finish_iov(front, (spec, rma_events || spec.data.is_some()), host))
     }
@@ -215,30 +221,30 @@ impl TxChannel {
         &mut self,
         front: &mut QueuedTx,
         remote: &RmaIov,
-        total: usize,
+        range_len: usize,
         host: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
         let Some(bounce_buffer) = self.shared_bounce_buffer()? else {
             return Ok(PushOutcome::WouldBlock);
         };
-        let (kind, sent, within) = (
+        let (kind, sent, done_in_range) = (
             front.spec.kind,
             front.sent,
             front.sent - front.cursor.bytes_before,
         );
         // A request of length 0 makes the owner check the range without an access.
-        let max_len = if front.cursor.is_checking(&front.spec) {
+        let max_len = if front.cursor.is_validating_ranges(&front.spec) {
             0
         } else {
             MAX_REQUEST_LEN
         };
         let len = if remote.atomic.is_some() {
-            total
+            range_len
         } else {
-            (total - within).min(max_len)
+            (range_len - done_in_range).min(max_len)
         };
         let range = RmaIov {
-            offset: remote.offset.saturating_add(within as u64),
+            offset: remote.offset.saturating_add(done_in_range as u64),
             len,
             ..*remote
         };
@@ -248,7 +254,7 @@ impl TxChannel {
         } else {
             payload
         };
-        let request = bounce_buffer.prepare(kind, range, total - within, bytes);
+        let request = bounce_buffer.prepare(kind, range, range_len - done_in_range, bytes);
         let pushed = self.push_record(
             RMA_REQUEST,
             0,
@@ -281,7 +287,7 @@ impl TxChannel {
                 memory: memory.fd(),
             };
             match control::send_grant(&self.socket, &grant) {
-                // The end of the peer is noticed by the socket.
+                // The peer has closed; the next read of the socket reports it.
                 Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
                     self.rma_bounce = Some(bounce_buffer)
                 }

@@ -33,6 +33,8 @@ enum TxEndCause {
     Replaced,
     Rejected(RejectReason),
     ProtocolViolation(&'static str),
+    /// A system call of this process failed before the peer accepted.
+    LocalError(Error),
 }
 
 /// Returns a protocol violation unless the response was requested.
@@ -61,7 +63,7 @@ impl TxConnection {
                     Err(TxEndCause::ProtocolViolation("protocol version mismatch"))
                 }
                 ControlRead::NoDescriptors => Err(TxEndCause::ProtocolViolation(
-                    "descriptors on a message that is not a memory grant",
+                    "no descriptor left for a received message (RLIMIT_NOFILE)",
                 )),
                 ControlRead::HungUp => Err(TxEndCause::PeerDown(DownReason::Died)),
             };
@@ -90,6 +92,8 @@ impl TxConnection {
                 },
                 DownReason::Protocol(what),
             ),
+            // The connection is not established, so no event with this reason is reported.
+            TxEndCause::LocalError(error) => (error, DownReason::Closed),
         };
         ConnectionEnd {
             error,
@@ -117,7 +121,7 @@ impl TxConnection {
                 Ok(())
             }
             ControlMessage::Doorbell => Err(TxEndCause::ProtocolViolation(
-                "doorbell before the accept message",
+                "control message out of order: doorbell before accept",
             )),
             ControlMessage::Ready => self.send_hello(),
             ControlMessage::Accept(incarnation) => self.on_accept(incarnation),
@@ -142,15 +146,17 @@ impl TxConnection {
     fn send_hello(&mut self) -> Result<(), TxEndCause> {
         let TxConnectionState::Connecting(channel) = &mut self.state else {
             return Err(TxEndCause::ProtocolViolation(
-                "ready message after the accept message",
+                "control message out of order: ready after accept",
             ));
         };
         match channel.send_hello(&self.peer_address) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(TxEndCause::ProtocolViolation("second ready message")),
+            Ok(false) => Err(TxEndCause::ProtocolViolation(
+                "control message out of order: second ready",
+            )),
             Err(Error::ConnectionRefused { reason, .. }) => Err(TxEndCause::Rejected(reason)),
             Err(Error::PeerGone(_)) => Err(TxEndCause::PeerDown(DownReason::Died)),
-            Err(_) => Err(TxEndCause::ProtocolViolation("hello could not be sent")),
+            Err(error) => Err(TxEndCause::LocalError(error)),
         }
     }
 
@@ -172,7 +178,7 @@ impl TxConnection {
             other => {
                 self.state = other;
                 return Err(TxEndCause::ProtocolViolation(
-                    "second accept message, or accept before the hello",
+                    "control message out of order: second accept, or accept before hello",
                 ));
             }
         };
@@ -228,5 +234,57 @@ impl TxConnection {
             );
         }
         is_pending
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use fabric_core::av::AddressTable;
+    use fabric_core::{Address, Scheme};
+    use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
+
+    use super::super::super::TxResources;
+    use super::super::super::cma::SingleCopyPolicy;
+    use super::super::super::loans::LoanPool;
+    use super::super::channel::TxChannel;
+    use super::*;
+
+    /// A failed system call of this process is not a protocol violation of the peer.
+    #[test]
+    fn local_error_of_hello_is_not_blamed_on_the_peer() {
+        let name = format!("hello-error-{}", std::process::id());
+        let listener =
+            rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        let path = format!("fabric-async/shm/{name}");
+        let path = SocketAddrUnix::new_abstract_name(path.as_bytes()).unwrap();
+        rustix::net::bind(&listener, &path).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+
+        let peer = Address::new(Scheme::Shm, &name).unwrap();
+        let addr = AddressTable::new().insert(peer.clone());
+        let resources = TxResources {
+            loan_pool: LoanPool::default(),
+            single_copy: SingleCopyPolicy::from_len(usize::MAX),
+        };
+        let channel = TxChannel::connect(&peer, &peer, 1, &resources).unwrap();
+        // The socket's send buffer has no room for the hello.
+        while rustix::net::send(&channel.socket, &[0; 64], SendFlags::DONTWAIT).is_ok() {}
+        let mut tx = TxConnection::new(peer, addr, resources);
+        tx.state = TxConnectionState::Connecting(channel);
+
+        let cause = tx.send_hello().err().unwrap();
+        let end = tx.connection_end(cause);
+        assert!(
+            matches!(
+                end.error,
+                Error::Os {
+                    call: "sendmsg",
+                    ..
+                }
+            ),
+            "{:?}",
+            end.error
+        );
+        assert!(end.identity.is_none(), "an event would be reported");
     }
 }

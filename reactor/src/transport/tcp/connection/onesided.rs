@@ -65,7 +65,7 @@ pub(super) fn build_frame(
         .rma_iov_id
         .map_or(spec.remote.as_slice(), |id| host.rma_iovs(id));
     let iovs = RmaIovList::from_rma_iovs(remote_iovs)
-        .ok_or(Error::NotSupported("more remote IOVs than rma_iov_limit"))?;
+        .ok_or(Error::NotSupported("more remote ranges than rma_iov_limit"))?;
     let frame = match spec.remote.and_then(|remote| remote.atomic) {
         Some(atomic) => Frame::atomic(
             peer_caps.atomic(atomic)?,
