@@ -17,9 +17,11 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Returns a request to send a message to this peer, to be awaited, started or posted
     /// (`fi_send`).
     ///
-    /// The send completes, and returns the buffer, when the message is at the peer's endpoint: in
-    /// its ring, or copied from here. That does not prove that a receive has taken it, unless the
-    /// send waits for [delivery](SendRequest::delivery_complete). A message below 64 KiB completes
+    /// The send completes, and returns the buffer, when the message needs nothing more of this
+    /// process. Over `shm` the peer's ring has it, or the peer has copied it; over `tcp` and `udp`
+    /// the kernel's socket buffer has all its bytes. That does not prove that a receive has taken
+    /// it, or over `tcp` and `udp` that the peer has it: see
+    /// [`delivery_complete`](SendRequest::delivery_complete). A message below 64 KiB completes
     /// without help of the peer as long as its ring has room; a [longer
     /// one](crate::guide::memory#single-copy) waits until the peer receives it, or buffers it
     /// within its budget. A message above [`Info::ep`](crate::Info::ep)`.max_msg_size` is
