@@ -212,8 +212,14 @@ fn invalid_source_addresses_end_only_that_connection() {
         let value = Box::new(0x1234_5678_u64);
         let at = (&raw const *value).expose_provenance() as u64;
         let cases = [
-            ("cannot be read", (0, 0), 100, at, 0),
-            ("cannot be read", (at, *value + 1), 100, at, 0),
+            ("process_vm_readv is not enabled", (0, 0), 100, at, 0),
+            (
+                "process_vm_readv is not enabled",
+                (at, *value + 1),
+                100,
+                at,
+                0,
+            ),
             (
                 "not in the memory of its sender",
                 (at, *value),
