@@ -2,6 +2,7 @@
 //! eventfd to wake the driver.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use fabric_core::transport::{Interest, WaitSet};
@@ -55,20 +56,20 @@ impl EpollSet {
         mut each: impl FnMut(u64),
     ) -> usize {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        let mut events = [epoll::Event {
-            flags: epoll::EventFlags::empty(),
-            data: epoll::EventData::new_u64(0),
-        }; 32];
+        // Not initialized: a pass that finds no event costs the system call alone.
+        let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; 32];
         // An interrupted or failed wait counts as empty: the caller checks for progress in any
         // case.
-        let count = epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()).unwrap_or(0);
-        for event in &events[..count] {
+        let Ok((events, _)) = epoll::wait(&self.epoll, &mut buffer[..], timeout.as_ref()) else {
+            return 0;
+        };
+        for event in events.iter() {
             let token = event.data.u64();
             if token != WAKE_TOKEN {
                 each(token);
             }
         }
-        count
+        events.len()
     }
 }
 
