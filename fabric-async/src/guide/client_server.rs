@@ -165,11 +165,14 @@
 //! | target | level | event | fields |
 //! |---|---|---|---|
 //! | `fabric::endpoint` | debug | endpoint opened, endpoint closed | `endpoint`, its [`id`](Endpoint::id); `name` |
-//! | `fabric::connection` | debug | peer connected, peer closed | `endpoint`, `peer` |
+//! | `fabric::connection` | debug | peer connected, peer closed its endpoint | `endpoint`, `peer` |
 //! | `fabric::connection` | info | peer died | `endpoint`, `peer` |
-//! | `fabric::connection` | info | loans lost: the borrower is gone | `endpoint`, `peer`, `loans` |
+//! | `fabric::connection` | info | peer ended while holding loans (their memory is not reused) | `endpoint`, `peer`, `loans` |
 //! | `fabric::connection` | warn | protocol violation by peer | `endpoint`, `peer`, `what` |
-//! | `fabric::connection` | warn | connection refused | `endpoint`, `error` |
+//! | `fabric::connection` | warn | incoming connection rejected | `endpoint`, `error` |
+//! | `fabric::connection` | debug | connection requested, connected: of [connected endpoints](super::connected_endpoints) | `endpoint`, `peer` |
+//! | `fabric::connection` | debug | connection shut down: of a connected endpoint | `endpoint`, `peer`, `reason` |
+//! | `fabric::connection` | info | connect failed: of a connected endpoint | `endpoint`, `error` |
 //! | `fabric::progress` | debug | driver started, driver ended | `driver`: `task` or `thread` |
 //! | `fabric::progress` | error | a waker, the drop of a buffer, or the subscriber panicked | |
 //!
