@@ -104,7 +104,7 @@ pub enum Error {
         /// The peer that refused.
         peer: Address,
         /// The peer's reason.
-        reason: RejectReason,
+        reason: RefusalReason,
     },
     /// The application at the peer rejected the connection request, with this private data
     /// (`fi_reject`). `FI_ECONNREFUSED`.
@@ -269,10 +269,10 @@ impl fmt::Display for Resource {
     }
 }
 
-/// Why a peer refused a connection.
+/// Why the endpoint of a peer refused a connection ([`Error::ConnectionRefused`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum RejectReason {
+pub enum RefusalReason {
     /// The two sides speak different versions of the protocol.
     Version {
         /// The version the peer speaks.
@@ -290,7 +290,7 @@ pub enum RejectReason {
     Other(u16),
 }
 
-impl fmt::Display for RejectReason {
+impl fmt::Display for RefusalReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Version { theirs, ours } => {
@@ -361,13 +361,23 @@ impl Error {
         }
     }
 
-    /// Returns whether this is one of four errors: [`Error::PeerGone`] (the connection was lost),
-    /// [`Error::NoSuchPeer`] (no endpoint listens), [`Error::TimedOut`] (the peer did not answer)
-    /// or [`Error::StaleAddress`] (the handle is released or of another address vector). It returns
-    /// false for errors of a first connection, such as [`Error::Unreachable`] and
-    /// [`Error::ConnectionRefused`].
+    /// Returns whether the operation failed because the peer is not there: it may succeed when the
+    /// peer is back or is looked up again.
+    ///
+    /// True for exactly these errors:
+    ///
+    /// * [`Error::PeerGone`]: the connection to the peer was lost;
+    /// * [`Error::NoSuchPeer`]: no endpoint listens at the peer's address;
+    /// * [`Error::TimedOut`]: the peer did not answer in time;
+    /// * [`Error::StaleAddress`]: the handle of the peer is no longer valid, or belongs to another
+    ///   address vector.
+    ///
+    /// False for all others. Of the errors about peers these are [`Error::ConnectionRefused`],
+    /// [`Error::Rejected`], [`Error::OtherUser`] and [`Error::Protocol`], where the peer has
+    /// answered; [`Error::Unreachable`], [`Error::NoSuchHost`] and [`Error::UnknownSource`], where
+    /// no peer was asked; and [`Error::Canceled`], because this side ended the operation.
     #[must_use]
-    pub fn is_peer_gone(&self) -> bool {
+    pub fn is_peer_unavailable(&self) -> bool {
         matches!(
             self,
             Self::PeerGone(_) | Self::NoSuchPeer(_) | Self::TimedOut(_) | Self::StaleAddress(_)
@@ -396,6 +406,21 @@ mod tests {
         assert_eq!(Error::WouldBlock(Resource::TransmitCredit).errno(), 11);
         assert_eq!(Error::Truncated { len: 1, lost: 2 }.errno(), 265);
         assert_eq!(Error::os("mmap", 12).errno(), 12);
+    }
+
+    #[test]
+    fn peer_is_unavailable_for_exactly_four_errors() {
+        let mut unavailable = Vec::new();
+        for (error, _) in examples() {
+            if error.is_peer_unavailable() {
+                let text = format!("{error:?}");
+                unavailable.push(text.split('(').next().unwrap().to_string());
+            }
+        }
+        assert_eq!(
+            unavailable,
+            ["NoSuchPeer", "PeerGone", "TimedOut", "StaleAddress"]
+        );
     }
 
     #[test]
@@ -554,13 +579,13 @@ mod tests {
             (Error::NoSuchPeer(peer()), vec!["10.0.0.5:7000"]),
             (Error::PeerGone(peer()), vec!["10.0.0.5:7000"]),
             (
-                refused(RejectReason::Version { theirs: 3, ours: 4 }),
+                refused(RefusalReason::Version { theirs: 3, ours: 4 }),
                 vec!["10.0.0.5:7000", "version 3", "side 4"],
             ),
-            (refused(RejectReason::User), vec!["user"]),
-            (refused(RejectReason::Malformed), vec!["handshake"]),
-            (refused(RejectReason::Resources), vec!["descriptors"]),
-            (refused(RejectReason::Other(77)), vec!["77"]),
+            (refused(RefusalReason::User), vec!["user"]),
+            (refused(RefusalReason::Malformed), vec!["handshake"]),
+            (refused(RefusalReason::Resources), vec!["descriptors"]),
+            (refused(RefusalReason::Other(77)), vec!["77"]),
             (
                 Error::Rejected {
                     peer: peer(),

@@ -279,7 +279,7 @@ pub(crate) async fn failed_atomic_executes_at_most_once(setup: Setup) {
             Ok(old) => assert_eq!((old, done), (before, 1)),
             Err(error) => {
                 assert!(
-                    error.is_peer_gone() || error == Error::StaleAddress(to_b),
+                    error.is_peer_unavailable() || error == Error::StaleAddress(to_b),
                     "{error}"
                 );
                 assert!(done <= 1, "done {done} times");

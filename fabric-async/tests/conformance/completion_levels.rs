@@ -550,7 +550,7 @@ pub(crate) async fn close_fails_unacknowledged_sends(setup: Setup) {
             if closing_here {
                 *error == Error::Canceled
             } else {
-                error.is_peer_gone()
+                error.is_peer_unavailable()
             }
         };
         for (which, len, sent) in [(1, 10, sent), (2, 9000, matched)] {
@@ -693,5 +693,5 @@ pub(crate) async fn delivery_complete_means_the_peer_has_the_message(setup: Setu
             .start()
             .unwrap();
     b.ep.clone().close().unwrap();
-    assert!(long.await.unwrap_err().error.is_peer_gone());
+    assert!(long.await.unwrap_err().error.is_peer_unavailable());
 }

@@ -616,7 +616,7 @@ pub(crate) async fn multi_segment_ops_fail_like_single(setup: Setup) {
     b.ep.clone().close().unwrap();
     let failed = waits.await.unwrap_err();
     assert!(
-        failed.error.is_peer_gone() || matches!(failed.error, Error::Key { .. }),
+        failed.error.is_peer_unavailable() || matches!(failed.error, Error::Key { .. }),
         "{}",
         failed.error
     );

@@ -221,7 +221,7 @@ pub(crate) async fn buffered_messages_survive_their_connection(setup: Setup) {
             .await
             .unwrap_err()
             .error
-            .is_peer_gone()
+            .is_peer_unavailable()
     );
     // The local endpoint is closed as well, and another one is shut down.
     ends.remove(0).close().unwrap();

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::time::Duration;
 
 use fabric_async::{
-    Access, Endpoint, Error, EventKind, EventQueue, FiAddr, RejectReason, RemoteRegion,
+    Access, Endpoint, Error, EventKind, EventQueue, FiAddr, RefusalReason, RemoteRegion,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpSocket;
@@ -38,7 +38,7 @@ pub(crate) async fn connect_once(name: &str) -> i32 {
 fn exit_code_for(error: &Error) -> i32 {
     match error {
         Error::ConnectionRefused {
-            reason: RejectReason::Resources,
+            reason: RefusalReason::Resources,
             ..
         } => EXIT_REFUSED,
         other => {
