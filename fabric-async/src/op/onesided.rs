@@ -164,7 +164,7 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
     ///
     /// # Errors
     /// With the buffer: [`Error::Key`](crate::Error::Key) and
-    /// [`Error::TooLong`](crate::Error::TooLong) when the access is known to be invalid, and as
+    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) when the access is known to be invalid, and as
     /// [`SendRequest::start`](crate::SendRequest::start).
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
         self.submit(CreditMode::NoWait).into_post_result()
@@ -357,8 +357,8 @@ impl<'a, B: IoBufMut, M: ThreadModel> ReadRequest<'a, B, M> {
     /// Posts the request now. The returned operation is awaited later.
     ///
     /// # Errors
-    /// With the buffer: [`Error::TooLong`](crate::Error::TooLong) when the buffer is too small, or
-    /// the access is known to be out of range; and otherwise as [`WriteRequest::start`].
+    /// With the buffer: [`Error::BufferTooSmall`](crate::Error::BufferTooSmall), and as
+    /// [`WriteRequest::start`].
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
         self.submit(CreditMode::NoWait)
     }

@@ -203,7 +203,7 @@ pub(crate) async fn misaligned_atomic_fails_only_its_op(setup: Setup) {
         );
         assert!(matches!(
             a.ep.fetch_add(to_b, remote.at(64), 1u8).await,
-            Err(Error::TooLong { .. })
+            Err(Error::OutOfBounds { .. })
         ));
         let sum =
             a.ep.atomic(to_b, readable.remote().at(0), AtomicOp::Sum, 1u64)

@@ -170,7 +170,7 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
                     .await
                     .unwrap_err();
             assert!(
-                matches!(failed.error, Error::TooLong { limit: 100_000, .. }),
+                matches!(failed.error, Error::OutOfBounds { limit: 100_000, .. }),
                 "{}",
                 failed.error
             );

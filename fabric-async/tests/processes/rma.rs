@@ -81,7 +81,7 @@ fn rma_iov_ops_fail_when_target_is_killed() {
                 .await
                 .unwrap_err();
             assert!(
-                matches!(refused.error, Error::TooLong { .. }),
+                matches!(refused.error, Error::OutOfBounds { .. }),
                 "{}",
                 refused.error
             );
