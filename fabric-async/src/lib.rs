@@ -38,7 +38,7 @@
 //! [`Operation`], which borrows nothing; `.into_future()` returns a future that may wait for
 //! credit.
 //!
-//! Dropping a future never loses a message and never frees memory that is in use: see
+//! Dropping a future never loses a received message and never frees memory that is in use: see
 //! [`guide::cancellation`].
 //!
 //! # The guide

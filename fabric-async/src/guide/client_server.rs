@@ -54,6 +54,10 @@
 //!
 //! # When a peer dies
 //!
+//! Which error an operation returns depends on when the death is noticed and on the handle.
+//! [`Error::is_peer_unavailable`] is true for all of them: test with it, and use the table only to
+//! tell the cases apart.
+//!
 //! | | handle from `add_peer` or `insert` | auto-inserted handle |
 //! |---|---|---|
 //! | pending send or directed receive | [`PeerGone`](Error::PeerGone) | [`PeerGone`](Error::PeerGone) |
@@ -156,6 +160,25 @@
 //! `kill -9`; before, [`bind`](Endpoint::bind) fails with [`AddressInUse`](Error::AddressInUse).
 //! Clients keep their handles: new operations fail with [`NoSuchPeer`](Error::NoSuchPeer) until the
 //! new server is there. Retry after a pause.
+//!
+//! # A client that restarts
+//!
+//! A client that is started again is a new peer to the server, whether it binds the same name or
+//! another one: when it connects, it gets a new auto-inserted handle, and a
+//! [`PeerConnected`](EventKind::PeerConnected) names it. The handle of its former process is
+//! released when the last message from that process was received; replies to it fail and never
+//! reach the new process. So
+//!
+//! * free the state of the former process on its [`PeerDown`](EventKind::PeerDown), and create that
+//!   of the new one on [`PeerConnected`](EventKind::PeerConnected) or with its first request: the
+//!   two events can be in either order;
+//! * a client that needs its former state sends an id of its own with the first request, because
+//!   neither the handle nor the name identifies it;
+//! * a client repeats the requests that were not answered before it died only if executing them
+//!   twice does no harm.
+//!
+//! A handle that the *server* inserted or looked up stands for the name and reaches the restarted
+//! client, as in the section before.
 //!
 //! # Tracing
 //!
