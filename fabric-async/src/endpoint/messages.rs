@@ -144,7 +144,7 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     pub(super) fn inject_op(&self, spec: TxOp, bytes: &[u8]) -> Result<()> {
-        self.inner.check_send(&spec)?;
+        self.inner.check_tx_op(&spec)?;
         let payload = Payload::Contiguous(bytes);
         if bytes.len() <= self.inner.info.tx.inject_size
             && self

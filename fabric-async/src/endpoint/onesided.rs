@@ -213,7 +213,7 @@ impl<M: ThreadModel> Endpoint<M> {
             atomic: None,
         };
         self.inner
-            .check_send(&TxOp::one_sided(kind, peer, remote))?;
+            .check_tx_op(&TxOp::one_sided(kind, peer, remote))?;
         // An access of length 0 makes the provider map the region. If the region was closed and its
         // key reused meanwhile, a second one is needed.
         for _ in 0..2 {

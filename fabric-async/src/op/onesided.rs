@@ -212,7 +212,7 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
         let checked = self
             .ep
             .inner
-            .check_send(&self.spec)
+            .check_tx_op(&self.spec)
             .and_then(|()| self.ep.inner.check_tx_iov(&self.buf));
         if let Err(error) = checked.and_then(|()| self.check_targets()) {
             return Err(Failed::new(error, self.buf));
@@ -395,7 +395,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> ReadRequest<'a, B, M> {
         } = self;
         let checked = ep
             .inner
-            .check_send(&spec)
+            .check_tx_op(&spec)
             .and_then(|()| ep.inner.check_tx_iov(&buf));
         if let Err(error) = checked.and_then(|()| ranges.check(ep)) {
             return Err(Failed::new(error, buf));
