@@ -63,7 +63,7 @@ async fn check_all_ops<T: AtomicType>(setup: &Setup, values: [T; 3]) {
     );
 }
 
-pub(crate) async fn every_operation_on_every_type(setup: Setup) {
+pub(crate) async fn every_operation_works_on_every_type(setup: Setup) {
     check_all_ops(&setup, [1i8, -3, 0]).await;
     check_all_ops(&setup, [1u8, 200, 0]).await;
     check_all_ops(&setup, [1i16, -300, 0]).await;

@@ -254,7 +254,7 @@ pub(crate) async fn discarded_message_completes_its_send(setup: Setup) {
     }
 }
 
-pub(crate) async fn dropped_claim_does_not_acknowledge(setup: Setup) {
+pub(crate) async fn dropped_claim_sends_no_ack(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for level in LEVELS {
         let mut sent = start_unexpected(
@@ -306,7 +306,7 @@ pub(crate) async fn requeued_message_is_acknowledged_once(setup: Setup) {
     }
 }
 
-pub(crate) async fn receive_dropped_mid_message_does_not_acknowledge(setup: Setup) {
+pub(crate) async fn receive_dropped_mid_message_sends_no_ack(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for level in LEVELS {
         for number in 0..10u64 {
@@ -394,7 +394,7 @@ pub(crate) async fn cancel_waits_for_the_ack(setup: Setup) {
     }
 }
 
-pub(crate) async fn truncated_receive_acknowledges(setup: Setup) {
+pub(crate) async fn truncated_receive_sends_ack(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for level in LEVELS {
         for len in [100, 9000, LONG_LEN] {
@@ -441,7 +441,7 @@ pub(crate) async fn multi_recv_acknowledges_each_message(setup: Setup) {
     }
 }
 
-pub(crate) async fn directed_receive_after_av_insert_acknowledges(setup: Setup) {
+pub(crate) async fn directed_receive_after_av_insert_sends_ack(setup: Setup) {
     let no_auto_insert = EndpointConfig {
         auto_insert: false,
         ..EndpointConfig::default()

@@ -746,7 +746,7 @@ pub(crate) async fn unsupported_calls_are_refused(setup: Setup) {
     assert!(matches!(discover(&directed).await, Err(Error::NoMatch(_))));
 }
 
-pub(crate) async fn listen_and_connect_conveniences_work(setup: Setup) {
+pub(crate) async fn listen_and_connect_open_working_endpoints(setup: Setup) {
     let options = || {
         let options = Endpoint::options()
             .wait_policy(setup.wait_policy)

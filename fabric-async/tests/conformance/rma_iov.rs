@@ -526,7 +526,7 @@ pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
 
 /// Operations that wait behind others, are cancelled, dropped, or lose their region: each completes
 /// once, and none is left pending.
-pub(crate) async fn multi_segment_ops_fail_like_single(setup: Setup) {
+pub(crate) async fn multi_segment_ops_fail_as_single_segment_ops(setup: Setup) {
     let config = EndpointConfig {
         tx_size: Some(16),
         ..EndpointConfig::default()

@@ -120,7 +120,7 @@ pub(crate) async fn many_connections_share_few_posted_receives(setup: Setup) {
 }
 
 /// Receives match in posting order, whether an endpoint connected actively or passively.
-pub(crate) async fn active_and_passive_ends_share_receives_in_order(setup: Setup) {
+pub(crate) async fn connecting_and_accepting_endpoints_share_receives_in_order(setup: Setup) {
     let pool = MsgDomainFixture::open_shared_rx(&setup).await;
     let (other, mut pep) = (MsgDomainFixture::open(&setup).await, pool.listen(&setup));
     let mut elsewhere = other.listen(&setup);

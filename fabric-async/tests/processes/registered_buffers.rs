@@ -188,7 +188,7 @@ fn invalid_rma_requests_end_only_that_connection() {
 
 /// A malformed response of an owner ends the operation once, or ends the connection.
 #[test]
-fn op_survives_unknown_rma_responses_and_ends_once_at_invalid_ones() {
+fn invalid_rma_response_ends_its_operation_once() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let name = format!("server-{}", std::process::id());

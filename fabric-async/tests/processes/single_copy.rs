@@ -119,12 +119,12 @@ fn check_killed_sender(once: bool) {
 
 /// Every message received from a killed process is complete; a partial message is never delivered.
 #[test]
-fn killed_sender_leaves_whole_messages_single_copy() {
+fn single_copy_messages_are_whole_when_sender_is_killed() {
     check_killed_sender(true);
 }
 
 #[test]
-fn killed_sender_leaves_whole_messages_double_copy() {
+fn ring_messages_are_whole_when_sender_is_killed() {
     check_killed_sender(false);
 }
 
@@ -151,12 +151,12 @@ fn check_killed_receiver(once: bool) {
 
 /// Killing the receiver during its copy fails the send, which returns its buffer.
 #[test]
-fn killed_receiver_returns_send_buffer_single_copy() {
+fn single_copy_send_returns_buffer_when_receiver_is_killed() {
     check_killed_receiver(true);
 }
 
 #[test]
-fn killed_receiver_returns_send_buffer_double_copy() {
+fn ring_send_returns_buffer_when_receiver_is_killed() {
     check_killed_receiver(false);
 }
 

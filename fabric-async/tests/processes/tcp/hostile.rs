@@ -186,7 +186,7 @@ fn silent_connections_are_evicted_or_time_out() {
 }
 
 #[test]
-fn partial_message_leaves_its_receive_posted() {
+fn receive_stays_posted_when_its_message_is_cut_off() {
     for is_reset in [true, false] {
         run(async {
             let (ep, mut events) = bind_with_events().await;
