@@ -53,7 +53,7 @@
 //! A buffer belongs to its operation, not to the future, so dropping a future never frees memory
 //! that is in use. Dropping the future of a receive never loses a message.
 //!
-//! | dropped future | effect |
+//! | dropped request or future | effect |
 //! |---|---|
 //! | a request that was not posted | none |
 //! | a receive without a message | withdrawn; its buffer is dropped |
@@ -69,9 +69,9 @@
 //!
 //! * a *permit* ([`Permit`]): a transmit credit that was [reserved](Endpoint::reserve) for a later
 //!   send;
-//! * a [`Probe`], and a *claimed message* ([`Claimed`]): a message that arrived without a receive,
-//!   was found by a probe and taken for one receive to come;
-//! * a *window* ([`RemoteWindow`]): a mapping of a peer's memory.
+//! * a [`Probe`], which finds a message that arrived before its receive was posted, and a *claimed
+//!   message* ([`Claimed`]): one that a probe has found and reserved for a receive that follows;
+//! * a *window* ([`RemoteWindow`]): memory of a peer that is mapped into this process.
 //!
 //! | dropped handle | effect |
 //! |---|---|
