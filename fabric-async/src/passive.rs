@@ -383,9 +383,10 @@ impl ConnectionRequest {
         &self.info
     }
 
-    /// Accepts the request (`fi_accept`) in the domain of a passive endpoint from
-    /// [`PassiveEndpoint::bind`], with a completion queue and an event queue of its own. `data` is
-    /// sent to the client, up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
+    /// Accepts the request (`fi_accept`) and returns the connected endpoint. The endpoint belongs to
+    /// the domain that [`PassiveEndpoint::bind`] opened, and has a completion queue and an event
+    /// queue of its own. `data` is sent to the client, up to
+    /// [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
     ///
     /// # Errors
     /// In each case the request has been rejected: [`Error::PeerGone`] when the client has
