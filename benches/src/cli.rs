@@ -308,7 +308,7 @@ impl Cli {
                 let address = args.output.display();
                 std::fs::write(&args.output, report::render_page(&records)?)
                     .map_err(Error::io(format!("writing {address}")))?;
-                print(&format!("{address}: {} results", records.len()))
+                print(&format!("{address} shows {} results", records.len()))
             }
             Command::Info(args) => {
                 let hints =
