@@ -98,6 +98,8 @@
 //! # Numbers
 //!
 //! [`Error::errno`] is the positive number that libfabric has for the condition.
+//! [`Error::is_peer_unavailable`] is true for the four errors of a peer that is not there, or whose
+//! handle is no longer valid.
 //!
 //! | error | `fi_errno` | number | when |
 //! |---|---|---|---|
