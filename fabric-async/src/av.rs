@@ -147,8 +147,8 @@ impl AvInner {
         self.node.check_open()?;
         if self.is_read_only {
             return Err(Error::NotSupported(
-                "changing the peers of a connected endpoint (FI_EP_MSG) or of a receive context that \
-                 connected endpoints share",
+                "changing the peers of a connected endpoint (FI_EP_MSG), or of a receive context \
+                 that connected endpoints share",
             ));
         }
         Ok(())

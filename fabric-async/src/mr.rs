@@ -388,8 +388,8 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// Reads the value at this byte offset atomically, for example to wait for a peer to change it.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] when the value leaves the region, [`Error::Invalid`] when the offset is
-    /// not a multiple of the value's size.
+    /// [`Error::OutOfBounds`] when the value leaves the region, [`Error::Invalid`] when the offset
+    /// is not a multiple of the value's size.
     pub fn load<T: AtomicType>(&self, offset: usize) -> Result<T> {
         let zero = T::from_bits(0);
         execute_atomic(

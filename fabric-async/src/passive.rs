@@ -25,11 +25,11 @@ use crate::resolve;
 ///
 /// Created by [`PassiveEndpoint::bind`], with its own fabric and domain, or by
 /// [`Fabric::passive_endpoint`]. A passive endpoint has a driver of its own, as a domain has, so a
-/// request may be accepted in any domain of the provider. Up to 128 requests are queued, including those of clients that
-/// have disconnected meanwhile; further connections wait in the kernel's backlog. A client has ten
-/// seconds after connecting to send its request. At most 256 connections without a request are
-/// kept: a further one evicts the oldest. A connection that is rejected for a protocol error is an
-/// event, [`Rejected`](crate::EventKind::Rejected).
+/// request may be accepted in any domain of the provider. Up to 128 requests are queued, including
+/// those of clients that have disconnected meanwhile; further connections wait in the kernel's
+/// backlog. A client has ten seconds after connecting to send its request. At most 256 connections
+/// without a request are kept: a further one evicts the oldest. A connection that is rejected for a
+/// protocol error is an event, [`Rejected`](crate::EventKind::Rejected).
 ///
 /// When the passive endpoint is dropped or closed, it stops listening, and queued requests are
 /// rejected. Accepted endpoints continue.
@@ -256,8 +256,8 @@ impl PassiveEndpoint {
         self.domain.node.id()
     }
 
-    /// Closes the passive endpoint (`fi_close`), as dropping it does: it stops listening, and queued
-    /// requests are rejected. No other object keeps a passive endpoint open.
+    /// Closes the passive endpoint (`fi_close`), as dropping it does: it stops listening, and
+    /// queued requests are rejected. No other object keeps a passive endpoint open.
     #[doc(alias = "fi_close")]
     pub fn close(self) {}
 
@@ -383,8 +383,8 @@ impl ConnectionRequest {
         &self.info
     }
 
-    /// Accepts the request (`fi_accept`) and returns the connected endpoint. The endpoint belongs to
-    /// the domain that [`PassiveEndpoint::bind`] opened, and has a completion queue and an event
+    /// Accepts the request (`fi_accept`) and returns the connected endpoint. The endpoint belongs
+    /// to the domain that [`PassiveEndpoint::bind`] opened, and has a completion queue and an event
     /// queue of its own. `data` is sent to the client, up to
     /// [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
     ///
@@ -427,8 +427,8 @@ impl ConnectionRequest {
         Ok(())
     }
 
-    /// Splits the connection request into the transport's request and whether the application asserts that the client supports
-    /// tags.
+    /// Splits the connection request into the transport's request and whether the application
+    /// asserts that the client supports tags.
     pub(crate) fn into_parts(self) -> (ConnReq, bool) {
         (self.connreq, self.peer_supports_tags)
     }

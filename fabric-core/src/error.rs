@@ -204,7 +204,10 @@ pub enum Error {
         why: String,
     },
     /// The scheme of the address belongs to another provider. `FI_EINVAL`.
-    #[error("address {address} is not served by provider {provider}, but by {}", address.scheme().provider())]
+    #[error(
+        "address {address} is not served by provider {provider}, but by {}",
+        address.scheme().provider()
+    )]
     WrongScheme {
         /// The provider of the object.
         provider: &'static str,
@@ -235,10 +238,10 @@ pub enum Error {
         /// The refused bits by name, or what is wrong with them.
         flags: String,
     },
-    /// An object that an endpoint or receive context needs was not bound to it before it was enabled
-    /// or an operation was posted. `FI_ENOCQ` for a completion queue, `FI_ENOAV` for an address
-    /// vector, `FI_ENOEQ` for an event queue, `FI_EDOMAIN` for a domain, and `FI_EOPBADSTATE` for a
-    /// shared receive context.
+    /// An object that an endpoint or receive context needs was not bound to it before it was
+    /// enabled or an operation was posted. `FI_ENOCQ` for a completion queue, `FI_ENOAV` for an
+    /// address vector, `FI_ENOEQ` for an event queue, `FI_EDOMAIN` for a domain, and
+    /// `FI_EOPBADSTATE` for a shared receive context.
     #[error("{}", describe_unbound(*.0))]
     Unbound(Class),
     /// A memory key that is in use, unknown or closed, or whose region does not grant the access.

@@ -146,8 +146,8 @@ impl DirectRegion {
 /// Checks a range of a region of `region` bytes, and the alignment of atomic values.
 ///
 /// # Errors
-/// [`Error::OutOfBounds`] when the range exceeds the region, [`Error::Invalid`] when the offset is not
-/// a multiple of `align`.
+/// [`Error::OutOfBounds`] when the range exceeds the region, [`Error::Invalid`] when the offset is
+/// not a multiple of `align`.
 #[inline]
 pub fn check_range(region: usize, offset: u64, len: usize, align: usize) -> Result<usize> {
     let start = usize::try_from(offset).unwrap_or(usize::MAX);

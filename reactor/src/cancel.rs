@@ -12,9 +12,9 @@ use crate::engine::EngineGuard;
 use crate::ops::{CompletionTarget, OpPhase};
 
 impl EngineGuard<'_> {
-    /// Withdraws an operation that has not begun: one that waits for a credit, a posted receive that
-    /// no message has matched, or a send of which nothing was written. Its slot stays. Returns false
-    /// if the operation has begun.
+    /// Withdraws an operation that has not begun: one that waits for a credit, a posted receive
+    /// that no message has matched, or a send of which nothing was written. Its slot stays. Returns
+    /// false if the operation has begun.
     pub(crate) fn try_cancel(&mut self, key: OpKey) -> bool {
         let state = &mut **self;
         let Some(op) = state.domain.ops.get(key) else {

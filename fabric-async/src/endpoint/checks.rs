@@ -30,8 +30,8 @@ impl EndpointInner {
         }
     }
 
-    /// Checks the number of buffers of a send, write or read. The number is 1 for most buffer types,
-    /// which the compiler knows, so that nothing remains of the check.
+    /// Checks the number of buffers of a send, write or read. The number is 1 for most buffer
+    /// types, which the compiler knows, so that nothing remains of the check.
     #[inline]
     pub(crate) fn check_tx_iov(&self, buf: &impl IoBuf) -> Result<()> {
         check_iov_count(buf.count(), self.info.tx.iov_limit)

@@ -72,11 +72,12 @@
 //! # Flush
 //!
 //! [`Endpoint::flush`] and [`Domain::flush`] wait until every send, write and non-fetching atomic
-//! operation that was posted before has left the process: its bytes are in the peer's ring or in the
-//! kernel, or it has ended. Then the end of the process does not lose them, with one exception:
+//! operation that was posted before has left the process: its bytes are in the peer's ring or in
+//! the kernel, or it has ended. Then the end of the process does not lose them, with one exception:
 //!
 //! * Over `tcp` the kernel discards bytes that it has not sent yet if the process ends while bytes
-//!   of that peer are unread in the socket. Receive what the peer sent before, or wait for its reply.
+//!   of that peer are unread in the socket. Receive what the peer sent before, or wait for its
+//!   reply.
 //!
 //! Flush after operations that no task awaits: injected, posted, or started and dropped. An awaited
 //! send has left already. A flush says nothing about how operations ended, and does not wait for

@@ -85,8 +85,8 @@
 //! A connection takes a file descriptor and memory on both sides; a region or loan takes a
 //! descriptor on every side that maps it. If this process lacks one, the operation fails with
 //! [`Error::Os`], which names the system call, and can be posted again later. If the peer lacks
-//! one, the connecting side gets [`Error::ConnectionRefused`] with [`RefusalReason::Resources`], and
-//! the peer's event queue an [`EventKind::Rejected`].
+//! one, the connecting side gets [`Error::ConnectionRefused`] with [`RefusalReason::Resources`],
+//! and the peer's event queue an [`EventKind::Rejected`].
 //!
 //! # Fork
 //!

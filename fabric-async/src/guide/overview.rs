@@ -8,8 +8,8 @@
 //!
 //! [`Endpoint::send`], [`Endpoint::recv`] and the other operations return a *request*. A request
 //! does nothing until it is posted. Messages to one peer arrive in the order in which they were
-//! posted, except datagrams (`udp`); which reads and writes keep the order among themselves and with
-//! messages depends on the provider: see [`ordering`](super::ordering).
+//! posted, except datagrams (`udp`); which reads and writes keep the order among themselves and
+//! with messages depends on the provider: see [`ordering`](super::ordering).
 //!
 //! An operation that cannot be handed to the peer's ring or to the kernel at once takes a *transmit
 //! credit* of its endpoint, of which there are 1024, and holds it while it waits.

@@ -164,8 +164,8 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
     ///
     /// # Errors
     /// With the buffer: [`Error::Key`](crate::Error::Key) and
-    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) when the access is known to be invalid, and as
-    /// [`SendRequest::start`](crate::SendRequest::start).
+    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) when the access is known to be invalid,
+    /// and as [`SendRequest::start`](crate::SendRequest::start).
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
         self.submit(CreditMode::NoWait).into_post_result()
     }
