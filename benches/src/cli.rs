@@ -38,7 +38,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// The floor of this machine: cache lines, memory copies, wake-ups, kernel sockets
+    /// The floor of this machine: times of cache lines, memory copies, wake-ups and kernel sockets
     Floor(FloorArgs),
     /// Latency: half round trips between two processes
     Lat(MeasureArgs),
@@ -93,7 +93,7 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct FloorArgs {
-    /// Cores: auto, none, or a pair
+    /// Cores of the two sides: auto, none (any core), or two numbers
     #[arg(long, default_value = "auto", value_name = "auto|none|A,B")]
     pin: CorePinning,
     /// One JSON object per line instead of a table
@@ -130,7 +130,7 @@ struct MeasureArgs {
     /// The operation to measure
     #[arg(long, value_enum, default_value = "send")]
     op: BenchOp,
-    /// Message sizes: 8,64KiB,1MiB
+    /// Message sizes, for example 8,64KiB,1MiB
     #[arg(
         long,
         value_delimiter = ',',
@@ -167,8 +167,8 @@ struct MeasureArgs {
     /// Seconds for each size
     #[arg(long, default_value_t = 1.5, value_parser = parse_seconds, allow_negative_numbers = true)]
     seconds: f64,
-    /// Smallest message that is copied once (cross-memory attach): 0, 64KiB, 1GiB; the provider's
-    /// default if omitted
+    /// Length from which messages are copied once (process_vm_readv), for example 64KiB; the
+    /// provider's default if omitted
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     single_copy_threshold: Option<Size>,
     /// Connected but idle endpoints on the other side, for each thread
@@ -177,7 +177,7 @@ struct MeasureArgs {
     /// Congestion control of tcp connections; the provider's default if omitted
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
-    /// Cores, assigned in turn to this side and the other
+    /// Cores: auto, none (any core), or numbers, in turn for this side and the other
     #[arg(long, default_value = "auto", value_name = "auto|none|A,B,..")]
     pin: CorePinning,
     /// Serve one measurement at this address; all options come from the connecting side
@@ -229,7 +229,7 @@ struct CompareArgs {
     /// Only the goals of this provider, and whether they are met
     #[arg(long, conflicts_with_all = ["op", "quick", "size", "peer", "json"])]
     goals: bool,
-    /// Message sizes, of latencies and streams
+    /// Sizes of messages in bytes, for latencies and streams alike
     #[arg(
         long,
         value_delimiter = ',',
@@ -250,7 +250,7 @@ struct CompareArgs {
     /// Seconds of one measurement
     #[arg(long, value_parser = parse_seconds, allow_negative_numbers = true)]
     seconds: Option<f64>,
-    /// Cores: auto, none, or a pair
+    /// Cores of the two sides: auto, none (any core), or two numbers
     #[arg(long, default_value = "auto", value_name = "auto|none|A,B")]
     pin: CorePinning,
     /// One JSON object per line for every run, instead of tables
@@ -260,10 +260,10 @@ struct CompareArgs {
 
 #[derive(Debug, Args)]
 struct ReportArgs {
-    /// Files with the output of other commands under --json
+    /// Files with the output that other commands print with --json
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// The page to write
+    /// The HTML file to write
     #[arg(short, long, default_value = "fabric-bench.html")]
     output: PathBuf,
 }
@@ -279,7 +279,7 @@ struct InfoArgs {
     /// Only endpoints of this type
     #[arg(short = 't', long, value_enum)]
     ep_type: Option<EpTypeArg>,
-    /// Only offers with these capabilities: msg,tagged
+    /// Only offers with these capabilities, for example msg,tagged
     #[arg(short, long, value_name = "LIST")]
     caps: Option<String>,
 }
@@ -308,7 +308,7 @@ impl Cli {
                 let address = args.output.display();
                 std::fs::write(&args.output, report::render_page(&records)?)
                     .map_err(Error::io(format!("writing {address}")))?;
-                print(&format!("{address}: {} results", records.len()))
+                print(&format!("{address} shows {} results", records.len()))
             }
             Command::Info(args) => {
                 let hints =

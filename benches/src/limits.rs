@@ -13,9 +13,11 @@ pub fn raise_descriptor_limit(count: u64) -> Result<()> {
     if limit.current.is_none_or(|current| current >= count) {
         return Ok(());
     }
-    if limit.maximum.is_some_and(|maximum| maximum < count) {
+    if let Some(maximum) = limit.maximum
+        && maximum < count
+    {
         return Err(Error::InvalidRequest(format!(
-            "{count} file descriptors are needed, more than the hard limit (ulimit -Hn)"
+            "{count} file descriptors are needed, and the hard limit is {maximum} (ulimit -Hn)"
         )));
     }
     let raised = Rlimit {

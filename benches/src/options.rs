@@ -111,9 +111,9 @@ impl WaitMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum ProgressMode {
-    /// The threads that poll.
+    /// The threads that poll make progress.
     Manual,
-    /// A thread of the domain.
+    /// A thread of the domain makes progress.
     Auto,
 }
 
@@ -132,9 +132,9 @@ impl ProgressMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum RuntimeKind {
-    /// On the thread itself.
+    /// A current-thread runtime, on the measuring thread.
     Current,
-    /// Two workers.
+    /// A multi-thread runtime with two workers.
     Multi,
 }
 

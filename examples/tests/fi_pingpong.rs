@@ -371,7 +371,7 @@ fn many_messages_round_trip_over_rxm() {
 
 /// A client that starts with RXM falls back to the native protocol.
 #[test]
-fn rxm_side_falls_back_to_the_native_protocol() {
+fn rxm_endpoint_falls_back_to_the_native_protocol() {
     let Some(libfabric) = libfabric_program() else {
         return;
     };

@@ -147,7 +147,8 @@ impl AvInner {
         self.node.check_open()?;
         if self.is_read_only {
             return Err(Error::NotSupported(
-                "changing the address vector of a connected endpoint (FI_EP_MSG)",
+                "changing the peers of a connected endpoint (FI_EP_MSG), or of a receive context \
+                 that connected endpoints share",
             ));
         }
         Ok(())
@@ -179,9 +180,9 @@ impl<M: ThreadModel> AddressVector<M> {
         }
     }
 
-    /// Inserts a peer and returns its `FiAddr` (`fi_av_insert`). A peer that is in the vector keeps
-    /// its `FiAddr`; the handle of an auto-inserted peer becomes permanent. Nothing is sent:
-    /// whether the peer exists shows with the first operation.
+    /// Inserts a peer and returns its address handle, an `FiAddr` (`fi_av_insert`). A peer that is
+    /// in the vector already keeps its handle; that of an auto-inserted peer becomes permanent.
+    /// Nothing is sent to the peer: the first operation fails if the peer does not exist.
     ///
     /// # Errors
     /// [`Error::BadAddress`]; [`Error::WrongScheme`] when the address is of another provider;

@@ -50,21 +50,23 @@ impl<M: ThreadModel> Counter<M> {
         })
     }
 
-    /// Returns the number of operations that succeeded (`fi_cntr_read`).
+    /// Returns the value: the number of operations that succeeded, plus what [`add`](Self::add)
+    /// added (`fi_cntr_read`).
     #[doc(alias = "fi_cntr_read")]
     #[must_use]
     pub fn value(&self) -> u64 {
         self.inner.domain.core.read_counter(self.inner.id).0
     }
 
-    /// Returns the number of operations that failed (`fi_cntr_readerr`).
+    /// Returns the error value: the number of operations that failed, plus what
+    /// [`add_errors`](Self::add_errors) added (`fi_cntr_readerr`).
     #[doc(alias = "fi_cntr_readerr")]
     #[must_use]
     pub fn errors(&self) -> u64 {
         self.inner.domain.core.read_counter(self.inner.id).1
     }
 
-    /// Adds to the success count (`fi_cntr_add`).
+    /// Adds to the value (`fi_cntr_add`).
     #[doc(alias = "fi_cntr_add")]
     pub fn add(&self, count: u64) {
         self.inner
@@ -73,7 +75,7 @@ impl<M: ThreadModel> Counter<M> {
             .add_to_counter(self.inner.id, count, 0);
     }
 
-    /// Adds to the error count (`fi_cntr_adderr`).
+    /// Adds to the error value, which ends waits with an error (`fi_cntr_adderr`).
     #[doc(alias = "fi_cntr_adderr")]
     pub fn add_errors(&self, count: u64) {
         self.inner
@@ -82,10 +84,11 @@ impl<M: ThreadModel> Counter<M> {
             .add_to_counter(self.inner.id, 0, count);
     }
 
-    /// Waits until the success count is at least `threshold`, and returns it (`fi_cntr_wait`).
+    /// Waits until the value is at least `threshold`, and returns it (`fi_cntr_wait`).
     ///
     /// # Errors
-    /// [`Error::CounterError`], with both counts, as soon as an operation fails during the wait;
+    /// [`Error::CounterError`], with both values, as soon as the error value increases during the
+    /// wait;
     /// [`Error::Closed`] when the counter is closed, before or during the wait.
     ///
     /// # Cancel safety

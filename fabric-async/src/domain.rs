@@ -92,8 +92,8 @@ impl std::ops::Deref for DomainInner {
 }
 
 impl DomainCore {
-    /// Returns the scheme of addresses of the domain's provider: the default for text without a
-    /// scheme.
+    /// Returns the scheme of addresses of the domain's provider, which `fi_sockaddr_in://` does not
+    /// name.
     pub(crate) fn scheme(&self) -> Scheme {
         Scheme::from_provider(self.fabric.inner.transport.name()).unwrap_or(Scheme::Tcp)
     }

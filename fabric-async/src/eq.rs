@@ -45,7 +45,7 @@ impl EventQueue {
         if capacity == 0 {
             return Err(Error::Invalid {
                 what: "event queue capacity",
-                why: "it is 0".into(),
+                why: "0 events; the smallest is 1".into(),
             });
         }
         let node = ObjectNode::new(Class::EventQueue, Some(fabric.inner.node.clone()));

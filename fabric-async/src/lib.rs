@@ -38,7 +38,7 @@
 //! [`Operation`], which borrows nothing; `.into_future()` returns a future that may wait for
 //! credit.
 //!
-//! Dropping a future never loses a message and never frees memory that is in use: see
+//! Dropping a future never loses a received message and never frees memory that is in use: see
 //! [`guide::cancellation`].
 //!
 //! # The guide
@@ -128,6 +128,6 @@ pub use fabric_core::stats::{DomainStats, EndpointStats, OpStats};
 pub use fabric_core::transport::{MAX_PRIVATE_DATA, SocketIo};
 pub use fabric_core::tree::{Children, Class};
 pub use fabric_core::{
-    Address, Error, FiAddr, RejectReason, Resource, Result, Scheme, SocketOptions,
+    Address, Error, FiAddr, RefusalReason, Resource, Result, Scheme, SocketOptions,
 };
 pub use fabric_reactor::WaitPolicy;

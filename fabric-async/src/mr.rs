@@ -368,7 +368,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// Copies bytes out of the region. Each aligned group of eight bytes is read as one word.
     ///
     /// # Errors
-    /// [`Error::TooLong`] when the range leaves the region.
+    /// [`Error::OutOfBounds`] when the range leaves the region.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let at = check_range(self.memory.len(), offset as u64, out.len(), 1)?;
         self.memory.read(at, out);
@@ -378,7 +378,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// Copies bytes into the region. Each aligned group of eight bytes is written as one word.
     ///
     /// # Errors
-    /// [`Error::TooLong`] when the range leaves the region.
+    /// [`Error::OutOfBounds`] when the range leaves the region.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let at = check_range(self.memory.len(), offset as u64, bytes.len(), 1)?;
         self.memory.write(at, bytes);
@@ -388,8 +388,8 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// Reads the value at this byte offset atomically, for example to wait for a peer to change it.
     ///
     /// # Errors
-    /// [`Error::TooLong`] when the value leaves the region, [`Error::Invalid`] when the offset is
-    /// not a multiple of the value's size.
+    /// [`Error::OutOfBounds`] when the value leaves the region, [`Error::Invalid`] when the offset
+    /// is not a multiple of the value's size.
     pub fn load<T: AtomicType>(&self, offset: usize) -> Result<T> {
         let zero = T::from_bits(0);
         execute_atomic(

@@ -24,15 +24,15 @@ use crate::resolve;
 /// stream.
 ///
 /// Created by [`PassiveEndpoint::bind`], with its own fabric and domain, or by
-/// [`Fabric::passive_endpoint`]. It makes progress on its own as a domain does, so that a request
-/// may be accepted in any domain. Up to 128 requests are queued, including those of clients that
-/// have disconnected meanwhile; further connections wait in the kernel's backlog. A client has ten
-/// seconds after connecting to send its request. At most 256 connections without a request are
-/// kept: a further one evicts the oldest. A connection that is rejected for a protocol error is an
-/// event, [`Rejected`](crate::EventKind::Rejected).
+/// [`Fabric::passive_endpoint`]. A passive endpoint has a driver of its own, as a domain has, so a
+/// request may be accepted in any domain of the provider. Up to 128 requests are queued, including
+/// those of clients that have disconnected meanwhile; further connections wait in the kernel's
+/// backlog. A client has ten seconds after connecting to send its request. At most 256 connections
+/// without a request are kept: a further one evicts the oldest. A connection that is rejected for a
+/// protocol error is an event, [`Rejected`](crate::EventKind::Rejected).
 ///
-/// When it is dropped or closed, it stops listening, and queued requests are rejected. Accepted
-/// endpoints continue.
+/// When the passive endpoint is dropped or closed, it stops listening, and queued requests are
+/// rejected. Accepted endpoints continue.
 ///
 /// # Cancel safety
 /// Dropping a pending `next` loses no request.
@@ -42,7 +42,8 @@ pub struct PassiveEndpoint {
     id: EpId,
     name: Address,
     info: Arc<Info>,
-    /// The domain that drives it. In the object tree it has the class of a passive endpoint.
+    /// The domain whose progress accepts connections. In the object tree this domain has the class
+    /// of a passive endpoint.
     domain: Arc<DomainInner>,
     /// The domain of endpoints from `ConnectionRequest::accept`.
     accept_domain: Option<Domain>,
@@ -94,8 +95,9 @@ impl Fabric {
 }
 
 impl PassiveEndpointBuilder {
-    /// Sets the address to listen at (`fi_setname`); a free one by default. Host names are not
-    /// resolved here: see [`resolve`](crate::resolve()).
+    /// Sets the address to listen at (`fi_setname`). The default is the info's `src_addr`, in which
+    /// port 0 stands for a free port; without a `src_addr`, a free port of the loopback address.
+    /// Host names are not resolved here: see [`resolve`](crate::resolve()).
     ///
     /// # Errors
     /// [`Error::BadAddress`].
@@ -219,8 +221,8 @@ impl PassiveEndpoint {
         Endpoint::options().listen(at).await
     }
 
-    /// Waits for the next connection request, as the stream does. Never returns `None` while it is
-    /// open.
+    /// Waits for the next connection request, as the stream does. Never returns `None`: the passive
+    /// endpoint is open while this borrows it.
     ///
     /// # Cancel safety
     /// Safe: no request is lost.
@@ -234,27 +236,28 @@ impl PassiveEndpoint {
         Some(self.connection_request(request))
     }
 
-    /// Returns the address it listens at (`fi_getname`).
+    /// Returns the address that this passive endpoint listens at (`fi_getname`).
     #[doc(alias = "fi_getname")]
     #[must_use]
     pub fn name(&self) -> &Address {
         &self.name
     }
 
-    /// Returns the attributes it was opened with.
+    /// Returns the attributes that this passive endpoint was opened with.
     #[must_use]
     pub fn info(&self) -> &Info {
         &self.info
     }
 
-    /// Returns the id that its events carry.
+    /// Returns the id by which events name this passive endpoint
+    /// ([`Event::endpoint_id`](crate::Event::endpoint_id)).
     #[must_use]
     pub fn id(&self) -> u64 {
         self.domain.node.id()
     }
 
-    /// Closes it (`fi_close`), as dropping it does: queued requests are rejected. No other object
-    /// keeps it open.
+    /// Closes the passive endpoint (`fi_close`), as dropping it does: it stops listening, and
+    /// queued requests are rejected. No other object keeps a passive endpoint open.
     #[doc(alias = "fi_close")]
     pub fn close(self) {}
 
@@ -341,8 +344,8 @@ impl fmt::Debug for PassiveEndpoint {
 /// A connection request (`FI_CONNREQ`): accept it, reject it, or drop it, which rejects it without
 /// data.
 ///
-/// It belongs to no domain, and its connection is not monitored: only accepting it shows whether
-/// the client still waits.
+/// A request belongs to no domain, and its connection is not monitored: only accepting the request
+/// shows whether the client still waits.
 #[doc(alias = "FI_CONNREQ")]
 #[must_use = "a request that is dropped is rejected"]
 pub struct ConnectionRequest {
@@ -380,9 +383,10 @@ impl ConnectionRequest {
         &self.info
     }
 
-    /// Accepts the request (`fi_accept`) in the domain of a passive endpoint from
-    /// [`PassiveEndpoint::bind`], with a completion queue and an event queue of its own. `data` is
-    /// sent to the client, up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
+    /// Accepts the request (`fi_accept`) and returns the connected endpoint. The endpoint belongs
+    /// to the domain that [`PassiveEndpoint::bind`] opened, and has a completion queue and an event
+    /// queue of its own. `data` is sent to the client, up to
+    /// [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
     ///
     /// # Errors
     /// In each case the request has been rejected: [`Error::PeerGone`] when the client has
@@ -423,8 +427,8 @@ impl ConnectionRequest {
         Ok(())
     }
 
-    /// Splits it into the request and whether the application asserts that the client supports
-    /// tags.
+    /// Splits the connection request into the transport's request and whether the application
+    /// asserts that the client supports tags.
     pub(crate) fn into_parts(self) -> (ConnReq, bool) {
         (self.connreq, self.peer_supports_tags)
     }

@@ -102,7 +102,7 @@ impl RemoteWindow {
     /// # Errors
     /// [`Error::Key`] without [`Access::REMOTE_WRITE`], or when the region is closed;
     /// [`Error::PeerGone`] when the owner's endpoint is gone; [`Error::Closed`] when the local
-    /// endpoint is closed; [`Error::TooLong`] when the range leaves the region.
+    /// endpoint is closed; [`Error::OutOfBounds`] when the range leaves the region.
     #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         self.check(Access::REMOTE_WRITE)?;
@@ -116,7 +116,7 @@ impl RemoteWindow {
     /// # Errors
     /// [`Error::Key`] without [`Access::REMOTE_READ`], or when the region is closed;
     /// [`Error::PeerGone`] when the owner's endpoint is gone; [`Error::Closed`] when the local
-    /// endpoint is closed; [`Error::TooLong`] when the range leaves the region.
+    /// endpoint is closed; [`Error::OutOfBounds`] when the range leaves the region.
     #[inline]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         self.check(Access::REMOTE_READ)?;

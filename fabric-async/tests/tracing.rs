@@ -129,9 +129,9 @@ async fn check_all_events(progress: Progress) {
     );
     server.lend(peer, server.loan(5000).unwrap()).await.unwrap();
     drop(client);
-    wait_for_event(&["message=peer closed", &number]).await;
+    wait_for_event(&["message=peer closed its endpoint", &number]).await;
     wait_for_event(&[
-        "INFO fabric::connection message=loans lost",
+        "INFO fabric::connection message=peer ended while holding loans",
         &number,
         "loans=1",
     ])

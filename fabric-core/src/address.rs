@@ -1,7 +1,7 @@
 //! Addresses of endpoints as text, and handles of addresses in an address vector.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ pub const MAX_NAME: usize = 80;
 /// The address of an endpoint: `fi_shm://NAME`, `fi_tcp://IP:PORT`, `fi_udp://IP:PORT`,
 /// `fi_sim://NAME`.
 ///
-/// Parses from and prints as text (`FI_ADDR_STR`); the `fi_` prefix may be left out when parsing.
+/// Parses from and prints as text (`FI_ADDR_STR`). Text to be parsed may omit the `fi_` prefix and
+/// write the scheme in upper case; printed text has the prefix and lower case.
 /// An empty name requests a generated one when an endpoint is bound to it, and is no valid peer
 /// address.
 ///
@@ -69,12 +70,31 @@ impl Scheme {
     }
 
     /// Parses the text before `://`. `expected` resolves the schemes `sockaddr_in` and
-    /// `sockaddr_in6`, which name no provider.
+    /// `sockaddr_in6`, which name no provider. Upper and lower case are equal (RFC 3986).
     pub(crate) fn parse_for(text: &str, expected: Self) -> Option<Self> {
-        match text.strip_prefix("fi_").unwrap_or(text) {
+        let text = text.to_ascii_lowercase();
+        match text.strip_prefix("fi_").unwrap_or(&text) {
             "sockaddr_in" | "sockaddr_in6" if expected.is_socket_addr() => Some(expected),
             "sockaddr_in" | "sockaddr_in6" => Some(Self::Tcp),
             scheme => Self::from_provider(scheme),
+        }
+    }
+
+    /// Returns what is wrong with text that has no scheme.
+    fn no_scheme(self) -> &'static str {
+        match self {
+            Self::Shm => "the scheme is missing, as in shm://echo",
+            Self::Tcp => "the scheme is missing, as in tcp://127.0.0.1:7000",
+            Self::Udp => "the scheme is missing, as in udp://127.0.0.1:7000",
+            Self::Sim => "the scheme is missing, as in sim://echo",
+        }
+    }
+
+    /// Returns what is wrong with a name that has no port.
+    fn no_port(self) -> &'static str {
+        match self {
+            Self::Udp => "the port is missing, as in udp://127.0.0.1:7000 or udp://[::1]:7000",
+            _ => "the port is missing, as in tcp://127.0.0.1:7000 or tcp://[::1]:7000",
         }
     }
 
@@ -104,19 +124,29 @@ impl Address {
         }
         if scheme.is_socket_addr() && !name.is_empty() {
             let Ok(at) = name.parse::<SocketAddr>() else {
+                let ip = name
+                    .strip_prefix('[')
+                    .and_then(|name| name.strip_suffix(']'));
                 let port = name.rsplit_once(':').map(|(_, port)| port);
-                if port.is_some_and(|port| !port.is_empty() && port.parse::<u16>().is_err()) {
-                    return bad("the port, behind the last colon, is not a number from 0 to 65535");
-                }
-                return bad(
-                    "expected an IP address and a port, as in tcp://127.0.0.1:5000 or \
-                     tcp://[::1]:5000; `resolve` looks up host names",
-                );
+                return bad(match port {
+                    _ if ip.unwrap_or(name).parse::<IpAddr>().is_ok() => scheme.no_port(),
+                    None | Some("") => scheme.no_port(),
+                    Some(port) if port.parse::<u16>().is_err() => {
+                        "the port, after the last colon, is not a number from 0 to 65535"
+                    }
+                    _ => {
+                        "the part before the port is not an IP address ([::1] for IPv6), and this \
+                         call does not resolve host names: see `resolve`"
+                    }
+                });
             };
-            if at.ip().is_unspecified() || (at.ip().is_multicast() && scheme != Scheme::Udp) {
+            if at.ip().is_unspecified() {
                 return bad(
-                    "expected the address of one machine, not 0.0.0.0, [::] or a multicast group",
+                    "peers cannot reach an unspecified address; name one address of the machine",
                 );
+            }
+            if at.ip().is_multicast() && scheme != Scheme::Udp {
+                return bad("a multicast group is not the address of one machine");
             }
             return Self::from_socket_addr(scheme, at);
         }
@@ -223,10 +253,10 @@ impl Address {
             })
         };
         let Some((scheme, name)) = text.split_once("://") else {
-            return bad("expected SCHEME://NAME, as in shm://echo");
+            return bad(expected.no_scheme());
         };
         let Some(scheme) = Scheme::parse_for(scheme, expected) else {
-            return bad("unknown scheme; known: shm, tcp, udp, sim");
+            return bad("the scheme is unknown; known: shm, tcp, udp, sim");
         };
         Self::new(scheme, name).or_else(|error| match error {
             Error::BadAddress { why, .. } => bad(why),
@@ -311,26 +341,51 @@ mod tests {
     }
 
     #[test]
+    fn scheme_is_case_insensitive() {
+        for (text, parsed) in [
+            ("SHM://Echo", "fi_shm://Echo"),
+            ("Tcp://127.0.0.1:5", "fi_tcp://127.0.0.1:5"),
+            ("FI_SOCKADDR_IN://127.0.0.1:5", "fi_tcp://127.0.0.1:5"),
+        ] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), parsed);
+        }
+    }
+
+    #[test]
     fn parse_error_names_reason_and_text() {
         for (text, part) in [
-            ("echo", "SCHEME://NAME"),
-            ("tcq://x", "unknown scheme"),
-            ("udp://0.0.0.0:5000", "one machine"),
-            ("udp://localhost:5000", "IP address"),
+            ("echo", "scheme is missing"),
+            ("tcq://x", "scheme is unknown"),
+            ("udp://0.0.0.0:5000", "unspecified address"),
+            ("tcp://[::]:0", "unspecified address"),
+            ("udp://localhost:5000", "not an IP address"),
+            ("udp://localhost", "as in udp://127.0.0.1:7000"),
+            ("tcp://127.0.0.1", "port is missing"),
+            ("tcp://127.0.0.1:", "port is missing"),
             ("tcp://localhost:99999", "the port"),
             ("tcp://127.0.0.1:99999", "the port"),
-            ("tcp://[::1]", "the port"),
-            ("tcp://localhost", "IP address"),
+            ("tcp://[::1]", "port is missing"),
+            ("tcp://::1", "port is missing"),
+            ("tcp://localhost", "port is missing"),
             ("tcp://239.1.2.3:5000", "one machine"),
             ("shm://a/b", "ASCII letters"),
             ("shm://a\0b", "ASCII letters"),
-            ("", "SCHEME://NAME"),
+            ("", "scheme is missing"),
         ] {
             let error = text.parse::<Address>().unwrap_err().to_string();
             assert!(
                 error.contains(part) && error.contains(&format!("{text:?}")),
                 "{error}"
             );
+        }
+        for (scheme, part) in [
+            (Scheme::Shm, "as in shm://echo"),
+            (Scheme::Tcp, "as in tcp://127.0.0.1:7000"),
+            (Scheme::Udp, "as in udp://127.0.0.1:7000"),
+            (Scheme::Sim, "as in sim://echo"),
+        ] {
+            let error = Address::parse_for("kv", scheme).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
         }
         assert!("x".repeat(81).parse::<Address>().is_err());
         assert!(

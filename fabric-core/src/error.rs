@@ -25,18 +25,18 @@ pub enum Error {
     #[error("{0}")]
     NoMatch(Box<NoMatch>),
     /// The object still has open children or users. `FI_EBUSY`.
-    #[error("busy: still open: {0}")]
+    #[error("cannot close (FI_EBUSY): still open: {0}")]
     Busy(Children),
     /// The object was closed, or its domain ended. `FI_EOPBADSTATE`.
     #[error("the {0} is closed")]
     Closed(Class),
-    /// The operation did not complete, because its endpoint was closed (by a call, or with its last
-    /// handle), its connection was shut down, or the caller canceled it. The buffer is returned
-    /// with the error. `FI_ECANCELED`.
+    /// The operation did not complete: it was canceled, its connection was shut down, or its
+    /// endpoint was closed, by `close` or by dropping its last handle. The buffer is returned with
+    /// the error. `FI_ECANCELED`.
     #[doc(alias = "FI_ECANCELED")]
     #[error(
-        "canceled (FI_ECANCELED): the endpoint or connection was closed before the operation \
-         completed, or the caller canceled it"
+        "canceled (FI_ECANCELED): the operation was canceled, its connection was shut down, or its \
+         endpoint was closed, also by dropping its last handle"
     )]
     Canceled,
     /// The message was longer than the receive buffer: `len` bytes were placed, `lost` were
@@ -48,19 +48,21 @@ pub enum Error {
         /// Bytes that did not fit.
         lost: usize,
     },
-    /// An operation failed while a task waited on a counter: `value` of `threshold` operations
-    /// succeeded and `errors` failed since the counter was opened. The error of the failed
-    /// operation itself goes to its future, completion queue or event queue. `FI_EAVAIL`.
-    #[error("counter error: {errors} operations failed, {value} of {threshold} succeeded")]
+    /// A counter's error value increased while a task waited for the counter: an operation failed,
+    /// or the program called `Counter::add_errors`. The error of a failed operation itself goes to
+    /// its future, completion queue or event queue. `FI_EAVAIL`.
+    #[error("counter is {value}, waited for {threshold}; failed: {errors}")]
     CounterError {
-        /// The counter's value: operations that succeeded.
+        /// The counter's value: successful operations and what `Counter::add` added, since the
+        /// counter was opened.
         value: u64,
         /// The value that the task waited for.
         threshold: u64,
-        /// The counter's error value: operations that failed.
+        /// The counter's error value: failed operations and what `Counter::add_errors` added, since
+        /// the counter was opened.
         errors: u64,
     },
-    /// A length exceeds a limit of the provider. `FI_EMSGSIZE`.
+    /// A length exceeds a limit of the provider or endpoint. `FI_EMSGSIZE`.
     #[error("{what} of {len} bytes exceeds the limit of {limit} bytes")]
     TooLong {
         /// What is too long.
@@ -69,6 +71,26 @@ pub enum Error {
         len: usize,
         /// The largest allowed length in bytes.
         limit: usize,
+    },
+    /// An access begins or ends outside its memory region. `FI_EMSGSIZE`.
+    #[error("access of {len} bytes at offset {offset} leaves the region of {limit} bytes")]
+    OutOfBounds {
+        /// The offset of the access: in bytes from the start of the region, or a virtual address
+        /// where the region is accessed by such (`FI_MR_VIRT_ADDR`).
+        offset: u64,
+        /// The length of the access in bytes.
+        len: usize,
+        /// The length of the region in bytes.
+        limit: usize,
+    },
+    /// The buffer has not enough room for the result of a read. `FI_ETOOSMALL`.
+    #[doc(alias = "FI_ETOOSMALL")]
+    #[error("buffer of {capacity} bytes is too small for a read of {len} bytes")]
+    BufferTooSmall {
+        /// The number of bytes to be read.
+        len: usize,
+        /// The capacity of the buffer in bytes.
+        capacity: usize,
     },
     /// More elements than the provider or endpoint allows, such as buffers of a message.
     /// `FI_EMSGSIZE`.
@@ -104,7 +126,7 @@ pub enum Error {
         /// The peer that refused.
         peer: Address,
         /// The peer's reason.
-        reason: RejectReason,
+        reason: RefusalReason,
     },
     /// The application at the peer rejected the connection request, with this private data
     /// (`fi_reject`). `FI_ECONNREFUSED`.
@@ -148,26 +170,29 @@ pub enum Error {
         /// The violation.
         what: String,
     },
-    /// The address handle names no peer: the peer was removed or disconnected, or the handle was
-    /// issued by another address vector. `FI_EADDRNOTAVAIL`.
+    /// The address handle names no peer: the peer was removed from the address vector, the handle
+    /// was auto-inserted and its peer has disconnected, or another address vector issued the
+    /// handle. `FI_EADDRNOTAVAIL`.
     #[error(
-        "stale or foreign address handle {0}: its peer was removed or disconnected, or another \
-         address vector issued it"
+        "address handle {0} names no peer: the peer was removed, or was auto-inserted and \
+         disconnected, or the handle is of another address vector"
     )]
     StaleAddress(FiAddr),
     /// The sender of the message is in no address vector, so no handle exists to answer it.
     /// `FI_EADDRNOTAVAIL`.
-    #[error("the sender is not in the address vector; insert its address to answer it")]
+    #[error("the sender has no address handle: its address is not in the address vector")]
     UnknownSource,
-    /// Another open endpoint is bound to the address. `FI_EADDRINUSE`.
-    #[error("address {0} is in use by another endpoint")]
+    /// Another endpoint, or a socket of another program, is bound to the address. With a port range
+    /// ([`SocketOptions::port_range`](crate::SocketOptions::port_range)), no port of the range is
+    /// free, and the address has the last one tried. `FI_EADDRINUSE`.
+    #[error("address {0} is already in use")]
     AddressInUse(Address),
-    /// The text is not a valid address. `FI_EINVAL`.
-    #[error("malformed address {text:?}: {why}")]
+    /// The text is not an address, or the address cannot be used here. `FI_EINVAL`.
+    #[error("invalid address {text:?}: {why}")]
     BadAddress {
         /// The address text.
         text: String,
-        /// What is wrong with the text.
+        /// What is wrong with the address.
         why: &'static str,
     },
     /// The host name cannot be resolved, or resolves to no usable address. `FI_EADDRNOTAVAIL`.
@@ -179,7 +204,10 @@ pub enum Error {
         why: String,
     },
     /// The scheme of the address belongs to another provider. `FI_EINVAL`.
-    #[error("provider {provider:?} does not serve address {address}")]
+    #[error(
+        "address {address} is not served by provider {provider}, but by {}",
+        address.scheme().provider()
+    )]
     WrongScheme {
         /// The provider of the object.
         provider: &'static str,
@@ -210,9 +238,11 @@ pub enum Error {
         /// The refused bits by name, or what is wrong with them.
         flags: String,
     },
-    /// An endpoint was enabled, or an operation posted, without a bound object that it needs.
-    /// `FI_ENOCQ`, `FI_ENOAV`.
-    #[error("no {0} is bound to the endpoint")]
+    /// An object that an endpoint or receive context needs was not bound to it before it was
+    /// enabled or an operation was posted. `FI_ENOCQ` for a completion queue, `FI_ENOAV` for an
+    /// address vector, `FI_ENOEQ` for an event queue, `FI_EDOMAIN` for a domain, and
+    /// `FI_EOPBADSTATE` for a shared receive context.
+    #[error("{}", describe_unbound(*.0))]
     Unbound(Class),
     /// A memory key that is in use, unknown or closed, or whose region does not grant the access.
     /// `FI_ENOKEY`.
@@ -269,10 +299,10 @@ impl fmt::Display for Resource {
     }
 }
 
-/// Why a peer refused a connection.
+/// Why the endpoint of a peer refused a connection ([`Error::ConnectionRefused`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum RejectReason {
+pub enum RefusalReason {
     /// The two sides speak different versions of the protocol.
     Version {
         /// The version the peer speaks.
@@ -290,7 +320,7 @@ pub enum RejectReason {
     Other(u16),
 }
 
-impl fmt::Display for RejectReason {
+impl fmt::Display for RefusalReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Version { theirs, ours } => {
@@ -317,6 +347,16 @@ fn describe_limit(errno: i32) -> &'static str {
     }
 }
 
+/// Returns the text of [`Error::Unbound`].
+fn describe_unbound(class: Class) -> String {
+    match class {
+        Class::Domain => "the passive endpoint has no domain to accept in; accept with an \
+                          EndpointBuilder"
+            .into(),
+        class => format!("no {class} is bound; bind one first"),
+    }
+}
+
 fn describe_private_data(data: &[u8]) -> String {
     match data.len() {
         0 => "without private data".into(),
@@ -338,7 +378,8 @@ impl Error {
             Self::Canceled => 125,
             Self::Truncated { .. } => 265,
             Self::CounterError { .. } => 259,
-            Self::TooLong { .. } | Self::TooMany { .. } => 90,
+            Self::TooLong { .. } | Self::OutOfBounds { .. } | Self::TooMany { .. } => 90,
+            Self::BufferTooSmall { .. } => 257,
             Self::OutOfMemory { .. } => 12,
             Self::NoSuchPeer(_) | Self::ConnectionRefused { .. } | Self::Rejected { .. } => 111,
             Self::TimedOut(_) => 110,
@@ -352,7 +393,10 @@ impl Error {
             Self::UnknownProvider { .. } => 19,
             Self::BadFlags { .. } => 260,
             Self::Unbound(Class::CompletionQueue) => 263,
-            Self::Unbound(_) => 267,
+            Self::Unbound(Class::AddressVector) => 267,
+            Self::Unbound(Class::EventQueue) => 261,
+            Self::Unbound(Class::Domain) => 262,
+            Self::Unbound(_) => 258,
             Self::Key { .. } => 266,
             Self::WrongDomain(..) => 262,
             Self::NotSupported(_) => 95,
@@ -361,13 +405,23 @@ impl Error {
         }
     }
 
-    /// Returns whether this is one of four errors: [`Error::PeerGone`] (the connection was lost),
-    /// [`Error::NoSuchPeer`] (no endpoint listens), [`Error::TimedOut`] (the peer did not answer)
-    /// or [`Error::StaleAddress`] (the handle is released or of another address vector). It returns
-    /// false for errors of a first connection, such as [`Error::Unreachable`] and
-    /// [`Error::ConnectionRefused`].
+    /// Returns whether the operation failed because the peer is not there: it may succeed when the
+    /// peer is back or is looked up again.
+    ///
+    /// True for exactly these errors:
+    ///
+    /// * [`Error::PeerGone`]: the connection to the peer was lost;
+    /// * [`Error::NoSuchPeer`]: no endpoint listens at the peer's address;
+    /// * [`Error::TimedOut`]: the peer did not answer in time;
+    /// * [`Error::StaleAddress`]: the handle of the peer is no longer valid, or belongs to another
+    ///   address vector.
+    ///
+    /// False for all others. Of the errors about peers these are [`Error::ConnectionRefused`],
+    /// [`Error::Rejected`], [`Error::OtherUser`] and [`Error::Protocol`], where the peer has
+    /// answered; [`Error::Unreachable`], [`Error::NoSuchHost`] and [`Error::UnknownSource`], where
+    /// no peer was asked; and [`Error::Canceled`], because this side ended the operation.
     #[must_use]
-    pub fn is_peer_gone(&self) -> bool {
+    pub fn is_peer_unavailable(&self) -> bool {
         matches!(
             self,
             Self::PeerGone(_) | Self::NoSuchPeer(_) | Self::TimedOut(_) | Self::StaleAddress(_)
@@ -396,15 +450,36 @@ mod tests {
         assert_eq!(Error::WouldBlock(Resource::TransmitCredit).errno(), 11);
         assert_eq!(Error::Truncated { len: 1, lost: 2 }.errno(), 265);
         assert_eq!(Error::os("mmap", 12).errno(), 12);
+        for (class, errno) in [
+            (Class::CompletionQueue, 263),
+            (Class::AddressVector, 267),
+            (Class::EventQueue, 261),
+            (Class::Domain, 262),
+            (Class::SharedReceive, 258),
+        ] {
+            assert_eq!(Error::Unbound(class).errno(), errno, "{class}");
+        }
+    }
+
+    #[test]
+    fn peer_is_unavailable_for_exactly_four_errors() {
+        let mut unavailable = Vec::new();
+        for (error, _) in examples() {
+            if error.is_peer_unavailable() {
+                let text = format!("{error:?}");
+                unavailable.push(text.split('(').next().unwrap().to_string());
+            }
+        }
+        assert_eq!(
+            unavailable,
+            ["NoSuchPeer", "PeerGone", "TimedOut", "StaleAddress"]
+        );
     }
 
     #[test]
     fn canceled_text_names_the_closed_endpoint() {
         let text = Error::Canceled.to_string();
-        assert!(
-            text.contains("endpoint") && text.contains("closed before"),
-            "{text}"
-        );
+        assert!(text.contains("its endpoint was closed"), "{text}");
         assert_eq!(Error::Canceled.errno(), 125);
     }
 
@@ -463,6 +538,8 @@ mod tests {
             Error::Runtime(_) => 30,
             Error::Os { .. } => 31,
             Error::TooMany { .. } => 32,
+            Error::OutOfBounds { .. } => 33,
+            Error::BufferTooSmall { .. } => 34,
         }
     }
 
@@ -526,7 +603,7 @@ mod tests {
                     threshold: 12,
                     errors: 3,
                 },
-                vec!["9 of 12", "3 operations"],
+                vec!["is 9", "for 12", "failed: 3"],
             ),
             (
                 Error::TooLong {
@@ -535,6 +612,21 @@ mod tests {
                     limit: 4096,
                 },
                 vec!["injected message", "5000", "4096"],
+            ),
+            (
+                Error::OutOfBounds {
+                    offset: 90,
+                    len: 11,
+                    limit: 100,
+                },
+                vec!["11 bytes", "offset 90", "region of 100 bytes"],
+            ),
+            (
+                Error::BufferTooSmall {
+                    len: 100,
+                    capacity: 99,
+                },
+                vec!["buffer of 99 bytes", "read of 100 bytes"],
             ),
             (
                 Error::TooMany {
@@ -554,13 +646,13 @@ mod tests {
             (Error::NoSuchPeer(peer()), vec!["10.0.0.5:7000"]),
             (Error::PeerGone(peer()), vec!["10.0.0.5:7000"]),
             (
-                refused(RejectReason::Version { theirs: 3, ours: 4 }),
+                refused(RefusalReason::Version { theirs: 3, ours: 4 }),
                 vec!["10.0.0.5:7000", "version 3", "side 4"],
             ),
-            (refused(RejectReason::User), vec!["user"]),
-            (refused(RejectReason::Malformed), vec!["handshake"]),
-            (refused(RejectReason::Resources), vec!["descriptors"]),
-            (refused(RejectReason::Other(77)), vec!["77"]),
+            (refused(RefusalReason::User), vec!["user"]),
+            (refused(RefusalReason::Malformed), vec!["handshake"]),
+            (refused(RefusalReason::Resources), vec!["descriptors"]),
+            (refused(RefusalReason::Other(77)), vec!["77"]),
             (
                 Error::Rejected {
                     peer: peer(),
@@ -617,7 +709,7 @@ mod tests {
                     provider: "shm",
                     address: peer(),
                 },
-                vec!["shm", "10.0.0.5:7000"],
+                vec!["provider shm", "10.0.0.5:7000", "by tcp"],
             ),
             (
                 Error::UnknownProvider {
@@ -629,7 +721,7 @@ mod tests {
             (
                 Error::Invalid {
                     what: "port range",
-                    why: "9 to 7: its lower end comes first".into(),
+                    why: "9 to 7 is empty: the first port must not be above the last".into(),
                 },
                 vec!["port range", "9 to 7"],
             ),
@@ -642,7 +734,15 @@ mod tests {
             ),
             (
                 Error::Unbound(Class::CompletionQueue),
-                vec!["completion queue", "endpoint"],
+                vec!["completion queue", "bind one"],
+            ),
+            (
+                Error::Unbound(Class::AddressVector),
+                vec!["address vector", "bind one"],
+            ),
+            (
+                Error::Unbound(Class::Domain),
+                vec!["passive endpoint", "no domain", "EndpointBuilder"],
             ),
             (
                 Error::Key {
@@ -673,7 +773,7 @@ mod tests {
 
     #[test]
     fn every_error_text_is_one_short_line_with_its_values() {
-        let mut seen = [false; 33];
+        let mut seen = [false; 35];
         for (error, values) in examples() {
             seen[position(&error)] = true;
             let text = error.to_string();
@@ -686,6 +786,6 @@ mod tests {
                 assert!(text.contains(value), "{value:?} is missing in {text:?}");
             }
         }
-        assert_eq!(seen, [true; 33], "a variant has no example");
+        assert_eq!(seen, [true; 35], "a variant has no example");
     }
 }

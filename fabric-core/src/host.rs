@@ -106,6 +106,10 @@ mod tests {
             assert_eq!(parse(text).unwrap().to_string(), text);
         }
         assert_eq!(
+            parse("TCP://localhost:1").unwrap().to_string(),
+            "fi_tcp://localhost:1"
+        );
+        assert_eq!(
             parse("sockaddr_in://host:1").unwrap().to_string(),
             "fi_udp://host:1"
         );

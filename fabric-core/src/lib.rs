@@ -37,5 +37,5 @@ pub mod transport;
 pub mod tree;
 
 pub use address::{Address, FiAddr, Scheme};
-pub use error::{Error, RejectReason, Resource, Result};
+pub use error::{Error, RefusalReason, Resource, Result};
 pub use sockets::SocketOptions;

@@ -146,17 +146,16 @@ impl DirectRegion {
 /// Checks a range of a region of `region` bytes, and the alignment of atomic values.
 ///
 /// # Errors
-/// [`Error::TooLong`] when the range exceeds the region, [`Error::Invalid`] when the offset is not
-/// a multiple of `align`.
+/// [`Error::OutOfBounds`] when the range exceeds the region, [`Error::Invalid`] when the offset is
+/// not a multiple of `align`.
 #[inline]
 pub fn check_range(region: usize, offset: u64, len: usize, align: usize) -> Result<usize> {
     let start = usize::try_from(offset).unwrap_or(usize::MAX);
     match start.checked_add(len) {
         Some(end) if end <= region => {}
-        end => {
-            let len = end.unwrap_or(usize::MAX);
-            return Err(Error::TooLong {
-                what: "memory access, offset included,",
+        _ => {
+            return Err(Error::OutOfBounds {
+                offset,
                 len,
                 limit: region,
             });

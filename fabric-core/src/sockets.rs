@@ -162,15 +162,18 @@ impl SocketOptions {
                 _ => {}
             }
         }
-        if let Some(ports) = &self.port_range
-            && (ports.is_empty() || *ports.start() == 0)
-        {
-            let why = format!(
-                "{} to {}: a range begins at 1 or more, and its lower end comes first",
-                ports.start(),
-                ports.end()
-            );
-            return invalid("port range", why);
+        if let Some(ports) = &self.port_range {
+            let (first, last) = (ports.start(), ports.end());
+            if first > last {
+                let why = format!(
+                    "{first} to {last} is empty: the first port must not be above the last"
+                );
+                return invalid("port range", why);
+            }
+            if *first == 0 {
+                let why = format!("{first} to {last} has port 0; ports are 1 to 65535");
+                return invalid("port range", why);
+            }
         }
         if let Some(timeout) = self.idle_timeout
             && !IDLE_TIMEOUT_RANGE.contains(&timeout)
@@ -211,8 +214,8 @@ mod tests {
                 new().send_buffer(1 << 30),
                 "1073741824 bytes exceeds the limit of 1073741823 bytes",
             ),
-            (new().port_range(0..=10), "0 to 10"),
-            (new().port_range(10..=9), "10 to 9"),
+            (new().port_range(0..=10), "0 to 10 has port 0"),
+            (new().port_range(10..=9), "10 to 9 is empty"),
             (new().idle_timeout(Duration::from_secs(3)), "3s"),
             (new().idle_timeout(Duration::MAX), "idle timeout"),
             (new().congestion_control(""), "congestion control"),

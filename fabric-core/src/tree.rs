@@ -278,7 +278,10 @@ mod tests {
             queue.publish().unwrap();
         }
         let error = domain.close().unwrap_err();
-        assert_eq!(error.to_string(), "busy: still open: 2 completion queues");
+        assert_eq!(
+            error.to_string(),
+            "cannot close (FI_EBUSY): still open: 2 completion queues"
+        );
         assert!(
             domain.check_open().is_ok(),
             "a refused close changes nothing"
@@ -296,7 +299,7 @@ mod tests {
         let guard = DependencyGuard::new(&queue, Class::Endpoint).unwrap();
         assert_eq!(
             queue.close().unwrap_err().to_string(),
-            "busy: still open: 1 endpoint"
+            "cannot close (FI_EBUSY): still open: 1 endpoint"
         );
         drop(guard);
         queue.close().unwrap();

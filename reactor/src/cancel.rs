@@ -12,7 +12,9 @@ use crate::engine::EngineGuard;
 use crate::ops::{CompletionTarget, OpPhase};
 
 impl EngineGuard<'_> {
-    /// Takes back an operation that has not begun; its slot stays. Returns false if it has begun.
+    /// Withdraws an operation that has not begun: one that waits for a credit, a posted receive
+    /// that no message has matched, or a send of which nothing was written. Its slot stays. Returns
+    /// false if the operation has begun.
     pub(crate) fn try_cancel(&mut self, key: OpKey) -> bool {
         let state = &mut **self;
         let Some(op) = state.domain.ops.get(key) else {
@@ -36,7 +38,9 @@ impl EngineGuard<'_> {
         }
     }
 
-    /// Lets an operation go on, or discards it, after its future was dropped.
+    /// Withdraws or detaches an operation whose future was dropped. A receive is withdrawn, and a
+    /// message that it has taken goes to another receive. An operation that waits for a credit is
+    /// withdrawn, except an atomic. All others go on without a future.
     pub(crate) fn detach(&mut self, key: OpKey) {
         let state = &mut **self;
         let Some(op) = state.domain.ops.get(key) else {
@@ -118,8 +122,8 @@ impl DomainHandle {
         });
     }
 
-    /// Cancels an operation that has not begun (`fi_cancel`) and returns its buffer; the operation
-    /// will not complete.
+    /// Cancels an operation that has not begun (`fi_cancel`), such as a posted receive without a
+    /// message, and returns its buffer; the operation will not complete.
     ///
     /// # Errors
     /// The unit value when the operation has begun or ended: it completes.
@@ -138,7 +142,8 @@ impl DomainHandle {
     }
 
     /// Detaches an operation from its future, which was dropped. A message that a receive has taken
-    /// goes to another receive; a send continues.
+    /// goes to another receive. A send goes on if it holds a credit, and is withdrawn if it waits
+    /// for one.
     pub fn detach(&self, key: OpKey) {
         self.with_engine(|locked| locked.detach(key));
     }

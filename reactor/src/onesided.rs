@@ -18,7 +18,7 @@ impl DomainHandle {
     /// Posts a read of a peer's memory (`fi_read`).
     ///
     /// # Errors
-    /// [`Error::TooLong`] when the buffer has not enough room, [`Error::Key`], and as
+    /// [`Error::BufferTooSmall`], [`Error::Key`], and as
     /// [`DomainHandle::send`]; all with the buffer.
     pub fn read<B: IoBufMut>(
         &self,
@@ -67,7 +67,7 @@ impl DomainHandle {
     /// Executes an atomic operation at once, if no operation has to go first and the transport can.
     ///
     /// # Errors
-    /// [`Error::Key`], [`Error::TooLong`] and [`Error::Invalid`] for the remote range, and as
+    /// [`Error::Key`], [`Error::OutOfBounds`] and [`Error::Invalid`] for the remote range, and as
     /// [`DomainHandle::send`].
     pub fn try_atomic(
         &self,
@@ -128,10 +128,9 @@ impl EngineGuard<'_> {
         let mut data = buf.into_any();
         let room = data.recv_capacity();
         if len > room {
-            let error = Error::TooLong {
-                what: "read into a buffer",
+            let error = Error::BufferTooSmall {
                 len,
-                limit: room,
+                capacity: room,
             };
             return Err(Failed::new(error, into_buf(data)));
         }

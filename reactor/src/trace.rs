@@ -33,7 +33,7 @@ impl TraceEvent {
             }
             Self::EndpointEvent(endpoint, kind) => emit_endpoint_event(endpoint, &kind),
             Self::LoansLost(endpoint, peer, loans) => {
-                tracing::info!(target: "fabric::connection", endpoint, %peer, loans, "loans lost");
+                tracing::info!(target: "fabric::connection", endpoint, %peer, loans, "peer ended while holding loans");
             }
             Self::DriverStarted(driver) => {
                 tracing::debug!(target: "fabric::progress", driver, "driver started")
@@ -55,7 +55,7 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
             reason: DownReason::Closed,
             ..
         } => {
-            tracing::debug!(target: "fabric::connection", endpoint, %peer, "peer closed");
+            tracing::debug!(target: "fabric::connection", endpoint, %peer, "peer closed its endpoint");
         }
         EventKind::PeerDown {
             peer,
@@ -72,7 +72,7 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
             tracing::warn!(target: "fabric::connection", endpoint, %peer, what, "protocol violation by peer");
         }
         EventKind::PeerDown { peer, reason, .. } => {
-            tracing::info!(target: "fabric::connection", endpoint, %peer, ?reason, "peer down");
+            tracing::info!(target: "fabric::connection", endpoint, %peer, ?reason, "peer disconnected");
         }
         EventKind::ConnectionRequest { peer, .. } => {
             tracing::debug!(target: "fabric::connection", endpoint, %peer, "connection requested");
@@ -84,12 +84,12 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
             tracing::info!(target: "fabric::connection", endpoint, %error, "connect failed");
         }
         EventKind::Shutdown { peer, reason } => {
-            tracing::debug!(target: "fabric::connection", endpoint, %peer, ?reason, "connection ended");
+            tracing::debug!(target: "fabric::connection", endpoint, %peer, ?reason, "connection shut down");
         }
         EventKind::Rejected { error } => {
             tracing::warn!(target: "fabric::connection", endpoint, %error, "incoming connection rejected");
         }
-        // The other events are about single messages.
+        // `OperationFailed` concerns one operation; `Overrun` is not traced.
         _ => {}
     }
 }

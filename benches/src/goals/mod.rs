@@ -77,12 +77,23 @@ pub fn run_goals(
     }
     progress_bar::clear();
     print(&format!(
-        "\ngoals over {provider}: medians, ratios and bounds\n"
+        "\ngoals over {provider}: medians of the fabric and of what it is compared with, and their \
+         ratio\n"
     ))?;
     let widths = [15, 8, 12, 18, 12, 9, 9, 4];
     let line = |cells: [String; 8]| tables::format_cells(cells.into_iter().zip(widths));
     print(&line(
-        ["", "size", "fabric", "against", "", "ratio", "goal", "met"].map(str::to_owned),
+        [
+            "",
+            "size",
+            "fabric",
+            "compared with",
+            "",
+            "ratio",
+            "goal",
+            "met",
+        ]
+        .map(str::to_owned),
     ))?;
     goals
         .iter()

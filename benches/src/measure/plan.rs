@@ -81,7 +81,7 @@ impl Plan {
             Api::Mapped if is_mappable => {}
             Api::Mapped => {
                 return Err(Error::InvalidRequest(
-                    "--api mapped is for --op write, read and atomic".into(),
+                    "--api mapped needs --op write, read or atomic".into(),
                 ));
             }
             Api::Cq | Api::Batch if !self.op.is_one_sided() && self.op != BenchOp::Loan => {}

@@ -120,7 +120,7 @@ pub fn soak(provider: &str, time: Duration, stop: &Stop) -> Result<()> {
             "messages are missing, duplicated or corrupted".into(),
         )),
         (_, false) => Err(Error::InvalidRequest(
-            "memory has grown by more than 16 MiB".into(),
+            "the memory of a process has grown by more than 16 MiB".into(),
         )),
     }
 }

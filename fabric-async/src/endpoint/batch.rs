@@ -48,7 +48,7 @@ impl<M: ThreadModel> Endpoint<M> {
             more: true,
             ..TxOp::new(OpKind::Send, peer)
         };
-        if let Err(error) = self.inner.check_send(&spec) {
+        if let Err(error) = self.inner.check_tx_op(&spec) {
             return (0, Err(error));
         }
         let mut messages = messages.into_iter();

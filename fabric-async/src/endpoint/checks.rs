@@ -10,8 +10,9 @@ use fabric_core::{Error, Result};
 use super::EndpointInner;
 
 impl EndpointInner {
+    /// Checks a send, a one-sided operation or an atomic operation.
     #[inline]
-    pub(crate) fn check_send(&self, spec: &TxOp) -> Result<()> {
+    pub(crate) fn check_tx_op(&self, spec: &TxOp) -> Result<()> {
         self.node.check_open()?;
         if spec.fence && !self.caps.contains(Caps::FENCE) {
             return Err(Error::NotSupported(
@@ -29,8 +30,8 @@ impl EndpointInner {
         }
     }
 
-    /// Checks the number of buffers of a send, write or read. It is a constant 1 for most buffer
-    /// types, known at compile time.
+    /// Checks the number of buffers of a send, write or read. The number is 1 for most buffer
+    /// types, which the compiler knows, so that nothing remains of the check.
     #[inline]
     pub(crate) fn check_tx_iov(&self, buf: &impl IoBuf) -> Result<()> {
         check_iov_count(buf.count(), self.info.tx.iov_limit)
@@ -87,9 +88,11 @@ impl EndpointInner {
             Caps::MULTI_RECV
         };
         if !self.caps.contains(needed) {
-            return Err(Error::NotSupported(
-                "multi-receives (the endpoint has no FI_MULTI_RECV)",
-            ));
+            return Err(Error::NotSupported(if spec.tag.is_some() {
+                "tagged multi-receives (the endpoint has no FI_TAGGED_MULTI_RECV)"
+            } else {
+                "multi-receives (the endpoint has no FI_MULTI_RECV)"
+            }));
         }
         Ok(())
     }

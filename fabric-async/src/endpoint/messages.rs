@@ -62,10 +62,11 @@ impl<M: ThreadModel> Endpoint<M> {
     /// an [event](crate::EventKind::OperationFailed). The send with the least overhead.
     ///
     /// `Ok` means that the bytes were copied: into the peer's ring, or, without a connection or
-    /// room there, into a queue of this process, which is sent from there. Queued bytes are lost
-    /// when the process ends or the endpoint is closed. To avoid that, use [`send`](Self::send) and
-    /// await it, or await [`flush`](Self::flush) or a later send to the same peer, which completes
-    /// after earlier ones.
+    /// room there, into a queue of this process, which is sent from there. Over `tcp` several short
+    /// messages in a row are queued too: the next poll that is not ready, or the driver, hands them
+    /// to the kernel in one call. Queued bytes are lost when the process ends or the endpoint is
+    /// closed. To avoid that, use [`send`](Self::send) and await it, or await
+    /// [`flush`](Self::flush) or a later send to the same peer, which completes after earlier ones.
     ///
     /// # Errors
     /// [`Error::TooLong`](crate::Error::TooLong) above [`Info::tx`](crate::Info::tx)`.inject_size`;
@@ -143,7 +144,7 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     pub(super) fn inject_op(&self, spec: TxOp, bytes: &[u8]) -> Result<()> {
-        self.inner.check_send(&spec)?;
+        self.inner.check_tx_op(&spec)?;
         let payload = Payload::Contiguous(bytes);
         if bytes.len() <= self.inner.info.tx.inject_size
             && self

@@ -229,7 +229,9 @@ impl<M: ThreadModel> Endpoint<M> {
         Ok(peer)
     }
 
-    /// Returns the address by which peers reach this endpoint (`fi_getname`).
+    /// Returns the address by which peers reach this endpoint (`fi_getname`). It prints with
+    /// libfabric's prefix, as in `fi_shm://echo` for `shm://echo`; [`Endpoint::add_peer`] and
+    /// [`Endpoint::bind`] take both forms.
     #[doc(alias = "fi_getname")]
     #[must_use]
     pub fn name(&self) -> &Address {
@@ -269,10 +271,12 @@ impl<M: ThreadModel> Endpoint<M> {
         Domain::from_inner(self.open.domain.clone())
     }
 
-    /// Waits until every send, write and atomic operation that was posted on this endpoint before,
-    /// including injected ones, has left this process: the operation has ended, or the kernel (over
-    /// shared memory: the peer's ring) has all its bytes. The end of the process does not lose it
-    /// then.
+    /// Waits until every send, write and non-fetching atomic operation that was posted on this
+    /// endpoint before, including injected ones, has left this process: the operation has ended, or
+    /// the kernel (over shared memory: the peer's ring) has all its bytes. The end of the process
+    /// does not lose it then, with one exception: over `tcp` the kernel discards bytes that it has
+    /// not sent yet if the process ends while bytes of that peer are unread in the socket. Receive
+    /// what the peer sent before, or wait for the peer's reply.
     ///
     /// Use this for operations that are not awaited: those that were [injected](Self::inject),
     /// [posted](crate::SendRequest::post), or [started](crate::SendRequest::start) and dropped. An
@@ -283,8 +287,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [`delivery_complete`](crate::SendRequest::delivery_complete) does. But where the peer reads
     /// a long message from this process, the flush waits until the peer has it: over `shm` where
     /// messages are [copied once](crate::guide::memory#single-copy), over `tcp` for RXM messages
-    /// above 16 KiB and for [zero-copy sends](crate::SocketOptions::zero_copy_threshold). Reads are
-    /// not waited for.
+    /// above 16 KiB and for [zero-copy sends](crate::SocketOptions::zero_copy_threshold). Reads and
+    /// fetching atomic operations are not waited for.
     ///
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed) when the endpoint is closed. When it is closed

@@ -20,7 +20,7 @@ use crate::window::RemoteWindow;
 /// memory the peer does not take part: only the first use of a key waits for its answer. Over `tcp`
 /// the peer [executes](crate::guide::tcp#remote-memory) the accesses. Every access checks rights
 /// and range. An access out of range or without the right fails alone, with [`Error::Key`] or
-/// [`Error::TooLong`].
+/// [`Error::OutOfBounds`].
 ///
 /// Operations take effect in posting order. A receiver of a message sees everything that was
 /// written before the message was sent; a one-sided operation does not wait until earlier messages
@@ -102,7 +102,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Returns a request to read several ranges of a peer's memory into this buffer, as
     /// [`read_rma_iov`](Self::read_rma_iov).
     ///
-    /// The request fails with [`Error::TooLong`] when the buffer is too small. A
+    /// The request fails with [`Error::BufferTooSmall`] when the buffer is too small. A
     /// [`Scatter`](crate::Scatter) may be split at other positions than the ranges.
     ///
     /// # Cancel safety
@@ -171,7 +171,7 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     /// Returns a request to read a range of a peer's memory into this buffer (`fi_read`). It fails
-    /// with [`Error::TooLong`] when the buffer is too small.
+    /// with [`Error::BufferTooSmall`] when the buffer is too small.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing; the buffer is dropped.
@@ -213,7 +213,7 @@ impl<M: ThreadModel> Endpoint<M> {
             atomic: None,
         };
         self.inner
-            .check_send(&TxOp::one_sided(kind, peer, remote))?;
+            .check_tx_op(&TxOp::one_sided(kind, peer, remote))?;
         // An access of length 0 makes the provider map the region. If the region was closed and its
         // key reused meanwhile, a second one is needed.
         for _ in 0..2 {

@@ -71,14 +71,20 @@
 //!
 //! # Flush
 //!
-//! [`Endpoint::flush`] and [`Domain::flush`] wait until every send, write and atomic operation that
-//! was posted before has left the process: its bytes are in the peer's ring or in the kernel, or it
-//! has ended. Then the end of the process does not lose them. Flush after operations that no task
-//! awaits: injected, posted, or started and dropped. An awaited send has left already. A flush says
-//! nothing about how operations ended, and does not wait for reads. Where the peer fetches a
-//! message from this process (single copy over `shm`, more than 16 KiB over RXM, zero copy over
-//! `tcp`), it waits for the peer. It fails with [`Error::Closed`] when the endpoint or domain is
-//! closed. It is cancel safe: dropping the future only ends the wait.
+//! [`Endpoint::flush`] and [`Domain::flush`] wait until every send, write and non-fetching atomic
+//! operation that was posted before has left the process: its bytes are in the peer's ring or in
+//! the kernel, or it has ended. Then the end of the process does not lose them, with one exception:
+//!
+//! * Over `tcp` the kernel discards bytes that it has not sent yet if the process ends while bytes
+//!   of that peer are unread in the socket. Receive what the peer sent before, or wait for its
+//!   reply.
+//!
+//! Flush after operations that no task awaits: injected, posted, or started and dropped. An awaited
+//! send has left already. A flush says nothing about how operations ended, and does not wait for
+//! reads and fetching atomic operations. Where the peer fetches a message from this process (single
+//! copy over `shm`, more than 16 KiB over RXM) or the kernel reads it from the buffer (zero copy
+//! over `tcp`), the flush waits for the peer. It fails with [`Error::Closed`] when the endpoint or
+//! domain is closed. It is cancel safe: dropping the future only ends the wait.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

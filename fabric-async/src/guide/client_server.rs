@@ -54,6 +54,10 @@
 //!
 //! # When a peer dies
 //!
+//! Which error an operation returns depends on when the death is noticed and on the handle.
+//! [`Error::is_peer_unavailable`] is true for all of them: test with it, and use the table only to
+//! tell the cases apart.
+//!
 //! | | handle from `add_peer` or `insert` | auto-inserted handle |
 //! |---|---|---|
 //! | pending send or directed receive | [`PeerGone`](Error::PeerGone) | [`PeerGone`](Error::PeerGone) |
@@ -157,6 +161,25 @@
 //! Clients keep their handles: new operations fail with [`NoSuchPeer`](Error::NoSuchPeer) until the
 //! new server is there. Retry after a pause.
 //!
+//! # A client that restarts
+//!
+//! A client that is started again is a new peer to the server, whether it binds the same name or
+//! another one: when it connects, it gets a new auto-inserted handle, and a
+//! [`PeerConnected`](EventKind::PeerConnected) names it. The handle of its former process is
+//! released when the last message from that process was received; replies to it fail and never
+//! reach the new process. So
+//!
+//! * free the state of the former process on its [`PeerDown`](EventKind::PeerDown), and create that
+//!   of the new one on [`PeerConnected`](EventKind::PeerConnected) or with its first request: the
+//!   two events can be in either order;
+//! * a client that needs its former state sends an id of its own with the first request, because
+//!   neither the handle nor the name identifies it;
+//! * a client repeats the requests that were not answered before it died only if executing them
+//!   twice does no harm.
+//!
+//! A handle that the *server* inserted or looked up stands for the name and reaches the restarted
+//! client, as in the section before.
+//!
 //! # Tracing
 //!
 //! The [`tracing`](https://docs.rs/tracing) subscriber of the process gets rare events, never
@@ -165,11 +188,14 @@
 //! | target | level | event | fields |
 //! |---|---|---|---|
 //! | `fabric::endpoint` | debug | endpoint opened, endpoint closed | `endpoint`, its [`id`](Endpoint::id); `name` |
-//! | `fabric::connection` | debug | peer connected, peer closed | `endpoint`, `peer` |
+//! | `fabric::connection` | debug | peer connected, peer closed its endpoint | `endpoint`, `peer` |
 //! | `fabric::connection` | info | peer died | `endpoint`, `peer` |
-//! | `fabric::connection` | info | loans lost: the borrower is gone | `endpoint`, `peer`, `loans` |
+//! | `fabric::connection` | info | peer ended while holding loans (their memory is not reused) | `endpoint`, `peer`, `loans` |
 //! | `fabric::connection` | warn | protocol violation by peer | `endpoint`, `peer`, `what` |
-//! | `fabric::connection` | warn | connection refused | `endpoint`, `error` |
+//! | `fabric::connection` | warn | incoming connection rejected | `endpoint`, `error` |
+//! | `fabric::connection` | debug | connection requested, connected: of [connected endpoints](super::connected_endpoints) | `endpoint`, `peer` |
+//! | `fabric::connection` | debug | connection shut down: of a connected endpoint | `endpoint`, `peer`, `reason` |
+//! | `fabric::connection` | info | connect failed: of a connected endpoint | `endpoint`, `error` |
 //! | `fabric::progress` | debug | driver started, driver ended | `driver`: `task` or `thread` |
 //! | `fabric::progress` | error | a waker, the drop of a buffer, or the subscriber panicked | |
 //!

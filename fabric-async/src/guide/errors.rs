@@ -85,8 +85,8 @@
 //! A connection takes a file descriptor and memory on both sides; a region or loan takes a
 //! descriptor on every side that maps it. If this process lacks one, the operation fails with
 //! [`Error::Os`], which names the system call, and can be posted again later. If the peer lacks
-//! one, the connecting side gets [`Error::ConnectionRefused`] with [`RejectReason::Resources`], and
-//! the peer's event queue an [`EventKind::Rejected`].
+//! one, the connecting side gets [`Error::ConnectionRefused`] with [`RefusalReason::Resources`],
+//! and the peer's event queue an [`EventKind::Rejected`].
 //!
 //! # Fork
 //!
@@ -98,6 +98,8 @@
 //! # Numbers
 //!
 //! [`Error::errno`] is the positive number that libfabric has for the condition.
+//! [`Error::is_peer_unavailable`] is true for the four errors of a peer that is not there, or whose
+//! handle is no longer valid.
 //!
 //! | error | `fi_errno` | number | when |
 //! |---|---|---|---|
@@ -110,23 +112,25 @@
 //! | [`Runtime`](Error::Runtime) | `FI_ENOSYS` | 38 | manual progress without a Tokio runtime with I/O |
 //! | [`NoMatch`](Error::NoMatch) | `FI_ENODATA` | 61 | no offer satisfies the hints; says why for each |
 //! | [`Protocol`](Error::Protocol) | `FI_EPROTO` | 71 | the peer violated the protocol; the connection was ended |
-//! | [`TooLong`](Error::TooLong) | `FI_EMSGSIZE` | 90 | a message, inject or region access beyond its limit |
+//! | [`TooLong`](Error::TooLong) | `FI_EMSGSIZE` | 90 | a message, an injected message, a loan or private data beyond its limit |
+//! | [`OutOfBounds`](Error::OutOfBounds) | `FI_EMSGSIZE` | 90 | an access that leaves its memory region |
 //! | [`TooMany`](Error::TooMany) | `FI_EMSGSIZE` | 90 | more buffers or remote ranges than `iov_limit` or `rma_iov_limit` |
 //! | [`NotSupported`](Error::NotSupported) | `FI_EOPNOTSUPP` | 95 | a capability that the hints did not ask for, or the provider lacks |
-//! | [`AddressInUse`](Error::AddressInUse) | `FI_EADDRINUSE` | 98 | a living endpoint has the name |
-//! | [`StaleAddress`](Error::StaleAddress), [`UnknownSource`](Error::UnknownSource), [`NoSuchHost`](Error::NoSuchHost) | `FI_EADDRNOTAVAIL` | 99 | a stale or foreign address handle; a sender without one; a host name without an address |
+//! | [`AddressInUse`](Error::AddressInUse) | `FI_EADDRINUSE` | 98 | an open endpoint or another program's socket has the address |
+//! | [`StaleAddress`](Error::StaleAddress), [`UnknownSource`](Error::UnknownSource), [`NoSuchHost`](Error::NoSuchHost) | `FI_EADDRNOTAVAIL` | 99 | a handle whose peer was removed or disconnected, or of another address vector; a sender without a handle; a host name without an address |
 //! | [`PeerGone`](Error::PeerGone) | `FI_ECONNRESET` | 104 | the connected peer died or closed; never for a receive from any source, except on a connected endpoint |
 //! | [`TimedOut`](Error::TimedOut) | `FI_ETIMEDOUT` | 110 | the peer has not answered in time |
 //! | [`NoSuchPeer`](Error::NoSuchPeer), [`ConnectionRefused`](Error::ConnectionRefused), [`Rejected`](Error::Rejected) | `FI_ECONNREFUSED` | 111 | no endpoint has the name; its endpoint refused, with a reason; its program rejected, with private data |
 //! | [`Unreachable`](Error::Unreachable) | `FI_EHOSTUNREACH` | 113 | no route from the address the endpoint is bound to |
-//! | [`Canceled`](Error::Canceled) | `FI_ECANCELED` | 125 | the endpoint or connection closed before the operation completed |
+//! | [`Canceled`](Error::Canceled) | `FI_ECANCELED` | 125 | the operation was canceled, or its endpoint or connection ended before it completed |
+//! | [`BufferTooSmall`](Error::BufferTooSmall) | `FI_ETOOSMALL` | 257 | a buffer has no room for all that is to be read |
 //! | [`Closed`](Error::Closed) | `FI_EOPBADSTATE` | 258 | the object is closed |
-//! | [`CounterError`](Error::CounterError) | `FI_EAVAIL` | 259 | an operation failed while its counter was waited for |
+//! | [`CounterError`](Error::CounterError) | `FI_EAVAIL` | 259 | an operation failed while a task waited for its counter |
 //! | [`BadFlags`](Error::BadFlags) | `FI_EBADFLAGS` | 260 | flags that the call does not take |
 //! | [`WrongDomain`](Error::WrongDomain) | `FI_EDOMAIN` | 262 | objects of different domains or fabrics |
 //! | [`Truncated`](Error::Truncated) | `FI_ETRUNC` | 265 | the message was longer than the buffer |
 //! | [`Key`](Error::Key) | `FI_ENOKEY` | 266 | a memory key that is in use, unknown or closed, or lacks the right |
-//! | [`Unbound`](Error::Unbound) | `FI_ENOCQ`, `FI_ENOAV` | 263, 267 | no completion queue is bound; any other object is not bound |
+//! | [`Unbound`](Error::Unbound) | `FI_ENOCQ`, `FI_ENOAV`, `FI_ENOEQ`, `FI_EDOMAIN`, `FI_EOPBADSTATE` | 263, 267, 261, 262, 258 | not bound: a completion queue; an address vector; an event queue; a domain; a shared receive context |
 //! | [`Os`](Error::Os) | the system's | | a system call failed; it is named |
 
 #[cfg(doc)]

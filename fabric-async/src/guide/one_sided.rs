@@ -116,7 +116,9 @@
 //! | condition | result at the initiator |
 //! |---|---|
 //! | unknown or closed key, missing right | [`Error::Key`] |
-//! | range outside the region | [`Error::TooLong`] |
+//! | range outside the region | [`Error::OutOfBounds`] |
+//! | atomic value that is not aligned to its size | [`Error::Invalid`] |
+//! | buffer of a read with too little room | [`Error::BufferTooSmall`] |
 //! | endpoint of the owner without [`Caps::RMA`] or [`Caps::ATOMIC`] | [`Error::Key`]: every key is unknown there |
 //! | death of the owner, once noticed | [`Error::PeerGone`] |
 //!

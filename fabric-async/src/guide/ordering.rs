@@ -12,10 +12,14 @@
 //! together: short and long, tagged and untagged, awaited, started, posted and injected. A
 //! [`Permit`] is a credit, not a place in the order. [Datagrams](super::udp) have no order.
 //!
-//! One-sided operations to one peer take effect in posting order, and messages stay behind those
-//! posted before them (`FI_ORDER_SAW`, `SAR`, `RAR`, `RAW`, `WAR`, `WAW`): a receiver of a message
-//! sees what was written before it. A write does not wait until an earlier message was received.
-//! [`tcp`](super::tcp#remote-memory) lacks `WAR` and `SAR`.
+//! One-sided operations to one peer take effect in posting order, and a message does not overtake a
+//! one-sided operation that was posted before it: a receiver of a message sees what was written
+//! before it. These pairs of operations are not ordered:
+//!
+//! | provider | not ordered | `info.tx.msg_order` has no | to order them |
+//! |---|---|---|---|
+//! | `shm`, `sim` | a read or write after a message: the memory is accessed at once, while the message waits for its receive | [`RAS`](MsgOrder::RAS), [`WAS`](MsgOrder::WAS) | send the message with [`delivery_complete`](SendRequest::delivery_complete), and [fence](#fences) the read or write |
+//! | `tcp` | a write or message after a read: the peer reads its memory when it sends the response | [`WAR`](MsgOrder::WAR), [`SAR`](MsgOrder::SAR) | [fence](#fences) the write or message |
 //!
 //! # Matching
 //!

@@ -7,7 +7,12 @@
 //! # When an operation is posted
 //!
 //! [`Endpoint::send`], [`Endpoint::recv`] and the other operations return a *request*. A request
-//! does nothing until it is posted. Operations to one peer keep the order in which they were posted.
+//! does nothing until it is posted. Messages to one peer arrive in the order in which they were
+//! posted, except datagrams (`udp`); which reads and writes keep the order among themselves and
+//! with messages depends on the provider: see [`ordering`](super::ordering).
+//!
+//! An operation that cannot be handed to the peer's ring or to the kernel at once takes a *transmit
+//! credit* of its endpoint, of which there are 1024, and holds it while it waits.
 //!
 //! | call | posted | completion goes to | if no transmit credit or queue entry is free |
 //! |---|---|---|---|
@@ -18,7 +23,8 @@
 //! | [`Endpoint::try_send`] | by this call | the returned [`Operation`] | [`Error::WouldBlock`] |
 //! | [`Endpoint::inject`] | by this call; the bytes are copied | no one; a later failure is an event | [`Error::WouldBlock`] |
 //!
-//! A posted operation reports to exactly one place; bound counters are incremented as well.
+//! An operation that is awaited, started or posted reports its end to exactly one place: the future
+//! or the queue. Bound counters are incremented as well. An inject reports only a failure.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -45,21 +51,27 @@
 //! # What dropping does
 //!
 //! A buffer belongs to its operation, not to the future, so dropping a future never frees memory
-//! that is in use. Dropping a future never loses a message.
+//! that is in use. Dropping the future of a receive never loses a message.
 //!
-//! | dropped future | effect |
+//! | dropped request or future | effect |
 //! |---|---|
 //! | a request that was not posted | none |
 //! | a receive without a message | withdrawn; its buffer is dropped |
 //! | a receive that a message has matched | the message goes to the next receive that accepts it |
-//! | a send, a write, an atomic operation that was posted | goes on; a failure becomes an event |
-//! | a send that waits for a credit | withdrawn; nothing is sent |
+//! | a send, a write or a read that holds a credit, or needed none | goes on; a failure becomes an event |
+//! | a send, a write or a read that waits for a credit | withdrawn; nothing is sent |
+//! | an atomic operation that was posted | goes on, also if it waits for a credit |
 //! | a future that waits for a queue entry, a counter value, a probe, a permit or a flush | none |
 //!
 //! [`cancellation`](super::cancellation) has the complete table.
 //!
-//! Handles keep objects open. Operations, streams, permits, probes, claimed messages and windows do
-//! not.
+//! Handles keep objects open. Operations and streams do not, nor do
+//!
+//! * a *permit* ([`Permit`]): a transmit credit that was [reserved](Endpoint::reserve) for a later
+//!   send;
+//! * a [`Probe`], which finds a message that arrived before its receive was posted, and a *claimed
+//!   message* ([`Claimed`]): one that a probe has found and reserved for a receive that follows;
+//! * a *window* ([`RemoteWindow`]): memory of a peer that is mapped into this process.
 //!
 //! | dropped handle | effect |
 //! |---|---|
@@ -67,12 +79,15 @@
 //! | the last [`SharedRxContext`] | closes when the endpoints that share it are closed; its receives end with [`Error::Canceled`] |
 //! | [`CompletionQueue`] | its entries are lost, receives posted to it are withdrawn, sends go on; posts to it are refused with [`Error::Closed`] |
 //! | [`EventQueue`] | its events are lost |
-//! | the last clone of a [`Counter`] or an [`AddressVector`] | it closes; the vector when the endpoints bound to it are closed |
+//! | the last clone of a [`Counter`] | it closes, and its endpoints stop counting; one that is bound to a region closes with the region |
+//! | the last clone of an [`AddressVector`] | it closes when the endpoints bound to it are closed |
 //! | [`MemoryRegion`], [`RegisteredBuffer`] | the memory key is revoked; peers get [`Error::Key`] |
 //! | [`Domain`], [`Fabric`] | closes when its children are closed: a child keeps its parent open |
 //! | [`PassiveEndpoint`] | stops listening; requests that were not taken are rejected |
+//! | [`Loan`] that was not sent | its memory is reused for the next loan |
+//! | [`LoanedBuf`] | its memory returns to the sender |
 //! | [`Permit`] | the credit is returned |
-//! | [`Claimed`] | the message returns to its place in the queue |
+//! | [`Claimed`] | the message returns to its place among the messages without a receive |
 //! | [`MulticastGroup`] | the endpoint leaves the group |
 //!
 //! Keep the endpoint in a variable: `Endpoint::bind("shm://").await?.recv().start()?` drops it at
@@ -82,15 +97,15 @@
 //!
 //! | what | bound | beyond it |
 //! |---|---|---|
-//! | unexpected messages (no receive is posted) | 16 MiB per endpoint; 4 MiB with `sim` and `udp` | the sender is held back; `udp` discards and counts |
-//! | sends that wait for a full ring or socket | `info.tx.size` credits, 1024; at most a quarter of them for one peer | `.await` waits, other calls are refused |
+//! | unexpected messages (no receive is posted) | 16 MiB per endpoint; 4 MiB with `sim` and `udp` | the message stays in the ring or the socket; when that is full, the peer's sends to this endpoint wait; `udp` discards and counts |
+//! | sends that wait while the ring or the socket buffer is full | `info.tx.size` credits, 1024; at most a quarter of them for one peer | `.await` waits, other calls are refused |
 //! | sends that `.await` a credit | none: each is a future that you hold | |
 //! | posted receives | `info.rx.size`, 1024 | refused |
 //! | completions | the capacity of the queue; an entry is reserved by the post | the post is refused |
-//! | events | the capacity of the event queue | counted, reported as one [`Overrun`](EventKind::Overrun) |
+//! | events | the capacity of the event queue | further events are discarded, counted, and reported as one [`Overrun`](EventKind::Overrun) |
 //! | ring of `shm` | 128 KiB for each direction and peer | sends are queued and hold a credit until the ring has room |
-//! | loans of `shm` | 256 to one peer, 4 GiB per domain | copied; [`Endpoint::loan`] is refused |
-//! | idle pooled buffers | 4 MiB of each size up to 1 MiB | freed |
+//! | loans of `shm` | 256 to one peer; 4 GiB per domain | further loans to the peer are copied; [`Endpoint::loan`] is refused |
+//! | unused buffers in the domain's pool | 4 MiB of each size up to 1 MiB | freed |
 //!
 //! [`defaults`](super::defaults) lists all values.
 //!
@@ -99,12 +114,12 @@
 //! | who | what |
 //! |---|---|
 //! | the event queue of the endpoint, or of its domain | [`EventKind::PeerDown`] with a [`DownReason`], once |
-//! | sends, writes, reads and atomic operations to it that are under way | [`Error::PeerGone`], with the buffer |
+//! | pending sends, writes, reads and atomic operations to it | [`Error::PeerGone`], with the buffer |
 //! | receives directed at it ([`from`](RecvRequest::from)) | [`Error::PeerGone`], after the messages that arrived completely |
 //! | receives from any source | nothing: they wait for other senders; a partial message is discarded |
 //! | receives of a [connected endpoint](super::connected_endpoints) | [`Error::PeerGone`] |
 //! | [windows](RemoteWindow) of its memory | [`Error::PeerGone`] |
-//! | sends that ended before | nothing: the peer may not have received the message |
+//! | sends that completed before | nothing: the peer may not have received the message |
 //! | senders of [datagrams](super::udp) | nothing |
 //!
 //! An address handle from [`Endpoint::add_peer`] or [`AddressVector::insert`] stays valid over a

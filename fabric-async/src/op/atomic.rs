@@ -211,7 +211,7 @@ impl<'a, R: AtomicValues, A: AtomicMode<R>, M: ThreadModel> AtomicRequest<'a, R,
         {
             check_atomic(atomic, len)?;
         }
-        self.ep.inner.check_send(&self.spec)
+        self.ep.inner.check_tx_op(&self.spec)
     }
 
     fn operands_and_comparands(&self) -> impl Iterator<Item = R::Element> {

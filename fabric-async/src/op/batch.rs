@@ -169,7 +169,7 @@ pub(super) fn check_send<M: ThreadModel>(
     buf: &impl IoBuf,
 ) -> Result<()> {
     check_same_endpoint(ep, of)?;
-    ep.inner.check_send(spec)?;
+    ep.inner.check_tx_op(spec)?;
     ep.inner.check_tx_iov(buf)
 }
 

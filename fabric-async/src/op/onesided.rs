@@ -164,8 +164,8 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
     ///
     /// # Errors
     /// With the buffer: [`Error::Key`](crate::Error::Key) and
-    /// [`Error::TooLong`](crate::Error::TooLong) when the access is known to be invalid, and as
-    /// [`SendRequest::start`](crate::SendRequest::start).
+    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) when the access is known to be invalid,
+    /// and as [`SendRequest::start`](crate::SendRequest::start).
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
         self.submit(CreditMode::NoWait).into_post_result()
     }
@@ -212,7 +212,7 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
         let checked = self
             .ep
             .inner
-            .check_send(&self.spec)
+            .check_tx_op(&self.spec)
             .and_then(|()| self.ep.inner.check_tx_iov(&self.buf));
         if let Err(error) = checked.and_then(|()| self.check_targets()) {
             return Err(Failed::new(error, self.buf));
@@ -357,8 +357,8 @@ impl<'a, B: IoBufMut, M: ThreadModel> ReadRequest<'a, B, M> {
     /// Posts the request now. The returned operation is awaited later.
     ///
     /// # Errors
-    /// With the buffer: [`Error::TooLong`](crate::Error::TooLong) when the buffer is too small, or
-    /// the access is known to be out of range; and otherwise as [`WriteRequest::start`].
+    /// With the buffer: [`Error::BufferTooSmall`](crate::Error::BufferTooSmall), and as
+    /// [`WriteRequest::start`].
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
         self.submit(CreditMode::NoWait)
     }
@@ -395,7 +395,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> ReadRequest<'a, B, M> {
         } = self;
         let checked = ep
             .inner
-            .check_send(&spec)
+            .check_tx_op(&spec)
             .and_then(|()| ep.inner.check_tx_iov(&buf));
         if let Err(error) = checked.and_then(|()| ranges.check(ep)) {
             return Err(Failed::new(error, buf));

@@ -192,7 +192,7 @@ pub(super) fn submit<B: IoBuf, M: ThreadModel>(
 ) -> Operation<B> {
     // An operation that waits for an acknowledgement never completes at once.
     let at_once = permit.is_none() && !spec.level.needs_ack();
-    if at_once && ep.inner.check_send(spec).is_ok() && ep.inner.check_tx_iov(&buf).is_ok() {
+    if at_once && ep.inner.check_tx_op(spec).is_ok() && ep.inner.check_tx_iov(&buf).is_ok() {
         let payload = buf.payload();
         let len = payload.len();
         if ep
@@ -230,7 +230,7 @@ pub(super) fn post<B: IoBuf, M: ThreadModel>(
 ) -> Result<PostResult<B>, Failed<B>> {
     if let Err(error) = ep
         .inner
-        .check_send(&spec)
+        .check_tx_op(&spec)
         .and_then(|()| ep.inner.check_tx_iov(&buf))
     {
         return Err(Failed::new(error, buf));

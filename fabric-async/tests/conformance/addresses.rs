@@ -236,6 +236,11 @@ pub(crate) async fn wrong_scheme_and_malformed_addresses_are_refused(setup: Setu
             matches!(&error, Error::BadAddress { text: named, .. } if named == text),
             "{text:?}: {error}"
         );
+        let example = format!("as in {}://", a.ep.name().scheme().provider());
+        assert!(
+            text.contains("://") || error.to_string().contains(&example),
+            "{text:?}: {error}"
+        );
     }
     let empty = a.ep.add_peer(setup.unnamed_address()).await.unwrap_err();
     assert!(
@@ -261,7 +266,11 @@ pub(crate) async fn wrong_scheme_and_malformed_addresses_are_refused(setup: Setu
         .await
         .unwrap_err();
     assert!(
-        matches!(&error, Error::BadAddress { text, .. } if text.contains("192.0.2.1:7000")),
+        matches!(
+            &error,
+            Error::BadAddress { text, why }
+                if text.contains("192.0.2.1:7000") && why.contains("not an address of this machine")
+        ),
         "{error}"
     );
 }

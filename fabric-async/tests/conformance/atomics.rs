@@ -63,7 +63,7 @@ async fn check_all_ops<T: AtomicType>(setup: &Setup, values: [T; 3]) {
     );
 }
 
-pub(crate) async fn every_operation_on_every_type(setup: Setup) {
+pub(crate) async fn every_operation_works_on_every_type(setup: Setup) {
     check_all_ops(&setup, [1i8, -3, 0]).await;
     check_all_ops(&setup, [1u8, 200, 0]).await;
     check_all_ops(&setup, [1i16, -300, 0]).await;
@@ -203,7 +203,7 @@ pub(crate) async fn misaligned_atomic_fails_only_its_op(setup: Setup) {
         );
         assert!(matches!(
             a.ep.fetch_add(to_b, remote.at(64), 1u8).await,
-            Err(Error::TooLong { .. })
+            Err(Error::OutOfBounds { .. })
         ));
         let sum =
             a.ep.atomic(to_b, readable.remote().at(0), AtomicOp::Sum, 1u64)
@@ -279,7 +279,7 @@ pub(crate) async fn failed_atomic_executes_at_most_once(setup: Setup) {
             Ok(old) => assert_eq!((old, done), (before, 1)),
             Err(error) => {
                 assert!(
-                    error.is_peer_gone() || error == Error::StaleAddress(to_b),
+                    error.is_peer_unavailable() || error == Error::StaleAddress(to_b),
                     "{error}"
                 );
                 assert!(done <= 1, "done {done} times");

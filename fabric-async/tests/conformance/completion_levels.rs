@@ -254,7 +254,7 @@ pub(crate) async fn discarded_message_completes_its_send(setup: Setup) {
     }
 }
 
-pub(crate) async fn dropped_claim_does_not_acknowledge(setup: Setup) {
+pub(crate) async fn dropped_claim_sends_no_ack(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for level in LEVELS {
         let mut sent = start_unexpected(
@@ -306,7 +306,7 @@ pub(crate) async fn requeued_message_is_acknowledged_once(setup: Setup) {
     }
 }
 
-pub(crate) async fn receive_dropped_mid_message_does_not_acknowledge(setup: Setup) {
+pub(crate) async fn receive_dropped_mid_message_sends_no_ack(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for level in LEVELS {
         for number in 0..10u64 {
@@ -394,7 +394,7 @@ pub(crate) async fn cancel_waits_for_the_ack(setup: Setup) {
     }
 }
 
-pub(crate) async fn truncated_receive_acknowledges(setup: Setup) {
+pub(crate) async fn truncated_receive_sends_ack(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for level in LEVELS {
         for len in [100, 9000, LONG_LEN] {
@@ -441,7 +441,7 @@ pub(crate) async fn multi_recv_acknowledges_each_message(setup: Setup) {
     }
 }
 
-pub(crate) async fn directed_receive_after_av_insert_acknowledges(setup: Setup) {
+pub(crate) async fn directed_receive_after_av_insert_sends_ack(setup: Setup) {
     let no_auto_insert = EndpointConfig {
         auto_insert: false,
         ..EndpointConfig::default()
@@ -550,7 +550,7 @@ pub(crate) async fn close_fails_unacknowledged_sends(setup: Setup) {
             if closing_here {
                 *error == Error::Canceled
             } else {
-                error.is_peer_gone()
+                error.is_peer_unavailable()
             }
         };
         for (which, len, sent) in [(1, 10, sent), (2, 9000, matched)] {
@@ -693,5 +693,5 @@ pub(crate) async fn delivery_complete_means_the_peer_has_the_message(setup: Setu
             .start()
             .unwrap();
     b.ep.clone().close().unwrap();
-    assert!(long.await.unwrap_err().error.is_peer_gone());
+    assert!(long.await.unwrap_err().error.is_peer_unavailable());
 }

@@ -216,13 +216,13 @@ pub(crate) async fn dropped_connect_aborts_the_attempt(setup: Setup) {
     // The initiator is found to be gone when its request is accepted, or later.
     match there.endpoint().accept(request, b"too late").await {
         Ok(ep) => {
-            assert!(ep.recv().await.unwrap_err().error.is_peer_gone());
+            assert!(ep.recv().await.unwrap_err().error.is_peer_unavailable());
             assert!(matches!(
                 there.next_other_event().await,
                 EventKind::Shutdown { .. }
             ));
         }
-        Err(error) => assert!(error.is_peer_gone(), "{error}"),
+        Err(error) => assert!(error.is_peer_unavailable(), "{error}"),
     }
     let initiating = here.connect(&pep).private_data("in time").into_future();
     let accepting = async {
@@ -487,7 +487,7 @@ pub(crate) async fn malformed_connect_response_fails_connect(setup: Setup) {
         let error = failed.unwrap_err();
         assert!(
             if is_gone {
-                error.is_peer_gone()
+                error.is_peer_unavailable()
             } else {
                 matches!(error, Error::Protocol { .. })
             },

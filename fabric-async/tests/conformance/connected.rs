@@ -213,7 +213,7 @@ pub(crate) async fn ops_report_to_cqs_counters_and_event_queues(setup: Setup) {
     a.ep.close().unwrap();
     let failed = b.domain_fixture.cq.next().await.unwrap();
     assert_eq!(failed.context, 77);
-    assert!(failed.error.unwrap().is_peer_gone());
+    assert!(failed.error.unwrap().is_peer_unavailable());
     assert_eq!(recvs.errors(), 1);
     let mut own = own;
     let events = [own.next().await, own.next().await];
@@ -327,7 +327,7 @@ pub(crate) async fn shutdown_mid_message_fails_send_and_receive(setup: Setup) {
                 .start()
                 .unwrap()
         });
-        assert!(receiving.await.unwrap_err().error.is_peer_gone());
+        assert!(receiving.await.unwrap_err().error.is_peer_unavailable());
         let failed = match at_once {
             Some(failed) => failed,
             None => sending.await.unwrap_err(),
@@ -337,7 +337,7 @@ pub(crate) async fn shutdown_mid_message_fails_send_and_receive(setup: Setup) {
             (Error::Canceled, 64 << 20)
         );
         shutdown_reason(&mut b).await;
-        assert!(b.ep.recv().await.unwrap_err().error.is_peer_gone());
+        assert!(b.ep.recv().await.unwrap_err().error.is_peer_unavailable());
     }
 }
 
@@ -393,7 +393,7 @@ pub(crate) async fn buffered_messages_survive_peer_close(setup: Setup) {
         assert_eq!(got.source(), b.ep.peer());
         assert_eq!(got[..], vec![number; 1 + usize::from(number) * 1000]);
     }
-    assert!(b.ep.recv().await.unwrap_err().error.is_peer_gone());
+    assert!(b.ep.recv().await.unwrap_err().error.is_peer_unavailable());
 }
 
 /// As `buffered_messages_survive_peer_close`, with more messages than the budget admits.
@@ -413,7 +413,7 @@ pub(crate) async fn messages_over_budget_survive_peer_close(setup: Setup) {
     for number in 0..MANY {
         assert_eq!(b.ep.recv().await.unwrap()[..], vec![number as u8; 1 << 20]);
     }
-    assert!(b.ep.recv().await.unwrap_err().error.is_peer_gone());
+    assert!(b.ep.recv().await.unwrap_err().error.is_peer_unavailable());
     assert_eq!(shutdown_reason(&mut b).await, DownReason::Closed);
     sending.await.unwrap();
 }
@@ -436,8 +436,8 @@ pub(crate) async fn peer_close_fails_all_pending_ops(setup: Setup) {
         a.ep.close().unwrap();
     };
     let (probed, claimed, ()) = tokio::join!(probing, claiming, ending);
-    assert!(probed.unwrap_err().is_peer_gone());
-    assert!(claimed.map(drop).unwrap_err().is_peer_gone());
+    assert!(probed.unwrap_err().is_peer_unavailable());
+    assert!(claimed.map(drop).unwrap_err().is_peer_unavailable());
     assert!(
         several
             .next()
@@ -445,12 +445,12 @@ pub(crate) async fn peer_close_fails_all_pending_ops(setup: Setup) {
             .unwrap()
             .unwrap_err()
             .error
-            .is_peer_gone()
+            .is_peer_unavailable()
     );
     assert!(several.next().await.is_none());
-    assert!(plain.await.unwrap_err().error.is_peer_gone());
+    assert!(plain.await.unwrap_err().error.is_peer_unavailable());
     let failed = sending.await.unwrap_err();
-    assert!(failed.error.is_peer_gone() && failed.buf.len() == 64 << 20);
+    assert!(failed.error.is_peer_unavailable() && failed.buf.len() == 64 << 20);
     shutdown_reason(&mut b).await;
 }
 
@@ -476,7 +476,7 @@ pub(crate) async fn multi_recv_takes_messages_after_peer_close(setup: Setup) {
             .unwrap()
             .unwrap_err()
             .error
-            .is_peer_gone()
+            .is_peer_unavailable()
     );
 }
 
@@ -524,7 +524,7 @@ pub(crate) async fn close_delivers_injected_messages(setup: Setup) {
     for number in 0..200u8 {
         assert_eq!(b.ep.recv().await.unwrap()[..], [number; 4000]);
     }
-    assert!(b.ep.recv().await.unwrap_err().error.is_peer_gone());
+    assert!(b.ep.recv().await.unwrap_err().error.is_peer_unavailable());
 }
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
@@ -621,7 +621,7 @@ pub(crate) async fn delivery_complete_waits_for_the_peer(setup: Setup) {
             .start()
             .unwrap();
     b.ep.close().unwrap();
-    assert!(sending.await.unwrap_err().error.is_peer_gone());
+    assert!(sending.await.unwrap_err().error.is_peer_unavailable());
 }
 
 pub(crate) async fn protocol_violation_closes_connection(setup: Setup) {
@@ -746,7 +746,7 @@ pub(crate) async fn unsupported_calls_are_refused(setup: Setup) {
     assert!(matches!(discover(&directed).await, Err(Error::NoMatch(_))));
 }
 
-pub(crate) async fn listen_and_connect_conveniences_work(setup: Setup) {
+pub(crate) async fn listen_and_connect_open_working_endpoints(setup: Setup) {
     let options = || {
         let options = Endpoint::options()
             .wait_policy(setup.wait_policy)
@@ -826,5 +826,5 @@ pub(crate) async fn object_tree_counts_connected_endpoints(setup: Setup) {
             .error,
         closed
     );
-    assert!(b.ep.recv().await.unwrap_err().error.is_peer_gone());
+    assert!(b.ep.recv().await.unwrap_err().error.is_peer_unavailable());
 }

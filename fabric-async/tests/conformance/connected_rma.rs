@@ -220,7 +220,7 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
         let beyond = RemoteRegion::new(remote.key, 1000, READ_WRITE);
         let failed = a.ep.read(to_b, beyond.slice(500..600)).await.unwrap_err();
         assert!(
-            matches!(failed.error, Error::TooLong { limit: 100, .. }),
+            matches!(failed.error, Error::OutOfBounds { limit: 100, .. }),
             "{}",
             failed.error
         );
@@ -254,7 +254,7 @@ pub(crate) async fn misaligned_atomic_fails_only_its_op(setup: Setup) {
         );
         assert!(matches!(
             a.ep.fetch_add(to_b, remote.at(64), 1u8).await,
-            Err(Error::TooLong { .. })
+            Err(Error::OutOfBounds { .. })
         ));
         let sum =
             a.ep.atomic(to_b, readable.remote().at(0), AtomicOp::Sum, 1u64)

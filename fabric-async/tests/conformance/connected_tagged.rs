@@ -173,7 +173,7 @@ pub(crate) async fn receives_match_by_tag(setup: Setup) {
     let mut waits = b.ep.recv().tag(8).start().unwrap();
     assert!(poll_once(&mut waits).await.is_pending());
     a.ep.close().unwrap();
-    assert!(waits.await.unwrap_err().error.is_peer_gone());
+    assert!(waits.await.unwrap_err().error.is_peer_unavailable());
 }
 
 pub(crate) async fn shared_rx_receives_match_by_tag(setup: Setup) {
@@ -332,7 +332,7 @@ pub(crate) async fn tagged_frame_of_raw_peer_is_read_at_every_split(setup: Setup
     socket.write_all(&whole[..20]).unwrap();
     assert!(poll_once(&mut waits).await.is_pending());
     drop(socket);
-    assert!(waits.await.unwrap_err().error.is_peer_gone());
+    assert!(waits.await.unwrap_err().error.is_peer_unavailable());
 }
 
 /// Malformed extensions, extensions of later versions, and extensions with unknown capabilities.

@@ -440,7 +440,7 @@ pub(crate) async fn unsupported_caps_and_ops_are_refused(setup: Setup) {
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"none of it was sent");
 }
 
-pub(crate) async fn bind_convenience_works(setup: Setup) {
+pub(crate) async fn bind_opens_a_working_endpoint(setup: Setup) {
     for (server, client) in [("127.0.0.1:0", ""), ("[::1]:0", "[::1]:0")] {
         let bind = async |name: &str| {
             let options = Endpoint::options()

@@ -324,7 +324,7 @@ pub(crate) async fn directed_receives_do_not_match_a_successor(setup: Setup) {
     let (second, to_b) = open().await;
     second.send(to_b, "of the second").tag(3).await.unwrap();
     let error = directed.await.unwrap_err().error;
-    assert!(error.is_peer_gone(), "{error}");
+    assert!(error.is_peer_unavailable(), "{error}");
     while !matches!(next_event(&mut b).await.kind, EventKind::PeerDown { .. }) {}
     let failed = b.ep.recv().tag(3).from(old).await.unwrap_err();
     assert_eq!(failed.error, Error::PeerGone(name));

@@ -224,7 +224,7 @@ pub(crate) async fn one_sided_operations_end_with_the_last_handle(setup: Setup) 
     }
 }
 
-pub(crate) async fn operation_keeps_no_object_open(setup: Setup) {
+pub(crate) async fn operation_does_not_keep_objects_open(setup: Setup) {
     let fixture = setup.open_endpoint().await;
     let name = fixture.ep.name().clone();
     let receive = fixture.ep.recv().start().unwrap();
@@ -287,7 +287,7 @@ pub(crate) async fn connected_operations_end_with_the_last_handle(setup: Setup) 
     drop((client_domain, server));
 }
 
-pub(crate) async fn group_keeps_no_endpoint_open(setup: Setup) {
+pub(crate) async fn multicast_group_does_not_keep_its_endpoint_open(setup: Setup) {
     let fixture = setup.open_endpoint().await;
     let group = fixture
         .ep

@@ -189,7 +189,7 @@ pub(crate) async fn held_loan_outlives_its_sender(setup: Setup) {
 
 /// A peer that returns no loan gets no more than its share, and copies beyond it; returned loans
 /// free the share again.
-pub(crate) async fn unreturned_loans_fall_back_to_copies(setup: Setup) {
+pub(crate) async fn loans_are_copied_while_too_many_are_unreturned(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let sends = tokio::spawn(async move {
         for which in 0..400 {

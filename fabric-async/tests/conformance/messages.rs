@@ -197,7 +197,7 @@ pub(crate) async fn received_buffer_can_be_sent_without_copy(setup: Setup) {
     }
 }
 
-pub(crate) async fn bind_convenience_works(setup: Setup) {
+pub(crate) async fn bind_opens_a_working_endpoint(setup: Setup) {
     let options = Endpoint::options()
         .progress(setup.progress)
         .wait_policy(setup.wait_policy);

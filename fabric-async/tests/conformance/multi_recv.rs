@@ -146,7 +146,7 @@ pub(crate) async fn message_too_long_for_the_rest_goes_to_next_receive(setup: Se
     }
 }
 
-pub(crate) async fn only_an_unused_buffer_truncates(setup: Setup) {
+pub(crate) async fn multi_recv_truncates_only_into_an_unused_buffer(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for (len, which) in [(1001, 1), (60_000, 2), (LONG_LEN, 3)] {
         let mut messages = b.ep.recv_multi(empty_buffer(1000)).start().unwrap();

@@ -87,7 +87,7 @@ pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
             };
             let failed = a.ep.write(to_b, to, "x").await.unwrap_err();
             assert!(
-                matches!(failed.error, Error::TooLong { limit: 100_000, .. }),
+                matches!(failed.error, Error::OutOfBounds { limit: 100_000, .. }),
                 "{}",
                 failed.error
             );

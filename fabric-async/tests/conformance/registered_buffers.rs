@@ -170,7 +170,7 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
                     .await
                     .unwrap_err();
             assert!(
-                matches!(failed.error, Error::TooLong { limit: 100_000, .. }),
+                matches!(failed.error, Error::OutOfBounds { limit: 100_000, .. }),
                 "{}",
                 failed.error
             );
@@ -407,7 +407,7 @@ pub(crate) async fn owner_counts_remote_accesses(setup: Setup) {
 }
 
 /// A response that arrives while the initiator goes to sleep wakes it.
-pub(crate) async fn answer_wakes_sleeping_initiator(setup: Setup) {
+pub(crate) async fn response_wakes_sleeping_initiator(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
     let region = b.domain.register(vec![0u8; 64], READ_WRITE, None).unwrap();

@@ -151,7 +151,7 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
                     .await
                     .unwrap_err();
             assert!(
-                matches!(failed.error, Error::TooLong { limit: 100, .. }),
+                matches!(failed.error, Error::OutOfBounds { limit: 100, .. }),
                 "{}",
                 failed.error
             );
@@ -163,10 +163,9 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
         assert!(
             matches!(
                 failed.error,
-                Error::TooLong {
+                Error::BufferTooSmall {
                     len: 100,
-                    limit: 99,
-                    ..
+                    capacity: 99,
                 }
             ),
             "{}",
@@ -301,15 +300,15 @@ pub(crate) async fn window_accesses_region_directly(setup: Setup) {
 
     assert!(matches!(
         window.write(999, b"xy"),
-        Err(Error::TooLong {
-            len: 1001,
+        Err(Error::OutOfBounds {
+            offset: 999,
+            len: 2,
             limit: 1000,
-            ..
         })
     ));
     assert!(matches!(
         window.read(usize::MAX, &mut [0; 2]),
-        Err(Error::TooLong { .. })
+        Err(Error::OutOfBounds { .. })
     ));
     assert!(matches!(window.load::<u32>(2), Err(Error::Invalid { .. })));
     assert!(
@@ -533,7 +532,7 @@ pub(crate) async fn posted_rma_reports_to_transmit_cq(setup: Setup) {
             || (),
             |failed| {
                 assert!(
-                    matches!(failed.error, Error::TooLong { .. }),
+                    matches!(failed.error, Error::OutOfBounds { .. }),
                     "refused at once"
                 )
             },
@@ -554,7 +553,7 @@ pub(crate) async fn posted_rma_reports_to_transmit_cq(setup: Setup) {
     if third.context == 3 {
         assert!(matches!(
             third.error.as_deref(),
-            Some(Error::TooLong { .. })
+            Some(Error::OutOfBounds { .. })
         ));
         third = next_entry(&mut a).await;
     }

@@ -127,10 +127,9 @@ pub(crate) async fn local_and_remote_vectors_combine(setup: Setup) {
             .unwrap_err();
     assert_eq!(
         small.error,
-        Error::TooLong {
-            what: "read into a buffer",
+        Error::BufferTooSmall {
             len: 5500,
-            limit: 5499
+            capacity: 5499
         }
     );
     assert_eq!(small.buf.len(), 5499);
@@ -207,7 +206,7 @@ pub(crate) async fn invalid_segment_leaves_memory_unchanged(setup: Setup) {
                 assert!(
                     matches!(
                         error,
-                        Error::Key { .. } | Error::TooLong { .. } | Error::Invalid { .. }
+                        Error::Key { .. } | Error::OutOfBounds { .. } | Error::Invalid { .. }
                     ),
                     "round {round}, {bad:?}: {error}"
                 );
@@ -520,14 +519,14 @@ pub(crate) async fn fi_mr_virt_addr_uses_addresses(setup: Setup) {
             .await
             .unwrap_err()
             .error;
-    assert!(matches!(failed, Error::TooLong { .. }), "{failed}");
+    assert!(matches!(failed, Error::OutOfBounds { .. }), "{failed}");
     assert_eq!(own.lock()[99], 6);
     driver.abort();
 }
 
 /// Operations that wait behind others, are cancelled, dropped, or lose their region: each completes
 /// once, and none is left pending.
-pub(crate) async fn multi_segment_ops_fail_like_single(setup: Setup) {
+pub(crate) async fn multi_segment_ops_fail_as_single_segment_ops(setup: Setup) {
     let config = EndpointConfig {
         tx_size: Some(16),
         ..EndpointConfig::default()
@@ -616,7 +615,7 @@ pub(crate) async fn multi_segment_ops_fail_like_single(setup: Setup) {
     b.ep.clone().close().unwrap();
     let failed = waits.await.unwrap_err();
     assert!(
-        failed.error.is_peer_gone() || matches!(failed.error, Error::Key { .. }),
+        failed.error.is_peer_unavailable() || matches!(failed.error, Error::Key { .. }),
         "{}",
         failed.error
     );

@@ -5,7 +5,7 @@ use crate::setup::{Setup, run};
 
 /// One behaviour that providers are checked for.
 pub(crate) struct Scenario {
-    /// The module and the function, as in `messages::every_length_arrives`.
+    /// The module and the function, as in `messages::unexpected_messages_arrive_whole`.
     pub(crate) name: &'static str,
     pub(crate) requirements: Requirements,
     /// Runs the scenario; panics when it fails.
@@ -35,7 +35,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         every_kind_of_buffer_can_be_sent: MSG,
         every_kind_of_buffer_can_receive: MSG,
         received_buffer_can_be_sent_without_copy: SOURCE,
-        bind_convenience_works: DIRECTED,
+        bind_opens_a_working_endpoint: DIRECTED,
     }
     message_metadata {
         message_carries_data_tag_and_source: DIRECTED,
@@ -59,7 +59,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         inject_all_and_post_all_batches_arrive: DATAGRAMS,
         probes_find_unexpected_datagrams: DATAGRAMS,
         unsupported_caps_and_ops_are_refused: DATAGRAMS,
-        bind_convenience_works: DATAGRAMS,
+        bind_opens_a_working_endpoint: DATAGRAMS,
         av_accepts_and_checks_socket_addresses: DATAGRAMS,
         close_cancels_posted_receives: DATAGRAMS,
     }
@@ -96,7 +96,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         delivery_complete_waits_for_the_peer: CONNECTED,
         protocol_violation_closes_connection: CONNECTED,
         unsupported_calls_are_refused: CONNECTED,
-        listen_and_connect_conveniences_work: CONNECTED,
+        listen_and_connect_open_working_endpoints: CONNECTED,
         object_tree_counts_connected_endpoints: CONNECTED,
     }
     connected_tagged {
@@ -124,7 +124,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     }
     shared_rx_connected {
         many_connections_share_few_posted_receives: CONNECTED.shared_rx(),
-        active_and_passive_ends_share_receives_in_order: CONNECTED.shared_rx(),
+        connecting_and_accepting_endpoints_share_receives_in_order: CONNECTED.shared_rx(),
         every_receive_kind_takes_from_all_connections: CONNECTED_MULTI_RECV.shared_rx(),
         buffered_messages_survive_their_connection: CONNECTED.shared_rx(),
         requeued_message_keeps_its_source: CONNECTED.shared_rx(),
@@ -260,7 +260,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         loans_follow_message_semantics: MSG_TAGGED,
         dropped_loan_receive_loses_no_message: MSG,
         held_loan_outlives_its_sender: MSG,
-        unreturned_loans_fall_back_to_copies: MSG,
+        loans_are_copied_while_too_many_are_unreturned: MSG,
         loan_memory_is_returned_once: MSG,
         loans_of_another_domain_are_copied: MSG,
         loan_beyond_the_length_limit_is_refused: MSG,
@@ -295,8 +295,8 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         request_returned_by_batch_wakes_receiver_when_sent: MSG,
     }
     selective_completion {
-        success_reports_only_with_fi_completion: MSG_TAGGED,
-        failure_always_reports: MSG_TAGGED,
+        success_is_reported_only_with_fi_completion: MSG_TAGGED,
+        failure_is_always_reported: MSG_TAGGED,
         unreported_op_reserves_a_cq_entry: MSG_TAGGED,
         released_cq_entry_admits_pending_write: RMA,
         endpoint_op_flags_can_default_to_fi_completion: MSG,
@@ -305,7 +305,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
     multi_recv {
         messages_share_one_buffer: MULTI_RECV_DIRECTED,
         message_too_long_for_the_rest_goes_to_next_receive: MULTI_RECV,
-        only_an_unused_buffer_truncates: MULTI_RECV,
+        multi_recv_truncates_only_into_an_unused_buffer: MULTI_RECV,
         multi_recv_matches_in_posting_order: MULTI_RECV,
         several_senders_fill_multi_recv_buffers: MULTI_RECV_DIRECTED,
         dropped_multi_recv_requeues_in_order: MULTI_RECV,
@@ -378,14 +378,14 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         every_send_kind_supports_levels: MSG_TAGGED.levels(),
         endpoint_op_flags_set_the_default_level: MSG_TAGGED.levels(),
         discarded_message_completes_its_send: MSG_TAGGED.levels(),
-        dropped_claim_does_not_acknowledge: MSG_TAGGED.levels(),
+        dropped_claim_sends_no_ack: MSG_TAGGED.levels(),
         requeued_message_is_acknowledged_once: MSG_TAGGED.levels(),
-        receive_dropped_mid_message_does_not_acknowledge: MSG.levels(),
+        receive_dropped_mid_message_sends_no_ack: MSG.levels(),
         dropped_send_returns_its_credit_on_ack: MSG_TAGGED.levels(),
         cancel_waits_for_the_ack: MSG_TAGGED.levels(),
-        truncated_receive_acknowledges: MSG_TAGGED.levels(),
+        truncated_receive_sends_ack: MSG_TAGGED.levels(),
         multi_recv_acknowledges_each_message: MULTI_RECV.levels(),
-        directed_receive_after_av_insert_acknowledges: DIRECTED.levels(),
+        directed_receive_after_av_insert_sends_ack: DIRECTED.levels(),
         endpoints_flooding_each_other_make_progress: MSG_TAGGED.levels(),
         fence_waits_for_the_ack: FENCE.levels(),
         close_fails_unacknowledged_sends: MSG_TAGGED.levels(),
@@ -442,7 +442,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         write_data_reports_once_after_all_bytes: RMA.rma_iov(),
         target_counts_each_segment: RMA_EVENT.rma_iov(),
         fi_mr_virt_addr_uses_addresses: RMA.rma_iov(),
-        multi_segment_ops_fail_like_single: RMA.rma_iov(),
+        multi_segment_ops_fail_as_single_segment_ops: RMA.rma_iov(),
     }
     regions {
         fi_mr_virt_addr_uses_addresses: ATOMIC,
@@ -458,10 +458,10 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         close_ends_op_in_progress: RMA,
         write_data_reports_at_target: RMA_SOURCE,
         owner_counts_remote_accesses: ATOMIC_RMA_EVENT,
-        answer_wakes_sleeping_initiator: RMA,
+        response_wakes_sleeping_initiator: RMA,
     }
     atomics {
-        every_operation_on_every_type: ATOMIC,
+        every_operation_works_on_every_type: ATOMIC,
         concurrent_adds_are_not_lost: ATOMIC,
         compare_and_swap_implements_a_lock: ATOMIC,
         atomics_operate_on_arrays: ATOMIC,
@@ -491,10 +491,10 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         unreceived_sends_end_with_the_last_handle: MSG_TAGGED.levels(),
         streams_end_with_the_last_handle: MULTI_RECV,
         one_sided_operations_end_with_the_last_handle: ATOMIC,
-        operation_keeps_no_object_open: ANY_EP_TYPE,
+        operation_does_not_keep_objects_open: ANY_EP_TYPE,
         shared_receives_end_with_the_last_handle: MSG.shared_rx(),
         connected_operations_end_with_the_last_handle: CONNECTED,
-        group_keeps_no_endpoint_open: MULTICAST,
+        multicast_group_does_not_keep_its_endpoint_open: MULTICAST,
     }
     sockets {
         messages_arrive_with_all_socket_options_set: ANY_EP_TYPE,

@@ -27,7 +27,7 @@ async fn next_entries(fixture: &mut EndpointFixture, count: usize) -> Vec<Comple
     out
 }
 
-pub(crate) async fn success_reports_only_with_fi_completion(setup: Setup) {
+pub(crate) async fn success_is_reported_only_with_fi_completion(setup: Setup) {
     let (mut a, mut b, to_b) =
         endpoint_pair_with(&setup, selective_config(), selective_config()).await;
     // No task awaits the last receive, and its sender completes only when the receiver takes the
@@ -79,7 +79,7 @@ pub(crate) async fn success_reports_only_with_fi_completion(setup: Setup) {
     );
 }
 
-pub(crate) async fn failure_always_reports(setup: Setup) {
+pub(crate) async fn failure_is_always_reported(setup: Setup) {
     let (mut a, mut b, to_b) =
         endpoint_pair_with(&setup, selective_config(), selective_config()).await;
     b.ep.recv_into(Vec::with_capacity(3))

@@ -120,7 +120,7 @@ pub(crate) async fn many_connections_share_few_posted_receives(setup: Setup) {
 }
 
 /// Receives match in posting order, whether an endpoint connected actively or passively.
-pub(crate) async fn active_and_passive_ends_share_receives_in_order(setup: Setup) {
+pub(crate) async fn connecting_and_accepting_endpoints_share_receives_in_order(setup: Setup) {
     let pool = MsgDomainFixture::open_shared_rx(&setup).await;
     let (other, mut pep) = (MsgDomainFixture::open(&setup).await, pool.listen(&setup));
     let mut elsewhere = other.listen(&setup);
@@ -221,7 +221,7 @@ pub(crate) async fn buffered_messages_survive_their_connection(setup: Setup) {
             .await
             .unwrap_err()
             .error
-            .is_peer_gone()
+            .is_peer_unavailable()
     );
     // The local endpoint is closed as well, and another one is shut down.
     ends.remove(0).close().unwrap();
@@ -233,7 +233,10 @@ pub(crate) async fn buffered_messages_survive_their_connection(setup: Setup) {
     send_to_peer(&others[1], "the last of them").await;
     assert_eq!(&waits.await.unwrap()[..], b"the last of them");
     let busy = there.shared_rx().clone().close().unwrap_err();
-    assert_eq!(busy.error.to_string(), "busy: still open: 2 endpoints");
+    assert_eq!(
+        busy.error.to_string(),
+        "cannot close (FI_EBUSY): still open: 2 endpoints"
+    );
     ends.clear();
     there.shared_rx.take().unwrap().close().unwrap();
 }

@@ -235,7 +235,10 @@ pub(crate) async fn shared_context_outlives_its_endpoints(setup: Setup) {
         assert_eq!((message_number(&got), got.source()), (number, Ok(from_a)));
     }
     let refused = fixture.shared_rx.clone().close().unwrap_err();
-    assert_eq!(refused.error.to_string(), "busy: still open: 2 endpoints");
+    assert_eq!(
+        refused.error.to_string(),
+        "cannot close (FI_EBUSY): still open: 2 endpoints"
+    );
     assert_eq!(fixture.domain.children().of(Class::SharedReceive), 1);
     fixture.endpoints.clear();
     let (future, queued) = (

@@ -256,7 +256,7 @@ pub(crate) async fn close_returns_unreceived_messages(setup: Setup) {
                     next = message_number(&got) + 1;
                 }
                 Ok(_) => is_over = true,
-                Err(failed) => assert!(failed.error.is_peer_gone(), "{}", failed.error),
+                Err(failed) => assert!(failed.error.is_peer_unavailable(), "{}", failed.error),
             }
         }
     };

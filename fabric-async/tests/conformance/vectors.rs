@@ -297,10 +297,9 @@ pub(crate) async fn vectors_are_written_and_read_by_rma(setup: Setup) {
             .unwrap_err();
     assert_eq!(
         failed.error,
-        Error::TooLong {
-            what: "read into a buffer",
+        Error::BufferTooSmall {
             len: 8,
-            limit: 7
+            capacity: 7
         }
     );
     assert_eq!(failed.buf.count(), 2);

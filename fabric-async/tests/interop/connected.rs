@@ -186,13 +186,13 @@ async fn assert_disconnected(ep: &Endpoint) {
         events.next().await.kind,
         EventKind::Shutdown { .. }
     ));
-    assert!(ep.recv().await.unwrap_err().error.is_peer_gone());
+    assert!(ep.recv().await.unwrap_err().error.is_peer_unavailable());
     assert!(
         ep.send(ep.peer().unwrap(), "anything")
             .await
             .unwrap_err()
             .error
-            .is_peer_gone()
+            .is_peer_unavailable()
     );
 }
 

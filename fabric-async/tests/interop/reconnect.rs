@@ -50,7 +50,7 @@ fn restarted_peer_is_reached_again() {
                 match read.await {
                     Ok(done) => assert_eq!(done.len(), 8 << 20),
                     Err(error) => {
-                        assert!(error.error.is_peer_gone(), "{}", error.error);
+                        assert!(error.error.is_peer_unavailable(), "{}", error.error);
                         failed += 1;
                     }
                 }

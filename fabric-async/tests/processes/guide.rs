@@ -136,7 +136,7 @@ fn guide_client_gets_an_error_when_the_server_is_killed() {
             server.0.kill().unwrap();
             wait_exit(&mut server).await;
             let error = request(&ep, to_server, 3, "hello").await.unwrap_err();
-            assert!(error.is_peer_gone(), "{transport}: {error}");
+            assert!(error.is_peer_unavailable(), "{transport}: {error}");
         }
     });
 }

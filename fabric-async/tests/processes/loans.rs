@@ -37,7 +37,7 @@ fn killed_loan_receiver_loses_only_its_loans() {
                     break failed.error;
                 }
             };
-            assert!(error.is_peer_gone(), "round {round}: {error}");
+            assert!(error.is_peer_unavailable(), "round {round}: {error}");
             killer.join().unwrap();
         }
         // The loans of the dead receivers are given up. At most the free loans of one peer stay
@@ -72,7 +72,7 @@ fn received_loans_stay_readable_after_sender_is_killed() {
                     Err(failed) => break failed.error,
                 }
             };
-            assert!(error.is_peer_gone(), "round {round}: {error}");
+            assert!(error.is_peer_unavailable(), "round {round}: {error}");
             killer.join().unwrap();
         }
         for frame in &held {

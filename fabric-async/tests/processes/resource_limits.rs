@@ -5,7 +5,7 @@ use std::fs::File;
 use std::time::Duration;
 
 use fabric_async::{
-    Access, Endpoint, Error, EventKind, EventQueue, FiAddr, RejectReason, RemoteRegion,
+    Access, Endpoint, Error, EventKind, EventQueue, FiAddr, RefusalReason, RemoteRegion,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpSocket;
@@ -38,7 +38,7 @@ pub(crate) async fn connect_once(name: &str) -> i32 {
 fn exit_code_for(error: &Error) -> i32 {
     match error {
         Error::ConnectionRefused {
-            reason: RejectReason::Resources,
+            reason: RefusalReason::Resources,
             ..
         } => EXIT_REFUSED,
         other => {
@@ -318,9 +318,9 @@ fn at_fd_limit_operations_fail_and_recover() {
 /// A listener that has no descriptor to accept with keeps its timer, and accepts when descriptors
 /// are free again.
 #[test]
-fn at_fd_limit_listener_over_tcp_resumes_later() {
+fn tcp_listener_at_fd_limit_accepts_when_fds_are_free() {
     run_in_own_process(
-        "resource_limits::at_fd_limit_listener_over_tcp_resumes_later",
+        "resource_limits::tcp_listener_at_fd_limit_accepts_when_fds_are_free",
         || {
             let _limited = set_rlimit(Resource::Nofile, 64);
             run(async {
@@ -425,9 +425,9 @@ fn at_memory_limit_operations_fail_without_leaks() {
 /// A receive of a message for which there is no address space fails with the length of the message.
 /// The endpoint and the process go on.
 #[test]
-fn message_without_memory_fails_only_its_receive() {
+fn out_of_memory_fails_only_the_receive_of_the_message() {
     run_in_own_process(
-        "resource_limits::message_without_memory_fails_only_its_receive",
+        "resource_limits::out_of_memory_fails_only_the_receive_of_the_message",
         || {
             run(async {
                 for (own, role) in [
@@ -457,8 +457,8 @@ fn message_without_memory_fails_only_its_receive() {
 
 /// A read into a new buffer fails in the same way.
 #[test]
-fn read_without_memory_is_refused() {
-    run_in_own_process("resource_limits::read_without_memory_is_refused", || {
+fn read_fails_when_out_of_memory() {
+    run_in_own_process("resource_limits::read_fails_when_out_of_memory", || {
         run(async {
             let ep = Endpoint::bind("shm://").await.unwrap();
             let target = TestPeer::start("rma_target", &ep.name().to_string());

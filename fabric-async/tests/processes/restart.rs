@@ -115,10 +115,10 @@ fn restarted_client_gets_no_replies_for_its_predecessor() {
             // The successor has bound the name, and this endpoint knows nothing of it yet.
             for tag in 10..13 {
                 let failed = ep.send(old, "for the dead").tag(tag).await.unwrap_err();
-                assert!(failed.error.is_peer_gone(), "{transport}: {failed}");
+                assert!(failed.error.is_peer_unavailable(), "{transport}: {failed}");
             }
             let error = directed.await.unwrap_err().error;
-            assert!(error.is_peer_gone(), "{transport}: {error}");
+            assert!(error.is_peer_unavailable(), "{transport}: {error}");
             ep.send(other, "go on").tag(5).await.unwrap();
             loop {
                 let kind = events.next().await.kind;
@@ -138,9 +138,9 @@ fn restarted_client_gets_no_replies_for_its_predecessor() {
                 Ok(sent) => sent.await.unwrap_err().error,
                 Err(failed) => failed.error,
             };
-            assert!(error.is_peer_gone(), "{transport}: {error}");
+            assert!(error.is_peer_unavailable(), "{transport}: {error}");
             let failed = ep.send(old, "for the dead").tag(14).await.unwrap_err();
-            assert!(failed.error.is_peer_gone(), "{transport}: {failed}");
+            assert!(failed.error.is_peer_unavailable(), "{transport}: {failed}");
             let second = ep.recv().tag(1).await.unwrap();
             let new = second.source().unwrap();
             assert_eq!(&second[..], b"second");

@@ -81,7 +81,7 @@ fn rma_iov_ops_fail_when_target_is_killed() {
                 .await
                 .unwrap_err();
             assert!(
-                matches!(refused.error, Error::TooLong { .. }),
+                matches!(refused.error, Error::OutOfBounds { .. }),
                 "{}",
                 refused.error
             );
@@ -95,7 +95,7 @@ fn rma_iov_ops_fail_when_target_is_killed() {
                 }
             };
             assert!(
-                failed.error.is_peer_gone(),
+                failed.error.is_peer_unavailable(),
                 "round {round}: {}",
                 failed.error
             );
@@ -128,7 +128,7 @@ fn rma_ops_fail_when_target_is_killed() {
                     break failed.error;
                 }
             };
-            assert!(error.is_peer_gone(), "round {round}: {error}");
+            assert!(error.is_peer_unavailable(), "round {round}: {error}");
             killer.join().unwrap();
         }
         while count_region_mappings(REGION_LEN) > 0 {
@@ -196,7 +196,7 @@ fn killed_rma_writer_leaves_region_consistent() {
                     .unwrap();
                 added += 1;
             }
-            assert!(end.await.unwrap_err().error.is_peer_gone());
+            assert!(end.await.unwrap_err().error.is_peer_unavailable());
             killer.join().unwrap();
             assert_eq!(
                 region.load(REGION_LEN + 8),

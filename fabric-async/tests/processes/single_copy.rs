@@ -105,7 +105,7 @@ fn check_killed_sender(once: bool) {
             let first = ep.recv().tag(2).await.unwrap();
             let killer = kill_within_two_ms(victim, round);
             let error = recv_until_error(&ep, first.source().unwrap(), 2).await;
-            assert!(error.is_peer_gone(), "round {round}: {error}");
+            assert!(error.is_peer_unavailable(), "round {round}: {error}");
             killer.join().unwrap();
         }
         let stats = ep.stats();
@@ -119,12 +119,12 @@ fn check_killed_sender(once: bool) {
 
 /// Every message received from a killed process is complete; a partial message is never delivered.
 #[test]
-fn killed_sender_leaves_whole_messages_single_copy() {
+fn single_copy_messages_are_whole_when_sender_is_killed() {
     check_killed_sender(true);
 }
 
 #[test]
-fn killed_sender_leaves_whole_messages_double_copy() {
+fn ring_messages_are_whole_when_sender_is_killed() {
     check_killed_sender(false);
 }
 
@@ -136,7 +136,7 @@ fn check_killed_receiver(once: bool) {
             let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
             let killer = kill_within_two_ms(victim, round);
             let error = send_until_error(&ep, peer).await;
-            assert!(error.is_peer_gone(), "round {round}: {error}");
+            assert!(error.is_peer_unavailable(), "round {round}: {error}");
             killer.join().unwrap();
         }
         let stats = ep.stats();
@@ -151,12 +151,12 @@ fn check_killed_receiver(once: bool) {
 
 /// Killing the receiver during its copy fails the send, which returns its buffer.
 #[test]
-fn killed_receiver_returns_send_buffer_single_copy() {
+fn single_copy_send_returns_buffer_when_receiver_is_killed() {
     check_killed_receiver(true);
 }
 
 #[test]
-fn killed_receiver_returns_send_buffer_double_copy() {
+fn ring_send_returns_buffer_when_receiver_is_killed() {
     check_killed_receiver(false);
 }
 
@@ -309,7 +309,7 @@ fn invalid_slot_returns_complete_a_send_once() {
         drop(connection);
         let failed = kept.await.unwrap_err();
         assert!(
-            failed.error.is_peer_gone() && failed.buf == vec![7; 200_000],
+            failed.error.is_peer_unavailable() && failed.buf == vec![7; 200_000],
             "{}",
             failed.error
         );

@@ -79,7 +79,7 @@ fn ops_fail_when_stopped_peer_is_killed() {
         let send = ep.send(stopped, vec![1; 10 << 20]).start().unwrap();
         let reply = ep.recv().tag(4).from(stopped).start().unwrap();
         stopped_process.0.kill().unwrap();
-        assert!(send.await.unwrap_err().error.is_peer_gone());
-        assert!(reply.await.unwrap_err().error.is_peer_gone());
+        assert!(send.await.unwrap_err().error.is_peer_unavailable());
+        assert!(reply.await.unwrap_err().error.is_peer_unavailable());
     });
 }

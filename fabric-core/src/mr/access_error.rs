@@ -44,7 +44,7 @@ impl AccessError {
             atomic.map_or(1, |atomic| atomic.datatype.size()),
         ) {
             Ok(at) => Ok((region, at)),
-            Err(Error::TooLong { .. }) => Err(Self::OutOfBounds(region.memory.len())),
+            Err(Error::OutOfBounds { .. }) => Err(Self::OutOfBounds(region.memory.len())),
             Err(_) => Err(Self::Misaligned),
         }
     }
@@ -91,17 +91,11 @@ impl AccessError {
                 key,
                 why: "does not grant this access",
             },
-            Self::OutOfBounds(limit) => {
-                let end = usize::try_from(offset)
-                    .unwrap_or(usize::MAX)
-                    .checked_add(rest);
-                let len = end.unwrap_or(usize::MAX);
-                Error::TooLong {
-                    what: "memory access, offset included,",
-                    len,
-                    limit,
-                }
-            }
+            Self::OutOfBounds(limit) => Error::OutOfBounds {
+                offset,
+                len: rest,
+                limit,
+            },
             Self::Misaligned => {
                 let size = atomic.map_or(1, |atomic| atomic.datatype.size());
                 let why = format!("{offset} is not a multiple of {size}, the size of a value");

@@ -290,7 +290,7 @@ fn invalid_access_is_nacked_or_closes_connection() {
                     matches!(
                         *error,
                         Error::Key { .. }
-                            | Error::TooLong {
+                            | Error::OutOfBounds {
                                 limit: REGION_LEN,
                                 ..
                             }

@@ -111,7 +111,7 @@ pub(super) fn addr_error(
         (Errno::ADDRINUSE, Ok(at)) => Error::AddressInUse(at),
         (Errno::ADDRNOTAVAIL, Ok(at)) => Error::BadAddress {
             text: at.to_string(),
-            why: "no interface of this machine has this address",
+            why: "it is not an address of this machine",
         },
         (errno, _) => Error::os(call, errno.raw_os_error()),
     }

@@ -8,9 +8,9 @@ async fn serve(ep: Endpoint) -> Result<()> {
         };
         let reply = ep.send(client, request.into_bytes()).tag(number).start();
         match reply.map_err(|failed| failed.error) {
-            Ok(reply) => drop(reply),                // it goes on by itself
-            Err(Error::WouldBlock(_)) => {}               // this client does not take its replies
-            Err(error) if error.is_peer_gone() => {} // it has left
+            Ok(reply) => drop(reply),                       // the send goes on by itself
+            Err(Error::WouldBlock(_)) => {}                 // the client does not take its replies
+            Err(error) if error.is_peer_unavailable() => {} // the client has left
             Err(error) => return Err(error),
         }
     }

@@ -119,7 +119,7 @@ pub(crate) async fn wait_exit(victim: &mut TestPeer) {
 /// Checks that an operation has failed because its peer died.
 #[track_caller]
 fn assert_peer_gone(error: &Error) {
-    assert!(error.is_peer_gone(), "{error}");
+    assert!(error.is_peer_unavailable(), "{error}");
 }
 
 /// Runs a stage several times in each progress mode, and compares the resources after each round.

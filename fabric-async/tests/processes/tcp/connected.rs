@@ -145,7 +145,7 @@ fn killed_atomic_clients_do_not_affect_others() {
                 };
                 assert_eq!(&gone, ep.peer_name().unwrap());
                 let failed = ep.send(ep.peer().unwrap(), "x").tag(1).await.unwrap_err();
-                assert!(failed.error.is_peer_gone(), "{}", failed.error);
+                assert!(failed.error.is_peer_unavailable(), "{}", failed.error);
                 // The other clients go on adding.
                 let before: u64 = region.load(8).unwrap();
                 while !clients.is_empty() && region.load(8) == Ok(before) {
@@ -194,12 +194,12 @@ async fn kill_and_assert_ops_fail(ep: Endpoint, mut peer: TestPeer) {
     peer.0.wait().unwrap();
     let failed = sent.await.unwrap_err();
     assert!(
-        failed.error.is_peer_gone() && failed.buf.len() == 100 << 20,
+        failed.error.is_peer_unavailable() && failed.buf.len() == 100 << 20,
         "{}",
         failed.error
     );
     // A part of a message may have arrived.
-    assert!(awaited.await.unwrap_err().error.is_peer_gone());
+    assert!(awaited.await.unwrap_err().error.is_peer_unavailable());
     assert!(matches!(
         events.next().await.kind,
         EventKind::Connected { .. }
@@ -213,7 +213,7 @@ async fn kill_and_assert_ops_fail(ep: Endpoint, mut peer: TestPeer) {
             .await
             .unwrap_err()
             .error
-            .is_peer_gone()
+            .is_peer_unavailable()
     );
 }
 
@@ -268,7 +268,7 @@ fn killed_server_is_reported_and_can_be_replaced() {
                 );
                 tokio::join!(assert_echo_works(&one), assert_echo_works(&two));
                 kill_and_assert_ops_fail(one, child).await;
-                assert!(two.recv().await.unwrap_err().error.is_peer_gone());
+                assert!(two.recv().await.unwrap_err().error.is_peer_unavailable());
                 assert_eq!(
                     connect().await.unwrap_err(),
                     Error::NoSuchPeer(there.parse().unwrap())
@@ -293,8 +293,8 @@ fn clients_may_be_killed_before_accept() {
                 0 => drop(request),
                 1 => request.reject("too late").unwrap(),
                 _ => match request.accept("too late").await {
-                    Ok(ep) => assert!(ep.recv().await.unwrap_err().error.is_peer_gone()),
-                    Err(error) => assert!(error.is_peer_gone(), "{error}"),
+                    Ok(ep) => assert!(ep.recv().await.unwrap_err().error.is_peer_unavailable()),
+                    Err(error) => assert!(error.is_peer_unavailable(), "{error}"),
                 },
             }
         }

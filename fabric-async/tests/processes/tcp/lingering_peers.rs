@@ -74,7 +74,7 @@ fn pending_response_to_closed_peer_lets_driver_sleep() {
         };
         let lock = memory.lock();
         let (failed, ()) = tokio::join!(read, flood);
-        assert!(failed.unwrap_err().error.is_peer_gone());
+        assert!(failed.unwrap_err().error.is_peer_unavailable());
         drop(lock);
         let polls = count_idle_passes(&ep).await;
         assert!(polls < 2000, "{polls} polls while idle");
@@ -144,8 +144,8 @@ fn partial_message_is_not_continued_after_reconnect() {
             .await
             .unwrap();
         second.read_exact(&mut [0; 40]).await.unwrap();
-        assert!(long.await.unwrap_err().error.is_peer_gone());
-        assert!(queued.await.unwrap_err().error.is_peer_gone());
+        assert!(long.await.unwrap_err().error.is_peer_unavailable());
+        assert!(queued.await.unwrap_err().error.is_peer_unavailable());
         next_down_reason(&mut events).await;
         ep.send(peer, "anew").await.unwrap();
         let mut received = [0; 16 + 4];

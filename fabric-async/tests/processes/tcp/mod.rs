@@ -22,7 +22,7 @@ pub(crate) use zero_copy::low_memlock_sender;
 
 use std::time::Duration;
 
-use fabric_async::{Endpoint, Error, EventQueue, FiAddr, Progress, Protocol};
+use fabric_async::{Endpoint, EventQueue, FiAddr, Progress, Protocol};
 
 pub(crate) use network_namespaces::{echo_any_peer, link_loss_client, rma_client, rma_owner};
 
@@ -66,11 +66,6 @@ pub(crate) async fn send_forever(name: &str, protocol: Protocol) {
     }
 }
 
-/// Whether the peer has gone, in the middle of a message or between two.
-fn is_peer_gone(error: &Error) -> bool {
-    error.is_peer_gone()
-}
-
 /// Receives messages of this peer, each of which must be complete, until the peer has gone.
 async fn recv_until_gone(ep: &Endpoint, source: FiAddr) {
     let error = loop {
@@ -79,7 +74,7 @@ async fn recv_until_gone(ep: &Endpoint, source: FiAddr) {
             Err(failed) => break failed.error,
         }
     };
-    assert!(is_peer_gone(&error), "{error}");
+    assert!(error.is_peer_unavailable(), "{error}");
 }
 
 #[test]
@@ -120,10 +115,10 @@ fn restarted_peer_is_reached_by_its_old_address() {
                 peer.0.kill().unwrap();
                 peer.0.wait().unwrap();
                 let failed = receiving.await.unwrap_err();
-                assert!(is_peer_gone(&failed.error), "{}", failed.error);
+                assert!(failed.error.is_peer_unavailable(), "{}", failed.error);
                 let failed = sent.await.unwrap_err();
                 assert!(
-                    is_peer_gone(&failed.error) && failed.buf.len() == 100 << 20,
+                    failed.error.is_peer_unavailable() && failed.buf.len() == 100 << 20,
                     "{}",
                     failed.error
                 );

@@ -117,7 +117,7 @@ pub(crate) async fn link_loss_client(names: &str) {
     }
     println!("[met]");
     let failed = ep.recv().from(peer).await.expect_err("the peer is gone");
-    assert!(failed.error.is_peer_gone(), "{}", failed.error);
+    assert!(failed.error.is_peer_unavailable(), "{}", failed.error);
     println!("[gone]");
 }
 
@@ -154,7 +154,7 @@ pub(crate) async fn rma_owner(name: &str) {
         .from(requester)
         .await
         .expect_err("the peer is gone");
-    assert!(last.error.is_peer_gone(), "{}", last.error);
+    assert!(last.error.is_peer_unavailable(), "{}", last.error);
 }
 
 /// Reads and writes the region at the other end of the link.

@@ -12,8 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{
-    assert_still_works, bind_with_events, is_peer_gone, next_down_reason, next_rejection,
-    recv_until_gone,
+    assert_still_works, bind_with_events, next_down_reason, next_rejection, recv_until_gone,
 };
 use crate::health::kill_after;
 use crate::run;
@@ -170,7 +169,7 @@ fn killed_rxm_senders_are_reported_and_return_buffers() {
             recv_until_gone(&ep, source).await;
             let failed = offered.await.unwrap_err();
             assert!(
-                is_peer_gone(&failed.error) && failed.buf.len() == 30 << 20,
+                failed.error.is_peer_unavailable() && failed.buf.len() == 30 << 20,
                 "{}",
                 failed.error
             );

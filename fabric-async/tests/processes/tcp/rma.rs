@@ -132,7 +132,7 @@ fn rma_ops_fail_when_target_is_killed() {
                     }
                 };
                 // The handle may already be stale.
-                let is_over = error.is_peer_gone() || error == Error::StaleAddress(to);
+                let is_over = error.is_peer_unavailable() || error == Error::StaleAddress(to);
                 assert!(is_over, "round {round}: {error}");
                 killer.join().unwrap();
                 assert_eq!(ep.domain().stats().operations, 0);
@@ -391,7 +391,7 @@ fn invalid_rma_responses_fail_pending_requests() {
             .start()
             .unwrap();
         drop(socket);
-        assert!(write.await.unwrap_err().error.is_peer_gone());
+        assert!(write.await.unwrap_err().error.is_peer_unavailable());
         assert_still_works(&ep).await;
     });
 }

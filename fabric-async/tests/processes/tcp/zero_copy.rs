@@ -51,7 +51,7 @@ fn send_buffers_return_when_peer_is_killed() {
                 let buf = match send.await {
                     Ok(done) => done.buf,
                     Err(failed) => {
-                        assert!(failed.error.is_peer_gone(), "{}", failed.error);
+                        assert!(failed.error.is_peer_unavailable(), "{}", failed.error);
                         failed.buf
                     }
                 };

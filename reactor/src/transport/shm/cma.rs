@@ -463,7 +463,7 @@ mod tests {
     fn revoked_message_is_not_read() {
         let (peer, segment) = peer_with_probe("cma-revoked", local_probe()).unwrap();
         segment.revoke_cma();
-        assert_reads_zeros(peer, Error::is_peer_gone);
+        assert_reads_zeros(peer, Error::is_peer_unavailable);
     }
 
     /// The pid belongs to a process that lives, and is not the one that had it.
@@ -475,7 +475,7 @@ mod tests {
         peer.pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
             .expect("not reaped yet");
         child.wait().unwrap();
-        assert_reads_zeros(peer, Error::is_peer_gone);
+        assert_reads_zeros(peer, Error::is_peer_unavailable);
     }
 
     /// The process has executed another program, so its memory is another.
@@ -486,7 +486,7 @@ mod tests {
         let (peer, _) = peer_with_probe("cma-program", (at, 1)).unwrap();
         // SAFETY: the box is alive, and only this thread accesses it.
         unsafe { std::ptr::write_volatile(&raw mut *value, 2) };
-        assert_reads_zeros(peer, Error::is_peer_gone);
+        assert_reads_zeros(peer, Error::is_peer_unavailable);
         let (at, value) = local_probe();
         assert!(peer_with_probe("cma-false", (at, value ^ 1)).is_none());
         assert!(peer_with_probe("cma-nowhere", (8, 1)).is_none());

@@ -19,7 +19,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use fabric_core::flags::Access;
-use fabric_core::{Address, Error, RejectReason, Result, Scheme};
+use fabric_core::{Address, Error, RefusalReason, Result, Scheme};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
@@ -74,7 +74,7 @@ pub(crate) enum ControlMessage {
     /// The receiver has mapped the segment; holds the incarnation of the receiver's endpoint.
     Accept(u64),
     /// The receiver rejects the connection.
-    Reject(RejectReason),
+    Reject(RefusalReason),
     /// The endpoint that sends this message closes.
     EndpointClosed,
     /// The sender gives this connection up; its endpoint stays open.
@@ -293,9 +293,9 @@ pub(crate) fn send_grant(
 fn encode_control(message: ControlMessage) -> [u8; CONTROL_LEN] {
     let (code, argument) = match message {
         ControlMessage::Accept(incarnation) => (ACCEPT, incarnation),
-        ControlMessage::Reject(RejectReason::Version { .. }) => (REJECT_VERSION, 0),
-        ControlMessage::Reject(RejectReason::User) => (REJECT_USER, 0),
-        ControlMessage::Reject(RejectReason::Resources) => (REJECT_RESOURCES, 0),
+        ControlMessage::Reject(RefusalReason::Version { .. }) => (REJECT_VERSION, 0),
+        ControlMessage::Reject(RefusalReason::User) => (REJECT_USER, 0),
+        ControlMessage::Reject(RefusalReason::Resources) => (REJECT_RESOURCES, 0),
         ControlMessage::Reject(_) => (REJECT_MALFORMED, 0),
         ControlMessage::Ready => (READY, 0),
         ControlMessage::EndpointClosed => (ENDPOINT_CLOSED, 0),
@@ -411,7 +411,7 @@ fn parse_control(bytes: &[u8]) -> ControlRead<ControlMessage> {
     let theirs = u16::from_le_bytes([head[8], head[9]]);
     let code = u16::from_le_bytes([head[10], head[11]]);
     if code == REJECT_VERSION {
-        return ControlRead::Message(ControlMessage::Reject(RejectReason::Version {
+        return ControlRead::Message(ControlMessage::Reject(RefusalReason::Version {
             theirs,
             ours: VERSION,
         }));
@@ -431,10 +431,10 @@ fn parse_control(bytes: &[u8]) -> ControlRead<ControlMessage> {
         UNMAP_LOAN => ControlMessage::UnmapLoan(argument),
         MR_SERVED => ControlMessage::MrServedByOwner(argument, false),
         MR_SERVED_RMA_EVENTS => ControlMessage::MrServedByOwner(argument, true),
-        REJECT_USER => ControlMessage::Reject(RejectReason::User),
-        REJECT_MALFORMED => ControlMessage::Reject(RejectReason::Malformed),
-        REJECT_RESOURCES => ControlMessage::Reject(RejectReason::Resources),
-        other => ControlMessage::Reject(RejectReason::Other(other)),
+        REJECT_USER => ControlMessage::Reject(RefusalReason::User),
+        REJECT_MALFORMED => ControlMessage::Reject(RefusalReason::Malformed),
+        REJECT_RESOURCES => ControlMessage::Reject(RefusalReason::Resources),
+        other => ControlMessage::Reject(RefusalReason::Other(other)),
     })
 }
 
@@ -506,8 +506,8 @@ mod tests {
             ControlMessage::MapMr(3),
             ControlMessage::MrNotFound(u64::MAX),
             ControlMessage::UnmapLoan(4),
-            ControlMessage::Reject(RejectReason::User),
-            ControlMessage::Reject(RejectReason::Version {
+            ControlMessage::Reject(RefusalReason::User),
+            ControlMessage::Reject(RefusalReason::Version {
                 theirs: VERSION,
                 ours: VERSION,
             }),
@@ -541,7 +541,7 @@ mod tests {
             ControlRead::VersionMismatch(265)
         ));
         let rejection = [&MAGIC[..], &[9, 1, 1, 0], b"more"].concat();
-        let expected = ControlMessage::Reject(RejectReason::Version {
+        let expected = ControlMessage::Reject(RefusalReason::Version {
             theirs: 265,
             ours: VERSION,
         });

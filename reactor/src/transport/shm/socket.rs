@@ -23,7 +23,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use fabric_core::transport::WaitSet;
-use fabric_core::{Address, Error, RejectReason, Result};
+use fabric_core::{Address, Error, RefusalReason, Result};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown,
@@ -167,7 +167,7 @@ impl ShmSocket {
             Err(Errno::AGAIN) => {
                 return Err(Error::ConnectionRefused {
                     peer: to.clone(),
-                    reason: RejectReason::Resources,
+                    reason: RefusalReason::Resources,
                 });
             }
             Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(Error::NoSuchPeer(to.clone())),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use fabric_core::event::EventKind;
 use fabric_core::matching::PeerKey;
 use fabric_core::transport::EngineContext;
-use fabric_core::{Error, RejectReason};
+use fabric_core::{Error, RefusalReason};
 
 use super::super::control::{self, ControlMessage};
 use super::super::rx_connection::{HandshakeOutcome, PendingHandshake};
@@ -60,7 +60,7 @@ impl ShmEndpoint {
                         host.event(self.id, EventKind::Rejected { error });
                         control::send_control(
                             &socket,
-                            ControlMessage::Reject(RejectReason::Resources),
+                            ControlMessage::Reject(RefusalReason::Resources),
                         );
                     }
                     self.reserve_fd = socket::reserve_fd().ok();

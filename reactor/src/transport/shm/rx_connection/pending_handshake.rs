@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric_core::matching::PeerKey;
-use fabric_core::{Address, Error, RejectReason, Scheme};
+use fabric_core::{Address, Error, RefusalReason, Scheme};
 use rustix::io::Errno;
 
 use super::super::cma::CmaPeer;
@@ -51,7 +51,7 @@ impl PendingHandshake {
 
     /// Checks the peer, receives its hello, and accepts or rejects the connection.
     pub(crate) fn poll_handshake(mut self, key: PeerKey, local: LocalEndpoint) -> HandshakeOutcome {
-        let reject = |socket: &ShmSocket, reason: RejectReason, error: Error| {
+        let reject = |socket: &ShmSocket, reason: RefusalReason, error: Error| {
             control::send_control(socket, ControlMessage::Reject(reason));
             HandshakeOutcome::Rejected(error)
         };
@@ -64,9 +64,9 @@ impl PendingHandshake {
                     theirs: peer.uid,
                     ours,
                 };
-                return reject(&self.socket, RejectReason::User, error);
+                return reject(&self.socket, RefusalReason::User, error);
             }
-            Err(error) => return reject(&self.socket, RejectReason::Malformed, error),
+            Err(error) => return reject(&self.socket, RefusalReason::Malformed, error),
         };
         if !self.admitted {
             self.admitted = true;
@@ -82,14 +82,14 @@ impl PendingHandshake {
             ControlRead::HungUp => return HandshakeOutcome::Disconnected,
             ControlRead::NoDescriptors => {
                 let error = Error::os("recvmsg", Errno::MFILE.raw_os_error());
-                return reject(&self.socket, RejectReason::Resources, error);
+                return reject(&self.socket, RefusalReason::Resources, error);
             }
             ControlRead::Message(hello) => hello,
             ControlRead::Malformed(what) => {
-                return reject(&self.socket, RejectReason::Malformed, violation(what));
+                return reject(&self.socket, RefusalReason::Malformed, violation(what));
             }
             ControlRead::VersionMismatch(theirs) => {
-                let reason = RejectReason::Version {
+                let reason = RefusalReason::Version {
                     theirs,
                     ours: VERSION,
                 };
@@ -123,10 +123,10 @@ impl PendingHandshake {
                     peer: hello.from,
                     what: what.into(),
                 };
-                reject(&self.socket, RejectReason::Malformed, error)
+                reject(&self.socket, RefusalReason::Malformed, error)
             }
             Err(SegmentError::NoResources(error)) => {
-                reject(&self.socket, RejectReason::Resources, error)
+                reject(&self.socket, RefusalReason::Resources, error)
             }
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fabric_core::event::DownReason;
 use fabric_core::flags::Access;
 use fabric_core::transport::Incarnation;
-use fabric_core::{Error, RejectReason};
+use fabric_core::{Error, RefusalReason};
 
 use super::super::control::{
     self, ControlEvent, ControlMessage, ControlRead, MemoryGrant, READS_PER_POLL,
@@ -31,7 +31,7 @@ enum TxEndCause {
     PeerDown(DownReason),
     /// Another endpoint has the name of the peer that this connection was made for.
     Replaced,
-    Rejected(RejectReason),
+    Rejected(RefusalReason),
     ProtocolViolation(&'static str),
     /// A system call of this process failed before the peer accepted.
     LocalError(Error),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fabric_core::tcp::{ByteOrder, ConnectReply, ConnectRequest, WireProtocol};
 use fabric_core::transport::EngineContext;
-use fabric_core::{Error, RejectReason, Result};
+use fabric_core::{Error, RefusalReason, Result};
 
 use super::super::connect_attempt::{ConnectAttempt, ConnectContext, connect_error};
 use super::super::handshake::{HandshakeStep, OutboundHandshake, RequestPayload};
@@ -160,7 +160,7 @@ impl TcpEndpoint {
             HandshakeStep::Reply(ConnectReply::Rejected, ..) | HandshakeStep::Answer(_) => {
                 let error = Error::ConnectionRefused {
                     peer: self.peers[peer].address.clone(),
-                    reason: RejectReason::Resources,
+                    reason: RefusalReason::Resources,
                 };
                 self.remove_outbound(host, at, &error);
             }
@@ -249,7 +249,7 @@ impl TcpEndpoint {
         if peer.retry_deadline.is_some_and(|deadline| deadline < now) {
             let error = Error::ConnectionRefused {
                 peer: peer.address.clone(),
-                reason: RejectReason::Resources,
+                reason: RefusalReason::Resources,
             };
             return self.fail_sends(host, at, &error);
         }
