@@ -76,11 +76,11 @@ impl Outbound {
     /// Sends the whole message, or nothing.
     pub(super) fn try_send(
         &self,
-        host: &dyn EngineContext,
+        engine: &dyn EngineContext,
         spec: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let (to, peer) = self.target(host, spec)?;
+        let (to, peer) = self.target(engine, spec)?;
         if spec.kind == OpKind::Write && spec.rma_iov_id.is_none() {
             let write = |memory: &dyn RegionMemory, at| write(memory, at, payload);
             return self.try_access(peer, spec, payload.len(), write);
@@ -107,11 +107,11 @@ impl Outbound {
     /// Queues an operation; as much as there is room for is sent at once.
     pub(super) fn queue(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         op: OpKey,
         spec: &TxOp,
     ) -> Result<()> {
-        let (to, peer) = self.target(host, spec)?;
+        let (to, peer) = self.target(engine, spec)?;
         match spec.kind {
             OpKind::Send | OpKind::Write | OpKind::Read | OpKind::Atomic | OpKind::FetchAtomic => {
                 let backlog = self.backlogs.entry(peer);
@@ -125,11 +125,11 @@ impl Outbound {
                     sent: None,
                     ack_number: None,
                 });
-                self.flush_to(host, peer);
+                self.flush_to(engine, peer);
                 Ok(())
             }
             OpKind::Connect if net::connect(self.node, peer) => {
-                host.complete(op, Outcome::ok(Transfer::default()));
+                engine.complete(op, Outcome::ok(Transfer::default()));
                 Ok(())
             }
             OpKind::Connect => Err(Error::NoSuchPeer(to)),
@@ -140,16 +140,16 @@ impl Outbound {
     }
 
     /// Sends as much as there is room for. Returns whether anything was sent or has failed.
-    pub(super) fn flush(&mut self, host: &mut dyn EngineContext) -> bool {
-        let completed = !self.unacked.is_empty() && self.complete_acked(host);
+    pub(super) fn flush(&mut self, engine: &mut dyn EngineContext) -> bool {
+        let completed = !self.unacked.is_empty() && self.complete_acked(engine);
         let peers: Vec<_> = self.backlogs.keys().copied().collect();
         peers
             .into_iter()
-            .fold(completed, |moved, peer| self.flush_to(host, peer) | moved)
+            .fold(completed, |moved, peer| self.flush_to(engine, peer) | moved)
     }
 
     /// Completes the messages whose acks have arrived, and fails those whose peer has closed.
-    fn complete_acked(&mut self, host: &mut dyn EngineContext) -> bool {
+    fn complete_acked(&mut self, engine: &mut dyn EngineContext) -> bool {
         // Determined before the acks are taken: a peer that has closed by now has sent all its
         // acks.
         let is_gone = |message: &UnackedSend| message.sent && !net::is_open(message.peer);
@@ -167,7 +167,7 @@ impl Outbound {
                 .filter(|message| message.peer == from);
             let Some(message) = message else { continue };
             message.acked = true;
-            completed |= self.complete_if_acked(host, id);
+            completed |= self.complete_if_acked(engine, id);
         }
         for id in gone {
             let Some(message) = self.unacked.try_remove(id) else {
@@ -176,21 +176,21 @@ impl Outbound {
             let UnackedSend {
                 op, to, transfer, ..
             } = message;
-            host.complete(op, Outcome::partial(transfer, Error::PeerGone(to)));
+            engine.complete(op, Outcome::partial(transfer, Error::PeerGone(to)));
             completed = true;
         }
         completed
     }
 
     /// Completes a message that is sent and acked.
-    fn complete_if_acked(&mut self, host: &mut dyn EngineContext, id: u32) -> bool {
+    fn complete_if_acked(&mut self, engine: &mut dyn EngineContext, id: u32) -> bool {
         let completed = self
             .unacked
             .get(id as usize)
             .is_some_and(|message| message.sent && message.acked);
         if completed {
             let message = self.unacked.remove(id as usize);
-            host.complete(message.op, Outcome::ok(message.transfer));
+            engine.complete(message.op, Outcome::ok(message.transfer));
         }
         completed
     }
@@ -241,17 +241,17 @@ impl Outbound {
     }
 
     /// Cancels all operations.
-    pub(super) fn close(self, host: &mut dyn EngineContext) {
+    pub(super) fn close(self, engine: &mut dyn EngineContext) {
         for send in self
             .backlogs
             .into_values()
             .flat_map(|backlog| backlog.sends)
         {
-            host.complete(send.op, Outcome::failed(Error::Canceled));
+            engine.complete(send.op, Outcome::failed(Error::Canceled));
         }
         // Messages that were not sent are in the backlogs.
         for (_, message) in self.unacked.into_iter().filter(|(_, message)| message.sent) {
-            host.complete(
+            engine.complete(
                 message.op,
                 Outcome::partial(message.transfer, Error::Canceled),
             );
@@ -265,16 +265,16 @@ impl Outbound {
             .sum()
     }
 
-    fn target(&self, host: &dyn EngineContext, spec: &TxOp) -> Result<(Address, NodeId)> {
-        let to = host.address_of(self.ep, spec.peer)?;
-        let peer = self.node_of(host, spec.peer, &to)?;
+    fn target(&self, engine: &dyn EngineContext, spec: &TxOp) -> Result<(Address, NodeId)> {
+        let to = engine.address_of(self.ep, spec.peer)?;
+        let peer = self.node_of(engine, spec.peer, &to)?;
         Ok((to, peer))
     }
 
     /// Returns the endpoint behind this handle.
-    fn node_of(&self, host: &dyn EngineContext, addr: FiAddr, to: &Address) -> Result<NodeId> {
+    fn node_of(&self, engine: &dyn EngineContext, addr: FiAddr, to: &Address) -> Result<NodeId> {
         let node = net::lookup(to)?;
-        let incarnation = host.incarnation_of(self.ep, addr);
+        let incarnation = engine.incarnation_of(self.ep, addr);
         if incarnation.is_some_and(|incarnation| incarnation != node.into()) {
             return Err(Error::PeerGone(to.clone()));
         }
@@ -284,11 +284,11 @@ impl Outbound {
     /// Reads a peer's memory at once, or does nothing.
     pub(super) fn try_read(
         &self,
-        host: &dyn EngineContext,
+        engine: &dyn EngineContext,
         spec: &TxOp,
         into: &mut AnyBuf,
     ) -> Result<TrySend> {
-        let (_, peer) = self.target(host, spec)?;
+        let (_, peer) = self.target(engine, spec)?;
         if spec.rma_iov_id.is_some() {
             return Ok(TrySend::WouldBlock);
         }
@@ -305,12 +305,12 @@ impl Outbound {
     /// Executes an atomic operation at once, or does nothing.
     pub(super) fn try_atomic(
         &self,
-        host: &dyn EngineContext,
+        engine: &dyn EngineContext,
         spec: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
-        let (_, peer) = self.target(host, spec)?;
+        let (_, peer) = self.target(engine, spec)?;
         let Some(remote) = spec.remote else {
             return Err(NO_RMA_IOV);
         };
@@ -339,12 +339,12 @@ impl Outbound {
     /// Returns a region of the peer for direct access.
     pub(super) fn direct_region(
         &self,
-        host: &dyn EngineContext,
+        engine: &dyn EngineContext,
         peer: FiAddr,
         key: u64,
     ) -> Result<Option<DirectRegion>> {
-        let owner = host.address_of(self.ep, peer)?;
-        let node = self.node_of(host, peer, &owner)?;
+        let owner = engine.address_of(self.ep, peer)?;
+        let node = self.node_of(engine, peer, &owner)?;
         let Some((Some(region), rma_events)) = net::region(node, key) else {
             return Ok(None);
         };
@@ -418,20 +418,20 @@ impl Outbound {
 
     /// Executes the RMA operations at the head of this peer's backlog. Returns whether one has
     /// completed.
-    fn run_queued_accesses(&mut self, host: &mut dyn EngineContext, peer: NodeId) -> bool {
+    fn run_queued_accesses(&mut self, engine: &mut dyn EngineContext, peer: NodeId) -> bool {
         let mut completed = false;
         while let Some(backlog) = self.backlogs.get(&peer)
             && let Some(&BacklogEntry { op, spec, .. }) = backlog.sends.front()
             && let Some(remote) = spec.remote
         {
-            let payload = host.payload(op);
+            let payload = engine.payload(op);
             let mut result = Vec::new();
             let len = if spec.kind == OpKind::Write {
                 payload.len()
             } else {
                 remote.len
             };
-            let iovs = spec.rma_iov_id.map(|id| host.rma_iovs(id));
+            let iovs = spec.rma_iov_id.map(|id| engine.rma_iovs(id));
             let len = iovs.map_or(len, |iovs| iovs.iter().map(|iov| iov.len).sum());
             let mut locked = None;
             let accessed = if let Some(iovs) = iovs {
@@ -471,7 +471,7 @@ impl Outbound {
                 Err(error) => Outcome::failed(error),
             };
             if !result.is_empty() && outcome.error.is_none() {
-                host.write_at(op, 0, &&result[..], 0, result.len());
+                engine.write_at(op, 0, &&result[..], 0, result.len());
             }
             if let Some(backlog) = self.backlogs.get_mut(&peer) {
                 backlog.sends.pop_front();
@@ -479,14 +479,14 @@ impl Outbound {
                     self.backlogs.remove(&peer);
                 }
             }
-            host.complete(op, outcome);
+            engine.complete(op, outcome);
             completed = true;
         }
         completed
     }
 
-    fn flush_to(&mut self, host: &mut dyn EngineContext, peer: NodeId) -> bool {
-        let completed = self.run_queued_accesses(host, peer);
+    fn flush_to(&mut self, engine: &mut dyn EngineContext, peer: NodeId) -> bool {
+        let completed = self.run_queued_accesses(engine, peer);
         let Some(backlog) = self.backlogs.get_mut(&peer) else {
             return completed;
         };
@@ -500,7 +500,7 @@ impl Outbound {
                 .front_mut()
                 .filter(|send| send.spec.remote.is_none())
         {
-            let payload = host.payload(send.op);
+            let payload = engine.payload(send.op);
             let transfer = Transfer::sent(payload.len(), send.spec.tag);
             if send.sent.is_none() && send.spec.level.needs_ack() {
                 let (op, to) = (send.op, backlog.to.clone());
@@ -537,10 +537,10 @@ impl Outbound {
                     ack_number.and_then(|ack_number| self.unacked.get_mut(ack_number as usize));
                 match message {
                     Some(message) => message.sent = true,
-                    None => host.complete(op, Outcome::ok(transfer)),
+                    None => engine.complete(op, Outcome::ok(transfer)),
                 }
                 if let Some(ack_number) = ack_number {
-                    self.complete_if_acked(host, ack_number);
+                    self.complete_if_acked(engine, ack_number);
                 }
             }
             return moved | completed;
@@ -555,7 +555,7 @@ impl Outbound {
                 if let Some(ack_number) = ack_number {
                     self.unacked.remove(ack_number as usize);
                 }
-                host.complete(op, Outcome::failed(Error::PeerGone(to.clone())));
+                engine.complete(op, Outcome::failed(Error::PeerGone(to.clone())));
             }
         }
         true

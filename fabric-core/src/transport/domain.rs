@@ -58,8 +58,8 @@ pub trait TransportDomain: Send {
     }
 
     /// Takes the oldest connection request of a passive endpoint.
-    fn take_connreq(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Option<ConnReq> {
-        let _ = (host, ep);
+    fn take_connreq(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Option<ConnReq> {
+        let _ = (engine, ep);
         None
     }
 
@@ -71,13 +71,13 @@ pub trait TransportDomain: Send {
     /// rejected.
     fn open_connected(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         info: &Info,
         params: ConnectParams<'_>,
         receiving: RxSource<'_>,
     ) -> Result<()> {
-        let _ = (host, ep, info, params, receiving);
+        let _ = (engine, ep, info, params, receiving);
         Err(Error::NotSupported("connected endpoints"))
     }
 
@@ -86,15 +86,15 @@ pub trait TransportDomain: Send {
     ///
     /// # Errors
     /// [`Error::NotSupported`] when the endpoint is not of type `FI_EP_MSG`.
-    fn shutdown(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Result<()> {
-        let _ = (host, ep);
+    fn shutdown(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+        let _ = (engine, ep);
         Err(Error::NotSupported(
             "endpoint is not connection-oriented (FI_EP_MSG)",
         ))
     }
 
     /// Closes an endpoint. Operations that are still posted complete as canceled.
-    fn close_endpoint(&mut self, host: &mut dyn EngineContext, ep: EpId);
+    fn close_endpoint(&mut self, engine: &mut dyn EngineContext, ep: EpId);
 
     /// Sends a message, or writes to a peer's memory, at once if possible. `payload` is not
     /// consumed otherwise. An operation whose [level](TxOp::level) needs the peer's ack is never
@@ -104,7 +104,7 @@ pub trait TransportDomain: Send {
     /// Failures known at once; the operation does not take effect.
     fn try_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         spec: &TxOp,
         payload: Payload<'_>,
@@ -115,14 +115,14 @@ pub trait TransportDomain: Send {
     /// other method.
     fn collected(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
         spec: &TxOp,
         len: usize,
     ) {
         let _ = (ep, spec, len);
-        host.complete(
+        engine.complete(
             op,
             Outcome::failed(Error::NotSupported("collected messages")),
         );
@@ -130,16 +130,16 @@ pub trait TransportDomain: Send {
 
     /// Hands the collected messages of an endpoint to the kernel as far as its buffers have room,
     /// and completes those whose last byte was accepted.
-    fn write_collected(&mut self, host: &mut dyn EngineContext, ep: EpId) {
-        let _ = (host, ep);
+    fn write_collected(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+        let _ = (engine, ep);
     }
 
     /// Ends a batch of sends with `more`: notifies the receivers.
     ///
     /// # Errors
     /// [`Error::PeerGone`] when a receiver has closed meanwhile without accepting everything.
-    fn flush(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Result<()> {
-        let _ = (host, ep);
+    fn flush(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+        let _ = (engine, ep);
         Ok(())
     }
 
@@ -149,12 +149,12 @@ pub trait TransportDomain: Send {
     /// Failures known at once, such as a wrong key, right or range; nothing was read.
     fn try_read(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         spec: &TxOp,
         into: &mut AnyBuf,
     ) -> Result<TrySend> {
-        let _ = (host, ep, spec, into);
+        let _ = (engine, ep, spec, into);
         Err(Error::NotSupported("reads of a peer's memory"))
     }
 
@@ -166,13 +166,13 @@ pub trait TransportDomain: Send {
     /// As [`TransportDomain::try_read`]; nothing was changed.
     fn try_atomic(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         spec: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
-        let _ = (host, ep, spec, operands, result);
+        let _ = (engine, ep, spec, operands, result);
         Err(Error::NotSupported("atomic operations on a peer's memory"))
     }
 
@@ -183,12 +183,12 @@ pub trait TransportDomain: Send {
     /// [`Error::NotSupported`] when accesses need the transport, or the peer wants events for them.
     fn direct_region(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         peer: FiAddr,
         key: u64,
     ) -> Result<Option<DirectRegion>> {
-        let _ = (host, ep, peer, key);
+        let _ = (engine, ep, peer, key);
         Err(Error::NotSupported(
             "direct access to memory regions of peers",
         ))
@@ -259,7 +259,7 @@ pub trait TransportDomain: Send {
     /// Failures known at once; nothing was queued.
     fn queue_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
         spec: &TxOp,
@@ -267,19 +267,19 @@ pub trait TransportDomain: Send {
 
     /// Posts a receive. It completes with [`EngineContext::complete`], possibly before this method
     /// returns.
-    fn post_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec);
+    fn post_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec);
 
     /// Posts a multi-receive: [`EngineContext::split_multi_recv`] splits off a receive for each
     /// message. It stays posted until it is [used up](super::MultiRecvSplit::Exhausted).
     fn post_multi_recv(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
         spec: RecvSpec,
     ) {
         let _ = (ep, spec);
-        host.complete(
+        engine.complete(
             op,
             Outcome::failed(Error::NotSupported("receives of several messages")),
         );
@@ -295,8 +295,8 @@ pub trait TransportDomain: Send {
 
     /// Notes that the receive queue of an endpoint was changed: blocked messages may be accepted
     /// now, and acks may be due to peers.
-    fn on_rx_queue_changed(&mut self, host: &mut dyn EngineContext, ep: EpId) {
-        let _ = (host, ep);
+    fn on_rx_queue_changed(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+        let _ = (engine, ep);
     }
 
     /// Joins a multicast group: messages to it arrive at the endpoint from now on. Joins of the
@@ -317,17 +317,17 @@ pub trait TransportDomain: Send {
 
     /// Cancels an operation that has not begun: returns true, and the operation will not complete.
     /// Otherwise it will.
-    fn cancel(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool;
+    fn cancel(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool;
 
     /// Detaches a receive that no task awaits any more: a message that is arriving in it is kept
     /// for the next receive. The operation will not complete.
-    fn detach_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey);
+    fn detach_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey);
 
     /// Returns a message that was received but not consumed: it takes its old place among the
     /// unexpected messages.
     fn requeue_message(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         envelope: Envelope,
         bytes: PooledBuf,
@@ -336,23 +336,23 @@ pub trait TransportDomain: Send {
     /// Notes that an address of the endpoint's address vector has a handle now.
     fn address_inserted(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         addr: FiAddr,
         address: &Address,
     );
 
     /// Notes that a handle of the endpoint's address vector is no longer valid.
-    fn address_removed(&mut self, host: &mut dyn EngineContext, ep: EpId, addr: FiAddr);
+    fn address_removed(&mut self, engine: &mut dyn EngineContext, ep: EpId, addr: FiAddr);
 
     /// Returns whether a message from this source is buffered at the endpoint.
     fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool;
 
     /// Makes a bounded amount of progress. Returns whether anything moved.
-    fn progress(&mut self, host: &mut dyn EngineContext) -> bool;
+    fn progress(&mut self, engine: &mut dyn EngineContext) -> bool;
 
     /// Handles a watched descriptor that is ready.
-    fn ready(&mut self, host: &mut dyn EngineContext, token: u64);
+    fn ready(&mut self, engine: &mut dyn EngineContext, token: u64);
 
     /// Arms the doorbells, then polls once more: returns true when it is safe to sleep, and false
     /// when there is work already (and the doorbells are disarmed).

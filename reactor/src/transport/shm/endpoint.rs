@@ -158,20 +158,20 @@ impl ShmEndpoint {
 
     /// Makes progress; returns whether anything progressed. With more than [`ALWAYS_ACTIVE`]
     /// endpoints or incoming connections, connections that have been silent for long become idle.
-    pub(crate) fn progress(&mut self, host: &mut dyn EngineContext, endpoints: usize) -> bool {
+    pub(crate) fn progress(&mut self, engine: &mut dyn EngineContext, endpoints: usize) -> bool {
         if self.stopped {
-            self.accept_again(host);
+            self.accept_again(engine);
         }
-        let drained = self.rx.own.drain_unexpected(host);
-        let mut received = drained | self.progress_rx(host);
+        let drained = self.rx.own.drain_unexpected(engine);
+        let mut received = drained | self.progress_rx(engine);
         // Copies run after the records that have just arrived, so that a long copy does not delay
         // them.
-        received |= self.rx.own.has_work() && self.progress_copies(host);
+        received |= self.rx.own.has_work() && self.progress_copies(engine);
         let active_count = self.rx_connections.active_count().max(endpoints);
         if active_count > ALWAYS_ACTIVE {
             received |= self.rx_connections.demote_idle(active_count);
         }
-        received | (!self.tx_queued.is_empty() && self.progress_tx(host))
+        received | (!self.tx_queued.is_empty() && self.progress_tx(engine))
     }
 
     /// Returns whether a pass has nothing to do for this endpoint before a doorbell or a post.
@@ -184,11 +184,11 @@ impl ShmEndpoint {
             && !self.stopped
     }
 
-    fn progress_tx(&mut self, host: &mut dyn EngineContext) -> bool {
+    fn progress_tx(&mut self, engine: &mut dyn EngineContext) -> bool {
         let mut progressed = false;
         let mut index = 0;
         while let Some(&at) = self.tx_queued.get(index) {
-            progressed |= self.progress_tx_connection(host, at);
+            progressed |= self.progress_tx_connection(engine, at);
             if self.is_tx_idle(at) {
                 self.tx_queued.swap_remove(index);
             } else {
@@ -198,26 +198,26 @@ impl ShmEndpoint {
         progressed
     }
 
-    fn progress_tx_connection(&mut self, host: &mut dyn EngineContext, at: usize) -> bool {
+    fn progress_tx_connection(&mut self, engine: &mut dyn EngineContext, at: usize) -> bool {
         let progress = self
             .tx_connections
             .lock(at)
-            .map_or(QueueProgress::Idle, |mut tx| tx.progress_queue(host));
+            .map_or(QueueProgress::Idle, |mut tx| tx.progress_queue(engine));
         match progress {
             QueueProgress::Moved => true,
             QueueProgress::Idle => false,
             QueueProgress::Closed => {
-                self.on_tx_peer_closed(host, at);
+                self.on_tx_peer_closed(engine, at);
                 true
             }
         }
     }
 
     /// Handles a readable descriptor of this endpoint.
-    pub(crate) fn ready(&mut self, host: &mut dyn EngineContext, token: ShmToken) {
+    pub(crate) fn ready(&mut self, engine: &mut dyn EngineContext, token: ShmToken) {
         match token {
-            ShmToken::Listener => self.accept(host),
-            ShmToken::Rx(at) => self.on_rx_ready(host, at as usize),
+            ShmToken::Listener => self.accept(engine),
+            ShmToken::Rx(at) => self.on_rx_ready(engine, at as usize),
             ShmToken::Tx(at) => {
                 let at = at as usize;
                 let end = self
@@ -225,26 +225,26 @@ impl ShmEndpoint {
                     .lock(at)
                     .and_then(|mut tx| tx.on_readable());
                 let Some(end) = end else {
-                    self.progress_tx(host);
+                    self.progress_tx(engine);
                     return;
                 };
-                self.on_tx_ended(host, at, end);
+                self.on_tx_ended(engine, at, end);
             }
         }
     }
 
     /// Closes the endpoint: its operations fail and its peers are told.
-    pub(crate) fn close(mut self, host: &mut dyn EngineContext) {
+    pub(crate) fn close(mut self, engine: &mut dyn EngineContext) {
         // Messages that are dropped now were not received, so they are not acknowledged.
         self.rx_connections.peers().for_each(RxConnection::stop_cma);
         self.rx.collect_acks();
         self.send_acks();
-        self.rx.close(host);
+        self.rx.close(engine);
         for peer in self.rx_connections.peers() {
-            host.peer_disconnected(self.id, peer.initial_addr);
+            engine.peer_disconnected(self.id, peer.initial_addr);
         }
         self.send_endpoint_closed();
-        self.for_each_tx(|tx| end_tx_connection(tx, self.id, host, &Error::Canceled));
+        self.for_each_tx(|tx| end_tx_connection(tx, self.id, engine, &Error::Canceled));
         // A thread that still holds the fast path finds no connection.
         self.tx_indices
             .iter()
@@ -290,6 +290,6 @@ impl Drop for ShmEndpoint {
 }
 
 /// Fails an operation that was posted on a closed endpoint.
-pub(crate) fn complete_closed(host: &mut dyn EngineContext, op: OpKey) {
-    host.complete(op, Outcome::failed(Error::Closed(Class::Endpoint)));
+pub(crate) fn complete_closed(engine: &mut dyn EngineContext, op: OpKey) {
+    engine.complete(op, Outcome::failed(Error::Closed(Class::Endpoint)));
 }

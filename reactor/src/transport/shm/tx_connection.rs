@@ -345,24 +345,24 @@ impl TxConnection {
     }
 
     /// Sends queued operations until the ring is full or the limit of a pass is reached.
-    pub(crate) fn progress_queue(&mut self, host: &mut dyn EngineContext) -> QueueProgress {
+    pub(crate) fn progress_queue(&mut self, engine: &mut dyn EngineContext) -> QueueProgress {
         let TxConnectionState::Established(channel) = &mut self.state else {
             return QueueProgress::Idle;
         };
         let mut bytes = 0;
-        let mut progressed =
-            channel.awaits_peer() && (channel.complete_cma(host) | channel.complete_acked(host));
+        let mut progressed = channel.awaits_peer()
+            && (channel.complete_cma(engine) | channel.complete_acked(engine));
         while bytes < BYTES_PER_PASS
             && let is_only_op = self.queue.len() == 1
             && let Some(front) = self.queue.front_mut()
         {
             let before = front.sent;
-            let pushed = match channel.progress_front(front, is_only_op, host) {
+            let pushed = match channel.progress_front(front, is_only_op, engine) {
                 Ok(pushed) => pushed,
                 Err(error) => {
                     let op = front.op;
                     self.queue.pop_front();
-                    host.complete(op, Outcome::failed(error));
+                    engine.complete(op, Outcome::failed(error));
                     progressed = true;
                     continue;
                 }
@@ -380,8 +380,8 @@ impl TxConnection {
                 }
                 self.queue.pop_front();
                 match ack_id {
-                    None => host.complete(op, Outcome::ok(transfer)),
-                    Some(number) => channel.mark_sent(number, host),
+                    None => engine.complete(op, Outcome::ok(transfer)),
+                    Some(number) => channel.mark_sent(number, engine),
                 }
             } else if pushed == PushOutcome::Closed {
                 return QueueProgress::Closed;
@@ -425,17 +425,17 @@ impl TxConnection {
     }
 
     /// Closes the connection; queued operations fail with `error`.
-    pub(crate) fn close(&mut self, host: &mut dyn EngineContext, error: &Error) {
+    pub(crate) fn close(&mut self, engine: &mut dyn EngineContext, error: &Error) {
         if let TxConnectionState::Established(channel) = &mut self.state {
             channel.mapped_regions.end(error);
-            channel.fail_cma(host, error);
-            channel.fail_unacked(host, error);
+            channel.fail_cma(engine, error);
+            channel.fail_unacked(engine, error);
         }
         self.counters = self.counters();
         self.state = TxConnectionState::Closed;
         for queued in std::mem::take(&mut self.queue) {
             let transfer = Transfer::sent(queued.sent, queued.spec.tag);
-            host.complete(queued.op, Outcome::partial(transfer, error.clone()));
+            engine.complete(queued.op, Outcome::partial(transfer, error.clone()));
         }
     }
 

@@ -224,8 +224,8 @@ impl TcpConnection {
 
     /// Whether operations for this address handle may use this connection: its peer is the
     /// incarnation for which the handle stands.
-    pub(crate) fn serves_addr(&self, addr: FiAddr, ep: EpId, host: &dyn EngineContext) -> bool {
-        let bound = host.incarnation_of(ep, addr);
+    pub(crate) fn serves_addr(&self, addr: FiAddr, ep: EpId, engine: &dyn EngineContext) -> bool {
+        let bound = engine.incarnation_of(ep, addr);
         bound.is_none() || bound == self.incarnation() || self.addr_at_connect == Some(addr)
     }
 
@@ -260,13 +260,13 @@ impl TcpConnection {
     pub(crate) fn fail_all(
         &mut self,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         error: &Error,
     ) {
-        self.reader.pending.fail(host, error);
-        self.fail_rendezvous_sends(host, error);
+        self.reader.pending.fail(engine, error);
+        self.fail_rendezvous_sends(engine, error);
         for partial in self.reader.abort() {
-            rx.fail_partial(host, partial, error.clone());
+            rx.fail_partial(engine, partial, error.clone());
         }
     }
 

@@ -241,7 +241,7 @@ impl TcpDomain {
     }
 
     /// Dispatches the completions of io_uring. Returns whether there was any.
-    fn reap(&mut self, host: &mut dyn EngineContext) -> bool {
+    fn reap(&mut self, engine: &mut dyn EngineContext) -> bool {
         let mut any = false;
         while let Some(mut completion) = self.io_backend.next_completion() {
             any = true;
@@ -249,13 +249,13 @@ impl TcpDomain {
                 &mut completion.kind
             {
                 // The buffer returns to its operation even if the connection is gone.
-                host.return_buffer(*op, std::mem::take(buf));
+                engine.return_buffer(*op, std::mem::take(buf));
             }
             let (ep, token) = TcpToken::unpack(completion.owner);
             if let TcpToken::Socket(at) = token
                 && let Ok(endpoint) = self.active_endpoint(ep)
             {
-                endpoint.on_uring_completion(at as usize, completion, host);
+                endpoint.on_uring_completion(at as usize, completion, engine);
             }
         }
         any
@@ -318,13 +318,13 @@ impl TransportDomain for TcpDomain {
         Ok(name)
     }
 
-    fn take_connreq(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Option<ConnReq> {
-        self.active_endpoint(ep).ok()?.take_connreq(host)
+    fn take_connreq(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Option<ConnReq> {
+        self.active_endpoint(ep).ok()?.take_connreq(engine)
     }
 
     fn open_connected(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         info: &Info,
         params: ConnectParams<'_>,
@@ -333,31 +333,31 @@ impl TransportDomain for TcpDomain {
         let resources = (self.wait_set.clone(), rx_source, self.io_backend.uring()?);
         let config = SocketConfig::from_info(&self.options, info)?;
         let endpoint =
-            TcpEndpoint::open_connected(host, (ep, info.caps, config), params, resources)?;
+            TcpEndpoint::open_connected(engine, (ep, info.caps, config), params, resources)?;
         self.insert_endpoint(endpoint);
         // With io_uring, arming submits the multishot receive of the new connection.
-        host.request_rearm();
+        engine.request_rearm();
         Ok(())
     }
 
-    fn shutdown(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Result<()> {
-        self.active_endpoint(ep)?.shutdown(host)
+    fn shutdown(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+        self.active_endpoint(ep)?.shutdown(engine)
     }
 
-    fn close_endpoint(&mut self, host: &mut dyn EngineContext, ep: EpId) {
+    fn close_endpoint(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
         if let Some(at) = self.endpoint_index(ep) {
-            self.endpoints.remove(at).close(host);
+            self.endpoints.remove(at).close(engine);
         }
     }
 
     fn try_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         spec: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let result = self.active_endpoint(ep)?.try_send(host, spec, payload);
+        let result = self.active_endpoint(ep)?.try_send(engine, spec, payload);
         // The next pass may be a long time off.
         self.io_backend.submit();
         result
@@ -394,60 +394,60 @@ impl TransportDomain for TcpDomain {
 
     fn collected(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
         spec: &TxOp,
         len: usize,
     ) {
         match self.active_endpoint(ep) {
-            Ok(endpoint) => endpoint.collected(host, op, spec, len),
-            Err(error) => host.complete(op, Outcome::failed(error)),
+            Ok(endpoint) => endpoint.collected(engine, op, spec, len),
+            Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
 
-    fn write_collected(&mut self, host: &mut dyn EngineContext, ep: EpId) {
+    fn write_collected(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
         if let Ok(endpoint) = self.active_endpoint(ep) {
-            endpoint.flush(host);
+            endpoint.flush(engine);
             self.io_backend.submit();
         }
     }
 
-    fn flush(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Result<()> {
-        self.active_endpoint(ep)?.flush(host);
+    fn flush(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+        self.active_endpoint(ep)?.flush(engine);
         self.io_backend.submit();
         Ok(())
     }
 
     fn queue_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
         spec: &TxOp,
     ) -> Result<()> {
-        let queued = self.active_endpoint(ep)?.queue_send(host, op, spec);
+        let queued = self.active_endpoint(ep)?.queue_send(engine, op, spec);
         self.io_backend.submit();
         queued
     }
 
-    fn post_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
+    fn post_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.active_endpoint(ep) {
-            Ok(endpoint) => endpoint.post_recv(host, op, spec),
-            Err(error) => host.complete(op, Outcome::failed(error)),
+            Ok(endpoint) => endpoint.post_recv(engine, op, spec),
+            Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
 
     fn post_multi_recv(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
         spec: RecvSpec,
     ) {
         match self.active_endpoint(ep) {
-            Ok(endpoint) => endpoint.post_multi_recv(host, op, spec),
-            Err(error) => host.complete(op, Outcome::failed(error)),
+            Ok(endpoint) => endpoint.post_multi_recv(engine, op, spec),
+            Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
 
@@ -455,50 +455,50 @@ impl TransportDomain for TcpDomain {
         self.active_endpoint(ep).ok().map(TcpEndpoint::rx_queue)
     }
 
-    fn on_rx_queue_changed(&mut self, host: &mut dyn EngineContext, ep: EpId) {
+    fn on_rx_queue_changed(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
         if let Ok(endpoint) = self.active_endpoint(ep) {
-            endpoint.on_rx_queue_changed(host);
+            endpoint.on_rx_queue_changed(engine);
         }
     }
 
-    fn cancel(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
+    fn cancel(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
         self.active_endpoint(ep)
-            .is_ok_and(|endpoint| endpoint.cancel(host, op))
+            .is_ok_and(|endpoint| endpoint.cancel(engine, op))
     }
 
-    fn detach_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) {
+    fn detach_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) {
         if let Ok(endpoint) = self.active_endpoint(ep) {
-            endpoint.detach_recv(host, op);
+            endpoint.detach_recv(engine, op);
         }
     }
 
     fn requeue_message(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
         if let Ok(endpoint) = self.active_endpoint(ep) {
-            endpoint.requeue_message(host, envelope, bytes);
+            endpoint.requeue_message(engine, envelope, bytes);
         }
     }
 
     fn address_inserted(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         addr: FiAddr,
         address: &Address,
     ) {
         if let Ok(endpoint) = self.active_endpoint(ep) {
-            endpoint.address_inserted(host, addr, address);
+            endpoint.address_inserted(engine, addr, address);
         }
     }
 
-    fn address_removed(&mut self, host: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
+    fn address_removed(&mut self, engine: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
         if let Ok(endpoint) = self.active_endpoint(ep) {
-            endpoint.address_removed(host, addr);
+            endpoint.address_removed(engine, addr);
         }
     }
 
@@ -507,28 +507,28 @@ impl TransportDomain for TcpDomain {
             .is_some_and(|at| self.endpoints[at].holds_messages_from(source))
     }
 
-    fn progress(&mut self, host: &mut dyn EngineContext) -> bool {
+    fn progress(&mut self, engine: &mut dyn EngineContext) -> bool {
         if !self.fork_guard.in_original_process() {
             return false;
         }
-        let mut moved = self.reap(host);
-        self.for_each_active(|endpoint| moved |= endpoint.progress(host));
+        let mut moved = self.reap(engine);
+        self.for_each_active(|endpoint| moved |= endpoint.progress(engine));
         self.io_backend.submit();
         moved
     }
 
-    fn ready(&mut self, host: &mut dyn EngineContext, token: u64) {
+    fn ready(&mut self, engine: &mut dyn EngineContext, token: u64) {
         if !self.fork_guard.in_original_process() {
             return;
         }
         let (ep, token) = TcpToken::unpack(token);
         if token == TcpToken::Uring {
             self.io_backend.clear_event();
-            self.progress(host);
+            self.progress(engine);
             return;
         }
         if let Ok(endpoint) = self.active_endpoint(ep) {
-            endpoint.ready(host, token);
+            endpoint.ready(engine, token);
         }
     }
 

@@ -136,25 +136,25 @@ impl TransportDomain for UdpDomain {
         Ok(name)
     }
 
-    fn close_endpoint(&mut self, host: &mut dyn EngineContext, ep: EpId) {
+    fn close_endpoint(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
         if let Some(at) = self.endpoints.iter().position(|endpoint| endpoint.id == ep) {
-            self.endpoints.swap_remove(at).close(host);
+            self.endpoints.swap_remove(at).close(engine);
         }
     }
 
     fn try_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         spec: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        self.endpoint(ep)?.try_send(host, spec, payload)
+        self.endpoint(ep)?.try_send(engine, spec, payload)
     }
 
     fn collected(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
         _: &TxOp,
@@ -162,35 +162,35 @@ impl TransportDomain for UdpDomain {
     ) {
         match self.endpoint(ep) {
             Ok(endpoint) => endpoint.collected(op, len),
-            Err(error) => host.complete(op, Outcome::failed(error)),
+            Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
 
-    fn write_collected(&mut self, host: &mut dyn EngineContext, ep: EpId) {
+    fn write_collected(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.flush(host);
+            endpoint.flush(engine);
         }
     }
 
-    fn flush(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Result<()> {
-        self.endpoint(ep)?.flush(host);
+    fn flush(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+        self.endpoint(ep)?.flush(engine);
         Ok(())
     }
 
     fn queue_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
         spec: &TxOp,
     ) -> Result<()> {
-        self.endpoint(ep)?.queue_send(host, op, spec)
+        self.endpoint(ep)?.queue_send(engine, op, spec)
     }
 
-    fn post_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
+    fn post_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.endpoint(ep) {
-            Ok(endpoint) => endpoint.post_recv(host, op, spec),
-            Err(error) => host.complete(op, Outcome::failed(error)),
+            Ok(endpoint) => endpoint.post_recv(engine, op, spec),
+            Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
 
@@ -208,44 +208,44 @@ impl TransportDomain for UdpDomain {
         }
     }
 
-    fn cancel(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
+    fn cancel(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
         self.endpoint(ep)
-            .is_ok_and(|endpoint| endpoint.cancel(host, op))
+            .is_ok_and(|endpoint| endpoint.cancel(engine, op))
     }
 
-    fn detach_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) {
+    fn detach_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.rx_queue().detach(host, op);
+            endpoint.rx_queue().detach(engine, op);
         }
     }
 
     fn requeue_message(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.requeue_message(host, envelope, bytes);
+            endpoint.requeue_message(engine, envelope, bytes);
         }
     }
 
     fn address_inserted(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         addr: FiAddr,
         address: &Address,
     ) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.address_inserted(host, addr, address);
+            endpoint.address_inserted(engine, addr, address);
         }
     }
 
-    fn address_removed(&mut self, host: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
+    fn address_removed(&mut self, engine: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.address_removed(host, addr);
+            endpoint.address_removed(engine, addr);
         }
     }
 
@@ -255,18 +255,18 @@ impl TransportDomain for UdpDomain {
             .any(|endpoint| endpoint.id == ep && endpoint.holds_messages_from(source))
     }
 
-    fn progress(&mut self, host: &mut dyn EngineContext) -> bool {
+    fn progress(&mut self, engine: &mut dyn EngineContext) -> bool {
         if !self.fork_guard.in_original_process() {
             return false;
         }
         self.endpoints
             .iter_mut()
-            .fold(false, |moved, endpoint| moved | endpoint.progress(host))
+            .fold(false, |moved, endpoint| moved | endpoint.progress(engine))
     }
 
-    fn ready(&mut self, host: &mut dyn EngineContext, token: u64) {
+    fn ready(&mut self, engine: &mut dyn EngineContext, token: u64) {
         if let Ok(endpoint) = self.endpoint(endpoint::endpoint_of(token)) {
-            endpoint.ready(host);
+            endpoint.ready(engine);
         }
     }
 

@@ -57,7 +57,7 @@ impl SendBatch {
 
     /// Sends the collected messages, and completes those that were sent; false when the socket had
     /// no room for some.
-    pub(super) fn flush(&mut self, host: &mut dyn EngineContext, socket: BorrowedFd<'_>) -> bool {
+    pub(super) fn flush(&mut self, engine: &mut dyn EngineContext, socket: BorrowedFd<'_>) -> bool {
         let Some((batch, ops)) = &mut self.batch else {
             return true;
         };
@@ -74,8 +74,8 @@ impl SendBatch {
                     continue;
                 };
                 match &error {
-                    Some(error) => host.complete(op, Outcome::failed(error.clone())),
-                    None => host.sent(op, len, None),
+                    Some(error) => engine.complete(op, Outcome::failed(error.clone())),
+                    None => engine.sent(op, len, None),
                 }
             }
         }
@@ -84,13 +84,13 @@ impl SendBatch {
     }
 
     /// Fails the messages that were not sent, and drops them.
-    pub(super) fn fail(&mut self, host: &mut dyn EngineContext, error: &Error) {
+    pub(super) fn fail(&mut self, engine: &mut dyn EngineContext, error: &Error) {
         let Some((_, ops)) = &mut self.batch else {
             return;
         };
         for at in std::mem::take(&mut self.pending) {
             if let Some(Collected { op, .. }) = ops[at].take() {
-                host.complete(op, Outcome::failed(error.clone()));
+                engine.complete(op, Outcome::failed(error.clone()));
             }
         }
     }

@@ -55,13 +55,13 @@ impl Senders {
     /// Returns key and address handle of the sender of a datagram.
     pub(super) fn find_or_insert(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         rx: &mut RxQueue,
         from: SocketAddr,
     ) -> (PeerKey, Option<FiAddr>) {
         let at = match self.by_socket_addr.get(&from) {
             Some(at) => *at,
-            None => self.insert(host, rx, from),
+            None => self.insert(engine, rx, from),
         };
         let sender = &mut self.entries[at];
         sender.active = true;
@@ -71,16 +71,16 @@ impl Senders {
     #[cold]
     fn insert(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         rx: &mut RxQueue,
         from: SocketAddr,
     ) -> usize {
         if self.entries.len() >= MAX_SENDERS {
-            self.evict_idle(host, rx);
+            self.evict_idle(engine, rx);
         }
         let address = Address::from_socket_addr(Scheme::Udp, from).ok();
         let fi_addr = address
-            .and_then(|address| host.peer_connected(self.ep, &address, Some(SOCKET_INCARNATION)));
+            .and_then(|address| engine.peer_connected(self.ep, &address, Some(SOCKET_INCARNATION)));
         let key = PeerKey(self.next_peer_key);
         self.next_peer_key = self.next_peer_key.wrapping_add(1);
         let at = self.entries.insert(Sender {
@@ -96,7 +96,7 @@ impl Senders {
     }
 
     /// Evicts about the least recently active sender (second chance).
-    fn evict_idle(&mut self, host: &mut dyn EngineContext, rx: &mut RxQueue) {
+    fn evict_idle(&mut self, engine: &mut dyn EngineContext, rx: &mut RxQueue) {
         while let Some(at) = self.eviction_queue.pop_front() {
             if std::mem::take(&mut self.entries[at].active) {
                 self.eviction_queue.push_back(at);
@@ -107,7 +107,7 @@ impl Senders {
             if let Ok(address) = Address::from_socket_addr(Scheme::Udp, sender.socket_addr) {
                 rx.peer_departed(sender.peer_key, address);
             }
-            return host.peer_disconnected(self.ep, sender.addr_at_first_datagram);
+            return engine.peer_disconnected(self.ep, sender.addr_at_first_datagram);
         }
     }
 
@@ -134,9 +134,9 @@ impl Senders {
             .source
     }
 
-    pub(super) fn close(self, host: &mut dyn EngineContext) {
+    pub(super) fn close(self, engine: &mut dyn EngineContext) {
         for (_, sender) in &self.entries {
-            host.peer_disconnected(self.ep, sender.addr_at_first_datagram);
+            engine.peer_disconnected(self.ep, sender.addr_at_first_datagram);
         }
     }
 }

@@ -50,11 +50,11 @@ impl DestinationTable {
 impl UdpEndpoint {
     pub(super) fn try_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         spec: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let to = self.destination(host, spec)?;
+        let to = self.destination(engine, spec)?;
         if spec.kind == OpKind::Connect {
             // Datagrams need no connection, and no peer confirms that it exists.
             return Ok(TrySend::Done);
@@ -62,7 +62,7 @@ impl UdpEndpoint {
         self.reset_idle();
         if spec.more && self.tx_queue.is_empty() {
             if self.send_batch.is_full() {
-                self.flush(host);
+                self.flush(engine);
             }
             if self.send_batch.is_full() {
                 return Ok(TrySend::WouldBlock);
@@ -70,7 +70,7 @@ impl UdpEndpoint {
             self.send_batch.push(to, payload);
             return Ok(TrySend::Collected);
         }
-        if !self.tx_queue.is_empty() || !self.flush(host) {
+        if !self.tx_queue.is_empty() || !self.flush(engine) {
             return Ok(TrySend::WouldBlock);
         }
         match send_datagram(&self.socket, to, payload)? {
@@ -89,46 +89,46 @@ impl UdpEndpoint {
 
     pub(super) fn queue_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         op: OpKey,
         spec: &TxOp,
     ) -> Result<()> {
-        self.destination(host, spec)?;
+        self.destination(engine, spec)?;
         if spec.kind == OpKind::Connect {
-            host.complete(op, Outcome::ok(Transfer::sent(0, None)));
+            engine.complete(op, Outcome::ok(Transfer::sent(0, None)));
             return Ok(());
         }
         self.tx_queue.push_back(QueuedDatagram {
             op,
             peer: spec.peer,
         });
-        self.progress_tx(host);
-        host.request_rearm();
+        self.progress_tx(engine);
+        engine.request_rearm();
         Ok(())
     }
 
     /// Sends the collected messages; false when there is no room for all of them.
-    pub(super) fn flush(&mut self, host: &mut dyn EngineContext) -> bool {
+    pub(super) fn flush(&mut self, engine: &mut dyn EngineContext) -> bool {
         if self.send_batch.is_empty() {
             return true;
         }
         if self.write_blocked {
             return false;
         }
-        let flushed = self.send_batch.flush(host, self.socket.as_fd());
+        let flushed = self.send_batch.flush(engine, self.socket.as_fd());
         if !flushed {
             self.wait_writable();
-            host.request_rearm();
+            engine.request_rearm();
         }
         flushed
     }
 
     /// Sends the queued messages, as far as there is room.
-    pub(super) fn progress_tx(&mut self, host: &mut dyn EngineContext) -> bool {
+    pub(super) fn progress_tx(&mut self, engine: &mut dyn EngineContext) -> bool {
         if self.write_blocked || (self.tx_queue.is_empty() && self.send_batch.is_empty()) {
             return false;
         }
-        let mut moved = self.flush(host);
+        let mut moved = self.flush(engine);
         for _ in 0..MAX_SENDS_PER_PASS {
             let Some(&QueuedDatagram { op, peer }) =
                 self.tx_queue.front().filter(|_| !self.write_blocked)
@@ -136,7 +136,7 @@ impl UdpEndpoint {
                 break;
             };
             let spec = TxOp::new(OpKind::Send, peer);
-            let payload = host.payload(op);
+            let payload = engine.payload(op);
             let len = payload.len();
             let outcome = match self
                 .destinations
@@ -152,7 +152,7 @@ impl UdpEndpoint {
                 None => Outcome::failed(Error::StaleAddress(peer)),
             };
             self.tx_queue.pop_front();
-            host.complete(op, outcome);
+            engine.complete(op, outcome);
             moved = true;
         }
         moved
@@ -165,7 +165,7 @@ impl UdpEndpoint {
         }
     }
 
-    fn destination(&mut self, host: &mut dyn EngineContext, spec: &TxOp) -> Result<SocketAddr> {
+    fn destination(&mut self, engine: &mut dyn EngineContext, spec: &TxOp) -> Result<SocketAddr> {
         if !matches!(spec.kind, OpKind::Send | OpKind::Connect) {
             return Err(Error::NotSupported("one-sided operations over udp"));
         }
@@ -176,16 +176,16 @@ impl UdpEndpoint {
         }
         self.destinations
             .get(spec.peer)
-            .map_or_else(|| self.resolve_destination(host, spec.peer), Ok)
+            .map_or_else(|| self.resolve_destination(engine, spec.peer), Ok)
     }
 
     #[cold]
     fn resolve_destination(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         addr: FiAddr,
     ) -> Result<SocketAddr> {
-        let address = host.address_of(self.id, addr)?;
+        let address = engine.address_of(self.id, addr)?;
         let Some(to) = address.socket_addr() else {
             return Err(Error::WrongScheme {
                 provider: "udp",

@@ -25,18 +25,18 @@ impl RxPass {
         &mut self,
         connections: &mut RxConnections,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) {
         let mut index = 0;
         let pass_id = connections.begin_pass();
         while let Some((at, peer)) = connections.active_mut(index) {
-            if self.poll_connection(at, peer, rx, host) {
+            if self.poll_connection(at, peer, rx, engine) {
                 peer.last_active = pass_id;
             }
             index += 1;
         }
         if let Some(at) = connections.next_idle() {
-            self.poll_idle(at, connections, rx, host);
+            self.poll_idle(at, connections, rx, engine);
         }
     }
 
@@ -46,12 +46,12 @@ impl RxPass {
         at: usize,
         connections: &mut RxConnections,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) {
         let Some(peer) = connections.get_mut(at) else {
             return;
         };
-        let progressed = self.poll_connection(at, peer, rx, host);
+        let progressed = self.poll_connection(at, peer, rx, engine);
         connections.on_idle_polled(at, progressed);
     }
 
@@ -62,9 +62,9 @@ impl RxPass {
         at: usize,
         peer: &mut RxConnection,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> bool {
-        let progressed = match peer.poll_ring(rx, host) {
+        let progressed = match peer.poll_ring(rx, engine) {
             Ok(progressed) => progressed,
             Err(violation) => {
                 self.ended.push((at, Some(violation.0)));
@@ -83,17 +83,17 @@ impl RxPass {
 impl ShmEndpoint {
     /// Receives the records of the incoming connections. Returns whether there were any.
     #[inline(always)] // fast path of small messages
-    pub(super) fn progress_rx(&mut self, host: &mut dyn EngineContext) -> bool {
+    pub(super) fn progress_rx(&mut self, engine: &mut dyn EngineContext) -> bool {
         let mut pass = RxPass::default();
         if self.rx.is_shared() {
-            self.progress_shared_rx(&mut pass, host);
+            self.progress_shared_rx(&mut pass, engine);
         } else {
-            pass.poll_connections(&mut self.rx_connections, &mut self.rx.own, host);
+            pass.poll_connections(&mut self.rx_connections, &mut self.rx.own, engine);
         }
         self.message_held = pass.message_held;
         self.send_acks();
         if !pass.ended.is_empty() {
-            self.remove_ended_rx(pass.ended, host);
+            self.remove_ended_rx(pass.ended, engine);
             return true;
         }
         pass.progressed
@@ -101,30 +101,30 @@ impl ShmEndpoint {
 
     /// Receives into the shared receive queue.
     #[cold]
-    fn progress_shared_rx(&mut self, pass: &mut RxPass, host: &mut dyn EngineContext) {
+    fn progress_shared_rx(&mut self, pass: &mut RxPass, engine: &mut dyn EngineContext) {
         let connections = &mut self.rx_connections;
         self.rx
-            .with_queue(|rx| pass.poll_connections(connections, rx, host));
+            .with_queue(|rx| pass.poll_connections(connections, rx, engine));
     }
 
     #[cold]
     fn remove_ended_rx(
         &mut self,
         ended: Vec<(usize, Option<&'static str>)>,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) {
         for (at, violation) in ended {
             if let Some(what) = violation {
-                self.on_rx_ended(host, at, DownReason::Protocol(what));
+                self.on_rx_ended(engine, at, DownReason::Protocol(what));
             }
-            self.remove_rx_connection(host, at);
+            self.remove_rx_connection(engine, at);
         }
     }
 
     /// Polls again because a message that waited for a receive may be delivered now.
     #[cold]
-    pub(super) fn retry_held(&mut self, host: &mut dyn EngineContext) {
-        self.progress_rx(host);
-        host.request_rearm();
+    pub(super) fn retry_held(&mut self, engine: &mut dyn EngineContext) {
+        self.progress_rx(engine);
+        engine.request_rearm();
     }
 }

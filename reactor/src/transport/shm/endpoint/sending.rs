@@ -16,24 +16,24 @@ use super::{ShmEndpoint, ShmToken};
 impl ShmEndpoint {
     pub(crate) fn try_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         spec: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        self.try_now(host, spec, |tx| tx.try_send(spec, payload))
+        self.try_now(engine, spec, |tx| tx.try_send(spec, payload))
     }
 
     /// Executes an operation now or not at all.
     #[inline]
     pub(crate) fn try_now(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         spec: &TxOp,
         act: impl FnOnce(&mut TxConnection) -> Result<PushOutcome>,
     ) -> Result<TrySend> {
         let at = spec.peer.index();
         let Some(mut tx) = self.tx_connection(spec.peer) else {
-            return host
+            return engine
                 .address_of(self.id, spec.peer)
                 .map(|_| TrySend::WouldBlock);
         };
@@ -47,7 +47,7 @@ impl ShmEndpoint {
                 Ok(TrySend::Done)
             }
             PushOutcome::WouldBlock => Ok(TrySend::WouldBlock),
-            PushOutcome::Closed => Err(self.on_tx_peer_closed(host, at)),
+            PushOutcome::Closed => Err(self.on_tx_peer_closed(engine, at)),
         }
     }
 
@@ -60,13 +60,13 @@ impl ShmEndpoint {
     /// Queues an operation, connecting to the peer if needed.
     pub(crate) fn queue_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         op: OpKey,
         spec: &TxOp,
     ) -> Result<()> {
         let at = spec.peer.index();
         if self.tx_connection(spec.peer).is_none() {
-            let peer = host.address_of(self.id, spec.peer)?;
+            let peer = engine.address_of(self.id, spec.peer)?;
             if peer.scheme() != Scheme::Shm {
                 return Err(Error::WrongScheme {
                     provider: "shm",
@@ -79,27 +79,27 @@ impl ShmEndpoint {
             );
             self.tx_indices.push(at);
         }
-        self.connect(host, at)?;
+        self.connect(engine, at)?;
         if let Some(mut tx) = self.tx_connections.lock(at) {
-            tx.enqueue(op, tx_connection::at_start(spec, host));
+            tx.enqueue(op, tx_connection::at_start(spec, engine));
         }
         if !self.tx_queued.contains(&at) {
             self.tx_queued.push(at);
         }
-        self.progress_tx_connection(host, at);
+        self.progress_tx_connection(engine, at);
         if !self.is_tx_idle(at) {
-            host.request_rearm();
+            engine.request_rearm();
         }
         Ok(())
     }
 
     /// Wakes the peers that were sent messages with `FI_MORE`.
-    pub(crate) fn flush(&mut self, host: &mut dyn EngineContext) -> Result<()> {
+    pub(crate) fn flush(&mut self, engine: &mut dyn EngineContext) -> Result<()> {
         let mut flushed = Ok(());
         while let Some(at) = self.tx_unflushed.pop() {
             let pushed = self.tx_connections.lock(at).map(|mut tx| tx.flush());
             if pushed == Some(PushOutcome::Closed) {
-                flushed = Err(self.on_tx_peer_closed(host, at));
+                flushed = Err(self.on_tx_peer_closed(engine, at));
             }
         }
         flushed
@@ -111,14 +111,14 @@ impl ShmEndpoint {
     }
 
     /// Connects to the peer at this index, unless a connection exists.
-    fn connect(&mut self, host: &dyn EngineContext, at: usize) -> Result<()> {
+    fn connect(&mut self, engine: &dyn EngineContext, at: usize) -> Result<()> {
         let token = ShmToken::Tx(at as u32).pack(self.id);
         let Some(mut tx) = self.tx_connections.lock(at) else {
             return Ok(());
         };
         if tx.is_gone() {
-            host.address_of(self.id, tx.addr)?;
-            tx.expected = host.incarnation_of(self.id, tx.addr);
+            engine.address_of(self.id, tx.addr)?;
+            tx.expected = engine.incarnation_of(self.id, tx.addr);
         }
         tx.connect(&self.name, self.local.incarnation, token, &self.wait_set)
     }
@@ -126,7 +126,7 @@ impl ShmEndpoint {
     /// Handles a peer whose endpoint has closed according to its ring; its socket will report it
     /// too.
     #[cold]
-    pub(super) fn on_tx_peer_closed(&mut self, host: &mut dyn EngineContext, at: usize) -> Error {
+    pub(super) fn on_tx_peer_closed(&mut self, engine: &mut dyn EngineContext, at: usize) -> Error {
         let Some(tx) = self.tx_connections.lock(at) else {
             return Error::Closed(Class::Endpoint);
         };
@@ -134,7 +134,7 @@ impl ShmEndpoint {
         let identity = tx.identity();
         drop(tx);
         self.on_tx_ended(
-            host,
+            engine,
             at,
             ConnectionEnd {
                 error: error.clone(),

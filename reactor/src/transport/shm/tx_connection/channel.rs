@@ -180,17 +180,17 @@ impl TxChannel {
         &mut self,
         front: &mut QueuedTx,
         is_only_op: bool,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
         match front.spec.remote {
-            Some(remote) => return self.progress_rma(front, &remote, host),
+            Some(remote) => return self.progress_rma(front, &remote, engine),
             None if front.spec.kind != OpKind::Send => {
                 front.total = Some(0);
                 return Ok(PushOutcome::Done);
             }
             None => {}
         }
-        let payload = host.payload(front.op);
+        let payload = engine.payload(front.op);
         front.total = Some(payload.len());
         let ack = self.ack_for(front)?;
         let loan = front.spec.loan.filter(|_| !front.started);
@@ -202,7 +202,7 @@ impl TxChannel {
                 is_only_op && !self.outstanding.has_cma_offers(),
             )
             && !front.started
-            && host.is_host_memory(front.op);
+            && engine.is_host_memory(front.op);
         let cma_outcome = payload
             .as_contiguous()
             .filter(|_| may_use_cma)

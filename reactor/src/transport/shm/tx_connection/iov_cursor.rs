@@ -23,10 +23,10 @@ pub(super) struct IovCursor {
 }
 
 /// Returns the spec of an operation that starts: at the first of its ranges.
-pub(crate) fn at_start(spec: &TxOp, host: &dyn EngineContext) -> TxOp {
+pub(crate) fn at_start(spec: &TxOp, engine: &dyn EngineContext) -> TxOp {
     let first = spec
         .rma_iov_id
-        .and_then(|iov_id| host.rma_iovs(iov_id).first().copied());
+        .and_then(|iov_id| engine.rma_iovs(iov_id).first().copied());
     TxOp {
         remote: first.or(spec.remote),
         ..*spec
@@ -42,9 +42,9 @@ impl IovCursor {
 
 impl QueuedTx {
     /// Returns the spec for the notification of this range: data comes with the last range.
-    pub(super) fn notification_spec(&self, host: &dyn EngineContext) -> TxOp {
+    pub(super) fn notification_spec(&self, engine: &dyn EngineContext) -> TxOp {
         let is_last =
-            |iov_id| self.cursor.checked && self.cursor.index + 1 == host.rma_iovs(iov_id).len();
+            |iov_id| self.cursor.checked && self.cursor.index + 1 == engine.rma_iovs(iov_id).len();
         let data = self
             .spec
             .data
@@ -64,11 +64,11 @@ impl QueuedTx {
     }
 
     /// Moves on to the next range, or completes the operation.
-    pub(super) fn advance_or_finish(&mut self, host: &dyn EngineContext) {
+    pub(super) fn advance_or_finish(&mut self, engine: &dyn EngineContext) {
         let iovs = self
             .spec
             .rma_iov_id
-            .map_or(&[][..], |iov_id| host.rma_iovs(iov_id));
+            .map_or(&[][..], |iov_id| engine.rma_iovs(iov_id));
         self.cursor.bytes_before = self.sent;
         self.cursor.index += 1;
         if self.cursor.index >= iovs.len() {

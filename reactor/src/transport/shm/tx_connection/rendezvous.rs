@@ -114,7 +114,7 @@ impl TxChannel {
     }
 
     /// Completes the offers that the peer has returned. Returns whether there were any.
-    pub(super) fn complete_cma(&mut self, host: &mut dyn EngineContext) -> bool {
+    pub(super) fn complete_cma(&mut self, engine: &mut dyn EngineContext) -> bool {
         self.outstanding.collect_returned(self.ring.memory());
         let mut any = false;
         while let Some(CmaOffer {
@@ -127,8 +127,8 @@ impl TxChannel {
             any = true;
             self.counters.single_copy.record(len);
             match ack_id {
-                None => host.complete(op, Outcome::ok(Transfer::sent(len, tag))),
-                Some(number) => self.mark_sent(number, host),
+                None => engine.complete(op, Outcome::ok(Transfer::sent(len, tag))),
+                Some(number) => self.mark_sent(number, engine),
             }
         }
         any
@@ -136,17 +136,17 @@ impl TxChannel {
 
     /// Revokes the offers that the peer has not returned, before their buffers are given back,
     /// because the connection ends.
-    pub(super) fn fail_cma(&mut self, host: &mut dyn EngineContext, error: &Error) {
+    pub(super) fn fail_cma(&mut self, engine: &mut dyn EngineContext, error: &Error) {
         if !self.outstanding.has_cma_offers() {
             return;
         }
         // Offers belong to the parent of a forked child; the peer continues with the parent.
         if self.socket.in_original_process() {
             self.ring.memory().revoke_cma();
-            self.complete_cma(host);
+            self.complete_cma(engine);
         }
         for CmaOffer { op, tag, .. } in self.outstanding.take_open_cma_offers() {
-            host.complete(op, Outcome::partial(Transfer::sent(0, tag), error.clone()));
+            engine.complete(op, Outcome::partial(Transfer::sent(0, tag), error.clone()));
         }
     }
 }

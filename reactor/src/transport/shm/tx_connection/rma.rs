@@ -54,11 +54,11 @@ impl TxChannel {
         &mut self,
         front: &mut QueuedTx,
         remote: &RmaIov,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
         let Some(region) = self.mapped_regions.get(remote.key) else {
             if let Some(rma_events) = self.mapped_regions.owner_served_rma_events(remote.key) {
-                return self.progress_owner_executed_rma(front, (remote, rma_events), host);
+                return self.progress_owner_executed_rma(front, (remote, rma_events), engine);
             }
             if front.started && !front.cursor.is_validating_ranges(&front.spec) {
                 return Err(Error::Key {
@@ -74,12 +74,12 @@ impl TxChannel {
             return Ok(PushOutcome::WouldBlock);
         };
         let op = front.op;
-        let spec = front.notification_spec(host);
+        let spec = front.notification_spec(engine);
         let sent = front.sent;
         let (range_len, done_in_range) = (remote.len, sent - front.cursor.bytes_before);
         let region_offset = region.check_access(spec.kind, remote, range_len)?;
         if front.cursor.is_validating_ranges(&spec) {
-            front.advance_or_finish(host);
+            front.advance_or_finish(engine);
             return Ok(PushOutcome::Done);
         }
         let chunk_len = if remote.atomic.is_some() {
@@ -95,9 +95,9 @@ impl TxChannel {
         match spec.kind {
             OpKind::Write => region.write(
                 region_offset + done_in_range,
-                host.payload(op).slice(sent, chunk_len),
+                engine.payload(op).slice(sent, chunk_len),
             ),
-            OpKind::Read => host.write_at(
+            OpKind::Read => engine.write_at(
                 op,
                 sent,
                 &region.range(region_offset + done_in_range, chunk_len),
@@ -106,9 +106,9 @@ impl TxChannel {
             ),
             kind => {
                 let mut result = vec![0; if kind.fills_buffer() { range_len } else { 0 }];
-                let operands = host.payload(op).as_contiguous().unwrap_or_default();
+                let operands = engine.payload(op).as_contiguous().unwrap_or_default();
                 region.execute(region_offset, remote, operands, &mut result);
-                host.write_at(op, 0, &&result[..], 0, result.len());
+                engine.write_at(op, 0, &&result[..], 0, result.len());
             }
         }
         front.started = true;
@@ -116,7 +116,7 @@ impl TxChannel {
         if done_in_range + chunk_len < range_len {
             return Ok(PushOutcome::Done);
         }
-        Ok(self.finish_iov(front, (spec, needs_notification), host))
+        Ok(self.finish_iov(front, (spec, needs_notification), engine))
     }
 
     /// Finishes a range after its last chunk; `needs_notification` if the peer must be notified of it.
@@ -124,11 +124,11 @@ impl TxChannel {
         &mut self,
         front: &mut QueuedTx,
         (spec, needs_notification): (TxOp, bool),
-        host: &dyn EngineContext,
+        engine: &dyn EngineContext,
     ) -> PushOutcome {
         let len = front.bytes_to_notify(&spec);
         front.cursor.bytes_notified += if needs_notification { len } else { 0 };
-        front.advance_or_finish(host);
+        front.advance_or_finish(engine);
         if needs_notification {
             self.notify_access(&spec, len)
         } else {
@@ -159,7 +159,7 @@ impl TxChannel {
         &mut self,
         front: &mut QueuedTx,
         (remote, rma_events): (&RmaIov, bool),
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
         let (kind, range_len) = (front.spec.kind, remote.len);
         // Room for the request record, and for the notification that may follow the response.
@@ -176,7 +176,7 @@ impl TxChannel {
             .as_mut()
             .and_then(RmaBounceBuffer::take_response)
         else {
-            return self.send_rma_request(front, remote, range_len, host);
+            return self.send_rma_request(front, remote, range_len, engine);
         };
         if let Err(error) = response {
             if matches!(
@@ -194,14 +194,14 @@ impl TxChannel {
                 error
             });
         }
-        let spec = front.notification_spec(host);
+        let spec = front.notification_spec(engine);
         if front.cursor.is_validating_ranges(&spec) {
-            front.advance_or_finish(host);
+            front.advance_or_finish(engine);
             return Ok(PushOutcome::Done);
         }
         let len = request.remote.len;
         if let Some(bounce_buffer) = self.rma_bounce.as_ref().filter(|_| kind.fills_buffer()) {
-            host.write_at(
+            engine.write_at(
                 front.op,
                 front.sent,
                 &bounce_buffer.response_bytes(len),
@@ -211,9 +211,9 @@ impl TxChannel {
         }
         front.sent += len;
         if front.sent - front.cursor.bytes_before < range_len {
-            return self.send_rma_request(front, remote, range_len, host);
+            return self.send_rma_request(front, remote, range_len, engine);
         }
-        Ok(self.finish_iov(front, (spec, rma_events || spec.data.is_some()), host))
+        Ok(self.finish_iov(front, (spec, rma_events || spec.data.is_some()), engine))
     }
 
     /// Sends a request for the next chunk. The operation progresses when the response has come.
@@ -222,7 +222,7 @@ impl TxChannel {
         front: &mut QueuedTx,
         remote: &RmaIov,
         range_len: usize,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
         let Some(bounce_buffer) = self.shared_bounce_buffer()? else {
             return Ok(PushOutcome::WouldBlock);
@@ -248,7 +248,7 @@ impl TxChannel {
             len,
             ..*remote
         };
-        let payload = host.payload(front.op);
+        let payload = engine.payload(front.op);
         let bytes = if kind == OpKind::Write {
             payload.slice(sent, len)
         } else {

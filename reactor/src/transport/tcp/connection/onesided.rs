@@ -50,7 +50,7 @@ pub(super) fn build_frame(
     spec: &TxOp,
     len: usize,
     peer_caps: PeerCaps,
-    host: &dyn EngineContext,
+    engine: &dyn EngineContext,
 ) -> Result<(Frame, RmaIovList)> {
     if spec.kind == OpKind::Send {
         let frame = Frame::message(peer_caps.tag(spec.tag)?, spec.data, len);
@@ -63,7 +63,7 @@ pub(super) fn build_frame(
     }
     let remote_iovs = spec
         .rma_iov_id
-        .map_or(spec.remote.as_slice(), |id| host.rma_iovs(id));
+        .map_or(spec.remote.as_slice(), |id| engine.rma_iovs(id));
     let iovs = RmaIovList::from_rma_iovs(remote_iovs)
         .ok_or(Error::NotSupported("more remote ranges than rma_iov_limit"))?;
     let frame = match spec.remote.and_then(|remote| remote.atomic) {
@@ -81,11 +81,11 @@ pub(super) fn build_frame(
 /// Fails the first operation of the queue.
 pub(super) fn fail_first(
     queue: &mut VecDeque<QueuedOp>,
-    host: &mut dyn EngineContext,
+    engine: &mut dyn EngineContext,
     error: Error,
 ) {
     if let Some(send) = queue.pop_front() {
-        host.complete(send.op, Outcome::failed(error));
+        engine.complete(send.op, Outcome::failed(error));
     }
 }
 
@@ -98,8 +98,12 @@ impl TcpConnection {
 
     /// Fails the requests to a peer whose address handle is no longer valid. Their slots remain,
     /// and responses to them are discarded.
-    pub(crate) fn fail_requests_keep_slots(&mut self, host: &mut dyn EngineContext, error: &Error) {
-        self.reader.pending.fail_ops_keep_slots(host, error);
+    pub(crate) fn fail_requests_keep_slots(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        error: &Error,
+    ) {
+        self.reader.pending.fail_ops_keep_slots(engine, error);
     }
 
     /// Whether there is work without new input: responses to be sent, or bytes to be parsed.
@@ -126,8 +130,8 @@ impl TcpConnection {
     }
 
     /// Fails all pending requests.
-    pub(crate) fn fail_requests(&mut self, host: &mut dyn EngineContext, error: &Error) {
-        self.reader.pending.fail(host, error);
+    pub(crate) fn fail_requests(&mut self, engine: &mut dyn EngineContext, error: &Error) {
+        self.reader.pending.fail(engine, error);
     }
 
     /// Handles that an operation was sent completely; its last byte is at stream position `end`.
@@ -136,7 +140,7 @@ impl TcpConnection {
         (op, spec): (OpKey, TxOp),
         len: usize,
         end: u64,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) {
         let trigger = CompletionTrigger::of(&spec);
         self.track_unwritten(
@@ -144,22 +148,22 @@ impl TcpConnection {
             op,
             (trigger == CompletionTrigger::Transmitted).then_some((len, spec.tag)),
         );
-        self.complete_written(host);
+        self.complete_written(engine);
         let pending = &mut self.reader.pending;
         let total = spec.remote.map_or(len, |remote| remote.len);
         let total = spec.rma_iov_id.map_or(total, |id| {
-            host.rma_iovs(id).iter().map(|iov| iov.len).sum()
+            engine.rma_iovs(id).iter().map(|iov| iov.len).sum()
         });
         match trigger {
             CompletionTrigger::Transmitted => {}
-            CompletionTrigger::Acknowledged => pending.expect_ack(op, spec, total, host),
+            CompletionTrigger::Acknowledged => pending.expect_ack(op, spec, total, engine),
             CompletionTrigger::ResponseReceived => pending.expect_read_response(op, spec, total),
         }
     }
 
     /// Sends responses to the peer's requests as far as there is room, and only for one quantum if
     /// operations (`others`) wait as well. Returns whether anything was sent.
-    pub(super) fn send_responses(&mut self, others: bool, host: &mut dyn EngineContext) -> bool {
+    pub(super) fn send_responses(&mut self, others: bool, engine: &mut dyn EngineContext) -> bool {
         let (mut moved, mut left) = (false, MAX_BYTES_PER_PASS);
         while left > 0 && (!self.writer.is_open() || self.reader.responses.is_partial()) {
             let pending_before = self.writer.pending().len();
@@ -173,7 +177,7 @@ impl TcpConnection {
                 &mut self.writer,
                 (WRITE_BUFFER_LIMIT, quantum),
                 source,
-                host,
+                engine,
             ) {
                 Ok(status) => status,
                 Err(violation) => {

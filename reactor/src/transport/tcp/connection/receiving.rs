@@ -60,13 +60,13 @@ impl TcpConnection {
         &mut self,
         scratch: &mut [u8],
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> bool {
         let source = (self.peer_key, self.source);
         if self.message_held
             && !self
                 .reader
-                .can_resume(self.unconsumed.remaining(), source, rx, host)
+                .can_resume(self.unconsumed.remaining(), source, rx, engine)
         {
             return false;
         }
@@ -120,7 +120,7 @@ impl TcpConnection {
         } else {
             &scratch[..len]
         };
-        let (consumed, blocked) = match self.reader.read(bytes, source, rx, host) {
+        let (consumed, blocked) = match self.reader.read(bytes, source, rx, engine) {
             Ok(outcome) => {
                 (self.has_unparsed, self.deferred_once) =
                     (outcome.responses_full, outcome.is_deferred);
@@ -160,20 +160,20 @@ impl TcpConnection {
         &mut self,
         scratch: &mut [u8],
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) {
         if self.is_reading() {
             self.stop_uring_recv();
         }
         for _ in 0..MAX_FINAL_READS {
-            if self.end_reason.is_some() || !self.progress_rx(scratch, rx, host) {
+            if self.end_reason.is_some() || !self.progress_rx(scratch, rx, engine) {
                 break;
             }
         }
     }
 
     /// Processes the deferred message, because there will be no later pass.
-    pub(crate) fn process_deferred(&mut self, rx: &mut RxQueue, host: &mut dyn EngineContext) {
+    pub(crate) fn process_deferred(&mut self, rx: &mut RxQueue, engine: &mut dyn EngineContext) {
         if std::mem::take(&mut self.deferred_once) {
             self.reader.set_unexpected_policy(UnexpectedPolicy::Buffer);
             // A protocol violation or lack of room ends with the connection.
@@ -181,7 +181,7 @@ impl TcpConnection {
                 self.unconsumed.remaining(),
                 (self.peer_key, self.source),
                 rx,
-                host,
+                engine,
             );
         }
     }

@@ -87,25 +87,25 @@ impl TcpConnection {
     pub(super) fn send_rxm_packet(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Option<usize> {
         let QueuedOp { op, spec, .. } = *queue.front()?;
         if self.is_rxm_atomic(&spec) {
-            return self.send_rxm_atomic(queue, host);
+            return self.send_rxm_atomic(queue, engine);
         }
         if spec.level.needs_ack() {
             let error = Error::NotSupported("FI_DELIVERY_COMPLETE to a peer that uses RXM");
-            fail_first(queue, host, error);
+            fail_first(queue, engine, error);
             return Some(0);
         }
         let tag = match self.peer_caps.tag(spec.tag) {
             Ok(tag) => tag,
             Err(error) => {
-                fail_first(queue, host, error);
+                fail_first(queue, engine, error);
                 return Some(0);
             }
         };
-        let payload = host.payload(op);
+        let payload = engine.payload(op);
         let len = payload.len();
         let part = if len > EAGER_LIMIT { 0 } else { len };
         if self.writer.is_open()
@@ -119,7 +119,7 @@ impl TcpConnection {
                 .reader
                 .responses
                 .rendezvous
-                .add(op, spec.tag, len, host);
+                .add(op, spec.tag, len, engine);
             queue.pop_front();
             let is_pushed = self.writer.push_rendezvous(iov, spec.tag, spec.data);
             debug_assert!(is_pushed, "no frame is open");
@@ -137,7 +137,7 @@ impl TcpConnection {
     fn send_rxm_atomic(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Option<usize> {
         let QueuedOp { op, spec, .. } = *queue.front()?;
         let (remote, atomic) = spec
@@ -147,7 +147,7 @@ impl TcpConnection {
         let payload = if atomic.op == AtomicOp::Read {
             Payload::Contiguous(&[])
         } else {
-            host.payload(op)
+            engine.payload(op)
         };
         let len = payload.len();
         if self.writer.is_open()
@@ -183,18 +183,18 @@ impl TcpConnection {
     pub(crate) fn fail_rendezvous_recvs(
         &mut self,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         error: &Error,
     ) {
         for partial in self.reader.end_rendezvous_reads() {
-            rx.fail_partial(host, partial, error.clone());
+            rx.fail_partial(engine, partial, error.clone());
         }
     }
 
     /// Fails the sends of rendezvous messages that the peer will not read.
-    pub(crate) fn fail_rendezvous_sends(&mut self, host: &mut dyn EngineContext, error: &Error) {
+    pub(crate) fn fail_rendezvous_sends(&mut self, engine: &mut dyn EngineContext, error: &Error) {
         if !self.reader.responses.rendezvous.is_empty() {
-            self.reader.responses.fail(host, error);
+            self.reader.responses.fail(engine, error);
         }
     }
 }

@@ -69,7 +69,7 @@ impl TcpConnection {
     /// Tries to send a short message at once.
     pub(crate) fn try_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         spec: &TxOp,
         payload: Payload<'_>,
     ) -> TrySendResult {
@@ -77,7 +77,7 @@ impl TcpConnection {
             return TrySendResult::WouldBlock;
         }
         if self.writer.pending().len() + payload.len() > WRITE_BUFFER_LIMIT
-            && (self.write_blocked || !self.write(host))
+            && (self.write_blocked || !self.write(engine))
         {
             return TrySendResult::WouldBlock;
         }
@@ -89,14 +89,14 @@ impl TcpConnection {
         }
         if !self.batching && !spec.more {
             self.batching = true;
-            if self.write(host) {
+            if self.write(engine) {
                 return TrySendResult::Written;
             }
         }
         if self.write_closed {
             return TrySendResult::WouldBlock;
         }
-        host.request_rearm();
+        engine.request_rearm();
         TrySendResult::Collected
     }
 
@@ -120,32 +120,32 @@ impl TcpConnection {
 
     /// Completes the messages whose last byte the kernel has.
     #[inline]
-    pub(crate) fn complete_written(&mut self, host: &mut dyn EngineContext) {
+    pub(crate) fn complete_written(&mut self, engine: &mut dyn EngineContext) {
         while let Some(first) = self.unwritten.front()
             && first.end <= self.writer.written()
             && let Some(Unwritten { op, message, .. }) = self.unwritten.pop_front()
         {
             match message {
-                Some((len, tag)) => host.sent(op, len, tag),
-                None => host.has_left(op),
+                Some((len, tag)) => engine.sent(op, len, tag),
+                None => engine.has_left(op),
             }
         }
     }
 
     /// Fails the messages whose last byte the kernel does not have.
-    pub(crate) fn fail_unwritten(&mut self, host: &mut dyn EngineContext, error: &Error) {
-        self.complete_written(host);
+    pub(crate) fn fail_unwritten(&mut self, engine: &mut dyn EngineContext, error: &Error) {
+        self.complete_written(engine);
         // Operations that wait for the peer are failed with `PendingRequests`.
         let ends = |unwritten: &Unwritten| unwritten.message.is_some();
         for Unwritten { op, .. } in self.unwritten.drain(..).filter(ends) {
-            host.complete(op, Outcome::failed(error.clone()));
+            engine.complete(op, Outcome::failed(error.clone()));
         }
     }
 
     /// Writes the pending bytes, and completes what was written. Returns whether all was written.
-    pub(crate) fn write(&mut self, host: &mut dyn EngineContext) -> bool {
+    pub(crate) fn write(&mut self, engine: &mut dyn EngineContext) -> bool {
         let all_sent = self.flush();
-        self.complete_written(host);
+        self.complete_written(engine);
         all_sent
     }
 
@@ -180,10 +180,10 @@ impl TcpConnection {
     pub(crate) fn progress_tx(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> bool {
-        let moved = self.progress_queue(queue, host);
-        self.complete_written(host);
+        let moved = self.progress_queue(queue, engine);
+        self.complete_written(engine);
         self.update_read_interest();
         moved
     }
@@ -191,7 +191,7 @@ impl TcpConnection {
     fn progress_queue(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> bool {
         self.batching = false;
         if self.aborting {
@@ -208,7 +208,7 @@ impl TcpConnection {
         }
         let (mut moved, mut left) = (false, MAX_BYTES_PER_PASS);
         if !self.reader.responses.is_empty() {
-            moved = self.send_responses(!queue.is_empty(), host);
+            moved = self.send_responses(!queue.is_empty(), engine);
             if self.reader.responses.is_partial() || self.is_uring_sending() || self.write_closed {
                 return moved;
             }
@@ -218,7 +218,7 @@ impl TcpConnection {
             && !queue.is_empty()
             && !self.yields_to_responses(left)
             && !self.awaits_atomic_responses(queue)
-            && let Some(count) = self.send_first(queue, left, host)
+            && let Some(count) = self.send_first(queue, left, engine)
         {
             left = left.saturating_sub(count);
             moved = true;
@@ -244,7 +244,7 @@ impl TcpConnection {
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
         max_bytes: usize,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Option<usize> {
         let QueuedOp {
             op,
@@ -252,24 +252,24 @@ impl TcpConnection {
             bytes_sent: sent,
         } = queue.front_mut()?;
         if self.is_rxm_packet(spec) {
-            let sent = self.send_rxm_packet(queue, host)?;
+            let sent = self.send_rxm_packet(queue, engine)?;
             self.response_bytes = 0;
             return Some(sent);
         }
         let payload = if spec.kind == OpKind::Read {
             Payload::Contiguous(&[])
         } else {
-            host.payload(*op)
+            engine.payload(*op)
         };
         let len = payload.len();
         let begins = sent.is_none() && spec.kind != OpKind::Connect;
         let header = match begins
-            .then(|| build_frame(spec, len, self.peer_caps, host))
+            .then(|| build_frame(spec, len, self.peer_caps, engine))
             .transpose()
         {
             Ok(header) => header,
             Err(error) => {
-                fail_first(queue, host, error);
+                fail_first(queue, engine, error);
                 return Some(0);
             }
         };
@@ -297,10 +297,11 @@ impl TcpConnection {
                 }
             }
             let from = *sent.get_or_insert(0);
-            if from == 0 && self.should_zero_copy(payload) && self.send_zero_copy(*op, len, host) {
+            if from == 0 && self.should_zero_copy(payload) && self.send_zero_copy(*op, len, engine)
+            {
                 return None;
             }
-            let payload = host.payload(*op);
+            let payload = engine.payload(*op);
             // io_uring may have sent all of it.
             let part = payload.slice(from, (len - from).min(max_bytes));
             let sent_now = if part.is_empty() {
@@ -327,7 +328,7 @@ impl TcpConnection {
         let (op, spec) = (*op, *spec);
         queue.pop_front();
         self.response_bytes = 0;
-        self.on_transmitted((op, spec), len, end, host);
+        self.on_transmitted((op, spec), len, end, engine);
         Some(count)
     }
 

@@ -253,7 +253,7 @@ impl TcpConnection {
         &mut self,
         completion: UringCompletion,
         queue: &mut VecDeque<QueuedOp>,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) {
         let is_paused = !self.is_reading();
         let Some(io) = &mut self.uring_io else {
@@ -264,9 +264,9 @@ impl TcpConnection {
             CompletionKind::Sent(sent) if io.send_state.op_id() == Some(op_id) => {
                 let previous = std::mem::replace(&mut io.send_state, UringSend::Idle);
                 let all_sent = self.on_uring_sent(&sent, previous, queue);
-                self.complete_written(host);
+                self.complete_written(engine);
                 match previous {
-                    UringSend::Owned(..) if all_sent => self.finish_first(queue, host),
+                    UringSend::Owned(..) if all_sent => self.finish_first(queue, engine),
                     UringSend::Owned(..) => self.await_buffer(op_id),
                     _ => {}
                 }
@@ -301,24 +301,24 @@ impl TcpConnection {
     pub(crate) fn cancel_uring_send(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) {
         let (previous, all_sent) = self.take_uring_send(queue);
-        self.complete_written(host);
+        self.complete_written(engine);
         let has_left = match previous {
             UringSend::Owned(..) => all_sent,
             UringSend::Borrowed(_) => queue
                 .front()
-                .is_some_and(|first| first.bytes_sent == Some(host.payload(first.op).len())),
+                .is_some_and(|first| first.bytes_sent == Some(engine.payload(first.op).len())),
             UringSend::Idle | UringSend::AwaitingBuffer(_) => false,
         };
         if has_left && self.writer.is_open() {
-            self.finish_first(queue, host);
+            self.finish_first(queue, engine);
         }
     }
 
     /// Completes the sending of the first operation of the queue, all of which io_uring has sent.
-    fn finish_first(&mut self, queue: &mut VecDeque<QueuedOp>, host: &mut dyn EngineContext) {
+    fn finish_first(&mut self, queue: &mut VecDeque<QueuedOp>, engine: &mut dyn EngineContext) {
         let end = self.writer.written();
         self.writer.end_frame();
         if let Some(QueuedOp {
@@ -328,7 +328,7 @@ impl TcpConnection {
         }) = queue.pop_front()
         {
             self.response_bytes = 0;
-            self.on_transmitted((op, spec), sent.unwrap_or(0), end, host);
+            self.on_transmitted((op, spec), sent.unwrap_or(0), end, engine);
         }
     }
 

@@ -89,12 +89,12 @@ impl TcpConnection {
         &mut self,
         op: OpKey,
         len: usize,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> bool {
         let Some(io) = &mut self.uring_io else {
             return false;
         };
-        let Some(buf) = host.take_buffer(op) else {
+        let Some(buf) = engine.take_buffer(op) else {
             return false;
         };
         let collected = self.writer.take_pending().into_boxed_slice();
@@ -109,7 +109,7 @@ impl TcpConnection {
                 true
             }
             Err((collected, buf)) => {
-                host.return_buffer(op, buf);
+                engine.return_buffer(op, buf);
                 self.writer.restore_pending(&collected);
                 false
             }

@@ -80,18 +80,18 @@ impl TcpEndpoint {
     }
 
     /// Handles readiness of the socket of an outbound handshake.
-    pub(super) fn on_outbound_ready(&mut self, host: &mut dyn EngineContext, at: usize) {
+    pub(super) fn on_outbound_ready(&mut self, engine: &mut dyn EngineContext, at: usize) {
         let Some(ConnectionState::Outbound(handshake)) = self.connections.get_mut(at) else {
             return;
         };
         let step = handshake.poll(&self.wait_set, TcpToken::Socket(at as u32).pack(self.id));
-        self.on_handshake_step(host, at, step);
+        self.on_handshake_step(engine, at, step);
     }
 
     /// Handles the completion of a connect in io_uring.
     pub(super) fn on_uring_connect(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         at: usize,
         completion: (OpId, TimedOutcome),
     ) {
@@ -106,26 +106,26 @@ impl TcpEndpoint {
             // The timer enforces the rest of the deadline, for the reply.
             self.arm_timer();
         }
-        self.on_handshake_step(host, at, step);
+        self.on_handshake_step(engine, at, step);
     }
 
     /// Handles a step of an outbound handshake.
     pub(super) fn on_handshake_step(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         at: usize,
         step: HandshakeStep,
     ) {
         if matches!(self.kind, EndpointKind::Msg(_)) {
-            self.on_msg_handshake_step(host, at, step);
+            self.on_msg_handshake_step(engine, at, step);
         } else {
-            self.on_rdm_handshake_step(host, at, step);
+            self.on_rdm_handshake_step(engine, at, step);
         }
     }
 
     fn on_rdm_handshake_step(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         at: usize,
         step: HandshakeStep,
     ) {
@@ -137,32 +137,32 @@ impl TcpEndpoint {
             HandshakeStep::Pending => {}
             HandshakeStep::TimedOut => {
                 let error = Error::TimedOut(self.peers[peer].address.clone());
-                self.remove_outbound(host, at, &error);
+                self.remove_outbound(engine, at, &error);
             }
             HandshakeStep::Failed(failure) => {
                 let error = failure.into_error(
                     self.local_addr,
                     (&self.peers[peer].address, self.peers[peer].socket_addr),
                 );
-                self.remove_outbound(host, at, &error);
+                self.remove_outbound(engine, at, &error);
             }
             HandshakeStep::Reply(ConnectReply::AlreadyConnected, ..) => {
                 // The peer connects as well, or still has a connection that this side has lost.
                 self.connections.remove(at);
                 self.peers[peer].connection = None;
-                self.schedule_retry(host, peer);
+                self.schedule_retry(engine, peer);
             }
             HandshakeStep::Reply(ConnectReply::RetryWith(protocol), ..) => {
                 self.connections.remove(at);
                 self.peers[peer].connection = None;
-                self.retry_other_protocol(host, peer, protocol);
+                self.retry_other_protocol(engine, peer, protocol);
             }
             HandshakeStep::Reply(ConnectReply::Rejected, ..) | HandshakeStep::Answer(_) => {
                 let error = Error::ConnectionRefused {
                     peer: self.peers[peer].address.clone(),
                     reason: RejectReason::Resources,
                 };
-                self.remove_outbound(host, at, &error);
+                self.remove_outbound(engine, at, &error);
             }
             HandshakeStep::Reply(
                 ConnectReply::Accepted(accepted_protocol, instance),
@@ -175,14 +175,14 @@ impl TcpEndpoint {
                 let byte_order = ByteOrder::NATIVE.negotiate(byte_order);
                 let negotiated = (accepted_protocol, byte_order);
                 let connection = self.add_connection(
-                    host,
+                    engine,
                     (peer, instance),
                     handshake.into_socket(),
                     negotiated,
                     trailing_bytes,
                 );
                 self.peers[peer].connection = Some(connection);
-                self.progress_tx(host, peer);
+                self.progress_tx(engine, peer);
             }
         }
     }
@@ -190,7 +190,7 @@ impl TcpEndpoint {
     /// Removes a failed attempt, and fails the operations that waited for it.
     pub(super) fn remove_outbound(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         at: usize,
         error: &Error,
     ) {
@@ -199,7 +199,7 @@ impl TcpEndpoint {
         };
         if self.peers[handshake.peer].connection == Some(at) {
             self.peers[handshake.peer].connection = None;
-            self.fail_sends(host, handshake.peer, error);
+            self.fail_sends(engine, handshake.peer, error);
         }
         self.drop_unused_peer(handshake.peer);
     }
@@ -220,25 +220,25 @@ impl TcpEndpoint {
     /// has already asked for the other one.
     fn retry_other_protocol(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         at: usize,
         protocol: WireProtocol,
     ) {
         let peer = &mut self.peers[at];
         peer.protocol = protocol;
         if std::mem::replace(&mut peer.switched_protocol, true) {
-            return self.schedule_retry(host, at);
+            return self.schedule_retry(engine, at);
         }
         if !peer.tx_queue.is_empty()
             && let Err(error) = self.connect(at)
         {
-            self.fail_sends(host, at, &error);
+            self.fail_sends(engine, at, &error);
         }
         self.drop_unused_peer(at);
     }
 
     /// Schedules another request after a delay, unless the retry deadline has passed.
-    fn schedule_retry(&mut self, host: &mut dyn EngineContext, at: usize) {
+    fn schedule_retry(&mut self, engine: &mut dyn EngineContext, at: usize) {
         let now = Instant::now();
         let peer = &mut self.peers[at];
         if peer.tx_queue.is_empty() {
@@ -251,7 +251,7 @@ impl TcpEndpoint {
                 peer: peer.address.clone(),
                 reason: RejectReason::Resources,
             };
-            return self.fail_sends(host, at, &error);
+            return self.fail_sends(engine, at, &error);
         }
         let delay = peer.retry.map_or(INITIAL_RETRY_DELAY, |(_, delay)| {
             (delay * 2).min(INITIAL_RETRY_DELAY * 64)

@@ -49,7 +49,7 @@ pub(super) struct AcceptedConnection {
 
 impl TcpEndpoint {
     pub(crate) fn open_connected(
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         (id, caps, config): (EpId, Caps, SocketConfig),
         ConnectParams {
             fi_addr,
@@ -122,7 +122,7 @@ impl TcpEndpoint {
                 let accepted = request
                     .accept(vendor_extension, data)
                     .ok_or_else(|| Error::PeerGone(name.clone()))?;
-                endpoint.establish(host, accepted, Vec::new())?;
+                endpoint.establish(engine, accepted, Vec::new())?;
             }
         }
         Ok(endpoint)
@@ -131,7 +131,7 @@ impl TcpEndpoint {
     /// Sets the endpoint up after the connection was accepted, and reports it to the engine.
     fn establish(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         AcceptedConnection {
             socket,
             byte_order,
@@ -158,9 +158,9 @@ impl TcpEndpoint {
             ByteOrder::NATIVE.negotiate(byte_order),
         );
         let connection =
-            self.add_connection(host, (peer, None), socket, negotiated, trailing_bytes);
+            self.add_connection(engine, (peer, None), socket, negotiated, trailing_bytes);
         self.peers[peer].connection = Some(connection);
-        host.on_connected(
+        engine.on_connected(
             self.id,
             &self.peers[peer].address,
             Ok(Connected {
@@ -174,7 +174,7 @@ impl TcpEndpoint {
     /// Handles a step of the handshake.
     pub(super) fn on_msg_handshake_step(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         at: usize,
         step: HandshakeStep,
     ) {
@@ -211,16 +211,16 @@ impl TcpEndpoint {
                     vendor_extension,
                     trailing_bytes,
                 };
-                match self.establish(host, accepted, private_data) {
+                match self.establish(engine, accepted, private_data) {
                     Ok(()) => return,
                     Err(error) => error,
                 }
             }
         };
-        self.connect_failed(host, at, error);
+        self.connect_failed(engine, at, error);
     }
 
-    fn connect_failed(&mut self, host: &mut dyn EngineContext, at: usize, error: Error) {
+    fn connect_failed(&mut self, engine: &mut dyn EngineContext, at: usize, error: Error) {
         let EndpointKind::Msg(msg) = &mut self.kind else {
             return;
         };
@@ -228,7 +228,7 @@ impl TcpEndpoint {
         msg.disconnect_error = Some(error.clone());
         let peer = &mut self.peers[msg.peer];
         peer.connection = None;
-        host.on_connected(self.id, &peer.address, Err(error));
+        engine.on_connected(self.id, &peer.address, Err(error));
         self.close_timer();
     }
 
@@ -247,15 +247,15 @@ impl TcpEndpoint {
     ///
     /// # Errors
     /// [`Error::NotSupported`] if the endpoint is not connected (`FI_EP_MSG`).
-    pub(crate) fn shutdown(&mut self, host: &mut dyn EngineContext) -> Result<()> {
+    pub(crate) fn shutdown(&mut self, engine: &mut dyn EngineContext) -> Result<()> {
         let EndpointKind::Msg(MsgEndpointState { peer, .. }) = self.kind else {
             return Err(Error::NotSupported(
                 "endpoint is not connection-oriented (FI_EP_MSG)",
             ));
         };
-        self.fail_sends(host, peer, &Error::Canceled);
+        self.fail_sends(engine, peer, &Error::Canceled);
         if !self.rx.is_shared() {
-            self.rx.own.fail_posted(host, &Error::Canceled);
+            self.rx.own.fail_posted(engine, &Error::Canceled);
         }
         let connection = self
             .connections
@@ -265,29 +265,29 @@ impl TcpEndpoint {
             if let EndpointKind::Msg(msg) = &mut self.kind {
                 msg.disconnect_error = Some(Error::Closed(Class::Endpoint));
             }
-            self.flush_or_fail_unwritten(host, at, &Error::Canceled);
-            self.close_connection(host, at);
+            self.flush_or_fail_unwritten(engine, at, &Error::Canceled);
+            self.close_connection(engine, at);
         }
         Ok(())
     }
 
     /// Notes that the connection has ended and everything received was taken.
-    pub(super) fn set_disconnected(&mut self, host: &mut dyn EngineContext, why: Error) {
+    pub(super) fn set_disconnected(&mut self, engine: &mut dyn EngineContext, why: Error) {
         if let EndpointKind::Msg(msg) = &mut self.kind {
             msg.disconnect_error.get_or_insert(why);
-            self.fail_recvs_if_disconnected(host);
+            self.fail_recvs_if_disconnected(engine);
         }
     }
 
     /// Fails posted receives once nothing more can arrive.
-    pub(super) fn fail_recvs_if_disconnected(&mut self, host: &mut dyn EngineContext) {
+    pub(super) fn fail_recvs_if_disconnected(&mut self, engine: &mut dyn EngineContext) {
         if let EndpointKind::Msg(MsgEndpointState {
             disconnect_error: Some(why),
             ..
         }) = &self.kind
             && !self.rx.is_shared()
         {
-            self.rx.own.fail_posted(host, why);
+            self.rx.own.fail_posted(engine, why);
         }
     }
 

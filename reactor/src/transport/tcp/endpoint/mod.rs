@@ -291,10 +291,10 @@ impl TcpEndpoint {
         })
     }
 
-    pub(crate) fn progress(&mut self, host: &mut dyn EngineContext) -> bool {
-        let mut moved = self.rx.own.drain_unexpected(host);
-        self.fail_recvs_if_disconnected(host);
-        moved |= self.rx.own.has_work() && self.rx.own.copy_next_chunk(host);
+    pub(crate) fn progress(&mut self, engine: &mut dyn EngineContext) -> bool {
+        let mut moved = self.rx.own.drain_unexpected(engine);
+        self.fail_recvs_if_disconnected(engine);
+        moved |= self.rx.own.has_work() && self.rx.own.copy_next_chunk(engine);
         let mut index = 0;
         while let Some(&at) = self.active_connections.get(index) {
             let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at)
@@ -305,7 +305,7 @@ impl TcpEndpoint {
             let peer = connection.peer;
             moved |= self
                 .rx
-                .with_queue(|rx| connection.progress_rx(&mut self.scratch, rx, host));
+                .with_queue(|rx| connection.progress_rx(&mut self.scratch, rx, engine));
             // An endpoint that sends to itself has a second connection, for what it receives.
             let mut no_sends = VecDeque::new();
             let is_tx_connection = self.peers[peer].connection == Some(at);
@@ -314,16 +314,16 @@ impl TcpEndpoint {
             } else {
                 &mut no_sends
             };
-            moved |= connection.progress_tx(queue, host);
+            moved |= connection.progress_tx(queue, engine);
             if connection.awaits_rendezvous() && connection.has_held_messages() {
-                self.fail_rendezvous_recvs(host, at);
+                self.fail_rendezvous_recvs(engine, at);
                 moved = true;
             } else if connection.end_reason().is_some() && !connection.has_held_messages() {
-                self.close_connection(host, at);
+                self.close_connection(engine, at);
                 moved = true;
             } else if connection.write_closed() && is_tx_connection {
                 // Received data may still be taken; nothing can be sent there any more.
-                self.on_write_closed(host, at);
+                self.on_write_closed(engine, at);
                 moved = true;
                 index += 1;
             } else if connection.needs_progress() || !self.peers[peer].tx_queue.is_empty() {
@@ -346,25 +346,25 @@ impl TcpEndpoint {
             && !self.rx.own.is_busy()
     }
 
-    pub(crate) fn ready(&mut self, host: &mut dyn EngineContext, token: TcpToken) {
+    pub(crate) fn ready(&mut self, engine: &mut dyn EngineContext, token: TcpToken) {
         match token {
-            TcpToken::Listener => self.accept(host),
-            TcpToken::Timer => self.on_timer(host),
-            TcpToken::Socket(at) => self.socket_ready(host, at as usize),
+            TcpToken::Listener => self.accept(engine),
+            TcpToken::Timer => self.on_timer(engine),
+            TcpToken::Socket(at) => self.socket_ready(engine, at as usize),
             TcpToken::Uring => {}
         }
     }
 
-    fn socket_ready(&mut self, host: &mut dyn EngineContext, at: usize) {
+    fn socket_ready(&mut self, engine: &mut dyn EngineContext, at: usize) {
         match self.connections.get_mut(at) {
             Some(ConnectionState::Established(connection)) => {
                 connection.reset_idle();
                 connection.clear_write_blocked();
                 self.mark_active(at);
-                self.progress(host);
+                self.progress(engine);
             }
-            Some(ConnectionState::Outbound(_)) => self.on_outbound_ready(host, at),
-            Some(ConnectionState::Inbound(_)) => self.on_inbound_ready(host, at),
+            Some(ConnectionState::Outbound(_)) => self.on_outbound_ready(engine, at),
+            Some(ConnectionState::Inbound(_)) => self.on_inbound_ready(engine, at),
             None => {}
         }
     }
@@ -374,7 +374,7 @@ impl TcpEndpoint {
         &mut self,
         at: usize,
         completion: UringCompletion,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) {
         if let CompletionKind::BufferReleased(ReleasedBuffer {
             zero_copy: Some(outcome),
@@ -385,7 +385,7 @@ impl TcpEndpoint {
             self.zero_copy_fallbacks += u64::from(*outcome == ZeroCopyOutcome::Copied);
         }
         if let CompletionKind::Timed(outcome) = completion.kind {
-            return self.on_uring_connect(host, at, (completion.op_id, outcome));
+            return self.on_uring_connect(engine, at, (completion.op_id, outcome));
         }
         let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) else {
             return;
@@ -399,26 +399,26 @@ impl TcpEndpoint {
             } else {
                 &mut no_sends
             },
-            host,
+            engine,
         );
         connection.reset_idle();
         self.mark_active(at);
     }
 
-    pub(crate) fn close(mut self, host: &mut dyn EngineContext) {
-        self.rx.close(host);
+    pub(crate) fn close(mut self, engine: &mut dyn EngineContext) {
+        self.rx.close(engine);
         let peers: Vec<_> = self.peers.iter().map(|(at, _)| at).collect();
         for at in peers {
-            self.fail_sends(host, at, &Error::Canceled);
+            self.fail_sends(engine, at, &Error::Canceled);
         }
         let connections: Vec<_> = self.connections.iter().map(|(at, _)| at).collect();
         for at in connections {
-            self.flush_or_fail_unwritten(host, at, &Error::Canceled);
+            self.flush_or_fail_unwritten(engine, at, &Error::Canceled);
         }
         for (_, state) in &mut self.connections {
             if let ConnectionState::Established(connection) = state {
-                connection.fail_requests(host, &Error::Canceled);
-                host.peer_disconnected(self.id, connection.addr_at_connect);
+                connection.fail_requests(engine, &Error::Canceled);
+                engine.peer_disconnected(self.id, connection.addr_at_connect);
             }
         }
     }

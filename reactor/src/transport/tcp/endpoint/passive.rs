@@ -68,14 +68,14 @@ impl TcpEndpoint {
     }
 
     /// Reads the connection request of an inbound handshake.
-    pub(super) fn read_connreq(&mut self, host: &mut dyn EngineContext, at: usize) {
+    pub(super) fn read_connreq(&mut self, engine: &mut dyn EngineContext, at: usize) {
         let Some(ConnectionState::Inbound(handshake)) = self.connections.get_mut(at) else {
             return;
         };
         let (control, trailing_bytes) = match handshake.read_request() {
             Ok(None) => return,
             Ok(Some(request)) => request,
-            Err(error) => return self.remove_inbound(host, at, error),
+            Err(error) => return self.remove_inbound(engine, at, error),
         };
         self.inbound.retain(|handshake| *handshake != at);
         let ConnectionState::Inbound(handshake) = self.connections.remove(at) else {
@@ -90,7 +90,7 @@ impl TcpEndpoint {
             return;
         };
         let data = control.private_data().to_vec();
-        host.on_connreq(self.id, &peer, &data);
+        engine.on_connreq(self.id, &peer, &data);
         let (byte_order, vendor_extension) = (control.byte_order, control.vendor_extension);
         let handle = Box::new(TcpConnReqHandle {
             socket: Some(socket),
@@ -101,14 +101,14 @@ impl TcpEndpoint {
         requests.queue.push_back(ConnReq { peer, data, handle });
     }
 
-    pub(crate) fn take_connreq(&mut self, host: &mut dyn EngineContext) -> Option<ConnReq> {
+    pub(crate) fn take_connreq(&mut self, engine: &mut dyn EngineContext) -> Option<ConnReq> {
         let EndpointKind::Passive(requests) = &mut self.kind else {
             return None;
         };
         let request = requests.queue.pop_front()?;
         if requests.accept_paused && requests.len() <= MAX_PENDING_REQUESTS / 2 {
             requests.accept_paused = false;
-            self.resume_accept(host);
+            self.resume_accept(engine);
             // If accepting failed, the timer retries it.
             self.arm_timer();
         }

@@ -14,12 +14,12 @@ use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpPe
 impl TcpEndpoint {
     pub(crate) fn try_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         spec: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
         let Some(at) = self.peer_index(spec.peer) else {
-            return host
+            return engine
                 .address_of(self.id, spec.peer)
                 .map(|_| TrySend::WouldBlock);
         };
@@ -35,7 +35,7 @@ impl TcpEndpoint {
             return Ok(TrySend::WouldBlock);
         };
         connection.check_supported(spec)?;
-        let result = connection.try_send(host, spec, payload);
+        let result = connection.try_send(engine, spec, payload);
         // The next pass writes what was collected, and ends the batching.
         if connection.is_batching() || !connection.is_flushed() || connection.write_closed() {
             self.mark_active(at);
@@ -59,7 +59,7 @@ impl TcpEndpoint {
     /// Associates an operation with the message that was collected last for its peer.
     pub(crate) fn collected(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         op: OpKey,
         spec: &TxOp,
         len: usize,
@@ -71,18 +71,18 @@ impl TcpEndpoint {
             Some(ConnectionState::Established(connection)) => {
                 connection.collected(op, len, spec.tag)
             }
-            _ => host.complete(op, Outcome::failed(Error::StaleAddress(spec.peer))),
+            _ => engine.complete(op, Outcome::failed(Error::StaleAddress(spec.peer))),
         }
     }
 
     /// Writes what was collected.
-    pub(crate) fn flush(&mut self, host: &mut dyn EngineContext) {
+    pub(crate) fn flush(&mut self, engine: &mut dyn EngineContext) {
         // A connection with pending bytes is active.
         for at in &self.active_connections {
             if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(*at)
                 && !connection.is_flushed()
             {
-                connection.write(host);
+                connection.write(engine);
             }
         }
     }
@@ -90,21 +90,21 @@ impl TcpEndpoint {
     /// Writes the collected messages of a connection, or fails them with this error.
     pub(super) fn flush_or_fail_unwritten(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         at: usize,
         error: &Error,
     ) {
         if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) {
             if !connection.is_flushed() {
-                connection.write(host);
+                connection.write(engine);
             }
-            connection.fail_unwritten(host, error);
+            connection.fail_unwritten(engine, error);
         }
     }
 
     pub(crate) fn queue_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         op: OpKey,
         spec: &TxOp,
     ) -> Result<()> {
@@ -114,7 +114,7 @@ impl TcpEndpoint {
         let at = match self.peer_index(spec.peer) {
             Some(at) => at,
             None => {
-                let name = host.address_of(self.id, spec.peer)?;
+                let name = engine.address_of(self.id, spec.peer)?;
                 let Some(to) = name.socket_addr() else {
                     return Err(Error::WrongScheme {
                         provider: "tcp",
@@ -125,7 +125,7 @@ impl TcpEndpoint {
                 if let Some(ConnectionState::Established(connection)) = self.peers[at]
                     .connection
                     .and_then(|connection| self.connections.get(connection))
-                    && !connection.serves_addr(spec.peer, self.id, host)
+                    && !connection.serves_addr(spec.peer, self.id, engine)
                 {
                     return Err(Error::PeerGone(name));
                 }
@@ -143,7 +143,7 @@ impl TcpEndpoint {
                 return Err(self.disconnect_error());
             }
             // The address handle may be stale, with another incarnation at the same address.
-            host.address_of(self.id, spec.peer)?;
+            engine.address_of(self.id, spec.peer)?;
         }
         if let Some(ConnectionState::Established(connection)) = self.peers[at]
             .connection
@@ -163,8 +163,8 @@ impl TcpEndpoint {
                 return Err(error);
             }
         }
-        self.progress_tx(host, at);
-        host.request_rearm();
+        self.progress_tx(engine, at);
+        engine.request_rearm();
         Ok(())
     }
 
@@ -185,17 +185,17 @@ impl TcpEndpoint {
     }
 
     /// Progresses the transmit queue of a peer.
-    pub(super) fn progress_tx(&mut self, host: &mut dyn EngineContext, at: usize) {
+    pub(super) fn progress_tx(&mut self, engine: &mut dyn EngineContext, at: usize) {
         let peer = &mut self.peers[at];
         let Some(at) = peer.connection else { return };
         if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) {
-            connection.progress_tx(&mut peer.tx_queue, host);
+            connection.progress_tx(&mut peer.tx_queue, engine);
             self.mark_active(at);
         }
     }
 
-    pub(crate) fn cancel(&mut self, host: &mut dyn EngineContext, op: OpKey) -> bool {
-        if self.rx.own.cancel(host, op) {
+    pub(crate) fn cancel(&mut self, engine: &mut dyn EngineContext, op: OpKey) -> bool {
+        if self.rx.own.cancel(engine, op) {
             return true;
         }
         for (_, peer) in &mut self.peers {
@@ -204,7 +204,7 @@ impl TcpEndpoint {
                     return false;
                 }
                 peer.tx_queue.remove(at);
-                host.request_rearm();
+                engine.request_rearm();
                 return true;
             }
         }
@@ -215,23 +215,23 @@ impl TcpEndpoint {
     /// address handle no longer leads to this peer.
     pub(super) fn fail_stale_sends(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         connection: &TcpConnection,
     ) {
         let peer = &mut self.peers[connection.peer];
         let sends = peer.tx_queue.iter();
         let others: Vec<_> = sends
-            .filter(|send| !connection.serves_addr(send.spec.peer, self.id, host))
+            .filter(|send| !connection.serves_addr(send.spec.peer, self.id, engine))
             .map(|send| send.op)
             .collect();
         peer.tx_queue.retain(|send| !others.contains(&send.op));
         for op in others {
             // Nothing of it was sent: it was queued after the last connection had ended.
-            host.complete(op, Outcome::failed(Error::PeerGone(peer.address.clone())));
+            engine.complete(op, Outcome::failed(Error::PeerGone(peer.address.clone())));
         }
         if let Some(addr) = peer
             .fi_addr
-            .filter(|addr| !connection.serves_addr(*addr, self.id, host))
+            .filter(|addr| !connection.serves_addr(*addr, self.id, engine))
         {
             peer.fi_addr = None;
             self.peer_by_fi_addr[addr.index()] = None;
@@ -240,27 +240,27 @@ impl TcpEndpoint {
 
     /// Fails the queued and begun operations for a peer. A connection in the middle of a message
     /// sends nothing after it.
-    pub(super) fn fail_sends(&mut self, host: &mut dyn EngineContext, at: usize, error: &Error) {
+    pub(super) fn fail_sends(&mut self, engine: &mut dyn EngineContext, at: usize, error: &Error) {
         self.peers[at].retry = None;
         let peer = &mut self.peers[at];
         if let Some(ConnectionState::Established(connection)) = peer
             .connection
             .and_then(|connection| self.connections.get_mut(connection))
         {
-            connection.cancel_uring_send(&mut peer.tx_queue, host);
+            connection.cancel_uring_send(&mut peer.tx_queue, engine);
             let is_aborted = connection.abort_message();
             if connection.write_closed() {
-                connection.fail_unwritten(host, error);
+                connection.fail_unwritten(engine, error);
             }
-            connection.complete_written(host);
-            connection.fail_rendezvous_sends(host, error);
+            connection.complete_written(engine);
+            connection.fail_rendezvous_sends(engine, error);
             if is_aborted && let Some(at) = peer.connection.take() {
                 self.mark_active(at);
             }
         }
         for send in std::mem::take(&mut self.peers[at].tx_queue) {
             let transfer = Transfer::sent(send.bytes_sent.unwrap_or(0), send.spec.tag);
-            host.complete(send.op, Outcome::partial(transfer, error.clone()));
+            engine.complete(send.op, Outcome::partial(transfer, error.clone()));
         }
     }
 }
