@@ -184,14 +184,14 @@ impl SimEndpointFixture {
     }
     /// Sends at once, or queues the send and returns its operation.
     fn send(&mut self, peer: FiAddr, tag: Option<u64>, bytes: &[u8]) -> Result<Option<OpKey>> {
-        let spec = TxOp {
+        let tx_op = TxOp {
             tag,
             ..TxOp::new(OpKind::Send, peer)
         };
         if self.domain.try_send(
             &mut self.context,
             ENDPOINT,
-            &spec,
+            &tx_op,
             Payload::Contiguous(bytes),
         )? == TrySend::Done
         {
@@ -199,7 +199,7 @@ impl SimEndpointFixture {
         }
         let op = self.new_op(AnyBuf::Vec(bytes.to_vec()));
         self.domain
-            .queue_send(&mut self.context, ENDPOINT, op, &spec)
+            .queue_send(&mut self.context, ENDPOINT, op, &tx_op)
             .map(|()| Some(op))
     }
     fn recv(&mut self, spec: RecvSpec) -> OpKey {
@@ -249,7 +249,7 @@ fn message_arrives_with_tag_data_and_source() {
         from: Some(from_a),
         ..recv_tagged(7)
     });
-    let spec = TxOp {
+    let tx_op = TxOp {
         tag: Some(7),
         data: Some(99),
         ..TxOp::new(OpKind::Send, to_b)
@@ -258,7 +258,7 @@ fn message_arrives_with_tag_data_and_source() {
         a.domain.try_send(
             &mut a.context,
             ENDPOINT,
-            &spec,
+            &tx_op,
             Payload::Contiguous(b"hello")
         ),
         Ok(TrySend::Done)

@@ -360,9 +360,9 @@ impl DomainState {
             if op.kind != OpKind::Recv && !op.no_transfer {
                 self.pending_sends -= 1;
             }
-            self.release_credit(op.ep, op.kind, op.spec.map(|spec| spec.peer));
+            self.release_credit(op.ep, op.kind, op.tx_op.map(|tx_op| tx_op.peer));
         }
-        if let Some(id) = op.spec.as_mut().and_then(|spec| spec.rma_iov_id.take()) {
+        if let Some(id) = op.tx_op.as_mut().and_then(|tx_op| tx_op.rma_iov_id.take()) {
             self.rma_iovs.try_remove(id.0 as usize);
         }
     }

@@ -512,9 +512,9 @@ impl EngineState {
             self.domain.wake_waiter(waiter);
             return;
         }
-        let Some(spec) = op.spec else { return };
+        let Some(tx_op) = op.tx_op else { return };
         self.domain.pending_sends += usize::from(!had_credit);
-        if let Err(error) = self.transport.queue_send(&mut self.domain, ep, key, &spec) {
+        if let Err(error) = self.transport.queue_send(&mut self.domain, ep, key, &tx_op) {
             self.domain.complete(key, Outcome::failed(error));
         }
     }

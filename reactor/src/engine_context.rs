@@ -238,9 +238,10 @@ impl EngineContext for DomainState {
         let Some(op) = self.ops.get_mut(key) else {
             return;
         };
-        let (ep, kind, target, peer) = (op.ep, op.kind, op.target, op.spec.map(|spec| spec.peer));
+        let (ep, kind, target, peer) =
+            (op.ep, op.kind, op.target, op.tx_op.map(|tx_op| tx_op.peer));
         let permit = op.no_transfer;
-        if let Some(id) = op.spec.as_mut().and_then(|spec| spec.rma_iov_id.take()) {
+        if let Some(id) = op.tx_op.as_mut().and_then(|tx_op| tx_op.rma_iov_id.take()) {
             self.rma_iovs.try_remove(id.0 as usize);
         }
         if kind.fills_buffer() {
@@ -290,7 +291,7 @@ impl EngineContext for DomainState {
                     return;
                 };
                 let buf = std::mem::take(&mut op.buf);
-                let loaned = op.spec.is_some_and(|spec| spec.loan.is_some());
+                let loaned = op.tx_op.is_some_and(|tx_op| tx_op.loan.is_some());
                 self.ops.free(key);
                 let buf = if loaned && outcome.error.is_none() {
                     self.discard_loan(buf)
@@ -318,7 +319,7 @@ impl EngineContext for DomainState {
         let (Some(op), true) = (self.ops.get_mut(key), self.in_flight_buffers.is_empty()) else {
             return self.complete(key, outcome);
         };
-        let is_loan = op.spec.is_some_and(|spec| spec.loan.is_some());
+        let is_loan = op.tx_op.is_some_and(|tx_op| tx_op.loan.is_some());
         let (CompletionTarget::Cq(context), false, false) = (op.target, op.holds_credit, is_loan)
         else {
             return self.complete(key, outcome);

@@ -104,7 +104,7 @@ impl DomainState {
             return;
         };
         self.pending_sends -= usize::from(std::mem::take(&mut op.holds_credit));
-        if let Some(id) = op.spec.as_mut().and_then(|spec| spec.rma_iov_id.take()) {
+        if let Some(id) = op.tx_op.as_mut().and_then(|tx_op| tx_op.rma_iov_id.take()) {
             self.rma_iovs.try_remove(id.0 as usize);
         }
         let (kind, target, ok) = (op.kind, op.target, outcome.error.is_none());
@@ -123,7 +123,7 @@ impl DomainState {
                     return;
                 };
                 let buf = std::mem::take(&mut op.buf);
-                let is_loan = ok && op.spec.is_some_and(|spec| spec.loan.is_some());
+                let is_loan = ok && op.tx_op.is_some_and(|tx_op| tx_op.loan.is_some());
                 let buf = if is_loan { self.discard_loan(buf) } else { buf };
                 let unreported = ok && matches!(target, CompletionTarget::CqOnError(_));
                 let Some((queue, cq_state)) =

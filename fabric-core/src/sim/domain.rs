@@ -120,33 +120,33 @@ impl TransportDomain for SimDomain {
         &mut self,
         engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        self.endpoint(ep)?.outbound.try_send(engine, spec, payload)
+        self.endpoint(ep)?.outbound.try_send(engine, tx_op, payload)
     }
 
     fn try_read(
         &mut self,
         engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         into: &mut AnyBuf,
     ) -> Result<TrySend> {
-        self.endpoint(ep)?.outbound.try_read(engine, spec, into)
+        self.endpoint(ep)?.outbound.try_read(engine, tx_op, into)
     }
 
     fn try_atomic(
         &mut self,
         engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
         self.endpoint(ep)?
             .outbound
-            .try_atomic(engine, spec, operands, result)
+            .try_atomic(engine, tx_op, operands, result)
     }
 
     fn direct_region(
@@ -182,9 +182,9 @@ impl TransportDomain for SimDomain {
         engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()> {
-        self.endpoint(ep)?.outbound.queue(engine, op, spec)
+        self.endpoint(ep)?.outbound.queue(engine, op, tx_op)
     }
 
     fn post_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {

@@ -56,7 +56,7 @@ struct Backlog {
 #[derive(Debug)]
 struct BacklogEntry {
     op: OpKey,
-    spec: TxOp,
+    tx_op: TxOp,
     /// Number of bytes in the network; `None` when the message has not begun.
     sent: Option<usize>,
     /// Id of its ack, once the message has begun.
@@ -77,16 +77,18 @@ impl Outbound {
     pub(super) fn try_send(
         &self,
         engine: &dyn EngineContext,
-        spec: &TxOp,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let (to, peer) = self.target(engine, spec)?;
-        if spec.kind == OpKind::Write && spec.rma_iov_id.is_none() {
+        let (to, peer) = self.target(engine, tx_op)?;
+        if tx_op.kind == OpKind::Write && tx_op.rma_iov_id.is_none() {
             let write = |memory: &dyn RegionMemory, at| write(memory, at, payload);
-            return self.try_access(peer, spec, payload.len(), write);
+            return self.try_access(peer, tx_op, payload.len(), write);
         }
         let count = payload.len().div_ceil(PACKET_SIZE).max(1);
-        if spec.kind != OpKind::Send || spec.level.needs_ack() || self.backlogs.contains_key(&peer)
+        if tx_op.kind != OpKind::Send
+            || tx_op.level.needs_ack()
+            || self.backlogs.contains_key(&peer)
         {
             return Ok(TrySend::WouldBlock);
         }
@@ -95,7 +97,7 @@ impl Outbound {
         }
         let mut sent = None;
         let packets = (0..count)
-            .map(|_| next_packet(payload, spec, None, &mut sent))
+            .map(|_| next_packet(payload, tx_op, None, &mut sent))
             .collect();
         if net::push_packets(self.node, peer, packets, false) {
             Ok(TrySend::Done)
@@ -109,10 +111,10 @@ impl Outbound {
         &mut self,
         engine: &mut dyn EngineContext,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()> {
-        let (to, peer) = self.target(engine, spec)?;
-        match spec.kind {
+        let (to, peer) = self.target(engine, tx_op)?;
+        match tx_op.kind {
             OpKind::Send | OpKind::Write | OpKind::Read | OpKind::Atomic | OpKind::FetchAtomic => {
                 let backlog = self.backlogs.entry(peer);
                 let backlog = backlog.or_insert_with(|| Backlog {
@@ -121,7 +123,7 @@ impl Outbound {
                 });
                 backlog.sends.push_back(BacklogEntry {
                     op,
-                    spec: *spec,
+                    tx_op: *tx_op,
                     sent: None,
                     ack_number: None,
                 });
@@ -210,7 +212,7 @@ impl Outbound {
 
     /// Returns whether the first queued operation waits for a region that its owner has locked.
     fn is_blocked_on_region(&self, peer: NodeId, backlog: &Backlog) -> bool {
-        let first = backlog.sends.front().and_then(|entry| entry.spec.remote);
+        let first = backlog.sends.front().and_then(|entry| entry.tx_op.remote);
         let region = first.and_then(|remote| net::region(peer, remote.key)?.0);
         region.is_some_and(|region| {
             let is_accessible = region.memory.begin_access();
@@ -265,9 +267,9 @@ impl Outbound {
             .sum()
     }
 
-    fn target(&self, engine: &dyn EngineContext, spec: &TxOp) -> Result<(Address, NodeId)> {
-        let to = engine.address_of(self.ep, spec.peer)?;
-        let peer = self.node_of(engine, spec.peer, &to)?;
+    fn target(&self, engine: &dyn EngineContext, tx_op: &TxOp) -> Result<(Address, NodeId)> {
+        let to = engine.address_of(self.ep, tx_op.peer)?;
+        let peer = self.node_of(engine, tx_op.peer, &to)?;
         Ok((to, peer))
     }
 
@@ -285,16 +287,16 @@ impl Outbound {
     pub(super) fn try_read(
         &self,
         engine: &dyn EngineContext,
-        spec: &TxOp,
+        tx_op: &TxOp,
         into: &mut AnyBuf,
     ) -> Result<TrySend> {
-        let (_, peer) = self.target(engine, spec)?;
-        if spec.rma_iov_id.is_some() {
+        let (_, peer) = self.target(engine, tx_op)?;
+        if tx_op.rma_iov_id.is_some() {
             return Ok(TrySend::WouldBlock);
         }
-        let len = spec.remote.map_or(0, |remote| remote.len);
+        let len = tx_op.remote.map_or(0, |remote| remote.len);
         let mut received = Ok(());
-        self.try_access(peer, spec, len, |memory, at| {
+        self.try_access(peer, tx_op, len, |memory, at| {
             let mut bytes = vec![0; len];
             memory.read(at, &mut bytes);
             received = into.receive(&&bytes[..]).map(drop);
@@ -306,15 +308,15 @@ impl Outbound {
     pub(super) fn try_atomic(
         &self,
         engine: &dyn EngineContext,
-        spec: &TxOp,
+        tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
-        let (_, peer) = self.target(engine, spec)?;
-        let Some(remote) = spec.remote else {
+        let (_, peer) = self.target(engine, tx_op)?;
+        let Some(remote) = tx_op.remote else {
             return Err(NO_RMA_IOV);
         };
-        self.try_access(peer, spec, remote.len, |memory, at| {
+        self.try_access(peer, tx_op, remote.len, |memory, at| {
             execute_atomic_array(memory, at, &remote, operands, result)
         })
     }
@@ -322,14 +324,14 @@ impl Outbound {
     fn try_access(
         &self,
         peer: NodeId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         len: usize,
         access: impl FnOnce(&dyn RegionMemory, usize),
     ) -> Result<TrySend> {
         if self.backlogs.contains_key(&peer) {
             return Ok(TrySend::WouldBlock);
         }
-        Ok(if self.access(peer, spec, len, access)? {
+        Ok(if self.access(peer, tx_op, len, access)? {
             TrySend::Done
         } else {
             TrySend::WouldBlock
@@ -371,11 +373,11 @@ impl Outbound {
     fn access(
         &self,
         peer: NodeId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         len: usize,
         access: impl FnOnce(&dyn RegionMemory, usize),
     ) -> Result<bool> {
-        let remote = spec.remote.ok_or(NO_RMA_IOV)?;
+        let remote = tx_op.remote.ok_or(NO_RMA_IOV)?;
         let unknown_key = || Error::Key {
             key: remote.key,
             why: "is unknown",
@@ -386,11 +388,11 @@ impl Outbound {
         check_access(
             remote.key,
             region.access,
-            required_access(spec.kind, atomic.map(|atomic| atomic.op)),
+            required_access(tx_op.kind, atomic.map(|atomic| atomic.op)),
         )?;
         let align = atomic.map_or(1, |atomic| atomic.datatype.size());
         let at = region.checked_offset(remote.offset, len, align)?;
-        let notifies = rma_events || region.rma_events || spec.data.is_some();
+        let notifies = rma_events || region.rma_events || tx_op.data.is_some();
         if notifies && net::available(self.node, peer, true).is_some_and(|room| room == 0) {
             return Ok(false);
         }
@@ -402,9 +404,9 @@ impl Outbound {
         if notifies {
             let notice = RmaNotice {
                 key: remote.key,
-                access: RemoteAccess::from_kind(spec.kind),
+                access: RemoteAccess::from_kind(tx_op.kind),
                 len,
-                data: spec.data,
+                data: tx_op.data,
             };
             let packet = SimPacket {
                 header: None,
@@ -421,23 +423,23 @@ impl Outbound {
     fn run_queued_accesses(&mut self, engine: &mut dyn EngineContext, peer: NodeId) -> bool {
         let mut completed = false;
         while let Some(backlog) = self.backlogs.get(&peer)
-            && let Some(&BacklogEntry { op, spec, .. }) = backlog.sends.front()
-            && let Some(remote) = spec.remote
+            && let Some(&BacklogEntry { op, tx_op, .. }) = backlog.sends.front()
+            && let Some(remote) = tx_op.remote
         {
             let payload = engine.payload(op);
             let mut result = Vec::new();
-            let len = if spec.kind == OpKind::Write {
+            let len = if tx_op.kind == OpKind::Write {
                 payload.len()
             } else {
                 remote.len
             };
-            let iovs = spec.rma_iov_id.map(|id| engine.rma_iovs(id));
+            let iovs = tx_op.rma_iov_id.map(|id| engine.rma_iovs(id));
             let len = iovs.map_or(len, |iovs| iovs.iter().map(|iov| iov.len).sum());
             let mut locked = None;
             let accessed = if let Some(iovs) = iovs {
-                self.access_all(peer, &spec, iovs, payload, &mut result, &mut locked)
+                self.access_all(peer, &tx_op, iovs, payload, &mut result, &mut locked)
             } else {
-                self.access(peer, &spec, len, |memory, at| match spec.kind {
+                self.access(peer, &tx_op, len, |memory, at| match tx_op.kind {
                     OpKind::Write => write(memory, at, payload),
                     OpKind::Read => {
                         result.resize(len, 0);
@@ -463,7 +465,7 @@ impl Outbound {
                         .and_then(|backlog| backlog.sends.front_mut());
                     if let Some(send) = front.filter(|_| locked.is_some()) {
                         // The operation waits for this remote range.
-                        send.spec.remote = locked;
+                        send.tx_op.remote = locked;
                     }
                     break;
                 }
@@ -498,11 +500,11 @@ impl Outbound {
             && let Some(send) = backlog
                 .sends
                 .front_mut()
-                .filter(|send| send.spec.remote.is_none())
+                .filter(|send| send.tx_op.remote.is_none())
         {
             let payload = engine.payload(send.op);
-            let transfer = Transfer::sent(payload.len(), send.spec.tag);
-            if send.sent.is_none() && send.spec.level.needs_ack() {
+            let transfer = Transfer::sent(payload.len(), send.tx_op.tag);
+            if send.sent.is_none() && send.tx_op.level.needs_ack() {
                 let (op, to) = (send.op, backlog.to.clone());
                 let message = UnackedSend {
                     op,
@@ -516,7 +518,7 @@ impl Outbound {
             }
             packets.push(next_packet(
                 payload,
-                &send.spec,
+                &send.tx_op,
                 send.ack_number,
                 &mut send.sent,
             ));
@@ -570,15 +572,15 @@ fn write(memory: &dyn RegionMemory, at: usize, payload: Payload<'_>) {
 /// Returns the next packet of a message of which `sent` bytes are in the network.
 fn next_packet(
     payload: Payload<'_>,
-    spec: &TxOp,
+    tx_op: &TxOp,
     ack_number: Option<u32>,
     sent: &mut Option<usize>,
 ) -> SimPacket {
     let ack = ack_number.map(|number| AckRequest {
         number,
-        level: spec.level,
+        level: tx_op.level,
     });
-    let (tag, data, len) = (spec.tag, spec.data, payload.len());
+    let (tag, data, len) = (tx_op.tag, tx_op.data, payload.len());
     let header = sent.is_none().then_some(MessageHeader {
         tag,
         data,

@@ -44,7 +44,7 @@ enum PendingRead {
 struct PendingOp {
     /// `None` after the operation was canceled: the peer responds nevertheless.
     op: Option<OpKey>,
-    spec: TxOp,
+    tx_op: TxOp,
     len: usize,
 }
 
@@ -59,14 +59,14 @@ impl PendingRequests {
     pub fn expect_ack(
         &mut self,
         op: OpKey,
-        spec: TxOp,
+        tx_op: TxOp,
         len: usize,
         engine: &mut dyn EngineContext,
     ) {
         self.is_sending = false;
         let pending = PendingOp {
             op: Some(op),
-            spec,
+            tx_op,
             len,
         };
         match self.early_ack.take() {
@@ -77,10 +77,10 @@ impl PendingRequests {
 
     /// Adds a read request of `len` bytes that has been sent or queued. The response is written to
     /// the buffer of the operation.
-    pub fn expect_read_response(&mut self, op: OpKey, spec: TxOp, len: usize) {
+    pub fn expect_read_response(&mut self, op: OpKey, tx_op: TxOp, len: usize) {
         self.reads.push_back(PendingRead::Op(PendingOp {
             op: Some(op),
-            spec,
+            tx_op,
             len,
         }));
     }
@@ -93,14 +93,14 @@ impl PendingRequests {
     /// Adds an RXM atomic operation on `len` bytes and returns the id for its packet. Fetched
     /// values are written to the buffer of the operation.
     #[must_use]
-    pub fn expect_atomic_response(&mut self, op: OpKey, spec: TxOp, len: usize) -> u64 {
+    pub fn expect_atomic_response(&mut self, op: OpKey, tx_op: TxOp, len: usize) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         self.atomics.push_back((
             id,
             PendingOp {
                 op: Some(op),
-                spec,
+                tx_op,
                 len,
             },
         ));
@@ -188,13 +188,13 @@ impl PendingRequests {
             .ok_or(ProtocolViolation(
                 "unsolicited response to an atomic operation",
             ))?;
-        let fetch_len = if pending.spec.kind == OpKind::FetchAtomic {
+        let fetch_len = if pending.tx_op.kind == OpKind::FetchAtomic {
             pending.len
         } else {
             0
         };
         let Some(remote) = pending
-            .spec
+            .tx_op
             .remote
             .filter(|_| status != AtomicStatus::SUCCESS)
         else {
@@ -287,17 +287,17 @@ impl PendingOp {
     fn complete(self, engine: &mut dyn EngineContext, status: RemoteStatus) {
         let Self {
             op: Some(op),
-            spec,
+            tx_op,
             len,
         } = self
         else {
             return;
         };
         let outcome = match status {
-            None => Outcome::ok(Transfer::sent(len, spec.tag)),
+            None => Outcome::ok(Transfer::sent(len, tx_op.tag)),
             Some((index, error)) => {
-                let iovs = spec.rma_iov_id.map_or(&[][..], |id| engine.rma_iovs(id));
-                let remote = iovs.get(usize::from(index)).copied().or(spec.remote);
+                let iovs = tx_op.rma_iov_id.map_or(&[][..], |id| engine.rma_iovs(id));
+                let remote = iovs.get(usize::from(index)).copied().or(tx_op.remote);
                 let error = remote.map_or(Error::Canceled, |remote| {
                     error.to_error(&remote, remote.len)
                 });

@@ -106,7 +106,7 @@ pub trait TransportDomain: Send {
         &mut self,
         engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend>;
 
@@ -118,10 +118,10 @@ pub trait TransportDomain: Send {
         engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
         len: usize,
     ) {
-        let _ = (ep, spec, len);
+        let _ = (ep, tx_op, len);
         engine.complete(
             op,
             Outcome::failed(Error::NotSupported("collected messages")),
@@ -151,10 +151,10 @@ pub trait TransportDomain: Send {
         &mut self,
         engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         into: &mut AnyBuf,
     ) -> Result<TrySend> {
-        let _ = (engine, ep, spec, into);
+        let _ = (engine, ep, tx_op, into);
         Err(Error::NotSupported("reads of a peer's memory"))
     }
 
@@ -168,11 +168,11 @@ pub trait TransportDomain: Send {
         &mut self,
         engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
-        let _ = (engine, ep, spec, operands, result);
+        let _ = (engine, ep, tx_op, operands, result);
         Err(Error::NotSupported("atomic operations on a peer's memory"))
     }
 
@@ -262,7 +262,7 @@ pub trait TransportDomain: Send {
         engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()>;
 
     /// Posts a receive. It completes with [`EngineContext::complete`], possibly before this method

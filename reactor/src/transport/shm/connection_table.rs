@@ -96,7 +96,7 @@ impl ConnectionTable {
     #[inline(always)] // fast path of small messages
     fn try_now(
         &self,
-        spec: &TxOp,
+        tx_op: &TxOp,
         act: impl FnOnce(&mut TxConnection) -> Option<PushOutcome>,
     ) -> FastPathResult {
         // SYNC: pairs with the release in `set_blocked`: a thread that finds the flag cleared finds
@@ -104,11 +104,11 @@ impl ConnectionTable {
         if self.blocked.load(Ordering::Acquire) {
             return FastPathResult::WouldBlock;
         }
-        let Some(slot) = self.slot(spec.peer.index()) else {
+        let Some(slot) = self.slot(tx_op.peer.index()) else {
             return FastPathResult::WouldBlock;
         };
         let mut slot = lock_spin(&slot.0);
-        let Some(tx) = slot.as_deref_mut().filter(|tx| tx.addr == spec.peer) else {
+        let Some(tx) = slot.as_deref_mut().filter(|tx| tx.addr == tx_op.peer) else {
             return FastPathResult::WouldBlock;
         };
         // An operation that fails, or finds the peer closed, is tried again under the domain's lock
@@ -125,40 +125,40 @@ impl ConnectionTable {
 }
 
 impl FastPath for ConnectionTable {
-    fn try_send(&self, spec: &TxOp, payload: Payload<'_>) -> FastPathResult {
+    fn try_send(&self, tx_op: &TxOp, payload: Payload<'_>) -> FastPathResult {
         if let Payload::Contiguous(bytes) = payload
             && bytes.len() < PLAIN.min(self.max_msg_size)
-            && spec.is_plain()
+            && tx_op.is_plain()
         {
-            return self.try_now(spec, |tx| Some(tx.try_send_plain(bytes)));
+            return self.try_now(tx_op, |tx| Some(tx.try_send_plain(bytes)));
         }
         let len = payload.len();
-        if len > self.max_msg_size || spec.fence || spec.more {
+        if len > self.max_msg_size || tx_op.fence || tx_op.more {
             return FastPathResult::WouldBlock;
         }
-        self.try_now(spec, |tx| {
-            if tx.needs_notification(spec) {
+        self.try_now(tx_op, |tx| {
+            if tx.needs_notification(tx_op) {
                 return None;
             }
-            let pushed = tx.try_send(spec, payload).ok()?;
+            let pushed = tx.try_send(tx_op, payload).ok()?;
             if pushed == PushOutcome::Done {
-                tx.count_fast_path(spec.kind, len);
+                tx.count_fast_path(tx_op.kind, len);
             }
             Some(pushed)
         })
     }
 
-    fn try_atomic(&self, spec: &TxOp, operands: &[u8], result: &mut [u8]) -> FastPathResult {
-        if spec.fence {
+    fn try_atomic(&self, tx_op: &TxOp, operands: &[u8], result: &mut [u8]) -> FastPathResult {
+        if tx_op.fence {
             return FastPathResult::WouldBlock;
         }
-        self.try_now(spec, |tx| {
-            if tx.needs_notification(spec) {
+        self.try_now(tx_op, |tx| {
+            if tx.needs_notification(tx_op) {
                 return None;
             }
-            let pushed = tx.try_atomic(spec, operands, result).ok()?;
+            let pushed = tx.try_atomic(tx_op, operands, result).ok()?;
             if pushed == PushOutcome::Done {
-                tx.count_fast_path(spec.kind, spec.remote.map_or(0, |remote| remote.len));
+                tx.count_fast_path(tx_op.kind, tx_op.remote.map_or(0, |remote| remote.len));
             }
             Some(pushed)
         })

@@ -278,8 +278,8 @@ impl MappedRegion {
     }
 
     /// Returns whether the peer must be notified of this access.
-    pub(crate) fn needs_notification(&self, spec: &TxOp) -> bool {
-        self.rma_events || spec.data.is_some()
+    pub(crate) fn needs_notification(&self, tx_op: &TxOp) -> bool {
+        self.rma_events || tx_op.data.is_some()
     }
 
     /// Copies into the region.

@@ -288,10 +288,10 @@ impl TransportDomain for ShmDomain {
         &mut self,
         engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        self.activate_endpoint(ep)?.try_send(engine, spec, payload)
+        self.activate_endpoint(ep)?.try_send(engine, tx_op, payload)
     }
 
     fn flush(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
@@ -302,23 +302,23 @@ impl TransportDomain for ShmDomain {
         &mut self,
         engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         into: &mut AnyBuf,
     ) -> Result<TrySend> {
         self.activate_endpoint(ep)?
-            .try_now(engine, spec, |tx| tx.try_read(spec, into))
+            .try_now(engine, tx_op, |tx| tx.try_read(tx_op, into))
     }
 
     fn try_atomic(
         &mut self,
         engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
         self.activate_endpoint(ep)?
-            .try_now(engine, spec, |tx| tx.try_atomic(spec, operands, result))
+            .try_now(engine, tx_op, |tx| tx.try_atomic(tx_op, operands, result))
     }
 
     fn direct_region(
@@ -355,9 +355,9 @@ impl TransportDomain for ShmDomain {
         engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()> {
-        self.activate_endpoint(ep)?.queue_send(engine, op, spec)
+        self.activate_endpoint(ep)?.queue_send(engine, op, tx_op)
     }
 
     fn post_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {

@@ -94,7 +94,7 @@ impl std::ops::AddAssign for TxCounters {
 #[derive(Debug)]
 struct QueuedTx {
     op: OpKey,
-    spec: TxOp,
+    tx_op: TxOp,
     sent: usize,
     /// Total length, once the payload was looked at.
     total: Option<usize>,
@@ -130,7 +130,7 @@ pub(crate) enum QueueProgress {
 impl QueuedTx {
     /// Returns whether the operation accesses the region with this key.
     fn targets_key(&self, key: u64) -> bool {
-        self.spec.remote.is_some_and(|remote| remote.key == key)
+        self.tx_op.remote.is_some_and(|remote| remote.key == key)
     }
 
     fn is_done(&self) -> bool {
@@ -154,12 +154,12 @@ impl TxConnection {
     }
 
     /// Returns whether the peer must be notified of this access; it may have closed since.
-    pub(crate) fn needs_notification(&mut self, spec: &TxOp) -> bool {
-        match (&mut self.state, &spec.remote) {
+    pub(crate) fn needs_notification(&mut self, tx_op: &TxOp) -> bool {
+        match (&mut self.state, &tx_op.remote) {
             (TxConnectionState::Established(channel), Some(remote)) => channel
                 .mapped_regions
                 .get(remote.key)
-                .is_some_and(|region| region.needs_notification(spec)),
+                .is_some_and(|region| region.needs_notification(tx_op)),
             _ => false,
         }
     }
@@ -180,21 +180,21 @@ impl TxConnection {
     /// # Errors
     /// Errors of the access, such as [`Error::Key`].
     #[inline]
-    pub(crate) fn try_send(&mut self, spec: &TxOp, payload: Payload<'_>) -> Result<PushOutcome> {
+    pub(crate) fn try_send(&mut self, tx_op: &TxOp, payload: Payload<'_>) -> Result<PushOutcome> {
         let Some(channel) = self.ready_channel() else {
             return Ok(PushOutcome::WouldBlock);
         };
-        match spec.kind {
+        match tx_op.kind {
             // The send completes when the peer acknowledges it.
-            OpKind::Send if spec.level.needs_ack() => Ok(PushOutcome::WouldBlock),
+            OpKind::Send if tx_op.level.needs_ack() => Ok(PushOutcome::WouldBlock),
             OpKind::Send => {
-                let loaned = spec
+                let loaned = tx_op
                     .loan
-                    .and_then(|key| channel.send_loan(spec, key, payload.as_contiguous()?, None));
-                Ok(loaned.unwrap_or_else(|| channel.push_message(spec, payload)))
+                    .and_then(|key| channel.send_loan(tx_op, key, payload.as_contiguous()?, None));
+                Ok(loaned.unwrap_or_else(|| channel.push_message(tx_op, payload)))
             }
-            OpKind::Write if spec.rma_iov_id.is_some() => Ok(PushOutcome::WouldBlock),
-            OpKind::Write => channel.try_access(spec, payload.len(), |region, at, _| {
+            OpKind::Write if tx_op.rma_iov_id.is_some() => Ok(PushOutcome::WouldBlock),
+            OpKind::Write => channel.try_access(tx_op, payload.len(), |region, at, _| {
                 region.write(at, payload)
             }),
             _ => Ok(PushOutcome::WouldBlock),
@@ -230,12 +230,12 @@ impl TxConnection {
     ///
     /// # Errors
     /// Errors of the access, such as [`Error::Key`].
-    pub(crate) fn try_read(&mut self, spec: &TxOp, into: &mut AnyBuf) -> Result<PushOutcome> {
-        let Some(channel) = self.ready_channel().filter(|_| spec.rma_iov_id.is_none()) else {
+    pub(crate) fn try_read(&mut self, tx_op: &TxOp, into: &mut AnyBuf) -> Result<PushOutcome> {
+        let Some(channel) = self.ready_channel().filter(|_| tx_op.rma_iov_id.is_none()) else {
             return Ok(PushOutcome::WouldBlock);
         };
-        let len = spec.remote.map_or(0, |remote| remote.len);
-        channel.try_access(spec, len, |region, at, remote| {
+        let len = tx_op.remote.map_or(0, |remote| remote.len);
+        channel.try_access(tx_op, len, |region, at, remote| {
             region.read(at, remote.len, into)
         })
     }
@@ -246,15 +246,15 @@ impl TxConnection {
     /// Errors of the access, such as [`Error::Key`].
     pub(crate) fn try_atomic(
         &mut self,
-        spec: &TxOp,
+        tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<PushOutcome> {
         let Some(channel) = self.ready_channel() else {
             return Ok(PushOutcome::WouldBlock);
         };
-        let len = spec.remote.map_or(0, |remote| remote.len);
-        channel.try_access(spec, len, |region, at, remote| {
+        let len = tx_op.remote.map_or(0, |remote| remote.len);
+        channel.try_access(tx_op, len, |region, at, remote| {
             region.execute(at, remote, operands, result)
         })
     }
@@ -277,16 +277,16 @@ impl TxConnection {
     }
 
     /// Appends an operation to the queue.
-    pub(crate) fn enqueue(&mut self, op: OpKey, spec: TxOp) {
+    pub(crate) fn enqueue(&mut self, op: OpKey, tx_op: TxOp) {
         // The time at which a queued operation is sent is not known, so it wakes the peer itself.
-        let spec = TxOp {
+        let tx_op = TxOp {
             more: false,
-            ..spec
+            ..tx_op
         };
         let (started, cma_offered) = (false, false);
         self.queue.push_back(QueuedTx {
             op,
-            spec,
+            tx_op,
             sent: 0,
             total: None,
             started,
@@ -373,9 +373,9 @@ impl TxConnection {
                 // The send completes when the peer has copied the payload.
                 self.queue.pop_front();
             } else if pushed == PushOutcome::Done && front.is_done() {
-                let transfer = Transfer::sent(front.sent, front.spec.tag);
+                let transfer = Transfer::sent(front.sent, front.tx_op.tag);
                 let (op, ack_id) = (front.op, front.ack_id);
-                if front.spec.remote.is_none() && front.sent > FRAGMENT_LEN && front.started {
+                if front.tx_op.remote.is_none() && front.sent > FRAGMENT_LEN && front.started {
                     channel.counters.segmented.record(front.sent);
                 }
                 self.queue.pop_front();
@@ -434,7 +434,7 @@ impl TxConnection {
         self.counters = self.counters();
         self.state = TxConnectionState::Closed;
         for queued in std::mem::take(&mut self.queue) {
-            let transfer = Transfer::sent(queued.sent, queued.spec.tag);
+            let transfer = Transfer::sent(queued.sent, queued.tx_op.tag);
             engine.complete(queued.op, Outcome::partial(transfer, error.clone()));
         }
     }

@@ -153,8 +153,8 @@ impl TcpConnection {
     /// # Errors
     /// [`Error::NotSupported`].
     #[inline]
-    pub(crate) fn check_supported(&self, spec: &TxOp) -> Result<()> {
-        self.peer_caps.tag(spec.tag).map(drop)
+    pub(crate) fn check_supported(&self, tx_op: &TxOp) -> Result<()> {
+        self.peer_caps.tag(tx_op.tag).map(drop)
     }
 
     /// Makes tagged messages of the peer a protocol violation.

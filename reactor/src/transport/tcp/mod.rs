@@ -354,10 +354,10 @@ impl TransportDomain for TcpDomain {
         &mut self,
         engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let result = self.active_endpoint(ep)?.try_send(engine, spec, payload);
+        let result = self.active_endpoint(ep)?.try_send(engine, tx_op, payload);
         // The next pass may be a long time off.
         self.io_backend.submit();
         result
@@ -397,11 +397,11 @@ impl TransportDomain for TcpDomain {
         engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
         len: usize,
     ) {
         match self.active_endpoint(ep) {
-            Ok(endpoint) => endpoint.collected(engine, op, spec, len),
+            Ok(endpoint) => endpoint.collected(engine, op, tx_op, len),
             Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
@@ -424,9 +424,9 @@ impl TransportDomain for TcpDomain {
         engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()> {
-        let queued = self.active_endpoint(ep)?.queue_send(engine, op, spec);
+        let queued = self.active_endpoint(ep)?.queue_send(engine, op, tx_op);
         self.io_backend.submit();
         queued
     }

@@ -146,10 +146,10 @@ impl TransportDomain for UdpDomain {
         &mut self,
         engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        self.endpoint(ep)?.try_send(engine, spec, payload)
+        self.endpoint(ep)?.try_send(engine, tx_op, payload)
     }
 
     fn collected(
@@ -182,9 +182,9 @@ impl TransportDomain for UdpDomain {
         engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()> {
-        self.endpoint(ep)?.queue_send(engine, op, spec)
+        self.endpoint(ep)?.queue_send(engine, op, tx_op)
     }
 
     fn post_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {

@@ -51,16 +51,16 @@ impl UdpEndpoint {
     pub(super) fn try_send(
         &mut self,
         engine: &mut dyn EngineContext,
-        spec: &TxOp,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let to = self.destination(engine, spec)?;
-        if spec.kind == OpKind::Connect {
+        let to = self.destination(engine, tx_op)?;
+        if tx_op.kind == OpKind::Connect {
             // Datagrams need no connection, and no peer confirms that it exists.
             return Ok(TrySend::Done);
         }
         self.reset_idle();
-        if spec.more && self.tx_queue.is_empty() {
+        if tx_op.more && self.tx_queue.is_empty() {
             if self.send_batch.is_full() {
                 self.flush(engine);
             }
@@ -91,16 +91,16 @@ impl UdpEndpoint {
         &mut self,
         engine: &mut dyn EngineContext,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()> {
-        self.destination(engine, spec)?;
-        if spec.kind == OpKind::Connect {
+        self.destination(engine, tx_op)?;
+        if tx_op.kind == OpKind::Connect {
             engine.complete(op, Outcome::ok(Transfer::sent(0, None)));
             return Ok(());
         }
         self.tx_queue.push_back(QueuedDatagram {
             op,
-            peer: spec.peer,
+            peer: tx_op.peer,
         });
         self.progress_tx(engine);
         engine.request_rearm();
@@ -135,7 +135,7 @@ impl UdpEndpoint {
             else {
                 break;
             };
-            let spec = TxOp::new(OpKind::Send, peer);
+            let tx_op = TxOp::new(OpKind::Send, peer);
             let payload = engine.payload(op);
             let len = payload.len();
             let outcome = match self
@@ -147,7 +147,7 @@ impl UdpEndpoint {
                     self.wait_writable();
                     break;
                 }
-                Some(Ok(SendToResult::Sent)) => Outcome::ok(Transfer::sent(len, spec.tag)),
+                Some(Ok(SendToResult::Sent)) => Outcome::ok(Transfer::sent(len, tx_op.tag)),
                 Some(Err(error)) => Outcome::failed(error),
                 None => Outcome::failed(Error::StaleAddress(peer)),
             };
@@ -165,18 +165,18 @@ impl UdpEndpoint {
         }
     }
 
-    fn destination(&mut self, engine: &mut dyn EngineContext, spec: &TxOp) -> Result<SocketAddr> {
-        if !matches!(spec.kind, OpKind::Send | OpKind::Connect) {
+    fn destination(&mut self, engine: &mut dyn EngineContext, tx_op: &TxOp) -> Result<SocketAddr> {
+        if !matches!(tx_op.kind, OpKind::Send | OpKind::Connect) {
             return Err(Error::NotSupported("one-sided operations over udp"));
         }
-        if spec.level.needs_ack() {
+        if tx_op.level.needs_ack() {
             return Err(Error::NotSupported(
                 "FI_MATCH_COMPLETE and FI_DELIVERY_COMPLETE over udp",
             ));
         }
         self.destinations
-            .get(spec.peer)
-            .map_or_else(|| self.resolve_destination(engine, spec.peer), Ok)
+            .get(tx_op.peer)
+            .map_or_else(|| self.resolve_destination(engine, tx_op.peer), Ok)
     }
 
     #[cold]
@@ -340,7 +340,7 @@ mod tests {
             self.domain.endpoint(self.ep).unwrap()
         }
 
-        fn spec(&self, more: bool) -> TxOp {
+        fn tx_op(&self, more: bool) -> TxOp {
             TxOp {
                 more,
                 ..TxOp::new(OpKind::Send, self.own_addr)
@@ -348,13 +348,13 @@ mod tests {
         }
 
         fn try_send(&mut self, byte: u8, more: bool) -> TrySend {
-            let spec = self.spec(more);
+            let tx_op = self.tx_op(more);
             let sent = self
                 .domain
                 .try_send(
                     &mut self.domain_state,
                     self.ep,
-                    &spec,
+                    &tx_op,
                     Payload::Contiguous(&[byte]),
                 )
                 .unwrap();
@@ -362,13 +362,13 @@ mod tests {
                 let none = AnyBuf::None;
                 let op = self.domain_state.ops.insert_send(
                     self.ep,
-                    &spec,
+                    &tx_op,
                     CompletionTarget::Future,
                     none,
                     false,
                 );
                 self.domain
-                    .collected(&mut self.domain_state, self.ep, op, &spec, 1);
+                    .collected(&mut self.domain_state, self.ep, op, &tx_op, 1);
                 self.collected.push(op);
             }
             sent
@@ -384,17 +384,17 @@ mod tests {
         }
 
         fn queue_send(&mut self, byte: u8) -> OpKey {
-            let spec = self.spec(false);
+            let tx_op = self.tx_op(false);
             let mut op = OpState::new(
                 self.ep,
                 OpKind::Send,
                 CompletionTarget::Future,
                 AnyBuf::Vec(vec![byte]),
             );
-            op.spec = Some(spec);
+            op.tx_op = Some(tx_op);
             let key = self.domain_state.ops.insert(op);
             self.domain
-                .queue_send(&mut self.domain_state, self.ep, key, &spec)
+                .queue_send(&mut self.domain_state, self.ep, key, &tx_op)
                 .unwrap();
             key
         }

@@ -17,10 +17,10 @@ impl ShmEndpoint {
     pub(crate) fn try_send(
         &mut self,
         engine: &mut dyn EngineContext,
-        spec: &TxOp,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        self.try_now(engine, spec, |tx| tx.try_send(spec, payload))
+        self.try_now(engine, tx_op, |tx| tx.try_send(tx_op, payload))
     }
 
     /// Executes an operation now or not at all.
@@ -28,20 +28,20 @@ impl ShmEndpoint {
     pub(crate) fn try_now(
         &mut self,
         engine: &mut dyn EngineContext,
-        spec: &TxOp,
+        tx_op: &TxOp,
         act: impl FnOnce(&mut TxConnection) -> Result<PushOutcome>,
     ) -> Result<TrySend> {
-        let at = spec.peer.index();
-        let Some(mut tx) = self.tx_connection(spec.peer) else {
+        let at = tx_op.peer.index();
+        let Some(mut tx) = self.tx_connection(tx_op.peer) else {
             return engine
-                .address_of(self.id, spec.peer)
+                .address_of(self.id, tx_op.peer)
                 .map(|_| TrySend::WouldBlock);
         };
         let pushed = act(&mut tx)?;
         drop(tx);
         match pushed {
             PushOutcome::Done => {
-                if spec.more && !self.tx_unflushed.contains(&at) {
+                if tx_op.more && !self.tx_unflushed.contains(&at) {
                     self.tx_unflushed.push(at);
                 }
                 Ok(TrySend::Done)
@@ -62,11 +62,11 @@ impl ShmEndpoint {
         &mut self,
         engine: &mut dyn EngineContext,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()> {
-        let at = spec.peer.index();
-        if self.tx_connection(spec.peer).is_none() {
-            let peer = engine.address_of(self.id, spec.peer)?;
+        let at = tx_op.peer.index();
+        if self.tx_connection(tx_op.peer).is_none() {
+            let peer = engine.address_of(self.id, tx_op.peer)?;
             if peer.scheme() != Scheme::Shm {
                 return Err(Error::WrongScheme {
                     provider: "shm",
@@ -75,13 +75,13 @@ impl ShmEndpoint {
             }
             self.tx_connections.insert(
                 at,
-                TxConnection::new(peer, spec.peer, self.tx_resources.clone()),
+                TxConnection::new(peer, tx_op.peer, self.tx_resources.clone()),
             );
             self.tx_indices.push(at);
         }
         self.connect(engine, at)?;
         if let Some(mut tx) = self.tx_connections.lock(at) {
-            tx.enqueue(op, tx_connection::at_start(spec, engine));
+            tx.enqueue(op, tx_connection::at_start(tx_op, engine));
         }
         if !self.tx_queued.contains(&at) {
             self.tx_queued.push(at);

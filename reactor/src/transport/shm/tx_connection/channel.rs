@@ -163,15 +163,15 @@ impl TxChannel {
 
     /// Sends a message in one record. Returns `WouldBlock` if it is too long for one.
     #[inline]
-    pub(super) fn push_message(&mut self, spec: &TxOp, payload: Payload<'_>) -> PushOutcome {
+    pub(super) fn push_message(&mut self, tx_op: &TxOp, payload: Payload<'_>) -> PushOutcome {
         match payload {
             Payload::Contiguous(bytes)
-                if bytes.len() < PLAIN && spec.tag.is_none() && spec.data.is_none() =>
+                if bytes.len() < PLAIN && tx_op.tag.is_none() && tx_op.data.is_none() =>
             {
-                self.push_plain(bytes, spec.more)
+                self.push_plain(bytes, tx_op.more)
             }
             _ if payload.len() > FRAGMENT_LEN => PushOutcome::WouldBlock,
-            _ => self.push_payload(MESSAGE, spec, 0, payload),
+            _ => self.push_payload(MESSAGE, tx_op, 0, payload),
         }
     }
 
@@ -182,9 +182,9 @@ impl TxChannel {
         is_only_op: bool,
         engine: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
-        match front.spec.remote {
+        match front.tx_op.remote {
             Some(remote) => return self.progress_rma(front, &remote, engine),
-            None if front.spec.kind != OpKind::Send => {
+            None if front.tx_op.kind != OpKind::Send => {
                 front.total = Some(0);
                 return Ok(PushOutcome::Done);
             }
@@ -193,9 +193,9 @@ impl TxChannel {
         let payload = engine.payload(front.op);
         front.total = Some(payload.len());
         let ack = self.ack_for(front)?;
-        let loan = front.spec.loan.filter(|_| !front.started);
+        let loan = front.tx_op.loan.filter(|_| !front.started);
         let loan_outcome =
-            loan.and_then(|key| self.send_loan(&front.spec, key, payload.as_contiguous()?, ack));
+            loan.and_then(|key| self.send_loan(&front.tx_op, key, payload.as_contiguous()?, ack));
         let may_use_cma = loan_outcome.is_none()
             && self.single_copy.applies_to(
                 payload.len(),
@@ -213,7 +213,7 @@ impl TxChannel {
             front.cma_offered = pushed == PushOutcome::Done;
             (pushed, 0)
         } else if !front.started && payload.len() <= FRAGMENT_LEN && ack.is_none() {
-            (self.push_message(&front.spec, payload), payload.len())
+            (self.push_message(&front.tx_op, payload), payload.len())
         } else {
             let kind = if front.started {
                 FRAGMENT
@@ -225,7 +225,7 @@ impl TxChannel {
             (
                 self.push_payload(
                     kind,
-                    &front.spec,
+                    &front.tx_op,
                     encode_total(payload.len(), ack),
                     fragment,
                 ),
@@ -237,7 +237,7 @@ impl TxChannel {
                 self.pending_acks.insert(
                     number,
                     front.op,
-                    Transfer::sent(payload.len(), front.spec.tag),
+                    Transfer::sent(payload.len(), front.tx_op.tag),
                 );
                 front.ack_id = Some(number);
             }
@@ -253,16 +253,16 @@ impl TxChannel {
     fn push_payload(
         &mut self,
         kind: u8,
-        spec: &TxOp,
+        tx_op: &TxOp,
         total: u64,
         payload: Payload<'_>,
     ) -> PushOutcome {
         let flags = if kind == FRAGMENT {
             0
         } else {
-            record_flags(spec)
+            record_flags(tx_op)
         };
-        self.push_record(kind, flags, spec, total, payload)
+        self.push_record(kind, flags, tx_op, total, payload)
     }
 
     #[inline(always)] // fast path of small messages
@@ -270,7 +270,7 @@ impl TxChannel {
         &mut self,
         kind: u8,
         flags: u8,
-        spec: &TxOp,
+        tx_op: &TxOp,
         total: u64,
         payload: Payload<'_>,
     ) -> PushOutcome {
@@ -278,10 +278,10 @@ impl TxChannel {
         let pushed =
             self.ring
                 .push(kind, flags, layout.payload + payload.len(), |record| {
-                    if let (Some(at), Some(tag)) = (layout.tag, spec.tag) {
+                    if let (Some(at), Some(tag)) = (layout.tag, tx_op.tag) {
                         record.put(at, &tag.to_le_bytes());
                     }
-                    if let (Some(at), Some(data)) = (layout.data, spec.data) {
+                    if let (Some(at), Some(data)) = (layout.data, tx_op.data) {
                         record.put(at, &data.to_le_bytes());
                     }
                     if let Some(at) = layout.total {
@@ -296,7 +296,7 @@ impl TxChannel {
         if !pushed {
             return PushOutcome::WouldBlock;
         }
-        self.after_push(spec.more)
+        self.after_push(tx_op.more)
     }
 
     /// Wakes the peer if it sleeps.
@@ -314,6 +314,7 @@ impl TxChannel {
     }
 }
 
-pub(super) fn record_flags(spec: &TxOp) -> u8 {
-    (if spec.tag.is_some() { TAGGED } else { 0 }) | (if spec.data.is_some() { CQ_DATA } else { 0 })
+pub(super) fn record_flags(tx_op: &TxOp) -> u8 {
+    (if tx_op.tag.is_some() { TAGGED } else { 0 })
+        | (if tx_op.data.is_some() { CQ_DATA } else { 0 })
 }

@@ -26,7 +26,7 @@ impl TxChannel {
     #[cold]
     pub(super) fn send_loan(
         &mut self,
-        spec: &TxOp,
+        tx_op: &TxOp,
         key: u64,
         payload: &[u8],
         ack: Option<AckRequest>,
@@ -64,8 +64,8 @@ impl TxChannel {
         let total = encode_total(payload.len(), ack);
         let pushed = self.push_record(
             LOAN,
-            record_flags(spec),
-            spec,
+            record_flags(tx_op),
+            tx_op,
             total,
             Payload::Contiguous(&location),
         );
@@ -90,11 +90,11 @@ impl TxChannel {
         }
         let slot = self.outstanding.free_slot(self.ring.memory())?;
         let location = encode_location(payload.as_ptr().expose_provenance() as u64, slot);
-        let (spec, len) = (&front.spec, payload.len());
+        let (tx_op, len) = (&front.tx_op, payload.len());
         let pushed = self.push_record(
             CMA_MESSAGE,
-            record_flags(spec),
-            spec,
+            record_flags(tx_op),
+            tx_op,
             encode_total(len, ack),
             Payload::Contiguous(&location),
         );
@@ -105,7 +105,7 @@ impl TxChannel {
                 CmaOffer {
                     op: front.op,
                     len,
-                    tag: spec.tag,
+                    tag: tx_op.tag,
                     ack_id,
                 },
             );

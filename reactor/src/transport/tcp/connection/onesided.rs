@@ -32,11 +32,11 @@ pub(super) enum CompletionTrigger {
 }
 
 impl CompletionTrigger {
-    pub(super) fn of(spec: &TxOp) -> Self {
-        match spec.kind {
+    pub(super) fn of(tx_op: &TxOp) -> Self {
+        match tx_op.kind {
             OpKind::Write | OpKind::Atomic => Self::Acknowledged,
             OpKind::Read | OpKind::FetchAtomic => Self::ResponseReceived,
-            _ if spec.level.needs_ack() => Self::Acknowledged,
+            _ if tx_op.level.needs_ack() => Self::Acknowledged,
             _ => Self::Transmitted,
         }
     }
@@ -47,33 +47,33 @@ impl CompletionTrigger {
 /// # Errors
 /// [`Error::NotSupported`] for too many ranges, or a tag or atomic that the peer does not support.
 pub(super) fn build_frame(
-    spec: &TxOp,
+    tx_op: &TxOp,
     len: usize,
     peer_caps: PeerCaps,
     engine: &dyn EngineContext,
 ) -> Result<(Frame, RmaIovList)> {
-    if spec.kind == OpKind::Send {
-        let frame = Frame::message(peer_caps.tag(spec.tag)?, spec.data, len);
-        let frame = if spec.level.needs_ack() {
+    if tx_op.kind == OpKind::Send {
+        let frame = Frame::message(peer_caps.tag(tx_op.tag)?, tx_op.data, len);
+        let frame = if tx_op.level.needs_ack() {
             frame.with_ack()
         } else {
             frame
         };
         return Ok((frame, RmaIovList::default()));
     }
-    let remote_iovs = spec
+    let remote_iovs = tx_op
         .rma_iov_id
-        .map_or(spec.remote.as_slice(), |id| engine.rma_iovs(id));
+        .map_or(tx_op.remote.as_slice(), |id| engine.rma_iovs(id));
     let iovs = RmaIovList::from_rma_iovs(remote_iovs)
         .ok_or(Error::NotSupported("more remote ranges than rma_iov_limit"))?;
-    let frame = match spec.remote.and_then(|remote| remote.atomic) {
+    let frame = match tx_op.remote.and_then(|remote| remote.atomic) {
         Some(atomic) => Frame::atomic(
             peer_caps.atomic(atomic)?,
             atomic.call != AtomicCall::Base,
             len,
         ),
-        None if spec.kind == OpKind::Read => Frame::read(&iovs),
-        None => Frame::write(&iovs, spec.data, len),
+        None if tx_op.kind == OpKind::Read => Frame::read(&iovs),
+        None => Frame::write(&iovs, tx_op.data, len),
     };
     Ok((frame, iovs))
 }
@@ -137,27 +137,27 @@ impl TcpConnection {
     /// Handles that an operation was sent completely; its last byte is at stream position `end`.
     pub(super) fn on_transmitted(
         &mut self,
-        (op, spec): (OpKey, TxOp),
+        (op, tx_op): (OpKey, TxOp),
         len: usize,
         end: u64,
         engine: &mut dyn EngineContext,
     ) {
-        let trigger = CompletionTrigger::of(&spec);
+        let trigger = CompletionTrigger::of(&tx_op);
         self.track_unwritten(
             end,
             op,
-            (trigger == CompletionTrigger::Transmitted).then_some((len, spec.tag)),
+            (trigger == CompletionTrigger::Transmitted).then_some((len, tx_op.tag)),
         );
         self.complete_written(engine);
         let pending = &mut self.reader.pending;
-        let total = spec.remote.map_or(len, |remote| remote.len);
-        let total = spec.rma_iov_id.map_or(total, |id| {
+        let total = tx_op.remote.map_or(len, |remote| remote.len);
+        let total = tx_op.rma_iov_id.map_or(total, |id| {
             engine.rma_iovs(id).iter().map(|iov| iov.len).sum()
         });
         match trigger {
             CompletionTrigger::Transmitted => {}
-            CompletionTrigger::Acknowledged => pending.expect_ack(op, spec, total, engine),
-            CompletionTrigger::ResponseReceived => pending.expect_read_response(op, spec, total),
+            CompletionTrigger::Acknowledged => pending.expect_ack(op, tx_op, total, engine),
+            CompletionTrigger::ResponseReceived => pending.expect_read_response(op, tx_op, total),
         }
     }
 

@@ -32,14 +32,14 @@ use super::{QueuedOp, TcpConnection};
 
 impl TcpConnection {
     /// Whether this operation is sent as an RXM packet.
-    pub(super) fn is_rxm_packet(&self, spec: &TxOp) -> bool {
-        self.writer.rxm().is_some() && (spec.kind == OpKind::Send || self.is_rxm_atomic(spec))
+    pub(super) fn is_rxm_packet(&self, tx_op: &TxOp) -> bool {
+        self.writer.rxm().is_some() && (tx_op.kind == OpKind::Send || self.is_rxm_atomic(tx_op))
     }
 
     /// Whether this operation is an atomic in RXM's form. Peers of the same implementation get the
     /// vendor extension's frame, which carries more.
-    fn is_rxm_atomic(&self, spec: &TxOp) -> bool {
-        spec.remote.is_some_and(|remote| remote.atomic.is_some())
+    fn is_rxm_atomic(&self, tx_op: &TxOp) -> bool {
+        tx_op.remote.is_some_and(|remote| remote.atomic.is_some())
             && !self.peer_caps.is_same_implementation()
     }
 
@@ -48,14 +48,14 @@ impl TcpConnection {
     /// writes as frames arrive: without the wait, reads and writes would overtake atomics.
     pub(crate) fn awaits_atomic_responses(&self, queue: &VecDeque<QueuedOp>) -> bool {
         let Some(QueuedOp {
-            spec,
+            tx_op,
             bytes_sent: None,
             ..
         }) = queue.front()
         else {
             return false;
         };
-        spec.remote.is_some() && self.reader.pending.has_atomics() && !self.is_rxm_packet(spec)
+        tx_op.remote.is_some() && self.reader.pending.has_atomics() && !self.is_rxm_packet(tx_op)
     }
 
     /// Whether a read of a rendezvous message can be sent.
@@ -89,16 +89,16 @@ impl TcpConnection {
         queue: &mut VecDeque<QueuedOp>,
         engine: &mut dyn EngineContext,
     ) -> Option<usize> {
-        let QueuedOp { op, spec, .. } = *queue.front()?;
-        if self.is_rxm_atomic(&spec) {
+        let QueuedOp { op, tx_op, .. } = *queue.front()?;
+        if self.is_rxm_atomic(&tx_op) {
             return self.send_rxm_atomic(queue, engine);
         }
-        if spec.level.needs_ack() {
+        if tx_op.level.needs_ack() {
             let error = Error::NotSupported("FI_DELIVERY_COMPLETE to a peer that uses RXM");
             fail_first(queue, engine, error);
             return Some(0);
         }
-        let tag = match self.peer_caps.tag(spec.tag) {
+        let tag = match self.peer_caps.tag(tx_op.tag) {
             Ok(tag) => tag,
             Err(error) => {
                 fail_first(queue, engine, error);
@@ -119,16 +119,16 @@ impl TcpConnection {
                 .reader
                 .responses
                 .rendezvous
-                .add(op, spec.tag, len, engine);
+                .add(op, tx_op.tag, len, engine);
             queue.pop_front();
-            let is_pushed = self.writer.push_rendezvous(iov, spec.tag, spec.data);
+            let is_pushed = self.writer.push_rendezvous(iov, tx_op.tag, tx_op.data);
             debug_assert!(is_pushed, "no frame is open");
             return Some(0);
         }
-        let is_pushed = self.writer.push_message(tag, spec.data, payload);
+        let is_pushed = self.writer.push_message(tag, tx_op.data, payload);
         debug_assert!(is_pushed, "no frame is open");
         queue.pop_front();
-        self.collected(op, len, spec.tag);
+        self.collected(op, len, tx_op.tag);
         Some(len)
     }
 
@@ -139,8 +139,8 @@ impl TcpConnection {
         queue: &mut VecDeque<QueuedOp>,
         engine: &mut dyn EngineContext,
     ) -> Option<usize> {
-        let QueuedOp { op, spec, .. } = *queue.front()?;
-        let (remote, atomic) = spec
+        let QueuedOp { op, tx_op, .. } = *queue.front()?;
+        let (remote, atomic) = tx_op
             .remote
             .and_then(|remote| Some((remote, remote.atomic?)))?;
         // An atomic read has no operand.
@@ -158,7 +158,7 @@ impl TcpConnection {
         let request_id = self
             .reader
             .pending
-            .expect_atomic_response(op, spec, remote.len);
+            .expect_atomic_response(op, tx_op, remote.len);
         let count = (remote.len / atomic.datatype.size()) as u64;
         let iov = WireRmaIov {
             addr: remote.offset,

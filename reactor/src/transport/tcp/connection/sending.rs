@@ -38,7 +38,7 @@ pub(super) const MAX_IOVECS: usize = 16;
 #[derive(Debug)]
 pub(crate) struct QueuedOp {
     pub(crate) op: OpKey,
-    pub(crate) spec: TxOp,
+    pub(crate) tx_op: TxOp,
     /// Payload bytes that were sent; `None` when sending has not begun.
     pub(crate) bytes_sent: Option<usize>,
 }
@@ -70,7 +70,7 @@ impl TcpConnection {
     pub(crate) fn try_send(
         &mut self,
         engine: &mut dyn EngineContext,
-        spec: &TxOp,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> TrySendResult {
         if self.write_closed || self.writer.is_open() || payload.len() > MAX_BUFFERED_MESSAGE {
@@ -81,13 +81,13 @@ impl TcpConnection {
         {
             return TrySendResult::WouldBlock;
         }
-        let Ok(tag) = self.peer_caps.tag(spec.tag) else {
+        let Ok(tag) = self.peer_caps.tag(tx_op.tag) else {
             return TrySendResult::WouldBlock;
         };
-        if !self.writer.push_message(tag, spec.data, payload) {
+        if !self.writer.push_message(tag, tx_op.data, payload) {
             return TrySendResult::WouldBlock;
         }
-        if !self.batching && !spec.more {
+        if !self.batching && !tx_op.more {
             self.batching = true;
             if self.write(engine) {
                 return TrySendResult::Written;
@@ -248,23 +248,23 @@ impl TcpConnection {
     ) -> Option<usize> {
         let QueuedOp {
             op,
-            spec,
+            tx_op,
             bytes_sent: sent,
         } = queue.front_mut()?;
-        if self.is_rxm_packet(spec) {
+        if self.is_rxm_packet(tx_op) {
             let sent = self.send_rxm_packet(queue, engine)?;
             self.response_bytes = 0;
             return Some(sent);
         }
-        let payload = if spec.kind == OpKind::Read {
+        let payload = if tx_op.kind == OpKind::Read {
             Payload::Contiguous(&[])
         } else {
             engine.payload(*op)
         };
         let len = payload.len();
-        let begins = sent.is_none() && spec.kind != OpKind::Connect;
+        let begins = sent.is_none() && tx_op.kind != OpKind::Connect;
         let header = match begins
-            .then(|| build_frame(spec, len, self.peer_caps, engine))
+            .then(|| build_frame(tx_op, len, self.peer_caps, engine))
             .transpose()
         {
             Ok(header) => header,
@@ -286,13 +286,13 @@ impl TcpConnection {
             }
             end = self.writer.end();
             len
-        } else if spec.kind != OpKind::Connect {
+        } else if tx_op.kind != OpKind::Connect {
             if let Some((frame, iovs)) = header {
                 if !self.writer.begin_frame(&frame, &iovs) {
                     self.abort_message();
                     return None;
                 }
-                if CompletionTrigger::of(spec) != CompletionTrigger::Transmitted {
+                if CompletionTrigger::of(tx_op) != CompletionTrigger::Transmitted {
                     self.reader.pending.begin_acked_send();
                 }
             }
@@ -325,10 +325,10 @@ impl TcpConnection {
         } else {
             0
         };
-        let (op, spec) = (*op, *spec);
+        let (op, tx_op) = (*op, *tx_op);
         queue.pop_front();
         self.response_bytes = 0;
-        self.on_transmitted((op, spec), len, end, engine);
+        self.on_transmitted((op, tx_op), len, end, engine);
         Some(count)
     }
 

@@ -323,12 +323,12 @@ impl TcpConnection {
         self.writer.end_frame();
         if let Some(QueuedOp {
             op,
-            spec,
+            tx_op,
             bytes_sent: sent,
         }) = queue.pop_front()
         {
             self.response_bytes = 0;
-            self.on_transmitted((op, spec), sent.unwrap_or(0), end, engine);
+            self.on_transmitted((op, tx_op), sent.unwrap_or(0), end, engine);
         }
     }
 

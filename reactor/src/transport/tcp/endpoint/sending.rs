@@ -15,16 +15,16 @@ impl TcpEndpoint {
     pub(crate) fn try_send(
         &mut self,
         engine: &mut dyn EngineContext,
-        spec: &TxOp,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let Some(at) = self.peer_index(spec.peer) else {
+        let Some(at) = self.peer_index(tx_op.peer) else {
             return engine
-                .address_of(self.id, spec.peer)
+                .address_of(self.id, tx_op.peer)
                 .map(|_| TrySend::WouldBlock);
         };
         let peer = &self.peers[at];
-        let is_plain = spec.kind == OpKind::Send && !spec.level.needs_ack();
+        let is_plain = tx_op.kind == OpKind::Send && !tx_op.level.needs_ack();
         let Some(at) = peer
             .connection
             .filter(|_| is_plain && peer.tx_queue.is_empty())
@@ -34,8 +34,8 @@ impl TcpEndpoint {
         let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) else {
             return Ok(TrySend::WouldBlock);
         };
-        connection.check_supported(spec)?;
-        let result = connection.try_send(engine, spec, payload);
+        connection.check_supported(tx_op)?;
+        let result = connection.try_send(engine, tx_op, payload);
         // The next pass writes what was collected, and ends the batching.
         if connection.is_batching() || !connection.is_flushed() || connection.write_closed() {
             self.mark_active(at);
@@ -61,17 +61,17 @@ impl TcpEndpoint {
         &mut self,
         engine: &mut dyn EngineContext,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
         len: usize,
     ) {
         let connection = self
-            .peer_index(spec.peer)
+            .peer_index(tx_op.peer)
             .and_then(|at| self.peers[at].connection);
         match connection.and_then(|at| self.connections.get_mut(at)) {
             Some(ConnectionState::Established(connection)) => {
-                connection.collected(op, len, spec.tag)
+                connection.collected(op, len, tx_op.tag)
             }
-            _ => engine.complete(op, Outcome::failed(Error::StaleAddress(spec.peer))),
+            _ => engine.complete(op, Outcome::failed(Error::StaleAddress(tx_op.peer))),
         }
     }
 
@@ -106,15 +106,15 @@ impl TcpEndpoint {
         &mut self,
         engine: &mut dyn EngineContext,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()> {
-        if spec.kind == OpKind::Send && spec.level == CompletionLevel::Matched {
+        if tx_op.kind == OpKind::Send && tx_op.level == CompletionLevel::Matched {
             return Err(Error::NotSupported("FI_MATCH_COMPLETE over tcp"));
         }
-        let at = match self.peer_index(spec.peer) {
+        let at = match self.peer_index(tx_op.peer) {
             Some(at) => at,
             None => {
-                let name = engine.address_of(self.id, spec.peer)?;
+                let name = engine.address_of(self.id, tx_op.peer)?;
                 let Some(to) = name.socket_addr() else {
                     return Err(Error::WrongScheme {
                         provider: "tcp",
@@ -125,12 +125,12 @@ impl TcpEndpoint {
                 if let Some(ConnectionState::Established(connection)) = self.peers[at]
                     .connection
                     .and_then(|connection| self.connections.get(connection))
-                    && !connection.serves_addr(spec.peer, self.id, engine)
+                    && !connection.serves_addr(tx_op.peer, self.id, engine)
                 {
                     return Err(Error::PeerGone(name));
                 }
-                self.peers[at].fi_addr = Some(spec.peer);
-                let index = spec.peer.index();
+                self.peers[at].fi_addr = Some(tx_op.peer);
+                let index = tx_op.peer.index();
                 if index >= self.peer_by_fi_addr.len() {
                     self.peer_by_fi_addr.resize(index + 1, None);
                 }
@@ -143,17 +143,17 @@ impl TcpEndpoint {
                 return Err(self.disconnect_error());
             }
             // The address handle may be stale, with another incarnation at the same address.
-            engine.address_of(self.id, spec.peer)?;
+            engine.address_of(self.id, tx_op.peer)?;
         }
         if let Some(ConnectionState::Established(connection)) = self.peers[at]
             .connection
             .and_then(|connection| self.connections.get(connection))
         {
-            connection.check_supported(spec)?;
+            connection.check_supported(tx_op)?;
         }
         self.peers[at].tx_queue.push_back(QueuedOp {
             op,
-            spec: *spec,
+            tx_op: *tx_op,
             bytes_sent: None,
         });
         if self.peers[at].connection.is_none() && self.peers[at].retry.is_none() {
@@ -221,7 +221,7 @@ impl TcpEndpoint {
         let peer = &mut self.peers[connection.peer];
         let sends = peer.tx_queue.iter();
         let others: Vec<_> = sends
-            .filter(|send| !connection.serves_addr(send.spec.peer, self.id, engine))
+            .filter(|send| !connection.serves_addr(send.tx_op.peer, self.id, engine))
             .map(|send| send.op)
             .collect();
         peer.tx_queue.retain(|send| !others.contains(&send.op));
@@ -259,7 +259,7 @@ impl TcpEndpoint {
             }
         }
         for send in std::mem::take(&mut self.peers[at].tx_queue) {
-            let transfer = Transfer::sent(send.bytes_sent.unwrap_or(0), send.spec.tag);
+            let transfer = Transfer::sent(send.bytes_sent.unwrap_or(0), send.tx_op.tag);
             engine.complete(send.op, Outcome::partial(transfer, error.clone()));
         }
     }
