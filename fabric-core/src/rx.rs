@@ -87,7 +87,7 @@ pub struct RxQueue {
     /// A claimed message in memory that is not mapped was discarded; its sender must be notified.
     discarded_unmapped: bool,
     /// Acks to send: the peer, and the ack's number.
-    pending_acks: Vec<(PeerKey, u32)>,
+    unsent_acks: Vec<(PeerKey, u32)>,
     budget: usize,
     budget_used: usize,
     pool: Arc<BufferPool>,
@@ -159,7 +159,7 @@ impl RxQueue {
             peer_copies: VecDeque::new(),
             unmapped_unexpected: Vec::new(),
             discarded_unmapped: false,
-            pending_acks: Vec::new(),
+            unsent_acks: Vec::new(),
             budget,
             budget_used: 0,
             pool,
@@ -463,7 +463,7 @@ impl RxQueue {
         self.matcher.take_unexpected();
         self.connected_peers.clear();
         self.posted.clear();
-        self.pending_acks.clear();
+        self.unsent_acks.clear();
         self.budget_used = 0;
     }
 
@@ -555,7 +555,7 @@ impl RxQueue {
                 self.queue_ack(&envelope);
             }
             Some(id) => {
-                ack_match(&mut self.pending_acks, &mut envelope);
+                ack_match(&mut self.unsent_acks, &mut envelope);
                 let target = match engine.adopt_partial(op, message.bytes, envelope.len) {
                     Ok((capacity, written)) => {
                         self.partial_receives.push(PartialReceive {

@@ -56,7 +56,7 @@ pub struct Bindings {
     /// The completion queue of receives.
     pub rx_cq: Option<CqId>,
     /// The counters, by kind of operation.
-    pub counters: Counters,
+    pub counters: CounterBindings,
     /// The shared receive context that the endpoint uses.
     pub shared_rx: Option<EpId>,
     /// The event queue.
@@ -90,7 +90,7 @@ impl Bindings {
 
 /// The counters of an endpoint, by the operations they count.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Counters {
+pub struct CounterBindings {
     /// Sends.
     pub send: Option<CounterId>,
     /// Receives.
@@ -105,7 +105,7 @@ pub struct Counters {
     pub remote_write: Option<CounterId>,
 }
 
-impl Counters {
+impl CounterBindings {
     /// Returns whether remote accesses by peers are counted.
     pub(crate) fn wants_rma_events(&self) -> bool {
         self.remote_read.is_some() || self.remote_write.is_some()
@@ -184,7 +184,7 @@ pub(crate) struct DomainState {
     /// The memory regions of this domain that peers can access.
     pub(crate) regions: RegionTable,
     /// Counters of remote accesses to single regions, by region key.
-    pub(crate) region_counters: HashMap<u64, Counters>,
+    pub(crate) region_counters: HashMap<u64, CounterBindings>,
     pub(crate) domain_eq: Option<Arc<EqState>>,
     pub(crate) pool: Arc<BufferPool>,
     pub(crate) deferred: Deferred,

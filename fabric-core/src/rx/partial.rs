@@ -81,7 +81,7 @@ impl RxQueue {
         let mut refused = None;
         let target = match matched {
             Some((op, on_loss)) => {
-                ack_match(&mut self.pending_acks, &mut envelope);
+                ack_match(&mut self.unsent_acks, &mut envelope);
                 match engine.begin_fill(op, envelope.len) {
                     Ok(capacity) => {
                         self.partial_receives.push(PartialReceive {

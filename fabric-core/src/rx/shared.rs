@@ -58,13 +58,13 @@ impl RxQueue {
     /// discarded.
     pub(super) fn move_acks(&mut self, ep: EpId, to: &mut Self) {
         let present = &self.connected_peers;
-        self.pending_acks.retain(|ack| {
+        self.unsent_acks.retain(|ack| {
             let at = present
                 .iter()
                 .find(|(key, ..)| *key == ack.0)
                 .map(|(.., at)| *at);
             if at == Some(ep) {
-                to.pending_acks.push(*ack);
+                to.unsent_acks.push(*ack);
             }
             at.is_some_and(|at| at != ep)
         });

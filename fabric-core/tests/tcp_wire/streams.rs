@@ -253,7 +253,7 @@ fn returned_pending_bytes_are_sent_first() {
     assert!(taken == whole[7..taken.len() + 7] && writer.pending().is_empty());
     let end = 7 + taken.len() as u64;
     assert_eq!(
-        (writer.written(), writer.end()),
+        (writer.total_written(), writer.end()),
         (7, end),
         "taken bytes do not count as written"
     );
@@ -263,13 +263,16 @@ fn returned_pending_bytes_are_sent_first() {
     writer.advance(0);
     writer.restore_pending(&taken[3..]);
     assert_eq!(writer.pending(), &whole[10..]);
-    assert_eq!((writer.written(), writer.end()), (10, whole.len() as u64));
+    assert_eq!(
+        (writer.total_written(), writer.end()),
+        (10, whole.len() as u64)
+    );
     writer.advance(5);
     writer.restore_pending(b"");
     assert_eq!(writer.pending(), &whole[15..]);
     writer.clear();
     assert_eq!(
-        (writer.written(), writer.end()),
+        (writer.total_written(), writer.end()),
         (15, 15),
         "discarded bytes do not count as written"
     );

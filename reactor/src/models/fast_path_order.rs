@@ -16,7 +16,7 @@ use fabric_core::transport::{EpId, FastPath, FastPathResult, TxOp};
 use loom::thread;
 
 use super::mock_transport::MockConnection;
-use crate::domain_state::{AvId, Bindings, Counters, DomainState};
+use crate::domain_state::{AvId, Bindings, CounterBindings, DomainState};
 use crate::engine::Engine;
 use crate::ops::{CompletionTarget, CreditMode};
 use crate::sync::{AtomicU32, Mutex, Ordering, lock};
@@ -70,7 +70,7 @@ fn bindings() -> Bindings {
         av: AvId(0),
         tx_cq: None,
         rx_cq: None,
-        counters: Counters::default(),
+        counters: CounterBindings::default(),
         shared_rx: None,
         eq: None,
         tx_size: 1,

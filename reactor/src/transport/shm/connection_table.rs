@@ -20,7 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fabric_core::buf::Payload;
 use fabric_core::transport::{FastPath, FastPathResult, TxOp};
 
-use super::tx_connection::{PLAIN, PushOutcome, TxConnection};
+use super::record::ALIGN_PAYLOAD_FROM;
+use super::tx_connection::{PushOutcome, TxConnection};
 use crate::sync::{SpinGuard, SpinLock, lock_spin};
 
 /// Slots of the first chunk; each further chunk has twice as many.
@@ -113,7 +114,7 @@ impl ConnectionTable {
         };
         // An operation that fails, or finds the peer closed, is tried again under the domain's lock
         // and fails there. So nothing may run here that finds the peer closed after it took effect.
-        if act(tx) != Some(PushOutcome::Done) {
+        if act(tx) != Some(PushOutcome::Pushed) {
             return FastPathResult::WouldBlock;
         }
         if tx.fast_path_ops.is_multiple_of(OPS_PER_FD_POLL) {
@@ -127,7 +128,7 @@ impl ConnectionTable {
 impl FastPath for ConnectionTable {
     fn try_send(&self, tx_op: &TxOp, payload: Payload<'_>) -> FastPathResult {
         if let Payload::Contiguous(bytes) = payload
-            && bytes.len() < PLAIN.min(self.max_msg_size)
+            && bytes.len() < ALIGN_PAYLOAD_FROM.min(self.max_msg_size)
             && tx_op.is_plain()
         {
             return self.try_now(tx_op, |tx| Some(tx.try_send_plain(bytes)));
@@ -141,7 +142,7 @@ impl FastPath for ConnectionTable {
                 return None;
             }
             let pushed = tx.try_send(tx_op, payload).ok()?;
-            if pushed == PushOutcome::Done {
+            if pushed == PushOutcome::Pushed {
                 tx.count_fast_path(tx_op.kind, len);
             }
             Some(pushed)
@@ -157,7 +158,7 @@ impl FastPath for ConnectionTable {
                 return None;
             }
             let pushed = tx.try_atomic(tx_op, operands, result).ok()?;
-            if pushed == PushOutcome::Done {
+            if pushed == PushOutcome::Pushed {
                 tx.count_fast_path(tx_op.kind, tx_op.remote.map_or(0, |remote| remote.len));
             }
             Some(pushed)

@@ -122,8 +122,9 @@ pub(crate) enum ControlRead<T> {
     Message(T),
     Malformed(&'static str),
     VersionMismatch(u16),
-    /// This process had no room for the descriptor of the message.
-    NoDescriptors,
+    /// The descriptor of the message was lost: this process has no free descriptor
+    /// (`RLIMIT_NOFILE`).
+    DescriptorLimitReached,
     HungUp,
 }
 
@@ -134,7 +135,7 @@ impl<T> ControlRead<T> {
             Self::WouldBlock => ControlRead::WouldBlock,
             Self::Malformed(what) => ControlRead::Malformed(what),
             Self::VersionMismatch(theirs) => ControlRead::VersionMismatch(theirs),
-            Self::NoDescriptors => ControlRead::NoDescriptors,
+            Self::DescriptorLimitReached => ControlRead::DescriptorLimitReached,
             Self::HungUp => ControlRead::HungUp,
         }
     }
@@ -188,7 +189,7 @@ pub(crate) fn recv_hello(socket: &ShmSocket) -> ControlRead<ShmHello> {
         SeqpacketRecv::HungUp => return ControlRead::HungUp,
         SeqpacketRecv::Truncated => return ControlRead::Malformed("message is too long"),
         SeqpacketRecv::ControlTruncated(_) | SeqpacketRecv::Stuck => {
-            return ControlRead::NoDescriptors;
+            return ControlRead::DescriptorLimitReached;
         }
         SeqpacketRecv::Message(len, fds) => (len, fds),
     };

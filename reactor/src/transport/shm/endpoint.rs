@@ -38,7 +38,7 @@ use super::loans::ReceivedLoans;
 use super::rx_connection::{LocalEndpoint, RxConnection};
 use super::rx_table::{ALWAYS_ACTIVE, RxConnections};
 use super::socket::{self, ShmListener};
-use super::tx_connection::{QueueProgress, TxCounters};
+use super::tx_connection::{QueueProgress, TxStats};
 use crate::transport::token;
 
 use disconnect::end_tx_connection;
@@ -82,8 +82,8 @@ pub(crate) struct ShmEndpoint {
     name: Address,
     local: LocalEndpoint,
     tx_resources: TxResources,
-    /// Counters of connections that were removed.
-    counters: TxCounters,
+    /// Operations over connections that were removed.
+    counters: TxStats,
     listener: ShmListener,
     wait_set: Arc<dyn WaitSet>,
     rx: RxBinding,
@@ -132,7 +132,7 @@ impl ShmEndpoint {
                 received_loans: ReceivedLoans::default(),
             },
             tx_resources,
-            counters: TxCounters::default(),
+            counters: TxStats::default(),
             listener,
             wait_set: wait,
             rx: receiving.bind(id, UNEXPECTED_BYTES),

@@ -396,7 +396,7 @@ impl RxConnection {
                     self.loan_mappings.retain(|(lent, _)| *lent != key)
                 }
                 ControlRead::Message(ControlEvent::GrantWithoutFd(_))
-                | ControlRead::NoDescriptors => {
+                | ControlRead::DescriptorLimitReached => {
                     return Some(DownReason::Protocol(
                         "no descriptor left for a memory grant (RLIMIT_NOFILE)",
                     ));

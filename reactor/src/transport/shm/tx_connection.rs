@@ -25,7 +25,6 @@ use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::TxResources;
 use super::control::{self, ControlMessage};
-pub(crate) use super::record::ALIGN_PAYLOAD_FROM as PLAIN;
 use super::rx_connection::PeerIdentity;
 use channel::{FRAGMENT_LEN, TxChannel};
 use iov_cursor::IovCursor;
@@ -47,8 +46,8 @@ pub(crate) struct TxConnection {
     end_reported: Option<PeerIdentity>,
     queue: VecDeque<QueuedTx>,
     resources: TxResources,
-    /// Counters of connections that have ended, and of the fast path.
-    counters: TxCounters,
+    /// Operations over connections that have ended, and of the fast path.
+    counters: TxStats,
     /// Operations executed by the fast path.
     pub(crate) fast_path_ops: u64,
 }
@@ -63,9 +62,9 @@ enum TxConnectionState {
     Closed,
 }
 
-/// Counters of the operations for a peer.
+/// Numbers of operations on a peer, for the statistics of the endpoint.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct TxCounters {
+pub(crate) struct TxStats {
     /// Operations of the fast path.
     pub(crate) sent: OpStats,
     pub(crate) written: OpStats,
@@ -77,7 +76,7 @@ pub(crate) struct TxCounters {
     pub(crate) single_copy_rx: OpStats,
 }
 
-impl std::ops::AddAssign for TxCounters {
+impl std::ops::AddAssign for TxStats {
     fn add_assign(&mut self, other: Self) {
         self.sent += other.sent;
         self.written += other.written;
@@ -107,11 +106,11 @@ struct QueuedTx {
     cursor: IovCursor,
 }
 
-/// Result of sending a record or of a direct access.
+/// Result of pushing one record into the ring, or of one direct access to the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PushOutcome {
-    /// The record is in the ring, or the access was executed.
-    Done,
+    /// The record is in the ring, or the access was executed. The operation may need more records.
+    Pushed,
     /// There is no room now, or the operation does not fit in one record.
     WouldBlock,
     /// The peer's endpoint has closed.
@@ -148,7 +147,7 @@ impl TxConnection {
             end_reported: None,
             queue: VecDeque::new(),
             resources,
-            counters: TxCounters::default(),
+            counters: TxStats::default(),
             fast_path_ops: 0,
         }
     }
@@ -211,7 +210,7 @@ impl TxConnection {
             return PushOutcome::WouldBlock;
         }
         let pushed = channel.push_plain(bytes, false);
-        if pushed == PushOutcome::Done {
+        if pushed == PushOutcome::Pushed {
             self.fast_path_ops += 1;
             self.counters.sent.record(bytes.len());
         }
@@ -222,7 +221,7 @@ impl TxConnection {
     pub(crate) fn flush(&mut self) -> PushOutcome {
         match &mut self.state {
             TxConnectionState::Established(channel) => channel.wake_peer(),
-            TxConnectionState::Connecting(_) | TxConnectionState::Closed => PushOutcome::Done,
+            TxConnectionState::Connecting(_) | TxConnectionState::Closed => PushOutcome::Pushed,
         }
     }
 
@@ -367,12 +366,12 @@ impl TxConnection {
                     continue;
                 }
             };
-            progressed |= pushed == PushOutcome::Done;
+            progressed |= pushed == PushOutcome::Pushed;
             bytes += front.sent - before;
-            if pushed == PushOutcome::Done && front.cma_offered {
+            if pushed == PushOutcome::Pushed && front.cma_offered {
                 // The send completes when the peer has copied the payload.
                 self.queue.pop_front();
-            } else if pushed == PushOutcome::Done && front.is_done() {
+            } else if pushed == PushOutcome::Pushed && front.is_done() {
                 let transfer = Transfer::sent(front.sent, front.tx_op.tag);
                 let (op, ack_id) = (front.op, front.ack_id);
                 if front.tx_op.remote.is_none() && front.sent > FRAGMENT_LEN && front.started {
@@ -440,7 +439,7 @@ impl TxConnection {
     }
 
     /// Returns the counters of this peer.
-    pub(crate) fn counters(&self) -> TxCounters {
+    pub(crate) fn counters(&self) -> TxStats {
         let mut counters = self.counters;
         if let TxConnectionState::Connecting(channel) | TxConnectionState::Established(channel) =
             &self.state

@@ -186,7 +186,7 @@ struct TcpDomain {
 }
 
 impl TcpDomain {
-    fn active_endpoint(&mut self, ep: EpId) -> Result<&mut TcpEndpoint> {
+    fn activate_endpoint(&mut self, ep: EpId) -> Result<&mut TcpEndpoint> {
         if !self.fork_guard.in_original_process() {
             return Err(Error::Closed(Class::Endpoint));
         }
@@ -253,7 +253,7 @@ impl TcpDomain {
             }
             let (ep, token) = TcpToken::unpack(completion.owner);
             if let TcpToken::Socket(at) = token
-                && let Ok(endpoint) = self.active_endpoint(ep)
+                && let Ok(endpoint) = self.activate_endpoint(ep)
             {
                 endpoint.on_uring_completion(at as usize, completion, engine);
             }
@@ -319,7 +319,7 @@ impl TransportDomain for TcpDomain {
     }
 
     fn take_connreq(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Option<ConnReq> {
-        self.active_endpoint(ep).ok()?.take_connreq(engine)
+        self.activate_endpoint(ep).ok()?.take_connreq(engine)
     }
 
     fn open_connected(
@@ -341,7 +341,7 @@ impl TransportDomain for TcpDomain {
     }
 
     fn shutdown(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
-        self.active_endpoint(ep)?.shutdown(engine)
+        self.activate_endpoint(ep)?.shutdown(engine)
     }
 
     fn close_endpoint(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
@@ -357,7 +357,7 @@ impl TransportDomain for TcpDomain {
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let result = self.active_endpoint(ep)?.try_send(engine, tx_op, payload);
+        let result = self.activate_endpoint(ep)?.try_send(engine, tx_op, payload);
         // The next pass may be a long time off.
         self.io_backend.submit();
         result
@@ -400,21 +400,21 @@ impl TransportDomain for TcpDomain {
         tx_op: &TxOp,
         len: usize,
     ) {
-        match self.active_endpoint(ep) {
+        match self.activate_endpoint(ep) {
             Ok(endpoint) => endpoint.collected(engine, op, tx_op, len),
             Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
 
     fn write_collected(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
-        if let Ok(endpoint) = self.active_endpoint(ep) {
+        if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.flush(engine);
             self.io_backend.submit();
         }
     }
 
     fn flush(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
-        self.active_endpoint(ep)?.flush(engine);
+        self.activate_endpoint(ep)?.flush(engine);
         self.io_backend.submit();
         Ok(())
     }
@@ -426,13 +426,13 @@ impl TransportDomain for TcpDomain {
         op: OpKey,
         tx_op: &TxOp,
     ) -> Result<()> {
-        let queued = self.active_endpoint(ep)?.queue_send(engine, op, tx_op);
+        let queued = self.activate_endpoint(ep)?.queue_send(engine, op, tx_op);
         self.io_backend.submit();
         queued
     }
 
     fn post_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
-        match self.active_endpoint(ep) {
+        match self.activate_endpoint(ep) {
             Ok(endpoint) => endpoint.post_recv(engine, op, spec),
             Err(error) => engine.complete(op, Outcome::failed(error)),
         }
@@ -445,29 +445,29 @@ impl TransportDomain for TcpDomain {
         op: OpKey,
         spec: RecvSpec,
     ) {
-        match self.active_endpoint(ep) {
+        match self.activate_endpoint(ep) {
             Ok(endpoint) => endpoint.post_multi_recv(engine, op, spec),
             Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
 
     fn rx_queue(&mut self, ep: EpId) -> Option<&mut RxQueue> {
-        self.active_endpoint(ep).ok().map(TcpEndpoint::rx_queue)
+        self.activate_endpoint(ep).ok().map(TcpEndpoint::rx_queue)
     }
 
     fn on_rx_queue_changed(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
-        if let Ok(endpoint) = self.active_endpoint(ep) {
+        if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.on_rx_queue_changed(engine);
         }
     }
 
     fn cancel(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
-        self.active_endpoint(ep)
+        self.activate_endpoint(ep)
             .is_ok_and(|endpoint| endpoint.cancel(engine, op))
     }
 
     fn detach_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) {
-        if let Ok(endpoint) = self.active_endpoint(ep) {
+        if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.detach_recv(engine, op);
         }
     }
@@ -479,7 +479,7 @@ impl TransportDomain for TcpDomain {
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
-        if let Ok(endpoint) = self.active_endpoint(ep) {
+        if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.requeue_message(engine, envelope, bytes);
         }
     }
@@ -491,13 +491,13 @@ impl TransportDomain for TcpDomain {
         addr: FiAddr,
         address: &Address,
     ) {
-        if let Ok(endpoint) = self.active_endpoint(ep) {
+        if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.address_inserted(engine, addr, address);
         }
     }
 
     fn address_removed(&mut self, engine: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
-        if let Ok(endpoint) = self.active_endpoint(ep) {
+        if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.address_removed(engine, addr);
         }
     }
@@ -527,7 +527,7 @@ impl TransportDomain for TcpDomain {
             self.progress(engine);
             return;
         }
-        if let Ok(endpoint) = self.active_endpoint(ep) {
+        if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.ready(engine, token);
         }
     }

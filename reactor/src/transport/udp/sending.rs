@@ -251,7 +251,7 @@ mod tests {
     use super::super::{UdpDomain, UdpTransport};
     use super::*;
     use crate::av::Av;
-    use crate::domain_state::{AvId, Bindings, Counters, DomainState};
+    use crate::domain_state::{AvId, Bindings, CounterBindings, DomainState};
     use crate::ops::{CompletionTarget, OpState};
     use crate::transport::fork_guard::ForkGuard;
 
@@ -297,7 +297,7 @@ mod tests {
                 av,
                 tx_cq: None,
                 rx_cq: None,
-                counters: Counters::default(),
+                counters: CounterBindings::default(),
                 shared_rx: None,
                 eq: None,
                 tx_size: 64,

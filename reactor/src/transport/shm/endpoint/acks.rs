@@ -9,7 +9,7 @@ impl ShmEndpoint {
     /// Sends pending acks to their senders.
     #[inline]
     pub(super) fn send_acks(&mut self) {
-        if self.rx.own.has_pending_acks() {
+        if self.rx.own.has_unsent_acks() {
             self.send_all_acks();
         }
     }

@@ -40,7 +40,7 @@ impl ShmEndpoint {
         let pushed = act(&mut tx)?;
         drop(tx);
         match pushed {
-            PushOutcome::Done => {
+            PushOutcome::Pushed => {
                 if tx_op.more && !self.tx_unflushed.contains(&at) {
                     self.tx_unflushed.push(at);
                 }

@@ -14,7 +14,8 @@ use super::super::loans::OutstandingLoans;
 use super::super::mapped_regions::MappedRegions;
 use super::super::pending_acks::PendingAcks;
 use super::super::record::{
-    CQ_DATA, FIRST_FRAGMENT, FRAGMENT, MESSAGE, RecordLayout, TAGGED, encode_total,
+    ALIGN_PAYLOAD_FROM, CQ_DATA, FIRST_FRAGMENT, FRAGMENT, MESSAGE, RecordLayout, TAGGED,
+    encode_total,
 };
 use super::super::ring::{ConsumerState, HEADER_LEN, Producer};
 use super::super::rma_bounce::RmaBounceBuffer;
@@ -22,7 +23,7 @@ use super::super::rx_connection::PeerIdentity;
 use super::super::segment::Segment;
 use super::super::socket::ShmSocket;
 use super::super::{TxResources, cma};
-use super::{PLAIN, PushOutcome, QueuedTx, TxCounters};
+use super::{PushOutcome, QueuedTx, TxStats};
 
 /// Lines of a new segment: 128 KiB.
 const RING_LINES: usize = 2048;
@@ -59,7 +60,7 @@ pub(super) struct TxChannel {
     pub(super) single_copy: cma::SingleCopyPolicy,
     /// Buffer for the peer's responses to RMA requests, once one was sent.
     pub(super) rma_bounce: Option<RmaBounceBuffer>,
-    pub(super) counters: TxCounters,
+    pub(super) counters: TxStats,
 }
 
 impl TxChannel {
@@ -93,7 +94,7 @@ impl TxChannel {
             pending_acks: PendingAcks::default(),
             single_copy: cma::SingleCopyPolicy::from_len(usize::MAX),
             rma_bounce: None,
-            counters: TxCounters::default(),
+            counters: TxStats::default(),
         })
     }
 
@@ -133,7 +134,7 @@ impl TxChannel {
         }
     }
 
-    /// Sends a message without tag, data or ack, of fewer than [`PLAIN`] bytes.
+    /// Sends a message without tag, data or ack, of fewer than [`ALIGN_PAYLOAD_FROM`] bytes.
     #[inline(always)] // fast path of small messages
     pub(super) fn push_plain(&mut self, bytes: &[u8], more: bool) -> PushOutcome {
         if self
@@ -157,7 +158,7 @@ impl TxChannel {
         if self.ring.is_closed() {
             PushOutcome::Closed
         } else {
-            PushOutcome::Done
+            PushOutcome::Pushed
         }
     }
 
@@ -166,7 +167,9 @@ impl TxChannel {
     pub(super) fn push_message(&mut self, tx_op: &TxOp, payload: Payload<'_>) -> PushOutcome {
         match payload {
             Payload::Contiguous(bytes)
-                if bytes.len() < PLAIN && tx_op.tag.is_none() && tx_op.data.is_none() =>
+                if bytes.len() < ALIGN_PAYLOAD_FROM
+                    && tx_op.tag.is_none()
+                    && tx_op.data.is_none() =>
             {
                 self.push_plain(bytes, tx_op.more)
             }
@@ -186,7 +189,7 @@ impl TxChannel {
             Some(remote) => return self.progress_rma(front, &remote, engine),
             None if front.tx_op.kind != OpKind::Send => {
                 front.total = Some(0);
-                return Ok(PushOutcome::Done);
+                return Ok(PushOutcome::Pushed);
             }
             None => {}
         }
@@ -210,7 +213,7 @@ impl TxChannel {
         let (pushed, count) = if let Some(pushed) = loan_outcome {
             (pushed, payload.len())
         } else if let Some(pushed) = cma_outcome {
-            front.cma_offered = pushed == PushOutcome::Done;
+            front.cma_offered = pushed == PushOutcome::Pushed;
             (pushed, 0)
         } else if !front.started && payload.len() <= FRAGMENT_LEN && ack.is_none() {
             (self.push_message(&front.tx_op, payload), payload.len())
@@ -232,7 +235,7 @@ impl TxChannel {
                 fragment.len(),
             )
         };
-        if pushed == PushOutcome::Done {
+        if pushed == PushOutcome::Pushed {
             if let Some(AckRequest { number, .. }) = ack {
                 self.pending_acks.insert(
                     number,
@@ -303,11 +306,11 @@ impl TxChannel {
     #[inline]
     pub(super) fn wake_peer(&mut self) -> PushOutcome {
         match self.ring.consumer_state() {
-            ConsumerState::Awake => PushOutcome::Done,
+            ConsumerState::Awake => PushOutcome::Pushed,
             ConsumerState::Asleep => {
                 control::send_control(&self.socket, ControlMessage::Doorbell);
                 self.counters.doorbells += 1;
-                PushOutcome::Done
+                PushOutcome::Pushed
             }
             ConsumerState::Closed => PushOutcome::Closed,
         }

@@ -69,7 +69,7 @@ impl TxChannel {
             total,
             Payload::Contiguous(&location),
         );
-        if pushed == PushOutcome::Done {
+        if pushed == PushOutcome::Pushed {
             self.outstanding.lend(prepared);
             self.counters.loaned += 1;
         }
@@ -98,7 +98,7 @@ impl TxChannel {
             encode_total(len, ack),
             Payload::Contiguous(&location),
         );
-        if pushed == PushOutcome::Done {
+        if pushed == PushOutcome::Pushed {
             let ack_id = ack.map(|ack| ack.number);
             self.outstanding.insert_cma_offer(
                 slot,

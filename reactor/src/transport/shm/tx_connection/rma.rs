@@ -44,7 +44,7 @@ impl TxChannel {
         Ok(if needs_notification {
             self.notify_access(tx_op, len)
         } else {
-            PushOutcome::Done
+            PushOutcome::Pushed
         })
     }
 
@@ -80,7 +80,7 @@ impl TxChannel {
         let region_offset = region.check_access(tx_op.kind, remote, range_len)?;
         if front.cursor.is_validating_ranges(&tx_op) {
             front.advance_or_finish(engine);
-            return Ok(PushOutcome::Done);
+            return Ok(PushOutcome::Pushed);
         }
         let chunk_len = if remote.atomic.is_some() {
             range_len
@@ -114,7 +114,7 @@ impl TxChannel {
         front.started = true;
         front.sent += chunk_len;
         if done_in_range + chunk_len < range_len {
-            return Ok(PushOutcome::Done);
+            return Ok(PushOutcome::Pushed);
         }
         Ok(self.finish_iov(front, (tx_op, needs_notification), engine))
     }
@@ -132,7 +132,7 @@ impl TxChannel {
         if needs_notification {
             self.notify_access(&tx_op, len)
         } else {
-            PushOutcome::Done
+            PushOutcome::Pushed
         }
     }
 
@@ -197,7 +197,7 @@ impl TxChannel {
         let tx_op = front.notification_op(engine);
         if front.cursor.is_validating_ranges(&tx_op) {
             front.advance_or_finish(engine);
-            return Ok(PushOutcome::Done);
+            return Ok(PushOutcome::Pushed);
         }
         let len = request.remote.len;
         if let Some(bounce_buffer) = self.rma_bounce.as_ref().filter(|_| kind.fills_buffer()) {
@@ -262,7 +262,7 @@ impl TxChannel {
             0,
             Payload::Contiguous(&request.to_bytes()),
         );
-        if pushed == PushOutcome::Done {
+        if pushed == PushOutcome::Pushed {
             front.started = true;
             if let Some(bounce_buffer) = &mut self.rma_bounce {
                 bounce_buffer.on_request_sent(request);

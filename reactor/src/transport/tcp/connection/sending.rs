@@ -122,7 +122,7 @@ impl TcpConnection {
     #[inline]
     pub(crate) fn complete_written(&mut self, engine: &mut dyn EngineContext) {
         while let Some(first) = self.unwritten.front()
-            && first.end <= self.writer.written()
+            && first.end <= self.writer.total_written()
             && let Some(Unwritten { op, message, .. }) = self.unwritten.pop_front()
         {
             match message {
@@ -273,7 +273,7 @@ impl TcpConnection {
                 return Some(0);
             }
         };
-        let mut end = self.writer.written();
+        let mut end = self.writer.total_written();
         let count = if let Some((frame, iovs)) =
             header.as_ref().filter(|_| len <= MAX_BUFFERED_MESSAGE)
         {
@@ -319,7 +319,7 @@ impl TcpConnection {
             if from + count < len {
                 return Some(count);
             }
-            end = self.writer.written();
+            end = self.writer.total_written();
             self.writer.end_frame();
             count
         } else {

@@ -319,7 +319,7 @@ impl TcpConnection {
 
     /// Completes the sending of the first operation of the queue, all of which io_uring has sent.
     fn finish_first(&mut self, queue: &mut VecDeque<QueuedOp>, engine: &mut dyn EngineContext) {
-        let end = self.writer.written();
+        let end = self.writer.total_written();
         self.writer.end_frame();
         if let Some(QueuedOp {
             op,
