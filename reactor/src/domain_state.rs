@@ -211,8 +211,8 @@ pub(crate) struct DomainState {
     pub(crate) rearm_requested: bool,
     /// Work that a call of the transport requested and that needs the transport again.
     pub(crate) follow_ups: Vec<FollowUp>,
-    /// Endpoints that may have collected messages which no pass has sent yet.
-    pub(crate) collected: Vec<EpId>,
+    /// Endpoints that may have batched messages which no pass has sent yet.
+    pub(crate) batched_eps: Vec<EpId>,
     /// Flushes under way: tasks that wait until everything posted has left.
     pub(crate) flushes: Vec<Flush>,
     /// Auto-inserted addresses without a connection whose messages have still to be consumed, with
@@ -265,7 +265,7 @@ impl DomainState {
             event_queues: Vec::new(),
             rearm_requested: false,
             follow_ups: Vec::new(),
-            collected: Vec::new(),
+            batched_eps: Vec::new(),
             flushes: Vec::new(),
             departing_addrs: HashMap::new(),
         }

@@ -187,8 +187,8 @@ impl Engine {
                 return Poll::Ready(locked);
             }
             locked.disarm_for_poll();
-            if !locked.domain.collected.is_empty() {
-                locked.write_collected();
+            if !locked.domain.batched_eps.is_empty() {
+                locked.write_batched();
                 if is_ready(&mut locked.domain) {
                     self.count_app_poll();
                     return Poll::Ready(locked);
@@ -324,8 +324,8 @@ impl EngineGuard<'_> {
     pub(crate) fn progress(&mut self) -> bool {
         let state = &mut **self;
         state.domain.progress_requested = false;
-        // What was collected is written by this pass.
-        state.domain.collected.clear();
+        // This pass writes the batched messages.
+        state.domain.batched_eps.clear();
         let mut moved = state.progress_transport();
         state.passes += 1;
         if state.passes.is_multiple_of(PASSES_PER_FD_POLL) {
@@ -382,12 +382,12 @@ impl EngineGuard<'_> {
         }
     }
 
-    /// Hands collected messages to the kernel, and completes what the kernel has taken.
+    /// Hands batched messages to the kernel, and completes what the kernel has taken.
     #[cold]
-    pub(crate) fn write_collected(&mut self) {
+    pub(crate) fn write_batched(&mut self) {
         let state = &mut **self;
-        for ep in state.domain.collected.drain(..).collect::<Vec<_>>() {
-            state.transport.write_collected(&mut state.domain, ep);
+        for ep in state.domain.batched_eps.drain(..).collect::<Vec<_>>() {
+            state.transport.write_batched(&mut state.domain, ep);
         }
         self.run_follow_ups();
     }

@@ -259,7 +259,7 @@ impl EngineContext for DomainState {
                 .get(ep.0)
                 .is_some_and(|ep| !ep.tx_credits.has_no_waiters())
         {
-            // A collected message holds no credit, and a fenced operation may wait for it.
+            // A batched message holds no credit, and a fenced operation may wait for it.
             self.follow_ups.push(FollowUp::GrantCredits(ep));
         }
         if !permit {
@@ -331,7 +331,7 @@ impl EngineContext for DomainState {
         else {
             return self.complete(key, outcome);
         };
-        // The fast case: the most frequent kind of collected send.
+        // The fast case: the most frequent kind of batched send.
         ep.stats.record(OpKind::Send, len);
         let (counter, queue) = (ep.bindings.counters.send, ep.bindings.tx_cq);
         let buf = std::mem::take(&mut op.buf);

@@ -72,8 +72,9 @@ impl EngineGuard<'_> {
             Ok(TrySend::Done) => {
                 return Ok(self.complete_inline(ep, tx_op, len, into_buf(held), target, credit));
             }
-            Ok(TrySend::Collected) => {
-                let key = self.collected(ep, tx_op, len, into_buf(held).into_any(), target, credit);
+            Ok(TrySend::Batched) => {
+                let key =
+                    self.insert_batched(ep, tx_op, len, into_buf(held).into_any(), target, credit);
                 return Ok(PostResult::Pending(key));
             }
             Ok(TrySend::WouldBlock) => {
@@ -149,9 +150,9 @@ impl EngineGuard<'_> {
         }
     }
 
-    /// Gives a slot to a message that the transport has collected: it completes when the kernel has
-    /// taken it. It takes no credit, since what a transport collects is bounded.
-    fn collected(
+    /// Gives a slot to a message that the transport has batched: it completes when the kernel has
+    /// taken it. It takes no credit, since a transport bounds what it batches.
+    fn insert_batched(
         &mut self,
         ep: EpId,
         tx_op: &TxOp,
@@ -169,9 +170,9 @@ impl EngineGuard<'_> {
             .insert_send(ep, tx_op, target, buf, has_credit);
         state
             .transport
-            .collected(&mut state.domain, ep, key, tx_op, len);
-        if !state.domain.collected.contains(&ep) {
-            state.domain.collected.push(ep);
+            .set_batched_op(&mut state.domain, ep, key, tx_op, len);
+        if !state.domain.batched_eps.contains(&ep) {
+            state.domain.batched_eps.push(ep);
         }
         key
     }
@@ -283,9 +284,9 @@ impl EngineGuard<'_> {
         }
         match self.try_send(ep, tx_op, Payload::Contiguous(bytes))? {
             TrySend::Done => return Ok(()),
-            TrySend::Collected => {
+            TrySend::Batched => {
                 let (len, no_buf) = (bytes.len(), AnyBuf::None);
-                self.collected(
+                self.insert_batched(
                     ep,
                     tx_op,
                     len,

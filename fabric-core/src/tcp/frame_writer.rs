@@ -13,8 +13,8 @@ const ACK_LEN: usize = 16;
 
 /// The sending half of a connection: bytes that wait to be sent, and the sequence number of frames.
 ///
-/// Short messages are collected here and sent together. Of a long message only the header passes
-/// through; its payload is sent from its buffer.
+/// Short messages are copied here and sent together. Of a long message only the header is written
+/// here; its payload is sent from its buffer.
 #[derive(Debug)]
 pub struct FrameWriter {
     byte_order: ByteOrder,

@@ -22,11 +22,12 @@ use super::{
 pub enum TrySend {
     /// The message is sent; the payload is no longer needed.
     Done,
-    /// The transport has copied the payload, and sends it later together with other messages. The
-    /// operation has not completed: [`TransportDomain::collected`] names it, and it completes with
-    /// [`EngineContext::complete`] when its last byte has been handed to the kernel. Only messages
-    /// are collected.
-    Collected,
+    /// The message is *batched*: the transport has copied the payload, and hands it to the kernel
+    /// later, with other messages in one system call. The engine then calls
+    /// [`TransportDomain::set_batched_op`], and the operation completes with
+    /// [`EngineContext::complete`] when the kernel has the message's last byte. Only messages are
+    /// batched, not RMA operations.
+    Batched,
     /// The send has to wait: call [`TransportDomain::queue_send`] with the operation that owns the
     /// payload.
     WouldBlock,
@@ -110,10 +111,10 @@ pub trait TransportDomain: Send {
         payload: Payload<'_>,
     ) -> Result<TrySend>;
 
-    /// Names the operation of the message that the last call of [`TransportDomain::try_send`] has
-    /// [collected](TrySend::Collected); the message has `len` bytes. The engine calls it before any
+    /// Sets the operation of the message that the last call of [`TransportDomain::try_send`] has
+    /// [batched](TrySend::Batched); the message has `len` bytes. The engine calls it before any
     /// other method.
-    fn collected(
+    fn set_batched_op(
         &mut self,
         engine: &mut dyn EngineContext,
         ep: EpId,
@@ -122,15 +123,12 @@ pub trait TransportDomain: Send {
         len: usize,
     ) {
         let _ = (ep, tx_op, len);
-        engine.complete(
-            op,
-            Outcome::failed(Error::NotSupported("collected messages")),
-        );
+        engine.complete(op, Outcome::failed(Error::NotSupported("batched messages")));
     }
 
-    /// Hands the collected messages of an endpoint to the kernel as far as its buffers have room,
+    /// Hands the batched messages of an endpoint to the kernel as far as its buffers have room,
     /// and completes those whose last byte was accepted.
-    fn write_collected(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+    fn write_batched(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
         let _ = (engine, ep);
     }
 

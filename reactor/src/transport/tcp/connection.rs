@@ -61,7 +61,7 @@ pub(crate) struct TcpConnection {
     token: u64,
     reader: FrameReader,
     writer: FrameWriter,
-    /// Collected operations whose last byte the kernel has not taken yet, in stream order.
+    /// Operations of batched messages whose last byte the kernel does not have, in stream order.
     unwritten: VecDeque<Unwritten>,
     /// Bytes that were read and not consumed.
     unconsumed: UnconsumedBytes,
@@ -75,7 +75,7 @@ pub(crate) struct TcpConnection {
     read_paused: bool,
     /// The socket had no room.
     write_blocked: bool,
-    /// Something was sent since the last pass: what follows is collected.
+    /// Something was sent since the last pass: messages that follow are batched.
     batching: bool,
     /// Why the connection ended: the peer sends no more, or the connection is broken.
     end_reason: Option<DownReason>,
@@ -185,7 +185,7 @@ impl TcpConnection {
         self.idle_passes = 0;
     }
 
-    /// Whether sends are collected until the next pass.
+    /// Whether sends are batched until the next pass.
     pub(crate) fn is_batching(&self) -> bool {
         self.batching
     }
@@ -204,7 +204,7 @@ impl TcpConnection {
         self.write_blocked
     }
 
-    /// Whether no collected bytes are left that could be sent now.
+    /// Whether no pending bytes could be sent now.
     pub(crate) fn is_flushed(&self) -> bool {
         self.write_blocked || self.write_closed || self.writer.pending().is_empty()
     }

@@ -392,7 +392,7 @@ impl TransportDomain for TcpDomain {
         }
     }
 
-    fn collected(
+    fn set_batched_op(
         &mut self,
         engine: &mut dyn EngineContext,
         ep: EpId,
@@ -401,12 +401,12 @@ impl TransportDomain for TcpDomain {
         len: usize,
     ) {
         match self.activate_endpoint(ep) {
-            Ok(endpoint) => endpoint.collected(engine, op, tx_op, len),
+            Ok(endpoint) => endpoint.set_batched_op(engine, op, tx_op, len),
             Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
 
-    fn write_collected(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+    fn write_batched(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
         if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.flush(engine);
             self.io_backend.submit();

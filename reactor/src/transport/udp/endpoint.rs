@@ -313,7 +313,7 @@ impl UdpEndpoint {
         if self.socket.in_original_process() {
             self.send_batch.flush(engine, self.socket.as_fd());
         }
-        // Collected messages for which there is no room now are lost.
+        // Batched messages for which there is no room now are lost.
         self.send_batch.fail(engine, &Error::Canceled);
         self.fail_sends(engine, |_| Some(Error::Canceled));
         self.senders.close(engine);

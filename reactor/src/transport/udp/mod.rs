@@ -4,14 +4,14 @@
 //! | file | subject |
 //! |---|---|
 //! | `endpoint` | an endpoint: its sockets, what is received, its end |
-//! | `sending`, `send_batch` | sends: at once, queued, or collected for one call |
+//! | `sending`, `send_batch` | sends: immediate, queued, or batched for one `sendmmsg` |
 //! | `senders` | the senders of received datagrams |
 //! | `socket` | sockets: bound, watched, joined to multicast groups |
 //! | `batch` | many datagrams with one system call |
 //!
 //! A send finds the peer's socket address by its handle and makes one call. Without room in the
 //! socket the operation waits in the endpoint's queue, and the socket is watched for room. Messages
-//! posted with FI_MORE are collected (`send_batch`) and leave with one `sendmmsg`. A pass fills a
+//! posted with FI_MORE are batched (`send_batch`) and leave with one `sendmmsg`. A pass fills a
 //! `DatagramBatch` with one `recvmmsg` for each socket; `senders` says who sent each datagram, and
 //! the receive queue takes it. What exceeds its budget is dropped and counted. Each multicast group
 //! has a socket of its own: Linux delivers to a group only through sockets that are bound to it or
@@ -152,7 +152,7 @@ impl TransportDomain for UdpDomain {
         self.endpoint(ep)?.try_send(engine, tx_op, payload)
     }
 
-    fn collected(
+    fn set_batched_op(
         &mut self,
         engine: &mut dyn EngineContext,
         ep: EpId,
@@ -161,12 +161,12 @@ impl TransportDomain for UdpDomain {
         len: usize,
     ) {
         match self.endpoint(ep) {
-            Ok(endpoint) => endpoint.collected(op, len),
+            Ok(endpoint) => endpoint.set_batched_op(op, len),
             Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
 
-    fn write_collected(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+    fn write_batched(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.flush(engine);
         }

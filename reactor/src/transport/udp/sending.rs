@@ -68,7 +68,7 @@ impl UdpEndpoint {
                 return Ok(TrySend::WouldBlock);
             }
             self.send_batch.push(to, payload);
-            return Ok(TrySend::Collected);
+            return Ok(TrySend::Batched);
         }
         if !self.tx_queue.is_empty() || !self.flush(engine) {
             return Ok(TrySend::WouldBlock);
@@ -82,9 +82,9 @@ impl UdpEndpoint {
         }
     }
 
-    /// Sets the operation of the message that was collected last.
-    pub(super) fn collected(&mut self, op: OpKey, len: usize) {
-        self.send_batch.name(op, len);
+    /// Sets the operation of the message that was batched last.
+    pub(super) fn set_batched_op(&mut self, op: OpKey, len: usize) {
+        self.send_batch.set_last_op(op, len);
     }
 
     pub(super) fn queue_send(
@@ -107,7 +107,7 @@ impl UdpEndpoint {
         Ok(())
     }
 
-    /// Sends the collected messages; false when there is no room for all of them.
+    /// Sends the batched messages; false when there is no room for all of them.
     pub(super) fn flush(&mut self, engine: &mut dyn EngineContext) -> bool {
         if self.send_batch.is_empty() {
             return true;
@@ -281,8 +281,8 @@ mod tests {
         ep: EpId,
         own_addr: FiAddr,
         wait_set: Arc<RecordingWaitSet>,
-        /// Operations of collected messages.
-        collected: Vec<OpKey>,
+        /// Operations of batched messages.
+        batched: Vec<OpKey>,
     }
 
     impl UdpFixture {
@@ -332,7 +332,7 @@ mod tests {
                 ep,
                 own_addr,
                 wait_set,
-                collected: Vec::new(),
+                batched: Vec::new(),
             }
         }
 
@@ -358,7 +358,7 @@ mod tests {
                     Payload::Contiguous(&[byte]),
                 )
                 .unwrap();
-            if sent == TrySend::Collected {
+            if sent == TrySend::Batched {
                 let none = AnyBuf::None;
                 let op = self.domain_state.ops.insert_send(
                     self.ep,
@@ -368,16 +368,16 @@ mod tests {
                     false,
                 );
                 self.domain
-                    .collected(&mut self.domain_state, self.ep, op, &tx_op, 1);
-                self.collected.push(op);
+                    .set_batched_op(&mut self.domain_state, self.ep, op, &tx_op, 1);
+                self.batched.push(op);
             }
             sent
         }
 
-        /// Returns how many collected messages have completed without error.
+        /// Returns how many batched messages have completed without error.
         fn ended(&self) -> usize {
             let ops = &self.domain_state.ops;
-            self.collected
+            self.batched
                 .iter()
                 .filter(|op| ops.is_done(**op) && ops.get(**op).unwrap().outcome.error.is_none())
                 .count()
@@ -415,25 +415,25 @@ mod tests {
         let mut fixture = UdpFixture::new();
         assert_eq!(fixture.try_send(0, false), TrySend::Done);
         assert_eq!(fixture.unexpected_count(), 1);
-        assert_eq!(fixture.try_send(1, true), TrySend::Collected);
-        assert!(!fixture.domain.arm(), "a collected message was not sent");
+        assert_eq!(fixture.try_send(1, true), TrySend::Batched);
+        assert!(!fixture.domain.arm(), "a batched message was not sent");
         fixture.endpoint().wait_writable();
         assert_eq!(fixture.interest(), Some(Interest::Both));
         fixture
             .domain
             .flush(&mut fixture.domain_state, fixture.ep)
             .unwrap();
-        assert_eq!(fixture.ended(), 0, "the collected message was not sent");
+        assert_eq!(fixture.ended(), 0, "the batched message was not sent");
         assert_eq!(
             fixture.try_send(2, false),
             TrySend::WouldBlock,
-            "it would overtake the collected message"
+            "it would overtake the batched message"
         );
         let (queued, canceled) = (fixture.queue_send(2), fixture.queue_send(9));
         assert_eq!(
             fixture.try_send(3, true),
             TrySend::WouldBlock,
-            "it would overtake the collected message"
+            "it would overtake the batched message"
         );
         fixture.queue_send(3);
         assert!(
@@ -472,7 +472,7 @@ mod tests {
     fn full_send_batch_is_flushed_or_blocks() {
         let mut fixture = UdpFixture::new();
         for byte in 0..100 {
-            assert_eq!(fixture.try_send(byte, true), TrySend::Collected);
+            assert_eq!(fixture.try_send(byte, true), TrySend::Batched);
         }
         fixture
             .domain
@@ -482,7 +482,7 @@ mod tests {
         while fixture.unexpected_count() < 100 {}
         fixture.endpoint().wait_writable();
         let taken = (0..100)
-            .take_while(|byte| fixture.try_send(*byte, true) == TrySend::Collected)
+            .take_while(|byte| fixture.try_send(*byte, true) == TrySend::Batched)
             .count();
         assert_eq!(taken, super::super::batch::BATCH_LEN);
         let waiting = fixture.queue_send(7);
@@ -503,7 +503,7 @@ mod tests {
     fn queued_sends_fail_on_av_remove_and_close() {
         for close in [false, true] {
             let mut fixture = UdpFixture::new();
-            assert_eq!(fixture.try_send(0, true), TrySend::Collected);
+            assert_eq!(fixture.try_send(0, true), TrySend::Batched);
             fixture.endpoint().wait_writable();
             let key = fixture.queue_send(1);
             let error = if close {
@@ -527,10 +527,10 @@ mod tests {
             };
             let ended = fixture.domain_state.ops.get(key).unwrap();
             assert_eq!(ended.outcome.error.as_deref(), Some(&error));
-            let collected = fixture.domain_state.ops.is_done(fixture.collected[0]);
+            let batched = fixture.domain_state.ops.is_done(fixture.batched[0]);
             assert_eq!(
-                collected, close,
-                "the destination is resolved when a message is collected"
+                batched, close,
+                "the destination is resolved when a message is batched"
             );
         }
     }

@@ -82,8 +82,8 @@ impl TcpConnection {
         any
     }
 
-    /// Sends the first operation of the queue as a packet, or as a rendezvous. Returns how many
-    /// bytes were collected, or `None` while there is no room.
+    /// Copies the first operation of the queue into the frame writer as a packet, or as the request
+    /// of a rendezvous. Returns how many bytes it copied, or `None` while there is no room.
     pub(super) fn send_rxm_packet(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
@@ -128,12 +128,12 @@ impl TcpConnection {
         let is_pushed = self.writer.push_message(tag, tx_op.data, payload);
         debug_assert!(is_pushed, "no frame is open");
         queue.pop_front();
-        self.collected(op, len, tx_op.tag);
+        self.set_batched_op(op, len, tx_op.tag);
         Some(len)
     }
 
-    /// Sends the first operation of the queue, an atomic. Returns how many bytes were collected, or
-    /// `None` while there is no room.
+    /// Copies the first operation of the queue, an atomic, into the frame writer. Returns how many
+    /// bytes it copied, or `None` while there is no room.
     fn send_rxm_atomic(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,

@@ -1,10 +1,11 @@
 //! What a connection sends.
 //!
-//! A short message is copied into the `FrameWriter` and written with one call; what follows before
-//! the next pass is collected and written together. A long message opens a frame, and its payload
-//! is written from its buffer as the socket takes it. A pass alternates between operations and
-//! responses: after 64 KiB of responses, or the frame that exceeds them, operations are sent, then
-//! responses again, so neither keeps the other waiting longer than what has begun.
+//! A short message is copied into the `FrameWriter` and written with one call. Short messages that
+//! follow before the next pass are batched: that pass writes them with one call. A long message
+//! opens a frame, and its payload is written from its buffer as the socket takes it. A pass
+//! alternates between operations and responses: after 64 KiB of responses, or the frame that
+//! exceeds them, operations are sent, then responses again, so neither keeps the other waiting
+//! longer than what has begun.
 //!
 //! What a send completed for is in the kernel's socket buffer. `flush` waits for what is still
 //! queued here.
@@ -24,7 +25,7 @@ use super::onesided::{CompletionTrigger, build_frame, fail_first};
 /// Longest message that is copied into the write buffer, in bytes; a longer one is sent from its
 /// own buffer.
 pub(super) const MAX_BUFFERED_MESSAGE: usize = 16 << 10;
-/// Bytes that are collected before they are written in any case.
+/// Bytes of batched messages from which they are written without waiting for the next pass.
 pub(super) const WRITE_BUFFER_LIMIT: usize = 64 << 10;
 /// Bytes to one peer in one pass.
 pub(super) const MAX_BYTES_PER_PASS: usize = 1 << 20;
@@ -43,14 +44,14 @@ pub(crate) struct QueuedOp {
     pub(crate) bytes_sent: Option<usize>,
 }
 
-/// The result of a try to send a short message.
+/// Result of trying to send a short message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TrySendResult {
-    /// The kernel has all of it.
+    /// The kernel has all bytes of the message.
     Written,
-    /// It was copied, and the kernel does not have all of it yet.
-    Collected,
-    /// It has to wait in the queue, or [is not supported](TcpConnection::check_supported).
+    /// The message was copied into the frame writer; the next pass writes it with others.
+    Batched,
+    /// The message has to wait in the queue, or [is not supported](TcpConnection::check_supported).
     WouldBlock,
 }
 
@@ -97,11 +98,11 @@ impl TcpConnection {
             return TrySendResult::WouldBlock;
         }
         engine.request_rearm();
-        TrySendResult::Collected
+        TrySendResult::Batched
     }
 
-    /// Associates an operation with the message that was collected last.
-    pub(crate) fn collected(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
+    /// Associates an operation with the message that was batched last.
+    pub(crate) fn set_batched_op(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
         let end = self.writer.end();
         self.track_unwritten(end, op, Some((len, tag)));
     }
@@ -239,7 +240,7 @@ impl TcpConnection {
     }
 
     /// Progresses the first operation of the queue, a long one by at most `most` bytes. Returns how
-    /// many bytes were sent or collected; `None` when it has to wait.
+    /// many bytes were sent or copied; `None` when it has to wait.
     fn send_first(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,

@@ -7,7 +7,7 @@
 //! 32 passes in vain continues by calls: its receive is stopped, and it is read by calls after the
 //! last completion. It is never read in both ways at once, which would reorder bytes.
 //!
-//! What a full socket does not take becomes one io_uring send: the collected bytes, given away, and
+//! What a full socket does not take becomes one io_uring send: the pending bytes, given away, and
 //! the rest of the long message, which stays in its operation's buffer. Until that send has ended
 //! nothing else is sent, and the operation does not complete. An operation that has to end
 //! otherwise first cancels the send and waits for its completion.
@@ -49,9 +49,9 @@ pub(super) struct UringIo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UringSend {
     Idle,
-    /// The collected bytes, and the rest of the first operation of the queue in its own buffer.
+    /// The pending bytes, and the rest of the first operation of the queue in its own buffer.
     Borrowed(OpId),
-    /// The collected bytes, and all of the first operation (its length), whose buffer io_uring
+    /// The pending bytes, and all of the first operation (its length), whose buffer io_uring
     /// owns.
     Owned(OpId, usize),
     /// The send has ended without sending all of the first operation, whose buffer io_uring still
@@ -215,7 +215,7 @@ impl TcpConnection {
         let Some(io) = &mut self.uring_io else {
             return;
         };
-        let collected = self.writer.take_pending().into_boxed_slice();
+        let pending = self.writer.take_pending().into_boxed_slice();
         let mut parts: [&[u8]; MAX_IOVECS] = [&[]; MAX_IOVECS];
         let mut count = 0;
         payload.for_each(|_, piece| {
@@ -230,18 +230,11 @@ impl TcpConnection {
         // or the send's completion was handled: `progress_queue` does nothing while io_uring is
         // sending, `TcpEndpoint::fail_sends` and `into_socket` cancel the send, and an operation
         // that has begun is not cancelled.
-        match unsafe {
-            uring.send(
-                self.socket.shared_fd(),
-                io.owner,
-                collected,
-                &parts[..count],
-            )
-        } {
+        match unsafe { uring.send(self.socket.shared_fd(), io.owner, pending, &parts[..count]) } {
             Ok(op_id) => io.send_state = UringSend::Borrowed(op_id),
-            Err(collected) => {
+            Err(pending) => {
                 drop(uring);
-                self.writer.restore_pending(&collected);
+                self.writer.restore_pending(&pending);
                 // The next pass tries again.
                 self.write_blocked = false;
             }
@@ -355,14 +348,14 @@ impl TcpConnection {
     ) -> bool {
         self.write_blocked = false;
         let count = sent.result.unwrap_or(0);
-        let collected = count.min(sent.owned.len());
-        self.writer.restore_pending(&sent.owned[collected..]);
+        let pending_sent = count.min(sent.owned.len());
+        self.writer.restore_pending(&sent.owned[pending_sent..]);
         if let Some(QueuedOp {
             bytes_sent: Some(sent),
             ..
         }) = queue.front_mut()
         {
-            *sent += count - collected;
+            *sent += count - pending_sent;
         }
         let UringSend::Owned(_, len) = previous else {
             self.close_write_on_error(sent.result);

@@ -97,20 +97,20 @@ impl TcpConnection {
         let Some(buf) = engine.take_buffer(op) else {
             return false;
         };
-        let collected = self.writer.take_pending().into_boxed_slice();
+        let pending = self.writer.take_pending().into_boxed_slice();
         let result =
             io.uring
                 .lock()
-                .send_zero_copy(self.socket.shared_fd(), io.owner, collected, (op, buf));
+                .send_zero_copy(self.socket.shared_fd(), io.owner, pending, (op, buf));
         match result {
             Ok(op_id) => {
                 io.send_state = UringSend::Owned(op_id, len);
                 io.zero_copy.op_ids.push(op_id);
                 true
             }
-            Err((collected, buf)) => {
+            Err((pending, buf)) => {
                 engine.return_buffer(op, buf);
-                self.writer.restore_pending(&collected);
+                self.writer.restore_pending(&pending);
                 false
             }
         }

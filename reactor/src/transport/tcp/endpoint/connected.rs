@@ -243,7 +243,7 @@ impl TcpEndpoint {
         )
     }
 
-    /// Closes the connection; collected bytes are sent in the background.
+    /// Closes the connection; pending bytes are sent in the background.
     ///
     /// # Errors
     /// [`Error::NotSupported`] if the endpoint is not connected (`FI_EP_MSG`).

@@ -36,13 +36,13 @@ impl TcpEndpoint {
         };
         connection.check_supported(tx_op)?;
         let result = connection.try_send(engine, tx_op, payload);
-        // The next pass writes what was collected, and ends the batching.
+        // The next pass writes the batched messages, and ends the batching.
         if connection.is_batching() || !connection.is_flushed() || connection.write_closed() {
             self.mark_active(at);
         }
         Ok(match result {
             TrySendResult::Written => TrySend::Done,
-            TrySendResult::Collected => TrySend::Collected,
+            TrySendResult::Batched => TrySend::Batched,
             TrySendResult::WouldBlock => TrySend::WouldBlock,
         })
     }
@@ -56,8 +56,8 @@ impl TcpEndpoint {
         }
     }
 
-    /// Associates an operation with the message that was collected last for its peer.
-    pub(crate) fn collected(
+    /// Associates an operation with the message that was batched last for its peer.
+    pub(crate) fn set_batched_op(
         &mut self,
         engine: &mut dyn EngineContext,
         op: OpKey,
@@ -69,13 +69,13 @@ impl TcpEndpoint {
             .and_then(|at| self.peers[at].connection);
         match connection.and_then(|at| self.connections.get_mut(at)) {
             Some(ConnectionState::Established(connection)) => {
-                connection.collected(op, len, tx_op.tag)
+                connection.set_batched_op(op, len, tx_op.tag)
             }
             _ => engine.complete(op, Outcome::failed(Error::StaleAddress(tx_op.peer))),
         }
     }
 
-    /// Writes what was collected.
+    /// Writes the batched messages.
     pub(crate) fn flush(&mut self, engine: &mut dyn EngineContext) {
         // A connection with pending bytes is active.
         for at in &self.active_connections {
@@ -87,7 +87,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Writes the collected messages of a connection, or fails them with this error.
+    /// Writes the batched messages of a connection, or fails them with this error.
     pub(super) fn flush_or_fail_unwritten(
         &mut self,
         engine: &mut dyn EngineContext,
