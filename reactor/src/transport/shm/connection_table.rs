@@ -67,13 +67,13 @@ impl ConnectionTable {
 
     /// Inserts a connection at an index that has none.
     pub(crate) fn insert(&self, index: usize, tx: TxConnection) {
-        let (chunk, at) = Self::locate(index);
+        let (chunk, slot) = Self::locate(index);
         let slots = self.chunks[chunk].get_or_init(|| {
             (0..FIRST_CHUNK_LEN << chunk)
                 .map(|_| ConnectionSlot::default())
                 .collect()
         });
-        *lock_spin(&slots[at].0) = Some(Box::new(tx));
+        *lock_spin(&slots[slot].0) = Some(Box::new(tx));
     }
 
     pub(crate) fn remove(&self, index: usize) -> Option<Box<TxConnection>> {
@@ -89,8 +89,8 @@ impl ConnectionTable {
 
     #[inline]
     fn slot(&self, index: usize) -> Option<&ConnectionSlot> {
-        let (chunk, at) = Self::locate(index);
-        self.chunks.get(chunk)?.get()?.get(at)
+        let (chunk, slot) = Self::locate(index);
+        self.chunks.get(chunk)?.get()?.get(slot)
     }
 
     /// Executes an operation if nothing prevents it; leaves no trace otherwise.

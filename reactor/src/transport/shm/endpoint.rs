@@ -187,9 +187,9 @@ impl ShmEndpoint {
     fn progress_tx(&mut self, engine: &mut dyn EngineContext) -> bool {
         let mut progressed = false;
         let mut index = 0;
-        while let Some(&at) = self.tx_queued.get(index) {
-            progressed |= self.progress_tx_connection(engine, at);
-            if self.is_tx_idle(at) {
+        while let Some(&peer_index) = self.tx_queued.get(index) {
+            progressed |= self.progress_tx_connection(engine, peer_index);
+            if self.is_tx_idle(peer_index) {
                 self.tx_queued.swap_remove(index);
             } else {
                 index += 1;
@@ -198,16 +198,20 @@ impl ShmEndpoint {
         progressed
     }
 
-    fn progress_tx_connection(&mut self, engine: &mut dyn EngineContext, at: usize) -> bool {
+    fn progress_tx_connection(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        peer_index: usize,
+    ) -> bool {
         let progress = self
             .tx_connections
-            .lock(at)
+            .lock(peer_index)
             .map_or(QueueProgress::Idle, |mut tx| tx.progress_queue(engine));
         match progress {
             QueueProgress::Moved => true,
             QueueProgress::Idle => false,
             QueueProgress::Closed => {
-                self.on_tx_peer_closed(engine, at);
+                self.on_tx_peer_closed(engine, peer_index);
                 true
             }
         }
@@ -217,18 +221,18 @@ impl ShmEndpoint {
     pub(crate) fn ready(&mut self, engine: &mut dyn EngineContext, token: ShmToken) {
         match token {
             ShmToken::Listener => self.accept(engine),
-            ShmToken::Rx(at) => self.on_rx_ready(engine, at as usize),
-            ShmToken::Tx(at) => {
-                let at = at as usize;
+            ShmToken::Rx(connection_index) => self.on_rx_ready(engine, connection_index as usize),
+            ShmToken::Tx(peer_index) => {
+                let peer_index = peer_index as usize;
                 let end = self
                     .tx_connections
-                    .lock(at)
+                    .lock(peer_index)
                     .and_then(|mut tx| tx.on_readable());
                 let Some(end) = end else {
                     self.progress_tx(engine);
                     return;
                 };
-                self.on_tx_ended(engine, at, end);
+                self.on_tx_ended(engine, peer_index, end);
             }
         }
     }
@@ -248,7 +252,7 @@ impl ShmEndpoint {
         // A thread that still holds the fast path finds no connection.
         self.tx_indices
             .iter()
-            .for_each(|&at| drop(self.tx_connections.remove(at)));
+            .for_each(|&peer_index| drop(self.tx_connections.remove(peer_index)));
     }
 
     fn send_endpoint_closed(&self) {
@@ -260,16 +264,19 @@ impl ShmEndpoint {
     /// Arms all doorbells before sleeping. Returns false if something can progress now.
     pub(crate) fn arm(&mut self) -> bool {
         let mut quiet = !self.rx.own.has_work() & self.rx_connections.arm();
-        for &at in &self.tx_queued {
-            quiet &= self.tx_connections.lock(at).is_none_or(|mut tx| tx.arm());
+        for &peer_index in &self.tx_queued {
+            quiet &= self
+                .tx_connections
+                .lock(peer_index)
+                .is_none_or(|mut tx| tx.arm());
         }
         quiet
     }
 
     pub(crate) fn disarm(&mut self) {
         self.rx_connections.disarm();
-        for &at in &self.tx_queued {
-            if let Some(mut tx) = self.tx_connections.lock(at) {
+        for &peer_index in &self.tx_queued {
+            if let Some(mut tx) = self.tx_connections.lock(peer_index) {
                 tx.disarm();
             }
         }

@@ -190,10 +190,10 @@ impl TcpDomain {
         if !self.fork_guard.in_original_process() {
             return Err(Error::Closed(Class::Endpoint));
         }
-        let at = self
+        let index = self
             .endpoint_index(ep)
             .ok_or(Error::Closed(Class::Endpoint))?;
-        let endpoint = &mut self.endpoints[at];
+        let endpoint = &mut self.endpoints[index];
         if !endpoint.is_active {
             endpoint.is_active = true;
             self.active.push(ep);
@@ -214,28 +214,28 @@ impl TcpDomain {
     fn insert_endpoint(&mut self, mut endpoint: TcpEndpoint) {
         endpoint.is_active = true;
         self.active.push(endpoint.id());
-        let at = self
+        let index = self
             .endpoints
             .partition_point(|other| other.id() < endpoint.id());
-        self.endpoints.insert(at, endpoint);
+        self.endpoints.insert(index, endpoint);
     }
 
     /// Calls `act` with each active endpoint. An endpoint that is idle afterwards is not polled
     /// until something happens.
     fn for_each_active(&mut self, mut act: impl FnMut(&mut TcpEndpoint)) {
-        let mut index = 0;
-        while let Some(&ep) = self.active.get(index) {
-            let Some(at) = self.endpoint_index(ep) else {
-                self.active.swap_remove(index);
+        let mut position = 0;
+        while let Some(&ep) = self.active.get(position) {
+            let Some(index) = self.endpoint_index(ep) else {
+                self.active.swap_remove(position);
                 continue;
             };
-            let endpoint = &mut self.endpoints[at];
+            let endpoint = &mut self.endpoints[index];
             act(endpoint);
             if endpoint.is_idle() {
                 endpoint.is_active = false;
-                self.active.swap_remove(index);
+                self.active.swap_remove(position);
             } else {
-                index += 1;
+                position += 1;
             }
         }
     }
@@ -252,10 +252,10 @@ impl TcpDomain {
                 engine.return_buffer(*op, std::mem::take(buf));
             }
             let (ep, token) = TcpToken::unpack(completion.owner);
-            if let TcpToken::Socket(at) = token
+            if let TcpToken::Socket(connection_index) = token
                 && let Ok(endpoint) = self.activate_endpoint(ep)
             {
-                endpoint.on_uring_completion(at as usize, completion, engine);
+                endpoint.on_uring_completion(connection_index as usize, completion, engine);
             }
         }
         any
@@ -345,8 +345,8 @@ impl TransportDomain for TcpDomain {
     }
 
     fn close_endpoint(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
-        if let Some(at) = self.endpoint_index(ep) {
-            self.endpoints.remove(at).close(engine);
+        if let Some(index) = self.endpoint_index(ep) {
+            self.endpoints.remove(index).close(engine);
         }
     }
 
@@ -504,7 +504,7 @@ impl TransportDomain for TcpDomain {
 
     fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool {
         self.endpoint_index(ep)
-            .is_some_and(|at| self.endpoints[at].holds_messages_from(source))
+            .is_some_and(|index| self.endpoints[index].holds_messages_from(source))
     }
 
     fn progress(&mut self, engine: &mut dyn EngineContext) -> bool {
@@ -547,7 +547,9 @@ impl TransportDomain for TcpDomain {
 
     fn stats(&self, ep: EpId) -> TransportStats {
         self.endpoint_index(ep)
-            .map_or_else(TransportStats::default, |at| self.endpoints[at].stats())
+            .map_or_else(TransportStats::default, |index| {
+                self.endpoints[index].stats()
+            })
     }
 
     fn describe(&self) -> String {

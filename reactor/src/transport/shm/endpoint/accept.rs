@@ -42,12 +42,12 @@ impl ShmEndpoint {
             }
             match self.listener.accept() {
                 Ok(Some(mut socket)) => {
-                    let at = self.rx_connections.vacant_key();
-                    let token = ShmToken::Rx(at as u32).pack(self.id);
+                    let connection_index = self.rx_connections.vacant_key();
+                    let token = ShmToken::Rx(connection_index as u32).pack(self.id);
                     if socket.watch(&self.wait_set, token).is_ok() {
                         self.rx_connections
                             .insert_handshake(PendingHandshake::new(socket));
-                        self.on_rx_ready(engine, at);
+                        self.on_rx_ready(engine, connection_index);
                     }
                 }
                 Ok(None) => return,
@@ -92,17 +92,17 @@ impl ShmEndpoint {
     }
 
     /// Handles a readable socket of an incoming connection or pending handshake.
-    pub(super) fn on_rx_ready(&mut self, engine: &mut dyn EngineContext, at: usize) {
-        if let Some(handshake) = self.rx_connections.take_handshake(at) {
+    pub(super) fn on_rx_ready(&mut self, engine: &mut dyn EngineContext, connection_index: usize) {
+        if let Some(handshake) = self.rx_connections.take_handshake(connection_index) {
             return self.poll_handshake(engine, handshake);
         }
-        self.rx_connections.activate(at);
+        self.rx_connections.activate(connection_index);
         if let Some(reason) = self
             .rx_connections
-            .get_mut(at)
+            .get_mut(connection_index)
             .and_then(|peer| peer.on_readable(engine))
         {
-            self.on_rx_ended(engine, at, reason);
+            self.on_rx_ended(engine, connection_index, reason);
             self.progress_rx(engine);
         }
     }

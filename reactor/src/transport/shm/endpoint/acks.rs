@@ -51,18 +51,18 @@ impl ShmEndpoint {
     /// Wakes the peers that wait for returned slots.
     fn wake_for_returned_slots(&mut self, engine: &mut dyn EngineContext) {
         let mut ended = Vec::new();
-        self.rx_connections.for_each_peer(|at, peer| {
+        self.rx_connections.for_each_peer(|connection_index, peer| {
             if peer.down_reason().is_none()
                 && let Err(reason) = peer.wake_for_returned_slots()
             {
-                ended.push((at, reason));
+                ended.push((connection_index, reason));
             }
         });
-        for (at, reason) in ended {
-            self.on_rx_ended(engine, at, reason);
+        for (connection_index, reason) in ended {
+            self.on_rx_ended(engine, connection_index, reason);
             // Records that a dead peer left in its ring are still received.
             if let DownReason::Protocol(_) = reason {
-                self.remove_rx_connection(engine, at);
+                self.remove_rx_connection(engine, connection_index);
             }
         }
     }

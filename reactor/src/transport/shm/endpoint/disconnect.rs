@@ -23,10 +23,10 @@ impl ShmEndpoint {
     pub(super) fn on_tx_ended(
         &mut self,
         engine: &mut dyn EngineContext,
-        at: usize,
+        peer_index: usize,
         end: ConnectionEnd,
     ) {
-        let Some(mut tx) = self.tx_connections.lock(at) else {
+        let Some(mut tx) = self.tx_connections.lock(peer_index) else {
             return;
         };
         let (name, addr) = (tx.peer_address.clone(), tx.addr);
@@ -59,10 +59,10 @@ impl ShmEndpoint {
     pub(super) fn on_rx_ended(
         &mut self,
         engine: &mut dyn EngineContext,
-        at: usize,
+        connection_index: usize,
         reason: DownReason,
     ) {
-        let Some(peer) = self.rx_connections.get_mut(at) else {
+        let Some(peer) = self.rx_connections.get_mut(connection_index) else {
             return;
         };
         // A socket that has hung up stays readable and would keep the domain awake.
@@ -77,7 +77,7 @@ impl ShmEndpoint {
         self.rx.with_queue(|rx| {
             rx.fail_unmapped_from(engine, peer.peer_key, &Error::PeerGone(name.clone()))
         });
-        let Some(peer) = self.rx_connections.get_mut(at) else {
+        let Some(peer) = self.rx_connections.get_mut(connection_index) else {
             return;
         };
         let is_over = !peer.has_disconnected() && !matches!(reason, DownReason::Protocol(_));
@@ -109,8 +109,12 @@ impl ShmEndpoint {
     }
 
     /// Removes a connection that has ended and whose ring is empty.
-    pub(super) fn remove_rx_connection(&mut self, engine: &mut dyn EngineContext, at: usize) {
-        let Some(mut peer) = self.rx_connections.remove(at) else {
+    pub(super) fn remove_rx_connection(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
+    ) {
+        let Some(mut peer) = self.rx_connections.remove(connection_index) else {
             return;
         };
         let gone = Error::PeerGone(peer.peer_address.clone());

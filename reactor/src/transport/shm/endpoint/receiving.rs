@@ -52,16 +52,16 @@ impl ShmEndpoint {
         if self.rx.own.cancel(engine, op) {
             return true;
         }
-        let cancels = |at: &usize| {
+        let cancels = |peer_index: &usize| {
             self.tx_connections
-                .lock(*at)
+                .lock(*peer_index)
                 .is_some_and(|mut tx| tx.cancel(op))
         };
-        let Some(at) = self.tx_queued.iter().copied().find(cancels) else {
+        let Some(peer_index) = self.tx_queued.iter().copied().find(cancels) else {
             return false;
         };
         // Operations queued behind the cancelled one may go now.
-        self.progress_tx_connection(engine, at);
+        self.progress_tx_connection(engine, peer_index);
         engine.request_rearm();
         true
     }
@@ -115,12 +115,12 @@ impl ShmEndpoint {
         for peer in self.rx_connections.peers_mut() {
             peer.source = peer.source.filter(|source| *source != addr);
         }
-        let at = addr.index();
+        let peer_index = addr.index();
         if self.tx_connection(addr).is_some()
-            && let Some(mut tx) = self.tx_connections.remove(at)
+            && let Some(mut tx) = self.tx_connections.remove(peer_index)
         {
-            self.tx_indices.retain(|connected| *connected != at);
-            self.tx_queued.retain(|queued| *queued != at);
+            self.tx_indices.retain(|connected| *connected != peer_index);
+            self.tx_queued.retain(|queued| *queued != peer_index);
             tx.send_control(ControlMessage::Disconnect);
             end_tx_connection(&mut tx, self.id, engine, &Error::StaleAddress(addr));
             self.counters += tx.counters();

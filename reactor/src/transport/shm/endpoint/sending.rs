@@ -31,7 +31,7 @@ impl ShmEndpoint {
         tx_op: &TxOp,
         act: impl FnOnce(&mut TxConnection) -> Result<PushOutcome>,
     ) -> Result<TrySend> {
-        let at = tx_op.peer.index();
+        let peer_index = tx_op.peer.index();
         let Some(mut tx) = self.tx_connection(tx_op.peer) else {
             return engine
                 .address_of(self.id, tx_op.peer)
@@ -41,13 +41,13 @@ impl ShmEndpoint {
         drop(tx);
         match pushed {
             PushOutcome::Pushed => {
-                if tx_op.more && !self.tx_unflushed.contains(&at) {
-                    self.tx_unflushed.push(at);
+                if tx_op.more && !self.tx_unflushed.contains(&peer_index) {
+                    self.tx_unflushed.push(peer_index);
                 }
                 Ok(TrySend::Done)
             }
             PushOutcome::WouldBlock => Ok(TrySend::WouldBlock),
-            PushOutcome::Closed => Err(self.on_tx_peer_closed(engine, at)),
+            PushOutcome::Closed => Err(self.on_tx_peer_closed(engine, peer_index)),
         }
     }
 
@@ -64,7 +64,7 @@ impl ShmEndpoint {
         op: OpKey,
         tx_op: &TxOp,
     ) -> Result<()> {
-        let at = tx_op.peer.index();
+        let peer_index = tx_op.peer.index();
         if self.tx_connection(tx_op.peer).is_none() {
             let peer = engine.address_of(self.id, tx_op.peer)?;
             if peer.scheme() != Scheme::Shm {
@@ -74,20 +74,20 @@ impl ShmEndpoint {
                 });
             }
             self.tx_connections.insert(
-                at,
+                peer_index,
                 TxConnection::new(peer, tx_op.peer, self.tx_resources.clone()),
             );
-            self.tx_indices.push(at);
+            self.tx_indices.push(peer_index);
         }
-        self.connect(engine, at)?;
-        if let Some(mut tx) = self.tx_connections.lock(at) {
+        self.connect(engine, peer_index)?;
+        if let Some(mut tx) = self.tx_connections.lock(peer_index) {
             tx.enqueue(op, tx_connection::at_start(tx_op, engine));
         }
-        if !self.tx_queued.contains(&at) {
-            self.tx_queued.push(at);
+        if !self.tx_queued.contains(&peer_index) {
+            self.tx_queued.push(peer_index);
         }
-        self.progress_tx_connection(engine, at);
-        if !self.is_tx_idle(at) {
+        self.progress_tx_connection(engine, peer_index);
+        if !self.is_tx_idle(peer_index) {
             engine.request_rearm();
         }
         Ok(())
@@ -96,10 +96,13 @@ impl ShmEndpoint {
     /// Wakes the peers that were sent messages with `FI_MORE`.
     pub(crate) fn flush(&mut self, engine: &mut dyn EngineContext) -> Result<()> {
         let mut flushed = Ok(());
-        while let Some(at) = self.tx_unflushed.pop() {
-            let pushed = self.tx_connections.lock(at).map(|mut tx| tx.flush());
+        while let Some(peer_index) = self.tx_unflushed.pop() {
+            let pushed = self
+                .tx_connections
+                .lock(peer_index)
+                .map(|mut tx| tx.flush());
             if pushed == Some(PushOutcome::Closed) {
-                flushed = Err(self.on_tx_peer_closed(engine, at));
+                flushed = Err(self.on_tx_peer_closed(engine, peer_index));
             }
         }
         flushed
@@ -111,9 +114,9 @@ impl ShmEndpoint {
     }
 
     /// Connects to the peer at this index, unless a connection exists.
-    fn connect(&mut self, engine: &dyn EngineContext, at: usize) -> Result<()> {
-        let token = ShmToken::Tx(at as u32).pack(self.id);
-        let Some(mut tx) = self.tx_connections.lock(at) else {
+    fn connect(&mut self, engine: &dyn EngineContext, peer_index: usize) -> Result<()> {
+        let token = ShmToken::Tx(peer_index as u32).pack(self.id);
+        let Some(mut tx) = self.tx_connections.lock(peer_index) else {
             return Ok(());
         };
         if tx.is_gone() {
@@ -126,8 +129,12 @@ impl ShmEndpoint {
     /// Handles a peer whose endpoint has closed according to its ring; its socket will report it
     /// too.
     #[cold]
-    pub(super) fn on_tx_peer_closed(&mut self, engine: &mut dyn EngineContext, at: usize) -> Error {
-        let Some(tx) = self.tx_connections.lock(at) else {
+    pub(super) fn on_tx_peer_closed(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        peer_index: usize,
+    ) -> Error {
+        let Some(tx) = self.tx_connections.lock(peer_index) else {
             return Error::Closed(Class::Endpoint);
         };
         let error = Error::PeerGone(tx.peer_address.clone());
@@ -135,7 +142,7 @@ impl ShmEndpoint {
         drop(tx);
         self.on_tx_ended(
             engine,
-            at,
+            peer_index,
             ConnectionEnd {
                 error: error.clone(),
                 reason: DownReason::Closed,
@@ -157,12 +164,14 @@ impl ShmEndpoint {
     pub(super) fn for_each_tx(&self, mut act: impl FnMut(&mut TxConnection)) {
         self.tx_indices
             .iter()
-            .filter_map(|&at| self.tx_connections.lock(at))
+            .filter_map(|&peer_index| self.tx_connections.lock(peer_index))
             .for_each(|mut tx| act(&mut tx));
     }
 
-    pub(super) fn is_tx_idle(&self, at: usize) -> bool {
-        self.tx_connections.lock(at).is_none_or(|tx| tx.is_idle())
+    pub(super) fn is_tx_idle(&self, peer_index: usize) -> bool {
+        self.tx_connections
+            .lock(peer_index)
+            .is_none_or(|tx| tx.is_idle())
     }
 
     /// Returns the fast path, which does not need the domain's lock.

@@ -72,9 +72,9 @@ impl TcpEndpoint {
         if handshake.watch(&self.wait_set, token).is_err() {
             return;
         }
-        let at = self.connections.insert(ConnectionState::Inbound(handshake));
-        self.inbound.push_back(at);
-        self.on_inbound_ready(engine, at);
+        let connection_index = self.connections.insert(ConnectionState::Inbound(handshake));
+        self.inbound.push_back(connection_index);
+        self.on_inbound_ready(engine, connection_index);
         let limit = if matches!(self.kind, EndpointKind::Passive(_)) {
             MAX_PASSIVE_PENDING_HANDSHAKES
         } else {
@@ -92,21 +92,26 @@ impl TcpEndpoint {
     pub(super) fn remove_inbound(
         &mut self,
         engine: &mut dyn EngineContext,
-        at: usize,
+        connection_index: usize,
         error: Option<Error>,
     ) {
-        self.inbound.retain(|inbound| *inbound != at);
-        self.connections.try_remove(at);
+        self.inbound.retain(|inbound| *inbound != connection_index);
+        self.connections.try_remove(connection_index);
         if let Some(error) = error {
             engine.event(self.id, EventKind::Rejected { error });
         }
     }
 
-    pub(super) fn on_inbound_ready(&mut self, engine: &mut dyn EngineContext, at: usize) {
+    pub(super) fn on_inbound_ready(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
+    ) {
         if matches!(self.kind, EndpointKind::Passive(_)) {
-            return self.read_connreq(engine, at);
+            return self.read_connreq(engine, connection_index);
         }
-        let Some(ConnectionState::Inbound(handshake)) = self.connections.get_mut(at) else {
+        let Some(ConnectionState::Inbound(handshake)) = self.connections.get_mut(connection_index)
+        else {
             return;
         };
         let ParsedRequest {
@@ -117,10 +122,10 @@ impl TcpEndpoint {
         } = match handshake.poll() {
             Ok(None) => return,
             Ok(Some(parsed)) => parsed,
-            Err(error) => return self.remove_inbound(engine, at, error),
+            Err(error) => return self.remove_inbound(engine, connection_index, error),
         };
-        self.inbound.retain(|inbound| *inbound != at);
-        let ConnectionState::Inbound(handshake) = self.connections.remove(at) else {
+        self.inbound.retain(|inbound| *inbound != connection_index);
+        let ConnectionState::Inbound(handshake) = self.connections.remove(connection_index) else {
             return;
         };
         let listen_addr = SocketAddr::new(handshake.peer_addr.ip(), request.port());
@@ -197,17 +202,17 @@ impl TcpEndpoint {
     /// Handles that the accept could not be sent: operations that waited for the replaced
     /// connection connect anew.
     fn on_accept_failed(&mut self, engine: &mut dyn EngineContext, listen_addr: SocketAddr) {
-        let Some(&at) = self.peer_by_socket_addr.get(&listen_addr) else {
+        let Some(&peer_index) = self.peer_by_socket_addr.get(&listen_addr) else {
             return;
         };
-        let peer = &self.peers[at];
+        let peer = &self.peers[peer_index];
         if !peer.tx_queue.is_empty()
             && peer.connection.is_none()
             && peer.retry.is_none()
-            && let Err(error) = self.connect(at)
+            && let Err(error) = self.connect(peer_index)
         {
-            self.fail_sends(engine, at, &error);
+            self.fail_sends(engine, peer_index, &error);
         }
-        self.drop_unused_peer(at);
+        self.drop_unused_peer(peer_index);
     }
 }

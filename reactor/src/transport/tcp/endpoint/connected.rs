@@ -64,7 +64,7 @@ impl TcpEndpoint {
             provider: "tcp",
             address: name.clone(),
         };
-        let at = name
+        let remote_addr = name
             .socket_addr()
             .filter(|_| name.scheme() == Scheme::Tcp)
             .ok_or_else(wrong_scheme)?;
@@ -83,24 +83,24 @@ impl TcpEndpoint {
         let kind = msg(0);
         let mut endpoint = Self::new(
             id,
-            (unspecified_addr(at), config),
+            (unspecified_addr(remote_addr), config),
             kind,
             (wait_set, rx_source, uring),
         )?;
         endpoint.set_caps(caps);
         let peer = TcpPeer {
             fi_addr: Some(fi_addr),
-            ..TcpPeer::new(name.clone(), at, WireProtocol::Native)
+            ..TcpPeer::new(name.clone(), remote_addr, WireProtocol::Native)
         };
         let peer = endpoint.peers.insert(peer);
-        endpoint.peer_by_socket_addr.insert(at, peer);
+        endpoint.peer_by_socket_addr.insert(remote_addr, peer);
         endpoint.peer_by_fi_addr.resize(fi_addr.index() + 1, None);
         endpoint.peer_by_fi_addr[fi_addr.index()] = Some(peer);
         endpoint.kind = msg(peer);
         match mode {
             ConnectMode::Connect { from, timeout } => {
                 if let Some(from) = from {
-                    endpoint.local_addr = source_addr(from, at)?;
+                    endpoint.local_addr = source_addr(from, remote_addr)?;
                 }
                 endpoint.open_timer()?;
                 endpoint.start_connect(
@@ -175,10 +175,11 @@ impl TcpEndpoint {
     pub(super) fn on_msg_handshake_step(
         &mut self,
         engine: &mut dyn EngineContext,
-        at: usize,
+        connection_index: usize,
         step: HandshakeStep,
     ) {
-        let Some(ConnectionState::Outbound(handshake)) = self.connections.get(at) else {
+        let Some(ConnectionState::Outbound(handshake)) = self.connections.get(connection_index)
+        else {
             return;
         };
         let TcpPeer {
@@ -202,7 +203,9 @@ impl TcpEndpoint {
                 private_data,
                 trailing_bytes,
             }) => {
-                let ConnectionState::Outbound(handshake) = self.connections.remove(at) else {
+                let ConnectionState::Outbound(handshake) =
+                    self.connections.remove(connection_index)
+                else {
                     return;
                 };
                 let accepted = AcceptedConnection {
@@ -217,14 +220,19 @@ impl TcpEndpoint {
                 }
             }
         };
-        self.connect_failed(engine, at, error);
+        self.connect_failed(engine, connection_index, error);
     }
 
-    fn connect_failed(&mut self, engine: &mut dyn EngineContext, at: usize, error: Error) {
+    fn connect_failed(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
+        error: Error,
+    ) {
         let EndpointKind::Msg(msg) = &mut self.kind else {
             return;
         };
-        self.connections.try_remove(at);
+        self.connections.try_remove(connection_index);
         msg.disconnect_error = Some(error.clone());
         let peer = &mut self.peers[msg.peer];
         peer.connection = None;
@@ -260,13 +268,15 @@ impl TcpEndpoint {
         let connection = self
             .connections
             .iter()
-            .find_map(|(at, state)| matches!(state, ConnectionState::Established(_)).then_some(at));
-        if let Some(at) = connection {
+            .find_map(|(connection_index, state)| {
+                matches!(state, ConnectionState::Established(_)).then_some(connection_index)
+            });
+        if let Some(connection_index) = connection {
             if let EndpointKind::Msg(msg) = &mut self.kind {
                 msg.disconnect_error = Some(Error::Closed(Class::Endpoint));
             }
-            self.flush_or_fail_unwritten(engine, at, &Error::Canceled);
-            self.close_connection(engine, at);
+            self.flush_or_fail_unwritten(engine, connection_index, &Error::Canceled);
+            self.close_connection(engine, connection_index);
         }
         Ok(())
     }

@@ -62,23 +62,29 @@ impl TcpEndpoint {
             );
         }
         (self.peers[peer].retry, self.peers[peer].switched_protocol) = (None, false);
-        let at = self
+        let connection_index = self
             .connections
             .insert(ConnectionState::Established(Box::new(connection)));
-        self.mark_active(at);
+        self.mark_active(connection_index);
         self.arm_timer();
-        at
+        connection_index
     }
 
     /// Closes a connection that has ended and of which everything received was taken.
-    pub(super) fn close_connection(&mut self, engine: &mut dyn EngineContext, at: usize) {
-        let Some(ConnectionState::Established(mut connection)) = self.connections.try_remove(at)
+    pub(super) fn close_connection(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
+    ) {
+        let Some(ConnectionState::Established(mut connection)) =
+            self.connections.try_remove(connection_index)
         else {
             return;
         };
-        self.active_connections.retain(|active| *active != at);
+        self.active_connections
+            .retain(|active| *active != connection_index);
         let (peer, name) = (connection.peer, self.peers[connection.peer].address.clone());
-        if self.peers[peer].connection == Some(at) {
+        if self.peers[peer].connection == Some(connection_index) {
             connection.cancel_uring_send(&mut self.peers[peer].tx_queue, engine);
         }
         let reason = connection.end_reason().unwrap_or(DownReason::Closed);
@@ -104,7 +110,7 @@ impl TcpEndpoint {
                 },
             },
         );
-        if self.peers[peer].connection == Some(at) {
+        if self.peers[peer].connection == Some(connection_index) {
             self.peers[peer].connection = None;
             self.fail_sends(engine, peer, &error);
         }
@@ -124,15 +130,21 @@ impl TcpEndpoint {
 
     /// Handles that nothing can be sent on a connection any more, while received data may be
     /// unread.
-    pub(super) fn on_write_closed(&mut self, engine: &mut dyn EngineContext, at: usize) {
-        let Some(ConnectionState::Established(connection)) = self.connections.get(at) else {
+    pub(super) fn on_write_closed(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
+    ) {
+        let Some(ConnectionState::Established(connection)) = self.connections.get(connection_index)
+        else {
             return;
         };
         let (peer, error) = (connection.peer, self.connection_error(connection));
         self.fail_sends(engine, peer, &error);
         self.peers[peer].connection = None;
         // Responses may still arrive, unless the stream has ended.
-        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at)
+        if let Some(ConnectionState::Established(connection)) =
+            self.connections.get_mut(connection_index)
             && connection.end_reason().is_some()
         {
             connection.fail_requests(engine, &error);
@@ -141,12 +153,19 @@ impl TcpEndpoint {
 
     /// Fails the receives of rendezvous messages of a connection that has ended while it holds
     /// messages: their bytes never arrive.
-    pub(super) fn fail_rendezvous_recvs(&mut self, engine: &mut dyn EngineContext, at: usize) {
-        let Some(ConnectionState::Established(connection)) = self.connections.get(at) else {
+    pub(super) fn fail_rendezvous_recvs(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
+    ) {
+        let Some(ConnectionState::Established(connection)) = self.connections.get(connection_index)
+        else {
             return;
         };
         let error = self.connection_error(connection);
-        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) {
+        if let Some(ConnectionState::Established(connection)) =
+            self.connections.get_mut(connection_index)
+        {
             self.rx
                 .with_queue(|rx| connection.fail_rendezvous_recvs(rx, engine, &error));
         }
@@ -165,16 +184,16 @@ impl TcpEndpoint {
     }
 
     /// Removes a peer without address handle, connection and queued operations.
-    pub(super) fn drop_unused_peer(&mut self, at: usize) {
-        let Some(peer) = self.peers.get(at) else {
+    pub(super) fn drop_unused_peer(&mut self, peer_index: usize) {
+        let Some(peer) = self.peers.get(peer_index) else {
             return;
         };
         if peer.fi_addr.is_none()
             && peer.connection.is_none()
             && peer.tx_queue.is_empty()
-            && !self.established().any(|l| l.peer == at)
+            && !self.established().any(|l| l.peer == peer_index)
         {
-            let peer = self.peers.remove(at);
+            let peer = self.peers.remove(peer_index);
             self.peer_by_socket_addr.remove(&peer.socket_addr);
         }
     }

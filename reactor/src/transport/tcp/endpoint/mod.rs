@@ -190,31 +190,36 @@ pub(crate) struct TcpEndpoint {
 impl TcpEndpoint {
     pub(crate) fn open_rdm(
         id: EpId,
-        (at, config): (SocketAddr, SocketConfig),
+        (listen_addr, config): (SocketAddr, SocketConfig),
         wait_set: Arc<dyn WaitSet>,
         rx_source: RxSource<'_>,
         uring: Option<SharedUring>,
         protocol: WireProtocol,
     ) -> Result<Self> {
         let kind = EndpointKind::Rdm;
-        let mut endpoint = Self::new(id, (at, config), kind, (wait_set, rx_source, uring))?;
+        let mut endpoint = Self::new(
+            id,
+            (listen_addr, config),
+            kind,
+            (wait_set, rx_source, uring),
+        )?;
         endpoint.protocol = protocol;
         endpoint.scratch = vec![0; SCRATCH_LEN].into();
-        endpoint.start_listening(at)?;
+        endpoint.start_listening(listen_addr)?;
         Ok(endpoint)
     }
 
     /// Returns an endpoint without listener and connections.
     fn new(
         id: EpId,
-        (at, config): (SocketAddr, SocketConfig),
+        (listen_addr, config): (SocketAddr, SocketConfig),
         kind: EndpointKind,
         (wait_set, rx_source, uring): (Arc<dyn WaitSet>, RxSource<'_>, Option<SharedUring>),
     ) -> Result<Self> {
         Ok(Self {
             id,
-            name: Address::from_socket_addr(Scheme::Tcp, at)?,
-            local_addr: at,
+            name: Address::from_socket_addr(Scheme::Tcp, listen_addr)?,
+            local_addr: listen_addr,
             socket_config: config,
             instance: (RandomState::new().hash_one(id.0) as u32 >> 1).max(1),
             kind,
@@ -251,9 +256,12 @@ impl TcpEndpoint {
     }
 
     /// Starts to listen, and sets the endpoint's address.
-    fn start_listening(&mut self, at: SocketAddr) -> Result<()> {
-        let (listener, at) = TcpListener::open(at, &self.socket_config)?;
-        (self.local_addr, self.name) = (at, Address::from_socket_addr(Scheme::Tcp, at)?);
+    fn start_listening(&mut self, listen_addr: SocketAddr) -> Result<()> {
+        let (listener, listen_addr) = TcpListener::open(listen_addr, &self.socket_config)?;
+        (self.local_addr, self.name) = (
+            listen_addr,
+            Address::from_socket_addr(Scheme::Tcp, listen_addr)?,
+        );
         listener.watch(&*self.wait_set, TcpToken::Listener.pack(self.id))?;
         self.listener = Some(listener);
         self.open_timer()
@@ -296,8 +304,9 @@ impl TcpEndpoint {
         self.fail_recvs_if_disconnected(engine);
         moved |= self.rx.own.has_work() && self.rx.own.copy_next_chunk(engine);
         let mut index = 0;
-        while let Some(&at) = self.active_connections.get(index) {
-            let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at)
+        while let Some(&connection_index) = self.active_connections.get(index) {
+            let Some(ConnectionState::Established(connection)) =
+                self.connections.get_mut(connection_index)
             else {
                 self.active_connections.swap_remove(index);
                 continue;
@@ -308,7 +317,7 @@ impl TcpEndpoint {
                 .with_queue(|rx| connection.progress_rx(&mut self.scratch, rx, engine));
             // An endpoint that sends to itself has a second connection, for what it receives.
             let mut no_sends = VecDeque::new();
-            let is_tx_connection = self.peers[peer].connection == Some(at);
+            let is_tx_connection = self.peers[peer].connection == Some(connection_index);
             let queue = if is_tx_connection {
                 &mut self.peers[peer].tx_queue
             } else {
@@ -316,14 +325,14 @@ impl TcpEndpoint {
             };
             moved |= connection.progress_tx(queue, engine);
             if connection.awaits_rendezvous() && connection.has_held_messages() {
-                self.fail_rendezvous_recvs(engine, at);
+                self.fail_rendezvous_recvs(engine, connection_index);
                 moved = true;
             } else if connection.end_reason().is_some() && !connection.has_held_messages() {
-                self.close_connection(engine, at);
+                self.close_connection(engine, connection_index);
                 moved = true;
             } else if connection.write_closed() && is_tx_connection {
                 // Received data may still be taken; nothing can be sent there any more.
-                self.on_write_closed(engine, at);
+                self.on_write_closed(engine, connection_index);
                 moved = true;
                 index += 1;
             } else if connection.needs_progress() || !self.peers[peer].tx_queue.is_empty() {
@@ -350,21 +359,23 @@ impl TcpEndpoint {
         match token {
             TcpToken::Listener => self.accept(engine),
             TcpToken::Timer => self.on_timer(engine),
-            TcpToken::Socket(at) => self.socket_ready(engine, at as usize),
+            TcpToken::Socket(connection_index) => {
+                self.socket_ready(engine, connection_index as usize)
+            }
             TcpToken::Uring => {}
         }
     }
 
-    fn socket_ready(&mut self, engine: &mut dyn EngineContext, at: usize) {
-        match self.connections.get_mut(at) {
+    fn socket_ready(&mut self, engine: &mut dyn EngineContext, connection_index: usize) {
+        match self.connections.get_mut(connection_index) {
             Some(ConnectionState::Established(connection)) => {
                 connection.reset_idle();
                 connection.clear_write_blocked();
-                self.mark_active(at);
+                self.mark_active(connection_index);
                 self.progress(engine);
             }
-            Some(ConnectionState::Outbound(_)) => self.on_outbound_ready(engine, at),
-            Some(ConnectionState::Inbound(_)) => self.on_inbound_ready(engine, at),
+            Some(ConnectionState::Outbound(_)) => self.on_outbound_ready(engine, connection_index),
+            Some(ConnectionState::Inbound(_)) => self.on_inbound_ready(engine, connection_index),
             None => {}
         }
     }
@@ -372,7 +383,7 @@ impl TcpEndpoint {
     /// Dispatches a completion of a connection, or of an attempt to connect.
     pub(crate) fn on_uring_completion(
         &mut self,
-        at: usize,
+        connection_index: usize,
         completion: UringCompletion,
         engine: &mut dyn EngineContext,
     ) {
@@ -385,16 +396,18 @@ impl TcpEndpoint {
             self.zero_copy_fallbacks += u64::from(*outcome == ZeroCopyOutcome::Copied);
         }
         if let CompletionKind::Timed(outcome) = completion.kind {
-            return self.on_uring_connect(engine, at, (completion.op_id, outcome));
+            return self.on_uring_connect(engine, connection_index, (completion.op_id, outcome));
         }
-        let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) else {
+        let Some(ConnectionState::Established(connection)) =
+            self.connections.get_mut(connection_index)
+        else {
             return;
         };
         let peer = &mut self.peers[connection.peer];
         let mut no_sends = VecDeque::new();
         connection.on_uring_completion(
             completion,
-            if peer.connection == Some(at) {
+            if peer.connection == Some(connection_index) {
                 &mut peer.tx_queue
             } else {
                 &mut no_sends
@@ -402,18 +415,26 @@ impl TcpEndpoint {
             engine,
         );
         connection.reset_idle();
-        self.mark_active(at);
+        self.mark_active(connection_index);
     }
 
     pub(crate) fn close(mut self, engine: &mut dyn EngineContext) {
         self.rx.close(engine);
-        let peers: Vec<_> = self.peers.iter().map(|(at, _)| at).collect();
-        for at in peers {
-            self.fail_sends(engine, at, &Error::Canceled);
+        let peers: Vec<_> = self
+            .peers
+            .iter()
+            .map(|(peer_index, _)| peer_index)
+            .collect();
+        for peer_index in peers {
+            self.fail_sends(engine, peer_index, &Error::Canceled);
         }
-        let connections: Vec<_> = self.connections.iter().map(|(at, _)| at).collect();
-        for at in connections {
-            self.flush_or_fail_unwritten(engine, at, &Error::Canceled);
+        let connections: Vec<_> = self
+            .connections
+            .iter()
+            .map(|(connection_index, _)| connection_index)
+            .collect();
+        for connection_index in connections {
+            self.flush_or_fail_unwritten(engine, connection_index, &Error::Canceled);
         }
         for (_, state) in &mut self.connections {
             if let ConnectionState::Established(connection) = state {
@@ -431,17 +452,19 @@ impl TcpEndpoint {
 
     pub(crate) fn arm(&mut self) -> bool {
         // Epoll reports ready sockets, but no event reports bytes that could be sent now.
-        let is_blocked =
-            |peer: &TcpPeer| match peer.connection.and_then(|at| self.connections.get(at)) {
-                Some(ConnectionState::Established(connection)) => {
-                    peer.tx_queue.is_empty()
-                        || connection.is_write_blocked()
-                        || connection.is_uring_sending()
-                        || connection.is_response_stalled()
-                        || connection.awaits_atomic_responses(&peer.tx_queue)
-                }
-                _ => true,
-            };
+        let is_blocked = |peer: &TcpPeer| match peer
+            .connection
+            .and_then(|connection_index| self.connections.get(connection_index))
+        {
+            Some(ConnectionState::Established(connection)) => {
+                peer.tx_queue.is_empty()
+                    || connection.is_write_blocked()
+                    || connection.is_uring_sending()
+                    || connection.is_response_stalled()
+                    || connection.awaits_atomic_responses(&peer.tx_queue)
+            }
+            _ => true,
+        };
         !self.rx.own.has_work()
             && self
                 .established()

@@ -53,32 +53,34 @@ impl EndpointKind {
 impl TcpEndpoint {
     pub(crate) fn open_passive(
         id: EpId,
-        (at, config): (SocketAddr, SocketConfig),
+        (listen_addr, config): (SocketAddr, SocketConfig),
         wait_set: Arc<dyn WaitSet>,
     ) -> Result<Self> {
         let kind = EndpointKind::Passive(ConnReqQueue::default());
         let mut endpoint = Self::new(
             id,
-            (at, config),
+            (listen_addr, config),
             kind,
             (wait_set, RxSource::Own(&BufferPool::new()), None),
         )?;
-        endpoint.start_listening(at)?;
+        endpoint.start_listening(listen_addr)?;
         Ok(endpoint)
     }
 
     /// Reads the connection request of an inbound handshake.
-    pub(super) fn read_connreq(&mut self, engine: &mut dyn EngineContext, at: usize) {
-        let Some(ConnectionState::Inbound(handshake)) = self.connections.get_mut(at) else {
+    pub(super) fn read_connreq(&mut self, engine: &mut dyn EngineContext, connection_index: usize) {
+        let Some(ConnectionState::Inbound(handshake)) = self.connections.get_mut(connection_index)
+        else {
             return;
         };
         let (control, trailing_bytes) = match handshake.read_request() {
             Ok(None) => return,
             Ok(Some(request)) => request,
-            Err(error) => return self.remove_inbound(engine, at, error),
+            Err(error) => return self.remove_inbound(engine, connection_index, error),
         };
-        self.inbound.retain(|handshake| *handshake != at);
-        let ConnectionState::Inbound(handshake) = self.connections.remove(at) else {
+        self.inbound
+            .retain(|handshake| *handshake != connection_index);
+        let ConnectionState::Inbound(handshake) = self.connections.remove(connection_index) else {
             return;
         };
         let Ok(peer) = Address::from_socket_addr(Scheme::Tcp, handshake.peer_addr) else {

@@ -34,11 +34,11 @@ impl TcpEndpoint {
             engine.request_rearm();
         }
         self.fail_recvs_if_disconnected(engine);
-        for at in 0..self.active_connections.len() {
+        for position in 0..self.active_connections.len() {
             if let Some(ConnectionState::Established(connection)) = self
                 .active_connections
-                .get(at)
-                .and_then(|at| self.connections.get_mut(*at))
+                .get(position)
+                .and_then(|connection_index| self.connections.get_mut(*connection_index))
                 && connection.has_held_messages()
                 && self
                     .rx
@@ -99,20 +99,20 @@ impl TcpEndpoint {
                 connection.source = connection.source.filter(|source| *source != addr);
             }
         }
-        if let Some(at) = self.peer_index(addr) {
+        if let Some(peer_index) = self.peer_index(addr) {
             self.peer_by_fi_addr[addr.index()] = None;
-            self.peers[at].fi_addr = None;
+            self.peers[peer_index].fi_addr = None;
             let stale = Error::StaleAddress(addr);
-            self.fail_sends(engine, at, &stale);
-            self.cancel_connect(at);
+            self.fail_sends(engine, peer_index, &stale);
+            self.cancel_connect(peer_index);
             for (_, state) in &mut self.connections {
                 if let ConnectionState::Established(connection) = state
-                    && connection.peer == at
+                    && connection.peer == peer_index
                 {
                     connection.fail_requests_keep_slots(engine, &stale);
                 }
             }
-            self.drop_unused_peer(at);
+            self.drop_unused_peer(peer_index);
         }
     }
 }

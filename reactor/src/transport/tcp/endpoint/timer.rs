@@ -41,17 +41,17 @@ impl TcpEndpoint {
             .connections
             .iter()
             .filter(|(_, state)| is_late(state))
-            .map(|(at, _)| at)
+            .map(|(connection_index, _)| connection_index)
             .collect();
-        for at in late {
-            match self.connections.get(at) {
+        for connection_index in late {
+            match self.connections.get(connection_index) {
                 Some(ConnectionState::Outbound(_)) => {
-                    self.on_handshake_step(engine, at, HandshakeStep::TimedOut)
+                    self.on_handshake_step(engine, connection_index, HandshakeStep::TimedOut)
                 }
                 Some(ConnectionState::Inbound(handshake)) => {
                     let error = handshake
                         .rejection("no connect request before the handshake timeout (10 s)");
-                    self.remove_inbound(engine, at, error);
+                    self.remove_inbound(engine, connection_index, error);
                 }
                 _ => {}
             }
@@ -64,17 +64,18 @@ impl TcpEndpoint {
             .peers
             .iter()
             .filter(|(_, peer)| peer.is_retry_due(now))
-            .map(|(at, _)| at)
+            .map(|(peer_index, _)| peer_index)
             .collect();
-        for at in due {
-            let retry = self.peers[at].retry;
-            if self.peers[at].connection.is_some() {
-                self.peers[at].retry = None;
-            } else if let Err(error) = self.connect(at) {
-                self.fail_sends(engine, at, &error);
+        for peer_index in due {
+            let retry = self.peers[peer_index].retry;
+            if self.peers[peer_index].connection.is_some() {
+                self.peers[peer_index].retry = None;
+            } else if let Err(error) = self.connect(peer_index) {
+                self.fail_sends(engine, peer_index, &error);
             } else {
                 // The delay continues to grow from its last value.
-                self.peers[at].retry = retry.map(|(_, pause)| (now + HANDSHAKE_TIMEOUT, pause));
+                self.peers[peer_index].retry =
+                    retry.map(|(_, pause)| (now + HANDSHAKE_TIMEOUT, pause));
             }
         }
     }
