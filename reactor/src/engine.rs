@@ -47,7 +47,7 @@ use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::wait::{EpollSet, PollSpinner, WaitPolicy};
 
 /// Posts between two polls of the descriptors: a program that only posts, and whose posts all
-/// complete at once, also has to notice the end of a peer.
+/// complete inline, also has to notice the end of a peer.
 const POSTS_PER_FD_POLL: u32 = if cfg!(loom) { 1 } else { 64 };
 
 /// Passes between two polls of the descriptors while a thread spins, for new connections and dead

@@ -64,16 +64,16 @@ impl EngineContext for DomainState {
         &mut self,
         op: OpKey,
         at: usize,
-        source: &dyn CopySource,
+        bytes: &dyn CopySource,
         from: usize,
         count: usize,
     ) {
         if let Some(op) = self.ops.get_mut(op) {
-            op.buf.write_at(at, source, from, count);
+            op.buf.write_at(at, bytes, from, count);
         }
     }
 
-    fn deliver(&mut self, key: OpKey, envelope: &Envelope, source: &dyn CopySource) {
+    fn deliver(&mut self, key: OpKey, envelope: &Envelope, bytes: &dyn CopySource) {
         let Some(op) = self.ops.get_mut(key) else {
             return;
         };
@@ -82,9 +82,9 @@ impl EngineContext for DomainState {
             .get_mut(op.ep.0)
             .filter(|ep| envelope.len <= ep.bindings.max_msg_size)
         else {
-            return self.deliver_truncated(key, envelope, source);
+            return self.deliver_truncated(key, envelope, bytes);
         };
-        let placed = match op.buf.receive(source) {
+        let placed = match op.buf.receive(bytes) {
             Ok(placed) => placed,
             Err(error) => return self.deliver_nothing(key, envelope, error),
         };
@@ -458,11 +458,11 @@ impl EngineContext for DomainState {
 impl DomainState {
     /// Delivers a message that is longer than the endpoint receives, or whose endpoint is closing.
     #[cold]
-    fn deliver_truncated(&mut self, key: OpKey, envelope: &Envelope, source: &dyn CopySource) {
+    fn deliver_truncated(&mut self, key: OpKey, envelope: &Envelope, bytes: &dyn CopySource) {
         match self.begin_fill(key, envelope.len) {
             Ok(room) => {
                 let placed = room.min(envelope.len);
-                self.write_at(key, 0, source, 0, placed);
+                self.write_at(key, 0, bytes, 0, placed);
                 self.complete(key, Outcome::received(envelope, placed));
             }
             Err(error) => self.deliver_nothing(key, envelope, error),

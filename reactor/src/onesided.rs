@@ -64,7 +64,7 @@ impl DomainHandle {
         self.with_engine(|locked| locked.read_rma_iov(ep, tx_op, segments, buf, target, credit))
     }
 
-    /// Executes an atomic operation at once, if no operation has to go first and the transport can.
+    /// Executes an atomic operation inline, if no operation has to go first and the transport can.
     ///
     /// # Errors
     /// [`Error::Key`], [`Error::TooLong`] and [`Error::Invalid`] for the remote range, and as
@@ -221,7 +221,7 @@ impl EngineGuard<'_> {
         posted
     }
 
-    /// Executes an atomic operation at once, if no operation has to go first and the transport can.
+    /// Executes an atomic operation inline, if no operation has to go first and the transport can.
     pub(crate) fn try_atomic(
         &mut self,
         ep: EpId,

@@ -261,8 +261,8 @@ impl OpTable {
         }
     }
 
-    /// Frees the slot of an operation that has ended, and returns the slot, for the caller to take
-    /// out result and waker at once.
+    /// Frees the slot of an operation that has ended, and returns the slot. The caller must take
+    /// the result and the waker before the slot is used again.
     #[inline]
     pub(crate) fn free_done(&mut self, key: OpKey) -> &mut OpState {
         let slot = &mut self.slots[key.index as usize];

@@ -1,4 +1,7 @@
 //! Posting of operations: checks, credits, inline completion, queueing.
+//!
+//! An operation completes *inline* if the transport executes it within the call that posts it. It
+//! then takes neither a slot nor a transmit credit.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -48,7 +51,7 @@ impl EngineGuard<'_> {
         self.post_or_queue(ep, tx_op, len, (buf, |buf| buf), target, credit, inline)
     }
 
-    /// Posts an operation of `len` bytes: `inline` tries to complete it at once; an operation that
+    /// Posts an operation of `len` bytes: `inline` tries to complete it; an operation that
     /// has to wait is queued. A failed post releases its queue entry. `held` is the form of the
     /// buffer that `inline` takes, and the function that converts it back.
     #[inline(always)] // on the small-message path
@@ -91,7 +94,7 @@ impl EngineGuard<'_> {
         Err(failed)
     }
 
-    /// Has the transport execute a transmit operation at once and counts it, unless `check` fails,
+    /// Has the transport execute a transmit operation inline and counts it, unless `check` fails,
     /// operations wait for a credit, or a fence blocks it.
     #[inline(always)] // on the small-message path
     pub(crate) fn try_inline(
@@ -177,7 +180,7 @@ impl EngineGuard<'_> {
         key
     }
 
-    /// Sends or writes at once, if no operation has to go first and the transport can.
+    /// Sends or writes inline, if no operation has to go first and the transport can.
     #[inline(always)] // on the small-message path
     pub(crate) fn try_send(
         &mut self,

@@ -1,4 +1,4 @@
-//! The sending half of an endpoint: sends at once if there is room, otherwise queued behind earlier
+//! The sending half of an endpoint: sends inline if there is room, otherwise queued behind earlier
 //! sends to the same peer.
 
 use std::collections::{BTreeMap, VecDeque};

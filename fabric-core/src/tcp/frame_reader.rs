@@ -144,8 +144,8 @@ impl FrameReader {
         self.rxm.as_ref().is_some_and(|rxm| rxm.wants_read())
     }
 
-    /// Returns the next remote range of a rendezvous message. The caller must send the read request
-    /// at once.
+    /// Returns the next remote range of a rendezvous message. The caller must send its read
+    /// request.
     pub fn next_rendezvous_read(&mut self) -> Option<WireRmaIov> {
         let iov = self.rxm.as_mut()?.next_read()?;
         self.pending.expect_rendezvous_read(iov.len as usize);

@@ -17,7 +17,7 @@ use super::{
     ConnReq, ConnectParams, EngineContext, EpId, FastPath, LoanAllocator, OpKey, SocketIo, TxOp,
 };
 
-/// Outcome of an attempt to send at once.
+/// Outcome of an attempt to send *inline*: within the call that posts the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrySend {
     /// The message is sent; the payload is no longer needed.
@@ -97,12 +97,12 @@ pub trait TransportDomain: Send {
     /// Closes an endpoint. Operations that are still posted complete as canceled.
     fn close_endpoint(&mut self, engine: &mut dyn EngineContext, ep: EpId);
 
-    /// Sends a message, or writes to a peer's memory, at once if possible. `payload` is not
-    /// consumed otherwise. An operation whose [level](TxOp::level) needs the peer's ack is never
-    /// completed at once, and so must be queued.
+    /// Sends a message, or writes to a peer's memory, inline if possible. `payload` is not consumed
+    /// otherwise. An operation whose [level](TxOp::level) needs the peer's ack never completes
+    /// inline, and so must be queued.
     ///
     /// # Errors
-    /// Failures known at once; the operation does not take effect.
+    /// Failures known inline; the operation does not take effect.
     fn try_send(
         &mut self,
         engine: &mut dyn EngineContext,
@@ -141,7 +141,7 @@ pub trait TransportDomain: Send {
         Ok(())
     }
 
-    /// Reads a peer's memory at once if possible.
+    /// Reads a peer's memory inline if possible.
     ///
     /// # Errors
     /// Failures known at once, such as a wrong key, right or range; nothing was read.
@@ -156,7 +156,7 @@ pub trait TransportDomain: Send {
         Err(Error::NotSupported("reads of a peer's memory"))
     }
 
-    /// Executes an atomic operation at once if possible. `operands` holds the operands, followed by
+    /// Executes an atomic operation inline if possible. `operands` holds the operands, followed by
     /// the comparands of a compare operation; `result` receives the previous values of a fetching
     /// one.
     ///

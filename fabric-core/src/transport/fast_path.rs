@@ -29,8 +29,8 @@ pub trait LoanAllocator: Send + Sync {
     fn allocate(&self, len: usize) -> Result<Loan>;
 }
 
-/// Path to the peers of one endpoint for operations that can be done at once. Called without the
-/// lock of the domain, from any thread at any time; counts its operations for
+/// Sends inline to the peers of one endpoint. The methods are called without the lock of the
+/// domain, from any thread at any time; they count their operations for
 /// [`TransportStats`](crate::stats::TransportStats).
 pub trait FastPath: Send + Sync {
     /// Sends as [`TransportDomain::try_send`](super::TransportDomain::try_send) does, and keeps its

@@ -45,7 +45,7 @@ impl MockFastPath {
 
 impl FastPath for MockFastPath {
     fn try_send(&self, tx_op: &TxOp, _: Payload<'_>) -> FastPathResult {
-        // SYNC: as in `ConnectionTable::try_now`.
+        // SYNC: as in `ConnectionTable::try_inline`.
         if self.blocked.load(Ordering::Acquire) != 0 {
             return FastPathResult::WouldBlock;
         }

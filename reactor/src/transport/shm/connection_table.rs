@@ -1,17 +1,17 @@
 //! The connections of an endpoint to its peers, by address index, each under a lock of its own.
 //!
-//! What can be sent, written or updated at once needs nothing else of the domain, so the caller
-//! does it here without the domain's lock (`FastPath`). A thread that sends does not wait for the
-//! domain's lock, but for every 64th send, which also polls the domain's descriptors. Everything else takes the domain's lock first and then the connection's, never the
-//! other way. An endpoint whose sends are counted has no fast path, because counters belong to the
-//! domain.
+//! Sends, writes and atomic updates that complete inline need only the connection, so the caller
+//! executes them under the connection's lock, without the domain's (`FastPath`). Every 64th of them
+//! takes the domain's lock afterwards, to poll the domain's descriptors. All other operations take
+//! the domain's lock first and then the connection's, never the other way. An endpoint whose sends
+//! are counted has no fast path, because counters belong to the domain.
 //!
-//! **Invariant.** No operation overtakes another. An operation is executed at once only while the
+//! **Invariant.** No operation overtakes another. An operation is executed inline only while the
 //! connection's queue is empty, which is known under its lock, and while no operation waits for a
-//! credit. `set_blocked` says the latter: it is set under the domain's lock before the post of the
-//! waiting operation returns, and cleared after the last waiting operation is in its connection's
-//! queue. So an operation posted after another finds the flag set, or the other one queued, or
-//! done.
+//! credit. `set_blocked` says the latter: the flag is set under the domain's lock before the post
+//! of the waiting operation returns, and cleared after the last waiting operation is in its
+//! connection's queue. So an operation that is posted after another finds the flag set, or the
+//! earlier operation in the queue, or the earlier operation done.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
@@ -95,7 +95,7 @@ impl ConnectionTable {
 
     /// Executes an operation if nothing prevents it; leaves no trace otherwise.
     #[inline(always)] // fast path of small messages
-    fn try_now(
+    fn try_inline(
         &self,
         tx_op: &TxOp,
         act: impl FnOnce(&mut TxConnection) -> Option<PushOutcome>,
@@ -131,13 +131,13 @@ impl FastPath for ConnectionTable {
             && bytes.len() < ALIGN_PAYLOAD_FROM.min(self.max_msg_size)
             && tx_op.is_plain()
         {
-            return self.try_now(tx_op, |tx| Some(tx.try_send_plain(bytes)));
+            return self.try_inline(tx_op, |tx| Some(tx.try_send_plain(bytes)));
         }
         let len = payload.len();
         if len > self.max_msg_size || tx_op.fence || tx_op.more {
             return FastPathResult::WouldBlock;
         }
-        self.try_now(tx_op, |tx| {
+        self.try_inline(tx_op, |tx| {
             if tx.needs_notification(tx_op) {
                 return None;
             }
@@ -153,7 +153,7 @@ impl FastPath for ConnectionTable {
         if tx_op.fence {
             return FastPathResult::WouldBlock;
         }
-        self.try_now(tx_op, |tx| {
+        self.try_inline(tx_op, |tx| {
             if tx.needs_notification(tx_op) {
                 return None;
             }
@@ -166,7 +166,7 @@ impl FastPath for ConnectionTable {
     }
 
     fn set_blocked(&self, blocked: bool) {
-        // SYNC: pairs with the acquire in `try_now`.
+        // SYNC: pairs with the acquire in `try_inline`.
         self.blocked.store(blocked, Ordering::Release);
     }
 }

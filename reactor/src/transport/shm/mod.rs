@@ -306,7 +306,7 @@ impl TransportDomain for ShmDomain {
         into: &mut AnyBuf,
     ) -> Result<TrySend> {
         self.activate_endpoint(ep)?
-            .try_now(engine, tx_op, |tx| tx.try_read(tx_op, into))
+            .try_inline(engine, tx_op, |tx| tx.try_read(tx_op, into))
     }
 
     fn try_atomic(
@@ -318,7 +318,7 @@ impl TransportDomain for ShmDomain {
         result: &mut [u8],
     ) -> Result<TrySend> {
         self.activate_endpoint(ep)?
-            .try_now(engine, tx_op, |tx| tx.try_atomic(tx_op, operands, result))
+            .try_inline(engine, tx_op, |tx| tx.try_atomic(tx_op, operands, result))
     }
 
     fn direct_region(

@@ -1,7 +1,8 @@
 //! The handshake of a connection: the initiator sends a connect request that says who it is, the
 //! acceptor replies.
 //!
-//! If both sides connect at once, `resolve_simultaneous_connect` decides which connection stays.
+//! If both sides connect at the same time, `resolve_simultaneous_connect` decides which connection
+//! stays.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;

@@ -363,7 +363,7 @@ impl TransportDomain for TcpDomain {
         result
     }
 
-    /// Reads need a round trip, so they never complete at once.
+    /// Reads need a round trip, so they never complete inline.
     fn try_read(
         &mut self,
         _: &mut dyn EngineContext,

@@ -25,7 +25,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
 impl ShmEndpoint {
     /// Accepts waiting connections, up to [`ACCEPTS_PER_POLL`].
     ///
-    /// A handshake takes a round trip, so many peers that connect at once are pending together.
+    /// A handshake takes a round trip, so peers that connect at the same time are pending together.
     /// None of them is evicted before it had time to answer. Meanwhile the listener stays ready and
     /// keeps the domain awake.
     pub(super) fn accept(&mut self, engine: &mut dyn EngineContext) {

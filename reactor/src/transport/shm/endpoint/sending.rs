@@ -20,12 +20,12 @@ impl ShmEndpoint {
         tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        self.try_now(engine, tx_op, |tx| tx.try_send(tx_op, payload))
+        self.try_inline(engine, tx_op, |tx| tx.try_send(tx_op, payload))
     }
 
     /// Executes an operation now or not at all.
     #[inline]
-    pub(crate) fn try_now(
+    pub(crate) fn try_inline(
         &mut self,
         engine: &mut dyn EngineContext,
         tx_op: &TxOp,

@@ -167,7 +167,7 @@ impl TcpConnection {
         let (mut moved, mut left) = (false, MAX_BYTES_PER_PASS);
         while left > 0 && (!self.writer.is_open() || self.reader.responses.is_partial()) {
             let pending_before = self.writer.pending().len();
-            let source = (self.peer_key, self.source);
+            let sender = (self.peer_key, self.source);
             let quantum = if others {
                 SCHEDULING_QUANTUM.saturating_sub(self.response_bytes)
             } else {
@@ -176,7 +176,7 @@ impl TcpConnection {
             let status = match self.reader.responses.write_responses(
                 &mut self.writer,
                 (WRITE_BUFFER_LIMIT, quantum),
-                source,
+                sender,
                 engine,
             ) {
                 Ok(status) => status,

@@ -62,15 +62,15 @@ impl TcpConnection {
         rx: &mut RxQueue,
         engine: &mut dyn EngineContext,
     ) -> bool {
-        let source = (self.peer_key, self.source);
+        let sender = (self.peer_key, self.source);
         if self.message_held
             && !self
                 .reader
-                .can_resume(self.unconsumed.remaining(), source, rx, engine)
+                .can_resume(self.unconsumed.remaining(), sender, rx, engine)
         {
             return false;
         }
-        let can_resume = self.reader.has_deferred() && self.reader.can_resume_deferred(source, rx);
+        let can_resume = self.reader.has_deferred() && self.reader.can_resume_deferred(sender, rx);
         if self.is_backlogged()
             || self.end_reason.is_some() && self.unconsumed.is_empty() && !can_resume
         {
@@ -120,7 +120,7 @@ impl TcpConnection {
         } else {
             &scratch[..len]
         };
-        let (consumed, blocked) = match self.reader.read(bytes, source, rx, engine) {
+        let (consumed, blocked) = match self.reader.read(bytes, sender, rx, engine) {
             Ok(outcome) => {
                 (self.has_unparsed, self.deferred_once) =
                     (outcome.responses_full, outcome.is_deferred);

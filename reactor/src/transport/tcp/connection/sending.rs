@@ -67,7 +67,7 @@ pub(super) struct Unwritten {
 }
 
 impl TcpConnection {
-    /// Tries to send a short message at once.
+    /// Tries to send a short message inline.
     pub(crate) fn try_send(
         &mut self,
         engine: &mut dyn EngineContext,

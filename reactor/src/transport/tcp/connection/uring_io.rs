@@ -5,7 +5,7 @@
 //! submitted with one call; the instance's eventfd is in the domain's epoll set. A pass delivers
 //! completions before it polls connections. A connection whose receive is armed and that was polled
 //! 32 passes in vain continues by calls: its receive is stopped, and it is read by calls after the
-//! last completion. It is never read in both ways at once, which would reorder bytes.
+//! last completion. Only one of the two reads at a time: both would reorder bytes.
 //!
 //! What a full socket does not take becomes one io_uring send: the pending bytes, given away, and
 //! the rest of the long message, which stays in its operation's buffer. Until that send has ended
