@@ -628,7 +628,7 @@ mod mr_mode {
     }
 
     #[test]
-    fn api_before_1_5_knows_only_basic_and_scalable() {
+    fn hints_before_api_1_5_accept_only_basic_and_scalable_mr_modes() {
         for (requested, offered, expected) in [
             (MrMode::empty(), BASIC_BITS, Ok(BASIC_BITS)),
             (MrMode::empty(), MrMode::empty(), Ok(MrMode::empty())),
@@ -651,7 +651,7 @@ mod mr_mode {
     }
 
     #[test]
-    fn fi_local_mr_accepts_fi_mr_local() {
+    fn mode_fi_local_mr_in_hints_satisfies_fi_mr_local() {
         let hints = Hints::new().caps(Caps::MSG).mode(Mode::LOCAL_MR);
         assert_eq!(negotiated_mr_mode(&hints, MrMode::LOCAL), Ok(MrMode::LOCAL));
         assert_eq!(

@@ -430,7 +430,7 @@ fn long_message_is_segmented_through_small_channel() {
 }
 
 #[test]
-fn receive_detached_mid_message_requeues_it() {
+fn message_of_a_dropped_receive_goes_to_the_next_receive() {
     let (mut a, mut b) = (open_endpoint("abandon-a"), open_endpoint("abandon-b@0+0+2"));
     let to_b = a.insert_address(&b.address);
     let long = test_pattern(100_000);
@@ -457,7 +457,7 @@ fn receive_detached_mid_message_requeues_it() {
 }
 
 #[test]
-fn sends_to_full_channel_queue_and_can_be_cancelled() {
+fn sends_to_a_full_channel_are_queued_and_can_be_cancelled() {
     let (mut a, mut b) = (open_endpoint("full-a"), open_endpoint("full-b@0+0+2"));
     let to_b = a.insert_address(&b.address);
     let sends: Vec<_> = (0..6).map(|n| a.send(to_b, None, &[n]).unwrap()).collect();

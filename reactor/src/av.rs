@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn known_and_unknown_incarnations_share_no_handle() {
+    fn peers_of_different_incarnations_get_different_handles() {
         let known = Some(Incarnation(1));
         for (first, second) in [(known, None), (None, known), (known, Some(Incarnation(2)))] {
             let mut av = Av::new(true);

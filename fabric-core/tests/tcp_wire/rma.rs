@@ -378,7 +378,7 @@ fn inconsistent_headers_close_connection() {
 /// An ack may arrive before the engine learns that the payload was sent; a second ack is
 /// unsolicited.
 #[test]
-fn early_ack_waits_for_its_operation() {
+fn ack_that_precedes_its_operation_completes_it() {
     let mut initiator = rma_target(false);
     initiator.reader.pending.begin_acked_send();
     initiator.read(&hex(crate::frames::ACK)).unwrap();
@@ -822,7 +822,7 @@ proptest! {
 
     /// Any frame is executed or rejected, within the region, and announced lengths use no memory.
     #[test]
-    fn random_rma_frames_close_or_wait(
+    fn random_rma_frames_are_rejected_or_wait_for_more_bytes(
         codes in prop::collection::vec(
             prop_oneof![
                 Just(2u8), Just(4), Just(3), Just(0xf1), Just(0xf2), Just(0xf3), Just(0)
@@ -883,7 +883,7 @@ proptest! {
 /// An endpoint that is no RMA target gets no events for empty writes with CQ data: they could fill
 /// its completion queue.
 #[test]
-fn data_without_segments_needs_an_rma_target() {
+fn empty_write_with_data_is_accepted_only_by_rma_targets() {
     for is_same in [false, true] {
         let mut target = rma_target(is_same);
         assert_eq!(

@@ -235,7 +235,7 @@ fn op_without_sq_room_is_returned_to_the_caller() {
 }
 
 #[test]
-fn busy_or_interrupted_enter_is_retried() {
+fn io_uring_enter_is_retried_when_busy_or_interrupted() {
     let Some(mut uring) = open_uring() else {
         return;
     };
@@ -284,7 +284,7 @@ fn busy_or_interrupted_enter_is_retried() {
 }
 
 #[test]
-fn refused_enter_is_an_error_and_loses_nothing() {
+fn failed_io_uring_enter_is_returned_and_keeps_submissions() {
     let Some(mut uring) = open_uring() else {
         return;
     };
@@ -416,7 +416,7 @@ fn drop_leaves_no_active_ops() {
 }
 
 #[test]
-fn op_that_never_ends_keeps_its_memory() {
+fn operation_that_never_ends_keeps_its_memory() {
     let Some(mut uring) = open_uring() else {
         return;
     };
@@ -583,7 +583,7 @@ fn canceled_send_reports_the_bytes_sent() {
 /// An operation that was submitted by a thread that has exited goes on, or reports that it does
 /// not.
 #[test]
-fn exit_of_the_submitting_thread_loses_nothing() {
+fn receive_survives_or_reports_the_exit_of_its_submitting_thread() {
     for coop_taskrun in [true, false] {
         let Ok(uring) = Uring::open(UringConfig {
             coop_taskrun,
@@ -626,7 +626,7 @@ fn exit_of_the_submitting_thread_loses_nothing() {
 /// Without buffers a receive ends. A receive that starts when there are buffers again gets the
 /// bytes that arrived in between.
 #[test]
-fn receive_without_buffers_ends_and_loses_nothing() {
+fn receive_without_buffers_ends_and_the_next_gets_the_bytes() {
     let Some(mut uring) = open_uring() else {
         return;
     };

@@ -121,7 +121,7 @@ fn timed_op_completes_or_times_out() {
 
 /// A failure that the system call `connect` would return is known as early as there.
 #[test]
-fn local_connect_failure_is_known_at_once() {
+fn local_connect_failure_is_known_after_submission() {
     let Some(mut uring) = open_uring() else {
         return;
     };

@@ -277,7 +277,7 @@ fn buffer_is_returned_when_the_kernel_refuses() {
 }
 
 #[test]
-fn buffer_is_returned_at_once_without_sq_room() {
+fn buffer_is_returned_to_the_caller_without_sq_room() {
     let Some(mut uring) = open_uring().filter(Uring::supports_zero_copy) else {
         return;
     };
