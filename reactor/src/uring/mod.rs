@@ -46,6 +46,9 @@ mod buffers;
 mod instance;
 mod orphaned;
 mod send_msg;
+#[cfg(all(test, not(loom)))]
+#[path = "../../../fabric-async/tests/common/skip.rs"]
+mod skip;
 mod slot;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod tests;

@@ -1,5 +1,5 @@
-//! The rules of an operation's life, one by one. Without io_uring in the kernel the tests print
-//! that they are skipped.
+//! The rules of an operation's life, one by one. The tests are skipped if the kernel refuses
+//! io_uring.
 #![allow(unsafe_code)] // sends of borrowed bytes
 
 use std::io::{ErrorKind, Read, Write};
@@ -13,6 +13,7 @@ use std::thread;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
+use super::skip::{Facility, skip};
 use super::{CompletionKind, Uring, UringCompletion, UringConfig};
 
 pub(super) const SMALL_CONFIG: UringConfig = UringConfig {
@@ -23,11 +24,19 @@ pub(super) const SMALL_CONFIG: UringConfig = UringConfig {
     coop_taskrun: true,
 };
 
+/// Opens a small instance; `None`, and the test is skipped, if the kernel refuses io_uring.
+#[track_caller]
 pub(super) fn open_uring() -> Option<Uring> {
-    match Uring::open(SMALL_CONFIG) {
+    open_uring_with(SMALL_CONFIG)
+}
+
+/// As [`open_uring`], with another configuration.
+#[track_caller]
+pub(super) fn open_uring_with(config: UringConfig) -> Option<Uring> {
+    match Uring::open(config) {
         Ok(uring) => Some(uring),
         Err(error) => {
-            eprintln!("skipped: the kernel refuses io_uring: {error}");
+            skip(Facility::Uring, format!("io_uring_setup: {error}"));
             None
         }
     }
@@ -585,13 +594,12 @@ fn canceled_send_reports_the_bytes_sent() {
 #[test]
 fn receive_survives_or_reports_the_exit_of_its_submitting_thread() {
     for coop_taskrun in [true, false] {
-        let Ok(uring) = Uring::open(UringConfig {
+        let Some(mut uring) = open_uring_with(UringConfig {
             coop_taskrun,
             ..SMALL_CONFIG
         }) else {
             return;
         };
-        let mut uring = uring;
         let (socket, mut peer) = tcp_pair();
         let mut got = Vec::new();
         for round in 0..20u8 {
