@@ -48,7 +48,8 @@ impl DomainHandle {
         self.with_engine(|locked| locked.write_rma_iov(ep, tx_op, segments, buf, target, credit))
     }
 
-    /// Posts a read of several remote segments (`fi_readmsg`); the operation has their total length.
+    /// Posts a read of several remote segments (`fi_readmsg`); the operation has their total
+    /// length.
     ///
     /// # Errors
     /// As [`DomainHandle::read`].

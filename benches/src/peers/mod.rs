@@ -11,10 +11,10 @@
 //! | `iceoryx2` | the crate iceoryx2; needs the cargo feature `iceoryx2` |
 //! | `program` | runs another library's benchmark program as server and as client |
 //!
-//! A new library is a file here and a line in [`measured_libraries`]. Another library's program is run by
-//! `program`, which pins both sides and ends them; the file builds its arguments and parses its
-//! output. A library that fabric-bench calls directly, instead of running its
-//! program, needs the following, as `tokio_sockets` shows:
+//! A new library is a file here and a line in [`measured_libraries`]. Another library's program is
+//! run by `program`, which pins both sides and ends them; the file builds its arguments and parses
+//! its output. A library that fabric-bench calls directly, instead of running its program, needs
+//! the following, as `tokio_sockets` shows:
 //!
 //! 1. The responder is a hidden command in `cli`. It first calls
 //!    [`exit_on_stdin_eof`](crate::peer_process::exit_on_stdin_eof), so that it never outlives its

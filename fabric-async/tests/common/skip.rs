@@ -72,7 +72,7 @@ impl Facility {
         std::env::var(REQUIRE_ENV).is_ok_and(|list| self.is_in(&list))
     }
 
-    /// Whether a value of `FABRIC_REQUIRE` lists this facility.
+    /// Returns whether a value of `FABRIC_REQUIRE` lists this facility.
     ///
     /// # Panics
     ///

@@ -2,12 +2,12 @@
 //!
 //! **Read responses are generated lazily.** The responder queues the read *requests* (key, offset,
 //! length), not the data, and copies from the region when the socket has room, long responses in
-//! chunks between two frames. Memory is bounded by the number of requests (1024), not by the bytes
-//! they ask for: those are in place anyway, and with a bound on bytes two peers that read much from
-//! each other would both stop reading while they wait for room. Snapshots would keep a write behind
-//! a read. Consequence: a read may observe a later write, so `FI_ORDER_WAR` and `FI_ORDER_SAR` are
-//! not offered, as in libfabric. Fetching atomics are the exception: they execute on arrival, their
-//! results are buffered, and those are bounded by their bytes (64 KiB).
+//! chunks between two frames. The number of requests (1024) bounds the memory. The requested bytes
+//! need no bound, because they stay in the region; with one, two peers that read much from each
+//! other would both stop reading their sockets while they wait for room. Consequence: a read may
+//! observe a later write, so `FI_ORDER_WAR` and `FI_ORDER_SAR` are not offered, as in libfabric.
+//! Fetching atomics are the exception: they execute on arrival, and their results are buffered, at
+//! most 64 KiB.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

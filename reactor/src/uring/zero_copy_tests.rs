@@ -27,8 +27,8 @@ const OP: OpKey = OpKey {
 /// More than a peer takes that reads nothing, less than the socket buffers.
 const SEND_LEN: usize = 120_000;
 
-/// Opens a small instance; `None`, and the test is skipped, if the kernel refuses io_uring or has no
-/// zero-copy sends.
+/// Opens a small instance; `None`, and the test is skipped, if the kernel refuses io_uring or has
+/// no zero-copy sends.
 #[track_caller]
 fn open_zero_copy_uring() -> Option<Uring> {
     let uring = open_uring()?;

@@ -10,12 +10,12 @@
 //! would add a write to a shared cache line to every message, and one sender could hide the records
 //! of the others.
 //!
-//! **Invariant.** A connection is idle only while its flag was armed and nothing new was found
-//! afterwards, or its doorbell message is in the socket, which is watched. A control message makes
-//! it active, and so does a message that a pass finds. Hence no message waits longer than one of a
-//! sleeping receiver's peer: a receiver that goes to sleep has nothing to do for idle connections.
-//! A peer that clears the flag without ringing delays only its own messages, until its connection
-//! is polled. `models/doorbell` checks this.
+//! **Invariant.** A connection is idle only if its doorbell flag was armed and the ring was empty
+//! afterwards, or if its doorbell message is in the socket, which is watched. A control message
+//! makes the connection active, and so does a record that a pass finds in its ring. So the next
+//! message of an idle connection wakes a sleeping receiver, and a receiver that goes to sleep need
+//! not look at idle connections. A peer that clears the flag without ringing the doorbell delays
+//! only its own messages, until its connection is polled. `models/doorbell` checks this.
 
 use std::collections::VecDeque;
 use std::time::Duration;

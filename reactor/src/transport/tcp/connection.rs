@@ -166,17 +166,18 @@ impl TcpConnection {
         self.end_reason
     }
 
-    /// Whether nothing can be sent to the peer any more.
+    /// Returns whether nothing can be sent to the peer any more.
     pub(crate) fn write_closed(&self) -> bool {
         self.write_closed
     }
 
-    /// Whether it holds a message that no receive matches and for which there is no buffer space.
+    /// Returns whether it holds a message that no receive matches and for which there is no buffer
+    /// space.
     pub(crate) fn has_held_messages(&self) -> bool {
         self.message_held || self.reader.has_deferred()
     }
 
-    /// Whether it had input recently, so that passes poll it.
+    /// Returns whether it had input recently, so that passes poll it.
     fn is_recently_active(&self) -> bool {
         self.idle_passes < IDLE_PASSES
     }
@@ -185,12 +186,12 @@ impl TcpConnection {
         self.idle_passes = 0;
     }
 
-    /// Whether sends are batched until the next pass.
+    /// Returns whether sends are batched until the next pass.
     pub(crate) fn is_batching(&self) -> bool {
         self.batching
     }
 
-    /// Whether passes are to poll it, even with nothing queued for its peer.
+    /// Returns whether passes are to poll it, even with nothing queued for its peer.
     pub(crate) fn needs_progress(&self) -> bool {
         self.is_recently_active()
             || self.has_held_messages()
@@ -199,12 +200,12 @@ impl TcpConnection {
             || self.has_pending_responses()
     }
 
-    /// Whether the socket had no room.
+    /// Returns whether the socket had no room.
     pub(crate) fn is_write_blocked(&self) -> bool {
         self.write_blocked
     }
 
-    /// Whether no pending bytes could be sent now.
+    /// Returns whether no pending bytes could be sent now.
     pub(crate) fn is_flushed(&self) -> bool {
         self.write_blocked || self.write_closed || self.writer.pending().is_empty()
     }
@@ -222,7 +223,7 @@ impl TcpConnection {
             .map(|instance| Incarnation(instance.into()))
     }
 
-    /// Whether operations for this address handle may use this connection: its peer is the
+    /// Returns whether operations for this address handle may use this connection: its peer is the
     /// incarnation for which the handle stands.
     pub(crate) fn serves_addr(&self, addr: FiAddr, ep: EpId, engine: &dyn EngineContext) -> bool {
         let bound = engine.incarnation_of(ep, addr);

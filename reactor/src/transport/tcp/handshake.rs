@@ -223,8 +223,8 @@ impl OutboundHandshake {
         }
     }
 
-    /// Whether the connection is not established yet, as far as this side knows, so that the peer
-    /// has not seen a request.
+    /// Returns whether the connection is not established yet, as far as this side knows, so that
+    /// the peer has not seen a request.
     pub(crate) fn is_connecting(&self) -> bool {
         self.attempt.is_some()
     }

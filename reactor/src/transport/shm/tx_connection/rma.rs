@@ -119,7 +119,7 @@ impl TxChannel {
         Ok(self.finish_iov(front, (tx_op, needs_notification), engine))
     }
 
-    /// Finishes a range after its last chunk; `needs_notification` if the peer must be notified of it.
+    /// Finishes a range after its last chunk, and notifies the peer if `needs_notification`.
     fn finish_iov(
         &mut self,
         front: &mut QueuedTx,

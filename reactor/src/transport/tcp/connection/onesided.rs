@@ -106,7 +106,8 @@ impl TcpConnection {
         self.reader.pending.fail_ops_keep_slots(engine, error);
     }
 
-    /// Whether there is work without new input: responses to be sent, or bytes to be parsed.
+    /// Returns whether there is work without new input: responses to be sent, or bytes to be
+    /// parsed.
     pub(crate) fn has_local_work(&self) -> bool {
         let responses = &self.reader.responses;
         // A peer that is gone may have sent messages that are still unread, but gets no responses.
@@ -118,13 +119,13 @@ impl TcpConnection {
             || has_unread && !self.is_backlogged()
     }
 
-    /// Whether nothing can be sent before the owner of a region returns it, because a response was
-    /// begun.
+    /// Returns whether nothing can be sent before the owner of a region returns it, because a
+    /// response was begun.
     pub(crate) fn is_response_stalled(&self) -> bool {
         self.reader.responses.is_partial() && self.reader.responses.is_blocked_on_region()
     }
 
-    /// Whether responses to the peer are pending.
+    /// Returns whether responses to the peer are pending.
     pub(crate) fn has_pending_responses(&self) -> bool {
         !self.reader.responses.is_empty()
     }

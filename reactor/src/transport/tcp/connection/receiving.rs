@@ -186,12 +186,12 @@ impl TcpConnection {
         }
     }
 
-    /// Whether the peer lets responses pile up, so that its requests are not read.
+    /// Returns whether the peer lets responses pile up, so that its requests are not read.
     pub(super) fn is_backlogged(&self) -> bool {
         self.writer.backlog() > 2 * WRITE_BUFFER_LIMIT || self.reader.responses.is_full()
     }
 
-    /// Whether input is read.
+    /// Returns whether input is read.
     pub(super) fn is_reading(&self) -> bool {
         !self.message_held && !self.is_backlogged() && self.end_reason.is_none()
     }

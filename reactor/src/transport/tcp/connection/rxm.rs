@@ -31,19 +31,19 @@ use super::sending::WRITE_BUFFER_LIMIT;
 use super::{QueuedOp, TcpConnection};
 
 impl TcpConnection {
-    /// Whether this operation is sent as an RXM packet.
+    /// Returns whether this operation is sent as an RXM packet.
     pub(super) fn is_rxm_packet(&self, tx_op: &TxOp) -> bool {
         self.writer.rxm().is_some() && (tx_op.kind == OpKind::Send || self.is_rxm_atomic(tx_op))
     }
 
-    /// Whether this operation is an atomic in RXM's form. Peers of the same implementation get the
-    /// vendor extension's frame, which carries more.
+    /// Returns whether this operation is an atomic in RXM's form. Peers of the same implementation
+    /// get the vendor extension's frame, which carries more.
     fn is_rxm_atomic(&self, tx_op: &TxOp) -> bool {
         tx_op.remote.is_some_and(|remote| remote.atomic.is_some())
             && !self.peer_caps.is_same_implementation()
     }
 
-    /// Whether the first operation of the queue waits for the responses to earlier atomics.
+    /// Returns whether the first operation of the queue waits for the responses to earlier atomics.
     /// libfabric's RXM executes atomics when the program polls, but its tcp provider reads and
     /// writes as frames arrive: without the wait, reads and writes would overtake atomics.
     pub(crate) fn awaits_atomic_responses(&self, queue: &VecDeque<QueuedOp>) -> bool {
@@ -58,7 +58,7 @@ impl TcpConnection {
         tx_op.remote.is_some() && self.reader.pending.has_atomics() && !self.is_rxm_packet(tx_op)
     }
 
-    /// Whether a read of a rendezvous message can be sent.
+    /// Returns whether a read of a rendezvous message can be sent.
     pub(super) fn can_read_rendezvous(&self) -> bool {
         self.reader.wants_rendezvous_read()
             && !self.writer.is_open()
@@ -174,7 +174,7 @@ impl TcpConnection {
         Some(len)
     }
 
-    /// Whether the connection has ended while reads of rendezvous messages may be pending.
+    /// Returns whether the connection has ended while reads of rendezvous messages may be pending.
     pub(crate) fn awaits_rendezvous(&self) -> bool {
         self.end_reason.is_some() && self.reader.accepts_rendezvous()
     }

@@ -232,7 +232,7 @@ impl TcpConnection {
         moved
     }
 
-    /// Whether it is the turn of responses, with `left` bytes of this pass remaining.
+    /// Returns whether it is the turn of responses, with `left` bytes of this pass remaining.
     fn yields_to_responses(&self, left: usize) -> bool {
         left <= MAX_BYTES_PER_PASS - SCHEDULING_QUANTUM
             && !self.writer.is_open()

@@ -146,7 +146,7 @@ impl TcpConnection {
         self.uring_io.is_some()
     }
 
-    /// Whether a send is in io_uring.
+    /// Returns whether a send is in io_uring.
     pub(crate) fn is_uring_sending(&self) -> bool {
         self.uring_io
             .as_ref()

@@ -37,8 +37,8 @@ pub(super) struct ZeroCopyState {
     op_ids: Vec<OpId>,
 }
 
-/// Whether the error means that the kernel has no zero copy, or not for this socket, lacks memory
-/// to account for it, or cannot pin memory of this kind.
+/// Returns whether the error means that the kernel has no zero copy, or not for this socket, lacks
+/// memory to account for it, or cannot pin memory of this kind.
 pub(super) fn is_zero_copy_unavailable(errno: Errno) -> bool {
     [
         Errno::INVAL,
@@ -72,7 +72,7 @@ impl TcpConnection {
         }
     }
 
-    /// Whether this message is sent from its buffer. All of it must fit into one send.
+    /// Returns whether this message is sent from its buffer. All of it must fit into one send.
     pub(super) fn should_zero_copy(&self, payload: Payload<'_>) -> bool {
         let threshold = self.uring_io.as_ref().and_then(|io| io.zero_copy.threshold);
         threshold.is_some_and(|threshold| payload.len() >= threshold) && {

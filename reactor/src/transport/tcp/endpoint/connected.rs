@@ -240,7 +240,7 @@ impl TcpEndpoint {
         self.close_timer();
     }
 
-    /// Whether tagged messages are a protocol violation.
+    /// Returns whether tagged messages are a protocol violation.
     pub(super) fn rejects_tagged(&self) -> bool {
         matches!(
             self.kind,

@@ -347,7 +347,7 @@ impl TcpEndpoint {
         moved
     }
 
-    /// Whether passes may skip this endpoint until something happens. Connected and passive
+    /// Returns whether passes may skip this endpoint until something happens. Connected and passive
     /// endpoints may be many.
     pub(crate) fn is_idle(&self) -> bool {
         self.active_connections.is_empty()
@@ -444,7 +444,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Whether anything waits for memory that its owner may be using.
+    /// Returns whether anything waits for memory that its owner may be using.
     pub(crate) fn awaits_region(&self) -> bool {
         self.established()
             .any(|connection| connection.has_held_messages() || connection.has_pending_responses())

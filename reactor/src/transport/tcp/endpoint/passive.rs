@@ -38,7 +38,7 @@ impl ConnReqQueue {
 }
 
 impl EndpointKind {
-    /// Whether accepting has to pause.
+    /// Returns whether accepting has to pause.
     pub(super) fn is_request_queue_full(&self) -> bool {
         matches!(self, Self::Passive(requests) if requests.len() >= MAX_PENDING_REQUESTS)
     }
