@@ -3,12 +3,12 @@
 //! An address handle carries a generation and the id of its vector, so a stale or foreign handle is
 //! an error and never another peer.
 //!
-//! An auto-inserted peer got its handle by connecting. The handle belongs to that one endpoint, not
-//! to its name: a restarted client that opens an endpoint under the name gets another handle, while
-//! messages of the first endpoint keep theirs. When the last connection of the peer has ended, the
-//! handle is *departing*; it is released when no message of the peer waits at an endpoint and none
-//! is in a completed receive that was not taken. So the source of a received message never dangles,
-//! even if the peer is gone.
+//! An auto-inserted peer gets its handle when it connects. The handle belongs to that one endpoint,
+//! not to its name: a restarted client that opens an endpoint under the name gets another handle,
+//! while messages of the first endpoint keep theirs. When the last connection of the peer has
+//! ended, the handle is *departing*; it is released when no message of the peer waits at an
+//! endpoint and none is in a completed receive that was not taken. So the source of a received
+//! message never dangles, even if the peer is gone.
 
 use std::collections::HashMap;
 
@@ -35,7 +35,7 @@ pub(crate) struct Av {
 /// A peer that an auto-insert address vector inserted when it connected.
 #[derive(Clone, Copy, Debug)]
 struct AutoInsertedPeer {
-    /// A number of this vector's own if the transport did not tell one.
+    /// Assigned by this vector if the transport does not know the peer's incarnation.
     incarnation: Incarnation,
     is_incarnation_known: bool,
     connections: usize,

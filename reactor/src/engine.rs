@@ -12,9 +12,9 @@
 //! Lock order: the domain first. A connection over shared memory has a lock of its own, taken alone
 //! or under the domain's, never before it. A shared receive queue's lock is taken only under the
 //! domain's. The lock of loans is taken last. Uncontended, a lock costs two atomic operations per
-//! call. A leader/follower scheme with a try-lock and a "missed" flag was planned instead; since
-//! the lock is held for a fraction of a microsecond there is nothing to miss, and the protocol that
-//! can lose wake-ups is only the one below.
+//! call. The alternative is a leader/follower scheme with a try-lock and a "missed" flag, in which
+//! another step can lose wake-ups. It saves nothing, because the lock is held for a fraction of a
+//! microsecond.
 //!
 //! # Progress
 //!

@@ -1,10 +1,10 @@
 //! Buffers that the kernel reads in place: zero-copy sends over io_uring.
 //!
 //! The buffer is taken out of its operation while the kernel reads it (`take_buffer`), whatever
-//! becomes of the operation, connection, endpoint and domain. When the kernel reports that it is
-//! done (`return_buffer`), the completion of the operation is delivered, which was deferred until
-//! then. If the endpoint has closed meanwhile, the completion goes to where the endpoint's
-//! completions would have gone.
+//! becomes of the operation, connection, endpoint and domain. The completion of the operation is
+//! deferred until the kernel reports that it is done with the buffer (`return_buffer`). If the
+//! endpoint has closed meanwhile, the completion goes to where the endpoint's completions would
+//! have gone.
 
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{Completion, Outcome};
@@ -22,7 +22,7 @@ pub(crate) struct InFlightBuffer {
     orphan_target: Option<OrphanTarget>,
 }
 
-/// Where completions go of operations whose endpoint has closed.
+/// Where an operation is reported whose endpoint has closed.
 #[derive(Clone, Copy, Debug)]
 struct OrphanTarget {
     cq: Option<CqId>,

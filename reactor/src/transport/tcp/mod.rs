@@ -15,9 +15,9 @@
 //! Passes poll only active endpoints: a connected endpoint that is idle costs nothing until
 //! something is posted or its socket is ready.
 //!
-//! Decision: writes are always acknowledged. libfabric requests that only for delivery completion;
-//! here a one-sided operation completes when the memory has been accessed, over every transport. It
-//! costs a header of 16 bytes back, and is the only way to learn that a peer was gone.
+//! Decision: every write requests an ack. libfabric requests one only for delivery completion; here
+//! a one-sided operation completes when the memory has been accessed, over every transport. An ack
+//! is a header of 16 bytes, and without it a write to a peer that has died would succeed.
 
 mod congestion;
 mod connect_attempt;
