@@ -14,8 +14,8 @@ use crate::options::{Api, Bench, BenchOp, ProgressMode, RuntimeKind, WaitMode};
 use crate::output::{Output, print};
 use crate::peer_process::{PeerProcess, exit_on_stdin_eof, serve};
 use crate::peers::{
-    BenchCase, BenchPeer, FabricPeer, FabricUdp, TokioSocket, all_peers, echo_datagrams, exec_tied,
-    serve_echo,
+    BenchCase, FabricLibrary, FabricUdp, MeasuredLibrary, TokioSocket, echo_datagrams, exec_tied,
+    measured_libraries, serve_echo,
 };
 use crate::pin::CorePinning;
 use crate::size::Size;
@@ -389,7 +389,7 @@ impl CompareArgs {
             pin: self.pin.clone(),
         };
         self.check(&config)?;
-        let peers = select_peers(all_peers(&self.provider), &self.peer)?;
+        let peers = select_peers(measured_libraries(&self.provider), &self.peer)?;
         compare(&peers, &config, self.json, &stop)?;
         let everything = self.size.is_empty() && self.peer.is_empty() && self.op == BenchOp::Send;
         if !self.json {
@@ -424,7 +424,7 @@ impl CompareArgs {
                 None => Ok(()),
             };
         }
-        let fabric = FabricPeer::new(&self.provider);
+        let fabric = FabricLibrary::new(&self.provider);
         for (bench, sizes) in [
             (Bench::Lat, &config.latencies),
             (Bench::Bw, &config.streams),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::options::{Bench, BenchOp};
 use crate::output::{Output, print};
-use crate::peers::{BenchCase, BenchPeer};
+use crate::peers::{BenchCase, MeasuredLibrary};
 use crate::pin::CorePinning;
 use crate::record::Record;
 use crate::samples::median;
@@ -44,7 +44,7 @@ type RunsByCase = BTreeMap<(usize, usize), Vec<Record>>;
 /// # Errors
 /// The error of the first peer; [`Error::Interrupted`]; the output cannot be written.
 pub fn compare(
-    peers: &[Box<dyn BenchPeer>],
+    peers: &[Box<dyn MeasuredLibrary>],
     config: &CompareConfig,
     json: bool,
     stop: &Stop,
@@ -261,10 +261,10 @@ fn table_rows(runs: &RunsByCase, cases: &[BenchCase], bench: Bench) -> Vec<[Stri
 /// # Errors
 /// [`Error::InvalidRequest`] for a name that matches no peer, with the known names.
 pub fn select_peers(
-    mut peers: Vec<Box<dyn BenchPeer>>,
+    mut peers: Vec<Box<dyn MeasuredLibrary>>,
     names: &[String],
-) -> Result<Vec<Box<dyn BenchPeer>>> {
-    let matches = |peer: &dyn BenchPeer, part: &str| {
+) -> Result<Vec<Box<dyn MeasuredLibrary>>> {
+    let matches = |peer: &dyn MeasuredLibrary, part: &str| {
         !part.is_empty() && peer.name().to_lowercase().contains(&part.to_lowercase())
     };
     for part in names {

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_of_known_samples() {
+    fn percentiles_are_values_of_the_sorted_samples() {
         let mut samples = Samples::new();
         (1..=1000).for_each(|ns| samples.add(f64::from(ns) / 10.0));
         let mut record = Record::default();
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn median_of_odd_and_even_counts() {
+    fn median_averages_the_two_middle_values_of_an_even_count() {
         assert_eq!(median(&mut []), None);
         assert_eq!(median(&mut [7.0]), Some(7.0));
         assert_eq!(median(&mut [9.0, 1.0]), Some(5.0));

@@ -130,7 +130,7 @@ fn parse_error_names_the_line() {
 }
 
 #[test]
-fn table_rows_of_a_fixed_record() {
+fn table_row_matches_the_titles_and_omits_missing_values() {
     assert_eq!(
         table::row(&latency_record()),
         "    4KiB      1.400      1.500      2.000     30.000    1000.000      1.450      7.00     1.50     500000"
@@ -159,7 +159,7 @@ fn table_rows_of_a_fixed_record() {
 }
 
 #[test]
-fn report_page_of_fixed_records() {
+fn report_page_escapes_names_and_draws_all_records() {
     let other = Record {
         provider: "<other & \"co\">".into(),
         p50_ns: None,

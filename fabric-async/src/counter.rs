@@ -9,7 +9,7 @@ use std::task::ready;
 use fabric_core::flags::{Caps, CounterBind};
 use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Error, Result};
-use fabric_reactor::{CounterId, Counters};
+use fabric_reactor::{CounterBindings, CounterId};
 use tokio::task::coop;
 
 use crate::close::CloseError;
@@ -179,10 +179,10 @@ impl RegionCounters {
         );
         domain.core.bind_region_counters(
             key,
-            Counters {
+            CounterBindings {
                 remote_read,
                 remote_write,
-                ..Counters::default()
+                ..CounterBindings::default()
             },
         )?;
         let unused = self

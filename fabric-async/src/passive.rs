@@ -9,7 +9,7 @@ use fabric_core::info::{EpType, Info};
 use fabric_core::transport::{ConnReq, EpId, MAX_PRIVATE_DATA};
 use fabric_core::tree::{Class, DependencyGuard};
 use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
-use fabric_reactor::{Bindings, Counters, WaitPolicy};
+use fabric_reactor::{Bindings, CounterBindings, WaitPolicy};
 use futures_core::Stream;
 use tokio::task::coop;
 
@@ -181,7 +181,7 @@ impl PassiveEndpointBuilder {
             av: domain.core.open_av(false),
             tx_cq: None,
             rx_cq: None,
-            counters: Counters::default(),
+            counters: CounterBindings::default(),
             shared_rx: None,
             eq: eq.map(|eq| eq.state.clone()),
             tx_size: 1,

@@ -50,7 +50,7 @@ use acks::ack_match;
 use claim::ClaimTable;
 use lost::{OnLoss, PartialReceive};
 use multi::{MatchResult, QueuedMultiRecv};
-use partial::{PartialMessage, PartialTarget, extend_from_source};
+use partial::{PartialMessage, PartialTarget, append_copy};
 use peer_memory::UnmappedUnexpected;
 
 pub use binding::{RxBinding, RxSource};
@@ -87,7 +87,7 @@ pub struct RxQueue {
     /// A claimed message in memory that is not mapped was discarded; its sender must be notified.
     discarded_unmapped: bool,
     /// Acks to send: the peer, and the ack's number.
-    pending_acks: Vec<(PeerKey, u32)>,
+    unsent_acks: Vec<(PeerKey, u32)>,
     budget: usize,
     budget_used: usize,
     pool: Arc<BufferPool>,
@@ -159,7 +159,7 @@ impl RxQueue {
             peer_copies: VecDeque::new(),
             unmapped_unexpected: Vec::new(),
             discarded_unmapped: false,
-            pending_acks: Vec::new(),
+            unsent_acks: Vec::new(),
             budget,
             budget_used: 0,
             pool,
@@ -243,26 +243,26 @@ impl RxQueue {
     /// Delivers a whole message. Returns false when no receive matches and the budget is used up:
     /// the message must stay where it is.
     ///
-    /// `source` may be shorter than the envelope's length: the rest of the message is lost, and
-    /// `source` must hold as much as the endpoint can receive at all.
+    /// `bytes` may be shorter than the envelope's length: the rest of the message is lost, and
+    /// `bytes` must hold as much as the endpoint can receive at all.
     pub fn deliver(
         &mut self,
         engine: &mut dyn EngineContext,
         mut envelope: Envelope,
-        source: &dyn CopySource,
+        bytes: &dyn CopySource,
     ) -> bool {
-        debug_assert!(source.len() <= envelope.len);
+        debug_assert!(bytes.len() <= envelope.len);
         match self.take_match(engine, &envelope) {
             MatchResult::Receive(op) => {
                 envelope.arrival = self.matcher.next_arrival();
-                engine.deliver(op, &envelope, source);
+                engine.deliver(op, &envelope, bytes);
                 self.queue_ack(&envelope);
                 return true;
             }
             MatchResult::Blocked => return self.decline(),
             MatchResult::NoReceive => {}
         }
-        let peer_memory = source.peer_memory();
+        let peer_memory = bytes.peer_memory();
         if !self.fits_budget(if peer_memory.is_some() {
             0
         } else {
@@ -271,18 +271,18 @@ impl RxQueue {
         {
             return self.decline();
         }
-        let mut bytes = PooledBuf::empty(&self.pool);
+        let mut buffered = PooledBuf::empty(&self.pool);
         if peer_memory.is_none() {
-            if bytes.begin_fill(envelope.len).is_err() {
+            if buffered.begin_fill(envelope.len).is_err() {
                 return self.decline();
             }
-            extend_from_source(&mut bytes, source);
+            append_copy(&mut buffered, bytes);
         }
         envelope.arrival = self.matcher.next_arrival();
         self.add_unexpected(
             envelope,
             UnexpectedMessage {
-                bytes,
+                bytes: buffered,
                 peer_memory,
                 partial: None,
             },
@@ -463,7 +463,7 @@ impl RxQueue {
         self.matcher.take_unexpected();
         self.connected_peers.clear();
         self.posted.clear();
-        self.pending_acks.clear();
+        self.unsent_acks.clear();
         self.budget_used = 0;
     }
 
@@ -555,7 +555,7 @@ impl RxQueue {
                 self.queue_ack(&envelope);
             }
             Some(id) => {
-                ack_match(&mut self.pending_acks, &mut envelope);
+                ack_match(&mut self.unsent_acks, &mut envelope);
                 let target = match engine.adopt_partial(op, message.bytes, envelope.len) {
                     Ok((capacity, written)) => {
                         self.partial_receives.push(PartialReceive {

@@ -1,11 +1,11 @@
 //! The traits between the progress engine and a transport.
 //!
-//! A [`Transport`] describes its offers and opens domains. A [`TransportDomain`] moves messages; the
-//! calls of the data path come with an [`EngineContext`], through which the transport reaches
+//! A [`Transport`] describes its offers and opens domains. A [`TransportDomain`] moves messages;
+//! the calls of the data path come with an [`EngineContext`], through which the transport reaches
 //! operations, address vectors and event queues. The engine makes all calls on a domain under its
 //! lock. [`FastPath`] and [`LoanAllocator`] run without that lock, so a transport that offers them
-//! has locks of its own. The context records completions and counts under the lock; the engine wakes
-//! tasks, drops buffers and emits trace events after it has released the lock.
+//! has locks of its own. The context records completions and counts under the lock; the engine
+//! wakes tasks, drops buffers and emits trace events after it has released the lock.
 
 use std::sync::Arc;
 

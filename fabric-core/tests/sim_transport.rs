@@ -184,14 +184,14 @@ impl SimEndpointFixture {
     }
     /// Sends at once, or queues the send and returns its operation.
     fn send(&mut self, peer: FiAddr, tag: Option<u64>, bytes: &[u8]) -> Result<Option<OpKey>> {
-        let spec = TxOp {
+        let tx_op = TxOp {
             tag,
             ..TxOp::new(OpKind::Send, peer)
         };
         if self.domain.try_send(
             &mut self.context,
             ENDPOINT,
-            &spec,
+            &tx_op,
             Payload::Contiguous(bytes),
         )? == TrySend::Done
         {
@@ -199,7 +199,7 @@ impl SimEndpointFixture {
         }
         let op = self.new_op(AnyBuf::Vec(bytes.to_vec()));
         self.domain
-            .queue_send(&mut self.context, ENDPOINT, op, &spec)
+            .queue_send(&mut self.context, ENDPOINT, op, &tx_op)
             .map(|()| Some(op))
     }
     fn recv(&mut self, spec: RecvSpec) -> OpKey {
@@ -249,7 +249,7 @@ fn message_arrives_with_tag_data_and_source() {
         from: Some(from_a),
         ..recv_tagged(7)
     });
-    let spec = TxOp {
+    let tx_op = TxOp {
         tag: Some(7),
         data: Some(99),
         ..TxOp::new(OpKind::Send, to_b)
@@ -258,7 +258,7 @@ fn message_arrives_with_tag_data_and_source() {
         a.domain.try_send(
             &mut a.context,
             ENDPOINT,
-            &spec,
+            &tx_op,
             Payload::Contiguous(b"hello")
         ),
         Ok(TrySend::Done)
@@ -430,7 +430,7 @@ fn long_message_is_segmented_through_small_channel() {
 }
 
 #[test]
-fn receive_detached_mid_message_requeues_it() {
+fn message_of_a_dropped_receive_goes_to_the_next_receive() {
     let (mut a, mut b) = (open_endpoint("abandon-a"), open_endpoint("abandon-b@0+0+2"));
     let to_b = a.insert_address(&b.address);
     let long = test_pattern(100_000);
@@ -457,7 +457,7 @@ fn receive_detached_mid_message_requeues_it() {
 }
 
 #[test]
-fn sends_to_full_channel_queue_and_can_be_cancelled() {
+fn sends_to_a_full_channel_are_queued_and_can_be_cancelled() {
     let (mut a, mut b) = (open_endpoint("full-a"), open_endpoint("full-b@0+0+2"));
     let to_b = a.insert_address(&b.address);
     let sends: Vec<_> = (0..6).map(|n| a.send(to_b, None, &[n]).unwrap()).collect();

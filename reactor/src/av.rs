@@ -3,12 +3,12 @@
 //! An address handle carries a generation and the id of its vector, so a stale or foreign handle is
 //! an error and never another peer.
 //!
-//! An auto-inserted peer got its handle by connecting. The handle belongs to that one endpoint, not
-//! to its name: a restarted client that opens an endpoint under the name gets another handle, while
-//! messages of the first endpoint keep theirs. When the last connection of the peer has ended, the
-//! handle is *departing*; it is released when no message of the peer waits at an endpoint and none
-//! is in a completed receive that was not taken. So the source of a received message never dangles,
-//! even if the peer is gone.
+//! An auto-inserted peer gets its handle when it connects. The handle belongs to that one endpoint,
+//! not to its name: a restarted client that opens an endpoint under the name gets another handle,
+//! while messages of the first endpoint keep theirs. When the last connection of the peer has
+//! ended, the handle is *departing*; it is released when no message of the peer waits at an
+//! endpoint and none is in a completed receive that was not taken. So the source of a received
+//! message never dangles, even if the peer is gone.
 
 use std::collections::HashMap;
 
@@ -35,7 +35,7 @@ pub(crate) struct Av {
 /// A peer that an auto-insert address vector inserted when it connected.
 #[derive(Clone, Copy, Debug)]
 struct AutoInsertedPeer {
-    /// A number of this vector's own if the transport did not tell one.
+    /// Assigned by this vector if the transport does not know the peer's incarnation.
     incarnation: Incarnation,
     is_incarnation_known: bool,
     connections: usize,
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn known_and_unknown_incarnations_share_no_handle() {
+    fn peers_of_different_incarnations_get_different_handles() {
         let known = Some(Incarnation(1));
         for (first, second) in [(known, None), (None, known), (known, Some(Incarnation(2)))] {
             let mut av = Av::new(true);

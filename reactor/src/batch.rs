@@ -49,7 +49,7 @@ impl DomainHandle {
 }
 
 impl PostBatch<'_> {
-    /// Posts a send or a write that reports to the transmit queue. `spec.more` must be set.
+    /// Posts a send or a write that reports to the transmit queue. `tx_op.more` must be set.
     ///
     /// # Errors
     /// As [`DomainHandle::send`], with the buffer.
@@ -57,17 +57,17 @@ impl PostBatch<'_> {
     #[allow(clippy::result_large_err)] // like every post
     pub fn send<B: IoBuf>(
         &mut self,
-        spec: &TxOp,
+        tx_op: &TxOp,
         buf: B,
         target: CompletionTarget,
     ) -> Result<(), Failed<B>> {
         debug_assert!(
-            spec.more,
+            tx_op.more,
             "batched post without FI_MORE rings a doorbell each"
         );
         self.posts += 1;
         self.engine
-            .send(self.ep, spec, buf, target, CreditMode::NoWait)
+            .send(self.ep, tx_op, buf, target, CreditMode::NoWait)
             .map(drop)
     }
 
@@ -78,29 +78,30 @@ impl PostBatch<'_> {
     #[allow(clippy::result_large_err)] // like every post
     pub fn write_rma_iov<B: IoBuf>(
         &mut self,
-        spec: TxOp,
+        tx_op: TxOp,
         rma_iovs: &[RmaIov],
         buf: B,
         target: CompletionTarget,
     ) -> Result<(), Failed<B>> {
         self.posts += 1;
         self.engine
-            .write_rma_iov(self.ep, spec, rma_iovs, buf, target, CreditMode::NoWait)
+            .write_rma_iov(self.ep, tx_op, rma_iovs, buf, target, CreditMode::NoWait)
             .map(drop)
     }
 
-    /// Sends a copy of borrowed bytes. `spec.more` must be set.
+    /// Sends a copy of borrowed bytes. `tx_op.more` must be set.
     ///
     /// # Errors
     /// As [`DomainHandle::inject`].
     #[inline]
-    pub fn inject(&mut self, spec: &TxOp, bytes: &[u8]) -> Result<()> {
+    pub fn inject(&mut self, tx_op: &TxOp, bytes: &[u8]) -> Result<()> {
         debug_assert!(
-            spec.more,
+            tx_op.more,
             "batched post without FI_MORE rings a doorbell each"
         );
         self.posts += 1;
-        self.engine.inject(self.ep, spec, bytes, self.domain.pool())
+        self.engine
+            .inject(self.ep, tx_op, bytes, self.domain.pool())
     }
 
     /// Posts a receive that reports to the receive queue.

@@ -96,7 +96,7 @@ impl EngineGuard<'_> {
                         .error
                         .as_deref()
                         .filter(|error| **error != Error::Canceled)?;
-                    Some((op.spec.map(|spec| spec.peer), error.clone()))
+                    Some((op.tx_op.map(|tx_op| tx_op.peer), error.clone()))
                 });
                 if let Some((peer, error)) = failed {
                     state

@@ -8,7 +8,7 @@ use fabric_core::buf::AnyBuf;
 
 use crate::trace::TraceEvent;
 
-/// Actions that are collected under the lock and run after it is released.
+/// Actions that are queued under the lock and run after it is released.
 #[derive(Debug, Default)]
 pub(crate) struct Deferred {
     actions: Vec<DeferredAction>,

@@ -56,7 +56,7 @@ pub struct Bindings {
     /// The completion queue of receives.
     pub rx_cq: Option<CqId>,
     /// The counters, by kind of operation.
-    pub counters: Counters,
+    pub counters: CounterBindings,
     /// The shared receive context that the endpoint uses.
     pub shared_rx: Option<EpId>,
     /// The event queue.
@@ -90,7 +90,7 @@ impl Bindings {
 
 /// The counters of an endpoint, by the operations they count.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Counters {
+pub struct CounterBindings {
     /// Sends.
     pub send: Option<CounterId>,
     /// Receives.
@@ -105,7 +105,7 @@ pub struct Counters {
     pub remote_write: Option<CounterId>,
 }
 
-impl Counters {
+impl CounterBindings {
     /// Returns whether remote accesses by peers are counted.
     pub(crate) fn wants_rma_events(&self) -> bool {
         self.remote_read.is_some() || self.remote_write.is_some()
@@ -184,7 +184,7 @@ pub(crate) struct DomainState {
     /// The memory regions of this domain that peers can access.
     pub(crate) regions: RegionTable,
     /// Counters of remote accesses to single regions, by region key.
-    pub(crate) region_counters: HashMap<u64, Counters>,
+    pub(crate) region_counters: HashMap<u64, CounterBindings>,
     pub(crate) domain_eq: Option<Arc<EqState>>,
     pub(crate) pool: Arc<BufferPool>,
     pub(crate) deferred: Deferred,
@@ -211,8 +211,8 @@ pub(crate) struct DomainState {
     pub(crate) rearm_requested: bool,
     /// Work that a call of the transport requested and that needs the transport again.
     pub(crate) follow_ups: Vec<FollowUp>,
-    /// Endpoints that may have collected messages which no pass has sent yet.
-    pub(crate) collected: Vec<EpId>,
+    /// Endpoints that may have batched messages which no pass has sent yet.
+    pub(crate) batched_eps: Vec<EpId>,
     /// Flushes under way: tasks that wait until everything posted has left.
     pub(crate) flushes: Vec<Flush>,
     /// Auto-inserted addresses without a connection whose messages have still to be consumed, with
@@ -265,7 +265,7 @@ impl DomainState {
             event_queues: Vec::new(),
             rearm_requested: false,
             follow_ups: Vec::new(),
-            collected: Vec::new(),
+            batched_eps: Vec::new(),
             flushes: Vec::new(),
             departing_addrs: HashMap::new(),
         }
@@ -360,9 +360,9 @@ impl DomainState {
             if op.kind != OpKind::Recv && !op.no_transfer {
                 self.pending_sends -= 1;
             }
-            self.release_credit(op.ep, op.kind, op.spec.map(|spec| spec.peer));
+            self.release_credit(op.ep, op.kind, op.tx_op.map(|tx_op| tx_op.peer));
         }
-        if let Some(id) = op.spec.as_mut().and_then(|spec| spec.rma_iov_id.take()) {
+        if let Some(id) = op.tx_op.as_mut().and_then(|tx_op| tx_op.rma_iov_id.take()) {
             self.rma_iovs.try_remove(id.0 as usize);
         }
     }

@@ -6,15 +6,15 @@
 //! One mutex guards slots, matching, queues and what arrives over the domain. Critical sections are
 //! bounded (a pass moves a bounded number of bytes), with two exceptions: an unread loan that is
 //! taken back is copied whole, and `process_vm_readv` waits for slow memory of the sender. Wakers
-//! are called and buffers dropped after unlocking (`Deferred`). User code that runs under the lock is
-//! the clone of a waker and the methods of a `CustomBuf`.
+//! are called and buffers dropped after unlocking (`Deferred`). User code that runs under the lock
+//! is the clone of a waker and the methods of a `CustomBuf`.
 //!
 //! Lock order: the domain first. A connection over shared memory has a lock of its own, taken alone
 //! or under the domain's, never before it. A shared receive queue's lock is taken only under the
 //! domain's. The lock of loans is taken last. Uncontended, a lock costs two atomic operations per
-//! call. A leader/follower scheme with a try-lock and a "missed" flag was planned instead; since
-//! the lock is held for a fraction of a microsecond there is nothing to miss, and the protocol that
-//! can lose wake-ups is only the one below.
+//! call. The alternative is a leader/follower scheme with a try-lock and a "missed" flag, in which
+//! another step can lose wake-ups. It saves nothing, because the lock is held for a fraction of a
+//! microsecond.
 //!
 //! # Progress
 //!
@@ -47,7 +47,7 @@ use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::wait::{EpollSet, PollSpinner, WaitPolicy};
 
 /// Posts between two polls of the descriptors: a program that only posts, and whose posts all
-/// complete at once, also has to notice the end of a peer.
+/// complete inline, also has to notice the end of a peer.
 const POSTS_PER_FD_POLL: u32 = if cfg!(loom) { 1 } else { 64 };
 
 /// Passes between two polls of the descriptors while a thread spins, for new connections and dead
@@ -187,8 +187,8 @@ impl Engine {
                 return Poll::Ready(locked);
             }
             locked.disarm_for_poll();
-            if !locked.domain.collected.is_empty() {
-                locked.write_collected();
+            if !locked.domain.batched_eps.is_empty() {
+                locked.write_batched();
                 if is_ready(&mut locked.domain) {
                     self.count_app_poll();
                     return Poll::Ready(locked);
@@ -324,8 +324,8 @@ impl EngineGuard<'_> {
     pub(crate) fn progress(&mut self) -> bool {
         let state = &mut **self;
         state.domain.progress_requested = false;
-        // What was collected is written by this pass.
-        state.domain.collected.clear();
+        // This pass writes the batched messages.
+        state.domain.batched_eps.clear();
         let mut moved = state.progress_transport();
         state.passes += 1;
         if state.passes.is_multiple_of(PASSES_PER_FD_POLL) {
@@ -382,12 +382,12 @@ impl EngineGuard<'_> {
         }
     }
 
-    /// Hands collected messages to the kernel, and completes what the kernel has taken.
+    /// Hands batched messages to the kernel, and completes what the kernel has taken.
     #[cold]
-    pub(crate) fn write_collected(&mut self) {
+    pub(crate) fn write_batched(&mut self) {
         let state = &mut **self;
-        for ep in state.domain.collected.drain(..).collect::<Vec<_>>() {
-            state.transport.write_collected(&mut state.domain, ep);
+        for ep in state.domain.batched_eps.drain(..).collect::<Vec<_>>() {
+            state.transport.write_batched(&mut state.domain, ep);
         }
         self.run_follow_ups();
     }
@@ -512,9 +512,9 @@ impl EngineState {
             self.domain.wake_waiter(waiter);
             return;
         }
-        let Some(spec) = op.spec else { return };
+        let Some(tx_op) = op.tx_op else { return };
         self.domain.pending_sends += usize::from(!had_credit);
-        if let Err(error) = self.transport.queue_send(&mut self.domain, ep, key, &spec) {
+        if let Err(error) = self.transport.queue_send(&mut self.domain, ep, key, &tx_op) {
             self.domain.complete(key, Outcome::failed(error));
         }
     }

@@ -64,16 +64,16 @@ impl EngineContext for DomainState {
         &mut self,
         op: OpKey,
         at: usize,
-        source: &dyn CopySource,
+        bytes: &dyn CopySource,
         from: usize,
         count: usize,
     ) {
         if let Some(op) = self.ops.get_mut(op) {
-            op.buf.write_at(at, source, from, count);
+            op.buf.write_at(at, bytes, from, count);
         }
     }
 
-    fn deliver(&mut self, key: OpKey, envelope: &Envelope, source: &dyn CopySource) {
+    fn deliver(&mut self, key: OpKey, envelope: &Envelope, bytes: &dyn CopySource) {
         let Some(op) = self.ops.get_mut(key) else {
             return;
         };
@@ -82,9 +82,9 @@ impl EngineContext for DomainState {
             .get_mut(op.ep.0)
             .filter(|ep| envelope.len <= ep.bindings.max_msg_size)
         else {
-            return self.deliver_truncated(key, envelope, source);
+            return self.deliver_truncated(key, envelope, bytes);
         };
-        let placed = match op.buf.receive(source) {
+        let placed = match op.buf.receive(bytes) {
             Ok(placed) => placed,
             Err(error) => return self.deliver_nothing(key, envelope, error),
         };
@@ -238,9 +238,10 @@ impl EngineContext for DomainState {
         let Some(op) = self.ops.get_mut(key) else {
             return;
         };
-        let (ep, kind, target, peer) = (op.ep, op.kind, op.target, op.spec.map(|spec| spec.peer));
+        let (ep, kind, target, peer) =
+            (op.ep, op.kind, op.target, op.tx_op.map(|tx_op| tx_op.peer));
         let permit = op.no_transfer;
-        if let Some(id) = op.spec.as_mut().and_then(|spec| spec.rma_iov_id.take()) {
+        if let Some(id) = op.tx_op.as_mut().and_then(|tx_op| tx_op.rma_iov_id.take()) {
             self.rma_iovs.try_remove(id.0 as usize);
         }
         if kind.fills_buffer() {
@@ -258,7 +259,7 @@ impl EngineContext for DomainState {
                 .get(ep.0)
                 .is_some_and(|ep| !ep.tx_credits.has_no_waiters())
         {
-            // A collected message holds no credit, and a fenced operation may wait for it.
+            // A batched message holds no credit, and a fenced operation may wait for it.
             self.follow_ups.push(FollowUp::GrantCredits(ep));
         }
         if !permit {
@@ -290,7 +291,7 @@ impl EngineContext for DomainState {
                     return;
                 };
                 let buf = std::mem::take(&mut op.buf);
-                let loaned = op.spec.is_some_and(|spec| spec.loan.is_some());
+                let loaned = op.tx_op.is_some_and(|tx_op| tx_op.loan.is_some());
                 self.ops.free(key);
                 let buf = if loaned && outcome.error.is_none() {
                     self.discard_loan(buf)
@@ -318,7 +319,7 @@ impl EngineContext for DomainState {
         let (Some(op), true) = (self.ops.get_mut(key), self.in_flight_buffers.is_empty()) else {
             return self.complete(key, outcome);
         };
-        let is_loan = op.spec.is_some_and(|spec| spec.loan.is_some());
+        let is_loan = op.tx_op.is_some_and(|tx_op| tx_op.loan.is_some());
         let (CompletionTarget::Cq(context), false, false) = (op.target, op.holds_credit, is_loan)
         else {
             return self.complete(key, outcome);
@@ -330,7 +331,7 @@ impl EngineContext for DomainState {
         else {
             return self.complete(key, outcome);
         };
-        // The fast case: the most frequent kind of collected send.
+        // The fast case: the most frequent kind of batched send.
         ep.stats.record(OpKind::Send, len);
         let (counter, queue) = (ep.bindings.counters.send, ep.bindings.tx_cq);
         let buf = std::mem::take(&mut op.buf);
@@ -457,11 +458,11 @@ impl EngineContext for DomainState {
 impl DomainState {
     /// Delivers a message that is longer than the endpoint receives, or whose endpoint is closing.
     #[cold]
-    fn deliver_truncated(&mut self, key: OpKey, envelope: &Envelope, source: &dyn CopySource) {
+    fn deliver_truncated(&mut self, key: OpKey, envelope: &Envelope, bytes: &dyn CopySource) {
         match self.begin_fill(key, envelope.len) {
             Ok(room) => {
                 let placed = room.min(envelope.len);
-                self.write_at(key, 0, source, 0, placed);
+                self.write_at(key, 0, bytes, 0, placed);
                 self.complete(key, Outcome::received(envelope, placed));
             }
             Err(error) => self.deliver_nothing(key, envelope, error),

@@ -88,7 +88,7 @@ impl DomainHandle {
     #[must_use]
     pub fn flush(&self, ep: Option<EpId>) -> OpKey {
         self.with_engine(|locked| {
-            locked.write_collected();
+            locked.write_batched();
             locked.domain.begin_flush(ep)
         })
     }

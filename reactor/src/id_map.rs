@@ -1,14 +1,18 @@
-//! Objects by id. An id is never used twice, so the handle of a closed object never names another
-//! object.
+//! A map from ids to the objects of a domain. The map owns the objects and assigns the ids. An id
+//! is never assigned twice, so a handle with the id of a closed object finds nothing.
+//!
+//! The low bits of an id are an index into the map's entries. The high bits count how often that
+//! index was assigned before.
 
 use fabric_core::transport::EpId;
 
-/// The maximum number of objects at once. The bits of an id above its index count the earlier uses
-/// of that index.
+/// Maximum number of objects in a map.
 const MAX_ENTRIES: usize = 1 << EpId::INDEX_BITS;
 
-/// Objects by id. The map takes as much memory as there were objects at once. An index is reused
-/// with other ids until they are used up.
+/// A map from ids to objects of one kind.
+///
+/// Its memory grows with the largest number of objects that it held, and is not given back. The
+/// index of a removed object is assigned again with the next id, until its ids are used up.
 #[derive(Debug)]
 pub(crate) struct IdMap<T> {
     entries: Vec<IdMapEntry<T>>,
@@ -17,7 +21,7 @@ pub(crate) struct IdMap<T> {
 
 #[derive(Debug)]
 struct IdMapEntry<T> {
-    /// The id of the present object, or of the next one.
+    /// Id of the object, or, in a free entry, of the next object.
     id: u32,
     value: Option<Box<T>>,
 }
@@ -33,7 +37,7 @@ impl<T> IdMap<T> {
     /// Inserts an object and returns its id.
     ///
     /// # Panics
-    /// When there are a million objects already.
+    /// If the map holds [`MAX_ENTRIES`] objects already.
     pub(crate) fn insert(&mut self, value: T) -> u32 {
         let value = Some(Box::new(value));
         if let Some(index) = self.free.pop() {

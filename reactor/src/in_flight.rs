@@ -1,10 +1,10 @@
 //! Buffers that the kernel reads in place: zero-copy sends over io_uring.
 //!
 //! The buffer is taken out of its operation while the kernel reads it (`take_buffer`), whatever
-//! becomes of the operation, connection, endpoint and domain. When the kernel reports that it is
-//! done (`return_buffer`), the completion of the operation is delivered, which was deferred until
-//! then. If the endpoint has closed meanwhile, the completion goes to where the endpoint's
-//! completions would have gone.
+//! becomes of the operation, connection, endpoint and domain. The completion of the operation is
+//! deferred until the kernel reports that it is done with the buffer (`return_buffer`). If the
+//! endpoint has closed meanwhile, the completion goes to where the endpoint's completions would
+//! have gone.
 
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{Completion, Outcome};
@@ -22,7 +22,7 @@ pub(crate) struct InFlightBuffer {
     orphan_target: Option<OrphanTarget>,
 }
 
-/// Where completions go of operations whose endpoint has closed.
+/// Where an operation is reported whose endpoint has closed.
 #[derive(Clone, Copy, Debug)]
 struct OrphanTarget {
     cq: Option<CqId>,
@@ -104,7 +104,7 @@ impl DomainState {
             return;
         };
         self.pending_sends -= usize::from(std::mem::take(&mut op.holds_credit));
-        if let Some(id) = op.spec.as_mut().and_then(|spec| spec.rma_iov_id.take()) {
+        if let Some(id) = op.tx_op.as_mut().and_then(|tx_op| tx_op.rma_iov_id.take()) {
             self.rma_iovs.try_remove(id.0 as usize);
         }
         let (kind, target, ok) = (op.kind, op.target, outcome.error.is_none());
@@ -123,7 +123,7 @@ impl DomainState {
                     return;
                 };
                 let buf = std::mem::take(&mut op.buf);
-                let is_loan = ok && op.spec.is_some_and(|spec| spec.loan.is_some());
+                let is_loan = ok && op.tx_op.is_some_and(|tx_op| tx_op.loan.is_some());
                 let buf = if is_loan { self.discard_loan(buf) } else { buf };
                 let unreported = ok && matches!(target, CompletionTarget::CqOnError(_));
                 let Some((queue, cq_state)) =

@@ -59,7 +59,7 @@ pub use transport::shm::fuzz;
 
 pub use batch::{MAX_BATCH_BYTES, MAX_BATCH_POSTS, PostBatch};
 pub use domain::{CompletedOp, DomainHandle};
-pub use domain_state::{AvId, Bindings, CounterId, Counters, CqId};
+pub use domain_state::{AvId, Bindings, CounterBindings, CounterId, CqId};
 pub use driver::{TaskDriver, WaitFd};
 pub use multi_recv::{MultiRecvItem, MultiRecvTarget};
 pub use onesided::check_atomic;

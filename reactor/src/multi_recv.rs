@@ -41,15 +41,15 @@ pub enum MultiRecvTarget {
 pub enum MultiRecvItem {
     /// A message, or the failure of one. Its buffer is a `BytesMut`.
     Message(OpResult),
-    /// The end, with the rest of the buffer, and the error if the multi-receive ended otherwise
-    /// than by using up the buffer or by cancel.
+    /// The end, with the rest of the buffer. There is an error unless the buffer is used up or the
+    /// multi-receive was canceled.
     End(Option<Error>, BytesMut),
 }
 
 /// A multi-receive.
 #[derive(Debug)]
 pub(crate) struct MultiRecvOp {
-    /// The operation that is posted for it.
+    /// The posted operation.
     op: OpKey,
     ep: EpId,
     sink: MultiRecvSink,
@@ -62,7 +62,7 @@ pub(crate) struct MultiRecvOp {
     messages: VecDeque<MultiRecvMessage>,
     /// The number of incomplete parts.
     incomplete: usize,
-    /// The senders of incomplete parts before the one that is being looked for; scratch memory.
+    /// Scratch memory: the senders of the incomplete parts that a search has passed.
     blocked_peers: Vec<PeerKey>,
     /// Whether it takes no more messages.
     closed: bool,

@@ -23,12 +23,12 @@ impl DomainHandle {
     pub fn read<B: IoBufMut>(
         &self,
         ep: EpId,
-        spec: TxOp,
+        tx_op: TxOp,
         buf: B,
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        self.with_engine(|locked| locked.read(ep, spec, buf, target, credit))
+        self.with_engine(|locked| locked.read(ep, tx_op, buf, target, credit))
     }
 
     /// Posts a write of this buffer to several remote segments (`fi_writemsg`), which together have
@@ -39,32 +39,33 @@ impl DomainHandle {
     pub fn write_rma_iov<B: IoBuf>(
         &self,
         ep: EpId,
-        spec: TxOp,
+        tx_op: TxOp,
         segments: &[RmaIov],
         buf: B,
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        self.with_engine(|locked| locked.write_rma_iov(ep, spec, segments, buf, target, credit))
+        self.with_engine(|locked| locked.write_rma_iov(ep, tx_op, segments, buf, target, credit))
     }
 
-    /// Posts a read of several remote segments (`fi_readmsg`); the spec has their total length.
+    /// Posts a read of several remote segments (`fi_readmsg`); the operation has their total
+    /// length.
     ///
     /// # Errors
     /// As [`DomainHandle::read`].
     pub fn read_rma_iov<B: IoBufMut>(
         &self,
         ep: EpId,
-        spec: TxOp,
+        tx_op: TxOp,
         segments: &[RmaIov],
         buf: B,
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        self.with_engine(|locked| locked.read_rma_iov(ep, spec, segments, buf, target, credit))
+        self.with_engine(|locked| locked.read_rma_iov(ep, tx_op, segments, buf, target, credit))
     }
 
-    /// Executes an atomic operation at once, if no operation has to go first and the transport can.
+    /// Executes an atomic operation inline, if no operation has to go first and the transport can.
     ///
     /// # Errors
     /// [`Error::Key`], [`Error::OutOfBounds`] and [`Error::Invalid`] for the remote range, and as
@@ -72,11 +73,11 @@ impl DomainHandle {
     pub fn try_atomic(
         &self,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
-        self.with_engine(|locked| locked.try_atomic(ep, spec, operands, result))
+        self.with_engine(|locked| locked.try_atomic(ep, tx_op, operands, result))
     }
 
     /// Returns a peer's region that is mapped here, which can be accessed without the domain;
@@ -101,12 +102,12 @@ impl DomainHandle {
     pub fn atomic(
         &self,
         ep: EpId,
-        spec: TxOp,
+        tx_op: TxOp,
         buf: Vec<u8>,
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<Vec<u8>>> {
-        self.with_engine(|locked| locked.atomic(ep, spec, buf, target, credit))
+        self.with_engine(|locked| locked.atomic(ep, tx_op, buf, target, credit))
     }
 }
 
@@ -115,12 +116,12 @@ impl EngineGuard<'_> {
     pub(crate) fn read<B: IoBufMut>(
         &mut self,
         ep: EpId,
-        spec: TxOp,
+        tx_op: TxOp,
         buf: B,
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let len = spec.remote.map_or(0, |remote| remote.len);
+        let len = tx_op.remote.map_or(0, |remote| remote.len);
         let into_buf = |data| {
             B::from_any(data)
                 .unwrap_or_else(|_| unreachable!("the buffer was converted from this type"))
@@ -139,7 +140,7 @@ impl EngineGuard<'_> {
         }
         self.post_or_queue(
             ep,
-            &spec,
+            &tx_op,
             len,
             (data, into_buf),
             target,
@@ -147,10 +148,10 @@ impl EngineGuard<'_> {
             |locked, data| {
                 locked.try_inline(
                     ep,
-                    &spec,
+                    &tx_op,
                     len,
                     |_| Ok(()),
-                    |transport, domain| transport.try_read(domain, ep, &spec, data),
+                    |transport, domain| transport.try_read(domain, ep, &tx_op, data),
                 )
             },
         )
@@ -160,7 +161,7 @@ impl EngineGuard<'_> {
     pub(crate) fn write_rma_iov<B: IoBuf>(
         &mut self,
         ep: EpId,
-        spec: TxOp,
+        tx_op: TxOp,
         segments: &[RmaIov],
         buf: B,
         target: CompletionTarget,
@@ -171,7 +172,7 @@ impl EngineGuard<'_> {
             ep,
             &TxOp {
                 rma_iov_id: Some(id),
-                ..spec
+                ..tx_op
             },
             buf,
             target,
@@ -184,7 +185,7 @@ impl EngineGuard<'_> {
     pub(crate) fn read_rma_iov<B: IoBufMut>(
         &mut self,
         ep: EpId,
-        spec: TxOp,
+        tx_op: TxOp,
         segments: &[RmaIov],
         buf: B,
         target: CompletionTarget,
@@ -195,7 +196,7 @@ impl EngineGuard<'_> {
             ep,
             TxOp {
                 rma_iov_id: Some(id),
-                ..spec
+                ..tx_op
             },
             buf,
             target,
@@ -220,21 +221,21 @@ impl EngineGuard<'_> {
         posted
     }
 
-    /// Executes an atomic operation at once, if no operation has to go first and the transport can.
+    /// Executes an atomic operation inline, if no operation has to go first and the transport can.
     pub(crate) fn try_atomic(
         &mut self,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
-        let len = spec.remote.map_or(0, |remote| remote.len);
+        let len = tx_op.remote.map_or(0, |remote| remote.len);
         self.try_inline(
             ep,
-            spec,
+            tx_op,
             len,
             |_| Ok(()),
-            |transport, domain| transport.try_atomic(domain, ep, spec, operands, result),
+            |transport, domain| transport.try_atomic(domain, ep, tx_op, operands, result),
         )
     }
 
@@ -243,15 +244,15 @@ impl EngineGuard<'_> {
     pub(crate) fn atomic(
         &mut self,
         ep: EpId,
-        spec: TxOp,
+        tx_op: TxOp,
         buf: Vec<u8>,
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<Vec<u8>>> {
-        let len = spec.remote.map_or(0, |remote| remote.len);
+        let len = tx_op.remote.map_or(0, |remote| remote.len);
         let posted = self.post_or_queue(
             ep,
-            &spec,
+            &tx_op,
             len,
             (buf, |buf| buf),
             target,
@@ -259,13 +260,13 @@ impl EngineGuard<'_> {
             |locked, buf| {
                 let mut result = vec![
                     0;
-                    if spec.kind == OpKind::FetchAtomic {
+                    if tx_op.kind == OpKind::FetchAtomic {
                         len
                     } else {
                         0
                     }
                 ];
-                let outcome = locked.try_atomic(ep, &spec, buf, &mut result)?;
+                let outcome = locked.try_atomic(ep, &tx_op, buf, &mut result)?;
                 if outcome == TrySend::Done && !result.is_empty() {
                     *buf = result;
                 }

@@ -91,7 +91,7 @@ pub(crate) struct OpState {
     pub(crate) outcome: Outcome,
     pub(crate) target: CompletionTarget,
     /// The transmit operation; none for receives and probes.
-    pub(crate) spec: Option<TxOp>,
+    pub(crate) tx_op: Option<TxOp>,
     /// Whether the operation holds a transmit credit, or a place among the posted receives, which
     /// is released when it ends.
     pub(crate) holds_credit: bool,
@@ -113,7 +113,7 @@ impl OpState {
             phase: OpPhase::Posted,
             outcome: Outcome::ok(Transfer::default()),
             target,
-            spec: None,
+            tx_op: None,
             holds_credit: false,
             no_transfer: false,
             has_left: false,
@@ -162,7 +162,7 @@ impl OpTable {
         slot.kind = OpKind::Recv;
         slot.phase = OpPhase::Posted;
         slot.target = target;
-        slot.spec = None;
+        slot.tx_op = None;
         slot.holds_credit = true;
         slot.no_transfer = false;
         slot.has_left = false;
@@ -178,26 +178,26 @@ impl OpTable {
     pub(crate) fn insert_send(
         &mut self,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         target: CompletionTarget,
         buf: AnyBuf,
         credit: bool,
     ) -> OpKey {
         let key = self.next_key();
         let Some(slot) = self.slots.get_mut(key.index as usize) else {
-            let mut op = OpState::new(ep, spec.kind, target, buf);
+            let mut op = OpState::new(ep, tx_op.kind, target, buf);
             op.generation = key.generation;
-            op.spec = Some(*spec);
+            op.tx_op = Some(*tx_op);
             op.holds_credit = credit;
             self.slots.push(op);
             return key;
         };
         slot.generation = key.generation;
         slot.ep = ep;
-        slot.kind = spec.kind;
+        slot.kind = tx_op.kind;
         slot.phase = OpPhase::Posted;
         slot.target = target;
-        slot.spec = Some(*spec);
+        slot.tx_op = Some(*tx_op);
         slot.holds_credit = credit;
         slot.no_transfer = false;
         slot.has_left = false;
@@ -261,8 +261,8 @@ impl OpTable {
         }
     }
 
-    /// Frees the slot of an operation that has ended, and returns the slot, for the caller to take
-    /// out result and waker at once.
+    /// Frees the slot of an operation that has ended, and returns the slot. The caller must take
+    /// the result and the waker before the slot is used again.
     #[inline]
     pub(crate) fn free_done(&mut self, key: OpKey) -> &mut OpState {
         let slot = &mut self.slots[key.index as usize];
@@ -282,7 +282,7 @@ impl OpTable {
             op.generation != FREE_GENERATION
                 && op.phase == OpPhase::Posted
                 && op.ep == ep
-                && op.spec.is_some_and(|spec| spec.peer == peer)
+                && op.tx_op.is_some_and(|tx_op| tx_op.peer == peer)
         })
     }
 

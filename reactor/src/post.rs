@@ -1,4 +1,7 @@
 //! Posting of operations: checks, credits, inline completion, queueing.
+//!
+//! An operation completes *inline* if the transport executes it within the call that posts it. It
+//! then takes neither a slot nor a transmit credit.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -38,17 +41,17 @@ impl EngineGuard<'_> {
     pub(crate) fn send<B: IoBuf>(
         &mut self,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         buf: B,
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
         let len = buf.payload().len();
-        let inline = |locked: &mut Self, buf: &mut B| locked.try_send(ep, spec, buf.payload());
-        self.post_or_queue(ep, spec, len, (buf, |buf| buf), target, credit, inline)
+        let inline = |locked: &mut Self, buf: &mut B| locked.try_send(ep, tx_op, buf.payload());
+        self.post_or_queue(ep, tx_op, len, (buf, |buf| buf), target, credit, inline)
     }
 
-    /// Posts an operation of `len` bytes: `inline` tries to complete it at once; an operation that
+    /// Posts an operation of `len` bytes: `inline` tries to complete it; an operation that
     /// has to wait is queued. A failed post releases its queue entry. `held` is the form of the
     /// buffer that `inline` takes, and the function that converts it back.
     #[inline(always)] // on the small-message path
@@ -56,7 +59,7 @@ impl EngineGuard<'_> {
     pub(crate) fn post_or_queue<H, B: IoBuf>(
         &mut self,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         len: usize,
         (mut held, into_buf): (H, impl FnOnce(H) -> B),
         target: CompletionTarget,
@@ -64,20 +67,21 @@ impl EngineGuard<'_> {
         inline: impl FnOnce(&mut Self, &mut H) -> Result<TrySend>,
     ) -> Result<PostResult<B>, Failed<B>> {
         if target.reserves_cq_entry()
-            && let Err(error) = self.domain.reserve_entry(ep, spec.kind)
+            && let Err(error) = self.domain.reserve_entry(ep, tx_op.kind)
         {
             return Err(Failed::new(error, into_buf(held)));
         }
         let failed = match inline(self, &mut held) {
             Ok(TrySend::Done) => {
-                return Ok(self.complete_inline(ep, spec, len, into_buf(held), target, credit));
+                return Ok(self.complete_inline(ep, tx_op, len, into_buf(held), target, credit));
             }
-            Ok(TrySend::Collected) => {
-                let key = self.collected(ep, spec, len, into_buf(held).into_any(), target, credit);
+            Ok(TrySend::Batched) => {
+                let key =
+                    self.insert_batched(ep, tx_op, len, into_buf(held).into_any(), target, credit);
                 return Ok(PostResult::Pending(key));
             }
             Ok(TrySend::WouldBlock) => {
-                match self.queue_send(ep, *spec, into_buf(held), target, credit) {
+                match self.queue_send(ep, *tx_op, into_buf(held), target, credit) {
                     Ok(key) => return Ok(PostResult::Pending(key)),
                     Err(failed) => failed,
                 }
@@ -85,18 +89,18 @@ impl EngineGuard<'_> {
             Err(error) => Failed::new(error, into_buf(held)),
         };
         if target.reserves_cq_entry() {
-            self.domain.unreserve_entry(ep, spec.kind);
+            self.domain.unreserve_entry(ep, tx_op.kind);
         }
         Err(failed)
     }
 
-    /// Has the transport execute a transmit operation at once and counts it, unless `check` fails,
+    /// Has the transport execute a transmit operation inline and counts it, unless `check` fails,
     /// operations wait for a credit, or a fence blocks it.
     #[inline(always)] // on the small-message path
     pub(crate) fn try_inline(
         &mut self,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         len: usize,
         check: impl FnOnce(&Bindings) -> Result<()>,
         act: impl FnOnce(&mut dyn TransportDomain, &mut DomainState) -> Result<TrySend>,
@@ -106,12 +110,12 @@ impl EngineGuard<'_> {
         } = &mut **self;
         let endpoint = domain.endpoint(ep)?;
         check(&endpoint.bindings)?;
-        if endpoint.tx_credits.has_waiter_for(spec.peer) || domain.is_blocked_by_fence(ep, spec) {
+        if endpoint.tx_credits.has_waiter_for(tx_op.peer) || domain.is_blocked_by_fence(ep, tx_op) {
             return Ok(TrySend::WouldBlock);
         }
         let outcome = act(&mut **transport, domain);
         if matches!(outcome, Ok(TrySend::Done)) {
-            domain.count_inline(ep, spec.kind, len);
+            domain.count_inline(ep, tx_op.kind, len);
         }
         outcome
     }
@@ -121,7 +125,7 @@ impl EngineGuard<'_> {
     fn complete_inline<B: IoBuf>(
         &mut self,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         len: usize,
         buf: B,
         target: CompletionTarget,
@@ -129,32 +133,32 @@ impl EngineGuard<'_> {
     ) -> PostResult<B> {
         let domain = &mut self.domain;
         if credit == CreditMode::FromPermit {
-            domain.release_credit(ep, spec.kind, Some(spec.peer));
+            domain.release_credit(ep, tx_op.kind, Some(tx_op.peer));
         }
-        let transfer = Transfer::sent(len, spec.tag);
+        let transfer = Transfer::sent(len, tx_op.tag);
         match target {
             CompletionTarget::Future => PostResult::Done(transfer, buf),
             CompletionTarget::Cq(context) => {
-                let buf = domain.completion_buffer(spec, buf.into_any());
-                let queue = domain.cq_of(ep, spec.kind);
-                domain.report_to_cq(queue, spec.kind, context, Outcome::ok(transfer), buf);
+                let buf = domain.completion_buffer(tx_op, buf.into_any());
+                let queue = domain.cq_of(ep, tx_op.kind);
+                domain.report_to_cq(queue, tx_op.kind, context, Outcome::ok(transfer), buf);
                 PostResult::Reported
             }
             CompletionTarget::CqOnError(_)
             | CompletionTarget::Discard
             | CompletionTarget::MultiRecv(_) => {
-                domain.complete_inline_unreported(ep, spec.kind, target, buf.into_any());
+                domain.complete_inline_unreported(ep, tx_op.kind, target, buf.into_any());
                 PostResult::Reported
             }
         }
     }
 
-    /// Gives a slot to a message that the transport has collected: it completes when the kernel has
-    /// taken it. It takes no credit, since what a transport collects is bounded.
-    fn collected(
+    /// Gives a slot to a message that the transport has batched: it completes when the kernel has
+    /// taken it. It takes no credit, since a transport bounds what it batches.
+    fn insert_batched(
         &mut self,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         len: usize,
         buf: AnyBuf,
         target: CompletionTarget,
@@ -166,53 +170,55 @@ impl EngineGuard<'_> {
         let key = state
             .domain
             .ops
-            .insert_send(ep, spec, target, buf, has_credit);
+            .insert_send(ep, tx_op, target, buf, has_credit);
         state
             .transport
-            .collected(&mut state.domain, ep, key, spec, len);
-        if !state.domain.collected.contains(&ep) {
-            state.domain.collected.push(ep);
+            .set_batched_op(&mut state.domain, ep, key, tx_op, len);
+        if !state.domain.batched_eps.contains(&ep) {
+            state.domain.batched_eps.push(ep);
         }
         key
     }
 
-    /// Sends or writes at once, if no operation has to go first and the transport can.
+    /// Sends or writes inline, if no operation has to go first and the transport can.
     #[inline(always)] // on the small-message path
     pub(crate) fn try_send(
         &mut self,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
         let len = payload.len();
         let check = |bindings: &Bindings| bindings.check_len(len);
-        self.try_inline(ep, spec, len, check, |transport, domain| {
-            transport.try_send(domain, ep, spec, payload)
+        self.try_inline(ep, tx_op, len, check, |transport, domain| {
+            transport.try_send(domain, ep, tx_op, payload)
         })
     }
 
     pub(crate) fn queue_send<B: IoBuf>(
         &mut self,
         ep: EpId,
-        spec: TxOp,
+        tx_op: TxOp,
         buf: B,
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<OpKey, Failed<B>> {
         let state = &mut **self;
-        let blocked_by_fence = state.domain.is_blocked_by_fence(ep, &spec);
+        let blocked_by_fence = state.domain.is_blocked_by_fence(ep, &tx_op);
         let tx_credits = match state.domain.endpoint(ep) {
             Ok(ep) => &mut ep.tx_credits,
             Err(error) => return Err(Failed::new(error, buf)),
         };
         let mut has_credit = credit == CreditMode::FromPermit;
-        if has_credit && tx_credits.has_queued_message_for(spec.peer) {
+        if has_credit && tx_credits.has_queued_message_for(tx_op.peer) {
             // Sends that were posted before this one wait for a credit: this one does not overtake
             // them, but gives them its own credit.
             has_credit = false;
-            state.domain.release_credit(ep, spec.kind, Some(spec.peer));
+            state
+                .domain
+                .release_credit(ep, tx_op.kind, Some(tx_op.peer));
         } else if !has_credit {
-            has_credit = tx_credits.try_acquire(spec.peer);
+            has_credit = tx_credits.try_acquire(tx_op.peer);
         }
         if !has_credit {
             state
@@ -227,19 +233,19 @@ impl EngineGuard<'_> {
                 buf,
             ));
         }
-        let mut op = OpState::new(ep, spec.kind, target, buf.into_any());
-        op.spec = Some(spec);
+        let mut op = OpState::new(ep, tx_op.kind, target, buf.into_any());
+        op.tx_op = Some(tx_op);
         op.holds_credit = has_credit;
         let key = if blocked_by_fence || !has_credit {
             op.phase = OpPhase::Queued;
             let key = state.domain.ops.insert(op);
             state.domain.pending_sends += usize::from(has_credit);
             if let Ok(ep) = state.domain.endpoint(ep) {
-                if spec.fence {
+                if tx_op.fence {
                     ep.tx_credits
-                        .enqueue_fenced(key, spec.peer, FencedOp { has_credit });
+                        .enqueue_fenced(key, tx_op.peer, FencedOp { has_credit });
                 } else {
-                    ep.tx_credits.enqueue(key, spec.peer, true);
+                    ep.tx_credits.enqueue(key, tx_op.peer, true);
                 }
                 ep.update_fast_path();
             }
@@ -249,12 +255,12 @@ impl EngineGuard<'_> {
             state.domain.pending_sends += 1;
             if let Err(error) = state
                 .transport
-                .queue_send(&mut state.domain, ep, key, &spec)
+                .queue_send(&mut state.domain, ep, key, &tx_op)
             {
                 let buf = state.domain.remove_refused(key);
                 if credit == CreditMode::FromPermit {
                     // The permit keeps its credit.
-                    self.domain.reacquire_credit(ep, spec.peer);
+                    self.domain.reacquire_credit(ep, tx_op.peer);
                 }
                 return Err(Failed::new(error, buf));
             }
@@ -266,7 +272,7 @@ impl EngineGuard<'_> {
     pub(crate) fn inject(
         &mut self,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         bytes: &[u8],
         pool: &Arc<BufferPool>,
     ) -> Result<()> {
@@ -279,13 +285,13 @@ impl EngineGuard<'_> {
                 limit,
             });
         }
-        match self.try_send(ep, spec, Payload::Contiguous(bytes))? {
+        match self.try_send(ep, tx_op, Payload::Contiguous(bytes))? {
             TrySend::Done => return Ok(()),
-            TrySend::Collected => {
+            TrySend::Batched => {
                 let (len, no_buf) = (bytes.len(), AnyBuf::None);
-                self.collected(
+                self.insert_batched(
                     ep,
-                    spec,
+                    tx_op,
                     len,
                     no_buf,
                     CompletionTarget::Discard,
@@ -299,7 +305,7 @@ impl EngineGuard<'_> {
         copy.extend_from_slice(bytes);
         self.queue_send(
             ep,
-            *spec,
+            *tx_op,
             copy,
             CompletionTarget::Discard,
             CreditMode::NoWait,
@@ -362,8 +368,8 @@ impl DomainState {
 
     /// Returns whether the operation is fenced and an earlier operation to its peer has not ended.
     #[inline]
-    fn is_blocked_by_fence(&self, ep: EpId, spec: &TxOp) -> bool {
-        spec.fence && self.ops.has_posted_ops_to(ep, spec.peer)
+    fn is_blocked_by_fence(&self, ep: EpId, tx_op: &TxOp) -> bool {
+        tx_op.fence && self.ops.has_posted_ops_to(ep, tx_op.peer)
     }
 
     /// Counts an operation that was completed by its post.
@@ -397,8 +403,8 @@ impl DomainState {
     /// Returns the buffer for the completion of an operation: none for a loan, which belongs to the
     /// peer now.
     #[inline(always)] // on the small-message path
-    pub(crate) fn completion_buffer(&mut self, spec: &TxOp, buf: AnyBuf) -> AnyBuf {
-        if spec.loan.is_none() {
+    pub(crate) fn completion_buffer(&mut self, tx_op: &TxOp, buf: AnyBuf) -> AnyBuf {
+        if tx_op.loan.is_none() {
             buf
         } else {
             self.discard_loan(buf)
@@ -440,7 +446,7 @@ impl DomainHandle {
     pub fn send<B: IoBuf>(
         &self,
         ep: EpId,
-        spec: TxOp,
+        tx_op: TxOp,
         buf: B,
         target: CompletionTarget,
         credit: CreditMode,
@@ -448,7 +454,7 @@ impl DomainHandle {
         // Not through `with_engine`: the result is large, and a closure's result is moved once
         // more.
         let mut locked = self.engine().lock();
-        let posted = locked.send(ep, &spec, buf, target, credit);
+        let posted = locked.send(ep, &tx_op, buf, target, credit);
         locked.finish();
         posted
     }
@@ -457,8 +463,8 @@ impl DomainHandle {
     ///
     /// # Errors
     /// As [`DomainHandle::send`]; [`Error::TooLong`] above the inject size.
-    pub fn inject(&self, ep: EpId, spec: TxOp, bytes: &[u8]) -> Result<()> {
-        self.with_engine(|locked| locked.inject(ep, &spec, bytes, self.pool()))
+    pub fn inject(&self, ep: EpId, tx_op: TxOp, bytes: &[u8]) -> Result<()> {
+        self.with_engine(|locked| locked.inject(ep, &tx_op, bytes, self.pool()))
     }
 
     /// Posts a receive (`fi_recv`).
@@ -491,7 +497,7 @@ impl DomainHandle {
         locked.domain.check_address(ep, peer)?;
         let mut op = OpState::new(ep, OpKind::Send, CompletionTarget::Future, AnyBuf::None);
         op.no_transfer = true;
-        op.spec = Some(TxOp::new(OpKind::Send, peer));
+        op.tx_op = Some(TxOp::new(OpKind::Send, peer));
         op.phase = OpPhase::Queued;
         let free = locked.domain.endpoint(ep)?.tx_credits.try_acquire(peer);
         if free {

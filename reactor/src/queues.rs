@@ -64,7 +64,7 @@ impl CqState {
             return max;
         }
         if count > 0 {
-            // All at once: an entry is large, and draining a deque moves entries one by one.
+            // The whole deque is taken: an entry is large, and draining moves entries one by one.
             let mut all = Vec::from(std::mem::take(&mut self.entries));
             out.append(&mut all);
             self.entries = all.into();

@@ -10,7 +10,7 @@ use fabric_core::transport::{EpId, RemoteAccess};
 use fabric_core::{Error, Result};
 
 use crate::domain::DomainHandle;
-use crate::domain_state::{CounterId, Counters, DomainState};
+use crate::domain_state::{CounterBindings, CounterId, DomainState};
 use crate::engine::EngineState;
 
 impl EngineState {
@@ -34,7 +34,11 @@ impl EngineState {
 
     /// Binds the remote counters of `counters` to a region. A counter that is not given leaves the
     /// present binding.
-    pub(crate) fn bind_region_counters(&mut self, key: u64, counters: Counters) -> Result<()> {
+    pub(crate) fn bind_region_counters(
+        &mut self,
+        key: u64,
+        counters: CounterBindings,
+    ) -> Result<()> {
         let current = self
             .domain
             .region_counters
@@ -60,7 +64,7 @@ impl EngineState {
                 why: "is unknown",
             })?;
         self.transport.region_opened(key, region);
-        let current = Counters {
+        let current = CounterBindings {
             remote_read: current.remote_read.or(counters.remote_read),
             remote_write: current.remote_write.or(counters.remote_write),
             ..current
@@ -140,7 +144,7 @@ impl DomainHandle {
     ///
     /// # Errors
     /// [`Error::Invalid`] when a counter for the same access is bound already; [`Error::Key`].
-    pub fn bind_region_counters(&self, key: u64, counters: Counters) -> Result<()> {
+    pub fn bind_region_counters(&self, key: u64, counters: CounterBindings) -> Result<()> {
         self.engine().lock().bind_region_counters(key, counters)
     }
 

@@ -6,17 +6,19 @@
 //! Posting, canceling, copying in chunks and sending acks, which an endpoint does for a receive
 //! queue of its own, are done here in each pass.
 //!
-//! The engine remembers at which endpoint each sender connected and gives the context a key per
-//! sender. So senders are distinguished, and the completion can say which endpoint received.
+//! The engine records at which endpoint each sender is connected, and assigns each sender a key in
+//! the context. So senders are distinguished, and the completion can say which endpoint received.
 //!
 //! Decision: the context has a completion queue of its own. libfabric reports a receive at the
-//! endpoint that the message arrives at. Here an entry is reserved when the receive is posted, so
-//! that no queue can overrun, and at that time the endpoint is unknown; reserving an entry in each
-//! endpoint's queue would make one pool of receives cost as much as many. The endpoints' counters
-//! count their messages. One address vector serves all endpoints, since a source would mean
-//! something else at each. Connected endpoints have an address vector each, with their peer, and
-//! the context one without peers: a message that is requeued there keeps its source if its endpoint
-//! knows it.
+//! endpoint where the message arrives. Here a queue entry is reserved when the receive is posted,
+//! so that no queue can overrun, and the endpoint is unknown then. With an entry reserved in the
+//! queue of each endpoint, a shared receive would cost as many entries as there are endpoints. The
+//! endpoints' counters count their own messages.
+//!
+//! The endpoints share one address vector, so that an address handle means the same peer at each of
+//! them. Connected endpoints are the exception: each has an address vector with its peer, and the
+//! context has an empty one. A message that is requeued in the context keeps its source if the
+//! endpoint where the message arrived knows the handle.
 
 use fabric_core::buf::PooledBuf;
 use fabric_core::completion::{OpKind, Transfer};

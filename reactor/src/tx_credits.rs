@@ -1,9 +1,9 @@
 //! Transmit credits: how many operations an endpoint may have under way, in all and to one peer,
 //! and the operations that wait for more.
 //!
-//! Operations wait in posting order. A fenced operation waits in this
-//! queue, with or without its credit, until no operation to its peer is under way; operations posted after it wait behind it. So
-//! transports know nothing of fences.
+//! Operations wait in posting order. A fenced operation (`FI_FENCE`) waits in the same queue, with
+//! or without its credit, until no operation to its peer is under way. Operations to that peer that
+//! are posted later wait behind it. So transports need not implement fences.
 
 use std::collections::{HashMap, VecDeque};
 

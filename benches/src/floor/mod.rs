@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn no_cache_line_floor_on_one_core_or_after_stop() {
+    fn floor_is_not_measured_on_one_core_or_after_a_stop() {
         let (core, stop) = (pin::available_cores().first().copied(), Stop::default());
         let floor = Floor::new((core, core), &stop);
         floor.sample();

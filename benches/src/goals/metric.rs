@@ -1,7 +1,7 @@
 //! Metrics of goals, and how two of them have to relate.
 
 use crate::options::{Bench, BenchOp, ProgressMode, WaitMode};
-use crate::peers::{BenchPeer, FabricUdp, FiPingpong, TokioSocket, UcxPerftest};
+use crate::peers::{FabricUdp, FiPingpong, MeasuredLibrary, TokioSocket, UcxPerftest};
 
 use Bench::{Bw, Lat, Rate};
 use GoalBound::{MaxExcessNs, MaxRatio, MinRatio};
@@ -86,7 +86,7 @@ impl GoalBound {
 }
 
 impl PeerProgram {
-    pub(super) fn peer(self) -> &'static dyn BenchPeer {
+    pub(super) fn peer(self) -> &'static dyn MeasuredLibrary {
         match self {
             Self::Libfabric => &FiPingpong::SHM,
             Self::LibfabricTcp => &FiPingpong::TCP,

@@ -19,7 +19,7 @@ use crate::floor::{self, Floor};
 use crate::options::{Api, Bench, BenchOp};
 use crate::output::print;
 use crate::peer_process::current_program;
-use crate::peers::{BenchCase, BenchPeer, FabricPeer, FabricUdp};
+use crate::peers::{BenchCase, FabricLibrary, FabricUdp, MeasuredLibrary};
 use crate::pin::CorePinning;
 use crate::record::{self, Record};
 use crate::samples::median;
@@ -162,7 +162,7 @@ impl GoalRunner<'_> {
             time: self.time,
             cores: self.cores,
         };
-        let fabric = FabricPeer::new(self.provider);
+        let fabric = FabricLibrary::new(self.provider);
         let (bench, record) = match metric {
             Metric::Fabric(bench, op, size) => {
                 (bench, fabric.measure(&case(bench, op, size), self.stop)?)

@@ -1,6 +1,6 @@
 //! The fabric itself, measured as by the commands `lat`, `bw` and `rate`.
 
-use super::{BenchCase, BenchPeer};
+use super::{BenchCase, MeasuredLibrary};
 use crate::measure::{Budget, DEFAULT_WINDOW, Plan, measure};
 use crate::options::{Api, ProgressMode, RuntimeKind, WaitMode};
 use crate::peer_process::PeerProcess;
@@ -10,12 +10,12 @@ use crate::{Error, Result};
 
 /// The fabric over one provider.
 #[derive(Debug)]
-pub struct FabricPeer {
+pub struct FabricLibrary {
     provider: String,
     name: String,
 }
 
-impl FabricPeer {
+impl FabricLibrary {
     /// Creates the peer for this provider.
     #[must_use]
     pub fn new(provider: &str) -> Self {
@@ -51,7 +51,7 @@ impl FabricPeer {
     /// Measures a plan of one size, with a fresh process as the responder.
     ///
     /// # Errors
-    /// As [`BenchPeer::measure`].
+    /// As [`MeasuredLibrary::measure`].
     pub fn run(&self, plan: &Plan, stop: &Stop) -> Result<Record> {
         let mut measured = None;
         let mut peer_process = PeerProcess::start(&self.provider)?;
@@ -66,7 +66,7 @@ impl FabricPeer {
     }
 }
 
-impl BenchPeer for FabricPeer {
+impl MeasuredLibrary for FabricLibrary {
     fn name(&self) -> &str {
         &self.name
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use fabric_async::{Endpoint, Error as FabricError, WaitPolicy};
 use tokio::time::timeout;
 
-use super::{BenchCase, BenchPeer};
+use super::{BenchCase, MeasuredLibrary};
 use crate::measure::Budget;
 use crate::measure::rounds::{MeasureOutcome, RoundScheduler, fill_record};
 use crate::options::{Bench, BenchOp, RuntimeKind};
@@ -29,7 +29,7 @@ const LOOPBACK_ADDRESS: &str = "udp://127.0.0.1:0";
 #[derive(Clone, Copy, Debug)]
 pub struct FabricUdp;
 
-impl BenchPeer for FabricUdp {
+impl MeasuredLibrary for FabricUdp {
     fn name(&self) -> &str {
         "fabric udp"
     }

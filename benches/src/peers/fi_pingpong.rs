@@ -4,7 +4,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use super::{BenchCase, BenchPeer, program};
+use super::{BenchCase, MeasuredLibrary, program};
 use crate::options::{Bench, BenchOp};
 use crate::record::Record;
 use crate::stop::Stop;
@@ -50,7 +50,7 @@ impl FiPingpong {
     }
 }
 
-impl BenchPeer for FiPingpong {
+impl MeasuredLibrary for FiPingpong {
     fn name(&self) -> &str {
         self.name
     }

@@ -11,7 +11,7 @@ use iceoryx2::port::publisher::Publisher;
 use iceoryx2::port::subscriber::Subscriber;
 use iceoryx2::prelude::{LogLevel, NodeBuilder, SignalHandlingMode, ipc, set_log_level};
 
-use super::{BenchCase, BenchPeer};
+use super::{BenchCase, MeasuredLibrary};
 use crate::measure::Budget;
 use crate::measure::rounds::{RoundScheduler, fill_record};
 use crate::options::{Bench, BenchOp};
@@ -36,7 +36,7 @@ const POLLS_PER_CHECK: u64 = 1 << 16;
 #[derive(Debug)]
 pub struct Iceoryx2;
 
-impl BenchPeer for Iceoryx2 {
+impl MeasuredLibrary for Iceoryx2 {
     fn name(&self) -> &str {
         "iceoryx2"
     }

@@ -1,7 +1,7 @@
-//! The libraries that are measured, the fabric included: a file each, behind one trait. Here a peer
-//! is such a library, not a remote endpoint.
+//! The libraries that are measured, the fabric included: a file each, behind one trait. The option
+//! `--peer` selects among them; such a peer is a library, not a remote endpoint.
 //!
-//! | file | peer |
+//! | file | library |
 //! |---|---|
 //! | `fabric` | the fabric itself |
 //! | `fabric_udp` | the fabric over udp |
@@ -11,10 +11,10 @@
 //! | `iceoryx2` | the crate iceoryx2; needs the cargo feature `iceoryx2` |
 //! | `program` | runs another library's benchmark program as server and as client |
 //!
-//! A new peer is a file here and a line in [`all_peers`]. Another library's program is run by
-//! `program`, which pins both sides and ends them; the file builds its arguments and parses its
-//! output. A library that fabric-bench calls directly, instead of running its
-//! program, needs the following, as `tokio_sockets` shows:
+//! A new library is a file here and a line in [`measured_libraries`]. Another library's program is
+//! run by `program`, which pins both sides and ends them; the file builds its arguments and parses
+//! its output. A library that fabric-bench calls directly, instead of running its program, needs
+//! the following, as `tokio_sockets` shows:
 //!
 //! 1. The responder is a hidden command in `cli`. It first calls
 //!    [`exit_on_stdin_eof`](crate::peer_process::exit_on_stdin_eof), so that it never outlives its
@@ -42,7 +42,7 @@ mod ucx_perftest;
 
 use std::time::Duration;
 
-pub use fabric::FabricPeer;
+pub use fabric::FabricLibrary;
 pub use fabric_udp::{FabricUdp, echo_datagrams, with_loss_timeout};
 pub use fi_pingpong::FiPingpong;
 #[cfg(feature = "iceoryx2")]
@@ -73,7 +73,7 @@ pub struct BenchCase {
 }
 
 /// A library that passes messages between two processes, and can be measured.
-pub trait BenchPeer {
+pub trait MeasuredLibrary {
     /// Its name in results.
     fn name(&self) -> &str;
 
@@ -93,14 +93,14 @@ pub trait BenchPeer {
     fn measure(&self, case: &BenchCase, stop: &Stop) -> Result<Record>;
 }
 
-/// Returns all peers, the fabric over this provider first.
+/// Returns all libraries, the fabric over this provider first.
 #[must_use]
-pub fn all_peers(provider: &str) -> Vec<Box<dyn BenchPeer>> {
+pub fn measured_libraries(provider: &str) -> Vec<Box<dyn MeasuredLibrary>> {
     vec![
         if provider == "udp" {
             Box::new(FabricUdp)
         } else {
-            Box::new(FabricPeer::new(provider))
+            Box::new(FabricLibrary::new(provider))
         },
         #[cfg(feature = "iceoryx2")]
         Box::new(Iceoryx2),
@@ -117,7 +117,7 @@ pub fn all_peers(provider: &str) -> Vec<Box<dyn BenchPeer>> {
 impl BenchCase {
     /// Returns a record of this case without measured values. `window` is 0 for streams, because
     /// the libraries do not report it.
-    fn empty_record(&self, peer: &dyn BenchPeer) -> Record {
+    fn empty_record(&self, peer: &dyn MeasuredLibrary) -> Record {
         Record {
             bench: name(self.bench),
             provider: peer.name().to_owned(),

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-use super::{BenchCase, BenchPeer};
+use super::{BenchCase, MeasuredLibrary};
 use crate::measure::Budget;
 use crate::measure::rounds::{MeasureOutcome, RoundScheduler, fill_record};
 use crate::options::{Bench, BenchOp, RuntimeKind, name};
@@ -39,7 +39,7 @@ pub enum TokioSocket {
     Unix,
 }
 
-impl BenchPeer for TokioSocket {
+impl MeasuredLibrary for TokioSocket {
     fn name(&self) -> &str {
         match self {
             Self::Tcp => "tokio TcpStream",

@@ -4,7 +4,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use super::{BenchCase, BenchPeer, program};
+use super::{BenchCase, MeasuredLibrary, program};
 use crate::options::{Bench, BenchOp, name};
 use crate::record::Record;
 use crate::stop::Stop;
@@ -55,7 +55,7 @@ impl UcxPerftest {
     }
 }
 
-impl BenchPeer for UcxPerftest {
+impl MeasuredLibrary for UcxPerftest {
     fn name(&self) -> &str {
         self.name
     }

@@ -17,7 +17,8 @@ pub(super) struct Bar {
     pub(super) value: f64,
 }
 
-/// Renders a bar chart with its table; `None` without bars.
+/// Renders a bar chart with its table; `None` without bars. `floor` is the rate of `fabric-bench
+/// floor` for comparison, the limit of the hardware; it is drawn as a dashed line.
 pub(super) fn bar_chart(
     bars: &[Bar],
     floor: Option<f64>,

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn log_scale_positions_and_ticks() {
+    fn log_scale_places_values_by_their_logarithm() {
         let scale = Scale::from_values([10.0, 1000.0].into_iter(), (0.0, 100.0), true);
         assert!((scale.position(100.0) - 50.0).abs() < 1e-6);
         assert_eq!(

@@ -8,7 +8,7 @@ use fabric_core::info::{EpType, Info, SHARED_CONTEXT};
 use fabric_core::transport::EpId;
 use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Address, Error, Result};
-use fabric_reactor::{AvId, Bindings, Counters, CqId};
+use fabric_reactor::{AvId, Bindings, CounterBindings, CqId};
 
 use super::connected::ConnectedPeer;
 use super::shared_rx::check_shared_rx_info;
@@ -47,7 +47,7 @@ pub struct EndpointBuilder<M: ThreadModel = Shared> {
     rx_cq: Option<CqId>,
     /// Directions whose successful operations are reported only on request.
     selective: CqBind,
-    counters: Counters,
+    counters: CounterBindings,
     eq: Option<Arc<EventQueueInner>>,
     dependencies: Vec<DependencyGuard>,
     owned_queues: OwnedQueues,
@@ -65,7 +65,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             tx_cq: None,
             rx_cq: None,
             selective: CqBind::empty(),
-            counters: Counters::default(),
+            counters: CounterBindings::default(),
             eq: None,
             dependencies: Vec::new(),
             owned_queues: OwnedQueues::default(),

@@ -11,7 +11,7 @@ use fabric_core::info::{EpType, Info, SHARED_CONTEXT};
 use fabric_core::stats::EndpointStats;
 use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Error, Result};
-use fabric_reactor::{Bindings, CounterId, Counters, CqId};
+use fabric_reactor::{Bindings, CounterBindings, CounterId, CqId};
 
 use super::builder::{check_av_allowed, check_size, dependency_on, set_once};
 use super::{Dependencies, Endpoint, EndpointInner, OwnedQueues};
@@ -308,9 +308,9 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
             av: av.id,
             tx_cq: None,
             rx_cq: self.cq,
-            counters: Counters {
+            counters: CounterBindings {
                 recv: self.counter,
-                ..Counters::default()
+                ..CounterBindings::default()
             },
             shared_rx: None,
             eq: None,

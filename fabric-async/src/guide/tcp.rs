@@ -115,7 +115,7 @@
 //! without having read what the peer sent.
 //!
 //! Short messages that are posted before the first is awaited (`start`, `post`, `post_all`,
-//! `join!`) are collected. The next poll that is not ready, or the driver, hands them to the kernel
+//! `join!`) are batched: the next poll that is not ready, or the driver, hands them to the kernel
 //! in one system call, and they complete. Messages that are awaited one by one take a call each. An
 //! [injected](Endpoint::inject) message reports nothing: [flush](super::batching#flush) before the
 //! process ends.

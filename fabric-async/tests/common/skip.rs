@@ -6,12 +6,13 @@
 //! programs. `FABRIC_REQUIRE`, a comma-separated list of facilities (`interop,uring,netns,ipv6`),
 //! turns the skips for want of these facilities into failures.
 //!
-//! Test programs include this file with `#[path]`.
+//! Test programs, and the unit tests of `reactor`, include this file with `#[path]`.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::panic::Location;
+use std::path::PathBuf;
 
 /// Lists the facilities that tests may not do without.
 const REQUIRE_ENV: &str = "FABRIC_REQUIRE";
@@ -33,7 +34,8 @@ pub(crate) enum Facility {
     Root,
     /// A limit of open files (`RLIMIT_NOFILE`) that is high enough.
     Descriptors,
-    /// A capability that the provider under test or the installed libfabric does not offer.
+    /// A capability that the provider under test, the kernel or the installed libfabric does not
+    /// offer.
     Capability,
 }
 
@@ -70,7 +72,7 @@ impl Facility {
         std::env::var(REQUIRE_ENV).is_ok_and(|list| self.is_in(&list))
     }
 
-    /// Whether a value of `FABRIC_REQUIRE` lists this facility.
+    /// Returns whether a value of `FABRIC_REQUIRE` lists this facility.
     ///
     /// # Panics
     ///
@@ -120,9 +122,8 @@ pub(crate) fn report(facility: Facility, subject: &str, reason: impl Display) {
     let reason = reason.to_string().replace(['\n', '\t'], " ");
     // `eprintln!` would be captured.
     let _ = writeln!(std::io::stderr(), "skipped: {subject}: {reason}");
-    // Unit tests have no such directory.
-    if let Some(dir) = option_env!("CARGO_TARGET_TMPDIR") {
-        let path = format!("{dir}/skipped-tests.tsv");
+    if let Some(dir) = tmp_dir() {
+        let path = dir.join("skipped-tests.tsv");
         let line = format!("{}\t{subject}\t{reason}\n", facility.name());
         // One write to a file that is open for appending is not torn by those of other processes.
         let written = OpenOptions::new()
@@ -132,7 +133,21 @@ pub(crate) fn report(facility: Facility, subject: &str, reason: impl Display) {
             .and_then(|mut file| file.write_all(line.as_bytes()));
         if let Err(error) = written {
             // Processes of another user may not write there.
-            let _ = writeln!(std::io::stderr(), "{path}: {error}");
+            let _ = writeln!(std::io::stderr(), "{}: {error}", path.display());
         }
     }
+}
+
+/// Returns cargo's directory for files of tests. Cargo names it only to integration tests. It is
+/// beside the directory of the profile, from which unit tests run: `target/debug/deps/TEST`.
+fn tmp_dir() -> Option<PathBuf> {
+    if let Some(dir) = option_env!("CARGO_TARGET_TMPDIR") {
+        return Some(dir.into());
+    }
+    let dir = std::env::current_exe()
+        .ok()?
+        .ancestors()
+        .nth(3)?
+        .join("tmp");
+    dir.is_dir().then_some(dir)
 }

@@ -223,8 +223,8 @@ pub(crate) async fn fence_requires_fi_fence(setup: Setup) {
     sent.unwrap();
 }
 
-/// Short sends behind the first are collected over tcp, and hold no transmit credit.
-pub(crate) async fn fenced_send_behind_collected_sends_completes(setup: Setup) {
+/// Short sends behind the first are batched over tcp, and hold no transmit credit.
+pub(crate) async fn fenced_send_behind_batched_sends_completes(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
     let sends = [b"a", b"b"].map(|message| a.ep.send(to_b, message.to_vec()).start().unwrap());

@@ -367,7 +367,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         every_kind_of_operation_can_be_fenced: FENCE_ATOMIC,
         cancelled_fence_releases_later_ops: FENCE,
         dropped_fenced_send_is_delivered: FENCE,
-        fenced_send_behind_collected_sends_completes: FENCE,
+        fenced_send_behind_batched_sends_completes: FENCE,
         close_fails_pending_fenced_ops: FENCE,
         fence_requires_fi_fence: FENCE,
     }

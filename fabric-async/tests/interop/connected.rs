@@ -338,7 +338,7 @@ fn tagged_send_to_peer_without_tag_support_is_refused() {
 
 /// Atomic frames are not sent to libfabric peers.
 #[test]
-fn atomics_to_libfabric_are_refused() {
+fn atomics_to_connected_libfabric_peers_are_refused() {
     run_against_msg_peer(async |options, peer| {
         peer.expect_reply("region 7 100", "region").await;
         for peer_connects in [false, true] {

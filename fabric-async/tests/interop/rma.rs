@@ -277,7 +277,7 @@ pub(crate) async fn check_wrong_key(local: InteropFixture, libfabric: LibfabricP
 
 /// Atomic frames are not sent to libfabric peers.
 #[test]
-fn atomics_to_libfabric_are_refused() {
+fn atomics_to_rdm_libfabric_peers_are_refused() {
     run_against_peer(
         |local: InteropFixture, libfabric: LibfabricPeer| async move {
             libfabric.expect_reply("region 7 100", "region").await;

@@ -163,7 +163,7 @@ fn ring_send_returns_buffer_when_receiver_is_killed() {
 /// Messages to and from a process in another PID namespace go through the ring where
 /// process_vm_readv(2) is impossible; the opposite direction may still copy once.
 #[test]
-fn unreadable_peer_falls_back_to_ring_copy() {
+fn messages_go_through_the_ring_when_peer_memory_is_unreadable() {
     if !rustix::process::geteuid().is_root() {
         return skip(
             Facility::Netns,
@@ -205,7 +205,7 @@ fn segment_with_probe(probe: (u64, u64)) -> OwnedFd {
 /// Sources outside of the peer's memory, of excessive length, or in a process that has not allowed
 /// reads.
 #[test]
-fn invalid_source_addresses_end_only_that_connection() {
+fn invalid_memory_ranges_end_only_that_connection() {
     run(async {
         let ep = bind_endpoint(true).await;
         let mut events = ep.events().unwrap();

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn write_behind_a_gap_panics() {
+    fn write_at_beyond_the_filled_bytes_panics() {
         let source: &[u8] = b"abcd";
         for any in [
             Vec::with_capacity(64).into_any(),

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 /// Base-2 logarithms of the smallest and largest size that the pool keeps.
 const MIN_CLASS_SHIFT: u32 = 8;
 const MAX_CLASS_SHIFT: u32 = 20;
-/// The most bytes that are kept of each size.
+/// Maximum number of free bytes that are kept of each size.
 const MAX_FREE_BYTES: usize = 1 << 22;
 
 /// Free buffers by size class, powers of two from 256 B to 1 MiB. Larger buffers are allocated and

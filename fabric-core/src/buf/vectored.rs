@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn growing_buffer_takes_the_rest() {
+    fn growing_buffer_receives_the_rest_of_the_message() {
         let pool = BufferPool::new();
         let room = Scatter::from((Vec::with_capacity(2), pool.take(0)));
         let (mut room, placed) = receive_into(room, &[5; 3000]);

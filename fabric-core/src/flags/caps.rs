@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn direction_of_one_class_leaves_the_other_complete() {
+    fn direction_flag_restricts_only_its_own_class() {
         let caps = (Caps::TAGGED | Caps::RECV | Caps::ATOMIC).with_directions();
         assert_eq!(caps & Caps::DIRECTIONS, Caps::RECV | Caps::RMA_DIRECTIONS);
         assert_eq!(Caps::HMEM.with_directions(), Caps::HMEM);

@@ -6,10 +6,11 @@ bitflags! {
     /// Pairs of operations that are ordered between two endpoints (`fi_endpoint(3)`, message
     /// ordering).
     ///
-    /// A name reads "LATER after EARLIER": [`MsgOrder::SAW`] keeps a send behind a write that was
-    /// posted before. In hints the required pairs, in an offer the ordered ones; an offer may order
-    /// more than required. The order is the one in which the target processes operations, from one
-    /// transmit context to one receive context.
+    /// A name reads "LATER after EARLIER": with [`MsgOrder::SAW`] a send is processed after a write
+    /// that was posted before it. The flags in hints are the pairs that the application requires.
+    /// The flags in an offer are the pairs that the provider orders, which may be more than
+    /// required. The order is the one in which the target processes operations from one transmit
+    /// context to one receive context.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct MsgOrder: u64 {
         /// Read after read, RMA and atomic together.
@@ -67,7 +68,7 @@ bitflags! {
 }
 
 impl MsgOrder {
-    /// All nine general pairs. Deprecated as a name in 2.x.
+    /// The nine pairs of reads, writes and sends. libfabric 2 deprecates the name.
     #[doc(alias = "FI_ORDER_STRICT")]
     pub const STRICT: Self = Self::RAR
         .union(Self::RAW)

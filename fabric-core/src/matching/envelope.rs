@@ -7,12 +7,12 @@ use super::list::QueueKind;
 
 /// The sender of a message, as its transport identifies peers.
 ///
-/// Unlike a [`FiAddr`] it exists for senders that are not in the address vector. The transport
-/// defines its meaning and lifetime; matching only compares it.
+/// A sender has a key even if it is not in the address vector and so has no [`FiAddr`]. The
+/// transport defines the meaning and lifetime of keys; matching only compares them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerKey(pub u32);
 
-/// The description of a message that arrives ahead of its bytes.
+/// What the header of a message says; it arrives before the payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Envelope {
     /// The sender, as the transport identifies it.
@@ -28,14 +28,14 @@ pub struct Envelope {
     /// The message's place in arrival order, from
     /// [`Matcher::next_arrival`](super::Matcher::next_arrival).
     pub arrival: u64,
-    /// The ack that the sender requests, if it does.
+    /// The ack that the sender requests, if any.
     pub ack: Option<AckRequest>,
 }
 
 /// A request of the sender for an ack of its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AckRequest {
-    /// The ack's number, which the sender chose. It is sent once.
+    /// The ack's number, which the sender chose. The receiver sends the ack once.
     pub number: u32,
     /// The event to acknowledge.
     pub level: CompletionLevel,
@@ -60,17 +60,17 @@ pub struct TagMatch {
     pub ignore: u64,
 }
 
-/// The part of an envelope that a scan compares.
+/// The fields of an envelope that matching compares.
 #[derive(Clone, Copy)]
 pub(super) struct EnvelopeKey {
     pub(super) tag: u64,
     pub(super) source: Option<FiAddr>,
 }
 
-/// The part of a receive that a scan compares.
+/// The fields of a receive that matching compares.
 ///
-/// The untagged queue holds untagged entries only, so an untagged receive is stored as one that
-/// ignores every bit: one comparison serves both queues.
+/// Tagged and untagged receives are in separate queues. An untagged receive is stored as one that
+/// ignores all bits of the tag, so that one comparison serves both queues.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RecvKey {
     tag: u64,

@@ -201,7 +201,7 @@ fn directed_and_any_source_match_in_posting_order() {
 }
 
 #[test]
-fn reused_address_index_is_another_source() {
+fn message_of_a_former_address_with_the_same_index_does_not_match() {
     let mut matcher = TestMatcher::new();
     post_queued(&mut matcher, recv_from(ALICE, 1), 0);
     let message = next_envelope(
@@ -287,7 +287,7 @@ fn assigned_source_matches_unexpected_messages() {
 }
 
 #[test]
-fn cleared_source_makes_messages_unknown_again() {
+fn messages_of_a_cleared_source_match_only_any_source_receives() {
     let mut matcher = TestMatcher::new();
     add_unexpected(&mut matcher, Some(ALICE), 1, "alice");
     add_unexpected(&mut matcher, Some(BOB), 1, "bob");

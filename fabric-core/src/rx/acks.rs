@@ -6,7 +6,7 @@
 //! the sender gets no second ack. A discarded message is acknowledged too. A message that can never
 //! be complete is not; its sender sees the connection end.
 //!
-//! Acks are collected here, and the transport sends them when it has nothing else to do with the
+//! The queue holds the acks until the transport sends them, when it has nothing else to do with the
 //! queue.
 
 use crate::completion::CompletionLevel;
@@ -20,25 +20,25 @@ impl RxQueue {
     #[inline]
     pub(super) fn queue_ack(&mut self, envelope: &Envelope) {
         if let Some(ack) = envelope.ack {
-            self.pending_acks.push((envelope.peer, ack.number));
+            self.unsent_acks.push((envelope.peer, ack.number));
         }
     }
 
-    /// Returns whether acks are pending.
+    /// Returns whether there are acks to send.
     #[must_use]
     #[inline]
-    pub fn has_pending_acks(&self) -> bool {
-        !self.pending_acks.is_empty()
+    pub fn has_unsent_acks(&self) -> bool {
+        !self.unsent_acks.is_empty()
     }
 
-    /// Discards pending acks, when no sender is connected any more.
+    /// Discards the acks to send, when no sender is connected any more.
     pub fn clear_acks(&mut self) {
-        self.pending_acks.clear();
+        self.unsent_acks.clear();
     }
 
-    /// Takes a pending ack: the sender and the ack's number.
+    /// Takes an ack to send: the sender and the ack's number.
     pub fn pop_ack(&mut self) -> Option<(PeerKey, u32)> {
-        self.pending_acks.pop()
+        self.unsent_acks.pop()
     }
 }
 

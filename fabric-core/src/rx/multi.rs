@@ -1,9 +1,9 @@
 //! Receives that take several messages each.
 //!
-//! Such a receive stays in the queue at its place while messages are split off it. When the engine
-//! cannot report another one, the receive is *blocked*: messages that arrive for it stay with their
-//! sender, and messages requeued for it wait. Receives posted behind it do not get them; when it
-//! leaves the queue, they do.
+//! Such a receive stays at its place in the queue while messages are split off its buffer. When the
+//! completion queue has no room for another message, the receive is *blocked*: messages that match
+//! it stay with their sender, and requeued messages that match it wait. Receives that were posted
+//! later do not get these messages until the blocked receive has left the queue.
 
 use crate::completion::Outcome;
 use crate::error::Error;
@@ -55,10 +55,7 @@ impl RxQueue {
             && let Some(peer) = engine.departing_address(from)
             && self.matcher.peek(&spec).is_none()
         {
-            return engine.complete(
-                op,
-                crate::completion::Outcome::failed(crate::Error::PeerGone(peer)),
-            );
+            return engine.complete(op, Outcome::failed(Error::PeerGone(peer)));
         }
         let key = self.matcher.queue(spec, op);
         self.record_post_key(op, key);
@@ -89,12 +86,12 @@ impl RxQueue {
     #[cold]
     fn drain_all(&mut self, engine: &mut dyn EngineContext) -> bool {
         let mut moved = false;
-        for at in 0..self.multi_recvs.len() {
-            let multi = &self.multi_recvs[at];
+        for index in 0..self.multi_recvs.len() {
+            let multi = &self.multi_recvs[index];
             if multi.state == MultiRecvState::Draining
                 || (multi.state == MultiRecvState::Blocked && engine.has_cq_room(multi.op))
             {
-                moved |= self.drain_to(engine, at);
+                moved |= self.drain_to(engine, index);
             }
         }
         let before = self.multi_recvs.len();
@@ -104,16 +101,16 @@ impl RxQueue {
     }
 
     /// Delivers unexpected messages to one multi-receive, within a bound.
-    fn drain_to(&mut self, engine: &mut dyn EngineContext, at: usize) -> bool {
+    fn drain_to(&mut self, engine: &mut dyn EngineContext, index: usize) -> bool {
         let (op, key, spec) = (
-            self.multi_recvs[at].op,
-            self.multi_recvs[at].key,
-            self.multi_recvs[at].spec,
+            self.multi_recvs[index].op,
+            self.multi_recvs[index].key,
+            self.multi_recvs[index].spec,
         );
         let mut bytes = 0;
         for delivered in 0..MAX_MESSAGES_PER_PASS {
             let Some((waiting, envelope)) = self.matcher.unexpected_for(&spec, key) else {
-                self.multi_recvs[at].state = MultiRecvState::Open;
+                self.multi_recvs[index].state = MultiRecvState::Open;
                 return delivered > 0;
             };
             bytes += envelope.len;
@@ -122,7 +119,7 @@ impl RxQueue {
                 MultiRecvSplit::Last(part) => (Some(part), true),
                 MultiRecvSplit::Exhausted => (None, true),
                 MultiRecvSplit::CqFull => {
-                    self.multi_recvs[at].state = MultiRecvState::Blocked;
+                    self.multi_recvs[index].state = MultiRecvState::Blocked;
                     return delivered > 0;
                 }
             };
@@ -141,12 +138,12 @@ impl RxQueue {
                 break;
             }
         }
-        self.multi_recvs[at].state = MultiRecvState::Draining;
+        self.multi_recvs[index].state = MultiRecvState::Draining;
         true
     }
 
-    /// As `take_match`, where multi-receives are posted, or where the message may be lost before it
-    /// is complete. Returns with the receive what happens to it then.
+    /// As `take_match`, also while multi-receives are posted. The returned [`OnLoss`] says what
+    /// happens to the receive if the rest of the message never arrives.
     #[cold]
     pub(super) fn take_match_multi(
         &mut self,
@@ -154,7 +151,7 @@ impl RxQueue {
         envelope: &Envelope,
     ) -> MatchResult<(OpKey, OnLoss)> {
         while let Some((key, op)) = self.matcher.find_receive(envelope) {
-            let Some(at) = self.multi_recvs.iter().position(|multi| multi.op == op) else {
+            let Some(index) = self.multi_recvs.iter().position(|multi| multi.op == op) else {
                 let on_loss = self
                     .matcher
                     .place(key)
@@ -162,8 +159,8 @@ impl RxQueue {
                 self.remove_posted(op);
                 return MatchResult::Receive((op, on_loss));
             };
-            let on_loss = OnLoss::for_part(&self.multi_recvs[at].spec);
-            if self.multi_recvs[at].state != MultiRecvState::Open {
+            let on_loss = OnLoss::for_part(&self.multi_recvs[index].spec);
+            if self.multi_recvs[index].state != MultiRecvState::Open {
                 return MatchResult::Blocked;
             }
             match engine.split_multi_recv(op, envelope) {
@@ -174,7 +171,7 @@ impl RxQueue {
                     return MatchResult::Receive((part, on_loss));
                 }
                 MultiRecvSplit::CqFull => {
-                    self.multi_recvs[at].state = MultiRecvState::Blocked;
+                    self.multi_recvs[index].state = MultiRecvState::Blocked;
                     return MatchResult::Blocked;
                 }
                 MultiRecvSplit::Exhausted => {

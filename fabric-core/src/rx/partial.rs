@@ -81,7 +81,7 @@ impl RxQueue {
         let mut refused = None;
         let target = match matched {
             Some((op, on_loss)) => {
-                ack_match(&mut self.pending_acks, &mut envelope);
+                ack_match(&mut self.unsent_acks, &mut envelope);
                 match engine.begin_fill(op, envelope.len) {
                     Ok(capacity) => {
                         self.partial_receives.push(PartialReceive {
@@ -168,7 +168,7 @@ impl RxQueue {
             } => engine.write_at(op, written, piece, 0, count.min(capacity - written)),
             target => {
                 if let Some(message) = self.unexpected_mut(target) {
-                    extend_from_source(&mut message.bytes, piece);
+                    append_copy(&mut message.bytes, piece);
                 }
             }
         }
@@ -244,8 +244,9 @@ impl RxQueue {
     }
 }
 
-pub(super) fn extend_from_source(bytes: &mut PooledBuf, source: &dyn CopySource) {
-    let at = bytes.len();
-    bytes.grow(at, source.len());
-    crate::buf::append(bytes.vec_mut(), at, source, 0, source.len());
+/// Appends a copy of `bytes` to a pooled buffer.
+pub(super) fn append_copy(buffer: &mut PooledBuf, bytes: &dyn CopySource) {
+    let end = buffer.len();
+    buffer.grow(end, bytes.len());
+    crate::buf::append(buffer.vec_mut(), end, bytes, 0, bytes.len());
 }

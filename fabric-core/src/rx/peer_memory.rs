@@ -118,7 +118,7 @@ impl RxQueue {
             engine.deliver(op, &envelope, &PeerMemorySource(&memory));
             return self.queue_ack(&envelope);
         }
-        ack_match(&mut self.pending_acks, &mut envelope);
+        ack_match(&mut self.unsent_acks, &mut envelope);
         let capacity = match engine.begin_fill(op, envelope.len) {
             Ok(capacity) => capacity,
             Err(error) => return self.refuse(engine, op, &envelope, error),
@@ -157,7 +157,7 @@ impl RxQueue {
     #[inline]
     pub fn has_work(&self) -> bool {
         let copies = !self.peer_copies.is_empty() || self.discarded_unmapped || self.is_draining();
-        copies || self.has_pending_acks() || self.next_bufferable().is_some()
+        copies || self.has_unsent_acks() || self.next_bufferable().is_some()
     }
 
     /// Discards the messages of this peer in memory that is not mapped here; their sender knows

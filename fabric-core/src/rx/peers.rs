@@ -9,14 +9,17 @@ use crate::transport::EngineContext;
 use super::RxQueue;
 use super::partial::PartialMessage;
 
-/// The most departed peers whose names are remembered.
+/// Maximum number of departed peers whose names are kept.
 const MAX_DEPARTED_PEERS: usize = 256;
 
 impl RxQueue {
-    /// Assigns an inserted handle to unexpected messages without a source: to messages of peers
-    /// that are connected under this name, where endpoints share the queue, and, unless the handle
-    /// was auto-inserted, to messages of departed peers of this name. A handle that the program
-    /// inserted stands for the name; an auto-inserted one for one connection.
+    /// Assigns an inserted handle to the unexpected messages without a source that the peer with
+    /// this name has sent.
+    ///
+    /// A handle that the program inserted stands for the name, so messages of departed peers with
+    /// that name get it too. An auto-inserted handle stands for one connection. Connected peers are
+    /// looked up only in a queue that endpoints share; otherwise the transport calls
+    /// [`assign_source`](Self::assign_source).
     pub fn address_inserted(
         &mut self,
         engine: &mut dyn EngineContext,
@@ -35,7 +38,7 @@ impl RxQueue {
         self.request_rearm_if_work(engine);
     }
 
-    /// Iterates over the peers whose names are known here.
+    /// Iterates over the departed peers, and over the connected peers of a shared queue.
     pub(super) fn known_peers(&self) -> impl Iterator<Item = (PeerKey, &Address)> {
         let present = self
             .connected_peers
@@ -56,8 +59,8 @@ impl RxQueue {
         self.assign_source_all(engine, &[peer], source);
     }
 
-    /// Assigns a handle to unexpected messages of these keys, which are one peer, and offers them
-    /// to posted receives in the order of arrival.
+    /// Assigns a handle to the unexpected messages of one peer, which may have several keys, and
+    /// offers the messages to posted receives in the order of arrival.
     fn assign_source_all(
         &mut self,
         engine: &mut dyn EngineContext,

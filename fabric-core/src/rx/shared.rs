@@ -54,19 +54,19 @@ impl RxQueue {
             .any(|(_, present, _)| present == name)
     }
 
-    /// Moves pending acks for the peers of this endpoint to `to`. Acks for disconnected peers are
-    /// discarded.
+    /// Moves the unsent acks for the peers of this endpoint to `to`. Acks for disconnected peers
+    /// are discarded.
     pub(super) fn move_acks(&mut self, ep: EpId, to: &mut Self) {
         let present = &self.connected_peers;
-        self.pending_acks.retain(|ack| {
-            let at = present
+        self.unsent_acks.retain(|ack| {
+            let connected_to = present
                 .iter()
                 .find(|(key, ..)| *key == ack.0)
-                .map(|(.., at)| *at);
-            if at == Some(ep) {
-                to.pending_acks.push(*ack);
+                .map(|(.., ep)| *ep);
+            if connected_to == Some(ep) {
+                to.unsent_acks.push(*ack);
             }
-            at.is_some_and(|at| at != ep)
+            connected_to.is_some_and(|other| other != ep)
         });
     }
 
@@ -79,7 +79,7 @@ impl RxQueue {
     /// Fails the incomplete messages of a closing endpoint's peers; complete messages stay queued.
     pub(super) fn endpoint_closed(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
         let error = Error::Closed(Class::Endpoint);
-        let of_endpoint = |(.., at): &mut (PeerKey, Address, EpId)| *at == ep;
+        let of_endpoint = |(.., other): &mut (PeerKey, Address, EpId)| *other == ep;
         for (key, name, _) in self
             .connected_peers
             .extract_if(.., of_endpoint)

@@ -107,56 +107,56 @@ impl TransportDomain for SimDomain {
         Ok(address)
     }
 
-    fn close_endpoint(&mut self, host: &mut dyn EngineContext, ep: EpId) {
+    fn close_endpoint(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
         let Some(endpoint) = self.endpoints.remove(&ep) else {
             return;
         };
         net::close(endpoint.node);
-        endpoint.outbound.close(host);
-        endpoint.inbound.close(host);
+        endpoint.outbound.close(engine);
+        endpoint.inbound.close(engine);
     }
 
     fn try_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        self.endpoint(ep)?.outbound.try_send(host, spec, payload)
+        self.endpoint(ep)?.outbound.try_send(engine, tx_op, payload)
     }
 
     fn try_read(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         into: &mut AnyBuf,
     ) -> Result<TrySend> {
-        self.endpoint(ep)?.outbound.try_read(host, spec, into)
+        self.endpoint(ep)?.outbound.try_read(engine, tx_op, into)
     }
 
     fn try_atomic(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
         self.endpoint(ep)?
             .outbound
-            .try_atomic(host, spec, operands, result)
+            .try_atomic(engine, tx_op, operands, result)
     }
 
     fn direct_region(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         peer: FiAddr,
         key: u64,
     ) -> Result<Option<DirectRegion>> {
-        self.endpoint(ep)?.outbound.direct_region(host, peer, key)
+        self.endpoint(ep)?.outbound.direct_region(engine, peer, key)
     }
 
     fn region_opened(&mut self, key: u64, region: &Region) {
@@ -179,35 +179,35 @@ impl TransportDomain for SimDomain {
 
     fn queue_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()> {
-        self.endpoint(ep)?.outbound.queue(host, op, spec)
+        self.endpoint(ep)?.outbound.queue(engine, op, tx_op)
     }
 
-    fn post_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
+    fn post_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.endpoint(ep) {
-            Ok(endpoint) => endpoint.inbound.rx.own.post(host, op, spec),
-            Err(error) => host.complete(op, Outcome::failed(error)),
+            Ok(endpoint) => endpoint.inbound.rx.own.post(engine, op, spec),
+            Err(error) => engine.complete(op, Outcome::failed(error)),
         }
         self.retry_declined(ep);
     }
 
     fn post_multi_recv(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
         spec: RecvSpec,
     ) {
         match self.endpoint(ep) {
-            Ok(endpoint) => endpoint.inbound.rx.own.post_multi(host, op, spec),
-            Err(error) => host.complete(op, Outcome::failed(error)),
+            Ok(endpoint) => endpoint.inbound.rx.own.post_multi(engine, op, spec),
+            Err(error) => engine.complete(op, Outcome::failed(error)),
         }
         // Unexpected messages may be waiting for it.
-        host.request_rearm();
+        engine.request_rearm();
         self.retry_declined(ep);
     }
 
@@ -217,61 +217,61 @@ impl TransportDomain for SimDomain {
             .map(|endpoint| &mut endpoint.inbound.rx.own)
     }
 
-    fn on_rx_queue_changed(&mut self, host: &mut dyn EngineContext, ep: EpId) {
-        host.request_rearm();
+    fn on_rx_queue_changed(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+        engine.request_rearm();
         self.retry_declined(ep);
     }
 
-    fn cancel(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
+    fn cancel(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
         let Ok(endpoint) = self.endpoint(ep) else {
             return false;
         };
         if endpoint.outbound.cancel(op) {
             // Operations queued behind it may be sent now.
-            endpoint.outbound.flush(host);
-            host.request_rearm();
+            endpoint.outbound.flush(engine);
+            engine.request_rearm();
             return true;
         }
-        let canceled = endpoint.inbound.rx.own.cancel(host, op);
+        let canceled = endpoint.inbound.rx.own.cancel(engine, op);
         endpoint.inbound.send_acks();
         canceled
     }
 
-    fn detach_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) {
+    fn detach_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.inbound.rx.own.detach(host, op);
+            endpoint.inbound.rx.own.detach(engine, op);
             endpoint.inbound.send_acks();
         }
     }
 
     fn requeue_message(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.inbound.requeue_message(host, envelope, bytes);
+            endpoint.inbound.requeue_message(engine, envelope, bytes);
         }
     }
 
     fn address_inserted(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         addr: FiAddr,
         address: &Address,
     ) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.inbound.address_inserted(host, addr, address);
+            endpoint.inbound.address_inserted(engine, addr, address);
         }
         self.retry_declined(ep);
     }
 
-    fn address_removed(&mut self, host: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
+    fn address_removed(&mut self, engine: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.inbound.address_removed(host, addr);
+            endpoint.inbound.address_removed(engine, addr);
         }
         self.retry_declined(ep);
     }
@@ -282,11 +282,11 @@ impl TransportDomain for SimDomain {
             .is_some_and(|endpoint| endpoint.inbound.rx.own.holds_messages_from(source))
     }
 
-    fn progress(&mut self, host: &mut dyn EngineContext) -> bool {
+    fn progress(&mut self, engine: &mut dyn EngineContext) -> bool {
         let (mut moved, mut delayed) = (false, false);
         for endpoint in self.endpoints.values_mut() {
-            moved |= endpoint.outbound.flush(host);
-            let pass = endpoint.inbound.pass(host);
+            moved |= endpoint.outbound.flush(engine);
+            let pass = endpoint.inbound.pass(engine);
             moved |= pass.moved;
             delayed |= pass.delayed;
         }
@@ -296,7 +296,7 @@ impl TransportDomain for SimDomain {
         moved || (self.armed && delayed)
     }
 
-    fn ready(&mut self, _host: &mut dyn EngineContext, _token: u64) {}
+    fn ready(&mut self, _engine: &mut dyn EngineContext, _token: u64) {}
 
     fn arm(&mut self) -> bool {
         net::arm(self.nodes(), true);

@@ -76,15 +76,15 @@ impl Inbound {
     }
 
     /// Receives the packets that are due, one of each peer in turn.
-    pub(super) fn pass(&mut self, host: &mut dyn EngineContext) -> PassResult {
-        let served = self.rx.own.drain_unexpected(host);
+    pub(super) fn pass(&mut self, engine: &mut dyn EngineContext) -> PassResult {
+        let served = self.rx.own.drain_unexpected(engine);
         let arrivals = net::begin_pass(self.node);
         let mut pass = PassResult {
             moved: served | !arrivals.connected.is_empty(),
             delayed: arrivals.delayed,
         };
         for (node, address) in arrivals.connected {
-            self.peer_connected(host, node, address);
+            self.peer_connected(engine, node, address);
         }
         // The peer behind the last one served is first, declined messages included: so a scarce
         // budget goes round-robin as well.
@@ -98,7 +98,7 @@ impl Inbound {
         while remaining > 0
             && let Some(node) = ready.pop_front()
         {
-            match self.take_next(host, node) {
+            match self.take_next(engine, node) {
                 PacketStep::Moved => {
                     remaining -= 1;
                     self.last_served = Some(node);
@@ -142,34 +142,34 @@ impl Inbound {
     /// may have been inserted or removed meanwhile.
     pub(super) fn requeue_message(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
         let peer = self.peers.values().find(|peer| peer.key == envelope.peer);
         let source = peer.and_then(|peer| peer.source);
-        self.rx.own.requeue_message(host, envelope, source, bytes);
+        self.rx.own.requeue_message(engine, envelope, source, bytes);
     }
 
     pub(super) fn address_inserted(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         addr: FiAddr,
         address: &Address,
     ) {
-        let incarnation = host.incarnation_of(self.ep, addr);
+        let incarnation = engine.incarnation_of(self.ep, addr);
         for (_, peer) in self.peers.iter_mut().filter(|(node, peer)| {
             peer.address == *address
                 && peer.source.is_none()
                 && incarnation.is_none_or(|incarnation| incarnation == (**node).into())
         }) {
             peer.source = Some(addr);
-            self.rx.own.assign_source(host, peer.key, addr);
+            self.rx.own.assign_source(engine, peer.key, addr);
         }
-        self.rx.own.address_inserted(host, addr, address);
+        self.rx.own.address_inserted(engine, addr, address);
     }
 
-    pub(super) fn address_removed(&mut self, host: &mut dyn EngineContext, addr: FiAddr) {
+    pub(super) fn address_removed(&mut self, engine: &mut dyn EngineContext, addr: FiAddr) {
         for peer in self
             .peers
             .values_mut()
@@ -177,24 +177,24 @@ impl Inbound {
         {
             peer.source = None;
         }
-        self.rx.own.clear_source(host, addr);
+        self.rx.own.clear_source(engine, addr);
     }
 
-    pub(super) fn close(mut self, host: &mut dyn EngineContext) {
+    pub(super) fn close(mut self, engine: &mut dyn EngineContext) {
         self.send_acks();
-        self.rx.close(host);
+        self.rx.close(engine);
         for peer in self.peers.values() {
-            host.peer_disconnected(self.ep, peer.initial_addr);
+            engine.peer_disconnected(self.ep, peer.initial_addr);
         }
     }
 
-    fn peer_connected(&mut self, host: &mut dyn EngineContext, node: NodeId, address: Address) {
+    fn peer_connected(&mut self, engine: &mut dyn EngineContext, node: NodeId, address: Address) {
         let key = self
             .rx
-            .peer_connected(host, PeerKey(self.next_key), &address);
+            .peer_connected(engine, PeerKey(self.next_key), &address);
         self.next_key = self.next_key.saturating_add(1);
-        let source = host.peer_connected(self.ep, &address, Some(node.into()));
-        host.event(
+        let source = engine.peer_connected(self.ep, &address, Some(node.into()));
+        engine.event(
             self.ep,
             EventKind::PeerConnected {
                 peer: address.clone(),
@@ -214,7 +214,7 @@ impl Inbound {
         );
     }
 
-    fn take_next(&mut self, host: &mut dyn EngineContext, node: NodeId) -> PacketStep {
+    fn take_next(&mut self, engine: &mut dyn EngineContext, node: NodeId) -> PacketStep {
         let declined = self
             .peers
             .get_mut(&node)
@@ -224,14 +224,14 @@ impl Inbound {
                 PacketPoll::Packet(packet) => packet,
                 PacketPoll::NotDue => return PacketStep::Idle,
                 PacketPoll::Closed(address) => {
-                    self.peer_departed(host, node, address);
+                    self.peer_departed(engine, node, address);
                     return PacketStep::Departed;
                 }
             };
         let (ep, Some(peer)) = (self.ep, self.peers.get_mut(&node)) else {
             return PacketStep::Idle;
         };
-        if let Some(declined) = self.rx.with_queue(|rx| peer.accept(host, ep, rx, packet)) {
+        if let Some(declined) = self.rx.with_queue(|rx| peer.accept(engine, ep, rx, packet)) {
             peer.declined = Some(declined);
             return PacketStep::Idle;
         }
@@ -240,21 +240,21 @@ impl Inbound {
     }
 
     /// Handles a peer that has closed, after all its messages have been received.
-    fn peer_departed(&mut self, host: &mut dyn EngineContext, node: NodeId, address: Address) {
+    fn peer_departed(&mut self, engine: &mut dyn EngineContext, node: NodeId, address: Address) {
         let peer = self.peers.remove(&node);
         let source = peer.as_ref().and_then(|peer| peer.source);
-        let source = source.or_else(|| host.fi_addr_of(self.ep, &address));
+        let source = source.or_else(|| engine.fi_addr_of(self.ep, &address));
         let gone = Error::PeerGone(address.clone());
         if let Some(partial) = peer.as_ref().and_then(|peer| peer.partial) {
             self.rx
-                .with_queue(|rx| rx.fail_partial(host, partial, gone.clone()));
+                .with_queue(|rx| rx.fail_partial(engine, partial, gone.clone()));
         }
         let down = EventKind::PeerDown {
             peer: address.clone(),
             source,
             reason: DownReason::Closed,
         };
-        host.event(self.ep, down);
+        engine.event(self.ep, down);
         if let Some(peer) = &peer {
             self.rx.peer_departed(peer.key, address.clone());
         }
@@ -264,10 +264,10 @@ impl Inbound {
             .values()
             .any(|other| other.address == address && other.source == source);
         if let Some(source) = source.filter(|_| !replaced) {
-            self.rx.fail_directed(host, source, &address, &gone);
+            self.rx.fail_directed(engine, source, &address, &gone);
         }
         if let Some(initial_addr) = peer.map(|peer| peer.initial_addr) {
-            host.peer_disconnected(self.ep, initial_addr);
+            engine.peer_disconnected(self.ep, initial_addr);
         }
     }
 }
@@ -276,28 +276,28 @@ impl SimPeer {
     /// Accepts the packet, or returns it if it is declined.
     fn accept(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         rx: &mut RxQueue,
         packet: SimPacket,
     ) -> Option<SimPacket> {
         if let Some(notice) = packet.rma_notice {
             let transfer = Transfer::written(notice.len, notice.data, self.source);
-            return (!host.on_remote_access(ep, notice.key, notice.access, transfer))
+            return (!engine.on_remote_access(ep, notice.key, notice.access, transfer))
                 .then_some(packet);
         }
         let bytes = &packet.bytes[..];
         let partial = match packet.header {
             Some(header) if bytes.len() == header.len => {
-                let accepted = rx.deliver(host, self.envelope(header), &bytes);
+                let accepted = rx.deliver(engine, self.envelope(header), &bytes);
                 return (!accepted).then_some(packet);
             }
-            Some(header) => rx.begin_partial(host, self.envelope(header)),
+            Some(header) => rx.begin_partial(engine, self.envelope(header)),
             None => self.partial.take(),
         };
         match partial {
             Some(id) => {
-                self.partial = (!rx.append(host, id, &bytes)).then_some(id);
+                self.partial = (!rx.append(engine, id, &bytes)).then_some(id);
                 None
             }
             // Only the first packet of a message is ever declined.

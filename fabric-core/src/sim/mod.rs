@@ -7,7 +7,7 @@
 //! | `net` | the network: which endpoints exist, and the packets between them |
 //! | `domain` | the endpoints of one domain, and when it may sleep |
 //! | `inbound` | receiving: fair to the peers, bounded by a budget |
-//! | `outbound` | sending: at once, or queued |
+//! | `outbound` | sending: inline, or queued |
 //! | `rma_iov` | RMA operations with several remote ranges |
 //! | `window` | direct access to a region of a peer |
 //!

@@ -1,4 +1,4 @@
-//! The sending half of an endpoint: sends at once if there is room, otherwise queued behind earlier
+//! The sending half of an endpoint: sends inline if there is room, otherwise queued behind earlier
 //! sends to the same peer.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -56,7 +56,7 @@ struct Backlog {
 #[derive(Debug)]
 struct BacklogEntry {
     op: OpKey,
-    spec: TxOp,
+    tx_op: TxOp,
     /// Number of bytes in the network; `None` when the message has not begun.
     sent: Option<usize>,
     /// Id of its ack, once the message has begun.
@@ -76,17 +76,19 @@ impl Outbound {
     /// Sends the whole message, or nothing.
     pub(super) fn try_send(
         &self,
-        host: &dyn EngineContext,
-        spec: &TxOp,
+        engine: &dyn EngineContext,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let (to, peer) = self.target(host, spec)?;
-        if spec.kind == OpKind::Write && spec.rma_iov_id.is_none() {
+        let (to, peer) = self.target(engine, tx_op)?;
+        if tx_op.kind == OpKind::Write && tx_op.rma_iov_id.is_none() {
             let write = |memory: &dyn RegionMemory, at| write(memory, at, payload);
-            return self.try_access(peer, spec, payload.len(), write);
+            return self.try_access(peer, tx_op, payload.len(), write);
         }
         let count = payload.len().div_ceil(PACKET_SIZE).max(1);
-        if spec.kind != OpKind::Send || spec.level.needs_ack() || self.backlogs.contains_key(&peer)
+        if tx_op.kind != OpKind::Send
+            || tx_op.level.needs_ack()
+            || self.backlogs.contains_key(&peer)
         {
             return Ok(TrySend::WouldBlock);
         }
@@ -95,7 +97,7 @@ impl Outbound {
         }
         let mut sent = None;
         let packets = (0..count)
-            .map(|_| next_packet(payload, spec, None, &mut sent))
+            .map(|_| next_packet(payload, tx_op, None, &mut sent))
             .collect();
         if net::push_packets(self.node, peer, packets, false) {
             Ok(TrySend::Done)
@@ -107,12 +109,12 @@ impl Outbound {
     /// Queues an operation; as much as there is room for is sent at once.
     pub(super) fn queue(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()> {
-        let (to, peer) = self.target(host, spec)?;
-        match spec.kind {
+        let (to, peer) = self.target(engine, tx_op)?;
+        match tx_op.kind {
             OpKind::Send | OpKind::Write | OpKind::Read | OpKind::Atomic | OpKind::FetchAtomic => {
                 let backlog = self.backlogs.entry(peer);
                 let backlog = backlog.or_insert_with(|| Backlog {
@@ -121,15 +123,15 @@ impl Outbound {
                 });
                 backlog.sends.push_back(BacklogEntry {
                     op,
-                    spec: *spec,
+                    tx_op: *tx_op,
                     sent: None,
                     ack_number: None,
                 });
-                self.flush_to(host, peer);
+                self.flush_to(engine, peer);
                 Ok(())
             }
             OpKind::Connect if net::connect(self.node, peer) => {
-                host.complete(op, Outcome::ok(Transfer::default()));
+                engine.complete(op, Outcome::ok(Transfer::default()));
                 Ok(())
             }
             OpKind::Connect => Err(Error::NoSuchPeer(to)),
@@ -140,16 +142,16 @@ impl Outbound {
     }
 
     /// Sends as much as there is room for. Returns whether anything was sent or has failed.
-    pub(super) fn flush(&mut self, host: &mut dyn EngineContext) -> bool {
-        let completed = !self.unacked.is_empty() && self.complete_acked(host);
+    pub(super) fn flush(&mut self, engine: &mut dyn EngineContext) -> bool {
+        let completed = !self.unacked.is_empty() && self.complete_acked(engine);
         let peers: Vec<_> = self.backlogs.keys().copied().collect();
         peers
             .into_iter()
-            .fold(completed, |moved, peer| self.flush_to(host, peer) | moved)
+            .fold(completed, |moved, peer| self.flush_to(engine, peer) | moved)
     }
 
     /// Completes the messages whose acks have arrived, and fails those whose peer has closed.
-    fn complete_acked(&mut self, host: &mut dyn EngineContext) -> bool {
+    fn complete_acked(&mut self, engine: &mut dyn EngineContext) -> bool {
         // Determined before the acks are taken: a peer that has closed by now has sent all its
         // acks.
         let is_gone = |message: &UnackedSend| message.sent && !net::is_open(message.peer);
@@ -167,7 +169,7 @@ impl Outbound {
                 .filter(|message| message.peer == from);
             let Some(message) = message else { continue };
             message.acked = true;
-            completed |= self.complete_if_acked(host, id);
+            completed |= self.complete_if_acked(engine, id);
         }
         for id in gone {
             let Some(message) = self.unacked.try_remove(id) else {
@@ -176,21 +178,21 @@ impl Outbound {
             let UnackedSend {
                 op, to, transfer, ..
             } = message;
-            host.complete(op, Outcome::partial(transfer, Error::PeerGone(to)));
+            engine.complete(op, Outcome::partial(transfer, Error::PeerGone(to)));
             completed = true;
         }
         completed
     }
 
     /// Completes a message that is sent and acked.
-    fn complete_if_acked(&mut self, host: &mut dyn EngineContext, id: u32) -> bool {
+    fn complete_if_acked(&mut self, engine: &mut dyn EngineContext, id: u32) -> bool {
         let completed = self
             .unacked
             .get(id as usize)
             .is_some_and(|message| message.sent && message.acked);
         if completed {
             let message = self.unacked.remove(id as usize);
-            host.complete(message.op, Outcome::ok(message.transfer));
+            engine.complete(message.op, Outcome::ok(message.transfer));
         }
         completed
     }
@@ -210,7 +212,7 @@ impl Outbound {
 
     /// Returns whether the first queued operation waits for a region that its owner has locked.
     fn is_blocked_on_region(&self, peer: NodeId, backlog: &Backlog) -> bool {
-        let first = backlog.sends.front().and_then(|entry| entry.spec.remote);
+        let first = backlog.sends.front().and_then(|entry| entry.tx_op.remote);
         let region = first.and_then(|remote| net::region(peer, remote.key)?.0);
         region.is_some_and(|region| {
             let is_accessible = region.memory.begin_access();
@@ -241,17 +243,17 @@ impl Outbound {
     }
 
     /// Cancels all operations.
-    pub(super) fn close(self, host: &mut dyn EngineContext) {
+    pub(super) fn close(self, engine: &mut dyn EngineContext) {
         for send in self
             .backlogs
             .into_values()
             .flat_map(|backlog| backlog.sends)
         {
-            host.complete(send.op, Outcome::failed(Error::Canceled));
+            engine.complete(send.op, Outcome::failed(Error::Canceled));
         }
         // Messages that were not sent are in the backlogs.
         for (_, message) in self.unacked.into_iter().filter(|(_, message)| message.sent) {
-            host.complete(
+            engine.complete(
                 message.op,
                 Outcome::partial(message.transfer, Error::Canceled),
             );
@@ -265,16 +267,16 @@ impl Outbound {
             .sum()
     }
 
-    fn target(&self, host: &dyn EngineContext, spec: &TxOp) -> Result<(Address, NodeId)> {
-        let to = host.address_of(self.ep, spec.peer)?;
-        let peer = self.node_of(host, spec.peer, &to)?;
+    fn target(&self, engine: &dyn EngineContext, tx_op: &TxOp) -> Result<(Address, NodeId)> {
+        let to = engine.address_of(self.ep, tx_op.peer)?;
+        let peer = self.node_of(engine, tx_op.peer, &to)?;
         Ok((to, peer))
     }
 
     /// Returns the endpoint behind this handle.
-    fn node_of(&self, host: &dyn EngineContext, addr: FiAddr, to: &Address) -> Result<NodeId> {
+    fn node_of(&self, engine: &dyn EngineContext, addr: FiAddr, to: &Address) -> Result<NodeId> {
         let node = net::lookup(to)?;
-        let incarnation = host.incarnation_of(self.ep, addr);
+        let incarnation = engine.incarnation_of(self.ep, addr);
         if incarnation.is_some_and(|incarnation| incarnation != node.into()) {
             return Err(Error::PeerGone(to.clone()));
         }
@@ -284,17 +286,17 @@ impl Outbound {
     /// Reads a peer's memory at once, or does nothing.
     pub(super) fn try_read(
         &self,
-        host: &dyn EngineContext,
-        spec: &TxOp,
+        engine: &dyn EngineContext,
+        tx_op: &TxOp,
         into: &mut AnyBuf,
     ) -> Result<TrySend> {
-        let (_, peer) = self.target(host, spec)?;
-        if spec.rma_iov_id.is_some() {
+        let (_, peer) = self.target(engine, tx_op)?;
+        if tx_op.rma_iov_id.is_some() {
             return Ok(TrySend::WouldBlock);
         }
-        let len = spec.remote.map_or(0, |remote| remote.len);
+        let len = tx_op.remote.map_or(0, |remote| remote.len);
         let mut received = Ok(());
-        self.try_access(peer, spec, len, |memory, at| {
+        self.try_access(peer, tx_op, len, |memory, at| {
             let mut bytes = vec![0; len];
             memory.read(at, &mut bytes);
             received = into.receive(&&bytes[..]).map(drop);
@@ -305,16 +307,16 @@ impl Outbound {
     /// Executes an atomic operation at once, or does nothing.
     pub(super) fn try_atomic(
         &self,
-        host: &dyn EngineContext,
-        spec: &TxOp,
+        engine: &dyn EngineContext,
+        tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
-        let (_, peer) = self.target(host, spec)?;
-        let Some(remote) = spec.remote else {
+        let (_, peer) = self.target(engine, tx_op)?;
+        let Some(remote) = tx_op.remote else {
             return Err(NO_RMA_IOV);
         };
-        self.try_access(peer, spec, remote.len, |memory, at| {
+        self.try_access(peer, tx_op, remote.len, |memory, at| {
             execute_atomic_array(memory, at, &remote, operands, result)
         })
     }
@@ -322,14 +324,14 @@ impl Outbound {
     fn try_access(
         &self,
         peer: NodeId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         len: usize,
         access: impl FnOnce(&dyn RegionMemory, usize),
     ) -> Result<TrySend> {
         if self.backlogs.contains_key(&peer) {
             return Ok(TrySend::WouldBlock);
         }
-        Ok(if self.access(peer, spec, len, access)? {
+        Ok(if self.access(peer, tx_op, len, access)? {
             TrySend::Done
         } else {
             TrySend::WouldBlock
@@ -339,12 +341,12 @@ impl Outbound {
     /// Returns a region of the peer for direct access.
     pub(super) fn direct_region(
         &self,
-        host: &dyn EngineContext,
+        engine: &dyn EngineContext,
         peer: FiAddr,
         key: u64,
     ) -> Result<Option<DirectRegion>> {
-        let owner = host.address_of(self.ep, peer)?;
-        let node = self.node_of(host, peer, &owner)?;
+        let owner = engine.address_of(self.ep, peer)?;
+        let node = self.node_of(engine, peer, &owner)?;
         let Some((Some(region), rma_events)) = net::region(node, key) else {
             return Ok(None);
         };
@@ -371,11 +373,11 @@ impl Outbound {
     fn access(
         &self,
         peer: NodeId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         len: usize,
         access: impl FnOnce(&dyn RegionMemory, usize),
     ) -> Result<bool> {
-        let remote = spec.remote.ok_or(NO_RMA_IOV)?;
+        let remote = tx_op.remote.ok_or(NO_RMA_IOV)?;
         let unknown_key = || Error::Key {
             key: remote.key,
             why: "is unknown",
@@ -386,11 +388,11 @@ impl Outbound {
         check_access(
             remote.key,
             region.access,
-            required_access(spec.kind, atomic.map(|atomic| atomic.op)),
+            required_access(tx_op.kind, atomic.map(|atomic| atomic.op)),
         )?;
         let align = atomic.map_or(1, |atomic| atomic.datatype.size());
         let at = region.checked_offset(remote.offset, len, align)?;
-        let notifies = rma_events || region.rma_events || spec.data.is_some();
+        let notifies = rma_events || region.rma_events || tx_op.data.is_some();
         if notifies && net::available(self.node, peer, true).is_some_and(|room| room == 0) {
             return Ok(false);
         }
@@ -402,9 +404,9 @@ impl Outbound {
         if notifies {
             let notice = RmaNotice {
                 key: remote.key,
-                access: RemoteAccess::from_kind(spec.kind),
+                access: RemoteAccess::from_kind(tx_op.kind),
                 len,
-                data: spec.data,
+                data: tx_op.data,
             };
             let packet = SimPacket {
                 header: None,
@@ -418,26 +420,26 @@ impl Outbound {
 
     /// Executes the RMA operations at the head of this peer's backlog. Returns whether one has
     /// completed.
-    fn run_queued_accesses(&mut self, host: &mut dyn EngineContext, peer: NodeId) -> bool {
+    fn run_queued_accesses(&mut self, engine: &mut dyn EngineContext, peer: NodeId) -> bool {
         let mut completed = false;
         while let Some(backlog) = self.backlogs.get(&peer)
-            && let Some(&BacklogEntry { op, spec, .. }) = backlog.sends.front()
-            && let Some(remote) = spec.remote
+            && let Some(&BacklogEntry { op, tx_op, .. }) = backlog.sends.front()
+            && let Some(remote) = tx_op.remote
         {
-            let payload = host.payload(op);
+            let payload = engine.payload(op);
             let mut result = Vec::new();
-            let len = if spec.kind == OpKind::Write {
+            let len = if tx_op.kind == OpKind::Write {
                 payload.len()
             } else {
                 remote.len
             };
-            let iovs = spec.rma_iov_id.map(|id| host.rma_iovs(id));
+            let iovs = tx_op.rma_iov_id.map(|id| engine.rma_iovs(id));
             let len = iovs.map_or(len, |iovs| iovs.iter().map(|iov| iov.len).sum());
             let mut locked = None;
             let accessed = if let Some(iovs) = iovs {
-                self.access_all(peer, &spec, iovs, payload, &mut result, &mut locked)
+                self.access_all(peer, &tx_op, iovs, payload, &mut result, &mut locked)
             } else {
-                self.access(peer, &spec, len, |memory, at| match spec.kind {
+                self.access(peer, &tx_op, len, |memory, at| match tx_op.kind {
                     OpKind::Write => write(memory, at, payload),
                     OpKind::Read => {
                         result.resize(len, 0);
@@ -463,7 +465,7 @@ impl Outbound {
                         .and_then(|backlog| backlog.sends.front_mut());
                     if let Some(send) = front.filter(|_| locked.is_some()) {
                         // The operation waits for this remote range.
-                        send.spec.remote = locked;
+                        send.tx_op.remote = locked;
                     }
                     break;
                 }
@@ -471,7 +473,7 @@ impl Outbound {
                 Err(error) => Outcome::failed(error),
             };
             if !result.is_empty() && outcome.error.is_none() {
-                host.write_at(op, 0, &&result[..], 0, result.len());
+                engine.write_at(op, 0, &&result[..], 0, result.len());
             }
             if let Some(backlog) = self.backlogs.get_mut(&peer) {
                 backlog.sends.pop_front();
@@ -479,14 +481,14 @@ impl Outbound {
                     self.backlogs.remove(&peer);
                 }
             }
-            host.complete(op, outcome);
+            engine.complete(op, outcome);
             completed = true;
         }
         completed
     }
 
-    fn flush_to(&mut self, host: &mut dyn EngineContext, peer: NodeId) -> bool {
-        let completed = self.run_queued_accesses(host, peer);
+    fn flush_to(&mut self, engine: &mut dyn EngineContext, peer: NodeId) -> bool {
+        let completed = self.run_queued_accesses(engine, peer);
         let Some(backlog) = self.backlogs.get_mut(&peer) else {
             return completed;
         };
@@ -498,11 +500,11 @@ impl Outbound {
             && let Some(send) = backlog
                 .sends
                 .front_mut()
-                .filter(|send| send.spec.remote.is_none())
+                .filter(|send| send.tx_op.remote.is_none())
         {
-            let payload = host.payload(send.op);
-            let transfer = Transfer::sent(payload.len(), send.spec.tag);
-            if send.sent.is_none() && send.spec.level.needs_ack() {
+            let payload = engine.payload(send.op);
+            let transfer = Transfer::sent(payload.len(), send.tx_op.tag);
+            if send.sent.is_none() && send.tx_op.level.needs_ack() {
                 let (op, to) = (send.op, backlog.to.clone());
                 let message = UnackedSend {
                     op,
@@ -516,7 +518,7 @@ impl Outbound {
             }
             packets.push(next_packet(
                 payload,
-                &send.spec,
+                &send.tx_op,
                 send.ack_number,
                 &mut send.sent,
             ));
@@ -537,10 +539,10 @@ impl Outbound {
                     ack_number.and_then(|ack_number| self.unacked.get_mut(ack_number as usize));
                 match message {
                     Some(message) => message.sent = true,
-                    None => host.complete(op, Outcome::ok(transfer)),
+                    None => engine.complete(op, Outcome::ok(transfer)),
                 }
                 if let Some(ack_number) = ack_number {
-                    self.complete_if_acked(host, ack_number);
+                    self.complete_if_acked(engine, ack_number);
                 }
             }
             return moved | completed;
@@ -555,7 +557,7 @@ impl Outbound {
                 if let Some(ack_number) = ack_number {
                     self.unacked.remove(ack_number as usize);
                 }
-                host.complete(op, Outcome::failed(Error::PeerGone(to.clone())));
+                engine.complete(op, Outcome::failed(Error::PeerGone(to.clone())));
             }
         }
         true
@@ -570,15 +572,15 @@ fn write(memory: &dyn RegionMemory, at: usize, payload: Payload<'_>) {
 /// Returns the next packet of a message of which `sent` bytes are in the network.
 fn next_packet(
     payload: Payload<'_>,
-    spec: &TxOp,
+    tx_op: &TxOp,
     ack_number: Option<u32>,
     sent: &mut Option<usize>,
 ) -> SimPacket {
     let ack = ack_number.map(|number| AckRequest {
         number,
-        level: spec.level,
+        level: tx_op.level,
     });
-    let (tag, data, len) = (spec.tag, spec.data, payload.len());
+    let (tag, data, len) = (tx_op.tag, tx_op.data, payload.len());
     let header = sent.is_none().then_some(MessageHeader {
         tag,
         data,

@@ -18,7 +18,7 @@ impl Outbound {
     pub(super) fn access_all(
         &self,
         peer: NodeId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         iovs: &[RmaIov],
         payload: Payload<'_>,
         result: &mut Vec<u8>,
@@ -26,13 +26,13 @@ impl Outbound {
     ) -> Result<bool> {
         let mut segments = Vec::with_capacity(iovs.len());
         for iov in iovs {
-            segments.push(check_segment(peer, spec, iov)?);
+            segments.push(check_segment(peer, tx_op, iov)?);
         }
         let mut notices = Vec::new();
         let mut notified = 0;
         for (index, (iov, (_, _, notifies))) in iovs.iter().zip(&segments).enumerate() {
             let is_last = index + 1 == iovs.len();
-            let data = spec.data.filter(|_| is_last);
+            let data = tx_op.data.filter(|_| is_last);
             if *notifies || data.is_some() {
                 let total: usize = iovs.iter().map(|iov| iov.len).sum();
                 // The event with CQ data covers all bytes that were not reported before.
@@ -43,7 +43,7 @@ impl Outbound {
                 };
                 notices.push(RmaNotice {
                     key: iov.key,
-                    access: RemoteAccess::from_kind(spec.kind),
+                    access: RemoteAccess::from_kind(tx_op.kind),
                     len,
                     data,
                 });
@@ -64,7 +64,7 @@ impl Outbound {
         };
         let mut from = 0;
         for (iov, (region, at, _)) in iovs.iter().zip(&segments) {
-            if spec.kind == OpKind::Write {
+            if tx_op.kind == OpKind::Write {
                 let part = payload.slice(from, iov.len);
                 part.for_each(|position, bytes| region.memory.write(at + position, bytes));
             } else {
@@ -92,14 +92,14 @@ impl Outbound {
 }
 
 /// Returns the region of a remote range, the offset in it, and whether the peer wants an event.
-fn check_segment(peer: NodeId, spec: &TxOp, iov: &RmaIov) -> Result<(Region, usize, bool)> {
+fn check_segment(peer: NodeId, tx_op: &TxOp, iov: &RmaIov) -> Result<(Region, usize, bool)> {
     let unknown_key = || Error::Key {
         key: iov.key,
         why: "is unknown",
     };
     let (region, rma_events) = net::region(peer, iov.key).ok_or_else(unknown_key)?;
     let region = region.ok_or_else(unknown_key)?;
-    check_access(iov.key, region.access, required_access(spec.kind, None))?;
+    check_access(iov.key, region.access, required_access(tx_op.kind, None))?;
     let offset = region.checked_offset(iov.offset, iov.len, 1)?;
     let rma_events = rma_events || region.rma_events;
     Ok((region, offset, rma_events))

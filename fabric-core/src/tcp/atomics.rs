@@ -23,12 +23,12 @@ pub(super) fn execute_frame(
     bytes: &[u8],
     source: Option<FiAddr>,
     responses: &mut ResponseQueue,
-    host: &mut dyn EngineContext,
+    engine: &mut dyn EngineContext,
 ) -> Result<WriteProgress, ProtocolViolation> {
     let Some(iov) = iovs.first().filter(|_| responses.is_same_implementation) else {
         return Err(ACCESS_VIOLATION);
     };
-    let region = |key| host.region(key).filter(|_| responses.is_target);
+    let region = |key| engine.region(key).filter(|_| responses.is_target);
     let fetches = atomic.call != AtomicCall::Base;
     let kind = if fetches {
         OpKind::FetchAtomic
@@ -83,7 +83,7 @@ pub(super) fn execute_frame(
     execute_atomic_array(&*memory, offset, &remote, bytes, &mut result);
     memory.end_access();
     if responses.rma_events || rma_events {
-        host.on_remote_access(
+        engine.on_remote_access(
             responses.ep,
             remote.key,
             RemoteAccess::from_kind(kind),
@@ -111,7 +111,7 @@ pub(super) fn execute_packet(
     body: &[u8],
     source: Option<FiAddr>,
     responses: &mut ResponseQueue,
-    host: &mut dyn EngineContext,
+    engine: &mut dyn EngineContext,
 ) -> Result<Option<Stall>, ProtocolViolation> {
     let Some((header, bytes)) = body
         .split_first_chunk::<ATOMIC_IOV_LEN>()
@@ -142,7 +142,7 @@ pub(super) fn execute_packet(
     } else {
         OpKind::Atomic
     };
-    let segments = match check_segments(&remotes, kind, responses, host) {
+    let segments = match check_segments(&remotes, kind, responses, engine) {
         Ok(segments) => segments,
         Err(error) => {
             responses.push_atomic_response(
@@ -168,7 +168,7 @@ pub(super) fn execute_packet(
         memory.end_access();
         if responses.rma_events || region_rma_events {
             let transfer = Transfer::written(remote.len, None, source);
-            host.on_remote_access(
+            engine.on_remote_access(
                 responses.ep,
                 remote.key,
                 RemoteAccess::from_kind(kind),
@@ -209,10 +209,10 @@ fn check_segments(
     remotes: &[RmaIov],
     kind: OpKind,
     responses: &ResponseQueue,
-    host: &dyn EngineContext,
+    engine: &dyn EngineContext,
 ) -> Result<Vec<AtomicSegment>, AccessError> {
     let check = |remote: &RmaIov| {
-        let region = host.region(remote.key).filter(|_| responses.is_target);
+        let region = engine.region(remote.key).filter(|_| responses.is_target);
         let (region, offset) = AccessError::check(region, kind, remote, remote.len)?;
         Ok(AtomicSegment {
             memory: region.memory.clone(),

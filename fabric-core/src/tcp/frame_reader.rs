@@ -144,8 +144,8 @@ impl FrameReader {
         self.rxm.as_ref().is_some_and(|rxm| rxm.wants_read())
     }
 
-    /// Returns the next remote range of a rendezvous message. The caller must send the read request
-    /// at once.
+    /// Returns the next remote range of a rendezvous message. The caller must send its read
+    /// request.
     pub fn next_rendezvous_read(&mut self) -> Option<WireRmaIov> {
         let iov = self.rxm.as_mut()?.next_read()?;
         self.pending.expect_rendezvous_read(iov.len as usize);
@@ -187,14 +187,14 @@ impl FrameReader {
         bytes: &[u8],
         sender: SenderId,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<ReadOutcome, ProtocolViolation> {
         let source = sender.1;
         let mut outcome = ReadOutcome::default();
         self.stall = None;
         let is_rxm = self.rxm.is_some();
         if is_rxm {
-            self.read_deferred(sender, rx, host, &mut outcome)?;
+            self.read_deferred(sender, rx, engine, &mut outcome)?;
         }
         loop {
             let rest = &bytes[outcome.consumed..];
@@ -205,7 +205,7 @@ impl FrameReader {
                     ack_due,
                 } = body
                 else {
-                    if self.read_body(rest, source, &mut outcome, (rx, host))? {
+                    if self.read_body(rest, source, &mut outcome, (rx, engine))? {
                         continue;
                     }
                     return Ok(outcome);
@@ -214,7 +214,7 @@ impl FrameReader {
                 if count == 0 {
                     return Ok(outcome);
                 }
-                rx.append(host, *id, &&rest[..count]);
+                rx.append(engine, *id, &&rest[..count]);
                 *remaining -= count;
                 outcome.consumed += count;
                 if *remaining == 0 {
@@ -240,16 +240,18 @@ impl FrameReader {
                     ));
                 }
                 FrameKind::Message | FrameKind::Tagged(_) if is_rxm => {
-                    self.read_or_defer(&received, sender, rx, host, &mut outcome)?
+                    self.read_or_defer(&received, sender, rx, engine, &mut outcome)?
                 }
                 FrameKind::Message | FrameKind::Tagged(_) => self.read_message(
                     &received,
                     frame_envelope(&frame, sender)?,
                     rx,
-                    host,
+                    engine,
                     &mut outcome,
                 ),
-                _ => self.read_one_sided(&frame, (rest, header_len), source, &mut outcome, host)?,
+                _ => {
+                    self.read_one_sided(&frame, (rest, header_len), source, &mut outcome, engine)?
+                }
             };
             if !proceed {
                 return Ok(outcome);
@@ -264,7 +266,7 @@ impl FrameReader {
         received: &ReceivedFrame<'_>,
         envelope: Envelope,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         outcome: &mut ReadOutcome,
     ) -> bool {
         let len = envelope.len;
@@ -282,7 +284,7 @@ impl FrameReader {
                     return false;
                 }
             }
-            if !rx.deliver(host, envelope, &message) {
+            if !rx.deliver(engine, envelope, &message) {
                 outcome.blocked = true;
                 return false;
             }
@@ -291,7 +293,7 @@ impl FrameReader {
                 outcome.acks_due.extend(self.responses.queue_ack(Some(due)));
             }
         } else {
-            let Some(id) = rx.begin_partial(host, envelope) else {
+            let Some(id) = rx.begin_partial(engine, envelope) else {
                 outcome.blocked = true;
                 return false;
             };
@@ -314,20 +316,20 @@ impl FrameReader {
         (bytes, header_len): (&[u8], usize),
         source: Option<FiAddr>,
         outcome: &mut ReadOutcome,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<bool, ProtocolViolation> {
         let iovs =
             |count| RmaIovList::decode(&bytes[..header_len], usize::from(count), self.byte_order);
         match frame.kind {
             FrameKind::Message | FrameKind::Tagged(_) => {}
-            FrameKind::Ack => self.pending.on_ack(host)?,
+            FrameKind::Ack => self.pending.on_ack(engine)?,
             FrameKind::Read(_) | FrameKind::Atomic(_) if self.responses.is_full() => {
                 outcome.responses_full = true;
                 return Ok(false);
             }
-            FrameKind::Read(count) => self.responses.on_read(&iovs(count), host)?,
+            FrameKind::Read(count) => self.responses.on_read(&iovs(count), engine)?,
             FrameKind::Write(count) => {
-                match IncomingWrite::begin(frame, &iovs(count), &self.responses, host)? {
+                match IncomingWrite::begin(frame, &iovs(count), &self.responses, engine)? {
                     Ok(write) => self.body = Some(FrameBody::Write(write)),
                     Err(stall) => {
                         (self.stall, outcome.blocked) = (Some(stall), true);
@@ -349,7 +351,7 @@ impl FrameReader {
                     operands,
                     source,
                     &mut self.responses,
-                    host,
+                    engine,
                 )? {
                     WriteProgress::Done(used, due) => {
                         outcome.consumed += used;
@@ -378,7 +380,7 @@ impl FrameReader {
                     is_checked,
                 });
             }
-            FrameKind::Nack(ref nack) => self.pending.on_nack(**nack, host)?,
+            FrameKind::Nack(ref nack) => self.pending.on_nack(**nack, engine)?,
         }
         outcome.consumed += header_len;
         Ok(true)
@@ -392,11 +394,11 @@ impl FrameReader {
         bytes: &[u8],
         source: Option<FiAddr>,
         outcome: &mut ReadOutcome,
-        (rx, host): (&mut RxQueue, &mut dyn EngineContext),
+        (rx, engine): (&mut RxQueue, &mut dyn EngineContext),
     ) -> Result<bool, ProtocolViolation> {
         match &mut self.body {
             Some(FrameBody::Write(write)) => {
-                match write.write(bytes, source, &self.responses, host)? {
+                match write.write(bytes, source, &self.responses, engine)? {
                     WriteProgress::More(used) => {
                         outcome.consumed += used;
                         return Ok(false);
@@ -422,11 +424,11 @@ impl FrameReader {
                 if count > 0 {
                     let is_written =
                         self.pending
-                            .write_read_response(*received, &bytes[..count], host);
+                            .write_read_response(*received, &bytes[..count], engine);
                     if !is_written
                         && let Some(id) = self.rxm.as_ref().and_then(|rxm| rxm.oldest_read())
                     {
-                        rx.append(host, id, &&bytes[..count]);
+                        rx.append(engine, id, &&bytes[..count]);
                     }
                     *received += count;
                     outcome.consumed += count;
@@ -448,7 +450,7 @@ impl FrameReader {
                     status = decode_status([next(), next()]);
                     outcome.consumed += STATUS_LEN;
                 }
-                if !self.pending.end_read_response(status, host)
+                if !self.pending.end_read_response(status, engine)
                     && let Some(rxm) = &mut self.rxm
                 {
                     outcome
@@ -488,7 +490,7 @@ impl FrameReader {
         bytes: &[u8],
         sender: SenderId,
         rx: &RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> bool {
         match (&self.stall, &mut self.body) {
             (Some(Stall::RegionBusy(memory)), _) => {
@@ -499,7 +501,7 @@ impl FrameReader {
                 return is_accessible || !memory.is_open();
             }
             (Some(Stall::CqFull), Some(FrameBody::Write(write))) => {
-                return write.notify(sender.1, &self.responses, host);
+                return write.notify(sender.1, &self.responses, engine);
             }
             _ => {}
         }

@@ -13,15 +13,15 @@ const ACK_LEN: usize = 16;
 
 /// The sending half of a connection: bytes that wait to be sent, and the sequence number of frames.
 ///
-/// Short messages are collected here and sent together. Of a long message only the header passes
-/// through; its payload is sent from its buffer.
+/// Short messages are copied here and sent together. Of a long message only the header is written
+/// here; its payload is sent from its buffer.
 #[derive(Debug)]
 pub struct FrameWriter {
     byte_order: ByteOrder,
     sequence: u8,
     bytes: Vec<u8>,
     /// How many of `bytes` have been sent.
-    written: usize,
+    sent_len: usize,
     /// Bytes sent since the connection was established.
     total_written: u64,
     /// Bytes taken by [`take_pending`](Self::take_pending) of which it is not known yet whether
@@ -47,7 +47,7 @@ impl FrameWriter {
             byte_order,
             sequence: 0,
             bytes,
-            written: 0,
+            sent_len: 0,
             total_written: 0,
             taken: 0,
             is_open: false,
@@ -75,7 +75,7 @@ impl FrameWriter {
     /// Returns the bytes that have not been sent.
     #[must_use]
     pub fn pending(&self) -> &[u8] {
-        &self.bytes[self.written..]
+        &self.bytes[self.sent_len..]
     }
 
     /// Returns the bytes that wait for the peer to read: pending bytes and deferred acks and
@@ -96,23 +96,23 @@ impl FrameWriter {
             count <= self.pending().len(),
             "count exceeds the pending bytes"
         );
-        self.written += count;
+        self.sent_len += count;
         self.total_written += count as u64;
-        if self.written == self.bytes.len() {
+        if self.sent_len == self.bytes.len() {
             self.bytes.clear();
-            self.written = 0;
+            self.sent_len = 0;
         }
     }
 
     /// Returns the stream position behind the last byte sent. Payloads of [open](Self::is_open)
     /// frames are not counted: they do not pass through here.
     #[must_use]
-    pub fn written(&self) -> u64 {
+    pub fn total_written(&self) -> u64 {
         self.total_written
     }
 
     /// Returns the stream position behind the last byte added: everything added so far is sent when
-    /// [`written`](Self::written) reaches it.
+    /// [`total_written`](Self::total_written) reaches it.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.total_written + (self.taken + self.pending().len()) as u64
@@ -123,7 +123,7 @@ impl FrameWriter {
     #[must_use]
     pub fn take_pending(&mut self) -> Vec<u8> {
         let mut bytes = std::mem::take(&mut self.bytes);
-        bytes.drain(..std::mem::take(&mut self.written));
+        bytes.drain(..std::mem::take(&mut self.sent_len));
         self.taken = bytes.len();
         bytes
     }
@@ -133,7 +133,7 @@ impl FrameWriter {
     pub fn restore_pending(&mut self, bytes: &[u8]) {
         let taken = std::mem::take(&mut self.taken);
         self.total_written += taken.saturating_sub(bytes.len()) as u64;
-        let at = self.written;
+        let at = self.sent_len;
         self.bytes.splice(at..at, bytes.iter().copied());
     }
 

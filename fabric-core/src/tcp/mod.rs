@@ -15,8 +15,8 @@
 //! | `rendezvous` | messages of this side that the peer reads from their buffers |
 //! | `rxm` | the RXM protocol |
 //!
-//! Control version 3 and data version 3: in use since libfabric 1.8, between endpoints of old and
-//! new versions.
+//! The version of the control messages is 3, and so is that of the frames. Both are those of
+//! libfabric 1.8 and all later releases.
 
 mod atomics;
 mod byte_order;

@@ -1,5 +1,5 @@
 //! Private data of endpoints that connect on demand, and which connection stays when both connect
-//! at once.
+//! at the same time.
 //!
 //! An RXM request takes precedence over a native request, whichever address is greater: a peer that
 //! asks in RXM may support nothing else, and rejects the native request that crosses its own
@@ -131,10 +131,10 @@ pub enum Resolution {
     Reject,
 }
 
-/// Decides on a connection request from this peer. When both sides connect at once, the connection
-/// requested by the greater address stays. A restarted peer replaces its old connection. When the
-/// requests use different protocols, the RXM request wins, because its initiator may not support
-/// the native protocol.
+/// Decides on a connection request from this peer. When both sides connect at the same time, the
+/// connection requested by the greater address stays. A restarted peer replaces its old connection.
+/// When the requests use different protocols, the RXM request wins, because its initiator may not
+/// support the native protocol.
 #[must_use]
 pub fn resolve_simultaneous_connect(
     ours: SocketAddr,

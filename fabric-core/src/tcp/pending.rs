@@ -44,7 +44,7 @@ enum PendingRead {
 struct PendingOp {
     /// `None` after the operation was canceled: the peer responds nevertheless.
     op: Option<OpKey>,
-    spec: TxOp,
+    tx_op: TxOp,
     len: usize,
 }
 
@@ -56,25 +56,31 @@ impl PendingRequests {
     }
 
     /// Adds an operation that completes with the ack of a frame that has been sent or queued.
-    pub fn expect_ack(&mut self, op: OpKey, spec: TxOp, len: usize, host: &mut dyn EngineContext) {
+    pub fn expect_ack(
+        &mut self,
+        op: OpKey,
+        tx_op: TxOp,
+        len: usize,
+        engine: &mut dyn EngineContext,
+    ) {
         self.is_sending = false;
         let pending = PendingOp {
             op: Some(op),
-            spec,
+            tx_op,
             len,
         };
         match self.early_ack.take() {
-            Some(status) => pending.complete(host, status),
+            Some(status) => pending.complete(engine, status),
             None => self.acks.push_back(pending),
         }
     }
 
     /// Adds a read request of `len` bytes that has been sent or queued. The response is written to
     /// the buffer of the operation.
-    pub fn expect_read_response(&mut self, op: OpKey, spec: TxOp, len: usize) {
+    pub fn expect_read_response(&mut self, op: OpKey, tx_op: TxOp, len: usize) {
         self.reads.push_back(PendingRead::Op(PendingOp {
             op: Some(op),
-            spec,
+            tx_op,
             len,
         }));
     }
@@ -87,14 +93,14 @@ impl PendingRequests {
     /// Adds an RXM atomic operation on `len` bytes and returns the id for its packet. Fetched
     /// values are written to the buffer of the operation.
     #[must_use]
-    pub fn expect_atomic_response(&mut self, op: OpKey, spec: TxOp, len: usize) -> u64 {
+    pub fn expect_atomic_response(&mut self, op: OpKey, tx_op: TxOp, len: usize) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         self.atomics.push_back((
             id,
             PendingOp {
                 op: Some(op),
-                spec,
+                tx_op,
                 len,
             },
         ));
@@ -114,8 +120,8 @@ impl PendingRequests {
     }
 
     /// Fails all operations and drops their slots: no response will arrive.
-    pub fn fail(&mut self, host: &mut dyn EngineContext, error: &Error) {
-        self.fail_ops_keep_slots(host, error);
+    pub fn fail(&mut self, engine: &mut dyn EngineContext, error: &Error) {
+        self.fail_ops_keep_slots(engine, error);
         self.acks.clear();
         self.reads.clear();
         self.atomics.clear();
@@ -123,7 +129,7 @@ impl PendingRequests {
 
     /// Fails all operations with this error and keeps their slots: the peer's responses are still
     /// expected and are discarded.
-    pub fn fail_ops_keep_slots(&mut self, host: &mut dyn EngineContext, error: &Error) {
+    pub fn fail_ops_keep_slots(&mut self, engine: &mut dyn EngineContext, error: &Error) {
         let reads = self.reads.iter_mut().filter_map(|read| match read {
             PendingRead::Op(pending) => Some(pending),
             PendingRead::Rendezvous(_) => None,
@@ -136,25 +142,28 @@ impl PendingRequests {
             .chain(atomics)
             .filter_map(|pending| pending.op.take())
         {
-            host.complete(op, Outcome::failed(error.clone()));
+            engine.complete(op, Outcome::failed(error.clone()));
         }
     }
 
-    pub(super) fn on_ack(&mut self, host: &mut dyn EngineContext) -> Result<(), ProtocolViolation> {
-        self.complete_ack(None, host)
+    pub(super) fn on_ack(
+        &mut self,
+        engine: &mut dyn EngineContext,
+    ) -> Result<(), ProtocolViolation> {
+        self.complete_ack(None, engine)
     }
 
     pub(super) fn on_nack(
         &mut self,
         nack: RmaNack,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<(), ProtocolViolation> {
         let status = Some((nack.iov_index, nack.error));
         if !nack.is_read {
-            return self.complete_ack(status, host);
+            return self.complete_ack(status, engine);
         }
         match self.reads.pop_front() {
-            Some(PendingRead::Op(pending)) => pending.complete(host, status),
+            Some(PendingRead::Op(pending)) => pending.complete(engine, status),
             Some(PendingRead::Rendezvous(_)) => {
                 return Err(ProtocolViolation("nack of a read of a rendezvous message"));
             }
@@ -168,7 +177,7 @@ impl PendingRequests {
         &mut self,
         id: u64,
         (status, fetched): (AtomicStatus, &[u8]),
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<(), ProtocolViolation> {
         let at = self
             .atomics
@@ -179,39 +188,39 @@ impl PendingRequests {
             .ok_or(ProtocolViolation(
                 "unsolicited response to an atomic operation",
             ))?;
-        let fetch_len = if pending.spec.kind == OpKind::FetchAtomic {
+        let fetch_len = if pending.tx_op.kind == OpKind::FetchAtomic {
             pending.len
         } else {
             0
         };
         let Some(remote) = pending
-            .spec
+            .tx_op
             .remote
             .filter(|_| status != AtomicStatus::SUCCESS)
         else {
             if fetched.len() != fetch_len {
-                pending.fail(host, Error::Canceled);
+                pending.fail(engine, Error::Canceled);
                 return Err(ProtocolViolation(
                     "response to an atomic operation has the wrong length",
                 ));
             }
             if let Some(op) = pending.op.filter(|_| fetch_len > 0) {
-                host.write_at(op, 0, &fetched, 0, fetch_len);
+                engine.write_at(op, 0, &fetched, 0, fetch_len);
             }
-            pending.complete(host, None);
+            pending.complete(engine, None);
             return Ok(());
         };
-        pending.fail(host, status.to_error(&remote));
+        pending.fail(engine, status.to_error(&remote));
         Ok(())
     }
 
     fn complete_ack(
         &mut self,
         status: RemoteStatus,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<(), ProtocolViolation> {
         match self.acks.pop_front() {
-            Some(pending) => pending.complete(host, status),
+            Some(pending) => pending.complete(engine, status),
             None if self.is_sending && self.early_ack.is_none() => self.early_ack = Some(status),
             None => return Err(ProtocolViolation("unsolicited acknowledgement")),
         }
@@ -241,13 +250,13 @@ impl PendingRequests {
         &self,
         at: usize,
         bytes: &[u8],
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> bool {
         let Some(PendingRead::Op(first)) = self.reads.front() else {
             return false;
         };
         if let Some(op) = first.op {
-            host.write_at(op, at, &bytes, 0, bytes.len());
+            engine.write_at(op, at, &bytes, 0, bytes.len());
         }
         true
     }
@@ -257,10 +266,10 @@ impl PendingRequests {
     pub(super) fn end_read_response(
         &mut self,
         status: RemoteStatus,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> bool {
         match self.reads.pop_front() {
-            Some(PendingRead::Op(pending)) => pending.complete(host, status),
+            Some(PendingRead::Op(pending)) => pending.complete(engine, status),
             Some(PendingRead::Rendezvous(_)) => return false,
             None => {}
         }
@@ -269,32 +278,32 @@ impl PendingRequests {
 }
 
 impl PendingOp {
-    fn fail(self, host: &mut dyn EngineContext, error: Error) {
+    fn fail(self, engine: &mut dyn EngineContext, error: Error) {
         if let Some(op) = self.op {
-            host.complete(op, Outcome::failed(error));
+            engine.complete(op, Outcome::failed(error));
         }
     }
 
-    fn complete(self, host: &mut dyn EngineContext, status: RemoteStatus) {
+    fn complete(self, engine: &mut dyn EngineContext, status: RemoteStatus) {
         let Self {
             op: Some(op),
-            spec,
+            tx_op,
             len,
         } = self
         else {
             return;
         };
         let outcome = match status {
-            None => Outcome::ok(Transfer::sent(len, spec.tag)),
+            None => Outcome::ok(Transfer::sent(len, tx_op.tag)),
             Some((index, error)) => {
-                let iovs = spec.rma_iov_id.map_or(&[][..], |id| host.rma_iovs(id));
-                let remote = iovs.get(usize::from(index)).copied().or(spec.remote);
+                let iovs = tx_op.rma_iov_id.map_or(&[][..], |id| engine.rma_iovs(id));
+                let remote = iovs.get(usize::from(index)).copied().or(tx_op.remote);
                 let error = remote.map_or(Error::Canceled, |remote| {
                     error.to_error(&remote, remote.len)
                 });
                 Outcome::failed(error)
             }
         };
-        host.complete(op, outcome);
+        engine.complete(op, outcome);
     }
 }

@@ -41,13 +41,13 @@ impl RendezvousSends {
         op: OpKey,
         tag: Option<u64>,
         len: usize,
-        host: &dyn EngineContext,
+        engine: &dyn EngineContext,
     ) -> WireRmaIov {
         // A key that is in use by a region of the domain keeps its meaning.
         let key = loop {
             let key = RENDEZVOUS_KEY_BASE + self.next_key;
             self.next_key += 1;
-            if host.region(key).is_none() {
+            if engine.region(key).is_none() {
                 break key;
             }
         };
@@ -96,10 +96,10 @@ impl RendezvousSends {
     }
 
     /// Fails all messages: the peer will not read them any more.
-    pub(super) fn fail(&mut self, host: &mut dyn EngineContext, error: &Error) {
+    pub(super) fn fail(&mut self, engine: &mut dyn EngineContext, error: &Error) {
         for send in self.sends.drain(..) {
             let transfer = Transfer::sent(0, send.tag);
-            host.complete(send.op, Outcome::partial(transfer, error.clone()));
+            engine.complete(send.op, Outcome::partial(transfer, error.clone()));
         }
     }
 }
@@ -124,8 +124,8 @@ impl CompletedRendezvous {
         self.0.op
     }
 
-    pub(super) fn complete(self, host: &mut dyn EngineContext) {
-        host.complete(
+    pub(super) fn complete(self, engine: &mut dyn EngineContext) {
+        engine.complete(
             self.0.op,
             Outcome::ok(Transfer::sent(self.0.len, self.0.tag)),
         );

@@ -2,12 +2,12 @@
 //!
 //! **Read responses are generated lazily.** The responder queues the read *requests* (key, offset,
 //! length), not the data, and copies from the region when the socket has room, long responses in
-//! chunks between two frames. Memory is bounded by the number of requests (1024), not by the bytes
-//! they ask for: those are in place anyway, and with a bound on bytes two peers that read much from
-//! each other would both stop reading while they wait for room. Snapshots would keep a write behind
-//! a read. Consequence: a read may observe a later write, so `FI_ORDER_WAR` and `FI_ORDER_SAR` are
-//! not offered, as in libfabric. Fetching atomics are the exception: they execute on arrival, their
-//! results are buffered, and those are bounded by their bytes (64 KiB).
+//! chunks between two frames. The number of requests (1024) bounds the memory. The requested bytes
+//! need no bound, because they stay in the region; with one, two peers that read much from each
+//! other would both stop reading their sockets while they wait for room. Consequence: a read may
+//! observe a later write, so `FI_ORDER_WAR` and `FI_ORDER_SAR` are not offered, as in libfabric.
+//! Fetching atomics are the exception: they execute on arrival, and their results are buffered, at
+//! most 64 KiB.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub(super) struct CheckedSegment {
 fn check_segments(
     iovs: &RmaIovList,
     kind: OpKind,
-    host: &dyn EngineContext,
+    engine: &dyn EngineContext,
 ) -> Result<Vec<CheckedSegment>, RmaNack> {
     let mut segments = Vec::with_capacity(iovs.len());
     for (index, iov) in iovs.iter().enumerate() {
@@ -62,7 +62,8 @@ fn check_segments(
             error,
         };
         let (region, offset) =
-            AccessError::check(host.region(remote.key), kind, &remote, remote.len).map_err(nack)?;
+            AccessError::check(engine.region(remote.key), kind, &remote, remote.len)
+                .map_err(nack)?;
         let (memory, rma_events) = (region.memory.clone(), region.rma_events);
         segments.push(CheckedSegment {
             memory,
@@ -213,7 +214,7 @@ impl ResponseQueue {
         &self,
         iovs: &RmaIovList,
         kind: OpKind,
-        host: &dyn EngineContext,
+        engine: &dyn EngineContext,
     ) -> Result<Vec<CheckedSegment>, RmaNack> {
         if !self.is_target && !iovs.is_empty() {
             return Err(RmaNack {
@@ -222,20 +223,20 @@ impl ResponseQueue {
                 error: AccessError::UnknownKey,
             });
         }
-        check_segments(iovs, kind, host)
+        check_segments(iovs, kind, engine)
     }
 
     /// Queues the response to a read request for these remote ranges.
     pub(super) fn on_read(
         &mut self,
         iovs: &RmaIovList,
-        host: &dyn EngineContext,
+        engine: &dyn EngineContext,
     ) -> Result<(), ProtocolViolation> {
         if let Some(ranges) = self.rendezvous.message_ranges(iovs) {
             self.queue.push_back(Response::Rendezvous(ranges?));
             return Ok(());
         }
-        match self.check_segments(iovs, OpKind::Read, host) {
+        match self.check_segments(iovs, OpKind::Read, engine) {
             Ok(segments) => self.queue.push_back(Response::Read(segments)),
             Err(nack) if self.is_same_implementation => self.queue.push_back(Response::Nack(nack)),
             Err(_) => return Err(ACCESS_VIOLATION),
@@ -247,7 +248,7 @@ impl ResponseQueue {
     pub(super) fn on_rendezvous_done(
         &mut self,
         id: u64,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<(), ProtocolViolation> {
         let completed = self.rendezvous.take_completed(id)?;
         let reads_it = |response: &Response| match response {
@@ -259,7 +260,7 @@ impl ResponseQueue {
         if is_early {
             self.clear();
         }
-        completed.complete(host);
+        completed.complete(engine);
         if is_early {
             Err(ProtocolViolation(
                 "rendezvous acknowledged while a read of it is pending",
@@ -270,9 +271,9 @@ impl ResponseQueue {
     }
 
     /// Fails all rendezvous messages and drops all responses.
-    pub fn fail(&mut self, host: &mut dyn EngineContext, error: &Error) {
+    pub fn fail(&mut self, engine: &mut dyn EngineContext, error: &Error) {
         self.clear();
-        self.rendezvous.fail(host, error);
+        self.rendezvous.fail(engine, error);
     }
 
     /// Drops all responses.
@@ -292,7 +293,7 @@ impl ResponseQueue {
         writer: &mut FrameWriter,
         (limit, turn): (usize, usize),
         (_, source): (PeerKey, Option<FiAddr>),
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<ResponseStatus, ProtocolViolation> {
         let before = writer.pending().len();
         loop {
@@ -326,7 +327,7 @@ impl ResponseQueue {
                         );
                         ResponsePosition::default()
                     });
-                    let is_done = position.copy_rendezvous(ranges, writer, limit, host);
+                    let is_done = position.copy_rendezvous(ranges, writer, limit, engine);
                     self.position = Some(position);
                     if !is_done {
                         return Ok(ResponseStatus::WriterFull);
@@ -358,7 +359,7 @@ impl ResponseQueue {
                     for segment in segments.iter().filter(|segment| {
                         position.failed_segment.is_none() && (self.rma_events || segment.rma_events)
                     }) {
-                        host.on_remote_access(
+                        engine.on_remote_access(
                             self.ep,
                             segment.key,
                             RemoteAccess::Read,
@@ -399,15 +400,18 @@ impl ResponsePosition {
         ranges: &[MessageRange],
         writer: &mut FrameWriter,
         limit: usize,
-        host: &dyn EngineContext,
+        engine: &dyn EngineContext,
     ) -> bool {
         while let Some(range) = ranges.get(self.segment) {
             let count = (range.len - self.offset).min(limit.saturating_sub(writer.pending().len()));
             if count == 0 && self.offset < range.len {
                 return false;
             }
-            writer
-                .extend_read_response(host.payload(range.op).slice(range.at + self.offset, count));
+            writer.extend_read_response(
+                engine
+                    .payload(range.op)
+                    .slice(range.at + self.offset, count),
+            );
             self.offset += count;
             if self.offset == range.len {
                 *self = Self {

@@ -66,7 +66,7 @@ impl IncomingWrite {
         frame: &Frame,
         iovs: &RmaIovList,
         responses: &ResponseQueue,
-        host: &dyn EngineContext,
+        engine: &dyn EngineContext,
     ) -> Result<Result<Self, Stall>, ProtocolViolation> {
         if iovs.total() != Some(frame.payload) {
             return Err(ProtocolViolation(
@@ -81,7 +81,7 @@ impl IncomingWrite {
             error: AccessError::UnknownKey,
         };
         let checked = if is_allowed {
-            responses.check_segments(iovs, OpKind::Write, host)
+            responses.check_segments(iovs, OpKind::Write, engine)
         } else {
             Err(denied)
         };
@@ -116,7 +116,7 @@ impl IncomingWrite {
         bytes: &[u8],
         source: Option<FiAddr>,
         responses: &ResponseQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<WriteProgress, ProtocolViolation> {
         let mut used = 0;
         while self.remaining > 0 && used < bytes.len() {
@@ -167,7 +167,7 @@ impl IncomingWrite {
             Some(nack) => self.ack_due.take().map(|due| due.nack(nack)),
             None => self.ack_due.take(),
         };
-        if self.notify(source, responses, host) {
+        if self.notify(source, responses, engine) {
             return Ok(WriteProgress::Done(used, due));
         }
         Ok(WriteProgress::Stalled(used, due, Stall::CqFull))
@@ -192,7 +192,7 @@ impl IncomingWrite {
         &mut self,
         source: Option<FiAddr>,
         responses: &ResponseQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> bool {
         if self.nack.is_some() || self.notified.is_done {
             return true;
@@ -209,8 +209,12 @@ impl IncomingWrite {
                     segment.len
                 };
                 let transfer = Transfer::written(len, data, source);
-                if !host.on_remote_access(responses.ep, segment.key, RemoteAccess::Write, transfer)
-                {
+                if !engine.on_remote_access(
+                    responses.ep,
+                    segment.key,
+                    RemoteAccess::Write,
+                    transfer,
+                ) {
                     return false;
                 }
                 self.notified.bytes += len;
@@ -219,7 +223,7 @@ impl IncomingWrite {
         }
         if self.segments.is_empty()
             && self.data.is_some()
-            && !host.on_remote_access(
+            && !engine.on_remote_access(
                 responses.ep,
                 0,
                 RemoteAccess::Write,

@@ -72,23 +72,15 @@ pub trait EngineContext {
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     fn begin_fill(&mut self, op: OpKey, len: usize) -> Result<usize>;
 
-    /// Copies `count` bytes of `source` from offset `from` into the receive's buffer at offset
-    /// `at`.
-    fn write_at(
-        &mut self,
-        op: OpKey,
-        at: usize,
-        source: &dyn CopySource,
-        from: usize,
-        count: usize,
-    );
+    /// Copies `count` of the `bytes`, from offset `from`, into the receive's buffer at offset `at`.
+    fn write_at(&mut self, op: OpKey, at: usize, bytes: &dyn CopySource, from: usize, count: usize);
 
     /// Delivers a whole message to this receive: fills and completes it in one call.
-    fn deliver(&mut self, op: OpKey, envelope: &Envelope, source: &dyn CopySource) {
+    fn deliver(&mut self, op: OpKey, envelope: &Envelope, bytes: &dyn CopySource) {
         match self.begin_fill(op, envelope.len) {
             Ok(accepted) => {
                 let placed = accepted.min(envelope.len);
-                self.write_at(op, 0, source, 0, placed);
+                self.write_at(op, 0, bytes, 0, placed);
                 self.complete(op, Outcome::received(envelope, placed));
             }
             Err(error) => {

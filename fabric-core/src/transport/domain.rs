@@ -17,16 +17,17 @@ use super::{
     ConnReq, ConnectParams, EngineContext, EpId, FastPath, LoanAllocator, OpKey, SocketIo, TxOp,
 };
 
-/// Outcome of an attempt to send at once.
+/// Outcome of an attempt to send *inline*: within the call that posts the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrySend {
     /// The message is sent; the payload is no longer needed.
     Done,
-    /// The transport has copied the payload, and sends it later together with other messages. The
-    /// operation has not completed: [`TransportDomain::collected`] names it, and it completes with
-    /// [`EngineContext::complete`] when its last byte has been handed to the kernel. Only messages
-    /// are collected.
-    Collected,
+    /// The message is *batched*: the transport has copied the payload, and hands it to the kernel
+    /// later, with other messages in one system call. The engine then calls
+    /// [`TransportDomain::set_batched_op`], and the operation completes with
+    /// [`EngineContext::complete`] when the kernel has the message's last byte. Only messages are
+    /// batched, not RMA operations.
+    Batched,
     /// The send has to wait: call [`TransportDomain::queue_send`] with the operation that owns the
     /// payload.
     WouldBlock,
@@ -58,8 +59,8 @@ pub trait TransportDomain: Send {
     }
 
     /// Takes the oldest connection request of a passive endpoint.
-    fn take_connreq(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Option<ConnReq> {
-        let _ = (host, ep);
+    fn take_connreq(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Option<ConnReq> {
+        let _ = (engine, ep);
         None
     }
 
@@ -71,13 +72,13 @@ pub trait TransportDomain: Send {
     /// rejected.
     fn open_connected(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         info: &Info,
         params: ConnectParams<'_>,
         receiving: RxSource<'_>,
     ) -> Result<()> {
-        let _ = (host, ep, info, params, receiving);
+        let _ = (engine, ep, info, params, receiving);
         Err(Error::NotSupported("connected endpoints"))
     }
 
@@ -86,79 +87,76 @@ pub trait TransportDomain: Send {
     ///
     /// # Errors
     /// [`Error::NotSupported`] when the endpoint is not of type `FI_EP_MSG`.
-    fn shutdown(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Result<()> {
-        let _ = (host, ep);
+    fn shutdown(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+        let _ = (engine, ep);
         Err(Error::NotSupported(
             "endpoint is not connection-oriented (FI_EP_MSG)",
         ))
     }
 
     /// Closes an endpoint. Operations that are still posted complete as canceled.
-    fn close_endpoint(&mut self, host: &mut dyn EngineContext, ep: EpId);
+    fn close_endpoint(&mut self, engine: &mut dyn EngineContext, ep: EpId);
 
-    /// Sends a message, or writes to a peer's memory, at once if possible. `payload` is not
-    /// consumed otherwise. An operation whose [level](TxOp::level) needs the peer's ack is never
-    /// completed at once, and so must be queued.
+    /// Sends a message, or writes to a peer's memory, inline if possible. `payload` is not consumed
+    /// otherwise. An operation whose [level](TxOp::level) needs the peer's ack never completes
+    /// inline, and so must be queued.
     ///
     /// # Errors
-    /// Failures known at once; the operation does not take effect.
+    /// Failures known inline; the operation does not take effect.
     fn try_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend>;
 
-    /// Names the operation of the message that the last call of [`TransportDomain::try_send`] has
-    /// [collected](TrySend::Collected); the message has `len` bytes. The engine calls it before any
+    /// Sets the operation of the message that the last call of [`TransportDomain::try_send`] has
+    /// [batched](TrySend::Batched); the message has `len` bytes. The engine calls it before any
     /// other method.
-    fn collected(
+    fn set_batched_op(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
         len: usize,
     ) {
-        let _ = (ep, spec, len);
-        host.complete(
-            op,
-            Outcome::failed(Error::NotSupported("collected messages")),
-        );
+        let _ = (ep, tx_op, len);
+        engine.complete(op, Outcome::failed(Error::NotSupported("batched messages")));
     }
 
-    /// Hands the collected messages of an endpoint to the kernel as far as its buffers have room,
+    /// Hands the batched messages of an endpoint to the kernel as far as its buffers have room,
     /// and completes those whose last byte was accepted.
-    fn write_collected(&mut self, host: &mut dyn EngineContext, ep: EpId) {
-        let _ = (host, ep);
+    fn write_batched(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+        let _ = (engine, ep);
     }
 
     /// Ends a batch of sends with `more`: notifies the receivers.
     ///
     /// # Errors
     /// [`Error::PeerGone`] when a receiver has closed meanwhile without accepting everything.
-    fn flush(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Result<()> {
-        let _ = (host, ep);
+    fn flush(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+        let _ = (engine, ep);
         Ok(())
     }
 
-    /// Reads a peer's memory at once if possible.
+    /// Reads a peer's memory inline if possible.
     ///
     /// # Errors
     /// Failures known at once, such as a wrong key, right or range; nothing was read.
     fn try_read(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         into: &mut AnyBuf,
     ) -> Result<TrySend> {
-        let _ = (host, ep, spec, into);
+        let _ = (engine, ep, tx_op, into);
         Err(Error::NotSupported("reads of a peer's memory"))
     }
 
-    /// Executes an atomic operation at once if possible. `operands` holds the operands, followed by
+    /// Executes an atomic operation inline if possible. `operands` holds the operands, followed by
     /// the comparands of a compare operation; `result` receives the previous values of a fetching
     /// one.
     ///
@@ -166,13 +164,13 @@ pub trait TransportDomain: Send {
     /// As [`TransportDomain::try_read`]; nothing was changed.
     fn try_atomic(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
-        let _ = (host, ep, spec, operands, result);
+        let _ = (engine, ep, tx_op, operands, result);
         Err(Error::NotSupported("atomic operations on a peer's memory"))
     }
 
@@ -183,12 +181,12 @@ pub trait TransportDomain: Send {
     /// [`Error::NotSupported`] when accesses need the transport, or the peer wants events for them.
     fn direct_region(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         peer: FiAddr,
         key: u64,
     ) -> Result<Option<DirectRegion>> {
-        let _ = (host, ep, peer, key);
+        let _ = (engine, ep, peer, key);
         Err(Error::NotSupported(
             "direct access to memory regions of peers",
         ))
@@ -259,27 +257,27 @@ pub trait TransportDomain: Send {
     /// Failures known at once; nothing was queued.
     fn queue_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()>;
 
     /// Posts a receive. It completes with [`EngineContext::complete`], possibly before this method
     /// returns.
-    fn post_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec);
+    fn post_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec);
 
     /// Posts a multi-receive: [`EngineContext::split_multi_recv`] splits off a receive for each
     /// message. It stays posted until it is [used up](super::MultiRecvSplit::Exhausted).
     fn post_multi_recv(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
         spec: RecvSpec,
     ) {
         let _ = (ep, spec);
-        host.complete(
+        engine.complete(
             op,
             Outcome::failed(Error::NotSupported("receives of several messages")),
         );
@@ -295,8 +293,8 @@ pub trait TransportDomain: Send {
 
     /// Notes that the receive queue of an endpoint was changed: blocked messages may be accepted
     /// now, and acks may be due to peers.
-    fn on_rx_queue_changed(&mut self, host: &mut dyn EngineContext, ep: EpId) {
-        let _ = (host, ep);
+    fn on_rx_queue_changed(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+        let _ = (engine, ep);
     }
 
     /// Joins a multicast group: messages to it arrive at the endpoint from now on. Joins of the
@@ -317,17 +315,17 @@ pub trait TransportDomain: Send {
 
     /// Cancels an operation that has not begun: returns true, and the operation will not complete.
     /// Otherwise it will.
-    fn cancel(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool;
+    fn cancel(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool;
 
     /// Detaches a receive that no task awaits any more: a message that is arriving in it is kept
     /// for the next receive. The operation will not complete.
-    fn detach_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey);
+    fn detach_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey);
 
     /// Returns a message that was received but not consumed: it takes its old place among the
     /// unexpected messages.
     fn requeue_message(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         envelope: Envelope,
         bytes: PooledBuf,
@@ -336,23 +334,23 @@ pub trait TransportDomain: Send {
     /// Notes that an address of the endpoint's address vector has a handle now.
     fn address_inserted(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         addr: FiAddr,
         address: &Address,
     );
 
     /// Notes that a handle of the endpoint's address vector is no longer valid.
-    fn address_removed(&mut self, host: &mut dyn EngineContext, ep: EpId, addr: FiAddr);
+    fn address_removed(&mut self, engine: &mut dyn EngineContext, ep: EpId, addr: FiAddr);
 
     /// Returns whether a message from this source is buffered at the endpoint.
     fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool;
 
     /// Makes a bounded amount of progress. Returns whether anything moved.
-    fn progress(&mut self, host: &mut dyn EngineContext) -> bool;
+    fn progress(&mut self, engine: &mut dyn EngineContext) -> bool;
 
     /// Handles a watched descriptor that is ready.
-    fn ready(&mut self, host: &mut dyn EngineContext, token: u64);
+    fn ready(&mut self, engine: &mut dyn EngineContext, token: u64);
 
     /// Arms the doorbells, then polls once more: returns true when it is safe to sleep, and false
     /// when there is work already (and the doorbells are disarmed).

@@ -29,16 +29,16 @@ pub trait LoanAllocator: Send + Sync {
     fn allocate(&self, len: usize) -> Result<Loan>;
 }
 
-/// Path to the peers of one endpoint for operations that can be done at once. Called without the
-/// lock of the domain, from any thread at any time; counts its operations for
+/// Sends inline to the peers of one endpoint. The methods are called without the lock of the
+/// domain, from any thread at any time; they count their operations for
 /// [`TransportStats`](crate::stats::TransportStats).
 pub trait FastPath: Send + Sync {
     /// Sends as [`TransportDomain::try_send`](super::TransportDomain::try_send) does, and keeps its
     /// order: never before an operation that was posted earlier.
-    fn try_send(&self, spec: &TxOp, payload: Payload<'_>) -> FastPathResult;
+    fn try_send(&self, tx_op: &TxOp, payload: Payload<'_>) -> FastPathResult;
 
     /// Executes as [`TransportDomain::try_atomic`](super::TransportDomain::try_atomic) does.
-    fn try_atomic(&self, spec: &TxOp, operands: &[u8], result: &mut [u8]) -> FastPathResult;
+    fn try_atomic(&self, tx_op: &TxOp, operands: &[u8], result: &mut [u8]) -> FastPathResult;
 
     /// Blocks or unblocks the path: while operations are queued, none may overtake them. Called
     /// with the lock.

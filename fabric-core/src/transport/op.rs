@@ -48,7 +48,7 @@ pub struct TxOp {
     /// [several](super::EngineContext::rma_iovs) ranges this is the first.
     pub remote: Option<RmaIov>,
     /// Identifier of the remote ranges, if the operation has several. Such an operation is queued,
-    /// never tried at once.
+    /// never tried inline.
     pub rma_iov_id: Option<RmaIovId>,
     /// The payload is the loan with this identifier: the receiver may take it instead of a copy.
     pub loan: Option<u64>,

@@ -135,7 +135,7 @@ fn unknown_versions_and_kinds_and_excessive_lengths_are_rejected() {
 }
 
 #[test]
-fn acceptance_selects_version_without_rendezvous() {
+fn accept_reply_to_rxm_selects_the_version_without_rendezvous() {
     let request = RdmCmData {
         version: 0,
         features: 0,

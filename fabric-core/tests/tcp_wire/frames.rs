@@ -159,7 +159,7 @@ fn version_id_and_unused_iov_count_are_ignored() {
 }
 
 #[test]
-fn both_ack_request_flags_need_an_ack() {
+fn each_ack_request_flag_makes_an_ack_due() {
     for (flags, needs_ack) in [
         (0, false),
         (2, false),

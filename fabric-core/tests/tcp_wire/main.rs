@@ -8,7 +8,8 @@
 //! | `vendor_extension` | capabilities of connected endpoints of this library |
 //! | `frames` | frame headers |
 //! | `streams` | whole streams, split anywhere, malformed ones among them |
-//! | `rma` | RMA and atomic operations of peers with and without the vendor extension |
+//! | `rma` | RMA operations of peers with and without the vendor extension |
+//! | `native_atomics` | atomic operations of peers with the vendor extension |
 //! | `fuzz_input` | entry points shared with the fuzz targets |
 //! | `protocol` | negotiation of native protocol or RXM |
 //! | `rxm` | RXM packets, segments and rendezvous, split anywhere, malformed ones among them |
@@ -21,6 +22,7 @@ mod cm;
 mod corpora;
 mod frames;
 mod fuzz_input;
+mod native_atomics;
 mod protocol;
 mod receiver;
 mod rma;

@@ -1,13 +1,11 @@
-//! RMA and atomic operations of peers with and without the vendor extension, and every kind of
+//! RMA operations of peers with and without the vendor extension, and every kind of
 //! invalid access.
 
-use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, Datatype};
 use fabric_core::buf::{IoBuf, Payload};
 use fabric_core::flags::Access;
 use fabric_core::mr::{AccessError, RegisteredMemory};
 use fabric_core::tcp::{
-    AckDue, ByteOrder, Frame, FrameKind, FrameWriter, PeerCaps, ProtocolViolation, ResponseStatus,
-    RmaIovList,
+    AckDue, ByteOrder, Frame, FrameKind, FrameWriter, ProtocolViolation, ResponseStatus, RmaIovList,
 };
 use fabric_core::transport::{RemoteAccess, RmaIov};
 use fabric_core::{Error, FiAddr};
@@ -28,7 +26,7 @@ const READ_BYTES: &str = "03 02 0000 00 02 40 00 4000000000000000 \
     0700000000000000";
 const READ_RSP_BYTES: &str = "03 03 0000 00 00 10 00 1800000000000000 6162636465666768";
 
-fn rma_iov(key: u64, offset: u64, len: usize) -> RmaIov {
+pub(crate) fn rma_iov(key: u64, offset: u64, len: usize) -> RmaIov {
     RmaIov {
         key,
         offset,
@@ -37,7 +35,7 @@ fn rma_iov(key: u64, offset: u64, len: usize) -> RmaIov {
     }
 }
 
-fn rma_target(is_same: bool) -> TcpReceiver {
+pub(crate) fn rma_target(is_same: bool) -> TcpReceiver {
     let mut receiver = TcpReceiver::with_region_len(ByteOrder::Little, 1 << 20, REGION_LEN);
     if is_same {
         receiver.reader.set_same_implementation();
@@ -46,7 +44,7 @@ fn rma_target(is_same: bool) -> TcpReceiver {
 }
 
 /// Encodes one frame.
-fn encode_frame(frame: &Frame, iovs: &[RmaIov], bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn encode_frame(frame: &Frame, iovs: &[RmaIov], bytes: &[u8]) -> Vec<u8> {
     let mut writer = FrameWriter::new(ByteOrder::Little);
     assert!(writer.push_frame(
         frame,
@@ -73,12 +71,12 @@ fn encode_read(iovs: &[RmaIov]) -> Vec<u8> {
 }
 
 /// Returns the kind of the frame that acknowledges.
-fn ack_kind(due: AckDue) -> FrameKind {
+pub(crate) fn ack_kind(due: AckDue) -> FrameKind {
     Frame::ack(due).kind
 }
 
 /// Reads a stream in two parts; returns the acks that are due.
-fn read_split(
+pub(crate) fn read_split(
     receiver: &mut TcpReceiver,
     bytes: &[u8],
     at: usize,
@@ -378,7 +376,7 @@ fn inconsistent_headers_close_connection() {
 /// An ack may arrive before the engine learns that the payload was sent; a second ack is
 /// unsolicited.
 #[test]
-fn early_ack_waits_for_its_operation() {
+fn ack_that_precedes_its_operation_completes_it() {
     let mut initiator = rma_target(false);
     initiator.reader.pending.begin_acked_send();
     initiator.read(&hex(crate::frames::ACK)).unwrap();
@@ -681,148 +679,12 @@ fn write_data_reports_once_and_waits_for_cq_room() {
     );
 }
 
-/// Atomic operations need a same-implementation peer; they are executed whole or not at all, and
-/// return the previous values.
-#[test]
-fn atomics_execute_on_arrival_and_return_old_values() {
-    let sum = |call| AtomicSpec {
-        op: AtomicOp::Sum,
-        datatype: Datatype::U32,
-        call,
-    };
-    let sums = |call| PeerCaps::rdm(true).atomic(sum(call)).unwrap();
-    let at = RmaIov {
-        atomic: Some(sum(AtomicCall::Fetch)),
-        ..rma_iov(READ_WRITE_KEY, 8, 8)
-    };
-    let operands = [5u32.to_le_bytes(), 6u32.to_le_bytes()].concat();
-    let fetch = encode_frame(
-        &Frame::atomic(sums(AtomicCall::Fetch), true, 8),
-        &[at],
-        &operands,
-    );
-    let base = encode_frame(
-        &Frame::atomic(sums(AtomicCall::Base), false, 8),
-        &[at],
-        &operands,
-    );
-    for split in 0..base.len() {
-        let mut target = rma_target(true);
-        let acks = read_split(&mut target, &base, split).unwrap();
-        assert_eq!(
-            acks.into_iter().map(ack_kind).collect::<Vec<_>>(),
-            [FrameKind::Ack]
-        );
-        assert!(read_split(&mut target, &fetch, split).unwrap().is_empty());
-        let (response, _) = target
-            .take_responses(&mut FrameWriter::new(ByteOrder::Little), 1 << 16)
-            .unwrap();
-        let mut initiator = rma_target(true);
-        let op = initiator.expect_read(8);
-        initiator.read(&response).unwrap();
-        assert_eq!(initiator.received(op).1, operands);
-        assert_eq!(
-            target.region_bytes(READ_WRITE_KEY)[8..16],
-            [10u32.to_le_bytes(), 12u32.to_le_bytes()].concat()
-        );
-    }
-    assert!(
-        rma_target(false).read(&base).is_err(),
-        "libfabric peers do not send atomic frames"
-    );
-    let read_frame = |kind: &Frame, at: RmaIov, bytes: &[u8]| {
-        rma_target(true)
-            .read(&encode_frame(kind, &[at], bytes))
-            .map(drop)
-    };
-    // Too few operands, a partial value, an ack request on a fetching operation or none on a base
-    // operation, too many operands.
-    assert!(
-        read_frame(
-            &Frame::atomic(sums(AtomicCall::Base), false, 4),
-            at,
-            &operands[..4]
-        )
-        .is_err()
-    );
-    assert!(
-        read_frame(
-            &Frame::atomic(sums(AtomicCall::Base), false, 6),
-            RmaIov { len: 6, ..at },
-            &operands[..6]
-        )
-        .is_err()
-    );
-    assert!(
-        read_frame(
-            &Frame::atomic(sums(AtomicCall::Base), true, 8),
-            at,
-            &operands
-        )
-        .is_err()
-    );
-    assert!(
-        read_frame(
-            &Frame::atomic(sums(AtomicCall::Fetch), false, 8),
-            at,
-            &operands
-        )
-        .is_err()
-    );
-    let many = vec![0; 8196];
-    assert!(
-        read_frame(
-            &Frame::atomic(sums(AtomicCall::Base), false, 8196),
-            RmaIov { len: 8196, ..at },
-            &many
-        )
-        .is_err()
-    );
-    // Misaligned, or outside the region: a nack, and the connection stays.
-    for (at, expected) in [
-        (RmaIov { offset: 2, ..at }, AccessError::Misaligned),
-        (RmaIov { key: 9, ..at }, AccessError::UnknownKey),
-        (
-            RmaIov {
-                key: READ_ONLY_KEY,
-                ..at
-            },
-            AccessError::NotGranted,
-        ),
-        (
-            RmaIov {
-                offset: REGION_LEN as u64,
-                ..at
-            },
-            AccessError::OutOfBounds(REGION_LEN),
-        ),
-    ] {
-        let mut target = rma_target(true);
-        let stream = encode_frame(
-            &Frame::atomic(sums(AtomicCall::Base), false, 8),
-            &[at],
-            &operands,
-        );
-        let acks = target
-            .read(&stream)
-            .unwrap()
-            .acks_due
-            .into_iter()
-            .map(ack_kind)
-            .collect::<Vec<_>>();
-        assert!(
-            matches!(&acks[..], [FrameKind::Nack(nack)] if nack.error == expected),
-            "{expected:?}"
-        );
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 200 }))]
 
     /// Any frame is executed or rejected, within the region, and announced lengths use no memory.
     #[test]
-    fn random_rma_frames_close_or_wait(
+    fn random_rma_frames_are_rejected_or_wait_for_more_bytes(
         codes in prop::collection::vec(
             prop_oneof![
                 Just(2u8), Just(4), Just(3), Just(0xf1), Just(0xf2), Just(0xf3), Just(0)
@@ -883,7 +745,7 @@ proptest! {
 /// An endpoint that is no RMA target gets no events for empty writes with CQ data: they could fill
 /// its completion queue.
 #[test]
-fn data_without_segments_needs_an_rma_target() {
+fn empty_write_with_data_is_accepted_only_by_rma_targets() {
     for is_same in [false, true] {
         let mut target = rma_target(is_same);
         assert_eq!(

@@ -347,7 +347,7 @@ proptest! {
 
     /// Any packet is accepted or rejected.
     #[test]
-    fn random_packets_close_or_wait(
+    fn random_packets_are_rejected_or_wait_for_more_bytes(
         packet in any_packet(),
         is_ours: bool,
         body in prop::collection::vec(any::<u8>(), 0..200),
@@ -591,7 +591,7 @@ fn invalid_packets_close_connection() {
 /// Nothing is allocated for an announced length before a receive takes the message, and no more
 /// than that length then.
 #[test]
-fn claimed_lengths_allocate_nothing() {
+fn length_in_a_header_allocates_no_memory() {
     let len = 64 << 20;
     let rendezvous = encode_packet(
         &rxm_packet(PacketKind::Rendezvous, 1, len),

@@ -245,7 +245,7 @@ proptest! {
 
     /// Any request is executed, rejected, or ends the connection; announced lengths use no memory.
     #[test]
-    fn random_atomics_close_or_wait(
+    fn random_atomics_are_rejected_or_wait_for_more_bytes(
         call in prop_oneof![
             Just(AtomicCall::Base), Just(AtomicCall::Fetch), Just(AtomicCall::Compare)
         ],

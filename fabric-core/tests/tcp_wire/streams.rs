@@ -165,7 +165,7 @@ proptest! {
 
     /// Any bytes are accepted or rejected, and an announced length alone uses no memory.
     #[test]
-    fn random_bytes_close_or_wait(
+    fn random_bytes_are_rejected_or_wait_for_more_bytes(
         bytes in prop::collection::vec(any::<u8>(), 0..400),
         cuts in prop::collection::vec(1..50usize, 1..5),
     ) {
@@ -237,7 +237,7 @@ fn ack_is_due_after_the_whole_message() {
 }
 
 #[test]
-fn returned_pending_bytes_are_sent_first() {
+fn restored_pending_bytes_precede_bytes_added_later() {
     let order = ByteOrder::Little;
     let push = |writer: &mut FrameWriter, byte: u8| {
         assert!(writer.push_message(None, None, Payload::Contiguous(&[byte; 10])));
@@ -253,7 +253,7 @@ fn returned_pending_bytes_are_sent_first() {
     assert!(taken == whole[7..taken.len() + 7] && writer.pending().is_empty());
     let end = 7 + taken.len() as u64;
     assert_eq!(
-        (writer.written(), writer.end()),
+        (writer.total_written(), writer.end()),
         (7, end),
         "taken bytes do not count as written"
     );
@@ -263,13 +263,16 @@ fn returned_pending_bytes_are_sent_first() {
     writer.advance(0);
     writer.restore_pending(&taken[3..]);
     assert_eq!(writer.pending(), &whole[10..]);
-    assert_eq!((writer.written(), writer.end()), (10, whole.len() as u64));
+    assert_eq!(
+        (writer.total_written(), writer.end()),
+        (10, whole.len() as u64)
+    );
     writer.advance(5);
     writer.restore_pending(b"");
     assert_eq!(writer.pending(), &whole[15..]);
     writer.clear();
     assert_eq!(
-        (writer.written(), writer.end()),
+        (writer.total_written(), writer.end()),
         (15, 15),
         "discarded bytes do not count as written"
     );
@@ -299,7 +302,7 @@ fn message_over_budget_is_held_unread() {
 /// Nothing is allocated for an announced length that is invalid or that no receive waits for. A
 /// receive reserves that length once.
 #[test]
-fn claimed_lengths_allocate_nothing() {
+fn length_in_a_header_allocates_no_memory() {
     for (len, is_invalid) in [
         (1 << 60, true),
         (u64::MAX - 16, true),
@@ -384,7 +387,7 @@ fn unsupported_frames_close_connection() {
 }
 
 #[test]
-fn incomplete_message_is_reported_at_the_end() {
+fn abort_returns_the_incomplete_message() {
     let mut receiver = TcpReceiver::new(ByteOrder::Little, UNEXPECTED_BUDGET);
     let op = receiver.post_recv(UNTAGGED, None);
     let later = receiver.post_recv(UNTAGGED, None);
@@ -411,7 +414,7 @@ fn incomplete_message_is_reported_at_the_end() {
 /// receive has taken a message: a program that posts between two passes gets every message without
 /// buffering.
 #[test]
-fn unmatched_message_waits_one_poll_unbuffered() {
+fn unmatched_message_is_buffered_in_the_second_poll() {
     let mut writer = FrameWriter::new(ByteOrder::Little);
     for byte in 0..4 {
         assert!(writer.push_message(None, None, Payload::Contiguous(&[byte; 10])));

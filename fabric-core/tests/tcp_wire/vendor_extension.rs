@@ -76,7 +76,7 @@ fn extension_uses_bytes_that_libfabric_ignores() {
 
 /// Neither an echo of the request nor arbitrary bytes are taken for an extension.
 #[test]
-fn other_bytes_are_no_extension() {
+fn echoed_or_changed_bytes_are_not_parsed_as_extension() {
     for (text, other) in [(REQUEST_BYTES, 1), (ACCEPT_BYTES, 0)] {
         let bytes = hex(text);
         for kind in [other, 6] {

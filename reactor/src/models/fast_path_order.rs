@@ -16,7 +16,7 @@ use fabric_core::transport::{EpId, FastPath, FastPathResult, TxOp};
 use loom::thread;
 
 use super::mock_transport::MockConnection;
-use crate::domain_state::{AvId, Bindings, Counters, DomainState};
+use crate::domain_state::{AvId, Bindings, CounterBindings, DomainState};
 use crate::engine::Engine;
 use crate::ops::{CompletionTarget, CreditMode};
 use crate::sync::{AtomicU32, Mutex, Ordering, lock};
@@ -38,18 +38,18 @@ impl MockFastPath {
         }
     }
 
-    pub(super) fn send(&self, spec: &TxOp) {
-        lock(&self.sent).extend(spec.tag);
+    pub(super) fn send(&self, tx_op: &TxOp) {
+        lock(&self.sent).extend(tx_op.tag);
     }
 }
 
 impl FastPath for MockFastPath {
-    fn try_send(&self, spec: &TxOp, _: Payload<'_>) -> FastPathResult {
-        // SYNC: as in `ConnectionTable::try_now`.
+    fn try_send(&self, tx_op: &TxOp, _: Payload<'_>) -> FastPathResult {
+        // SYNC: as in `ConnectionTable::try_inline`.
         if self.blocked.load(Ordering::Acquire) != 0 {
             return FastPathResult::WouldBlock;
         }
-        self.send(spec);
+        self.send(tx_op);
         FastPathResult::Done
     }
 
@@ -70,7 +70,7 @@ fn bindings() -> Bindings {
         av: AvId(0),
         tx_cq: None,
         rx_cq: None,
-        counters: Counters::default(),
+        counters: CounterBindings::default(),
         shared_rx: None,
         eq: None,
         tx_size: 1,
@@ -81,14 +81,14 @@ fn bindings() -> Bindings {
 }
 
 /// Posts a message as `fabric_async` does: over the fast path, or else through the domain.
-fn send_or_queue(engine: &Engine, connection: &MockFastPath, spec: TxOp) {
-    if connection.try_send(&spec, Payload::Contiguous(&[])) != FastPathResult::WouldBlock {
+fn send_or_queue(engine: &Engine, connection: &MockFastPath, tx_op: TxOp) {
+    if connection.try_send(&tx_op, Payload::Contiguous(&[])) != FastPathResult::WouldBlock {
         return;
     }
     let mut locked = engine.lock();
     let result = locked.queue_send(
         ENDPOINT,
-        spec,
+        tx_op,
         Vec::new(),
         CompletionTarget::Discard,
         CreditMode::Wait,

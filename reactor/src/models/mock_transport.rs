@@ -132,11 +132,11 @@ impl TransportDomain for MockTransport {
         _: &mut dyn EngineContext,
         _: EpId,
         _: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()> {
         self.fast_path
             .iter()
-            .for_each(|fast_path| fast_path.send(spec));
+            .for_each(|fast_path| fast_path.send(tx_op));
         Ok(())
     }
 

@@ -148,7 +148,7 @@ fn task_beside_a_driver_thread_is_woken() {
 /// stops polling (the doorbells are disarmed while it polls) leaves the domain armed or driven for
 /// the other.
 #[test]
-fn task_that_stops_polling_leaves_the_other_driven() {
+fn waiting_task_is_woken_after_another_task_stops_polling() {
     loom::model(|| {
         let (connection, engine) = MockConnection::engine(WaitPolicy::Park, Progress::Manual);
         let (first, second) = (

@@ -30,7 +30,7 @@ impl ForkGuard {
         Self(FORK_DEPTH.load(Ordering::Relaxed))
     }
 
-    /// Whether this is the process for which the guard was created.
+    /// Returns whether this is the process for which the guard was created.
     pub(crate) fn in_original_process(self) -> bool {
         FORK_DEPTH.load(Ordering::Relaxed) == self.0
     }

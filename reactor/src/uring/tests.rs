@@ -1,5 +1,5 @@
-//! The rules of an operation's life, one by one. Without io_uring in the kernel the tests print
-//! that they are skipped.
+//! The rules of an operation's life, one by one. The tests are skipped if the kernel refuses
+//! io_uring.
 #![allow(unsafe_code)] // sends of borrowed bytes
 
 use std::io::{ErrorKind, Read, Write};
@@ -13,6 +13,7 @@ use std::thread;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
+use super::skip::{Facility, skip};
 use super::{CompletionKind, Uring, UringCompletion, UringConfig};
 
 pub(super) const SMALL_CONFIG: UringConfig = UringConfig {
@@ -23,11 +24,19 @@ pub(super) const SMALL_CONFIG: UringConfig = UringConfig {
     coop_taskrun: true,
 };
 
+/// Opens a small instance; `None`, and the test is skipped, if the kernel refuses io_uring.
+#[track_caller]
 pub(super) fn open_uring() -> Option<Uring> {
-    match Uring::open(SMALL_CONFIG) {
+    open_uring_with(SMALL_CONFIG)
+}
+
+/// As [`open_uring`], with another configuration.
+#[track_caller]
+pub(super) fn open_uring_with(config: UringConfig) -> Option<Uring> {
+    match Uring::open(config) {
         Ok(uring) => Some(uring),
         Err(error) => {
-            eprintln!("skipped: the kernel refuses io_uring: {error}");
+            skip(Facility::Uring, format!("io_uring_setup: {error}"));
             None
         }
     }
@@ -235,7 +244,7 @@ fn op_without_sq_room_is_returned_to_the_caller() {
 }
 
 #[test]
-fn busy_or_interrupted_enter_is_retried() {
+fn io_uring_enter_is_retried_when_busy_or_interrupted() {
     let Some(mut uring) = open_uring() else {
         return;
     };
@@ -284,7 +293,7 @@ fn busy_or_interrupted_enter_is_retried() {
 }
 
 #[test]
-fn refused_enter_is_an_error_and_loses_nothing() {
+fn failed_io_uring_enter_is_returned_and_keeps_submissions() {
     let Some(mut uring) = open_uring() else {
         return;
     };
@@ -416,7 +425,7 @@ fn drop_leaves_no_active_ops() {
 }
 
 #[test]
-fn op_that_never_ends_keeps_its_memory() {
+fn operation_that_never_ends_keeps_its_memory() {
     let Some(mut uring) = open_uring() else {
         return;
     };
@@ -583,15 +592,14 @@ fn canceled_send_reports_the_bytes_sent() {
 /// An operation that was submitted by a thread that has exited goes on, or reports that it does
 /// not.
 #[test]
-fn exit_of_the_submitting_thread_loses_nothing() {
+fn receive_survives_or_reports_the_exit_of_its_submitting_thread() {
     for coop_taskrun in [true, false] {
-        let Ok(uring) = Uring::open(UringConfig {
+        let Some(mut uring) = open_uring_with(UringConfig {
             coop_taskrun,
             ..SMALL_CONFIG
         }) else {
             return;
         };
-        let mut uring = uring;
         let (socket, mut peer) = tcp_pair();
         let mut got = Vec::new();
         for round in 0..20u8 {
@@ -626,7 +634,7 @@ fn exit_of_the_submitting_thread_loses_nothing() {
 /// Without buffers a receive ends. A receive that starts when there are buffers again gets the
 /// bytes that arrived in between.
 #[test]
-fn receive_without_buffers_ends_and_loses_nothing() {
+fn receive_without_buffers_ends_and_the_next_gets_the_bytes() {
     let Some(mut uring) = open_uring() else {
         return;
     };

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::slot::TIMEOUT_BIT;
-use super::tests::{SMALL_CONFIG, next_completion, open_uring, with_broken_fd};
+use super::tests::{SMALL_CONFIG, next_completion, open_uring, open_uring_with, with_broken_fd};
 use super::timed::combine_results;
 use super::{CompletionKind, OpId, TimedOutcome, Uring, UringConfig};
 
@@ -90,7 +90,7 @@ fn timed_op_completes_or_times_out() {
     let ((_listener, open_addr), (_busy_listener, busy_addr, _first)) =
         (tcp_listener(), full_backlog_listener());
     for coop_taskrun in [true, false] {
-        let Ok(mut uring) = Uring::open(UringConfig {
+        let Some(mut uring) = open_uring_with(UringConfig {
             coop_taskrun,
             ..SMALL_CONFIG
         }) else {
@@ -121,7 +121,7 @@ fn timed_op_completes_or_times_out() {
 
 /// A failure that the system call `connect` would return is known as early as there.
 #[test]
-fn local_connect_failure_is_known_at_once() {
+fn local_connect_failure_is_known_after_submission() {
     let Some(mut uring) = open_uring() else {
         return;
     };
@@ -347,7 +347,7 @@ fn drop_of_uring_waits_for_ops_with_linked_timeout() {
 #[test]
 fn timed_op_ends_when_the_submitting_thread_exits() {
     for coop_taskrun in [true, false] {
-        let Ok(mut uring) = Uring::open(UringConfig {
+        let Some(mut uring) = open_uring_with(UringConfig {
             coop_taskrun,
             ..SMALL_CONFIG
         }) else {

@@ -16,6 +16,7 @@ use fabric_core::transport::OpKey;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType};
 
+use super::skip::{Facility, skip};
 use super::tests::{SMALL_CONFIG, limit_locked_memory, next_completion, open_uring};
 use super::{CompletionKind, ReleasedBuffer, SendResult, Uring, UringCompletion, ZeroCopyOutcome};
 
@@ -25,6 +26,18 @@ const OP: OpKey = OpKey {
 };
 /// More than a peer takes that reads nothing, less than the socket buffers.
 const SEND_LEN: usize = 120_000;
+
+/// Opens a small instance; `None`, and the test is skipped, if the kernel refuses io_uring or has
+/// no zero-copy sends.
+#[track_caller]
+fn open_zero_copy_uring() -> Option<Uring> {
+    let uring = open_uring()?;
+    if uring.supports_zero_copy() {
+        return Some(uring);
+    }
+    skip(Facility::Capability, "the kernel has no zero-copy sends");
+    None
+}
 
 /// Returns both ends of a connection: the socket of the instance, and a peer with a small receive
 /// buffer.
@@ -108,7 +121,7 @@ fn assert_received(peer: &mut TcpStream, len: usize) {
 
 #[test]
 fn buffer_is_held_until_the_second_completion() {
-    let Some(mut uring) = open_uring().filter(Uring::supports_zero_copy) else {
+    let Some(mut uring) = open_zero_copy_uring() else {
         return;
     };
     let (socket, mut peer) = small_window_pair();
@@ -139,7 +152,7 @@ fn buffer_is_held_until_the_second_completion() {
 
 #[test]
 fn buffer_of_a_canceled_send_is_returned_later() {
-    let Some(mut uring) = open_uring().filter(Uring::supports_zero_copy) else {
+    let Some(mut uring) = open_zero_copy_uring() else {
         return;
     };
     let (socket, mut peer) = small_window_pair();
@@ -161,7 +174,7 @@ fn buffer_of_a_canceled_send_is_returned_later() {
 #[test]
 fn buffer_is_returned_when_the_connection_breaks() {
     for is_local in [false, true] {
-        let Some(mut uring) = open_uring().filter(Uring::supports_zero_copy) else {
+        let Some(mut uring) = open_zero_copy_uring() else {
             return;
         };
         let (socket, peer) = small_window_pair();
@@ -214,7 +227,7 @@ fn drop_notify_buf(len: usize) -> (AnyBuf, Receiver<()>) {
 fn buffers_outlive_a_dropped_instance() {
     // A send that has ended before the drop, and one that is cut short.
     for len in [SEND_LEN, 30_000_000] {
-        let Some(mut uring) = open_uring().filter(Uring::supports_zero_copy) else {
+        let Some(mut uring) = open_zero_copy_uring() else {
             return;
         };
         let (socket, mut peer) = small_window_pair();
@@ -238,7 +251,7 @@ fn buffers_outlive_a_dropped_instance() {
 
 #[test]
 fn drop_releases_unsubmitted_buffers() {
-    let Some(mut uring) = open_uring().filter(Uring::supports_zero_copy) else {
+    let Some(mut uring) = open_zero_copy_uring() else {
         return;
     };
     let (socket, peer) = small_window_pair();
@@ -254,7 +267,7 @@ fn drop_releases_unsubmitted_buffers() {
 /// Unix sockets do not support zero-copy sends, nor do some network sockets.
 #[test]
 fn buffer_is_returned_when_the_kernel_refuses() {
-    let Some(mut uring) = open_uring().filter(Uring::supports_zero_copy) else {
+    let Some(mut uring) = open_zero_copy_uring() else {
         return;
     };
     let (socket, mut peer) = UnixStream::pair().unwrap();
@@ -277,8 +290,8 @@ fn buffer_is_returned_when_the_kernel_refuses() {
 }
 
 #[test]
-fn buffer_is_returned_at_once_without_sq_room() {
-    let Some(mut uring) = open_uring().filter(Uring::supports_zero_copy) else {
+fn buffer_is_returned_to_the_caller_without_sq_room() {
+    let Some(mut uring) = open_zero_copy_uring() else {
         return;
     };
     let (socket, _far) = small_window_pair();
@@ -317,7 +330,7 @@ fn zero_copy_send_over_memlock_limit_returns_buffer() {
         assert!(released.zero_copy.is_none() && released.buf.bytes() == test_pattern(30_000_000));
         return println!("refused");
     }
-    let Some(_) = open_uring().filter(Uring::supports_zero_copy) else {
+    let Some(_) = open_zero_copy_uring() else {
         return;
     };
     let mut program = Command::new(std::env::current_exe().unwrap());
@@ -337,7 +350,7 @@ fn zero_copy_send_over_memlock_limit_returns_buffer() {
 /// The parts of a gather buffer are sent in place, up to the iovec limit of one send.
 #[test]
 fn gather_is_sent_up_to_the_iovec_limit() {
-    let Some(mut uring) = open_uring().filter(Uring::supports_zero_copy) else {
+    let Some(mut uring) = open_zero_copy_uring() else {
         return;
     };
     let (socket, mut peer) = small_window_pair();
@@ -363,7 +376,7 @@ fn gather_is_sent_up_to_the_iovec_limit() {
 #[test]
 fn drop_handles_fetched_completions() {
     for len in [SEND_LEN, 30_000_000] {
-        let Some(mut uring) = open_uring().filter(Uring::supports_zero_copy) else {
+        let Some(mut uring) = open_zero_copy_uring() else {
             return;
         };
         let (socket, peer) = small_window_pair();

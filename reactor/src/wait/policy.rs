@@ -1,8 +1,8 @@
 //! How long to spin before sleeping.
 //!
-//! A message that is found by polling costs a fraction of a microsecond, a kernel wake-up tens of
-//! them, so this choice determines the latency. Spinning pays only while every spinning thread has
-//! a core of its own: a driver does not spin when as many drivers as cores already do.
+//! Finding a message by polling takes a fraction of a microsecond; a kernel wake-up takes tens of
+//! microseconds. So this choice determines the latency. Spinning pays only while every spinning
+//! thread has a core of its own: a driver does not spin while one driver per core already spins.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,7 +23,7 @@ pub enum WaitPolicy {
     /// doorbell.
     #[default]
     Adaptive,
-    /// Sleeps at once. Lowest CPU use; every message to a sleeping receiver costs a kernel wake-up.
+    /// Sleeps without spinning. Lowest CPU use; every message to a sleeping receiver costs a kernel wake-up.
     Park,
 }
 

@@ -98,7 +98,7 @@ impl FrameReader {
         &mut self,
         sender: SenderId,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         outcome: &mut ReadOutcome,
     ) -> Result<(), ProtocolViolation> {
         if !self.has_deferred() {
@@ -109,7 +109,7 @@ impl FrameReader {
         let body = self.body.take();
         // Deferred messages have waited already, so they are buffered if no receive matches.
         let policy = std::mem::take(&mut self.unexpected_policy);
-        let result = self.read_all_deferred(sender, (rx, host), outcome);
+        let result = self.read_all_deferred(sender, (rx, engine), outcome);
         (self.body, self.unexpected_policy) = (body, policy);
         result
     }
@@ -117,7 +117,7 @@ impl FrameReader {
     fn read_all_deferred(
         &mut self,
         sender: SenderId,
-        (rx, host): (&mut RxQueue, &mut dyn EngineContext),
+        (rx, engine): (&mut RxQueue, &mut dyn EngineContext),
         outcome: &mut ReadOutcome,
     ) -> Result<(), ProtocolViolation> {
         while let Some(bytes) = self.deferred.frames.pop_front() {
@@ -125,7 +125,7 @@ impl FrameReader {
             let is_read = self.read_deferred_frame(
                 &bytes,
                 sender,
-                (&mut *rx, &mut *host),
+                (&mut *rx, &mut *engine),
                 &mut frame_outcome,
             );
             outcome.acks_due.append(&mut frame_outcome.acks_due);
@@ -144,13 +144,13 @@ impl FrameReader {
         received: &ReceivedFrame<'_>,
         sender: SenderId,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         if self.must_defer(received) {
             return Ok(self.defer(received, outcome));
         }
-        let proceed = self.read_packet_or_tagged(received, sender, rx, host, outcome)?;
+        let proceed = self.read_packet_or_tagged(received, sender, rx, engine, outcome)?;
         // A frame that waits for a region is not a message: it blocks the connection.
         Ok(proceed || outcome.blocked && self.stall.is_none() && self.defer(received, outcome))
     }
@@ -162,16 +162,16 @@ impl FrameReader {
         received: &ReceivedFrame<'_>,
         sender: SenderId,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         match received.frame.kind {
-            FrameKind::Message => self.read_packet(received, sender, rx, host, outcome),
+            FrameKind::Message => self.read_packet(received, sender, rx, engine, outcome),
             _ => Ok(self.read_message(
                 received,
                 super::frame_envelope(received.frame, sender)?,
                 rx,
-                host,
+                engine,
                 outcome,
             )),
         }
@@ -182,7 +182,7 @@ impl FrameReader {
         &mut self,
         bytes: &[u8],
         sender: SenderId,
-        (rx, host): (&mut RxQueue, &mut dyn EngineContext),
+        (rx, engine): (&mut RxQueue, &mut dyn EngineContext),
         outcome: &mut ReadOutcome,
     ) -> Result<bool, ProtocolViolation> {
         let decoded = Frame::decode_for(bytes, self.byte_order, true)?;
@@ -193,10 +193,10 @@ impl FrameReader {
             header_len,
             bytes,
         };
-        let is_read = self.read_packet_or_tagged(&received, sender, rx, host, outcome)?;
+        let is_read = self.read_packet_or_tagged(&received, sender, rx, engine, outcome)?;
         // The payload of a segment is in the deferred frame too.
         if let Some(FrameBody::Message { id, ack_due, .. }) = self.body.take() {
-            rx.append(host, id, &&bytes[outcome.consumed..]);
+            rx.append(engine, id, &&bytes[outcome.consumed..]);
             outcome.acks_due.extend(self.responses.queue_ack(ack_due));
         }
         Ok(is_read)

@@ -1,17 +1,17 @@
 //! The connections of an endpoint to its peers, by address index, each under a lock of its own.
 //!
-//! What can be sent, written or updated at once needs nothing else of the domain, so the caller
-//! does it here without the domain's lock (`FastPath`). A thread that sends does not wait for the
-//! domain's lock, but for every 64th send, which also polls the domain's descriptors. Everything else takes the domain's lock first and then the connection's, never the
-//! other way. An endpoint whose sends are counted has no fast path, because counters belong to the
-//! domain.
+//! Sends, writes and atomic updates that complete inline need only the connection, so the caller
+//! executes them under the connection's lock, without the domain's (`FastPath`). Every 64th of them
+//! takes the domain's lock afterwards, to poll the domain's descriptors. All other operations take
+//! the domain's lock first and then the connection's, never the other way. An endpoint whose sends
+//! are counted has no fast path, because counters belong to the domain.
 //!
-//! **Invariant.** No operation overtakes another. An operation is executed at once only while the
+//! **Invariant.** No operation overtakes another. An operation is executed inline only while the
 //! connection's queue is empty, which is known under its lock, and while no operation waits for a
-//! credit. `set_blocked` says the latter: it is set under the domain's lock before the post of the
-//! waiting operation returns, and cleared after the last waiting operation is in its connection's
-//! queue. So an operation posted after another finds the flag set, or the other one queued, or
-//! done.
+//! credit. `set_blocked` says the latter: the flag is set under the domain's lock before the post
+//! of the waiting operation returns, and cleared after the last waiting operation is in its
+//! connection's queue. So an operation that is posted after another finds the flag set, or the
+//! earlier operation in the queue, or the earlier operation done.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
@@ -20,7 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fabric_core::buf::Payload;
 use fabric_core::transport::{FastPath, FastPathResult, TxOp};
 
-use super::tx_connection::{PLAIN, PushOutcome, TxConnection};
+use super::record::ALIGN_PAYLOAD_FROM;
+use super::tx_connection::{PushOutcome, TxConnection};
 use crate::sync::{SpinGuard, SpinLock, lock_spin};
 
 /// Slots of the first chunk; each further chunk has twice as many.
@@ -66,13 +67,13 @@ impl ConnectionTable {
 
     /// Inserts a connection at an index that has none.
     pub(crate) fn insert(&self, index: usize, tx: TxConnection) {
-        let (chunk, at) = Self::locate(index);
+        let (chunk, slot) = Self::locate(index);
         let slots = self.chunks[chunk].get_or_init(|| {
             (0..FIRST_CHUNK_LEN << chunk)
                 .map(|_| ConnectionSlot::default())
                 .collect()
         });
-        *lock_spin(&slots[at].0) = Some(Box::new(tx));
+        *lock_spin(&slots[slot].0) = Some(Box::new(tx));
     }
 
     pub(crate) fn remove(&self, index: usize) -> Option<Box<TxConnection>> {
@@ -88,15 +89,15 @@ impl ConnectionTable {
 
     #[inline]
     fn slot(&self, index: usize) -> Option<&ConnectionSlot> {
-        let (chunk, at) = Self::locate(index);
-        self.chunks.get(chunk)?.get()?.get(at)
+        let (chunk, slot) = Self::locate(index);
+        self.chunks.get(chunk)?.get()?.get(slot)
     }
 
     /// Executes an operation if nothing prevents it; leaves no trace otherwise.
     #[inline(always)] // fast path of small messages
-    fn try_now(
+    fn try_inline(
         &self,
-        spec: &TxOp,
+        tx_op: &TxOp,
         act: impl FnOnce(&mut TxConnection) -> Option<PushOutcome>,
     ) -> FastPathResult {
         // SYNC: pairs with the release in `set_blocked`: a thread that finds the flag cleared finds
@@ -104,16 +105,16 @@ impl ConnectionTable {
         if self.blocked.load(Ordering::Acquire) {
             return FastPathResult::WouldBlock;
         }
-        let Some(slot) = self.slot(spec.peer.index()) else {
+        let Some(slot) = self.slot(tx_op.peer.index()) else {
             return FastPathResult::WouldBlock;
         };
         let mut slot = lock_spin(&slot.0);
-        let Some(tx) = slot.as_deref_mut().filter(|tx| tx.addr == spec.peer) else {
+        let Some(tx) = slot.as_deref_mut().filter(|tx| tx.addr == tx_op.peer) else {
             return FastPathResult::WouldBlock;
         };
         // An operation that fails, or finds the peer closed, is tried again under the domain's lock
         // and fails there. So nothing may run here that finds the peer closed after it took effect.
-        if act(tx) != Some(PushOutcome::Done) {
+        if act(tx) != Some(PushOutcome::Pushed) {
             return FastPathResult::WouldBlock;
         }
         if tx.fast_path_ops.is_multiple_of(OPS_PER_FD_POLL) {
@@ -125,47 +126,47 @@ impl ConnectionTable {
 }
 
 impl FastPath for ConnectionTable {
-    fn try_send(&self, spec: &TxOp, payload: Payload<'_>) -> FastPathResult {
+    fn try_send(&self, tx_op: &TxOp, payload: Payload<'_>) -> FastPathResult {
         if let Payload::Contiguous(bytes) = payload
-            && bytes.len() < PLAIN.min(self.max_msg_size)
-            && spec.is_plain()
+            && bytes.len() < ALIGN_PAYLOAD_FROM.min(self.max_msg_size)
+            && tx_op.is_plain()
         {
-            return self.try_now(spec, |tx| Some(tx.try_send_plain(bytes)));
+            return self.try_inline(tx_op, |tx| Some(tx.try_send_plain(bytes)));
         }
         let len = payload.len();
-        if len > self.max_msg_size || spec.fence || spec.more {
+        if len > self.max_msg_size || tx_op.fence || tx_op.more {
             return FastPathResult::WouldBlock;
         }
-        self.try_now(spec, |tx| {
-            if tx.needs_notification(spec) {
+        self.try_inline(tx_op, |tx| {
+            if tx.needs_notification(tx_op) {
                 return None;
             }
-            let pushed = tx.try_send(spec, payload).ok()?;
-            if pushed == PushOutcome::Done {
-                tx.count_fast_path(spec.kind, len);
+            let pushed = tx.try_send(tx_op, payload).ok()?;
+            if pushed == PushOutcome::Pushed {
+                tx.count_fast_path(tx_op.kind, len);
             }
             Some(pushed)
         })
     }
 
-    fn try_atomic(&self, spec: &TxOp, operands: &[u8], result: &mut [u8]) -> FastPathResult {
-        if spec.fence {
+    fn try_atomic(&self, tx_op: &TxOp, operands: &[u8], result: &mut [u8]) -> FastPathResult {
+        if tx_op.fence {
             return FastPathResult::WouldBlock;
         }
-        self.try_now(spec, |tx| {
-            if tx.needs_notification(spec) {
+        self.try_inline(tx_op, |tx| {
+            if tx.needs_notification(tx_op) {
                 return None;
             }
-            let pushed = tx.try_atomic(spec, operands, result).ok()?;
-            if pushed == PushOutcome::Done {
-                tx.count_fast_path(spec.kind, spec.remote.map_or(0, |remote| remote.len));
+            let pushed = tx.try_atomic(tx_op, operands, result).ok()?;
+            if pushed == PushOutcome::Pushed {
+                tx.count_fast_path(tx_op.kind, tx_op.remote.map_or(0, |remote| remote.len));
             }
             Some(pushed)
         })
     }
 
     fn set_blocked(&self, blocked: bool) {
-        // SYNC: pairs with the acquire in `try_now`.
+        // SYNC: pairs with the acquire in `try_inline`.
         self.blocked.store(blocked, Ordering::Release);
     }
 }

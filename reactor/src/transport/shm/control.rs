@@ -5,8 +5,8 @@
 //! user and process, and rejects another user before it receives anything from it. The sender
 //! connects; the receiver checks the credentials, permits descriptors and sends `Ready`, or
 //! rejects. The sender then sends a hello, one message with the descriptor of the segment, and the
-//! receiver accepts or rejects. Afterwards the socket is the doorbell of both sides, sent only to a
-//! peer that sleeps. Its hang-up is the death of the peer.
+//! receiver accepts or rejects. Afterwards both sides ring the doorbell over the socket, by a
+//! message that is sent only to a peer that sleeps. If the socket hangs up, the peer has died.
 //!
 //! The doorbell is not an eventfd: its flags and counter are shared with the peer, which could
 //! remove non-blocking mode, fill the counter, and block the domain under its lock. A socket
@@ -59,7 +59,7 @@ const GRANT_RMA_EVENTS: u8 = 4;
 #[derive(Debug)]
 pub(crate) struct ShmHello {
     pub(crate) from: Address,
-    /// Incarnation of the connecting endpoint, which tells it from others of that name.
+    /// Incarnation of the connecting endpoint, which distinguishes it from others of that name.
     pub(crate) incarnation: u64,
     pub(crate) lines: usize,
     pub(crate) segment: OwnedFd,
@@ -111,7 +111,7 @@ pub(crate) struct MemoryGrant<T> {
 pub(crate) enum ControlEvent {
     Message(ControlMessage),
     Grant(MemoryGrant<OwnedFd>),
-    /// A grant of this key whose descriptor this process had no room for.
+    /// A grant of this key without its descriptor: this process has no free descriptor.
     GrantWithoutFd(u64),
 }
 
@@ -122,8 +122,9 @@ pub(crate) enum ControlRead<T> {
     Message(T),
     Malformed(&'static str),
     VersionMismatch(u16),
-    /// This process had no room for the descriptor of the message.
-    NoDescriptors,
+    /// The descriptor of the message was lost: this process has no free descriptor
+    /// (`RLIMIT_NOFILE`).
+    DescriptorLimitReached,
     HungUp,
 }
 
@@ -134,7 +135,7 @@ impl<T> ControlRead<T> {
             Self::WouldBlock => ControlRead::WouldBlock,
             Self::Malformed(what) => ControlRead::Malformed(what),
             Self::VersionMismatch(theirs) => ControlRead::VersionMismatch(theirs),
-            Self::NoDescriptors => ControlRead::NoDescriptors,
+            Self::DescriptorLimitReached => ControlRead::DescriptorLimitReached,
             Self::HungUp => ControlRead::HungUp,
         }
     }
@@ -188,7 +189,7 @@ pub(crate) fn recv_hello(socket: &ShmSocket) -> ControlRead<ShmHello> {
         SeqpacketRecv::HungUp => return ControlRead::HungUp,
         SeqpacketRecv::Truncated => return ControlRead::Malformed("message is too long"),
         SeqpacketRecv::ControlTruncated(_) | SeqpacketRecv::Stuck => {
-            return ControlRead::NoDescriptors;
+            return ControlRead::DescriptorLimitReached;
         }
         SeqpacketRecv::Message(len, fds) => (len, fds),
     };

@@ -38,7 +38,7 @@ use super::loans::ReceivedLoans;
 use super::rx_connection::{LocalEndpoint, RxConnection};
 use super::rx_table::{ALWAYS_ACTIVE, RxConnections};
 use super::socket::{self, ShmListener};
-use super::tx_connection::{QueueProgress, TxCounters};
+use super::tx_connection::{QueueProgress, TxStats};
 use crate::transport::token;
 
 use disconnect::end_tx_connection;
@@ -82,8 +82,8 @@ pub(crate) struct ShmEndpoint {
     name: Address,
     local: LocalEndpoint,
     tx_resources: TxResources,
-    /// Counters of connections that were removed.
-    counters: TxCounters,
+    /// Operations over connections that were removed.
+    counters: TxStats,
     listener: ShmListener,
     wait_set: Arc<dyn WaitSet>,
     rx: RxBinding,
@@ -132,7 +132,7 @@ impl ShmEndpoint {
                 received_loans: ReceivedLoans::default(),
             },
             tx_resources,
-            counters: TxCounters::default(),
+            counters: TxStats::default(),
             listener,
             wait_set: wait,
             rx: receiving.bind(id, UNEXPECTED_BYTES),
@@ -158,20 +158,20 @@ impl ShmEndpoint {
 
     /// Makes progress; returns whether anything progressed. With more than [`ALWAYS_ACTIVE`]
     /// endpoints or incoming connections, connections that have been silent for long become idle.
-    pub(crate) fn progress(&mut self, host: &mut dyn EngineContext, endpoints: usize) -> bool {
+    pub(crate) fn progress(&mut self, engine: &mut dyn EngineContext, endpoints: usize) -> bool {
         if self.stopped {
-            self.accept_again(host);
+            self.accept_again(engine);
         }
-        let drained = self.rx.own.drain_unexpected(host);
-        let mut received = drained | self.progress_rx(host);
+        let drained = self.rx.own.drain_unexpected(engine);
+        let mut received = drained | self.progress_rx(engine);
         // Copies run after the records that have just arrived, so that a long copy does not delay
         // them.
-        received |= self.rx.own.has_work() && self.progress_copies(host);
+        received |= self.rx.own.has_work() && self.progress_copies(engine);
         let active_count = self.rx_connections.active_count().max(endpoints);
         if active_count > ALWAYS_ACTIVE {
             received |= self.rx_connections.demote_idle(active_count);
         }
-        received | (!self.tx_queued.is_empty() && self.progress_tx(host))
+        received | (!self.tx_queued.is_empty() && self.progress_tx(engine))
     }
 
     /// Returns whether a pass has nothing to do for this endpoint before a doorbell or a post.
@@ -184,12 +184,12 @@ impl ShmEndpoint {
             && !self.stopped
     }
 
-    fn progress_tx(&mut self, host: &mut dyn EngineContext) -> bool {
+    fn progress_tx(&mut self, engine: &mut dyn EngineContext) -> bool {
         let mut progressed = false;
         let mut index = 0;
-        while let Some(&at) = self.tx_queued.get(index) {
-            progressed |= self.progress_tx_connection(host, at);
-            if self.is_tx_idle(at) {
+        while let Some(&peer_index) = self.tx_queued.get(index) {
+            progressed |= self.progress_tx_connection(engine, peer_index);
+            if self.is_tx_idle(peer_index) {
                 self.tx_queued.swap_remove(index);
             } else {
                 index += 1;
@@ -198,57 +198,61 @@ impl ShmEndpoint {
         progressed
     }
 
-    fn progress_tx_connection(&mut self, host: &mut dyn EngineContext, at: usize) -> bool {
+    fn progress_tx_connection(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        peer_index: usize,
+    ) -> bool {
         let progress = self
             .tx_connections
-            .lock(at)
-            .map_or(QueueProgress::Idle, |mut tx| tx.progress_queue(host));
+            .lock(peer_index)
+            .map_or(QueueProgress::Idle, |mut tx| tx.progress_queue(engine));
         match progress {
             QueueProgress::Moved => true,
             QueueProgress::Idle => false,
             QueueProgress::Closed => {
-                self.on_tx_peer_closed(host, at);
+                self.on_tx_peer_closed(engine, peer_index);
                 true
             }
         }
     }
 
     /// Handles a readable descriptor of this endpoint.
-    pub(crate) fn ready(&mut self, host: &mut dyn EngineContext, token: ShmToken) {
+    pub(crate) fn ready(&mut self, engine: &mut dyn EngineContext, token: ShmToken) {
         match token {
-            ShmToken::Listener => self.accept(host),
-            ShmToken::Rx(at) => self.on_rx_ready(host, at as usize),
-            ShmToken::Tx(at) => {
-                let at = at as usize;
+            ShmToken::Listener => self.accept(engine),
+            ShmToken::Rx(connection_index) => self.on_rx_ready(engine, connection_index as usize),
+            ShmToken::Tx(peer_index) => {
+                let peer_index = peer_index as usize;
                 let end = self
                     .tx_connections
-                    .lock(at)
+                    .lock(peer_index)
                     .and_then(|mut tx| tx.on_readable());
                 let Some(end) = end else {
-                    self.progress_tx(host);
+                    self.progress_tx(engine);
                     return;
                 };
-                self.on_tx_ended(host, at, end);
+                self.on_tx_ended(engine, peer_index, end);
             }
         }
     }
 
     /// Closes the endpoint: its operations fail and its peers are told.
-    pub(crate) fn close(mut self, host: &mut dyn EngineContext) {
+    pub(crate) fn close(mut self, engine: &mut dyn EngineContext) {
         // Messages that are dropped now were not received, so they are not acknowledged.
         self.rx_connections.peers().for_each(RxConnection::stop_cma);
         self.rx.collect_acks();
         self.send_acks();
-        self.rx.close(host);
+        self.rx.close(engine);
         for peer in self.rx_connections.peers() {
-            host.peer_disconnected(self.id, peer.initial_addr);
+            engine.peer_disconnected(self.id, peer.initial_addr);
         }
         self.send_endpoint_closed();
-        self.for_each_tx(|tx| end_tx_connection(tx, self.id, host, &Error::Canceled));
+        self.for_each_tx(|tx| end_tx_connection(tx, self.id, engine, &Error::Canceled));
         // A thread that still holds the fast path finds no connection.
         self.tx_indices
             .iter()
-            .for_each(|&at| drop(self.tx_connections.remove(at)));
+            .for_each(|&peer_index| drop(self.tx_connections.remove(peer_index)));
     }
 
     fn send_endpoint_closed(&self) {
@@ -260,16 +264,19 @@ impl ShmEndpoint {
     /// Arms all doorbells before sleeping. Returns false if something can progress now.
     pub(crate) fn arm(&mut self) -> bool {
         let mut quiet = !self.rx.own.has_work() & self.rx_connections.arm();
-        for &at in &self.tx_queued {
-            quiet &= self.tx_connections.lock(at).is_none_or(|mut tx| tx.arm());
+        for &peer_index in &self.tx_queued {
+            quiet &= self
+                .tx_connections
+                .lock(peer_index)
+                .is_none_or(|mut tx| tx.arm());
         }
         quiet
     }
 
     pub(crate) fn disarm(&mut self) {
         self.rx_connections.disarm();
-        for &at in &self.tx_queued {
-            if let Some(mut tx) = self.tx_connections.lock(at) {
+        for &peer_index in &self.tx_queued {
+            if let Some(mut tx) = self.tx_connections.lock(peer_index) {
                 tx.disarm();
             }
         }
@@ -290,6 +297,6 @@ impl Drop for ShmEndpoint {
 }
 
 /// Fails an operation that was posted on a closed endpoint.
-pub(crate) fn complete_closed(host: &mut dyn EngineContext, op: OpKey) {
-    host.complete(op, Outcome::failed(Error::Closed(Class::Endpoint)));
+pub(crate) fn complete_closed(engine: &mut dyn EngineContext, op: OpKey) {
+    engine.complete(op, Outcome::failed(Error::Closed(Class::Endpoint)));
 }

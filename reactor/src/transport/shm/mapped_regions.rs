@@ -2,8 +2,9 @@
 //!
 //! A region is mapped at its first access: the initiator asks on the socket, the operation waits in
 //! the queue, and the owner replies with the descriptor of the memory, or says that it serves the
-//! region itself (`rma_bounce`). Later accesses need no help of the owner. A revoked key is noticed
-//! by the next access and asked for again, since it may name another region by then.
+//! region itself (`rma_bounce`). Later accesses need nothing from the owner. The first access after
+//! a key was revoked finds that out and requests the key again, because the owner may have assigned
+//! the key to another region.
 //!
 //! `map_region` of the public API is an access of length 0: it maps the region and returns its
 //! memory as a `DirectRegion`. From then on `RemoteMapping` checks and copies without the engine.
@@ -278,8 +279,8 @@ impl MappedRegion {
     }
 
     /// Returns whether the peer must be notified of this access.
-    pub(crate) fn needs_notification(&self, spec: &TxOp) -> bool {
-        self.rma_events || spec.data.is_some()
+    pub(crate) fn needs_notification(&self, tx_op: &TxOp) -> bool {
+        self.rma_events || tx_op.data.is_some()
     }
 
     /// Copies into the region.

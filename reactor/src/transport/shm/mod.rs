@@ -191,7 +191,7 @@ impl ShmDomain {
     }
 
     /// Polls one idle endpoint, round-robin. Returns whether anything progressed.
-    fn poll_idle(&mut self, host: &mut dyn EngineContext) -> bool {
+    fn poll_idle(&mut self, engine: &mut dyn EngineContext) -> bool {
         self.idle_cursor = if self.idle_cursor + 1 < self.endpoints.len() {
             self.idle_cursor + 1
         } else {
@@ -204,7 +204,7 @@ impl ShmDomain {
         else {
             return false;
         };
-        let progressed = endpoint.progress(host, self.active.len());
+        let progressed = endpoint.progress(engine, self.active.len());
         if !endpoint.is_quiescent() {
             self.mark_active(self.idle_cursor);
         }
@@ -278,47 +278,47 @@ impl TransportDomain for ShmDomain {
         Ok(name)
     }
 
-    fn close_endpoint(&mut self, host: &mut dyn EngineContext, ep: EpId) {
+    fn close_endpoint(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
         if let Some(endpoint) = self.remove(ep) {
-            endpoint.close(host);
+            endpoint.close(engine);
         }
     }
 
     fn try_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        self.activate_endpoint(ep)?.try_send(host, spec, payload)
+        self.activate_endpoint(ep)?.try_send(engine, tx_op, payload)
     }
 
-    fn flush(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Result<()> {
-        self.activate_endpoint(ep)?.flush(host)
+    fn flush(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+        self.activate_endpoint(ep)?.flush(engine)
     }
 
     fn try_read(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         into: &mut AnyBuf,
     ) -> Result<TrySend> {
         self.activate_endpoint(ep)?
-            .try_now(host, spec, |tx| tx.try_read(spec, into))
+            .try_inline(engine, tx_op, |tx| tx.try_read(tx_op, into))
     }
 
     fn try_atomic(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<TrySend> {
         self.activate_endpoint(ep)?
-            .try_now(host, spec, |tx| tx.try_atomic(spec, operands, result))
+            .try_inline(engine, tx_op, |tx| tx.try_atomic(tx_op, operands, result))
     }
 
     fn direct_region(
@@ -352,31 +352,31 @@ impl TransportDomain for ShmDomain {
 
     fn queue_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()> {
-        self.activate_endpoint(ep)?.queue_send(host, op, spec)
+        self.activate_endpoint(ep)?.queue_send(engine, op, tx_op)
     }
 
-    fn post_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
+    fn post_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.activate_endpoint(ep) {
-            Ok(endpoint) => endpoint.post_recv(host, op, spec),
-            Err(_) => endpoint::complete_closed(host, op),
+            Ok(endpoint) => endpoint.post_recv(engine, op, spec),
+            Err(_) => endpoint::complete_closed(engine, op),
         }
     }
 
     fn post_multi_recv(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
         spec: RecvSpec,
     ) {
         match self.activate_endpoint(ep) {
-            Ok(endpoint) => endpoint.post_multi_recv(host, op, spec),
-            Err(_) => endpoint::complete_closed(host, op),
+            Ok(endpoint) => endpoint.post_multi_recv(engine, op, spec),
+            Err(_) => endpoint::complete_closed(engine, op),
         }
     }
 
@@ -384,38 +384,38 @@ impl TransportDomain for ShmDomain {
         self.activate_endpoint(ep).ok().map(ShmEndpoint::rx_queue)
     }
 
-    fn on_rx_queue_changed(&mut self, host: &mut dyn EngineContext, ep: EpId) {
+    fn on_rx_queue_changed(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
         if let Ok(endpoint) = self.activate_endpoint(ep) {
-            endpoint.on_rx_queue_changed(host);
+            endpoint.on_rx_queue_changed(engine);
         }
     }
 
-    fn cancel(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
+    fn cancel(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
         self.activate_endpoint(ep)
-            .is_ok_and(|endpoint| endpoint.cancel(host, op))
+            .is_ok_and(|endpoint| endpoint.cancel(engine, op))
     }
 
-    fn detach_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) {
+    fn detach_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) {
         if let Ok(endpoint) = self.activate_endpoint(ep) {
-            endpoint.detach_recv(host, op);
+            endpoint.detach_recv(engine, op);
         }
     }
 
     fn requeue_message(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
         if let Ok(endpoint) = self.activate_endpoint(ep) {
-            endpoint.requeue_message(host, envelope, bytes);
+            endpoint.requeue_message(engine, envelope, bytes);
         }
     }
 
     fn address_inserted(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         addr: FiAddr,
         address: &Address,
@@ -424,15 +424,15 @@ impl TransportDomain for ShmDomain {
         let Some(position) = self.position(ep) else {
             return;
         };
-        self.endpoints[position].address_inserted(host, addr, address);
+        self.endpoints[position].address_inserted(engine, addr, address);
         if !self.endpoints[position].is_quiescent() {
             self.mark_active(position);
         }
     }
 
-    fn address_removed(&mut self, host: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
+    fn address_removed(&mut self, engine: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
         if let Ok(endpoint) = self.activate_endpoint(ep) {
-            endpoint.address_removed(host, addr);
+            endpoint.address_removed(engine, addr);
         }
     }
 
@@ -441,7 +441,7 @@ impl TransportDomain for ShmDomain {
             .is_some_and(|position| self.endpoints[position].holds_messages_from(source))
     }
 
-    fn progress(&mut self, host: &mut dyn EngineContext) -> bool {
+    fn progress(&mut self, engine: &mut dyn EngineContext) -> bool {
         if !self.fork_guard.in_original_process() {
             return false;
         }
@@ -449,7 +449,7 @@ impl TransportDomain for ShmDomain {
         let (mut progressed, mut index) = (false, 0);
         while let Some(&position) = self.active.get(index) {
             let endpoint = &mut self.endpoints[position];
-            progressed |= endpoint.progress(host, active_count);
+            progressed |= endpoint.progress(engine, active_count);
             if self.active.len() > ALWAYS_ACTIVE && endpoint.is_quiescent() {
                 endpoint.active = false;
                 self.active.swap_remove(index);
@@ -458,18 +458,18 @@ impl TransportDomain for ShmDomain {
             }
         }
         if self.active.len() < self.endpoints.len() {
-            progressed |= self.poll_idle(host);
+            progressed |= self.poll_idle(engine);
         }
         progressed
     }
 
-    fn ready(&mut self, host: &mut dyn EngineContext, token: u64) {
+    fn ready(&mut self, engine: &mut dyn EngineContext, token: u64) {
         if !self.fork_guard.in_original_process() {
             return;
         }
         let (ep, token) = ShmToken::unpack(token);
         if let Ok(endpoint) = self.activate_endpoint(ep) {
-            endpoint.ready(host, token);
+            endpoint.ready(engine, token);
         }
     }
 

@@ -130,10 +130,14 @@ impl RmaRequest {
     }
 
     /// Executes the request and writes the response. Returns false if the region is locked now.
-    pub(crate) fn execute(&self, bounce_buffer: &SharedMapping, host: &dyn EngineContext) -> bool {
+    pub(crate) fn execute(
+        &self,
+        bounce_buffer: &SharedMapping,
+        engine: &dyn EngineContext,
+    ) -> bool {
         let RmaIov { key, len, .. } = self.remote;
         let (region, at) =
-            match AccessError::check(host.region(key), self.kind, &self.remote, self.remaining) {
+            match AccessError::check(engine.region(key), self.kind, &self.remote, self.remaining) {
                 Ok(region) => region,
                 Err(error) => {
                     self.write_answer(bounce_buffer, error.to_words());

@@ -143,7 +143,7 @@ impl RxConnection {
     pub(crate) fn poll_ring(
         &mut self,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
         self.message_held = false;
         let mut bytes = 0;
@@ -157,7 +157,7 @@ impl RxConnection {
                     let at = plain_payload_offset(len);
                     let payload = self.ring.memory().payload(start + at, len - at);
                     let payload = payload.ok_or(ShmProtocolViolation("payload out of bounds"))?;
-                    if !rx.deliver_plain(host, self.peer_key, self.source, &payload) {
+                    if !rx.deliver_plain(engine, self.peer_key, self.source, &payload) {
                         self.message_held = true;
                         return Ok(taken > 0);
                     }
@@ -169,7 +169,7 @@ impl RxConnection {
                         break;
                     }
                 }
-                _ => return self.poll_ring_general(rx, host, (taken, bytes)),
+                _ => return self.poll_ring_general(rx, engine, (taken, bytes)),
             }
         }
         Ok(true)
@@ -180,7 +180,7 @@ impl RxConnection {
     fn poll_ring_general(
         &mut self,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         (taken, mut bytes): (usize, usize),
     ) -> Result<bool, ShmProtocolViolation> {
         let mut progressed = taken > 0;
@@ -191,7 +191,7 @@ impl RxConnection {
             self.ring
                 .memory()
                 .prefetch(record.start, record.header.len as usize);
-            if !self.process_record(record, rx, host)? {
+            if !self.process_record(record, rx, engine)? {
                 self.message_held = true;
                 break;
             }
@@ -258,13 +258,17 @@ impl RxConnection {
         &mut self,
         record: RecordRef,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
         if self.partial.is_some() || record.header.kind != MESSAGE {
-            return self.process_other_record(record, rx, host);
+            return self.process_other_record(record, rx, engine);
         }
         let (layout, payload) = self.split_record(record)?;
-        Ok(rx.deliver(host, self.envelope(record, layout, payload.len()), &payload))
+        Ok(rx.deliver(
+            engine,
+            self.envelope(record, layout, payload.len()),
+            &payload,
+        ))
     }
 
     /// Processes a record that is not a whole message.
@@ -272,7 +276,7 @@ impl RxConnection {
         &mut self,
         record: RecordRef,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
         let (layout, payload) = self.split_record(record)?;
         let word = |at: usize| self.ring.memory().read_word(record.start + at);
@@ -285,7 +289,7 @@ impl RxConnection {
                 if payload.is_empty() || payload.len() > rx.remaining(id) {
                     return Err(ShmProtocolViolation("fragment exceeds its message"));
                 }
-                if rx.append(host, id, &payload) {
+                if rx.append(engine, id, &payload) {
                     self.partial = None;
                 }
                 Ok(true)
@@ -306,7 +310,7 @@ impl RxConnection {
                 };
                 let len = usize::try_from(total.unwrap_or(0)).unwrap_or(usize::MAX);
                 let transfer = Transfer::written(len, layout.data.map(word), self.source);
-                Ok(host.on_remote_access(self.local.ep, word(layout.payload), access, transfer))
+                Ok(engine.on_remote_access(self.local.ep, word(layout.payload), access, transfer))
             }
             RMA_REQUEST => {
                 if payload.len() != REQUEST_LEN || !self.local.is_rma_target {
@@ -317,7 +321,7 @@ impl RxConnection {
                 let request = RmaRequest::from_words(|at| word(layout.payload + 8 * at));
                 self.serve_rma_request(
                     &request.ok_or(ShmProtocolViolation("invalid RMA request"))?,
-                    host,
+                    engine,
                 )
             }
             kind @ (LOAN | CMA_MESSAGE) => {
@@ -332,9 +336,9 @@ impl RxConnection {
                     ..self.envelope(record, layout, len)
                 };
                 if kind == LOAN {
-                    self.receive_loan(envelope, location, rx, host)
+                    self.receive_loan(envelope, location, rx, engine)
                 } else {
-                    self.receive_cma(envelope, location, rx, host)
+                    self.receive_cma(envelope, location, rx, engine)
                 }
             }
             FIRST_FRAGMENT if let Some(total) = total => {
@@ -344,15 +348,15 @@ impl RxConnection {
                     ..self.envelope(record, layout, total)
                 };
                 if ack.is_some() && total == payload.len() {
-                    return Ok(rx.deliver(host, envelope, &payload));
+                    return Ok(rx.deliver(engine, envelope, &payload));
                 }
                 if total <= payload.len() || total > MAX_MSG_SIZE {
                     return Err(ShmProtocolViolation("message length out of bounds"));
                 }
-                let Some(id) = rx.begin_partial(host, envelope) else {
+                let Some(id) = rx.begin_partial(engine, envelope) else {
                     return Ok(false);
                 };
-                rx.append(host, id, &payload);
+                rx.append(engine, id, &payload);
                 self.partial = Some(id);
                 Ok(true)
             }
@@ -361,7 +365,7 @@ impl RxConnection {
     }
 
     /// Handles a readable socket. Returns how the peer ended, if it did.
-    pub(crate) fn on_readable(&mut self, host: &dyn EngineContext) -> Option<DownReason> {
+    pub(crate) fn on_readable(&mut self, engine: &dyn EngineContext) -> Option<DownReason> {
         for _ in 0..READS_PER_POLL {
             match control::recv_control(&self.socket) {
                 ControlRead::WouldBlock => return None,
@@ -382,7 +386,7 @@ impl RxConnection {
                     self.disconnected = true
                 }
                 ControlRead::Message(ControlEvent::Message(ControlMessage::MapMr(key))) => {
-                    if !self.answer_map_mr(host, key) {
+                    if !self.answer_map_mr(engine, key) {
                         return Some(DownReason::Protocol(
                             "peer does not read the responses to its requests",
                         ));
@@ -392,7 +396,7 @@ impl RxConnection {
                     self.loan_mappings.retain(|(lent, _)| *lent != key)
                 }
                 ControlRead::Message(ControlEvent::GrantWithoutFd(_))
-                | ControlRead::NoDescriptors => {
+                | ControlRead::DescriptorLimitReached => {
                     return Some(DownReason::Protocol(
                         "no descriptor left for a memory grant (RLIMIT_NOFILE)",
                     ));
@@ -445,11 +449,11 @@ impl RxConnection {
     pub(crate) fn fail_partial(
         &mut self,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         error: Error,
     ) {
         if let Some(id) = self.partial.take() {
-            rx.fail_partial(host, id, error);
+            rx.fail_partial(engine, id, error);
         }
     }
 

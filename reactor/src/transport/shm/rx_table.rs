@@ -10,12 +10,12 @@
 //! would add a write to a shared cache line to every message, and one sender could hide the records
 //! of the others.
 //!
-//! **Invariant.** A connection is idle only while its flag was armed and nothing new was found
-//! afterwards, or its doorbell message is in the socket, which is watched. A control message makes
-//! it active, and so does a message that a pass finds. Hence no message waits longer than one of a
-//! sleeping receiver's peer: a receiver that goes to sleep has nothing to do for idle connections.
-//! A peer that clears the flag without ringing delays only its own messages, until its connection
-//! is polled. `models/doorbell` checks this.
+//! **Invariant.** A connection is idle only if its doorbell flag was armed and the ring was empty
+//! afterwards, or if its doorbell message is in the socket, which is watched. A control message
+//! makes the connection active, and so does a record that a pass finds in its ring. So the next
+//! message of an idle connection wakes a sleeping receiver, and a receiver that goes to sleep need
+//! not look at idle connections. A peer that clears the flag without ringing the doorbell delays
+//! only its own messages, until its connection is polled. `models/doorbell` checks this.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -78,24 +78,28 @@ impl RxConnections {
         self.slots.vacant_key()
     }
 
-    pub(crate) fn is_handshaking(&self, at: usize) -> bool {
-        matches!(self.slots.get(at), Some(RxSlot::Handshaking(_)))
+    pub(crate) fn is_handshaking(&self, connection_index: usize) -> bool {
+        matches!(
+            self.slots.get(connection_index),
+            Some(RxSlot::Handshaking(_))
+        )
     }
 
     /// Adds a connection whose handshake is pending.
     pub(crate) fn insert_handshake(&mut self, handshake: PendingHandshake) {
-        let at = self.slots.insert(RxSlot::Handshaking(handshake));
-        self.handshaking.push_back(at);
+        let connection_index = self.slots.insert(RxSlot::Handshaking(handshake));
+        self.handshaking.push_back(connection_index);
     }
 
     /// Removes a pending handshake, to advance it. The slab reuses its index for the next
     /// insertion.
-    pub(crate) fn take_handshake(&mut self, at: usize) -> Option<PendingHandshake> {
-        if !self.is_handshaking(at) {
+    pub(crate) fn take_handshake(&mut self, connection_index: usize) -> Option<PendingHandshake> {
+        if !self.is_handshaking(connection_index) {
             return None;
         }
-        self.handshaking.retain(|pending| *pending != at);
-        match self.slots.remove(at) {
+        self.handshaking
+            .retain(|pending| *pending != connection_index);
+        match self.slots.remove(connection_index) {
             RxSlot::Handshaking(handshake) => Some(handshake),
             RxSlot::Established(_) => None,
         }
@@ -123,23 +127,23 @@ impl RxConnections {
     /// Adds an established connection.
     pub(crate) fn insert_established(&mut self, mut peer: Box<RxConnection>) -> usize {
         peer.last_active = self.passes;
-        let at = self.slots.insert(RxSlot::Established(peer));
-        self.active.push(at);
-        at
+        let connection_index = self.slots.insert(RxSlot::Established(peer));
+        self.active.push(connection_index);
+        connection_index
     }
 
-    pub(crate) fn remove(&mut self, at: usize) -> Option<RxConnection> {
-        self.slots.get(at)?.established()?;
-        self.active.retain(|active| *active != at);
-        self.idle.retain(|idle| *idle != at);
-        match self.slots.try_remove(at)? {
+    pub(crate) fn remove(&mut self, connection_index: usize) -> Option<RxConnection> {
+        self.slots.get(connection_index)?.established()?;
+        self.active.retain(|active| *active != connection_index);
+        self.idle.retain(|idle| *idle != connection_index);
+        match self.slots.try_remove(connection_index)? {
             RxSlot::Established(peer) => Some(*peer),
             RxSlot::Handshaking(_) => None,
         }
     }
 
-    pub(crate) fn get_mut(&mut self, at: usize) -> Option<&mut RxConnection> {
-        self.slots.get_mut(at)?.established_mut()
+    pub(crate) fn get_mut(&mut self, connection_index: usize) -> Option<&mut RxConnection> {
+        self.slots.get_mut(connection_index)?.established_mut()
     }
 
     /// Returns all established connections.
@@ -155,9 +159,9 @@ impl RxConnections {
 
     /// Calls `act` with every established connection and its index.
     pub(crate) fn for_each_peer(&mut self, mut act: impl FnMut(usize, &mut RxConnection)) {
-        for (at, slot) in &mut self.slots {
+        for (connection_index, slot) in &mut self.slots {
             if let RxSlot::Established(peer) = slot {
-                act(at, peer);
+                act(connection_index, peer);
             }
         }
     }
@@ -174,9 +178,9 @@ impl RxConnections {
     /// Returns the active connection at this position of `active`, and its index.
     #[inline]
     pub(crate) fn active_mut(&mut self, position: usize) -> Option<(usize, &mut RxConnection)> {
-        let at = *self.active.get(position)?;
-        match self.slots.get_mut(at) {
-            Some(RxSlot::Established(peer)) => Some((at, peer)),
+        let connection_index = *self.active.get(position)?;
+        match self.slots.get_mut(connection_index) {
+            Some(RxSlot::Established(peer)) => Some((connection_index, peer)),
             _ => None,
         }
     }
@@ -189,29 +193,35 @@ impl RxConnections {
 
     /// Handles the result of polling an idle connection: it becomes active if it had a message.
     #[cold]
-    pub(crate) fn on_idle_polled(&mut self, at: usize, progressed: bool) {
+    pub(crate) fn on_idle_polled(&mut self, connection_index: usize, progressed: bool) {
         let passes = self.passes;
-        let Some(peer) = self.get_mut(at) else { return };
+        let Some(peer) = self.get_mut(connection_index) else {
+            return;
+        };
         if !progressed && peer.may_become_idle() {
-            self.idle.push_back(at);
+            self.idle.push_back(connection_index);
             return;
         }
         peer.idle = false;
         peer.disarm();
         peer.last_active = passes;
-        self.active.push(at);
+        self.active.push(connection_index);
     }
 
     /// Makes a connection active.
-    pub(crate) fn activate(&mut self, at: usize) {
-        let Some(peer) = self.slots.get_mut(at).and_then(RxSlot::established_mut) else {
+    pub(crate) fn activate(&mut self, connection_index: usize) {
+        let Some(peer) = self
+            .slots
+            .get_mut(connection_index)
+            .and_then(RxSlot::established_mut)
+        else {
             return;
         };
         if std::mem::take(&mut peer.idle) {
             peer.disarm();
             peer.last_active = self.passes;
-            self.idle.retain(|idle| *idle != at);
-            self.active.push(at);
+            self.idle.retain(|idle| *idle != connection_index);
+            self.active.push(connection_index);
         }
     }
 
@@ -231,10 +241,14 @@ impl RxConnections {
         } else {
             0
         };
-        let Some(&at) = self.active.get(self.demotion_cursor) else {
+        let Some(&connection_index) = self.active.get(self.demotion_cursor) else {
             return false;
         };
-        let Some(peer) = self.slots.get_mut(at).and_then(RxSlot::established_mut) else {
+        let Some(peer) = self
+            .slots
+            .get_mut(connection_index)
+            .and_then(RxSlot::established_mut)
+        else {
             return false;
         };
         if self.passes.wrapping_sub(peer.last_active) < idle_passes || !peer.may_become_idle() {
@@ -243,7 +257,7 @@ impl RxConnections {
         peer.idle = peer.arm();
         if peer.idle {
             self.active.swap_remove(self.demotion_cursor);
-            self.idle.push_back(at);
+            self.idle.push_back(connection_index);
             return false;
         }
         peer.disarm();
@@ -256,10 +270,10 @@ impl RxConnections {
     /// Returns false if something can progress now.
     pub(crate) fn arm(&mut self) -> bool {
         let mut quiet = true;
-        for &at in &self.active {
+        for &connection_index in &self.active {
             quiet &= self
                 .slots
-                .get_mut(at)
+                .get_mut(connection_index)
                 .and_then(RxSlot::established_mut)
                 .is_none_or(RxConnection::arm);
         }
@@ -267,8 +281,12 @@ impl RxConnections {
     }
 
     pub(crate) fn disarm(&mut self) {
-        for &at in &self.active {
-            if let Some(peer) = self.slots.get_mut(at).and_then(RxSlot::established_mut) {
+        for &connection_index in &self.active {
+            if let Some(peer) = self
+                .slots
+                .get_mut(connection_index)
+                .and_then(RxSlot::established_mut)
+            {
                 peer.disarm();
             }
         }

@@ -81,7 +81,7 @@ pub(crate) enum SegmentError {
     NoResources(Error),
 }
 
-/// Lines of a record that are prefetched at once: about as many misses as a core keeps in flight.
+/// Lines of a record that are prefetched together: about as many misses as a core keeps in flight.
 const PREFETCH_LINES: usize = 12;
 
 impl Segment {

@@ -25,7 +25,6 @@ use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::TxResources;
 use super::control::{self, ControlMessage};
-pub(crate) use super::record::ALIGN_PAYLOAD_FROM as PLAIN;
 use super::rx_connection::PeerIdentity;
 use channel::{FRAGMENT_LEN, TxChannel};
 use iov_cursor::IovCursor;
@@ -47,8 +46,8 @@ pub(crate) struct TxConnection {
     end_reported: Option<PeerIdentity>,
     queue: VecDeque<QueuedTx>,
     resources: TxResources,
-    /// Counters of connections that have ended, and of the fast path.
-    counters: TxCounters,
+    /// Operations over connections that have ended, and of the fast path.
+    counters: TxStats,
     /// Operations executed by the fast path.
     pub(crate) fast_path_ops: u64,
 }
@@ -63,9 +62,9 @@ enum TxConnectionState {
     Closed,
 }
 
-/// Counters of the operations for a peer.
+/// Numbers of operations on a peer, for the statistics of the endpoint.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct TxCounters {
+pub(crate) struct TxStats {
     /// Operations of the fast path.
     pub(crate) sent: OpStats,
     pub(crate) written: OpStats,
@@ -77,7 +76,7 @@ pub(crate) struct TxCounters {
     pub(crate) single_copy_rx: OpStats,
 }
 
-impl std::ops::AddAssign for TxCounters {
+impl std::ops::AddAssign for TxStats {
     fn add_assign(&mut self, other: Self) {
         self.sent += other.sent;
         self.written += other.written;
@@ -94,7 +93,7 @@ impl std::ops::AddAssign for TxCounters {
 #[derive(Debug)]
 struct QueuedTx {
     op: OpKey,
-    spec: TxOp,
+    tx_op: TxOp,
     sent: usize,
     /// Total length, once the payload was looked at.
     total: Option<usize>,
@@ -107,11 +106,11 @@ struct QueuedTx {
     cursor: IovCursor,
 }
 
-/// Result of sending a record or of a direct access.
+/// Result of pushing one record into the ring, or of one direct access to the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PushOutcome {
-    /// The record is in the ring, or the access was executed.
-    Done,
+    /// The record is in the ring, or the access was executed. The operation may need more records.
+    Pushed,
     /// There is no room now, or the operation does not fit in one record.
     WouldBlock,
     /// The peer's endpoint has closed.
@@ -130,7 +129,7 @@ pub(crate) enum QueueProgress {
 impl QueuedTx {
     /// Returns whether the operation accesses the region with this key.
     fn targets_key(&self, key: u64) -> bool {
-        self.spec.remote.is_some_and(|remote| remote.key == key)
+        self.tx_op.remote.is_some_and(|remote| remote.key == key)
     }
 
     fn is_done(&self) -> bool {
@@ -148,18 +147,18 @@ impl TxConnection {
             end_reported: None,
             queue: VecDeque::new(),
             resources,
-            counters: TxCounters::default(),
+            counters: TxStats::default(),
             fast_path_ops: 0,
         }
     }
 
     /// Returns whether the peer must be notified of this access; it may have closed since.
-    pub(crate) fn needs_notification(&mut self, spec: &TxOp) -> bool {
-        match (&mut self.state, &spec.remote) {
+    pub(crate) fn needs_notification(&mut self, tx_op: &TxOp) -> bool {
+        match (&mut self.state, &tx_op.remote) {
             (TxConnectionState::Established(channel), Some(remote)) => channel
                 .mapped_regions
                 .get(remote.key)
-                .is_some_and(|region| region.needs_notification(spec)),
+                .is_some_and(|region| region.needs_notification(tx_op)),
             _ => false,
         }
     }
@@ -180,21 +179,21 @@ impl TxConnection {
     /// # Errors
     /// Errors of the access, such as [`Error::Key`].
     #[inline]
-    pub(crate) fn try_send(&mut self, spec: &TxOp, payload: Payload<'_>) -> Result<PushOutcome> {
+    pub(crate) fn try_send(&mut self, tx_op: &TxOp, payload: Payload<'_>) -> Result<PushOutcome> {
         let Some(channel) = self.ready_channel() else {
             return Ok(PushOutcome::WouldBlock);
         };
-        match spec.kind {
+        match tx_op.kind {
             // The send completes when the peer acknowledges it.
-            OpKind::Send if spec.level.needs_ack() => Ok(PushOutcome::WouldBlock),
+            OpKind::Send if tx_op.level.needs_ack() => Ok(PushOutcome::WouldBlock),
             OpKind::Send => {
-                let loaned = spec
+                let loaned = tx_op
                     .loan
-                    .and_then(|key| channel.send_loan(spec, key, payload.as_contiguous()?, None));
-                Ok(loaned.unwrap_or_else(|| channel.push_message(spec, payload)))
+                    .and_then(|key| channel.send_loan(tx_op, key, payload.as_contiguous()?, None));
+                Ok(loaned.unwrap_or_else(|| channel.push_message(tx_op, payload)))
             }
-            OpKind::Write if spec.rma_iov_id.is_some() => Ok(PushOutcome::WouldBlock),
-            OpKind::Write => channel.try_access(spec, payload.len(), |region, at, _| {
+            OpKind::Write if tx_op.rma_iov_id.is_some() => Ok(PushOutcome::WouldBlock),
+            OpKind::Write => channel.try_access(tx_op, payload.len(), |region, at, _| {
                 region.write(at, payload)
             }),
             _ => Ok(PushOutcome::WouldBlock),
@@ -211,7 +210,7 @@ impl TxConnection {
             return PushOutcome::WouldBlock;
         }
         let pushed = channel.push_plain(bytes, false);
-        if pushed == PushOutcome::Done {
+        if pushed == PushOutcome::Pushed {
             self.fast_path_ops += 1;
             self.counters.sent.record(bytes.len());
         }
@@ -222,7 +221,7 @@ impl TxConnection {
     pub(crate) fn flush(&mut self) -> PushOutcome {
         match &mut self.state {
             TxConnectionState::Established(channel) => channel.wake_peer(),
-            TxConnectionState::Connecting(_) | TxConnectionState::Closed => PushOutcome::Done,
+            TxConnectionState::Connecting(_) | TxConnectionState::Closed => PushOutcome::Pushed,
         }
     }
 
@@ -230,12 +229,12 @@ impl TxConnection {
     ///
     /// # Errors
     /// Errors of the access, such as [`Error::Key`].
-    pub(crate) fn try_read(&mut self, spec: &TxOp, into: &mut AnyBuf) -> Result<PushOutcome> {
-        let Some(channel) = self.ready_channel().filter(|_| spec.rma_iov_id.is_none()) else {
+    pub(crate) fn try_read(&mut self, tx_op: &TxOp, into: &mut AnyBuf) -> Result<PushOutcome> {
+        let Some(channel) = self.ready_channel().filter(|_| tx_op.rma_iov_id.is_none()) else {
             return Ok(PushOutcome::WouldBlock);
         };
-        let len = spec.remote.map_or(0, |remote| remote.len);
-        channel.try_access(spec, len, |region, at, remote| {
+        let len = tx_op.remote.map_or(0, |remote| remote.len);
+        channel.try_access(tx_op, len, |region, at, remote| {
             region.read(at, remote.len, into)
         })
     }
@@ -246,15 +245,15 @@ impl TxConnection {
     /// Errors of the access, such as [`Error::Key`].
     pub(crate) fn try_atomic(
         &mut self,
-        spec: &TxOp,
+        tx_op: &TxOp,
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<PushOutcome> {
         let Some(channel) = self.ready_channel() else {
             return Ok(PushOutcome::WouldBlock);
         };
-        let len = spec.remote.map_or(0, |remote| remote.len);
-        channel.try_access(spec, len, |region, at, remote| {
+        let len = tx_op.remote.map_or(0, |remote| remote.len);
+        channel.try_access(tx_op, len, |region, at, remote| {
             region.execute(at, remote, operands, result)
         })
     }
@@ -277,16 +276,16 @@ impl TxConnection {
     }
 
     /// Appends an operation to the queue.
-    pub(crate) fn enqueue(&mut self, op: OpKey, spec: TxOp) {
+    pub(crate) fn enqueue(&mut self, op: OpKey, tx_op: TxOp) {
         // The time at which a queued operation is sent is not known, so it wakes the peer itself.
-        let spec = TxOp {
+        let tx_op = TxOp {
             more: false,
-            ..spec
+            ..tx_op
         };
         let (started, cma_offered) = (false, false);
         self.queue.push_back(QueuedTx {
             op,
-            spec,
+            tx_op,
             sent: 0,
             total: None,
             started,
@@ -345,43 +344,43 @@ impl TxConnection {
     }
 
     /// Sends queued operations until the ring is full or the limit of a pass is reached.
-    pub(crate) fn progress_queue(&mut self, host: &mut dyn EngineContext) -> QueueProgress {
+    pub(crate) fn progress_queue(&mut self, engine: &mut dyn EngineContext) -> QueueProgress {
         let TxConnectionState::Established(channel) = &mut self.state else {
             return QueueProgress::Idle;
         };
         let mut bytes = 0;
-        let mut progressed =
-            channel.awaits_peer() && (channel.complete_cma(host) | channel.complete_acked(host));
+        let mut progressed = channel.awaits_peer()
+            && (channel.complete_cma(engine) | channel.complete_acked(engine));
         while bytes < BYTES_PER_PASS
             && let is_only_op = self.queue.len() == 1
             && let Some(front) = self.queue.front_mut()
         {
             let before = front.sent;
-            let pushed = match channel.progress_front(front, is_only_op, host) {
+            let pushed = match channel.progress_front(front, is_only_op, engine) {
                 Ok(pushed) => pushed,
                 Err(error) => {
                     let op = front.op;
                     self.queue.pop_front();
-                    host.complete(op, Outcome::failed(error));
+                    engine.complete(op, Outcome::failed(error));
                     progressed = true;
                     continue;
                 }
             };
-            progressed |= pushed == PushOutcome::Done;
+            progressed |= pushed == PushOutcome::Pushed;
             bytes += front.sent - before;
-            if pushed == PushOutcome::Done && front.cma_offered {
+            if pushed == PushOutcome::Pushed && front.cma_offered {
                 // The send completes when the peer has copied the payload.
                 self.queue.pop_front();
-            } else if pushed == PushOutcome::Done && front.is_done() {
-                let transfer = Transfer::sent(front.sent, front.spec.tag);
+            } else if pushed == PushOutcome::Pushed && front.is_done() {
+                let transfer = Transfer::sent(front.sent, front.tx_op.tag);
                 let (op, ack_id) = (front.op, front.ack_id);
-                if front.spec.remote.is_none() && front.sent > FRAGMENT_LEN && front.started {
+                if front.tx_op.remote.is_none() && front.sent > FRAGMENT_LEN && front.started {
                     channel.counters.segmented.record(front.sent);
                 }
                 self.queue.pop_front();
                 match ack_id {
-                    None => host.complete(op, Outcome::ok(transfer)),
-                    Some(number) => channel.mark_sent(number, host),
+                    None => engine.complete(op, Outcome::ok(transfer)),
+                    Some(number) => channel.mark_sent(number, engine),
                 }
             } else if pushed == PushOutcome::Closed {
                 return QueueProgress::Closed;
@@ -425,22 +424,22 @@ impl TxConnection {
     }
 
     /// Closes the connection; queued operations fail with `error`.
-    pub(crate) fn close(&mut self, host: &mut dyn EngineContext, error: &Error) {
+    pub(crate) fn close(&mut self, engine: &mut dyn EngineContext, error: &Error) {
         if let TxConnectionState::Established(channel) = &mut self.state {
             channel.mapped_regions.end(error);
-            channel.fail_cma(host, error);
-            channel.fail_unacked(host, error);
+            channel.fail_cma(engine, error);
+            channel.fail_unacked(engine, error);
         }
         self.counters = self.counters();
         self.state = TxConnectionState::Closed;
         for queued in std::mem::take(&mut self.queue) {
-            let transfer = Transfer::sent(queued.sent, queued.spec.tag);
-            host.complete(queued.op, Outcome::partial(transfer, error.clone()));
+            let transfer = Transfer::sent(queued.sent, queued.tx_op.tag);
+            engine.complete(queued.op, Outcome::partial(transfer, error.clone()));
         }
     }
 
     /// Returns the counters of this peer.
-    pub(crate) fn counters(&self) -> TxCounters {
+    pub(crate) fn counters(&self) -> TxStats {
         let mut counters = self.counters;
         if let TxConnectionState::Connecting(channel) | TxConnectionState::Established(channel) =
             &self.state

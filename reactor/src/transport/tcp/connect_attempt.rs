@@ -1,25 +1,25 @@
-//! Attempts to connect: one place that begins them, with `connect(2)` or io_uring behind it.
+//! Attempts to connect, with `connect(2)` or with io_uring.
 //!
 //! With `connect(2)`, epoll reports the outcome and the endpoint's timer enforces the deadline.
-//! With io_uring, connect is an SQE linked to a timeout SQE, submitted at once: the kernel enforces
-//! the deadline, and until there is a connection its socket is in no epoll set and the timer is not
-//! armed. The deadline covers the whole handshake, of which the peer's reply is the larger part, so
-//! the timer covers the handshake that follows with the remaining time. An attempt knows which of
-//! the two enforces its deadline, and both end it with the same result.
+//! With io_uring, the connect is an SQE linked to a timeout SQE. The kernel enforces the deadline;
+//! until the socket is connected, it is in no epoll set and the timer is not armed. The deadline
+//! covers the handshake too, so the timer enforces the remaining time after the socket is
+//! connected. [`ConnectAttempt::is_in_uring`] tells which of the two enforces the deadline. The
+//! attempt ends with the same result either way.
 //!
-//! An attempt that fails before anything was sent fails in the call that posts, as `connect(2)`
-//! does: completions are read as soon as the SQEs are submitted.
+//! An attempt that fails before anything was sent fails in the call that posts the operation, as
+//! with `connect(2)`: completions are read right after the SQEs were submitted.
 //!
-//! The kernel does nothing more for the operations of a thread that has ended. When the peer
-//! replies, such a connect ends with `ECANCELED`; when the timeout fires, the timeout ends without
-//! ending the connect. So an attempt whose timeout SQE ended without firing is canceled from here.
-//! One that was ended by something else is retried once with `connect(2)` on the same socket, under
-//! the timer. An attempt for which the submission queue has no room, or that cannot be submitted,
-//! uses `connect(2)` too. Under manual progress the kernel's completion may wait for a thread that
-//! computes, as received data do; `connect(2)` has no such condition.
+//! When a thread exits, the kernel stops working on the operations that the thread has submitted.
+//! If the peer replies afterwards, the connect ends with `ECANCELED`. If the timeout fires, the
+//! timeout ends and the connect does not. So an attempt whose timeout SQE ended without firing is
+//! canceled. A canceled attempt is retried once with `connect(2)` on the same socket, under the
+//! timer. An attempt that finds no room in the submission queue, or that cannot be submitted, uses
+//! `connect(2)` too. Under manual progress the completion of the SQE may wait for a thread that
+//! computes, like received data; `connect(2)` does not wait for it.
 //!
-//! It saves hardly a call, and no time: two `epoll_ctl` less and one `read` of the eventfd more per
-//! connection.
+//! io_uring makes connecting no faster: a connection takes two `epoll_ctl` less and one `read` of
+//! the eventfd more.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -87,7 +87,7 @@ impl ConnectAttempt {
         })
     }
 
-    /// Whether io_uring connects, and enforces the deadline.
+    /// Returns whether io_uring connects, and enforces the deadline.
     pub(super) fn is_in_uring(&self) -> bool {
         self.uring_connect.is_some()
     }
@@ -176,8 +176,8 @@ fn connect_syscall(
     socket.watch(wait_set, token, Interest::Write).map(Ok)
 }
 
-/// Whether a connect failed before anything was sent: the call that posts reports such a failure,
-/// with either backend.
+/// Returns whether a connect failed before anything was sent: the call that posts reports such a
+/// failure, with either backend.
 fn is_local_failure(errno: Errno) -> bool {
     let remote_errors = [Errno::CONNREFUSED, Errno::CONNRESET, Errno::TIMEDOUT];
     !remote_errors.contains(&errno)

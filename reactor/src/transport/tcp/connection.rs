@@ -61,7 +61,7 @@ pub(crate) struct TcpConnection {
     token: u64,
     reader: FrameReader,
     writer: FrameWriter,
-    /// Collected operations whose last byte the kernel has not taken yet, in stream order.
+    /// Operations of batched messages whose last byte the kernel does not have, in stream order.
     unwritten: VecDeque<Unwritten>,
     /// Bytes that were read and not consumed.
     unconsumed: UnconsumedBytes,
@@ -75,7 +75,7 @@ pub(crate) struct TcpConnection {
     read_paused: bool,
     /// The socket had no room.
     write_blocked: bool,
-    /// Something was sent since the last pass: what follows is collected.
+    /// Something was sent since the last pass: messages that follow are batched.
     batching: bool,
     /// Why the connection ended: the peer sends no more, or the connection is broken.
     end_reason: Option<DownReason>,
@@ -153,8 +153,8 @@ impl TcpConnection {
     /// # Errors
     /// [`Error::NotSupported`].
     #[inline]
-    pub(crate) fn check_supported(&self, spec: &TxOp) -> Result<()> {
-        self.peer_caps.tag(spec.tag).map(drop)
+    pub(crate) fn check_supported(&self, tx_op: &TxOp) -> Result<()> {
+        self.peer_caps.tag(tx_op.tag).map(drop)
     }
 
     /// Makes tagged messages of the peer a protocol violation.
@@ -166,17 +166,18 @@ impl TcpConnection {
         self.end_reason
     }
 
-    /// Whether nothing can be sent to the peer any more.
+    /// Returns whether nothing can be sent to the peer any more.
     pub(crate) fn write_closed(&self) -> bool {
         self.write_closed
     }
 
-    /// Whether it holds a message that no receive matches and for which there is no buffer space.
+    /// Returns whether it holds a message that no receive matches and for which there is no buffer
+    /// space.
     pub(crate) fn has_held_messages(&self) -> bool {
         self.message_held || self.reader.has_deferred()
     }
 
-    /// Whether it had input recently, so that passes poll it.
+    /// Returns whether it had input recently, so that passes poll it.
     fn is_recently_active(&self) -> bool {
         self.idle_passes < IDLE_PASSES
     }
@@ -185,12 +186,12 @@ impl TcpConnection {
         self.idle_passes = 0;
     }
 
-    /// Whether sends are collected until the next pass.
+    /// Returns whether sends are batched until the next pass.
     pub(crate) fn is_batching(&self) -> bool {
         self.batching
     }
 
-    /// Whether passes are to poll it, even with nothing queued for its peer.
+    /// Returns whether passes are to poll it, even with nothing queued for its peer.
     pub(crate) fn needs_progress(&self) -> bool {
         self.is_recently_active()
             || self.has_held_messages()
@@ -199,12 +200,12 @@ impl TcpConnection {
             || self.has_pending_responses()
     }
 
-    /// Whether the socket had no room.
+    /// Returns whether the socket had no room.
     pub(crate) fn is_write_blocked(&self) -> bool {
         self.write_blocked
     }
 
-    /// Whether no collected bytes are left that could be sent now.
+    /// Returns whether no pending bytes could be sent now.
     pub(crate) fn is_flushed(&self) -> bool {
         self.write_blocked || self.write_closed || self.writer.pending().is_empty()
     }
@@ -222,10 +223,10 @@ impl TcpConnection {
             .map(|instance| Incarnation(instance.into()))
     }
 
-    /// Whether operations for this address handle may use this connection: its peer is the
+    /// Returns whether operations for this address handle may use this connection: its peer is the
     /// incarnation for which the handle stands.
-    pub(crate) fn serves_addr(&self, addr: FiAddr, ep: EpId, host: &dyn EngineContext) -> bool {
-        let bound = host.incarnation_of(ep, addr);
+    pub(crate) fn serves_addr(&self, addr: FiAddr, ep: EpId, engine: &dyn EngineContext) -> bool {
+        let bound = engine.incarnation_of(ep, addr);
         bound.is_none() || bound == self.incarnation() || self.addr_at_connect == Some(addr)
     }
 
@@ -260,13 +261,13 @@ impl TcpConnection {
     pub(crate) fn fail_all(
         &mut self,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         error: &Error,
     ) {
-        self.reader.pending.fail(host, error);
-        self.fail_rendezvous_sends(host, error);
+        self.reader.pending.fail(engine, error);
+        self.fail_rendezvous_sends(engine, error);
         for partial in self.reader.abort() {
-            rx.fail_partial(host, partial, error.clone());
+            rx.fail_partial(engine, partial, error.clone());
         }
     }
 

@@ -1,7 +1,8 @@
 //! The handshake of a connection: the initiator sends a connect request that says who it is, the
 //! acceptor replies.
 //!
-//! If both sides connect at once, `resolve_simultaneous_connect` decides which connection stays.
+//! If both sides connect at the same time, `resolve_simultaneous_connect` decides which connection
+//! stays.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -222,8 +223,8 @@ impl OutboundHandshake {
         }
     }
 
-    /// Whether the connection is not established yet, as far as this side knows, so that the peer
-    /// has not seen a request.
+    /// Returns whether the connection is not established yet, as far as this side knows, so that
+    /// the peer has not seen a request.
     pub(crate) fn is_connecting(&self) -> bool {
         self.attempt.is_some()
     }

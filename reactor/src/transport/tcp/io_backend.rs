@@ -86,9 +86,9 @@ impl IoBackend {
         let failed = |error: std::io::Error| {
             Error::os("io_uring_setup", error.raw_os_error().unwrap_or(ENOSYS))
         };
-        // Under automatic progress several threads submit, and a computing thread must not delay
-        // completions, so the instance does without cooperative task work. Under manual progress
-        // only the thread that polls expects completions.
+        // With cooperative task work a thread that computes delays the completions of what it has
+        // submitted. Under automatic progress other threads wait for these completions; under
+        // manual progress only the thread that polls does.
         let uring = Uring::open(UringConfig::for_connections(
             self.progress != Progress::Auto,
         ))

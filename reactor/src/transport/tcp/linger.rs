@@ -18,7 +18,7 @@ use super::socket::{TcpSocket, WriteResult};
 const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the thread looks for new connections to close.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Most connections that linger at once; the oldest are closed to make room.
+/// Maximum number of lingering connections; the oldest are closed to make room.
 const MAX_LINGERING: usize = 1024;
 
 /// A connection that is being closed.

@@ -15,9 +15,9 @@
 //! Passes poll only active endpoints: a connected endpoint that is idle costs nothing until
 //! something is posted or its socket is ready.
 //!
-//! Decision: writes are always acknowledged. libfabric requests that only for delivery completion;
-//! here a one-sided operation completes when the memory has been accessed, over every transport. It
-//! costs a header of 16 bytes back, and is the only way to learn that a peer was gone.
+//! Decision: every write requests an ack. libfabric requests one only for delivery completion; here
+//! a one-sided operation completes when the memory has been accessed, over every transport. An ack
+//! is a header of 16 bytes, and without it a write to a peer that has died would succeed.
 
 mod congestion;
 mod connect_attempt;
@@ -186,14 +186,14 @@ struct TcpDomain {
 }
 
 impl TcpDomain {
-    fn active_endpoint(&mut self, ep: EpId) -> Result<&mut TcpEndpoint> {
+    fn activate_endpoint(&mut self, ep: EpId) -> Result<&mut TcpEndpoint> {
         if !self.fork_guard.in_original_process() {
             return Err(Error::Closed(Class::Endpoint));
         }
-        let at = self
+        let index = self
             .endpoint_index(ep)
             .ok_or(Error::Closed(Class::Endpoint))?;
-        let endpoint = &mut self.endpoints[at];
+        let endpoint = &mut self.endpoints[index];
         if !endpoint.is_active {
             endpoint.is_active = true;
             self.active.push(ep);
@@ -214,34 +214,34 @@ impl TcpDomain {
     fn insert_endpoint(&mut self, mut endpoint: TcpEndpoint) {
         endpoint.is_active = true;
         self.active.push(endpoint.id());
-        let at = self
+        let index = self
             .endpoints
             .partition_point(|other| other.id() < endpoint.id());
-        self.endpoints.insert(at, endpoint);
+        self.endpoints.insert(index, endpoint);
     }
 
     /// Calls `act` with each active endpoint. An endpoint that is idle afterwards is not polled
     /// until something happens.
     fn for_each_active(&mut self, mut act: impl FnMut(&mut TcpEndpoint)) {
-        let mut index = 0;
-        while let Some(&ep) = self.active.get(index) {
-            let Some(at) = self.endpoint_index(ep) else {
-                self.active.swap_remove(index);
+        let mut position = 0;
+        while let Some(&ep) = self.active.get(position) {
+            let Some(index) = self.endpoint_index(ep) else {
+                self.active.swap_remove(position);
                 continue;
             };
-            let endpoint = &mut self.endpoints[at];
+            let endpoint = &mut self.endpoints[index];
             act(endpoint);
             if endpoint.is_idle() {
                 endpoint.is_active = false;
-                self.active.swap_remove(index);
+                self.active.swap_remove(position);
             } else {
-                index += 1;
+                position += 1;
             }
         }
     }
 
     /// Dispatches the completions of io_uring. Returns whether there was any.
-    fn reap(&mut self, host: &mut dyn EngineContext) -> bool {
+    fn reap(&mut self, engine: &mut dyn EngineContext) -> bool {
         let mut any = false;
         while let Some(mut completion) = self.io_backend.next_completion() {
             any = true;
@@ -249,13 +249,13 @@ impl TcpDomain {
                 &mut completion.kind
             {
                 // The buffer returns to its operation even if the connection is gone.
-                host.return_buffer(*op, std::mem::take(buf));
+                engine.return_buffer(*op, std::mem::take(buf));
             }
             let (ep, token) = TcpToken::unpack(completion.owner);
-            if let TcpToken::Socket(at) = token
-                && let Ok(endpoint) = self.active_endpoint(ep)
+            if let TcpToken::Socket(connection_index) = token
+                && let Ok(endpoint) = self.activate_endpoint(ep)
             {
-                endpoint.on_uring_completion(at as usize, completion, host);
+                endpoint.on_uring_completion(connection_index as usize, completion, engine);
             }
         }
         any
@@ -318,13 +318,13 @@ impl TransportDomain for TcpDomain {
         Ok(name)
     }
 
-    fn take_connreq(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Option<ConnReq> {
-        self.active_endpoint(ep).ok()?.take_connreq(host)
+    fn take_connreq(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Option<ConnReq> {
+        self.activate_endpoint(ep).ok()?.take_connreq(engine)
     }
 
     fn open_connected(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         info: &Info,
         params: ConnectParams<'_>,
@@ -333,37 +333,37 @@ impl TransportDomain for TcpDomain {
         let resources = (self.wait_set.clone(), rx_source, self.io_backend.uring()?);
         let config = SocketConfig::from_info(&self.options, info)?;
         let endpoint =
-            TcpEndpoint::open_connected(host, (ep, info.caps, config), params, resources)?;
+            TcpEndpoint::open_connected(engine, (ep, info.caps, config), params, resources)?;
         self.insert_endpoint(endpoint);
         // With io_uring, arming submits the multishot receive of the new connection.
-        host.request_rearm();
+        engine.request_rearm();
         Ok(())
     }
 
-    fn shutdown(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Result<()> {
-        self.active_endpoint(ep)?.shutdown(host)
+    fn shutdown(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+        self.activate_endpoint(ep)?.shutdown(engine)
     }
 
-    fn close_endpoint(&mut self, host: &mut dyn EngineContext, ep: EpId) {
-        if let Some(at) = self.endpoint_index(ep) {
-            self.endpoints.remove(at).close(host);
+    fn close_endpoint(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+        if let Some(index) = self.endpoint_index(ep) {
+            self.endpoints.remove(index).close(engine);
         }
     }
 
     fn try_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let result = self.active_endpoint(ep)?.try_send(host, spec, payload);
+        let result = self.activate_endpoint(ep)?.try_send(engine, tx_op, payload);
         // The next pass may be a long time off.
         self.io_backend.submit();
         result
     }
 
-    /// Reads need a round trip, so they never complete at once.
+    /// Reads need a round trip, so they never complete inline.
     fn try_read(
         &mut self,
         _: &mut dyn EngineContext,
@@ -392,143 +392,143 @@ impl TransportDomain for TcpDomain {
         }
     }
 
-    fn collected(
+    fn set_batched_op(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
         len: usize,
     ) {
-        match self.active_endpoint(ep) {
-            Ok(endpoint) => endpoint.collected(host, op, spec, len),
-            Err(error) => host.complete(op, Outcome::failed(error)),
+        match self.activate_endpoint(ep) {
+            Ok(endpoint) => endpoint.set_batched_op(engine, op, tx_op, len),
+            Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
 
-    fn write_collected(&mut self, host: &mut dyn EngineContext, ep: EpId) {
-        if let Ok(endpoint) = self.active_endpoint(ep) {
-            endpoint.flush(host);
+    fn write_batched(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+        if let Ok(endpoint) = self.activate_endpoint(ep) {
+            endpoint.flush(engine);
             self.io_backend.submit();
         }
     }
 
-    fn flush(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Result<()> {
-        self.active_endpoint(ep)?.flush(host);
+    fn flush(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+        self.activate_endpoint(ep)?.flush(engine);
         self.io_backend.submit();
         Ok(())
     }
 
     fn queue_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()> {
-        let queued = self.active_endpoint(ep)?.queue_send(host, op, spec);
+        let queued = self.activate_endpoint(ep)?.queue_send(engine, op, tx_op);
         self.io_backend.submit();
         queued
     }
 
-    fn post_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
-        match self.active_endpoint(ep) {
-            Ok(endpoint) => endpoint.post_recv(host, op, spec),
-            Err(error) => host.complete(op, Outcome::failed(error)),
+    fn post_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
+        match self.activate_endpoint(ep) {
+            Ok(endpoint) => endpoint.post_recv(engine, op, spec),
+            Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
 
     fn post_multi_recv(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
         spec: RecvSpec,
     ) {
-        match self.active_endpoint(ep) {
-            Ok(endpoint) => endpoint.post_multi_recv(host, op, spec),
-            Err(error) => host.complete(op, Outcome::failed(error)),
+        match self.activate_endpoint(ep) {
+            Ok(endpoint) => endpoint.post_multi_recv(engine, op, spec),
+            Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
 
     fn rx_queue(&mut self, ep: EpId) -> Option<&mut RxQueue> {
-        self.active_endpoint(ep).ok().map(TcpEndpoint::rx_queue)
+        self.activate_endpoint(ep).ok().map(TcpEndpoint::rx_queue)
     }
 
-    fn on_rx_queue_changed(&mut self, host: &mut dyn EngineContext, ep: EpId) {
-        if let Ok(endpoint) = self.active_endpoint(ep) {
-            endpoint.on_rx_queue_changed(host);
+    fn on_rx_queue_changed(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
+        if let Ok(endpoint) = self.activate_endpoint(ep) {
+            endpoint.on_rx_queue_changed(engine);
         }
     }
 
-    fn cancel(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
-        self.active_endpoint(ep)
-            .is_ok_and(|endpoint| endpoint.cancel(host, op))
+    fn cancel(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
+        self.activate_endpoint(ep)
+            .is_ok_and(|endpoint| endpoint.cancel(engine, op))
     }
 
-    fn detach_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) {
-        if let Ok(endpoint) = self.active_endpoint(ep) {
-            endpoint.detach_recv(host, op);
+    fn detach_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) {
+        if let Ok(endpoint) = self.activate_endpoint(ep) {
+            endpoint.detach_recv(engine, op);
         }
     }
 
     fn requeue_message(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
-        if let Ok(endpoint) = self.active_endpoint(ep) {
-            endpoint.requeue_message(host, envelope, bytes);
+        if let Ok(endpoint) = self.activate_endpoint(ep) {
+            endpoint.requeue_message(engine, envelope, bytes);
         }
     }
 
     fn address_inserted(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         addr: FiAddr,
         address: &Address,
     ) {
-        if let Ok(endpoint) = self.active_endpoint(ep) {
-            endpoint.address_inserted(host, addr, address);
+        if let Ok(endpoint) = self.activate_endpoint(ep) {
+            endpoint.address_inserted(engine, addr, address);
         }
     }
 
-    fn address_removed(&mut self, host: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
-        if let Ok(endpoint) = self.active_endpoint(ep) {
-            endpoint.address_removed(host, addr);
+    fn address_removed(&mut self, engine: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
+        if let Ok(endpoint) = self.activate_endpoint(ep) {
+            endpoint.address_removed(engine, addr);
         }
     }
 
     fn holds_messages_from(&self, ep: EpId, source: FiAddr) -> bool {
         self.endpoint_index(ep)
-            .is_some_and(|at| self.endpoints[at].holds_messages_from(source))
+            .is_some_and(|index| self.endpoints[index].holds_messages_from(source))
     }
 
-    fn progress(&mut self, host: &mut dyn EngineContext) -> bool {
+    fn progress(&mut self, engine: &mut dyn EngineContext) -> bool {
         if !self.fork_guard.in_original_process() {
             return false;
         }
-        let mut moved = self.reap(host);
-        self.for_each_active(|endpoint| moved |= endpoint.progress(host));
+        let mut moved = self.reap(engine);
+        self.for_each_active(|endpoint| moved |= endpoint.progress(engine));
         self.io_backend.submit();
         moved
     }
 
-    fn ready(&mut self, host: &mut dyn EngineContext, token: u64) {
+    fn ready(&mut self, engine: &mut dyn EngineContext, token: u64) {
         if !self.fork_guard.in_original_process() {
             return;
         }
         let (ep, token) = TcpToken::unpack(token);
         if token == TcpToken::Uring {
             self.io_backend.clear_event();
-            self.progress(host);
+            self.progress(engine);
             return;
         }
-        if let Ok(endpoint) = self.active_endpoint(ep) {
-            endpoint.ready(host, token);
+        if let Ok(endpoint) = self.activate_endpoint(ep) {
+            endpoint.ready(engine, token);
         }
     }
 
@@ -547,7 +547,9 @@ impl TransportDomain for TcpDomain {
 
     fn stats(&self, ep: EpId) -> TransportStats {
         self.endpoint_index(ep)
-            .map_or_else(TransportStats::default, |at| self.endpoints[at].stats())
+            .map_or_else(TransportStats::default, |index| {
+                self.endpoints[index].stats()
+            })
     }
 
     fn describe(&self) -> String {

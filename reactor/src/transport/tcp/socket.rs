@@ -279,7 +279,7 @@ impl TcpSocket {
         }
     }
 
-    /// Whether this process opened the socket; false in a forked child.
+    /// Returns whether this process opened the socket; false in a forked child.
     pub(crate) fn in_original_process(&self) -> bool {
         self.fork_guard.in_original_process()
     }

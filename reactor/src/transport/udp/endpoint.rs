@@ -184,11 +184,11 @@ impl UdpEndpoint {
 
     // ---- progress
 
-    pub(super) fn progress(&mut self, host: &mut dyn EngineContext) -> bool {
-        let mut moved = self.rx.drain_unexpected(host);
-        moved |= self.progress_tx(host);
+    pub(super) fn progress(&mut self, engine: &mut dyn EngineContext) -> bool {
+        let mut moved = self.rx.drain_unexpected(engine);
+        moved |= self.progress_tx(engine);
         if self.idle_passes < IDLE_PASSES {
-            let has_input = self.receive(host);
+            let has_input = self.receive(engine);
             self.idle_passes = if has_input { 0 } else { self.idle_passes + 1 };
             moved |= has_input;
         }
@@ -200,26 +200,26 @@ impl UdpEndpoint {
         self.idle_passes = 0;
     }
 
-    pub(super) fn ready(&mut self, host: &mut dyn EngineContext) {
+    pub(super) fn ready(&mut self, engine: &mut dyn EngineContext) {
         self.reset_idle();
         if std::mem::take(&mut self.write_blocked) {
             self.socket.watch_writable(false);
         }
-        self.progress(host);
+        self.progress(engine);
     }
 
     /// Receives from each socket as much as one call returns.
-    fn receive(&mut self, host: &mut dyn EngineContext) -> bool {
-        let mut has_input = self.receive_from(host, None);
+    fn receive(&mut self, engine: &mut dyn EngineContext) -> bool {
+        let mut has_input = self.receive_from(engine, None);
         for group in 0..self.groups.capacity() {
             if self.groups.contains(group) {
-                has_input |= self.receive_from(host, Some(group));
+                has_input |= self.receive_from(engine, Some(group));
             }
         }
         has_input
     }
 
-    fn receive_from(&mut self, host: &mut dyn EngineContext, group: Option<usize>) -> bool {
+    fn receive_from(&mut self, engine: &mut dyn EngineContext, group: Option<usize>) -> bool {
         let socket = group.map_or(&self.socket, |group| &self.groups[group].socket);
         let count = self.recv_batch.recv(socket.as_fd());
         for at in 0..count {
@@ -228,7 +228,7 @@ impl UdpEndpoint {
             };
             let (peer, source) = self
                 .senders
-                .find_or_insert(host, &mut self.rx, datagram.from);
+                .find_or_insert(engine, &mut self.rx, datagram.from);
             let envelope = Envelope {
                 peer,
                 source,
@@ -239,7 +239,7 @@ impl UdpEndpoint {
                 arrival: 0,
                 ack: None,
             };
-            self.dropped += u64::from(!self.rx.deliver(host, envelope, &datagram.bytes));
+            self.dropped += u64::from(!self.rx.deliver(engine, envelope, &datagram.bytes));
         }
         count > 0
     }
@@ -259,12 +259,12 @@ impl UdpEndpoint {
         self.rx.holds_messages_from(source)
     }
 
-    pub(super) fn post_recv(&mut self, host: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
-        self.rx.post(host, op, spec);
+    pub(super) fn post_recv(&mut self, engine: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
+        self.rx.post(engine, op, spec);
     }
 
-    pub(super) fn cancel(&mut self, host: &mut dyn EngineContext, op: OpKey) -> bool {
-        if self.rx.cancel(host, op) {
+    pub(super) fn cancel(&mut self, engine: &mut dyn EngineContext, op: OpKey) -> bool {
+        if self.rx.cancel(engine, op) {
             return true;
         }
         let before = self.tx_queue.len();
@@ -274,60 +274,60 @@ impl UdpEndpoint {
 
     pub(super) fn requeue_message(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
         // The sender's address handle may have been assigned or removed meanwhile.
         let source = self.senders.fi_addr(envelope.peer);
-        self.rx.requeue_message(host, envelope, source, bytes);
+        self.rx.requeue_message(engine, envelope, source, bytes);
     }
 
     pub(super) fn address_inserted(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         addr: FiAddr,
         address: &Address,
     ) {
         if let Some(at) = address.socket_addr()
             && let Some(key) = self.senders.on_address_inserted(at, addr)
         {
-            self.rx.assign_source(host, key, addr);
+            self.rx.assign_source(engine, key, addr);
         }
-        self.rx.address_inserted(host, addr, address);
+        self.rx.address_inserted(engine, addr, address);
     }
 
-    pub(super) fn address_removed(&mut self, host: &mut dyn EngineContext, addr: FiAddr) {
-        self.rx.clear_source(host, addr);
+    pub(super) fn address_removed(&mut self, engine: &mut dyn EngineContext, addr: FiAddr) {
+        self.rx.clear_source(engine, addr);
         self.senders.on_address_removed(addr);
         self.destinations.remove(addr);
-        self.fail_sends(host, |send| {
+        self.fail_sends(engine, |send| {
             (send.peer == addr).then(|| Error::StaleAddress(addr))
         });
     }
 
     // ---- its end
 
-    pub(super) fn close(mut self, host: &mut dyn EngineContext) {
-        self.rx.close(host);
+    pub(super) fn close(mut self, engine: &mut dyn EngineContext) {
+        self.rx.close(engine);
         if self.socket.in_original_process() {
-            self.send_batch.flush(host, self.socket.as_fd());
+            self.send_batch.flush(engine, self.socket.as_fd());
         }
-        // Collected messages for which there is no room now are lost.
-        self.send_batch.fail(host, &Error::Canceled);
-        self.fail_sends(host, |_| Some(Error::Canceled));
-        self.senders.close(host);
+        // Batched messages for which there is no room now are lost.
+        self.send_batch.fail(engine, &Error::Canceled);
+        self.fail_sends(engine, |_| Some(Error::Canceled));
+        self.senders.close(engine);
     }
 
     /// Fails the queued sends for which `error` returns an error.
     fn fail_sends(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         error: impl Fn(&QueuedDatagram) -> Option<Error>,
     ) {
         self.tx_queue.retain(|send| match error(send) {
             Some(error) => {
-                host.complete(send.op, Outcome::failed(error));
+                engine.complete(send.op, Outcome::failed(error));
                 false
             }
             None => true,

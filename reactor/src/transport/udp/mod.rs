@@ -4,14 +4,14 @@
 //! | file | subject |
 //! |---|---|
 //! | `endpoint` | an endpoint: its sockets, what is received, its end |
-//! | `sending`, `send_batch` | sends: at once, queued, or collected for one call |
+//! | `sending`, `send_batch` | sends: immediate, queued, or batched for one `sendmmsg` |
 //! | `senders` | the senders of received datagrams |
 //! | `socket` | sockets: bound, watched, joined to multicast groups |
 //! | `batch` | many datagrams with one system call |
 //!
 //! A send finds the peer's socket address by its handle and makes one call. Without room in the
 //! socket the operation waits in the endpoint's queue, and the socket is watched for room. Messages
-//! posted with FI_MORE are collected (`send_batch`) and leave with one `sendmmsg`. A pass fills a
+//! posted with FI_MORE are batched (`send_batch`) and leave with one `sendmmsg`. A pass fills a
 //! `DatagramBatch` with one `recvmmsg` for each socket; `senders` says who sent each datagram, and
 //! the receive queue takes it. What exceeds its budget is dropped and counted. Each multicast group
 //! has a socket of its own: Linux delivers to a group only through sockets that are bound to it or
@@ -136,61 +136,61 @@ impl TransportDomain for UdpDomain {
         Ok(name)
     }
 
-    fn close_endpoint(&mut self, host: &mut dyn EngineContext, ep: EpId) {
+    fn close_endpoint(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
         if let Some(at) = self.endpoints.iter().position(|endpoint| endpoint.id == ep) {
-            self.endpoints.swap_remove(at).close(host);
+            self.endpoints.swap_remove(at).close(engine);
         }
     }
 
     fn try_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
-        spec: &TxOp,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        self.endpoint(ep)?.try_send(host, spec, payload)
+        self.endpoint(ep)?.try_send(engine, tx_op, payload)
     }
 
-    fn collected(
+    fn set_batched_op(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
         _: &TxOp,
         len: usize,
     ) {
         match self.endpoint(ep) {
-            Ok(endpoint) => endpoint.collected(op, len),
-            Err(error) => host.complete(op, Outcome::failed(error)),
+            Ok(endpoint) => endpoint.set_batched_op(op, len),
+            Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
 
-    fn write_collected(&mut self, host: &mut dyn EngineContext, ep: EpId) {
+    fn write_batched(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.flush(host);
+            endpoint.flush(engine);
         }
     }
 
-    fn flush(&mut self, host: &mut dyn EngineContext, ep: EpId) -> Result<()> {
-        self.endpoint(ep)?.flush(host);
+    fn flush(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+        self.endpoint(ep)?.flush(engine);
         Ok(())
     }
 
     fn queue_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()> {
-        self.endpoint(ep)?.queue_send(host, op, spec)
+        self.endpoint(ep)?.queue_send(engine, op, tx_op)
     }
 
-    fn post_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
+    fn post_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.endpoint(ep) {
-            Ok(endpoint) => endpoint.post_recv(host, op, spec),
-            Err(error) => host.complete(op, Outcome::failed(error)),
+            Ok(endpoint) => endpoint.post_recv(engine, op, spec),
+            Err(error) => engine.complete(op, Outcome::failed(error)),
         }
     }
 
@@ -208,44 +208,44 @@ impl TransportDomain for UdpDomain {
         }
     }
 
-    fn cancel(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
+    fn cancel(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) -> bool {
         self.endpoint(ep)
-            .is_ok_and(|endpoint| endpoint.cancel(host, op))
+            .is_ok_and(|endpoint| endpoint.cancel(engine, op))
     }
 
-    fn detach_recv(&mut self, host: &mut dyn EngineContext, ep: EpId, op: OpKey) {
+    fn detach_recv(&mut self, engine: &mut dyn EngineContext, ep: EpId, op: OpKey) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.rx_queue().detach(host, op);
+            endpoint.rx_queue().detach(engine, op);
         }
     }
 
     fn requeue_message(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.requeue_message(host, envelope, bytes);
+            endpoint.requeue_message(engine, envelope, bytes);
         }
     }
 
     fn address_inserted(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         ep: EpId,
         addr: FiAddr,
         address: &Address,
     ) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.address_inserted(host, addr, address);
+            endpoint.address_inserted(engine, addr, address);
         }
     }
 
-    fn address_removed(&mut self, host: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
+    fn address_removed(&mut self, engine: &mut dyn EngineContext, ep: EpId, addr: FiAddr) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.address_removed(host, addr);
+            endpoint.address_removed(engine, addr);
         }
     }
 
@@ -255,18 +255,18 @@ impl TransportDomain for UdpDomain {
             .any(|endpoint| endpoint.id == ep && endpoint.holds_messages_from(source))
     }
 
-    fn progress(&mut self, host: &mut dyn EngineContext) -> bool {
+    fn progress(&mut self, engine: &mut dyn EngineContext) -> bool {
         if !self.fork_guard.in_original_process() {
             return false;
         }
         self.endpoints
             .iter_mut()
-            .fold(false, |moved, endpoint| moved | endpoint.progress(host))
+            .fold(false, |moved, endpoint| moved | endpoint.progress(engine))
     }
 
-    fn ready(&mut self, host: &mut dyn EngineContext, token: u64) {
+    fn ready(&mut self, engine: &mut dyn EngineContext, token: u64) {
         if let Ok(endpoint) = self.endpoint(endpoint::endpoint_of(token)) {
-            endpoint.ready(host);
+            endpoint.ready(engine);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Collected messages: posted with FI_MORE, sent with one call.
+//! Batched messages: posted with FI_MORE, sent with one `sendmmsg`.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -12,18 +12,19 @@ use rustix::io::Errno;
 
 use super::batch::{BATCH_LEN, DatagramBatch};
 
-/// The operation of a collected message, and its length in bytes.
+/// The operation of a batched message, and its length in bytes.
 #[derive(Clone, Copy, Debug)]
-struct Collected {
+struct BatchedOp {
     op: OpKey,
     len: usize,
 }
 
-/// The messages that were collected and not sent.
+/// Messages that were copied for the next `sendmmsg`, with their operations.
 #[derive(Default)]
 pub(super) struct SendBatch {
     /// Allocated with the first message.
-    batch: Option<(DatagramBatch, [Option<Collected>; BATCH_LEN])>,
+    batch: Option<(DatagramBatch, [Option<BatchedOp>; BATCH_LEN])>,
+    /// Indices of the messages in `batch` that were not sent.
     pending: Range<usize>,
 }
 
@@ -36,7 +37,8 @@ impl SendBatch {
         self.pending.end == BATCH_LEN
     }
 
-    /// Adds a message, whose operation [`name`](Self::name) sets next; the batch must not be full.
+    /// Adds a message. Its operation is set next, by [`set_last_op`](Self::set_last_op). The batch
+    /// must not be full.
     pub(super) fn push(&mut self, to: SocketAddr, payload: Payload<'_>) {
         let (batch, ops) = self
             .batch
@@ -47,17 +49,17 @@ impl SendBatch {
     }
 
     /// Sets the operation of the message that was added last.
-    pub(super) fn name(&mut self, op: OpKey, len: usize) {
+    pub(super) fn set_last_op(&mut self, op: OpKey, len: usize) {
         if let Some((_, ops)) = &mut self.batch
             && let Some(last) = self.pending.clone().last()
         {
-            ops[last] = Some(Collected { op, len });
+            ops[last] = Some(BatchedOp { op, len });
         }
     }
 
-    /// Sends the collected messages, and completes those that were sent; false when the socket had
-    /// no room for some.
-    pub(super) fn flush(&mut self, host: &mut dyn EngineContext, socket: BorrowedFd<'_>) -> bool {
+    /// Sends the messages, and completes the operations of those that were sent. Returns false if
+    /// messages are left because the socket had no room.
+    pub(super) fn flush(&mut self, engine: &mut dyn EngineContext, socket: BorrowedFd<'_>) -> bool {
         let Some((batch, ops)) = &mut self.batch else {
             return true;
         };
@@ -69,13 +71,14 @@ impl SendBatch {
                 Err(errno) => (1, Some(Error::os("sendmmsg", errno.raw_os_error()))),
             };
             for _ in 0..count {
-                let Some(Collected { op, len }) = self.pending.next().and_then(|at| ops[at].take())
+                let Some(BatchedOp { op, len }) =
+                    self.pending.next().and_then(|index| ops[index].take())
                 else {
                     continue;
                 };
                 match &error {
-                    Some(error) => host.complete(op, Outcome::failed(error.clone())),
-                    None => host.sent(op, len, None),
+                    Some(error) => engine.complete(op, Outcome::failed(error.clone())),
+                    None => engine.sent(op, len, None),
                 }
             }
         }
@@ -83,14 +86,14 @@ impl SendBatch {
         true
     }
 
-    /// Fails the messages that were not sent, and drops them.
-    pub(super) fn fail(&mut self, host: &mut dyn EngineContext, error: &Error) {
+    /// Fails the operations of the messages that are left, and removes the messages.
+    pub(super) fn fail(&mut self, engine: &mut dyn EngineContext, error: &Error) {
         let Some((_, ops)) = &mut self.batch else {
             return;
         };
-        for at in std::mem::take(&mut self.pending) {
-            if let Some(Collected { op, .. }) = ops[at].take() {
-                host.complete(op, Outcome::failed(error.clone()));
+        for index in std::mem::take(&mut self.pending) {
+            if let Some(BatchedOp { op, .. }) = ops[index].take() {
+                engine.complete(op, Outcome::failed(error.clone()));
             }
         }
     }

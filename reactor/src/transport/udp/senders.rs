@@ -55,15 +55,15 @@ impl Senders {
     /// Returns key and address handle of the sender of a datagram.
     pub(super) fn find_or_insert(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         rx: &mut RxQueue,
         from: SocketAddr,
     ) -> (PeerKey, Option<FiAddr>) {
-        let at = match self.by_socket_addr.get(&from) {
-            Some(at) => *at,
-            None => self.insert(host, rx, from),
+        let index = match self.by_socket_addr.get(&from) {
+            Some(index) => *index,
+            None => self.insert(engine, rx, from),
         };
-        let sender = &mut self.entries[at];
+        let sender = &mut self.entries[index];
         sender.active = true;
         (sender.peer_key, sender.source)
     }
@@ -71,50 +71,54 @@ impl Senders {
     #[cold]
     fn insert(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         rx: &mut RxQueue,
         from: SocketAddr,
     ) -> usize {
         if self.entries.len() >= MAX_SENDERS {
-            self.evict_idle(host, rx);
+            self.evict_idle(engine, rx);
         }
         let address = Address::from_socket_addr(Scheme::Udp, from).ok();
         let fi_addr = address
-            .and_then(|address| host.peer_connected(self.ep, &address, Some(SOCKET_INCARNATION)));
+            .and_then(|address| engine.peer_connected(self.ep, &address, Some(SOCKET_INCARNATION)));
         let key = PeerKey(self.next_peer_key);
         self.next_peer_key = self.next_peer_key.wrapping_add(1);
-        let at = self.entries.insert(Sender {
+        let index = self.entries.insert(Sender {
             socket_addr: from,
             peer_key: key,
             source: fi_addr,
             addr_at_first_datagram: fi_addr,
             active: true,
         });
-        self.by_socket_addr.insert(from, at);
-        self.eviction_queue.push_back(at);
-        at
+        self.by_socket_addr.insert(from, index);
+        self.eviction_queue.push_back(index);
+        index
     }
 
     /// Evicts about the least recently active sender (second chance).
-    fn evict_idle(&mut self, host: &mut dyn EngineContext, rx: &mut RxQueue) {
-        while let Some(at) = self.eviction_queue.pop_front() {
-            if std::mem::take(&mut self.entries[at].active) {
-                self.eviction_queue.push_back(at);
+    fn evict_idle(&mut self, engine: &mut dyn EngineContext, rx: &mut RxQueue) {
+        while let Some(index) = self.eviction_queue.pop_front() {
+            if std::mem::take(&mut self.entries[index].active) {
+                self.eviction_queue.push_back(index);
                 continue;
             }
-            let sender = self.entries.remove(at);
+            let sender = self.entries.remove(index);
             self.by_socket_addr.remove(&sender.socket_addr);
             if let Ok(address) = Address::from_socket_addr(Scheme::Udp, sender.socket_addr) {
                 rx.peer_departed(sender.peer_key, address);
             }
-            return host.peer_disconnected(self.ep, sender.addr_at_first_datagram);
+            return engine.peer_disconnected(self.ep, sender.addr_at_first_datagram);
         }
     }
 
     /// Sets the address handle of a sender; returns its key if its unconsumed messages are to get
     /// the handle.
-    pub(super) fn on_address_inserted(&mut self, at: SocketAddr, addr: FiAddr) -> Option<PeerKey> {
-        let sender = &mut self.entries[*self.by_socket_addr.get(&at)?];
+    pub(super) fn on_address_inserted(
+        &mut self,
+        socket_addr: SocketAddr,
+        addr: FiAddr,
+    ) -> Option<PeerKey> {
+        let sender = &mut self.entries[*self.by_socket_addr.get(&socket_addr)?];
         (sender.source.replace(addr) != Some(addr)).then_some(sender.peer_key)
     }
 
@@ -134,9 +138,9 @@ impl Senders {
             .source
     }
 
-    pub(super) fn close(self, host: &mut dyn EngineContext) {
+    pub(super) fn close(self, engine: &mut dyn EngineContext) {
         for (_, sender) in &self.entries {
-            host.peer_disconnected(self.ep, sender.addr_at_first_datagram);
+            engine.peer_disconnected(self.ep, sender.addr_at_first_datagram);
         }
     }
 }

@@ -50,27 +50,27 @@ impl DestinationTable {
 impl UdpEndpoint {
     pub(super) fn try_send(
         &mut self,
-        host: &mut dyn EngineContext,
-        spec: &TxOp,
+        engine: &mut dyn EngineContext,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let to = self.destination(host, spec)?;
-        if spec.kind == OpKind::Connect {
+        let to = self.destination(engine, tx_op)?;
+        if tx_op.kind == OpKind::Connect {
             // Datagrams need no connection, and no peer confirms that it exists.
             return Ok(TrySend::Done);
         }
         self.reset_idle();
-        if spec.more && self.tx_queue.is_empty() {
+        if tx_op.more && self.tx_queue.is_empty() {
             if self.send_batch.is_full() {
-                self.flush(host);
+                self.flush(engine);
             }
             if self.send_batch.is_full() {
                 return Ok(TrySend::WouldBlock);
             }
             self.send_batch.push(to, payload);
-            return Ok(TrySend::Collected);
+            return Ok(TrySend::Batched);
         }
-        if !self.tx_queue.is_empty() || !self.flush(host) {
+        if !self.tx_queue.is_empty() || !self.flush(engine) {
             return Ok(TrySend::WouldBlock);
         }
         match send_datagram(&self.socket, to, payload)? {
@@ -82,61 +82,61 @@ impl UdpEndpoint {
         }
     }
 
-    /// Sets the operation of the message that was collected last.
-    pub(super) fn collected(&mut self, op: OpKey, len: usize) {
-        self.send_batch.name(op, len);
+    /// Sets the operation of the message that was batched last.
+    pub(super) fn set_batched_op(&mut self, op: OpKey, len: usize) {
+        self.send_batch.set_last_op(op, len);
     }
 
     pub(super) fn queue_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()> {
-        self.destination(host, spec)?;
-        if spec.kind == OpKind::Connect {
-            host.complete(op, Outcome::ok(Transfer::sent(0, None)));
+        self.destination(engine, tx_op)?;
+        if tx_op.kind == OpKind::Connect {
+            engine.complete(op, Outcome::ok(Transfer::sent(0, None)));
             return Ok(());
         }
         self.tx_queue.push_back(QueuedDatagram {
             op,
-            peer: spec.peer,
+            peer: tx_op.peer,
         });
-        self.progress_tx(host);
-        host.request_rearm();
+        self.progress_tx(engine);
+        engine.request_rearm();
         Ok(())
     }
 
-    /// Sends the collected messages; false when there is no room for all of them.
-    pub(super) fn flush(&mut self, host: &mut dyn EngineContext) -> bool {
+    /// Sends the batched messages; false when there is no room for all of them.
+    pub(super) fn flush(&mut self, engine: &mut dyn EngineContext) -> bool {
         if self.send_batch.is_empty() {
             return true;
         }
         if self.write_blocked {
             return false;
         }
-        let flushed = self.send_batch.flush(host, self.socket.as_fd());
+        let flushed = self.send_batch.flush(engine, self.socket.as_fd());
         if !flushed {
             self.wait_writable();
-            host.request_rearm();
+            engine.request_rearm();
         }
         flushed
     }
 
     /// Sends the queued messages, as far as there is room.
-    pub(super) fn progress_tx(&mut self, host: &mut dyn EngineContext) -> bool {
+    pub(super) fn progress_tx(&mut self, engine: &mut dyn EngineContext) -> bool {
         if self.write_blocked || (self.tx_queue.is_empty() && self.send_batch.is_empty()) {
             return false;
         }
-        let mut moved = self.flush(host);
+        let mut moved = self.flush(engine);
         for _ in 0..MAX_SENDS_PER_PASS {
             let Some(&QueuedDatagram { op, peer }) =
                 self.tx_queue.front().filter(|_| !self.write_blocked)
             else {
                 break;
             };
-            let spec = TxOp::new(OpKind::Send, peer);
-            let payload = host.payload(op);
+            let tx_op = TxOp::new(OpKind::Send, peer);
+            let payload = engine.payload(op);
             let len = payload.len();
             let outcome = match self
                 .destinations
@@ -147,12 +147,12 @@ impl UdpEndpoint {
                     self.wait_writable();
                     break;
                 }
-                Some(Ok(SendToResult::Sent)) => Outcome::ok(Transfer::sent(len, spec.tag)),
+                Some(Ok(SendToResult::Sent)) => Outcome::ok(Transfer::sent(len, tx_op.tag)),
                 Some(Err(error)) => Outcome::failed(error),
                 None => Outcome::failed(Error::StaleAddress(peer)),
             };
             self.tx_queue.pop_front();
-            host.complete(op, outcome);
+            engine.complete(op, outcome);
             moved = true;
         }
         moved
@@ -165,27 +165,27 @@ impl UdpEndpoint {
         }
     }
 
-    fn destination(&mut self, host: &mut dyn EngineContext, spec: &TxOp) -> Result<SocketAddr> {
-        if !matches!(spec.kind, OpKind::Send | OpKind::Connect) {
+    fn destination(&mut self, engine: &mut dyn EngineContext, tx_op: &TxOp) -> Result<SocketAddr> {
+        if !matches!(tx_op.kind, OpKind::Send | OpKind::Connect) {
             return Err(Error::NotSupported("one-sided operations over udp"));
         }
-        if spec.level.needs_ack() {
+        if tx_op.level.needs_ack() {
             return Err(Error::NotSupported(
                 "FI_MATCH_COMPLETE and FI_DELIVERY_COMPLETE over udp",
             ));
         }
         self.destinations
-            .get(spec.peer)
-            .map_or_else(|| self.resolve_destination(host, spec.peer), Ok)
+            .get(tx_op.peer)
+            .map_or_else(|| self.resolve_destination(engine, tx_op.peer), Ok)
     }
 
     #[cold]
     fn resolve_destination(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         addr: FiAddr,
     ) -> Result<SocketAddr> {
-        let address = host.address_of(self.id, addr)?;
+        let address = engine.address_of(self.id, addr)?;
         let Some(to) = address.socket_addr() else {
             return Err(Error::WrongScheme {
                 provider: "udp",
@@ -251,7 +251,7 @@ mod tests {
     use super::super::{UdpDomain, UdpTransport};
     use super::*;
     use crate::av::Av;
-    use crate::domain_state::{AvId, Bindings, Counters, DomainState};
+    use crate::domain_state::{AvId, Bindings, CounterBindings, DomainState};
     use crate::ops::{CompletionTarget, OpState};
     use crate::transport::fork_guard::ForkGuard;
 
@@ -281,8 +281,8 @@ mod tests {
         ep: EpId,
         own_addr: FiAddr,
         wait_set: Arc<RecordingWaitSet>,
-        /// Operations of collected messages.
-        collected: Vec<OpKey>,
+        /// Operations of batched messages.
+        batched: Vec<OpKey>,
     }
 
     impl UdpFixture {
@@ -297,7 +297,7 @@ mod tests {
                 av,
                 tx_cq: None,
                 rx_cq: None,
-                counters: Counters::default(),
+                counters: CounterBindings::default(),
                 shared_rx: None,
                 eq: None,
                 tx_size: 64,
@@ -332,7 +332,7 @@ mod tests {
                 ep,
                 own_addr,
                 wait_set,
-                collected: Vec::new(),
+                batched: Vec::new(),
             }
         }
 
@@ -340,7 +340,7 @@ mod tests {
             self.domain.endpoint(self.ep).unwrap()
         }
 
-        fn spec(&self, more: bool) -> TxOp {
+        fn tx_op(&self, more: bool) -> TxOp {
             TxOp {
                 more,
                 ..TxOp::new(OpKind::Send, self.own_addr)
@@ -348,53 +348,53 @@ mod tests {
         }
 
         fn try_send(&mut self, byte: u8, more: bool) -> TrySend {
-            let spec = self.spec(more);
+            let tx_op = self.tx_op(more);
             let sent = self
                 .domain
                 .try_send(
                     &mut self.domain_state,
                     self.ep,
-                    &spec,
+                    &tx_op,
                     Payload::Contiguous(&[byte]),
                 )
                 .unwrap();
-            if sent == TrySend::Collected {
+            if sent == TrySend::Batched {
                 let none = AnyBuf::None;
                 let op = self.domain_state.ops.insert_send(
                     self.ep,
-                    &spec,
+                    &tx_op,
                     CompletionTarget::Future,
                     none,
                     false,
                 );
                 self.domain
-                    .collected(&mut self.domain_state, self.ep, op, &spec, 1);
-                self.collected.push(op);
+                    .set_batched_op(&mut self.domain_state, self.ep, op, &tx_op, 1);
+                self.batched.push(op);
             }
             sent
         }
 
-        /// Returns how many collected messages have completed without error.
+        /// Returns how many batched messages have completed without error.
         fn ended(&self) -> usize {
             let ops = &self.domain_state.ops;
-            self.collected
+            self.batched
                 .iter()
                 .filter(|op| ops.is_done(**op) && ops.get(**op).unwrap().outcome.error.is_none())
                 .count()
         }
 
         fn queue_send(&mut self, byte: u8) -> OpKey {
-            let spec = self.spec(false);
+            let tx_op = self.tx_op(false);
             let mut op = OpState::new(
                 self.ep,
                 OpKind::Send,
                 CompletionTarget::Future,
                 AnyBuf::Vec(vec![byte]),
             );
-            op.spec = Some(spec);
+            op.tx_op = Some(tx_op);
             let key = self.domain_state.ops.insert(op);
             self.domain
-                .queue_send(&mut self.domain_state, self.ep, key, &spec)
+                .queue_send(&mut self.domain_state, self.ep, key, &tx_op)
                 .unwrap();
             key
         }
@@ -415,25 +415,25 @@ mod tests {
         let mut fixture = UdpFixture::new();
         assert_eq!(fixture.try_send(0, false), TrySend::Done);
         assert_eq!(fixture.unexpected_count(), 1);
-        assert_eq!(fixture.try_send(1, true), TrySend::Collected);
-        assert!(!fixture.domain.arm(), "a collected message was not sent");
+        assert_eq!(fixture.try_send(1, true), TrySend::Batched);
+        assert!(!fixture.domain.arm(), "a batched message was not sent");
         fixture.endpoint().wait_writable();
         assert_eq!(fixture.interest(), Some(Interest::Both));
         fixture
             .domain
             .flush(&mut fixture.domain_state, fixture.ep)
             .unwrap();
-        assert_eq!(fixture.ended(), 0, "the collected message was not sent");
+        assert_eq!(fixture.ended(), 0, "the batched message was not sent");
         assert_eq!(
             fixture.try_send(2, false),
             TrySend::WouldBlock,
-            "it would overtake the collected message"
+            "it would overtake the batched message"
         );
         let (queued, canceled) = (fixture.queue_send(2), fixture.queue_send(9));
         assert_eq!(
             fixture.try_send(3, true),
             TrySend::WouldBlock,
-            "it would overtake the collected message"
+            "it would overtake the batched message"
         );
         fixture.queue_send(3);
         assert!(
@@ -472,7 +472,7 @@ mod tests {
     fn full_send_batch_is_flushed_or_blocks() {
         let mut fixture = UdpFixture::new();
         for byte in 0..100 {
-            assert_eq!(fixture.try_send(byte, true), TrySend::Collected);
+            assert_eq!(fixture.try_send(byte, true), TrySend::Batched);
         }
         fixture
             .domain
@@ -482,7 +482,7 @@ mod tests {
         while fixture.unexpected_count() < 100 {}
         fixture.endpoint().wait_writable();
         let taken = (0..100)
-            .take_while(|byte| fixture.try_send(*byte, true) == TrySend::Collected)
+            .take_while(|byte| fixture.try_send(*byte, true) == TrySend::Batched)
             .count();
         assert_eq!(taken, super::super::batch::BATCH_LEN);
         let waiting = fixture.queue_send(7);
@@ -503,7 +503,7 @@ mod tests {
     fn queued_sends_fail_on_av_remove_and_close() {
         for close in [false, true] {
             let mut fixture = UdpFixture::new();
-            assert_eq!(fixture.try_send(0, true), TrySend::Collected);
+            assert_eq!(fixture.try_send(0, true), TrySend::Batched);
             fixture.endpoint().wait_writable();
             let key = fixture.queue_send(1);
             let error = if close {
@@ -527,10 +527,10 @@ mod tests {
             };
             let ended = fixture.domain_state.ops.get(key).unwrap();
             assert_eq!(ended.outcome.error.as_deref(), Some(&error));
-            let collected = fixture.domain_state.ops.is_done(fixture.collected[0]);
+            let batched = fixture.domain_state.ops.is_done(fixture.batched[0]);
             assert_eq!(
-                collected, close,
-                "the destination is resolved when a message is collected"
+                batched, close,
+                "the destination is resolved when a message is batched"
             );
         }
     }

@@ -105,7 +105,7 @@ impl UdpSocket {
         }
     }
 
-    /// Whether this process opened the socket; false in a forked child.
+    /// Returns whether this process opened the socket; false in a forked child.
     pub(super) fn in_original_process(&self) -> bool {
         self.fork_guard.in_original_process()
     }

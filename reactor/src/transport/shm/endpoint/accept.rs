@@ -25,10 +25,10 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
 impl ShmEndpoint {
     /// Accepts waiting connections, up to [`ACCEPTS_PER_POLL`].
     ///
-    /// A handshake takes a round trip, so many peers that connect at once are pending together.
+    /// A handshake takes a round trip, so peers that connect at the same time are pending together.
     /// None of them is evicted before it had time to answer. Meanwhile the listener stays ready and
     /// keeps the domain awake.
-    pub(super) fn accept(&mut self, host: &mut dyn EngineContext) {
+    pub(super) fn accept(&mut self, engine: &mut dyn EngineContext) {
         self.reserve_fd = self.reserve_fd.take().or_else(|| socket::reserve_fd().ok());
         for _ in 0..ACCEPTS_PER_POLL {
             if closer::wake_when_free(&self.wait_set) {
@@ -42,12 +42,12 @@ impl ShmEndpoint {
             }
             match self.listener.accept() {
                 Ok(Some(mut socket)) => {
-                    let at = self.rx_connections.vacant_key();
-                    let token = ShmToken::Rx(at as u32).pack(self.id);
+                    let connection_index = self.rx_connections.vacant_key();
+                    let token = ShmToken::Rx(connection_index as u32).pack(self.id);
                     if socket.watch(&self.wait_set, token).is_ok() {
                         self.rx_connections
                             .insert_handshake(PendingHandshake::new(socket));
-                        self.on_rx_ready(host, at);
+                        self.on_rx_ready(engine, connection_index);
                     }
                 }
                 Ok(None) => return,
@@ -57,7 +57,7 @@ impl ShmEndpoint {
                     self.reserve_fd = None;
                     if let Ok(Some(socket)) = self.listener.accept() {
                         let error = Error::os("accept4", errno.raw_os_error());
-                        host.event(self.id, EventKind::Rejected { error });
+                        engine.event(self.id, EventKind::Rejected { error });
                         control::send_control(
                             &socket,
                             ControlMessage::Reject(RefusalReason::Resources),
@@ -79,7 +79,7 @@ impl ShmEndpoint {
 
     /// Resumes accepting if the closing threads have room.
     #[cold]
-    pub(super) fn accept_again(&mut self, host: &mut dyn EngineContext) {
+    pub(super) fn accept_again(&mut self, engine: &mut dyn EngineContext) {
         let token = ShmToken::Listener.pack(self.id);
         // The queue may be full again: the endpoint registers again then.
         if closer::wake_when_free(&self.wait_set)
@@ -88,41 +88,43 @@ impl ShmEndpoint {
             return;
         }
         self.stopped = false;
-        self.accept(host);
+        self.accept(engine);
     }
 
     /// Handles a readable socket of an incoming connection or pending handshake.
-    pub(super) fn on_rx_ready(&mut self, host: &mut dyn EngineContext, at: usize) {
-        if let Some(handshake) = self.rx_connections.take_handshake(at) {
-            return self.poll_handshake(host, handshake);
+    pub(super) fn on_rx_ready(&mut self, engine: &mut dyn EngineContext, connection_index: usize) {
+        if let Some(handshake) = self.rx_connections.take_handshake(connection_index) {
+            return self.poll_handshake(engine, handshake);
         }
-        self.rx_connections.activate(at);
+        self.rx_connections.activate(connection_index);
         if let Some(reason) = self
             .rx_connections
-            .get_mut(at)
-            .and_then(|peer| peer.on_readable(host))
+            .get_mut(connection_index)
+            .and_then(|peer| peer.on_readable(engine))
         {
-            self.on_rx_ended(host, at, reason);
-            self.progress_rx(host);
+            self.on_rx_ended(engine, connection_index, reason);
+            self.progress_rx(engine);
         }
     }
 
     /// Advances a handshake, and adds the connection if it is established.
-    fn poll_handshake(&mut self, host: &mut dyn EngineContext, handshake: PendingHandshake) {
+    fn poll_handshake(&mut self, engine: &mut dyn EngineContext, handshake: PendingHandshake) {
         self.last_peer_key += 1;
         match handshake.poll_handshake(PeerKey(self.last_peer_key), self.local.clone()) {
             HandshakeOutcome::Pending(handshake) => self.rx_connections.insert_handshake(handshake),
             HandshakeOutcome::Established(mut peer) => {
                 let incarnation = Some(peer.identity.into());
-                peer.initial_addr = host.peer_connected(self.id, &peer.peer_address, incarnation);
+                peer.initial_addr = engine.peer_connected(self.id, &peer.peer_address, incarnation);
                 peer.source = peer.initial_addr;
                 let (name, source) = (peer.peer_address.clone(), peer.source);
-                peer.peer_key = self.rx.peer_connected(host, peer.peer_key, &name);
+                peer.peer_key = self.rx.peer_connected(engine, peer.peer_key, &name);
                 self.rx_connections.insert_established(peer);
-                host.event(self.id, EventKind::PeerConnected { peer: name, source });
-                self.progress_rx(host);
+                engine.event(self.id, EventKind::PeerConnected { peer: name, source });
+                self.progress_rx(engine);
             }
-            HandshakeOutcome::Rejected(error) => host.event(self.id, EventKind::Rejected { error }),
+            HandshakeOutcome::Rejected(error) => {
+                engine.event(self.id, EventKind::Rejected { error })
+            }
             HandshakeOutcome::Disconnected => {}
         }
     }

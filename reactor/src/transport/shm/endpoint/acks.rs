@@ -9,7 +9,7 @@ impl ShmEndpoint {
     /// Sends pending acks to their senders.
     #[inline]
     pub(super) fn send_acks(&mut self) {
-        if self.rx.own.has_pending_acks() {
+        if self.rx.own.has_unsent_acks() {
             self.send_all_acks();
         }
     }
@@ -29,40 +29,40 @@ impl ShmEndpoint {
 
     /// Sends the acks of messages that were received from a shared receive queue.
     #[cold]
-    pub(super) fn send_shared_acks(&mut self, host: &mut dyn EngineContext) {
+    pub(super) fn send_shared_acks(&mut self, engine: &mut dyn EngineContext) {
         self.rx.collect_acks();
-        self.wake_for_returned_slots(host);
+        self.wake_for_returned_slots(engine);
     }
 
     /// Copies one chunk of a message from its sender's memory; the sender is woken after the last
     /// one.
     #[cold]
-    pub(super) fn progress_copies(&mut self, host: &mut dyn EngineContext) -> bool {
-        let copied = self.rx.own.copy_next_chunk(host);
+    pub(super) fn progress_copies(&mut self, engine: &mut dyn EngineContext) -> bool {
+        let copied = self.rx.own.copy_next_chunk(engine);
         self.send_acks();
-        self.wake_for_returned_slots(host);
+        self.wake_for_returned_slots(engine);
         if self.rx.own.has_work() {
             // The sender waits for the copy even if no local task does.
-            host.request_progress();
+            engine.request_progress();
         }
         copied
     }
 
     /// Wakes the peers that wait for returned slots.
-    fn wake_for_returned_slots(&mut self, host: &mut dyn EngineContext) {
+    fn wake_for_returned_slots(&mut self, engine: &mut dyn EngineContext) {
         let mut ended = Vec::new();
-        self.rx_connections.for_each_peer(|at, peer| {
+        self.rx_connections.for_each_peer(|connection_index, peer| {
             if peer.down_reason().is_none()
                 && let Err(reason) = peer.wake_for_returned_slots()
             {
-                ended.push((at, reason));
+                ended.push((connection_index, reason));
             }
         });
-        for (at, reason) in ended {
-            self.on_rx_ended(host, at, reason);
+        for (connection_index, reason) in ended {
+            self.on_rx_ended(engine, connection_index, reason);
             // Records that a dead peer left in its ring are still received.
             if let DownReason::Protocol(_) = reason {
-                self.remove_rx_connection(host, at);
+                self.remove_rx_connection(engine, connection_index);
             }
         }
     }

@@ -22,15 +22,15 @@ impl ShmEndpoint {
     /// peer reports it, or has reported it.
     pub(super) fn on_tx_ended(
         &mut self,
-        host: &mut dyn EngineContext,
-        at: usize,
+        engine: &mut dyn EngineContext,
+        peer_index: usize,
         end: ConnectionEnd,
     ) {
-        let Some(mut tx) = self.tx_connections.lock(at) else {
+        let Some(mut tx) = self.tx_connections.lock(peer_index) else {
             return;
         };
         let (name, addr) = (tx.peer_address.clone(), tx.addr);
-        end_tx_connection(&mut tx, self.id, host, &end.error);
+        end_tx_connection(&mut tx, self.id, engine, &end.error);
         let Some(identity) = end.identity else {
             return;
         };
@@ -39,7 +39,7 @@ impl ShmEndpoint {
         let mut peers = self.rx_connections.peers();
         if !reported && !peers.any(|peer| peer.peer_address == name && peer.identity == identity) {
             let (peer, reason) = (name.clone(), end.reason);
-            host.event(
+            engine.event(
                 self.id,
                 EventKind::PeerDown {
                     peer,
@@ -51,18 +51,18 @@ impl ShmEndpoint {
         let mut peers = self.rx_connections.peers();
         if !peers.any(|peer| peer.peer_address == name && peer.source == Some(addr)) {
             self.rx
-                .fail_directed(host, addr, &name, &Error::PeerGone(name.clone()));
+                .fail_directed(engine, addr, &name, &Error::PeerGone(name.clone()));
         }
     }
 
     /// Handles the end of a connection from a peer; records left in the ring are still received.
     pub(super) fn on_rx_ended(
         &mut self,
-        host: &mut dyn EngineContext,
-        at: usize,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
         reason: DownReason,
     ) {
-        let Some(peer) = self.rx_connections.get_mut(at) else {
+        let Some(peer) = self.rx_connections.get_mut(connection_index) else {
             return;
         };
         // A socket that has hung up stays readable and would keep the domain awake.
@@ -75,9 +75,9 @@ impl ShmEndpoint {
         // will not keep it.
         peer.stop_cma();
         self.rx.with_queue(|rx| {
-            rx.fail_unmapped_from(host, peer.peer_key, &Error::PeerGone(name.clone()))
+            rx.fail_unmapped_from(engine, peer.peer_key, &Error::PeerGone(name.clone()))
         });
-        let Some(peer) = self.rx_connections.get_mut(at) else {
+        let Some(peer) = self.rx_connections.get_mut(connection_index) else {
             return;
         };
         let is_over = !peer.has_disconnected() && !matches!(reason, DownReason::Protocol(_));
@@ -94,11 +94,11 @@ impl ShmEndpoint {
             tx.mark_end_reported(identity);
             if is_over && tx.identity() == Some(identity) {
                 // The peer's endpoint is gone: later sends must not seem to have arrived.
-                end_tx_connection(tx, self.id, host, &Error::PeerGone(name.clone()));
+                end_tx_connection(tx, self.id, engine, &Error::PeerGone(name.clone()));
             }
         });
-        let source = source.or_else(|| host.fi_addr_of(self.id, &name));
-        host.event(
+        let source = source.or_else(|| engine.fi_addr_of(self.id, &name));
+        engine.event(
             self.id,
             EventKind::PeerDown {
                 peer: name,
@@ -109,13 +109,17 @@ impl ShmEndpoint {
     }
 
     /// Removes a connection that has ended and whose ring is empty.
-    pub(super) fn remove_rx_connection(&mut self, host: &mut dyn EngineContext, at: usize) {
-        let Some(mut peer) = self.rx_connections.remove(at) else {
+    pub(super) fn remove_rx_connection(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
+    ) {
+        let Some(mut peer) = self.rx_connections.remove(connection_index) else {
             return;
         };
         let gone = Error::PeerGone(peer.peer_address.clone());
         self.rx
-            .with_queue(|rx| peer.fail_partial(rx, host, gone.clone()));
+            .with_queue(|rx| peer.fail_partial(rx, engine, gone.clone()));
         self.rx
             .peer_departed(peer.peer_key, peer.peer_address.clone());
         peer.unwatch();
@@ -128,9 +132,9 @@ impl ShmEndpoint {
             .filter(|source| others.all(|other| other.source != Some(*source)))
         {
             self.rx
-                .fail_directed(host, source, &peer.peer_address, &gone);
+                .fail_directed(engine, source, &peer.peer_address, &gone);
         }
-        host.peer_disconnected(self.id, peer.initial_addr);
+        engine.peer_disconnected(self.id, peer.initial_addr);
     }
 }
 
@@ -139,12 +143,12 @@ impl ShmEndpoint {
 pub(super) fn end_tx_connection(
     tx: &mut TxConnection,
     ep: EpId,
-    host: &mut dyn EngineContext,
+    engine: &mut dyn EngineContext,
     error: &Error,
 ) {
     let lent = tx.outstanding_loans();
     if lent > 0 {
-        host.loans_lost(ep, &tx.peer_address, lent);
+        engine.loans_lost(ep, &tx.peer_address, lent);
     }
-    tx.close(host, error);
+    tx.close(engine, error);
 }

@@ -12,19 +12,19 @@ use super::disconnect::end_tx_connection;
 
 impl ShmEndpoint {
     #[inline(always)] // fast path of small messages
-    pub(crate) fn post_recv(&mut self, host: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
-        self.rx.own.post(host, op, spec);
-        self.on_rx_queue_changed(host);
+    pub(crate) fn post_recv(&mut self, engine: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
+        self.rx.own.post(engine, op, spec);
+        self.on_rx_queue_changed(engine);
     }
 
     pub(crate) fn post_multi_recv(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         op: OpKey,
         spec: RecvSpec,
     ) {
-        self.rx.own.post_multi(host, op, spec);
-        self.on_rx_queue_changed(host);
+        self.rx.own.post_multi(engine, op, spec);
+        self.on_rx_queue_changed(engine);
     }
 
     pub(crate) fn rx_queue(&mut self) -> &mut RxQueue {
@@ -33,46 +33,46 @@ impl ShmEndpoint {
 
     /// Continues after a receive was posted or a message was discarded or, in a shared receive
     /// queue, copied.
-    pub(crate) fn on_rx_queue_changed(&mut self, host: &mut dyn EngineContext) {
+    pub(crate) fn on_rx_queue_changed(&mut self, engine: &mut dyn EngineContext) {
         if self.rx.is_shared() {
-            self.send_shared_acks(host);
+            self.send_shared_acks(engine);
         }
         self.send_acks();
         if self.rx.own.has_work() {
             // The sender waits for the copy even if no local task does.
-            host.request_progress();
-            host.request_rearm();
+            engine.request_progress();
+            engine.request_rearm();
         }
         if self.message_held {
-            self.retry_held(host);
+            self.retry_held(engine);
         }
     }
 
-    pub(crate) fn cancel(&mut self, host: &mut dyn EngineContext, op: OpKey) -> bool {
-        if self.rx.own.cancel(host, op) {
+    pub(crate) fn cancel(&mut self, engine: &mut dyn EngineContext, op: OpKey) -> bool {
+        if self.rx.own.cancel(engine, op) {
             return true;
         }
-        let cancels = |at: &usize| {
+        let cancels = |peer_index: &usize| {
             self.tx_connections
-                .lock(*at)
+                .lock(*peer_index)
                 .is_some_and(|mut tx| tx.cancel(op))
         };
-        let Some(at) = self.tx_queued.iter().copied().find(cancels) else {
+        let Some(peer_index) = self.tx_queued.iter().copied().find(cancels) else {
             return false;
         };
         // Operations queued behind the cancelled one may go now.
-        self.progress_tx_connection(host, at);
-        host.request_rearm();
+        self.progress_tx_connection(engine, peer_index);
+        engine.request_rearm();
         true
     }
 
-    pub(crate) fn detach_recv(&mut self, host: &mut dyn EngineContext, op: OpKey) {
-        self.rx.own.detach(host, op);
+    pub(crate) fn detach_recv(&mut self, engine: &mut dyn EngineContext, op: OpKey) {
+        self.rx.own.detach(engine, op);
     }
 
     pub(crate) fn requeue_message(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
@@ -80,7 +80,7 @@ impl ShmEndpoint {
         let mut peers = self.rx_connections.peers();
         let peer = peers.find(|peer| peer.peer_key == envelope.peer);
         let source = peer.and_then(|peer| peer.source);
-        self.rx.own.requeue_message(host, envelope, source, bytes);
+        self.rx.own.requeue_message(engine, envelope, source, bytes);
     }
 
     pub(crate) fn holds_messages_from(&self, source: FiAddr) -> bool {
@@ -89,43 +89,43 @@ impl ShmEndpoint {
 
     pub(crate) fn address_inserted(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         addr: FiAddr,
         address: &Address,
     ) {
-        let bound = host.incarnation_of(self.id, addr);
+        let bound = engine.incarnation_of(self.id, addr);
         for peer in self.rx_connections.peers_mut().filter(|peer| {
             peer.peer_address == *address
                 && peer.source.is_none()
                 && bound.is_none_or(|bound| bound == peer.identity.into())
         }) {
             peer.source = Some(addr);
-            self.rx.own.assign_source(host, peer.peer_key, addr);
+            self.rx.own.assign_source(engine, peer.peer_key, addr);
         }
         if let Some(mut tx) = self.tx_connection(addr) {
             // The application may have inserted the address itself: the handle then stands for any
             // incarnation.
             tx.expected = bound;
         }
-        self.rx.own.address_inserted(host, addr, address);
+        self.rx.own.address_inserted(engine, addr, address);
     }
 
-    pub(crate) fn address_removed(&mut self, host: &mut dyn EngineContext, addr: FiAddr) {
-        self.rx.own.clear_source(host, addr);
+    pub(crate) fn address_removed(&mut self, engine: &mut dyn EngineContext, addr: FiAddr) {
+        self.rx.own.clear_source(engine, addr);
         for peer in self.rx_connections.peers_mut() {
             peer.source = peer.source.filter(|source| *source != addr);
         }
-        let at = addr.index();
+        let peer_index = addr.index();
         if self.tx_connection(addr).is_some()
-            && let Some(mut tx) = self.tx_connections.remove(at)
+            && let Some(mut tx) = self.tx_connections.remove(peer_index)
         {
-            self.tx_indices.retain(|connected| *connected != at);
-            self.tx_queued.retain(|queued| *queued != at);
+            self.tx_indices.retain(|connected| *connected != peer_index);
+            self.tx_queued.retain(|queued| *queued != peer_index);
             tx.send_control(ControlMessage::Disconnect);
-            end_tx_connection(&mut tx, self.id, host, &Error::StaleAddress(addr));
+            end_tx_connection(&mut tx, self.id, engine, &Error::StaleAddress(addr));
             self.counters += tx.counters();
         }
         // A receive that fails makes room for messages that were held back for it.
-        self.on_rx_queue_changed(host);
+        self.on_rx_queue_changed(engine);
     }
 }

@@ -25,56 +25,56 @@ impl RxPass {
         &mut self,
         connections: &mut RxConnections,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) {
         let mut index = 0;
         let pass_id = connections.begin_pass();
-        while let Some((at, peer)) = connections.active_mut(index) {
-            if self.poll_connection(at, peer, rx, host) {
+        while let Some((connection_index, peer)) = connections.active_mut(index) {
+            if self.poll_connection(connection_index, peer, rx, engine) {
                 peer.last_active = pass_id;
             }
             index += 1;
         }
-        if let Some(at) = connections.next_idle() {
-            self.poll_idle(at, connections, rx, host);
+        if let Some(connection_index) = connections.next_idle() {
+            self.poll_idle(connection_index, connections, rx, engine);
         }
     }
 
     #[cold]
     fn poll_idle(
         &mut self,
-        at: usize,
+        connection_index: usize,
         connections: &mut RxConnections,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) {
-        let Some(peer) = connections.get_mut(at) else {
+        let Some(peer) = connections.get_mut(connection_index) else {
             return;
         };
-        let progressed = self.poll_connection(at, peer, rx, host);
-        connections.on_idle_polled(at, progressed);
+        let progressed = self.poll_connection(connection_index, peer, rx, engine);
+        connections.on_idle_polled(connection_index, progressed);
     }
 
     /// Receives the records of this connection. Returns whether there were any.
     #[inline(always)] // fast path of small messages
     fn poll_connection(
         &mut self,
-        at: usize,
+        connection_index: usize,
         peer: &mut RxConnection,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> bool {
-        let progressed = match peer.poll_ring(rx, host) {
+        let progressed = match peer.poll_ring(rx, engine) {
             Ok(progressed) => progressed,
             Err(violation) => {
-                self.ended.push((at, Some(violation.0)));
+                self.ended.push((connection_index, Some(violation.0)));
                 false
             }
         };
         self.progressed |= progressed;
         self.message_held |= peer.has_held_message();
         if peer.down_reason().is_some() && peer.is_drained() {
-            self.ended.push((at, None));
+            self.ended.push((connection_index, None));
         }
         progressed
     }
@@ -83,17 +83,17 @@ impl RxPass {
 impl ShmEndpoint {
     /// Receives the records of the incoming connections. Returns whether there were any.
     #[inline(always)] // fast path of small messages
-    pub(super) fn progress_rx(&mut self, host: &mut dyn EngineContext) -> bool {
+    pub(super) fn progress_rx(&mut self, engine: &mut dyn EngineContext) -> bool {
         let mut pass = RxPass::default();
         if self.rx.is_shared() {
-            self.progress_shared_rx(&mut pass, host);
+            self.progress_shared_rx(&mut pass, engine);
         } else {
-            pass.poll_connections(&mut self.rx_connections, &mut self.rx.own, host);
+            pass.poll_connections(&mut self.rx_connections, &mut self.rx.own, engine);
         }
         self.message_held = pass.message_held;
         self.send_acks();
         if !pass.ended.is_empty() {
-            self.remove_ended_rx(pass.ended, host);
+            self.remove_ended_rx(pass.ended, engine);
             return true;
         }
         pass.progressed
@@ -101,30 +101,30 @@ impl ShmEndpoint {
 
     /// Receives into the shared receive queue.
     #[cold]
-    fn progress_shared_rx(&mut self, pass: &mut RxPass, host: &mut dyn EngineContext) {
+    fn progress_shared_rx(&mut self, pass: &mut RxPass, engine: &mut dyn EngineContext) {
         let connections = &mut self.rx_connections;
         self.rx
-            .with_queue(|rx| pass.poll_connections(connections, rx, host));
+            .with_queue(|rx| pass.poll_connections(connections, rx, engine));
     }
 
     #[cold]
     fn remove_ended_rx(
         &mut self,
         ended: Vec<(usize, Option<&'static str>)>,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) {
-        for (at, violation) in ended {
+        for (connection_index, violation) in ended {
             if let Some(what) = violation {
-                self.on_rx_ended(host, at, DownReason::Protocol(what));
+                self.on_rx_ended(engine, connection_index, DownReason::Protocol(what));
             }
-            self.remove_rx_connection(host, at);
+            self.remove_rx_connection(engine, connection_index);
         }
     }
 
     /// Polls again because a message that waited for a receive may be delivered now.
     #[cold]
-    pub(super) fn retry_held(&mut self, host: &mut dyn EngineContext) {
-        self.progress_rx(host);
-        host.request_rearm();
+    pub(super) fn retry_held(&mut self, engine: &mut dyn EngineContext) {
+        self.progress_rx(engine);
+        engine.request_rearm();
     }
 }

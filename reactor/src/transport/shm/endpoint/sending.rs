@@ -16,38 +16,38 @@ use super::{ShmEndpoint, ShmToken};
 impl ShmEndpoint {
     pub(crate) fn try_send(
         &mut self,
-        host: &mut dyn EngineContext,
-        spec: &TxOp,
+        engine: &mut dyn EngineContext,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        self.try_now(host, spec, |tx| tx.try_send(spec, payload))
+        self.try_inline(engine, tx_op, |tx| tx.try_send(tx_op, payload))
     }
 
     /// Executes an operation now or not at all.
     #[inline]
-    pub(crate) fn try_now(
+    pub(crate) fn try_inline(
         &mut self,
-        host: &mut dyn EngineContext,
-        spec: &TxOp,
+        engine: &mut dyn EngineContext,
+        tx_op: &TxOp,
         act: impl FnOnce(&mut TxConnection) -> Result<PushOutcome>,
     ) -> Result<TrySend> {
-        let at = spec.peer.index();
-        let Some(mut tx) = self.tx_connection(spec.peer) else {
-            return host
-                .address_of(self.id, spec.peer)
+        let peer_index = tx_op.peer.index();
+        let Some(mut tx) = self.tx_connection(tx_op.peer) else {
+            return engine
+                .address_of(self.id, tx_op.peer)
                 .map(|_| TrySend::WouldBlock);
         };
         let pushed = act(&mut tx)?;
         drop(tx);
         match pushed {
-            PushOutcome::Done => {
-                if spec.more && !self.tx_unflushed.contains(&at) {
-                    self.tx_unflushed.push(at);
+            PushOutcome::Pushed => {
+                if tx_op.more && !self.tx_unflushed.contains(&peer_index) {
+                    self.tx_unflushed.push(peer_index);
                 }
                 Ok(TrySend::Done)
             }
             PushOutcome::WouldBlock => Ok(TrySend::WouldBlock),
-            PushOutcome::Closed => Err(self.on_tx_peer_closed(host, at)),
+            PushOutcome::Closed => Err(self.on_tx_peer_closed(engine, peer_index)),
         }
     }
 
@@ -60,13 +60,13 @@ impl ShmEndpoint {
     /// Queues an operation, connecting to the peer if needed.
     pub(crate) fn queue_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()> {
-        let at = spec.peer.index();
-        if self.tx_connection(spec.peer).is_none() {
-            let peer = host.address_of(self.id, spec.peer)?;
+        let peer_index = tx_op.peer.index();
+        if self.tx_connection(tx_op.peer).is_none() {
+            let peer = engine.address_of(self.id, tx_op.peer)?;
             if peer.scheme() != Scheme::Shm {
                 return Err(Error::WrongScheme {
                     provider: "shm",
@@ -74,32 +74,35 @@ impl ShmEndpoint {
                 });
             }
             self.tx_connections.insert(
-                at,
-                TxConnection::new(peer, spec.peer, self.tx_resources.clone()),
+                peer_index,
+                TxConnection::new(peer, tx_op.peer, self.tx_resources.clone()),
             );
-            self.tx_indices.push(at);
+            self.tx_indices.push(peer_index);
         }
-        self.connect(host, at)?;
-        if let Some(mut tx) = self.tx_connections.lock(at) {
-            tx.enqueue(op, tx_connection::at_start(spec, host));
+        self.connect(engine, peer_index)?;
+        if let Some(mut tx) = self.tx_connections.lock(peer_index) {
+            tx.enqueue(op, tx_connection::at_start(tx_op, engine));
         }
-        if !self.tx_queued.contains(&at) {
-            self.tx_queued.push(at);
+        if !self.tx_queued.contains(&peer_index) {
+            self.tx_queued.push(peer_index);
         }
-        self.progress_tx_connection(host, at);
-        if !self.is_tx_idle(at) {
-            host.request_rearm();
+        self.progress_tx_connection(engine, peer_index);
+        if !self.is_tx_idle(peer_index) {
+            engine.request_rearm();
         }
         Ok(())
     }
 
     /// Wakes the peers that were sent messages with `FI_MORE`.
-    pub(crate) fn flush(&mut self, host: &mut dyn EngineContext) -> Result<()> {
+    pub(crate) fn flush(&mut self, engine: &mut dyn EngineContext) -> Result<()> {
         let mut flushed = Ok(());
-        while let Some(at) = self.tx_unflushed.pop() {
-            let pushed = self.tx_connections.lock(at).map(|mut tx| tx.flush());
+        while let Some(peer_index) = self.tx_unflushed.pop() {
+            let pushed = self
+                .tx_connections
+                .lock(peer_index)
+                .map(|mut tx| tx.flush());
             if pushed == Some(PushOutcome::Closed) {
-                flushed = Err(self.on_tx_peer_closed(host, at));
+                flushed = Err(self.on_tx_peer_closed(engine, peer_index));
             }
         }
         flushed
@@ -111,14 +114,14 @@ impl ShmEndpoint {
     }
 
     /// Connects to the peer at this index, unless a connection exists.
-    fn connect(&mut self, host: &dyn EngineContext, at: usize) -> Result<()> {
-        let token = ShmToken::Tx(at as u32).pack(self.id);
-        let Some(mut tx) = self.tx_connections.lock(at) else {
+    fn connect(&mut self, engine: &dyn EngineContext, peer_index: usize) -> Result<()> {
+        let token = ShmToken::Tx(peer_index as u32).pack(self.id);
+        let Some(mut tx) = self.tx_connections.lock(peer_index) else {
             return Ok(());
         };
         if tx.is_gone() {
-            host.address_of(self.id, tx.addr)?;
-            tx.expected = host.incarnation_of(self.id, tx.addr);
+            engine.address_of(self.id, tx.addr)?;
+            tx.expected = engine.incarnation_of(self.id, tx.addr);
         }
         tx.connect(&self.name, self.local.incarnation, token, &self.wait_set)
     }
@@ -126,16 +129,20 @@ impl ShmEndpoint {
     /// Handles a peer whose endpoint has closed according to its ring; its socket will report it
     /// too.
     #[cold]
-    pub(super) fn on_tx_peer_closed(&mut self, host: &mut dyn EngineContext, at: usize) -> Error {
-        let Some(tx) = self.tx_connections.lock(at) else {
+    pub(super) fn on_tx_peer_closed(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        peer_index: usize,
+    ) -> Error {
+        let Some(tx) = self.tx_connections.lock(peer_index) else {
             return Error::Closed(Class::Endpoint);
         };
         let error = Error::PeerGone(tx.peer_address.clone());
         let identity = tx.identity();
         drop(tx);
         self.on_tx_ended(
-            host,
-            at,
+            engine,
+            peer_index,
             ConnectionEnd {
                 error: error.clone(),
                 reason: DownReason::Closed,
@@ -157,12 +164,14 @@ impl ShmEndpoint {
     pub(super) fn for_each_tx(&self, mut act: impl FnMut(&mut TxConnection)) {
         self.tx_indices
             .iter()
-            .filter_map(|&at| self.tx_connections.lock(at))
+            .filter_map(|&peer_index| self.tx_connections.lock(peer_index))
             .for_each(|mut tx| act(&mut tx));
     }
 
-    pub(super) fn is_tx_idle(&self, at: usize) -> bool {
-        self.tx_connections.lock(at).is_none_or(|tx| tx.is_idle())
+    pub(super) fn is_tx_idle(&self, peer_index: usize) -> bool {
+        self.tx_connections
+            .lock(peer_index)
+            .is_none_or(|tx| tx.is_idle())
     }
 
     /// Returns the fast path, which does not need the domain's lock.

@@ -34,12 +34,12 @@ const READS_FOR_GRANT: usize = 32;
 /// Offers a message in the sender's memory to the receive queue. Returns false if it must wait.
 fn deliver_in_place<M: ReturnOnDrop + PeerMemory>(
     rx: &mut RxQueue,
-    host: &mut dyn EngineContext,
+    engine: &mut dyn EngineContext,
     envelope: Envelope,
     message: M,
 ) -> bool {
     let message = Arc::new(message);
-    let taken = rx.deliver_peer_memory(host, envelope, &(message.clone() as Arc<dyn PeerMemory>));
+    let taken = rx.deliver_peer_memory(engine, envelope, &(message.clone() as Arc<dyn PeerMemory>));
     if !taken {
         // The record stays in the ring and is offered again later.
         Arc::into_inner(message)
@@ -93,14 +93,14 @@ impl RxConnection {
     /// the record, behind other messages. A hang-up is found again by the next read.
     fn read_socket_until(
         &mut self,
-        host: &dyn EngineContext,
+        engine: &dyn EngineContext,
         is_present: impl Fn(&Self) -> bool,
     ) -> Result<(), ShmProtocolViolation> {
         for _ in 0..READS_FOR_GRANT {
             if is_present(self) {
                 break;
             }
-            match self.on_readable(host) {
+            match self.on_readable(engine) {
                 Some(DownReason::Protocol(what)) => return Err(ShmProtocolViolation(what)),
                 Some(_) => break,
                 None => {}
@@ -115,7 +115,7 @@ impl RxConnection {
         envelope: Envelope,
         (key, slot): (u64, usize),
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
         let find = |mappings: &[(u64, Arc<LoanMapping>)]| {
             mappings
@@ -123,13 +123,13 @@ impl RxConnection {
                 .ok()
                 .map(|at| mappings[at].1.clone())
         };
-        self.read_socket_until(host, |peer| find(&peer.loan_mappings).is_some())?;
+        self.read_socket_until(engine, |peer| find(&peer.loan_mappings).is_some())?;
         let mapping =
             find(&self.loan_mappings).ok_or(ShmProtocolViolation("loan in unknown memory"))?;
         let segment = self.ring.memory().clone();
         let guard = LoanGuard::new(mapping, envelope.len, segment, slot)
             .ok_or(ShmProtocolViolation("loan out of bounds"))?;
-        Ok(deliver_in_place(rx, host, envelope, guard))
+        Ok(deliver_in_place(rx, engine, envelope, guard))
     }
 
     /// Receives a message in the peer's own memory. Returns false if the record must stay in the
@@ -139,7 +139,7 @@ impl RxConnection {
         envelope: Envelope,
         (at, slot): (u64, usize),
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
         let cma_peer = self.cma_peer.clone().ok_or(ShmProtocolViolation(
             "single-copy message on a connection where process_vm_readv is not enabled",
@@ -150,21 +150,21 @@ impl RxConnection {
         }
         let transfer = CmaTransfer::new(cma_peer, at, envelope.len, slot)
             .ok_or(ShmProtocolViolation("single-copy message out of bounds"))?;
-        Ok(deliver_in_place(rx, host, envelope, transfer))
+        Ok(deliver_in_place(rx, engine, envelope, transfer))
     }
 
     /// Executes an RMA request and writes the response. Returns false if the request must wait.
     pub(super) fn serve_rma_request(
         &mut self,
         request: &RmaRequest,
-        host: &dyn EngineContext,
+        engine: &dyn EngineContext,
     ) -> Result<bool, ShmProtocolViolation> {
-        self.read_socket_until(host, |peer| peer.rma_bounce.is_some())?;
+        self.read_socket_until(engine, |peer| peer.rma_bounce.is_some())?;
         let bounce_buffer = self
             .rma_bounce
             .as_ref()
             .ok_or(ShmProtocolViolation("RMA request without a bounce buffer"))?;
-        let served = request.execute(bounce_buffer, host);
+        let served = request.execute(bounce_buffer, engine);
         if served && self.ring.take_producer_waiting() {
             self.ring_doorbell();
         }
@@ -173,10 +173,10 @@ impl RxConnection {
 
     /// Responds to a request for the region with this key. Returns false if the peer does not read
     /// responses.
-    pub(super) fn answer_map_mr(&self, host: &dyn EngineContext, key: u64) -> bool {
+    pub(super) fn answer_map_mr(&self, engine: &dyn EngineContext, key: u64) -> bool {
         let not_found = || control::try_send_control(&self.socket, ControlMessage::MrNotFound(key));
         let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let known = host
+        let known = engine
             .region(key)
             .filter(|region| region.access.intersects(remote));
         let Some(region) = known.filter(|_| self.local.is_rma_target) else {

@@ -80,7 +80,7 @@ impl PendingHandshake {
         let hello = match control::recv_hello(&self.socket) {
             ControlRead::WouldBlock => return HandshakeOutcome::Pending(self),
             ControlRead::HungUp => return HandshakeOutcome::Disconnected,
-            ControlRead::NoDescriptors => {
+            ControlRead::DescriptorLimitReached => {
                 let error = Error::os("recvmsg", Errno::MFILE.raw_os_error());
                 return reject(&self.socket, RefusalReason::Resources, error);
             }

@@ -14,7 +14,7 @@ impl TxChannel {
     /// # Errors
     /// [`Error::WouldBlock`] if all ack ids are in use.
     pub(super) fn ack_for(&self, front: &QueuedTx) -> Result<Option<AckRequest>> {
-        let level = front.spec.level;
+        let level = front.tx_op.level;
         if front.started || !level.needs_ack() {
             return Ok(None);
         }
@@ -26,37 +26,37 @@ impl TxChannel {
     }
 
     /// Marks a message as sent completely; completes it if it was acknowledged.
-    pub(super) fn mark_sent(&mut self, ack_id: u32, host: &mut dyn EngineContext) {
+    pub(super) fn mark_sent(&mut self, ack_id: u32, engine: &mut dyn EngineContext) {
         if let Some(message) = self.pending_acks.mark_sent(ack_id) {
-            host.complete(message.op, Outcome::ok(message.transfer));
+            engine.complete(message.op, Outcome::ok(message.transfer));
         } else if let Some(op) = self.pending_acks.op(ack_id) {
-            host.has_left(op);
+            engine.has_left(op);
         }
     }
 
     /// Completes the sends that the peer has acknowledged. Returns whether there were any.
-    pub(super) fn complete_acked(&mut self, host: &mut dyn EngineContext) -> bool {
+    pub(super) fn complete_acked(&mut self, engine: &mut dyn EngineContext) -> bool {
         let mut any = false;
         self.pending_acks
             .collect_acked(self.ring.memory(), |message| {
                 any = true;
-                host.complete(message.op, Outcome::ok(message.transfer));
+                engine.complete(message.op, Outcome::ok(message.transfer));
             });
         any
     }
 
     /// Fails the sends that the peer has not acknowledged, because the connection ends.
-    pub(super) fn fail_unacked(&mut self, host: &mut dyn EngineContext, error: &Error) {
+    pub(super) fn fail_unacked(&mut self, engine: &mut dyn EngineContext, error: &Error) {
         if self.pending_acks.is_empty() {
             return;
         }
         // Acks to the parent of a forked child belong to the parent.
         if self.socket.in_original_process() {
-            self.complete_acked(host);
+            self.complete_acked(engine);
         }
         // Messages that were not sent completely are queued, and fail there.
         for message in self.pending_acks.take_unacked() {
-            host.complete(
+            engine.complete(
                 message.op,
                 Outcome::partial(message.transfer, error.clone()),
             );

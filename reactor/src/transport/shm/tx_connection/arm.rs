@@ -40,7 +40,7 @@ impl TxChannel {
     /// Returns the room in the ring that this operation waits for, if it does; 0 if it can progress
     /// now.
     fn room_needed(&mut self, front: &QueuedTx, awaits_response: bool) -> Option<usize> {
-        let Some(remote) = &front.spec.remote else {
+        let Some(remote) = &front.tx_op.remote else {
             return Some(self.ring.geometry().max_record_len());
         };
         // The response comes over the socket, which is watched.
@@ -57,7 +57,7 @@ impl TxChannel {
         let notifies = self
             .mapped_regions
             .get(remote.key)
-            .is_some_and(|region| region.needs_notification(&front.spec));
+            .is_some_and(|region| region.needs_notification(&front.tx_op));
         Some(if notifies { MAX_NOTIFICATION_LEN } else { 0 })
     }
 

@@ -14,7 +14,8 @@ use super::super::loans::OutstandingLoans;
 use super::super::mapped_regions::MappedRegions;
 use super::super::pending_acks::PendingAcks;
 use super::super::record::{
-    CQ_DATA, FIRST_FRAGMENT, FRAGMENT, MESSAGE, RecordLayout, TAGGED, encode_total,
+    ALIGN_PAYLOAD_FROM, CQ_DATA, FIRST_FRAGMENT, FRAGMENT, MESSAGE, RecordLayout, TAGGED,
+    encode_total,
 };
 use super::super::ring::{ConsumerState, HEADER_LEN, Producer};
 use super::super::rma_bounce::RmaBounceBuffer;
@@ -22,7 +23,7 @@ use super::super::rx_connection::PeerIdentity;
 use super::super::segment::Segment;
 use super::super::socket::ShmSocket;
 use super::super::{TxResources, cma};
-use super::{PLAIN, PushOutcome, QueuedTx, TxCounters};
+use super::{PushOutcome, QueuedTx, TxStats};
 
 /// Lines of a new segment: 128 KiB.
 const RING_LINES: usize = 2048;
@@ -59,7 +60,7 @@ pub(super) struct TxChannel {
     pub(super) single_copy: cma::SingleCopyPolicy,
     /// Buffer for the peer's responses to RMA requests, once one was sent.
     pub(super) rma_bounce: Option<RmaBounceBuffer>,
-    pub(super) counters: TxCounters,
+    pub(super) counters: TxStats,
 }
 
 impl TxChannel {
@@ -93,7 +94,7 @@ impl TxChannel {
             pending_acks: PendingAcks::default(),
             single_copy: cma::SingleCopyPolicy::from_len(usize::MAX),
             rma_bounce: None,
-            counters: TxCounters::default(),
+            counters: TxStats::default(),
         })
     }
 
@@ -133,7 +134,7 @@ impl TxChannel {
         }
     }
 
-    /// Sends a message without tag, data or ack, of fewer than [`PLAIN`] bytes.
+    /// Sends a message without tag, data or ack, of fewer than [`ALIGN_PAYLOAD_FROM`] bytes.
     #[inline(always)] // fast path of small messages
     pub(super) fn push_plain(&mut self, bytes: &[u8], more: bool) -> PushOutcome {
         if self
@@ -157,21 +158,23 @@ impl TxChannel {
         if self.ring.is_closed() {
             PushOutcome::Closed
         } else {
-            PushOutcome::Done
+            PushOutcome::Pushed
         }
     }
 
     /// Sends a message in one record. Returns `WouldBlock` if it is too long for one.
     #[inline]
-    pub(super) fn push_message(&mut self, spec: &TxOp, payload: Payload<'_>) -> PushOutcome {
+    pub(super) fn push_message(&mut self, tx_op: &TxOp, payload: Payload<'_>) -> PushOutcome {
         match payload {
             Payload::Contiguous(bytes)
-                if bytes.len() < PLAIN && spec.tag.is_none() && spec.data.is_none() =>
+                if bytes.len() < ALIGN_PAYLOAD_FROM
+                    && tx_op.tag.is_none()
+                    && tx_op.data.is_none() =>
             {
-                self.push_plain(bytes, spec.more)
+                self.push_plain(bytes, tx_op.more)
             }
             _ if payload.len() > FRAGMENT_LEN => PushOutcome::WouldBlock,
-            _ => self.push_payload(MESSAGE, spec, 0, payload),
+            _ => self.push_payload(MESSAGE, tx_op, 0, payload),
         }
     }
 
@@ -180,29 +183,29 @@ impl TxChannel {
         &mut self,
         front: &mut QueuedTx,
         is_only_op: bool,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
-        match front.spec.remote {
-            Some(remote) => return self.progress_rma(front, &remote, host),
-            None if front.spec.kind != OpKind::Send => {
+        match front.tx_op.remote {
+            Some(remote) => return self.progress_rma(front, &remote, engine),
+            None if front.tx_op.kind != OpKind::Send => {
                 front.total = Some(0);
-                return Ok(PushOutcome::Done);
+                return Ok(PushOutcome::Pushed);
             }
             None => {}
         }
-        let payload = host.payload(front.op);
+        let payload = engine.payload(front.op);
         front.total = Some(payload.len());
         let ack = self.ack_for(front)?;
-        let loan = front.spec.loan.filter(|_| !front.started);
+        let loan = front.tx_op.loan.filter(|_| !front.started);
         let loan_outcome =
-            loan.and_then(|key| self.send_loan(&front.spec, key, payload.as_contiguous()?, ack));
+            loan.and_then(|key| self.send_loan(&front.tx_op, key, payload.as_contiguous()?, ack));
         let may_use_cma = loan_outcome.is_none()
             && self.single_copy.applies_to(
                 payload.len(),
                 is_only_op && !self.outstanding.has_cma_offers(),
             )
             && !front.started
-            && host.is_host_memory(front.op);
+            && engine.is_host_memory(front.op);
         let cma_outcome = payload
             .as_contiguous()
             .filter(|_| may_use_cma)
@@ -210,10 +213,10 @@ impl TxChannel {
         let (pushed, count) = if let Some(pushed) = loan_outcome {
             (pushed, payload.len())
         } else if let Some(pushed) = cma_outcome {
-            front.cma_offered = pushed == PushOutcome::Done;
+            front.cma_offered = pushed == PushOutcome::Pushed;
             (pushed, 0)
         } else if !front.started && payload.len() <= FRAGMENT_LEN && ack.is_none() {
-            (self.push_message(&front.spec, payload), payload.len())
+            (self.push_message(&front.tx_op, payload), payload.len())
         } else {
             let kind = if front.started {
                 FRAGMENT
@@ -225,19 +228,19 @@ impl TxChannel {
             (
                 self.push_payload(
                     kind,
-                    &front.spec,
+                    &front.tx_op,
                     encode_total(payload.len(), ack),
                     fragment,
                 ),
                 fragment.len(),
             )
         };
-        if pushed == PushOutcome::Done {
+        if pushed == PushOutcome::Pushed {
             if let Some(AckRequest { number, .. }) = ack {
                 self.pending_acks.insert(
                     number,
                     front.op,
-                    Transfer::sent(payload.len(), front.spec.tag),
+                    Transfer::sent(payload.len(), front.tx_op.tag),
                 );
                 front.ack_id = Some(number);
             }
@@ -253,16 +256,16 @@ impl TxChannel {
     fn push_payload(
         &mut self,
         kind: u8,
-        spec: &TxOp,
+        tx_op: &TxOp,
         total: u64,
         payload: Payload<'_>,
     ) -> PushOutcome {
         let flags = if kind == FRAGMENT {
             0
         } else {
-            record_flags(spec)
+            record_flags(tx_op)
         };
-        self.push_record(kind, flags, spec, total, payload)
+        self.push_record(kind, flags, tx_op, total, payload)
     }
 
     #[inline(always)] // fast path of small messages
@@ -270,7 +273,7 @@ impl TxChannel {
         &mut self,
         kind: u8,
         flags: u8,
-        spec: &TxOp,
+        tx_op: &TxOp,
         total: u64,
         payload: Payload<'_>,
     ) -> PushOutcome {
@@ -278,10 +281,10 @@ impl TxChannel {
         let pushed =
             self.ring
                 .push(kind, flags, layout.payload + payload.len(), |record| {
-                    if let (Some(at), Some(tag)) = (layout.tag, spec.tag) {
+                    if let (Some(at), Some(tag)) = (layout.tag, tx_op.tag) {
                         record.put(at, &tag.to_le_bytes());
                     }
-                    if let (Some(at), Some(data)) = (layout.data, spec.data) {
+                    if let (Some(at), Some(data)) = (layout.data, tx_op.data) {
                         record.put(at, &data.to_le_bytes());
                     }
                     if let Some(at) = layout.total {
@@ -296,24 +299,25 @@ impl TxChannel {
         if !pushed {
             return PushOutcome::WouldBlock;
         }
-        self.after_push(spec.more)
+        self.after_push(tx_op.more)
     }
 
     /// Wakes the peer if it sleeps.
     #[inline]
     pub(super) fn wake_peer(&mut self) -> PushOutcome {
         match self.ring.consumer_state() {
-            ConsumerState::Awake => PushOutcome::Done,
+            ConsumerState::Awake => PushOutcome::Pushed,
             ConsumerState::Asleep => {
                 control::send_control(&self.socket, ControlMessage::Doorbell);
                 self.counters.doorbells += 1;
-                PushOutcome::Done
+                PushOutcome::Pushed
             }
             ConsumerState::Closed => PushOutcome::Closed,
         }
     }
 }
 
-pub(super) fn record_flags(spec: &TxOp) -> u8 {
-    (if spec.tag.is_some() { TAGGED } else { 0 }) | (if spec.data.is_some() { CQ_DATA } else { 0 })
+pub(super) fn record_flags(tx_op: &TxOp) -> u8 {
+    (if tx_op.tag.is_some() { TAGGED } else { 0 })
+        | (if tx_op.data.is_some() { CQ_DATA } else { 0 })
 }

@@ -12,7 +12,7 @@ use super::QueuedTx;
 /// Position of an operation among its remote ranges.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct IovCursor {
-    /// Index of the range that the operation's spec holds now.
+    /// Index of the range that `remote` of the operation holds now.
     index: usize,
     /// Bytes of the ranges before the current one.
     pub(super) bytes_before: usize,
@@ -22,40 +22,40 @@ pub(super) struct IovCursor {
     pub(super) bytes_notified: usize,
 }
 
-/// Returns the spec of an operation that starts: at the first of its ranges.
-pub(crate) fn at_start(spec: &TxOp, host: &dyn EngineContext) -> TxOp {
-    let first = spec
+/// Returns an operation with its first remote range, at which it starts.
+pub(crate) fn at_start(tx_op: &TxOp, engine: &dyn EngineContext) -> TxOp {
+    let first = tx_op
         .rma_iov_id
-        .and_then(|iov_id| host.rma_iovs(iov_id).first().copied());
+        .and_then(|iov_id| engine.rma_iovs(iov_id).first().copied());
     TxOp {
-        remote: first.or(spec.remote),
-        ..*spec
+        remote: first.or(tx_op.remote),
+        ..*tx_op
     }
 }
 
 impl IovCursor {
     /// Returns whether the current range is only to be checked.
-    pub(super) fn is_validating_ranges(&self, spec: &TxOp) -> bool {
-        spec.rma_iov_id.is_some() && !self.checked
+    pub(super) fn is_validating_ranges(&self, tx_op: &TxOp) -> bool {
+        tx_op.rma_iov_id.is_some() && !self.checked
     }
 }
 
 impl QueuedTx {
-    /// Returns the spec for the notification of this range: data comes with the last range.
-    pub(super) fn notification_spec(&self, host: &dyn EngineContext) -> TxOp {
+    /// Returns the operation that notifies the peer of this range: data comes with the last range.
+    pub(super) fn notification_op(&self, engine: &dyn EngineContext) -> TxOp {
         let is_last =
-            |iov_id| self.cursor.checked && self.cursor.index + 1 == host.rma_iovs(iov_id).len();
+            |iov_id| self.cursor.checked && self.cursor.index + 1 == engine.rma_iovs(iov_id).len();
         let data = self
-            .spec
+            .tx_op
             .data
-            .filter(|_| self.spec.rma_iov_id.is_none_or(is_last));
-        TxOp { data, ..self.spec }
+            .filter(|_| self.tx_op.rma_iov_id.is_none_or(is_last));
+        TxOp { data, ..self.tx_op }
     }
 
     /// Returns how many bytes the notification of this range reports. A notification with data
     /// covers all bytes that were not reported before.
-    pub(super) fn bytes_to_notify(&self, spec: &TxOp) -> usize {
-        let since = if spec.data.is_some() {
+    pub(super) fn bytes_to_notify(&self, tx_op: &TxOp) -> usize {
+        let since = if tx_op.data.is_some() {
             self.cursor.bytes_notified
         } else {
             self.cursor.bytes_before
@@ -64,11 +64,11 @@ impl QueuedTx {
     }
 
     /// Moves on to the next range, or completes the operation.
-    pub(super) fn advance_or_finish(&mut self, host: &dyn EngineContext) {
+    pub(super) fn advance_or_finish(&mut self, engine: &dyn EngineContext) {
         let iovs = self
-            .spec
+            .tx_op
             .rma_iov_id
-            .map_or(&[][..], |iov_id| host.rma_iovs(iov_id));
+            .map_or(&[][..], |iov_id| engine.rma_iovs(iov_id));
         self.cursor.bytes_before = self.sent;
         self.cursor.index += 1;
         if self.cursor.index >= iovs.len() {
@@ -79,6 +79,6 @@ impl QueuedTx {
             self.cursor.checked = true;
             self.cursor.index = 0;
         }
-        self.spec.remote = Some(iovs[self.cursor.index]);
+        self.tx_op.remote = Some(iovs[self.cursor.index]);
     }
 }

@@ -26,7 +26,7 @@ impl TxChannel {
     #[cold]
     pub(super) fn send_loan(
         &mut self,
-        spec: &TxOp,
+        tx_op: &TxOp,
         key: u64,
         payload: &[u8],
         ack: Option<AckRequest>,
@@ -64,12 +64,12 @@ impl TxChannel {
         let total = encode_total(payload.len(), ack);
         let pushed = self.push_record(
             LOAN,
-            record_flags(spec),
-            spec,
+            record_flags(tx_op),
+            tx_op,
             total,
             Payload::Contiguous(&location),
         );
-        if pushed == PushOutcome::Done {
+        if pushed == PushOutcome::Pushed {
             self.outstanding.lend(prepared);
             self.counters.loaned += 1;
         }
@@ -90,22 +90,22 @@ impl TxChannel {
         }
         let slot = self.outstanding.free_slot(self.ring.memory())?;
         let location = encode_location(payload.as_ptr().expose_provenance() as u64, slot);
-        let (spec, len) = (&front.spec, payload.len());
+        let (tx_op, len) = (&front.tx_op, payload.len());
         let pushed = self.push_record(
             CMA_MESSAGE,
-            record_flags(spec),
-            spec,
+            record_flags(tx_op),
+            tx_op,
             encode_total(len, ack),
             Payload::Contiguous(&location),
         );
-        if pushed == PushOutcome::Done {
+        if pushed == PushOutcome::Pushed {
             let ack_id = ack.map(|ack| ack.number);
             self.outstanding.insert_cma_offer(
                 slot,
                 CmaOffer {
                     op: front.op,
                     len,
-                    tag: spec.tag,
+                    tag: tx_op.tag,
                     ack_id,
                 },
             );
@@ -114,7 +114,7 @@ impl TxChannel {
     }
 
     /// Completes the offers that the peer has returned. Returns whether there were any.
-    pub(super) fn complete_cma(&mut self, host: &mut dyn EngineContext) -> bool {
+    pub(super) fn complete_cma(&mut self, engine: &mut dyn EngineContext) -> bool {
         self.outstanding.collect_returned(self.ring.memory());
         let mut any = false;
         while let Some(CmaOffer {
@@ -127,8 +127,8 @@ impl TxChannel {
             any = true;
             self.counters.single_copy.record(len);
             match ack_id {
-                None => host.complete(op, Outcome::ok(Transfer::sent(len, tag))),
-                Some(number) => self.mark_sent(number, host),
+                None => engine.complete(op, Outcome::ok(Transfer::sent(len, tag))),
+                Some(number) => self.mark_sent(number, engine),
             }
         }
         any
@@ -136,17 +136,17 @@ impl TxChannel {
 
     /// Revokes the offers that the peer has not returned, before their buffers are given back,
     /// because the connection ends.
-    pub(super) fn fail_cma(&mut self, host: &mut dyn EngineContext, error: &Error) {
+    pub(super) fn fail_cma(&mut self, engine: &mut dyn EngineContext, error: &Error) {
         if !self.outstanding.has_cma_offers() {
             return;
         }
         // Offers belong to the parent of a forked child; the peer continues with the parent.
         if self.socket.in_original_process() {
             self.ring.memory().revoke_cma();
-            self.complete_cma(host);
+            self.complete_cma(engine);
         }
         for CmaOffer { op, tag, .. } in self.outstanding.take_open_cma_offers() {
-            host.complete(op, Outcome::partial(Transfer::sent(0, tag), error.clone()));
+            engine.complete(op, Outcome::partial(Transfer::sent(0, tag), error.clone()));
         }
     }
 }

@@ -22,11 +22,11 @@ impl TxChannel {
     #[inline]
     pub(super) fn try_access(
         &mut self,
-        spec: &TxOp,
+        tx_op: &TxOp,
         len: usize,
         access: impl FnOnce(&MappedRegion, usize, &RmaIov),
     ) -> Result<PushOutcome> {
-        let Some(remote) = &spec.remote else {
+        let Some(remote) = &tx_op.remote else {
             return Ok(PushOutcome::WouldBlock);
         };
         if len > MAX_ACCESS_PER_PASS {
@@ -35,16 +35,16 @@ impl TxChannel {
         let Some(region) = self.mapped_regions.get(remote.key) else {
             return Ok(PushOutcome::WouldBlock);
         };
-        let region_offset = region.check_access(spec.kind, remote, len)?;
-        let needs_notification = region.needs_notification(spec);
+        let region_offset = region.check_access(tx_op.kind, remote, len)?;
+        let needs_notification = region.needs_notification(tx_op);
         if needs_notification && !self.ring.fits(MAX_NOTIFICATION_LEN) {
             return Ok(PushOutcome::WouldBlock);
         }
         access(region, region_offset, remote);
         Ok(if needs_notification {
-            self.notify_access(spec, len)
+            self.notify_access(tx_op, len)
         } else {
-            PushOutcome::Done
+            PushOutcome::Pushed
         })
     }
 
@@ -54,13 +54,13 @@ impl TxChannel {
         &mut self,
         front: &mut QueuedTx,
         remote: &RmaIov,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
         let Some(region) = self.mapped_regions.get(remote.key) else {
             if let Some(rma_events) = self.mapped_regions.owner_served_rma_events(remote.key) {
-                return self.progress_owner_executed_rma(front, (remote, rma_events), host);
+                return self.progress_owner_executed_rma(front, (remote, rma_events), engine);
             }
-            if front.started && !front.cursor.is_validating_ranges(&front.spec) {
+            if front.started && !front.cursor.is_validating_ranges(&front.tx_op) {
                 return Err(Error::Key {
                     key: remote.key,
                     why: "was closed meanwhile",
@@ -74,13 +74,13 @@ impl TxChannel {
             return Ok(PushOutcome::WouldBlock);
         };
         let op = front.op;
-        let spec = front.notification_spec(host);
+        let tx_op = front.notification_op(engine);
         let sent = front.sent;
         let (range_len, done_in_range) = (remote.len, sent - front.cursor.bytes_before);
-        let region_offset = region.check_access(spec.kind, remote, range_len)?;
-        if front.cursor.is_validating_ranges(&spec) {
-            front.advance_or_finish(host);
-            return Ok(PushOutcome::Done);
+        let region_offset = region.check_access(tx_op.kind, remote, range_len)?;
+        if front.cursor.is_validating_ranges(&tx_op) {
+            front.advance_or_finish(engine);
+            return Ok(PushOutcome::Pushed);
         }
         let chunk_len = if remote.atomic.is_some() {
             range_len
@@ -88,16 +88,16 @@ impl TxChannel {
             (range_len - done_in_range).min(MAX_ACCESS_PER_PASS)
         };
         let needs_notification =
-            region.needs_notification(&spec) && done_in_range + chunk_len == range_len;
+            region.needs_notification(&tx_op) && done_in_range + chunk_len == range_len;
         if needs_notification && !self.ring.fits(MAX_NOTIFICATION_LEN) {
             return Ok(PushOutcome::WouldBlock);
         }
-        match spec.kind {
+        match tx_op.kind {
             OpKind::Write => region.write(
                 region_offset + done_in_range,
-                host.payload(op).slice(sent, chunk_len),
+                engine.payload(op).slice(sent, chunk_len),
             ),
-            OpKind::Read => host.write_at(
+            OpKind::Read => engine.write_at(
                 op,
                 sent,
                 &region.range(region_offset + done_in_range, chunk_len),
@@ -106,48 +106,48 @@ impl TxChannel {
             ),
             kind => {
                 let mut result = vec![0; if kind.fills_buffer() { range_len } else { 0 }];
-                let operands = host.payload(op).as_contiguous().unwrap_or_default();
+                let operands = engine.payload(op).as_contiguous().unwrap_or_default();
                 region.execute(region_offset, remote, operands, &mut result);
-                host.write_at(op, 0, &&result[..], 0, result.len());
+                engine.write_at(op, 0, &&result[..], 0, result.len());
             }
         }
         front.started = true;
         front.sent += chunk_len;
         if done_in_range + chunk_len < range_len {
-            return Ok(PushOutcome::Done);
+            return Ok(PushOutcome::Pushed);
         }
-        Ok(self.finish_iov(front, (spec, needs_notification), host))
+        Ok(self.finish_iov(front, (tx_op, needs_notification), engine))
     }
 
-    /// Finishes a range after its last chunk; `needs_notification` if the peer must be notified of it.
+    /// Finishes a range after its last chunk, and notifies the peer if `needs_notification`.
     fn finish_iov(
         &mut self,
         front: &mut QueuedTx,
-        (spec, needs_notification): (TxOp, bool),
-        host: &dyn EngineContext,
+        (tx_op, needs_notification): (TxOp, bool),
+        engine: &dyn EngineContext,
     ) -> PushOutcome {
-        let len = front.bytes_to_notify(&spec);
+        let len = front.bytes_to_notify(&tx_op);
         front.cursor.bytes_notified += if needs_notification { len } else { 0 };
-        front.advance_or_finish(host);
+        front.advance_or_finish(engine);
         if needs_notification {
-            self.notify_access(&spec, len)
+            self.notify_access(&tx_op, len)
         } else {
-            PushOutcome::Done
+            PushOutcome::Pushed
         }
     }
 
     /// Notifies the peer of an access; the ring must have room.
-    pub(super) fn notify_access(&mut self, spec: &TxOp, len: usize) -> PushOutcome {
-        let read_flag = if spec.kind.fills_buffer() {
+    pub(super) fn notify_access(&mut self, tx_op: &TxOp, len: usize) -> PushOutcome {
+        let read_flag = if tx_op.kind.fills_buffer() {
             RMA_READ
         } else {
             0
         };
-        let key = spec.remote.map_or(0, |remote| remote.key).to_le_bytes();
+        let key = tx_op.remote.map_or(0, |remote| remote.key).to_le_bytes();
         self.push_record(
             RMA_NOTIFICATION,
-            record_flags(spec) | read_flag,
-            spec,
+            record_flags(tx_op) | read_flag,
+            tx_op,
             len as u64,
             Payload::Contiguous(&key),
         )
@@ -159,9 +159,9 @@ impl TxChannel {
         &mut self,
         front: &mut QueuedTx,
         (remote, rma_events): (&RmaIov, bool),
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
-        let (kind, range_len) = (front.spec.kind, remote.len);
+        let (kind, range_len) = (front.tx_op.kind, remote.len);
         // Room for the request record, and for the notification that may follow the response.
         if self
             .rma_bounce
@@ -176,7 +176,7 @@ impl TxChannel {
             .as_mut()
             .and_then(RmaBounceBuffer::take_response)
         else {
-            return self.send_rma_request(front, remote, range_len, host);
+            return self.send_rma_request(front, remote, range_len, engine);
         };
         if let Err(error) = response {
             if matches!(
@@ -194,14 +194,14 @@ impl TxChannel {
                 error
             });
         }
-        let spec = front.notification_spec(host);
-        if front.cursor.is_validating_ranges(&spec) {
-            front.advance_or_finish(host);
-            return Ok(PushOutcome::Done);
+        let tx_op = front.notification_op(engine);
+        if front.cursor.is_validating_ranges(&tx_op) {
+            front.advance_or_finish(engine);
+            return Ok(PushOutcome::Pushed);
         }
         let len = request.remote.len;
         if let Some(bounce_buffer) = self.rma_bounce.as_ref().filter(|_| kind.fills_buffer()) {
-            host.write_at(
+            engine.write_at(
                 front.op,
                 front.sent,
                 &bounce_buffer.response_bytes(len),
@@ -211,9 +211,9 @@ impl TxChannel {
         }
         front.sent += len;
         if front.sent - front.cursor.bytes_before < range_len {
-            return self.send_rma_request(front, remote, range_len, host);
+            return self.send_rma_request(front, remote, range_len, engine);
         }
-        Ok(self.finish_iov(front, (spec, rma_events || spec.data.is_some()), host))
+        Ok(self.finish_iov(front, (tx_op, rma_events || tx_op.data.is_some()), engine))
     }
 
     /// Sends a request for the next chunk. The operation progresses when the response has come.
@@ -222,18 +222,18 @@ impl TxChannel {
         front: &mut QueuedTx,
         remote: &RmaIov,
         range_len: usize,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Result<PushOutcome> {
         let Some(bounce_buffer) = self.shared_bounce_buffer()? else {
             return Ok(PushOutcome::WouldBlock);
         };
         let (kind, sent, done_in_range) = (
-            front.spec.kind,
+            front.tx_op.kind,
             front.sent,
             front.sent - front.cursor.bytes_before,
         );
         // A request of length 0 makes the owner check the range without an access.
-        let max_len = if front.cursor.is_validating_ranges(&front.spec) {
+        let max_len = if front.cursor.is_validating_ranges(&front.tx_op) {
             0
         } else {
             MAX_REQUEST_LEN
@@ -248,7 +248,7 @@ impl TxChannel {
             len,
             ..*remote
         };
-        let payload = host.payload(front.op);
+        let payload = engine.payload(front.op);
         let bytes = if kind == OpKind::Write {
             payload.slice(sent, len)
         } else {
@@ -258,11 +258,11 @@ impl TxChannel {
         let pushed = self.push_record(
             RMA_REQUEST,
             0,
-            &front.spec,
+            &front.tx_op,
             0,
             Payload::Contiguous(&request.to_bytes()),
         );
-        if pushed == PushOutcome::Done {
+        if pushed == PushOutcome::Pushed {
             front.started = true;
             if let Some(bounce_buffer) = &mut self.rma_bounce {
                 bounce_buffer.on_request_sent(request);

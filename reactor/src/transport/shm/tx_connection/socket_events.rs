@@ -62,7 +62,7 @@ impl TxConnection {
                 ControlRead::VersionMismatch(_) => {
                     Err(TxEndCause::ProtocolViolation("protocol version mismatch"))
                 }
-                ControlRead::NoDescriptors => Err(TxEndCause::ProtocolViolation(
+                ControlRead::DescriptorLimitReached => Err(TxEndCause::ProtocolViolation(
                     "no descriptor left for a received message (RLIMIT_NOFILE)",
                 )),
                 ControlRead::HungUp => Err(TxEndCause::PeerDown(DownReason::Died)),

@@ -32,11 +32,11 @@ pub(super) enum CompletionTrigger {
 }
 
 impl CompletionTrigger {
-    pub(super) fn of(spec: &TxOp) -> Self {
-        match spec.kind {
+    pub(super) fn of(tx_op: &TxOp) -> Self {
+        match tx_op.kind {
             OpKind::Write | OpKind::Atomic => Self::Acknowledged,
             OpKind::Read | OpKind::FetchAtomic => Self::ResponseReceived,
-            _ if spec.level.needs_ack() => Self::Acknowledged,
+            _ if tx_op.level.needs_ack() => Self::Acknowledged,
             _ => Self::Transmitted,
         }
     }
@@ -47,33 +47,33 @@ impl CompletionTrigger {
 /// # Errors
 /// [`Error::NotSupported`] for too many ranges, or a tag or atomic that the peer does not support.
 pub(super) fn build_frame(
-    spec: &TxOp,
+    tx_op: &TxOp,
     len: usize,
     peer_caps: PeerCaps,
-    host: &dyn EngineContext,
+    engine: &dyn EngineContext,
 ) -> Result<(Frame, RmaIovList)> {
-    if spec.kind == OpKind::Send {
-        let frame = Frame::message(peer_caps.tag(spec.tag)?, spec.data, len);
-        let frame = if spec.level.needs_ack() {
+    if tx_op.kind == OpKind::Send {
+        let frame = Frame::message(peer_caps.tag(tx_op.tag)?, tx_op.data, len);
+        let frame = if tx_op.level.needs_ack() {
             frame.with_ack()
         } else {
             frame
         };
         return Ok((frame, RmaIovList::default()));
     }
-    let remote_iovs = spec
+    let remote_iovs = tx_op
         .rma_iov_id
-        .map_or(spec.remote.as_slice(), |id| host.rma_iovs(id));
+        .map_or(tx_op.remote.as_slice(), |id| engine.rma_iovs(id));
     let iovs = RmaIovList::from_rma_iovs(remote_iovs)
         .ok_or(Error::NotSupported("more remote ranges than rma_iov_limit"))?;
-    let frame = match spec.remote.and_then(|remote| remote.atomic) {
+    let frame = match tx_op.remote.and_then(|remote| remote.atomic) {
         Some(atomic) => Frame::atomic(
             peer_caps.atomic(atomic)?,
             atomic.call != AtomicCall::Base,
             len,
         ),
-        None if spec.kind == OpKind::Read => Frame::read(&iovs),
-        None => Frame::write(&iovs, spec.data, len),
+        None if tx_op.kind == OpKind::Read => Frame::read(&iovs),
+        None => Frame::write(&iovs, tx_op.data, len),
     };
     Ok((frame, iovs))
 }
@@ -81,11 +81,11 @@ pub(super) fn build_frame(
 /// Fails the first operation of the queue.
 pub(super) fn fail_first(
     queue: &mut VecDeque<QueuedOp>,
-    host: &mut dyn EngineContext,
+    engine: &mut dyn EngineContext,
     error: Error,
 ) {
     if let Some(send) = queue.pop_front() {
-        host.complete(send.op, Outcome::failed(error));
+        engine.complete(send.op, Outcome::failed(error));
     }
 }
 
@@ -98,11 +98,16 @@ impl TcpConnection {
 
     /// Fails the requests to a peer whose address handle is no longer valid. Their slots remain,
     /// and responses to them are discarded.
-    pub(crate) fn fail_requests_keep_slots(&mut self, host: &mut dyn EngineContext, error: &Error) {
-        self.reader.pending.fail_ops_keep_slots(host, error);
+    pub(crate) fn fail_requests_keep_slots(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        error: &Error,
+    ) {
+        self.reader.pending.fail_ops_keep_slots(engine, error);
     }
 
-    /// Whether there is work without new input: responses to be sent, or bytes to be parsed.
+    /// Returns whether there is work without new input: responses to be sent, or bytes to be
+    /// parsed.
     pub(crate) fn has_local_work(&self) -> bool {
         let responses = &self.reader.responses;
         // A peer that is gone may have sent messages that are still unread, but gets no responses.
@@ -114,56 +119,56 @@ impl TcpConnection {
             || has_unread && !self.is_backlogged()
     }
 
-    /// Whether nothing can be sent before the owner of a region returns it, because a response was
-    /// begun.
+    /// Returns whether nothing can be sent before the owner of a region returns it, because a
+    /// response was begun.
     pub(crate) fn is_response_stalled(&self) -> bool {
         self.reader.responses.is_partial() && self.reader.responses.is_blocked_on_region()
     }
 
-    /// Whether responses to the peer are pending.
+    /// Returns whether responses to the peer are pending.
     pub(crate) fn has_pending_responses(&self) -> bool {
         !self.reader.responses.is_empty()
     }
 
     /// Fails all pending requests.
-    pub(crate) fn fail_requests(&mut self, host: &mut dyn EngineContext, error: &Error) {
-        self.reader.pending.fail(host, error);
+    pub(crate) fn fail_requests(&mut self, engine: &mut dyn EngineContext, error: &Error) {
+        self.reader.pending.fail(engine, error);
     }
 
     /// Handles that an operation was sent completely; its last byte is at stream position `end`.
     pub(super) fn on_transmitted(
         &mut self,
-        (op, spec): (OpKey, TxOp),
+        (op, tx_op): (OpKey, TxOp),
         len: usize,
         end: u64,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) {
-        let trigger = CompletionTrigger::of(&spec);
+        let trigger = CompletionTrigger::of(&tx_op);
         self.track_unwritten(
             end,
             op,
-            (trigger == CompletionTrigger::Transmitted).then_some((len, spec.tag)),
+            (trigger == CompletionTrigger::Transmitted).then_some((len, tx_op.tag)),
         );
-        self.complete_written(host);
+        self.complete_written(engine);
         let pending = &mut self.reader.pending;
-        let total = spec.remote.map_or(len, |remote| remote.len);
-        let total = spec.rma_iov_id.map_or(total, |id| {
-            host.rma_iovs(id).iter().map(|iov| iov.len).sum()
+        let total = tx_op.remote.map_or(len, |remote| remote.len);
+        let total = tx_op.rma_iov_id.map_or(total, |id| {
+            engine.rma_iovs(id).iter().map(|iov| iov.len).sum()
         });
         match trigger {
             CompletionTrigger::Transmitted => {}
-            CompletionTrigger::Acknowledged => pending.expect_ack(op, spec, total, host),
-            CompletionTrigger::ResponseReceived => pending.expect_read_response(op, spec, total),
+            CompletionTrigger::Acknowledged => pending.expect_ack(op, tx_op, total, engine),
+            CompletionTrigger::ResponseReceived => pending.expect_read_response(op, tx_op, total),
         }
     }
 
     /// Sends responses to the peer's requests as far as there is room, and only for one quantum if
     /// operations (`others`) wait as well. Returns whether anything was sent.
-    pub(super) fn send_responses(&mut self, others: bool, host: &mut dyn EngineContext) -> bool {
+    pub(super) fn send_responses(&mut self, others: bool, engine: &mut dyn EngineContext) -> bool {
         let (mut moved, mut left) = (false, MAX_BYTES_PER_PASS);
         while left > 0 && (!self.writer.is_open() || self.reader.responses.is_partial()) {
             let pending_before = self.writer.pending().len();
-            let source = (self.peer_key, self.source);
+            let sender = (self.peer_key, self.source);
             let quantum = if others {
                 SCHEDULING_QUANTUM.saturating_sub(self.response_bytes)
             } else {
@@ -172,8 +177,8 @@ impl TcpConnection {
             let status = match self.reader.responses.write_responses(
                 &mut self.writer,
                 (WRITE_BUFFER_LIMIT, quantum),
-                source,
-                host,
+                sender,
+                engine,
             ) {
                 Ok(status) => status,
                 Err(violation) => {

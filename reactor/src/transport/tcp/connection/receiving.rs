@@ -60,17 +60,17 @@ impl TcpConnection {
         &mut self,
         scratch: &mut [u8],
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> bool {
-        let source = (self.peer_key, self.source);
+        let sender = (self.peer_key, self.source);
         if self.message_held
             && !self
                 .reader
-                .can_resume(self.unconsumed.remaining(), source, rx, host)
+                .can_resume(self.unconsumed.remaining(), sender, rx, engine)
         {
             return false;
         }
-        let can_resume = self.reader.has_deferred() && self.reader.can_resume_deferred(source, rx);
+        let can_resume = self.reader.has_deferred() && self.reader.can_resume_deferred(sender, rx);
         if self.is_backlogged()
             || self.end_reason.is_some() && self.unconsumed.is_empty() && !can_resume
         {
@@ -120,7 +120,7 @@ impl TcpConnection {
         } else {
             &scratch[..len]
         };
-        let (consumed, blocked) = match self.reader.read(bytes, source, rx, host) {
+        let (consumed, blocked) = match self.reader.read(bytes, sender, rx, engine) {
             Ok(outcome) => {
                 (self.has_unparsed, self.deferred_once) =
                     (outcome.responses_full, outcome.is_deferred);
@@ -160,20 +160,20 @@ impl TcpConnection {
         &mut self,
         scratch: &mut [u8],
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) {
         if self.is_reading() {
             self.stop_uring_recv();
         }
         for _ in 0..MAX_FINAL_READS {
-            if self.end_reason.is_some() || !self.progress_rx(scratch, rx, host) {
+            if self.end_reason.is_some() || !self.progress_rx(scratch, rx, engine) {
                 break;
             }
         }
     }
 
     /// Processes the deferred message, because there will be no later pass.
-    pub(crate) fn process_deferred(&mut self, rx: &mut RxQueue, host: &mut dyn EngineContext) {
+    pub(crate) fn process_deferred(&mut self, rx: &mut RxQueue, engine: &mut dyn EngineContext) {
         if std::mem::take(&mut self.deferred_once) {
             self.reader.set_unexpected_policy(UnexpectedPolicy::Buffer);
             // A protocol violation or lack of room ends with the connection.
@@ -181,17 +181,17 @@ impl TcpConnection {
                 self.unconsumed.remaining(),
                 (self.peer_key, self.source),
                 rx,
-                host,
+                engine,
             );
         }
     }
 
-    /// Whether the peer lets responses pile up, so that its requests are not read.
+    /// Returns whether the peer lets responses pile up, so that its requests are not read.
     pub(super) fn is_backlogged(&self) -> bool {
         self.writer.backlog() > 2 * WRITE_BUFFER_LIMIT || self.reader.responses.is_full()
     }
 
-    /// Whether input is read.
+    /// Returns whether input is read.
     pub(super) fn is_reading(&self) -> bool {
         !self.message_held && !self.is_backlogged() && self.end_reason.is_none()
     }

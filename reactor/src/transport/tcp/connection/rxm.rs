@@ -31,34 +31,34 @@ use super::sending::WRITE_BUFFER_LIMIT;
 use super::{QueuedOp, TcpConnection};
 
 impl TcpConnection {
-    /// Whether this operation is sent as an RXM packet.
-    pub(super) fn is_rxm_packet(&self, spec: &TxOp) -> bool {
-        self.writer.rxm().is_some() && (spec.kind == OpKind::Send || self.is_rxm_atomic(spec))
+    /// Returns whether this operation is sent as an RXM packet.
+    pub(super) fn is_rxm_packet(&self, tx_op: &TxOp) -> bool {
+        self.writer.rxm().is_some() && (tx_op.kind == OpKind::Send || self.is_rxm_atomic(tx_op))
     }
 
-    /// Whether this operation is an atomic in RXM's form. Peers of the same implementation get the
-    /// vendor extension's frame, which carries more.
-    fn is_rxm_atomic(&self, spec: &TxOp) -> bool {
-        spec.remote.is_some_and(|remote| remote.atomic.is_some())
+    /// Returns whether this operation is an atomic in RXM's form. Peers of the same implementation
+    /// get the vendor extension's frame, which carries more.
+    fn is_rxm_atomic(&self, tx_op: &TxOp) -> bool {
+        tx_op.remote.is_some_and(|remote| remote.atomic.is_some())
             && !self.peer_caps.is_same_implementation()
     }
 
-    /// Whether the first operation of the queue waits for the responses to earlier atomics.
+    /// Returns whether the first operation of the queue waits for the responses to earlier atomics.
     /// libfabric's RXM executes atomics when the program polls, but its tcp provider reads and
     /// writes as frames arrive: without the wait, reads and writes would overtake atomics.
     pub(crate) fn awaits_atomic_responses(&self, queue: &VecDeque<QueuedOp>) -> bool {
         let Some(QueuedOp {
-            spec,
+            tx_op,
             bytes_sent: None,
             ..
         }) = queue.front()
         else {
             return false;
         };
-        spec.remote.is_some() && self.reader.pending.has_atomics() && !self.is_rxm_packet(spec)
+        tx_op.remote.is_some() && self.reader.pending.has_atomics() && !self.is_rxm_packet(tx_op)
     }
 
-    /// Whether a read of a rendezvous message can be sent.
+    /// Returns whether a read of a rendezvous message can be sent.
     pub(super) fn can_read_rendezvous(&self) -> bool {
         self.reader.wants_rendezvous_read()
             && !self.writer.is_open()
@@ -82,30 +82,30 @@ impl TcpConnection {
         any
     }
 
-    /// Sends the first operation of the queue as a packet, or as a rendezvous. Returns how many
-    /// bytes were collected, or `None` while there is no room.
+    /// Copies the first operation of the queue into the frame writer as a packet, or as the request
+    /// of a rendezvous. Returns how many bytes it copied, or `None` while there is no room.
     pub(super) fn send_rxm_packet(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Option<usize> {
-        let QueuedOp { op, spec, .. } = *queue.front()?;
-        if self.is_rxm_atomic(&spec) {
-            return self.send_rxm_atomic(queue, host);
+        let QueuedOp { op, tx_op, .. } = *queue.front()?;
+        if self.is_rxm_atomic(&tx_op) {
+            return self.send_rxm_atomic(queue, engine);
         }
-        if spec.level.needs_ack() {
+        if tx_op.level.needs_ack() {
             let error = Error::NotSupported("FI_DELIVERY_COMPLETE to a peer that uses RXM");
-            fail_first(queue, host, error);
+            fail_first(queue, engine, error);
             return Some(0);
         }
-        let tag = match self.peer_caps.tag(spec.tag) {
+        let tag = match self.peer_caps.tag(tx_op.tag) {
             Ok(tag) => tag,
             Err(error) => {
-                fail_first(queue, host, error);
+                fail_first(queue, engine, error);
                 return Some(0);
             }
         };
-        let payload = host.payload(op);
+        let payload = engine.payload(op);
         let len = payload.len();
         let part = if len > EAGER_LIMIT { 0 } else { len };
         if self.writer.is_open()
@@ -119,35 +119,35 @@ impl TcpConnection {
                 .reader
                 .responses
                 .rendezvous
-                .add(op, spec.tag, len, host);
+                .add(op, tx_op.tag, len, engine);
             queue.pop_front();
-            let is_pushed = self.writer.push_rendezvous(iov, spec.tag, spec.data);
+            let is_pushed = self.writer.push_rendezvous(iov, tx_op.tag, tx_op.data);
             debug_assert!(is_pushed, "no frame is open");
             return Some(0);
         }
-        let is_pushed = self.writer.push_message(tag, spec.data, payload);
+        let is_pushed = self.writer.push_message(tag, tx_op.data, payload);
         debug_assert!(is_pushed, "no frame is open");
         queue.pop_front();
-        self.collected(op, len, spec.tag);
+        self.set_batched_op(op, len, tx_op.tag);
         Some(len)
     }
 
-    /// Sends the first operation of the queue, an atomic. Returns how many bytes were collected, or
-    /// `None` while there is no room.
+    /// Copies the first operation of the queue, an atomic, into the frame writer. Returns how many
+    /// bytes it copied, or `None` while there is no room.
     fn send_rxm_atomic(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Option<usize> {
-        let QueuedOp { op, spec, .. } = *queue.front()?;
-        let (remote, atomic) = spec
+        let QueuedOp { op, tx_op, .. } = *queue.front()?;
+        let (remote, atomic) = tx_op
             .remote
             .and_then(|remote| Some((remote, remote.atomic?)))?;
         // An atomic read has no operand.
         let payload = if atomic.op == AtomicOp::Read {
             Payload::Contiguous(&[])
         } else {
-            host.payload(op)
+            engine.payload(op)
         };
         let len = payload.len();
         if self.writer.is_open()
@@ -158,7 +158,7 @@ impl TcpConnection {
         let request_id = self
             .reader
             .pending
-            .expect_atomic_response(op, spec, remote.len);
+            .expect_atomic_response(op, tx_op, remote.len);
         let count = (remote.len / atomic.datatype.size()) as u64;
         let iov = WireRmaIov {
             addr: remote.offset,
@@ -174,7 +174,7 @@ impl TcpConnection {
         Some(len)
     }
 
-    /// Whether the connection has ended while reads of rendezvous messages may be pending.
+    /// Returns whether the connection has ended while reads of rendezvous messages may be pending.
     pub(crate) fn awaits_rendezvous(&self) -> bool {
         self.end_reason.is_some() && self.reader.accepts_rendezvous()
     }
@@ -183,18 +183,18 @@ impl TcpConnection {
     pub(crate) fn fail_rendezvous_recvs(
         &mut self,
         rx: &mut RxQueue,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         error: &Error,
     ) {
         for partial in self.reader.end_rendezvous_reads() {
-            rx.fail_partial(host, partial, error.clone());
+            rx.fail_partial(engine, partial, error.clone());
         }
     }
 
     /// Fails the sends of rendezvous messages that the peer will not read.
-    pub(crate) fn fail_rendezvous_sends(&mut self, host: &mut dyn EngineContext, error: &Error) {
+    pub(crate) fn fail_rendezvous_sends(&mut self, engine: &mut dyn EngineContext, error: &Error) {
         if !self.reader.responses.rendezvous.is_empty() {
-            self.reader.responses.fail(host, error);
+            self.reader.responses.fail(engine, error);
         }
     }
 }

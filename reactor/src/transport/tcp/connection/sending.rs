@@ -1,10 +1,11 @@
 //! What a connection sends.
 //!
-//! A short message is copied into the `FrameWriter` and written with one call; what follows before
-//! the next pass is collected and written together. A long message opens a frame, and its payload
-//! is written from its buffer as the socket takes it. A pass alternates between operations and
-//! responses: after 64 KiB of responses, or the frame that exceeds them, operations are sent, then
-//! responses again, so neither keeps the other waiting longer than what has begun.
+//! A short message is copied into the `FrameWriter` and written with one call. Short messages that
+//! follow before the next pass are batched: that pass writes them with one call. A long message
+//! opens a frame, and its payload is written from its buffer as the socket takes it. A pass
+//! alternates between operations and responses: after 64 KiB of responses, or the frame that
+//! exceeds them, operations are sent, then responses again, so neither keeps the other waiting
+//! longer than what has begun.
 //!
 //! What a send completed for is in the kernel's socket buffer. `flush` waits for what is still
 //! queued here.
@@ -24,7 +25,7 @@ use super::onesided::{CompletionTrigger, build_frame, fail_first};
 /// Longest message that is copied into the write buffer, in bytes; a longer one is sent from its
 /// own buffer.
 pub(super) const MAX_BUFFERED_MESSAGE: usize = 16 << 10;
-/// Bytes that are collected before they are written in any case.
+/// Bytes of batched messages from which they are written without waiting for the next pass.
 pub(super) const WRITE_BUFFER_LIMIT: usize = 64 << 10;
 /// Bytes to one peer in one pass.
 pub(super) const MAX_BYTES_PER_PASS: usize = 1 << 20;
@@ -38,19 +39,19 @@ pub(super) const MAX_IOVECS: usize = 16;
 #[derive(Debug)]
 pub(crate) struct QueuedOp {
     pub(crate) op: OpKey,
-    pub(crate) spec: TxOp,
+    pub(crate) tx_op: TxOp,
     /// Payload bytes that were sent; `None` when sending has not begun.
     pub(crate) bytes_sent: Option<usize>,
 }
 
-/// The result of a try to send a short message.
+/// Result of trying to send a short message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TrySendResult {
-    /// The kernel has all of it.
+    /// The kernel has all bytes of the message.
     Written,
-    /// It was copied, and the kernel does not have all of it yet.
-    Collected,
-    /// It has to wait in the queue, or [is not supported](TcpConnection::check_supported).
+    /// The message was copied into the frame writer; the next pass writes it with others.
+    Batched,
+    /// The message has to wait in the queue, or [is not supported](TcpConnection::check_supported).
     WouldBlock,
 }
 
@@ -66,42 +67,42 @@ pub(super) struct Unwritten {
 }
 
 impl TcpConnection {
-    /// Tries to send a short message at once.
+    /// Tries to send a short message inline.
     pub(crate) fn try_send(
         &mut self,
-        host: &mut dyn EngineContext,
-        spec: &TxOp,
+        engine: &mut dyn EngineContext,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> TrySendResult {
         if self.write_closed || self.writer.is_open() || payload.len() > MAX_BUFFERED_MESSAGE {
             return TrySendResult::WouldBlock;
         }
         if self.writer.pending().len() + payload.len() > WRITE_BUFFER_LIMIT
-            && (self.write_blocked || !self.write(host))
+            && (self.write_blocked || !self.write(engine))
         {
             return TrySendResult::WouldBlock;
         }
-        let Ok(tag) = self.peer_caps.tag(spec.tag) else {
+        let Ok(tag) = self.peer_caps.tag(tx_op.tag) else {
             return TrySendResult::WouldBlock;
         };
-        if !self.writer.push_message(tag, spec.data, payload) {
+        if !self.writer.push_message(tag, tx_op.data, payload) {
             return TrySendResult::WouldBlock;
         }
-        if !self.batching && !spec.more {
+        if !self.batching && !tx_op.more {
             self.batching = true;
-            if self.write(host) {
+            if self.write(engine) {
                 return TrySendResult::Written;
             }
         }
         if self.write_closed {
             return TrySendResult::WouldBlock;
         }
-        host.request_rearm();
-        TrySendResult::Collected
+        engine.request_rearm();
+        TrySendResult::Batched
     }
 
-    /// Associates an operation with the message that was collected last.
-    pub(crate) fn collected(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
+    /// Associates an operation with the message that was batched last.
+    pub(crate) fn set_batched_op(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
         let end = self.writer.end();
         self.track_unwritten(end, op, Some((len, tag)));
     }
@@ -120,32 +121,32 @@ impl TcpConnection {
 
     /// Completes the messages whose last byte the kernel has.
     #[inline]
-    pub(crate) fn complete_written(&mut self, host: &mut dyn EngineContext) {
+    pub(crate) fn complete_written(&mut self, engine: &mut dyn EngineContext) {
         while let Some(first) = self.unwritten.front()
-            && first.end <= self.writer.written()
+            && first.end <= self.writer.total_written()
             && let Some(Unwritten { op, message, .. }) = self.unwritten.pop_front()
         {
             match message {
-                Some((len, tag)) => host.sent(op, len, tag),
-                None => host.has_left(op),
+                Some((len, tag)) => engine.sent(op, len, tag),
+                None => engine.has_left(op),
             }
         }
     }
 
     /// Fails the messages whose last byte the kernel does not have.
-    pub(crate) fn fail_unwritten(&mut self, host: &mut dyn EngineContext, error: &Error) {
-        self.complete_written(host);
+    pub(crate) fn fail_unwritten(&mut self, engine: &mut dyn EngineContext, error: &Error) {
+        self.complete_written(engine);
         // Operations that wait for the peer are failed with `PendingRequests`.
         let ends = |unwritten: &Unwritten| unwritten.message.is_some();
         for Unwritten { op, .. } in self.unwritten.drain(..).filter(ends) {
-            host.complete(op, Outcome::failed(error.clone()));
+            engine.complete(op, Outcome::failed(error.clone()));
         }
     }
 
     /// Writes the pending bytes, and completes what was written. Returns whether all was written.
-    pub(crate) fn write(&mut self, host: &mut dyn EngineContext) -> bool {
+    pub(crate) fn write(&mut self, engine: &mut dyn EngineContext) -> bool {
         let all_sent = self.flush();
-        self.complete_written(host);
+        self.complete_written(engine);
         all_sent
     }
 
@@ -180,10 +181,10 @@ impl TcpConnection {
     pub(crate) fn progress_tx(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> bool {
-        let moved = self.progress_queue(queue, host);
-        self.complete_written(host);
+        let moved = self.progress_queue(queue, engine);
+        self.complete_written(engine);
         self.update_read_interest();
         moved
     }
@@ -191,7 +192,7 @@ impl TcpConnection {
     fn progress_queue(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> bool {
         self.batching = false;
         if self.aborting {
@@ -208,7 +209,7 @@ impl TcpConnection {
         }
         let (mut moved, mut left) = (false, MAX_BYTES_PER_PASS);
         if !self.reader.responses.is_empty() {
-            moved = self.send_responses(!queue.is_empty(), host);
+            moved = self.send_responses(!queue.is_empty(), engine);
             if self.reader.responses.is_partial() || self.is_uring_sending() || self.write_closed {
                 return moved;
             }
@@ -218,7 +219,7 @@ impl TcpConnection {
             && !queue.is_empty()
             && !self.yields_to_responses(left)
             && !self.awaits_atomic_responses(queue)
-            && let Some(count) = self.send_first(queue, left, host)
+            && let Some(count) = self.send_first(queue, left, engine)
         {
             left = left.saturating_sub(count);
             moved = true;
@@ -231,7 +232,7 @@ impl TcpConnection {
         moved
     }
 
-    /// Whether it is the turn of responses, with `left` bytes of this pass remaining.
+    /// Returns whether it is the turn of responses, with `left` bytes of this pass remaining.
     fn yields_to_responses(&self, left: usize) -> bool {
         left <= MAX_BYTES_PER_PASS - SCHEDULING_QUANTUM
             && !self.writer.is_open()
@@ -239,41 +240,41 @@ impl TcpConnection {
     }
 
     /// Progresses the first operation of the queue, a long one by at most `most` bytes. Returns how
-    /// many bytes were sent or collected; `None` when it has to wait.
+    /// many bytes were sent or copied; `None` when it has to wait.
     fn send_first(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
         max_bytes: usize,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> Option<usize> {
         let QueuedOp {
             op,
-            spec,
+            tx_op,
             bytes_sent: sent,
         } = queue.front_mut()?;
-        if self.is_rxm_packet(spec) {
-            let sent = self.send_rxm_packet(queue, host)?;
+        if self.is_rxm_packet(tx_op) {
+            let sent = self.send_rxm_packet(queue, engine)?;
             self.response_bytes = 0;
             return Some(sent);
         }
-        let payload = if spec.kind == OpKind::Read {
+        let payload = if tx_op.kind == OpKind::Read {
             Payload::Contiguous(&[])
         } else {
-            host.payload(*op)
+            engine.payload(*op)
         };
         let len = payload.len();
-        let begins = sent.is_none() && spec.kind != OpKind::Connect;
+        let begins = sent.is_none() && tx_op.kind != OpKind::Connect;
         let header = match begins
-            .then(|| build_frame(spec, len, self.peer_caps, host))
+            .then(|| build_frame(tx_op, len, self.peer_caps, engine))
             .transpose()
         {
             Ok(header) => header,
             Err(error) => {
-                fail_first(queue, host, error);
+                fail_first(queue, engine, error);
                 return Some(0);
             }
         };
-        let mut end = self.writer.written();
+        let mut end = self.writer.total_written();
         let count = if let Some((frame, iovs)) =
             header.as_ref().filter(|_| len <= MAX_BUFFERED_MESSAGE)
         {
@@ -286,21 +287,22 @@ impl TcpConnection {
             }
             end = self.writer.end();
             len
-        } else if spec.kind != OpKind::Connect {
+        } else if tx_op.kind != OpKind::Connect {
             if let Some((frame, iovs)) = header {
                 if !self.writer.begin_frame(&frame, &iovs) {
                     self.abort_message();
                     return None;
                 }
-                if CompletionTrigger::of(spec) != CompletionTrigger::Transmitted {
+                if CompletionTrigger::of(tx_op) != CompletionTrigger::Transmitted {
                     self.reader.pending.begin_acked_send();
                 }
             }
             let from = *sent.get_or_insert(0);
-            if from == 0 && self.should_zero_copy(payload) && self.send_zero_copy(*op, len, host) {
+            if from == 0 && self.should_zero_copy(payload) && self.send_zero_copy(*op, len, engine)
+            {
                 return None;
             }
-            let payload = host.payload(*op);
+            let payload = engine.payload(*op);
             // io_uring may have sent all of it.
             let part = payload.slice(from, (len - from).min(max_bytes));
             let sent_now = if part.is_empty() {
@@ -318,16 +320,16 @@ impl TcpConnection {
             if from + count < len {
                 return Some(count);
             }
-            end = self.writer.written();
+            end = self.writer.total_written();
             self.writer.end_frame();
             count
         } else {
             0
         };
-        let (op, spec) = (*op, *spec);
+        let (op, tx_op) = (*op, *tx_op);
         queue.pop_front();
         self.response_bytes = 0;
-        self.on_transmitted((op, spec), len, end, host);
+        self.on_transmitted((op, tx_op), len, end, engine);
         Some(count)
     }
 

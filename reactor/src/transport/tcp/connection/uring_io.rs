@@ -5,9 +5,9 @@
 //! submitted with one call; the instance's eventfd is in the domain's epoll set. A pass delivers
 //! completions before it polls connections. A connection whose receive is armed and that was polled
 //! 32 passes in vain continues by calls: its receive is stopped, and it is read by calls after the
-//! last completion. It is never read in both ways at once, which would reorder bytes.
+//! last completion. Only one of the two reads at a time: both would reorder bytes.
 //!
-//! What a full socket does not take becomes one io_uring send: the collected bytes, given away, and
+//! What a full socket does not take becomes one io_uring send: the pending bytes, given away, and
 //! the rest of the long message, which stays in its operation's buffer. Until that send has ended
 //! nothing else is sent, and the operation does not complete. An operation that has to end
 //! otherwise first cancels the send and waits for its completion.
@@ -49,9 +49,9 @@ pub(super) struct UringIo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UringSend {
     Idle,
-    /// The collected bytes, and the rest of the first operation of the queue in its own buffer.
+    /// The pending bytes, and the rest of the first operation of the queue in its own buffer.
     Borrowed(OpId),
-    /// The collected bytes, and all of the first operation (its length), whose buffer io_uring
+    /// The pending bytes, and all of the first operation (its length), whose buffer io_uring
     /// owns.
     Owned(OpId, usize),
     /// The send has ended without sending all of the first operation, whose buffer io_uring still
@@ -146,7 +146,7 @@ impl TcpConnection {
         self.uring_io.is_some()
     }
 
-    /// Whether a send is in io_uring.
+    /// Returns whether a send is in io_uring.
     pub(crate) fn is_uring_sending(&self) -> bool {
         self.uring_io
             .as_ref()
@@ -215,7 +215,7 @@ impl TcpConnection {
         let Some(io) = &mut self.uring_io else {
             return;
         };
-        let collected = self.writer.take_pending().into_boxed_slice();
+        let pending = self.writer.take_pending().into_boxed_slice();
         let mut parts: [&[u8]; MAX_IOVECS] = [&[]; MAX_IOVECS];
         let mut count = 0;
         payload.for_each(|_, piece| {
@@ -230,18 +230,11 @@ impl TcpConnection {
         // or the send's completion was handled: `progress_queue` does nothing while io_uring is
         // sending, `TcpEndpoint::fail_sends` and `into_socket` cancel the send, and an operation
         // that has begun is not cancelled.
-        match unsafe {
-            uring.send(
-                self.socket.shared_fd(),
-                io.owner,
-                collected,
-                &parts[..count],
-            )
-        } {
+        match unsafe { uring.send(self.socket.shared_fd(), io.owner, pending, &parts[..count]) } {
             Ok(op_id) => io.send_state = UringSend::Borrowed(op_id),
-            Err(collected) => {
+            Err(pending) => {
                 drop(uring);
-                self.writer.restore_pending(&collected);
+                self.writer.restore_pending(&pending);
                 // The next pass tries again.
                 self.write_blocked = false;
             }
@@ -253,7 +246,7 @@ impl TcpConnection {
         &mut self,
         completion: UringCompletion,
         queue: &mut VecDeque<QueuedOp>,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) {
         let is_paused = !self.is_reading();
         let Some(io) = &mut self.uring_io else {
@@ -264,9 +257,9 @@ impl TcpConnection {
             CompletionKind::Sent(sent) if io.send_state.op_id() == Some(op_id) => {
                 let previous = std::mem::replace(&mut io.send_state, UringSend::Idle);
                 let all_sent = self.on_uring_sent(&sent, previous, queue);
-                self.complete_written(host);
+                self.complete_written(engine);
                 match previous {
-                    UringSend::Owned(..) if all_sent => self.finish_first(queue, host),
+                    UringSend::Owned(..) if all_sent => self.finish_first(queue, engine),
                     UringSend::Owned(..) => self.await_buffer(op_id),
                     _ => {}
                 }
@@ -301,34 +294,34 @@ impl TcpConnection {
     pub(crate) fn cancel_uring_send(
         &mut self,
         queue: &mut VecDeque<QueuedOp>,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) {
         let (previous, all_sent) = self.take_uring_send(queue);
-        self.complete_written(host);
+        self.complete_written(engine);
         let has_left = match previous {
             UringSend::Owned(..) => all_sent,
             UringSend::Borrowed(_) => queue
                 .front()
-                .is_some_and(|first| first.bytes_sent == Some(host.payload(first.op).len())),
+                .is_some_and(|first| first.bytes_sent == Some(engine.payload(first.op).len())),
             UringSend::Idle | UringSend::AwaitingBuffer(_) => false,
         };
         if has_left && self.writer.is_open() {
-            self.finish_first(queue, host);
+            self.finish_first(queue, engine);
         }
     }
 
     /// Completes the sending of the first operation of the queue, all of which io_uring has sent.
-    fn finish_first(&mut self, queue: &mut VecDeque<QueuedOp>, host: &mut dyn EngineContext) {
-        let end = self.writer.written();
+    fn finish_first(&mut self, queue: &mut VecDeque<QueuedOp>, engine: &mut dyn EngineContext) {
+        let end = self.writer.total_written();
         self.writer.end_frame();
         if let Some(QueuedOp {
             op,
-            spec,
+            tx_op,
             bytes_sent: sent,
         }) = queue.pop_front()
         {
             self.response_bytes = 0;
-            self.on_transmitted((op, spec), sent.unwrap_or(0), end, host);
+            self.on_transmitted((op, tx_op), sent.unwrap_or(0), end, engine);
         }
     }
 
@@ -355,14 +348,14 @@ impl TcpConnection {
     ) -> bool {
         self.write_blocked = false;
         let count = sent.result.unwrap_or(0);
-        let collected = count.min(sent.owned.len());
-        self.writer.restore_pending(&sent.owned[collected..]);
+        let pending_sent = count.min(sent.owned.len());
+        self.writer.restore_pending(&sent.owned[pending_sent..]);
         if let Some(QueuedOp {
             bytes_sent: Some(sent),
             ..
         }) = queue.front_mut()
         {
-            *sent += count - collected;
+            *sent += count - pending_sent;
         }
         let UringSend::Owned(_, len) = previous else {
             self.close_write_on_error(sent.result);

@@ -37,8 +37,8 @@ pub(super) struct ZeroCopyState {
     op_ids: Vec<OpId>,
 }
 
-/// Whether the error means that the kernel has no zero copy, or not for this socket, lacks memory
-/// to account for it, or cannot pin memory of this kind.
+/// Returns whether the error means that the kernel has no zero copy, or not for this socket, lacks
+/// memory to account for it, or cannot pin memory of this kind.
 pub(super) fn is_zero_copy_unavailable(errno: Errno) -> bool {
     [
         Errno::INVAL,
@@ -72,7 +72,7 @@ impl TcpConnection {
         }
     }
 
-    /// Whether this message is sent from its buffer. All of it must fit into one send.
+    /// Returns whether this message is sent from its buffer. All of it must fit into one send.
     pub(super) fn should_zero_copy(&self, payload: Payload<'_>) -> bool {
         let threshold = self.uring_io.as_ref().and_then(|io| io.zero_copy.threshold);
         threshold.is_some_and(|threshold| payload.len() >= threshold) && {
@@ -89,28 +89,28 @@ impl TcpConnection {
         &mut self,
         op: OpKey,
         len: usize,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) -> bool {
         let Some(io) = &mut self.uring_io else {
             return false;
         };
-        let Some(buf) = host.take_buffer(op) else {
+        let Some(buf) = engine.take_buffer(op) else {
             return false;
         };
-        let collected = self.writer.take_pending().into_boxed_slice();
+        let pending = self.writer.take_pending().into_boxed_slice();
         let result =
             io.uring
                 .lock()
-                .send_zero_copy(self.socket.shared_fd(), io.owner, collected, (op, buf));
+                .send_zero_copy(self.socket.shared_fd(), io.owner, pending, (op, buf));
         match result {
             Ok(op_id) => {
                 io.send_state = UringSend::Owned(op_id, len);
                 io.zero_copy.op_ids.push(op_id);
                 true
             }
-            Err((collected, buf)) => {
-                host.return_buffer(op, buf);
-                self.writer.restore_pending(&collected);
+            Err((pending, buf)) => {
+                engine.return_buffer(op, buf);
+                self.writer.restore_pending(&pending);
                 false
             }
         }

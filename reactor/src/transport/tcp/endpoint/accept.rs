@@ -24,7 +24,7 @@ const MAX_PASSIVE_PENDING_HANDSHAKES: usize = 256;
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 impl TcpEndpoint {
-    pub(super) fn accept(&mut self, host: &mut dyn EngineContext) {
+    pub(super) fn accept(&mut self, engine: &mut dyn EngineContext) {
         for _ in 0..MAX_ACCEPTS_PER_PASS {
             let Some(listener) = &self.listener else {
                 return;
@@ -35,7 +35,7 @@ impl TcpEndpoint {
             }
             match listener.accept(self.local_addr, &self.socket_config) {
                 Ok(Some((socket, from))) => self.on_accepted(
-                    host,
+                    engine,
                     InboundHandshake::new(socket, from, Instant::now() + HANDSHAKE_TIMEOUT),
                 ),
                 Ok(None) => return,
@@ -45,14 +45,14 @@ impl TcpEndpoint {
                     self.accept_retry_at = Some(Instant::now() + ACCEPT_RETRY_DELAY);
                     self.arm_timer();
                     let error = Error::os("accept4", errno.raw_os_error());
-                    return host.event(self.id, EventKind::Rejected { error });
+                    return engine.event(self.id, EventKind::Rejected { error });
                 }
             }
         }
     }
 
     /// Accepts again after a pause: there may be descriptors, or room for requests.
-    pub(super) fn resume_accept(&mut self, host: &mut dyn EngineContext) {
+    pub(super) fn resume_accept(&mut self, engine: &mut dyn EngineContext) {
         let Some(listener) = &self.listener else {
             return;
         };
@@ -62,26 +62,26 @@ impl TcpEndpoint {
                 Err(_) => Some(Instant::now() + ACCEPT_RETRY_DELAY),
             };
         if self.accept_retry_at.is_none() {
-            self.accept(host);
+            self.accept(engine);
         }
     }
 
     /// Adds an accepted socket as an inbound handshake.
-    fn on_accepted(&mut self, host: &mut dyn EngineContext, mut handshake: InboundHandshake) {
+    fn on_accepted(&mut self, engine: &mut dyn EngineContext, mut handshake: InboundHandshake) {
         let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
         if handshake.watch(&self.wait_set, token).is_err() {
             return;
         }
-        let at = self.connections.insert(ConnectionState::Inbound(handshake));
-        self.inbound.push_back(at);
-        self.on_inbound_ready(host, at);
+        let connection_index = self.connections.insert(ConnectionState::Inbound(handshake));
+        self.inbound.push_back(connection_index);
+        self.on_inbound_ready(engine, connection_index);
         let limit = if matches!(self.kind, EndpointKind::Passive(_)) {
             MAX_PASSIVE_PENDING_HANDSHAKES
         } else {
             MAX_PENDING_HANDSHAKES
         };
         if self.inbound.len() > limit {
-            self.remove_inbound(host, self.inbound[0], None);
+            self.remove_inbound(engine, self.inbound[0], None);
         }
         if self.inbound.len() == 1 {
             self.arm_timer();
@@ -91,22 +91,27 @@ impl TcpEndpoint {
     /// Removes an inbound handshake, and reports why.
     pub(super) fn remove_inbound(
         &mut self,
-        host: &mut dyn EngineContext,
-        at: usize,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
         error: Option<Error>,
     ) {
-        self.inbound.retain(|inbound| *inbound != at);
-        self.connections.try_remove(at);
+        self.inbound.retain(|inbound| *inbound != connection_index);
+        self.connections.try_remove(connection_index);
         if let Some(error) = error {
-            host.event(self.id, EventKind::Rejected { error });
+            engine.event(self.id, EventKind::Rejected { error });
         }
     }
 
-    pub(super) fn on_inbound_ready(&mut self, host: &mut dyn EngineContext, at: usize) {
+    pub(super) fn on_inbound_ready(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
+    ) {
         if matches!(self.kind, EndpointKind::Passive(_)) {
-            return self.read_connreq(host, at);
+            return self.read_connreq(engine, connection_index);
         }
-        let Some(ConnectionState::Inbound(handshake)) = self.connections.get_mut(at) else {
+        let Some(ConnectionState::Inbound(handshake)) = self.connections.get_mut(connection_index)
+        else {
             return;
         };
         let ParsedRequest {
@@ -117,10 +122,10 @@ impl TcpEndpoint {
         } = match handshake.poll() {
             Ok(None) => return,
             Ok(Some(parsed)) => parsed,
-            Err(error) => return self.remove_inbound(host, at, error),
+            Err(error) => return self.remove_inbound(engine, connection_index, error),
         };
-        self.inbound.retain(|inbound| *inbound != at);
-        let ConnectionState::Inbound(handshake) = self.connections.remove(at) else {
+        self.inbound.retain(|inbound| *inbound != connection_index);
+        let ConnectionState::Inbound(handshake) = self.connections.remove(connection_index) else {
             return;
         };
         let listen_addr = SocketAddr::new(handshake.peer_addr.ip(), request.port());
@@ -154,9 +159,9 @@ impl TcpEndpoint {
                 // The peer was told that its sends are complete, and the end of the stream may be
                 // behind unread data.
                 self.rx
-                    .with_queue(|rx| connection.drain_received(&mut self.scratch, rx, host));
+                    .with_queue(|rx| connection.drain_received(&mut self.scratch, rx, engine));
                 // Closing also fails the queued operations: part of a message may have been sent.
-                self.close_connection(host, replaced);
+                self.close_connection(engine, replaced);
             } else {
                 self.peers[peer].connection = None;
                 self.connections.try_remove(replaced);
@@ -170,7 +175,7 @@ impl TcpEndpoint {
             .vendor_extension(self.vendor_extension)
             .filter(|_| vendor_extension.is_some());
         if !handshake.send_control(CmKind::Accept, reply_extension, &accepted) {
-            return self.on_accept_failed(host, listen_addr);
+            return self.on_accept_failed(engine, listen_addr);
         }
         let negotiated = (accepted_protocol, ByteOrder::NATIVE.negotiate(byte_order));
         // `close_connection` may have removed the peer.
@@ -179,7 +184,7 @@ impl TcpEndpoint {
         };
         let peer_and_instance = (peer, Some(request.instance()));
         let connection = self.add_connection(
-            host,
+            engine,
             peer_and_instance,
             handshake.into_socket(),
             negotiated,
@@ -189,25 +194,25 @@ impl TcpEndpoint {
             // Later connects to this peer use the protocol of its request.
             self.peers[peer].protocol = request.protocol();
             self.peers[peer].connection = Some(connection);
-            self.progress_tx(host, peer);
+            self.progress_tx(engine, peer);
         }
-        self.progress(host);
+        self.progress(engine);
     }
 
     /// Handles that the accept could not be sent: operations that waited for the replaced
     /// connection connect anew.
-    fn on_accept_failed(&mut self, host: &mut dyn EngineContext, listen_addr: SocketAddr) {
-        let Some(&at) = self.peer_by_socket_addr.get(&listen_addr) else {
+    fn on_accept_failed(&mut self, engine: &mut dyn EngineContext, listen_addr: SocketAddr) {
+        let Some(&peer_index) = self.peer_by_socket_addr.get(&listen_addr) else {
             return;
         };
-        let peer = &self.peers[at];
+        let peer = &self.peers[peer_index];
         if !peer.tx_queue.is_empty()
             && peer.connection.is_none()
             && peer.retry.is_none()
-            && let Err(error) = self.connect(at)
+            && let Err(error) = self.connect(peer_index)
         {
-            self.fail_sends(host, at, &error);
+            self.fail_sends(engine, peer_index, &error);
         }
-        self.drop_unused_peer(at);
+        self.drop_unused_peer(peer_index);
     }
 }

@@ -23,8 +23,8 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(1 << 32);
 
 impl TcpEndpoint {
     /// Sends a peer a connect request.
-    pub(super) fn connect(&mut self, at: usize) -> Result<()> {
-        let peer = &mut self.peers[at];
+    pub(super) fn connect(&mut self, peer_index: usize) -> Result<()> {
+        let peer = &mut self.peers[peer_index];
         peer.retry = None;
         self.next_connection_id = self.next_connection_id.wrapping_add(1);
         let request = ConnectRequest::new(
@@ -34,7 +34,7 @@ impl TcpEndpoint {
             self.next_connection_id,
         );
         self.start_connect(
-            at,
+            peer_index,
             RequestPayload::Rdm(request, self.vendor_extension),
             HANDSHAKE_TIMEOUT,
         )
@@ -43,11 +43,11 @@ impl TcpEndpoint {
     /// Starts a connect to a peer; `payload` is sent when it succeeds.
     pub(super) fn start_connect(
         &mut self,
-        at: usize,
+        peer_index: usize,
         payload: RequestPayload,
         timeout: Duration,
     ) -> Result<()> {
-        let peer = &mut self.peers[at];
+        let peer = &mut self.peers[peer_index];
         let mut socket = TcpSocket::open(self.local_addr, peer.socket_addr, &self.socket_config)
             .map_err(|errno| {
                 connect_error(self.local_addr, (&peer.address, peer.socket_addr), errno)
@@ -67,7 +67,7 @@ impl TcpEndpoint {
             deadline,
             &context,
         )?;
-        let handshake = OutboundHandshake::new((at, payload), socket, deadline, attempt);
+        let handshake = OutboundHandshake::new((peer_index, payload), socket, deadline, attempt);
         let needs_timer = handshake.local_deadline().is_some();
         peer.connection = Some(
             self.connections
@@ -80,25 +80,34 @@ impl TcpEndpoint {
     }
 
     /// Handles readiness of the socket of an outbound handshake.
-    pub(super) fn on_outbound_ready(&mut self, host: &mut dyn EngineContext, at: usize) {
-        let Some(ConnectionState::Outbound(handshake)) = self.connections.get_mut(at) else {
+    pub(super) fn on_outbound_ready(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
+    ) {
+        let Some(ConnectionState::Outbound(handshake)) = self.connections.get_mut(connection_index)
+        else {
             return;
         };
-        let step = handshake.poll(&self.wait_set, TcpToken::Socket(at as u32).pack(self.id));
-        self.on_handshake_step(host, at, step);
+        let step = handshake.poll(
+            &self.wait_set,
+            TcpToken::Socket(connection_index as u32).pack(self.id),
+        );
+        self.on_handshake_step(engine, connection_index, step);
     }
 
     /// Handles the completion of a connect in io_uring.
     pub(super) fn on_uring_connect(
         &mut self,
-        host: &mut dyn EngineContext,
-        at: usize,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
         completion: (OpId, TimedOutcome),
     ) {
-        let Some(ConnectionState::Outbound(handshake)) = self.connections.get_mut(at) else {
+        let Some(ConnectionState::Outbound(handshake)) = self.connections.get_mut(connection_index)
+        else {
             return;
         };
-        let token = TcpToken::Socket(at as u32).pack(self.id);
+        let token = TcpToken::Socket(connection_index as u32).pack(self.id);
         let Some(step) = handshake.on_uring_connect(completion, &self.wait_set, token) else {
             return;
         };
@@ -106,30 +115,31 @@ impl TcpEndpoint {
             // The timer enforces the rest of the deadline, for the reply.
             self.arm_timer();
         }
-        self.on_handshake_step(host, at, step);
+        self.on_handshake_step(engine, connection_index, step);
     }
 
     /// Handles a step of an outbound handshake.
     pub(super) fn on_handshake_step(
         &mut self,
-        host: &mut dyn EngineContext,
-        at: usize,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
         step: HandshakeStep,
     ) {
         if matches!(self.kind, EndpointKind::Msg(_)) {
-            self.on_msg_handshake_step(host, at, step);
+            self.on_msg_handshake_step(engine, connection_index, step);
         } else {
-            self.on_rdm_handshake_step(host, at, step);
+            self.on_rdm_handshake_step(engine, connection_index, step);
         }
     }
 
     fn on_rdm_handshake_step(
         &mut self,
-        host: &mut dyn EngineContext,
-        at: usize,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
         step: HandshakeStep,
     ) {
-        let Some(ConnectionState::Outbound(handshake)) = self.connections.get(at) else {
+        let Some(ConnectionState::Outbound(handshake)) = self.connections.get(connection_index)
+        else {
             return;
         };
         let peer = handshake.peer;
@@ -137,52 +147,54 @@ impl TcpEndpoint {
             HandshakeStep::Pending => {}
             HandshakeStep::TimedOut => {
                 let error = Error::TimedOut(self.peers[peer].address.clone());
-                self.remove_outbound(host, at, &error);
+                self.remove_outbound(engine, connection_index, &error);
             }
             HandshakeStep::Failed(failure) => {
                 let error = failure.into_error(
                     self.local_addr,
                     (&self.peers[peer].address, self.peers[peer].socket_addr),
                 );
-                self.remove_outbound(host, at, &error);
+                self.remove_outbound(engine, connection_index, &error);
             }
             HandshakeStep::Reply(ConnectReply::AlreadyConnected, ..) => {
                 // The peer connects as well, or still has a connection that this side has lost.
-                self.connections.remove(at);
+                self.connections.remove(connection_index);
                 self.peers[peer].connection = None;
-                self.schedule_retry(host, peer);
+                self.schedule_retry(engine, peer);
             }
             HandshakeStep::Reply(ConnectReply::RetryWith(protocol), ..) => {
-                self.connections.remove(at);
+                self.connections.remove(connection_index);
                 self.peers[peer].connection = None;
-                self.retry_other_protocol(host, peer, protocol);
+                self.retry_other_protocol(engine, peer, protocol);
             }
             HandshakeStep::Reply(ConnectReply::Rejected, ..) | HandshakeStep::Answer(_) => {
                 let error = Error::ConnectionRefused {
                     peer: self.peers[peer].address.clone(),
                     reason: RefusalReason::Resources,
                 };
-                self.remove_outbound(host, at, &error);
+                self.remove_outbound(engine, connection_index, &error);
             }
             HandshakeStep::Reply(
                 ConnectReply::Accepted(accepted_protocol, instance),
                 byte_order,
                 trailing_bytes,
             ) => {
-                let ConnectionState::Outbound(handshake) = self.connections.remove(at) else {
+                let ConnectionState::Outbound(handshake) =
+                    self.connections.remove(connection_index)
+                else {
                     return;
                 };
                 let byte_order = ByteOrder::NATIVE.negotiate(byte_order);
                 let negotiated = (accepted_protocol, byte_order);
                 let connection = self.add_connection(
-                    host,
+                    engine,
                     (peer, instance),
                     handshake.into_socket(),
                     negotiated,
                     trailing_bytes,
                 );
                 self.peers[peer].connection = Some(connection);
-                self.progress_tx(host, peer);
+                self.progress_tx(engine, peer);
             }
         }
     }
@@ -190,16 +202,18 @@ impl TcpEndpoint {
     /// Removes a failed attempt, and fails the operations that waited for it.
     pub(super) fn remove_outbound(
         &mut self,
-        host: &mut dyn EngineContext,
-        at: usize,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
         error: &Error,
     ) {
-        let Some(ConnectionState::Outbound(handshake)) = self.connections.try_remove(at) else {
+        let Some(ConnectionState::Outbound(handshake)) =
+            self.connections.try_remove(connection_index)
+        else {
             return;
         };
-        if self.peers[handshake.peer].connection == Some(at) {
+        if self.peers[handshake.peer].connection == Some(connection_index) {
             self.peers[handshake.peer].connection = None;
-            self.fail_sends(host, handshake.peer, error);
+            self.fail_sends(engine, handshake.peer, error);
         }
         self.drop_unused_peer(handshake.peer);
     }
@@ -207,11 +221,12 @@ impl TcpEndpoint {
     /// Cancels an attempt to connect that is no longer needed and of which the peer does not know
     /// yet.
     pub(super) fn cancel_connect(&mut self, peer: usize) {
-        if let Some(at) = self.peers[peer].connection
-            && let Some(ConnectionState::Outbound(handshake)) = self.connections.get(at)
+        if let Some(connection_index) = self.peers[peer].connection
+            && let Some(ConnectionState::Outbound(handshake)) =
+                self.connections.get(connection_index)
             && handshake.is_connecting()
         {
-            self.connections.remove(at);
+            self.connections.remove(connection_index);
             self.peers[peer].connection = None;
         }
     }
@@ -220,44 +235,44 @@ impl TcpEndpoint {
     /// has already asked for the other one.
     fn retry_other_protocol(
         &mut self,
-        host: &mut dyn EngineContext,
-        at: usize,
+        engine: &mut dyn EngineContext,
+        peer_index: usize,
         protocol: WireProtocol,
     ) {
-        let peer = &mut self.peers[at];
+        let peer = &mut self.peers[peer_index];
         peer.protocol = protocol;
         if std::mem::replace(&mut peer.switched_protocol, true) {
-            return self.schedule_retry(host, at);
+            return self.schedule_retry(engine, peer_index);
         }
         if !peer.tx_queue.is_empty()
-            && let Err(error) = self.connect(at)
+            && let Err(error) = self.connect(peer_index)
         {
-            self.fail_sends(host, at, &error);
+            self.fail_sends(engine, peer_index, &error);
         }
-        self.drop_unused_peer(at);
+        self.drop_unused_peer(peer_index);
     }
 
     /// Schedules another request after a delay, unless the retry deadline has passed.
-    fn schedule_retry(&mut self, host: &mut dyn EngineContext, at: usize) {
+    fn schedule_retry(&mut self, engine: &mut dyn EngineContext, peer_index: usize) {
         let now = Instant::now();
-        let peer = &mut self.peers[at];
+        let peer = &mut self.peers[peer_index];
         if peer.tx_queue.is_empty() {
             // The next send connects at once.
             peer.retry = None;
-            return self.drop_unused_peer(at);
+            return self.drop_unused_peer(peer_index);
         }
         if peer.retry_deadline.is_some_and(|deadline| deadline < now) {
             let error = Error::ConnectionRefused {
                 peer: peer.address.clone(),
                 reason: RefusalReason::Resources,
             };
-            return self.fail_sends(host, at, &error);
+            return self.fail_sends(engine, peer_index, &error);
         }
         let delay = peer.retry.map_or(INITIAL_RETRY_DELAY, |(_, delay)| {
             (delay * 2).min(INITIAL_RETRY_DELAY * 64)
         });
         // Two endpoints that connect to each other must not retry in lockstep.
-        let jitter = RandomState::new().hash_one(at) % 1000;
+        let jitter = RandomState::new().hash_one(peer_index) % 1000;
         peer.retry = Some((now + delay + Duration::from_micros(jitter), delay));
         self.arm_timer();
     }

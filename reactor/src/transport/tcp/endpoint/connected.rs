@@ -49,7 +49,7 @@ pub(super) struct AcceptedConnection {
 
 impl TcpEndpoint {
     pub(crate) fn open_connected(
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         (id, caps, config): (EpId, Caps, SocketConfig),
         ConnectParams {
             fi_addr,
@@ -64,7 +64,7 @@ impl TcpEndpoint {
             provider: "tcp",
             address: name.clone(),
         };
-        let at = name
+        let remote_addr = name
             .socket_addr()
             .filter(|_| name.scheme() == Scheme::Tcp)
             .ok_or_else(wrong_scheme)?;
@@ -83,24 +83,24 @@ impl TcpEndpoint {
         let kind = msg(0);
         let mut endpoint = Self::new(
             id,
-            (unspecified_addr(at), config),
+            (unspecified_addr(remote_addr), config),
             kind,
             (wait_set, rx_source, uring),
         )?;
         endpoint.set_caps(caps);
         let peer = TcpPeer {
             fi_addr: Some(fi_addr),
-            ..TcpPeer::new(name.clone(), at, WireProtocol::Native)
+            ..TcpPeer::new(name.clone(), remote_addr, WireProtocol::Native)
         };
         let peer = endpoint.peers.insert(peer);
-        endpoint.peer_by_socket_addr.insert(at, peer);
+        endpoint.peer_by_socket_addr.insert(remote_addr, peer);
         endpoint.peer_by_fi_addr.resize(fi_addr.index() + 1, None);
         endpoint.peer_by_fi_addr[fi_addr.index()] = Some(peer);
         endpoint.kind = msg(peer);
         match mode {
             ConnectMode::Connect { from, timeout } => {
                 if let Some(from) = from {
-                    endpoint.local_addr = source_addr(from, at)?;
+                    endpoint.local_addr = source_addr(from, remote_addr)?;
                 }
                 endpoint.open_timer()?;
                 endpoint.start_connect(
@@ -122,7 +122,7 @@ impl TcpEndpoint {
                 let accepted = request
                     .accept(vendor_extension, data)
                     .ok_or_else(|| Error::PeerGone(name.clone()))?;
-                endpoint.establish(host, accepted, Vec::new())?;
+                endpoint.establish(engine, accepted, Vec::new())?;
             }
         }
         Ok(endpoint)
@@ -131,7 +131,7 @@ impl TcpEndpoint {
     /// Sets the endpoint up after the connection was accepted, and reports it to the engine.
     fn establish(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         AcceptedConnection {
             socket,
             byte_order,
@@ -158,9 +158,9 @@ impl TcpEndpoint {
             ByteOrder::NATIVE.negotiate(byte_order),
         );
         let connection =
-            self.add_connection(host, (peer, None), socket, negotiated, trailing_bytes);
+            self.add_connection(engine, (peer, None), socket, negotiated, trailing_bytes);
         self.peers[peer].connection = Some(connection);
-        host.on_connected(
+        engine.on_connected(
             self.id,
             &self.peers[peer].address,
             Ok(Connected {
@@ -174,11 +174,12 @@ impl TcpEndpoint {
     /// Handles a step of the handshake.
     pub(super) fn on_msg_handshake_step(
         &mut self,
-        host: &mut dyn EngineContext,
-        at: usize,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
         step: HandshakeStep,
     ) {
-        let Some(ConnectionState::Outbound(handshake)) = self.connections.get(at) else {
+        let Some(ConnectionState::Outbound(handshake)) = self.connections.get(connection_index)
+        else {
             return;
         };
         let TcpPeer {
@@ -202,7 +203,9 @@ impl TcpEndpoint {
                 private_data,
                 trailing_bytes,
             }) => {
-                let ConnectionState::Outbound(handshake) = self.connections.remove(at) else {
+                let ConnectionState::Outbound(handshake) =
+                    self.connections.remove(connection_index)
+                else {
                     return;
                 };
                 let accepted = AcceptedConnection {
@@ -211,28 +214,33 @@ impl TcpEndpoint {
                     vendor_extension,
                     trailing_bytes,
                 };
-                match self.establish(host, accepted, private_data) {
+                match self.establish(engine, accepted, private_data) {
                     Ok(()) => return,
                     Err(error) => error,
                 }
             }
         };
-        self.connect_failed(host, at, error);
+        self.connect_failed(engine, connection_index, error);
     }
 
-    fn connect_failed(&mut self, host: &mut dyn EngineContext, at: usize, error: Error) {
+    fn connect_failed(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
+        error: Error,
+    ) {
         let EndpointKind::Msg(msg) = &mut self.kind else {
             return;
         };
-        self.connections.try_remove(at);
+        self.connections.try_remove(connection_index);
         msg.disconnect_error = Some(error.clone());
         let peer = &mut self.peers[msg.peer];
         peer.connection = None;
-        host.on_connected(self.id, &peer.address, Err(error));
+        engine.on_connected(self.id, &peer.address, Err(error));
         self.close_timer();
     }
 
-    /// Whether tagged messages are a protocol violation.
+    /// Returns whether tagged messages are a protocol violation.
     pub(super) fn rejects_tagged(&self) -> bool {
         matches!(
             self.kind,
@@ -243,51 +251,53 @@ impl TcpEndpoint {
         )
     }
 
-    /// Closes the connection; collected bytes are sent in the background.
+    /// Closes the connection; pending bytes are sent in the background.
     ///
     /// # Errors
     /// [`Error::NotSupported`] if the endpoint is not connected (`FI_EP_MSG`).
-    pub(crate) fn shutdown(&mut self, host: &mut dyn EngineContext) -> Result<()> {
+    pub(crate) fn shutdown(&mut self, engine: &mut dyn EngineContext) -> Result<()> {
         let EndpointKind::Msg(MsgEndpointState { peer, .. }) = self.kind else {
             return Err(Error::NotSupported(
                 "endpoint is not connection-oriented (FI_EP_MSG)",
             ));
         };
-        self.fail_sends(host, peer, &Error::Canceled);
+        self.fail_sends(engine, peer, &Error::Canceled);
         if !self.rx.is_shared() {
-            self.rx.own.fail_posted(host, &Error::Canceled);
+            self.rx.own.fail_posted(engine, &Error::Canceled);
         }
         let connection = self
             .connections
             .iter()
-            .find_map(|(at, state)| matches!(state, ConnectionState::Established(_)).then_some(at));
-        if let Some(at) = connection {
+            .find_map(|(connection_index, state)| {
+                matches!(state, ConnectionState::Established(_)).then_some(connection_index)
+            });
+        if let Some(connection_index) = connection {
             if let EndpointKind::Msg(msg) = &mut self.kind {
                 msg.disconnect_error = Some(Error::Closed(Class::Endpoint));
             }
-            self.flush_or_fail_unwritten(host, at, &Error::Canceled);
-            self.close_connection(host, at);
+            self.flush_or_fail_unwritten(engine, connection_index, &Error::Canceled);
+            self.close_connection(engine, connection_index);
         }
         Ok(())
     }
 
     /// Notes that the connection has ended and everything received was taken.
-    pub(super) fn set_disconnected(&mut self, host: &mut dyn EngineContext, why: Error) {
+    pub(super) fn set_disconnected(&mut self, engine: &mut dyn EngineContext, why: Error) {
         if let EndpointKind::Msg(msg) = &mut self.kind {
             msg.disconnect_error.get_or_insert(why);
-            self.fail_recvs_if_disconnected(host);
+            self.fail_recvs_if_disconnected(engine);
         }
     }
 
     /// Fails posted receives once nothing more can arrive.
-    pub(super) fn fail_recvs_if_disconnected(&mut self, host: &mut dyn EngineContext) {
+    pub(super) fn fail_recvs_if_disconnected(&mut self, engine: &mut dyn EngineContext) {
         if let EndpointKind::Msg(MsgEndpointState {
             disconnect_error: Some(why),
             ..
         }) = &self.kind
             && !self.rx.is_shared()
         {
-            self.rx.own.fail_posted(host, why);
+            self.rx.own.fail_posted(engine, why);
         }
     }
 

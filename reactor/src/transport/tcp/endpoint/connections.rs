@@ -15,7 +15,7 @@ impl TcpEndpoint {
     /// Adds an established connection, and reports the peer to the engine. Returns its index.
     pub(super) fn add_connection(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         (peer, instance): (usize, Option<u32>),
         socket: TcpSocket,
         negotiated: (Negotiated, ByteOrder),
@@ -23,9 +23,11 @@ impl TcpEndpoint {
     ) -> usize {
         self.next_peer_key += 1;
         let token = TcpToken::Socket(self.connections.vacant_key() as u32).pack(self.id);
-        let key =
-            self.rx
-                .peer_connected(host, PeerKey(self.next_peer_key), &self.peers[peer].address);
+        let key = self.rx.peer_connected(
+            engine,
+            PeerKey(self.next_peer_key),
+            &self.peers[peer].address,
+        );
         let watch = (self.wait_set.clone(), token);
         let mut connection = TcpConnection::new(
             (peer, key),
@@ -48,10 +50,10 @@ impl TcpEndpoint {
             }
         } else {
             connection.addr_at_connect =
-                host.peer_connected(self.id, &name, connection.incarnation());
+                engine.peer_connected(self.id, &name, connection.incarnation());
             connection.source = connection.addr_at_connect;
-            self.fail_stale_sends(host, &connection);
-            host.event(
+            self.fail_stale_sends(engine, &connection);
+            engine.event(
                 self.id,
                 EventKind::PeerConnected {
                     peer: name,
@@ -60,38 +62,44 @@ impl TcpEndpoint {
             );
         }
         (self.peers[peer].retry, self.peers[peer].switched_protocol) = (None, false);
-        let at = self
+        let connection_index = self
             .connections
             .insert(ConnectionState::Established(Box::new(connection)));
-        self.mark_active(at);
+        self.mark_active(connection_index);
         self.arm_timer();
-        at
+        connection_index
     }
 
     /// Closes a connection that has ended and of which everything received was taken.
-    pub(super) fn close_connection(&mut self, host: &mut dyn EngineContext, at: usize) {
-        let Some(ConnectionState::Established(mut connection)) = self.connections.try_remove(at)
+    pub(super) fn close_connection(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
+    ) {
+        let Some(ConnectionState::Established(mut connection)) =
+            self.connections.try_remove(connection_index)
         else {
             return;
         };
-        self.active_connections.retain(|active| *active != at);
+        self.active_connections
+            .retain(|active| *active != connection_index);
         let (peer, name) = (connection.peer, self.peers[connection.peer].address.clone());
-        if self.peers[peer].connection == Some(at) {
-            connection.cancel_uring_send(&mut self.peers[peer].tx_queue, host);
+        if self.peers[peer].connection == Some(connection_index) {
+            connection.cancel_uring_send(&mut self.peers[peer].tx_queue, engine);
         }
         let reason = connection.end_reason().unwrap_or(DownReason::Closed);
         let error = self.connection_error(&connection);
-        connection.fail_unwritten(host, &error);
+        connection.fail_unwritten(engine, &error);
         self.rx.with_queue(|rx| {
-            connection.process_deferred(rx, host);
-            connection.fail_all(rx, host, &error);
+            connection.process_deferred(rx, engine);
+            connection.fail_all(rx, engine, &error);
         });
         self.rx.peer_departed(connection.peer_key, name.clone());
         let source = connection
             .source
-            .or_else(|| host.fi_addr_of(self.id, &name));
+            .or_else(|| engine.fi_addr_of(self.id, &name));
         let is_msg = matches!(self.kind, EndpointKind::Msg(_));
-        host.event(
+        engine.event(
             self.id,
             match name.clone() {
                 peer if is_msg => EventKind::Shutdown { peer, reason },
@@ -102,51 +110,64 @@ impl TcpEndpoint {
                 },
             },
         );
-        if self.peers[peer].connection == Some(at) {
+        if self.peers[peer].connection == Some(connection_index) {
             self.peers[peer].connection = None;
-            self.fail_sends(host, peer, &error);
+            self.fail_sends(engine, peer, &error);
         }
         if let Some(source) = source
             && !self
                 .established()
                 .any(|other| other.peer == peer && other.source == Some(source))
         {
-            self.rx.fail_directed(host, source, &name, &error);
+            self.rx.fail_directed(engine, source, &name, &error);
         }
-        host.peer_disconnected(self.id, connection.addr_at_connect);
+        engine.peer_disconnected(self.id, connection.addr_at_connect);
         let (socket, trailing_bytes) = connection.into_socket();
         linger::close(socket, &trailing_bytes);
         self.drop_unused_peer(peer);
-        self.set_disconnected(host, error);
+        self.set_disconnected(engine, error);
     }
 
     /// Handles that nothing can be sent on a connection any more, while received data may be
     /// unread.
-    pub(super) fn on_write_closed(&mut self, host: &mut dyn EngineContext, at: usize) {
-        let Some(ConnectionState::Established(connection)) = self.connections.get(at) else {
+    pub(super) fn on_write_closed(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
+    ) {
+        let Some(ConnectionState::Established(connection)) = self.connections.get(connection_index)
+        else {
             return;
         };
         let (peer, error) = (connection.peer, self.connection_error(connection));
-        self.fail_sends(host, peer, &error);
+        self.fail_sends(engine, peer, &error);
         self.peers[peer].connection = None;
         // Responses may still arrive, unless the stream has ended.
-        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at)
+        if let Some(ConnectionState::Established(connection)) =
+            self.connections.get_mut(connection_index)
             && connection.end_reason().is_some()
         {
-            connection.fail_requests(host, &error);
+            connection.fail_requests(engine, &error);
         }
     }
 
     /// Fails the receives of rendezvous messages of a connection that has ended while it holds
     /// messages: their bytes never arrive.
-    pub(super) fn fail_rendezvous_recvs(&mut self, host: &mut dyn EngineContext, at: usize) {
-        let Some(ConnectionState::Established(connection)) = self.connections.get(at) else {
+    pub(super) fn fail_rendezvous_recvs(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
+    ) {
+        let Some(ConnectionState::Established(connection)) = self.connections.get(connection_index)
+        else {
             return;
         };
         let error = self.connection_error(connection);
-        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) {
+        if let Some(ConnectionState::Established(connection)) =
+            self.connections.get_mut(connection_index)
+        {
             self.rx
-                .with_queue(|rx| connection.fail_rendezvous_recvs(rx, host, &error));
+                .with_queue(|rx| connection.fail_rendezvous_recvs(rx, engine, &error));
         }
     }
 
@@ -163,16 +184,16 @@ impl TcpEndpoint {
     }
 
     /// Removes a peer without address handle, connection and queued operations.
-    pub(super) fn drop_unused_peer(&mut self, at: usize) {
-        let Some(peer) = self.peers.get(at) else {
+    pub(super) fn drop_unused_peer(&mut self, peer_index: usize) {
+        let Some(peer) = self.peers.get(peer_index) else {
             return;
         };
         if peer.fi_addr.is_none()
             && peer.connection.is_none()
             && peer.tx_queue.is_empty()
-            && !self.established().any(|l| l.peer == at)
+            && !self.established().any(|l| l.peer == peer_index)
         {
-            let peer = self.peers.remove(at);
+            let peer = self.peers.remove(peer_index);
             self.peer_by_socket_addr.remove(&peer.socket_addr);
         }
     }

@@ -190,31 +190,36 @@ pub(crate) struct TcpEndpoint {
 impl TcpEndpoint {
     pub(crate) fn open_rdm(
         id: EpId,
-        (at, config): (SocketAddr, SocketConfig),
+        (listen_addr, config): (SocketAddr, SocketConfig),
         wait_set: Arc<dyn WaitSet>,
         rx_source: RxSource<'_>,
         uring: Option<SharedUring>,
         protocol: WireProtocol,
     ) -> Result<Self> {
         let kind = EndpointKind::Rdm;
-        let mut endpoint = Self::new(id, (at, config), kind, (wait_set, rx_source, uring))?;
+        let mut endpoint = Self::new(
+            id,
+            (listen_addr, config),
+            kind,
+            (wait_set, rx_source, uring),
+        )?;
         endpoint.protocol = protocol;
         endpoint.scratch = vec![0; SCRATCH_LEN].into();
-        endpoint.start_listening(at)?;
+        endpoint.start_listening(listen_addr)?;
         Ok(endpoint)
     }
 
     /// Returns an endpoint without listener and connections.
     fn new(
         id: EpId,
-        (at, config): (SocketAddr, SocketConfig),
+        (listen_addr, config): (SocketAddr, SocketConfig),
         kind: EndpointKind,
         (wait_set, rx_source, uring): (Arc<dyn WaitSet>, RxSource<'_>, Option<SharedUring>),
     ) -> Result<Self> {
         Ok(Self {
             id,
-            name: Address::from_socket_addr(Scheme::Tcp, at)?,
-            local_addr: at,
+            name: Address::from_socket_addr(Scheme::Tcp, listen_addr)?,
+            local_addr: listen_addr,
             socket_config: config,
             instance: (RandomState::new().hash_one(id.0) as u32 >> 1).max(1),
             kind,
@@ -251,9 +256,12 @@ impl TcpEndpoint {
     }
 
     /// Starts to listen, and sets the endpoint's address.
-    fn start_listening(&mut self, at: SocketAddr) -> Result<()> {
-        let (listener, at) = TcpListener::open(at, &self.socket_config)?;
-        (self.local_addr, self.name) = (at, Address::from_socket_addr(Scheme::Tcp, at)?);
+    fn start_listening(&mut self, listen_addr: SocketAddr) -> Result<()> {
+        let (listener, listen_addr) = TcpListener::open(listen_addr, &self.socket_config)?;
+        (self.local_addr, self.name) = (
+            listen_addr,
+            Address::from_socket_addr(Scheme::Tcp, listen_addr)?,
+        );
         listener.watch(&*self.wait_set, TcpToken::Listener.pack(self.id))?;
         self.listener = Some(listener);
         self.open_timer()
@@ -291,13 +299,14 @@ impl TcpEndpoint {
         })
     }
 
-    pub(crate) fn progress(&mut self, host: &mut dyn EngineContext) -> bool {
-        let mut moved = self.rx.own.drain_unexpected(host);
-        self.fail_recvs_if_disconnected(host);
-        moved |= self.rx.own.has_work() && self.rx.own.copy_next_chunk(host);
+    pub(crate) fn progress(&mut self, engine: &mut dyn EngineContext) -> bool {
+        let mut moved = self.rx.own.drain_unexpected(engine);
+        self.fail_recvs_if_disconnected(engine);
+        moved |= self.rx.own.has_work() && self.rx.own.copy_next_chunk(engine);
         let mut index = 0;
-        while let Some(&at) = self.active_connections.get(index) {
-            let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at)
+        while let Some(&connection_index) = self.active_connections.get(index) {
+            let Some(ConnectionState::Established(connection)) =
+                self.connections.get_mut(connection_index)
             else {
                 self.active_connections.swap_remove(index);
                 continue;
@@ -305,25 +314,25 @@ impl TcpEndpoint {
             let peer = connection.peer;
             moved |= self
                 .rx
-                .with_queue(|rx| connection.progress_rx(&mut self.scratch, rx, host));
+                .with_queue(|rx| connection.progress_rx(&mut self.scratch, rx, engine));
             // An endpoint that sends to itself has a second connection, for what it receives.
             let mut no_sends = VecDeque::new();
-            let is_tx_connection = self.peers[peer].connection == Some(at);
+            let is_tx_connection = self.peers[peer].connection == Some(connection_index);
             let queue = if is_tx_connection {
                 &mut self.peers[peer].tx_queue
             } else {
                 &mut no_sends
             };
-            moved |= connection.progress_tx(queue, host);
+            moved |= connection.progress_tx(queue, engine);
             if connection.awaits_rendezvous() && connection.has_held_messages() {
-                self.fail_rendezvous_recvs(host, at);
+                self.fail_rendezvous_recvs(engine, connection_index);
                 moved = true;
             } else if connection.end_reason().is_some() && !connection.has_held_messages() {
-                self.close_connection(host, at);
+                self.close_connection(engine, connection_index);
                 moved = true;
             } else if connection.write_closed() && is_tx_connection {
                 // Received data may still be taken; nothing can be sent there any more.
-                self.on_write_closed(host, at);
+                self.on_write_closed(engine, connection_index);
                 moved = true;
                 index += 1;
             } else if connection.needs_progress() || !self.peers[peer].tx_queue.is_empty() {
@@ -338,7 +347,7 @@ impl TcpEndpoint {
         moved
     }
 
-    /// Whether passes may skip this endpoint until something happens. Connected and passive
+    /// Returns whether passes may skip this endpoint until something happens. Connected and passive
     /// endpoints may be many.
     pub(crate) fn is_idle(&self) -> bool {
         self.active_connections.is_empty()
@@ -346,25 +355,27 @@ impl TcpEndpoint {
             && !self.rx.own.is_busy()
     }
 
-    pub(crate) fn ready(&mut self, host: &mut dyn EngineContext, token: TcpToken) {
+    pub(crate) fn ready(&mut self, engine: &mut dyn EngineContext, token: TcpToken) {
         match token {
-            TcpToken::Listener => self.accept(host),
-            TcpToken::Timer => self.on_timer(host),
-            TcpToken::Socket(at) => self.socket_ready(host, at as usize),
+            TcpToken::Listener => self.accept(engine),
+            TcpToken::Timer => self.on_timer(engine),
+            TcpToken::Socket(connection_index) => {
+                self.socket_ready(engine, connection_index as usize)
+            }
             TcpToken::Uring => {}
         }
     }
 
-    fn socket_ready(&mut self, host: &mut dyn EngineContext, at: usize) {
-        match self.connections.get_mut(at) {
+    fn socket_ready(&mut self, engine: &mut dyn EngineContext, connection_index: usize) {
+        match self.connections.get_mut(connection_index) {
             Some(ConnectionState::Established(connection)) => {
                 connection.reset_idle();
                 connection.clear_write_blocked();
-                self.mark_active(at);
-                self.progress(host);
+                self.mark_active(connection_index);
+                self.progress(engine);
             }
-            Some(ConnectionState::Outbound(_)) => self.on_outbound_ready(host, at),
-            Some(ConnectionState::Inbound(_)) => self.on_inbound_ready(host, at),
+            Some(ConnectionState::Outbound(_)) => self.on_outbound_ready(engine, connection_index),
+            Some(ConnectionState::Inbound(_)) => self.on_inbound_ready(engine, connection_index),
             None => {}
         }
     }
@@ -372,9 +383,9 @@ impl TcpEndpoint {
     /// Dispatches a completion of a connection, or of an attempt to connect.
     pub(crate) fn on_uring_completion(
         &mut self,
-        at: usize,
+        connection_index: usize,
         completion: UringCompletion,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
     ) {
         if let CompletionKind::BufferReleased(ReleasedBuffer {
             zero_copy: Some(outcome),
@@ -385,45 +396,55 @@ impl TcpEndpoint {
             self.zero_copy_fallbacks += u64::from(*outcome == ZeroCopyOutcome::Copied);
         }
         if let CompletionKind::Timed(outcome) = completion.kind {
-            return self.on_uring_connect(host, at, (completion.op_id, outcome));
+            return self.on_uring_connect(engine, connection_index, (completion.op_id, outcome));
         }
-        let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) else {
+        let Some(ConnectionState::Established(connection)) =
+            self.connections.get_mut(connection_index)
+        else {
             return;
         };
         let peer = &mut self.peers[connection.peer];
         let mut no_sends = VecDeque::new();
         connection.on_uring_completion(
             completion,
-            if peer.connection == Some(at) {
+            if peer.connection == Some(connection_index) {
                 &mut peer.tx_queue
             } else {
                 &mut no_sends
             },
-            host,
+            engine,
         );
         connection.reset_idle();
-        self.mark_active(at);
+        self.mark_active(connection_index);
     }
 
-    pub(crate) fn close(mut self, host: &mut dyn EngineContext) {
-        self.rx.close(host);
-        let peers: Vec<_> = self.peers.iter().map(|(at, _)| at).collect();
-        for at in peers {
-            self.fail_sends(host, at, &Error::Canceled);
+    pub(crate) fn close(mut self, engine: &mut dyn EngineContext) {
+        self.rx.close(engine);
+        let peers: Vec<_> = self
+            .peers
+            .iter()
+            .map(|(peer_index, _)| peer_index)
+            .collect();
+        for peer_index in peers {
+            self.fail_sends(engine, peer_index, &Error::Canceled);
         }
-        let connections: Vec<_> = self.connections.iter().map(|(at, _)| at).collect();
-        for at in connections {
-            self.flush_or_fail_unwritten(host, at, &Error::Canceled);
+        let connections: Vec<_> = self
+            .connections
+            .iter()
+            .map(|(connection_index, _)| connection_index)
+            .collect();
+        for connection_index in connections {
+            self.flush_or_fail_unwritten(engine, connection_index, &Error::Canceled);
         }
         for (_, state) in &mut self.connections {
             if let ConnectionState::Established(connection) = state {
-                connection.fail_requests(host, &Error::Canceled);
-                host.peer_disconnected(self.id, connection.addr_at_connect);
+                connection.fail_requests(engine, &Error::Canceled);
+                engine.peer_disconnected(self.id, connection.addr_at_connect);
             }
         }
     }
 
-    /// Whether anything waits for memory that its owner may be using.
+    /// Returns whether anything waits for memory that its owner may be using.
     pub(crate) fn awaits_region(&self) -> bool {
         self.established()
             .any(|connection| connection.has_held_messages() || connection.has_pending_responses())
@@ -431,17 +452,19 @@ impl TcpEndpoint {
 
     pub(crate) fn arm(&mut self) -> bool {
         // Epoll reports ready sockets, but no event reports bytes that could be sent now.
-        let is_blocked =
-            |peer: &TcpPeer| match peer.connection.and_then(|at| self.connections.get(at)) {
-                Some(ConnectionState::Established(connection)) => {
-                    peer.tx_queue.is_empty()
-                        || connection.is_write_blocked()
-                        || connection.is_uring_sending()
-                        || connection.is_response_stalled()
-                        || connection.awaits_atomic_responses(&peer.tx_queue)
-                }
-                _ => true,
-            };
+        let is_blocked = |peer: &TcpPeer| match peer
+            .connection
+            .and_then(|connection_index| self.connections.get(connection_index))
+        {
+            Some(ConnectionState::Established(connection)) => {
+                peer.tx_queue.is_empty()
+                    || connection.is_write_blocked()
+                    || connection.is_uring_sending()
+                    || connection.is_response_stalled()
+                    || connection.awaits_atomic_responses(&peer.tx_queue)
+            }
+            _ => true,
+        };
         !self.rx.own.has_work()
             && self
                 .established()

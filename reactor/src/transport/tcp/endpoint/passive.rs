@@ -38,7 +38,7 @@ impl ConnReqQueue {
 }
 
 impl EndpointKind {
-    /// Whether accepting has to pause.
+    /// Returns whether accepting has to pause.
     pub(super) fn is_request_queue_full(&self) -> bool {
         matches!(self, Self::Passive(requests) if requests.len() >= MAX_PENDING_REQUESTS)
     }
@@ -53,32 +53,34 @@ impl EndpointKind {
 impl TcpEndpoint {
     pub(crate) fn open_passive(
         id: EpId,
-        (at, config): (SocketAddr, SocketConfig),
+        (listen_addr, config): (SocketAddr, SocketConfig),
         wait_set: Arc<dyn WaitSet>,
     ) -> Result<Self> {
         let kind = EndpointKind::Passive(ConnReqQueue::default());
         let mut endpoint = Self::new(
             id,
-            (at, config),
+            (listen_addr, config),
             kind,
             (wait_set, RxSource::Own(&BufferPool::new()), None),
         )?;
-        endpoint.start_listening(at)?;
+        endpoint.start_listening(listen_addr)?;
         Ok(endpoint)
     }
 
     /// Reads the connection request of an inbound handshake.
-    pub(super) fn read_connreq(&mut self, host: &mut dyn EngineContext, at: usize) {
-        let Some(ConnectionState::Inbound(handshake)) = self.connections.get_mut(at) else {
+    pub(super) fn read_connreq(&mut self, engine: &mut dyn EngineContext, connection_index: usize) {
+        let Some(ConnectionState::Inbound(handshake)) = self.connections.get_mut(connection_index)
+        else {
             return;
         };
         let (control, trailing_bytes) = match handshake.read_request() {
             Ok(None) => return,
             Ok(Some(request)) => request,
-            Err(error) => return self.remove_inbound(host, at, error),
+            Err(error) => return self.remove_inbound(engine, connection_index, error),
         };
-        self.inbound.retain(|handshake| *handshake != at);
-        let ConnectionState::Inbound(handshake) = self.connections.remove(at) else {
+        self.inbound
+            .retain(|handshake| *handshake != connection_index);
+        let ConnectionState::Inbound(handshake) = self.connections.remove(connection_index) else {
             return;
         };
         let Ok(peer) = Address::from_socket_addr(Scheme::Tcp, handshake.peer_addr) else {
@@ -90,7 +92,7 @@ impl TcpEndpoint {
             return;
         };
         let data = control.private_data().to_vec();
-        host.on_connreq(self.id, &peer, &data);
+        engine.on_connreq(self.id, &peer, &data);
         let (byte_order, vendor_extension) = (control.byte_order, control.vendor_extension);
         let handle = Box::new(TcpConnReqHandle {
             socket: Some(socket),
@@ -101,14 +103,14 @@ impl TcpEndpoint {
         requests.queue.push_back(ConnReq { peer, data, handle });
     }
 
-    pub(crate) fn take_connreq(&mut self, host: &mut dyn EngineContext) -> Option<ConnReq> {
+    pub(crate) fn take_connreq(&mut self, engine: &mut dyn EngineContext) -> Option<ConnReq> {
         let EndpointKind::Passive(requests) = &mut self.kind else {
             return None;
         };
         let request = requests.queue.pop_front()?;
         if requests.accept_paused && requests.len() <= MAX_PENDING_REQUESTS / 2 {
             requests.accept_paused = false;
-            self.resume_accept(host);
+            self.resume_accept(engine);
             // If accepting failed, the timer retries it.
             self.arm_timer();
         }

@@ -9,19 +9,19 @@ use fabric_core::{Address, Error, FiAddr};
 use super::{ConnectionState, TcpEndpoint};
 
 impl TcpEndpoint {
-    pub(crate) fn post_recv(&mut self, host: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
-        self.rx.own.post(host, op, spec);
-        self.on_rx_queue_changed(host);
+    pub(crate) fn post_recv(&mut self, engine: &mut dyn EngineContext, op: OpKey, spec: RecvSpec) {
+        self.rx.own.post(engine, op, spec);
+        self.on_rx_queue_changed(engine);
     }
 
     pub(crate) fn post_multi_recv(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         op: OpKey,
         spec: RecvSpec,
     ) {
-        self.rx.own.post_multi(host, op, spec);
-        self.on_rx_queue_changed(host);
+        self.rx.own.post_multi(engine, op, spec);
+        self.on_rx_queue_changed(engine);
     }
 
     pub(crate) fn rx_queue(&mut self) -> &mut RxQueue {
@@ -29,33 +29,33 @@ impl TcpEndpoint {
     }
 
     /// Handles that a receive was posted or a message was discarded: a held message may match now.
-    pub(crate) fn on_rx_queue_changed(&mut self, host: &mut dyn EngineContext) {
+    pub(crate) fn on_rx_queue_changed(&mut self, engine: &mut dyn EngineContext) {
         if self.rx.own.has_work() {
-            host.request_rearm();
+            engine.request_rearm();
         }
-        self.fail_recvs_if_disconnected(host);
-        for at in 0..self.active_connections.len() {
+        self.fail_recvs_if_disconnected(engine);
+        for position in 0..self.active_connections.len() {
             if let Some(ConnectionState::Established(connection)) = self
                 .active_connections
-                .get(at)
-                .and_then(|at| self.connections.get_mut(*at))
+                .get(position)
+                .and_then(|connection_index| self.connections.get_mut(*connection_index))
                 && connection.has_held_messages()
                 && self
                     .rx
-                    .with_queue(|rx| connection.progress_rx(&mut self.scratch, rx, host))
+                    .with_queue(|rx| connection.progress_rx(&mut self.scratch, rx, engine))
             {
-                host.request_rearm();
+                engine.request_rearm();
             }
         }
     }
 
-    pub(crate) fn detach_recv(&mut self, host: &mut dyn EngineContext, op: OpKey) {
-        self.rx.own.detach(host, op);
+    pub(crate) fn detach_recv(&mut self, engine: &mut dyn EngineContext, op: OpKey) {
+        self.rx.own.detach(engine, op);
     }
 
     pub(crate) fn requeue_message(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         envelope: Envelope,
         bytes: PooledBuf,
     ) {
@@ -64,7 +64,7 @@ impl TcpEndpoint {
             .established()
             .find(|connection| connection.peer_key == envelope.peer)
             .and_then(|connection| connection.source);
-        self.rx.own.requeue_message(host, envelope, source, bytes);
+        self.rx.own.requeue_message(engine, envelope, source, bytes);
     }
 
     pub(crate) fn holds_messages_from(&self, source: FiAddr) -> bool {
@@ -73,11 +73,11 @@ impl TcpEndpoint {
 
     pub(crate) fn address_inserted(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         addr: FiAddr,
         address: &Address,
     ) {
-        let bound = host.incarnation_of(self.id, addr);
+        let bound = engine.incarnation_of(self.id, addr);
         for (_, state) in &mut self.connections {
             if let ConnectionState::Established(connection) = state
                 && self.peers[connection.peer].address == *address
@@ -85,34 +85,34 @@ impl TcpEndpoint {
                 && (bound.is_none() || bound == connection.incarnation())
             {
                 connection.source = Some(addr);
-                self.rx.own.assign_source(host, connection.peer_key, addr);
+                self.rx.own.assign_source(engine, connection.peer_key, addr);
             }
         }
-        self.rx.own.address_inserted(host, addr, address);
-        self.on_rx_queue_changed(host);
+        self.rx.own.address_inserted(engine, addr, address);
+        self.on_rx_queue_changed(engine);
     }
 
-    pub(crate) fn address_removed(&mut self, host: &mut dyn EngineContext, addr: FiAddr) {
-        self.rx.own.clear_source(host, addr);
+    pub(crate) fn address_removed(&mut self, engine: &mut dyn EngineContext, addr: FiAddr) {
+        self.rx.own.clear_source(engine, addr);
         for (_, state) in &mut self.connections {
             if let ConnectionState::Established(connection) = state {
                 connection.source = connection.source.filter(|source| *source != addr);
             }
         }
-        if let Some(at) = self.peer_index(addr) {
+        if let Some(peer_index) = self.peer_index(addr) {
             self.peer_by_fi_addr[addr.index()] = None;
-            self.peers[at].fi_addr = None;
+            self.peers[peer_index].fi_addr = None;
             let stale = Error::StaleAddress(addr);
-            self.fail_sends(host, at, &stale);
-            self.cancel_connect(at);
+            self.fail_sends(engine, peer_index, &stale);
+            self.cancel_connect(peer_index);
             for (_, state) in &mut self.connections {
                 if let ConnectionState::Established(connection) = state
-                    && connection.peer == at
+                    && connection.peer == peer_index
                 {
-                    connection.fail_requests_keep_slots(host, &stale);
+                    connection.fail_requests_keep_slots(engine, &stale);
                 }
             }
-            self.drop_unused_peer(at);
+            self.drop_unused_peer(peer_index);
         }
     }
 }

@@ -14,197 +14,209 @@ use super::{ConnectionState, EndpointKind, HANDSHAKE_TIMEOUT, TcpEndpoint, TcpPe
 impl TcpEndpoint {
     pub(crate) fn try_send(
         &mut self,
-        host: &mut dyn EngineContext,
-        spec: &TxOp,
+        engine: &mut dyn EngineContext,
+        tx_op: &TxOp,
         payload: Payload<'_>,
     ) -> Result<TrySend> {
-        let Some(at) = self.peer_index(spec.peer) else {
-            return host
-                .address_of(self.id, spec.peer)
+        let Some(peer_index) = self.peer_index(tx_op.peer) else {
+            return engine
+                .address_of(self.id, tx_op.peer)
                 .map(|_| TrySend::WouldBlock);
         };
-        let peer = &self.peers[at];
-        let is_plain = spec.kind == OpKind::Send && !spec.level.needs_ack();
-        let Some(at) = peer
+        let peer = &self.peers[peer_index];
+        let is_plain = tx_op.kind == OpKind::Send && !tx_op.level.needs_ack();
+        let Some(connection_index) = peer
             .connection
             .filter(|_| is_plain && peer.tx_queue.is_empty())
         else {
             return Ok(TrySend::WouldBlock);
         };
-        let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) else {
+        let Some(ConnectionState::Established(connection)) =
+            self.connections.get_mut(connection_index)
+        else {
             return Ok(TrySend::WouldBlock);
         };
-        connection.check_supported(spec)?;
-        let result = connection.try_send(host, spec, payload);
-        // The next pass writes what was collected, and ends the batching.
+        connection.check_supported(tx_op)?;
+        let result = connection.try_send(engine, tx_op, payload);
+        // The next pass writes the batched messages, and ends the batching.
         if connection.is_batching() || !connection.is_flushed() || connection.write_closed() {
-            self.mark_active(at);
+            self.mark_active(connection_index);
         }
         Ok(match result {
             TrySendResult::Written => TrySend::Done,
-            TrySendResult::Collected => TrySend::Collected,
+            TrySendResult::Batched => TrySend::Batched,
             TrySendResult::WouldBlock => TrySend::WouldBlock,
         })
     }
 
     /// Adds a connection to those that every pass polls.
-    pub(super) fn mark_active(&mut self, at: usize) {
-        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at)
+    pub(super) fn mark_active(&mut self, connection_index: usize) {
+        if let Some(ConnectionState::Established(connection)) =
+            self.connections.get_mut(connection_index)
             && !std::mem::replace(&mut connection.is_active, true)
         {
-            self.active_connections.push(at);
+            self.active_connections.push(connection_index);
         }
     }
 
-    /// Associates an operation with the message that was collected last for its peer.
-    pub(crate) fn collected(
+    /// Associates an operation with the message that was batched last for its peer.
+    pub(crate) fn set_batched_op(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
         len: usize,
     ) {
         let connection = self
-            .peer_index(spec.peer)
-            .and_then(|at| self.peers[at].connection);
-        match connection.and_then(|at| self.connections.get_mut(at)) {
+            .peer_index(tx_op.peer)
+            .and_then(|peer_index| self.peers[peer_index].connection);
+        match connection.and_then(|connection_index| self.connections.get_mut(connection_index)) {
             Some(ConnectionState::Established(connection)) => {
-                connection.collected(op, len, spec.tag)
+                connection.set_batched_op(op, len, tx_op.tag)
             }
-            _ => host.complete(op, Outcome::failed(Error::StaleAddress(spec.peer))),
+            _ => engine.complete(op, Outcome::failed(Error::StaleAddress(tx_op.peer))),
         }
     }
 
-    /// Writes what was collected.
-    pub(crate) fn flush(&mut self, host: &mut dyn EngineContext) {
+    /// Writes the batched messages.
+    pub(crate) fn flush(&mut self, engine: &mut dyn EngineContext) {
         // A connection with pending bytes is active.
-        for at in &self.active_connections {
-            if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(*at)
+        for connection_index in &self.active_connections {
+            if let Some(ConnectionState::Established(connection)) =
+                self.connections.get_mut(*connection_index)
                 && !connection.is_flushed()
             {
-                connection.write(host);
+                connection.write(engine);
             }
         }
     }
 
-    /// Writes the collected messages of a connection, or fails them with this error.
+    /// Writes the batched messages of a connection, or fails them with this error.
     pub(super) fn flush_or_fail_unwritten(
         &mut self,
-        host: &mut dyn EngineContext,
-        at: usize,
+        engine: &mut dyn EngineContext,
+        connection_index: usize,
         error: &Error,
     ) {
-        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) {
+        if let Some(ConnectionState::Established(connection)) =
+            self.connections.get_mut(connection_index)
+        {
             if !connection.is_flushed() {
-                connection.write(host);
+                connection.write(engine);
             }
-            connection.fail_unwritten(host, error);
+            connection.fail_unwritten(engine, error);
         }
     }
 
     pub(crate) fn queue_send(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         op: OpKey,
-        spec: &TxOp,
+        tx_op: &TxOp,
     ) -> Result<()> {
-        if spec.kind == OpKind::Send && spec.level == CompletionLevel::Matched {
+        if tx_op.kind == OpKind::Send && tx_op.level == CompletionLevel::Matched {
             return Err(Error::NotSupported("FI_MATCH_COMPLETE over tcp"));
         }
-        let at = match self.peer_index(spec.peer) {
-            Some(at) => at,
+        let peer_index = match self.peer_index(tx_op.peer) {
+            Some(peer_index) => peer_index,
             None => {
-                let name = host.address_of(self.id, spec.peer)?;
+                let name = engine.address_of(self.id, tx_op.peer)?;
                 let Some(to) = name.socket_addr() else {
                     return Err(Error::WrongScheme {
                         provider: "tcp",
                         address: name,
                     });
                 };
-                let at = self.find_or_add_peer(to)?;
-                if let Some(ConnectionState::Established(connection)) = self.peers[at]
+                let peer_index = self.find_or_add_peer(to)?;
+                if let Some(ConnectionState::Established(connection)) = self.peers[peer_index]
                     .connection
                     .and_then(|connection| self.connections.get(connection))
-                    && !connection.serves_addr(spec.peer, self.id, host)
+                    && !connection.serves_addr(tx_op.peer, self.id, engine)
                 {
                     return Err(Error::PeerGone(name));
                 }
-                self.peers[at].fi_addr = Some(spec.peer);
-                let index = spec.peer.index();
+                self.peers[peer_index].fi_addr = Some(tx_op.peer);
+                let index = tx_op.peer.index();
                 if index >= self.peer_by_fi_addr.len() {
                     self.peer_by_fi_addr.resize(index + 1, None);
                 }
-                self.peer_by_fi_addr[index] = Some(at);
-                at
+                self.peer_by_fi_addr[index] = Some(peer_index);
+                peer_index
             }
         };
-        if self.peers[at].connection.is_none() {
+        if self.peers[peer_index].connection.is_none() {
             if matches!(self.kind, EndpointKind::Msg(_)) {
                 return Err(self.disconnect_error());
             }
             // The address handle may be stale, with another incarnation at the same address.
-            host.address_of(self.id, spec.peer)?;
+            engine.address_of(self.id, tx_op.peer)?;
         }
-        if let Some(ConnectionState::Established(connection)) = self.peers[at]
+        if let Some(ConnectionState::Established(connection)) = self.peers[peer_index]
             .connection
             .and_then(|connection| self.connections.get(connection))
         {
-            connection.check_supported(spec)?;
+            connection.check_supported(tx_op)?;
         }
-        self.peers[at].tx_queue.push_back(QueuedOp {
+        self.peers[peer_index].tx_queue.push_back(QueuedOp {
             op,
-            spec: *spec,
+            tx_op: *tx_op,
             bytes_sent: None,
         });
-        if self.peers[at].connection.is_none() && self.peers[at].retry.is_none() {
-            self.peers[at].retry_deadline = Some(Instant::now() + HANDSHAKE_TIMEOUT);
-            if let Err(error) = self.connect(at) {
-                self.peers[at].tx_queue.pop_back();
+        if self.peers[peer_index].connection.is_none() && self.peers[peer_index].retry.is_none() {
+            self.peers[peer_index].retry_deadline = Some(Instant::now() + HANDSHAKE_TIMEOUT);
+            if let Err(error) = self.connect(peer_index) {
+                self.peers[peer_index].tx_queue.pop_back();
                 return Err(error);
             }
         }
-        self.progress_tx(host, at);
-        host.request_rearm();
+        self.progress_tx(engine, peer_index);
+        engine.request_rearm();
         Ok(())
     }
 
     /// Returns the position of the peer that listens at this address, and adds the peer if needed.
-    pub(super) fn find_or_add_peer(&mut self, at: SocketAddr) -> Result<usize> {
-        if let Some(index) = self.peer_by_socket_addr.get(&at) {
+    pub(super) fn find_or_add_peer(&mut self, socket_addr: SocketAddr) -> Result<usize> {
+        if let Some(index) = self.peer_by_socket_addr.get(&socket_addr) {
             return Ok(*index);
         }
-        let name = Address::from_socket_addr(Scheme::Tcp, at)?;
-        let index = self.peers.insert(TcpPeer::new(name, at, self.protocol));
-        self.peer_by_socket_addr.insert(at, index);
+        let name = Address::from_socket_addr(Scheme::Tcp, socket_addr)?;
+        let index = self
+            .peers
+            .insert(TcpPeer::new(name, socket_addr, self.protocol));
+        self.peer_by_socket_addr.insert(socket_addr, index);
         Ok(index)
     }
 
     pub(super) fn peer_index(&self, addr: FiAddr) -> Option<usize> {
-        let at = (*self.peer_by_fi_addr.get(addr.index())?)?;
-        (self.peers[at].fi_addr == Some(addr)).then_some(at)
+        let peer_index = (*self.peer_by_fi_addr.get(addr.index())?)?;
+        (self.peers[peer_index].fi_addr == Some(addr)).then_some(peer_index)
     }
 
     /// Progresses the transmit queue of a peer.
-    pub(super) fn progress_tx(&mut self, host: &mut dyn EngineContext, at: usize) {
-        let peer = &mut self.peers[at];
-        let Some(at) = peer.connection else { return };
-        if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at) {
-            connection.progress_tx(&mut peer.tx_queue, host);
-            self.mark_active(at);
+    pub(super) fn progress_tx(&mut self, engine: &mut dyn EngineContext, peer_index: usize) {
+        let peer = &mut self.peers[peer_index];
+        let Some(connection_index) = peer.connection else {
+            return;
+        };
+        if let Some(ConnectionState::Established(connection)) =
+            self.connections.get_mut(connection_index)
+        {
+            connection.progress_tx(&mut peer.tx_queue, engine);
+            self.mark_active(connection_index);
         }
     }
 
-    pub(crate) fn cancel(&mut self, host: &mut dyn EngineContext, op: OpKey) -> bool {
-        if self.rx.own.cancel(host, op) {
+    pub(crate) fn cancel(&mut self, engine: &mut dyn EngineContext, op: OpKey) -> bool {
+        if self.rx.own.cancel(engine, op) {
             return true;
         }
         for (_, peer) in &mut self.peers {
-            if let Some(at) = peer.tx_queue.iter().position(|send| send.op == op) {
-                if peer.tx_queue[at].bytes_sent.is_some() {
+            if let Some(position) = peer.tx_queue.iter().position(|send| send.op == op) {
+                if peer.tx_queue[position].bytes_sent.is_some() {
                     return false;
                 }
-                peer.tx_queue.remove(at);
-                host.request_rearm();
+                peer.tx_queue.remove(position);
+                engine.request_rearm();
                 return true;
             }
         }
@@ -215,23 +227,23 @@ impl TcpEndpoint {
     /// address handle no longer leads to this peer.
     pub(super) fn fail_stale_sends(
         &mut self,
-        host: &mut dyn EngineContext,
+        engine: &mut dyn EngineContext,
         connection: &TcpConnection,
     ) {
         let peer = &mut self.peers[connection.peer];
         let sends = peer.tx_queue.iter();
         let others: Vec<_> = sends
-            .filter(|send| !connection.serves_addr(send.spec.peer, self.id, host))
+            .filter(|send| !connection.serves_addr(send.tx_op.peer, self.id, engine))
             .map(|send| send.op)
             .collect();
         peer.tx_queue.retain(|send| !others.contains(&send.op));
         for op in others {
             // Nothing of it was sent: it was queued after the last connection had ended.
-            host.complete(op, Outcome::failed(Error::PeerGone(peer.address.clone())));
+            engine.complete(op, Outcome::failed(Error::PeerGone(peer.address.clone())));
         }
         if let Some(addr) = peer
             .fi_addr
-            .filter(|addr| !connection.serves_addr(*addr, self.id, host))
+            .filter(|addr| !connection.serves_addr(*addr, self.id, engine))
         {
             peer.fi_addr = None;
             self.peer_by_fi_addr[addr.index()] = None;
@@ -240,27 +252,32 @@ impl TcpEndpoint {
 
     /// Fails the queued and begun operations for a peer. A connection in the middle of a message
     /// sends nothing after it.
-    pub(super) fn fail_sends(&mut self, host: &mut dyn EngineContext, at: usize, error: &Error) {
-        self.peers[at].retry = None;
-        let peer = &mut self.peers[at];
+    pub(super) fn fail_sends(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        peer_index: usize,
+        error: &Error,
+    ) {
+        self.peers[peer_index].retry = None;
+        let peer = &mut self.peers[peer_index];
         if let Some(ConnectionState::Established(connection)) = peer
             .connection
             .and_then(|connection| self.connections.get_mut(connection))
         {
-            connection.cancel_uring_send(&mut peer.tx_queue, host);
+            connection.cancel_uring_send(&mut peer.tx_queue, engine);
             let is_aborted = connection.abort_message();
             if connection.write_closed() {
-                connection.fail_unwritten(host, error);
+                connection.fail_unwritten(engine, error);
             }
-            connection.complete_written(host);
-            connection.fail_rendezvous_sends(host, error);
-            if is_aborted && let Some(at) = peer.connection.take() {
-                self.mark_active(at);
+            connection.complete_written(engine);
+            connection.fail_rendezvous_sends(engine, error);
+            if is_aborted && let Some(connection_index) = peer.connection.take() {
+                self.mark_active(connection_index);
             }
         }
-        for send in std::mem::take(&mut self.peers[at].tx_queue) {
-            let transfer = Transfer::sent(send.bytes_sent.unwrap_or(0), send.spec.tag);
-            host.complete(send.op, Outcome::partial(transfer, error.clone()));
+        for send in std::mem::take(&mut self.peers[peer_index].tx_queue) {
+            let transfer = Transfer::sent(send.bytes_sent.unwrap_or(0), send.tx_op.tag);
+            engine.complete(send.op, Outcome::partial(transfer, error.clone()));
         }
     }
 }

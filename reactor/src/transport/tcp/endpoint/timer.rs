@@ -23,35 +23,35 @@ impl TcpEndpoint {
         timer.set(next.map(|next| next.saturating_duration_since(Instant::now())));
     }
 
-    pub(super) fn on_timer(&mut self, host: &mut dyn EngineContext) {
+    pub(super) fn on_timer(&mut self, engine: &mut dyn EngineContext) {
         let now = Instant::now();
         if self.accept_retry_at.is_some_and(|retry| retry <= now) {
-            self.resume_accept(host);
+            self.resume_accept(engine);
         }
-        self.expire_handshakes(host, now);
-        self.retry_connects(host, now);
+        self.expire_handshakes(engine, now);
+        self.retry_connects(engine, now);
         self.arm_timer();
     }
 
     /// Ends the handshakes whose deadline has passed.
-    fn expire_handshakes(&mut self, host: &mut dyn EngineContext, now: Instant) {
+    fn expire_handshakes(&mut self, engine: &mut dyn EngineContext, now: Instant) {
         let is_late =
             |state: &ConnectionState| state.deadline().is_some_and(|deadline| deadline <= now);
         let late: Vec<_> = self
             .connections
             .iter()
             .filter(|(_, state)| is_late(state))
-            .map(|(at, _)| at)
+            .map(|(connection_index, _)| connection_index)
             .collect();
-        for at in late {
-            match self.connections.get(at) {
+        for connection_index in late {
+            match self.connections.get(connection_index) {
                 Some(ConnectionState::Outbound(_)) => {
-                    self.on_handshake_step(host, at, HandshakeStep::TimedOut)
+                    self.on_handshake_step(engine, connection_index, HandshakeStep::TimedOut)
                 }
                 Some(ConnectionState::Inbound(handshake)) => {
                     let error = handshake
                         .rejection("no connect request before the handshake timeout (10 s)");
-                    self.remove_inbound(host, at, error);
+                    self.remove_inbound(engine, connection_index, error);
                 }
                 _ => {}
             }
@@ -59,22 +59,23 @@ impl TcpEndpoint {
     }
 
     /// Sends connect requests again to the peers whose retry is due.
-    fn retry_connects(&mut self, host: &mut dyn EngineContext, now: Instant) {
+    fn retry_connects(&mut self, engine: &mut dyn EngineContext, now: Instant) {
         let due: Vec<_> = self
             .peers
             .iter()
             .filter(|(_, peer)| peer.is_retry_due(now))
-            .map(|(at, _)| at)
+            .map(|(peer_index, _)| peer_index)
             .collect();
-        for at in due {
-            let retry = self.peers[at].retry;
-            if self.peers[at].connection.is_some() {
-                self.peers[at].retry = None;
-            } else if let Err(error) = self.connect(at) {
-                self.fail_sends(host, at, &error);
+        for peer_index in due {
+            let retry = self.peers[peer_index].retry;
+            if self.peers[peer_index].connection.is_some() {
+                self.peers[peer_index].retry = None;
+            } else if let Err(error) = self.connect(peer_index) {
+                self.fail_sends(engine, peer_index, &error);
             } else {
                 // The delay continues to grow from its last value.
-                self.peers[at].retry = retry.map(|(_, pause)| (now + HANDSHAKE_TIMEOUT, pause));
+                self.peers[peer_index].retry =
+                    retry.map(|(_, pause)| (now + HANDSHAKE_TIMEOUT, pause));
             }
         }
     }
