@@ -23,13 +23,13 @@ use crate::resolve;
 /// A passive endpoint (`fid_pep`): listens for connections, and yields connection requests as a
 /// stream.
 ///
-/// Created by [`PassiveEndpoint::bind`], with its own fabric and domain, or by
-/// [`Fabric::passive_endpoint`]. It makes progress on its own as a domain does, so that a request
-/// may be accepted in any domain. Up to 128 requests are queued, including those of clients that
-/// have disconnected meanwhile; further connections wait in the kernel's backlog. A client has ten
-/// seconds after connecting to send its request. At most 256 connections without a request are
-/// kept: a further one evicts the oldest. A connection that is rejected for a protocol error is an
-/// event, [`Rejected`](crate::EventKind::Rejected).
+/// The providers `shm` and `tcp` have passive endpoints. Created by [`PassiveEndpoint::bind`], with
+/// its own fabric and domain, or by [`Fabric::passive_endpoint`]. It makes progress on its own as a
+/// domain does, so that a request may be accepted in any domain. Up to 128 requests are queued,
+/// including those of clients that have disconnected meanwhile; further connections wait in the
+/// kernel's backlog. A client has ten seconds after connecting to send its request. At most 256
+/// connections without a request are kept: a further one evicts the oldest. A connection that is
+/// rejected for a protocol error is an event, [`Rejected`](crate::EventKind::Rejected).
 ///
 /// When it is dropped or closed, it stops listening, and queued requests are rejected. Accepted
 /// endpoints continue.

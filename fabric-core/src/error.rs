@@ -286,6 +286,9 @@ pub enum RejectReason {
     Malformed,
     /// The peer is out of memory or descriptors, or at its limit of connections.
     Resources,
+    /// The peer's endpoint is of another type: a connectionless endpoint (`FI_EP_RDM`) cannot be
+    /// connected with, and a passive endpoint (`FI_EP_MSG`) cannot be sent to.
+    EpType,
     /// A reason code that this version does not know.
     Other(u16),
 }
@@ -301,6 +304,9 @@ impl fmt::Display for RejectReason {
             Self::Resources => {
                 f.write_str("it is out of memory or descriptors, or at its connection limit")
             }
+            Self::EpType => f.write_str(
+                "its endpoint is of another type (FI_EP_RDM or FI_EP_MSG) than this side's",
+            ),
             Self::Other(code) => write!(f, "unknown reason code {code}"),
         }
     }
@@ -560,6 +566,10 @@ mod tests {
             (refused(RejectReason::User), vec!["user"]),
             (refused(RejectReason::Malformed), vec!["handshake"]),
             (refused(RejectReason::Resources), vec!["descriptors"]),
+            (
+                refused(RejectReason::EpType),
+                vec!["FI_EP_RDM", "FI_EP_MSG"],
+            ),
             (refused(RejectReason::Other(77)), vec!["77"]),
             (
                 Error::Rejected {

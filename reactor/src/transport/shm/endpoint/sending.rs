@@ -67,6 +67,9 @@ impl ShmEndpoint {
         let at = spec.peer.index();
         if self.tx_connection(spec.peer).is_none() {
             let peer = host.address_of(self.id, spec.peer)?;
+            if let Some(error) = self.disconnect_error() {
+                return Err(error);
+            }
             if peer.scheme() != Scheme::Shm {
                 return Err(Error::WrongScheme {
                     provider: "shm",
@@ -117,6 +120,9 @@ impl ShmEndpoint {
             return Ok(());
         };
         if tx.is_gone() {
+            if let Some(error) = self.disconnect_error() {
+                return Err(error);
+            }
             host.address_of(self.id, tx.addr)?;
             tx.expected = host.incarnation_of(self.id, tx.addr);
         }
