@@ -310,3 +310,77 @@ fn parse_refusal(bytes: &[u8]) -> ControlRead<CmAnswer> {
 pub(crate) fn is_gone(errno: Errno) -> bool {
     matches!(errno, Errno::PIPE | Errno::CONNRESET)
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::super::segment::Segment;
+    use super::*;
+
+    fn endpoint(private_data: &[u8]) -> CmEndpoint {
+        CmEndpoint {
+            lines: 64,
+            incarnation: u64::MAX,
+            caps: Caps::ATOMIC,
+            private_data: private_data.to_vec(),
+        }
+    }
+
+    #[test]
+    fn requests_and_answers_round_trip() {
+        let (near, far) = ShmSocket::pair().unwrap();
+        let far = ShmSocket::new(far);
+        let (_segment, memory) = Segment::create(64).unwrap();
+        let (_other, peer_socket) = ShmSocket::pair().unwrap();
+        for private_data in [&b""[..], b"x", &[7; MAX_PRIVATE_DATA]] {
+            let sent = endpoint(private_data);
+            assert!(matches!(recv_request(&far), ControlRead::WouldBlock));
+            send_request(&near, &sent, memory.as_fd()).unwrap();
+            let ControlRead::Message(request) = recv_request(&far) else {
+                panic!("expected a request");
+            };
+            assert_eq!(request.client, sent);
+            send_accept(&far, &sent, memory.as_fd(), peer_socket.as_fd()).unwrap();
+            let ControlRead::Message(CmAnswer::Accepted(accept)) = recv_answer(&near) else {
+                panic!("expected an accept");
+            };
+            assert_eq!(accept.server, sent);
+            let own = near.credentials().unwrap();
+            ShmSocket::from_peer(accept.socket, own).unwrap();
+            send_reject(&far, private_data);
+            let answer = recv_answer(&near);
+            let ControlRead::Message(CmAnswer::Rejected(data)) = answer else {
+                panic!("expected a rejection, got {answer:?}");
+            };
+            assert_eq!(data, private_data);
+        }
+        let reason = RejectReason::EpType;
+        control::send_control(&far, ControlMessage::Reject(reason));
+        let answer = recv_answer(&near);
+        assert!(
+            matches!(answer, ControlRead::Message(CmAnswer::Refused(refused)) if refused == reason)
+        );
+        drop(far);
+        assert!(matches!(recv_answer(&near), ControlRead::HungUp));
+        assert!(near.has_hung_up());
+    }
+
+    /// Only a socket whose other end belongs to the process that sent it is accepted.
+    #[test]
+    fn socket_of_another_process_is_refused() {
+        let (near, far) = ShmSocket::pair().unwrap();
+        let mut other = near.credentials().unwrap();
+        other.pid = Some(1);
+        assert_eq!(
+            ShmSocket::from_peer(far, other).unwrap_err(),
+            "socket leads to another process"
+        );
+        let datagrams = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        let own = near.credentials().unwrap();
+        assert_eq!(
+            ShmSocket::from_peer(datagrams.into(), own).unwrap_err(),
+            "descriptor is not a Unix socket"
+        );
+    }
+}
