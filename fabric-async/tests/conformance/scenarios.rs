@@ -99,6 +99,12 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         listen_and_connect_conveniences_work: CONNECTED,
         object_tree_counts_connected_endpoints: CONNECTED,
     }
+    connected_local {
+        window_outlives_neither_region_nor_connection: CONNECTED_ATOMIC.local_comm_only(),
+        both_completion_levels_wait_for_a_receive: CONNECTED_FENCE.levels(),
+        long_messages_are_copied_once_in_both_directions: CONNECTED.single_copy(),
+        connecting_endpoint_has_the_name_it_asks_for: CONNECTED.local_comm_only(),
+    }
     connected_tagged {
         every_length_arrives_tagged_in_both_directions: CONNECTED_TAGGED,
         every_send_call_accepts_a_tag: CONNECTED_TAGGED,
