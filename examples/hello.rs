@@ -1,13 +1,22 @@
-//! Two endpoints in one process: sends a message and returns a reply.
+//! Two endpoints in one process: sends a message and returns a reply. First between connectionless
+//! endpoints (`FI_EP_RDM`), then between connected ones (`FI_EP_MSG`).
 //!
 //! `cargo run --release --example hello`
+//! `cargo run --release --example hello -- tcp://127.0.0.1:0`
 
-use fabric_async::{Endpoint, Error, Result};
+use fabric_async::{Endpoint, Error, PassiveEndpoint, Result};
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let server = Endpoint::bind("shm://").await?; // or a fixed name: "shm://echo"
-    let client = Endpoint::bind("shm://").await?;
+    // Any free name; "shm://echo" is a fixed one.
+    let address = std::env::args().nth(1).unwrap_or_else(|| "shm://".into());
+    connectionless(&address).await?;
+    connected(&address).await
+}
+
+async fn connectionless(address: &str) -> Result<()> {
+    let server = Endpoint::bind(address).await?;
+    let client = Endpoint::bind(address).await?;
     let peer = client.add_peer(server.name()).await?;
     tokio::spawn(async move {
         let msg = server.recv().await?; // in memory of the domain's pool
@@ -15,6 +24,32 @@ async fn main() -> Result<()> {
         Ok::<_, Error>(())
     });
     client.send(peer, "hello, fabric").await?;
+    let reply = client.recv().await?;
+    println!("{}", String::from_utf8_lossy(&reply));
+    Ok(())
+}
+
+/// The server decides about each connection; the endpoint of a connection has one peer.
+async fn connected(address: &str) -> Result<()> {
+    let mut listener = PassiveEndpoint::bind(address).await?;
+    let name = listener.name().clone();
+    tokio::spawn(async move {
+        while let Some(request) = listener.next().await {
+            if request.private_data() != b"friend" {
+                request.reject("friends only")?;
+                continue;
+            }
+            let server = request.accept("welcome").await?;
+            let msg = server.recv().await?;
+            server.send(server.peer()?, msg.into_bytes()).await?;
+        }
+        Ok::<_, Error>(())
+    });
+    if let Err(rejected) = Endpoint::connect(&name).await {
+        println!("{rejected}");
+    }
+    let client = Endpoint::connect(&name).private_data("friend").await?;
+    client.send(client.peer()?, "hello, connection").await?;
     let reply = client.recv().await?;
     println!("{}", String::from_utf8_lossy(&reply));
     Ok(())

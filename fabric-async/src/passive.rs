@@ -23,13 +23,14 @@ use crate::resolve;
 /// A passive endpoint (`fid_pep`): listens for connections, and yields connection requests as a
 /// stream.
 ///
-/// Created by [`PassiveEndpoint::bind`], with its own fabric and domain, or by
-/// [`Fabric::passive_endpoint`]. A passive endpoint has a driver of its own, as a domain has, so a
-/// request may be accepted in any domain of the provider. Up to 128 requests are queued, including
-/// those of clients that have disconnected meanwhile; further connections wait in the kernel's
-/// backlog. A client has ten seconds after connecting to send its request. At most 256 connections
-/// without a request are kept: a further one evicts the oldest. A connection that is rejected for a
-/// protocol error is an event, [`Rejected`](crate::EventKind::Rejected).
+/// The providers `shm` and `tcp` have passive endpoints. Created by [`PassiveEndpoint::bind`], with
+/// its own fabric and domain, or by [`Fabric::passive_endpoint`]. A passive endpoint has a driver of
+/// its own, as a domain has, so a request may be accepted in any domain of the provider. Up to 128
+/// requests are queued, including those of clients that have disconnected meanwhile; further
+/// connections wait in the kernel's backlog. A client has ten seconds after connecting to send its
+/// request. At most 256 connections without a request are kept: a further one evicts the oldest. A
+/// connection that is rejected for a protocol error is an event,
+/// [`Rejected`](crate::EventKind::Rejected).
 ///
 /// When the passive endpoint is dropped or closed, it stops listening, and queued requests are
 /// rejected. Accepted endpoints continue.

@@ -316,6 +316,9 @@ pub enum RefusalReason {
     Malformed,
     /// The peer is out of memory or descriptors, or at its limit of connections.
     Resources,
+    /// The peer's endpoint is of another type: a connectionless endpoint (`FI_EP_RDM`) cannot be
+    /// connected with, and a passive endpoint (`FI_EP_MSG`) cannot be sent to.
+    EpType,
     /// A reason code that this version does not know.
     Other(u16),
 }
@@ -331,6 +334,9 @@ impl fmt::Display for RefusalReason {
             Self::Resources => {
                 f.write_str("it is out of memory or descriptors, or at its connection limit")
             }
+            Self::EpType => f.write_str(
+                "its endpoint is of another type (FI_EP_RDM or FI_EP_MSG) than this side's",
+            ),
             Self::Other(code) => write!(f, "unknown reason code {code}"),
         }
     }
@@ -652,6 +658,10 @@ mod tests {
             (refused(RefusalReason::User), vec!["user"]),
             (refused(RefusalReason::Malformed), vec!["handshake"]),
             (refused(RefusalReason::Resources), vec!["descriptors"]),
+            (
+                refused(RefusalReason::EpType),
+                vec!["FI_EP_RDM", "FI_EP_MSG"],
+            ),
             (refused(RefusalReason::Other(77)), vec!["77"]),
             (
                 Error::Rejected {

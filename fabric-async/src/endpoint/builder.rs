@@ -327,6 +327,9 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         connection: Option<ConnectedPeer>,
     ) -> Result<Endpoint<M>> {
         let fast_path = self.domain.inner.core.fast_path(id);
+        let unsupported = connection.as_ref().map_or(Caps::empty(), |peer| {
+            (Caps::TAGGED | Caps::ATOMIC) - peer.caps
+        });
         let inner = EndpointInner {
             node,
             id,
@@ -338,6 +341,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             } else {
                 self.info.caps
             },
+            tx_caps: self.info.caps - unsupported,
             selective_tx: self.selective.contains(CqBind::TRANSMIT)
                 && !self.info.tx.op_flags.contains(OpFlags::COMPLETION),
             selective_rx: self.selective.contains(CqBind::RECV)

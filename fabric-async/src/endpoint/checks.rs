@@ -25,7 +25,7 @@ impl EndpointInner {
             ));
         }
         match spec.kind {
-            OpKind::Send => self.check_caps(spec.tag.is_some(), Caps::SEND),
+            OpKind::Send => self.check_caps(self.tx_caps, spec.tag.is_some(), Caps::SEND),
             kind => self.check_one_sided(kind),
         }
     }
@@ -50,10 +50,12 @@ impl EndpointInner {
             OpKind::FetchAtomic => (Caps::ATOMIC, Caps::READ),
             _ => (Caps::ATOMIC, Caps::WRITE),
         };
-        let caps = self.caps;
+        let caps = self.tx_caps;
         if !caps.contains(what) {
             return Err(Error::NotSupported(if what == Caps::RMA {
                 "one-sided operations (the endpoint has no FI_RMA)"
+            } else if self.caps.contains(Caps::ATOMIC) {
+                "atomic operations on a peer not known to support them"
             } else {
                 "atomic operations (the endpoint has no FI_ATOMIC)"
             }));
@@ -77,7 +79,7 @@ impl EndpointInner {
                 "directed receives (the endpoint has no FI_DIRECTED_RECV)",
             ));
         }
-        self.check_caps(spec.tag.is_some(), Caps::RECV)
+        self.check_caps(self.caps, spec.tag.is_some(), Caps::RECV)
     }
 
     pub(crate) fn check_multi_recv(&self, spec: &RecvSpec) -> Result<()> {
@@ -97,12 +99,13 @@ impl EndpointInner {
         Ok(())
     }
 
-    fn check_caps(&self, tagged: bool, direction: Caps) -> Result<()> {
-        let caps = self.caps;
+    fn check_caps(&self, caps: Caps, tagged: bool, direction: Caps) -> Result<()> {
         if tagged && !caps.contains(Caps::TAGGED) {
-            return Err(Error::NotSupported(
-                "tagged messages (the endpoint has no FI_TAGGED)",
-            ));
+            return Err(Error::NotSupported(if self.caps.contains(Caps::TAGGED) {
+                "tagged messages to a peer not known to support them"
+            } else {
+                "tagged messages (the endpoint has no FI_TAGGED)"
+            }));
         }
         if !tagged && !caps.contains(Caps::MSG) {
             return Err(Error::NotSupported(

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fabric_core::flags::Caps;
 use fabric_core::info::EpType;
 use fabric_core::transport::{ConnectMode, ConnectParams, Connected, EpId};
 use fabric_core::tree::ObjectNode;
@@ -26,6 +27,8 @@ pub(super) struct ConnectedPeer {
     fi_addr: FiAddr,
     address: Address,
     private_data: Vec<u8>,
+    /// Operations among tagged messages and atomics that the peer executes.
+    pub(super) caps: Caps,
 }
 
 /// A connection attempt (`fi_connect`), which starts when it is awaited.
@@ -38,6 +41,8 @@ pub(super) struct ConnectedPeer {
 /// * [`Error::TimedOut`];
 /// * [`Error::Protocol`] when the answer violates the protocol;
 /// * [`Error::PeerGone`] when the peer disconnects without an answer;
+/// * over shm, [`Error::ConnectionRefused`] when the endpoint there is not a passive one or the
+///   kernel queues no further connections, and [`Error::OtherUser`];
 /// * [`Error::TooLong`] above the limit of private data;
 /// * [`Error::BadAddress`], [`Error::WrongScheme`];
 /// * [`Error::Invalid`] when the info is of another endpoint type;
@@ -164,6 +169,7 @@ impl UnconnectedEndpoint {
             fi_addr: self.fi_addr,
             address: name,
             private_data: data,
+            caps: connected.peer_caps,
         };
         builder.into_endpoint(
             self.node,
@@ -404,11 +410,11 @@ impl<M: ThreadModel> Endpoint<M> {
 
     /// Shuts down the connection of a connected endpoint (`fi_shutdown`); the endpoint stays open.
     ///
-    /// Completed sends are still delivered, in the background and for at most five seconds. Pending
-    /// sends and receives end with [`Error::Canceled`]. Messages that have arrived can still be
-    /// received. Both sides get the event [`Shutdown`](crate::EventKind::Shutdown). Later posts
-    /// fail with [`Error::Closed`]. A second call, or one after the peer has disconnected, does
-    /// nothing.
+    /// Completed sends are still delivered, over tcp in the background and for at most five
+    /// seconds. Pending sends and receives end with [`Error::Canceled`]. Messages that have arrived
+    /// can still be received. Both sides get the event [`Shutdown`](crate::EventKind::Shutdown).
+    /// Later posts fail with [`Error::Closed`]. A second call, or one after the peer has
+    /// disconnected, does nothing.
     ///
     /// # Errors
     /// [`Error::NotSupported`] for endpoints that are not connection-oriented; [`Error::Closed`]

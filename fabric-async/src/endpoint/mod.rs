@@ -116,6 +116,9 @@ pub(crate) struct EndpointInner {
     pub(crate) info: Info,
     /// Capabilities that operations are checked against.
     caps: Caps,
+    /// The capabilities that apply to transmit operations: those that its one peer lacks are left
+    /// out.
+    tx_caps: Caps,
     /// Whether a successful operation posted to the transmit queue (`selective_tx`) or receive
     /// queue (`selective_rx`) is reported only if its request asks for it.
     pub(crate) selective_tx: bool,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use fabric_core::buf::{IoBufMut, LoanedBuf, PooledBuf};
 use fabric_core::completion::{CompletionLevel, Transfer};
-use fabric_core::flags::{CounterBind, CqBind, OpFlags};
+use fabric_core::flags::{Caps, CounterBind, CqBind, OpFlags};
 use fabric_core::info::{EpType, Info, SHARED_CONTEXT};
 use fabric_core::stats::EndpointStats;
 use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
@@ -326,6 +326,7 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
             domain: domain.state().clone(),
             name: None,
             caps: self.info.caps,
+            tx_caps: Caps::empty(),
             selective_tx: false,
             selective_rx: self.selective && !self.info.rx.op_flags.contains(OpFlags::COMPLETION),
             info: self.info,

@@ -3,11 +3,12 @@
 //! After this chapter you can accept or reject connections one by one, connect to a listening
 //! endpoint, exchange private data, and handle the end of a connection.
 //!
-//! An endpoint of type [`EpType::Msg`] is connected to one peer for its whole life. The `tcp`
-//! provider has them, in the wire format of libfabric's provider since 1.8, so the peer may be a
-//! libfabric program (`fi_pingpong -p tcp -e msg`). Use them to admit peers one by one, and to have
-//! a queue, a budget and an end for each; [connectionless endpoints](super::client_server) talk
-//! with many peers.
+//! An endpoint of type [`EpType::Msg`] is connected to one peer for its whole life. The providers
+//! `shm` and `tcp` have them; over `tcp` in the wire format of libfabric's provider since 1.8, so
+//! the peer may be a libfabric program (`fi_pingpong -p tcp -e msg`). A program that takes the
+//! address as an argument works with `shm://name` and with `tcp://host:port`. Use them to admit
+//! peers one by one, and to have a queue, a budget and an end for each; [connectionless
+//! endpoints](super::client_server) talk with many peers.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -53,6 +54,8 @@
 //! | [`NoSuchPeer`](Error::NoSuchPeer) | no process listens there |
 //! | [`Rejected`](Error::Rejected) | the peer's program rejected, with its private data |
 //! | [`Protocol`](Error::Protocol) | something else listens there |
+//! | [`ConnectionRefused`](Error::ConnectionRefused) | over `shm`: the endpoint there is connectionless, or the queue of the kernel is full |
+//! | [`OtherUser`](Error::OtherUser) | over `shm`: the process there is another user's |
 //! | [`PeerGone`](Error::PeerGone) | the peer closed the connection |
 //! | [`TimedOut`](Error::TimedOut) | no answer within ten seconds, or [`Connect::timeout`]; a libfabric program answers only while it reads its event queue |
 //!
@@ -60,9 +63,35 @@
 //! one answers. Dropping the future abandons the attempt; an endpoint that was accepted meanwhile
 //! sees the end.
 //!
-//! A connectionless endpoint that looks up a passive endpoint produces a request whose private data
-//! is its protocol handshake. When that is rejected its `add_peer` fails with
-//! [`Error::ConnectionRefused`]. Check the private data to tell them apart.
+//! Over `tcp`, a connectionless endpoint that looks up a passive endpoint produces a request whose
+//! private data is its protocol handshake. When that is rejected its `add_peer` fails with
+//! [`Error::ConnectionRefused`]. Check the private data to tell them apart. Over `shm` the two
+//! types of endpoint refuse each other with [`RefusalReason::EpType`], and the program sees no
+//! request.
+//!
+//! # Shared memory
+//!
+//! Over `shm`, connected endpoints have everything that connectionless ones have, such as loans,
+//! windows and single copies. A passive endpoint listens at its name; a connecting endpoint has a
+//! name of its own, at which nobody can connect to it, and an accepted endpoint has the name of the
+//! passive endpoint. Only processes of the same user can connect. The death of a process is an
+//! event at once: [`Shutdown`](EventKind::Shutdown) with [`Died`](DownReason::Died).
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Endpoint, PassiveEndpoint};
+//! # use std::future::IntoFuture;
+//! let mut listener = PassiveEndpoint::bind("shm://").await?;        // or "shm://name"
+//! let connecting = Endpoint::connect(listener.name()).private_data("hello").into_future();
+//! let accepting = async { listener.next().await.expect("the listener is open").accept("").await };
+//! let (client, server) = tokio::try_join!(connecting, accepting)?;
+//! assert_eq!((server.private_data(), server.name()), (&b"hello"[..], listener.name()));
+//! let mut loan = client.loan(5)?;
+//! loan.copy_from_slice(b"frame");
+//! client.lend(client.peer()?, loan).await?;
+//! assert_eq!(&server.recv().await?[..], b"frame");
+//! # Ok(()) }
+//! ```
 //!
 //! # Accepting
 //!
@@ -87,8 +116,9 @@
 //! ```
 //!
 //! A connection has ten seconds to send its request; 256 may be pending, and the oldest is evicted.
-//! 128 requests wait to be taken; beyond that the kernel queues connections (4096, or
-//! `net.core.somaxconn`).
+//! 128 requests wait to be taken; beyond that the kernel queues connections: over `tcp` 4096, over
+//! `shm` 1024, or `net.core.somaxconn`. Over `shm` a connect beyond that fails at once with
+//! [`RefusalReason::Resources`].
 //!
 //! # Messages and memory
 //!
@@ -127,7 +157,8 @@
 //! peer that announced nothing is therefore [`NotSupported`](Error::NotSupported), unless your
 //! program says that the peer takes them: [`Connect::peer_supports_tags`] or
 //! [`ConnectionRequest::peer_supports_tags`]. Tagged messages from such a peer are received. An
-//! endpoint without [`Caps::TAGGED`] treats one as a protocol violation.
+//! endpoint over `tcp` without [`Caps::TAGGED`] treats one as a protocol violation. Over `shm` the
+//! capabilities of both sides are always known.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -195,13 +226,14 @@
 //! # End of a connection
 //!
 //! [`Endpoint::shutdown`], dropping or closing the endpoint, and the death of the process end the
-//! connection. What was sent before is handed over in the background for up to five seconds. The
-//! other side first receives everything that arrived. Then pending and later operations fail with
+//! connection. What was sent before is handed over in the background for up to five seconds; over
+//! `shm` a completed send is in the ring, where the peer finds it also after a death. The other
+//! side first receives everything that arrived. Then pending and later operations fail with
 //! [`PeerGone`](Error::PeerGone), or [`Protocol`](Error::Protocol) if the peer violated the
-//! protocol, and the event queue gets one [`Shutdown`](EventKind::Shutdown). A process that is
-//! killed between two messages looks like one that closed its endpoint. An unexpected message
-//! beyond the budget delays the end until it is received. A connected endpoint cannot be connected
-//! again.
+//! protocol, and the event queue gets one [`Shutdown`](EventKind::Shutdown). Over `tcp`, a process
+//! that is killed between two messages looks like one that closed its endpoint. An unexpected
+//! message beyond the budget delays the end until it is received. A connected endpoint cannot be
+//! connected again.
 //!
 //! A machine that vanishes is noticed after 30 seconds of silence (keepalive), or, if bytes are on
 //! their way to it, when the kernel gives up.

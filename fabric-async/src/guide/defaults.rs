@@ -66,6 +66,7 @@
 //! | unexpected messages | 16 MiB per endpoint, each with 128 bytes on top | bounds what peers make an endpoint hold |
 //! | pass | 64 KiB, at most 64 records, per peer | no peer delays the others, and no poll takes long |
 //! | pending connections | 1024 to be accepted, 64 in the handshake | the oldest handshake is evicted |
+//! | clients of a passive endpoint | 256 without a request, for 10 seconds; 128 requests | as over `tcp` |
 //! | closing threads | 8, and 64 descriptors that wait for one | a peer's descriptor may take long to close |
 //! | pool | powers of two from 256 bytes to 1 MiB, 4 MiB of each | reuse within bounded memory |
 //! | memory of a long message | reserved once, at the announced length | nothing is copied again; pages are used as bytes arrive |

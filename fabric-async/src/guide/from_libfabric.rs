@@ -116,7 +116,7 @@
 //! use fabric_async::{Caps, EpType, Error, Hints, discover};
 //! for (hints, attribute) in [
 //!     (Hints::new().caps(Caps::MSG | Caps::TRIGGER), "caps"),
-//!     (Hints::new().provider("shm").ep_type(EpType::Msg), "ep_type"),
+//!     (Hints::new().provider("udp").ep_type(EpType::Msg), "ep_type"),
 //!     (Hints::new().provider("shm").tx_size(5000), "tx_size"),
 //! ] {
 //!     let refused = discover(&hints).await.unwrap_err();
@@ -138,7 +138,7 @@
 //! | [`Hints::api_version`] above this library's | | refused with `FI_ENODATA`, not `FI_ENOSYS` |
 //! | domain | `fi_open_ops`, `fi_set_ops`; `FI_REG_MR` of `fi_domain_bind`; resource domains | no call |
 //! | thread models | `FI_THREAD_DOMAIN` and others without locks | served as `FI_THREAD_SAFE` |
-//! | endpoint types | [`EpType::Msg`] and passive endpoints but over `tcp`; `FI_EP_RDM` over `udp` | `ep_type` refused |
+//! | endpoint types | [`EpType::Msg`] and passive endpoints but over `shm` and `tcp`; `FI_EP_RDM` over `udp` | `ep_type` refused |
 //! | endpoints | scalable endpoints, shared transmit contexts, `FI_NAMED_RX_CTX` | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` above 1 refused |
 //! | | `fi_ep_alias`, `fi_getopt` and `fi_setopt`, `fi_control`, a backlog, taking over a passive endpoint's address (`info.handle`) | no call |
 //! | default flags | `FI_INJECT`, `FI_MULTI_RECV`, `FI_MULTICAST` for all operations | `tx_op_flags`, `rx_op_flags` refused |

@@ -291,15 +291,20 @@ pub(crate) async fn many_clients_connect_to_one_passive_endpoint(setup: Setup) {
     }
 }
 
-pub(crate) async fn connect_fails_on_timeout_or_closed_port(setup: Setup) {
-    let mut here = MsgDomainFixture::open(&setup).await;
-    let (silent, name) = raw_listener();
+pub(crate) async fn connect_fails_on_timeout_or_closed_listener(setup: Setup) {
+    let (mut here, there) = (
+        MsgDomainFixture::open(&setup).await,
+        MsgDomainFixture::open(&setup).await,
+    );
+    // The requests are neither accepted nor rejected.
+    let pep = there.listen(&setup);
+    let name = pep.name().clone();
     let initiating = here
         .endpoint()
         .connect(&name)
         .timeout(Duration::from_millis(50));
     let error = initiating.await.unwrap_err();
-    assert_eq!(error, Error::TimedOut(name.parse().unwrap()));
+    assert_eq!(error, Error::TimedOut(name.clone()));
     assert_eq!(error.errno(), 110);
     assert_eq!(
         here.eq.next().await.kind,
@@ -313,9 +318,13 @@ pub(crate) async fn connect_fails_on_timeout_or_closed_port(setup: Setup) {
         .into_future();
     assert!(poll_once(&mut initiating).await.is_pending());
     drop(initiating);
-    drop(silent);
+    drop(pep);
     let error = here.endpoint().connect(&name).await.unwrap_err();
-    assert_eq!(error, Error::NoSuchPeer(name.parse().unwrap()));
+    assert_eq!(error, Error::NoSuchPeer(name));
+    assert_eq!(
+        here.eq.next().await.kind,
+        EventKind::ConnectFailed { error }
+    );
 }
 
 /// Sockets that connect and send nothing occupy a bounded table; the oldest of them is evicted.

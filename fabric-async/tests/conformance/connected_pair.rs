@@ -53,7 +53,10 @@ impl MsgDomainFixture {
             .domain_builder(&info)
             .wait_policy(setup.wait_policy)
             .socket_io(setup.socket_io);
-        let domain = domain.socket_options(setup.socket_options(SocketOptions::new()));
+        let mut domain = domain.socket_options(setup.socket_options(SocketOptions::new()));
+        if let Some(len) = setup.single_copy_threshold {
+            domain = domain.single_copy_threshold(len);
+        }
         let (domain, eq) = (domain.open().unwrap(), fabric.event_queue(256).unwrap());
         domain.bind_eq(&eq).unwrap();
         let cq = domain.completion_queue(1024).unwrap();

@@ -177,6 +177,7 @@ pub(crate) const CONNECTED: Requirements = Requirements::connected(Caps::MSG);
 pub(crate) const CONNECTED_TAGGED: Requirements =
     CONNECTED.and(Caps::TAGGED).and(Caps::TAGGED_MULTI_RECV);
 pub(crate) const CONNECTED_MULTI_RECV: Requirements = CONNECTED.and(Caps::MULTI_RECV);
+pub(crate) const CONNECTED_FENCE: Requirements = CONNECTED.and(Caps::FENCE);
 pub(crate) const CONNECTED_RMA: Requirements = CONNECTED.and(Caps::RMA);
 pub(crate) const CONNECTED_RMA_EVENT: Requirements = CONNECTED_RMA.and(Caps::RMA_EVENT);
 pub(crate) const CONNECTED_ATOMIC: Requirements = CONNECTED_RMA.and(Caps::ATOMIC);

@@ -69,12 +69,12 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         private_data_beyond_limit_is_refused: CONNECTED,
         dropped_connect_aborts_the_attempt: CONNECTED,
         many_clients_connect_to_one_passive_endpoint: CONNECTED,
-        connect_fails_on_timeout_or_closed_port: CONNECTED,
-        oldest_pending_handshake_is_evicted: CONNECTED,
-        connect_request_is_accepted_at_every_split: CONNECTED,
-        malformed_connect_request_closes_socket: CONNECTED,
-        connect_response_is_accepted_at_every_split: CONNECTED,
-        malformed_connect_response_fails_connect: CONNECTED,
+        connect_fails_on_timeout_or_closed_listener: CONNECTED,
+        oldest_pending_handshake_is_evicted: CONNECTED.sockets(),
+        connect_request_is_accepted_at_every_split: CONNECTED.sockets(),
+        malformed_connect_request_closes_socket: CONNECTED.sockets(),
+        connect_response_is_accepted_at_every_split: CONNECTED.sockets(),
+        malformed_connect_response_fails_connect: CONNECTED.sockets(),
         connreq_can_be_accepted_in_any_domain: CONNECTED,
     }
     connected {
@@ -94,10 +94,16 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         every_length_is_written_and_read: CONNECTED_RMA,
         writes_report_data_and_count_at_target: CONNECTED_RMA_EVENT,
         delivery_complete_waits_for_the_peer: CONNECTED,
-        protocol_violation_closes_connection: CONNECTED,
+        protocol_violation_closes_connection: CONNECTED.sockets(),
         unsupported_calls_are_refused: CONNECTED,
         listen_and_connect_open_working_endpoints: CONNECTED,
         object_tree_counts_connected_endpoints: CONNECTED,
+    }
+    connected_local {
+        window_outlives_neither_region_nor_connection: CONNECTED_ATOMIC.local_comm_only(),
+        both_completion_levels_wait_for_a_receive: CONNECTED_FENCE.levels(),
+        long_messages_are_copied_once_in_both_directions: CONNECTED.single_copy(),
+        connecting_endpoint_has_the_name_it_asks_for: CONNECTED.local_comm_only(),
     }
     connected_tagged {
         every_length_arrives_tagged_in_both_directions: CONNECTED_TAGGED,
@@ -105,10 +111,10 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         receives_match_by_tag: CONNECTED_TAGGED,
         shared_rx_receives_match_by_tag: CONNECTED_TAGGED.shared_rx(),
         tagged_send_to_untagged_peer_is_refused: CONNECTED_TAGGED,
-        peer_supports_tags_option_enables_tagged_sends: CONNECTED_TAGGED,
-        tagged_frame_of_raw_peer_is_read_at_every_split: CONNECTED_TAGGED,
-        vendor_extension_enables_only_announced_caps: CONNECTED_TAGGED,
-        tagged_frame_closes_untagged_connection: CONNECTED,
+        peer_supports_tags_option_enables_tagged_sends: CONNECTED_TAGGED.sockets(),
+        tagged_frame_of_raw_peer_is_read_at_every_split: CONNECTED_TAGGED.sockets(),
+        vendor_extension_enables_only_announced_caps: CONNECTED_TAGGED.sockets(),
+        tagged_frame_closes_untagged_connection: CONNECTED.sockets(),
     }
     connected_rma {
         every_atomic_op_works_in_both_directions: CONNECTED_ATOMIC,
@@ -118,9 +124,9 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         misaligned_atomic_fails_only_its_op: CONNECTED_ATOMIC,
         atomics_to_peer_without_support_are_refused: CONNECTED_ATOMIC,
         rma_to_msg_only_endpoint_fails_with_unknown_key: CONNECTED_RMA,
-        atomics_to_unannounced_peer_are_refused: CONNECTED_ATOMIC,
-        bad_rma_of_unannounced_peer_closes_connection: CONNECTED_RMA,
-        peer_with_vendor_extension_gets_atomics_and_nacks: CONNECTED_ATOMIC,
+        atomics_to_unannounced_peer_are_refused: CONNECTED_ATOMIC.sockets(),
+        bad_rma_of_unannounced_peer_closes_connection: CONNECTED_RMA.sockets(),
+        peer_with_vendor_extension_gets_atomics_and_nacks: CONNECTED_ATOMIC.sockets(),
     }
     shared_rx_connected {
         many_connections_share_few_posted_receives: CONNECTED.shared_rx(),

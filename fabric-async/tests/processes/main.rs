@@ -5,6 +5,8 @@
 mod blocking_close;
 mod churn;
 mod completion_levels;
+mod connected_shm;
+mod connected_shm_hostile;
 mod forks;
 mod guide;
 mod health;

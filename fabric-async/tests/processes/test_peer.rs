@@ -158,6 +158,8 @@ pub(crate) fn run_role() {
         "tcp connect_and_echo" => run(crate::tcp::connected::connect_and_echo(&name)),
         "tcp fetch_add_client" => run(crate::tcp::connected::fetch_add_client(&name)),
         "tcp accept_and_echo" => run(crate::tcp::connected::accept_and_echo(&name)),
+        "shm connect_and_echo" => run(crate::connected_shm::connect_and_echo(&name)),
+        "shm accept_and_echo" => run(crate::connected_shm::accept_and_echo(&name)),
         "udp echo" => run(crate::udp::echo(&name)),
         "udp multicast_member" => run(crate::udp::multicast_member(&name)),
         "udp flood" => crate::udp::flood(&name),

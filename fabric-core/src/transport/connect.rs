@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::address::{Address, FiAddr};
+use crate::flags::Caps;
 
 /// Maximum length of the private data of a connection request or its reply, in bytes.
 #[doc(alias = "FI_OPT_CM_DATA_SIZE")]
@@ -71,4 +72,7 @@ pub struct Connected {
     pub name: Address,
     /// Private data of the peer's acceptance; empty on the accepting side.
     pub data: Vec<u8>,
+    /// The capabilities among [`Caps::TAGGED`] and [`Caps::ATOMIC`] whose operations may be posted.
+    /// A transport that checks each operation against its peer reports both.
+    pub peer_caps: Caps,
 }

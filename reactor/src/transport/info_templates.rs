@@ -51,3 +51,12 @@ pub(super) fn reliable_info(provider: &str, caps: Caps) -> Info {
     info.tx.inject_size = 4096;
     info
 }
+
+/// Turns an offer into one for connected endpoints (`FI_EP_MSG`): a single peer needs neither
+/// directed receives nor a source address nor an address vector.
+pub(super) fn with_msg_endpoints(mut info: Info) -> Info {
+    info.caps -= Caps::DIRECTED_RECV | Caps::SOURCE;
+    info.domain.av_type = None;
+    info.ep.ep_type = EpType::Msg;
+    info
+}

@@ -6,6 +6,7 @@ mod info_templates;
 mod net;
 pub mod shm;
 pub mod tcp;
+mod timer;
 mod token;
 pub mod udp;
 

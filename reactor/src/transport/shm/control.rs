@@ -23,6 +23,7 @@ use fabric_core::{Address, Error, RefusalReason, Result, Scheme};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
+use super::cm::CM_MAGIC;
 use super::socket::{self, SeqpacketRecv, ShmSocket};
 
 /// Version of everything two processes must agree on: hello, segment and records.
@@ -38,6 +39,7 @@ const REJECT_VERSION: u16 = 1;
 const REJECT_USER: u16 = 2;
 const REJECT_MALFORMED: u16 = 3;
 const REJECT_RESOURCES: u16 = 4;
+const REJECT_EP_TYPE: u16 = 5;
 const ENDPOINT_CLOSED: u16 = 100;
 const DOORBELL: u16 = 101;
 const DISCONNECT: u16 = 102;
@@ -122,19 +124,26 @@ pub(crate) enum ControlRead<T> {
     Message(T),
     Malformed(&'static str),
     VersionMismatch(u16),
-    /// The descriptor of the message was lost: this process has no free descriptor
-    /// (`RLIMIT_NOFILE`).
+    /// The handshake of the other type of endpoint: `FI_EP_MSG` or `FI_EP_RDM`.
+    WrongEpType,
+    /// This process had no room for the descriptor of the message.
     DescriptorLimitReached,
     HungUp,
 }
 
 impl<T> ControlRead<T> {
-    fn map<U>(self, convert: impl FnOnce(T) -> U) -> ControlRead<U> {
+    pub(super) fn map<U>(self, convert: impl FnOnce(T) -> U) -> ControlRead<U> {
+        self.and_then(|message| ControlRead::Message(convert(message)))
+    }
+
+    /// Converts a message further, which may fail.
+    pub(super) fn and_then<U>(self, convert: impl FnOnce(T) -> ControlRead<U>) -> ControlRead<U> {
         match self {
-            Self::Message(message) => ControlRead::Message(convert(message)),
+            Self::Message(message) => convert(message),
             Self::WouldBlock => ControlRead::WouldBlock,
             Self::Malformed(what) => ControlRead::Malformed(what),
             Self::VersionMismatch(theirs) => ControlRead::VersionMismatch(theirs),
+            Self::WrongEpType => ControlRead::WrongEpType,
             Self::DescriptorLimitReached => ControlRead::DescriptorLimitReached,
             Self::HungUp => ControlRead::HungUp,
         }
@@ -204,7 +213,15 @@ pub(crate) fn recv_hello(socket: &ShmSocket) -> ControlRead<ShmHello> {
     parse_hello(&bytes[..len], memory)
 }
 
+/// Returns whether these bytes begin as a hello does.
+pub(super) fn is_hello(bytes: &[u8]) -> bool {
+    bytes.starts_with(&MAGIC)
+}
+
 pub(super) fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> ControlRead<ShmHello> {
+    if bytes.starts_with(&CM_MAGIC) {
+        return ControlRead::WrongEpType;
+    }
     let Some((head, rest)) = bytes.split_first_chunk::<10>() else {
         return ControlRead::Malformed("hello is too short");
     };
@@ -297,6 +314,7 @@ fn encode_control(message: ControlMessage) -> [u8; CONTROL_LEN] {
         ControlMessage::Reject(RefusalReason::Version { .. }) => (REJECT_VERSION, 0),
         ControlMessage::Reject(RefusalReason::User) => (REJECT_USER, 0),
         ControlMessage::Reject(RefusalReason::Resources) => (REJECT_RESOURCES, 0),
+        ControlMessage::Reject(RefusalReason::EpType) => (REJECT_EP_TYPE, 0),
         ControlMessage::Reject(_) => (REJECT_MALFORMED, 0),
         ControlMessage::Ready => (READY, 0),
         ControlMessage::EndpointClosed => (ENDPOINT_CLOSED, 0),
@@ -402,7 +420,7 @@ pub(crate) fn round_trips(message: ControlMessage) -> bool {
 
 /// Decodes a control message. A rejection because of the version is understood in every version:
 /// the first twelve bytes are the same in all.
-fn parse_control(bytes: &[u8]) -> ControlRead<ControlMessage> {
+pub(super) fn parse_control(bytes: &[u8]) -> ControlRead<ControlMessage> {
     let Some((head, rest)) = bytes
         .split_first_chunk::<12>()
         .filter(|(head, _)| head[..8] == MAGIC)
@@ -435,6 +453,7 @@ fn parse_control(bytes: &[u8]) -> ControlRead<ControlMessage> {
         REJECT_USER => ControlMessage::Reject(RefusalReason::User),
         REJECT_MALFORMED => ControlMessage::Reject(RefusalReason::Malformed),
         REJECT_RESOURCES => ControlMessage::Reject(RefusalReason::Resources),
+        REJECT_EP_TYPE => ControlMessage::Reject(RefusalReason::EpType),
         other => ControlMessage::Reject(RefusalReason::Other(other)),
     })
 }

@@ -9,10 +9,12 @@
 //! | `rx_pass` | polling incoming connections in a pass |
 //! | `acks` | acks and returned slots for senders |
 //! | `disconnect` | the end of connections, and its events |
+//! | `connected` | connected endpoints (`FI_EP_MSG`) |
 //! | `stats` | counters and the description of an endpoint |
 
 mod accept;
 mod acks;
+mod connected;
 mod disconnect;
 mod receiving;
 mod rx_pass;
@@ -39,8 +41,10 @@ use super::rx_connection::{LocalEndpoint, RxConnection};
 use super::rx_table::{ALWAYS_ACTIVE, RxConnections};
 use super::socket::{self, ShmListener};
 use super::tx_connection::{QueueProgress, TxStats};
+use crate::transport::fork_guard::ForkGuard;
 use crate::transport::token;
 
+use connected::MsgConnection;
 use disconnect::end_tx_connection;
 
 /// Bytes of unexpected messages that an endpoint buffers before it stops reading from senders.
@@ -52,14 +56,16 @@ pub(crate) enum ShmToken {
     Listener,
     Rx(u32),
     Tx(u32),
+    Timer,
 }
 
 impl ShmToken {
-    fn pack(self, ep: EpId) -> u64 {
+    pub(super) fn pack(self, ep: EpId) -> u64 {
         match self {
             Self::Listener => token::pack(0, ep, 0),
             Self::Rx(id) => token::pack(1, ep, id),
             Self::Tx(id) => token::pack(2, ep, id),
+            Self::Timer => token::pack(3, ep, 0),
         }
     }
 
@@ -68,7 +74,8 @@ impl ShmToken {
         let what = match kind {
             0 => Self::Listener,
             1 => Self::Rx(id),
-            _ => Self::Tx(id),
+            2 => Self::Tx(id),
+            _ => Self::Timer,
         };
         (ep, what)
     }
@@ -82,9 +89,11 @@ pub(crate) struct ShmEndpoint {
     name: Address,
     local: LocalEndpoint,
     tx_resources: TxResources,
-    /// Operations over connections that were removed.
+    /// Counters of connections that were removed.
     counters: TxStats,
-    listener: ShmListener,
+    /// `None` for a connected endpoint, to which no other peer can connect.
+    listener: Option<ShmListener>,
+    fork_guard: ForkGuard,
     wait_set: Arc<dyn WaitSet>,
     rx: RxBinding,
     rx_connections: RxConnections,
@@ -92,8 +101,14 @@ pub(crate) struct ShmEndpoint {
     /// Closed for a moment when this process has no descriptor left, so that a connection can be
     /// accepted and rejected.
     reserve_fd: Option<OwnedFd>,
-    /// Whether the endpoint accepts no connections because the closing threads are blocked.
-    stopped: bool,
+    /// The connection of a connected endpoint (`FI_EP_MSG`).
+    msg: Option<Box<MsgConnection>>,
+    /// Whether the next pass has to resume: the endpoint accepts no connections because the closing
+    /// threads are blocked, or receives of a connected endpoint are still to be failed.
+    resume_due: bool,
+    /// Whether a change of the receive queue has further effects: the queue is shared, or receives
+    /// fail because the connection of a connected endpoint has ended.
+    has_rx_hook: bool,
     /// Whether the oldest message of some incoming connection waits for a receive.
     message_held: bool,
     /// The connections to peers.
@@ -115,14 +130,35 @@ impl ShmEndpoint {
         wait: Arc<dyn WaitSet>,
         receiving: RxSource<'_>,
     ) -> Result<Self> {
-        let caps = info.caps;
         let listener = ShmListener::open(&at)?;
         wait.watch(listener.as_fd(), ShmToken::Listener.pack(id))
             .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
-        Ok(Self {
+        let resources = (info, tx_resources);
+        Ok(Self::new(
+            id,
+            at,
+            Some(listener),
+            resources,
+            wait,
+            receiving,
+        ))
+    }
+
+    fn new(
+        id: EpId,
+        name: Address,
+        listener: Option<ShmListener>,
+        (info, tx_resources): (&Info, TxResources),
+        wait: Arc<dyn WaitSet>,
+        receiving: RxSource<'_>,
+    ) -> Self {
+        let caps = info.caps;
+        let reserve_fd = listener.as_ref().and_then(|_| socket::reserve_fd().ok());
+        let rx = receiving.bind(id, UNEXPECTED_BYTES);
+        Self {
             active: false,
             id,
-            name: at,
+            name,
             local: LocalEndpoint {
                 ep: id,
                 incarnation: RandomState::new().hash_one(id.0),
@@ -134,18 +170,21 @@ impl ShmEndpoint {
             tx_resources,
             counters: TxStats::default(),
             listener,
+            fork_guard: ForkGuard::current_process(),
             wait_set: wait,
-            rx: receiving.bind(id, UNEXPECTED_BYTES),
+            has_rx_hook: rx.is_shared(),
+            rx,
             rx_connections: RxConnections::default(),
             last_peer_key: 0,
-            reserve_fd: socket::reserve_fd().ok(),
-            stopped: false,
+            reserve_fd,
+            msg: None,
+            resume_due: false,
             message_held: false,
             tx_connections: Arc::new(ConnectionTable::new(info.ep.max_msg_size)),
             tx_indices: Vec::new(),
             tx_queued: Vec::new(),
             tx_unflushed: Vec::new(),
-        })
+        }
     }
 
     pub(crate) fn id(&self) -> EpId {
@@ -159,8 +198,8 @@ impl ShmEndpoint {
     /// Makes progress; returns whether anything progressed. With more than [`ALWAYS_ACTIVE`]
     /// endpoints or incoming connections, connections that have been silent for long become idle.
     pub(crate) fn progress(&mut self, engine: &mut dyn EngineContext, endpoints: usize) -> bool {
-        if self.stopped {
-            self.accept_again(engine);
+        if self.resume_due {
+            self.resume(engine);
         }
         let drained = self.rx.own.drain_unexpected(engine);
         let mut received = drained | self.progress_rx(engine);
@@ -181,7 +220,17 @@ impl ShmEndpoint {
         self.rx_connections.active_count() == 0
             && self.tx_queued.is_empty()
             && !receives
-            && !self.stopped
+            && !self.resume_due
+    }
+
+    #[cold]
+    fn resume(&mut self, engine: &mut dyn EngineContext) {
+        if self.msg.is_some() {
+            self.rx.own.drain_unexpected(engine);
+            self.fail_recvs(engine);
+        } else {
+            self.accept_again(engine);
+        }
     }
 
     fn progress_tx(&mut self, engine: &mut dyn EngineContext) -> bool {
@@ -222,6 +271,8 @@ impl ShmEndpoint {
         match token {
             ShmToken::Listener => self.accept(engine),
             ShmToken::Rx(connection_index) => self.on_rx_ready(engine, connection_index as usize),
+            ShmToken::Timer => self.on_connect_timeout(engine),
+            ShmToken::Tx(_) if self.is_connecting() => self.on_answer_ready(engine),
             ShmToken::Tx(peer_index) => {
                 let peer_index = peer_index as usize;
                 let end = self
@@ -256,7 +307,8 @@ impl ShmEndpoint {
     }
 
     fn send_endpoint_closed(&self) {
-        if self.listener.in_original_process() {
+        // A passive endpoint expects a request or the end of the connection.
+        if self.fork_guard.in_original_process() && !self.is_connecting() {
             self.for_each_tx(|tx| tx.send_control(ControlMessage::EndpointClosed));
         }
     }
@@ -285,11 +337,11 @@ impl ShmEndpoint {
 
 impl Drop for ShmEndpoint {
     fn drop(&mut self) {
-        if !self.listener.in_original_process() {
+        if !self.fork_guard.in_original_process() {
             return;
         }
-        if !self.stopped {
-            self.wait_set.unwatch(self.listener.as_fd());
+        if let Some(listener) = self.listener.as_ref().filter(|_| !self.resume_due) {
+            self.wait_set.unwatch(listener.as_fd());
         }
         self.rx_connections.peers().for_each(RxConnection::close);
         self.send_endpoint_closed();

@@ -1,6 +1,7 @@
 //! Parsers of what peers write, applied to arbitrary bytes: for the fuzz targets, and for the tests
 //! that replay their corpora.
 
+use super::cm::{CmAnswer, parse_answer, parse_request};
 use super::control::{ControlRead, parse_hello};
 use super::record::RecordLayout;
 use super::ring::{Consumer, HEADER_LEN, LINE_LEN, RingMemory};
@@ -22,6 +23,27 @@ pub fn hello(bytes: &[u8]) -> bool {
     }
     let fds = vec![socket::reserve_fd().expect("eventfd for the reserve descriptor")];
     matches!(parse_hello(bytes, fds), ControlRead::Message(_))
+}
+
+/// Parses a message of a client of a passive endpoint, and of the passive endpoint. Returns whether
+/// it is valid for one of them.
+///
+/// # Panics
+/// If a request or an accept without its descriptors is accepted, which is the defect that the
+/// target looks for, or if this process has no descriptor left.
+pub fn connect(bytes: &[u8]) -> bool {
+    let fd = || socket::reserve_fd().expect("eventfd for the reserve descriptor");
+    if let ControlRead::Message(request) = parse_request(bytes, Vec::new()) {
+        panic!("a request without descriptors was accepted: {request:?}");
+    }
+    let without_fds = parse_answer(bytes, Vec::new(), &mut Vec::new());
+    if let ControlRead::Message(CmAnswer::Accepted(accept)) = without_fds {
+        panic!("an accept without descriptors was accepted: {accept:?}");
+    }
+    let with_fds = parse_answer(bytes, vec![fd()], &mut vec![fd()]);
+    matches!(without_fds, ControlRead::Message(_))
+        || matches!(with_fds, ControlRead::Message(_))
+        || matches!(parse_request(bytes, vec![fd()]), ControlRead::Message(_))
 }
 
 /// Reads the records of a ring whose memory holds these bytes, followed by zeros. Returns the
@@ -106,6 +128,11 @@ mod tests {
     #[test]
     fn hello_corpus_is_parsed_without_panic() {
         replay_corpus("shm-hello", hello);
+    }
+
+    #[test]
+    fn connect_corpus_is_parsed_without_panic() {
+        replay_corpus("shm-connect", connect);
     }
 
     #[test]

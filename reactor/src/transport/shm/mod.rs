@@ -6,6 +6,8 @@
 //! | `rx_table` | incoming connections, active and idle |
 //! | `connection_table` | outgoing connections by address handle, each under a lock of its own |
 //! | `tx_connection`, `rx_connection` | the sending and the receiving end of a connection |
+//! | `passive` | a passive endpoint: its name, and the connection requests of clients |
+//! | `cm` | connection management messages of connected endpoints |
 //! | `control` | handshake and control messages |
 //! | `socket` | the Unix sockets that carry control messages |
 //! | `closer` | threads that close descriptors received from peers |
@@ -21,6 +23,7 @@
 //! | `mapped_regions` | the regions of a peer that are mapped here |
 
 mod closer;
+mod cm;
 mod cma;
 mod connection_table;
 mod control;
@@ -32,6 +35,7 @@ mod mapped_regions;
 mod memfd;
 #[cfg(all(feature = "microbench", not(loom)))]
 mod microbench;
+mod passive;
 mod pending_acks;
 mod record;
 pub(crate) mod ring;
@@ -60,8 +64,8 @@ use fabric_core::mr::{DirectRegion, RegionMemory};
 use fabric_core::rx::{RxQueue, RxSource};
 use fabric_core::stats::TransportStats;
 use fabric_core::transport::{
-    EngineContext, EpId, FastPath, LoanAllocator, OpKey, Transport, TransportDomain, TrySend, TxOp,
-    WaitSet,
+    ConnReq, ConnectParams, EngineContext, EpId, FastPath, LoanAllocator, OpKey, Transport,
+    TransportDomain, TrySend, TxOp, WaitSet,
 };
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
@@ -73,6 +77,7 @@ use endpoint::{ShmEndpoint, ShmToken};
 use loans::LoanPool;
 #[cfg(all(feature = "microbench", not(loom)))]
 pub(crate) use microbench::benchmarks;
+use passive::ShmPassiveEndpoint;
 use rx_table::ALWAYS_ACTIVE;
 use shared_memory::SharedMemory;
 
@@ -110,7 +115,11 @@ impl Transport for ShmTransport {
         info.tx.msg_order = MSG_ORDER;
         info.tx.rma_iov_limit = RMA_IOV_LIMIT;
         info.rx.msg_order = MSG_ORDER;
-        info.for_both_progress_models().into()
+        let connectionless = info.for_both_progress_models();
+        let connected = connectionless
+            .clone()
+            .map(info_templates::with_msg_endpoints);
+        [connectionless, connected].concat()
     }
 
     fn alloc(&self, len: usize, access: Access) -> Result<Arc<dyn RegionMemory>> {
@@ -125,6 +134,7 @@ impl Transport for ShmTransport {
         Ok(Box::new(ShmDomain {
             wait_set: wait,
             endpoints: Vec::new(),
+            passive: Vec::new(),
             positions: Vec::new(),
             active: Vec::new(),
             idle_cursor: 0,
@@ -139,6 +149,8 @@ impl Transport for ShmTransport {
 struct ShmDomain {
     wait_set: Arc<dyn WaitSet>,
     endpoints: Vec<ShmEndpoint>,
+    /// Passive endpoints, which passes do not poll.
+    passive: Vec<ShmPassiveEndpoint>,
     /// Index of each endpoint in `endpoints`, by [`EpId::index`].
     positions: Vec<Option<u32>>,
     /// Indices of the endpoints that every pass polls; `rx_table` says why idle endpoints may be
@@ -220,6 +232,17 @@ impl ShmDomain {
         self.endpoints.push(endpoint);
     }
 
+    /// Returns the settings for a new endpoint.
+    fn tx_resources(&mut self) -> TxResources {
+        let single_copy = *self
+            .single_copy
+            .get_or_insert_with(cma::SingleCopyPolicy::auto);
+        TxResources {
+            loan_pool: self.loan_pool.clone(),
+            single_copy,
+        }
+    }
+
     fn remove(&mut self, ep: EpId) -> Option<ShmEndpoint> {
         let position = self.position(ep)?;
         self.positions[ep.index()] = None;
@@ -237,6 +260,37 @@ impl ShmDomain {
     }
 }
 
+/// Returns the name that was asked for; `None` for any.
+fn checked_name(at: Option<&Address>) -> Result<Option<&Address>> {
+    match at {
+        Some(at) if at.scheme() != Scheme::Shm => Err(Error::WrongScheme {
+            provider: "shm",
+            address: at.clone(),
+        }),
+        at => Ok(at),
+    }
+}
+
+/// Opens at this name, or else at a name that is free.
+fn with_free_name<T>(
+    at: Option<&Address>,
+    mut open: impl FnMut(&Address) -> Result<T>,
+) -> Result<T> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    if let Some(at) = at.filter(|at| !at.name().is_empty()) {
+        return open(at);
+    }
+    // A process in another PID namespace on the same network may have an endpoint of the same name.
+    loop {
+        let index = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}.{index}", std::process::id());
+        match open(&Address::new(Scheme::Shm, &name)?) {
+            Err(Error::AddressInUse(_)) => continue,
+            opened => return opened,
+        }
+    }
+}
+
 impl TransportDomain for ShmDomain {
     fn open_endpoint(
         &mut self,
@@ -245,43 +299,68 @@ impl TransportDomain for ShmDomain {
         at: Option<&Address>,
         receiving: RxSource<'_>,
     ) -> Result<Address> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let single_copy = *self
-            .single_copy
-            .get_or_insert_with(cma::SingleCopyPolicy::auto);
-        let resources = TxResources {
-            loan_pool: self.loan_pool.clone(),
-            single_copy,
-        };
-        let open = |at, wait| ShmEndpoint::open(ep, at, (info, resources.clone()), wait, receiving);
-        let opened = match at {
-            Some(at) if at.scheme() != Scheme::Shm => {
-                return Err(Error::WrongScheme {
-                    provider: "shm",
-                    address: at.clone(),
-                });
-            }
-            Some(at) if !at.name().is_empty() => open(at.clone(), self.wait_set.clone())?,
-            // A process in another PID namespace on the same network may have an endpoint of the
-            // same name.
-            _ => loop {
-                let index = NEXT.fetch_add(1, Ordering::Relaxed);
-                let name = format!("{}.{index}", std::process::id());
-                match open(Address::new(Scheme::Shm, &name)?, self.wait_set.clone()) {
-                    Err(Error::AddressInUse(_)) => continue,
-                    opened => break opened?,
-                }
-            },
-        };
+        let at = checked_name(at)?;
+        let resources = self.tx_resources();
+        let opened = with_free_name(at, |name| {
+            let wait = self.wait_set.clone();
+            let resources = (info, resources.clone());
+            ShmEndpoint::open(ep, name.clone(), resources, wait, receiving)
+        })?;
         let name = opened.name().clone();
         self.insert(ep, opened);
         Ok(name)
+    }
+
+    fn listen(&mut self, ep: EpId, _info: &Info, at: Option<&Address>) -> Result<Address> {
+        let opened = with_free_name(checked_name(at)?, |name| {
+            ShmPassiveEndpoint::open(ep, name.clone(), self.wait_set.clone())
+        })?;
+        let name = opened.name().clone();
+        self.passive.push(opened);
+        Ok(name)
+    }
+
+    fn take_connreq(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Option<ConnReq> {
+        if !self.fork_guard.in_original_process() {
+            return None;
+        }
+        let passive = self.passive.iter_mut().find(|passive| passive.id() == ep);
+        passive?.take_connreq(engine)
+    }
+
+    fn open_connected(
+        &mut self,
+        engine: &mut dyn EngineContext,
+        ep: EpId,
+        info: &Info,
+        params: ConnectParams<'_>,
+        receiving: RxSource<'_>,
+    ) -> Result<()> {
+        if !self.fork_guard.in_original_process() {
+            return Err(Error::Closed(Class::Domain));
+        }
+        let resources = (info, self.tx_resources());
+        let waits = (self.wait_set.clone(), receiving);
+        let opened = ShmEndpoint::open_connected(engine, ep, resources, params, waits)?;
+        self.insert(ep, opened);
+        // An accepted endpoint can receive now.
+        self.mark_active(self.endpoints.len() - 1);
+        engine.request_rearm();
+        Ok(())
+    }
+
+    fn shutdown(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
+        if !self.fork_guard.in_original_process() {
+            return Err(Error::Closed(Class::Endpoint));
+        }
+        self.activate_endpoint(ep)?.shutdown(engine)
     }
 
     fn close_endpoint(&mut self, engine: &mut dyn EngineContext, ep: EpId) {
         if let Some(endpoint) = self.remove(ep) {
             endpoint.close(engine);
         }
+        self.passive.retain(|passive| passive.id() != ep);
     }
 
     fn try_send(
@@ -470,6 +549,8 @@ impl TransportDomain for ShmDomain {
         let (ep, token) = ShmToken::unpack(token);
         if let Ok(endpoint) = self.activate_endpoint(ep) {
             endpoint.ready(engine, token);
+        } else if let Some(passive) = self.passive.iter_mut().find(|passive| passive.id() == ep) {
+            passive.ready(engine, token);
         }
     }
 
@@ -507,7 +588,8 @@ impl TransportDomain for ShmDomain {
         let endpoints: Vec<_> = self
             .endpoints
             .iter()
-            .map(|endpoint| endpoint.describe())
+            .map(ShmEndpoint::describe)
+            .chain(self.passive.iter().map(ShmPassiveEndpoint::describe))
             .collect();
         format!(
             "shm [{}], {} active endpoints",

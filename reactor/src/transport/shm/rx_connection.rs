@@ -15,8 +15,8 @@ use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
 use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::rx::{PartialId, RxQueue};
-use fabric_core::transport::{EngineContext, EpId, Incarnation, RemoteAccess};
-use fabric_core::{Address, Error, FiAddr};
+use fabric_core::transport::{EngineContext, EpId, Incarnation, RemoteAccess, WaitSet};
+use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::cma::CmaPeer;
 use super::control::{self, ControlEvent, ControlMessage, ControlRead, READS_PER_POLL};
@@ -29,9 +29,11 @@ use super::ring::{Consumer, Peeked, RecordRef, ShmProtocolViolation};
 use super::rma_bounce::{REQUEST_LEN, RmaRequest};
 use super::segment::{RecordPayload, Segment};
 use super::shared_memory::SharedMapping;
-use super::socket::ShmSocket;
+use super::socket::{PeerCredentials, ShmSocket};
 
-pub(crate) use pending_handshake::{HandshakeOutcome, PendingHandshake};
+pub(crate) use pending_handshake::{
+    HandshakeOutcome, PendingHandshake, Rejection, admit, placeholder_address,
+};
 
 /// Records and bytes received from one peer in one pass.
 const RECORDS_PER_PASS: usize = 64;
@@ -107,25 +109,35 @@ pub(crate) struct RxConnection {
 }
 
 impl RxConnection {
-    fn new(
-        peer_address: Address,
-        identity: PeerIdentity,
+    /// Creates the receiving end of a connection whose handshake has the name, the credentials and
+    /// the incarnation of the peer, and finds out whether the peer's memory can be copied from.
+    pub(crate) fn establish(
+        (peer_address, credentials, incarnation): (Address, PeerCredentials, u64),
         local: LocalEndpoint,
         segment: Segment,
         socket: ShmSocket,
         peer_key: PeerKey,
     ) -> Self {
+        let process = credentials.pid.filter(|_| local.cma_enabled);
+        let cma_peer =
+            process.and_then(|id| CmaPeer::new(&peer_address, id, &socket, &segment).map(Arc::new));
+        if cma_peer.is_some() {
+            segment.set_cma_capable();
+        }
         Self {
             peer_address,
             peer_key,
             source: None,
             initial_addr: None,
-            identity,
+            identity: PeerIdentity {
+                pid: credentials.pid,
+                incarnation,
+            },
             local,
             socket,
             ring: Consumer::new(segment),
             loan_mappings: Vec::new(),
-            cma_peer: None,
+            cma_peer,
             rma_bounce: None,
             partial: None,
             message_held: false,
@@ -136,6 +148,22 @@ impl RxConnection {
             last_active: 0,
             idle: false,
         }
+    }
+
+    /// Tells the peer that its segment is mapped: it may send.
+    pub(crate) fn send_accept(&self) {
+        let accept = ControlMessage::Accept(self.local.incarnation);
+        control::send_control(&self.socket, accept);
+    }
+
+    /// Returns the socket, which the peer uses for the control messages of a sender.
+    pub(crate) fn socket(&self) -> &ShmSocket {
+        &self.socket
+    }
+
+    /// Watches the socket.
+    pub(crate) fn watch(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> Result<()> {
+        self.socket.watch(wait, token)
     }
 
     /// Receives records until the limits of a pass. Returns whether there were any.
@@ -411,7 +439,7 @@ impl RxConnection {
                     ));
                 }
                 ControlRead::Malformed(what) => return Some(DownReason::Protocol(what)),
-                ControlRead::VersionMismatch(_) => {
+                ControlRead::VersionMismatch(_) | ControlRead::WrongEpType => {
                     return Some(DownReason::Protocol("protocol version mismatch"));
                 }
             }

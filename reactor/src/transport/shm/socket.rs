@@ -23,7 +23,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use fabric_core::transport::WaitSet;
-use fabric_core::{Address, Error, RefusalReason, Result};
+use fabric_core::{Address, Error, RefusalReason, Result, Scheme};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown,
@@ -36,6 +36,8 @@ use crate::wait::epoll_ctl_error;
 
 /// Backlog of a listener: connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
+/// What the abstract name of an endpoint begins with.
+const NAME_PREFIX: &str = "fabric-async/shm/";
 /// Messages discarded when a connection is closed, before the closer takes over.
 const MAX_DRAINED_MESSAGES: usize = 32;
 /// The most descriptors a message can carry (`SCM_MAX_FD`).
@@ -96,11 +98,7 @@ impl ShmListener {
         let mut reserve = closer::reserve();
         *reserve = reserve.take().or_else(|| reserve_fd().ok());
         drop(reserve);
-        match rustix::net::bind(&socket, &socket_address(at, "bind")?) {
-            Ok(()) => {}
-            Err(Errno::ADDRINUSE) => return Err(Error::AddressInUse(at.clone())),
-            Err(errno) => return Err(Error::os("bind", errno.raw_os_error())),
-        }
+        bind(&socket, at)?;
         rustix::net::listen(&socket, BACKLOG)
             .map_err(|errno| Error::os("listen", errno.raw_os_error()))?;
         Ok(Self {
@@ -159,7 +157,47 @@ impl ShmSocket {
 
     /// Connects to a name, if its owner is of this user.
     pub(crate) fn connect(to: &Address) -> Result<(Self, PeerCredentials)> {
-        let socket = Self::new(new_socket()?);
+        Self::new(new_socket()?).connect_to(to)
+    }
+
+    /// Connects from a name, which the socket has until it is dropped, as
+    /// [`connect`](Self::connect) does.
+    ///
+    /// # Errors
+    /// [`Error::AddressInUse`], and those of `connect`.
+    pub(crate) fn connect_from(from: &Address, to: &Address) -> Result<(Self, PeerCredentials)> {
+        let socket = new_socket()?;
+        bind(&socket, from)?;
+        Self::new(socket).connect_to(to)
+    }
+
+    /// Creates a connected pair: a socket of this process, and a descriptor for a peer.
+    pub(crate) fn pair() -> Result<(Self, OwnedFd)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (own, peer) = rustix::net::socketpair(family, kind, flags, None)
+            .map_err(|errno| Error::os("socketpair", errno.raw_os_error()))?;
+        Ok((Self::new(own), peer))
+    }
+
+    /// Wraps a descriptor that a peer with these credentials has sent, if it is one end of a
+    /// [pair](Self::pair) that the peer has created. Closes it otherwise, without blocking.
+    pub(crate) fn from_peer(fd: OwnedFd, peer: PeerCredentials) -> Result<Self, &'static str> {
+        let is_unix = rustix::net::sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
+            && rustix::net::sockopt::socket_type(&fd) == Ok(SocketType::SEQPACKET);
+        if !is_unix {
+            close_in_background(vec![fd]);
+            return Err("descriptor is not a Unix socket");
+        }
+        let socket = Self::new(fd);
+        if socket.credentials() != Ok(peer) {
+            return Err("socket leads to another process");
+        }
+        Ok(socket)
+    }
+
+    fn connect_to(self, to: &Address) -> Result<(Self, PeerCredentials)> {
+        let socket = self;
         set_rights(&socket, false);
         match rustix::net::connect(&socket, &socket_address(to, "connect")?) {
             Ok(()) => {}
@@ -264,6 +302,19 @@ impl ShmSocket {
         // that.
         let pid = rustix::process::Pid::from_raw(pid)?;
         rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+    }
+
+    /// Returns the name that the peer's socket is bound to, if that is the name of an endpoint.
+    pub(crate) fn peer_name(&self) -> Option<Address> {
+        let name = SocketAddrUnix::try_from(rustix::net::getpeername(self).ok()??).ok()?;
+        let name = name.abstract_name()?.strip_prefix(NAME_PREFIX.as_bytes())?;
+        let name = Address::new(Scheme::Shm, std::str::from_utf8(name).ok()?).ok()?;
+        (!name.name().is_empty()).then_some(name)
+    }
+
+    /// Returns whether the peer has hung up and everything that it sent was received.
+    pub(crate) fn has_hung_up(&self) -> bool {
+        matches!(self.peek(&mut [0; 1]), PeekedMessage::HungUp)
     }
 
     /// Receives a message, without blocking.
@@ -449,8 +500,17 @@ fn new_socket() -> Result<OwnedFd> {
         .map_err(|errno| Error::os("socket", errno.raw_os_error()))
 }
 
+/// Binds a socket to a name.
+fn bind(socket: &OwnedFd, at: &Address) -> Result<()> {
+    match rustix::net::bind(socket, &socket_address(at, "bind")?) {
+        Ok(()) => Ok(()),
+        Err(Errno::ADDRINUSE) => Err(Error::AddressInUse(at.clone())),
+        Err(errno) => Err(Error::os("bind", errno.raw_os_error())),
+    }
+}
+
 /// Returns the socket address of a name. A name is at most 80 bytes, so it fits.
 fn socket_address(name: &Address, call: &'static str) -> Result<SocketAddrUnix> {
-    SocketAddrUnix::new_abstract_name(format!("fabric-async/shm/{}", name.name()).as_bytes())
+    SocketAddrUnix::new_abstract_name(format!("{NAME_PREFIX}{}", name.name()).as_bytes())
         .map_err(|errno| Error::os(call, errno.raw_os_error()))
 }

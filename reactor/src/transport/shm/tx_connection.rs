@@ -8,6 +8,7 @@
 mod acks;
 mod arm;
 mod channel;
+mod cm;
 mod iov_cursor;
 mod rendezvous;
 mod rma;

@@ -35,7 +35,7 @@ use std::sync::Arc;
 use fabric_core::buf::{AnyBuf, Payload, PooledBuf};
 use fabric_core::completion::Outcome;
 use fabric_core::flags::{Access, Caps, MsgOrder, OpFlags};
-use fabric_core::info::{EpType, Info, Protocol};
+use fabric_core::info::{Info, Protocol};
 use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::mr::{LocalMemory, RegionMemory};
 use fabric_core::rx::{RxQueue, RxSource};
@@ -81,7 +81,11 @@ impl Transport for TcpTransport {
         let offers =
             std::iter::once(any.clone()).chain(interfaces::list().into_iter().map(with_network));
         let native: Vec<_> = offers.flat_map(Info::for_both_progress_models).collect();
-        let connected: Vec<_> = native.iter().cloned().map(with_msg_endpoints).collect();
+        let connected: Vec<_> = native
+            .iter()
+            .cloned()
+            .map(info_templates::with_msg_endpoints)
+            .collect();
         let rxm: Vec<_> = native.iter().cloned().map(with_rxm_protocol).collect();
         [native, connected, rxm].concat()
     }
@@ -143,15 +147,6 @@ fn with_rxm_protocol(mut info: Info) -> Info {
     info.tx.op_flags.remove(OpFlags::DELIVERY_COMPLETE);
     // libfabric's protocol version of RXM.
     info.ep.protocol_version = 1;
-    info
-}
-
-/// Turns an offer into one for connected endpoints (`FI_EP_MSG`): a single peer needs neither
-/// directed receives nor a source address nor an address vector.
-fn with_msg_endpoints(mut info: Info) -> Info {
-    info.caps -= Caps::DIRECTED_RECV | Caps::SOURCE;
-    info.domain.av_type = None;
-    info.ep.ep_type = EpType::Msg;
     info
 }
 

@@ -1,4 +1,4 @@
-//! Listeners and connections as non-blocking sockets, and the timer of an endpoint.
+//! Listeners and connections as non-blocking sockets.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -11,7 +11,6 @@ use fabric_core::transport::{Interest, WaitSet};
 use fabric_core::{Error, Result, Scheme};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType};
-use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
 use super::congestion;
 use crate::transport::fork_guard::ForkGuard;
@@ -322,52 +321,6 @@ impl AsFd for TcpSocket {
 impl Drop for TcpSocket {
     fn drop(&mut self) {
         self.unwatch();
-    }
-}
-
-/// A timerfd, watched like a socket.
-#[derive(Debug)]
-pub(crate) struct Timer {
-    fd: OwnedFd,
-    fork_guard: ForkGuard,
-}
-
-impl Timer {
-    pub(crate) fn new() -> Result<Self> {
-        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-        let fd = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)
-            .map_err(|errno| Error::os("timerfd_create", errno.raw_os_error()))?;
-        Ok(Self {
-            fd,
-            fork_guard: ForkGuard::current_process(),
-        })
-    }
-
-    pub(crate) fn watch(&self, wait_set: &dyn WaitSet, token: u64) -> Result<()> {
-        wait_set
-            .watch(self.fd.as_fd(), token)
-            .map_err(epoll_ctl_error)
-    }
-
-    pub(crate) fn unwatch(&self, wait_set: &dyn WaitSet) {
-        if self.fork_guard.in_original_process() {
-            wait_set.unwatch(self.fd.as_fd());
-        }
-    }
-
-    /// Makes the timer readable after this time; `None` disarms it.
-    pub(crate) fn set(&self, after: Option<Duration>) {
-        let after = after.map(|after| after.max(Duration::from_micros(1)));
-        let value = after.and_then(|after| Timespec::try_from(after).ok());
-        let none = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let spec = Itimerspec {
-            it_interval: none,
-            it_value: value.unwrap_or(none),
-        };
-        let _ = rustix::time::timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &spec);
     }
 }
 

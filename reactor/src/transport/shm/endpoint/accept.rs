@@ -40,7 +40,10 @@ impl ShmEndpoint {
             {
                 return;
             }
-            match self.listener.accept() {
+            let Some(listener) = &self.listener else {
+                return;
+            };
+            match listener.accept() {
                 Ok(Some(mut socket)) => {
                     let connection_index = self.rx_connections.vacant_key();
                     let token = ShmToken::Rx(connection_index as u32).pack(self.id);
@@ -55,7 +58,7 @@ impl ShmEndpoint {
                     // Most likely this process has no descriptor left. The connection must not stay
                     // in the backlog: it would keep the listener ready, and the domain awake.
                     self.reserve_fd = None;
-                    if let Ok(Some(socket)) = self.listener.accept() {
+                    if let Ok(Some(socket)) = listener.accept() {
                         let error = Error::os("accept4", errno.raw_os_error());
                         engine.event(self.id, EventKind::Rejected { error });
                         control::send_control(
@@ -73,21 +76,26 @@ impl ShmEndpoint {
     /// Stops accepting: connections wait in the kernel's backlog until descriptors can be closed.
     #[cold]
     fn stop_accepting(&mut self) {
-        self.wait_set.unwatch(self.listener.as_fd());
-        self.stopped = true;
+        if let Some(listener) = &self.listener {
+            self.wait_set.unwatch(listener.as_fd());
+            self.resume_due = true;
+        }
     }
 
     /// Resumes accepting if the closing threads have room.
     #[cold]
     pub(super) fn accept_again(&mut self, engine: &mut dyn EngineContext) {
         let token = ShmToken::Listener.pack(self.id);
+        let Some(listener) = &self.listener else {
+            return;
+        };
         // The queue may be full again: the endpoint registers again then.
         if closer::wake_when_free(&self.wait_set)
-            || self.wait_set.watch(self.listener.as_fd(), token).is_err()
+            || self.wait_set.watch(listener.as_fd(), token).is_err()
         {
             return;
         }
-        self.stopped = false;
+        self.resume_due = false;
         self.accept(engine);
     }
 

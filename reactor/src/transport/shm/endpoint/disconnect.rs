@@ -7,6 +7,8 @@
 //! old endpoint does not end a new one of that name. An endpoint that closes also says so in its
 //! rings, which the sender checks anyway, so a message sent to it fails at once.
 //!
+//! The connection of a connected endpoint ends in both directions at once: see `connected`.
+//!
 //! When a peer's process dies, directed receives fail with `PeerGone` and the death is an event. An
 //! any-source receive whose sender dies midway keeps waiting.
 
@@ -26,6 +28,9 @@ impl ShmEndpoint {
         peer_index: usize,
         end: ConnectionEnd,
     ) {
+        if self.msg.is_some() {
+            return self.on_msg_ended(engine, end.reason);
+        }
         let Some(mut tx) = self.tx_connections.lock(peer_index) else {
             return;
         };
@@ -62,6 +67,9 @@ impl ShmEndpoint {
         connection_index: usize,
         reason: DownReason,
     ) {
+        if self.msg.is_some() {
+            return self.on_msg_ended(engine, reason);
+        }
         let Some(peer) = self.rx_connections.get_mut(connection_index) else {
             return;
         };
@@ -134,7 +142,11 @@ impl ShmEndpoint {
             self.rx
                 .fail_directed(engine, source, &peer.peer_address, &gone);
         }
+        drop(others);
         engine.peer_disconnected(self.id, peer.initial_addr);
+        if self.msg.is_some() {
+            self.on_msg_drained(engine, peer.down_reason().unwrap_or(DownReason::Closed));
+        }
     }
 }
 

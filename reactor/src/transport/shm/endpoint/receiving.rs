@@ -34,8 +34,8 @@ impl ShmEndpoint {
     /// Continues after a receive was posted or a message was discarded or, in a shared receive
     /// queue, copied.
     pub(crate) fn on_rx_queue_changed(&mut self, engine: &mut dyn EngineContext) {
-        if self.rx.is_shared() {
-            self.send_shared_acks(engine);
+        if self.has_rx_hook {
+            self.run_rx_hook(engine);
         }
         self.send_acks();
         if self.rx.own.has_work() {
@@ -45,6 +45,15 @@ impl ShmEndpoint {
         }
         if self.message_held {
             self.retry_held(engine);
+        }
+    }
+
+    #[cold]
+    fn run_rx_hook(&mut self, engine: &mut dyn EngineContext) {
+        if self.rx.is_shared() {
+            self.send_shared_acks(engine);
+        } else {
+            self.fail_recvs(engine);
         }
     }
 

@@ -67,6 +67,9 @@ impl ShmEndpoint {
         let peer_index = tx_op.peer.index();
         if self.tx_connection(tx_op.peer).is_none() {
             let peer = engine.address_of(self.id, tx_op.peer)?;
+            if let Some(error) = self.disconnect_error() {
+                return Err(error);
+            }
             if peer.scheme() != Scheme::Shm {
                 return Err(Error::WrongScheme {
                     provider: "shm",
@@ -120,6 +123,9 @@ impl ShmEndpoint {
             return Ok(());
         };
         if tx.is_gone() {
+            if let Some(error) = self.disconnect_error() {
+                return Err(error);
+            }
             engine.address_of(self.id, tx.addr)?;
             tx.expected = engine.incarnation_of(self.id, tx.addr);
         }

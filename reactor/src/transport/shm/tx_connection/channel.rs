@@ -21,12 +21,12 @@ use super::super::ring::{ConsumerState, HEADER_LEN, Producer};
 use super::super::rma_bounce::RmaBounceBuffer;
 use super::super::rx_connection::PeerIdentity;
 use super::super::segment::Segment;
-use super::super::socket::ShmSocket;
+use super::super::socket::{PeerCredentials, ShmSocket};
 use super::super::{TxResources, cma};
 use super::{PushOutcome, QueuedTx, TxStats};
 
 /// Lines of a new segment: 128 KiB.
-const RING_LINES: usize = 2048;
+pub(super) const RING_LINES: usize = 2048;
 /// Bytes of a peer's memory accessed in one pass. Longer accesses continue in later passes.
 pub(super) const MAX_ACCESS_PER_PASS: usize = 256 * 1024;
 /// The longest record of an RMA notification.
@@ -71,7 +71,16 @@ impl TxChannel {
         incarnation: u64,
         resources: &TxResources,
     ) -> Result<Self> {
-        let (socket, credentials) = ShmSocket::connect(peer)?;
+        Self::new(ShmSocket::connect(peer)?, from, incarnation, resources)
+    }
+
+    /// Creates a segment for a connection over this socket.
+    pub(super) fn new(
+        (socket, credentials): (ShmSocket, PeerCredentials),
+        from: &Address,
+        incarnation: u64,
+        resources: &TxResources,
+    ) -> Result<Self> {
         let (segment, memory) = Segment::create(RING_LINES)?;
         if !resources.single_copy.is_disabled() {
             let (at, value) = cma::local_probe();
@@ -118,7 +127,14 @@ impl TxChannel {
         Ok(true)
     }
 
-    /// Returns whether the hello was sent.
+    /// Takes the incarnation of this endpoint and the descriptor of the segment, to send them in a
+    /// message other than a hello. `None` if they were sent before.
+    pub(super) fn take_segment(&mut self) -> Option<(u64, OwnedFd)> {
+        let hello = self.hello.take()?;
+        Some((hello.incarnation, hello.segment))
+    }
+
+    /// Returns whether the hello, or the message in its place, was sent.
     pub(super) fn hello_sent(&self) -> bool {
         self.hello.is_none()
     }

@@ -59,7 +59,7 @@ impl TxConnection {
                 ControlRead::WouldBlock => return None,
                 ControlRead::Message(event) => self.on_control(event),
                 ControlRead::Malformed(what) => Err(TxEndCause::ProtocolViolation(what)),
-                ControlRead::VersionMismatch(_) => {
+                ControlRead::VersionMismatch(_) | ControlRead::WrongEpType => {
                     Err(TxEndCause::ProtocolViolation("protocol version mismatch"))
                 }
                 ControlRead::DescriptorLimitReached => Err(TxEndCause::ProtocolViolation(

@@ -166,6 +166,7 @@ impl TcpEndpoint {
             Ok(Connected {
                 name: self.name.clone(),
                 data,
+                peer_caps: Caps::TAGGED | Caps::ATOMIC,
             }),
         );
         Ok(())

@@ -36,8 +36,9 @@ use slab::Slab;
 use super::connection::{QueuedOp, TcpConnection};
 use super::handshake::{InboundHandshake, OutboundHandshake};
 use super::linger;
-use super::socket::{TcpListener, Timer};
+use super::socket::TcpListener;
 use crate::transport::net::SocketConfig;
+use crate::transport::timer::Timer;
 use crate::transport::token;
 use crate::uring::{CompletionKind, ReleasedBuffer, SharedUring, UringCompletion, ZeroCopyOutcome};
 

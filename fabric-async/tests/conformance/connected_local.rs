@@ -1,0 +1,121 @@
+//! What connected endpoints have where all peers are on this machine: windows, both completion
+//! levels, and single copies.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use fabric_async::{Access, AtomicOp, Class, Endpoint, Error};
+
+use crate::connected::spawn_progress;
+use crate::connected_pair::connected_pair;
+use crate::payload::{LONG_LEN, assert_bytes, pattern, poll_once};
+use crate::setup::Setup;
+
+const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+pub(crate) async fn window_outlives_neither_region_nor_connection(setup: Setup) {
+    let (a, b) = connected_pair(&setup).await;
+    for (from, to) in [(&a, &b), (&b, &a)] {
+        let _progress = spawn_progress(to);
+        let peer = from.ep.peer().unwrap();
+        let region = to.domain_fixture.domain.alloc(64, READ_WRITE).unwrap();
+        let window = from.ep.window(peer, region.remote()).await.unwrap();
+        window.write(0, b"in place").unwrap();
+        let mut bytes = [0; 8];
+        region.read(0, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"in place");
+        assert_eq!(window.atomic(8, AtomicOp::Sum, 5u64), Ok(0));
+        assert_eq!(region.load(8), Ok(5u64));
+        region.close().unwrap();
+        assert!(!window.is_open());
+    }
+    let region = b.domain_fixture.domain.alloc(64, READ_WRITE).unwrap();
+    let _progress = spawn_progress(&b);
+    let peer = a.ep.peer().unwrap();
+    let window = a.ep.window(peer, region.remote()).await.unwrap();
+    a.ep.shutdown().unwrap();
+    let closed = window.write(0, b"x").unwrap_err();
+    assert_eq!(closed, Error::Closed(Class::Endpoint));
+}
+
+pub(crate) async fn both_completion_levels_wait_for_a_receive(setup: Setup) {
+    let (a, b) = connected_pair(&setup).await;
+    let to_b = a.ep.peer().unwrap();
+    for len in [0, 8, 9000, 1 << 20] {
+        for matched in [false, true] {
+            let send = a.ep.send(to_b, pattern(len, 1)).fence();
+            let send = if matched {
+                send.match_complete()
+            } else {
+                send.delivery_complete()
+            };
+            let mut sent = send.start().unwrap();
+            while b.ep.stats().unexpected == 0 {
+                b.domain_fixture.domain.progress();
+                assert!(poll_once(&mut sent).await.is_pending(), "{len} bytes");
+                tokio::task::yield_now().await;
+            }
+            let (sent, got) = tokio::join!(sent, b.ep.recv());
+            sent.unwrap();
+            assert_bytes(&got.unwrap(), pattern(len, 1));
+        }
+    }
+    // A message that is never received fails with the connection.
+    let waits = a.ep.send(to_b, "unreceived").match_complete();
+    let mut waits = waits.start().unwrap();
+    assert!(poll_once(&mut waits).await.is_pending());
+    b.ep.close().unwrap();
+    assert!(waits.await.unwrap_err().error.is_peer_unavailable());
+}
+
+/// Both ends copy long messages once where the threshold of their domain says so.
+pub(crate) async fn long_messages_are_copied_once_in_both_directions(setup: Setup) {
+    let setup = setup.single_copy_threshold(0);
+    let (a, b) = connected_pair(&setup).await;
+    for (from, to) in [(&a.ep, &b.ep), (&b.ep, &a.ep)] {
+        for len in [100_000, LONG_LEN] {
+            let send = from.send(from.peer().unwrap(), pattern(len, 4));
+            let (sent, got) = tokio::join!(send.into_future(), to.recv());
+            sent.unwrap();
+            assert_bytes(&got.unwrap(), pattern(len, 4));
+        }
+        let (sent, got) = (from.stats(), to.stats());
+        assert_eq!(sent.single_copy_tx, got.single_copy_rx);
+        // The kernel may forbid it, between processes as within one.
+        assert!(matches!(sent.single_copy_tx.count, 0 | 2));
+    }
+}
+
+/// An endpoint may choose its name. A name that is in use is refused, and is free again after the
+/// connection.
+pub(crate) async fn connecting_endpoint_has_the_name_it_asks_for(setup: Setup) {
+    let here = crate::connected_pair::MsgDomainFixture::open(&setup).await;
+    let mut pep = here.listen(&setup);
+    let own = setup.unique_address("connecting");
+    for _ in 0..2 {
+        let connect = |name: &str| here.endpoint().name(name).unwrap().connect(pep.name());
+        let connecting = connect(&own).timeout(Duration::from_secs(20)).into_future();
+        let taken = connect(&own).into_future();
+        let mut connecting = std::pin::pin!(connecting);
+        assert!(poll_once(&mut connecting).await.is_pending());
+        let refused: Error = taken.await.map(drop).unwrap_err();
+        assert_eq!(refused, Error::AddressInUse(own.parse().unwrap()));
+        let accepting = async {
+            let request = pep.next().await.unwrap();
+            assert_eq!(request.peer(), &own.parse().unwrap());
+            here.accept(request, b"").await
+        };
+        let (ep, accepted): (_, Endpoint) = tokio::join!(connecting, accepting);
+        let ep = ep.unwrap();
+        assert_eq!(ep.name(), &own.parse().unwrap());
+        ep.close().unwrap();
+        assert!(
+            accepted
+                .recv()
+                .await
+                .unwrap_err()
+                .error
+                .is_peer_unavailable()
+        );
+    }
+}

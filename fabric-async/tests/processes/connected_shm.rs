@@ -1,0 +1,288 @@
+//! Connected endpoints (`FI_EP_MSG`) over shared memory: peers that are killed or stopped at every
+//! stage, on either side, and servers that are started again.
+
+use std::time::Duration;
+
+use fabric_async::{
+    ConnectionRequest, DownReason, Endpoint, Error, EventKind, PassiveEndpoint, Progress,
+    RefusalReason,
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::run;
+use crate::test_peer::TestPeer;
+
+/// Exceeds the duration of every test.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(90);
+const MODES: [Progress; 2] = [Progress::Manual, Progress::Auto];
+
+/// Connects, and sends back every message that it receives.
+pub(crate) async fn connect_and_echo(name: &str) {
+    let id = std::process::id().to_le_bytes();
+    let connecting = Endpoint::connect(name).private_data(id);
+    if let Ok(ep) = connecting.timeout(CONNECT_TIMEOUT).await {
+        echo_loop(&ep).await;
+    }
+}
+
+/// Listens at this name, accepts every request, and sends back every message.
+pub(crate) async fn accept_and_echo(name: &str) {
+    let mut listener = PassiveEndpoint::bind(name).await.expect("bind");
+    while let Some(request) = listener.next().await {
+        if let Ok(ep) = request.accept("welcome").await {
+            tokio::spawn(async move { echo_loop(&ep).await });
+        }
+    }
+}
+
+async fn echo_loop(ep: &Endpoint) {
+    while let Ok(message) = ep.recv().await {
+        if send(ep, message.into_bytes().to_vec()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Sends to the peer of a connected endpoint.
+pub(crate) async fn send(ep: &Endpoint, bytes: Vec<u8>) -> Result<(), Error> {
+    let sent = ep.send(ep.peer()?, bytes).await;
+    sent.map(drop).map_err(|failed| failed.error)
+}
+
+pub(crate) async fn listen(progress: Progress) -> PassiveEndpoint {
+    let options = Endpoint::options().progress(progress);
+    options.listen("shm://").await.unwrap()
+}
+
+/// Returns the next connection request, which must be from this peer.
+async fn next_request_from(listener: &mut PassiveEndpoint, peer: &TestPeer) -> ConnectionRequest {
+    let request = listener.next().await.unwrap();
+    assert_eq!(request.private_data(), peer.0.id().to_le_bytes());
+    request
+}
+
+/// Starts a client, and accepts its connection.
+async fn accept_client(listener: &mut PassiveEndpoint) -> (Endpoint, TestPeer) {
+    let client = TestPeer::start("shm connect_and_echo", &listener.name().to_string());
+    let request = next_request_from(listener, &client).await;
+    (request.accept("come in").await.unwrap(), client)
+}
+
+/// Starts a server at this name, and connects to it.
+async fn start_server(name: &str, progress: Progress) -> (Endpoint, TestPeer) {
+    let server = TestPeer::start("shm accept_and_echo", name);
+    loop {
+        match Endpoint::options().progress(progress).connect(name).await {
+            Ok(ep) => return (ep, server),
+            Err(Error::NoSuchPeer(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+pub(crate) async fn assert_echo_works(ep: &Endpoint) {
+    for len in [0, 8, 100_000, 3_000_000] {
+        let (sent, got) = tokio::join!(send(ep, vec![len as u8; len]), ep.recv());
+        sent.unwrap();
+        assert_eq!(got.unwrap()[..], vec![len as u8; len]);
+    }
+}
+
+fn signal(peer: &TestPeer, signal: Signal) {
+    kill_process(Pid::from_child(&peer.0), signal).unwrap();
+}
+
+/// Kills the peer in the middle of messages in both directions, and checks that they fail and that
+/// the event queue reports the death.
+async fn kill_and_assert_ops_fail(ep: Endpoint, mut peer: TestPeer) {
+    let mut events = ep.events().unwrap();
+    let len = 100 << 20;
+    let sent = ep.send(ep.peer().unwrap(), vec![0; len]).start().unwrap();
+    let awaited = ep.recv_into(vec![0; 2 * len]).start().unwrap();
+    peer.0.kill().unwrap();
+    peer.0.wait().unwrap();
+    let failed = sent.await.unwrap_err();
+    assert!(failed.error.is_peer_unavailable(), "{}", failed.error);
+    assert_eq!(failed.buf.len(), len);
+    assert!(awaited.await.unwrap_err().error.is_peer_unavailable());
+    assert!(matches!(
+        events.next().await.kind,
+        EventKind::Connected { .. }
+    ));
+    let end = events.next().await.kind;
+    let expected = EventKind::Shutdown {
+        peer: ep.peer_name().unwrap().clone(),
+        reason: DownReason::Died,
+    };
+    assert_eq!(end, expected);
+    assert!(send(&ep, vec![1]).await.unwrap_err().is_peer_unavailable());
+    assert!(ep.recv().await.unwrap_err().error.is_peer_unavailable());
+    assert!(events.try_next().is_none(), "the end is reported once");
+}
+
+#[test]
+fn killed_clients_are_reported_and_others_accepted() {
+    for progress in MODES {
+        run(async {
+            let mut listener = listen(progress).await;
+            let bystander = accept_client(&mut listener).await;
+            for _ in 0..5 {
+                let (ep, victim) = accept_client(&mut listener).await;
+                assert_echo_works(&ep).await;
+                kill_and_assert_ops_fail(ep, victim).await;
+                assert_echo_works(&bystander.0).await;
+            }
+        });
+    }
+}
+
+#[test]
+fn killed_server_can_be_restarted_at_its_name() {
+    for progress in MODES {
+        run(async {
+            let name = format!("shm://connected-server-{}", std::process::id());
+            for _ in 0..3 {
+                let (one, server) = start_server(&name, progress).await;
+                assert_eq!(one.private_data(), b"welcome");
+                let two = Endpoint::connect(&name[..]).await.unwrap();
+                tokio::join!(assert_echo_works(&one), assert_echo_works(&two));
+                kill_and_assert_ops_fail(one, server).await;
+                assert!(two.recv().await.unwrap_err().error.is_peer_unavailable());
+                let absent = Endpoint::connect(&name[..]).await.map(drop).unwrap_err();
+                assert_eq!(absent, Error::NoSuchPeer(name.parse().unwrap()));
+            }
+        });
+    }
+}
+
+/// The death of a client costs the server nothing but the client's connection request.
+#[test]
+fn client_killed_before_accept_is_found_gone() {
+    run(async {
+        let mut listener = listen(Progress::Manual).await;
+        let name = listener.name().to_string();
+        for round in 0..9 {
+            let mut victim = TestPeer::start("shm connect_and_echo", &name);
+            let request = next_request_from(&mut listener, &victim).await;
+            let peer = request.peer().clone();
+            victim.0.kill().unwrap();
+            victim.0.wait().unwrap();
+            match round % 3 {
+                0 => drop(request),
+                1 => request.reject("too late").unwrap(),
+                _ => {
+                    let refused = request.accept("too late").await.map(drop).unwrap_err();
+                    assert_eq!(refused, Error::PeerGone(peer));
+                }
+            }
+        }
+        let (ep, _client) = accept_client(&mut listener).await;
+        assert_echo_works(&ep).await;
+    });
+}
+
+/// A server that is killed while a request waits ends the attempt at once.
+#[test]
+fn server_killed_before_accept_fails_the_connect() {
+    run(async {
+        let name = format!("shm://connected-victim-{}", std::process::id());
+        for _ in 0..5 {
+            let (ep, mut server) = start_server(&name, Progress::Manual).await;
+            signal(&server, Signal::STOP);
+            let attempt = Endpoint::connect(&name[..]).timeout(CONNECT_TIMEOUT);
+            let attempt = tokio::spawn(async move { attempt.await.map(drop) });
+            tokio::task::yield_now().await;
+            server.0.kill().unwrap();
+            server.0.wait().unwrap();
+            let failed = attempt.await.unwrap().unwrap_err();
+            assert!(failed.is_peer_unavailable(), "{failed}");
+            assert!(ep.recv().await.unwrap_err().error.is_peer_unavailable());
+        }
+    });
+}
+
+#[test]
+fn stopped_client_delays_only_its_own_connection() {
+    for progress in MODES {
+        run(async {
+            let mut listener = listen(progress).await;
+            let name = listener.name().to_string();
+            let stopped_client = TestPeer::start("shm connect_and_echo", &name);
+            let request = next_request_from(&mut listener, &stopped_client).await;
+            // Stopped before the accept, which needs nothing of the client.
+            signal(&stopped_client, Signal::STOP);
+            let stopped = request.accept("").await.unwrap();
+            let to_stopped = stopped.peer().unwrap();
+            let queued: Vec<_> = (0..50u8)
+                .map(|number| {
+                    stopped
+                        .send(to_stopped, vec![number; 20_000])
+                        .start()
+                        .unwrap()
+                })
+                .collect();
+            let (ep, _client) = accept_client(&mut listener).await;
+            assert_echo_works(&ep).await;
+            signal(&stopped_client, Signal::CONT);
+            for (number, sent) in queued.into_iter().enumerate() {
+                let (sent, got) = tokio::join!(sent, stopped.recv());
+                sent.unwrap();
+                assert_eq!(got.unwrap()[..], vec![number as u8; 20_000]);
+            }
+            // Stopped after the accept, in the middle of messages, and then killed.
+            signal(&stopped_client, Signal::STOP);
+            kill_and_assert_ops_fail(stopped, stopped_client).await;
+            assert_echo_works(&ep).await;
+        });
+    }
+}
+
+#[test]
+fn connect_to_stopped_server_times_out() {
+    run(async {
+        let name = format!("shm://connected-stopped-{}", std::process::id());
+        let (ep, server) = start_server(&name, Progress::Manual).await;
+        signal(&server, Signal::STOP);
+        let connecting = Endpoint::connect(&name[..]).timeout(Duration::from_millis(50));
+        let timed_out = connecting.await.map(drop).unwrap_err();
+        assert_eq!(timed_out, Error::TimedOut(name.parse().unwrap()));
+        signal(&server, Signal::CONT);
+        assert_echo_works(&ep).await;
+        let ep = Endpoint::connect(&name[..]).await.unwrap();
+        assert_echo_works(&ep).await;
+    });
+}
+
+/// Neither end of a connection listens, and the two types of endpoint do not connect.
+#[test]
+fn third_process_cannot_connect_to_a_connected_endpoint() {
+    run(async {
+        let mut listener = listen(Progress::Manual).await;
+        let (ep, _client) = accept_client(&mut listener).await;
+        let client_name = ep.peer_name().unwrap().clone();
+        let refused = Endpoint::connect(&client_name).await.map(drop).unwrap_err();
+        assert_eq!(refused, Error::NoSuchPeer(client_name.clone()));
+        let rdm = Endpoint::bind("shm://").await.unwrap();
+        let refused = rdm.add_peer(&client_name).await.unwrap_err();
+        assert_eq!(refused, Error::NoSuchPeer(client_name.clone()));
+        let taken = Endpoint::bind(&client_name).await.map(drop).unwrap_err();
+        assert_eq!(taken, Error::AddressInUse(client_name));
+
+        let refused_by = |peer: &fabric_async::Address| Error::ConnectionRefused {
+            peer: peer.clone(),
+            reason: RefusalReason::EpType,
+        };
+        let serving = tokio::spawn(async move {
+            let _ = listener.next().await;
+            listener
+        });
+        let name = ep.name().clone();
+        assert_eq!(rdm.add_peer(&name).await.unwrap_err(), refused_by(&name));
+        let _progress = rdm.recv().start().unwrap();
+        let refused = Endpoint::connect(rdm.name()).await.map(drop).unwrap_err();
+        assert_eq!(refused, refused_by(rdm.name()));
+        assert!(!serving.is_finished(), "the program gets no request");
+        serving.abort();
+        assert_echo_works(&ep).await;
+    });
+}
