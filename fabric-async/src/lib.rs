@@ -93,7 +93,8 @@ pub use cq::CompletionQueue;
 pub use discover::discover;
 pub use domain::{Domain, DomainBuilder};
 pub use endpoint::{
-    BindOptions, Connect, Endpoint, EndpointBuilder, SharedRxContext, SharedRxContextBuilder,
+    AnyEndpoint, BindOptions, Connect, ConnectedEndpoint, Endpoint, EndpointBuilder,
+    SharedRxContext, SharedRxContextBuilder,
 };
 pub use eq::EventQueue;
 pub use fabric::Fabric;

@@ -15,7 +15,7 @@ use tokio::task::coop;
 
 use crate::av::ToAddress;
 use crate::domain::{Domain, DomainInner, DomainOptions};
-use crate::endpoint::{BindOptions, Endpoint, builder_with_queues, set_once};
+use crate::endpoint::{BindOptions, ConnectedEndpoint, Endpoint, builder_with_queues, set_once};
 use crate::eq::{EventQueue, EventQueueInner};
 use crate::fabric::Fabric;
 use crate::resolve;
@@ -204,7 +204,7 @@ impl PassiveEndpointBuilder {
 impl PassiveEndpoint {
     /// Listens at this address, or at a free port, with its own fabric and domain. Accepted
     /// endpoints belong to that domain, each with a completion queue and an event queue of its own.
-    /// [`Endpoint::connect`] has an example.
+    /// [`ConnectedEndpoint::connect`] has an example.
     ///
     /// For a host name, as in `tcp://localhost:0`, it listens at the first address of the host that
     /// can be bound here; see [`resolve`](crate::resolve()).
@@ -394,7 +394,7 @@ impl ConnectionRequest {
     /// # Cancel safety
     /// Safe: nothing is held across an await.
     #[doc(alias = "fi_accept")]
-    pub async fn accept(self, data: impl AsRef<[u8]>) -> Result<Endpoint> {
+    pub async fn accept(self, data: impl AsRef<[u8]>) -> Result<ConnectedEndpoint> {
         let accept_domain = self
             .accept_domain
             .as_ref()

@@ -155,8 +155,8 @@ pub enum Error {
          address vector issued it"
     )]
     StaleAddress(FiAddr),
-    /// The sender of the message is in no address vector, so no handle exists to answer it.
-    /// `FI_EADDRNOTAVAIL`.
+    /// The sender of the message is in no address vector, so no handle exists to answer it. Always
+    /// so for connected endpoints. `FI_EADDRNOTAVAIL`.
     #[error("the sender is not in the address vector; insert its address to answer it")]
     UnknownSource,
     /// Another open endpoint is bound to the address. `FI_EADDRINUSE`.

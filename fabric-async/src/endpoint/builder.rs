@@ -10,7 +10,6 @@ use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Address, Error, Result};
 use fabric_reactor::{AvId, Bindings, Counters, CqId};
 
-use super::connected::ConnectedPeer;
 use super::shared_rx::check_shared_rx_info;
 use super::{Dependencies, Endpoint, EndpointInner, OpenEndpoint, OwnedQueues, SharedRxContext};
 use crate::av::{AddressVector, AvInner, ToAddress};
@@ -288,7 +287,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             .inner
             .core
             .open_endpoint(&self.info, self.address.as_ref(), bound);
-        self.into_endpoint(node, opened?, av, None)
+        self.into_endpoint(node, opened?, av)
     }
 
     /// Returns the endpoint's object tree node and its bindings for the engine.
@@ -324,7 +323,6 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         node: Arc<ObjectNode>,
         (id, name): (EpId, Address),
         av: Arc<AvInner>,
-        connection: Option<ConnectedPeer>,
     ) -> Result<Endpoint<M>> {
         let fast_path = self.domain.inner.core.fast_path(id);
         let inner = EndpointInner {
@@ -332,7 +330,6 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             id,
             domain: self.domain.inner.state().clone(),
             name: Some(name),
-            connected_peer: connection,
             caps: if self.shared_rx.is_some() {
                 self.info.caps - Caps::RECV
             } else {

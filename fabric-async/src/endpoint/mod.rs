@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `mod` | the endpoint: its parts, `add_peer`, `flush`, `close` |
 //! | `builder`, `bind` | creation: step by step, or with fabric, domain and queues in one call |
-//! | `connected` | connected endpoints and connection attempts |
+//! | `connect`, `connected` | connection attempts and accepting; connected endpoints |
 //! | `shared_rx` | shared receive contexts |
 //! | `messages`, `onesided`, `batch` | operations: messages, one-sided operations, batches |
 //! | `checks` | checks of operations against capabilities and limits |
@@ -13,6 +13,7 @@ mod batch;
 mod bind;
 mod builder;
 mod checks;
+mod connect;
 mod connected;
 mod messages;
 mod onesided;
@@ -22,7 +23,8 @@ pub use bind::BindOptions;
 pub(crate) use bind::builder_with_queues;
 pub use builder::EndpointBuilder;
 pub(crate) use builder::set_once;
-pub use connected::Connect;
+pub use connect::Connect;
+pub use connected::{AnyEndpoint, ConnectedEndpoint};
 pub use shared_rx::{SharedRxContext, SharedRxContextBuilder};
 
 use std::fmt;
@@ -37,8 +39,6 @@ use fabric_core::transport::{EpId, FastPath, TxOp};
 use fabric_core::tree::{DependencyGuard, ObjectNode};
 use fabric_core::{Address, FiAddr, Result};
 use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
-
-use connected::ConnectedPeer;
 
 use crate::av::{AddressVector, AvInner, ToAddress};
 use crate::close::CloseError;
@@ -111,8 +111,6 @@ pub(crate) struct EndpointInner {
     pub(crate) domain: Arc<DomainCore>,
     /// `None` for a shared receive context.
     name: Option<Address>,
-    /// The peer of a connected endpoint.
-    connected_peer: Option<ConnectedPeer>,
     pub(crate) info: Info,
     /// Capabilities that operations are checked against.
     caps: Caps,

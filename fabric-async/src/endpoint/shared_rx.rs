@@ -39,8 +39,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// The endpoints and the context are bound to the same address vector. A reply may be sent from any
 /// of the endpoints. [Connected
 /// endpoints](crate::guide::connected_endpoints#shared-receive-context) have no address vector to
-/// bind: the source of a message is the [peer](Endpoint::peer) of the endpoint it arrived at, which
-/// alone can reply. When a connection ends, posted receives keep waiting, including one that a
+/// bind: a message has no source, and the endpoint it arrived at replies. When a connection ends, posted receives keep waiting, including one that a
 /// message of that connection had begun to fill.
 ///
 /// ```
@@ -155,11 +154,11 @@ impl<M: ThreadModel> SharedRxContext<M> {
         self.ep.id()
     }
 
-    /// Returns the address vector it is bound to. For connected endpoints that is an empty,
-    /// read-only vector.
+    /// Returns the address vector it is bound to; `None` for connected endpoints, which have none.
     #[must_use]
-    pub fn address_vector(&self) -> AddressVector<M> {
-        self.ep.address_vector()
+    pub fn address_vector(&self) -> Option<AddressVector<M>> {
+        let is_connected = self.info().ep.ep_type == EpType::Msg;
+        (!is_connected).then(|| self.ep.address_vector())
     }
 
     /// Returns the domain of this context.
@@ -332,7 +331,6 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
             completion_level: CompletionLevel::default(),
             fast_path: None,
             shares_receives: false,
-            connected_peer: None,
         };
         let published = inner.node.publish();
         let dependencies = Dependencies {

@@ -3,7 +3,8 @@
 //! After this chapter you can accept or reject connections one by one, connect to a listening
 //! endpoint, exchange private data, and handle the end of a connection.
 //!
-//! An endpoint of type [`EpType::Msg`] is connected to one peer for its whole life. The `tcp`
+//! A [`ConnectedEndpoint`] is connected to one peer for its whole life; its calls name no peer, and
+//! it has no address vector. Its infos have the type [`EpType::Msg`]. The `tcp`
 //! provider has them, in the wire format of libfabric's provider since 1.8, so the peer may be a
 //! libfabric program (`fi_pingpong -p tcp -e msg`). Use them to admit peers one by one, and to have
 //! a queue, a budget and an end for each; [connectionless endpoints](super::client_server) talk
@@ -11,7 +12,7 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Endpoint, Error, PassiveEndpoint};
+//! use fabric_async::{ConnectedEndpoint, Error, PassiveEndpoint};
 //!
 //! let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
 //! let name = listener.name().clone();
@@ -25,7 +26,7 @@
 //!         tokio::spawn(async move {
 //!             // Until the connection ends.
 //!             while let Ok(message) = ep.recv().await {
-//!                 ep.send(ep.peer()?, message.into_bytes()).await?;
+//!                 ep.send(message.into_bytes()).await?;
 //!             }
 //!             Ok::<_, Error>(())
 //!         });
@@ -33,20 +34,20 @@
 //!     Ok::<_, Error>(())
 //! });
 //!
-//! let ep = Endpoint::connect(&name).private_data("friend").await?;
-//! ep.send(ep.peer()?, "hello").await?;
+//! let ep = ConnectedEndpoint::connect(&name).private_data("friend").await?;
+//! ep.send("hello").await?;
 //! assert_eq!(&ep.recv().await?[..], b"hello");
 //!
-//! let rejected = Endpoint::connect(&name).await.unwrap_err();
+//! let rejected = ConnectedEndpoint::connect(&name).await.unwrap_err();
 //! assert_eq!(rejected, Error::Rejected { peer: name, data: b"friends only".to_vec() });
 //! # Ok(()) }
 //! ```
 //!
 //! # Connecting
 //!
-//! [`Endpoint::connect`] completes when the peer has accepted. Each side may send up to
-//! [`MAX_PRIVATE_DATA`] bytes of private data; [`Endpoint::private_data`] is what the other sent.
-//! More is refused, not cut.
+//! [`ConnectedEndpoint::connect`] completes when the peer has accepted. Each side may send up to
+//! [`MAX_PRIVATE_DATA`] bytes of private data; [`ConnectedEndpoint::private_data`] is what the
+//! other sent. More is refused, not cut.
 //!
 //! | error | when |
 //! |---|---|
@@ -69,8 +70,8 @@
 //! A [`PassiveEndpoint`] is a stream of [`ConnectionRequest`]s. Each is accepted, rejected, or
 //! dropped, which rejects it without data. A request can be accepted in any domain of the provider
 //! with [`EndpointBuilder::accept`]. With [`ConnectionRequest::accept`] the endpoints of one
-//! passive endpoint share a domain and have queues of their own ([`Endpoint::completions`],
-//! [`Endpoint::events`]).
+//! passive endpoint share a domain and have queues of their own
+//! ([`ConnectedEndpoint::completions`], [`ConnectedEndpoint::events`]).
 //!
 //! Socket options and ports of the listener and its connections are set with
 //! [`PassiveEndpointBuilder::socket_options`], or [`BindOptions::socket_options`] before
@@ -92,10 +93,11 @@
 //!
 //! # Messages and memory
 //!
-//! [`Endpoint::peer`] is the address handle of the one peer: the destination of sends and the
-//! source of messages. The [address vector](Endpoint::address_vector) cannot be changed, and
-//! directed receives are [`NotSupported`](Error::NotSupported). The accepting side may send at
-//! once: messages that arrive before the first receive are buffered.
+//! [`ConnectedEndpoint::peer`] is the address of the one peer, the destination of sends and the
+//! sender of messages. There is no address handle of it: the [source](Done::source) of a message is
+//! [`UnknownSource`](Error::UnknownSource), and directed receives are
+//! [`NotSupported`](Error::NotSupported). The accepting side may send at once: messages that arrive
+//! before the first receive are buffered.
 //!
 //! [One-sided](super::one_sided) reads and writes and [delivery](super::ordering#completion-levels)
 //! work with libfabric peers too. Endpoints of this library also have atomic operations, if both
@@ -104,16 +106,16 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Access, Endpoint, PassiveEndpoint};
+//! use fabric_async::{Access, ConnectedEndpoint, PassiveEndpoint};
 //! # use std::future::IntoFuture;
 //! let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
-//! let connecting = Endpoint::connect(listener.name()).into_future();
+//! let connecting = ConnectedEndpoint::connect(listener.name()).into_future();
 //! let accepting = async { listener.next().await.expect("the listener is open").accept("").await };
 //! let (client, server) = tokio::try_join!(connecting, accepting)?;
 //! let tickets = server.domain().alloc(8, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
 //! tokio::spawn(async move { server.recv().await });                // keeps its domain moving
 //! for number in 0..3u64 {
-//!     let ticket = client.fetch_add(client.peer()?, tickets.remote().at(0), 1u64).await?;
+//!     let ticket = client.fetch_add(tickets.remote().at(0), 1u64).await?;
 //!     assert_eq!(ticket, number);
 //! }
 //! # Ok(()) }
@@ -131,14 +133,15 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Endpoint, PassiveEndpoint};
+//! use fabric_async::{ConnectedEndpoint, PassiveEndpoint};
 //! let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
 //! // An endpoint of this library announces this itself; one of libfabric never does.
-//! let connecting = Endpoint::connect(listener.name()).peer_supports_tags().into_future();
+//! let connecting =
+//!     ConnectedEndpoint::connect(listener.name()).peer_supports_tags().into_future();
 //! let accepting = async { listener.next().await.expect("the listener is open").accept("").await };
 //! let (client, server) = tokio::try_join!(connecting, accepting)?;
-//! client.send(client.peer()?, "second").tag(2).await?;
-//! client.send(client.peer()?, "first").tag(1).await?;
+//! client.send("second").tag(2).await?;
+//! client.send("first").tag(1).await?;
 //! assert_eq!(&server.recv().tag(1).await?[..], b"first");
 //! assert_eq!(&server.recv().tag(2).await?[..], b"second");
 //! # Ok(()) }
@@ -154,7 +157,7 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Endpoint, EpType, Fabric, Hints, SHARED_CONTEXT, discover};
+//! use fabric_async::{ConnectedEndpoint, EpType, Fabric, Hints, SHARED_CONTEXT, discover};
 //! use std::collections::HashMap;
 //!
 //! let hints = Hints::new().provider("tcp").ep_type(EpType::Msg).ep_rx_ctx_cnt(SHARED_CONTEXT);
@@ -166,7 +169,7 @@
 //!
 //! let (name, mut clients) = (listener.name().clone(), HashMap::new());
 //! let connecting = tokio::spawn(async move {
-//!     tokio::try_join!(Endpoint::connect(&name), Endpoint::connect(&name))
+//!     tokio::try_join!(ConnectedEndpoint::connect(&name), ConnectedEndpoint::connect(&name))
 //! });
 //! for _ in 0..2 {
 //!     let request = listener.next().await.expect("the listener is open");
@@ -175,11 +178,10 @@
 //! }
 //! let (one, two) = connecting.await.expect("a task that ends")?;
 //! for client in [two, one] {
-//!     client.send(client.peer()?, "a request").await?;
+//!     client.send("a request").await?;
 //!     let request = pool.recv().await?;
 //!     let ep = &clients[&pool.received_by(&request.transfer).expect("it is open")];
-//!     assert_eq!(request.source(), ep.peer());
-//!     ep.send(ep.peer()?, "a reply").await?;
+//!     ep.send("a reply").await?;
 //!     assert_eq!(&client.recv().await?[..], b"a reply");
 //! }
 //! # Ok(()) }
@@ -194,7 +196,7 @@
 //!
 //! # End of a connection
 //!
-//! [`Endpoint::shutdown`], dropping or closing the endpoint, and the death of the process end the
+//! [`ConnectedEndpoint::shutdown`], dropping or closing the endpoint, and the death of the process end the
 //! connection. What was sent before is handed over in the background for up to five seconds. The
 //! other side first receives everything that arrived. Then pending and later operations fail with
 //! [`PeerGone`](Error::PeerGone), or [`Protocol`](Error::Protocol) if the peer violated the

@@ -28,9 +28,9 @@
 //! | `fi_endpoint`, `fi_ep_bind`, `fi_enable` | [`Domain::endpoint`], `bind_...` and `enable` of [`EndpointBuilder`] |
 //! | `fi_setname`, `fi_getname` | [`EndpointBuilder::name`], [`Endpoint::name`] |
 //! | `fi_passive_ep`, `fi_pep_bind`, `fi_listen` | [`Fabric::passive_endpoint`], `bind_eq` and `listen` of [`PassiveEndpointBuilder`]; [`PassiveEndpoint::bind`] |
-//! | `fi_connect`, `fi_accept` | [`connect`](EndpointBuilder::connect) and [`accept`](EndpointBuilder::accept) instead of `enable`; [`Endpoint::connect`], [`ConnectionRequest::accept`] |
+//! | `fi_connect`, `fi_accept` | [`connect`](EndpointBuilder::connect) and [`accept`](EndpointBuilder::accept) instead of `enable`; [`ConnectedEndpoint::connect`], [`ConnectionRequest::accept`] |
 //! | `fi_reject` | [`ConnectionRequest::reject`], or drop |
-//! | `fi_shutdown`, `fi_getpeer` | [`Endpoint::shutdown`], [`Endpoint::peer_name`] |
+//! | `fi_shutdown`, `fi_getpeer` | [`ConnectedEndpoint::shutdown`], [`ConnectedEndpoint::peer`] |
 //! | `FI_CONNREQ`, `FI_CONNECTED`, `FI_SHUTDOWN` | [`EventKind`], see [events](super::connected_endpoints#events) |
 //! | `FI_OPT_CM_DATA_SIZE` | [`MAX_PRIVATE_DATA`] |
 //! | `fi_cq_open`, `fi_eq_open`, `fi_cntr_open` | [`Domain::completion_queue`], [`Fabric::event_queue`], [`Domain::counter`] |
@@ -44,6 +44,9 @@
 //! | all of the above up to `fi_enable` | [`Endpoint::bind`] |
 //!
 //! # Data transfer
+//!
+//! The calls of an [`Endpoint`]; those of a [`ConnectedEndpoint`] (`FI_EP_MSG`) have the same names
+//! and take no peer.
 //!
 //! | C | here |
 //! |---|---|

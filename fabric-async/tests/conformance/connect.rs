@@ -37,14 +37,8 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
             (active.private_data(), passive.private_data()),
             (expected, request_data)
         );
-        assert_eq!(
-            (active.peer_name().unwrap(), active.name()),
-            (pep.name(), &peer)
-        );
-        assert_eq!(
-            (passive.peer_name().unwrap(), passive.name()),
-            (&peer, pep.name())
-        );
+        assert_eq!((active.peer(), active.name()), (pep.name(), &peer));
+        assert_eq!((passive.peer(), passive.name()), (&peer, pep.name()));
         let event = here.eq.next().await;
         assert_eq!(event.endpoint_id, active.id());
         assert_eq!(
@@ -72,16 +66,11 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
                 data: Vec::new()
             }
         );
-        let (to_passive, to_active) = (active.peer().unwrap(), passive.peer().unwrap());
-        active.send(to_passive, "there").await.unwrap();
-        passive.send(to_active, "and back").await.unwrap();
+        active.send("there").await.unwrap();
+        passive.send("and back").await.unwrap();
         let (got, back) = tokio::join!(passive.recv(), active.recv());
         let (out, back) = (got.unwrap(), back.unwrap());
-        assert_eq!((&out[..], out.source()), (&b"there"[..], Ok(to_active)));
-        assert_eq!(
-            (&back[..], back.source()),
-            (&b"and back"[..], Ok(to_passive))
-        );
+        assert_eq!((&out[..], &back[..]), (&b"there"[..], &b"and back"[..]));
         drop((active, passive));
         let shut = |kind| {
             matches!(
@@ -277,13 +266,8 @@ pub(crate) async fn many_clients_connect_to_one_passive_endpoint(setup: Setup) {
     let (mut passive, active) = tokio::join!(accepting, connecting);
     passive.sort_by_key(|(number, _)| *number);
     for (number, (active, (_, passive))) in active.iter().zip(&passive).enumerate() {
-        active
-            .send(active.peer().unwrap(), number.to_le_bytes().to_vec())
-            .await
-            .unwrap();
-        passive
-            .inject(passive.peer().unwrap(), &number.to_le_bytes())
-            .unwrap();
+        active.send(number.to_le_bytes().to_vec()).await.unwrap();
+        passive.inject(&number.to_le_bytes()).unwrap();
     }
     for (number, (active, (_, passive))) in active.iter().zip(&passive).enumerate().rev() {
         assert_eq!(active.recv().await.unwrap()[..], number.to_le_bytes());
@@ -522,9 +506,7 @@ pub(crate) async fn connreq_can_be_accepted_in_any_domain(setup: Setup) {
     let in_other = other.accept(requests.next().unwrap(), b"").await;
     for (call, accepted) in calls.into_iter().zip([in_b, in_other]) {
         let ep = call.await.unwrap();
-        ep.send(ep.peer().unwrap(), "wherever you are")
-            .await
-            .unwrap();
+        ep.send("wherever you are").await.unwrap();
         assert_eq!(&accepted.recv().await.unwrap()[..], b"wherever you are");
     }
 }

@@ -3,8 +3,9 @@
 use std::future::IntoFuture;
 
 use fabric_async::{
-    CompletionQueue, Connect, ConnectionRequest, CqBind, Domain, Endpoint, EndpointBuilder,
-    EventKind, EventQueue, Fabric, Info, PassiveEndpoint, SharedRxContext, SocketOptions,
+    CompletionQueue, Connect, ConnectedEndpoint, ConnectionRequest, CqBind, Domain,
+    EndpointBuilder, EventKind, EventQueue, Fabric, Info, PassiveEndpoint, SharedRxContext,
+    SocketOptions,
 };
 
 use crate::setup::Setup;
@@ -24,7 +25,7 @@ pub(crate) struct MsgDomainFixture {
 /// A connected endpoint. Fields are dropped in this order: children before parents.
 #[derive(Debug)]
 pub(crate) struct MsgEndpointFixture {
-    pub(crate) ep: Endpoint,
+    pub(crate) ep: ConnectedEndpoint,
     pub(crate) domain_fixture: MsgDomainFixture,
 }
 
@@ -97,7 +98,11 @@ impl MsgDomainFixture {
         self.endpoint().connect(pep.name())
     }
 
-    pub(crate) async fn accept(&self, request: ConnectionRequest, data: &[u8]) -> Endpoint {
+    pub(crate) async fn accept(
+        &self,
+        request: ConnectionRequest,
+        data: &[u8],
+    ) -> ConnectedEndpoint {
         self.endpoint().accept(request, data).await.unwrap()
     }
 
@@ -106,7 +111,7 @@ impl MsgDomainFixture {
         &self,
         there: &Self,
         pep: &mut PassiveEndpoint,
-    ) -> (Endpoint, Endpoint) {
+    ) -> (ConnectedEndpoint, ConnectedEndpoint) {
         let initiating = self.connect(pep).into_future();
         let accepting = async { there.accept(pep.next().await.unwrap(), b"").await };
         let (active, passive) = tokio::join!(initiating, accepting);

@@ -34,6 +34,7 @@ mod completion_levels;
 mod completions;
 mod connect;
 mod connected;
+mod connected_batches;
 mod connected_pair;
 mod connected_rma;
 mod connected_tagged;

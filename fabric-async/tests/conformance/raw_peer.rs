@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use fabric_async::{Endpoint, PassiveEndpoint};
+use fabric_async::{ConnectedEndpoint, PassiveEndpoint};
 
 use crate::connected_pair::MsgDomainFixture;
 use crate::setup::Setup;
@@ -97,7 +97,7 @@ pub(crate) async fn connect_raw_peer(
     is_initiator: bool,
     extension: ExtensionBytes,
     supports_tags: bool,
-) -> (Endpoint, TcpStream, ExtensionBytes) {
+) -> (ConnectedEndpoint, TcpStream, ExtensionBytes) {
     let (ep, mut socket) = if is_initiator {
         let mut pep = fixture.listen(setup);
         let mut socket = connect_raw(&pep);

@@ -99,6 +99,12 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         listen_and_connect_conveniences_work: CONNECTED,
         object_tree_counts_connected_endpoints: CONNECTED,
     }
+    connected_batches {
+        batches_arrive_and_report_in_order: CONNECTED,
+        batch_of_writes_reaches_peer_memory: CONNECTED_RMA,
+        batch_refuses_requests_of_another_endpoint: CONNECTED,
+        permit_sends_without_a_further_credit: CONNECTED,
+    }
     connected_tagged {
         every_length_arrives_tagged_in_both_directions: CONNECTED_TAGGED,
         every_send_call_accepts_a_tag: CONNECTED_TAGGED,
@@ -127,7 +133,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         active_and_passive_ends_share_receives_in_order: CONNECTED.shared_rx(),
         every_receive_kind_takes_from_all_connections: CONNECTED_MULTI_RECV.shared_rx(),
         buffered_messages_survive_their_connection: CONNECTED.shared_rx(),
-        requeued_message_keeps_its_source: CONNECTED.shared_rx(),
+        requeued_message_keeps_its_endpoint: CONNECTED.shared_rx(),
         unexpected_budget_is_shared_by_connections: CONNECTED.shared_rx(),
         endpoint_close_mid_message_fails_one_receive: CONNECTED.shared_rx(),
         invalid_bindings_are_refused: CONNECTED.shared_rx(),

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use fabric_async::{
-    Access, AtomicOp, ConnectionRequest, Endpoint, EpType, Error, EventKind, Fabric, Hints,
-    PassiveEndpoint, Progress, RemoteRegion, SHARED_CONTEXT, discover,
+    Access, AtomicOp, ConnectedEndpoint, ConnectionRequest, Endpoint, EpType, Error, EventKind,
+    Fabric, Hints, PassiveEndpoint, Progress, RemoteRegion, SHARED_CONTEXT, discover,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -19,7 +19,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(90);
 /// Connects, and sends back every message that it receives.
 pub(crate) async fn connect_and_echo(name: &str) {
     let id = std::process::id().to_le_bytes();
-    if let Ok(ep) = Endpoint::connect(name)
+    if let Ok(ep) = ConnectedEndpoint::connect(name)
         .private_data(id)
         .timeout(CONNECT_TIMEOUT)
         .await
@@ -31,7 +31,7 @@ pub(crate) async fn connect_and_echo(name: &str) {
 /// Listens, reports its name to the parent, accepts every request, and sends back every message.
 pub(crate) async fn accept_and_echo(parent: &str) {
     let mut listener = PassiveEndpoint::bind("tcp://").await.expect("bind");
-    let own = Endpoint::connect(parent)
+    let own = ConnectedEndpoint::connect(parent)
         .private_data(listener.name().to_string())
         .await
         .expect("connect to the parent");
@@ -51,30 +51,22 @@ const FETCH_ADDS: u64 = 200;
 /// results, and then adds to a second counter until it is killed.
 pub(crate) async fn fetch_add_client(name: &str) {
     let id = std::process::id().to_le_bytes();
-    let ep = Endpoint::connect(name)
+    let ep = ConnectedEndpoint::connect(name)
         .private_data(id)
         .timeout(CONNECT_TIMEOUT)
         .await
         .expect("connect");
-    let peer = ep.peer().expect("a connected endpoint");
     let announcement = ep.recv().tag(1).await.expect("a remote region");
     let counter = RemoteRegion::from_bytes(&announcement).expect("a region");
     let mut sum = 0;
     for _ in 0..FETCH_ADDS {
-        sum += ep
-            .fetch_add(peer, counter.at(0), 1u64)
-            .await
-            .expect("fetch_add");
+        sum += ep.fetch_add(counter.at(0), 1u64).await.expect("fetch_add");
     }
-    ep.send(peer, sum.to_le_bytes().to_vec())
+    ep.send(sum.to_le_bytes().to_vec())
         .tag(2)
         .await
         .expect("send");
-    while ep
-        .atomic(peer, counter.at(8), AtomicOp::Sum, 1u64)
-        .await
-        .is_ok()
-    {}
+    while ep.atomic(counter.at(8), AtomicOp::Sum, 1u64).await.is_ok() {}
 }
 
 /// Clients add to the same counter, and a shared receive context gets their sums. The death of one
@@ -111,7 +103,7 @@ fn killed_atomic_clients_do_not_affect_others() {
                     .bind_shared_rx(&shared)
                     .unwrap();
                 let ep = ep.accept(request, "").await.unwrap();
-                ep.send(ep.peer().unwrap(), region.remote().to_bytes().to_vec())
+                ep.send(region.remote().to_bytes().to_vec())
                     .tag(1)
                     .await
                     .unwrap();
@@ -121,11 +113,7 @@ fn killed_atomic_clients_do_not_affect_others() {
             for _ in 0..CLIENTS {
                 let report = shared.recv().tag(2).await.unwrap();
                 let from = shared.received_by(&report.transfer);
-                assert!(
-                    clients
-                        .iter()
-                        .any(|(ep, _)| Some(ep.id()) == from && report.source() == ep.peer())
-                );
+                assert!(clients.iter().any(|(ep, _)| Some(ep.id()) == from));
                 sum += u64::from_le_bytes(report[..].try_into().unwrap());
             }
             let all = CLIENTS * FETCH_ADDS;
@@ -143,8 +131,8 @@ fn killed_atomic_clients_do_not_affect_others() {
                         break peer;
                     }
                 };
-                assert_eq!(&gone, ep.peer_name().unwrap());
-                let failed = ep.send(ep.peer().unwrap(), "x").tag(1).await.unwrap_err();
+                assert_eq!(&gone, ep.peer());
+                let failed = ep.send("x").tag(1).await.unwrap_err();
                 assert!(failed.error.is_peer_gone(), "{}", failed.error);
                 // The other clients go on adding.
                 let before: u64 = region.load(8).unwrap();
@@ -158,10 +146,9 @@ fn killed_atomic_clients_do_not_affect_others() {
     }
 }
 
-async fn echo_loop(ep: &Endpoint) {
-    let peer = ep.peer().expect("a connected endpoint");
+async fn echo_loop(ep: &ConnectedEndpoint) {
     while let Ok(message) = ep.recv().await {
-        if ep.send(peer, message.into_bytes()).await.is_err() {
+        if ep.send(message.into_bytes()).await.is_err() {
             return;
         }
     }
@@ -174,10 +161,9 @@ async fn next_request_from(listener: &mut PassiveEndpoint, peer: &TestPeer) -> C
     request
 }
 
-async fn assert_echo_works(ep: &Endpoint) {
-    let peer = ep.peer().unwrap();
+async fn assert_echo_works(ep: &ConnectedEndpoint) {
     for len in [0, 8, 100_000, 3_000_000] {
-        let (sent, got) = tokio::join!(ep.send(peer, vec![len as u8; len]), ep.recv());
+        let (sent, got) = tokio::join!(ep.send(vec![len as u8; len]), ep.recv());
         sent.unwrap();
         assert_eq!(got.unwrap()[..], vec![len as u8; len]);
     }
@@ -185,10 +171,9 @@ async fn assert_echo_works(ep: &Endpoint) {
 
 /// Kills the peer, and checks that pending operations fail and that the event queue reports the
 /// shutdown.
-async fn kill_and_assert_ops_fail(ep: Endpoint, mut peer: TestPeer) {
-    let number = ep.peer().unwrap();
+async fn kill_and_assert_ops_fail(ep: ConnectedEndpoint, mut peer: TestPeer) {
     let mut events = ep.events().unwrap();
-    let sent = ep.send(number, vec![0; 100 << 20]).start().unwrap();
+    let sent = ep.send(vec![0; 100 << 20]).start().unwrap();
     let awaited = ep.recv_into(vec![0; 200 << 20]).start().unwrap();
     peer.0.kill().unwrap();
     peer.0.wait().unwrap();
@@ -208,13 +193,7 @@ async fn kill_and_assert_ops_fail(ep: Endpoint, mut peer: TestPeer) {
         events.next().await.kind,
         EventKind::Shutdown { .. }
     ));
-    assert!(
-        ep.send(number, "anything")
-            .await
-            .unwrap_err()
-            .error
-            .is_peer_gone()
-    );
+    assert!(ep.send("anything").await.unwrap_err().error.is_peer_gone());
 }
 
 #[test]
