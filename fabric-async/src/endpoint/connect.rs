@@ -21,7 +21,8 @@ use crate::thread_model::{Shared, ThreadModel};
 /// Default connect timeout.
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection attempt (`fi_connect`), which starts when it is awaited.
+/// A connection attempt (`fi_connect`), which starts when it is first polled. Before that nothing is
+/// opened, resolved or sent, and dropping it has no effect.
 ///
 /// # Errors
 /// * [`Error::NoSuchPeer`] when nothing listens at the address;
@@ -43,17 +44,20 @@ const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 #[doc(alias = "fi_connect")]
 #[must_use = "nothing happens before it is awaited"]
 pub struct Connect<M: ThreadModel = Shared> {
-    builder: Result<EndpointBuilder<M>>,
+    open_builder: OpenBuilder<M>,
     target: Result<AddressOrHost>,
     private_data: Vec<u8>,
     peer_supports_tags: bool,
     timeout: Duration,
 }
 
+/// Returns the builder of the endpoint, given the scheme of the peer. Called at the first poll.
+type OpenBuilder<M> = Box<dyn FnOnce(Scheme) -> Result<EndpointBuilder<M>> + Send + Sync>;
+
 impl<M: ThreadModel> Connect<M> {
-    pub(super) fn new(builder: Result<EndpointBuilder<M>>, target: Result<AddressOrHost>) -> Self {
+    fn new(open_builder: OpenBuilder<M>, target: Result<AddressOrHost>) -> Self {
         Self {
-            builder,
+            open_builder,
             target,
             private_data: Vec::new(),
             peer_supports_tags: false,
@@ -91,7 +95,8 @@ impl<M: ThreadModel> IntoFuture for Connect<M> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let (builder, to) = (self.builder?, self.target?);
+            let to = self.target?;
+            let builder = (self.open_builder)(to.scheme())?;
             let source = builder.address.as_ref().and_then(Address::socket_addr);
             let found = to
                 .resolve(|at| source.is_none_or(|source| source.is_ipv4() == at.is_ipv4()))
@@ -201,7 +206,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     #[doc(alias = "fi_connect")]
     pub fn connect(self, to: impl ToAddress) -> Connect<M> {
         let to = AddressOrHost::parse(&to, self.domain.inner.scheme());
-        Connect::new(Ok(self), to)
+        Connect::new(Box::new(|_| Ok(self)), to)
     }
 
     /// Accepts a connection request (`fi_accept`), from an info of type [`EpType::Msg`], such as
@@ -347,10 +352,10 @@ impl BindOptions {
     /// As [`ConnectedEndpoint::connect`].
     pub fn connect(self, to: impl ToAddress) -> Connect {
         let to = AddressOrHost::parse(&to, Scheme::Tcp);
-        let builder = to.clone().and_then(|to| {
-            let domain = self.open_msg_domain(to.scheme())?;
+        let open_builder = move |scheme| {
+            let domain = self.open_msg_domain(scheme)?;
             builder_with_queues(&domain, domain.info())
-        });
-        Connect::new(builder, to)
+        };
+        Connect::new(Box::new(open_builder), to)
     }
 }

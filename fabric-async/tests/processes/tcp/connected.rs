@@ -1,15 +1,18 @@
 //! Connection-oriented endpoints (`FI_EP_MSG`): peers that are killed at every stage, on either
 //! side.
 
+use std::future::IntoFuture;
 use std::time::Duration;
 
 use fabric_async::{
-    Access, AtomicOp, ConnectedEndpoint, ConnectionRequest, Endpoint, EpType, Error, EventKind,
-    Fabric, Hints, PassiveEndpoint, Progress, RemoteRegion, SHARED_CONTEXT, discover,
+    Access, Address, AtomicOp, Class, ConnectedEndpoint, ConnectionRequest, Endpoint, EpType,
+    Error, EventKind, Fabric, Hints, PassiveEndpoint, Progress, RemoteRegion, SHARED_CONTEXT,
+    Scheme, discover,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use crate::leak_check::{ResourceUsage, run_in_own_process};
 use crate::run;
 use crate::test_peer::TestPeer;
 
@@ -321,5 +324,38 @@ fn connections_without_a_request_time_out() {
         assert_eq!(silent.read(&mut [0; 64]).await.unwrap_or(0), 0);
         assert_eq!(halfway.read(&mut [0; 64]).await.unwrap_or(0), 0);
         assert!(listener.try_next().is_none());
+    });
+}
+
+/// Under automatic progress, a domain starts a thread and opens descriptors.
+#[test]
+fn dropped_connect_has_opened_nothing() {
+    run_in_own_process("tcp::connected::dropped_connect_has_opened_nothing", || {
+        run(async {
+            let listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await.unwrap();
+            let hints = Hints::new().provider("tcp").ep_type(EpType::Msg);
+            let info = discover(&hints).await.unwrap().swap_remove(0);
+            let domain = Fabric::open(&info).unwrap().domain(&info).unwrap();
+            let before = ResourceUsage::wait_stable().await;
+            let options = Endpoint::options().progress(Progress::Auto);
+            let connect = options.connect(listener.name()).private_data("unsent");
+            let of_builder = domain.endpoint(&info).unwrap().connect(listener.name());
+            assert_eq!(ResourceUsage::current(), before);
+            let (connect, of_builder) = (connect.into_future(), of_builder.into_future());
+            assert_eq!(ResourceUsage::current(), before);
+            assert_eq!(domain.children().of(Class::Endpoint), 0);
+            drop((connect, of_builder));
+            assert_eq!(ResourceUsage::current(), before);
+        });
+    });
+}
+
+/// Under manual progress, a domain can be opened on a runtime only.
+#[test]
+fn connect_made_outside_of_a_runtime_works_on_one() {
+    let absent = Address::from_socket_addr(Scheme::Tcp, ([127, 0, 0, 1], 1).into()).unwrap();
+    let connect = ConnectedEndpoint::connect(&absent);
+    run(async {
+        assert_eq!(connect.await.unwrap_err(), Error::NoSuchPeer(absent));
     });
 }
