@@ -93,8 +93,6 @@ impl<M: ThreadModel> Future for ReserveFuture<M> {
     }
 }
 
-impl<M: ThreadModel> Unpin for ReserveFuture<M> {}
-
 impl<M: ThreadModel> Permit<M> {
     /// Returns a request to send with this credit, to the peer it was reserved for; to be awaited,
     /// started or posted like any send. `ep` must be the endpoint that granted the credit, or a
