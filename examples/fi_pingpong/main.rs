@@ -161,7 +161,7 @@ async fn open_msg(control: &mut Control) -> Result<ConnectedEndpoint> {
             .next()
             .await
             .ok_or("the passive endpoint is closed")?;
-        Ok(request.accept("").await?)
+        Ok(request.accept("")?)
     }
 }
 

@@ -141,7 +141,7 @@ impl<'a> DomainBuilder<'a> {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{Fabric, Hints, discover};
-    /// let info = discover(&Hints::new().provider("shm")).await?;
+    /// let info = discover(&Hints::new().provider("shm"))?;
     /// let fabric = Fabric::open(&info[0])?;
     /// let domain = fabric.domain_builder(&info[0]).single_copy_threshold(1 << 20).open()?;
     /// # drop(domain); Ok(()) }
@@ -157,7 +157,7 @@ impl<'a> DomainBuilder<'a> {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{Fabric, Hints, SocketIo, discover};
-    /// let info = discover(&Hints::new().provider("tcp")).await?;
+    /// let info = discover(&Hints::new().provider("tcp"))?;
     /// let fabric = Fabric::open(&info[0])?;
     /// let domain = fabric.domain_builder(&info[0]).socket_io(SocketIo::Epoll).open()?;
     /// # drop(domain); Ok(()) }
@@ -175,7 +175,7 @@ impl<'a> DomainBuilder<'a> {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{Fabric, Hints, SocketOptions, discover};
-    /// let info = discover(&Hints::new().provider("tcp")).await?;
+    /// let info = discover(&Hints::new().provider("tcp"))?;
     /// let fabric = Fabric::open(&info[0])?;
     /// let options = SocketOptions::new().congestion_control("reno").send_buffer(1 << 20);
     /// let domain = fabric.domain_builder(&info[0]).socket_options(options).open()?;

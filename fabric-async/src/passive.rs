@@ -130,7 +130,7 @@ impl PassiveEndpointBuilder {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{EpType, Fabric, Hints, SocketOptions, discover};
     /// let hints = Hints::new().provider("tcp").ep_type(EpType::Msg);
-    /// let info = discover(&hints).await?.swap_remove(0);
+    /// let info = discover(&hints)?.swap_remove(0);
     /// let options = SocketOptions::new().port_range(42_000..=42_999).receive_buffer(1 << 20);
     /// let listener = Fabric::open(&info)?.passive_endpoint(&info)?.socket_options(options);
     /// let listener = listener.listen()?;
@@ -390,18 +390,13 @@ impl ConnectionRequest {
     /// [`Fabric::passive_endpoint`] and has no domain (use
     /// [`EndpointBuilder::accept`](crate::EndpointBuilder::accept)); [`Error::Closed`],
     /// [`Error::Os`].
-    ///
-    /// # Cancel safety
-    /// Safe: nothing is held across an await.
     #[doc(alias = "fi_accept")]
-    pub async fn accept(self, data: impl AsRef<[u8]>) -> Result<ConnectedEndpoint> {
+    pub fn accept(self, data: impl AsRef<[u8]>) -> Result<ConnectedEndpoint> {
         let accept_domain = self
             .accept_domain
             .as_ref()
             .ok_or(Error::Unbound(Class::Domain))?;
-        builder_with_queues(accept_domain, &self.info)?
-            .accept(self, data)
-            .await
+        builder_with_queues(accept_domain, &self.info)?.accept(self, data)
     }
 
     /// Rejects the request (`fi_reject`): the client gets [`Error::Rejected`] with these bytes.

@@ -9,7 +9,7 @@ use fabric_reactor::WaitPolicy;
 use super::{Endpoint, EndpointBuilder, OwnedQueues};
 use crate::av::ToAddress;
 use crate::cq::CompletionQueue;
-use crate::discover::discover_sync;
+use crate::discover::discover;
 use crate::domain::{Domain, DomainOptions};
 use crate::eq::EventQueue;
 use crate::fabric::Fabric;
@@ -177,15 +177,14 @@ impl BindOptions {
         if let Some(protocol) = self.protocol {
             hints = hints.protocol(protocol);
         }
-        let reliable = |caps| discover_sync(&hints.clone().ep_type(EpType::Rdm).caps(caps));
+        let reliable = |caps| discover(&hints.clone().ep_type(EpType::Rdm).caps(caps));
         let messages = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
         let datagrams = Caps::MSG | Caps::SOURCE | Caps::MULTICAST;
         // All capabilities that the provider offers.
         let info = reliable(messages | Caps::RMA | Caps::ATOMIC)
             .or_else(|_| reliable(messages))
             .or_else(|refused| {
-                discover_sync(&hints.clone().ep_type(EpType::Dgram).caps(datagrams))
-                    .map_err(|_| refused)
+                discover(&hints.clone().ep_type(EpType::Dgram).caps(datagrams)).map_err(|_| refused)
             })?
             .swap_remove(0);
         let domain = self.open_domain(&info)?;
@@ -200,7 +199,7 @@ impl BindOptions {
                 completions: Some(completions),
                 events: Some(events),
             })
-            .enable_sync()
+            .enable()
     }
 
     /// Opens a domain for connected endpoints with addresses of this scheme.
@@ -208,7 +207,7 @@ impl BindOptions {
         let hints = Hints::new()
             .provider(scheme.provider())
             .progress(self.progress);
-        self.open_domain(&discover_sync(&hints.ep_type(EpType::Msg))?.swap_remove(0))
+        self.open_domain(&discover(&hints.ep_type(EpType::Msg))?.swap_remove(0))
     }
 
     fn open_domain(&self, info: &Info) -> Result<Domain> {

@@ -27,11 +27,11 @@ const MAX_QUEUE_SIZE: usize = 1 << 16;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 /// use fabric_async::{CqBind, Fabric, Hints, discover};
-/// let info = discover(&Hints::new().provider("shm")).await?.swap_remove(0);
+/// let info = discover(&Hints::new().provider("shm"))?.swap_remove(0);
 /// let domain = Fabric::open(&info)?.domain(&info)?;
 /// let (cq, av) = (domain.completion_queue(256)?, domain.address_vector()?);
 /// let ep = domain.endpoint(&info)?.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?;
-/// let ep = ep.bind_av(&av)?.enable().await?;
+/// let ep = ep.bind_av(&av)?.enable()?;
 /// # drop(ep); Ok(()) }
 /// ```
 #[must_use = "an endpoint does nothing before it is enabled"]
@@ -244,20 +244,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// a size of the info is out of range, or the address vector is not that of the shared receive
     /// context, or the type is `FI_EP_MSG`, which is opened with [`connect`](Self::connect) or
     /// [`accept`](Self::accept); [`Error::Closed`]; [`Error::Os`].
-    ///
-    /// # Cancel safety
-    /// Safe: nothing is held across an await.
     #[doc(alias = "fi_enable")]
-    pub async fn enable(self) -> Result<Endpoint<M>> {
-        self.enable_sync()
-    }
-
-    pub(crate) fn owned_queues(mut self, owned_queues: OwnedQueues) -> Self {
-        self.owned_queues = owned_queues;
-        self
-    }
-
-    pub(crate) fn enable_sync(self) -> Result<Endpoint<M>> {
+    pub fn enable(self) -> Result<Endpoint<M>> {
         if self.info.ep.ep_type == EpType::Msg {
             let why =
                 "FI_EP_MSG endpoints are opened with connect() or accept(), not enable()".into();
@@ -288,6 +276,11 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             .core
             .open_endpoint(&self.info, self.address.as_ref(), bound);
         self.into_endpoint(node, opened?, av)
+    }
+
+    pub(crate) fn owned_queues(mut self, owned_queues: OwnedQueues) -> Self {
+        self.owned_queues = owned_queues;
+        self
     }
 
     /// Returns the endpoint's object tree node and its bindings for the engine.

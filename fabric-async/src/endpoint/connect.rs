@@ -178,7 +178,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// use fabric_async::{CqBind, EpType, EventKind, Fabric, Hints, discover};
     ///
     /// let hints = Hints::new().provider("tcp").ep_type(EpType::Msg);
-    /// let info = discover(&hints).await?.swap_remove(0);
+    /// let info = discover(&hints)?.swap_remove(0);
     /// let fabric = Fabric::open(&info)?;
     /// let (domain, mut eq) = (fabric.domain(&info)?, fabric.event_queue(64)?);
     /// domain.bind_eq(&eq)?;
@@ -190,7 +190,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// let accept = async {
     ///     let request = listener.next().await.expect("the listener is open");
     ///     let ep = domain.endpoint(request.info())?.bind_cq(&cq, both)?;
-    ///     ep.accept(request, b"welcome").await
+    ///     ep.accept(request, b"welcome")
     /// };
     /// let (client, server) = tokio::try_join!(connect, accept)?;
     /// assert_eq!(client.private_data(), b"welcome");
@@ -218,11 +218,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// disconnected; [`Error::TooLong`]; [`Error::Invalid`] when the request is of another
     /// provider, or the info of another type; [`Error::Unbound`] when the info asks for a shared
     /// receive context, and none is bound; [`Error::Closed`], [`Error::Os`].
-    ///
-    /// # Cancel safety
-    /// Safe: nothing is held across an await.
     #[doc(alias = "fi_accept")]
-    pub async fn accept(
+    pub fn accept(
         self,
         request: ConnectionRequest,
         data: impl AsRef<[u8]>,
@@ -326,7 +323,7 @@ impl ConnectedEndpoint {
     /// let server = tokio::spawn(async move {
     ///     let request = listener.next().await.expect("the listener is open");
     ///     assert_eq!(request.private_data(), b"let me in");
-    ///     request.accept("welcome").await
+    ///     request.accept("welcome")
     /// });
     /// let client = ConnectedEndpoint::connect(name).private_data("let me in").await?;
     /// assert_eq!(client.private_data(), b"welcome");

@@ -46,14 +46,14 @@ use crate::thread_model::{Shared, ThreadModel};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 /// use fabric_async::{Endpoint, Fabric, Hints, SHARED_CONTEXT, discover};
 /// let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
-/// let info = discover(&hints).await?.swap_remove(0);
+/// let info = discover(&hints)?.swap_remove(0);
 /// let domain = Fabric::open(&info)?.domain(&info)?;
 /// let av = domain.auto_insert_address_vector()?;
 /// let shared = domain.shared_rx_context(&info)?.bind_av(&av)?.open()?;
 /// let mut endpoints = Vec::new();
 /// for _ in 0..4 {
 ///     let ep = domain.endpoint(&info)?.bind_av(&av)?.bind_shared_rx(&shared)?;
-///     endpoints.push(ep.enable().await?);
+///     endpoints.push(ep.enable()?);
 /// }
 ///
 /// let client = Endpoint::bind("shm://").await?;

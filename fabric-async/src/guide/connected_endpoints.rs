@@ -22,7 +22,7 @@
 //!             request.reject("friends only")?;
 //!             continue;
 //!         }
-//!         let ep = request.accept("welcome").await?;
+//!         let ep = request.accept("welcome")?;
 //!         tokio::spawn(async move {
 //!             // Until the connection ends.
 //!             while let Ok(message) = ep.recv().await {
@@ -110,7 +110,7 @@
 //! # use std::future::IntoFuture;
 //! let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
 //! let connecting = ConnectedEndpoint::connect(listener.name()).into_future();
-//! let accepting = async { listener.next().await.expect("the listener is open").accept("").await };
+//! let accepting = async { listener.next().await.expect("the listener is open").accept("") };
 //! let (client, server) = tokio::try_join!(connecting, accepting)?;
 //! let tickets = server.domain().alloc(8, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
 //! tokio::spawn(async move { server.recv().await });                // keeps its domain moving
@@ -138,7 +138,7 @@
 //! // An endpoint of this library announces this itself; one of libfabric never does.
 //! let connecting =
 //!     ConnectedEndpoint::connect(listener.name()).peer_supports_tags().into_future();
-//! let accepting = async { listener.next().await.expect("the listener is open").accept("").await };
+//! let accepting = async { listener.next().await.expect("the listener is open").accept("") };
 //! let (client, server) = tokio::try_join!(connecting, accepting)?;
 //! client.send("second").tag(2).await?;
 //! client.send("first").tag(1).await?;
@@ -161,7 +161,7 @@
 //! use std::collections::HashMap;
 //!
 //! let hints = Hints::new().provider("tcp").ep_type(EpType::Msg).ep_rx_ctx_cnt(SHARED_CONTEXT);
-//! let info = discover(&hints).await?.swap_remove(0);
+//! let info = discover(&hints)?.swap_remove(0);
 //! let fabric = Fabric::open(&info)?;
 //! let domain = fabric.domain(&info)?;
 //! let pool = domain.shared_rx_context(&info)?.open()?;
@@ -173,7 +173,7 @@
 //! });
 //! for _ in 0..2 {
 //!     let request = listener.next().await.expect("the listener is open");
-//!     let ep = domain.endpoint(&info)?.bind_shared_rx(&pool)?.accept(request, "").await?;
+//!     let ep = domain.endpoint(&info)?.bind_shared_rx(&pool)?.accept(request, "")?;
 //!     clients.insert(ep.id(), ep);
 //! }
 //! let (one, two) = connecting.await.expect("a task that ends")?;

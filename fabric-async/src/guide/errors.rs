@@ -69,7 +69,7 @@
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::{Class, Error, Fabric, Hints, discover};
-//! let info = discover(&Hints::new().provider("shm")).await?.swap_remove(0);
+//! let info = discover(&Hints::new().provider("shm"))?.swap_remove(0);
 //! let domain = Fabric::open(&info)?.domain(&info)?;
 //! let counter = domain.counter()?;
 //!

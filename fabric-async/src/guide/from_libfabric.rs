@@ -122,12 +122,12 @@
 //!     (Hints::new().provider("shm").ep_type(EpType::Msg), "ep_type"),
 //!     (Hints::new().provider("shm").tx_size(5000), "tx_size"),
 //! ] {
-//!     let refused = discover(&hints).await.unwrap_err();
+//!     let refused = discover(&hints).unwrap_err();
 //!     assert_eq!(refused.errno(), 61);                              // FI_ENODATA
 //!     let Error::NoMatch(why) = refused else { panic!("{refused}") };
 //!     assert_eq!(why.mismatches[0].attribute, attribute);
 //! }
-//! let unknown = discover(&Hints::new().provider("verbs")).await.unwrap_err();
+//! let unknown = discover(&Hints::new().provider("verbs")).unwrap_err();
 //! assert_eq!(unknown.errno(), 19);                              // FI_ENODEV; lists the providers
 //! # Ok(()) }
 //! ```

@@ -61,10 +61,10 @@
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::{EpType, Hints, Protocol, discover};
-//! let found = discover(&Hints::new().provider("tcp;ofi_rxm").ep_type(EpType::Rdm)).await?;
+//! let found = discover(&Hints::new().provider("tcp;ofi_rxm").ep_type(EpType::Rdm))?;
 //! assert!(found.iter().all(|info| info.ep.protocol == Some(Protocol::Rxm)));
 //! // Without this hint the native protocol comes first.
-//! let found = discover(&Hints::new().provider("tcp").ep_type(EpType::Rdm)).await?;
+//! let found = discover(&Hints::new().provider("tcp").ep_type(EpType::Rdm))?;
 //! assert_eq!(found[0].ep.protocol, Some(Protocol::Tcp));
 //! # Ok(()) }
 //! ```

@@ -258,7 +258,6 @@ pub(crate) async fn failed_atomic_executes_at_most_once(setup: Setup) {
         .bind_av(&a.av)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let to_b = ep.add_peer(b.ep.name()).await.unwrap();
     let mut region = b.domain.alloc(64, READ_WRITE).unwrap();

@@ -328,7 +328,6 @@ pub(crate) async fn posts_need_a_cq_and_futures_do_not(setup: Setup) {
         .bind_av(&a.av)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let refused = ep.send(to_b, vec![1]).post().unwrap_err();
     assert_eq!(

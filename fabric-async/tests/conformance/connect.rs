@@ -29,7 +29,7 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
             assert_eq!(request.private_data(), request_data);
             assert_eq!(request.info().ep.ep_type, fabric_async::EpType::Msg);
             let peer = request.peer().clone();
-            (there.accept(request, expected).await, peer)
+            (there.accept(request, expected), peer)
         };
         let (active, (passive, peer)) = tokio::join!(initiating, accepting);
         let active = active.unwrap();
@@ -164,12 +164,7 @@ pub(crate) async fn private_data_beyond_limit_is_refused(setup: Setup) {
         data: Vec::new(),
     };
     let initiating = here.connect(&pep).into_future();
-    let answering = async {
-        there
-            .endpoint()
-            .accept(pep.next().await.unwrap(), &long)
-            .await
-    };
+    let answering = async { there.endpoint().accept(pep.next().await.unwrap(), &long) };
     let (refused, accepted) = tokio::join!(initiating, answering);
     assert_eq!(
         (refused.unwrap_err(), accepted.unwrap_err()),
@@ -203,7 +198,7 @@ pub(crate) async fn dropped_connect_aborts_the_attempt(setup: Setup) {
     };
     drop(initiating);
     // The initiator is found to be gone when its request is accepted, or later.
-    match there.endpoint().accept(request, b"too late").await {
+    match there.endpoint().accept(request, b"too late") {
         Ok(ep) => {
             assert!(ep.recv().await.unwrap_err().error.is_peer_gone());
             assert!(matches!(
@@ -218,7 +213,7 @@ pub(crate) async fn dropped_connect_aborts_the_attempt(setup: Setup) {
         loop {
             match pep.next().await.unwrap() {
                 request if request.private_data() == b"in time" => {
-                    break there.accept(request, b"").await;
+                    break there.accept(request, b"");
                 }
                 request => request.reject("too late").unwrap(),
             }
@@ -250,7 +245,7 @@ pub(crate) async fn many_clients_connect_to_one_passive_endpoint(setup: Setup) {
         while all.len() < MANY {
             let request = pep.next().await.unwrap();
             let number = usize::from_le_bytes(request.private_data().try_into().unwrap());
-            all.push((number, there.accept(request, &number.to_le_bytes()).await));
+            all.push((number, there.accept(request, &number.to_le_bytes())));
         }
         all
     };
@@ -312,7 +307,7 @@ pub(crate) async fn oldest_pending_handshake_is_evicted(setup: Setup) {
     let mut silent: Vec<_> = (0..300).map(|_| connect_raw(&pep)).collect();
     silent[0].write_all(&connect_request(b"")[..31]).unwrap();
     let initiating = here.connect(&pep).into_future();
-    let accepting = async { there.accept(pep.next().await.unwrap(), b"").await };
+    let accepting = async { there.accept(pep.next().await.unwrap(), b"") };
     let (active, _passive) = tokio::join!(initiating, accepting);
     active.unwrap();
     let first = silent.remove(0);
@@ -338,7 +333,7 @@ pub(crate) async fn connect_request_is_accepted_at_every_split(setup: Setup) {
         let request = pep.next().await.unwrap();
         assert_eq!(request.private_data(), b"in pieces");
         let expected = connect_response(b"yes");
-        let ep = there.accept(request, b"yes").await;
+        let ep = there.accept(request, b"yes");
         let mut received = vec![0; expected.len()];
         socket.read_exact(&mut received).unwrap();
         assert_eq!(received, expected, "one response, in one piece");
@@ -402,7 +397,7 @@ pub(crate) async fn malformed_connect_request_closes_socket(setup: Setup) {
         assert!(pep.try_next().is_none());
     }
     let initiating = here.connect(&pep).into_future();
-    let accepting = async { there.accept(pep.next().await.unwrap(), b"still here").await };
+    let accepting = async { there.accept(pep.next().await.unwrap(), b"still here") };
     let (active, _passive) = tokio::join!(initiating, accepting);
     assert_eq!(active.unwrap().private_data(), b"still here");
 }
@@ -502,8 +497,8 @@ pub(crate) async fn connreq_can_be_accepted_in_any_domain(setup: Setup) {
     drop(pep);
     requests.sort_by_key(|request| request.private_data().to_vec());
     let mut requests = requests.into_iter();
-    let in_b = b.domain_fixture.accept(requests.next().unwrap(), b"").await;
-    let in_other = other.accept(requests.next().unwrap(), b"").await;
+    let in_b = b.domain_fixture.accept(requests.next().unwrap(), b"");
+    let in_other = other.accept(requests.next().unwrap(), b"");
     for (call, accepted) in calls.into_iter().zip([in_b, in_other]) {
         let ep = call.await.unwrap();
         ep.send("wherever you are").await.unwrap();

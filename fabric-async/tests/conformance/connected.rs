@@ -165,7 +165,6 @@ pub(crate) async fn ops_report_to_cqs_counters_and_event_queues(setup: Setup) {
         ep.bind_eq(&own)
             .unwrap()
             .accept(pep.next().await.unwrap(), b"")
-            .await
             .unwrap()
     };
     let (a, b) = tokio::join!(connecting.into_future(), accepting);
@@ -532,7 +531,7 @@ pub(crate) async fn writes_report_data_and_count_at_target(setup: Setup) {
             .endpoint()
             .bind_counter(&writes, CounterBind::REMOTE_WRITE)
             .unwrap();
-        ep.accept(pep.next().await.unwrap(), b"").await.unwrap()
+        ep.accept(pep.next().await.unwrap(), b"").unwrap()
     };
     let (a, b) = tokio::join!(initiating, accepting);
     let (a, mut b) = (
@@ -639,12 +638,12 @@ pub(crate) async fn unsupported_calls_are_refused(setup: Setup) {
     let fixture = &a.domain_fixture;
     unsupported(fixture.endpoint().bind_av(&av).map(drop).unwrap_err());
     let invalid = |error: Error| assert!(matches!(error, Error::Invalid { .. }), "{error}");
-    invalid(fixture.endpoint().enable().await.map(drop).unwrap_err());
+    invalid(fixture.endpoint().enable().map(drop).unwrap_err());
     let rdm_info = Hints::new()
         .provider(setup.provider)
         .ep_type(EpType::Rdm)
         .progress(setup.progress);
-    let rdm_info = discover(&rdm_info).await.unwrap().swap_remove(0);
+    let rdm_info = discover(&rdm_info).unwrap().swap_remove(0);
     invalid(
         fixture
             .fabric
@@ -655,7 +654,7 @@ pub(crate) async fn unsupported_calls_are_refused(setup: Setup) {
     let builder = || fixture.domain.endpoint(&rdm_info).unwrap();
     invalid(builder().connect(b.ep.name()).await.map(drop).unwrap_err());
     // An endpoint of type `FI_EP_RDM` lives in the same domain.
-    let rdm = builder().bind_av(&av).unwrap().enable().await.unwrap();
+    let rdm = builder().bind_av(&av).unwrap().enable().unwrap();
     drop(rdm);
     for wrong in ["shm://other", "udp://127.0.0.1:1"] {
         let refused = fixture.endpoint().connect(wrong).await.unwrap_err();
@@ -675,7 +674,7 @@ pub(crate) async fn unsupported_calls_are_refused(setup: Setup) {
         .provider(setup.provider)
         .ep_type(EpType::Msg)
         .caps(Caps::DIRECTED_RECV);
-    assert!(matches!(discover(&directed).await, Err(Error::NoMatch(_))));
+    assert!(matches!(discover(&directed), Err(Error::NoMatch(_))));
 }
 
 pub(crate) async fn listen_and_connect_conveniences_work(setup: Setup) {
@@ -687,7 +686,7 @@ pub(crate) async fn listen_and_connect_conveniences_work(setup: Setup) {
     };
     let mut pep = options().listen(&setup.unnamed_address()).await.unwrap();
     let name = pep.name().clone();
-    let accepting = async { pep.next().await.unwrap().accept("welcome").await.unwrap() };
+    let accepting = async { pep.next().await.unwrap().accept("welcome").unwrap() };
     let (active, passive) = tokio::join!(options().connect(&name), accepting);
     let active = active.unwrap();
     assert_eq!(

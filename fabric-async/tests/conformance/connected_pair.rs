@@ -36,7 +36,7 @@ impl MsgDomainFixture {
 
     /// Opens a domain whose endpoints share a receive context, which reports to its queue.
     pub(crate) async fn open_shared_rx(setup: &Setup) -> Self {
-        let mut fixture = Self::with_info(setup, setup.shared_rx_info().await);
+        let mut fixture = Self::with_info(setup, setup.shared_rx_info());
         let shared = fixture.domain.shared_rx_context(&fixture.info).unwrap();
         fixture.shared_rx = Some(
             shared
@@ -98,12 +98,8 @@ impl MsgDomainFixture {
         self.endpoint().connect(pep.name())
     }
 
-    pub(crate) async fn accept(
-        &self,
-        request: ConnectionRequest,
-        data: &[u8],
-    ) -> ConnectedEndpoint {
-        self.endpoint().accept(request, data).await.unwrap()
+    pub(crate) fn accept(&self, request: ConnectionRequest, data: &[u8]) -> ConnectedEndpoint {
+        self.endpoint().accept(request, data).unwrap()
     }
 
     /// Connects an endpoint of this domain to the listener of another domain; returns both ends.
@@ -113,7 +109,7 @@ impl MsgDomainFixture {
         pep: &mut PassiveEndpoint,
     ) -> (ConnectedEndpoint, ConnectedEndpoint) {
         let initiating = self.connect(pep).into_future();
-        let accepting = async { there.accept(pep.next().await.unwrap(), b"").await };
+        let accepting = async { there.accept(pep.next().await.unwrap(), b"") };
         let (active, passive) = tokio::join!(initiating, accepting);
         (active.unwrap(), passive)
     }

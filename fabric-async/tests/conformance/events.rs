@@ -64,7 +64,7 @@ pub(crate) async fn endpoint_can_bind_its_own_event_queue(setup: Setup) {
         .unwrap()
         .bind_eq(&own)
         .unwrap();
-    let ep = ep.context(5).enable().await.unwrap();
+    let ep = ep.context(5).enable().unwrap();
     a.ep.add_peer(ep.name()).await.unwrap();
     let event = own.next().await;
     assert_eq!((event.endpoint_id, event.context), (ep.id(), 5));
@@ -248,7 +248,7 @@ pub(crate) async fn reopened_peer_gets_a_new_handle(setup: Setup) {
     let (at, to) = (name.clone(), b.ep.name().clone());
     let open = async || {
         let builder = host.domain.endpoint(&host.info).unwrap().name(&at).unwrap();
-        let ep = builder.bind_av(&host.av).unwrap().enable().await.unwrap();
+        let ep = builder.bind_av(&host.av).unwrap().enable().unwrap();
         let to_b = ep.add_peer(&to).await.unwrap();
         (ep, to_b)
     };
@@ -311,7 +311,7 @@ pub(crate) async fn directed_receives_do_not_match_a_successor(setup: Setup) {
     let (at, to) = (name.clone(), b.ep.name().clone());
     let open = async || {
         let builder = host.domain.endpoint(&host.info).unwrap().name(&at).unwrap();
-        let ep = builder.bind_av(&host.av).unwrap().enable().await.unwrap();
+        let ep = builder.bind_av(&host.av).unwrap().enable().unwrap();
         let to_b = ep.add_peer(&to).await.unwrap();
         (ep, to_b)
     };
@@ -385,7 +385,7 @@ pub(crate) async fn reused_endpoint_name_is_a_new_peer(setup: Setup) {
             .unwrap()
             .name(&name)
             .unwrap();
-        builder.bind_av(&host.av).unwrap().enable().await.unwrap()
+        builder.bind_av(&host.av).unwrap().enable().unwrap()
     };
     for round in 0..20 {
         let ep = open().await;

@@ -212,7 +212,6 @@ pub(crate) async fn fence_requires_fi_fence(setup: Setup) {
         .bind_av(&a.av)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let refused = plain.send(to_b, "x").fence().await.unwrap_err();
     assert_eq!(

@@ -238,7 +238,7 @@ pub(crate) async fn operation_keeps_no_object_open(setup: Setup) {
     let other = setup.open_endpoint().await;
     let builder = other.domain.endpoint(&other.info).unwrap();
     let again = builder.name(&name).unwrap().bind_av(&other.av).unwrap();
-    again.enable().await.unwrap();
+    again.enable().unwrap();
     assert_eq!(receive.await.unwrap_err().error, Error::Canceled);
 }
 

@@ -856,7 +856,6 @@ pub(crate) async fn invalid_multi_recv_is_refused(setup: Setup) {
         .bind_av(&b.av)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let refused = ep.recv_multi(empty_buffer(100)).start().unwrap_err();
     assert!(

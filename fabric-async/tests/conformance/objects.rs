@@ -197,7 +197,7 @@ pub(crate) async fn endpoint_name_is_in_use_until_close(setup: Setup) {
             .unwrap()
             .name(&name)
             .unwrap();
-        builder.bind_av(&fixture.av).unwrap().enable().await
+        builder.bind_av(&fixture.av).unwrap().enable()
     };
     let first = open(&a).await.unwrap();
     assert_eq!(first.name(), &name);
@@ -312,7 +312,7 @@ pub(crate) async fn endpoint_needs_an_address_vector(setup: Setup) {
         .bind_cq(&a.cq, CqBind::RECV)
         .unwrap();
     assert_eq!(
-        builder.enable().await.map(drop),
+        builder.enable().map(drop),
         Err(Error::Unbound(Class::AddressVector))
     );
     assert_eq!(a.domain.children().of(Class::Endpoint), 1);

@@ -110,7 +110,7 @@ pub(crate) async fn connect_raw_peer(
         } else {
             request
         };
-        (fixture.accept(request, b"").await, socket)
+        (fixture.accept(request, b""), socket)
     } else {
         let (listener, name) = raw_listener();
         let answering = tokio::task::spawn_blocking(move || {

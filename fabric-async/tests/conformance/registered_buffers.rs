@@ -384,7 +384,6 @@ pub(crate) async fn owner_counts_remote_accesses(setup: Setup) {
         .bind_counter(&reads, CounterBind::REMOTE_READ)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let _progress = b.spawn_progress();
     let to_b = a.ep.add_peer(ep.name()).await.unwrap();

@@ -393,7 +393,7 @@ pub(crate) async fn window_on_counted_region_is_refused(setup: Setup) {
     let builder = builder
         .bind_counter(&writes, CounterBind::REMOTE_WRITE)
         .unwrap();
-    let target = builder.enable().await.unwrap();
+    let target = builder.enable().unwrap();
     let region = b.domain.alloc(64, READ_WRITE).unwrap();
     let peer = a.ep.add_peer(target.name()).await.unwrap();
     let refused = a.ep.window(peer, region.remote()).await.unwrap_err();
@@ -577,7 +577,6 @@ pub(crate) async fn initiator_and_target_count_rma(setup: Setup) {
         .bind_counter(&counters[1], CounterBind::READ)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let remotes: Vec<_> = (0..2).map(|_| b.domain.counter().unwrap()).collect();
     assert!(b.info.caps.contains(Caps::RMA_EVENT));
@@ -589,7 +588,6 @@ pub(crate) async fn initiator_and_target_count_rma(setup: Setup) {
         .bind_counter(&remotes[1], CounterBind::REMOTE_READ)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let region = b.domain.alloc(64, READ_WRITE).unwrap();
     let (remote, peer) = (region.remote(), ep.add_peer(target.name()).await.unwrap());
@@ -632,7 +630,6 @@ pub(crate) async fn ops_without_requested_caps_are_refused(setup: Setup) {
         .bind_av(&a.av)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let region = b.domain.alloc(16, READ_WRITE).unwrap();
     let to_b = a.av.insert(b.ep.name()).unwrap();
@@ -678,7 +675,6 @@ pub(crate) async fn endpoint_without_fi_rma_exposes_no_memory(setup: Setup) {
         .bind_av(&b.av)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let to_messages = a.ep.add_peer(messages.name()).await.unwrap();
     let lent = b.domain.alloc(64, READ_WRITE).unwrap();

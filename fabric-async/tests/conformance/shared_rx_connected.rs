@@ -347,10 +347,7 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
     let initiating = other.connect(&pep);
     let answering = async {
         let alone = domain.endpoint(&fixture.info).unwrap();
-        alone
-            .accept(pep.next().await.unwrap(), b"")
-            .await
-            .unwrap_err()
+        alone.accept(pep.next().await.unwrap(), b"").unwrap_err()
     };
     let (refused, answered) =
         tokio::join!(std::future::IntoFuture::into_future(initiating), answering);
@@ -362,7 +359,6 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
         .ep_type(EpType::Rdm)
         .progress(setup.progress);
     let rdm_info = discover(&rdm_info.ep_rx_ctx_cnt(SHARED_CONTEXT))
-        .await
         .unwrap()
         .swap_remove(0);
     let av = domain.address_vector().unwrap();

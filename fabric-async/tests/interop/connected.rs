@@ -79,7 +79,7 @@ async fn accept_from_with_tags(
             } else {
                 request
             };
-            request.accept("welcome").await.unwrap()
+            request.accept("welcome").unwrap()
         },
         peer.request("eq"),
     );

@@ -26,9 +26,7 @@ impl InteropSharedRxFixture {
             .provider("tcp")
             .ep_type(EpType::Msg)
             .progress(progress);
-        let info = discover(&hints.ep_rx_ctx_cnt(SHARED_CONTEXT))
-            .await?
-            .swap_remove(0);
+        let info = discover(&hints.ep_rx_ctx_cnt(SHARED_CONTEXT))?.swap_remove(0);
         let fabric = Fabric::open(&info)?;
         let domain = fabric.domain_builder(&info).socket_io(io).open()?;
         let shared_rx = domain.shared_rx_context(&info)?.open()?;
@@ -56,7 +54,6 @@ impl InteropSharedRxFixture {
         let ep = self.endpoint_builder().unwrap();
         let accepting = async {
             ep.accept(self.passive.next().await.unwrap(), "welcome")
-                .await
                 .unwrap()
         };
         let (ep, reply) = tokio::join!(accepting, peer.request("eq"));

@@ -265,7 +265,7 @@ fn any_source_receives_stay_posted_when_sender_is_killed() {
 fn shared_rx_receives_stay_posted_when_sender_is_killed() {
     run(async {
         let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
-        let info = discover(&hints).await.unwrap().swap_remove(0);
+        let info = discover(&hints).unwrap().swap_remove(0);
         let domain = Fabric::open(&info).unwrap().domain(&info).unwrap();
         let av = domain.auto_insert_address_vector().unwrap();
         let shared = domain.shared_rx_context(&info).unwrap();
@@ -273,7 +273,7 @@ fn shared_rx_receives_stay_posted_when_sender_is_killed() {
         let mut endpoints = Vec::new();
         for _ in 0..2 {
             let ep = domain.endpoint(&info).unwrap().bind_av(&av).unwrap();
-            endpoints.push(ep.bind_shared_rx(&shared).unwrap().enable().await.unwrap());
+            endpoints.push(ep.bind_shared_rx(&shared).unwrap().enable().unwrap());
         }
         let bystander = Endpoint::bind("shm://").await.unwrap();
         let to_other = bystander.add_peer(endpoints[1].name()).await.unwrap();

@@ -289,7 +289,7 @@ fn completed_msg_sends_arrive_after_process_exit() {
                 let argument =
                     TransportCase::role_argument(number, mode, &listener.name().to_string());
                 let mut peer = TestPeer::start("connect_send_and_exit", &argument);
-                let ep = listener.next().await.unwrap().accept("").await.unwrap();
+                let ep = listener.next().await.unwrap().accept("").unwrap();
                 assert_all_received(|| ep.recv(), &message_lens(mode, case.scheme), &what).await;
                 assert!(peer.0.wait().unwrap().success(), "{what}");
             });

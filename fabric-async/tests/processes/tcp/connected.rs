@@ -39,7 +39,7 @@ pub(crate) async fn accept_and_echo(parent: &str) {
         .await
         .expect("connect to the parent");
     while let Some(request) = listener.next().await {
-        let Ok(ep) = request.accept("welcome").await else {
+        let Ok(ep) = request.accept("welcome") else {
             continue;
         };
         tokio::spawn(async move { echo_loop(&ep).await });
@@ -84,7 +84,6 @@ fn killed_atomic_clients_do_not_affect_others() {
                 .ep_type(EpType::Msg)
                 .progress(progress);
             let info = discover(&hints.ep_rx_ctx_cnt(SHARED_CONTEXT))
-                .await
                 .unwrap()
                 .swap_remove(0);
             let fabric = Fabric::open(&info).unwrap();
@@ -105,7 +104,7 @@ fn killed_atomic_clients_do_not_affect_others() {
                     .unwrap()
                     .bind_shared_rx(&shared)
                     .unwrap();
-                let ep = ep.accept(request, "").await.unwrap();
+                let ep = ep.accept(request, "").unwrap();
                 ep.send(region.remote().to_bytes().to_vec())
                     .tag(1)
                     .await
@@ -213,7 +212,6 @@ fn killed_clients_are_reported_and_others_accepted() {
             let bystander = next_request_from(&mut listener, &bystander)
                 .await
                 .accept("")
-                .await
                 .map(|ep| (ep, bystander))
                 .unwrap();
             for _ in 0..5 {
@@ -221,7 +219,6 @@ fn killed_clients_are_reported_and_others_accepted() {
                 let ep = next_request_from(&mut listener, &victim)
                     .await
                     .accept("come in")
-                    .await
                     .unwrap();
                 assert_echo_works(&ep).await;
                 kill_and_assert_ops_fail(ep, victim).await;
@@ -240,7 +237,7 @@ fn killed_server_is_reported_and_can_be_replaced() {
                 let child = TestPeer::start("tcp accept_and_echo", &listener.name().to_string());
                 let request = listener.next().await.unwrap();
                 let there = String::from_utf8(request.private_data().to_vec()).unwrap();
-                let _told = request.accept("").await.unwrap();
+                let _told = request.accept("").unwrap();
                 let connect = || Endpoint::options().progress(progress).connect(&there[..]);
                 let (one, two) = tokio::join!(async { connect().await }, async { connect().await });
                 let (one, two) = (one.unwrap(), two.unwrap());
@@ -274,7 +271,7 @@ fn clients_may_be_killed_before_accept() {
             match round % 3 {
                 0 => drop(request),
                 1 => request.reject("too late").unwrap(),
-                _ => match request.accept("too late").await {
+                _ => match request.accept("too late") {
                     Ok(ep) => assert!(ep.recv().await.unwrap_err().error.is_peer_gone()),
                     Err(error) => assert!(error.is_peer_gone(), "{error}"),
                 },
@@ -284,7 +281,6 @@ fn clients_may_be_killed_before_accept() {
         let ep = next_request_from(&mut listener, &bystander)
             .await
             .accept("in time")
-            .await
             .unwrap();
         assert_echo_works(&ep).await;
     });
@@ -295,7 +291,6 @@ fn clients_may_be_killed_before_accept() {
 fn connections_without_a_request_time_out() {
     run(async {
         let info = discover(&Hints::new().provider("tcp").ep_type(EpType::Msg))
-            .await
             .unwrap()
             .swap_remove(0);
         let fabric = Fabric::open(&info).unwrap();
@@ -334,7 +329,7 @@ fn dropped_connect_has_opened_nothing() {
         run(async {
             let listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await.unwrap();
             let hints = Hints::new().provider("tcp").ep_type(EpType::Msg);
-            let info = discover(&hints).await.unwrap().swap_remove(0);
+            let info = discover(&hints).unwrap().swap_remove(0);
             let domain = Fabric::open(&info).unwrap().domain(&info).unwrap();
             let before = ResourceUsage::wait_stable().await;
             let options = Endpoint::options().progress(Progress::Auto);

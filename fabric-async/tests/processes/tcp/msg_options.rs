@@ -37,9 +37,8 @@ fn all_socket_options() -> SocketOptions {
     options.send_buffer(BUFFER_LEN).receive_buffer(BUFFER_LEN)
 }
 
-async fn discover_msg_info() -> Info {
+fn discover_msg_info() -> Info {
     discover(&Hints::new().provider("tcp").ep_type(EpType::Msg))
-        .await
         .unwrap()
         .swap_remove(0)
 }
@@ -67,7 +66,7 @@ async fn connect_and_accept(
             .unwrap()
             .bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)
             .unwrap();
-        ep.accept(request, "").await.unwrap()
+        ep.accept(request, "").unwrap()
     };
     let (connector, accepted) = tokio::join!(calling, accepting);
     (connector.unwrap(), accepted)
@@ -76,7 +75,7 @@ async fn connect_and_accept(
 #[test]
 fn accepted_sockets_inherit_passive_endpoint_options() {
     run(async {
-        let mut info = discover_msg_info().await;
+        let mut info = discover_msg_info();
         let fabric = Fabric::open(&info).unwrap();
         let mut listener = fabric
             .passive_endpoint(&info)
@@ -159,7 +158,7 @@ fn bind_options_apply_to_listener_and_connections() {
         let calling = Endpoint::options()
             .socket_options(all_socket_options())
             .connect(listener.name());
-        let accepting = async { listener.next().await.unwrap().accept("").await };
+        let accepting = async { listener.next().await.unwrap().accept("") };
         let (connector, accepted) = tokio::join!(calling, accepting);
         for ep in [connector.unwrap(), accepted.unwrap()] {
             let socket = connected_socket(&ep);
@@ -199,7 +198,7 @@ fn connect_resolves_host_names() {
         );
         let name = format!("tcp://localhost:{}", socket_addr(listener.name()).port());
         let (connector, accepted) = tokio::join!(ConnectedEndpoint::connect(&name), async {
-            listener.next().await.unwrap().accept("").await.unwrap()
+            listener.next().await.unwrap().accept("").unwrap()
         });
         let connector = connector.unwrap();
         assert_eq!(
@@ -261,7 +260,6 @@ pub(crate) async fn host_name_client(home: &str) {
             .await
             .expect("the listener is open")
             .accept("welcome")
-            .await
     });
     let connector = connector.expect("connect to one of the addresses");
     assert_eq!(
@@ -304,7 +302,7 @@ fn connect_tries_every_address_of_a_host() {
 #[test]
 fn connect_skips_addresses_of_another_family() {
     run(async {
-        let info = discover_msg_info().await;
+        let info = discover_msg_info();
         let fabric = Fabric::open(&info).unwrap();
         let domain = fabric.domain(&info).unwrap();
         let cq = domain.completion_queue(16).unwrap();
@@ -322,7 +320,7 @@ fn connect_skips_addresses_of_another_family() {
         };
         let (connector, accepted) = tokio::join!(from("tcp://127.0.0.1:0").connect(&name), async {
             let accepting = from("tcp://127.0.0.1:0");
-            accepting.accept(listener.next().await.unwrap(), "").await
+            accepting.accept(listener.next().await.unwrap(), "")
         });
         assert_eq!(connector.unwrap().name(), accepted.unwrap().peer());
         let other = from("tcp://[::1]:0")
