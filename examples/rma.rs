@@ -38,7 +38,7 @@ async fn run_viewer(provider: &str) -> Result<()> {
         Access::REMOTE_READ | Access::REMOTE_WRITE,
     )?;
     let mut completions = ep
-        .completions()
+        .take_completions()
         .ok_or(Error::Unbound(Class::CompletionQueue))?;
     let program = std::env::current_exe().map_err(os_error("readlink"))?;
     let mut camera = Command::new(program)

@@ -147,7 +147,7 @@ fn send_and_recv() -> Box<dyn FnMut() -> usize> {
 fn stream(mode: SendMode, batch: usize, receives: usize) -> Box<dyn FnMut() -> usize> {
     let (runtime, pair) = open_pair();
     let queue = |ep: &Endpoint| {
-        ep.completions()
+        ep.take_completions()
             .expect("the endpoint has a queue of its own")
     };
     let (mut sent, mut received) = (queue(&pair.sender), queue(&pair.receiver));

@@ -44,8 +44,9 @@ impl Endpoint {
     /// This is short for: discover the provider of the scheme with untagged and tagged messages,
     /// and with one-sided and atomic operations if it offers them (or with
     /// [datagrams](crate::guide::udp) if it offers only these); open its fabric and domain; open
-    /// the queues and the vector; bind; enable. [`Endpoint::domain`], [`Endpoint::completions`],
-    /// [`Endpoint::events`] and [`Endpoint::address_vector`] return the parts.
+    /// the queues and the vector; bind; enable. [`Endpoint::domain`],
+    /// [`Endpoint::take_completions`], [`Endpoint::take_events`] and [`Endpoint::address_vector`]
+    /// return the parts.
     ///
     /// For a host name, as in `tcp://localhost:0`, the endpoint gets the first address of the host
     /// that can be bound here; see [`resolve`](crate::resolve()).

@@ -194,14 +194,14 @@ impl ConnectedEndpoint {
     /// [`ConnectionRequest::accept`](crate::ConnectionRequest::accept). Returns `None` after the
     /// first call, and for endpoints from an [`EndpointBuilder`](crate::EndpointBuilder).
     #[must_use]
-    pub fn completions(&self) -> Option<CompletionQueue> {
-        self.ep.completions()
+    pub fn take_completions(&self) -> Option<CompletionQueue> {
+        self.ep.take_completions()
     }
 
-    /// Takes the event queue, as [`completions`](Self::completions) takes the completion queue.
+    /// Takes the event queue, as [`take_completions`](Self::take_completions) the completion queue.
     #[must_use]
-    pub fn events(&self) -> Option<EventQueue> {
-        self.ep.events()
+    pub fn take_events(&self) -> Option<EventQueue> {
+        self.ep.take_events()
     }
 }
 

@@ -325,14 +325,14 @@ impl Endpoint {
     /// Takes the completion queue of an endpoint from [`Endpoint::bind`]. Returns `None` after the
     /// first call, and for endpoints from an [`EndpointBuilder`].
     #[must_use]
-    pub fn completions(&self) -> Option<CompletionQueue> {
+    pub fn take_completions(&self) -> Option<CompletionQueue> {
         self.open.owned_queues.lock().ok()?.completions.take()
     }
 
     /// Takes the event queue of an endpoint from [`Endpoint::bind`]. Returns `None` after the first
     /// call, and for endpoints from an [`EndpointBuilder`].
     #[must_use]
-    pub fn events(&self) -> Option<EventQueue> {
+    pub fn take_events(&self) -> Option<EventQueue> {
         self.open.owned_queues.lock().ok()?.events.take()
     }
 }

@@ -71,7 +71,7 @@
 //! dropped, which rejects it without data. A request can be accepted in any domain of the provider
 //! with [`EndpointBuilder::accept`]. With [`ConnectionRequest::accept`] the endpoints of one
 //! passive endpoint share a domain and have queues of their own
-//! ([`ConnectedEndpoint::completions`], [`ConnectedEndpoint::events`]).
+//! ([`ConnectedEndpoint::take_completions`], [`ConnectedEndpoint::take_events`]).
 //!
 //! Socket options and ports of the listener and its connections are set with
 //! [`PassiveEndpointBuilder::socket_options`], or [`BindOptions::socket_options`] before

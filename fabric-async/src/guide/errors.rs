@@ -16,7 +16,7 @@
 //! use futures_util::StreamExt;
 //! let ep = Endpoint::bind("shm://").await?;
 //! let me = ep.add_peer(ep.name()).await?;
-//! let mut queue = ep.completions().expect("the first call gets the queue");
+//! let mut queue = ep.take_completions().expect("the first call gets the queue");
 //!
 //! for context in 0..2 {
 //!     ep.recv_into(Vec::with_capacity(8)).context(context).post()?;

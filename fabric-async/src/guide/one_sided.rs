@@ -108,8 +108,8 @@
 //!
 //! The entry is not reserved. When the queue is full, the notification waits in the ring, with
 //! everything its sender sends later. An endpoint of [`Endpoint::bind`] has a queue of 1024
-//! entries: read it ([`Endpoint::completions`]), or take and drop it. An endpoint without a receive
-//! queue only counts.
+//! entries: read it ([`Endpoint::take_completions`]), or take and drop it. An endpoint without a
+//! receive queue only counts.
 //!
 //! # Errors
 //!

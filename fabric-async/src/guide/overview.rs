@@ -25,7 +25,7 @@
 //! use fabric_async::{Endpoint, Error};
 //! let ep = Endpoint::bind("shm://").await?;
 //! let me = ep.add_peer(ep.name()).await?;
-//! let mut queue = ep.completions().expect("only the first call returns the queue");
+//! let mut queue = ep.take_completions().expect("only the first call returns the queue");
 //!
 //! let receive = ep.recv().start()?;                  // posted first
 //! ep.recv_into(vec![0; 8]).context(7).post()?;       // posted second

@@ -51,7 +51,7 @@
 //! let (a, b) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
 //! let to_b = a.add_peer(b.name()).await?;
 //!
-//! let mut received = b.completions().expect("the first call gets the queue");
+//! let mut received = b.take_completions().expect("the first call gets the queue");
 //! b.recv_into(vec![0; 16]).context(7).post()?;
 //! a.send(to_b, "ping").await?;                  // in the ring of b; no task waits at b
 //!

@@ -696,11 +696,11 @@ pub(crate) async fn listen_and_connect_conveniences_work(setup: Setup) {
     assert_eq!(active.info().domain.data_progress, setup.progress);
     active.send("in").context(1).post().unwrap();
     passive.recv_into(vec![0; 2]).context(2).post().unwrap();
-    let sent = active.completions().unwrap().next().await.unwrap();
-    let got = passive.completions().unwrap().next().await.unwrap();
+    let sent = active.take_completions().unwrap().next().await.unwrap();
+    let got = passive.take_completions().unwrap().next().await.unwrap();
     assert_eq!((sent.context, got.context), (1, 2));
     drop(active);
-    let mut events = passive.events().unwrap();
+    let mut events = passive.take_events().unwrap();
     assert!(matches!(
         events.next().await.kind,
         EventKind::Connected { .. }

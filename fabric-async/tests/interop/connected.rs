@@ -177,7 +177,7 @@ impl Drop for ProgressTask {
 }
 
 async fn assert_disconnected(ep: &ConnectedEndpoint) {
-    let mut events = ep.events().unwrap();
+    let mut events = ep.take_events().unwrap();
     assert!(matches!(
         events.next().await.kind,
         EventKind::Connected { .. }

@@ -35,7 +35,7 @@ fn killed_peers_are_reported_and_do_not_affect_others() {
     let names = run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut names = vec![ep.name().name().to_owned()];
-        let mut events = ep.events().unwrap();
+        let mut events = ep.take_events().unwrap();
         let third = TestPeer::start("echo", &ep.name().to_string());
         let ready = ep.recv().tag(3).await.unwrap();
         let bystander = ready.source().unwrap();
@@ -115,7 +115,7 @@ fn killed_peers_are_reported_and_do_not_affect_others() {
 fn directed_receive_fails_when_silent_peer_is_killed() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
-        let mut events = ep.events().unwrap();
+        let mut events = ep.take_events().unwrap();
         let name = format!("shm://silent-{}", std::process::id());
         let mut silent = TestPeer::start("silent_receiver", &name);
         let peer = loop {
@@ -152,7 +152,7 @@ fn closed_peer_is_reported_as_closed_not_died() {
                 Endpoint::bind("shm://").await.unwrap(),
                 Endpoint::bind("shm://").await.unwrap(),
             );
-            let mut events = watcher.events().unwrap();
+            let mut events = watcher.take_events().unwrap();
             let peer = watcher.add_peer(leaver.name()).await.unwrap();
             watcher.send(peer, "hello").await.unwrap();
             leaver.recv().await.unwrap();
@@ -199,7 +199,7 @@ fn kill_and_wait(victim: &mut TestPeer) {
 fn any_source_receives_stay_posted_when_sender_is_killed() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
-        let (mut events, mut queue) = (ep.events().unwrap(), ep.completions().unwrap());
+        let (mut events, mut queue) = (ep.take_events().unwrap(), ep.take_completions().unwrap());
         let bystander = Endpoint::bind("shm://").await.unwrap();
         let to_ep = bystander.add_peer(ep.name()).await.unwrap();
 

@@ -59,7 +59,7 @@ struct EchoHostFixture {
 impl EchoHostFixture {
     async fn open() -> Self {
         let ep = Endpoint::bind("shm://").await.unwrap();
-        let events = ep.events().unwrap();
+        let events = ep.take_events().unwrap();
         let _bystander = TestPeer::start("echo", &ep.name().to_string());
         let bystander = ep.recv().tag(3).await.unwrap().source().unwrap();
         let host = Self {
@@ -325,7 +325,7 @@ fn at_fd_limit_listener_over_tcp_resumes_later() {
             let _limited = set_rlimit(Resource::Nofile, 64);
             run(async {
                 let ep = Endpoint::bind("tcp://").await.unwrap();
-                let mut events = ep.events().unwrap();
+                let mut events = ep.take_events().unwrap();
                 let bystander = Endpoint::bind("tcp://").await.unwrap();
                 let connector = TcpSocket::new_v4().unwrap();
                 let files = exhaust_descriptors(0);

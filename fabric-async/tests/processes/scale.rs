@@ -134,7 +134,7 @@ fn messages_of_idle_peers_are_not_lost() {
                 }
                 assert_eq!(ep.stats().peers, PROCESSES * ENDPOINTS_PER_PROCESS);
                 drop(peer_processes);
-                let mut events = ep.events().unwrap();
+                let mut events = ep.take_events().unwrap();
                 while ep.stats().peers > 0 {
                     events.next().await;
                 }

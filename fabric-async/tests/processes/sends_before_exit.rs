@@ -183,10 +183,10 @@ impl Sender {
         }
     }
 
-    fn completions(&self) -> Option<CompletionQueue> {
+    fn take_completions(&self) -> Option<CompletionQueue> {
         match self {
-            Self::Rdm(ep, _) => ep.completions(),
-            Self::Msg(ep) => ep.completions(),
+            Self::Rdm(ep, _) => ep.take_completions(),
+            Self::Msg(ep) => ep.take_completions(),
         }
     }
 }
@@ -221,7 +221,7 @@ async fn send_all(ep: &Sender, mode: &str, lengths: &[usize]) {
                 ep.post_all(messages).expect("transmit credit"),
                 lengths.len()
             );
-            let mut queue = ep.completions().expect("a completion queue");
+            let mut queue = ep.take_completions().expect("a completion queue");
             let mut ended = Vec::new();
             while ended.len() < lengths.len() {
                 queue.next_batch(&mut ended, lengths.len()).await;

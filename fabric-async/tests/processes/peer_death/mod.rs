@@ -132,7 +132,7 @@ fn run_stage(stage: &str, survives: impl AsyncFn(&mut Survivor, TestPeer)) {
                     .bind("shm://")
                     .await
                     .unwrap();
-                let events = ep.events().unwrap();
+                let events = ep.take_events().unwrap();
                 let _bystander = TestPeer::start("echo", &ep.name().to_string());
                 let bystander = ep.recv().tag(3).await.unwrap().source().unwrap();
                 let mut survivor = Survivor {

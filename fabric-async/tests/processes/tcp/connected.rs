@@ -174,7 +174,7 @@ async fn assert_echo_works(ep: &ConnectedEndpoint) {
 /// Kills the peer, and checks that pending operations fail and that the event queue reports the
 /// shutdown.
 async fn kill_and_assert_ops_fail(ep: ConnectedEndpoint, mut peer: TestPeer) {
-    let mut events = ep.events().unwrap();
+    let mut events = ep.take_events().unwrap();
     let sent = ep.send(vec![0; 100 << 20]).start().unwrap();
     let awaited = ep.recv_into(vec![0; 200 << 20]).start().unwrap();
     peer.0.kill().unwrap();

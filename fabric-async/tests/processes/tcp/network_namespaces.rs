@@ -124,7 +124,7 @@ pub(crate) async fn link_loss_client(names: &str) {
 /// Grants access to a region, and waits for the completion of a write with data.
 pub(crate) async fn rma_owner(name: &str) {
     let ep = Endpoint::bind(name).await.expect("bind");
-    let mut completions = ep.completions().expect("a completion queue");
+    let mut completions = ep.take_completions().expect("a completion queue");
     let region = ep
         .domain()
         .alloc(REGION_LEN, Access::REMOTE_READ | Access::REMOTE_WRITE)
