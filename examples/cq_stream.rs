@@ -61,7 +61,7 @@ async fn main() -> Result<()> {
                 Err(failed) => return Err(failed.into()),
             }
         }
-        sent.next_batch(&mut batch, 256).await;
+        sent.read_batch(&mut batch, 256).await;
         for done in batch.drain(..) {
             assert_eq!(done.kind, OpKind::Send);
             if let Some(error) = done.error {

@@ -52,7 +52,7 @@ async fn run_viewer(provider: &str) -> Result<()> {
     let (began, mut entries, mut frame) = (Instant::now(), Vec::new(), vec![0u8; FRAME]);
     for number in 0..FRAMES {
         if entries.is_empty() {
-            completions.next_batch(&mut entries, 64).await;
+            completions.read_batch(&mut entries, 64).await;
         }
         let written = entries.remove(0);
         assert_eq!(

@@ -157,11 +157,7 @@ async fn open_msg(control: &mut Control) -> Result<ConnectedEndpoint> {
             PassiveEndpoint::bind(format!("tcp://{}", SocketAddr::new(control.local_ip()?, 0)))
                 .await?;
         control.send_address(address_of(listener.name())?).await?;
-        let request = listener
-            .next()
-            .await
-            .ok_or("the passive endpoint is closed")?;
-        Ok(request.accept("")?)
+        Ok(listener.accept().await?.accept("")?)
     }
 }
 

@@ -20,8 +20,8 @@ use crate::eq::{EventQueue, EventQueueInner};
 use crate::fabric::Fabric;
 use crate::resolve;
 
-/// A passive endpoint (`fid_pep`): listens for connections, and yields connection requests as a
-/// stream.
+/// A passive endpoint (`fid_pep`): listens for connections. [`accept`](Self::accept) returns the
+/// connection requests one by one, and so does the stream.
 ///
 /// Created by [`PassiveEndpoint::bind`], with its own fabric and domain, or by
 /// [`Fabric::passive_endpoint`]. It makes progress on its own as a domain does, so that a request
@@ -35,7 +35,7 @@ use crate::resolve;
 /// endpoints continue.
 ///
 /// # Cancel safety
-/// Dropping a pending `next` loses no request.
+/// Dropping a pending [`accept`](Self::accept) or `next` of the stream loses no request.
 #[doc(alias = "fid_pep")]
 #[doc(alias = "fi_passive_ep")]
 pub struct PassiveEndpoint {
@@ -144,7 +144,7 @@ impl PassiveEndpointBuilder {
 
     /// Reports requests to this event queue too (`fi_pep_bind`), as
     /// [`ConnectionRequest`](crate::EventKind::ConnectionRequest). A task that waits there takes
-    /// the requests with [`PassiveEndpoint::try_next`], in the same order.
+    /// the requests with [`PassiveEndpoint::try_accept`], in the same order.
     ///
     /// # Errors
     /// [`Error::Invalid`] when a queue is bound already; [`Error::WrongDomain`] when the queue is
@@ -219,17 +219,21 @@ impl PassiveEndpoint {
         Endpoint::options().listen(at).await
     }
 
-    /// Waits for the next connection request, as the stream does. Never returns `None` while it is
-    /// open.
+    /// Waits for the next connection request and returns it. [`ConnectionRequest::accept`] or
+    /// [`EndpointBuilder::accept`](crate::EndpointBuilder::accept) establishes the connection.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] when it has stopped listening.
     ///
     /// # Cancel safety
     /// Safe: no request is lost.
-    pub async fn next(&mut self) -> Option<ConnectionRequest> {
-        std::future::poll_fn(|cx| self.poll_connreq(cx)).await
+    pub async fn accept(&mut self) -> Result<ConnectionRequest> {
+        let request = std::future::poll_fn(|cx| self.poll_connreq(cx)).await;
+        request.ok_or(Error::Closed(Class::PassiveEndpoint))
     }
 
     /// Makes progress once and returns the next connection request if there is one.
-    pub fn try_next(&mut self) -> Option<ConnectionRequest> {
+    pub fn try_accept(&mut self) -> Option<ConnectionRequest> {
         let request = self.domain.core.try_connreq(self.id)?;
         Some(self.connection_request(request))
     }

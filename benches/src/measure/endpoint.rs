@@ -290,7 +290,7 @@ async fn wait_completions(
     completions: &mut Vec<Completion>,
 ) -> Result<()> {
     if api == Api::Batch {
-        queue.next_batch(completions, BATCH).await;
+        queue.read_batch(completions, BATCH).await;
     } else {
         completions.extend(queue.next().await);
     }

@@ -188,7 +188,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// let both = CqBind::TRANSMIT | CqBind::RECV;
     /// let connect = domain.endpoint(&info)?.bind_cq(&cq, both)?.connect(listener.name());
     /// let accept = async {
-    ///     let request = listener.next().await.expect("the listener is open");
+    ///     let request = listener.accept().await?;
     ///     let ep = domain.endpoint(request.info())?.bind_cq(&cq, both)?;
     ///     ep.accept(request, b"welcome")
     /// };
@@ -196,8 +196,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// assert_eq!(client.private_data(), b"welcome");
     /// server.send("hello").await?;
     /// assert_eq!(&client.recv().await?[..], b"hello");
-    /// assert!(matches!(eq.next().await.kind, EventKind::ConnectionRequest { .. }));
-    /// assert!(matches!(eq.next().await.kind, EventKind::Connected { .. }));
+    /// assert!(matches!(eq.read().await.kind, EventKind::ConnectionRequest { .. }));
+    /// assert!(matches!(eq.read().await.kind, EventKind::Connected { .. }));
     /// # Ok(()) }
     /// ```
     ///
@@ -321,7 +321,7 @@ impl ConnectedEndpoint {
     /// let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
     /// let name = listener.name().clone();
     /// let server = tokio::spawn(async move {
-    ///     let request = listener.next().await.expect("the listener is open");
+    ///     let request = listener.accept().await?;
     ///     assert_eq!(request.private_data(), b"let me in");
     ///     request.accept("welcome")
     /// });

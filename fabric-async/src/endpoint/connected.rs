@@ -42,7 +42,7 @@ use crate::window::RemoteWindow;
 /// let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
 /// let name = listener.name().clone();
 /// tokio::spawn(async move {
-///     let ep = listener.next().await.expect("the listener is open").accept("")?;
+///     let ep = listener.accept().await?.accept("")?;
 ///     let message = ep.recv().await?;
 ///     ep.send(message.into_bytes()).await?;
 ///     Ok::<_, fabric_async::Error>(())

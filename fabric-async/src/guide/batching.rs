@@ -54,7 +54,7 @@
 //! }
 //! let mut out = Vec::new();
 //! while out.len() < 2 {
-//!     cq.next_batch(&mut out, 10).await;
+//!     cq.read_batch(&mut out, 10).await;
 //! }
 //! assert!(out.iter().map(|entry| entry.context).eq([49, 99]));
 //! # Ok(()) }

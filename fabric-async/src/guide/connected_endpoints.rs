@@ -11,13 +11,11 @@
 //! with many peers.
 //!
 //! ```
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{ConnectedEndpoint, Error, PassiveEndpoint};
+//! use fabric_async::{ConnectedEndpoint, Error, PassiveEndpoint, Result};
 //!
-//! let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
-//! let name = listener.name().clone();
-//! tokio::spawn(async move {
-//!     while let Some(request) = listener.next().await {
+//! async fn serve(mut listener: PassiveEndpoint) -> Result<()> {
+//!     loop {
+//!         let request = listener.accept().await?;
 //!         if request.private_data() != b"friend" {
 //!             request.reject("friends only")?;
 //!             continue;
@@ -31,8 +29,12 @@
 //!             Ok::<_, Error>(())
 //!         });
 //!     }
-//!     Ok::<_, Error>(())
-//! });
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<()> {
+//! let listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
+//! let name = listener.name().clone();
+//! tokio::spawn(serve(listener));
 //!
 //! let ep = ConnectedEndpoint::connect(&name).private_data("friend").await?;
 //! ep.send("hello").await?;
@@ -67,7 +69,7 @@
 //!
 //! # Accepting
 //!
-//! A [`PassiveEndpoint`] is a stream of [`ConnectionRequest`]s. Each is accepted, rejected, or
+//! [`PassiveEndpoint::accept`] returns [`ConnectionRequest`]s. Each is accepted, rejected, or
 //! dropped, which rejects it without data. A request can be accepted in any domain of the provider
 //! with [`EndpointBuilder::accept`]. With [`ConnectionRequest::accept`] the endpoints of one
 //! passive endpoint share a domain and have queues of their own
@@ -110,7 +112,7 @@
 //! # use std::future::IntoFuture;
 //! let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
 //! let connecting = ConnectedEndpoint::connect(listener.name()).into_future();
-//! let accepting = async { listener.next().await.expect("the listener is open").accept("") };
+//! let accepting = async { listener.accept().await?.accept("") };
 //! let (client, server) = tokio::try_join!(connecting, accepting)?;
 //! let tickets = server.domain().alloc(8, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
 //! tokio::spawn(async move { server.recv().await });                // keeps its domain moving
@@ -138,7 +140,7 @@
 //! // An endpoint of this library announces this itself; one of libfabric never does.
 //! let connecting =
 //!     ConnectedEndpoint::connect(listener.name()).peer_supports_tags().into_future();
-//! let accepting = async { listener.next().await.expect("the listener is open").accept("") };
+//! let accepting = async { listener.accept().await?.accept("") };
 //! let (client, server) = tokio::try_join!(connecting, accepting)?;
 //! client.send("second").tag(2).await?;
 //! client.send("first").tag(1).await?;
@@ -172,7 +174,7 @@
 //!     tokio::try_join!(ConnectedEndpoint::connect(&name), ConnectedEndpoint::connect(&name))
 //! });
 //! for _ in 0..2 {
-//!     let request = listener.next().await.expect("the listener is open");
+//!     let request = listener.accept().await?;
 //!     let ep = domain.endpoint(&info)?.bind_shared_rx(&pool)?.accept(request, "")?;
 //!     clients.insert(ep.id(), ep);
 //! }
@@ -212,7 +214,7 @@
 //!
 //! | event | C |
 //! |---|---|
-//! | [`ConnectionRequest`](EventKind::ConnectionRequest) at a passive endpoint that is bound to the queue; [`try_next`](PassiveEndpoint::try_next) has the request | `FI_CONNREQ` |
+//! | [`ConnectionRequest`](EventKind::ConnectionRequest) at a passive endpoint that is bound to the queue; [`try_accept`](PassiveEndpoint::try_accept) has the request | `FI_CONNREQ` |
 //! | [`Connected`](EventKind::Connected), on both sides | `FI_CONNECTED` |
 //! | [`ConnectFailed`](EventKind::ConnectFailed) | an error entry |
 //! | [`Shutdown`](EventKind::Shutdown) | `FI_SHUTDOWN` |

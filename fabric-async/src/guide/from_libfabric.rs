@@ -79,10 +79,10 @@
 //! | C | here |
 //! |---|---|
 //! | `FI_CQ_FORMAT_...`, `struct fi_context` | one format, [`Completion`], with a `u64` context |
-//! | `fi_cq_read`, `fi_cq_readfrom` | [`CompletionQueue::try_next_batch`], [`Transfer::source`] |
-//! | `fi_cq_sread` | [`CompletionQueue::next_batch`], or the queue as a `Stream` |
+//! | `fi_cq_read`, `fi_cq_readfrom` | [`CompletionQueue::try_read_batch`], [`Transfer::source`] |
+//! | `fi_cq_sread` | [`CompletionQueue::read_batch`], or the queue as a `Stream` |
 //! | `fi_cq_readerr` | [`Completion::error`] |
-//! | `fi_eq_read`, `fi_eq_sread` | [`EventQueue::try_next`], [`EventQueue::next`] |
+//! | `fi_eq_read`, `fi_eq_sread` | [`EventQueue::try_read`], [`EventQueue::read`] |
 //! | `fi_cntr_read`, `fi_cntr_readerr` | [`Counter::value`], [`Counter::errors`] |
 //! | `fi_cntr_add`, `fi_cntr_adderr`, `fi_cntr_wait` | [`Counter::add`], [`Counter::add_errors`], [`Counter::wait`] |
 //! | `fi_av_insert`, `fi_av_remove`, `fi_av_lookup` | [`AddressVector::insert`], [`AddressVector::remove`], [`AddressVector::lookup`]; [`Endpoint::add_peer`] inserts and connects |
@@ -101,7 +101,7 @@
 //!   [`Shared`], whose handles are `Send + Sync`, and no lock is saved.
 //! * [`ResourceMgmt::Disabled`] is accepted and served as enabled; the info says enabled.
 //! * `control_progress` is negotiated, but `data_progress` decides for both.
-//! * [`Counter::value`], [`Counter::errors`] and [`EventQueue::try_next`] make no progress.
+//! * [`Counter::value`], [`Counter::errors`] and [`EventQueue::try_read`] make no progress.
 //! * Object counts (`cq_cnt`, `ep_cnt`, `tx_ctx_cnt`, `rx_ctx_cnt`, `cntr_cnt`, `mr_cnt`) are
 //!   advice: no open is refused because of them.
 //! * A connected endpoint exists only once it is connected, so nothing can be posted before. A

@@ -33,7 +33,7 @@
 //! ep.send(me, "second").await?;
 //! assert_eq!(&receive.await?[..], b"first");
 //! let mut out = Vec::new();
-//! queue.next_batch(&mut out, 1).await;
+//! queue.read_batch(&mut out, 1).await;
 //! assert_eq!((out[0].context, out[0].bytes()), (7, &b"second"[..]));
 //!
 //! let receive = ep.recv().start()?;

@@ -235,7 +235,7 @@ pub(crate) async fn posted_atomics_report_fetched_values(setup: Setup) {
         .unwrap();
     let mut out = Vec::new();
     while out.len() < 2 {
-        a.cq.next_batch(&mut out, 2).await;
+        a.cq.read_batch(&mut out, 2).await;
     }
     assert_eq!((out[0].context, out[0].kind), (1, OpKind::Atomic));
     assert_eq!((out[1].context, out[1].kind), (2, OpKind::FetchAtomic));

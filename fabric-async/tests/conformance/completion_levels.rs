@@ -104,7 +104,7 @@ pub(crate) async fn send_completes_with_a_posted_receive(setup: Setup) {
 async fn next_entries(fixture: &mut EndpointFixture, count: usize) -> Vec<Completion> {
     let mut out = Vec::new();
     while out.len() < count {
-        fixture.cq.next_batch(&mut out, count).await;
+        fixture.cq.read_batch(&mut out, count).await;
     }
     out
 }
@@ -126,7 +126,7 @@ pub(crate) async fn send_completions_follow_receive_order(setup: Setup) {
         assert_eq!(a.ep.post_all(all).unwrap(), COUNT as usize);
         flush(&a, &b, to_b).await;
         let mut out = Vec::new();
-        assert_eq!(a.cq.try_next_batch(&mut out, 1), 0, "no send has completed");
+        assert_eq!(a.cq.try_read_batch(&mut out, 1), 0, "no send has completed");
         for number in (0..COUNT).rev() {
             let got = b.ep.recv().tag(number).await.unwrap();
             assert_eq!(message_number(&got), number);

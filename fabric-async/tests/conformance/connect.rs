@@ -25,7 +25,7 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
         let (request_data, expected) = (pattern(len, 1), pattern(len, 2));
         let initiating = here.connect(&pep).private_data(request_data).into_future();
         let accepting = async {
-            let request = pep.next().await.unwrap();
+            let request = pep.accept().await.unwrap();
             assert_eq!(request.private_data(), request_data);
             assert_eq!(request.info().ep.ep_type, fabric_async::EpType::Msg);
             let peer = request.peer().clone();
@@ -39,7 +39,7 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
         );
         assert_eq!((active.peer(), active.name()), (pep.name(), &peer));
         assert_eq!((passive.peer(), passive.name()), (&peer, pep.name()));
-        let event = here.eq.next().await;
+        let event = here.eq.read().await;
         assert_eq!(event.endpoint_id, active.id());
         assert_eq!(
             event.kind,
@@ -48,7 +48,7 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
                 data: expected.to_vec()
             }
         );
-        let event = there.eq.next().await;
+        let event = there.eq.read().await;
         assert_eq!(event.endpoint_id, pep.id());
         assert_eq!(
             event.kind,
@@ -57,7 +57,7 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
                 data: request_data.to_vec()
             }
         );
-        let event = there.eq.next().await;
+        let event = there.eq.read().await;
         assert_eq!(event.endpoint_id, passive.id());
         assert_eq!(
             event.kind,
@@ -83,7 +83,7 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
         };
         // The endpoint that was closed last has seen the other's shutdown, or was closed before
         // that.
-        while let Some(event) = here.eq.try_next().or_else(|| there.eq.try_next()) {
+        while let Some(event) = here.eq.try_read().or_else(|| there.eq.try_read()) {
             assert!(shut(event.kind));
         }
     }
@@ -97,7 +97,7 @@ pub(crate) async fn rejection_carries_private_data(setup: Setup) {
     let mut pep = there.listen(&setup);
     for len in [0, 1, 100, MAX_PRIVATE_DATA] {
         let initiating = here.connect(&pep).into_future();
-        let rejecting = async { pep.next().await.unwrap().reject(pattern(len, 3)).unwrap() };
+        let rejecting = async { pep.accept().await.unwrap().reject(pattern(len, 3)).unwrap() };
         let (refused, ()) = tokio::join!(initiating, rejecting);
         let error = Error::Rejected {
             peer: pep.name().clone(),
@@ -106,13 +106,13 @@ pub(crate) async fn rejection_carries_private_data(setup: Setup) {
         assert_eq!(refused.unwrap_err(), error);
         assert_eq!(error.errno(), 111);
         assert_eq!(
-            here.eq.next().await.kind,
+            here.eq.read().await.kind,
             EventKind::ConnectFailed { error }
         );
         assert_eq!(here.domain.children().of(fabric_async::Class::Endpoint), 0);
     }
     let initiating = here.connect(&pep).into_future();
-    let dropping = async { drop(pep.next().await.unwrap()) };
+    let dropping = async { drop(pep.accept().await.unwrap()) };
     let (refused, ()) = tokio::join!(initiating, dropping);
     assert_eq!(
         refused.unwrap_err(),
@@ -164,14 +164,14 @@ pub(crate) async fn private_data_beyond_limit_is_refused(setup: Setup) {
         data: Vec::new(),
     };
     let initiating = here.connect(&pep).into_future();
-    let answering = async { there.endpoint().accept(pep.next().await.unwrap(), &long) };
+    let answering = async { there.endpoint().accept(pep.accept().await.unwrap(), &long) };
     let (refused, accepted) = tokio::join!(initiating, answering);
     assert_eq!(
         (refused.unwrap_err(), accepted.unwrap_err()),
         (rejected.clone(), too_long.clone())
     );
     let initiating = here.connect(&pep).into_future();
-    let answering = async { pep.next().await.unwrap().reject(&long) };
+    let answering = async { pep.accept().await.unwrap().reject(&long) };
     let (refused, answered) = tokio::join!(initiating, answering);
     assert_eq!((refused.unwrap_err(), answered), (rejected, Err(too_long)));
 }
@@ -191,7 +191,7 @@ pub(crate) async fn dropped_connect_aborts_the_attempt(setup: Setup) {
     let mut initiating = here.connect(&pep).private_data("abandoned").into_future();
     let request = loop {
         assert!(poll_once(&mut initiating).await.is_pending());
-        match pep.try_next() {
+        match pep.try_accept() {
             Some(request) if request.private_data() == b"abandoned" => break request,
             _ => tokio::task::yield_now().await,
         }
@@ -211,7 +211,7 @@ pub(crate) async fn dropped_connect_aborts_the_attempt(setup: Setup) {
     let initiating = here.connect(&pep).private_data("in time").into_future();
     let accepting = async {
         loop {
-            match pep.next().await.unwrap() {
+            match pep.accept().await.unwrap() {
                 request if request.private_data() == b"in time" => {
                     break there.accept(request, b"");
                 }
@@ -243,7 +243,7 @@ pub(crate) async fn many_clients_connect_to_one_passive_endpoint(setup: Setup) {
     let accepting = async {
         let mut all = Vec::new();
         while all.len() < MANY {
-            let request = pep.next().await.unwrap();
+            let request = pep.accept().await.unwrap();
             let number = usize::from_le_bytes(request.private_data().try_into().unwrap());
             all.push((number, there.accept(request, &number.to_le_bytes())));
         }
@@ -281,7 +281,7 @@ pub(crate) async fn connect_fails_on_timeout_or_closed_port(setup: Setup) {
     assert_eq!(error, Error::TimedOut(name.parse().unwrap()));
     assert_eq!(error.errno(), 110);
     assert_eq!(
-        here.eq.next().await.kind,
+        here.eq.read().await.kind,
         EventKind::ConnectFailed { error }
     );
     // A connect without a timeout works, too.
@@ -307,7 +307,7 @@ pub(crate) async fn oldest_pending_handshake_is_evicted(setup: Setup) {
     let mut silent: Vec<_> = (0..300).map(|_| connect_raw(&pep)).collect();
     silent[0].write_all(&connect_request(b"")[..31]).unwrap();
     let initiating = here.connect(&pep).into_future();
-    let accepting = async { there.accept(pep.next().await.unwrap(), b"") };
+    let accepting = async { there.accept(pep.accept().await.unwrap(), b"") };
     let (active, _passive) = tokio::join!(initiating, accepting);
     active.unwrap();
     let first = silent.remove(0);
@@ -315,7 +315,7 @@ pub(crate) async fn oldest_pending_handshake_is_evicted(setup: Setup) {
     // The newest socket can still send its request.
     let last = silent.last_mut().unwrap();
     last.write_all(&connect_request(b"at last")).unwrap();
-    let late = pep.next().await.unwrap();
+    let late = pep.accept().await.unwrap();
     assert_eq!(late.private_data(), b"at last");
     late.reject("").unwrap();
     assert_eq!(read_to_end(silent.pop().unwrap()).await[..2], [3, 6]);
@@ -328,9 +328,9 @@ pub(crate) async fn connect_request_is_accepted_at_every_split(setup: Setup) {
     for split in 1..bytes.len() {
         let mut socket = connect_raw(&pep);
         socket.write_all(&bytes[..split]).unwrap();
-        assert!(pep.try_next().is_none(), "{split} bytes are not all");
+        assert!(pep.try_accept().is_none(), "{split} bytes are not all");
         socket.write_all(&bytes[split..]).unwrap();
-        let request = pep.next().await.unwrap();
+        let request = pep.accept().await.unwrap();
         assert_eq!(request.private_data(), b"in pieces");
         let expected = connect_response(b"yes");
         let ep = there.accept(request, b"yes");
@@ -369,12 +369,12 @@ pub(crate) async fn malformed_connect_request_closes_socket(setup: Setup) {
             let split = split.min(bad.len());
             let mut socket = connect_raw(&pep);
             socket.write_all(&bad[..split]).unwrap();
-            assert!(pep.try_next().is_none());
+            assert!(pep.try_accept().is_none());
             // The passive endpoint may have closed the socket already.
             let _ = socket.write_all(&bad[split..]);
             let rejected = loop {
-                assert!(pep.try_next().is_none());
-                if let Some(event) = there.eq.try_next() {
+                assert!(pep.try_accept().is_none());
+                if let Some(event) = there.eq.try_read() {
                     break event;
                 }
                 tokio::task::yield_now().await;
@@ -394,10 +394,10 @@ pub(crate) async fn malformed_connect_request_closes_socket(setup: Setup) {
         let mut socket = connect_raw(&pep);
         socket.write_all(&connect_request(b"")[..len]).unwrap();
         drop(socket);
-        assert!(pep.try_next().is_none());
+        assert!(pep.try_accept().is_none());
     }
     let initiating = here.connect(&pep).into_future();
-    let accepting = async { there.accept(pep.next().await.unwrap(), b"still here") };
+    let accepting = async { there.accept(pep.accept().await.unwrap(), b"still here") };
     let (active, _passive) = tokio::join!(initiating, accepting);
     assert_eq!(active.unwrap().private_data(), b"still here");
 }
@@ -491,7 +491,7 @@ pub(crate) async fn connreq_can_be_accepted_in_any_domain(setup: Setup) {
         for call in &mut calls {
             assert!(poll_once(call).await.is_pending());
         }
-        requests.extend(pep.try_next());
+        requests.extend(pep.try_accept());
         tokio::task::yield_now().await;
     }
     drop(pep);

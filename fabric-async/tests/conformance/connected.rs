@@ -164,7 +164,7 @@ pub(crate) async fn ops_report_to_cqs_counters_and_event_queues(setup: Setup) {
             .context(5);
         ep.bind_eq(&own)
             .unwrap()
-            .accept(pep.next().await.unwrap(), b"")
+            .accept(pep.accept().await.unwrap(), b"")
             .unwrap()
     };
     let (a, b) = tokio::join!(connecting.into_future(), accepting);
@@ -210,7 +210,7 @@ pub(crate) async fn ops_report_to_cqs_counters_and_event_queues(setup: Setup) {
     assert!(failed.error.unwrap().is_peer_gone());
     assert_eq!(recvs.errors(), 1);
     let mut own = own;
-    let events = [own.next().await, own.next().await];
+    let events = [own.read().await, own.read().await];
     assert!(matches!(&events[0].kind, EventKind::Connected { .. }) && events[0].context == 5);
     assert!(
         matches!(&events[1].kind, EventKind::Shutdown { .. }) && events[1].endpoint_id == b.ep.id()
@@ -260,7 +260,7 @@ pub(crate) async fn shutdown_or_close_of_either_side_disconnects(setup: Setup) {
             other
                 .domain_fixture
                 .eq
-                .try_next()
+                .try_read()
                 .is_none_or(|event| !matches!(event.kind, EventKind::Shutdown { .. }))
         );
     }
@@ -531,7 +531,7 @@ pub(crate) async fn writes_report_data_and_count_at_target(setup: Setup) {
             .endpoint()
             .bind_counter(&writes, CounterBind::REMOTE_WRITE)
             .unwrap();
-        ep.accept(pep.next().await.unwrap(), b"").unwrap()
+        ep.accept(pep.accept().await.unwrap(), b"").unwrap()
     };
     let (a, b) = tokio::join!(initiating, accepting);
     let (a, mut b) = (
@@ -686,7 +686,7 @@ pub(crate) async fn listen_and_connect_conveniences_work(setup: Setup) {
     };
     let mut pep = options().listen(&setup.unnamed_address()).await.unwrap();
     let name = pep.name().clone();
-    let accepting = async { pep.next().await.unwrap().accept("welcome").unwrap() };
+    let accepting = async { pep.accept().await.unwrap().accept("welcome").unwrap() };
     let (active, passive) = tokio::join!(options().connect(&name), accepting);
     let active = active.unwrap();
     assert_eq!(
@@ -702,11 +702,11 @@ pub(crate) async fn listen_and_connect_conveniences_work(setup: Setup) {
     drop(active);
     let mut events = passive.take_events().unwrap();
     assert!(matches!(
-        events.next().await.kind,
+        events.read().await.kind,
         EventKind::Connected { .. }
     ));
     assert!(matches!(
-        events.next().await.kind,
+        events.read().await.kind,
         EventKind::Shutdown { .. }
     ));
     let taken = PassiveEndpoint::bind(&name).await.map(drop).unwrap_err();

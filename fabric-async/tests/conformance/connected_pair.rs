@@ -109,7 +109,7 @@ impl MsgDomainFixture {
         pep: &mut PassiveEndpoint,
     ) -> (ConnectedEndpoint, ConnectedEndpoint) {
         let initiating = self.connect(pep).into_future();
-        let accepting = async { there.accept(pep.next().await.unwrap(), b"") };
+        let accepting = async { there.accept(pep.accept().await.unwrap(), b"") };
         let (active, passive) = tokio::join!(initiating, accepting);
         (active.unwrap(), passive)
     }
@@ -117,7 +117,7 @@ impl MsgDomainFixture {
     /// Returns the next event other than connection requests and connects.
     pub(crate) async fn next_other_event(&mut self) -> EventKind {
         loop {
-            match self.eq.next().await.kind {
+            match self.eq.read().await.kind {
                 EventKind::ConnectionRequest { .. } | EventKind::Connected { .. } => {}
                 other => return other,
             }

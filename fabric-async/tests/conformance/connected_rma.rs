@@ -132,7 +132,7 @@ pub(crate) async fn posted_atomics_report_and_count_at_target(setup: Setup) {
             .bind_counter(&writes, CounterBind::REMOTE_WRITE)
             .unwrap();
         let ep = ep.bind_counter(&reads, CounterBind::REMOTE_READ).unwrap();
-        ep.accept(pep.next().await.unwrap(), b"").unwrap()
+        ep.accept(pep.accept().await.unwrap(), b"").unwrap()
     };
     let (a, _b) = tokio::join!(initiating, accepting);
     let (a, region) = (a.unwrap(), there.domain.alloc(64, READ_WRITE).unwrap());

@@ -364,7 +364,7 @@ pub(crate) async fn tagged_frame_closes_untagged_connection(setup: Setup) {
             let mut pep = fixture.listen(&setup);
             let mut socket = connect_raw(&pep);
             socket.write_all(&connect_request(b"")).unwrap();
-            let ep = fixture.accept(pep.next().await.unwrap(), b"");
+            let ep = fixture.accept(pep.accept().await.unwrap(), b"");
             let waits = ep.recv().start().unwrap();
             socket.write_all(&whole[..split]).unwrap();
             fixture.domain.progress();

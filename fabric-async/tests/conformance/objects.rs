@@ -100,7 +100,7 @@ pub(crate) async fn queues_and_avs_are_busy_while_bound(setup: Setup) {
         .unwrap();
     let mut cq = cq;
     let mut out = Vec::new();
-    while cq.next_batch(&mut out, 1).await == 0 {}
+    while cq.read_batch(&mut out, 1).await == 0 {}
     assert_eq!(out[0].context, 3);
     assert!(sends.value() >= 1);
     drop(ep);

@@ -104,7 +104,7 @@ pub(crate) async fn connect_raw_peer(
         socket
             .write_all(&with_extension_bytes(connect_request(b""), extension))
             .unwrap();
-        let request = pep.next().await.unwrap();
+        let request = pep.accept().await.unwrap();
         let request = if supports_tags {
             request.peer_supports_tags()
         } else {

@@ -351,7 +351,7 @@ pub(crate) async fn close_ends_op_in_progress(setup: Setup) {
 
 async fn next_entry(fixture: &mut EndpointFixture) -> (OpKind, Option<u64>, usize) {
     let mut out = Vec::new();
-    fixture.cq.next_batch(&mut out, 1).await;
+    fixture.cq.read_batch(&mut out, 1).await;
     let entry = out.pop().expect("the queue is open");
     (entry.kind, entry.transfer.data, entry.transfer.len)
 }

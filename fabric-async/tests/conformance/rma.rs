@@ -18,7 +18,7 @@ fn offset_pattern(len: usize) -> Vec<u8> {
 
 async fn next_entry(fixture: &mut EndpointFixture) -> Completion {
     let mut out = Vec::new();
-    fixture.cq.next_batch(&mut out, 1).await;
+    fixture.cq.read_batch(&mut out, 1).await;
     out.pop().expect("the queue is open")
 }
 
@@ -186,7 +186,7 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
     }
     assert_eq!(region.load::<u8>(99), Ok(b'y'));
     assert_eq!(
-        b.eq.try_next()
+        b.eq.try_read()
             .map(|event| event.kind)
             .filter(|kind| format!("{kind:?}").contains("Down")),
         None
@@ -864,7 +864,7 @@ pub(crate) async fn drained_cq_admits_pending_writes(setup: Setup) {
     assert!(!waiting.is_finished());
     while out.len() < 8 {
         let left = 8 - out.len();
-        b.cq.next_batch(&mut out, left).await;
+        b.cq.read_batch(&mut out, left).await;
     }
     assert_eq!(waiting.await.unwrap().unwrap(), 6);
 }

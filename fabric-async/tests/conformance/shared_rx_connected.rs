@@ -347,7 +347,7 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
     let initiating = other.connect(&pep);
     let answering = async {
         let alone = domain.endpoint(&fixture.info).unwrap();
-        alone.accept(pep.next().await.unwrap(), b"").unwrap_err()
+        alone.accept(pep.accept().await.unwrap(), b"").unwrap_err()
     };
     let (refused, answered) =
         tokio::join!(std::future::IntoFuture::into_future(initiating), answering);

@@ -260,7 +260,7 @@ pub(crate) async fn shared_context_outlives_its_endpoints(setup: Setup) {
     ));
     let mut ended = Vec::new();
     while ended.len() < 2 {
-        fixture.cq.next_batch(&mut ended, 2).await;
+        fixture.cq.read_batch(&mut ended, 2).await;
     }
     ended.sort_by_key(|entry| entry.context);
     let ended: Vec<_> = ended

@@ -167,6 +167,6 @@ pub(crate) async fn many_simultaneous_peer_closes_are_all_reported(setup: Setup)
     wait_until_stable(|| 0).await;
     let mut ended = 0;
     while ended < PEERS {
-        ended += usize::from(matches!(r.eq.next().await.kind, EventKind::PeerDown { .. }));
+        ended += usize::from(matches!(r.eq.read().await.kind, EventKind::PeerDown { .. }));
     }
 }

@@ -72,7 +72,7 @@ async fn accept_from_with_tags(
         .await;
     let (ep, reply) = tokio::join!(
         async {
-            let request = passive.next().await.unwrap();
+            let request = passive.accept().await.unwrap();
             assert_eq!(request.private_data(), b"let-me-in");
             let request = if peer_supports_tags {
                 request.peer_supports_tags()
@@ -179,11 +179,11 @@ impl Drop for ProgressTask {
 async fn assert_disconnected(ep: &ConnectedEndpoint) {
     let mut events = ep.take_events().unwrap();
     assert!(matches!(
-        events.next().await.kind,
+        events.read().await.kind,
         EventKind::Connected { .. }
     ));
     assert!(matches!(
-        events.next().await.kind,
+        events.read().await.kind,
         EventKind::Shutdown { .. }
     ));
     assert!(ep.recv().await.unwrap_err().error.is_peer_gone());
@@ -222,7 +222,7 @@ fn both_sides_can_reject_connections() {
         let port = passive.name().socket_addr().unwrap().port();
         peer.expect_reply(format!("connect 127.0.0.1 {port} let-me-in"), "connecting")
             .await;
-        let rejecting = async { passive.next().await.unwrap().reject("not-today").unwrap() };
+        let rejecting = async { passive.accept().await.unwrap().reject("not-today").unwrap() };
         let ((), reply) = tokio::join!(rejecting, peer.request("eq"));
         assert_eq!(reply, "rejected 111 not-today");
         let name = format!("tcp://127.0.0.1:{}", peer.port);

@@ -53,7 +53,7 @@ impl InteropSharedRxFixture {
             .await;
         let ep = self.endpoint_builder().unwrap();
         let accepting = async {
-            ep.accept(self.passive.next().await.unwrap(), "welcome")
+            ep.accept(self.passive.accept().await.unwrap(), "welcome")
                 .unwrap()
         };
         let (ep, reply) = tokio::join!(accepting, peer.request("eq"));

@@ -158,7 +158,7 @@ fn descriptors_of_another_user_delay_no_peer() {
                         &ep.recv().tag(4).from(bystander).await.unwrap()[..],
                         b"ping"
                     );
-                    while let Some(event) = events.try_next() {
+                    while let Some(event) = events.try_read() {
                         refused += usize::from(matches!(event.kind, EventKind::Rejected { .. }));
                     }
                 }
@@ -318,7 +318,7 @@ fn descriptor_beyond_the_fd_limit_does_not_block_the_domain() {
                 while refused < 2 {
                     bystander.send(to_ep, "ping").await.unwrap();
                     assert_eq!(&ep.recv().await.unwrap()[..], b"ping");
-                    while let Some(event) = events.try_next() {
+                    while let Some(event) = events.try_read() {
                         refused += usize::from(matches!(event.kind, EventKind::Rejected { .. }));
                     }
                 }

@@ -58,10 +58,10 @@ fn delivery_and_match_complete_wait_for_the_peer() {
                     request.post().unwrap();
                 }
                 let mut ended = Vec::new();
-                assert_eq!(completions.try_next_batch(&mut ended, 1), 0, "{ended:?}");
+                assert_eq!(completions.try_read_batch(&mut ended, 1), 0, "{ended:?}");
                 peer.signal_start();
                 while ended.len() < MESSAGES as usize {
-                    completions.next_batch(&mut ended, MESSAGES as usize).await;
+                    completions.read_batch(&mut ended, MESSAGES as usize).await;
                 }
                 assert!(
                     ended.iter().all(|completion| completion.error.is_none()),

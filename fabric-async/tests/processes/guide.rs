@@ -85,7 +85,7 @@ fn check_server_survives(transport: &'static str) {
                 wait_exit(&mut victim).await;
             } else {
                 let victim = TestPeer::start("guide client", &format!("{transport}/{name}"));
-                while !matches!(events.next().await.kind, EventKind::PeerConnected { .. }) {}
+                while !matches!(events.read().await.kind, EventKind::PeerConnected { .. }) {}
                 kill_within_two_ms(victim, round * 7).join().unwrap();
             }
             let reply = request(&bystander, to_server, round, "still there?").await;

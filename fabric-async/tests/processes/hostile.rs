@@ -178,7 +178,7 @@ fn corrupted_segment_ends_only_that_connection() {
                 assert_still_works(&ep).await;
             }
             drop(socket);
-            while let Some(event) = events.try_next() {
+            while let Some(event) = events.try_read() {
                 count(event.kind);
             }
         }
@@ -186,9 +186,9 @@ fn corrupted_segment_ends_only_that_connection() {
         // left.
         assert_still_works(&ep).await;
         while !format!("{:?}", ep.domain()).contains("(0 incoming connections") {
-            count(events.next().await.kind);
+            count(events.read().await.kind);
         }
-        while let Some(event) = events.try_next() {
+        while let Some(event) = events.try_read() {
             count(event.kind);
         }
         assert_eq!(ended, 200);
@@ -272,7 +272,7 @@ fn peer_in_another_pid_namespace_works() {
             Error::PeerGone(_) | Error::StaleAddress(_)
         ));
         while !matches!(
-            events.next().await.kind,
+            events.read().await.kind,
             EventKind::PeerDown {
                 reason: DownReason::Died,
                 ..

@@ -63,7 +63,7 @@ fn killed_peers_are_reported_and_do_not_affect_others() {
             );
             killer.join().unwrap();
             loop {
-                match events.next().await.kind {
+                match events.read().await.kind {
                     EventKind::PeerDown { peer, reason, .. } if peer == name => {
                         assert_eq!(reason, DownReason::Died, "kill {kill}");
                         break;
@@ -130,7 +130,7 @@ fn directed_receive_fails_when_silent_peer_is_killed() {
         silent.0.kill().unwrap();
         let failed = reply.await.unwrap_err();
         assert!(matches!(failed.error, Error::PeerGone(_)), "{failed}");
-        let event = events.next().await.kind;
+        let event = events.read().await.kind;
         assert!(
             matches!(
                 event,
@@ -157,7 +157,7 @@ fn closed_peer_is_reported_as_closed_not_died() {
             watcher.send(peer, "hello").await.unwrap();
             leaver.recv().await.unwrap();
             drop(leaver);
-            let event = events.next().await.kind;
+            let event = events.read().await.kind;
             assert!(
                 matches!(
                     event,
@@ -181,7 +181,7 @@ async fn kill_partial_sender(ep: &Endpoint, events: &mut EventQueue) {
     assert_eq!(&half[..], b"half");
     kill_and_wait(&mut victim);
     loop {
-        if let EventKind::PeerDown { reason, .. } = events.next().await.kind {
+        if let EventKind::PeerDown { reason, .. } = events.read().await.kind {
             return assert_eq!(reason, DownReason::Died);
         }
     }

@@ -67,7 +67,7 @@ fn peer_death_truncates_claimed_message() {
             // Both endpoints of the victim go down.
             for _ in 0..2 {
                 while !matches!(
-                    events.next().await.kind,
+                    events.read().await.kind,
                     fabric_async::EventKind::PeerDown { .. }
                 ) {}
             }

@@ -115,7 +115,7 @@ impl EchoHostFixture {
 
     /// Returns the errors of the connections rejected since the last call.
     fn take_rejections(&mut self) -> Vec<Error> {
-        let events = std::iter::from_fn(|| self.events.try_next());
+        let events = std::iter::from_fn(|| self.events.try_read());
         events
             .filter_map(|event| match event.kind {
                 EventKind::Rejected { error } => Some(error),
@@ -334,7 +334,7 @@ fn at_fd_limit_listener_over_tcp_resumes_later() {
                     .await
                     .unwrap();
                 let error = loop {
-                    if let EventKind::Rejected { error } = events.next().await.kind {
+                    if let EventKind::Rejected { error } = events.read().await.kind {
                         break error;
                     }
                 };

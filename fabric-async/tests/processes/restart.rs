@@ -121,7 +121,7 @@ fn restarted_client_gets_no_replies_for_its_predecessor() {
             assert!(error.is_peer_gone(), "{transport}: {error}");
             ep.send(other, "go on").tag(5).await.unwrap();
             loop {
-                let kind = events.next().await.kind;
+                let kind = events.read().await.kind;
                 if let EventKind::PeerConnected { peer, source } = kind
                     && Ok(peer) == name.parse()
                     && source != Some(old)

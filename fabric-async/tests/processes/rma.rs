@@ -153,7 +153,7 @@ fn remote_window_closes_when_owner_is_killed() {
         assert!(count_region_mappings(LARGE_REGION_LEN) > 0);
         victim.0.kill().unwrap();
         victim.0.wait().unwrap();
-        while !matches!(events.next().await.kind, EventKind::PeerDown { .. }) {}
+        while !matches!(events.read().await.kind, EventKind::PeerDown { .. }) {}
         assert!(!window.is_open());
         let gone = Error::PeerGone(owner);
         assert_eq!(window.write(0, b"x"), Err(gone.clone()));
@@ -227,7 +227,7 @@ fn peer_flooding_key_queries_is_disconnected() {
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
                 let _ = rustix::net::send(&socket, &query, flags);
                 ep.domain().progress();
-                match events.try_next().map(|event| event.kind) {
+                match events.try_read().map(|event| event.kind) {
                     Some(EventKind::PeerDown { reason, .. }) => break reason,
                     _ => tokio::task::yield_now().await,
                 }

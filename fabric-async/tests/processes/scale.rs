@@ -136,7 +136,7 @@ fn messages_of_idle_peers_are_not_lost() {
                 drop(peer_processes);
                 let mut events = ep.take_events().unwrap();
                 while ep.stats().peers > 0 {
-                    events.next().await;
+                    events.read().await;
                 }
             });
         }

@@ -224,7 +224,7 @@ async fn send_all(ep: &Sender, mode: &str, lengths: &[usize]) {
             let mut queue = ep.take_completions().expect("a completion queue");
             let mut ended = Vec::new();
             while ended.len() < lengths.len() {
-                queue.next_batch(&mut ended, lengths.len()).await;
+                queue.read_batch(&mut ended, lengths.len()).await;
             }
             assert!(ended.iter().all(|ended| ended.error.is_none()));
         }
@@ -289,7 +289,7 @@ fn completed_msg_sends_arrive_after_process_exit() {
                 let argument =
                     TransportCase::role_argument(number, mode, &listener.name().to_string());
                 let mut peer = TestPeer::start("connect_send_and_exit", &argument);
-                let ep = listener.next().await.unwrap().accept("").unwrap();
+                let ep = listener.accept().await.unwrap().accept("").unwrap();
                 assert_all_received(|| ep.recv(), &message_lens(mode, case.scheme), &what).await;
                 assert!(peer.0.wait().unwrap().success(), "{what}");
             });

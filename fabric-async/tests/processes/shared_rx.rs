@@ -87,7 +87,7 @@ async fn recv_until_peer_down(
     let mut down = 0;
     while down < ENDPOINTS {
         tokio::select! {
-            event = events.next() => match event.kind {
+            event = events.read() => match event.kind {
                 EventKind::PeerDown { reason, .. } => {
                     assert_eq!(reason, DownReason::Died);
                     down += 1;

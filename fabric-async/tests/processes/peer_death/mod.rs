@@ -78,7 +78,7 @@ impl Survivor {
     /// Waits for the end of a connection with a peer whose name begins with `prefix`.
     async fn wait_peer_down(&mut self, prefix: &str) -> DownReason {
         loop {
-            match self.events.next().await.kind {
+            match self.events.read().await.kind {
                 EventKind::PeerDown { peer, reason, .. } if peer.name().starts_with(prefix) => {
                     return reason;
                 }

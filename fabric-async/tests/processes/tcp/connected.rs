@@ -38,7 +38,7 @@ pub(crate) async fn accept_and_echo(parent: &str) {
         .private_data(listener.name().to_string())
         .await
         .expect("connect to the parent");
-    while let Some(request) = listener.next().await {
+    while let Ok(request) = listener.accept().await {
         let Ok(ep) = request.accept("welcome") else {
             continue;
         };
@@ -129,7 +129,7 @@ fn killed_atomic_clients_do_not_affect_others() {
                 child.0.kill().unwrap();
                 child.0.wait().unwrap();
                 let gone = loop {
-                    if let EventKind::Shutdown { peer, .. } = eq.next().await.kind {
+                    if let EventKind::Shutdown { peer, .. } = eq.read().await.kind {
                         break peer;
                     }
                 };
@@ -158,7 +158,7 @@ async fn echo_loop(ep: &ConnectedEndpoint) {
 
 /// Returns the next connection request, which must be from this peer.
 async fn next_request_from(listener: &mut PassiveEndpoint, peer: &TestPeer) -> ConnectionRequest {
-    let request = listener.next().await.unwrap();
+    let request = listener.accept().await.unwrap();
     assert_eq!(request.private_data(), peer.0.id().to_le_bytes());
     request
 }
@@ -188,11 +188,11 @@ async fn kill_and_assert_ops_fail(ep: ConnectedEndpoint, mut peer: TestPeer) {
     // A part of a message may have arrived.
     assert!(awaited.await.unwrap_err().error.is_peer_gone());
     assert!(matches!(
-        events.next().await.kind,
+        events.read().await.kind,
         EventKind::Connected { .. }
     ));
     assert!(matches!(
-        events.next().await.kind,
+        events.read().await.kind,
         EventKind::Shutdown { .. }
     ));
     assert!(ep.send("anything").await.unwrap_err().error.is_peer_gone());
@@ -235,7 +235,7 @@ fn killed_server_is_reported_and_can_be_replaced() {
             let mut listener = PassiveEndpoint::bind("tcp://").await.unwrap();
             for _ in 0..5 {
                 let child = TestPeer::start("tcp accept_and_echo", &listener.name().to_string());
-                let request = listener.next().await.unwrap();
+                let request = listener.accept().await.unwrap();
                 let there = String::from_utf8(request.private_data().to_vec()).unwrap();
                 let _told = request.accept("").unwrap();
                 let connect = || Endpoint::options().progress(progress).connect(&there[..]);
@@ -311,14 +311,14 @@ fn connections_without_a_request_time_out() {
             .unwrap();
         halfway.write_all(&[3, 0, 0, 0, 0, 0, 0, 0]).await.unwrap();
         for _ in 0..2 {
-            let EventKind::Rejected { error } = eq.next().await.kind else {
+            let EventKind::Rejected { error } = eq.read().await.kind else {
                 panic!("expected a rejection")
             };
             assert!(error.to_string().contains("no connect request"), "{error}");
         }
         assert_eq!(silent.read(&mut [0; 64]).await.unwrap_or(0), 0);
         assert_eq!(halfway.read(&mut [0; 64]).await.unwrap_or(0), 0);
-        assert!(listener.try_next().is_none());
+        assert!(listener.try_accept().is_none());
     });
 }
 

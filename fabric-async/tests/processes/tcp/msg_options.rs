@@ -60,7 +60,7 @@ async fn connect_and_accept(
     let cq = domain.completion_queue(16).unwrap();
     let calling = ConnectedEndpoint::connect(listener.name());
     let accepting = async {
-        let request = listener.next().await.unwrap();
+        let request = listener.accept().await.unwrap();
         let ep = domain
             .endpoint(info)
             .unwrap()
@@ -158,7 +158,7 @@ fn bind_options_apply_to_listener_and_connections() {
         let calling = Endpoint::options()
             .socket_options(all_socket_options())
             .connect(listener.name());
-        let accepting = async { listener.next().await.unwrap().accept("") };
+        let accepting = async { listener.accept().await.unwrap().accept("") };
         let (connector, accepted) = tokio::join!(calling, accepting);
         for ep in [connector.unwrap(), accepted.unwrap()] {
             let socket = connected_socket(&ep);
@@ -198,7 +198,7 @@ fn connect_resolves_host_names() {
         );
         let name = format!("tcp://localhost:{}", socket_addr(listener.name()).port());
         let (connector, accepted) = tokio::join!(ConnectedEndpoint::connect(&name), async {
-            listener.next().await.unwrap().accept("").unwrap()
+            listener.accept().await.unwrap().accept("").unwrap()
         });
         let connector = connector.unwrap();
         assert_eq!(
@@ -211,13 +211,13 @@ fn connect_resolves_host_names() {
 
         // A rejection by one address ends the connect; no other address is tried.
         let (refused, ()) = tokio::join!(ConnectedEndpoint::connect(&name), async {
-            listener.next().await.unwrap().reject("no").unwrap();
+            listener.accept().await.unwrap().reject("no").unwrap();
         });
         assert!(
             matches!(refused, Err(Error::Rejected { .. })),
             "{refused:?}"
         );
-        assert!(listener.try_next().is_none());
+        assert!(listener.try_accept().is_none());
 
         // No address of the host has a listener any more.
         drop(listener);
@@ -256,7 +256,7 @@ pub(crate) async fn host_name_client(home: &str) {
     let name = format!("tcp://twin:{}", socket_addr(listener.name()).port());
     let (connector, accepted) = tokio::join!(ConnectedEndpoint::connect(&name), async {
         listener
-            .next()
+            .accept()
             .await
             .expect("the listener is open")
             .accept("welcome")
@@ -320,7 +320,7 @@ fn connect_skips_addresses_of_another_family() {
         };
         let (connector, accepted) = tokio::join!(from("tcp://127.0.0.1:0").connect(&name), async {
             let accepting = from("tcp://127.0.0.1:0");
-            accepting.accept(listener.next().await.unwrap(), "")
+            accepting.accept(listener.accept().await.unwrap(), "")
         });
         assert_eq!(connector.unwrap().name(), accepted.unwrap().peer());
         let other = from("tcp://[::1]:0")

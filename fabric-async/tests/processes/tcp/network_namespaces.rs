@@ -140,7 +140,7 @@ pub(crate) async fn rma_owner(name: &str) {
         .await
         .expect("send");
     let mut out = Vec::new();
-    completions.next_batch(&mut out, 1).await;
+    completions.read_batch(&mut out, 1).await;
     assert_eq!(
         (out[0].kind, out[0].transfer.data, out[0].transfer.len),
         (OpKind::RemoteWrite, Some(77), REGION_LEN)

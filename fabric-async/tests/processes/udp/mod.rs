@@ -96,7 +96,7 @@ fn restarted_peer_keeps_its_address_handle() {
                 assert_eq!(ep.probe().try_probe().unwrap(), None);
             }
             assert_eq!(
-                (ep.stats().failed, ep.stats().dropped, events.try_next()),
+                (ep.stats().failed, ep.stats().dropped, events.try_read()),
                 (0, 0, None)
             );
             assert_still_works(&ep).await;
