@@ -9,7 +9,7 @@ use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use fabric_reactor::AvId;
 
-use crate::close::CloseError;
+use crate::close::{CloseError, close_object};
 use crate::domain::{Domain, DomainInner};
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -213,19 +213,15 @@ impl<M: ThreadModel> AddressVector<M> {
         self.inner.domain.core.addresses(self.inner.id)
     }
 
-    /// Closes the vector, for all its clones: their calls fail with [`Error::Closed`].
+    /// Closes the vector, for all its clones (`fi_close`): their calls fail with [`Error::Closed`].
     ///
     /// # Errors
-    /// [`Error::Busy`] while endpoints are bound to it.
+    /// [`Error::Busy`] while endpoints or shared receive contexts are bound to it;
+    /// [`Error::Closed`] when it was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        if let Err(error) = self.inner.node.close() {
-            return Err(CloseError {
-                error,
-                handle: self,
-            });
-        }
-        self.inner.domain.core.close_av(self.inner.id);
+        let av = close_object(self, |av| &av.inner.node)?;
+        av.inner.domain.core.close_av(av.inner.id);
         Ok(())
     }
 }

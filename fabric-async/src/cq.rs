@@ -14,7 +14,7 @@ use fabric_reactor::CqId;
 use futures_core::Stream;
 use tokio::task::coop;
 
-use crate::close::CloseError;
+use crate::close::{CloseError, close_object};
 use crate::domain::{Domain, DomainInner};
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -130,16 +130,13 @@ impl<M: ThreadModel> CompletionQueue<M> {
                 .try_read_cq(self.inner.id, out, max - count)
     }
 
-    /// Closes the queue. Completions in it are lost.
+    /// Closes the queue (`fi_close`). Completions in it are lost.
     ///
     /// # Errors
-    /// [`Error::Busy`] while endpoints are bound to it.
+    /// [`Error::Busy`] while endpoints or shared receive contexts are bound to it.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        self.inner.node.close().map_err(|error| CloseError {
-            error,
-            handle: self,
-        })
+        close_object(self, |cq| &cq.inner.node).map(drop)
     }
 }
 

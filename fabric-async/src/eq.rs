@@ -12,7 +12,7 @@ use fabric_reactor::EqState;
 use futures_core::Stream;
 use tokio::task::coop;
 
-use crate::close::CloseError;
+use crate::close::{CloseError, close_object};
 use crate::domain::DomainInner;
 use crate::fabric::Fabric;
 
@@ -86,16 +86,13 @@ impl EventQueue {
         std::future::poll_fn(|cx| self.poll_event(cx)).await
     }
 
-    /// Closes the queue. Events in it are lost.
+    /// Closes the queue (`fi_close`). Events in it are lost.
     ///
     /// # Errors
-    /// [`Error::Busy`] while it is bound to domains or endpoints.
+    /// [`Error::Busy`] while it is bound to domains, endpoints or passive endpoints.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        self.inner.node.close().map_err(|error| CloseError {
-            error,
-            handle: self,
-        })
+        close_object(self, |eq| &eq.inner.node).map(drop)
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event> {

@@ -98,7 +98,7 @@ pub use endpoint::{
 };
 pub use eq::EventQueue;
 pub use fabric::Fabric;
-pub use mr::{Allocated, MemoryRegion, RegionBuf, RemoteAddr, RemoteRegion, RemoteSlice};
+pub use mr::{Allocated, MemoryRegion, RemoteAddr, RemoteRegion, RemoteSlice};
 pub use multicast::MulticastGroup;
 pub use op::{
     AtomicMode, AtomicOperation, AtomicRequest, BatchError, Batchable, CancelOutcome, Claim,

@@ -14,6 +14,7 @@ use futures_core::Stream;
 use tokio::task::coop;
 
 use crate::av::ToAddress;
+use crate::close::{CloseError, close_object};
 use crate::domain::{Domain, DomainInner, DomainOptions};
 use crate::endpoint::{BindOptions, ConnectedEndpoint, Endpoint, builder_with_queues, set_once};
 use crate::eq::{EventQueue, EventQueueInner};
@@ -40,7 +41,8 @@ use crate::resolve;
 #[doc(alias = "fi_passive_ep")]
 pub struct PassiveEndpoint {
     id: EpId,
-    name: Address,
+    /// Boxed to keep the handle small.
+    name: Box<Address>,
     info: Arc<Info>,
     /// The domain that drives it. In the object tree it has the class of a passive endpoint.
     domain: Arc<DomainInner>,
@@ -192,7 +194,7 @@ impl PassiveEndpointBuilder {
             .listen(&self.info, self.address.as_ref(), bound)?;
         Ok(PassiveEndpoint {
             id,
-            name,
+            name: Box::new(name),
             info: self.info.into(),
             domain,
             accept_domain: None,
@@ -257,10 +259,14 @@ impl PassiveEndpoint {
         self.domain.node.id()
     }
 
-    /// Closes it (`fi_close`), as dropping it does: queued requests are rejected. No other object
-    /// keeps it open.
+    /// Closes it (`fi_close`), as dropping it does: queued requests are rejected.
+    ///
+    /// # Errors
+    /// None: no other object uses a passive endpoint, and it has one handle.
     #[doc(alias = "fi_close")]
-    pub fn close(self) {}
+    pub fn close(self) -> Result<(), CloseError<Self>> {
+        close_object(self, |pep| &pep.domain.node).map(drop)
+    }
 
     fn connection_request(&self, request: ConnReq) -> ConnectionRequest {
         let (info, accept_domain) = (self.info.clone(), self.accept_domain.clone());

@@ -178,13 +178,12 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
             peer,
             peer_info,
         } = self;
-        ep.close().map_err(|CloseError { error, handle }| {
-            let handle = Self {
-                ep: handle,
+        ep.close().map_err(|refused| {
+            refused.map_handle(|ep| Self {
+                ep,
                 peer,
                 peer_info,
-            };
-            CloseError { error, handle }
+            })
         })
     }
 }

@@ -41,7 +41,7 @@ use fabric_core::{Address, FiAddr, Result};
 use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 
 use crate::av::{AddressVector, AvInner, ToAddress};
-use crate::close::CloseError;
+use crate::close::{CloseError, close_object};
 use crate::cq::CompletionQueue;
 use crate::domain::{Domain, DomainCore, DomainInner};
 use crate::eq::EventQueue;
@@ -303,21 +303,15 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [`Error::Closed`](crate::Error::Closed) when it was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        match self.inner.node.close() {
-            Ok(()) => {
-                self.inner.domain.core.close_endpoint(self.inner.id);
-                self.open
-                    .guards
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .clear();
-                Ok(())
-            }
-            Err(error) => Err(CloseError {
-                error,
-                handle: self,
-            }),
-        }
+        let ep = close_object(self, |ep| &ep.inner.node)?;
+        ep.inner.domain.core.close_endpoint(ep.inner.id);
+        let mut guards = ep
+            .open
+            .guards
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        guards.clear();
+        Ok(())
     }
 }
 

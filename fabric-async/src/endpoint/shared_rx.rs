@@ -175,12 +175,8 @@ impl<M: ThreadModel> SharedRxContext<M> {
     /// [`Error::Busy`] while endpoints use it; [`Error::Closed`] when it was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        self.ep
-            .close()
-            .map_err(|CloseError { error, handle }| CloseError {
-                error,
-                handle: Self { ep: handle },
-            })
+        let closed = self.ep.close();
+        closed.map_err(|refused| refused.map_handle(|ep| Self { ep }))
     }
 }
 

@@ -59,12 +59,22 @@
 //! `tokio::spawn(ep.recv().start()?)` therefore receives only while a handle of `ep` lives
 //! elsewhere: move a clone into the task.
 //!
-//! [`Endpoint::close`] closes an endpoint for all its clones; so does `close` of counters and
-//! address vectors. A call on a closed object, and a wait for it, is [`Error::Closed`].
+//! # Closing
 //!
-//! `close` of the other objects fails with [`Error::Busy`] while children are open or objects are
-//! bound to them. It names these by class, changes nothing, and returns the handle in
-//! [`CloseError`]:
+//! Every object has `close`, which closes it for all its clones. A call on a closed object, and a
+//! wait for it, is [`Error::Closed`], and so is a second `close`. Memory also has `into_buf`
+//! ([`MemoryRegion::into_buf`], [`RegisteredBuffer::into_buf`]), which closes it and returns the
+//! buffer.
+//!
+//! | object | `close` is [`Error::Busy`] while |
+//! |---|---|
+//! | [`Fabric`], [`Domain`] | it has open children |
+//! | [`CompletionQueue`], [`EventQueue`], [`AddressVector`], [`Counter`] | an open object is bound to it |
+//! | [`SharedRxContext`] | an open endpoint uses it |
+//! | [`Endpoint`], [`ConnectedEndpoint`], [`PassiveEndpoint`], [`MemoryRegion`], [`RegisteredBuffer`] | never |
+//!
+//! The error names the open objects by class. The refused call has changed nothing, and
+//! [`CloseError`] returns the handle:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

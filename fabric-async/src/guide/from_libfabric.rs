@@ -36,11 +36,11 @@
 //! | `fi_cq_open`, `fi_eq_open`, `fi_cntr_open` | [`Domain::completion_queue`], [`Fabric::event_queue`], [`Domain::counter`] |
 //! | `fi_av_open` | [`Domain::address_vector`] |
 //! | `fi_srx_context`, `FI_SHARED_CONTEXT` | [`Domain::shared_rx_context`], [`SHARED_CONTEXT`]; `fi_ep_bind` of it is [`bind_shared_rx`](EndpointBuilder::bind_shared_rx) |
-//! | `fi_mr_reg`, `fi_mr_key` | [`Domain::alloc_from`]; [`Domain::alloc`], [`Domain::alloc_from`]; [`MemoryRegion::key`] |
+//! | `fi_mr_reg`, `fi_mr_key` | [`Domain::register`]; [`Domain::alloc`], [`Domain::alloc_from`]; [`MemoryRegion::key`] |
 //! | `fi_mr_bind` with a counter | [`MemoryRegion::bind_counter`] |
 //! | `FI_MR_VIRT_ADDR` | [`RemoteRegion::base`], where the hints agree to [`MrMode::BASIC`] |
 //! | `fi_mr_desc`, `FI_MR_LOCAL` | nothing: local buffers need no registration |
-//! | `fi_close` | `close`, or drop; see [handles](super::errors#handles) |
+//! | `fi_close` | `close`, or drop; see [closing](super::errors#closing) |
 //! | all of the above up to `fi_enable` | [`Endpoint::bind`] |
 //!
 //! # Data transfer

@@ -128,7 +128,7 @@ pub(crate) async fn rejection_carries_private_data(setup: Setup) {
         tokio::task::yield_now().await;
     }
     let name = pep.name().clone();
-    pep.close();
+    pep.close().unwrap();
     assert_eq!(
         initiating.await.unwrap_err(),
         Error::Rejected {

@@ -740,7 +740,7 @@ pub(crate) async fn object_tree_counts_connected_endpoints(setup: Setup) {
     );
     let busy = fabric.close().unwrap_err();
     assert!(busy.to_string().contains("1 passive endpoint"), "{busy}");
-    pep.close();
+    pep.close().unwrap();
     let clone = a.ep.clone();
     a.ep.close().unwrap();
     let closed = Error::Closed(Class::Endpoint);

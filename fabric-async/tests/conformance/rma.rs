@@ -254,12 +254,12 @@ pub(crate) async fn close_returns_the_registered_buffer(setup: Setup) {
         b"upon"
     );
     a.ep.write(to_b, remote.at(12), "tide").await.unwrap();
-    assert_eq!(region.close().unwrap(), b"once upon a tide");
+    assert_eq!(region.into_buf().unwrap(), b"once upon a tide");
     let region = b
         .domain
         .alloc_from(vec![1u8; 4].into_boxed_slice(), Access::REMOTE_READ, None)
         .unwrap();
-    assert_eq!(*region.close().unwrap(), [1; 4]);
+    assert_eq!(*region.into_buf().unwrap(), [1; 4]);
 }
 
 /// A window accesses the region's memory without an operation, with the same rights and range,

@@ -480,6 +480,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         queues_and_avs_are_busy_while_bound: ANY_EP_TYPE,
         closing_an_endpoint_closes_all_clones: ANY_EP_TYPE,
         close_releases_bindings_despite_clones: ANY_EP_TYPE,
+        second_close_is_refused_as_closed: ANY_EP_TYPE,
         operations_on_closed_endpoint_are_refused: MSG_TAGGED,
         closed_domain_accepts_no_children: ANY_EP_TYPE,
         endpoint_name_is_in_use_until_close: ANY_EP_TYPE,
