@@ -161,7 +161,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [`guide::client_server`](crate::guide::client_server).
     ///
     /// Waits until the peer makes progress and answers: over `shm` without limit, over `tcp` for
-    /// ten seconds. `tokio::time::timeout` limits it.
+    /// ten seconds. `tokio::time::timeout` limits it. Over `udp` there are no connections, and the
+    /// peer is only inserted. [`AddressVector::insert`] inserts a peer without connecting.
     ///
     /// For a host name, as in `tcp://localhost:7000`, its addresses of this endpoint's family are
     /// tried in turn; see [`resolve`](crate::resolve()). The handle stands for the address that

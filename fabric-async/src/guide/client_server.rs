@@ -5,7 +5,7 @@
 //!
 //! # Requests and replies
 //!
-//! A client looks up the server's name and gets an address handle ([`FiAddr`]). The server needs no
+//! A client adds the server as a peer and gets an address handle ([`FiAddr`]). The server needs no
 //! names: its address vector ([`Domain::auto_insert_address_vector`], the one of
 //! [`Endpoint::bind`]) *auto-inserts* every peer that connects, and the [`source`](Message::source)
 //! of a request is where the reply goes. The tests run `serve` and `request` as they stand here,

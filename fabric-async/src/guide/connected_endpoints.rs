@@ -63,8 +63,8 @@
 //! one answers. Dropping the future abandons the attempt; an endpoint that was accepted meanwhile
 //! sees the end.
 //!
-//! A connectionless endpoint that looks up a passive endpoint produces a request whose private data
-//! is its protocol handshake. When that is rejected its `add_peer` fails with
+//! A connectionless endpoint that adds a passive endpoint as a peer produces a request whose private
+//! data is its protocol handshake. When that is rejected its `add_peer` fails with
 //! [`Error::ConnectionRefused`]. Check the private data to tell them apart.
 //!
 //! # Accepting
