@@ -582,7 +582,8 @@ impl<M: ThreadModel> fmt::Debug for ConnectedEndpoint<M> {
     }
 }
 
-/// An [`Endpoint`] or a [`ConnectedEndpoint`].
+/// An [`Endpoint`] or a [`ConnectedEndpoint`], for calls that take either, such as
+/// [`Permit::send`](crate::Permit::send).
 pub trait AnyEndpoint<M: ThreadModel = Shared>: sealed::AsEndpoint<M> {}
 
 impl<M: ThreadModel> AnyEndpoint<M> for Endpoint<M> {}

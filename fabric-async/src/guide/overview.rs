@@ -63,7 +63,7 @@
 //!
 //! | dropped handle | effect |
 //! |---|---|
-//! | the last clone of an [`Endpoint`] | the endpoint closes: its operations fail with [`Error::Canceled`], which returns their buffers; peers are notified |
+//! | the last clone of an [`Endpoint`] or a [`ConnectedEndpoint`] | the endpoint closes: its operations fail with [`Error::Canceled`], which returns their buffers; peers are notified |
 //! | the last [`SharedRxContext`] | closes when the endpoints that share it are closed; its receives end with [`Error::Canceled`] |
 //! | [`CompletionQueue`] | its entries are lost, receives posted to it are withdrawn, sends go on; posts to it are refused with [`Error::Closed`] |
 //! | [`EventQueue`] | its events are lost |
