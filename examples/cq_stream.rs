@@ -22,7 +22,7 @@ async fn main() -> Result<()> {
 
     // The receiver keeps some receives posted and posts each buffer again.
     let mut received = rx
-        .completions()
+        .take_completions()
         .ok_or(Error::Unbound(fabric_async::Class::CompletionQueue))?;
     let receiver = tokio::spawn(async move {
         for context in 0..RECEIVES {
@@ -45,7 +45,7 @@ async fn main() -> Result<()> {
 
     // The sender posts until it gets `WouldBlock`, then takes a batch of completions.
     let mut sent = tx
-        .completions()
+        .take_completions()
         .ok_or(Error::Unbound(fabric_async::Class::CompletionQueue))?;
     let (mut posted, mut completed, mut refused) = (0, 0, 0u64);
     let mut batch = Vec::with_capacity(256);
@@ -61,7 +61,7 @@ async fn main() -> Result<()> {
                 Err(failed) => return Err(failed.into()),
             }
         }
-        sent.next_batch(&mut batch, 256).await;
+        sent.read_batch(&mut batch, 256).await;
         for done in batch.drain(..) {
             assert_eq!(done.kind, OpKind::Send);
             if let Some(error) = done.error {

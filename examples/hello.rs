@@ -4,7 +4,7 @@
 //! `cargo run --release --example hello`
 //! `cargo run --release --example hello -- tcp://127.0.0.1:0`
 
-use fabric_async::{Endpoint, Error, PassiveEndpoint, Result};
+use fabric_async::{ConnectedEndpoint, Endpoint, Error, PassiveEndpoint, Result};
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -34,22 +34,24 @@ async fn connected(address: &str) -> Result<()> {
     let mut listener = PassiveEndpoint::bind(address).await?;
     let name = listener.name().clone();
     tokio::spawn(async move {
-        while let Some(request) = listener.next().await {
+        while let Ok(request) = listener.accept().await {
             if request.private_data() != b"friend" {
                 request.reject("friends only")?;
                 continue;
             }
-            let server = request.accept("welcome").await?;
+            let server = request.accept("welcome")?;
             let msg = server.recv().await?;
-            server.send(server.peer()?, msg.into_bytes()).await?;
+            server.send(msg.into_bytes()).await?;
         }
         Ok::<_, Error>(())
     });
-    if let Err(rejected) = Endpoint::connect(&name).await {
+    if let Err(rejected) = ConnectedEndpoint::connect(&name).await {
         println!("{rejected}");
     }
-    let client = Endpoint::connect(&name).private_data("friend").await?;
-    client.send(client.peer()?, "hello, connection").await?;
+    let client = ConnectedEndpoint::connect(&name)
+        .private_data("friend")
+        .await?;
+    client.send("hello, connection").await?;
     let reply = client.recv().await?;
     println!("{}", String::from_utf8_lossy(&reply));
     Ok(())

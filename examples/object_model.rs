@@ -15,12 +15,12 @@ async fn main() -> Result<()> {
         .provider("shm")
         .ep_type(EpType::Rdm)
         .caps(Caps::MSG | Caps::TAGGED | Caps::SOURCE);
-    let info = discover(&hints).await?.swap_remove(0);
+    let info = discover(&hints)?.swap_remove(0);
     println!(
         "found {} {:?}, messages up to {} bytes",
         info.fabric.provider, info.caps, info.ep.max_msg_size
     );
-    if let Err(no_match) = discover(&Hints::new().caps(Caps::TRIGGER)).await {
+    if let Err(no_match) = discover(&Hints::new().caps(Caps::TRIGGER)) {
         println!("no provider offers triggered operations:\n{no_match}");
     }
 
@@ -40,13 +40,12 @@ async fn main() -> Result<()> {
         .endpoint(&info)?
         .bind_cq(&cq, CqBind::TRANSMIT)?
         .bind_av(&av)?;
-    let a = a.bind_counter(&sends, CounterBind::SEND)?.enable().await?;
+    let a = a.bind_counter(&sends, CounterBind::SEND)?.enable()?;
     let b = domain
         .endpoint(&info)?
         .bind_cq(&cq, CqBind::RECV)?
         .bind_av(&av)?
-        .enable()
-        .await?;
+        .enable()?;
     let to_b = av.insert(b.name())?;
     println!("{a:?} sends to {}", av.lookup(to_b)?);
 

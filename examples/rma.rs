@@ -38,7 +38,7 @@ async fn run_viewer(provider: &str) -> Result<()> {
         Access::REMOTE_READ | Access::REMOTE_WRITE,
     )?;
     let mut completions = ep
-        .completions()
+        .take_completions()
         .ok_or(Error::Unbound(Class::CompletionQueue))?;
     let program = std::env::current_exe().map_err(os_error("readlink"))?;
     let mut camera = Command::new(program)
@@ -52,7 +52,7 @@ async fn run_viewer(provider: &str) -> Result<()> {
     let (began, mut entries, mut frame) = (Instant::now(), Vec::new(), vec![0u8; FRAME]);
     for number in 0..FRAMES {
         if entries.is_empty() {
-            completions.next_batch(&mut entries, 64).await;
+            completions.read_batch(&mut entries, 64).await;
         }
         let written = entries.remove(0);
         assert_eq!(

@@ -147,7 +147,7 @@ fn send_and_recv() -> Box<dyn FnMut() -> usize> {
 fn stream(mode: SendMode, batch: usize, receives: usize) -> Box<dyn FnMut() -> usize> {
     let (runtime, pair) = open_pair();
     let queue = |ep: &Endpoint| {
-        ep.completions()
+        ep.take_completions()
             .expect("the endpoint has a queue of its own")
     };
     let (mut sent, mut received) = (queue(&pair.sender), queue(&pair.receiver));
@@ -165,10 +165,10 @@ fn stream(mode: SendMode, batch: usize, receives: usize) -> Box<dyn FnMut() -> u
             MESSAGES,
             "the queue has room for all"
         );
-        sent.try_next_batch(&mut out, MESSAGES);
+        sent.try_read_batch(&mut out, MESSAGES);
         out.clear();
         while buffers.len() < MESSAGES {
-            received.try_next_batch(&mut out, MESSAGES);
+            received.try_read_batch(&mut out, MESSAGES);
             buffers.extend(
                 out.drain(..)
                     .filter_map(|entry| Some(entry.into_result::<Vec<u8>>().ok()?.into_buf())),

@@ -313,8 +313,7 @@ impl Cli {
             Command::Info(args) => {
                 let hints =
                     build_hints(args.provider.as_deref(), args.ep_type, args.caps.as_deref())?;
-                let offers = RuntimeKind::Current
-                    .run(async move { Ok(fabric_async::discover(&hints).await?) })?;
+                let offers = fabric_async::discover(&hints)?;
                 print(format_offers(&offers, args.verbose).trim_end())
             }
             Command::Soak(args) => {
@@ -430,7 +429,7 @@ impl CompareArgs {
             (Bench::Bw, &config.streams),
         ] {
             let plan = fabric.plan(&case(bench, sizes.iter().copied().max().unwrap_or(0)));
-            RuntimeKind::Current.run(async move { plan.check().await })?;
+            plan.check()?;
         }
         Ok(())
     }
@@ -533,13 +532,11 @@ impl MeasureArgs {
                 .map(|worker| self.pin.worker_cores(worker))
                 .collect(),
         };
-        RuntimeKind::Current.run(async move {
-            if uses_default_sizes {
-                plan.drop_oversized().await?;
-            }
-            plan.check().await?;
-            Ok(plan)
-        })
+        if uses_default_sizes {
+            plan.drop_oversized()?;
+        }
+        plan.check()?;
+        Ok(plan)
     }
 }
 

@@ -48,7 +48,10 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use fabric_async::{Address, Endpoint, EpType, FiAddr, Operation, PassiveEndpoint};
+use fabric_async::{
+    Address, ConnectedEndpoint, Endpoint, EpType, FiAddr, Info, Operation, PassiveEndpoint,
+    RecvRequest, SendRequest,
+};
 
 use control::Control;
 use data::Pattern;
@@ -94,10 +97,11 @@ async fn run(options: &Options) -> Result<()> {
         Some(server) => Control::connect(server, options).await?,
         None => Control::accept(options).await?,
     };
-    let (ep, peer) = if options.ep_type == EpType::Msg {
-        open_msg(&mut control).await?
+    let ep = if options.ep_type == EpType::Msg {
+        FabricEndpoint::Connected(open_msg(&mut control).await?)
     } else {
-        open_rdm(&mut control, options).await?
+        let (ep, peer) = open_rdm(&mut control, options).await?;
+        FabricEndpoint::Connectionless(ep, peer)
     };
     // Longer messages do not fit into one datagram.
     let limit = ep.info().ep.max_msg_size;
@@ -108,7 +112,7 @@ async fn run(options: &Options) -> Result<()> {
         .max()
         .ok_or_else(|| format!("all sizes exceed the limit of {limit} bytes per message"))?;
     let room = FIN.len().max(*longest);
-    let mut pingpong = PingPong::new(ep, peer, options, room)?;
+    let mut pingpong = PingPong::new(ep, options, room)?;
     println!(
         "{:<8}{:<8}{:<9}{:<9}{:>7}{:>11}{:>13}{:>12}",
         "bytes", "#sent", "#ack", "total", "time", "MB/sec", "usec/xfer", "Mxfers/sec"
@@ -144,22 +148,17 @@ async fn open_rdm(control: &mut Control, options: &Options) -> Result<(Endpoint,
 }
 
 /// Opens connected endpoints.
-async fn open_msg(control: &mut Control) -> Result<(Endpoint, FiAddr)> {
-    let ep = if control.is_client() {
-        Endpoint::connect(format!("tcp://{}", control.recv_address().await?)).await?
+async fn open_msg(control: &mut Control) -> Result<ConnectedEndpoint> {
+    if control.is_client() {
+        let to = format!("tcp://{}", control.recv_address().await?);
+        Ok(ConnectedEndpoint::connect(to).await?)
     } else {
         let mut listener =
             PassiveEndpoint::bind(format!("tcp://{}", SocketAddr::new(control.local_ip()?, 0)))
                 .await?;
         control.send_address(address_of(listener.name())?).await?;
-        let request = listener
-            .next()
-            .await
-            .ok_or("the passive endpoint is closed")?;
-        request.accept("").await?
-    };
-    let peer = ep.peer()?;
-    Ok((ep, peer))
+        Ok(listener.accept().await?.accept("")?)
+    }
 }
 
 async fn bind(ip: std::net::IpAddr, options: &Options) -> Result<Endpoint> {
@@ -179,12 +178,43 @@ fn address_of(name: &Address) -> Result<SocketAddr> {
         .ok_or_else(|| "the endpoint has no socket address".into())
 }
 
+/// An endpoint with the peer of the exchange.
+enum FabricEndpoint {
+    Connectionless(Endpoint, FiAddr),
+    Connected(ConnectedEndpoint),
+}
+
+impl FabricEndpoint {
+    fn info(&self) -> &Info {
+        match self {
+            Self::Connectionless(ep, _) => ep.info(),
+            Self::Connected(ep) => ep.info(),
+        }
+    }
+
+    fn send(&self, buf: Vec<u8>) -> SendRequest<'_, Vec<u8>> {
+        match self {
+            Self::Connectionless(ep, peer) => ep.send(*peer, buf),
+            Self::Connected(ep) => ep.send(buf),
+        }
+    }
+
+    /// Receives from the peer only, where the endpoint can have other peers.
+    fn recv_into(&self, buf: Vec<u8>) -> RecvRequest<'_, Vec<u8>> {
+        match self {
+            // udp has no directed receives.
+            Self::Connectionless(ep, peer) if ep.info().ep.ep_type == EpType::Rdm => {
+                ep.recv_into(buf).from(*peer)
+            }
+            Self::Connectionless(ep, _) => ep.recv_into(buf),
+            Self::Connected(ep) => ep.recv_into(buf),
+        }
+    }
+}
+
 /// The message exchange.
 struct PingPong {
-    ep: Endpoint,
-    peer: FiAddr,
-    /// The source of receives, for endpoints with several peers.
-    recv_from: Option<FiAddr>,
+    ep: FabricEndpoint,
     is_tagged: bool,
     /// Patterns of sent and received messages, with `-c`.
     patterns: Option<(Pattern, Pattern)>,
@@ -195,15 +225,11 @@ struct PingPong {
 }
 
 impl PingPong {
-    fn new(ep: Endpoint, peer: FiAddr, options: &Options, room: usize) -> Result<Self> {
-        // A connected endpoint has one peer, and udp has no directed receives.
-        let from = (options.ep_type == EpType::Rdm).then_some(peer);
-        let next = post_recv(&ep, from, options.is_tagged, vec![0; room])?;
+    fn new(ep: FabricEndpoint, options: &Options, room: usize) -> Result<Self> {
+        let next = post_recv(&ep, options.is_tagged, vec![0; room])?;
         let patterns = options.is_checked.then(Default::default);
         Ok(Self {
             ep,
-            peer,
-            recv_from: from,
             is_tagged: options.is_tagged,
             patterns,
             send_buf: vec![0; room],
@@ -237,7 +263,7 @@ impl PingPong {
     }
 
     async fn send_bytes(&self, buf: Vec<u8>) -> Result<Vec<u8>> {
-        let send = self.ep.send(self.peer, buf);
+        let send = self.ep.send(buf);
         let send = if self.is_tagged { send.tag(TAG) } else { send };
         Ok(send.await?.into_buf())
     }
@@ -252,7 +278,7 @@ impl PingPong {
         if let Some((_, received)) = &mut self.patterns {
             received.check(&got)?;
         }
-        self.posted_recv = post_recv(&self.ep, self.recv_from, self.is_tagged, got.into_buf())?;
+        self.posted_recv = post_recv(&self.ep, self.is_tagged, got.into_buf())?;
         Ok(())
     }
 
@@ -269,18 +295,8 @@ impl PingPong {
 }
 
 /// Posts the receive for the next message.
-fn post_recv(
-    ep: &Endpoint,
-    from: Option<FiAddr>,
-    is_tagged: bool,
-    buf: Vec<u8>,
-) -> Result<Operation<Vec<u8>>> {
+fn post_recv(ep: &FabricEndpoint, is_tagged: bool, buf: Vec<u8>) -> Result<Operation<Vec<u8>>> {
     let receive = ep.recv_into(buf);
-    let receive = if let Some(peer) = from {
-        receive.from(peer)
-    } else {
-        receive
-    };
     let receive = if is_tagged { receive.tag(TAG) } else { receive };
     Ok(receive.start()?)
 }

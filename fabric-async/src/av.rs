@@ -9,7 +9,7 @@ use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use fabric_reactor::AvId;
 
-use crate::close::CloseError;
+use crate::close::{CloseError, close_object};
 use crate::domain::{Domain, DomainInner};
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -27,15 +27,12 @@ pub(crate) struct AvInner {
     pub(crate) node: Arc<ObjectNode>,
     pub(crate) id: AvId,
     pub(crate) domain: Arc<DomainInner>,
-    /// Set for the vector of a connected endpoint or of a shared receive context for such
-    /// endpoints: it is read-only for the application.
-    is_read_only: bool,
 }
 
 /// An endpoint address or the text of one: an [`Address`], or a string like `shm://echo`.
 ///
 /// [`Endpoint::bind`](crate::Endpoint::bind), [`Endpoint::add_peer`](crate::Endpoint::add_peer),
-/// [`Endpoint::connect`](crate::Endpoint::connect) and
+/// [`ConnectedEndpoint::connect`](crate::ConnectedEndpoint::connect) and
 /// [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) also accept a host name, as in
 /// `tcp://localhost:7000`. For all other calls, [`resolve`](crate::resolve()) translates host names
 /// first.
@@ -114,8 +111,8 @@ impl<T: ToAddress + ?Sized> ToAddress for &T {
 }
 
 impl AvInner {
-    /// Creates the vector of a connected endpoint, with its one peer. It is part of the endpoint
-    /// and not counted as a child of the domain.
+    /// Creates the vector of a connected endpoint, with its one peer. It is part of the endpoint,
+    /// not counted as a child of the domain, and not accessible to the application.
     pub(crate) fn with_peer(domain: &Arc<DomainInner>, peer: &Address) -> (Arc<Self>, FiAddr) {
         let node = ObjectNode::new(Class::AddressVector, Some(domain.node.clone()));
         let (id, fi_addr) = domain.core.open_single_peer_av(peer);
@@ -124,14 +121,13 @@ impl AvInner {
                 node,
                 id,
                 domain: domain.clone(),
-                is_read_only: true,
             }),
             fi_addr,
         )
     }
 
     /// Creates the empty vector of a shared receive context for connected endpoints. It is part of
-    /// the context and not counted as a child of the domain.
+    /// the context, not counted as a child of the domain, and not accessible to the application.
     pub(crate) fn empty(domain: &Arc<DomainInner>) -> Arc<Self> {
         let node = ObjectNode::new(Class::AddressVector, Some(domain.node.clone()));
         let id = domain.core.open_av(false);
@@ -139,19 +135,7 @@ impl AvInner {
             node,
             id,
             domain: domain.clone(),
-            is_read_only: true,
         })
-    }
-
-    fn check_writable(&self) -> Result<()> {
-        self.node.check_open()?;
-        if self.is_read_only {
-            return Err(Error::NotSupported(
-                "changing the peers of a connected endpoint (FI_EP_MSG), or of a receive context \
-                 that connected endpoints share",
-            ));
-        }
-        Ok(())
     }
 }
 
@@ -164,7 +148,6 @@ impl<M: ThreadModel> AddressVector<M> {
             node,
             id,
             domain: domain.inner.clone(),
-            is_read_only: false,
         };
         inner.node.publish()?;
         Ok(Self {
@@ -186,11 +169,10 @@ impl<M: ThreadModel> AddressVector<M> {
     ///
     /// # Errors
     /// [`Error::BadAddress`]; [`Error::WrongScheme`] when the address is of another provider;
-    /// [`Error::Invalid`] for an address without a name, or with port 0; [`Error::NotSupported`]
-    /// when the vector belongs to a connected endpoint; [`Error::Closed`].
+    /// [`Error::Invalid`] for an address without a name, or with port 0; [`Error::Closed`].
     #[doc(alias = "fi_av_insert")]
     pub fn insert(&self, peer: impl ToAddress) -> Result<FiAddr> {
-        self.inner.check_writable()?;
+        self.inner.node.check_open()?;
         let address = self.inner.domain.address(peer)?;
         let provider = self.inner.domain.fabric.inner.transport.name();
         if address.scheme().provider() != provider {
@@ -211,9 +193,6 @@ impl<M: ThreadModel> AddressVector<M> {
     /// [`Error::StaleAddress`], [`Error::Closed`].
     #[doc(alias = "fi_av_remove")]
     pub fn remove(&self, peer: FiAddr) -> Result<Address> {
-        if self.inner.is_read_only {
-            self.inner.check_writable()?;
-        }
         self.inner.domain.core.remove_address(self.inner.id, peer)
     }
 
@@ -234,23 +213,15 @@ impl<M: ThreadModel> AddressVector<M> {
         self.inner.domain.core.addresses(self.inner.id)
     }
 
-    /// Closes the vector, for all its clones: their calls fail with [`Error::Closed`].
+    /// Closes the vector, for all its clones (`fi_close`): their calls fail with [`Error::Closed`].
     ///
     /// # Errors
-    /// [`Error::Busy`] while endpoints are bound to it.
+    /// [`Error::Busy`] while endpoints or shared receive contexts are bound to it;
+    /// [`Error::Closed`] when it was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        let closed = match self.inner.is_read_only {
-            true => self.inner.check_writable(),
-            false => self.inner.node.close(),
-        };
-        if let Err(error) = closed {
-            return Err(CloseError {
-                error,
-                handle: self,
-            });
-        }
-        self.inner.domain.core.close_av(self.inner.id);
+        let av = close_object(self, |av| &av.inner.node)?;
+        av.inner.domain.core.close_av(av.inner.id);
         Ok(())
     }
 }

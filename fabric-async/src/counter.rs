@@ -12,7 +12,7 @@ use fabric_core::{Error, Result};
 use fabric_reactor::{CounterBindings, CounterId};
 use tokio::task::coop;
 
-use crate::close::CloseError;
+use crate::close::{CloseError, close_object};
 use crate::domain::{Domain, DomainInner};
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -120,19 +120,16 @@ impl<M: ThreadModel> Counter<M> {
         }
     }
 
-    /// Closes the counter, for all its clones: tasks that wait for it get [`Error::Closed`].
+    /// Closes the counter, for all its clones (`fi_close`): tasks that wait for it get
+    /// [`Error::Closed`].
     ///
     /// # Errors
-    /// [`Error::Busy`] while it is bound to endpoints or regions.
+    /// [`Error::Busy`] while it is bound to endpoints, shared receive contexts or regions;
+    /// [`Error::Closed`] when it was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        if let Err(error) = self.inner.node.close() {
-            return Err(CloseError {
-                error,
-                handle: self,
-            });
-        }
-        self.inner.domain.core.close_counter(self.inner.id);
+        let counter = close_object(self, |counter| &counter.inner.node)?;
+        counter.inner.domain.core.close_counter(counter.inner.id);
         Ok(())
     }
 }

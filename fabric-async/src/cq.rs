@@ -14,7 +14,7 @@ use fabric_reactor::CqId;
 use futures_core::Stream;
 use tokio::task::coop;
 
-use crate::close::CloseError;
+use crate::close::{CloseError, close_object};
 use crate::domain::{Domain, DomainInner};
 use crate::thread_model::{Shared, ThreadModel};
 
@@ -36,7 +36,7 @@ const STREAM_BATCH: usize = 32;
 /// `next` and other stream combinators come from `futures_util::StreamExt`.
 ///
 /// # Cancel safety
-/// Dropping a pending `next` or `next_batch` loses no completion.
+/// Dropping a pending [`read_batch`](Self::read_batch) or `next` of the stream loses no completion.
 #[doc(alias = "fid_cq")]
 pub struct CompletionQueue<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<CqInner>,
@@ -91,12 +91,12 @@ impl<M: ThreadModel> CompletionQueue<M> {
     /// # Cancel safety
     /// Safe: no completion is lost.
     #[doc(alias = "fi_cq_sread")]
-    pub async fn next_batch(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
-        std::future::poll_fn(|cx| self.poll_next_batch(cx, out, max)).await
+    pub async fn read_batch(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
+        std::future::poll_fn(|cx| self.poll_read_batch(cx, out, max)).await
     }
 
-    /// Polls for completions, as [`next_batch`](Self::next_batch). Returns 0 only when `max` is 0.
-    pub fn poll_next_batch(
+    /// Polls for completions, as [`read_batch`](Self::read_batch). Returns 0 only when `max` is 0.
+    pub fn poll_read_batch(
         &mut self,
         cx: &mut Context<'_>,
         out: &mut Vec<Completion>,
@@ -119,7 +119,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
     /// Makes progress once, moves up to `max` completions to `out` and returns their number
     /// (`fi_cq_read`).
     #[doc(alias = "fi_cq_read")]
-    pub fn try_next_batch(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
+    pub fn try_read_batch(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
         let count = self.buffered.len().min(max);
         out.extend(self.buffered.drain(..count));
         count
@@ -130,16 +130,13 @@ impl<M: ThreadModel> CompletionQueue<M> {
                 .try_read_cq(self.inner.id, out, max - count)
     }
 
-    /// Closes the queue. Completions in it are lost.
+    /// Closes the queue (`fi_close`). Completions in it are lost.
     ///
     /// # Errors
-    /// [`Error::Busy`] while endpoints are bound to it.
+    /// [`Error::Busy`] while endpoints or shared receive contexts are bound to it.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        self.inner.node.close().map_err(|error| CloseError {
-            error,
-            handle: self,
-        })
+        close_object(self, |cq| &cq.inner.node).map(drop)
     }
 }
 
@@ -163,8 +160,6 @@ impl<M: ThreadModel> Stream for CompletionQueue<M> {
         Poll::Ready(this.buffered.pop_front())
     }
 }
-
-impl<M: ThreadModel> Unpin for CompletionQueue<M> {}
 
 impl Drop for CqInner {
     fn drop(&mut self) {

@@ -26,14 +26,14 @@ use fabric_reactor::transport;
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 /// use fabric_async::{discover, Caps, EpType, Hints};
 /// let hints = Hints::new().provider("shm").ep_type(EpType::Rdm).caps(Caps::TAGGED);
-/// let found = discover(&hints).await?;
+/// let found = discover(&hints)?;
 /// assert_eq!(found[0].fabric.provider, "shm");
 ///
-/// let refused = discover(&Hints::new().provider("shm").caps(Caps::MULTICAST)).await.unwrap_err();
+/// let refused = discover(&Hints::new().provider("shm").caps(Caps::MULTICAST)).unwrap_err();
 /// assert_eq!(refused.errno(), 61); // FI_ENODATA
 /// assert!(refused.to_string().contains("caps"));
 ///
-/// for info in discover(&Hints::new().provider("tcp")).await? {
+/// for info in discover(&Hints::new().provider("tcp"))? {
 ///     println!("{} {} {:?}", info.fabric.name, info.domain.name, info.src_addr);
 /// }
 /// # Ok(()) }
@@ -43,15 +43,8 @@ use fabric_reactor::transport;
 /// [`Error::NoMatch`] when no offer satisfies the hints: it names, for every offer of every
 /// provider (of those that the hints name, if any), the attribute, the value asked for and the
 /// value offered. [`Error::UnknownProvider`] when the hints name a provider that does not exist.
-///
-/// # Cancel safety
-/// Safe: nothing is held across an await.
 #[doc(alias = "fi_getinfo")]
-pub async fn discover(hints: &Hints) -> Result<Vec<Info>> {
-    discover_sync(hints)
-}
-
-pub(crate) fn discover_sync(hints: &Hints) -> Result<Vec<Info>> {
+pub fn discover(hints: &Hints) -> Result<Vec<Info>> {
     let all = transport::all();
     if let Some(asked) = &hints.provider
         && !all

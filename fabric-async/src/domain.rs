@@ -2,8 +2,10 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+#[cfg(doc)]
+use fabric_core::Error;
 use fabric_core::buf::{FlatBuf, IoBufMut};
 use fabric_core::completion::Failed;
 use fabric_core::flags::{Access, MrMode};
@@ -11,17 +13,17 @@ use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
 use fabric_core::transport::SocketIo;
 use fabric_core::tree::{Children, Class, DependencyGuard, ObjectNode};
-use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
+use fabric_core::{Address, Result, Scheme, SocketOptions};
 use fabric_reactor as reactor;
 use fabric_reactor::WaitPolicy;
 
 use crate::av::{AddressVector, ToAddress};
-use crate::close::CloseError;
+use crate::close::{CloseError, close_object};
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
 use crate::driver;
-use crate::endpoint::{EndpointBuilder, SharedRxContextBuilder};
-use crate::eq::EventQueue;
+use crate::endpoint::{EndpointBuilder, SharedRxContextBuilder, set_once};
+use crate::eq::{EventQueue, EventQueueInner};
 use crate::fabric::Fabric;
 use crate::flush::flush;
 use crate::mr::{Allocated, MemoryRegion};
@@ -45,7 +47,13 @@ pub struct Domain<M: ThreadModel = Shared> {
 /// reference is dropped.
 pub(crate) struct DomainInner {
     state: Arc<DomainCore>,
-    eq: OnceLock<(Arc<crate::eq::EventQueueInner>, DependencyGuard)>,
+    eq: Mutex<Option<EqBinding>>,
+}
+
+/// The event queue that a domain is bound to, which cannot be closed before the domain.
+struct EqBinding {
+    _queue: Arc<EventQueueInner>,
+    _guard: DependencyGuard,
 }
 
 /// The state of a domain, open or closed. Operations refer to it, because it stores their results
@@ -80,6 +88,17 @@ impl DomainInner {
     /// Returns the state that operations refer to.
     pub(crate) fn state(&self) -> &Arc<DomainCore> {
         &self.state
+    }
+
+    fn lock_eq(&self) -> MutexGuard<'_, Option<EqBinding>> {
+        self.eq.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Releases the event queue of a closed domain.
+    fn release_eq(&self) {
+        let mut bound = self.lock_eq();
+        self.core.set_domain_eq(None);
+        *bound = None;
     }
 }
 
@@ -141,7 +160,7 @@ impl<'a> DomainBuilder<'a> {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{Fabric, Hints, discover};
-    /// let info = discover(&Hints::new().provider("shm")).await?;
+    /// let info = discover(&Hints::new().provider("shm"))?;
     /// let fabric = Fabric::open(&info[0])?;
     /// let domain = fabric.domain_builder(&info[0]).single_copy_threshold(1 << 20).open()?;
     /// # drop(domain); Ok(()) }
@@ -157,7 +176,7 @@ impl<'a> DomainBuilder<'a> {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{Fabric, Hints, SocketIo, discover};
-    /// let info = discover(&Hints::new().provider("tcp")).await?;
+    /// let info = discover(&Hints::new().provider("tcp"))?;
     /// let fabric = Fabric::open(&info[0])?;
     /// let domain = fabric.domain_builder(&info[0]).socket_io(SocketIo::Epoll).open()?;
     /// # drop(domain); Ok(()) }
@@ -175,7 +194,7 @@ impl<'a> DomainBuilder<'a> {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{Fabric, Hints, SocketOptions, discover};
-    /// let info = discover(&Hints::new().provider("tcp")).await?;
+    /// let info = discover(&Hints::new().provider("tcp"))?;
     /// let fabric = Fabric::open(&info[0])?;
     /// let options = SocketOptions::new().congestion_control("reno").send_buffer(1 << 20);
     /// let domain = fabric.domain_builder(&info[0]).socket_options(options).open()?;
@@ -247,7 +266,7 @@ impl<'a> DomainBuilder<'a> {
         };
         Ok(Arc::new(DomainInner {
             state: Arc::new(core),
-            eq: OnceLock::new(),
+            eq: Mutex::new(None),
         }))
     }
 }
@@ -366,7 +385,7 @@ impl<M: ThreadModel> Domain<M> {
     ///
     /// The buffer's bytes (those of [`FlatBuf::bytes`](crate::FlatBuf::bytes), not the spare
     /// capacity of a vector) are copied to memory that peers access, and come back with
-    /// [`MemoryRegion::close`]. [`alloc`](Self::alloc) avoids the copies.
+    /// [`MemoryRegion::into_buf`]. [`alloc`](Self::alloc) avoids the copies.
     ///
     /// # Errors
     /// [`Error::Key`] when the key is in use; and as [`alloc`](Self::alloc).
@@ -412,14 +431,17 @@ impl<M: ThreadModel> Domain<M> {
     /// of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_domain_bind")]
     pub fn bind_eq(&self, eq: &EventQueue) -> Result<()> {
-        self.inner.node.check_open()?;
         let guard = eq.inner.dependency_for(&self.inner.fabric, Class::Domain)?;
-        let result = self.inner.eq.set((eq.inner.clone(), guard));
-        result.map_err(|_| Error::Invalid {
-            what: "event queue",
-            why: "one is bound already".into(),
-        })?;
+        let mut bound = self.inner.lock_eq();
+        // Under the lock: a domain that is closed later releases this binding.
+        self.inner.node.check_open()?;
+        let binding = EqBinding {
+            _queue: eq.inner.clone(),
+            _guard: guard,
+        };
+        set_once("event queue", &mut bound, binding)?;
         self.inner.core.set_domain_eq(Some(eq.inner.state.clone()));
+        drop(bound);
         eq.inner.attach_domain(&self.inner);
         Ok(())
     }
@@ -470,17 +492,16 @@ impl<M: ThreadModel> Domain<M> {
         self.inner.node.children()
     }
 
-    /// Closes the domain (`fi_close`).
+    /// Closes the domain, for all its clones (`fi_close`). Its thread or task ends with the last
+    /// clone.
     ///
     /// # Errors
-    /// [`Error::Busy`] with the number of open children by class, and the handle, while there are
-    /// any.
+    /// [`Error::Busy`] while children are open; [`Error::Closed`] when it was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        self.inner.node.close().map_err(|error| CloseError {
-            error,
-            handle: self,
-        })
+        let domain = close_object(self, |domain| &domain.inner.node)?;
+        domain.inner.release_eq();
+        Ok(())
     }
 }
 

@@ -12,7 +12,7 @@ use fabric_reactor::EqState;
 use futures_core::Stream;
 use tokio::task::coop;
 
-use crate::close::CloseError;
+use crate::close::{CloseError, close_object};
 use crate::domain::DomainInner;
 use crate::fabric::Fabric;
 
@@ -22,11 +22,12 @@ use crate::fabric::Fabric;
 /// Bind it to a domain with [`Domain::bind_eq`](crate::Domain::bind_eq), or to one endpoint with
 /// [`EndpointBuilder::bind_eq`](crate::EndpointBuilder::bind_eq). Events beyond the queue's
 /// capacity are counted and reported as [`EventKind::Overrun`](crate::EventKind::Overrun);
-/// [`guide::backpressure`](crate::guide::backpressure) says how to continue then. The stream never
-/// ends.
+/// [`guide::backpressure`](crate::guide::backpressure) says how to continue then.
+///
+/// [`read`](Self::read) returns the events one by one. So does the stream, which never ends.
 ///
 /// # Cancel safety
-/// Dropping a pending `next` loses no event.
+/// Dropping a pending [`read`](Self::read) or `next` of the stream loses no event.
 #[doc(alias = "fid_eq")]
 pub struct EventQueue {
     pub(crate) inner: Arc<EventQueueInner>,
@@ -64,16 +65,16 @@ impl EventQueue {
 
     /// Returns the next event if there is one (`fi_eq_read`).
     #[doc(alias = "fi_eq_read")]
-    pub fn try_next(&mut self) -> Option<Event> {
+    pub fn try_read(&mut self) -> Option<Event> {
         self.inner.state.pop()
     }
 
-    /// Waits for the next event (`fi_eq_sread`).
+    /// Waits for the next event and returns it (`fi_eq_sread`).
     ///
     /// # Cancel safety
     /// Safe: no event is lost.
     #[doc(alias = "fi_eq_sread")]
-    pub async fn next(&mut self) -> Event {
+    pub async fn read(&mut self) -> Event {
         /// Unregisters the waker of a reader that stops waiting.
         struct UnregisterOnDrop(Arc<EqState>);
         impl Drop for UnregisterOnDrop {
@@ -85,16 +86,13 @@ impl EventQueue {
         std::future::poll_fn(|cx| self.poll_event(cx)).await
     }
 
-    /// Closes the queue. Events in it are lost.
+    /// Closes the queue (`fi_close`). Events in it are lost.
     ///
     /// # Errors
-    /// [`Error::Busy`] while it is bound to domains or endpoints.
+    /// [`Error::Busy`] while it is bound to domains, endpoints or passive endpoints.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        self.inner.node.close().map_err(|error| CloseError {
-            error,
-            handle: self,
-        })
+        close_object(self, |eq| &eq.inner.node).map(drop)
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event> {

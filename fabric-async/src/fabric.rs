@@ -9,13 +9,13 @@ use fabric_core::tree::{Children, Class, ObjectNode};
 use fabric_core::{Result, info};
 use fabric_reactor::transport;
 
-use crate::close::CloseError;
+use crate::close::{CloseError, close_object};
 use crate::domain::{Domain, DomainBuilder};
 use crate::eq::EventQueue;
 
 /// A fabric (`fid_fabric`): domains that can reach each other, and the event queues they report to.
 ///
-/// Cheap to clone. Open domains keep it open; [`Fabric::close`] fails while there are any.
+/// Cheap to clone. Its children keep it open; [`Fabric::close`] fails while there are any.
 #[derive(Clone)]
 #[doc(alias = "fid_fabric")]
 pub struct Fabric {
@@ -78,23 +78,20 @@ impl Fabric {
         &self.inner.attr
     }
 
-    /// Returns the number of open domains and event queues, by class.
+    /// Returns the number of open children, by class.
     #[must_use]
     pub fn children(&self) -> Children {
         self.inner.node.children()
     }
 
-    /// Closes the fabric (`fi_close`).
+    /// Closes the fabric, for all its clones (`fi_close`).
     ///
     /// # Errors
-    /// [`Error::Busy`](crate::Error::Busy), with the handle, while domains or event queues are
-    /// open.
+    /// [`Error::Busy`](crate::Error::Busy) while domains, passive endpoints or event queues are
+    /// open; [`Error::Closed`](crate::Error::Closed) when it was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        self.inner.node.close().map_err(|error| CloseError {
-            error,
-            handle: self,
-        })
+        close_object(self, |fabric| &fabric.inner.node).map(drop)
     }
 
     /// Checks, as the first step of creating a domain or an endpoint, that the fabric is open, that

@@ -93,11 +93,12 @@ pub use cq::CompletionQueue;
 pub use discover::discover;
 pub use domain::{Domain, DomainBuilder};
 pub use endpoint::{
-    BindOptions, Connect, Endpoint, EndpointBuilder, SharedRxContext, SharedRxContextBuilder,
+    AnyEndpoint, BindOptions, Connect, ConnectedEndpoint, Endpoint, EndpointBuilder,
+    SharedRxContext, SharedRxContextBuilder,
 };
 pub use eq::EventQueue;
 pub use fabric::Fabric;
-pub use mr::{Allocated, MemoryRegion, RegionBuf, RemoteAddr, RemoteRegion, RemoteSlice};
+pub use mr::{Allocated, MemoryRegion, RemoteAddr, RemoteRegion, RemoteSlice};
 pub use multicast::MulticastGroup;
 pub use op::{
     AtomicMode, AtomicOperation, AtomicRequest, BatchError, Batchable, CancelOutcome, Claim,

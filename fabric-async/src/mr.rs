@@ -12,7 +12,7 @@ use fabric_core::mr::{RegionMemory, check_range};
 use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Error, Result};
 
-use crate::close::CloseError;
+use crate::close::{CloseError, close_object};
 use crate::counter::{Counter, RegionCounters};
 use crate::domain::{Domain, DomainInner};
 use crate::thread_model::{Shared, ThreadModel};
@@ -22,8 +22,8 @@ use crate::thread_model::{Shared, ThreadModel};
 ///
 /// Created by [`Domain::alloc`], or from an application buffer by [`Domain::alloc_from`]. Both lie
 /// in memory that peers map: the buffer's bytes are copied there, and come back with
-/// [`close`](Self::close). So over shared memory, peers reach the region even while this process
-/// makes no progress. To register a buffer in place, use a
+/// [`into_buf`](Self::into_buf). So over shared memory, peers reach the region even while this
+/// process makes no progress. To register a buffer in place, use a
 /// [`RegisteredBuffer`](crate::RegisteredBuffer).
 ///
 /// The bytes can change at any time, so they are copied in and out, never borrowed. For memory that
@@ -57,32 +57,6 @@ pub struct MemoryRegion<B = Allocated, M: ThreadModel = Shared> {
 /// The buffer type of a region from [`Domain::alloc`], which has no application buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocated;
-
-/// The buffer of a region.
-#[doc(hidden)]
-pub trait RegionBuf: Sized + 'static {
-    /// Returns the buffer, filled with the bytes of the memory.
-    #[must_use]
-    fn with_bytes_of(self, memory: &dyn RegionMemory) -> Self;
-}
-
-impl<B: IoBufMut + FlatBuf> RegionBuf for B {
-    fn with_bytes_of(self, memory: &dyn RegionMemory) -> Self {
-        let mut bytes = vec![0; memory.len()];
-        memory.read(0, &mut bytes);
-        let mut any = self.into_any();
-        any.receive(&&bytes[..])
-            .unwrap_or_else(|_| unreachable!("the region has the length of the buffer"));
-        B::from_any(any)
-            .unwrap_or_else(|_| unreachable!("from_any returns the type that into_any took"))
-    }
-}
-
-impl RegionBuf for Allocated {
-    fn with_bytes_of(self, _: &dyn RegionMemory) -> Self {
-        self
-    }
-}
 
 /// The description of a memory region that peers need for accessing it. Send it to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,9 +226,34 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> MemoryRegion<B, M> {
         }
         Ok(region)
     }
+
+    /// Closes the region, as [`close`](Self::close) does, and returns its buffer with the bytes of
+    /// the region. A remote access in progress may be missing in the buffer.
+    ///
+    /// # Errors
+    /// As [`close`](Self::close).
+    pub fn into_buf(self) -> Result<B, CloseError<Self>> {
+        let mut region = close_object(self, |region| &region.node)?;
+        region.domain.core.close_region(region.remote.key);
+        match region.buf.take() {
+            Some(buf) => Ok(fill(buf, &*region.memory)),
+            None => unreachable!("only this call takes the buffer"),
+        }
+    }
 }
 
-impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
+/// Returns the buffer, filled with the bytes of the memory, which has its length.
+fn fill<B: IoBufMut>(buf: B, memory: &dyn RegionMemory) -> B {
+    let mut bytes = vec![0; memory.len()];
+    memory.read(0, &mut bytes);
+    let mut any = buf.into_any();
+    any.receive(&&bytes[..])
+        .unwrap_or_else(|_| unreachable!("the region has the length of the buffer"));
+    B::from_any(any)
+        .unwrap_or_else(|_| unreachable!("from_any returns the type that into_any took"))
+}
+
+impl<B, M: ThreadModel> MemoryRegion<B, M> {
     fn open(
         domain: &Domain<M>,
         len: usize,
@@ -293,32 +292,17 @@ impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
         })
     }
 
-    /// Closes the region (`fi_close`) and returns its buffer with the bytes of the region. The key
-    /// is free again, and peers that use it get [`Error::Key`]. A remote access in progress may
-    /// still take effect.
+    /// Closes the region (`fi_close`), as dropping it does: the key is free again, and peers that
+    /// use it get [`Error::Key`]. [`into_buf`](Self::into_buf) also returns the buffer of a region
+    /// from [`Domain::alloc_from`].
     ///
     /// # Errors
-    /// [`Error::Closed`] when it was closed before.
+    /// None: no other object uses a region, and it has one handle.
     #[doc(alias = "fi_close")]
-    pub fn close(mut self) -> Result<B, CloseError<Self>> {
-        if let Err(error) = self.node.close() {
-            return Err(CloseError {
-                error,
-                handle: self,
-            });
-        }
-        self.domain.core.close_region(self.remote.key);
-        match self.buf.take() {
-            Some(buf) => Ok(buf.with_bytes_of(&*self.memory)),
-            None => Err(CloseError {
-                error: Error::Closed(Class::MemoryRegion),
-                handle: self,
-            }),
-        }
+    pub fn close(self) -> Result<(), CloseError<Self>> {
+        close_object(self, |region| &region.node).map(drop)
     }
-}
 
-impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// Returns the key (`fi_mr_key`).
     #[doc(alias = "fi_mr_key")]
     #[must_use]

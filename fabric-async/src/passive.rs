@@ -14,14 +14,15 @@ use futures_core::Stream;
 use tokio::task::coop;
 
 use crate::av::ToAddress;
+use crate::close::{CloseError, close_object};
 use crate::domain::{Domain, DomainInner, DomainOptions};
-use crate::endpoint::{BindOptions, Endpoint, builder_with_queues, set_once};
+use crate::endpoint::{BindOptions, ConnectedEndpoint, Endpoint, builder_with_queues, set_once};
 use crate::eq::{EventQueue, EventQueueInner};
 use crate::fabric::Fabric;
 use crate::resolve;
 
-/// A passive endpoint (`fid_pep`): listens for connections, and yields connection requests as a
-/// stream.
+/// A passive endpoint (`fid_pep`): listens for connections. [`accept`](Self::accept) returns the
+/// connection requests one by one, and so does the stream.
 ///
 /// The providers `shm` and `tcp` have passive endpoints. Created by [`PassiveEndpoint::bind`], with
 /// its own fabric and domain, or by [`Fabric::passive_endpoint`]. A passive endpoint has a driver of
@@ -36,12 +37,13 @@ use crate::resolve;
 /// rejected. Accepted endpoints continue.
 ///
 /// # Cancel safety
-/// Dropping a pending `next` loses no request.
+/// Dropping a pending [`accept`](Self::accept) or `next` of the stream loses no request.
 #[doc(alias = "fid_pep")]
 #[doc(alias = "fi_passive_ep")]
 pub struct PassiveEndpoint {
     id: EpId,
-    name: Address,
+    /// Boxed to keep the handle small.
+    name: Box<Address>,
     info: Arc<Info>,
     /// The domain whose progress accepts connections. In the object tree this domain has the class
     /// of a passive endpoint.
@@ -133,7 +135,7 @@ impl PassiveEndpointBuilder {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{EpType, Fabric, Hints, SocketOptions, discover};
     /// let hints = Hints::new().provider("tcp").ep_type(EpType::Msg);
-    /// let info = discover(&hints).await?.swap_remove(0);
+    /// let info = discover(&hints)?.swap_remove(0);
     /// let options = SocketOptions::new().port_range(42_000..=42_999).receive_buffer(1 << 20);
     /// let listener = Fabric::open(&info)?.passive_endpoint(&info)?.socket_options(options);
     /// let listener = listener.listen()?;
@@ -147,7 +149,7 @@ impl PassiveEndpointBuilder {
 
     /// Reports requests to this event queue too (`fi_pep_bind`), as
     /// [`ConnectionRequest`](crate::EventKind::ConnectionRequest). A task that waits there takes
-    /// the requests with [`PassiveEndpoint::try_next`], in the same order.
+    /// the requests with [`PassiveEndpoint::try_accept`], in the same order.
     ///
     /// # Errors
     /// [`Error::Invalid`] when a queue is bound already; [`Error::WrongDomain`] when the queue is
@@ -195,7 +197,7 @@ impl PassiveEndpointBuilder {
             .listen(&self.info, self.address.as_ref(), bound)?;
         Ok(PassiveEndpoint {
             id,
-            name,
+            name: Box::new(name),
             info: self.info.into(),
             domain,
             accept_domain: None,
@@ -207,7 +209,7 @@ impl PassiveEndpointBuilder {
 impl PassiveEndpoint {
     /// Listens at this address, or at a free port, with its own fabric and domain. Accepted
     /// endpoints belong to that domain, each with a completion queue and an event queue of its own.
-    /// [`Endpoint::connect`] has an example.
+    /// [`ConnectedEndpoint::connect`] has an example.
     ///
     /// For a host name, as in `tcp://localhost:0`, it listens at the first address of the host that
     /// can be bound here; see [`resolve`](crate::resolve()).
@@ -222,17 +224,21 @@ impl PassiveEndpoint {
         Endpoint::options().listen(at).await
     }
 
-    /// Waits for the next connection request, as the stream does. Never returns `None`: the passive
-    /// endpoint is open while this borrows it.
+    /// Waits for the next connection request and returns it. [`ConnectionRequest::accept`] or
+    /// [`EndpointBuilder::accept`](crate::EndpointBuilder::accept) establishes the connection.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] when it has stopped listening.
     ///
     /// # Cancel safety
     /// Safe: no request is lost.
-    pub async fn next(&mut self) -> Option<ConnectionRequest> {
-        std::future::poll_fn(|cx| self.poll_connreq(cx)).await
+    pub async fn accept(&mut self) -> Result<ConnectionRequest> {
+        let request = std::future::poll_fn(|cx| self.poll_connreq(cx)).await;
+        request.ok_or(Error::Closed(Class::PassiveEndpoint))
     }
 
     /// Makes progress once and returns the next connection request if there is one.
-    pub fn try_next(&mut self) -> Option<ConnectionRequest> {
+    pub fn try_accept(&mut self) -> Option<ConnectionRequest> {
         let request = self.domain.core.try_connreq(self.id)?;
         Some(self.connection_request(request))
     }
@@ -257,10 +263,14 @@ impl PassiveEndpoint {
         self.domain.node.id()
     }
 
-    /// Closes the passive endpoint (`fi_close`), as dropping it does: it stops listening, and
-    /// queued requests are rejected. No other object keeps a passive endpoint open.
+    /// Closes it (`fi_close`), as dropping it does: queued requests are rejected.
+    ///
+    /// # Errors
+    /// None: no other object uses a passive endpoint, and it has one handle.
     #[doc(alias = "fi_close")]
-    pub fn close(self) {}
+    pub fn close(self) -> Result<(), CloseError<Self>> {
+        close_object(self, |pep| &pep.domain.node).map(drop)
+    }
 
     fn connection_request(&self, request: ConnReq) -> ConnectionRequest {
         let (info, accept_domain) = (self.info.clone(), self.accept_domain.clone());
@@ -395,18 +405,13 @@ impl ConnectionRequest {
     /// [`Fabric::passive_endpoint`] and has no domain (use
     /// [`EndpointBuilder::accept`](crate::EndpointBuilder::accept)); [`Error::Closed`],
     /// [`Error::Os`].
-    ///
-    /// # Cancel safety
-    /// Safe: nothing is held across an await.
     #[doc(alias = "fi_accept")]
-    pub async fn accept(self, data: impl AsRef<[u8]>) -> Result<Endpoint> {
+    pub fn accept(self, data: impl AsRef<[u8]>) -> Result<ConnectedEndpoint> {
         let accept_domain = self
             .accept_domain
             .as_ref()
             .ok_or(Error::Unbound(Class::Domain))?;
-        builder_with_queues(accept_domain, &self.info)?
-            .accept(self, data)
-            .await
+        builder_with_queues(accept_domain, &self.info)?.accept(self, data)
     }
 
     /// Rejects the request (`fi_reject`): the client gets [`Error::Rejected`] with these bytes.

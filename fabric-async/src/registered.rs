@@ -12,7 +12,7 @@ use fabric_core::mr::{RegionMemory, RegisteredMemory};
 use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Error, Result};
 
-use crate::close::CloseError;
+use crate::close::{CloseError, close_object};
 use crate::counter::{Counter, RegionCounters};
 use crate::domain::{Domain, DomainInner};
 use crate::mr::RemoteRegion;
@@ -21,11 +21,11 @@ use crate::thread_model::{Shared, ThreadModel};
 /// A registered application buffer (`fi_mr_reg`): peers read, write and change it atomically in
 /// place.
 ///
-/// Created by [`Domain::register`]. Nothing is copied, neither then nor at [`close`](Self::close).
-/// In return, this process executes the accesses of peers whenever it makes progress. Under manual
-/// progress a task must be waiting for something of this domain (a receive, a queue), or the peers
-/// wait; under [automatic](crate::Progress::Auto) progress no task is needed. For
-/// [`MemoryRegion`](crate::MemoryRegion)s both are the other way round.
+/// Created by [`Domain::register`]. Nothing is copied, neither then nor by
+/// [`into_buf`](Self::into_buf). In return, this process executes the accesses of peers whenever it
+/// makes progress. Under manual progress a task must be waiting for something of this domain (a
+/// receive, a queue), or the peers wait; under [automatic](crate::Progress::Auto) progress no task
+/// is needed. For [`MemoryRegion`](crate::MemoryRegion)s both are the other way round.
 ///
 /// This process checks the key, rights and range of every access. The accesses of all peers, atomic
 /// or not, are executed one after the other, each (or each 64 KiB of a longer one) as a whole.
@@ -45,7 +45,7 @@ use crate::thread_model::{Shared, ThreadModel};
 /// assert_eq!(&table.lock()[100..105], b"hello");
 /// table.lock()[..3].copy_from_slice(b"you");
 /// assert_eq!(&ep.read(peer, remote.slice(..3)).await?[..], b"you");
-/// let vector: Vec<u8> = table.close()?;
+/// let vector: Vec<u8> = table.into_buf()?;
 /// assert_eq!((vector.len(), vector[8]), (4096, 5));
 /// # owner.abort(); Ok(()) }
 /// ```
@@ -130,25 +130,18 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
         }
     }
 
-    /// Closes the registration (`fi_close`) and returns the buffer: the key is free again, peers
-    /// that use it get [`Error::Key`], and their accesses in progress have no further effect.
+    /// Closes the registration, as [`close`](Self::close) does, and returns the buffer.
     ///
     /// # Errors
-    /// [`Error::Closed`] when the domain is closed.
-    #[doc(alias = "fi_close")]
-    pub fn close(mut self) -> Result<B, CloseError<Self>> {
-        if let Err(error) = self.node.close() {
-            return Err(CloseError {
-                error,
-                handle: self,
-            });
-        }
-        self.revoke();
-        match self.memory.take() {
+    /// [`Error::Closed`] when a [guard](Self::lock) was leaked, which has the buffer.
+    pub fn into_buf(self) -> Result<B, CloseError<Self>> {
+        let mut registered = close_object(self, |registered| &registered.node)?;
+        registered.revoke();
+        match registered.memory.take() {
             Some(any) => Ok(downcast_buf(any)),
             None => Err(CloseError {
                 error: Error::Closed(Class::MemoryRegion),
-                handle: self,
+                handle: registered,
             }),
         }
     }
@@ -176,6 +169,17 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
         self.node.check_open()?;
         self.counters
             .bind(&self.domain, self.remote.key, &counter.inner, what)
+    }
+
+    /// Closes the registration (`fi_close`), as dropping it does: the key is free again, peers that
+    /// use it get [`Error::Key`], and their accesses in progress have no further effect. The buffer
+    /// is dropped; [`into_buf`](Self::into_buf) returns it.
+    ///
+    /// # Errors
+    /// None: no other object uses a registration, and it has one handle.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) -> Result<(), CloseError<Self>> {
+        close_object(self, |registered| &registered.node).map(drop)
     }
 
     /// Invalidates the key and wakes the connections whose accesses wait for the buffer.

@@ -12,7 +12,7 @@ use crate::av::ToAddress;
 /// system prefers them. An address resolves to itself.
 ///
 /// [`Endpoint::bind`](crate::Endpoint::bind), [`Endpoint::add_peer`](crate::Endpoint::add_peer),
-/// [`Endpoint::connect`](crate::Endpoint::connect) and
+/// [`ConnectedEndpoint::connect`](crate::ConnectedEndpoint::connect) and
 /// [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) resolve names themselves, and try the
 /// addresses in turn. Synchronous calls such as
 /// [`AddressVector::insert`](crate::AddressVector::insert) take addresses only: resolve the name

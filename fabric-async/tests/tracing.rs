@@ -159,7 +159,7 @@ async fn check_all_events(progress: Progress) {
     // Connected endpoints emit their name once they are connected, on both sides.
     let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await.unwrap();
     let name = listener.name().clone();
-    let accepted = async { listener.next().await.unwrap().accept("").await.unwrap() };
+    let accepted = async { listener.accept().await.unwrap().accept("").unwrap() };
     let (caller, accepted) = tokio::join!(options.clone().connect(name), accepted);
     for ep in [caller.unwrap(), accepted] {
         let number = format!("endpoint={} ", ep.id());

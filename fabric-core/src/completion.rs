@@ -105,7 +105,8 @@ pub struct Transfer {
     pub len: usize,
     /// The tag of a tagged message.
     pub tag: Option<u64>,
-    /// The sender of a received message, if it is in the address vector (`FI_SOURCE`).
+    /// The sender of a received message, if it is in the address vector (`FI_SOURCE`); `None` for
+    /// messages of connected endpoints (`FI_EP_MSG`).
     pub source: Option<FiAddr>,
     /// The remote completion data that came with the message (`FI_REMOTE_CQ_DATA`).
     pub data: Option<u64>,
@@ -262,7 +263,8 @@ impl<B> Done<B> {
     /// Returns the sender's address handle, to answer to (`FI_SOURCE`).
     ///
     /// # Errors
-    /// [`Error::UnknownSource`] when the sender is in no address vector of the endpoint.
+    /// [`Error::UnknownSource`] when the sender is in no address vector of the endpoint, and for
+    /// messages of connected endpoints (`FI_EP_MSG`), which have none.
     #[doc(alias = "fi_cq_readfrom")]
     pub fn source(&self) -> Result<FiAddr> {
         self.transfer.source.ok_or(Error::UnknownSource)

@@ -178,8 +178,8 @@ pub enum Error {
          disconnected, or the handle is of another address vector"
     )]
     StaleAddress(FiAddr),
-    /// The sender of the message is in no address vector, so no handle exists to answer it.
-    /// `FI_EADDRNOTAVAIL`.
+    /// The sender of the message is in no address vector, so no handle exists to answer it. Always
+    /// so for connected endpoints. `FI_EADDRNOTAVAIL`.
     #[error("the sender has no address handle: its address is not in the address vector")]
     UnknownSource,
     /// Another endpoint, or a socket of another program, is bound to the address. With a port range

@@ -57,7 +57,7 @@ impl<'a> PostRequest<'a> for RecvRequest<'a, Vec<u8>> {
 
 /// Opens a domain as planned, with this many endpoints.
 pub(super) async fn open_endpoints(plan: &Plan, count: usize) -> Result<Vec<BenchEndpoint>> {
-    let info = plan.discover_info().await?;
+    let info = plan.discover_info()?;
     let fabric = Fabric::open(&info)?;
     let mut domain = fabric.domain_builder(&info).wait_policy(plan.wait.policy());
     if let Some(len) = plan.single_copy_threshold {
@@ -80,8 +80,7 @@ pub(super) async fn open_endpoints(plan: &Plan, count: usize) -> Result<Vec<Benc
             .bind_cq(&tx, CqBind::TRANSMIT)?
             .bind_cq(&rx, CqBind::RECV)?
             .bind_av(&domain.auto_insert_address_vector()?)?
-            .enable()
-            .await?;
+            .enable()?;
         let completions = Vec::with_capacity(BATCH);
         endpoints.push(BenchEndpoint {
             ep,
@@ -291,7 +290,7 @@ async fn wait_completions(
     completions: &mut Vec<Completion>,
 ) -> Result<()> {
     if api == Api::Batch {
-        queue.next_batch(completions, BATCH).await;
+        queue.read_batch(completions, BATCH).await;
     } else {
         completions.extend(queue.next().await);
     }

@@ -73,8 +73,8 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::InvalidRequest`], with what is missing and what is allowed.
-    pub async fn check(&self) -> Result<()> {
-        let offer = self.discover_info().await?;
+    pub fn check(&self) -> Result<()> {
+        let offer = self.discover_info()?;
         let is_mappable = matches!(self.op, BenchOp::Write | BenchOp::Read | BenchOp::Atomic);
         match self.api {
             Api::Await => {}
@@ -104,8 +104,7 @@ impl Plan {
             }
         }
         if self.provider == IN_PROCESS_PROVIDER {
-            let mut others: Vec<_> = discover(&self.hints())
-                .await?
+            let mut others: Vec<_> = discover(&self.hints())?
                 .into_iter()
                 .map(|info| info.fabric.provider)
                 .collect();
@@ -193,8 +192,8 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::InvalidRequest`] if the provider does not support the operation.
-    pub async fn drop_oversized(&mut self) -> Result<()> {
-        let limit = self.max_size(&self.discover_info().await?);
+    pub fn drop_oversized(&mut self) -> Result<()> {
+        let limit = self.max_size(&self.discover_info()?);
         self.sizes.retain(|size| *size <= limit);
         if self.sizes.is_empty() {
             self.sizes.push(limit);
@@ -227,8 +226,8 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::InvalidRequest`] if the provider cannot do this.
-    pub(super) async fn discover_info(&self) -> Result<Info> {
-        match discover(&self.hints().provider(&self.provider)).await {
+    pub(super) fn discover_info(&self) -> Result<Info> {
+        match discover(&self.hints().provider(&self.provider)) {
             Ok(mut offers) => Ok(offers.swap_remove(0)),
             Err(FabricError::NoMatch(no_match)) => {
                 let mismatch = no_match

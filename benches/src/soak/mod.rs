@@ -76,7 +76,7 @@ pub fn soak(provider: &str, time: Duration, stop: &Stop) -> Result<()> {
     let hints = Hints::new()
         .provider(provider)
         .caps(Caps::MSG | Caps::TAGGED | Caps::RMA | Caps::ATOMIC);
-    RuntimeKind::Current.run(async move { Ok(discover(&hints).await.map(drop)?) })?;
+    discover(&hints)?;
     let mut command = current_program()?;
     command.args(["soak-receiver", "--listen", &format!("{provider}://")]);
     let (mut child, address) = ChildProcess::start("the receiver", command)?;

@@ -59,7 +59,7 @@ impl SoakReceiver {
     async fn run(mut self) -> Result<()> {
         let no_queue = FabricError::Unbound(Class::CompletionQueue);
         let (ep, peer) = (self.ep.clone(), self.peer);
-        let mut queue = ep.completions().ok_or(no_queue)?;
+        let mut queue = ep.take_completions().ok_or(no_queue)?;
         let (mut expected, mut iteration) = (None, 0u64);
         while expected.is_none_or(|expected| self.ledger.received < expected) {
             iteration += 1;

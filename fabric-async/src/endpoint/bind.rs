@@ -9,7 +9,7 @@ use fabric_reactor::WaitPolicy;
 use super::{Endpoint, EndpointBuilder, OwnedQueues};
 use crate::av::ToAddress;
 use crate::cq::CompletionQueue;
-use crate::discover::discover_sync;
+use crate::discover::discover;
 use crate::domain::{Domain, DomainOptions};
 use crate::eq::EventQueue;
 use crate::fabric::Fabric;
@@ -44,8 +44,9 @@ impl Endpoint {
     /// This is short for: discover the provider of the scheme with untagged and tagged messages,
     /// and with one-sided and atomic operations if it offers them (or with
     /// [datagrams](crate::guide::udp) if it offers only these); open its fabric and domain; open
-    /// the queues and the vector; bind; enable. [`Endpoint::domain`], [`Endpoint::completions`],
-    /// [`Endpoint::events`] and [`Endpoint::address_vector`] return the parts.
+    /// the queues and the vector; bind; enable. [`Endpoint::domain`],
+    /// [`Endpoint::take_completions`], [`Endpoint::take_events`] and [`Endpoint::address_vector`]
+    /// return the parts.
     ///
     /// For a host name, as in `tcp://localhost:0`, the endpoint gets the first address of the host
     /// that can be bound here; see [`resolve`](crate::resolve()).
@@ -177,15 +178,14 @@ impl BindOptions {
         if let Some(protocol) = self.protocol {
             hints = hints.protocol(protocol);
         }
-        let reliable = |caps| discover_sync(&hints.clone().ep_type(EpType::Rdm).caps(caps));
+        let reliable = |caps| discover(&hints.clone().ep_type(EpType::Rdm).caps(caps));
         let messages = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
         let datagrams = Caps::MSG | Caps::SOURCE | Caps::MULTICAST;
         // All capabilities that the provider offers.
         let info = reliable(messages | Caps::RMA | Caps::ATOMIC)
             .or_else(|_| reliable(messages))
             .or_else(|refused| {
-                discover_sync(&hints.clone().ep_type(EpType::Dgram).caps(datagrams))
-                    .map_err(|_| refused)
+                discover(&hints.clone().ep_type(EpType::Dgram).caps(datagrams)).map_err(|_| refused)
             })?
             .swap_remove(0);
         let domain = self.open_domain(&info)?;
@@ -200,7 +200,7 @@ impl BindOptions {
                 completions: Some(completions),
                 events: Some(events),
             })
-            .enable_sync()
+            .enable()
     }
 
     /// Opens a domain for connected endpoints with addresses of this scheme.
@@ -208,7 +208,7 @@ impl BindOptions {
         let hints = Hints::new()
             .provider(scheme.provider())
             .progress(self.progress);
-        self.open_domain(&discover_sync(&hints.ep_type(EpType::Msg))?.swap_remove(0))
+        self.open_domain(&discover(&hints.ep_type(EpType::Msg))?.swap_remove(0))
     }
 
     fn open_domain(&self, info: &Info) -> Result<Domain> {

@@ -10,7 +10,6 @@ use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Address, Error, Result};
 use fabric_reactor::{AvId, Bindings, CounterBindings, CqId};
 
-use super::connected::ConnectedPeer;
 use super::shared_rx::check_shared_rx_info;
 use super::{Dependencies, Endpoint, EndpointInner, OpenEndpoint, OwnedQueues, SharedRxContext};
 use crate::av::{AddressVector, AvInner, ToAddress};
@@ -28,11 +27,11 @@ const MAX_QUEUE_SIZE: usize = 1 << 16;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 /// use fabric_async::{CqBind, Fabric, Hints, discover};
-/// let info = discover(&Hints::new().provider("shm")).await?.swap_remove(0);
+/// let info = discover(&Hints::new().provider("shm"))?.swap_remove(0);
 /// let domain = Fabric::open(&info)?.domain(&info)?;
 /// let (cq, av) = (domain.completion_queue(256)?, domain.address_vector()?);
 /// let ep = domain.endpoint(&info)?.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?;
-/// let ep = ep.bind_av(&av)?.enable().await?;
+/// let ep = ep.bind_av(&av)?.enable()?;
 /// # drop(ep); Ok(()) }
 /// ```
 #[must_use = "an endpoint does nothing before it is enabled"]
@@ -245,20 +244,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// a size of the info is out of range, or the address vector is not that of the shared receive
     /// context, or the type is `FI_EP_MSG`, which is opened with [`connect`](Self::connect) or
     /// [`accept`](Self::accept); [`Error::Closed`]; [`Error::Os`].
-    ///
-    /// # Cancel safety
-    /// Safe: nothing is held across an await.
     #[doc(alias = "fi_enable")]
-    pub async fn enable(self) -> Result<Endpoint<M>> {
-        self.enable_sync()
-    }
-
-    pub(crate) fn owned_queues(mut self, owned_queues: OwnedQueues) -> Self {
-        self.owned_queues = owned_queues;
-        self
-    }
-
-    pub(crate) fn enable_sync(self) -> Result<Endpoint<M>> {
+    pub fn enable(self) -> Result<Endpoint<M>> {
         if self.info.ep.ep_type == EpType::Msg {
             let why =
                 "FI_EP_MSG endpoints are opened with connect() or accept(), not enable()".into();
@@ -291,6 +278,11 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         self.into_endpoint(node, opened?, av, None)
     }
 
+    pub(crate) fn owned_queues(mut self, owned_queues: OwnedQueues) -> Self {
+        self.owned_queues = owned_queues;
+        self
+    }
+
     /// Returns the endpoint's object tree node and its bindings for the engine.
     pub(super) fn bindings(&self, av: AvId) -> Result<(Arc<ObjectNode>, Bindings)> {
         if self.shared_rx.is_none() && self.info.ep.rx_ctx_cnt == SHARED_CONTEXT {
@@ -318,24 +310,24 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Ok((node, bound))
     }
 
-    /// Creates the handle of an endpoint that the engine has opened.
+    /// Creates the handle of an endpoint that the engine has opened. `peer_caps` has what a
+    /// connected peer executes among tagged messages and atomics.
     pub(super) fn into_endpoint(
         self,
         node: Arc<ObjectNode>,
         (id, name): (EpId, Address),
         av: Arc<AvInner>,
-        connection: Option<ConnectedPeer>,
+        peer_caps: Option<Caps>,
     ) -> Result<Endpoint<M>> {
         let fast_path = self.domain.inner.core.fast_path(id);
-        let unsupported = connection.as_ref().map_or(Caps::empty(), |peer| {
-            (Caps::TAGGED | Caps::ATOMIC) - peer.caps
+        let unsupported = peer_caps.map_or(Caps::empty(), |executed| {
+            (Caps::TAGGED | Caps::ATOMIC) - executed
         });
         let inner = EndpointInner {
             node,
             id,
             domain: self.domain.inner.state().clone(),
             name: Some(name),
-            connected_peer: connection,
             caps: if self.shared_rx.is_some() {
                 self.info.caps - Caps::RECV
             } else {

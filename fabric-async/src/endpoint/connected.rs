@@ -1,433 +1,611 @@
 //! Connected endpoints (`FI_EP_MSG`).
 
-use std::future::{Future, IntoFuture, poll_fn};
-use std::pin::Pin;
+use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
-use fabric_core::flags::Caps;
-use fabric_core::info::EpType;
-use fabric_core::transport::{ConnectMode, ConnectParams, Connected, EpId};
-use fabric_core::tree::ObjectNode;
-use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+use bytes::BytesMut;
+use fabric_core::atomic::{AtomicOp, AtomicType, AtomicValues};
+use fabric_core::buf::{IoBuf, IoBufMut, Loan, LoanedBuf, PooledBuf};
+use fabric_core::completion::Failed;
+use fabric_core::info::Info;
+use fabric_core::stats::EndpointStats;
+use fabric_core::{Address, FiAddr, Result};
 
-use super::bind::builder_with_queues;
-use super::{BindOptions, Endpoint, EndpointBuilder};
-use crate::av::{AvInner, ToAddress};
-use crate::domain::DomainInner;
-use crate::passive::ConnectionRequest;
-use crate::resolve::AddressOrHost;
+use super::Endpoint;
+use crate::close::CloseError;
+use crate::cq::CompletionQueue;
+use crate::domain::Domain;
+use crate::eq::EventQueue;
+use crate::mr::{RemoteAddr, RemoteRegion, RemoteSlice};
+use crate::op::{
+    AtomicRequest, BatchError, Batchable, Fetching, LendRequest, MultiRecvRequest, NoFetch,
+    Operation, Probe, ReadRequest, RecvRequest, Reserve, SendRequest, WriteRequest,
+};
 use crate::thread_model::{Shared, ThreadModel};
+use crate::window::RemoteWindow;
 
-/// Default connect timeout.
-const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// A connected endpoint (`fid_ep` of type `FI_EP_MSG`): sends and receives messages and accesses
+/// memory of its one peer.
+///
+/// Created by [`ConnectedEndpoint::connect`] and [`ConnectionRequest::accept`], with its own
+/// queues, or by [`EndpointBuilder::connect`] and [`EndpointBuilder::accept`]. Cheap to clone; it
+/// closes with its last clone, or with [`close`](Self::close) for all of them.
+///
+/// The calls are those of an [`Endpoint`], without the peer and without an address vector. The
+/// requests are the same types. A message has no [source](crate::Done::source): it is from the
+/// [peer](Self::peer).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+/// use fabric_async::{ConnectedEndpoint, PassiveEndpoint};
+///
+/// let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
+/// let name = listener.name().clone();
+/// tokio::spawn(async move {
+///     let ep = listener.accept().await?.accept("")?;
+///     let message = ep.recv().await?;
+///     ep.send(message.into_bytes()).await?;
+///     Ok::<_, fabric_async::Error>(())
+/// });
+/// let ep = ConnectedEndpoint::connect(&name).await?;
+/// assert_eq!(ep.peer(), &name);
+/// ep.send("hello").await?;
+/// assert_eq!(&ep.recv().await?[..], b"hello");
+/// # Ok(()) }
+/// ```
+///
+/// [`ConnectionRequest::accept`]: crate::ConnectionRequest::accept
+/// [`EndpointBuilder::connect`]: crate::EndpointBuilder::connect
+/// [`EndpointBuilder::accept`]: crate::EndpointBuilder::accept
+#[doc(alias = "fid_ep")]
+#[doc(alias = "FI_EP_MSG")]
+pub struct ConnectedEndpoint<M: ThreadModel = Shared> {
+    /// Its address vector has only the peer.
+    ep: Endpoint<M>,
+    peer: FiAddr,
+    peer_info: Arc<PeerInfo>,
+}
 
-/// The peer of a connected endpoint.
-pub(super) struct ConnectedPeer {
-    fi_addr: FiAddr,
+/// What is known of the peer since the connection was established.
+struct PeerInfo {
     address: Address,
     private_data: Vec<u8>,
-    /// Operations among tagged messages and atomics that the peer executes.
-    pub(super) caps: Caps,
 }
 
-/// A connection attempt (`fi_connect`), which starts when it is awaited.
-///
-/// # Errors
-/// * [`Error::NoSuchPeer`] when nothing listens at the address;
-/// * [`Error::NoSuchHost`], with the name, when a host has no address of the family of the [source
-///   address](EndpointBuilder::name);
-/// * [`Error::Rejected`] with the private data of the peer when the peer rejects the request;
-/// * [`Error::TimedOut`];
-/// * [`Error::Protocol`] when the answer violates the protocol;
-/// * [`Error::PeerGone`] when the peer disconnects without an answer;
-/// * over shm, [`Error::ConnectionRefused`] when the endpoint there is not a passive one or the
-///   kernel queues no further connections, and [`Error::OtherUser`];
-/// * [`Error::TooLong`] above the limit of private data;
-/// * [`Error::BadAddress`], [`Error::WrongScheme`];
-/// * [`Error::Invalid`] when the info is of another endpoint type;
-/// * [`Error::Unbound`] when the info asks for a shared receive context, and none is bound;
-/// * [`Error::Closed`], [`Error::Os`].
-///
-/// # Cancel safety
-/// Dropping the future cancels the attempt and closes the endpoint. The peer may see a connection
-/// that ends at once.
-#[doc(alias = "fi_connect")]
-#[must_use = "nothing happens before it is awaited"]
-pub struct Connect<M: ThreadModel = Shared> {
-    builder: Result<EndpointBuilder<M>>,
-    target: Result<AddressOrHost>,
-    private_data: Vec<u8>,
-    peer_supports_tags: bool,
-    timeout: Duration,
-}
-
-impl<M: ThreadModel> Connect<M> {
-    pub(super) fn new(builder: Result<EndpointBuilder<M>>, target: Result<AddressOrHost>) -> Self {
-        Self {
-            builder,
-            target,
-            private_data: Vec::new(),
-            peer_supports_tags: false,
-            timeout: DEFAULT_CONNECT_TIMEOUT,
-        }
-    }
-
-    /// Sets the private data of the request, for the peer: up to
-    /// [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
-    pub fn private_data(mut self, data: impl Into<Vec<u8>>) -> Self {
-        self.private_data = data.into();
-        self
-    }
-
-    /// Asserts that the peer supports tagged messages although its answer does not say so, as of a
-    /// libfabric program whose endpoint has a shared receive context. See [the
-    /// guide](crate::guide::connected_endpoints#tags). Peers of this library always tell, which
-    /// overrides this.
-    pub fn peer_supports_tags(mut self) -> Self {
-        self.peer_supports_tags = true;
-        self
-    }
-
-    /// Sets the time limit of the attempt at each address, after which it fails with
-    /// [`Error::TimedOut`]; ten seconds by default.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-}
-
-impl<M: ThreadModel> IntoFuture for Connect<M> {
-    type Output = Result<Endpoint<M>>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let (builder, to) = (self.builder?, self.target?);
-            let source = builder.address.as_ref().and_then(Address::socket_addr);
-            let found = to
-                .resolve(|at| source.is_none_or(|source| source.is_ipv4() == at.is_ipv4()))
-                .await?;
-            let mut last_error = None;
-            for to in found {
-                match builder
-                    .try_connect(
-                        &to,
-                        (&self.private_data, self.peer_supports_tags),
-                        self.timeout,
-                    )
-                    .await
-                {
-                    Ok((attempt, connected)) => {
-                        let data = connected.data.clone();
-                        return attempt.into_endpoint(builder, connected, to, data);
-                    }
-                    Err(error @ (Error::NoSuchPeer(_) | Error::TimedOut(_))) => {
-                        last_error = Some(error)
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
-            Err(last_error.expect("resolution returns at least one address"))
-        })
-    }
-}
-
-/// An endpoint whose connection is not established yet.
-struct UnconnectedEndpoint {
-    node: Arc<ObjectNode>,
-    av: Arc<AvInner>,
-    fi_addr: FiAddr,
-    close_guard: CloseOnDrop,
-}
-
-/// Closes the endpoint when the attempt fails or is dropped.
-struct CloseOnDrop {
-    domain: Arc<DomainInner>,
-    id: EpId,
-    disarmed: bool,
-}
-
-impl Drop for CloseOnDrop {
-    fn drop(&mut self) {
-        if !self.disarmed {
-            self.domain.core.close_endpoint(self.id);
-        }
-    }
-}
-
-impl UnconnectedEndpoint {
-    fn into_endpoint<M: ThreadModel>(
-        mut self,
-        builder: EndpointBuilder<M>,
-        connected: Connected,
-        name: Address,
-        data: Vec<u8>,
-    ) -> Result<Endpoint<M>> {
-        self.close_guard.disarmed = true;
-        let connection = ConnectedPeer {
-            fi_addr: self.fi_addr,
-            address: name,
-            private_data: data,
-            caps: connected.peer_caps,
-        };
-        builder.into_endpoint(
-            self.node,
-            (self.close_guard.id, connected.name),
-            self.av,
-            Some(connection),
-        )
-    }
-}
-
-impl<M: ThreadModel> EndpointBuilder<M> {
-    /// Connects to the passive endpoint at this address (`fi_connect`), from an info of type
-    /// [`EpType::Msg`].
-    ///
-    /// The future resolves when the peer has accepted. The event queue reports the result too, as
-    /// [`Connected`](crate::EventKind::Connected) or
-    /// [`ConnectFailed`](crate::EventKind::ConnectFailed), once for each address of a
-    /// [host](Endpoint::connect).
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-    /// use fabric_async::{CqBind, EpType, EventKind, Fabric, Hints, discover};
-    ///
-    /// let hints = Hints::new().provider("tcp").ep_type(EpType::Msg);
-    /// let info = discover(&hints).await?.swap_remove(0);
-    /// let fabric = Fabric::open(&info)?;
-    /// let (domain, mut eq) = (fabric.domain(&info)?, fabric.event_queue(64)?);
-    /// domain.bind_eq(&eq)?;
-    /// let cq = domain.completion_queue(256)?;
-    ///
-    /// let mut listener = fabric.passive_endpoint(&info)?.bind_eq(&eq)?.listen()?;
-    /// let both = CqBind::TRANSMIT | CqBind::RECV;
-    /// let connect = domain.endpoint(&info)?.bind_cq(&cq, both)?.connect(listener.name());
-    /// let accept = async {
-    ///     let request = listener.next().await.expect("the listener is open");
-    ///     let ep = domain.endpoint(request.info())?.bind_cq(&cq, both)?;
-    ///     ep.accept(request, b"welcome").await
-    /// };
-    /// let (client, server) = tokio::try_join!(connect, accept)?;
-    /// assert_eq!(client.private_data(), b"welcome");
-    /// server.send(server.peer()?, "hello").await?;
-    /// assert_eq!(&client.recv().await?[..], b"hello");
-    /// assert!(matches!(eq.next().await.kind, EventKind::ConnectionRequest { .. }));
-    /// assert!(matches!(eq.next().await.kind, EventKind::Connected { .. }));
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// Those of [`Connect`], when it is awaited.
-    #[doc(alias = "fi_connect")]
-    pub fn connect(self, to: impl ToAddress) -> Connect<M> {
-        let to = AddressOrHost::parse(&to, self.domain.inner.scheme());
-        Connect::new(Ok(self), to)
-    }
-
-    /// Accepts a connection request (`fi_accept`), from an info of type [`EpType::Msg`], such as
-    /// [that of the request](ConnectionRequest::info). `data` is sent to the peer, up to
-    /// [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
-    ///
-    /// # Errors
-    /// In each case the request has been rejected: [`Error::PeerGone`] when the client has
-    /// disconnected; [`Error::TooLong`]; [`Error::Invalid`] when the request is of another
-    /// provider, or the info of another type; [`Error::Unbound`] when the info asks for a shared
-    /// receive context, and none is bound; [`Error::Closed`], [`Error::Os`].
-    ///
-    /// # Cancel safety
-    /// Safe: nothing is held across an await.
-    #[doc(alias = "fi_accept")]
-    pub async fn accept(
-        self,
-        request: ConnectionRequest,
-        data: impl AsRef<[u8]>,
-    ) -> Result<Endpoint<M>> {
-        let (request, peer_supports_tags) = request.into_parts();
-        let options = (data.as_ref(), peer_supports_tags);
-        let attempt =
-            self.open_connected(&request.peer, options, ConnectMode::Accept(request.handle))?;
-        let connected = attempt
-            .close_guard
-            .domain
-            .core
-            .take_connect_result(attempt.close_guard.id);
-        let connected = connected.unwrap_or_else(|| Err(Error::PeerGone(request.peer.clone())))?;
-        attempt.into_endpoint(self, connected, request.peer, request.data)
-    }
-
-    /// Sends a connection request to this address and waits for the answer.
-    async fn try_connect(
-        &self,
-        to: &Address,
-        options: (&[u8], bool),
-        timeout: Duration,
-    ) -> Result<(UnconnectedEndpoint, Connected)> {
-        to.check_peer()?;
-        let attempt = self.open_connected(
-            to,
-            options,
-            ConnectMode::Connect {
-                from: self.address.as_ref(),
-                timeout,
-            },
-        )?;
-        let connected = poll_fn(|cx| {
-            attempt
-                .close_guard
-                .domain
-                .core
-                .poll_connected(attempt.close_guard.id, cx)
-        })
-        .await?;
-        Ok((attempt, connected))
-    }
-
-    /// Opens the endpoint in the engine. `private_data` is sent to the peer; `peer_supports_tags`
-    /// is the application's assertion.
-    fn open_connected(
-        &self,
-        peer: &Address,
-        (data, peer_supports_tags): (&[u8], bool),
-        mode: ConnectMode<'_>,
-    ) -> Result<UnconnectedEndpoint> {
-        if self.info.ep.ep_type != EpType::Msg {
-            let why = format!(
-                "the info has ep_type {:?}, expected Msg (FI_EP_MSG)",
-                self.info.ep.ep_type
-            );
-            return Err(Error::Invalid {
-                what: "endpoint type",
-                why,
-            });
-        }
-        let domain = self.domain.inner.clone();
-        let (av, fi_addr) = AvInner::with_peer(&domain, peer);
-        let (node, bound) = self.bindings(av.id)?;
-        let params = ConnectParams {
-            fi_addr,
-            peer,
-            data,
-            peer_supports_tags,
-            mode,
-        };
-        let id = domain.core.open_connected(&self.info, params, bound)?;
-        Ok(UnconnectedEndpoint {
-            node,
-            av,
-            fi_addr,
-            close_guard: CloseOnDrop {
-                domain,
-                id,
-                disarmed: false,
-            },
-        })
-    }
-}
-
-impl Endpoint {
-    /// Connects to the passive endpoint at this address, with its own fabric, domain, completion
-    /// queue and event queue, as [`bind`](Self::bind).
-    ///
-    /// For a host name, as in `tcp://localhost:7000`, its addresses are tried in turn while there
-    /// is no listener or no answer; see [`resolve`](crate::resolve()). The peer is a
-    /// [`PassiveEndpoint`](crate::PassiveEndpoint) or a libfabric program with a `fid_pep`.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-    /// use fabric_async::{Endpoint, PassiveEndpoint};
-    ///
-    /// let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
-    /// let name = listener.name().clone();
-    /// let server = tokio::spawn(async move {
-    ///     let request = listener.next().await.expect("the listener is open");
-    ///     assert_eq!(request.private_data(), b"let me in");
-    ///     request.accept("welcome").await
-    /// });
-    /// let client = Endpoint::connect(name).private_data("let me in").await?;
-    /// assert_eq!(client.private_data(), b"welcome");
-    /// let server = server.await.expect("the task does not panic")?;
-    /// client.send(client.peer()?, "hello").await?;
-    /// assert_eq!(&server.recv().await?[..], b"hello");
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// Those of [`Connect`] and of [`Endpoint::bind`], when it is awaited; [`Error::NoMatch`] for
-    /// providers without connected endpoints.
-    #[doc(alias = "fi_connect")]
-    pub fn connect(to: impl ToAddress) -> Connect {
-        Self::options().connect(to)
-    }
-}
-
-impl BindOptions {
-    /// Connects to the passive endpoint at this address, as [`Endpoint::connect`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::connect`].
-    pub fn connect(self, to: impl ToAddress) -> Connect {
-        let to = AddressOrHost::parse(&to, Scheme::Tcp);
-        let builder = to.clone().and_then(|to| {
-            let domain = self.open_msg_domain(to.scheme())?;
-            builder_with_queues(&domain, domain.info())
+impl<M: ThreadModel> ConnectedEndpoint<M> {
+    /// Wraps an endpoint that is connected to `peer`.
+    pub(super) fn new(
+        ep: Endpoint<M>,
+        peer: FiAddr,
+        address: Address,
+        private_data: Vec<u8>,
+    ) -> Self {
+        let peer_info = Arc::new(PeerInfo {
+            address,
+            private_data,
         });
-        Connect::new(builder, to)
-    }
-}
-
-impl<M: ThreadModel> Endpoint<M> {
-    /// Returns the address handle of the peer of a connected endpoint: the target of its sends and
-    /// the source of its messages. The [address vector](Self::address_vector) of the endpoint has
-    /// only this peer, and is read-only.
-    ///
-    /// # Errors
-    /// [`Error::NotSupported`] for endpoints that are not connection-oriented.
-    pub fn peer(&self) -> Result<FiAddr> {
-        Ok(self.connected_peer()?.fi_addr)
+        Self {
+            ep,
+            peer,
+            peer_info,
+        }
     }
 
-    /// Returns the address of the peer of a connected endpoint (`fi_getpeer`), also after it has
-    /// disconnected. For an accepted endpoint this is the address of the client's socket, which
-    /// does not listen.
-    ///
-    /// # Errors
-    /// [`Error::NotSupported`] for endpoints that are not connection-oriented.
+    /// Returns the address of the peer (`fi_getpeer`), also after it has disconnected. For an
+    /// accepted endpoint this is the address of the client's socket, which does not listen.
     #[doc(alias = "fi_getpeer")]
-    pub fn peer_name(&self) -> Result<&Address> {
-        Ok(&self.connected_peer()?.address)
+    #[must_use]
+    pub fn peer(&self) -> &Address {
+        &self.peer_info.address
     }
 
-    /// Returns the private data that the peer sent with its request or answer; empty for endpoints
-    /// that are not connection-oriented.
+    /// Returns the private data that the peer sent with its request or answer.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
-        self.inner
-            .connected_peer
-            .as_ref()
-            .map_or(&[], |connection| &connection.private_data)
+        &self.peer_info.private_data
     }
 
-    /// Shuts down the connection of a connected endpoint (`fi_shutdown`); the endpoint stays open.
+    /// Returns the address of this endpoint (`fi_getname`). For an endpoint that has connected this
+    /// is the address of its socket, which does not listen.
+    #[doc(alias = "fi_getname")]
+    #[must_use]
+    pub fn name(&self) -> &Address {
+        self.ep.name()
+    }
+
+    /// Returns counters since the endpoint was opened; all 0 when it is closed.
+    #[must_use]
+    pub fn stats(&self) -> EndpointStats {
+        self.ep.stats()
+    }
+
+    /// Returns the attributes it was opened with.
+    #[must_use]
+    pub fn info(&self) -> &Info {
+        self.ep.info()
+    }
+
+    /// Returns the id that its events carry.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.ep.id()
+    }
+
+    /// Returns the domain of this endpoint.
+    #[must_use]
+    pub fn domain(&self) -> Domain<M> {
+        self.ep.domain()
+    }
+
+    /// Waits until everything that was posted before has left this process, as
+    /// [`Endpoint::flush`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::flush`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing: posted operations continue.
+    pub async fn flush(&self) -> Result<()> {
+        self.ep.flush().await
+    }
+
+    /// Shuts down the connection (`fi_shutdown`); the endpoint stays open.
     ///
     /// Completed sends are still delivered, over tcp in the background and for at most five
-    /// seconds. Pending sends and receives end with [`Error::Canceled`]. Messages that have arrived
-    /// can still be received. Both sides get the event [`Shutdown`](crate::EventKind::Shutdown).
-    /// Later posts fail with [`Error::Closed`]. A second call, or one after the peer has
+    /// seconds. Pending sends and receives end with [`Error::Canceled`](crate::Error::Canceled).
+    /// Messages that have arrived can still be received. Both sides get the event
+    /// [`Shutdown`](crate::EventKind::Shutdown). Later posts fail with
+    /// [`Error::Closed`](crate::Error::Closed). A second call, or one after the peer has
     /// disconnected, does nothing.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] for endpoints that are not connection-oriented; [`Error::Closed`]
-    /// when the endpoint is closed.
+    /// [`Error::Closed`](crate::Error::Closed) when the endpoint is closed.
     #[doc(alias = "fi_shutdown")]
     pub fn shutdown(&self) -> Result<()> {
-        self.inner.node.check_open()?;
-        self.connected_peer()?;
-        self.inner.domain.core.shutdown(self.inner.id)
+        self.ep.inner.node.check_open()?;
+        self.ep.inner.domain.core.shutdown(self.ep.inner.id)
     }
 
-    fn connected_peer(&self) -> Result<&ConnectedPeer> {
-        let none = || Error::NotSupported("endpoint is not connection-oriented (FI_EP_MSG)");
-        self.inner.connected_peer.as_ref().ok_or_else(none)
+    /// Closes the endpoint, for all its clones (`fi_close`), as [`Endpoint::close`]. The connection
+    /// ends as with [`shutdown`](Self::shutdown).
+    ///
+    /// # Errors
+    /// [`Error::Closed`](crate::Error::Closed) when it was closed before.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) -> Result<(), CloseError<Self>> {
+        let Self {
+            ep,
+            peer,
+            peer_info,
+        } = self;
+        ep.close().map_err(|refused| {
+            refused.map_handle(|ep| Self {
+                ep,
+                peer,
+                peer_info,
+            })
+        })
+    }
+}
+
+impl ConnectedEndpoint {
+    /// Takes the completion queue of an endpoint from [`ConnectedEndpoint::connect`] or
+    /// [`ConnectionRequest::accept`](crate::ConnectionRequest::accept). Returns `None` after the
+    /// first call, and for endpoints from an [`EndpointBuilder`](crate::EndpointBuilder).
+    #[must_use]
+    pub fn take_completions(&self) -> Option<CompletionQueue> {
+        self.ep.take_completions()
+    }
+
+    /// Takes the event queue, as [`take_completions`](Self::take_completions) the completion queue.
+    #[must_use]
+    pub fn take_events(&self) -> Option<EventQueue> {
+        self.ep.take_events()
+    }
+}
+
+/// # Messages
+impl<M: ThreadModel> ConnectedEndpoint<M> {
+    /// Returns a request to send a message to the peer (`fi_send`), as [`Endpoint::send`].
+    ///
+    /// # Cancel safety
+    /// As [`Endpoint::send`].
+    #[doc(alias = "fi_send")]
+    #[doc(alias = "fi_sendmsg")]
+    #[doc(alias = "fi_tsendmsg")]
+    #[inline]
+    pub fn send<B: IoBuf>(&self, buf: B) -> SendRequest<'_, B, M> {
+        self.ep.send(self.peer, buf)
+    }
+
+    /// Sends now or fails with [`Error::WouldBlock`](crate::Error::WouldBlock) and the buffer when
+    /// there is no credit (`FI_EAGAIN`), as [`Endpoint::try_send`].
+    ///
+    /// # Errors
+    /// As [`SendRequest::start`].
+    pub fn try_send<B: IoBuf>(&self, buf: B) -> Result<Operation<B>, Failed<B>> {
+        self.ep.try_send(self.peer, buf)
+    }
+
+    /// Sends a copy of borrowed bytes (`fi_inject`), as [`Endpoint::inject`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::inject`].
+    #[doc(alias = "fi_inject")]
+    pub fn inject(&self, bytes: &[u8]) -> Result<()> {
+        self.ep.inject(self.peer, bytes)
+    }
+
+    /// Sends a copy of borrowed bytes as a tagged message (`fi_tinject`), as
+    /// [`Endpoint::inject_tagged`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::inject_tagged`]; [`Error::NotSupported`](crate::Error::NotSupported) when the
+    /// peer is not [known to support tags](crate::guide::connected_endpoints#tags).
+    #[doc(alias = "fi_tinject")]
+    pub fn inject_tagged(&self, tag: u64, bytes: &[u8]) -> Result<()> {
+        self.ep.inject_tagged(self.peer, tag, bytes)
+    }
+
+    /// Sends a copy of borrowed bytes with completion data for the receiver (`fi_injectdata`), as
+    /// [`Endpoint::inject_data`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::inject`].
+    #[doc(alias = "fi_injectdata")]
+    pub fn inject_data(&self, bytes: &[u8], data: u64) -> Result<()> {
+        self.ep.inject_data(self.peer, bytes, data)
+    }
+
+    /// Sends a copy of borrowed bytes as a tagged message with completion data for the receiver
+    /// (`fi_tinjectdata`), as [`Endpoint::inject_tagged_data`].
+    ///
+    /// # Errors
+    /// As [`inject_tagged`](Self::inject_tagged).
+    #[doc(alias = "fi_tinjectdata")]
+    pub fn inject_tagged_data(&self, tag: u64, bytes: &[u8], data: u64) -> Result<()> {
+        self.ep.inject_tagged_data(self.peer, tag, bytes, data)
+    }
+
+    /// Returns a request to receive a message of any length into memory of the domain's pool
+    /// (`fi_recv`), as [`Endpoint::recv`].
+    ///
+    /// When the connection ends, the receive fails with
+    /// [`Error::PeerGone`](crate::Error::PeerGone), after the messages that have arrived.
+    ///
+    /// # Cancel safety
+    /// Safe: a message whose receive is dropped goes to the next receive.
+    #[doc(alias = "fi_recv")]
+    pub fn recv(&self) -> RecvRequest<'_, PooledBuf, M> {
+        self.ep.recv()
+    }
+
+    /// Returns a request to receive into this buffer (`fi_recv`), as [`Endpoint::recv_into`].
+    ///
+    /// # Cancel safety
+    /// As [`Endpoint::recv_into`].
+    #[doc(alias = "fi_recv")]
+    #[doc(alias = "fi_recvmsg")]
+    #[doc(alias = "fi_trecvmsg")]
+    pub fn recv_into<B: IoBufMut>(&self, buf: B) -> RecvRequest<'_, B, M> {
+        self.ep.recv_into(buf)
+    }
+
+    /// Returns a request to receive several messages into this buffer (`FI_MULTI_RECV`), as
+    /// [`Endpoint::recv_multi`].
+    ///
+    /// # Cancel safety
+    /// Safe: see [`MultiRecv`](crate::MultiRecv).
+    #[doc(alias = "FI_MULTI_RECV")]
+    pub fn recv_multi(&self, buf: BytesMut) -> MultiRecvRequest<'_, M> {
+        self.ep.recv_multi(buf)
+    }
+
+    /// Returns a request for the length and tag of a message before it is received (`FI_PEEK`,
+    /// `FI_CLAIM`), as [`Endpoint::probe`].
+    #[doc(alias = "FI_PEEK")]
+    #[doc(alias = "FI_CLAIM")]
+    pub fn probe(&self) -> Probe<'_, M> {
+        self.ep.probe()
+    }
+
+    /// Allocates memory for writing a message in place and [lending](Self::lend) it, as
+    /// [`Endpoint::loan`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::loan`].
+    pub fn loan(&self, len: usize) -> Result<Loan> {
+        self.ep.loan(len)
+    }
+
+    /// Returns a request to send a message by lending its memory, as [`Endpoint::lend`].
+    ///
+    /// # Cancel safety
+    /// As [`send`](Self::send).
+    pub fn lend(&self, loan: Loan) -> LendRequest<'_, M> {
+        self.ep.lend(self.peer, loan)
+    }
+
+    /// Returns a request to receive a message in place, as [`Endpoint::recv_loan`].
+    ///
+    /// # Safety
+    /// That of [`Endpoint::recv_loan`].
+    ///
+    /// # Cancel safety
+    /// Safe, as [`recv`](Self::recv).
+    #[allow(unsafe_code)] // has the safety contract of its caller
+    pub unsafe fn recv_loan(&self) -> RecvRequest<'_, LoanedBuf, M> {
+        // SAFETY: this function has the same contract.
+        unsafe { self.ep.recv_loan() }
+    }
+
+    /// Waits for a transmit credit, which the returned [`Permit`](crate::Permit) holds, as
+    /// [`Endpoint::reserve`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::reserve`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives up its place in the queue.
+    pub fn reserve(&self) -> Reserve<'_, M> {
+        self.ep.reserve(self.peer)
+    }
+}
+
+/// # One-sided operations
+///
+/// They access memory of the peer's domain, as those of an
+/// [`Endpoint`](Endpoint#one-sided-operations).
+impl<M: ThreadModel> ConnectedEndpoint<M> {
+    /// Returns a request to write these bytes to the peer's memory (`fi_write`), as
+    /// [`Endpoint::write`].
+    ///
+    /// # Cancel safety
+    /// As [`Endpoint::write`].
+    #[doc(alias = "fi_write")]
+    pub fn write<B: IoBuf>(&self, to: RemoteAddr, buf: B) -> WriteRequest<'_, B, M> {
+        self.ep.write(self.peer, to, buf)
+    }
+
+    /// Returns a request to write these bytes to several ranges of the peer's memory
+    /// (`fi_writemsg`), as [`Endpoint::write_rma_iov`].
+    ///
+    /// # Cancel safety
+    /// As [`Endpoint::write`].
+    #[doc(alias = "fi_writemsg")]
+    #[doc(alias = "fi_rma_iov")]
+    pub fn write_rma_iov<B: IoBuf>(&self, to: &[RemoteSlice], buf: B) -> WriteRequest<'_, B, M> {
+        self.ep.write_rma_iov(self.peer, to, buf)
+    }
+
+    /// Writes a copy of borrowed bytes to the peer's memory (`fi_inject_write`), as
+    /// [`Endpoint::inject_write`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::inject_write`].
+    #[doc(alias = "fi_inject_write")]
+    pub fn inject_write(&self, to: RemoteAddr, bytes: &[u8]) -> Result<()> {
+        self.ep.inject_write(self.peer, to, bytes)
+    }
+
+    /// Writes a copy of borrowed bytes with [data](WriteRequest::data) (`fi_inject_writedata`), as
+    /// [`Endpoint::inject_write_data`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::inject_write`].
+    #[doc(alias = "fi_inject_writedata")]
+    pub fn inject_write_data(&self, to: RemoteAddr, bytes: &[u8], data: u64) -> Result<()> {
+        self.ep.inject_write_data(self.peer, to, bytes, data)
+    }
+
+    /// Returns a request to read a range of the peer's memory into memory of the domain's pool
+    /// (`fi_read`), as [`Endpoint::read`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    #[doc(alias = "fi_read")]
+    pub fn read(&self, from: RemoteSlice) -> ReadRequest<'_, PooledBuf, M> {
+        self.ep.read(self.peer, from)
+    }
+
+    /// Returns a request to read a range of the peer's memory into this buffer (`fi_read`), as
+    /// [`Endpoint::read_into`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing; the buffer is dropped.
+    #[doc(alias = "fi_read")]
+    pub fn read_into<B: IoBufMut>(&self, from: RemoteSlice, buf: B) -> ReadRequest<'_, B, M> {
+        self.ep.read_into(self.peer, from, buf)
+    }
+
+    /// Returns a request to read several ranges of the peer's memory (`fi_readmsg`), as
+    /// [`Endpoint::read_rma_iov`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    #[doc(alias = "fi_readmsg")]
+    pub fn read_rma_iov(&self, from: &[RemoteSlice]) -> ReadRequest<'_, PooledBuf, M> {
+        self.ep.read_rma_iov(self.peer, from)
+    }
+
+    /// Returns a request to read several ranges of the peer's memory into this buffer
+    /// (`fi_readmsg`), as [`Endpoint::read_rma_iov_into`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing; the buffer is dropped.
+    #[doc(alias = "fi_readmsg")]
+    pub fn read_rma_iov_into<B: IoBufMut>(
+        &self,
+        from: &[RemoteSlice],
+        buf: B,
+    ) -> ReadRequest<'_, B, M> {
+        self.ep.read_rma_iov_into(self.peer, from, buf)
+    }
+
+    /// Maps a region of the peer (`ucp_rkey_ptr`), as [`Endpoint::window`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::window`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    #[doc(alias = "ucp_rkey_ptr")]
+    pub async fn window(&self, region: RemoteRegion) -> Result<RemoteWindow> {
+        self.ep.window(self.peer, region).await
+    }
+
+    /// Returns a request for an atomic operation on the peer's memory (`fi_atomic`), as
+    /// [`Endpoint::atomic`].
+    #[doc(alias = "fi_atomic")]
+    pub fn atomic<R: AtomicValues>(
+        &self,
+        at: RemoteAddr,
+        op: AtomicOp,
+        operands: R,
+    ) -> AtomicRequest<'_, R, NoFetch, M> {
+        self.ep.atomic(self.peer, at, op, operands)
+    }
+
+    /// Returns a request for an atomic operation that returns the previous values
+    /// (`fi_fetch_atomic`), as [`Endpoint::fetch_atomic`].
+    #[doc(alias = "fi_fetch_atomic")]
+    pub fn fetch_atomic<R: AtomicValues>(
+        &self,
+        at: RemoteAddr,
+        op: AtomicOp,
+        operands: R,
+    ) -> AtomicRequest<'_, R, Fetching, M> {
+        self.ep.fetch_atomic(self.peer, at, op, operands)
+    }
+
+    /// Returns a request for an atomic operation with comparands (`fi_compare_atomic`), as
+    /// [`Endpoint::compare_atomic`].
+    #[doc(alias = "fi_compare_atomic")]
+    pub fn compare_atomic<R: AtomicValues>(
+        &self,
+        at: RemoteAddr,
+        op: AtomicOp,
+        operands: R,
+        comparands: R,
+    ) -> AtomicRequest<'_, R, Fetching, M> {
+        self.ep
+            .compare_atomic(self.peer, at, op, operands, comparands)
+    }
+
+    /// Returns a request to read a value in the peer's memory atomically (`FI_ATOMIC_READ`).
+    pub fn atomic_load<T: AtomicType>(&self, at: RemoteAddr) -> AtomicRequest<'_, T, Fetching, M> {
+        self.ep.atomic_load(self.peer, at)
+    }
+
+    /// Returns a request to write a value in the peer's memory atomically (`FI_ATOMIC_WRITE`).
+    pub fn atomic_store<T: AtomicType>(
+        &self,
+        at: RemoteAddr,
+        value: T,
+    ) -> AtomicRequest<'_, T, NoFetch, M> {
+        self.ep.atomic_store(self.peer, at, value)
+    }
+
+    /// Returns a request to add to a value in the peer's memory (`FI_SUM`); it resolves to the
+    /// previous value.
+    pub fn fetch_add<T: AtomicType>(
+        &self,
+        at: RemoteAddr,
+        add: T,
+    ) -> AtomicRequest<'_, T, Fetching, M> {
+        self.ep.fetch_add(self.peer, at, add)
+    }
+
+    /// Returns a request to replace a value in the peer's memory by `new` if it equals `expected`
+    /// (`FI_CSWAP`); it resolves to the previous value, which is `expected` on success.
+    pub fn compare_swap<T: AtomicType>(
+        &self,
+        at: RemoteAddr,
+        expected: T,
+        new: T,
+    ) -> AtomicRequest<'_, T, Fetching, M> {
+        self.ep.compare_swap(self.peer, at, expected, new)
+    }
+}
+
+/// # Batches
+///
+/// As those of an [`Endpoint`](Endpoint#batches).
+impl<M: ThreadModel> ConnectedEndpoint<M> {
+    /// Sends copies of borrowed bytes, each as a message (`fi_inject` with `FI_MORE`), as
+    /// [`Endpoint::inject_all`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::inject_all`].
+    #[doc(alias = "FI_MORE")]
+    pub fn inject_all<'b>(
+        &self,
+        messages: impl IntoIterator<Item = &'b [u8]>,
+    ) -> (usize, Result<()>) {
+        self.ep.inject_all(self.peer, messages)
+    }
+
+    /// Posts requests of this endpoint together, as [`Endpoint::post_all`]. Returns how many there
+    /// were.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post_all`].
+    #[doc(alias = "FI_MORE")]
+    pub fn post_all<'a, R: Batchable<'a, M>>(
+        &'a self,
+        requests: impl IntoIterator<Item = R>,
+    ) -> Result<usize, BatchError<R>> {
+        self.ep.post_all(requests)
+    }
+}
+
+impl<M: ThreadModel> Clone for ConnectedEndpoint<M> {
+    fn clone(&self) -> Self {
+        Self {
+            ep: self.ep.clone(),
+            peer: self.peer,
+            peer_info: self.peer_info.clone(),
+        }
+    }
+}
+
+impl<M: ThreadModel> fmt::Debug for ConnectedEndpoint<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let node = &self.ep.inner.node;
+        f.debug_struct("ConnectedEndpoint")
+            .field("id", &node.id())
+            .field("parent", &node.parent().map(|parent| parent.id()))
+            .field("name", &format_args!("{}", self.name()))
+            .field("peer", &format_args!("{}", self.peer()))
+            .field("caps", &self.info().caps)
+            .finish()
+    }
+}
+
+/// An [`Endpoint`] or a [`ConnectedEndpoint`], for calls that take either, such as
+/// [`Permit::send`](crate::Permit::send).
+pub trait AnyEndpoint<M: ThreadModel = Shared>: sealed::AsEndpoint<M> {}
+
+impl<M: ThreadModel> AnyEndpoint<M> for Endpoint<M> {}
+impl<M: ThreadModel> AnyEndpoint<M> for ConnectedEndpoint<M> {}
+
+mod sealed {
+    use super::{ConnectedEndpoint, Endpoint, ThreadModel};
+
+    pub trait AsEndpoint<M: ThreadModel> {
+        /// Returns the endpoint that posts the requests.
+        fn as_endpoint(&self) -> &Endpoint<M>;
+    }
+
+    impl<M: ThreadModel> AsEndpoint<M> for Endpoint<M> {
+        fn as_endpoint(&self) -> &Self {
+            self
+        }
+    }
+
+    impl<M: ThreadModel> AsEndpoint<M> for ConnectedEndpoint<M> {
+        fn as_endpoint(&self) -> &Endpoint<M> {
+            &self.ep
+        }
     }
 }

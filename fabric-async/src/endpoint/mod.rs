@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `mod` | the endpoint: its parts, `add_peer`, `flush`, `close` |
 //! | `builder`, `bind` | creation: step by step, or with fabric, domain and queues in one call |
-//! | `connected` | connected endpoints and connection attempts |
+//! | `connect`, `connected` | connection attempts and accepting; connected endpoints |
 //! | `shared_rx` | shared receive contexts |
 //! | `messages`, `onesided`, `batch` | operations: messages, one-sided operations, batches |
 //! | `checks` | checks of operations against capabilities and limits |
@@ -13,6 +13,7 @@ mod batch;
 mod bind;
 mod builder;
 mod checks;
+mod connect;
 mod connected;
 mod messages;
 mod onesided;
@@ -22,7 +23,8 @@ pub use bind::BindOptions;
 pub(crate) use bind::builder_with_queues;
 pub use builder::EndpointBuilder;
 pub(crate) use builder::set_once;
-pub use connected::Connect;
+pub use connect::Connect;
+pub use connected::{AnyEndpoint, ConnectedEndpoint};
 pub use shared_rx::{SharedRxContext, SharedRxContextBuilder};
 
 use std::fmt;
@@ -38,10 +40,8 @@ use fabric_core::tree::{DependencyGuard, ObjectNode};
 use fabric_core::{Address, FiAddr, Result};
 use fabric_reactor::{CompletionTarget, CreditMode, PostResult};
 
-use connected::ConnectedPeer;
-
 use crate::av::{AddressVector, AvInner, ToAddress};
-use crate::close::CloseError;
+use crate::close::{CloseError, close_object};
 use crate::cq::CompletionQueue;
 use crate::domain::{Domain, DomainCore, DomainInner};
 use crate::eq::EventQueue;
@@ -111,8 +111,6 @@ pub(crate) struct EndpointInner {
     pub(crate) domain: Arc<DomainCore>,
     /// `None` for a shared receive context.
     name: Option<Address>,
-    /// The peer of a connected endpoint.
-    connected_peer: Option<ConnectedPeer>,
     pub(crate) info: Info,
     /// Capabilities that operations are checked against.
     caps: Caps,
@@ -166,7 +164,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [`guide::client_server`](crate::guide::client_server).
     ///
     /// Waits until the peer makes progress and answers: over `shm` without limit, over `tcp` for
-    /// ten seconds. `tokio::time::timeout` limits it.
+    /// ten seconds. `tokio::time::timeout` limits it. Over `udp` there are no connections, and the
+    /// peer is only inserted. [`AddressVector::insert`] inserts a peer without connecting.
     ///
     /// For a host name, as in `tcp://localhost:7000`, its addresses of this endpoint's family are
     /// tried in turn; see [`resolve`](crate::resolve()). The handle stands for the address that
@@ -312,21 +311,15 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [`Error::Closed`](crate::Error::Closed) when it was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        match self.inner.node.close() {
-            Ok(()) => {
-                self.inner.domain.core.close_endpoint(self.inner.id);
-                self.open
-                    .guards
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .clear();
-                Ok(())
-            }
-            Err(error) => Err(CloseError {
-                error,
-                handle: self,
-            }),
-        }
+        let ep = close_object(self, |ep| &ep.inner.node)?;
+        ep.inner.domain.core.close_endpoint(ep.inner.id);
+        let mut guards = ep
+            .open
+            .guards
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        guards.clear();
+        Ok(())
     }
 }
 
@@ -334,14 +327,14 @@ impl Endpoint {
     /// Takes the completion queue of an endpoint from [`Endpoint::bind`]. Returns `None` after the
     /// first call, and for endpoints from an [`EndpointBuilder`].
     #[must_use]
-    pub fn completions(&self) -> Option<CompletionQueue> {
+    pub fn take_completions(&self) -> Option<CompletionQueue> {
         self.open.owned_queues.lock().ok()?.completions.take()
     }
 
     /// Takes the event queue of an endpoint from [`Endpoint::bind`]. Returns `None` after the first
     /// call, and for endpoints from an [`EndpointBuilder`].
     #[must_use]
-    pub fn events(&self) -> Option<EventQueue> {
+    pub fn take_events(&self) -> Option<EventQueue> {
         self.open.owned_queues.lock().ok()?.events.take()
     }
 }

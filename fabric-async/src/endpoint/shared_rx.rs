@@ -39,22 +39,21 @@ use crate::thread_model::{Shared, ThreadModel};
 /// The endpoints and the context are bound to the same address vector. A reply may be sent from any
 /// of the endpoints. [Connected
 /// endpoints](crate::guide::connected_endpoints#shared-receive-context) have no address vector to
-/// bind: the source of a message is the [peer](Endpoint::peer) of the endpoint it arrived at, which
-/// alone can reply. When a connection ends, posted receives keep waiting, including one that a
+/// bind: a message has no source, and the endpoint it arrived at replies. When a connection ends, posted receives keep waiting, including one that a
 /// message of that connection had begun to fill.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 /// use fabric_async::{Endpoint, Fabric, Hints, SHARED_CONTEXT, discover};
 /// let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
-/// let info = discover(&hints).await?.swap_remove(0);
+/// let info = discover(&hints)?.swap_remove(0);
 /// let domain = Fabric::open(&info)?.domain(&info)?;
 /// let av = domain.auto_insert_address_vector()?;
 /// let shared = domain.shared_rx_context(&info)?.bind_av(&av)?.open()?;
 /// let mut endpoints = Vec::new();
 /// for _ in 0..4 {
 ///     let ep = domain.endpoint(&info)?.bind_av(&av)?.bind_shared_rx(&shared)?;
-///     endpoints.push(ep.enable().await?);
+///     endpoints.push(ep.enable()?);
 /// }
 ///
 /// let client = Endpoint::bind("shm://").await?;
@@ -155,11 +154,11 @@ impl<M: ThreadModel> SharedRxContext<M> {
         self.ep.id()
     }
 
-    /// Returns the address vector it is bound to. For connected endpoints that is an empty,
-    /// read-only vector.
+    /// Returns the address vector it is bound to; `None` for connected endpoints, which have none.
     #[must_use]
-    pub fn address_vector(&self) -> AddressVector<M> {
-        self.ep.address_vector()
+    pub fn address_vector(&self) -> Option<AddressVector<M>> {
+        let is_connected = self.info().ep.ep_type == EpType::Msg;
+        (!is_connected).then(|| self.ep.address_vector())
     }
 
     /// Returns the domain of this context.
@@ -176,12 +175,8 @@ impl<M: ThreadModel> SharedRxContext<M> {
     /// [`Error::Busy`] while endpoints use it; [`Error::Closed`] when it was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        self.ep
-            .close()
-            .map_err(|CloseError { error, handle }| CloseError {
-                error,
-                handle: Self { ep: handle },
-            })
+        let closed = self.ep.close();
+        closed.map_err(|refused| refused.map_handle(|ep| Self { ep }))
     }
 }
 
@@ -333,7 +328,6 @@ impl<M: ThreadModel> SharedRxContextBuilder<M> {
             completion_level: CompletionLevel::default(),
             fast_path: None,
             shares_receives: false,
-            connected_peer: None,
         };
         let published = inner.node.publish();
         let dependencies = Dependencies {

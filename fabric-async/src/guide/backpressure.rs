@@ -70,7 +70,7 @@
 //! # use futures_util::StreamExt;
 //! # let ep = Endpoint::bind("shm://").await?;
 //! # let peer = ep.add_peer(ep.name()).await?;
-//! # let mut queue = ep.completions().expect("the first call gets the queue");
+//! # let mut queue = ep.take_completions().expect("the first call gets the queue");
 //! let permit = ep.reserve(peer).await?;                        // waits its turn
 //! permit.send(&ep, vec![7; 100]).context(1).post()?;           // not refused for want of credit
 //! assert_eq!(queue.next().await.expect("open").context, 1);

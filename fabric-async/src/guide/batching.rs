@@ -41,12 +41,12 @@
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::{CqBind, Fabric, Hints, discover};
-//! let info = discover(&Hints::new().provider("shm")).await?.swap_remove(0);
+//! let info = discover(&Hints::new().provider("shm"))?.swap_remove(0);
 //! let domain = Fabric::open(&info)?.domain(&info)?;
 //! let (mut cq, av) = (domain.completion_queue(256)?, domain.address_vector()?);
 //! let selective = CqBind::TRANSMIT | CqBind::SELECTIVE_COMPLETION;
 //! let ep = domain.endpoint(&info)?.bind_cq(&cq, selective)?.bind_av(&av)?;
-//! let ep = ep.enable().await?;
+//! let ep = ep.enable()?;
 //! let me = ep.add_peer(ep.name()).await?;
 //! for context in 0..100 {
 //!     let send = ep.send(me, vec![context as u8; 8]).context(context);
@@ -54,7 +54,7 @@
 //! }
 //! let mut out = Vec::new();
 //! while out.len() < 2 {
-//!     cq.next_batch(&mut out, 10).await;
+//!     cq.read_batch(&mut out, 10).await;
 //! }
 //! assert!(out.iter().map(|entry| entry.context).eq([49, 99]));
 //! # Ok(()) }

@@ -22,7 +22,7 @@
 //! | a [`Reserve`] that waits | leaves the queue for credits |
 //! | a [`Permit`] | the credit goes back |
 //! | [`Endpoint::add_peer`] | the address handle stays in the address vector, and the connection is made |
-//! | [`EventQueue::next`], [`CompletionQueue::next_batch`], [`Counter::wait`], [`Endpoint::flush`] | nothing is lost |
+//! | [`EventQueue::read`], [`CompletionQueue::read_batch`], [`Counter::wait`], [`Endpoint::flush`] | nothing is lost |
 //!
 //! # A loop over `select!`
 //!

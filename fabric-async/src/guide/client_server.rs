@@ -5,7 +5,7 @@
 //!
 //! # Requests and replies
 //!
-//! A client looks up the server's name and gets an address handle ([`FiAddr`]). The server needs no
+//! A client adds the server as a peer and gets an address handle ([`FiAddr`]). The server needs no
 //! names: its address vector ([`Domain::auto_insert_address_vector`], the one of
 //! [`Endpoint::bind`]) *auto-inserts* every peer that connects, and the [`source`](Message::source)
 //! of a request is where the reply goes. The tests run `serve` and `request` as they stand here,
@@ -114,13 +114,13 @@
 //! use fabric_async::{CqBind, Endpoint, Fabric, Hints, SHARED_CONTEXT, discover};
 //! use futures_util::StreamExt;
 //! let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
-//! let info = discover(&hints).await?.swap_remove(0);
+//! let info = discover(&hints)?.swap_remove(0);
 //! let domain = Fabric::open(&info)?.domain(&info)?;
 //! let (mut cq, av) = (domain.completion_queue(256)?, domain.auto_insert_address_vector()?);
 //! let pool = domain.shared_rx_context(&info)?.bind_av(&av)?.bind_cq(&cq, CqBind::RECV)?.open()?;
 //! let mut tenants = std::collections::HashMap::new();
 //! for _ in 0..64 {
-//!     let ep = domain.endpoint(&info)?.bind_av(&av)?.bind_shared_rx(&pool)?.enable().await?;
+//!     let ep = domain.endpoint(&info)?.bind_av(&av)?.bind_shared_rx(&pool)?.enable()?;
 //!     tenants.insert(ep.id(), ep);
 //! }
 //! pool.post_all((0..8).map(|number| pool.recv_into(vec![0; 4096]).context(number)))?;

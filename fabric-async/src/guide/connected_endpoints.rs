@@ -3,51 +3,54 @@
 //! After this chapter you can accept or reject connections one by one, connect to a listening
 //! endpoint, exchange private data, and handle the end of a connection.
 //!
-//! An endpoint of type [`EpType::Msg`] is connected to one peer for its whole life. The providers
-//! `shm` and `tcp` have them; over `tcp` in the wire format of libfabric's provider since 1.8, so
-//! the peer may be a libfabric program (`fi_pingpong -p tcp -e msg`). A program that takes the
-//! address as an argument works with `shm://name` and with `tcp://host:port`. Use them to admit
-//! peers one by one, and to have a queue, a budget and an end for each; [connectionless
+//! A [`ConnectedEndpoint`] is connected to one peer for its whole life; its calls name no peer, and
+//! it has no address vector. Its infos have the type [`EpType::Msg`]. The providers `shm` and `tcp`
+//! have connected endpoints; over `tcp` in the wire format of libfabric's provider since 1.8, so the
+//! peer may be a libfabric program (`fi_pingpong -p tcp -e msg`). A program that takes the address as
+//! an argument works with `shm://name` and with `tcp://host:port`. Use them to admit peers one by
+//! one, and to have a queue, a budget and an end for each; [connectionless
 //! endpoints](super::client_server) talk with many peers.
 //!
 //! ```
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Endpoint, Error, PassiveEndpoint};
+//! use fabric_async::{ConnectedEndpoint, Error, PassiveEndpoint, Result};
 //!
-//! let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
-//! let name = listener.name().clone();
-//! tokio::spawn(async move {
-//!     while let Some(request) = listener.next().await {
+//! async fn serve(mut listener: PassiveEndpoint) -> Result<()> {
+//!     loop {
+//!         let request = listener.accept().await?;
 //!         if request.private_data() != b"friend" {
 //!             request.reject("friends only")?;
 //!             continue;
 //!         }
-//!         let ep = request.accept("welcome").await?;
+//!         let ep = request.accept("welcome")?;
 //!         tokio::spawn(async move {
 //!             // Until the connection ends.
 //!             while let Ok(message) = ep.recv().await {
-//!                 ep.send(ep.peer()?, message.into_bytes()).await?;
+//!                 ep.send(message.into_bytes()).await?;
 //!             }
 //!             Ok::<_, Error>(())
 //!         });
 //!     }
-//!     Ok::<_, Error>(())
-//! });
+//! }
 //!
-//! let ep = Endpoint::connect(&name).private_data("friend").await?;
-//! ep.send(ep.peer()?, "hello").await?;
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<()> {
+//! let listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
+//! let name = listener.name().clone();
+//! tokio::spawn(serve(listener));
+//!
+//! let ep = ConnectedEndpoint::connect(&name).private_data("friend").await?;
+//! ep.send("hello").await?;
 //! assert_eq!(&ep.recv().await?[..], b"hello");
 //!
-//! let rejected = Endpoint::connect(&name).await.unwrap_err();
+//! let rejected = ConnectedEndpoint::connect(&name).await.unwrap_err();
 //! assert_eq!(rejected, Error::Rejected { peer: name, data: b"friends only".to_vec() });
 //! # Ok(()) }
 //! ```
 //!
 //! # Connecting
 //!
-//! [`Endpoint::connect`] completes when the peer has accepted. Each side may send up to
-//! [`MAX_PRIVATE_DATA`] bytes of private data; [`Endpoint::private_data`] is what the other sent.
-//! More is refused, not cut.
+//! [`ConnectedEndpoint::connect`] completes when the peer has accepted. Each side may send up to
+//! [`MAX_PRIVATE_DATA`] bytes of private data; [`ConnectedEndpoint::private_data`] is what the
+//! other sent. More is refused, not cut.
 //!
 //! | error | when |
 //! |---|---|
@@ -63,7 +66,7 @@
 //! one answers. Dropping the future abandons the attempt; an endpoint that was accepted meanwhile
 //! sees the end.
 //!
-//! Over `tcp`, a connectionless endpoint that looks up a passive endpoint produces a request whose
+//! Over `tcp`, a connectionless endpoint that adds a passive endpoint as a peer produces a request whose
 //! private data is its protocol handshake. When that is rejected its `add_peer` fails with
 //! [`Error::ConnectionRefused`]. Check the private data to tell them apart. Over `shm` the two
 //! types of endpoint refuse each other with [`RefusalReason::EpType`], and the program sees no
@@ -79,27 +82,27 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Endpoint, PassiveEndpoint};
+//! use fabric_async::{ConnectedEndpoint, PassiveEndpoint};
 //! # use std::future::IntoFuture;
 //! let mut listener = PassiveEndpoint::bind("shm://").await?;        // or "shm://name"
-//! let connecting = Endpoint::connect(listener.name()).private_data("hello").into_future();
-//! let accepting = async { listener.next().await.expect("the listener is open").accept("").await };
+//! let connecting = ConnectedEndpoint::connect(listener.name()).private_data("hello").into_future();
+//! let accepting = async { listener.accept().await?.accept("") };
 //! let (client, server) = tokio::try_join!(connecting, accepting)?;
 //! assert_eq!((server.private_data(), server.name()), (&b"hello"[..], listener.name()));
 //! let mut loan = client.loan(5)?;
 //! loan.copy_from_slice(b"frame");
-//! client.lend(client.peer()?, loan).await?;
+//! client.lend(loan).await?;
 //! assert_eq!(&server.recv().await?[..], b"frame");
 //! # Ok(()) }
 //! ```
 //!
 //! # Accepting
 //!
-//! A [`PassiveEndpoint`] is a stream of [`ConnectionRequest`]s. Each is accepted, rejected, or
+//! [`PassiveEndpoint::accept`] returns [`ConnectionRequest`]s. Each is accepted, rejected, or
 //! dropped, which rejects it without data. A request can be accepted in any domain of the provider
 //! with [`EndpointBuilder::accept`]. With [`ConnectionRequest::accept`] the endpoints of one
-//! passive endpoint share a domain and have queues of their own ([`Endpoint::completions`],
-//! [`Endpoint::events`]).
+//! passive endpoint share a domain and have queues of their own
+//! ([`ConnectedEndpoint::take_completions`], [`ConnectedEndpoint::take_events`]).
 //!
 //! Socket options and ports of the listener and its connections are set with
 //! [`PassiveEndpointBuilder::socket_options`], or [`BindOptions::socket_options`] before
@@ -122,10 +125,11 @@
 //!
 //! # Messages and memory
 //!
-//! [`Endpoint::peer`] is the address handle of the one peer: the destination of sends and the
-//! source of messages. The [address vector](Endpoint::address_vector) cannot be changed, and
-//! directed receives are [`NotSupported`](Error::NotSupported). The accepting side may send at
-//! once: messages that arrive before the first receive are buffered.
+//! [`ConnectedEndpoint::peer`] is the address of the one peer, the destination of sends and the
+//! sender of messages. There is no address handle of it: the [source](Done::source) of a message is
+//! [`UnknownSource`](Error::UnknownSource), and directed receives are
+//! [`NotSupported`](Error::NotSupported). The accepting side may send at once: messages that arrive
+//! before the first receive are buffered.
 //!
 //! [One-sided](super::one_sided) reads and writes and [delivery](super::ordering#completion-levels)
 //! work with libfabric peers too. Endpoints of this library also have atomic operations, if both
@@ -134,16 +138,16 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Access, Endpoint, PassiveEndpoint};
+//! use fabric_async::{Access, ConnectedEndpoint, PassiveEndpoint};
 //! # use std::future::IntoFuture;
 //! let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
-//! let connecting = Endpoint::connect(listener.name()).into_future();
-//! let accepting = async { listener.next().await.expect("the listener is open").accept("").await };
+//! let connecting = ConnectedEndpoint::connect(listener.name()).into_future();
+//! let accepting = async { listener.accept().await?.accept("") };
 //! let (client, server) = tokio::try_join!(connecting, accepting)?;
 //! let tickets = server.domain().alloc(8, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
 //! tokio::spawn(async move { server.recv().await });                // keeps its domain moving
 //! for number in 0..3u64 {
-//!     let ticket = client.fetch_add(client.peer()?, tickets.remote().at(0), 1u64).await?;
+//!     let ticket = client.fetch_add(tickets.remote().at(0), 1u64).await?;
 //!     assert_eq!(ticket, number);
 //! }
 //! # Ok(()) }
@@ -162,14 +166,15 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Endpoint, PassiveEndpoint};
+//! use fabric_async::{ConnectedEndpoint, PassiveEndpoint};
 //! let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
 //! // An endpoint of this library announces this itself; one of libfabric never does.
-//! let connecting = Endpoint::connect(listener.name()).peer_supports_tags().into_future();
-//! let accepting = async { listener.next().await.expect("the listener is open").accept("").await };
+//! let connecting =
+//!     ConnectedEndpoint::connect(listener.name()).peer_supports_tags().into_future();
+//! let accepting = async { listener.accept().await?.accept("") };
 //! let (client, server) = tokio::try_join!(connecting, accepting)?;
-//! client.send(client.peer()?, "second").tag(2).await?;
-//! client.send(client.peer()?, "first").tag(1).await?;
+//! client.send("second").tag(2).await?;
+//! client.send("first").tag(1).await?;
 //! assert_eq!(&server.recv().tag(1).await?[..], b"first");
 //! assert_eq!(&server.recv().tag(2).await?[..], b"second");
 //! # Ok(()) }
@@ -185,11 +190,11 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Endpoint, EpType, Fabric, Hints, SHARED_CONTEXT, discover};
+//! use fabric_async::{ConnectedEndpoint, EpType, Fabric, Hints, SHARED_CONTEXT, discover};
 //! use std::collections::HashMap;
 //!
 //! let hints = Hints::new().provider("tcp").ep_type(EpType::Msg).ep_rx_ctx_cnt(SHARED_CONTEXT);
-//! let info = discover(&hints).await?.swap_remove(0);
+//! let info = discover(&hints)?.swap_remove(0);
 //! let fabric = Fabric::open(&info)?;
 //! let domain = fabric.domain(&info)?;
 //! let pool = domain.shared_rx_context(&info)?.open()?;
@@ -197,20 +202,19 @@
 //!
 //! let (name, mut clients) = (listener.name().clone(), HashMap::new());
 //! let connecting = tokio::spawn(async move {
-//!     tokio::try_join!(Endpoint::connect(&name), Endpoint::connect(&name))
+//!     tokio::try_join!(ConnectedEndpoint::connect(&name), ConnectedEndpoint::connect(&name))
 //! });
 //! for _ in 0..2 {
-//!     let request = listener.next().await.expect("the listener is open");
-//!     let ep = domain.endpoint(&info)?.bind_shared_rx(&pool)?.accept(request, "").await?;
+//!     let request = listener.accept().await?;
+//!     let ep = domain.endpoint(&info)?.bind_shared_rx(&pool)?.accept(request, "")?;
 //!     clients.insert(ep.id(), ep);
 //! }
 //! let (one, two) = connecting.await.expect("a task that ends")?;
 //! for client in [two, one] {
-//!     client.send(client.peer()?, "a request").await?;
+//!     client.send("a request").await?;
 //!     let request = pool.recv().await?;
 //!     let ep = &clients[&pool.received_by(&request.transfer).expect("it is open")];
-//!     assert_eq!(request.source(), ep.peer());
-//!     ep.send(ep.peer()?, "a reply").await?;
+//!     ep.send("a reply").await?;
 //!     assert_eq!(&client.recv().await?[..], b"a reply");
 //! }
 //! # Ok(()) }
@@ -225,7 +229,7 @@
 //!
 //! # End of a connection
 //!
-//! [`Endpoint::shutdown`], dropping or closing the endpoint, and the death of the process end the
+//! [`ConnectedEndpoint::shutdown`], dropping or closing the endpoint, and the death of the process end the
 //! connection. What was sent before is handed over in the background for up to five seconds; over
 //! `shm` a completed send is in the ring, where the peer finds it also after a death. The other
 //! side first receives everything that arrived. Then pending and later operations fail with
@@ -242,7 +246,7 @@
 //!
 //! | event | C |
 //! |---|---|
-//! | [`ConnectionRequest`](EventKind::ConnectionRequest) at a passive endpoint that is bound to the queue; [`try_next`](PassiveEndpoint::try_next) has the request | `FI_CONNREQ` |
+//! | [`ConnectionRequest`](EventKind::ConnectionRequest) at a passive endpoint that is bound to the queue; [`try_accept`](PassiveEndpoint::try_accept) has the request | `FI_CONNREQ` |
 //! | [`Connected`](EventKind::Connected), on both sides | `FI_CONNECTED` |
 //! | [`ConnectFailed`](EventKind::ConnectFailed) | an error entry |
 //! | [`Shutdown`](EventKind::Shutdown) | `FI_SHUTDOWN` |

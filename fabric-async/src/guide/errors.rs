@@ -16,7 +16,7 @@
 //! use futures_util::StreamExt;
 //! let ep = Endpoint::bind("shm://").await?;
 //! let me = ep.add_peer(ep.name()).await?;
-//! let mut queue = ep.completions().expect("the first call gets the queue");
+//! let mut queue = ep.take_completions().expect("the first call gets the queue");
 //!
 //! for context in 0..2 {
 //!     ep.recv_into(Vec::with_capacity(8)).context(context).post()?;
@@ -59,17 +59,27 @@
 //! `tokio::spawn(ep.recv().start()?)` therefore receives only while a handle of `ep` lives
 //! elsewhere: move a clone into the task.
 //!
-//! [`Endpoint::close`] closes an endpoint for all its clones; so does `close` of counters and
-//! address vectors. A call on a closed object, and a wait for it, is [`Error::Closed`].
+//! # Closing
 //!
-//! `close` of the other objects fails with [`Error::Busy`] while children are open or objects are
-//! bound to them. It names these by class, changes nothing, and returns the handle in
-//! [`CloseError`]:
+//! Every object has `close`, which closes it for all its clones. A call on a closed object, and a
+//! wait for it, is [`Error::Closed`], and so is a second `close`. Memory also has `into_buf`
+//! ([`MemoryRegion::into_buf`], [`RegisteredBuffer::into_buf`]), which closes it and returns the
+//! buffer.
+//!
+//! | object | `close` is [`Error::Busy`] while |
+//! |---|---|
+//! | [`Fabric`], [`Domain`] | it has open children |
+//! | [`CompletionQueue`], [`EventQueue`], [`AddressVector`], [`Counter`] | an open object is bound to it |
+//! | [`SharedRxContext`] | an open endpoint uses it |
+//! | [`Endpoint`], [`ConnectedEndpoint`], [`PassiveEndpoint`], [`MemoryRegion`], [`RegisteredBuffer`] | never |
+//!
+//! The error names the open objects by class. The refused call has changed nothing, and
+//! [`CloseError`] returns the handle:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::{Class, Error, Fabric, Hints, discover};
-//! let info = discover(&Hints::new().provider("shm")).await?.swap_remove(0);
+//! let info = discover(&Hints::new().provider("shm"))?.swap_remove(0);
 //! let domain = Fabric::open(&info)?.domain(&info)?;
 //! let counter = domain.counter()?;
 //!

@@ -28,22 +28,25 @@
 //! | `fi_endpoint`, `fi_ep_bind`, `fi_enable` | [`Domain::endpoint`], `bind_...` and `enable` of [`EndpointBuilder`] |
 //! | `fi_setname`, `fi_getname` | [`EndpointBuilder::name`], [`Endpoint::name`] |
 //! | `fi_passive_ep`, `fi_pep_bind`, `fi_listen` | [`Fabric::passive_endpoint`], `bind_eq` and `listen` of [`PassiveEndpointBuilder`]; [`PassiveEndpoint::bind`] |
-//! | `fi_connect`, `fi_accept` | [`connect`](EndpointBuilder::connect) and [`accept`](EndpointBuilder::accept) instead of `enable`; [`Endpoint::connect`], [`ConnectionRequest::accept`] |
+//! | `fi_connect`, `fi_accept` | [`connect`](EndpointBuilder::connect) and [`accept`](EndpointBuilder::accept) instead of `enable`; [`ConnectedEndpoint::connect`], [`ConnectionRequest::accept`] |
 //! | `fi_reject` | [`ConnectionRequest::reject`], or drop |
-//! | `fi_shutdown`, `fi_getpeer` | [`Endpoint::shutdown`], [`Endpoint::peer_name`] |
+//! | `fi_shutdown`, `fi_getpeer` | [`ConnectedEndpoint::shutdown`], [`ConnectedEndpoint::peer`] |
 //! | `FI_CONNREQ`, `FI_CONNECTED`, `FI_SHUTDOWN` | [`EventKind`], see [events](super::connected_endpoints#events) |
 //! | `FI_OPT_CM_DATA_SIZE` | [`MAX_PRIVATE_DATA`] |
 //! | `fi_cq_open`, `fi_eq_open`, `fi_cntr_open` | [`Domain::completion_queue`], [`Fabric::event_queue`], [`Domain::counter`] |
 //! | `fi_av_open` | [`Domain::address_vector`] |
 //! | `fi_srx_context`, `FI_SHARED_CONTEXT` | [`Domain::shared_rx_context`], [`SHARED_CONTEXT`]; `fi_ep_bind` of it is [`bind_shared_rx`](EndpointBuilder::bind_shared_rx) |
-//! | `fi_mr_reg`, `fi_mr_key` | [`Domain::alloc_from`]; [`Domain::alloc`], [`Domain::alloc_from`]; [`MemoryRegion::key`] |
+//! | `fi_mr_reg`, `fi_mr_key` | [`Domain::register`]; [`Domain::alloc`], [`Domain::alloc_from`]; [`MemoryRegion::key`] |
 //! | `fi_mr_bind` with a counter | [`MemoryRegion::bind_counter`] |
 //! | `FI_MR_VIRT_ADDR` | [`RemoteRegion::base`], where the hints agree to [`MrMode::BASIC`] |
 //! | `fi_mr_desc`, `FI_MR_LOCAL` | nothing: local buffers need no registration |
-//! | `fi_close` | `close`, or drop; see [handles](super::errors#handles) |
+//! | `fi_close` | `close`, or drop; see [closing](super::errors#closing) |
 //! | all of the above up to `fi_enable` | [`Endpoint::bind`] |
 //!
 //! # Data transfer
+//!
+//! The calls of an [`Endpoint`]; those of a [`ConnectedEndpoint`] (`FI_EP_MSG`) have the same names
+//! and take no peer.
 //!
 //! | C | here |
 //! |---|---|
@@ -76,10 +79,10 @@
 //! | C | here |
 //! |---|---|
 //! | `FI_CQ_FORMAT_...`, `struct fi_context` | one format, [`Completion`], with a `u64` context |
-//! | `fi_cq_read`, `fi_cq_readfrom` | [`CompletionQueue::try_next_batch`], [`Transfer::source`] |
-//! | `fi_cq_sread` | [`CompletionQueue::next_batch`], or the queue as a `Stream` |
+//! | `fi_cq_read`, `fi_cq_readfrom` | [`CompletionQueue::try_read_batch`], [`Transfer::source`] |
+//! | `fi_cq_sread` | [`CompletionQueue::read_batch`], or the queue as a `Stream` |
 //! | `fi_cq_readerr` | [`Completion::error`] |
-//! | `fi_eq_read`, `fi_eq_sread` | [`EventQueue::try_next`], [`EventQueue::next`] |
+//! | `fi_eq_read`, `fi_eq_sread` | [`EventQueue::try_read`], [`EventQueue::read`] |
 //! | `fi_cntr_read`, `fi_cntr_readerr` | [`Counter::value`], [`Counter::errors`] |
 //! | `fi_cntr_add`, `fi_cntr_adderr`, `fi_cntr_wait` | [`Counter::add`], [`Counter::add_errors`], [`Counter::wait`] |
 //! | `fi_av_insert`, `fi_av_remove`, `fi_av_lookup` | [`AddressVector::insert`], [`AddressVector::remove`], [`AddressVector::lookup`]; [`Endpoint::add_peer`] inserts and connects |
@@ -98,7 +101,7 @@
 //!   [`Shared`], whose handles are `Send + Sync`, and no lock is saved.
 //! * [`ResourceMgmt::Disabled`] is accepted and served as enabled; the info says enabled.
 //! * `control_progress` is negotiated, but `data_progress` decides for both.
-//! * [`Counter::value`], [`Counter::errors`] and [`EventQueue::try_next`] make no progress.
+//! * [`Counter::value`], [`Counter::errors`] and [`EventQueue::try_read`] make no progress.
 //! * Object counts (`cq_cnt`, `ep_cnt`, `tx_ctx_cnt`, `rx_ctx_cnt`, `cntr_cnt`, `mr_cnt`) are
 //!   advice: no open is refused because of them.
 //! * A connected endpoint exists only once it is connected, so nothing can be posted before. A
@@ -119,12 +122,12 @@
 //!     (Hints::new().provider("udp").ep_type(EpType::Msg), "ep_type"),
 //!     (Hints::new().provider("shm").tx_size(5000), "tx_size"),
 //! ] {
-//!     let refused = discover(&hints).await.unwrap_err();
+//!     let refused = discover(&hints).unwrap_err();
 //!     assert_eq!(refused.errno(), 61);                              // FI_ENODATA
 //!     let Error::NoMatch(why) = refused else { panic!("{refused}") };
 //!     assert_eq!(why.mismatches[0].attribute, attribute);
 //! }
-//! let unknown = discover(&Hints::new().provider("verbs")).await.unwrap_err();
+//! let unknown = discover(&Hints::new().provider("verbs")).unwrap_err();
 //! assert_eq!(unknown.errno(), 19);                              // FI_ENODEV; lists the providers
 //! # Ok(()) }
 //! ```

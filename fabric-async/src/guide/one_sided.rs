@@ -31,7 +31,7 @@
 //!
 //! | | [`MemoryRegion`] | [`RegisteredBuffer`] |
 //! |---|---|---|
-//! | made by | [`Domain::alloc`]; [`Domain::alloc_from`] copies a buffer in, and back on [`close`](MemoryRegion::close) | [`Domain::alloc_from`]: your buffer, in place |
+//! | made by | [`Domain::alloc`]; [`Domain::alloc_from`] copies a buffer in, and back on [`into_buf`](MemoryRegion::into_buf) | [`Domain::register`]: your buffer, in place |
 //! | who executes an operation over `shm` | its initiator, on the mapped memory | its owner, who must make progress |
 //! | the owner's access | [`read`](MemoryRegion::read), [`write`](MemoryRegion::write), [`load`](MemoryRegion::load), [`atomic`](MemoryRegion::atomic): copies | a slice, by [`lock`](RegisteredBuffer::lock) |
 //! | mutual exclusion | among atomic operations | among all operations and the owner's slice |
@@ -108,8 +108,8 @@
 //!
 //! The entry is not reserved. When the queue is full, the notification waits in the ring, with
 //! everything its sender sends later. An endpoint of [`Endpoint::bind`] has a queue of 1024
-//! entries: read it ([`Endpoint::completions`]), or take and drop it. An endpoint without a receive
-//! queue only counts.
+//! entries: read it ([`Endpoint::take_completions`]), or take and drop it. An endpoint without a
+//! receive queue only counts.
 //!
 //! # Errors
 //!

@@ -31,7 +31,7 @@
 //! use fabric_async::{Endpoint, Error};
 //! let ep = Endpoint::bind("shm://").await?;
 //! let me = ep.add_peer(ep.name()).await?;
-//! let mut queue = ep.completions().expect("only the first call returns the queue");
+//! let mut queue = ep.take_completions().expect("only the first call returns the queue");
 //!
 //! let receive = ep.recv().start()?;                  // posted first
 //! ep.recv_into(vec![0; 8]).context(7).post()?;       // posted second
@@ -39,7 +39,7 @@
 //! ep.send(me, "second").await?;
 //! assert_eq!(&receive.await?[..], b"first");
 //! let mut out = Vec::new();
-//! queue.next_batch(&mut out, 1).await;
+//! queue.read_batch(&mut out, 1).await;
 //! assert_eq!((out[0].context, out[0].bytes()), (7, &b"second"[..]));
 //!
 //! let receive = ep.recv().start()?;
@@ -75,7 +75,7 @@
 //!
 //! | dropped handle | effect |
 //! |---|---|
-//! | the last clone of an [`Endpoint`] | the endpoint closes: its operations fail with [`Error::Canceled`], which returns their buffers; peers are notified |
+//! | the last clone of an [`Endpoint`] or a [`ConnectedEndpoint`] | the endpoint closes: its operations fail with [`Error::Canceled`], which returns their buffers; peers are notified |
 //! | the last [`SharedRxContext`] | closes when the endpoints that share it are closed; its receives end with [`Error::Canceled`] |
 //! | [`CompletionQueue`] | its entries are lost, receives posted to it are withdrawn, sends go on; posts to it are refused with [`Error::Closed`] |
 //! | [`EventQueue`] | its events are lost |

@@ -26,7 +26,7 @@
 //! credit therefore also receives, and two peers that flood each other do not deadlock. No waker
 //! runs and no buffer is dropped under the domain's lock.
 //!
-//! [`Counter::value`], [`Counter::errors`] and [`EventQueue::try_next`] make no progress: they only
+//! [`Counter::value`], [`Counter::errors`] and [`EventQueue::try_read`] make no progress: they only
 //! read.
 //!
 //! # Manual progress
@@ -51,12 +51,12 @@
 //! let (a, b) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
 //! let to_b = a.add_peer(b.name()).await?;
 //!
-//! let mut received = b.completions().expect("the first call gets the queue");
+//! let mut received = b.take_completions().expect("the first call gets the queue");
 //! b.recv_into(vec![0; 16]).context(7).post()?;
 //! a.send(to_b, "ping").await?;                  // in the ring of b; no task waits at b
 //!
 //! let mut out = Vec::new();
-//! while received.try_next_batch(&mut out, 8) == 0 {  // polls without waiting, like fi_cq_read
+//! while received.try_read_batch(&mut out, 8) == 0 {  // polls without waiting, like fi_cq_read
 //!     tokio::task::yield_now().await;
 //! }
 //! assert_eq!((out[0].context, out[0].bytes()), (7, &b"ping"[..]));

@@ -26,7 +26,7 @@
 //! An address is an IP address and a port: `tcp://10.0.0.5:7000`, `tcp://[2001:db8::1]:7000`, or
 //! with the schemes `fi_sockaddr_in://` and `fi_sockaddr_in6://`. Host names
 //! (`tcp://localhost:7000`) are resolved, on a blocking thread, by the calls that are awaited
-//! ([`Endpoint::bind`], [`Endpoint::add_peer`], [`Endpoint::connect`]) and by
+//! ([`Endpoint::bind`], [`Endpoint::add_peer`], [`ConnectedEndpoint::connect`]) and by
 //! [`resolve`](resolve()). The port is required. Port 0 binds a free one: tell peers
 //! [`Endpoint::name`]. `tcp://` alone binds to the loopback address, or, in the domain of a network
 //! interface, to its address.
@@ -61,10 +61,10 @@
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::{EpType, Hints, Protocol, discover};
-//! let found = discover(&Hints::new().provider("tcp;ofi_rxm").ep_type(EpType::Rdm)).await?;
+//! let found = discover(&Hints::new().provider("tcp;ofi_rxm").ep_type(EpType::Rdm))?;
 //! assert!(found.iter().all(|info| info.ep.protocol == Some(Protocol::Rxm)));
 //! // Without this hint the native protocol comes first.
-//! let found = discover(&Hints::new().provider("tcp").ep_type(EpType::Rdm)).await?;
+//! let found = discover(&Hints::new().provider("tcp").ep_type(EpType::Rdm))?;
 //! assert_eq!(found[0].ep.protocol, Some(Protocol::Tcp));
 //! # Ok(()) }
 //! ```

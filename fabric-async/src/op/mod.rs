@@ -309,9 +309,6 @@ impl<B: IoBuf> Future for Operation<B> {
     }
 }
 
-/// The buffer is in the operation's slot or is moved out whole: nothing in the operation is pinned.
-impl<B> Unpin for Operation<B> {}
-
 impl<B> Drop for Operation<B> {
     fn drop(&mut self) {
         if let OperationState::Posted { ep, key: Some(key) } = &self.state {

@@ -131,7 +131,7 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
     /// # use futures_util::StreamExt;
     /// let ep = Endpoint::bind("shm://").await?;
     /// let me = ep.add_peer(ep.name()).await?;
-    /// let mut queue = ep.completions().expect("the first call");
+    /// let mut queue = ep.take_completions().expect("the first call");
     /// ep.recv_multi(BytesMut::with_capacity(12)).min_free(4).context(7).post()?;
     /// ep.inject(me, b"five.")?;
     /// ep.inject(me, b"four")?;

@@ -13,7 +13,7 @@ use fabric_core::{FiAddr, Result};
 use tokio::task::coop;
 
 use super::SendRequest;
-use crate::endpoint::{Endpoint, EndpointInner};
+use crate::endpoint::{AnyEndpoint, Endpoint, EndpointInner};
 use crate::thread_model::{Shared, ThreadModel};
 
 /// A request for a transmit credit. Awaiting it waits for a credit, in order with waiting sends.
@@ -93,14 +93,12 @@ impl<M: ThreadModel> Future for ReserveFuture<M> {
     }
 }
 
-impl<M: ThreadModel> Unpin for ReserveFuture<M> {}
-
 impl<M: ThreadModel> Permit<M> {
     /// Returns a request to send with this credit, to the peer it was reserved for; to be awaited,
     /// started or posted like any send. `ep` must be the endpoint that granted the credit, or a
     /// clone: on any other endpoint the credit is returned, and the send has none.
-    pub fn send<B: IoBuf>(self, ep: &Endpoint<M>, buf: B) -> SendRequest<'_, B, M> {
-        let peer = self.peer;
+    pub fn send<B: IoBuf>(self, ep: &impl AnyEndpoint<M>, buf: B) -> SendRequest<'_, B, M> {
+        let (ep, peer) = (ep.as_endpoint(), self.peer);
         if Arc::ptr_eq(&ep.inner, &self.ep) {
             SendRequest::new(ep, peer, buf).with_permit(self)
         } else {

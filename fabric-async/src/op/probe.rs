@@ -210,8 +210,6 @@ impl<M: ThreadModel> Future for ClaimFuture<M> {
     }
 }
 
-impl<M: ThreadModel> Unpin for ClaimFuture<M> {}
-
 /// A claimed message, which no other receive takes. It may still be arriving.
 ///
 /// It counts towards the budget for unexpected messages until it is received or discarded. Dropping

@@ -72,9 +72,9 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
     ///
     /// When a connected peer disconnects, receives directed at it fail with
     /// [`Error::PeerGone`](crate::Error::PeerGone), after the messages it had sent. A receive that
-    /// is posted later waits for the peer to come back if the application inserted the peer;
-    /// [`Endpoint::events`] reports the disconnect. For an auto-inserted peer the later receive
-    /// fails: with `PeerGone` while messages of the peer wait, with
+    /// is posted later waits for the peer to come back if the application inserted the peer; the
+    /// [event queue](Endpoint::take_events) reports the disconnect. For an auto-inserted peer the
+    /// later receive fails: with `PeerGone` while messages of the peer wait, with
     /// [`Error::StaleAddress`](crate::Error::StaleAddress) afterwards. A pending receive whose
     /// address handle is removed ends with `StaleAddress`.
     #[doc(alias = "FI_DIRECTED_RECV")]

@@ -196,7 +196,7 @@ pub(crate) async fn send_error_names_the_missing_peer(setup: Setup) {
         .unwrap()
         .bind_av(&av)
         .unwrap();
-    let late = late.enable().await.unwrap();
+    let late = late.enable().unwrap();
     let (sent, got) = tokio::join!(a.ep.send(addr, "there you are"), late.recv());
     sent.unwrap();
     assert_eq!(&got.unwrap()[..], b"there you are");
@@ -220,7 +220,7 @@ pub(crate) async fn wrong_scheme_and_malformed_addresses_are_refused(setup: Setu
         assert!(expected(&a.ep.add_peer(&address).await.unwrap_err()));
         let builder = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap();
         assert!(expected(
-            &builder.name(&address).unwrap().enable().await.unwrap_err()
+            &builder.name(&address).unwrap().enable().unwrap_err()
         ));
     }
     for text in [
@@ -259,12 +259,7 @@ pub(crate) async fn wrong_scheme_and_malformed_addresses_are_refused(setup: Setu
     // 192.0.2.0/24 is reserved for documentation: no interface has such an address.
     let elsewhere = format!("{}://192.0.2.1:7000", setup.provider);
     let builder = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap();
-    let error = builder
-        .name(&elsewhere[..])
-        .unwrap()
-        .enable()
-        .await
-        .unwrap_err();
+    let error = builder.name(&elsewhere[..]).unwrap().enable().unwrap_err();
     assert!(
         matches!(
             &error,
@@ -367,7 +362,6 @@ pub(crate) async fn auto_inserted_peer_close_fails_all_directed_receives(setup: 
         .bind_av(&b.av)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     a.ep.send(to_b, "hello").await.unwrap();
     let auto_addr = b.ep.recv().await.unwrap().source().unwrap();
@@ -390,7 +384,6 @@ pub(crate) async fn reinserted_address_survives_old_connection_close(setup: Setu
         .bind_av(&b.av)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     a.ep.send(to_b, "one").await.unwrap();
     let first = b.ep.recv().await.unwrap().source().unwrap();

@@ -235,7 +235,7 @@ pub(crate) async fn posted_atomics_report_fetched_values(setup: Setup) {
         .unwrap();
     let mut out = Vec::new();
     while out.len() < 2 {
-        a.cq.next_batch(&mut out, 2).await;
+        a.cq.read_batch(&mut out, 2).await;
     }
     assert_eq!((out[0].context, out[0].kind), (1, OpKind::Atomic));
     assert_eq!((out[1].context, out[1].kind), (2, OpKind::FetchAtomic));
@@ -258,7 +258,6 @@ pub(crate) async fn failed_atomic_executes_at_most_once(setup: Setup) {
         .bind_av(&a.av)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let to_b = ep.add_peer(b.ep.name()).await.unwrap();
     let mut region = b.domain.alloc(64, READ_WRITE).unwrap();

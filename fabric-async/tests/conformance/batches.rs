@@ -14,7 +14,7 @@ const BATCH_SIZES: [u64; 8] = [0, 1, 2, 31, 32, 33, 64, 500];
 async fn completed_contexts(cq: &mut CompletionQueue, count: usize) -> Vec<u64> {
     let mut out = Vec::new();
     while out.len() < count {
-        cq.next_batch(&mut out, count).await;
+        cq.read_batch(&mut out, count).await;
     }
     assert!(
         out.iter()
@@ -284,7 +284,7 @@ pub(crate) async fn receives_are_posted_in_one_batch(setup: Setup) {
         let mut got = Vec::new();
         let takes = async {
             while got.len() < 100 {
-                b.cq.next_batch(&mut got, 100).await;
+                b.cq.read_batch(&mut got, 100).await;
             }
         };
         tokio::join!(sends, takes);
@@ -322,7 +322,7 @@ pub(crate) async fn receives_are_posted_in_one_batch(setup: Setup) {
     assert_eq!((stopped.posted, stopped.unposted.len()), (10, 22));
     d.ep.send(to_c, "first").await.unwrap();
     let mut got = Vec::new();
-    c.cq.next_batch(&mut got, 1).await;
+    c.cq.read_batch(&mut got, 1).await;
     assert_eq!((got[0].context, got[0].bytes()), (0, &b"first"[..]));
 }
 
@@ -362,10 +362,10 @@ pub(crate) async fn batched_writes_report_data_in_order(setup: Setup) {
         post_all_retrying(&a, (0..100).map(row)).await;
         let (mut written, mut remote_entries) = (Vec::new(), Vec::new());
         while written.len() < 100 {
-            a.cq.next_batch(&mut written, 100).await;
+            a.cq.read_batch(&mut written, 100).await;
         }
         while remote_entries.len() < 100 {
-            b.cq.next_batch(&mut remote_entries, 100).await;
+            b.cq.read_batch(&mut remote_entries, 100).await;
         }
         assert!(
             remote_entries

@@ -21,10 +21,10 @@ use crate::setup::Setup;
 const LENGTHS: [usize; 8] = [0, 1, 40, 48, 60, 8192, 100_000, 1 << 20];
 
 /// Checks that discovery offers exactly the levels that the hints ask for.
-async fn assert_discovery_offers_levels(setup: &Setup) {
+fn assert_discovery_offers_levels(setup: &Setup) {
     let flags = LEVELS[0] | LEVELS[1];
     let hints = setup.hints().caps(setup.caps).tx_op_flags(flags);
-    let found = discover(&hints).await.unwrap();
+    let found = discover(&hints).unwrap();
     assert!(found.iter().all(|info| info.tx.op_flags == flags));
 }
 
@@ -104,7 +104,7 @@ pub(crate) async fn send_completes_with_a_posted_receive(setup: Setup) {
 async fn next_entries(fixture: &mut EndpointFixture, count: usize) -> Vec<Completion> {
     let mut out = Vec::new();
     while out.len() < count {
-        fixture.cq.next_batch(&mut out, count).await;
+        fixture.cq.read_batch(&mut out, count).await;
     }
     out
 }
@@ -126,7 +126,7 @@ pub(crate) async fn send_completions_follow_receive_order(setup: Setup) {
         assert_eq!(a.ep.post_all(all).unwrap(), COUNT as usize);
         flush(&a, &b, to_b).await;
         let mut out = Vec::new();
-        assert_eq!(a.cq.try_next_batch(&mut out, 1), 0, "no send has completed");
+        assert_eq!(a.cq.try_read_batch(&mut out, 1), 0, "no send has completed");
         for number in (0..COUNT).rev() {
             let got = b.ep.recv().tag(number).await.unwrap();
             assert_eq!(message_number(&got), number);
@@ -191,7 +191,7 @@ pub(crate) async fn every_send_kind_supports_levels(setup: Setup) {
 }
 
 pub(crate) async fn endpoint_op_flags_set_the_default_level(setup: Setup) {
-    assert_discovery_offers_levels(&setup).await;
+    assert_discovery_offers_levels(&setup);
     for level in LEVELS {
         let config = EndpointConfig {
             op_flags: level,
@@ -623,7 +623,7 @@ pub(crate) async fn rma_and_atomics_complete_after_delivery(setup: Setup) {
 pub(crate) async fn unsupported_level_is_refused(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
     for level in LEVELS {
-        if offers_level(&setup, level).await {
+        if offers_level(&setup, level) {
             continue;
         }
         let refused = with_level(level, a.ep.send(to_b, vec![1; 10]))
@@ -641,9 +641,9 @@ pub(crate) async fn unsupported_level_is_refused(setup: Setup) {
     }
 }
 
-async fn offers_level(setup: &Setup, level: OpFlags) -> bool {
+fn offers_level(setup: &Setup, level: OpFlags) -> bool {
     let hints = setup.hints().caps(setup.caps);
-    discover(&hints.tx_op_flags(level)).await.is_ok()
+    discover(&hints.tx_op_flags(level)).is_ok()
 }
 
 /// A send with `FI_DELIVERY_COMPLETE` succeeds only when the whole message is at the peer's

@@ -61,8 +61,8 @@ pub(crate) async fn posted_ops_complete_with_their_context(setup: Setup) {
     let mut none = Vec::new();
     assert_eq!(
         (
-            a.cq.try_next_batch(&mut none, 10),
-            b.cq.try_next_batch(&mut none, 10)
+            a.cq.try_read_batch(&mut none, 10),
+            b.cq.try_read_batch(&mut none, 10)
         ),
         (0, 0),
         "each context exactly once"
@@ -236,14 +236,14 @@ pub(crate) async fn batch_reads_are_bounded_and_ordered(setup: Setup) {
     }
     progress_task.abort();
     let mut out = Vec::new();
-    assert_eq!(b.cq.next_batch(&mut out, 0).await, 0);
+    assert_eq!(b.cq.read_batch(&mut out, 0).await, 0);
     out.push(next_completion(&mut b).await);
     while out.len() < 100 {
         let before = out.len();
         let count = if before % 2 == 0 {
-            b.cq.try_next_batch(&mut out, 7)
+            b.cq.try_read_batch(&mut out, 7)
         } else {
-            b.cq.next_batch(&mut out, 4).await
+            b.cq.read_batch(&mut out, 4).await
         };
         assert_eq!(out.len(), before + count);
         assert!(count <= 7 && (before % 2 == 0 || (1..=4).contains(&count)));
@@ -328,7 +328,6 @@ pub(crate) async fn posts_need_a_cq_and_futures_do_not(setup: Setup) {
         .bind_av(&a.av)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let refused = ep.send(to_b, vec![1]).post().unwrap_err();
     assert_eq!(

@@ -25,11 +25,11 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
         let (request_data, expected) = (pattern(len, 1), pattern(len, 2));
         let initiating = here.connect(&pep).private_data(request_data).into_future();
         let accepting = async {
-            let request = pep.next().await.unwrap();
+            let request = pep.accept().await.unwrap();
             assert_eq!(request.private_data(), request_data);
             assert_eq!(request.info().ep.ep_type, fabric_async::EpType::Msg);
             let peer = request.peer().clone();
-            (there.accept(request, expected).await, peer)
+            (there.accept(request, expected), peer)
         };
         let (active, (passive, peer)) = tokio::join!(initiating, accepting);
         let active = active.unwrap();
@@ -37,15 +37,9 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
             (active.private_data(), passive.private_data()),
             (expected, request_data)
         );
-        assert_eq!(
-            (active.peer_name().unwrap(), active.name()),
-            (pep.name(), &peer)
-        );
-        assert_eq!(
-            (passive.peer_name().unwrap(), passive.name()),
-            (&peer, pep.name())
-        );
-        let event = here.eq.next().await;
+        assert_eq!((active.peer(), active.name()), (pep.name(), &peer));
+        assert_eq!((passive.peer(), passive.name()), (&peer, pep.name()));
+        let event = here.eq.read().await;
         assert_eq!(event.endpoint_id, active.id());
         assert_eq!(
             event.kind,
@@ -54,7 +48,7 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
                 data: expected.to_vec()
             }
         );
-        let event = there.eq.next().await;
+        let event = there.eq.read().await;
         assert_eq!(event.endpoint_id, pep.id());
         assert_eq!(
             event.kind,
@@ -63,7 +57,7 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
                 data: request_data.to_vec()
             }
         );
-        let event = there.eq.next().await;
+        let event = there.eq.read().await;
         assert_eq!(event.endpoint_id, passive.id());
         assert_eq!(
             event.kind,
@@ -72,16 +66,11 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
                 data: Vec::new()
             }
         );
-        let (to_passive, to_active) = (active.peer().unwrap(), passive.peer().unwrap());
-        active.send(to_passive, "there").await.unwrap();
-        passive.send(to_active, "and back").await.unwrap();
+        active.send("there").await.unwrap();
+        passive.send("and back").await.unwrap();
         let (got, back) = tokio::join!(passive.recv(), active.recv());
         let (out, back) = (got.unwrap(), back.unwrap());
-        assert_eq!((&out[..], out.source()), (&b"there"[..], Ok(to_active)));
-        assert_eq!(
-            (&back[..], back.source()),
-            (&b"and back"[..], Ok(to_passive))
-        );
+        assert_eq!((&out[..], &back[..]), (&b"there"[..], &b"and back"[..]));
         drop((active, passive));
         let shut = |kind| {
             matches!(
@@ -94,7 +83,7 @@ pub(crate) async fn private_data_is_exchanged_on_connect(setup: Setup) {
         };
         // The endpoint that was closed last has seen the other's shutdown, or was closed before
         // that.
-        while let Some(event) = here.eq.try_next().or_else(|| there.eq.try_next()) {
+        while let Some(event) = here.eq.try_read().or_else(|| there.eq.try_read()) {
             assert!(shut(event.kind));
         }
     }
@@ -108,7 +97,7 @@ pub(crate) async fn rejection_carries_private_data(setup: Setup) {
     let mut pep = there.listen(&setup);
     for len in [0, 1, 100, MAX_PRIVATE_DATA] {
         let initiating = here.connect(&pep).into_future();
-        let rejecting = async { pep.next().await.unwrap().reject(pattern(len, 3)).unwrap() };
+        let rejecting = async { pep.accept().await.unwrap().reject(pattern(len, 3)).unwrap() };
         let (refused, ()) = tokio::join!(initiating, rejecting);
         let error = Error::Rejected {
             peer: pep.name().clone(),
@@ -117,13 +106,13 @@ pub(crate) async fn rejection_carries_private_data(setup: Setup) {
         assert_eq!(refused.unwrap_err(), error);
         assert_eq!(error.errno(), 111);
         assert_eq!(
-            here.eq.next().await.kind,
+            here.eq.read().await.kind,
             EventKind::ConnectFailed { error }
         );
         assert_eq!(here.domain.children().of(fabric_async::Class::Endpoint), 0);
     }
     let initiating = here.connect(&pep).into_future();
-    let dropping = async { drop(pep.next().await.unwrap()) };
+    let dropping = async { drop(pep.accept().await.unwrap()) };
     let (refused, ()) = tokio::join!(initiating, dropping);
     assert_eq!(
         refused.unwrap_err(),
@@ -139,7 +128,7 @@ pub(crate) async fn rejection_carries_private_data(setup: Setup) {
         tokio::task::yield_now().await;
     }
     let name = pep.name().clone();
-    pep.close();
+    pep.close().unwrap();
     assert_eq!(
         initiating.await.unwrap_err(),
         Error::Rejected {
@@ -175,19 +164,14 @@ pub(crate) async fn private_data_beyond_limit_is_refused(setup: Setup) {
         data: Vec::new(),
     };
     let initiating = here.connect(&pep).into_future();
-    let answering = async {
-        there
-            .endpoint()
-            .accept(pep.next().await.unwrap(), &long)
-            .await
-    };
+    let answering = async { there.endpoint().accept(pep.accept().await.unwrap(), &long) };
     let (refused, accepted) = tokio::join!(initiating, answering);
     assert_eq!(
         (refused.unwrap_err(), accepted.unwrap_err()),
         (rejected.clone(), too_long.clone())
     );
     let initiating = here.connect(&pep).into_future();
-    let answering = async { pep.next().await.unwrap().reject(&long) };
+    let answering = async { pep.accept().await.unwrap().reject(&long) };
     let (refused, answered) = tokio::join!(initiating, answering);
     assert_eq!((refused.unwrap_err(), answered), (rejected, Err(too_long)));
 }
@@ -207,14 +191,14 @@ pub(crate) async fn dropped_connect_aborts_the_attempt(setup: Setup) {
     let mut initiating = here.connect(&pep).private_data("abandoned").into_future();
     let request = loop {
         assert!(poll_once(&mut initiating).await.is_pending());
-        match pep.try_next() {
+        match pep.try_accept() {
             Some(request) if request.private_data() == b"abandoned" => break request,
             _ => tokio::task::yield_now().await,
         }
     };
     drop(initiating);
     // The initiator is found to be gone when its request is accepted, or later.
-    match there.endpoint().accept(request, b"too late").await {
+    match there.endpoint().accept(request, b"too late") {
         Ok(ep) => {
             assert!(ep.recv().await.unwrap_err().error.is_peer_unavailable());
             assert!(matches!(
@@ -227,9 +211,9 @@ pub(crate) async fn dropped_connect_aborts_the_attempt(setup: Setup) {
     let initiating = here.connect(&pep).private_data("in time").into_future();
     let accepting = async {
         loop {
-            match pep.next().await.unwrap() {
+            match pep.accept().await.unwrap() {
                 request if request.private_data() == b"in time" => {
-                    break there.accept(request, b"").await;
+                    break there.accept(request, b"");
                 }
                 request => request.reject("too late").unwrap(),
             }
@@ -259,9 +243,9 @@ pub(crate) async fn many_clients_connect_to_one_passive_endpoint(setup: Setup) {
     let accepting = async {
         let mut all = Vec::new();
         while all.len() < MANY {
-            let request = pep.next().await.unwrap();
+            let request = pep.accept().await.unwrap();
             let number = usize::from_le_bytes(request.private_data().try_into().unwrap());
-            all.push((number, there.accept(request, &number.to_le_bytes()).await));
+            all.push((number, there.accept(request, &number.to_le_bytes())));
         }
         all
     };
@@ -277,13 +261,8 @@ pub(crate) async fn many_clients_connect_to_one_passive_endpoint(setup: Setup) {
     let (mut passive, active) = tokio::join!(accepting, connecting);
     passive.sort_by_key(|(number, _)| *number);
     for (number, (active, (_, passive))) in active.iter().zip(&passive).enumerate() {
-        active
-            .send(active.peer().unwrap(), number.to_le_bytes().to_vec())
-            .await
-            .unwrap();
-        passive
-            .inject(passive.peer().unwrap(), &number.to_le_bytes())
-            .unwrap();
+        active.send(number.to_le_bytes().to_vec()).await.unwrap();
+        passive.inject(&number.to_le_bytes()).unwrap();
     }
     for (number, (active, (_, passive))) in active.iter().zip(&passive).enumerate().rev() {
         assert_eq!(active.recv().await.unwrap()[..], number.to_le_bytes());
@@ -307,7 +286,7 @@ pub(crate) async fn connect_fails_on_timeout_or_closed_listener(setup: Setup) {
     assert_eq!(error, Error::TimedOut(name.clone()));
     assert_eq!(error.errno(), 110);
     assert_eq!(
-        here.eq.next().await.kind,
+        here.eq.read().await.kind,
         EventKind::ConnectFailed { error }
     );
     // A connect without a timeout works, too.
@@ -322,7 +301,7 @@ pub(crate) async fn connect_fails_on_timeout_or_closed_listener(setup: Setup) {
     let error = here.endpoint().connect(&name).await.unwrap_err();
     assert_eq!(error, Error::NoSuchPeer(name));
     assert_eq!(
-        here.eq.next().await.kind,
+        here.eq.read().await.kind,
         EventKind::ConnectFailed { error }
     );
 }
@@ -337,7 +316,7 @@ pub(crate) async fn oldest_pending_handshake_is_evicted(setup: Setup) {
     let mut silent: Vec<_> = (0..300).map(|_| connect_raw(&pep)).collect();
     silent[0].write_all(&connect_request(b"")[..31]).unwrap();
     let initiating = here.connect(&pep).into_future();
-    let accepting = async { there.accept(pep.next().await.unwrap(), b"").await };
+    let accepting = async { there.accept(pep.accept().await.unwrap(), b"") };
     let (active, _passive) = tokio::join!(initiating, accepting);
     active.unwrap();
     let first = silent.remove(0);
@@ -345,7 +324,7 @@ pub(crate) async fn oldest_pending_handshake_is_evicted(setup: Setup) {
     // The newest socket can still send its request.
     let last = silent.last_mut().unwrap();
     last.write_all(&connect_request(b"at last")).unwrap();
-    let late = pep.next().await.unwrap();
+    let late = pep.accept().await.unwrap();
     assert_eq!(late.private_data(), b"at last");
     late.reject("").unwrap();
     assert_eq!(read_to_end(silent.pop().unwrap()).await[..2], [3, 6]);
@@ -358,12 +337,12 @@ pub(crate) async fn connect_request_is_accepted_at_every_split(setup: Setup) {
     for split in 1..bytes.len() {
         let mut socket = connect_raw(&pep);
         socket.write_all(&bytes[..split]).unwrap();
-        assert!(pep.try_next().is_none(), "{split} bytes are not all");
+        assert!(pep.try_accept().is_none(), "{split} bytes are not all");
         socket.write_all(&bytes[split..]).unwrap();
-        let request = pep.next().await.unwrap();
+        let request = pep.accept().await.unwrap();
         assert_eq!(request.private_data(), b"in pieces");
         let expected = connect_response(b"yes");
-        let ep = there.accept(request, b"yes").await;
+        let ep = there.accept(request, b"yes");
         let mut received = vec![0; expected.len()];
         socket.read_exact(&mut received).unwrap();
         assert_eq!(received, expected, "one response, in one piece");
@@ -399,12 +378,12 @@ pub(crate) async fn malformed_connect_request_closes_socket(setup: Setup) {
             let split = split.min(bad.len());
             let mut socket = connect_raw(&pep);
             socket.write_all(&bad[..split]).unwrap();
-            assert!(pep.try_next().is_none());
+            assert!(pep.try_accept().is_none());
             // The passive endpoint may have closed the socket already.
             let _ = socket.write_all(&bad[split..]);
             let rejected = loop {
-                assert!(pep.try_next().is_none());
-                if let Some(event) = there.eq.try_next() {
+                assert!(pep.try_accept().is_none());
+                if let Some(event) = there.eq.try_read() {
                     break event;
                 }
                 tokio::task::yield_now().await;
@@ -424,10 +403,10 @@ pub(crate) async fn malformed_connect_request_closes_socket(setup: Setup) {
         let mut socket = connect_raw(&pep);
         socket.write_all(&connect_request(b"")[..len]).unwrap();
         drop(socket);
-        assert!(pep.try_next().is_none());
+        assert!(pep.try_accept().is_none());
     }
     let initiating = here.connect(&pep).into_future();
-    let accepting = async { there.accept(pep.next().await.unwrap(), b"still here").await };
+    let accepting = async { there.accept(pep.accept().await.unwrap(), b"still here") };
     let (active, _passive) = tokio::join!(initiating, accepting);
     assert_eq!(active.unwrap().private_data(), b"still here");
 }
@@ -521,19 +500,17 @@ pub(crate) async fn connreq_can_be_accepted_in_any_domain(setup: Setup) {
         for call in &mut calls {
             assert!(poll_once(call).await.is_pending());
         }
-        requests.extend(pep.try_next());
+        requests.extend(pep.try_accept());
         tokio::task::yield_now().await;
     }
     drop(pep);
     requests.sort_by_key(|request| request.private_data().to_vec());
     let mut requests = requests.into_iter();
-    let in_b = b.domain_fixture.accept(requests.next().unwrap(), b"").await;
-    let in_other = other.accept(requests.next().unwrap(), b"").await;
+    let in_b = b.domain_fixture.accept(requests.next().unwrap(), b"");
+    let in_other = other.accept(requests.next().unwrap(), b"");
     for (call, accepted) in calls.into_iter().zip([in_b, in_other]) {
         let ep = call.await.unwrap();
-        ep.send(ep.peer().unwrap(), "wherever you are")
-            .await
-            .unwrap();
+        ep.send("wherever you are").await.unwrap();
         assert_eq!(&accepted.recv().await.unwrap()[..], b"wherever you are");
     }
 }

@@ -4,7 +4,7 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use fabric_async::{Access, AtomicOp, Class, Endpoint, Error};
+use fabric_async::{Access, AtomicOp, Class, ConnectedEndpoint, Error};
 
 use crate::connected::spawn_progress;
 use crate::connected_pair::connected_pair;
@@ -17,9 +17,8 @@ pub(crate) async fn window_outlives_neither_region_nor_connection(setup: Setup) 
     let (a, b) = connected_pair(&setup).await;
     for (from, to) in [(&a, &b), (&b, &a)] {
         let _progress = spawn_progress(to);
-        let peer = from.ep.peer().unwrap();
         let region = to.domain_fixture.domain.alloc(64, READ_WRITE).unwrap();
-        let window = from.ep.window(peer, region.remote()).await.unwrap();
+        let window = from.ep.window(region.remote()).await.unwrap();
         window.write(0, b"in place").unwrap();
         let mut bytes = [0; 8];
         region.read(0, &mut bytes).unwrap();
@@ -31,8 +30,7 @@ pub(crate) async fn window_outlives_neither_region_nor_connection(setup: Setup) 
     }
     let region = b.domain_fixture.domain.alloc(64, READ_WRITE).unwrap();
     let _progress = spawn_progress(&b);
-    let peer = a.ep.peer().unwrap();
-    let window = a.ep.window(peer, region.remote()).await.unwrap();
+    let window = a.ep.window(region.remote()).await.unwrap();
     a.ep.shutdown().unwrap();
     let closed = window.write(0, b"x").unwrap_err();
     assert_eq!(closed, Error::Closed(Class::Endpoint));
@@ -40,10 +38,9 @@ pub(crate) async fn window_outlives_neither_region_nor_connection(setup: Setup) 
 
 pub(crate) async fn both_completion_levels_wait_for_a_receive(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
-    let to_b = a.ep.peer().unwrap();
     for len in [0, 8, 9000, 1 << 20] {
         for matched in [false, true] {
-            let send = a.ep.send(to_b, pattern(len, 1)).fence();
+            let send = a.ep.send(pattern(len, 1)).fence();
             let send = if matched {
                 send.match_complete()
             } else {
@@ -61,7 +58,7 @@ pub(crate) async fn both_completion_levels_wait_for_a_receive(setup: Setup) {
         }
     }
     // A message that is never received fails with the connection.
-    let waits = a.ep.send(to_b, "unreceived").match_complete();
+    let waits = a.ep.send("unreceived").match_complete();
     let mut waits = waits.start().unwrap();
     assert!(poll_once(&mut waits).await.is_pending());
     b.ep.close().unwrap();
@@ -74,7 +71,7 @@ pub(crate) async fn long_messages_are_copied_once_in_both_directions(setup: Setu
     let (a, b) = connected_pair(&setup).await;
     for (from, to) in [(&a.ep, &b.ep), (&b.ep, &a.ep)] {
         for len in [100_000, LONG_LEN] {
-            let send = from.send(from.peer().unwrap(), pattern(len, 4));
+            let send = from.send(pattern(len, 4));
             let (sent, got) = tokio::join!(send.into_future(), to.recv());
             sent.unwrap();
             assert_bytes(&got.unwrap(), pattern(len, 4));
@@ -101,11 +98,11 @@ pub(crate) async fn connecting_endpoint_has_the_name_it_asks_for(setup: Setup) {
         let refused: Error = taken.await.map(drop).unwrap_err();
         assert_eq!(refused, Error::AddressInUse(own.parse().unwrap()));
         let accepting = async {
-            let request = pep.next().await.unwrap();
+            let request = pep.accept().await.unwrap();
             assert_eq!(request.peer(), &own.parse().unwrap());
-            here.accept(request, b"").await
+            here.accept(request, b"")
         };
-        let (ep, accepted): (_, Endpoint) = tokio::join!(connecting, accepting);
+        let (ep, accepted): (_, ConnectedEndpoint) = tokio::join!(connecting, accepting);
         let ep = ep.unwrap();
         assert_eq!(ep.name(), &own.parse().unwrap());
         ep.close().unwrap();

@@ -3,8 +3,9 @@
 use std::future::IntoFuture;
 
 use fabric_async::{
-    CompletionQueue, Connect, ConnectionRequest, CqBind, Domain, Endpoint, EndpointBuilder,
-    EventKind, EventQueue, Fabric, Info, PassiveEndpoint, SharedRxContext, SocketOptions,
+    CompletionQueue, Connect, ConnectedEndpoint, ConnectionRequest, CqBind, Domain,
+    EndpointBuilder, EventKind, EventQueue, Fabric, Info, PassiveEndpoint, SharedRxContext,
+    SocketOptions,
 };
 
 use crate::setup::Setup;
@@ -24,7 +25,7 @@ pub(crate) struct MsgDomainFixture {
 /// A connected endpoint. Fields are dropped in this order: children before parents.
 #[derive(Debug)]
 pub(crate) struct MsgEndpointFixture {
-    pub(crate) ep: Endpoint,
+    pub(crate) ep: ConnectedEndpoint,
     pub(crate) domain_fixture: MsgDomainFixture,
 }
 
@@ -35,7 +36,7 @@ impl MsgDomainFixture {
 
     /// Opens a domain whose endpoints share a receive context, which reports to its queue.
     pub(crate) async fn open_shared_rx(setup: &Setup) -> Self {
-        let mut fixture = Self::with_info(setup, setup.shared_rx_info().await);
+        let mut fixture = Self::with_info(setup, setup.shared_rx_info());
         let shared = fixture.domain.shared_rx_context(&fixture.info).unwrap();
         fixture.shared_rx = Some(
             shared
@@ -100,8 +101,8 @@ impl MsgDomainFixture {
         self.endpoint().connect(pep.name())
     }
 
-    pub(crate) async fn accept(&self, request: ConnectionRequest, data: &[u8]) -> Endpoint {
-        self.endpoint().accept(request, data).await.unwrap()
+    pub(crate) fn accept(&self, request: ConnectionRequest, data: &[u8]) -> ConnectedEndpoint {
+        self.endpoint().accept(request, data).unwrap()
     }
 
     /// Connects an endpoint of this domain to the listener of another domain; returns both ends.
@@ -109,9 +110,9 @@ impl MsgDomainFixture {
         &self,
         there: &Self,
         pep: &mut PassiveEndpoint,
-    ) -> (Endpoint, Endpoint) {
+    ) -> (ConnectedEndpoint, ConnectedEndpoint) {
         let initiating = self.connect(pep).into_future();
-        let accepting = async { there.accept(pep.next().await.unwrap(), b"").await };
+        let accepting = async { there.accept(pep.accept().await.unwrap(), b"") };
         let (active, passive) = tokio::join!(initiating, accepting);
         (active.unwrap(), passive)
     }
@@ -119,7 +120,7 @@ impl MsgDomainFixture {
     /// Returns the next event other than connection requests and connects.
     pub(crate) async fn next_other_event(&mut self) -> EventKind {
         loop {
-            match self.eq.next().await.kind {
+            match self.eq.read().await.kind {
                 EventKind::ConnectionRequest { .. } | EventKind::Connected { .. } => {}
                 other => return other,
             }

@@ -6,8 +6,8 @@ use std::io::Write;
 use std::net::TcpStream;
 
 use fabric_async::{
-    Access, AtomicCall, AtomicOp, Caps, CounterBind, DownReason, Endpoint, Error, EventKind,
-    OpKind, RemoteAddr, RemoteRegion,
+    Access, AtomicCall, AtomicOp, Caps, ConnectedEndpoint, CounterBind, DownReason, Error,
+    EventKind, OpKind, RemoteAddr, RemoteRegion,
 };
 use fabric_core::atomic::{AtomicSpec, Datatype};
 use fabric_core::buf::Payload;
@@ -28,10 +28,7 @@ pub(crate) async fn every_atomic_op_works_in_both_directions(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
     for (from, to) in [(&a, &b), (&b, &a)] {
         let _progress = spawn_progress(to);
-        let (region, peer) = (
-            to.domain_fixture.domain.alloc(64, READ_WRITE).unwrap(),
-            from.ep.peer().unwrap(),
-        );
+        let region = to.domain_fixture.domain.alloc(64, READ_WRITE).unwrap();
         let mut own = to
             .domain_fixture
             .domain
@@ -58,14 +55,10 @@ pub(crate) async fn every_atomic_op_works_in_both_directions(setup: Setup) {
                         region.remote().at(8)
                     };
                     let fetched = match call {
-                        AtomicCall::Base => {
-                            from.ep.atomic(peer, at, op, operand).await.map(|()| value)
-                        }
-                        AtomicCall::Fetch => from.ep.fetch_atomic(peer, at, op, operand).await,
+                        AtomicCall::Base => from.ep.atomic(at, op, operand).await.map(|()| value),
+                        AtomicCall::Fetch => from.ep.fetch_atomic(at, op, operand).await,
                         AtomicCall::Compare => {
-                            from.ep
-                                .compare_atomic(peer, at, op, operand, comparand)
-                                .await
+                            from.ep.compare_atomic(at, op, operand, comparand).await
                         }
                     };
                     assert_eq!(fetched, Ok(value), "{op:?} {call:?}");
@@ -94,15 +87,14 @@ pub(crate) async fn concurrent_atomic_adds_are_not_lost(setup: Setup) {
         ends.push(end);
         let remote = region.remote();
         tasks.push(tokio::spawn(async move {
-            let peer = ep.peer().unwrap();
             for _ in 0..500 {
-                ep.atomic(peer, remote.at(0), AtomicOp::Sum, [1u64, 2, 3])
+                ep.atomic(remote.at(0), AtomicOp::Sum, [1u64, 2, 3])
                     .await
                     .unwrap();
-                ep.fetch_add(peer, remote.at(32), 0.5f64).await.unwrap();
+                ep.fetch_add(remote.at(32), 0.5f64).await.unwrap();
             }
             // The read completes after all earlier operations of the connection.
-            ep.read(peer, remote.slice(0..8)).await.unwrap();
+            ep.read(remote.slice(0..8)).await.unwrap();
         }));
     }
     for _ in 0..500 {
@@ -140,7 +132,7 @@ pub(crate) async fn posted_atomics_report_and_count_at_target(setup: Setup) {
             .bind_counter(&writes, CounterBind::REMOTE_WRITE)
             .unwrap();
         let ep = ep.bind_counter(&reads, CounterBind::REMOTE_READ).unwrap();
-        ep.accept(pep.next().await.unwrap(), b"").await.unwrap()
+        ep.accept(pep.accept().await.unwrap(), b"").unwrap()
     };
     let (a, _b) = tokio::join!(initiating, accepting);
     let (a, region) = (a.unwrap(), there.domain.alloc(64, READ_WRITE).unwrap());
@@ -151,13 +143,12 @@ pub(crate) async fn posted_atomics_report_and_count_at_target(setup: Setup) {
         },
         region.remote(),
     );
-    let peer = a.ep.peer().unwrap();
     region.atomic(8, AtomicOp::Write, 40i32).unwrap();
-    a.ep.atomic(peer, remote.at(0), AtomicOp::Sum, 2i32)
+    a.ep.atomic(remote.at(0), AtomicOp::Sum, 2i32)
         .context(1)
         .post()
         .unwrap();
-    a.ep.fetch_atomic(peer, remote.at(8), AtomicOp::Sum, [2i32, 3])
+    a.ep.fetch_atomic(remote.at(8), AtomicOp::Sum, [2i32, 3])
         .context(2)
         .post()
         .unwrap();
@@ -184,10 +175,10 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
         .domain
         .alloc(100, Access::REMOTE_READ)
         .unwrap();
-    let (remote, to_b) = (region.remote(), a.ep.peer().unwrap());
+    let remote = region.remote();
     for _ in 0..2 {
         let absent = RemoteRegion::new(remote.key ^ 1 << 40, 100, READ_WRITE);
-        let failed = a.ep.write(to_b, absent.at(0), "x").await.unwrap_err();
+        let failed = a.ep.write(absent.at(0), "x").await.unwrap_err();
         assert_eq!(
             (failed.error, failed.buf),
             (
@@ -198,7 +189,7 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
                 "x"
             )
         );
-        let failed = a.ep.read(to_b, absent.slice(0..9)).await.unwrap_err();
+        let failed = a.ep.read(absent.slice(0..9)).await.unwrap_err();
         assert_eq!(
             failed.error,
             Error::Key {
@@ -206,10 +197,7 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
                 why: "is unknown"
             }
         );
-        let failed =
-            a.ep.write(to_b, readable.remote().at(0), "x")
-                .await
-                .unwrap_err();
+        let failed = a.ep.write(readable.remote().at(0), "x").await.unwrap_err();
         assert_eq!(
             failed.error,
             Error::Key {
@@ -218,20 +206,18 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
             }
         );
         let beyond = RemoteRegion::new(remote.key, 1000, READ_WRITE);
-        let failed = a.ep.read(to_b, beyond.slice(500..600)).await.unwrap_err();
+        let failed = a.ep.read(beyond.slice(500..600)).await.unwrap_err();
         assert!(
             matches!(failed.error, Error::OutOfBounds { limit: 100, .. }),
             "{}",
             failed.error
         );
-        a.ep.write(to_b, remote.at(0), pattern(100, 3))
-            .await
-            .unwrap();
+        a.ep.write(remote.at(0), pattern(100, 3)).await.unwrap();
         assert_eq!(
-            a.ep.read(to_b, remote.slice(..)).await.unwrap()[..],
+            a.ep.read(remote.slice(..)).await.unwrap()[..],
             *pattern(100, 3)
         );
-        a.ep.send(to_b, "all the same").await.unwrap();
+        a.ep.send("all the same").await.unwrap();
         assert_eq!(&b.ep.recv().await.unwrap()[..], b"all the same");
     }
 }
@@ -245,32 +231,31 @@ pub(crate) async fn misaligned_atomic_fails_only_its_op(setup: Setup) {
         .domain
         .alloc(64, Access::REMOTE_READ)
         .unwrap();
-    let (remote, to_b) = (region.remote(), a.ep.peer().unwrap());
+    let remote = region.remote();
     for _ in 0..2 {
-        let across = a.ep.fetch_add(to_b, remote.at(4), 1u64).await;
+        let across = a.ep.fetch_add(remote.at(4), 1u64).await;
         assert!(
             matches!(&across, Err(Error::Invalid { what, .. }) if what.contains("atomic")),
             "{across:?}"
         );
         assert!(matches!(
-            a.ep.fetch_add(to_b, remote.at(64), 1u8).await,
+            a.ep.fetch_add(remote.at(64), 1u8).await,
             Err(Error::OutOfBounds { .. })
         ));
         let sum =
-            a.ep.atomic(to_b, readable.remote().at(0), AtomicOp::Sum, 1u64)
+            a.ep.atomic(readable.remote().at(0), AtomicOp::Sum, 1u64)
                 .await;
         assert!(matches!(sum, Err(Error::Key { why, .. }) if why.contains("grant")));
-        a.ep.fetch_add(to_b, remote.at(56), 1u64).await.unwrap();
+        a.ep.fetch_add(remote.at(56), 1u64).await.unwrap();
     }
     assert_eq!(region.load(56), Ok(2u64));
 }
 
-async fn expect_atomics_refused(ep: &Endpoint, at: RemoteAddr) {
-    let peer = ep.peer().unwrap();
+async fn expect_atomics_refused(ep: &ConnectedEndpoint, at: RemoteAddr) {
     for refused in [
-        ep.fetch_add(peer, at, 1u64).await.map(drop),
-        ep.atomic(peer, at, AtomicOp::Sum, 1u64).await,
-        ep.compare_atomic(peer, at, AtomicOp::Cswap, 1u64, 0)
+        ep.fetch_add(at, 1u64).await.map(drop),
+        ep.atomic(at, AtomicOp::Sum, 1u64).await,
+        ep.compare_atomic(at, AtomicOp::Cswap, 1u64, 0)
             .await
             .map(drop),
     ] {
@@ -303,12 +288,11 @@ pub(crate) async fn atomics_to_peer_without_support_are_refused(setup: Setup) {
     let _progress = spawn_progress(&b);
     let region = b.domain_fixture.domain.alloc(64, READ_WRITE).unwrap();
     expect_atomics_refused(&a.ep, region.remote().at(0)).await;
-    let peer = a.ep.peer().unwrap();
-    a.ep.write(peer, region.remote().at(0), "but writes")
+    a.ep.write(region.remote().at(0), "but writes")
         .await
         .unwrap();
     assert_eq!(
-        &a.ep.read(peer, region.remote().slice(0..10)).await.unwrap()[..],
+        &a.ep.read(region.remote().slice(0..10)).await.unwrap()[..],
         b"but writes"
     );
 }
@@ -334,20 +318,20 @@ pub(crate) async fn rma_to_msg_only_endpoint_fails_with_unknown_key(setup: Setup
     );
     let _progress = spawn_progress(&b);
     let region = b.domain_fixture.domain.alloc(64, READ_WRITE).unwrap();
-    let (remote, peer) = (region.remote(), a.ep.peer().unwrap());
+    let remote = region.remote();
     let unknown = Error::Key {
         key: remote.key,
         why: "is unknown",
     };
     assert_eq!(
-        a.ep.write(peer, remote.at(0), "x").await.unwrap_err().error,
+        a.ep.write(remote.at(0), "x").await.unwrap_err().error,
         unknown
     );
     assert_eq!(
-        a.ep.read(peer, remote.slice(..)).await.unwrap_err().error,
+        a.ep.read(remote.slice(..)).await.unwrap_err().error,
         unknown
     );
-    a.ep.send(peer, "all the same").await.unwrap();
+    a.ep.send("all the same").await.unwrap();
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"all the same");
 }
 
@@ -363,7 +347,7 @@ pub(crate) async fn atomics_to_unannounced_peer_are_refused(setup: Setup) {
             let (ep, mut socket, _) =
                 connect_raw_peer((&fixture, &setup), is_initiator, extension, false).await;
             expect_atomics_refused(&ep, RemoteAddr { key: 1, offset: 0 }).await;
-            ep.inject(ep.peer().unwrap(), b"good").unwrap();
+            ep.inject(b"good").unwrap();
             // Nothing was sent before the message.
             assert_eq!(read_exact(&mut socket, 20).await[16..], *b"good");
         }
@@ -405,11 +389,7 @@ async fn expect_protocol_shutdown(mut ep: MsgEndpointFixture, socket: TcpStream)
         panic!("an end")
     };
     assert!(matches!(reason, DownReason::Protocol(_)), "{reason:?}");
-    let failed = ep
-        .ep
-        .send(ep.ep.peer().unwrap(), "anything")
-        .await
-        .unwrap_err();
+    let failed = ep.ep.send("anything").await.unwrap_err();
     assert!(
         matches!(failed.error, Error::Protocol { .. }),
         "{}",

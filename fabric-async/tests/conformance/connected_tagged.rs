@@ -4,7 +4,7 @@ use std::future::IntoFuture;
 use std::io::Write;
 
 use bytes::{Bytes, BytesMut};
-use fabric_async::{Caps, Endpoint, Error, Gather};
+use fabric_async::{Caps, ConnectedEndpoint, Error, Gather};
 use futures_util::StreamExt;
 
 use crate::connected_pair::{MsgDomainFixture, connected_pair};
@@ -39,10 +39,7 @@ pub(crate) async fn every_length_arrives_tagged_in_both_directions(setup: Setup)
     ];
     for (len, tag) in lens.into_iter().zip(u64::MAX - 20..).chain([(9, 0)]) {
         for (from, to) in [(&a.ep, &b.ep), (&b.ep, &a.ep)] {
-            let sent = from
-                .send(from.peer().unwrap(), pattern(len, 1))
-                .tag(tag)
-                .data(len as u64);
+            let sent = from.send(pattern(len, 1)).tag(tag).data(len as u64);
             let (sent, got) = tokio::join!(
                 sent.delivery_complete().into_future(),
                 to.recv_into(Vec::with_capacity(len)).tag(tag)
@@ -52,17 +49,12 @@ pub(crate) async fn every_length_arrives_tagged_in_both_directions(setup: Setup)
                 (sent.transfer.tag, got.tag(), got.data()),
                 (Some(tag), Some(tag), Some(len as u64))
             );
-            assert_eq!(got.source(), to.peer());
             assert_bytes(&got, pattern(len, 1));
         }
     }
     // Unexpected messages.
     for len in lens.into_iter().filter(|len| *len <= 1 << 20) {
-        let sending =
-            a.ep.send(a.ep.peer().unwrap(), pattern(len, 3))
-                .tag(7)
-                .start()
-                .unwrap();
+        let sending = a.ep.send(pattern(len, 3)).tag(7).start().unwrap();
         assert_eq!(b.ep.probe().tag(7).await.unwrap().len, len);
         assert_bytes(&b.ep.recv().tag(7).await.unwrap(), pattern(len, 3));
         sending.await.unwrap();
@@ -71,20 +63,19 @@ pub(crate) async fn every_length_arrives_tagged_in_both_directions(setup: Setup)
 
 pub(crate) async fn every_send_call_accepts_a_tag(setup: Setup) {
     let (mut a, mut b) = connected_pair(&setup).await;
-    let to_b = a.ep.peer().unwrap();
-    a.ep.inject_tagged(to_b, 1, b"injected").unwrap();
-    a.ep.inject_tagged_data(to_b, 1, b"with data", 7).unwrap();
+    a.ep.inject_tagged(1, b"injected").unwrap();
+    a.ep.inject_tagged_data(1, b"with data", 7).unwrap();
     let gather = Gather::from((
         pattern(100, 1).to_vec(),
         Bytes::from_static(pattern(50_000, 2)),
     ));
-    let gathered = a.ep.send(to_b, gather).tag(1).start().unwrap();
+    let gathered = a.ep.send(gather).tag(1).start().unwrap();
     let mut loan = a.ep.loan(1000).unwrap();
     loan.copy_from_slice(pattern(1000, 3));
-    let lent = a.ep.lend(to_b, loan).tag(1).start().unwrap();
-    a.ep.send(to_b, "tried").tag(1).await.unwrap();
+    let lent = a.ep.lend(loan).tag(1).start().unwrap();
+    a.ep.send("tried").tag(1).await.unwrap();
     let rows = (0..20u64).map(|number| {
-        a.ep.send(to_b, numbered_message(number, 30))
+        a.ep.send(numbered_message(number, 30))
             .tag(number % 2 + 5)
             .context(number)
     });
@@ -129,7 +120,6 @@ pub(crate) async fn every_send_call_accepts_a_tag(setup: Setup) {
 
 pub(crate) async fn receives_match_by_tag(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
-    let to_b = a.ep.peer().unwrap();
     let (plain, seven) = (
         b.ep.recv().start().unwrap(),
         b.ep.recv().tag(7).start().unwrap(),
@@ -149,7 +139,7 @@ pub(crate) async fn receives_match_by_tag(setup: Setup) {
         (4, Some(9)),
         (5, Some(8)),
     ] {
-        let message = a.ep.send(to_b, numbered_message(number, 100));
+        let message = a.ep.send(numbered_message(number, 100));
         match tag {
             Some(tag) => message.tag(tag).await.unwrap(),
             None => message.await.unwrap(),
@@ -189,49 +179,41 @@ pub(crate) async fn shared_rx_receives_match_by_tag(setup: Setup) {
     for tag in (0..6usize).rev() {
         let (active, passive) = &pairs[tag % 3];
         active
-            .send(active.peer().unwrap(), numbered_message(tag as u64, 40))
+            .send(numbered_message(tag as u64, 40))
             .tag(tag as u64)
             .await
             .unwrap();
         let got = receives.pop().unwrap().await.unwrap();
-        assert_eq!(
-            (message_number(&got), got.source()),
-            (tag as u64, passive.peer())
-        );
+        assert_eq!(message_number(&got), tag as u64);
         assert_eq!(
             pool.shared_rx().received_by(&got.transfer),
             Some(passive.id())
         );
-        passive
-            .send(got.source().unwrap(), "back")
-            .tag(3)
-            .await
-            .unwrap();
+        passive.send("back").tag(3).await.unwrap();
         assert_eq!(&active.recv().tag(3).await.unwrap()[..], b"back");
     }
 }
 
 /// Checks that every tagged send call is refused at once, and that untagged sends work.
-async fn expect_tags_refused(ep: &Endpoint) {
-    let peer = ep.peer().unwrap();
-    let failed = ep.send(peer, vec![7; 9]).tag(1).await.unwrap_err();
+async fn expect_tags_refused(ep: &ConnectedEndpoint) {
+    let failed = ep.send(vec![7; 9]).tag(1).await.unwrap_err();
     assert!(is_tags_unsupported(&failed.error), "{}", failed.error);
     assert_eq!((failed.buf, failed.error.errno()), (vec![7; 9], 95));
     let failed = ep
-        .send(peer, vec![7; 100_000])
+        .send(vec![7; 100_000])
         .tag(1)
         .delivery_complete()
         .await
         .unwrap_err();
     assert!(is_tags_unsupported(&failed.error) && failed.buf.len() == 100_000);
     assert!(is_tags_unsupported(
-        &ep.send(peer, "posted").tag(1).post().unwrap_err().error
+        &ep.send("posted").tag(1).post().unwrap_err().error
     ));
     assert!(is_tags_unsupported(
-        &ep.inject_tagged(peer, 1, b"injected").unwrap_err()
+        &ep.inject_tagged(1, b"injected").unwrap_err()
     ));
     let stopped = ep
-        .post_all([ep.send(peer, "a").tag(1), ep.send(peer, "b").tag(1)])
+        .post_all([ep.send("a").tag(1), ep.send("b").tag(1)])
         .unwrap_err();
     assert!(
         is_tags_unsupported(&stopped.error) && stopped.posted == 0,
@@ -241,7 +223,7 @@ async fn expect_tags_refused(ep: &Endpoint) {
     let mut loan = ep.loan(10).unwrap();
     loan.fill(1);
     assert!(is_tags_unsupported(
-        &ep.lend(peer, loan).tag(1).await.unwrap_err().error
+        &ep.lend(loan).tag(1).await.unwrap_err().error
     ));
 }
 
@@ -259,21 +241,14 @@ pub(crate) async fn tagged_send_to_untagged_peer_is_refused(setup: Setup) {
             (passive, active)
         };
         expect_tags_refused(&tags).await;
-        tags.send(tags.peer().unwrap(), "without a tag")
-            .await
-            .unwrap();
+        tags.send("without a tag").await.unwrap();
         assert_eq!(&plain.recv().await.unwrap()[..], b"without a tag");
-        let own = plain
-            .send(plain.peer().unwrap(), "x")
-            .tag(1)
-            .await
-            .unwrap_err()
-            .error;
+        let own = plain.send("x").tag(1).await.unwrap_err().error;
         assert!(
             matches!(own, Error::NotSupported(why) if why.contains("FI_TAGGED")),
             "{own}"
         );
-        plain.send(plain.peer().unwrap(), "and back").await.unwrap();
+        plain.send("and back").await.unwrap();
         assert_eq!(&tags.recv().await.unwrap()[..], b"and back");
     }
 }
@@ -292,14 +267,13 @@ pub(crate) async fn peer_supports_tags_option_enables_tagged_sends(setup: Setup)
             }
         );
         expect_tags_refused(&ep).await;
-        ep.inject(ep.peer().unwrap(), b"good").unwrap();
+        ep.inject(b"good").unwrap();
         let good = [&frame_header(0, 0, 0, 16, 20)[..], b"good"].concat();
         assert_eq!(read_exact(&mut socket, good.len()).await, good);
 
         let (ep, mut socket, _) =
             connect_raw_peer((&fixture, &setup), is_initiator, NO_EXTENSION, true).await;
-        ep.inject_tagged(ep.peer().unwrap(), 0x1234, b"good")
-            .unwrap();
+        ep.inject_tagged(0x1234, b"good").unwrap();
         let good = tagged_frame(0x1234, b"good");
         assert_eq!(read_exact(&mut socket, good.len()).await, good);
 
@@ -367,7 +341,7 @@ pub(crate) async fn vendor_extension_enables_only_announced_caps(setup: Setup) {
                 }
             );
             if supports_tags {
-                ep.inject_tagged(ep.peer().unwrap(), 5, b"good").unwrap();
+                ep.inject_tagged(5, b"good").unwrap();
                 let good = tagged_frame(5, b"good");
                 assert_eq!(read_exact(&mut socket, good.len()).await, good);
             } else {
@@ -390,7 +364,7 @@ pub(crate) async fn tagged_frame_closes_untagged_connection(setup: Setup) {
             let mut pep = fixture.listen(&setup);
             let mut socket = connect_raw(&pep);
             socket.write_all(&connect_request(b"")).unwrap();
-            let ep = fixture.accept(pep.next().await.unwrap(), b"").await;
+            let ep = fixture.accept(pep.accept().await.unwrap(), b"");
             let waits = ep.recv().start().unwrap();
             socket.write_all(&whole[..split]).unwrap();
             fixture.domain.progress();

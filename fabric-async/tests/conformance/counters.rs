@@ -48,7 +48,7 @@ pub(crate) async fn every_way_to_complete_is_counted(setup: Setup) {
     assert_eq!(a.send_counter.wait(4).await, Ok(4));
     let mut out = Vec::new();
     while out.len() < 2 {
-        b.cq.next_batch(&mut out, 2).await;
+        b.cq.read_batch(&mut out, 2).await;
     }
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"injected");
     assert_eq!(&b.ep.recv().start().unwrap().await.unwrap()[..], b"dropped");

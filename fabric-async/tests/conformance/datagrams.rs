@@ -259,7 +259,7 @@ pub(crate) async fn send_to_closed_port_succeeds(setup: Setup) {
         a.ep.send(to_b, numbered_message(number, 8)).await.unwrap();
         assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
     }
-    assert_eq!((a.ep.stats().failed, a.eq.try_next()), (0, None));
+    assert_eq!((a.ep.stats().failed, a.eq.try_read()), (0, None));
 }
 
 pub(crate) async fn unexpected_datagrams_over_budget_are_dropped_and_counted(setup: Setup) {
@@ -352,7 +352,7 @@ pub(crate) async fn inject_all_and_post_all_batches_arrive(setup: Setup) {
         }
         let mut ended = Vec::new();
         while ended.len() < messages.len() {
-            a.cq.next_batch(&mut ended, messages.len()).await;
+            a.cq.read_batch(&mut ended, messages.len()).await;
         }
         assert!(
             ended
@@ -495,7 +495,7 @@ pub(crate) async fn av_accepts_and_checks_socket_addresses(setup: Setup) {
     let mut a = a;
     assert_eq!(a.ep.inject_all(nowhere, [&b"one"[..], b"two"]), (2, Ok(())));
     for _ in 0..2 {
-        let event = a.eq.next().await;
+        let event = a.eq.read().await;
         assert!(
             matches!(event.kind, fabric_async::EventKind::OperationFailed { peer, .. } if peer == Some(nowhere))
         );

@@ -126,7 +126,6 @@ impl EndpointFixture {
             .bind_counter(&recvs, CounterBind::RECV)
             .unwrap()
             .enable()
-            .await
             .unwrap();
         Self {
             ep,

@@ -9,7 +9,7 @@ use crate::payload::{poll_once, wait_until_stable};
 use crate::setup::Setup;
 
 async fn next_event(fixture: &mut EndpointFixture) -> Event {
-    fixture.eq.next().await
+    fixture.eq.read().await
 }
 
 fn is_peer_connected(event: Event, fixture: &EndpointFixture) -> bool {
@@ -35,7 +35,7 @@ pub(crate) async fn peer_connect_and_close_are_events(setup: Setup) {
     a.ep.send(to_b, "hello").await.unwrap();
     let source = b.ep.recv().await.unwrap().source().unwrap();
     assert_eq!(number, Some(source));
-    assert_eq!(b.eq.try_next(), None, "a message is no event");
+    assert_eq!(b.eq.try_read(), None, "a message is no event");
     a.ep.close().unwrap();
     let event = next_event(&mut b).await;
     assert_eq!(
@@ -50,7 +50,7 @@ pub(crate) async fn peer_connect_and_close_are_events(setup: Setup) {
     assert_eq!(event.kind, down);
     // Both directions of a connection go down as one event.
     wait_until_stable(|| 0).await;
-    assert_eq!(b.eq.try_next(), None);
+    assert_eq!(b.eq.try_read(), None);
 }
 
 pub(crate) async fn endpoint_can_bind_its_own_event_queue(setup: Setup) {
@@ -64,15 +64,15 @@ pub(crate) async fn endpoint_can_bind_its_own_event_queue(setup: Setup) {
         .unwrap()
         .bind_eq(&own)
         .unwrap();
-    let ep = ep.context(5).enable().await.unwrap();
+    let ep = ep.context(5).enable().unwrap();
     a.ep.add_peer(ep.name()).await.unwrap();
-    let event = own.next().await;
+    let event = own.read().await;
     assert_eq!((event.endpoint_id, event.context), (ep.id(), 5));
     assert!(matches!(event.kind, EventKind::PeerConnected { peer, .. } if peer == *a.ep.name()));
-    assert_eq!(b.eq.try_next(), None, "the domain's queue gets no event");
+    assert_eq!(b.eq.try_read(), None, "the domain's queue gets no event");
     a.add_peer(&b).await;
     assert_eq!(next_event(&mut b).await.endpoint_id, b.ep.id());
-    assert_eq!(own.try_next(), None);
+    assert_eq!(own.try_read(), None);
 }
 
 pub(crate) async fn failure_of_dropped_send_is_an_event(setup: Setup) {
@@ -129,7 +129,7 @@ pub(crate) async fn event_queue_overrun_is_counted(setup: Setup) {
         (event.endpoint_id, event.kind),
         (0, EventKind::Overrun { lost: 3 })
     );
-    assert_eq!(r.eq.try_next(), None);
+    assert_eq!(r.eq.try_read(), None);
     let late = setup.open_endpoint().await;
     late.add_peer(&r).await;
     assert!(is_peer_connected(next_event(&mut r).await, &late));
@@ -248,7 +248,7 @@ pub(crate) async fn reopened_peer_gets_a_new_handle(setup: Setup) {
     let (at, to) = (name.clone(), b.ep.name().clone());
     let open = async || {
         let builder = host.domain.endpoint(&host.info).unwrap().name(&at).unwrap();
-        let ep = builder.bind_av(&host.av).unwrap().enable().await.unwrap();
+        let ep = builder.bind_av(&host.av).unwrap().enable().unwrap();
         let to_b = ep.add_peer(&to).await.unwrap();
         (ep, to_b)
     };
@@ -311,7 +311,7 @@ pub(crate) async fn directed_receives_do_not_match_a_successor(setup: Setup) {
     let (at, to) = (name.clone(), b.ep.name().clone());
     let open = async || {
         let builder = host.domain.endpoint(&host.info).unwrap().name(&at).unwrap();
-        let ep = builder.bind_av(&host.av).unwrap().enable().await.unwrap();
+        let ep = builder.bind_av(&host.av).unwrap().enable().unwrap();
         let to_b = ep.add_peer(&to).await.unwrap();
         (ep, to_b)
     };
@@ -385,7 +385,7 @@ pub(crate) async fn reused_endpoint_name_is_a_new_peer(setup: Setup) {
             .unwrap()
             .name(&name)
             .unwrap();
-        builder.bind_av(&host.av).unwrap().enable().await.unwrap()
+        builder.bind_av(&host.av).unwrap().enable().unwrap()
     };
     for round in 0..20 {
         let ep = open().await;

@@ -131,7 +131,7 @@ pub(crate) async fn every_kind_of_operation_can_be_fenced(setup: Setup) {
         };
         tokio::join!(behind, taking);
         let mut out = Vec::new();
-        a.cq.next_batch(&mut out, 2).await;
+        a.cq.read_batch(&mut out, 2).await;
         assert_eq!(
             (out.len(), out[0].kind, &out[0].error),
             (1, OpKind::Write, &None)
@@ -189,7 +189,7 @@ pub(crate) async fn close_fails_pending_fenced_ops(setup: Setup) {
             b.ep.clone().close().unwrap()
         }
         let mut out = Vec::new();
-        a.cq.next_batch(&mut out, 1).await;
+        a.cq.read_batch(&mut out, 1).await;
         assert_eq!((out.len(), out[0].context), (1, 1));
         match out[0].error.as_deref() {
             Some(Error::Canceled) if closing_here => {}
@@ -212,7 +212,6 @@ pub(crate) async fn fence_requires_fi_fence(setup: Setup) {
         .bind_av(&a.av)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let refused = plain.send(to_b, "x").fence().await.unwrap_err();
     assert_eq!(

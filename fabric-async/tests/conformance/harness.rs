@@ -143,7 +143,7 @@ fn register(args: &Arguments) -> (Vec<Test>, Vec<Row>) {
             let offered = match found {
                 Some((.., offered)) => offered.clone(),
                 None => {
-                    let offered = runtime.block_on(setup.offers_all(needs));
+                    let offered = setup.offers_all(needs);
                     let offered = offered.map_err(|error| format!("discovery failed: {error}"));
                     known.push((key, needs, offered.clone()));
                     offered

@@ -138,7 +138,7 @@ pub(crate) async fn loans_follow_message_semantics(setup: Setup) {
         (Error::Truncated { len: 3, lost: 3 }, &b"sec"[..])
     );
     let mut out = Vec::new();
-    a.cq.next_batch(&mut out, 1).await;
+    a.cq.read_batch(&mut out, 1).await;
     assert_eq!(
         (out[0].context, out[0].kind, out[0].transfer.len),
         (5, OpKind::Send, 6)
@@ -276,7 +276,7 @@ pub(crate) async fn more_loans_than_mappings_reach_one_peer(setup: Setup) {
         assert!(got.unwrap()[..] == *pattern(64, number), "message {number}");
     }
     assert_eq!(
-        a.eq.try_next()
+        a.eq.try_read()
             .filter(|event| matches!(event.kind, EventKind::PeerDown { .. })),
         None
     );

@@ -50,7 +50,6 @@ pub(crate) async fn endpoints_of_one_domain_exchange_messages(setup: Setup) {
         .bind_cq(&a.cq, CqBind::RECV)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let (to_second, to_first) = (
         a.ep.add_peer(second.name()).await.unwrap(),
@@ -93,7 +92,7 @@ pub(crate) async fn messages_circulate_among_endpoints_of_one_domain(setup: Setu
             .unwrap()
             .bind_av(&fixture.av)
             .unwrap();
-        ring.push(ep.enable().await.unwrap());
+        ring.push(ep.enable().unwrap());
     }
     let mut tasks = Vec::new();
     for (at, ep) in ring.iter().enumerate() {

@@ -34,6 +34,7 @@ mod completion_levels;
 mod completions;
 mod connect;
 mod connected;
+mod connected_batches;
 mod connected_local;
 mod connected_pair;
 mod connected_rma;

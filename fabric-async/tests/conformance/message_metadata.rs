@@ -185,9 +185,9 @@ pub(crate) async fn ops_without_requested_caps_are_refused(setup: Setup) {
     let refused = a.ep.inject_tagged(to_b, 1, b"x").unwrap_err();
     assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
     let hints = setup.hints().caps(Caps::MSG | Caps::SEND);
-    let info = discover(&hints).await.unwrap().swap_remove(0);
+    let info = discover(&hints).unwrap().swap_remove(0);
     let send_only = a.domain.endpoint(&info).unwrap();
-    let send_only = send_only.bind_av(&a.av).unwrap().enable().await.unwrap();
+    let send_only = send_only.bind_av(&a.av).unwrap().enable().unwrap();
     let refused = send_only.recv().await.unwrap_err();
     assert!(
         matches!(refused.error, Error::NotSupported(what) if what.contains("FI_RECV")),

@@ -227,6 +227,6 @@ pub(crate) async fn bind_opens_a_working_endpoint(setup: Setup) {
     };
     let (answer, ()) = tokio::join!(ask, serve);
     assert_eq!(&answer[..], b"hello, fabric");
-    assert!(client.completions().is_some() && client.completions().is_none());
-    assert!(client.events().is_some() && client.events().is_none());
+    assert!(client.take_completions().is_some() && client.take_completions().is_none());
+    assert!(client.take_events().is_some() && client.take_events().is_none());
 }

@@ -173,7 +173,7 @@ pub(crate) async fn invalid_group_address_is_refused(setup: Setup) {
         .bind_av(&a.av)
         .unwrap();
     assert!(matches!(
-        at.enable().await,
+        at.enable(),
         Err(Error::Invalid {
             what: "address",
             ..

@@ -59,7 +59,9 @@ pub(crate) async fn busy_domain_reports_open_children(setup: Setup) {
     let fabric = refused.handle;
 
     ep.close().unwrap();
-    region.map(|region| region.close().unwrap());
+    if let Some(region) = region {
+        region.close().unwrap();
+    }
     cq.close().unwrap();
     av.close().unwrap();
     sends.close().unwrap();
@@ -100,7 +102,7 @@ pub(crate) async fn queues_and_avs_are_busy_while_bound(setup: Setup) {
         .unwrap();
     let mut cq = cq;
     let mut out = Vec::new();
-    while cq.next_batch(&mut out, 1).await == 0 {}
+    while cq.read_batch(&mut out, 1).await == 0 {}
     assert_eq!(out[0].context, 3);
     assert!(sends.value() >= 1);
     drop(ep);
@@ -121,16 +123,66 @@ pub(crate) async fn closing_an_endpoint_closes_all_clones(setup: Setup) {
     assert_eq!(b.domain.children().of(Class::Endpoint), 0);
 }
 
-/// After `close`, remaining clones do not keep the objects that the endpoint was bound to busy.
+/// After `close`, clones of an endpoint or a domain do not keep the objects busy that it was bound
+/// to.
 pub(crate) async fn close_releases_bindings_despite_clones(setup: Setup) {
     let EndpointFixture {
-        ep, cq, av, domain, ..
+        ep,
+        cq,
+        av,
+        send_counter: sends,
+        recv_counter: recvs,
+        domain,
+        eq,
+        ..
     } = setup.open_endpoint().await;
-    let clone = ep.clone();
+    let clones = (ep.clone(), domain.clone());
     ep.close().unwrap();
     cq.close().unwrap();
     av.close().unwrap();
-    drop((clone, domain));
+    sends.close().unwrap();
+    recvs.close().unwrap();
+    domain.close().unwrap();
+    eq.close().unwrap();
+    drop(clones);
+}
+
+pub(crate) async fn second_close_is_refused_as_closed(setup: Setup) {
+    let EndpointFixture {
+        ep,
+        cq,
+        av,
+        send_counter: sends,
+        recv_counter: recvs,
+        domain,
+        eq,
+        fabric,
+        ..
+    } = setup.open_endpoint().await;
+    let again = (
+        ep.clone(),
+        av.clone(),
+        sends.clone(),
+        domain.clone(),
+        fabric.clone(),
+    );
+    ep.close().unwrap();
+    let refused = again.0.close().unwrap_err();
+    assert_eq!(refused.error, Error::Closed(Class::Endpoint));
+    av.close().unwrap();
+    let refused = again.1.close().unwrap_err();
+    assert_eq!(refused.error, Error::Closed(Class::AddressVector));
+    sends.close().unwrap();
+    let refused = again.2.close().unwrap_err();
+    assert_eq!(refused.error, Error::Closed(Class::Counter));
+    drop((cq, recvs));
+    domain.close().unwrap();
+    let refused = again.3.close().unwrap_err();
+    assert_eq!(refused.error, Error::Closed(Class::Domain));
+    eq.close().unwrap();
+    fabric.close().unwrap();
+    let refused = again.4.close().unwrap_err();
+    assert_eq!(refused.error, Error::Closed(Class::Fabric));
 }
 
 pub(crate) async fn operations_on_closed_endpoint_are_refused(setup: Setup) {
@@ -197,7 +249,7 @@ pub(crate) async fn endpoint_name_is_in_use_until_close(setup: Setup) {
             .unwrap()
             .name(&name)
             .unwrap();
-        builder.bind_av(&fixture.av).unwrap().enable().await
+        builder.bind_av(&fixture.av).unwrap().enable()
     };
     let first = open(&a).await.unwrap();
     assert_eq!(first.name(), &name);
@@ -312,7 +364,7 @@ pub(crate) async fn endpoint_needs_an_address_vector(setup: Setup) {
         .bind_cq(&a.cq, CqBind::RECV)
         .unwrap();
     assert_eq!(
-        builder.enable().await.map(drop),
+        builder.enable().map(drop),
         Err(Error::Unbound(Class::AddressVector))
     );
     assert_eq!(a.domain.children().of(Class::Endpoint), 1);

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use fabric_async::{Endpoint, PassiveEndpoint};
+use fabric_async::{ConnectedEndpoint, PassiveEndpoint};
 
 use crate::connected_pair::MsgDomainFixture;
 use crate::setup::Setup;
@@ -97,20 +97,20 @@ pub(crate) async fn connect_raw_peer(
     is_initiator: bool,
     extension: ExtensionBytes,
     supports_tags: bool,
-) -> (Endpoint, TcpStream, ExtensionBytes) {
+) -> (ConnectedEndpoint, TcpStream, ExtensionBytes) {
     let (ep, mut socket) = if is_initiator {
         let mut pep = fixture.listen(setup);
         let mut socket = connect_raw(&pep);
         socket
             .write_all(&with_extension_bytes(connect_request(b""), extension))
             .unwrap();
-        let request = pep.next().await.unwrap();
+        let request = pep.accept().await.unwrap();
         let request = if supports_tags {
             request.peer_supports_tags()
         } else {
             request
         };
-        (fixture.accept(request, b"").await, socket)
+        (fixture.accept(request, b""), socket)
     } else {
         let (listener, name) = raw_listener();
         let answering = tokio::task::spawn_blocking(move || {

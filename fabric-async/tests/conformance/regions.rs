@@ -18,7 +18,6 @@ pub(crate) async fn open_virt_addr_owner(
 ) -> (Domain, Endpoint, JoinHandle<Result<(), Error>>) {
     let hints = setup.hints().caps(setup.caps);
     let info = discover(&hints.mr_mode(MrMode::BASIC))
-        .await
         .unwrap()
         .swap_remove(0);
     assert!(info.domain.mr_mode.contains(MrMode::VIRT_ADDR));
@@ -35,7 +34,6 @@ pub(crate) async fn open_virt_addr_owner(
         .bind_av(&av)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let progress_task = domain.counter().unwrap();
     let driver = tokio::spawn(async move { progress_task.wait(1).await.map(drop) });

@@ -46,7 +46,7 @@ pub(crate) async fn every_length_is_written_and_read_in_place(setup: Setup) {
         b"injected",
         "a message arrives after earlier writes"
     );
-    let back = region.close().unwrap();
+    let back = region.into_buf().unwrap();
     assert_eq!(
         (back.as_ptr(), &back[7..15]),
         (at, &b"injected"[..]),
@@ -237,7 +237,7 @@ pub(crate) async fn owner_lock_excludes_peers(setup: Setup) {
     std::mem::forget(region.lock());
     assert!(region.lock().is_empty());
     let write = a.ep.write(to_b, remote.at(0), "never").start().unwrap();
-    assert!(region.close().is_err());
+    assert!(region.into_buf().is_err());
     assert!(matches!(write.await.unwrap_err().error, Error::Key { .. }));
 }
 
@@ -275,7 +275,7 @@ pub(crate) async fn key_is_valid_until_its_buffer_closes(setup: Setup) {
         if round == 1 {
             drop(region);
         } else {
-            assert_eq!(region.close().unwrap(), [round; 64]);
+            assert_eq!(region.into_buf().unwrap(), [round; 64]);
         }
         for _ in 0..2 {
             assert_eq!(
@@ -327,7 +327,7 @@ pub(crate) async fn close_ends_op_in_progress(setup: Setup) {
             }
         }
         drop(dropped);
-        let back = region.close().unwrap();
+        let back = region.into_buf().unwrap();
         let written = common_prefix_len(&back, pattern(LONG_LEN, 0));
         let ended = match early {
             Some(ended) => ended,
@@ -351,7 +351,7 @@ pub(crate) async fn close_ends_op_in_progress(setup: Setup) {
 
 async fn next_entry(fixture: &mut EndpointFixture) -> (OpKind, Option<u64>, usize) {
     let mut out = Vec::new();
-    fixture.cq.next_batch(&mut out, 1).await;
+    fixture.cq.read_batch(&mut out, 1).await;
     let entry = out.pop().expect("the queue is open");
     (entry.kind, entry.transfer.data, entry.transfer.len)
 }
@@ -384,7 +384,6 @@ pub(crate) async fn owner_counts_remote_accesses(setup: Setup) {
         .bind_counter(&reads, CounterBind::REMOTE_READ)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let _progress = b.spawn_progress();
     let to_b = a.ep.add_peer(ep.name()).await.unwrap();

@@ -18,7 +18,7 @@ fn offset_pattern(len: usize) -> Vec<u8> {
 
 async fn next_entry(fixture: &mut EndpointFixture) -> Completion {
     let mut out = Vec::new();
-    fixture.cq.next_batch(&mut out, 1).await;
+    fixture.cq.read_batch(&mut out, 1).await;
     out.pop().expect("the queue is open")
 }
 
@@ -185,7 +185,7 @@ pub(crate) async fn bad_key_or_range_fails_only_its_op(setup: Setup) {
     }
     assert_eq!(region.load::<u8>(99), Ok(b'y'));
     assert_eq!(
-        b.eq.try_next()
+        b.eq.try_read()
             .map(|event| event.kind)
             .filter(|kind| format!("{kind:?}").contains("Down")),
         None
@@ -253,12 +253,12 @@ pub(crate) async fn close_returns_the_registered_buffer(setup: Setup) {
         b"upon"
     );
     a.ep.write(to_b, remote.at(12), "tide").await.unwrap();
-    assert_eq!(region.close().unwrap(), b"once upon a tide");
+    assert_eq!(region.into_buf().unwrap(), b"once upon a tide");
     let region = b
         .domain
         .alloc_from(vec![1u8; 4].into_boxed_slice(), Access::REMOTE_READ, None)
         .unwrap();
-    assert_eq!(*region.close().unwrap(), [1; 4]);
+    assert_eq!(*region.into_buf().unwrap(), [1; 4]);
 }
 
 /// A window accesses the region's memory without an operation, with the same rights and range,
@@ -392,7 +392,7 @@ pub(crate) async fn window_on_counted_region_is_refused(setup: Setup) {
     let builder = builder
         .bind_counter(&writes, CounterBind::REMOTE_WRITE)
         .unwrap();
-    let target = builder.enable().await.unwrap();
+    let target = builder.enable().unwrap();
     let region = b.domain.alloc(64, READ_WRITE).unwrap();
     let peer = a.ep.add_peer(target.name()).await.unwrap();
     let refused = a.ep.window(peer, region.remote()).await.unwrap_err();
@@ -576,7 +576,6 @@ pub(crate) async fn initiator_and_target_count_rma(setup: Setup) {
         .bind_counter(&counters[1], CounterBind::READ)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let remotes: Vec<_> = (0..2).map(|_| b.domain.counter().unwrap()).collect();
     assert!(b.info.caps.contains(Caps::RMA_EVENT));
@@ -588,7 +587,6 @@ pub(crate) async fn initiator_and_target_count_rma(setup: Setup) {
         .bind_counter(&remotes[1], CounterBind::REMOTE_READ)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let region = b.domain.alloc(64, READ_WRITE).unwrap();
     let (remote, peer) = (region.remote(), ep.add_peer(target.name()).await.unwrap());
@@ -631,7 +629,6 @@ pub(crate) async fn ops_without_requested_caps_are_refused(setup: Setup) {
         .bind_av(&a.av)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let region = b.domain.alloc(16, READ_WRITE).unwrap();
     let to_b = a.av.insert(b.ep.name()).unwrap();
@@ -677,7 +674,6 @@ pub(crate) async fn endpoint_without_fi_rma_exposes_no_memory(setup: Setup) {
         .bind_av(&b.av)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let to_messages = a.ep.add_peer(messages.name()).await.unwrap();
     let lent = b.domain.alloc(64, READ_WRITE).unwrap();
@@ -867,7 +863,7 @@ pub(crate) async fn drained_cq_admits_pending_writes(setup: Setup) {
     assert!(!waiting.is_finished());
     while out.len() < 8 {
         let left = 8 - out.len();
-        b.cq.next_batch(&mut out, left).await;
+        b.cq.read_batch(&mut out, left).await;
     }
     assert_eq!(waiting.await.unwrap().unwrap(), 6);
 }

@@ -298,7 +298,6 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
     // An application may ask for a lower limit.
     let hints = setup.hints().caps(setup.caps);
     let info = discover(&hints.clone().rma_iov_limit(2))
-        .await
         .unwrap()
         .swap_remove(0);
     assert_eq!(info.tx.rma_iov_limit, 2);
@@ -309,7 +308,6 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
         .bind_av(&a.av)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let refused = few
         .read_rma_iov(to_b, &segments[..3])
@@ -324,7 +322,7 @@ pub(crate) async fn invalid_segment_lists_are_refused(setup: Setup) {
             limit: 2
         }
     );
-    let Error::NoMatch(none) = discover(&hints.rma_iov_limit(limit + 1)).await.unwrap_err() else {
+    let Error::NoMatch(none) = discover(&hints.rma_iov_limit(limit + 1)).unwrap_err() else {
         panic!()
     };
     assert!(
@@ -461,7 +459,6 @@ pub(crate) async fn target_counts_each_segment(setup: Setup) {
         .bind_counter(&counters[1], CounterBind::REMOTE_READ)
         .unwrap()
         .enable()
-        .await
         .unwrap();
     let region = b.domain.alloc(100, READ_WRITE).unwrap();
     let own = b.domain.register(vec![0u8; 100], READ_WRITE, None).unwrap();

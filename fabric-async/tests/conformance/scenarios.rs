@@ -99,6 +99,12 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         listen_and_connect_open_working_endpoints: CONNECTED,
         object_tree_counts_connected_endpoints: CONNECTED,
     }
+    connected_batches {
+        batches_arrive_and_report_in_order: CONNECTED,
+        batch_of_writes_reaches_peer_memory: CONNECTED_RMA,
+        batch_refuses_requests_of_another_endpoint: CONNECTED,
+        permit_sends_without_a_further_credit: CONNECTED,
+    }
     connected_local {
         window_outlives_neither_region_nor_connection: CONNECTED_ATOMIC.local_comm_only(),
         both_completion_levels_wait_for_a_receive: CONNECTED_FENCE.levels(),
@@ -133,7 +139,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         connecting_and_accepting_endpoints_share_receives_in_order: CONNECTED.shared_rx(),
         every_receive_kind_takes_from_all_connections: CONNECTED_MULTI_RECV.shared_rx(),
         buffered_messages_survive_their_connection: CONNECTED.shared_rx(),
-        requeued_message_keeps_its_source: CONNECTED.shared_rx(),
+        requeued_message_keeps_its_endpoint: CONNECTED.shared_rx(),
         unexpected_budget_is_shared_by_connections: CONNECTED.shared_rx(),
         endpoint_close_mid_message_fails_one_receive: CONNECTED.shared_rx(),
         invalid_bindings_are_refused: CONNECTED.shared_rx(),
@@ -480,6 +486,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         queues_and_avs_are_busy_while_bound: ANY_EP_TYPE,
         closing_an_endpoint_closes_all_clones: ANY_EP_TYPE,
         close_releases_bindings_despite_clones: ANY_EP_TYPE,
+        second_close_is_refused_as_closed: ANY_EP_TYPE,
         operations_on_closed_endpoint_are_refused: MSG_TAGGED,
         closed_domain_accepts_no_children: ANY_EP_TYPE,
         endpoint_name_is_in_use_until_close: ANY_EP_TYPE,

@@ -17,10 +17,10 @@ fn selective_config() -> EndpointConfig {
 async fn next_entries(fixture: &mut EndpointFixture, count: usize) -> Vec<Completion> {
     let mut out = Vec::new();
     while out.len() < count {
-        fixture.cq.next_batch(&mut out, count).await;
+        fixture.cq.read_batch(&mut out, count).await;
     }
     assert_eq!(
-        fixture.cq.try_next_batch(&mut out, 1),
+        fixture.cq.try_read_batch(&mut out, 1),
         0,
         "more entries than expected"
     );
@@ -74,7 +74,7 @@ pub(crate) async fn success_is_reported_only_with_fi_completion(setup: Setup) {
         .unwrap();
     b.ep.recv().await.unwrap();
     assert_eq!(
-        a.cq.try_next_batch(&mut Vec::new(), 1) + b.cq.try_next_batch(&mut Vec::new(), 1),
+        a.cq.try_read_batch(&mut Vec::new(), 1) + b.cq.try_read_batch(&mut Vec::new(), 1),
         0
     );
 }
@@ -153,7 +153,7 @@ pub(crate) async fn unreported_op_reserves_a_cq_entry(setup: Setup) {
         }
     }
     assert_eq!(
-        a.cq.try_next_batch(&mut Vec::new(), 1) + b.cq.try_next_batch(&mut Vec::new(), 1),
+        a.cq.try_read_batch(&mut Vec::new(), 1) + b.cq.try_read_batch(&mut Vec::new(), 1),
         0
     );
 }
@@ -177,7 +177,7 @@ pub(crate) async fn released_cq_entry_admits_pending_write(setup: Setup) {
         .unwrap();
     yield_times(100).await;
     assert_eq!(
-        b.cq.try_next_batch(&mut Vec::new(), 1),
+        b.cq.try_read_batch(&mut Vec::new(), 1),
         0,
         "no entry is free for the write"
     );
@@ -271,5 +271,5 @@ pub(crate) async fn every_op_kind_supports_fi_completion(setup: Setup) {
         }
     }
     assert_eq!(region.load::<u64>(8), Ok(2));
-    assert_eq!(a.cq.try_next_batch(&mut Vec::new(), 1), 0);
+    assert_eq!(a.cq.try_read_batch(&mut Vec::new(), 1), 0);
 }

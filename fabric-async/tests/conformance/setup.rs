@@ -192,10 +192,8 @@ impl Setup {
             .progress(self.progress)
     }
 
-    async fn discover(&self, caps: Caps) -> fabric_async::Result<Info> {
-        discover(&self.hints_for(caps, self.ep_type))
-            .await
-            .map(|mut found| found.swap_remove(0))
+    fn discover(&self, caps: Caps) -> fabric_async::Result<Info> {
+        discover(&self.hints_for(caps, self.ep_type)).map(|mut found| found.swap_remove(0))
     }
 
     fn hints_for(&self, caps: Caps, ep_type: Option<EpType>) -> Hints {
@@ -216,7 +214,7 @@ impl Setup {
     }
 
     /// Returns whether discovery offers everything that a scenario requires.
-    pub(crate) async fn offers_all(&self, needs: Requirements) -> fabric_async::Result<bool> {
+    pub(crate) fn offers_all(&self, needs: Requirements) -> fabric_async::Result<bool> {
         let hints = || {
             let hints = self.hints_for(needs.caps, needs.ep_type);
             let hints = hints.tx_op_flags(needs.tx_op_flags);
@@ -226,14 +224,14 @@ impl Setup {
                 hints
             }
         };
-        let info = match discover(&hints()).await {
+        let info = match discover(&hints()) {
             Ok(mut found) => found.swap_remove(0),
             Err(Error::NoMatch(_)) => return Ok(false),
             Err(error) => return Err(error),
         };
         if needs.lacks_a_level {
             for level in LEVELS {
-                match discover(&hints().tx_op_flags(level)).await {
+                match discover(&hints().tx_op_flags(level)) {
                     Ok(_) => {}
                     Err(Error::NoMatch(_)) => return Ok(true),
                     Err(error) => return Err(error),
@@ -289,7 +287,6 @@ impl Setup {
     /// Returns the offer for the scenario's requirements.
     pub(crate) async fn info(&self) -> Info {
         self.discover(self.caps)
-            .await
             .expect("discovery offered this at registration")
     }
 
@@ -307,13 +304,13 @@ impl Setup {
 
     /// Returns whether the provider offers these capabilities.
     pub(crate) async fn offers(&self, caps: Caps) -> bool {
-        self.discover(caps).await.is_ok()
+        self.discover(caps).is_ok()
     }
 
     /// Returns the offer with what the scenario requires and shared receive contexts.
-    pub(crate) async fn shared_rx_info(&self) -> Info {
+    pub(crate) fn shared_rx_info(&self) -> Info {
         let hints = self.hints_for(self.caps, self.ep_type);
-        let found = discover(&hints.ep_rx_ctx_cnt(SHARED_CONTEXT)).await;
+        let found = discover(&hints.ep_rx_ctx_cnt(SHARED_CONTEXT));
         found
             .expect("discovery offered shared receive contexts at registration")
             .swap_remove(0)

@@ -29,7 +29,7 @@ pub(crate) struct SharedRxFixture {
 impl SharedRxFixture {
     /// Opens so many endpoints.
     pub(crate) async fn open(setup: &Setup, count: usize, config: EndpointConfig) -> Self {
-        let mut info = setup.shared_rx_info().await;
+        let mut info = setup.shared_rx_info();
         info.rx.size = config.rx_size.unwrap_or(info.rx.size);
         let fabric = Fabric::open(&info).unwrap();
         let mut domain = fabric.domain_builder(&info).wait_policy(setup.wait_policy);
@@ -86,7 +86,7 @@ impl SharedRxFixture {
                     .bind_counter(&fixture.first_recv_counter, CounterBind::RECV)
                     .unwrap();
             }
-            fixture.endpoints.push(ep.enable().await.unwrap());
+            fixture.endpoints.push(ep.enable().unwrap());
         }
         fixture
     }

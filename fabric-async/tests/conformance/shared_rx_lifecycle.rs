@@ -88,14 +88,13 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
         .unwrap()
         .bind_av(&fixture.av)
         .unwrap()
-        .enable()
-        .await;
+        .enable();
     assert_eq!(alone.unwrap_err(), Error::Unbound(Class::SharedReceive));
     let hints = Hints::new()
         .provider(setup.provider)
         .ep_tx_ctx_cnt(SHARED_CONTEXT);
     assert!(
-        matches!(discover(&hints).await, Err(Error::NoMatch(_))),
+        matches!(discover(&hints), Err(Error::NoMatch(_))),
         "sends are not shared"
     );
     // One binding of each kind, all of one domain, with one address vector.
@@ -163,7 +162,7 @@ pub(crate) async fn invalid_bindings_are_refused(setup: Setup) {
         .bind_shared_rx(&fixture.shared_rx)
         .unwrap();
     assert!(matches!(
-        elsewhere.enable().await.unwrap_err(),
+        elsewhere.enable().unwrap_err(),
         Error::Invalid {
             what: "address vector",
             ..
@@ -264,7 +263,7 @@ pub(crate) async fn shared_context_outlives_its_endpoints(setup: Setup) {
     ));
     let mut ended = Vec::new();
     while ended.len() < 2 {
-        fixture.cq.next_batch(&mut ended, 2).await;
+        fixture.cq.read_batch(&mut ended, 2).await;
     }
     ended.sort_by_key(|entry| entry.context);
     let ended: Vec<_> = ended

@@ -67,15 +67,10 @@ pub(crate) async fn exhausted_port_range_is_address_in_use(setup: Setup) {
             .bind_cq(&queue, CqBind::TRANSMIT | CqBind::RECV)
             .unwrap()
     };
-    let refused = endpoint().enable().await.unwrap_err();
+    let refused = endpoint().enable().unwrap_err();
     assert_eq!(refused, Error::AddressInUse(first.ep.name().clone()));
     let elsewhere = format!("{}://127.9.9.9:{}", setup.provider, taken.port());
-    let elsewhere = endpoint()
-        .name(&elsewhere[..])
-        .unwrap()
-        .enable()
-        .await
-        .unwrap();
+    let elsewhere = endpoint().name(&elsewhere[..]).unwrap().enable().unwrap();
     assert_eq!(
         elsewhere.name().socket_addr().unwrap().port(),
         taken.port(),

@@ -314,8 +314,8 @@ pub(crate) async fn cq_entries_return_the_vector(setup: Setup) {
     b.ep.recv_into(target).context(2).post().unwrap();
     a.ep.send(to_b, gather).context(1).post().unwrap();
     let (mut sent, mut got) = (Vec::new(), Vec::new());
-    a.cq.next_batch(&mut sent, 1).await;
-    b.cq.next_batch(&mut got, 1).await;
+    a.cq.read_batch(&mut sent, 1).await;
+    b.cq.read_batch(&mut got, 1).await;
     let (mut sent, got) = (sent.pop().unwrap(), got.pop().unwrap());
     assert_eq!(
         (sent.context, sent.transfer.len, sent.bytes()),

@@ -158,7 +158,7 @@ pub(crate) async fn many_simultaneous_peer_closes_are_all_reported(setup: Setup)
             .unwrap()
             .bind_av(&host.av)
             .unwrap();
-        let peer = builder.enable().await.unwrap();
+        let peer = builder.enable().unwrap();
         peer.add_peer(r.ep.name()).await.unwrap();
         peers.push(peer);
     }
@@ -167,6 +167,6 @@ pub(crate) async fn many_simultaneous_peer_closes_are_all_reported(setup: Setup)
     wait_until_stable(|| 0).await;
     let mut ended = 0;
     while ended < PEERS {
-        ended += usize::from(matches!(r.eq.next().await.kind, EventKind::PeerDown { .. }));
+        ended += usize::from(matches!(r.eq.read().await.kind, EventKind::PeerDown { .. }));
     }
 }

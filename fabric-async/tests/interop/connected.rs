@@ -5,8 +5,8 @@ use std::future::{Future, IntoFuture};
 use std::time::Duration;
 
 use fabric_async::{
-    Access, BindOptions, Endpoint, Error, EventKind, PassiveEndpoint, Progress, RemoteAddr,
-    RemoteRegion, SocketIo,
+    Access, BindOptions, ConnectedEndpoint, Endpoint, Error, EventKind, PassiveEndpoint, Progress,
+    RemoteAddr, RemoteRegion, SocketIo,
 };
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -53,7 +53,10 @@ fn run_with<F: Future<Output = ()>>(
     runtime.shutdown_background();
 }
 
-async fn accept_from(options: &BindOptions, peer: &LibfabricPeer) -> (Endpoint, PassiveEndpoint) {
+async fn accept_from(
+    options: &BindOptions,
+    peer: &LibfabricPeer,
+) -> (ConnectedEndpoint, PassiveEndpoint) {
     accept_from_with_tags(options, peer, false).await
 }
 
@@ -62,21 +65,21 @@ async fn accept_from_with_tags(
     options: &BindOptions,
     peer: &LibfabricPeer,
     peer_supports_tags: bool,
-) -> (Endpoint, PassiveEndpoint) {
+) -> (ConnectedEndpoint, PassiveEndpoint) {
     let mut passive = options.clone().listen("tcp://").await.unwrap();
     let port = passive.name().socket_addr().unwrap().port();
     peer.expect_reply(format!("connect 127.0.0.1 {port} let-me-in"), "connecting")
         .await;
     let (ep, reply) = tokio::join!(
         async {
-            let request = passive.next().await.unwrap();
+            let request = passive.accept().await.unwrap();
             assert_eq!(request.private_data(), b"let-me-in");
             let request = if peer_supports_tags {
                 request.peer_supports_tags()
             } else {
                 request
             };
-            request.accept("welcome").await.unwrap()
+            request.accept("welcome").unwrap()
         },
         peer.request("eq"),
     );
@@ -85,7 +88,7 @@ async fn accept_from_with_tags(
     (ep, passive)
 }
 
-async fn connect_to(options: &BindOptions, peer: &LibfabricPeer) -> Endpoint {
+async fn connect_to(options: &BindOptions, peer: &LibfabricPeer) -> ConnectedEndpoint {
     connect_to_with_tags(options, peer, false).await
 }
 
@@ -94,7 +97,7 @@ async fn connect_to_with_tags(
     options: &BindOptions,
     peer: &LibfabricPeer,
     peer_supports_tags: bool,
-) -> Endpoint {
+) -> ConnectedEndpoint {
     let name = format!("tcp://127.0.0.1:{}", peer.port);
     let connecting = options.clone().connect(&name).private_data("let-me-in");
     let connecting = if peer_supports_tags {
@@ -111,13 +114,12 @@ async fn connect_to_with_tags(
     ep
 }
 
-async fn check_messages_and_rma(ep: &Endpoint, peer: &LibfabricPeer, key: u64) {
-    let addr = ep.peer().unwrap();
+async fn check_messages_and_rma(ep: &ConnectedEndpoint, peer: &LibfabricPeer, key: u64) {
     for (context, len) in [0, 8, 5000, 1 << 20].into_iter().enumerate() {
         peer.expect_reply(format!("recv {context} {len} - 0"), "posted")
             .await;
         let sending = ep
-            .send(addr, pattern(len, 3))
+            .send(pattern(len, 3))
             .data(77)
             .delivery_complete()
             .start()
@@ -129,19 +131,17 @@ async fn check_messages_and_rma(ep: &Endpoint, peer: &LibfabricPeer, key: u64) {
             .await;
         let (got, _) = tokio::join!(ep.recv(), peer.expect_done(context as u64));
         let got = got.unwrap();
-        assert!(
-            got[..] == pattern(len, 5)[..] && got.data() == Some(99) && got.source() == ep.peer()
-        );
+        assert!(got[..] == pattern(len, 5)[..] && got.data() == Some(99) && got.source().is_err());
     }
     // RMA in both directions.
     peer.expect_reply(format!("region {key} 100000"), "region")
         .await;
     peer.expect_reply("fill 0 100000 9", "filled").await;
     let remote = RemoteRegion::new(key, 100_000, READ_WRITE);
-    let read = ep.read(addr, remote.slice(10..50_000)).start().unwrap();
+    let read = ep.read(remote.slice(10..50_000)).start().unwrap();
     let got = read.await.unwrap();
     assert!(got[..] == pattern(50_000, 9)[10..]);
-    ep.write(addr, remote.at(0), pattern(60_000, 2))
+    ep.write(remote.at(0), pattern(60_000, 2))
         .delivery_complete()
         .await
         .unwrap();
@@ -164,7 +164,7 @@ async fn check_messages_and_rma(ep: &Endpoint, peer: &LibfabricPeer, key: u64) {
 struct ProgressTask(JoinHandle<()>);
 
 impl ProgressTask {
-    fn new(ep: &Endpoint) -> Self {
+    fn new(ep: &ConnectedEndpoint) -> Self {
         let never = ep.domain().counter().unwrap();
         Self(tokio::spawn(async move { drop(never.wait(1).await) }))
     }
@@ -176,19 +176,19 @@ impl Drop for ProgressTask {
     }
 }
 
-async fn assert_disconnected(ep: &Endpoint) {
-    let mut events = ep.events().unwrap();
+async fn assert_disconnected(ep: &ConnectedEndpoint) {
+    let mut events = ep.take_events().unwrap();
     assert!(matches!(
-        events.next().await.kind,
+        events.read().await.kind,
         EventKind::Connected { .. }
     ));
     assert!(matches!(
-        events.next().await.kind,
+        events.read().await.kind,
         EventKind::Shutdown { .. }
     ));
     assert!(ep.recv().await.unwrap_err().error.is_peer_unavailable());
     assert!(
-        ep.send(ep.peer().unwrap(), "anything")
+        ep.send("anything")
             .await
             .unwrap_err()
             .error
@@ -228,7 +228,7 @@ fn both_sides_can_reject_connections() {
         let port = passive.name().socket_addr().unwrap().port();
         peer.expect_reply(format!("connect 127.0.0.1 {port} let-me-in"), "connecting")
             .await;
-        let rejecting = async { passive.next().await.unwrap().reject("not-today").unwrap() };
+        let rejecting = async { passive.accept().await.unwrap().reject("not-today").unwrap() };
         let ((), reply) = tokio::join!(rejecting, peer.request("eq"));
         assert_eq!(reply, "rejected 111 not-today");
         let name = format!("tcp://127.0.0.1:{}", peer.port);
@@ -266,7 +266,6 @@ fn tags_reach_libfabric_shared_rx_context() {
                 _passive = Some(listener);
                 ep
             };
-            let addr = ep.peer().unwrap();
             for (context, len) in [0, 8, 5000, 1 << 20].into_iter().enumerate() {
                 let tag = 0xffff_0000_0000_0000 + context as u64;
                 // libfabric sends tags to any connected peer.
@@ -287,7 +286,7 @@ fn tags_reach_libfabric_shared_rx_context() {
                 peer.expect_reply(format!("recv {context} {len} t {tag}"), "posted")
                     .await;
                 let sending = ep
-                    .send(addr, pattern(len, 3))
+                    .send(pattern(len, 3))
                     .tag(tag)
                     .data(77)
                     .delivery_complete()
@@ -298,7 +297,7 @@ fn tags_reach_libfabric_shared_rx_context() {
                 peer.expect_reply(format!("check_rx {len} 3"), "same").await;
             }
             peer.expect_reply("recv 9 20 - 0", "posted").await;
-            ep.send(addr, pattern(20, 8)).await.unwrap();
+            ep.send(pattern(20, 8)).await.unwrap();
             peer.expect_done(9).await;
             peer.expect_reply("check_rx 20 8", "same").await;
             ep.shutdown().unwrap();
@@ -307,17 +306,10 @@ fn tags_reach_libfabric_shared_rx_context() {
     });
 }
 
-async fn assert_tags_refused(ep: &Endpoint) {
-    let error = ep
-        .send(ep.peer().unwrap(), "a tag")
-        .tag(1)
-        .await
-        .unwrap_err()
-        .error;
+async fn assert_tags_refused(ep: &ConnectedEndpoint) {
+    let error = ep.send("a tag").tag(1).await.unwrap_err().error;
     assert!(matches!(error, Error::NotSupported(_)), "{error}");
-    let error = ep
-        .inject_tagged(ep.peer().unwrap(), 1, b"a tag")
-        .unwrap_err();
+    let error = ep.inject_tagged(1, b"a tag").unwrap_err();
     assert!(matches!(error, Error::NotSupported(_)), "{error}");
 }
 
@@ -350,10 +342,10 @@ fn atomics_to_connected_libfabric_peers_are_refused() {
             } else {
                 connect_to(&options, &peer).await
             };
-            let (addr, at) = (ep.peer().unwrap(), RemoteAddr { key: 7, offset: 0 });
-            let error = ep.fetch_add(addr, at, 1u64).await.unwrap_err();
+            let at = RemoteAddr { key: 7, offset: 0 };
+            let error = ep.fetch_add(at, 1u64).await.unwrap_err();
             assert!(matches!(error, Error::NotSupported(_)), "{error}");
-            ep.write(addr, at, pattern(100, 1)).await.unwrap();
+            ep.write(at, pattern(100, 1)).await.unwrap();
             peer.expect_reply("check 0 100 1", "same").await;
             // An invalid access ends the connection: the native protocol has no error response to
             // libfabric.

@@ -56,7 +56,7 @@ impl InteropFixture {
             .ep_type(EpType::Rdm)
             .caps(caps)
             .progress(progress);
-        let info = discover(&hints).await?.swap_remove(0);
+        let info = discover(&hints)?.swap_remove(0);
         let fabric = Fabric::open(&info)?;
         let domain = fabric.domain_builder(&info).socket_io(io).open()?;
         let (cq, av) = (
@@ -67,7 +67,7 @@ impl InteropFixture {
             .endpoint(&info)?
             .bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?
             .bind_av(&av)?;
-        let ep = ep.enable().await?;
+        let ep = ep.enable()?;
         let never = domain.counter()?;
         let progress_task = tokio::spawn(async move { drop(never.wait(1).await) });
         Ok(Self {

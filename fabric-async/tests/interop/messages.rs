@@ -94,7 +94,7 @@ fn delivery_complete_sends_complete_in_order() {
         }
         let mut completions = Vec::new();
         while completions.len() < 50 {
-            local.cq.next_batch(&mut completions, 50).await;
+            local.cq.read_batch(&mut completions, 50).await;
         }
         assert!(completions.iter().all(|entry| entry.error.is_none()));
         let acked = completions

@@ -15,7 +15,7 @@ fn remote_slice(key: u64, offset: u64, len: usize) -> RemoteSlice {
 
 async fn next_completion(fixture: &mut InteropFixture) -> Completion {
     let mut out = Vec::new();
-    fixture.cq.next_batch(&mut out, 1).await;
+    fixture.cq.read_batch(&mut out, 1).await;
     out.pop().expect("the queue is open")
 }
 

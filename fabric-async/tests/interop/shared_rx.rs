@@ -4,8 +4,8 @@
 use std::future::{Future, IntoFuture};
 
 use fabric_async::{
-    CqBind, Domain, Endpoint, EndpointBuilder, EpType, Fabric, Hints, Info, PassiveEndpoint,
-    Progress, Result, SHARED_CONTEXT, SharedRxContext, SocketIo, discover,
+    ConnectedEndpoint, CqBind, Domain, EndpointBuilder, EpType, Error, Fabric, Hints, Info,
+    PassiveEndpoint, Progress, Result, SHARED_CONTEXT, SharedRxContext, SocketIo, discover,
 };
 use tokio::time::timeout;
 
@@ -26,9 +26,7 @@ impl InteropSharedRxFixture {
             .provider("tcp")
             .ep_type(EpType::Msg)
             .progress(progress);
-        let info = discover(&hints.ep_rx_ctx_cnt(SHARED_CONTEXT))
-            .await?
-            .swap_remove(0);
+        let info = discover(&hints.ep_rx_ctx_cnt(SHARED_CONTEXT))?.swap_remove(0);
         let fabric = Fabric::open(&info)?;
         let domain = fabric.domain_builder(&info).socket_io(io).open()?;
         let shared_rx = domain.shared_rx_context(&info)?.open()?;
@@ -49,14 +47,13 @@ impl InteropSharedRxFixture {
     }
 
     /// The peer connects to our passive endpoint.
-    pub(crate) async fn accept_from(&mut self, peer: &LibfabricPeer) -> Endpoint {
+    pub(crate) async fn accept_from(&mut self, peer: &LibfabricPeer) -> ConnectedEndpoint {
         let port = self.passive.name().socket_addr().unwrap().port();
         peer.expect_reply(format!("connect 127.0.0.1 {port} let-me-in"), "connecting")
             .await;
         let ep = self.endpoint_builder().unwrap();
         let accepting = async {
-            ep.accept(self.passive.next().await.unwrap(), "welcome")
-                .await
+            ep.accept(self.passive.accept().await.unwrap(), "welcome")
                 .unwrap()
         };
         let (ep, reply) = tokio::join!(accepting, peer.request("eq"));
@@ -65,7 +62,7 @@ impl InteropSharedRxFixture {
     }
 
     /// Our endpoint connects to the peer.
-    pub(crate) async fn connect_to(&self, peer: &LibfabricPeer) -> Endpoint {
+    pub(crate) async fn connect_to(&self, peer: &LibfabricPeer) -> ConnectedEndpoint {
         let to = format!("tcp://127.0.0.1:{}", peer.port);
         let connecting = tokio::spawn(self.endpoint_builder().unwrap().connect(&to).into_future());
         assert_eq!(peer.request("eq").await, "request");
@@ -127,7 +124,7 @@ fn two_libfabric_peers_send_to_one_shared_rx_context() {
             let (got, _) = tokio::join!(receive, peers[index].expect_done(round as u64));
             let got = got.unwrap();
             assert!(got[..] == pattern(len, round as u8)[..] && got.data() == Some(99));
-            assert_eq!(got.source(), endpoints[index].peer());
+            assert_eq!(got.source(), Err(Error::UnknownSource));
             assert_eq!(
                 fixture.shared_rx.received_by(&got.transfer),
                 Some(endpoints[index].id())
@@ -135,10 +132,7 @@ fn two_libfabric_peers_send_to_one_shared_rx_context() {
             peers[index]
                 .expect_reply(format!("recv 7 {len} - 0"), "posted")
                 .await;
-            let send_back = endpoints[index]
-                .send(got.source().unwrap(), pattern(len, 3))
-                .start()
-                .unwrap();
+            let send_back = endpoints[index].send(pattern(len, 3)).start().unwrap();
             tokio::join!(send_back, peers[index].expect_done(7))
                 .0
                 .unwrap();

@@ -135,7 +135,7 @@ fn descriptors_of_another_user_delay_no_peer() {
         || {
             run(async {
                 let ep = Endpoint::bind("shm://").await.unwrap();
-                let mut events = ep.events().unwrap();
+                let mut events = ep.take_events().unwrap();
                 let name = ep.name().to_string();
                 let _bystander = TestPeer::start("echo", &name);
                 let bystander = ep.recv().tag(3).await.unwrap().source().unwrap();
@@ -158,7 +158,7 @@ fn descriptors_of_another_user_delay_no_peer() {
                         &ep.recv().tag(4).from(bystander).await.unwrap()[..],
                         b"ping"
                     );
-                    while let Some(event) = events.try_next() {
+                    while let Some(event) = events.try_read() {
                         refused += usize::from(matches!(event.kind, EventKind::Rejected { .. }));
                     }
                 }
@@ -313,12 +313,12 @@ fn descriptor_beyond_the_fd_limit_does_not_block_the_domain() {
                 while let Ok(file) = std::fs::File::open("/dev/null") {
                     files.push(file);
                 }
-                let mut events = ep.events().unwrap();
+                let mut events = ep.take_events().unwrap();
                 let mut refused = 0;
                 while refused < 2 {
                     bystander.send(to_ep, "ping").await.unwrap();
                     assert_eq!(&ep.recv().await.unwrap()[..], b"ping");
-                    while let Some(event) = events.try_next() {
+                    while let Some(event) = events.try_read() {
                         refused += usize::from(matches!(event.kind, EventKind::Rejected { .. }));
                     }
                 }

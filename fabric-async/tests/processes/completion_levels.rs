@@ -43,7 +43,7 @@ fn delivery_and_match_complete_wait_for_the_peer() {
             run(async {
                 let options = Endpoint::options().progress(progress).wait_policy(policy);
                 let ep = options.bind("shm://").await.unwrap();
-                let mut completions = ep.completions().unwrap();
+                let mut completions = ep.take_completions().unwrap();
                 let mut peer = TestPeer::start("late_receiver", &ep.name().to_string());
                 let to = ep.recv().tag(MESSAGES).await.unwrap().source().unwrap();
                 for number in 0..MESSAGES {
@@ -58,10 +58,10 @@ fn delivery_and_match_complete_wait_for_the_peer() {
                     request.post().unwrap();
                 }
                 let mut ended = Vec::new();
-                assert_eq!(completions.try_next_batch(&mut ended, 1), 0, "{ended:?}");
+                assert_eq!(completions.try_read_batch(&mut ended, 1), 0, "{ended:?}");
                 peer.signal_start();
                 while ended.len() < MESSAGES as usize {
-                    completions.next_batch(&mut ended, MESSAGES as usize).await;
+                    completions.read_batch(&mut ended, MESSAGES as usize).await;
                 }
                 assert!(
                     ended.iter().all(|completion| completion.error.is_none()),
@@ -84,7 +84,7 @@ fn delivery_and_match_complete_wait_for_the_peer() {
 fn invalid_ack_requests_end_only_that_connection() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
-        let mut events = ep.events().unwrap();
+        let mut events = ep.take_events().unwrap();
         let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         // The first record of a message whose total length carries an acknowledgement request in
         // its upper bits.

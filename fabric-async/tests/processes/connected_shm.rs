@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use fabric_async::{
-    ConnectionRequest, DownReason, Endpoint, Error, EventKind, PassiveEndpoint, Progress,
-    RefusalReason,
+    ConnectedEndpoint, ConnectionRequest, DownReason, Endpoint, Error, EventKind, PassiveEndpoint,
+    Progress, RefusalReason,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -19,7 +19,7 @@ const MODES: [Progress; 2] = [Progress::Manual, Progress::Auto];
 /// Connects, and sends back every message that it receives.
 pub(crate) async fn connect_and_echo(name: &str) {
     let id = std::process::id().to_le_bytes();
-    let connecting = Endpoint::connect(name).private_data(id);
+    let connecting = ConnectedEndpoint::connect(name).private_data(id);
     if let Ok(ep) = connecting.timeout(CONNECT_TIMEOUT).await {
         echo_loop(&ep).await;
     }
@@ -28,14 +28,14 @@ pub(crate) async fn connect_and_echo(name: &str) {
 /// Listens at this name, accepts every request, and sends back every message.
 pub(crate) async fn accept_and_echo(name: &str) {
     let mut listener = PassiveEndpoint::bind(name).await.expect("bind");
-    while let Some(request) = listener.next().await {
-        if let Ok(ep) = request.accept("welcome").await {
+    while let Ok(request) = listener.accept().await {
+        if let Ok(ep) = request.accept("welcome") {
             tokio::spawn(async move { echo_loop(&ep).await });
         }
     }
 }
 
-async fn echo_loop(ep: &Endpoint) {
+async fn echo_loop(ep: &ConnectedEndpoint) {
     while let Ok(message) = ep.recv().await {
         if send(ep, message.into_bytes().to_vec()).await.is_err() {
             return;
@@ -44,8 +44,8 @@ async fn echo_loop(ep: &Endpoint) {
 }
 
 /// Sends to the peer of a connected endpoint.
-pub(crate) async fn send(ep: &Endpoint, bytes: Vec<u8>) -> Result<(), Error> {
-    let sent = ep.send(ep.peer()?, bytes).await;
+pub(crate) async fn send(ep: &ConnectedEndpoint, bytes: Vec<u8>) -> Result<(), Error> {
+    let sent = ep.send(bytes).await;
     sent.map(drop).map_err(|failed| failed.error)
 }
 
@@ -56,20 +56,20 @@ pub(crate) async fn listen(progress: Progress) -> PassiveEndpoint {
 
 /// Returns the next connection request, which must be from this peer.
 async fn next_request_from(listener: &mut PassiveEndpoint, peer: &TestPeer) -> ConnectionRequest {
-    let request = listener.next().await.unwrap();
+    let request = listener.accept().await.unwrap();
     assert_eq!(request.private_data(), peer.0.id().to_le_bytes());
     request
 }
 
 /// Starts a client, and accepts its connection.
-async fn accept_client(listener: &mut PassiveEndpoint) -> (Endpoint, TestPeer) {
+async fn accept_client(listener: &mut PassiveEndpoint) -> (ConnectedEndpoint, TestPeer) {
     let client = TestPeer::start("shm connect_and_echo", &listener.name().to_string());
     let request = next_request_from(listener, &client).await;
-    (request.accept("come in").await.unwrap(), client)
+    (request.accept("come in").unwrap(), client)
 }
 
 /// Starts a server at this name, and connects to it.
-async fn start_server(name: &str, progress: Progress) -> (Endpoint, TestPeer) {
+async fn start_server(name: &str, progress: Progress) -> (ConnectedEndpoint, TestPeer) {
     let server = TestPeer::start("shm accept_and_echo", name);
     loop {
         match Endpoint::options().progress(progress).connect(name).await {
@@ -80,7 +80,7 @@ async fn start_server(name: &str, progress: Progress) -> (Endpoint, TestPeer) {
     }
 }
 
-pub(crate) async fn assert_echo_works(ep: &Endpoint) {
+pub(crate) async fn assert_echo_works(ep: &ConnectedEndpoint) {
     for len in [0, 8, 100_000, 3_000_000] {
         let (sent, got) = tokio::join!(send(ep, vec![len as u8; len]), ep.recv());
         sent.unwrap();
@@ -94,10 +94,10 @@ fn signal(peer: &TestPeer, signal: Signal) {
 
 /// Kills the peer in the middle of messages in both directions, and checks that they fail and that
 /// the event queue reports the death.
-async fn kill_and_assert_ops_fail(ep: Endpoint, mut peer: TestPeer) {
-    let mut events = ep.events().unwrap();
+async fn kill_and_assert_ops_fail(ep: ConnectedEndpoint, mut peer: TestPeer) {
+    let mut events = ep.take_events().unwrap();
     let len = 100 << 20;
-    let sent = ep.send(ep.peer().unwrap(), vec![0; len]).start().unwrap();
+    let sent = ep.send(vec![0; len]).start().unwrap();
     let awaited = ep.recv_into(vec![0; 2 * len]).start().unwrap();
     peer.0.kill().unwrap();
     peer.0.wait().unwrap();
@@ -106,18 +106,18 @@ async fn kill_and_assert_ops_fail(ep: Endpoint, mut peer: TestPeer) {
     assert_eq!(failed.buf.len(), len);
     assert!(awaited.await.unwrap_err().error.is_peer_unavailable());
     assert!(matches!(
-        events.next().await.kind,
+        events.read().await.kind,
         EventKind::Connected { .. }
     ));
-    let end = events.next().await.kind;
+    let end = events.read().await.kind;
     let expected = EventKind::Shutdown {
-        peer: ep.peer_name().unwrap().clone(),
+        peer: ep.peer().clone(),
         reason: DownReason::Died,
     };
     assert_eq!(end, expected);
     assert!(send(&ep, vec![1]).await.unwrap_err().is_peer_unavailable());
     assert!(ep.recv().await.unwrap_err().error.is_peer_unavailable());
-    assert!(events.try_next().is_none(), "the end is reported once");
+    assert!(events.try_read().is_none(), "the end is reported once");
 }
 
 #[test]
@@ -144,11 +144,14 @@ fn killed_server_can_be_restarted_at_its_name() {
             for _ in 0..3 {
                 let (one, server) = start_server(&name, progress).await;
                 assert_eq!(one.private_data(), b"welcome");
-                let two = Endpoint::connect(&name[..]).await.unwrap();
+                let two = ConnectedEndpoint::connect(&name[..]).await.unwrap();
                 tokio::join!(assert_echo_works(&one), assert_echo_works(&two));
                 kill_and_assert_ops_fail(one, server).await;
                 assert!(two.recv().await.unwrap_err().error.is_peer_unavailable());
-                let absent = Endpoint::connect(&name[..]).await.map(drop).unwrap_err();
+                let absent = ConnectedEndpoint::connect(&name[..])
+                    .await
+                    .map(drop)
+                    .unwrap_err();
                 assert_eq!(absent, Error::NoSuchPeer(name.parse().unwrap()));
             }
         });
@@ -171,7 +174,7 @@ fn client_killed_before_accept_is_found_gone() {
                 0 => drop(request),
                 1 => request.reject("too late").unwrap(),
                 _ => {
-                    let refused = request.accept("too late").await.map(drop).unwrap_err();
+                    let refused = request.accept("too late").map(drop).unwrap_err();
                     assert_eq!(refused, Error::PeerGone(peer));
                 }
             }
@@ -189,7 +192,7 @@ fn server_killed_before_accept_fails_the_connect() {
         for _ in 0..5 {
             let (ep, mut server) = start_server(&name, Progress::Manual).await;
             signal(&server, Signal::STOP);
-            let attempt = Endpoint::connect(&name[..]).timeout(CONNECT_TIMEOUT);
+            let attempt = ConnectedEndpoint::connect(&name[..]).timeout(CONNECT_TIMEOUT);
             let attempt = tokio::spawn(async move { attempt.await.map(drop) });
             tokio::task::yield_now().await;
             server.0.kill().unwrap();
@@ -211,15 +214,9 @@ fn stopped_client_delays_only_its_own_connection() {
             let request = next_request_from(&mut listener, &stopped_client).await;
             // Stopped before the accept, which needs nothing of the client.
             signal(&stopped_client, Signal::STOP);
-            let stopped = request.accept("").await.unwrap();
-            let to_stopped = stopped.peer().unwrap();
+            let stopped = request.accept("").unwrap();
             let queued: Vec<_> = (0..50u8)
-                .map(|number| {
-                    stopped
-                        .send(to_stopped, vec![number; 20_000])
-                        .start()
-                        .unwrap()
-                })
+                .map(|number| stopped.send(vec![number; 20_000]).start().unwrap())
                 .collect();
             let (ep, _client) = accept_client(&mut listener).await;
             assert_echo_works(&ep).await;
@@ -243,12 +240,12 @@ fn connect_to_stopped_server_times_out() {
         let name = format!("shm://connected-stopped-{}", std::process::id());
         let (ep, server) = start_server(&name, Progress::Manual).await;
         signal(&server, Signal::STOP);
-        let connecting = Endpoint::connect(&name[..]).timeout(Duration::from_millis(50));
+        let connecting = ConnectedEndpoint::connect(&name[..]).timeout(Duration::from_millis(50));
         let timed_out = connecting.await.map(drop).unwrap_err();
         assert_eq!(timed_out, Error::TimedOut(name.parse().unwrap()));
         signal(&server, Signal::CONT);
         assert_echo_works(&ep).await;
-        let ep = Endpoint::connect(&name[..]).await.unwrap();
+        let ep = ConnectedEndpoint::connect(&name[..]).await.unwrap();
         assert_echo_works(&ep).await;
     });
 }
@@ -259,8 +256,11 @@ fn third_process_cannot_connect_to_a_connected_endpoint() {
     run(async {
         let mut listener = listen(Progress::Manual).await;
         let (ep, _client) = accept_client(&mut listener).await;
-        let client_name = ep.peer_name().unwrap().clone();
-        let refused = Endpoint::connect(&client_name).await.map(drop).unwrap_err();
+        let client_name = ep.peer().clone();
+        let refused = ConnectedEndpoint::connect(&client_name)
+            .await
+            .map(drop)
+            .unwrap_err();
         assert_eq!(refused, Error::NoSuchPeer(client_name.clone()));
         let rdm = Endpoint::bind("shm://").await.unwrap();
         let refused = rdm.add_peer(&client_name).await.unwrap_err();
@@ -273,13 +273,16 @@ fn third_process_cannot_connect_to_a_connected_endpoint() {
             reason: RefusalReason::EpType,
         };
         let serving = tokio::spawn(async move {
-            let _ = listener.next().await;
+            let _ = listener.accept().await;
             listener
         });
         let name = ep.name().clone();
         assert_eq!(rdm.add_peer(&name).await.unwrap_err(), refused_by(&name));
         let _progress = rdm.recv().start().unwrap();
-        let refused = Endpoint::connect(rdm.name()).await.map(drop).unwrap_err();
+        let refused = ConnectedEndpoint::connect(rdm.name())
+            .await
+            .map(drop)
+            .unwrap_err();
         assert_eq!(refused, refused_by(rdm.name()));
         assert!(!serving.is_finished(), "the program gets no request");
         serving.abort();

@@ -5,7 +5,7 @@ use std::future::IntoFuture;
 use std::os::fd::OwnedFd;
 
 use fabric_async::{
-    Endpoint, EpType, Error, EventKind, EventQueue, Fabric, Hints, MAX_PRIVATE_DATA,
+    ConnectedEndpoint, EpType, Error, EventKind, EventQueue, Fabric, Hints, MAX_PRIVATE_DATA,
     PassiveEndpoint, discover,
 };
 use rustix::fs::SealFlags;
@@ -25,7 +25,7 @@ const SEGMENT_LEN: usize = 4096 + 64 * RING_LINES as usize;
 /// Returns a passive endpoint with its event queue.
 async fn listen() -> (PassiveEndpoint, EventQueue) {
     let hints = Hints::new().provider("shm").ep_type(EpType::Msg);
-    let info = discover(&hints).await.unwrap().swap_remove(0);
+    let info = discover(&hints).unwrap().swap_remove(0);
     let fabric = Fabric::open(&info).unwrap();
     let eq = fabric.event_queue(1024).unwrap();
     let listener = fabric.passive_endpoint(&info).unwrap();
@@ -73,7 +73,7 @@ async fn send_request(
 ) {
     let mut ready = [0; 20];
     while rustix::net::recv(socket, &mut ready, RecvFlags::DONTWAIT).is_err() {
-        assert!(listener.try_next().is_none());
+        assert!(listener.try_accept().is_none());
         tokio::task::yield_now().await;
     }
     assert_eq!(ready[..], encode_control(crate::hostile::READY_CODE, 0));
@@ -82,23 +82,21 @@ async fn send_request(
 
 /// Checks that a client can connect and exchange messages.
 async fn assert_still_accepts(listener: &mut PassiveEndpoint) {
-    let connecting = Endpoint::connect(listener.name()).private_data("honest");
+    let connecting = ConnectedEndpoint::connect(listener.name()).private_data("honest");
     let accepting = async {
         let hints = Hints::new().provider("shm").ep_type(EpType::Msg);
-        let info = discover(&hints).await.unwrap().swap_remove(0);
+        let info = discover(&hints).unwrap().swap_remove(0);
         let domain = Fabric::open(&info).unwrap().domain(&info).unwrap();
         loop {
-            let request = listener.next().await.unwrap();
+            let request = listener.accept().await.unwrap();
             if request.private_data() == b"honest" {
-                return domain.endpoint(&info).unwrap().accept(request, b"").await;
+                return domain.endpoint(&info).unwrap().accept(request, b"");
             }
         }
     };
     let (client, server) = tokio::join!(connecting.into_future(), accepting);
     let (client, server) = (client.unwrap(), server.unwrap());
-    client
-        .inject(client.peer().unwrap(), b"are you there")
-        .unwrap();
+    client.inject(b"are you there").unwrap();
     assert_eq!(&server.recv().await.unwrap()[..], b"are you there");
 }
 
@@ -209,7 +207,7 @@ fn silent_and_flooding_clients_do_not_stop_others() {
         };
         tokio::select! {
             () = rejected => {}
-            request = listener.next() => panic!("{request:?}"),
+            request = listener.accept() => panic!("{request:?}"),
         }
         drop(silent);
         assert_still_accepts(&mut listener).await;
@@ -225,10 +223,10 @@ fn request_of_departed_client_fails_with_peer_gone() {
         let socket = connect_raw(&listener, Some(&name));
         let request = encode_cm(1, REQUEST, 0, b"bye");
         send_request(&mut listener, &socket, &request, &[&segment()]).await;
-        let request = listener.next().await.unwrap();
+        let request = listener.accept().await.unwrap();
         assert_eq!(request.peer().name(), name);
         drop(socket);
-        let refused = request.accept("").await.map(drop).unwrap_err();
+        let refused = request.accept("").map(drop).unwrap_err();
         assert_eq!(
             refused,
             Error::PeerGone(format!("shm://{name}").parse().unwrap())
@@ -316,7 +314,7 @@ fn malformed_answer_fails_the_connect() {
                 }
                 (listener, connection)
             });
-            let failed = Endpoint::connect(format!("shm://{name}")).await;
+            let failed = ConnectedEndpoint::connect(format!("shm://{name}")).await;
             let failed = failed.map(drop).unwrap_err();
             assert!(failed.to_string().contains(reason), "{reason}: {failed}");
             drop(serving.join().unwrap());
@@ -345,11 +343,13 @@ fn server_that_leaves_after_accept_is_reported() {
             rustix::net::recv(&connection, &mut request, RecvFlags::empty()).unwrap();
             try_send_with_fds(&connection, &accept, &[&segment(), &unix_socket()]).unwrap();
         });
-        let ep = Endpoint::connect(format!("shm://{name}")).await.unwrap();
+        let ep = ConnectedEndpoint::connect(format!("shm://{name}"))
+            .await
+            .unwrap();
         assert_eq!(ep.private_data(), b"welcome");
         assert!(ep.recv().await.unwrap_err().error.is_peer_unavailable());
-        let mut events = ep.events().unwrap();
-        while !matches!(events.next().await.kind, EventKind::Shutdown { .. }) {}
+        let mut events = ep.take_events().unwrap();
+        while !matches!(events.read().await.kind, EventKind::Shutdown { .. }) {}
         serving.join().unwrap();
     });
 }

@@ -35,7 +35,7 @@ async fn endpoint_with_echo_peer() -> (Endpoint, TestPeer, FiAddr) {
 /// Returns an endpoint that is connected to this one, and its event queue.
 async fn connected_watcher(ep: &Endpoint) -> (Endpoint, EventQueue) {
     let watcher = Endpoint::bind("shm://").await.unwrap();
-    let events = watcher.events().unwrap();
+    let events = watcher.take_events().unwrap();
     let watched = watcher.add_peer(ep.name()).await.unwrap();
     watcher.send(watched, "hello").tag(5).await.unwrap();
     (watcher, events)
@@ -167,7 +167,7 @@ fn fork_child_does_not_end_connections_over_tcp() {
                 let peer = ep.recv().tag(3).await.unwrap().source().unwrap();
                 assert_echo_works(&ep, peer).await;
                 let watcher = Endpoint::bind("tcp://").await.unwrap();
-                let mut events = watcher.events().unwrap();
+                let mut events = watcher.take_events().unwrap();
                 let watched = watcher.add_peer(ep.name()).await.unwrap();
                 let mut inherited = Some(ep.clone());
                 let child = fork_child(move || drop(inherited.take().map(Endpoint::close)));

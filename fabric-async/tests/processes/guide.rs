@@ -74,7 +74,7 @@ pub(crate) async fn guide_client(names: &str) {
 fn check_server_survives(transport: &'static str) {
     run(async move {
         let server = Endpoint::bind(unnamed_address(transport)).await.unwrap();
-        let (name, mut events) = (server.name().clone(), server.events().unwrap());
+        let (name, mut events) = (server.name().clone(), server.take_events().unwrap());
         let serving = tokio::spawn(serve(server));
         let bystander = bind_over(transport, unnamed_address(transport)).await;
         let to_server = bystander.add_peer(&name).await.unwrap();
@@ -85,7 +85,7 @@ fn check_server_survives(transport: &'static str) {
                 wait_exit(&mut victim).await;
             } else {
                 let victim = TestPeer::start("guide client", &format!("{transport}/{name}"));
-                while !matches!(events.next().await.kind, EventKind::PeerConnected { .. }) {}
+                while !matches!(events.read().await.kind, EventKind::PeerConnected { .. }) {}
                 kill_within_two_ms(victim, round * 7).join().unwrap();
             }
             let reply = request(&bystander, to_server, round, "still there?").await;

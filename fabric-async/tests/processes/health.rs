@@ -21,7 +21,7 @@ pub(crate) async fn assert_still_works(ep: &Endpoint) {
 /// Returns the reason of the next connection that the endpoint rejects.
 pub(crate) async fn next_rejection(events: &mut EventQueue) -> Error {
     loop {
-        if let EventKind::Rejected { error } = events.next().await.kind {
+        if let EventKind::Rejected { error } = events.read().await.kind {
             return error;
         }
     }
@@ -30,7 +30,7 @@ pub(crate) async fn next_rejection(events: &mut EventQueue) -> Error {
 /// Returns the reason of the next connection that ends.
 pub(crate) async fn next_down_reason(events: &mut EventQueue) -> DownReason {
     loop {
-        if let EventKind::PeerDown { reason, .. } = events.next().await.kind {
+        if let EventKind::PeerDown { reason, .. } = events.read().await.kind {
             return reason;
         }
     }

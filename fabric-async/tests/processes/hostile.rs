@@ -85,7 +85,7 @@ pub(crate) fn try_send_with_fds(
 fn malformed_hello_is_rejected_with_reason() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
-        let mut events = ep.events().unwrap();
+        let mut events = ep.take_events().unwrap();
         let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         let (good, loose, small) = (
             sealed_memfd(SEGMENT_LEN, all),
@@ -139,7 +139,7 @@ fn malformed_hello_is_rejected_with_reason() {
 fn corrupted_segment_ends_only_that_connection() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
-        let mut events = ep.events().unwrap();
+        let mut events = ep.take_events().unwrap();
         let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         let mut seed = 1u64;
         let (mut ended, mut violations) = (0, 0);
@@ -178,7 +178,7 @@ fn corrupted_segment_ends_only_that_connection() {
                 assert_still_works(&ep).await;
             }
             drop(socket);
-            while let Some(event) = events.try_next() {
+            while let Some(event) = events.try_read() {
                 count(event.kind);
             }
         }
@@ -186,9 +186,9 @@ fn corrupted_segment_ends_only_that_connection() {
         // left.
         assert_still_works(&ep).await;
         while !format!("{:?}", ep.domain()).contains("(0 incoming connections") {
-            count(events.next().await.kind);
+            count(events.read().await.kind);
         }
-        while let Some(event) = events.try_next() {
+        while let Some(event) = events.try_read() {
             count(event.kind);
         }
         assert_eq!(ended, 200);
@@ -206,7 +206,7 @@ fn peer_of_another_user_is_refused_on_both_sides() {
     }
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
-        let mut events = ep.events().unwrap();
+        let mut events = ep.take_events().unwrap();
         let name = ep.name().to_string();
         let mut other_user = match TestPeer::start_as_user("other_user", &name, 65_534) {
             Ok(other_user) => other_user,
@@ -250,7 +250,7 @@ fn peer_in_another_pid_namespace_works() {
     }
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
-        let mut events = ep.events().unwrap();
+        let mut events = ep.take_events().unwrap();
         let mut peer_process =
             match TestPeer::start_in_pid_namespace("echo", &ep.name().to_string()) {
                 Ok(peer_process) => peer_process,
@@ -272,7 +272,7 @@ fn peer_in_another_pid_namespace_works() {
             Error::PeerGone(_) | Error::StaleAddress(_)
         ));
         while !matches!(
-            events.next().await.kind,
+            events.read().await.kind,
             EventKind::PeerDown {
                 reason: DownReason::Died,
                 ..

@@ -35,7 +35,7 @@ fn killed_peers_are_reported_and_do_not_affect_others() {
     let names = run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut names = vec![ep.name().name().to_owned()];
-        let mut events = ep.events().unwrap();
+        let mut events = ep.take_events().unwrap();
         let third = TestPeer::start("echo", &ep.name().to_string());
         let ready = ep.recv().tag(3).await.unwrap();
         let bystander = ready.source().unwrap();
@@ -63,7 +63,7 @@ fn killed_peers_are_reported_and_do_not_affect_others() {
             );
             killer.join().unwrap();
             loop {
-                match events.next().await.kind {
+                match events.read().await.kind {
                     EventKind::PeerDown { peer, reason, .. } if peer == name => {
                         assert_eq!(reason, DownReason::Died, "kill {kill}");
                         break;
@@ -115,7 +115,7 @@ fn killed_peers_are_reported_and_do_not_affect_others() {
 fn directed_receive_fails_when_silent_peer_is_killed() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
-        let mut events = ep.events().unwrap();
+        let mut events = ep.take_events().unwrap();
         let name = format!("shm://silent-{}", std::process::id());
         let mut silent = TestPeer::start("silent_receiver", &name);
         let peer = loop {
@@ -130,7 +130,7 @@ fn directed_receive_fails_when_silent_peer_is_killed() {
         silent.0.kill().unwrap();
         let failed = reply.await.unwrap_err();
         assert!(matches!(failed.error, Error::PeerGone(_)), "{failed}");
-        let event = events.next().await.kind;
+        let event = events.read().await.kind;
         assert!(
             matches!(
                 event,
@@ -152,12 +152,12 @@ fn closed_peer_is_reported_as_closed_not_died() {
                 Endpoint::bind("shm://").await.unwrap(),
                 Endpoint::bind("shm://").await.unwrap(),
             );
-            let mut events = watcher.events().unwrap();
+            let mut events = watcher.take_events().unwrap();
             let peer = watcher.add_peer(leaver.name()).await.unwrap();
             watcher.send(peer, "hello").await.unwrap();
             leaver.recv().await.unwrap();
             drop(leaver);
-            let event = events.next().await.kind;
+            let event = events.read().await.kind;
             assert!(
                 matches!(
                     event,
@@ -181,7 +181,7 @@ async fn kill_partial_sender(ep: &Endpoint, events: &mut EventQueue) {
     assert_eq!(&half[..], b"half");
     kill_and_wait(&mut victim);
     loop {
-        if let EventKind::PeerDown { reason, .. } = events.next().await.kind {
+        if let EventKind::PeerDown { reason, .. } = events.read().await.kind {
             return assert_eq!(reason, DownReason::Died);
         }
     }
@@ -199,7 +199,7 @@ fn kill_and_wait(victim: &mut TestPeer) {
 fn any_source_receives_stay_posted_when_sender_is_killed() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
-        let (mut events, mut queue) = (ep.events().unwrap(), ep.completions().unwrap());
+        let (mut events, mut queue) = (ep.take_events().unwrap(), ep.take_completions().unwrap());
         let bystander = Endpoint::bind("shm://").await.unwrap();
         let to_ep = bystander.add_peer(ep.name()).await.unwrap();
 
@@ -265,7 +265,7 @@ fn any_source_receives_stay_posted_when_sender_is_killed() {
 fn shared_rx_receives_stay_posted_when_sender_is_killed() {
     run(async {
         let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
-        let info = discover(&hints).await.unwrap().swap_remove(0);
+        let info = discover(&hints).unwrap().swap_remove(0);
         let domain = Fabric::open(&info).unwrap().domain(&info).unwrap();
         let av = domain.auto_insert_address_vector().unwrap();
         let shared = domain.shared_rx_context(&info).unwrap();
@@ -273,7 +273,7 @@ fn shared_rx_receives_stay_posted_when_sender_is_killed() {
         let mut endpoints = Vec::new();
         for _ in 0..2 {
             let ep = domain.endpoint(&info).unwrap().bind_av(&av).unwrap();
-            endpoints.push(ep.bind_shared_rx(&shared).unwrap().enable().await.unwrap());
+            endpoints.push(ep.bind_shared_rx(&shared).unwrap().enable().unwrap());
         }
         let bystander = Endpoint::bind("shm://").await.unwrap();
         let to_other = bystander.add_peer(endpoints[1].name()).await.unwrap();

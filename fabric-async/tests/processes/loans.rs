@@ -92,7 +92,7 @@ fn received_loans_stay_readable_after_sender_is_killed() {
 fn invalid_loans_end_only_that_connection() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
-        let mut events = ep.events().unwrap();
+        let mut events = ep.take_events().unwrap();
         let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         let loan = |total: u64, key: u64, slot: u64, len: u64| {
             let header = 5 | len << 16 | 1 << 40;

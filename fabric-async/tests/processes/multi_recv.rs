@@ -55,7 +55,7 @@ fn peer_death_mid_message_fails_only_that_message() {
     run(async {
         for posted in [false, true] {
             let ep = Endpoint::bind("shm://").await.unwrap();
-            let mut queue = ep.completions().unwrap();
+            let mut queue = ep.take_completions().unwrap();
             let request = ep.recv_multi(BytesMut::with_capacity(2 << 20)).context(3);
             let mut stream = None;
             if posted {
@@ -77,7 +77,7 @@ fn peer_death_mid_message_fails_only_that_message() {
                     )
                 }
             };
-            let mut events = ep.events().unwrap();
+            let mut events = ep.take_events().unwrap();
             let mut victim = TestPeer::start("partial_sender", &ep.name().to_string());
             let half = ep.recv().tag(1).await.unwrap();
             assert_eq!(&half[..], b"half");

@@ -57,7 +57,7 @@ fn peer_death_truncates_claimed_message() {
     run(async {
         for end in 0..3 {
             let ep = Endpoint::bind("shm://").await.unwrap();
-            let mut events = ep.events().unwrap();
+            let mut events = ep.take_events().unwrap();
             let mut victim = TestPeer::start("partial_sender", &ep.name().to_string());
             assert_eq!(&ep.recv().tag(1).await.unwrap()[..], b"half");
             let whole = ep.probe().claim().await.unwrap();
@@ -67,7 +67,7 @@ fn peer_death_truncates_claimed_message() {
             // Both endpoints of the victim go down.
             for _ in 0..2 {
                 while !matches!(
-                    events.next().await.kind,
+                    events.read().await.kind,
                     fabric_async::EventKind::PeerDown { .. }
                 ) {}
             }

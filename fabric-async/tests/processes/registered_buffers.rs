@@ -118,7 +118,7 @@ fn invalid_rma_requests_end_only_that_connection() {
             .domain()
             .register(vec![7u8; 100], READ_WRITE, Some(5))
             .unwrap();
-        let mut events = ep.events().unwrap();
+        let mut events = ep.take_events().unwrap();
         let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         let request = |words: [u64; 6]| {
             words

@@ -59,7 +59,7 @@ struct EchoHostFixture {
 impl EchoHostFixture {
     async fn open() -> Self {
         let ep = Endpoint::bind("shm://").await.unwrap();
-        let events = ep.events().unwrap();
+        let events = ep.take_events().unwrap();
         let _bystander = TestPeer::start("echo", &ep.name().to_string());
         let bystander = ep.recv().tag(3).await.unwrap().source().unwrap();
         let host = Self {
@@ -115,7 +115,7 @@ impl EchoHostFixture {
 
     /// Returns the errors of the connections rejected since the last call.
     fn take_rejections(&mut self) -> Vec<Error> {
-        let events = std::iter::from_fn(|| self.events.try_next());
+        let events = std::iter::from_fn(|| self.events.try_read());
         events
             .filter_map(|event| match event.kind {
                 EventKind::Rejected { error } => Some(error),
@@ -325,7 +325,7 @@ fn tcp_listener_at_fd_limit_accepts_when_fds_are_free() {
             let _limited = set_rlimit(Resource::Nofile, 64);
             run(async {
                 let ep = Endpoint::bind("tcp://").await.unwrap();
-                let mut events = ep.events().unwrap();
+                let mut events = ep.take_events().unwrap();
                 let bystander = Endpoint::bind("tcp://").await.unwrap();
                 let connector = TcpSocket::new_v4().unwrap();
                 let files = exhaust_descriptors(0);
@@ -334,7 +334,7 @@ fn tcp_listener_at_fd_limit_accepts_when_fds_are_free() {
                     .await
                     .unwrap();
                 let error = loop {
-                    if let EventKind::Rejected { error } = events.next().await.kind {
+                    if let EventKind::Rejected { error } = events.read().await.kind {
                         break error;
                     }
                 };

@@ -98,7 +98,7 @@ fn restarted_client_gets_no_replies_for_its_predecessor() {
     run(async {
         for (transport, name) in transports("handle") {
             let ep = bind_over(transport, unnamed_address(transport)).await;
-            let mut events = ep.events().unwrap();
+            let mut events = ep.take_events().unwrap();
             let start = |part: &str| {
                 let args = format!("{transport} {part} {name} {}", ep.name());
                 TestPeer::start("restarted client", &args)
@@ -121,7 +121,7 @@ fn restarted_client_gets_no_replies_for_its_predecessor() {
             assert!(error.is_peer_unavailable(), "{transport}: {error}");
             ep.send(other, "go on").tag(5).await.unwrap();
             loop {
-                let kind = events.next().await.kind;
+                let kind = events.read().await.kind;
                 if let EventKind::PeerConnected { peer, source } = kind
                     && Ok(peer) == name.parse()
                     && source != Some(old)

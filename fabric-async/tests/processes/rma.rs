@@ -144,7 +144,7 @@ fn rma_ops_fail_when_target_is_killed() {
 fn remote_window_closes_when_owner_is_killed() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
-        let mut events = ep.events().unwrap();
+        let mut events = ep.take_events().unwrap();
         let mut victim = TestPeer::start("rma_target large", &ep.name().to_string());
         let (peer, remote) = recv_region(&ep).await;
         let owner = ep.address_vector().lookup(peer).unwrap();
@@ -153,7 +153,7 @@ fn remote_window_closes_when_owner_is_killed() {
         assert!(count_region_mappings(LARGE_REGION_LEN) > 0);
         victim.0.kill().unwrap();
         victim.0.wait().unwrap();
-        while !matches!(events.next().await.kind, EventKind::PeerDown { .. }) {}
+        while !matches!(events.read().await.kind, EventKind::PeerDown { .. }) {}
         assert!(!window.is_open());
         let gone = Error::PeerGone(owner);
         assert_eq!(window.write(0, b"x"), Err(gone.clone()));
@@ -216,7 +216,7 @@ fn peer_flooding_key_queries_is_disconnected() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let region = ep.domain().alloc(64, READ_WRITE).unwrap();
-        let mut events = ep.events().unwrap();
+        let mut events = ep.take_events().unwrap();
         let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         for key in [region.key(), region.key() + 1] {
             let segment = sealed_memfd(4096 + 64 * 64, all);
@@ -227,7 +227,7 @@ fn peer_flooding_key_queries_is_disconnected() {
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
                 let _ = rustix::net::send(&socket, &query, flags);
                 ep.domain().progress();
-                match events.try_next().map(|event| event.kind) {
+                match events.try_read().map(|event| event.kind) {
                     Some(EventKind::PeerDown { reason, .. }) => break reason,
                     _ => tokio::task::yield_now().await,
                 }

@@ -2,7 +2,8 @@
 //! even when the process exits, or computes without polling, right afterwards.
 
 use fabric_async::{
-    Endpoint, Error, FiAddr, PassiveEndpoint, Progress, Protocol, SocketIo, SocketOptions,
+    CompletionQueue, ConnectedEndpoint, Domain, Endpoint, Error, FiAddr, PassiveEndpoint,
+    PooledBuf, Progress, Protocol, RecvRequest, Result, SendRequest, SocketIo, SocketOptions,
 };
 
 use crate::run;
@@ -112,7 +113,8 @@ pub(crate) async fn send_and_exit(argument: &str) {
     let (case, mode, name) = parse_role_argument(argument);
     let ep = case.bind().await;
     let peer = ep.add_peer(name).await.expect("add_peer");
-    send_all(&ep, peer, mode, &message_lens(mode, case.scheme)).await;
+    let sender = Sender::Rdm(ep, peer);
+    send_all(&sender, mode, &message_lens(mode, case.scheme)).await;
     std::process::exit(0);
 }
 
@@ -126,8 +128,7 @@ pub(crate) async fn connect_send_and_exit(argument: &str) {
         .connect(name)
         .await
         .expect("connect");
-    let peer = ep.peer().expect("a connected endpoint");
-    send_all(&ep, peer, mode, &message_lens(mode, case.scheme)).await;
+    send_all(&Sender::Msg(ep), mode, &message_lens(mode, case.scheme)).await;
     std::process::exit(0);
 }
 
@@ -138,48 +139,97 @@ fn parse_role_argument(argument: &str) -> (TransportCase, &str, &str) {
     (TransportCase::all()[number], mode, name)
 }
 
+/// An endpoint with the peer it sends to.
+enum Sender {
+    Rdm(Endpoint, FiAddr),
+    Msg(ConnectedEndpoint),
+}
+
+impl Sender {
+    fn send(&self, message: Vec<u8>) -> SendRequest<'_, Vec<u8>> {
+        match self {
+            Self::Rdm(ep, peer) => ep.send(*peer, message),
+            Self::Msg(ep) => ep.send(message),
+        }
+    }
+
+    fn inject(&self, message: &[u8]) -> Result<()> {
+        match self {
+            Self::Rdm(ep, peer) => ep.inject(*peer, message),
+            Self::Msg(ep) => ep.inject(message),
+        }
+    }
+
+    /// Posts the messages together. Returns their number.
+    fn post_all(&self, messages: impl Iterator<Item = Vec<u8>>) -> Result<usize> {
+        let requests = messages.map(|message| self.send(message));
+        Ok(match self {
+            Self::Rdm(ep, _) => ep.post_all(requests)?,
+            Self::Msg(ep) => ep.post_all(requests)?,
+        })
+    }
+
+    async fn flush(&self) -> Result<()> {
+        match self {
+            Self::Rdm(ep, _) => ep.flush().await,
+            Self::Msg(ep) => ep.flush().await,
+        }
+    }
+
+    fn domain(&self) -> Domain {
+        match self {
+            Self::Rdm(ep, _) => ep.domain(),
+            Self::Msg(ep) => ep.domain(),
+        }
+    }
+
+    fn take_completions(&self) -> Option<CompletionQueue> {
+        match self {
+            Self::Rdm(ep, _) => ep.take_completions(),
+            Self::Msg(ep) => ep.take_completions(),
+        }
+    }
+}
+
 /// Sends messages of these lengths, and waits until they have completed.
-async fn send_all(ep: &Endpoint, peer: FiAddr, mode: &str, lengths: &[usize]) {
+async fn send_all(ep: &Sender, mode: &str, lengths: &[usize]) {
     let messages = lengths.iter().enumerate();
     let messages = messages.map(|(number, len)| message_content(number, *len));
     match mode {
         "awaited" | "many" => {
             for message in messages {
-                ep.send(peer, message).await.expect("send");
+                ep.send(message).await.expect("send");
             }
         }
         "joined" => {
-            let posted =
-                messages.map(|message| ep.send(peer, message).start().expect("transmit credit"));
+            let posted = messages.map(|message| ep.send(message).start().expect("transmit credit"));
             let posted: Vec<_> = posted.collect();
             for sent in posted {
                 sent.await.expect("send");
             }
         }
         "posted" => {
-            messages.for_each(|message| ep.send(peer, message).post().expect("transmit credit"));
+            messages.for_each(|message| ep.send(message).post().expect("transmit credit"));
             ep.flush().await.expect("flush of the endpoint");
         }
         "injected" => {
-            messages.for_each(|message| ep.inject(peer, &message).expect("transmit credit"));
+            messages.for_each(|message| ep.inject(&message).expect("transmit credit"));
             ep.domain().flush().await.expect("flush of the domain");
         }
         "batched" => {
-            let requests = messages.map(|message| ep.send(peer, message));
             assert_eq!(
-                ep.post_all(requests).expect("transmit credit"),
+                ep.post_all(messages).expect("transmit credit"),
                 lengths.len()
             );
-            let mut queue = ep.completions().expect("a completion queue");
+            let mut queue = ep.take_completions().expect("a completion queue");
             let mut ended = Vec::new();
             while ended.len() < lengths.len() {
-                queue.next_batch(&mut ended, lengths.len()).await;
+                queue.read_batch(&mut ended, lengths.len()).await;
             }
             assert!(ended.iter().all(|ended| ended.error.is_none()));
         }
         "started" => {
-            messages
-                .for_each(|message| drop(ep.send(peer, message).start().expect("transmit credit")));
+            messages.for_each(|message| drop(ep.send(message).start().expect("transmit credit")));
             ep.flush().await.expect("flush of the endpoint");
         }
         other => panic!("unknown mode {other}"),
@@ -187,9 +237,13 @@ async fn send_all(ep: &Endpoint, peer: FiAddr, mode: &str, lengths: &[usize]) {
 }
 
 /// Receives all messages of a sender, and checks their order.
-async fn assert_all_received(ep: &Endpoint, lengths: &[usize], what: &str) {
+async fn assert_all_received<'a>(
+    recv: impl Fn() -> RecvRequest<'a, PooledBuf>,
+    lengths: &[usize],
+    what: &str,
+) {
     for (number, len) in lengths.iter().enumerate() {
-        let got = ep.recv().await.expect(what);
+        let got = recv().await.expect(what);
         assert_eq!(
             got[..],
             message_content(number, *len),
@@ -215,7 +269,7 @@ fn completed_sends_arrive_after_process_exit() {
                     "send_and_exit",
                     &TransportCase::role_argument(number, mode, &name),
                 );
-                assert_all_received(&ep, &message_lens(mode, case.scheme), &what).await;
+                assert_all_received(|| ep.recv(), &message_lens(mode, case.scheme), &what).await;
                 assert!(peer.0.wait().unwrap().success(), "{what}");
             });
         }
@@ -235,8 +289,8 @@ fn completed_msg_sends_arrive_after_process_exit() {
                 let argument =
                     TransportCase::role_argument(number, mode, &listener.name().to_string());
                 let mut peer = TestPeer::start("connect_send_and_exit", &argument);
-                let ep = listener.next().await.unwrap().accept("").await.unwrap();
-                assert_all_received(&ep, &message_lens(mode, case.scheme), &what).await;
+                let ep = listener.accept().await.unwrap().accept("").unwrap();
+                assert_all_received(|| ep.recv(), &message_lens(mode, case.scheme), &what).await;
                 assert!(peer.0.wait().unwrap().success(), "{what}");
             });
         }
@@ -248,7 +302,8 @@ pub(crate) async fn send_and_block(argument: &str) {
     let (case, mode, name) = parse_role_argument(argument);
     let ep = case.bind().await;
     let peer = ep.add_peer(name).await.expect("add_peer");
-    send_all(&ep, peer, mode, &message_lens(mode, case.scheme)).await;
+    let sender = Sender::Rdm(ep, peer);
+    send_all(&sender, mode, &message_lens(mode, case.scheme)).await;
     // Blocks the runtime until the parent lets it go on.
     wait_for_parent();
     std::process::exit(0);
@@ -266,7 +321,7 @@ fn completed_sends_arrive_while_the_sender_blocks() {
                     "send_and_block",
                     &TransportCase::role_argument(number, mode, &name),
                 );
-                assert_all_received(&ep, &message_lens(mode, case.scheme), &what).await;
+                assert_all_received(|| ep.recv(), &message_lens(mode, case.scheme), &what).await;
                 // The sender has polled nothing since its last send.
                 peer.signal_start();
                 assert!(peer.0.wait().unwrap().success(), "{what}");

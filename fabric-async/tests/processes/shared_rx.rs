@@ -87,7 +87,7 @@ async fn recv_until_peer_down(
     let mut down = 0;
     while down < ENDPOINTS {
         tokio::select! {
-            event = events.next() => match event.kind {
+            event = events.read() => match event.kind {
                 EventKind::PeerDown { reason, .. } => {
                     assert_eq!(reason, DownReason::Died);
                     down += 1;
@@ -108,7 +108,7 @@ async fn recv_until_peer_down(
 fn killed_senders_do_not_affect_shared_rx() {
     run(async {
         let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
-        let info = discover(&hints).await.unwrap().swap_remove(0);
+        let info = discover(&hints).unwrap().swap_remove(0);
         let fabric = Fabric::open(&info).unwrap();
         let domain = fabric
             .domain_builder(&info)
@@ -139,7 +139,6 @@ fn killed_senders_do_not_affect_shared_rx() {
                 ep.name(format!("{prefix}-{index}"))
                     .unwrap()
                     .enable()
-                    .await
                     .unwrap(),
             );
         }

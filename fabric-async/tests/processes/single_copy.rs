@@ -208,7 +208,7 @@ fn segment_with_probe(probe: (u64, u64)) -> OwnedFd {
 fn invalid_memory_ranges_end_only_that_connection() {
     run(async {
         let ep = bind_endpoint(true).await;
-        let mut events = ep.events().unwrap();
+        let mut events = ep.take_events().unwrap();
         let value = Box::new(0x1234_5678_u64);
         let at = (&raw const *value).expose_provenance() as u64;
         let cases = [

@@ -35,7 +35,7 @@ mod sealed {
     note = "an operation owns its buffer until it completes: pass a `Vec<u8>`, `Bytes`, \
             `String` or the like, or use `inject` for borrowed bytes"
 )]
-pub trait IoBuf: sealed::Sealed + Send + Sized + 'static {
+pub trait IoBuf: sealed::Sealed + Send + Unpin + Sized + 'static {
     /// Returns the bytes to send.
     fn payload(&self) -> Payload<'_>;
     /// Returns the number of buffers.

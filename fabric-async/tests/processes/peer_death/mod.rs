@@ -78,7 +78,7 @@ impl Survivor {
     /// Waits for the end of a connection with a peer whose name begins with `prefix`.
     async fn wait_peer_down(&mut self, prefix: &str) -> DownReason {
         loop {
-            match self.events.next().await.kind {
+            match self.events.read().await.kind {
                 EventKind::PeerDown { peer, reason, .. } if peer.name().starts_with(prefix) => {
                     return reason;
                 }
@@ -132,7 +132,7 @@ fn run_stage(stage: &str, survives: impl AsyncFn(&mut Survivor, TestPeer)) {
                     .bind("shm://")
                     .await
                     .unwrap();
-                let events = ep.events().unwrap();
+                let events = ep.take_events().unwrap();
                 let _bystander = TestPeer::start("echo", &ep.name().to_string());
                 let bystander = ep.recv().tag(3).await.unwrap().source().unwrap();
                 let mut survivor = Survivor {

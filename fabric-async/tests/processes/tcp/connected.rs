@@ -1,15 +1,18 @@
 //! Connection-oriented endpoints (`FI_EP_MSG`): peers that are killed at every stage, on either
 //! side.
 
+use std::future::IntoFuture;
 use std::time::Duration;
 
 use fabric_async::{
-    Access, AtomicOp, ConnectionRequest, Endpoint, EpType, Error, EventKind, Fabric, Hints,
-    PassiveEndpoint, Progress, RemoteRegion, SHARED_CONTEXT, discover,
+    Access, Address, AtomicOp, Class, ConnectedEndpoint, ConnectionRequest, Endpoint, EpType,
+    Error, EventKind, Fabric, Hints, PassiveEndpoint, Progress, RemoteRegion, SHARED_CONTEXT,
+    Scheme, discover,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use crate::leak_check::{ResourceUsage, run_in_own_process};
 use crate::run;
 use crate::test_peer::TestPeer;
 
@@ -19,7 +22,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(90);
 /// Connects, and sends back every message that it receives.
 pub(crate) async fn connect_and_echo(name: &str) {
     let id = std::process::id().to_le_bytes();
-    if let Ok(ep) = Endpoint::connect(name)
+    if let Ok(ep) = ConnectedEndpoint::connect(name)
         .private_data(id)
         .timeout(CONNECT_TIMEOUT)
         .await
@@ -31,12 +34,12 @@ pub(crate) async fn connect_and_echo(name: &str) {
 /// Listens, reports its name to the parent, accepts every request, and sends back every message.
 pub(crate) async fn accept_and_echo(parent: &str) {
     let mut listener = PassiveEndpoint::bind("tcp://").await.expect("bind");
-    let own = Endpoint::connect(parent)
+    let own = ConnectedEndpoint::connect(parent)
         .private_data(listener.name().to_string())
         .await
         .expect("connect to the parent");
-    while let Some(request) = listener.next().await {
-        let Ok(ep) = request.accept("welcome").await else {
+    while let Ok(request) = listener.accept().await {
+        let Ok(ep) = request.accept("welcome") else {
             continue;
         };
         tokio::spawn(async move { echo_loop(&ep).await });
@@ -51,30 +54,22 @@ const FETCH_ADDS: u64 = 200;
 /// results, and then adds to a second counter until it is killed.
 pub(crate) async fn fetch_add_client(name: &str) {
     let id = std::process::id().to_le_bytes();
-    let ep = Endpoint::connect(name)
+    let ep = ConnectedEndpoint::connect(name)
         .private_data(id)
         .timeout(CONNECT_TIMEOUT)
         .await
         .expect("connect");
-    let peer = ep.peer().expect("a connected endpoint");
     let announcement = ep.recv().tag(1).await.expect("a remote region");
     let counter = RemoteRegion::from_bytes(&announcement).expect("a region");
     let mut sum = 0;
     for _ in 0..FETCH_ADDS {
-        sum += ep
-            .fetch_add(peer, counter.at(0), 1u64)
-            .await
-            .expect("fetch_add");
+        sum += ep.fetch_add(counter.at(0), 1u64).await.expect("fetch_add");
     }
-    ep.send(peer, sum.to_le_bytes().to_vec())
+    ep.send(sum.to_le_bytes().to_vec())
         .tag(2)
         .await
         .expect("send");
-    while ep
-        .atomic(peer, counter.at(8), AtomicOp::Sum, 1u64)
-        .await
-        .is_ok()
-    {}
+    while ep.atomic(counter.at(8), AtomicOp::Sum, 1u64).await.is_ok() {}
 }
 
 /// Clients add to the same counter, and a shared receive context gets their sums. The death of one
@@ -89,7 +84,6 @@ fn killed_atomic_clients_do_not_affect_others() {
                 .ep_type(EpType::Msg)
                 .progress(progress);
             let info = discover(&hints.ep_rx_ctx_cnt(SHARED_CONTEXT))
-                .await
                 .unwrap()
                 .swap_remove(0);
             let fabric = Fabric::open(&info).unwrap();
@@ -110,8 +104,8 @@ fn killed_atomic_clients_do_not_affect_others() {
                     .unwrap()
                     .bind_shared_rx(&shared)
                     .unwrap();
-                let ep = ep.accept(request, "").await.unwrap();
-                ep.send(ep.peer().unwrap(), region.remote().to_bytes().to_vec())
+                let ep = ep.accept(request, "").unwrap();
+                ep.send(region.remote().to_bytes().to_vec())
                     .tag(1)
                     .await
                     .unwrap();
@@ -121,11 +115,7 @@ fn killed_atomic_clients_do_not_affect_others() {
             for _ in 0..CLIENTS {
                 let report = shared.recv().tag(2).await.unwrap();
                 let from = shared.received_by(&report.transfer);
-                assert!(
-                    clients
-                        .iter()
-                        .any(|(ep, _)| Some(ep.id()) == from && report.source() == ep.peer())
-                );
+                assert!(clients.iter().any(|(ep, _)| Some(ep.id()) == from));
                 sum += u64::from_le_bytes(report[..].try_into().unwrap());
             }
             let all = CLIENTS * FETCH_ADDS;
@@ -139,12 +129,12 @@ fn killed_atomic_clients_do_not_affect_others() {
                 child.0.kill().unwrap();
                 child.0.wait().unwrap();
                 let gone = loop {
-                    if let EventKind::Shutdown { peer, .. } = eq.next().await.kind {
+                    if let EventKind::Shutdown { peer, .. } = eq.read().await.kind {
                         break peer;
                     }
                 };
-                assert_eq!(&gone, ep.peer_name().unwrap());
-                let failed = ep.send(ep.peer().unwrap(), "x").tag(1).await.unwrap_err();
+                assert_eq!(&gone, ep.peer());
+                let failed = ep.send("x").tag(1).await.unwrap_err();
                 assert!(failed.error.is_peer_unavailable(), "{}", failed.error);
                 // The other clients go on adding.
                 let before: u64 = region.load(8).unwrap();
@@ -158,10 +148,9 @@ fn killed_atomic_clients_do_not_affect_others() {
     }
 }
 
-async fn echo_loop(ep: &Endpoint) {
-    let peer = ep.peer().expect("a connected endpoint");
+async fn echo_loop(ep: &ConnectedEndpoint) {
     while let Ok(message) = ep.recv().await {
-        if ep.send(peer, message.into_bytes()).await.is_err() {
+        if ep.send(message.into_bytes()).await.is_err() {
             return;
         }
     }
@@ -169,15 +158,14 @@ async fn echo_loop(ep: &Endpoint) {
 
 /// Returns the next connection request, which must be from this peer.
 async fn next_request_from(listener: &mut PassiveEndpoint, peer: &TestPeer) -> ConnectionRequest {
-    let request = listener.next().await.unwrap();
+    let request = listener.accept().await.unwrap();
     assert_eq!(request.private_data(), peer.0.id().to_le_bytes());
     request
 }
 
-async fn assert_echo_works(ep: &Endpoint) {
-    let peer = ep.peer().unwrap();
+async fn assert_echo_works(ep: &ConnectedEndpoint) {
     for len in [0, 8, 100_000, 3_000_000] {
-        let (sent, got) = tokio::join!(ep.send(peer, vec![len as u8; len]), ep.recv());
+        let (sent, got) = tokio::join!(ep.send(vec![len as u8; len]), ep.recv());
         sent.unwrap();
         assert_eq!(got.unwrap()[..], vec![len as u8; len]);
     }
@@ -185,10 +173,9 @@ async fn assert_echo_works(ep: &Endpoint) {
 
 /// Kills the peer, and checks that pending operations fail and that the event queue reports the
 /// shutdown.
-async fn kill_and_assert_ops_fail(ep: Endpoint, mut peer: TestPeer) {
-    let number = ep.peer().unwrap();
-    let mut events = ep.events().unwrap();
-    let sent = ep.send(number, vec![0; 100 << 20]).start().unwrap();
+async fn kill_and_assert_ops_fail(ep: ConnectedEndpoint, mut peer: TestPeer) {
+    let mut events = ep.take_events().unwrap();
+    let sent = ep.send(vec![0; 100 << 20]).start().unwrap();
     let awaited = ep.recv_into(vec![0; 200 << 20]).start().unwrap();
     peer.0.kill().unwrap();
     peer.0.wait().unwrap();
@@ -201,15 +188,15 @@ async fn kill_and_assert_ops_fail(ep: Endpoint, mut peer: TestPeer) {
     // A part of a message may have arrived.
     assert!(awaited.await.unwrap_err().error.is_peer_unavailable());
     assert!(matches!(
-        events.next().await.kind,
+        events.read().await.kind,
         EventKind::Connected { .. }
     ));
     assert!(matches!(
-        events.next().await.kind,
+        events.read().await.kind,
         EventKind::Shutdown { .. }
     ));
     assert!(
-        ep.send(number, "anything")
+        ep.send("anything")
             .await
             .unwrap_err()
             .error
@@ -231,7 +218,6 @@ fn killed_clients_are_reported_and_others_accepted() {
             let bystander = next_request_from(&mut listener, &bystander)
                 .await
                 .accept("")
-                .await
                 .map(|ep| (ep, bystander))
                 .unwrap();
             for _ in 0..5 {
@@ -239,7 +225,6 @@ fn killed_clients_are_reported_and_others_accepted() {
                 let ep = next_request_from(&mut listener, &victim)
                     .await
                     .accept("come in")
-                    .await
                     .unwrap();
                 assert_echo_works(&ep).await;
                 kill_and_assert_ops_fail(ep, victim).await;
@@ -256,9 +241,9 @@ fn killed_server_is_reported_and_can_be_replaced() {
             let mut listener = PassiveEndpoint::bind("tcp://").await.unwrap();
             for _ in 0..5 {
                 let child = TestPeer::start("tcp accept_and_echo", &listener.name().to_string());
-                let request = listener.next().await.unwrap();
+                let request = listener.accept().await.unwrap();
                 let there = String::from_utf8(request.private_data().to_vec()).unwrap();
-                let _told = request.accept("").await.unwrap();
+                let _told = request.accept("").unwrap();
                 let connect = || Endpoint::options().progress(progress).connect(&there[..]);
                 let (one, two) = tokio::join!(async { connect().await }, async { connect().await });
                 let (one, two) = (one.unwrap(), two.unwrap());
@@ -292,7 +277,7 @@ fn clients_may_be_killed_before_accept() {
             match round % 3 {
                 0 => drop(request),
                 1 => request.reject("too late").unwrap(),
-                _ => match request.accept("too late").await {
+                _ => match request.accept("too late") {
                     Ok(ep) => assert!(ep.recv().await.unwrap_err().error.is_peer_unavailable()),
                     Err(error) => assert!(error.is_peer_unavailable(), "{error}"),
                 },
@@ -302,7 +287,6 @@ fn clients_may_be_killed_before_accept() {
         let ep = next_request_from(&mut listener, &bystander)
             .await
             .accept("in time")
-            .await
             .unwrap();
         assert_echo_works(&ep).await;
     });
@@ -313,7 +297,6 @@ fn clients_may_be_killed_before_accept() {
 fn connections_without_a_request_time_out() {
     run(async {
         let info = discover(&Hints::new().provider("tcp").ep_type(EpType::Msg))
-            .await
             .unwrap()
             .swap_remove(0);
         let fabric = Fabric::open(&info).unwrap();
@@ -334,13 +317,46 @@ fn connections_without_a_request_time_out() {
             .unwrap();
         halfway.write_all(&[3, 0, 0, 0, 0, 0, 0, 0]).await.unwrap();
         for _ in 0..2 {
-            let EventKind::Rejected { error } = eq.next().await.kind else {
+            let EventKind::Rejected { error } = eq.read().await.kind else {
                 panic!("expected a rejection")
             };
             assert!(error.to_string().contains("no connect request"), "{error}");
         }
         assert_eq!(silent.read(&mut [0; 64]).await.unwrap_or(0), 0);
         assert_eq!(halfway.read(&mut [0; 64]).await.unwrap_or(0), 0);
-        assert!(listener.try_next().is_none());
+        assert!(listener.try_accept().is_none());
+    });
+}
+
+/// Under automatic progress, a domain starts a thread and opens descriptors.
+#[test]
+fn dropped_connect_has_opened_nothing() {
+    run_in_own_process("tcp::connected::dropped_connect_has_opened_nothing", || {
+        run(async {
+            let listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await.unwrap();
+            let hints = Hints::new().provider("tcp").ep_type(EpType::Msg);
+            let info = discover(&hints).unwrap().swap_remove(0);
+            let domain = Fabric::open(&info).unwrap().domain(&info).unwrap();
+            let before = ResourceUsage::wait_stable().await;
+            let options = Endpoint::options().progress(Progress::Auto);
+            let connect = options.connect(listener.name()).private_data("unsent");
+            let of_builder = domain.endpoint(&info).unwrap().connect(listener.name());
+            assert_eq!(ResourceUsage::current(), before);
+            let (connect, of_builder) = (connect.into_future(), of_builder.into_future());
+            assert_eq!(ResourceUsage::current(), before);
+            assert_eq!(domain.children().of(Class::Endpoint), 0);
+            drop((connect, of_builder));
+            assert_eq!(ResourceUsage::current(), before);
+        });
+    });
+}
+
+/// Under manual progress, a domain can be opened on a runtime only.
+#[test]
+fn connect_made_outside_of_a_runtime_works_on_one() {
+    let absent = Address::from_socket_addr(Scheme::Tcp, ([127, 0, 0, 1], 1).into()).unwrap();
+    let connect = ConnectedEndpoint::connect(&absent);
+    run(async {
+        assert_eq!(connect.await.unwrap_err(), Error::NoSuchPeer(absent));
     });
 }

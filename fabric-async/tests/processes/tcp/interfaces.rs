@@ -11,10 +11,8 @@ use crate::skip::{Facility, skip};
 use crate::test_peer::TestPeer;
 
 /// Returns the offered infos that have a source address.
-async fn discover_interfaces(hints: Hints) -> Vec<Info> {
-    let found = discover(&hints.provider("tcp").ep_type(EpType::Rdm))
-        .await
-        .unwrap();
+fn discover_interfaces(hints: Hints) -> Vec<Info> {
+    let found = discover(&hints.provider("tcp").ep_type(EpType::Rdm)).unwrap();
     found
         .into_iter()
         .filter(|info| info.src_addr.is_some())
@@ -22,7 +20,7 @@ async fn discover_interfaces(hints: Hints) -> Vec<Info> {
 }
 
 /// Opens an endpoint without a name in the domain of an info.
-async fn open_endpoint_in(info: &Info) -> Endpoint {
+fn open_endpoint_in(info: &Info) -> Endpoint {
     let domain = Fabric::open(info).unwrap().domain(info).unwrap();
     let cq = domain.completion_queue(16).unwrap();
     let ep = domain.endpoint(info).unwrap();
@@ -30,7 +28,6 @@ async fn open_endpoint_in(info: &Info) -> Endpoint {
     ep.bind_av(&domain.address_vector().unwrap())
         .unwrap()
         .enable()
-        .await
         .unwrap()
 }
 
@@ -38,14 +35,14 @@ async fn open_endpoint_in(info: &Info) -> Endpoint {
 fn endpoints_use_the_chosen_network() {
     run(async {
         for progress in [Progress::Manual, Progress::Auto] {
-            let found = discover_interfaces(Hints::new().progress(progress)).await;
+            let found = discover_interfaces(Hints::new().progress(progress));
             assert!(
                 found
                     .iter()
                     .any(|info| info.fabric.name == "127.0.0.1/32" && info.domain.name == "lo")
             );
             for info in &found {
-                let (a, b) = (open_endpoint_in(info).await, open_endpoint_in(info).await);
+                let (a, b) = (open_endpoint_in(info), open_endpoint_in(info));
                 let at = a.name().socket_addr().unwrap();
                 assert_eq!(
                     at.ip(),
@@ -71,14 +68,14 @@ fn endpoints_use_the_chosen_network() {
 #[test]
 fn network_is_chosen_by_fabric_domain_or_source_hint() {
     run(async {
-        let all = discover_interfaces(Hints::new()).await;
+        let all = discover_interfaces(Hints::new());
         for info in &all {
             let address = info.src_addr.clone().unwrap();
             for hints in [
                 Hints::new().fabric_name(&*info.fabric.name),
                 Hints::new().source(address.clone()),
             ] {
-                let found = discover_interfaces(hints.domain_name(&*info.domain.name)).await;
+                let found = discover_interfaces(hints.domain_name(&*info.domain.name));
                 assert!(
                     found.iter().any(|found| found.src_addr == info.src_addr),
                     "{}",
@@ -91,8 +88,7 @@ fn network_is_chosen_by_fabric_domain_or_source_hint() {
                 );
             }
             let found =
-                discover_interfaces(Hints::new().dest("tcp://198.51.100.7:7".parse().unwrap()))
-                    .await;
+                discover_interfaces(Hints::new().dest("tcp://198.51.100.7:7".parse().unwrap()));
             assert!(found.iter().all(|found| {
                 found
                     .src_addr
@@ -138,7 +134,7 @@ fn discovered_networks_match_fi_info() {
         .filter(|(fabric, _)| !fabric.starts_with("fe80:"))
         .collect();
     let ours: BTreeSet<_> = run(async {
-        let found = discover_interfaces(Hints::new()).await;
+        let found = discover_interfaces(Hints::new());
         found
             .into_iter()
             .map(|info| (info.fabric.name, info.domain.name))

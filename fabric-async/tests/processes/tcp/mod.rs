@@ -33,7 +33,7 @@ use crate::test_peer::TestPeer;
 /// Binds an endpoint to a loopback address, and returns it with its event queue.
 async fn bind_with_events() -> (Endpoint, EventQueue) {
     let ep = Endpoint::bind("tcp://").await.unwrap();
-    let events = ep.events().unwrap();
+    let events = ep.take_events().unwrap();
     (ep, events)
 }
 
@@ -86,7 +86,7 @@ fn restarted_peer_is_reached_by_its_old_address() {
                 .bind("tcp://")
                 .await
                 .unwrap();
-            let mut events = ep.events().unwrap();
+            let mut events = ep.take_events().unwrap();
             // A port that was free a moment ago, on an address of this process alone.
             let [.., high, low] = std::process::id().to_be_bytes();
             let host = if progress == Progress::Auto { 3 } else { 2 };

@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use fabric_async::{
-    CqBind, Endpoint, EpType, Error, Fabric, Hints, Info, PassiveEndpoint, SocketOptions,
-    TrafficClass, discover,
+    ConnectedEndpoint, CqBind, Endpoint, EpType, Error, Fabric, Hints, Info, PassiveEndpoint,
+    SocketOptions, TrafficClass, discover,
 };
 use rustix::net::sockopt::{
     ip_tos, socket_acceptconn, socket_recv_buffer_size, socket_send_buffer_size, tcp_congestion,
@@ -37,9 +37,8 @@ fn all_socket_options() -> SocketOptions {
     options.send_buffer(BUFFER_LEN).receive_buffer(BUFFER_LEN)
 }
 
-async fn discover_msg_info() -> Info {
+fn discover_msg_info() -> Info {
     discover(&Hints::new().provider("tcp").ep_type(EpType::Msg))
-        .await
         .unwrap()
         .swap_remove(0)
 }
@@ -48,12 +47,8 @@ fn socket_addr(name: &fabric_async::Address) -> SocketAddr {
     name.socket_addr().unwrap()
 }
 
-fn connected_socket(ep: &Endpoint) -> OwnedFd {
-    find_socket(
-        "tcp",
-        socket_addr(ep.name()),
-        Some(socket_addr(ep.peer_name().unwrap())),
-    )
+fn connected_socket(ep: &ConnectedEndpoint) -> OwnedFd {
+    find_socket("tcp", socket_addr(ep.name()), Some(socket_addr(ep.peer())))
 }
 
 /// Connects an endpoint to this passive endpoint, and accepts it in this domain.
@@ -61,17 +56,17 @@ async fn connect_and_accept(
     listener: &mut PassiveEndpoint,
     domain: &fabric_async::Domain,
     info: &Info,
-) -> (Endpoint, Endpoint) {
+) -> (ConnectedEndpoint, ConnectedEndpoint) {
     let cq = domain.completion_queue(16).unwrap();
-    let calling = Endpoint::connect(listener.name());
+    let calling = ConnectedEndpoint::connect(listener.name());
     let accepting = async {
-        let request = listener.next().await.unwrap();
+        let request = listener.accept().await.unwrap();
         let ep = domain
             .endpoint(info)
             .unwrap()
             .bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)
             .unwrap();
-        ep.accept(request, "").await.unwrap()
+        ep.accept(request, "").unwrap()
     };
     let (connector, accepted) = tokio::join!(calling, accepting);
     (connector.unwrap(), accepted)
@@ -80,7 +75,7 @@ async fn connect_and_accept(
 #[test]
 fn accepted_sockets_inherit_passive_endpoint_options() {
     run(async {
-        let mut info = discover_msg_info().await;
+        let mut info = discover_msg_info();
         let fabric = Fabric::open(&info).unwrap();
         let mut listener = fabric
             .passive_endpoint(&info)
@@ -163,7 +158,7 @@ fn bind_options_apply_to_listener_and_connections() {
         let calling = Endpoint::options()
             .socket_options(all_socket_options())
             .connect(listener.name());
-        let accepting = async { listener.next().await.unwrap().accept("").await };
+        let accepting = async { listener.accept().await.unwrap().accept("") };
         let (connector, accepted) = tokio::join!(calling, accepting);
         for ep in [connector.unwrap(), accepted.unwrap()] {
             let socket = connected_socket(&ep);
@@ -202,39 +197,42 @@ fn connect_resolves_host_names() {
             listener.name()
         );
         let name = format!("tcp://localhost:{}", socket_addr(listener.name()).port());
-        let (connector, accepted) = tokio::join!(Endpoint::connect(&name), async {
-            listener.next().await.unwrap().accept("").await.unwrap()
+        let (connector, accepted) = tokio::join!(ConnectedEndpoint::connect(&name), async {
+            listener.accept().await.unwrap().accept("").unwrap()
         });
         let connector = connector.unwrap();
         assert_eq!(
-            connector.peer_name(),
-            Ok(listener.name()),
+            connector.peer(),
+            listener.name(),
             "the peer's name is an address"
         );
-        connector
-            .send(connector.peer().unwrap(), "hello")
-            .await
-            .unwrap();
+        connector.send("hello").await.unwrap();
         assert_eq!(&accepted.recv().await.unwrap()[..], b"hello");
 
         // A rejection by one address ends the connect; no other address is tried.
-        let (refused, ()) = tokio::join!(Endpoint::connect(&name), async {
-            listener.next().await.unwrap().reject("no").unwrap();
+        let (refused, ()) = tokio::join!(ConnectedEndpoint::connect(&name), async {
+            listener.accept().await.unwrap().reject("no").unwrap();
         });
         assert!(
             matches!(refused, Err(Error::Rejected { .. })),
             "{refused:?}"
         );
-        assert!(listener.try_next().is_none());
+        assert!(listener.try_accept().is_none());
 
         // No address of the host has a listener any more.
         drop(listener);
-        let no_listener = Endpoint::connect(&name).await.map(drop).unwrap_err();
+        let no_listener = ConnectedEndpoint::connect(&name)
+            .await
+            .map(drop)
+            .unwrap_err();
         assert!(matches!(no_listener, Error::NoSuchPeer(_)), "{no_listener}");
         // A label of 64 letters is invalid, so no name server is queried.
         let text = format!("tcp://{}.invalid:7", "x".repeat(64));
         for error in [
-            Endpoint::connect(&text).await.map(drop).unwrap_err(),
+            ConnectedEndpoint::connect(&text)
+                .await
+                .map(drop)
+                .unwrap_err(),
             PassiveEndpoint::bind(&text).await.map(drop).unwrap_err(),
         ] {
             assert!(matches!(error, Error::NoSuchHost { .. }), "{error}");
@@ -256,18 +254,17 @@ pub(crate) async fn host_name_client(home: &str) {
         .await
         .expect("a loopback address");
     let name = format!("tcp://twin:{}", socket_addr(listener.name()).port());
-    let (connector, accepted) = tokio::join!(Endpoint::connect(&name), async {
+    let (connector, accepted) = tokio::join!(ConnectedEndpoint::connect(&name), async {
         listener
-            .next()
+            .accept()
             .await
             .expect("the listener is open")
             .accept("welcome")
-            .await
     });
     let connector = connector.expect("connect to one of the addresses");
     assert_eq!(
-        (connector.peer_name(), connector.private_data()),
-        (Ok(listener.name()), &b"welcome"[..])
+        (connector.peer(), connector.private_data()),
+        (listener.name(), &b"welcome"[..])
     );
     accepted.expect("accept");
     let lodge = PassiveEndpoint::bind("tcp://lodge:0")
@@ -305,7 +302,7 @@ fn connect_tries_every_address_of_a_host() {
 #[test]
 fn connect_skips_addresses_of_another_family() {
     run(async {
-        let info = discover_msg_info().await;
+        let info = discover_msg_info();
         let fabric = Fabric::open(&info).unwrap();
         let domain = fabric.domain(&info).unwrap();
         let cq = domain.completion_queue(16).unwrap();
@@ -323,12 +320,9 @@ fn connect_skips_addresses_of_another_family() {
         };
         let (connector, accepted) = tokio::join!(from("tcp://127.0.0.1:0").connect(&name), async {
             let accepting = from("tcp://127.0.0.1:0");
-            accepting.accept(listener.next().await.unwrap(), "").await
+            accepting.accept(listener.accept().await.unwrap(), "")
         });
-        assert_eq!(
-            connector.unwrap().name(),
-            accepted.unwrap().peer_name().unwrap()
-        );
+        assert_eq!(connector.unwrap().name(), accepted.unwrap().peer());
         let other = from("tcp://[::1]:0")
             .connect(&name)
             .await

@@ -124,7 +124,7 @@ pub(crate) async fn link_loss_client(names: &str) {
 /// Grants access to a region, and waits for the completion of a write with data.
 pub(crate) async fn rma_owner(name: &str) {
     let ep = Endpoint::bind(name).await.expect("bind");
-    let mut completions = ep.completions().expect("a completion queue");
+    let mut completions = ep.take_completions().expect("a completion queue");
     let region = ep
         .domain()
         .alloc(REGION_LEN, Access::REMOTE_READ | Access::REMOTE_WRITE)
@@ -140,7 +140,7 @@ pub(crate) async fn rma_owner(name: &str) {
         .await
         .expect("send");
     let mut out = Vec::new();
-    completions.next_batch(&mut out, 1).await;
+    completions.read_batch(&mut out, 1).await;
     assert_eq!(
         (out[0].kind, out[0].transfer.data, out[0].transfer.len),
         (OpKind::RemoteWrite, Some(77), REGION_LEN)

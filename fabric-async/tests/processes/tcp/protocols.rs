@@ -184,7 +184,7 @@ fn killed_rxm_senders_are_reported_and_return_buffers() {
 /// port may be reused while a peer of its former endpoint still connects to it.
 async fn wait_peer_down(events: &mut EventQueue, name: &Address) {
     loop {
-        if let EventKind::PeerDown { peer, .. } = events.next().await.kind
+        if let EventKind::PeerDown { peer, .. } = events.read().await.kind
             && peer == *name
         {
             return;
@@ -252,7 +252,7 @@ async fn next_violation(events: &mut EventQueue) -> &'static str {
         if let EventKind::PeerDown {
             reason: DownReason::Protocol(what),
             ..
-        } = events.next().await.kind
+        } = events.read().await.kind
         {
             return what;
         }

@@ -84,12 +84,12 @@ async fn each_way(mut test: impl AsyncFnMut(SocketIo, Progress)) {
 }
 
 /// Opens a domain for connection-oriented endpoints.
-async fn domain(io: SocketIo, progress: Progress) -> (Domain, Info) {
+fn domain(io: SocketIo, progress: Progress) -> (Domain, Info) {
     let hints = Hints::new()
         .provider("tcp")
         .ep_type(EpType::Msg)
         .progress(progress);
-    let info = discover(&hints).await.unwrap().swap_remove(0);
+    let info = discover(&hints).unwrap().swap_remove(0);
     let fabric = Fabric::open(&info).unwrap();
     (
         fabric.domain_builder(&info).socket_io(io).open().unwrap(),
@@ -102,7 +102,7 @@ fn unanswered_connect_times_out() {
     const TIME: Duration = Duration::from_millis(300);
     run(each_way(async |io, progress| {
         let busy = Busy::new();
-        let (domain, info) = domain(io, progress).await;
+        let (domain, info) = domain(io, progress);
         let begun = Instant::now();
         let connecting = || {
             domain
@@ -131,7 +131,7 @@ fn unanswered_connect_times_out() {
 fn dropped_connect_closes_its_socket() {
     run(each_way(async |io, progress| {
         let busy = Busy::new();
-        let (domain, info) = domain(io, progress).await;
+        let (domain, info) = domain(io, progress);
         {
             let connecting = domain
                 .endpoint(&info)
@@ -194,7 +194,7 @@ fn connect_errors_are_equal_with_epoll_and_io_uring() {
         each_way(async |io, progress| {
             let options = || Endpoint::options().socket_io(io).progress(progress);
             let ep = options().bind("tcp://").await.unwrap();
-            let (domain, info) = domain(io, progress).await;
+            let (domain, info) = domain(io, progress);
             let mut results = Vec::new();
             // An address without a listener, and addresses without a route from loopback.
             for name in [

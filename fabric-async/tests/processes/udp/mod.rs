@@ -77,7 +77,7 @@ fn restarted_peer_keeps_its_address_handle() {
                 .unwrap()
                 .local_addr()
                 .unwrap();
-            let (name, mut events) = (format!("udp://{at}"), ep.events().unwrap());
+            let (name, mut events) = (format!("udp://{at}"), ep.take_events().unwrap());
             let addr = ep.add_peer(&name[..]).await.unwrap();
             for life in 0..10u8 {
                 let mut peer = TestPeer::start("udp echo", &format!("{name} {}", ep.name()));
@@ -96,7 +96,7 @@ fn restarted_peer_keeps_its_address_handle() {
                 assert_eq!(ep.probe().try_probe().unwrap(), None);
             }
             assert_eq!(
-                (ep.stats().failed, ep.stats().dropped, events.try_next()),
+                (ep.stats().failed, ep.stats().dropped, events.try_read()),
                 (0, 0, None)
             );
             assert_still_works(&ep).await;

@@ -19,13 +19,11 @@ const CLASSES: [(Option<TrafficClass>, u8); 4] = [
 ];
 
 /// Opens an endpoint of this class at this address, in a domain of its own.
-async fn open_endpoint(
+fn open_endpoint(
     at: &str,
     class: Option<TrafficClass>,
 ) -> fabric_async::Result<fabric_async::Endpoint> {
-    let mut info = discover(&Hints::new().provider("udp").ep_type(EpType::Dgram))
-        .await?
-        .swap_remove(0);
+    let mut info = discover(&Hints::new().provider("udp").ep_type(EpType::Dgram))?.swap_remove(0);
     info.tx.tclass = class;
     let options = SocketOptions::new().receive_buffer(1 << 17);
     let domain = Fabric::open(&info)?
@@ -33,23 +31,18 @@ async fn open_endpoint(
         .socket_options(options)
         .open()?;
     let av = domain.auto_insert_address_vector()?;
-    domain
-        .endpoint(&info)?
-        .name(at)?
-        .bind_av(&av)?
-        .enable()
-        .await
+    domain.endpoint(&info)?.name(at)?.bind_av(&av)?.enable()
 }
 
 #[test]
 fn traffic_class_is_set_on_the_socket() {
     run(async {
         for (class, dscp) in CLASSES {
-            let ep = open_endpoint("udp://127.0.0.1:0", class).await.unwrap();
+            let ep = open_endpoint("udp://127.0.0.1:0", class).unwrap();
             let socket = find_socket("udp", ep.name().socket_addr().unwrap(), None);
             assert_eq!(ip_tos(&socket).unwrap(), dscp << 2);
             assert_eq!(socket_recv_buffer_size(&socket).unwrap(), 2 << 17);
-            let Ok(ep) = open_endpoint("udp://[::1]:0", class).await else {
+            let Ok(ep) = open_endpoint("udp://[::1]:0", class) else {
                 skip(Facility::Ipv6, "this machine has no IPv6");
                 continue;
             };
@@ -79,7 +72,7 @@ fn traffic_class_is_set_on_every_packet() {
     rustix::net::bind(&raw, &here).unwrap();
     run(async {
         for (class, dscp) in CLASSES {
-            let ep = open_endpoint("udp://127.0.0.1:0", class).await.unwrap();
+            let ep = open_endpoint("udp://127.0.0.1:0", class).unwrap();
             let plain = UdpSocket::bind(here).unwrap();
             let name = format!("udp://{}", plain.local_addr().unwrap());
             let peer = ep.address_vector().insert(&name[..]).unwrap();

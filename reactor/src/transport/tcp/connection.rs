@@ -49,7 +49,8 @@ pub(crate) struct TcpConnection {
     /// Position in the endpoint's list of peers.
     pub(crate) peer: usize,
     pub(crate) peer_key: PeerKey,
-    /// The peer's address handle now.
+    /// The peer's address handle now, as source of its messages. `None` for a connected endpoint,
+    /// whose messages have no source.
     pub(crate) source: Option<FiAddr>,
     /// The peer's address handle when it connected.
     pub(crate) addr_at_connect: Option<FiAddr>,

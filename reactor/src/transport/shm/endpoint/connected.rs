@@ -369,17 +369,16 @@ impl ShmEndpoint {
         segment: Segment,
         socket: ShmSocket,
     ) -> RxConnection {
-        let (peer, source) = match self.msg.as_deref() {
-            Some(msg) => (msg.peer.clone(), Some(msg.addr)),
-            None => (self.name.clone(), None),
+        let peer = match self.msg.as_deref() {
+            Some(msg) => msg.peer.clone(),
+            None => self.name.clone(),
         };
         self.last_peer_key += 1;
         let key = PeerKey(self.last_peer_key);
         let key = self.rx.peer_connected(engine, key, &peer);
         let end = (peer, credentials, incarnation);
-        let mut rx = RxConnection::establish(end, self.local.clone(), segment, socket, key);
-        rx.source = source;
-        rx
+        // Messages have no source: a connected endpoint has one peer and no address vector.
+        RxConnection::establish(end, self.local.clone(), segment, socket, key)
     }
 
     /// Watches the receiving end, and adds it.

@@ -44,7 +44,6 @@ impl TcpEndpoint {
         connection.update_interest();
         let name = self.peers[peer].address.clone();
         if matches!(self.kind, EndpointKind::Msg(_)) {
-            connection.source = self.peers[peer].fi_addr;
             if self.rejects_tagged() {
                 connection.reject_tagged();
             }

@@ -1,0 +1,360 @@
+//! Opening connected endpoints (`FI_EP_MSG`): connecting and accepting.
+
+use std::future::{Future, IntoFuture, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric_core::info::EpType;
+use fabric_core::transport::{ConnectMode, ConnectParams, Connected, EpId};
+use fabric_core::tree::ObjectNode;
+use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+
+use super::bind::builder_with_queues;
+use super::{BindOptions, ConnectedEndpoint, Endpoint, EndpointBuilder};
+use crate::av::{AvInner, ToAddress};
+use crate::domain::DomainInner;
+use crate::passive::ConnectionRequest;
+use crate::resolve::AddressOrHost;
+use crate::thread_model::{Shared, ThreadModel};
+
+/// Default connect timeout.
+const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connection attempt (`fi_connect`), which starts when it is first polled. Before that nothing is
+/// opened, resolved or sent, and dropping it has no effect.
+///
+/// # Errors
+/// * [`Error::NoSuchPeer`] when nothing listens at the address;
+/// * [`Error::NoSuchHost`], with the name, when a host has no address of the family of the [source
+///   address](EndpointBuilder::name);
+/// * [`Error::Rejected`] with the private data of the peer when the peer rejects the request;
+/// * [`Error::TimedOut`];
+/// * [`Error::Protocol`] when the answer violates the protocol;
+/// * [`Error::PeerGone`] when the peer disconnects without an answer;
+/// * over shm, [`Error::ConnectionRefused`] when the endpoint there is not a passive one or the
+///   kernel queues no further connections, and [`Error::OtherUser`];
+/// * [`Error::TooLong`] above the limit of private data;
+/// * [`Error::BadAddress`], [`Error::WrongScheme`];
+/// * [`Error::Invalid`] when the info is of another endpoint type;
+/// * [`Error::Unbound`] when the info asks for a shared receive context, and none is bound;
+/// * [`Error::Closed`], [`Error::Os`].
+///
+/// # Cancel safety
+/// Dropping the future cancels the attempt and closes the endpoint. The peer may see a connection
+/// that ends at once.
+#[doc(alias = "fi_connect")]
+#[must_use = "nothing happens before it is awaited"]
+pub struct Connect<M: ThreadModel = Shared> {
+    open_builder: OpenBuilder<M>,
+    target: Result<AddressOrHost>,
+    private_data: Vec<u8>,
+    peer_supports_tags: bool,
+    timeout: Duration,
+}
+
+/// Returns the builder of the endpoint, given the scheme of the peer. Called at the first poll.
+type OpenBuilder<M> = Box<dyn FnOnce(Scheme) -> Result<EndpointBuilder<M>> + Send + Sync>;
+
+impl<M: ThreadModel> Connect<M> {
+    fn new(open_builder: OpenBuilder<M>, target: Result<AddressOrHost>) -> Self {
+        Self {
+            open_builder,
+            target,
+            private_data: Vec::new(),
+            peer_supports_tags: false,
+            timeout: DEFAULT_CONNECT_TIMEOUT,
+        }
+    }
+
+    /// Sets the private data of the request, for the peer: up to
+    /// [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
+    pub fn private_data(mut self, data: impl Into<Vec<u8>>) -> Self {
+        self.private_data = data.into();
+        self
+    }
+
+    /// Asserts that the peer supports tagged messages although its answer does not say so, as of a
+    /// libfabric program whose endpoint has a shared receive context. See [the
+    /// guide](crate::guide::connected_endpoints#tags). Peers of this library always tell, which
+    /// overrides this.
+    pub fn peer_supports_tags(mut self) -> Self {
+        self.peer_supports_tags = true;
+        self
+    }
+
+    /// Sets the time limit of the attempt at each address, after which it fails with
+    /// [`Error::TimedOut`]; ten seconds by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+}
+
+impl<M: ThreadModel> IntoFuture for Connect<M> {
+    type Output = Result<ConnectedEndpoint<M>>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let to = self.target?;
+            let builder = (self.open_builder)(to.scheme())?;
+            let source = builder.address.as_ref().and_then(Address::socket_addr);
+            let found = to
+                .resolve(|at| source.is_none_or(|source| source.is_ipv4() == at.is_ipv4()))
+                .await?;
+            let mut last_error = None;
+            for to in found {
+                match builder
+                    .try_connect(
+                        &to,
+                        (&self.private_data, self.peer_supports_tags),
+                        self.timeout,
+                    )
+                    .await
+                {
+                    Ok((attempt, connected)) => {
+                        let data = connected.data.clone();
+                        return attempt.into_endpoint(builder, connected, to, data);
+                    }
+                    Err(error @ (Error::NoSuchPeer(_) | Error::TimedOut(_))) => {
+                        last_error = Some(error)
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            Err(last_error.expect("resolution returns at least one address"))
+        })
+    }
+}
+
+/// An endpoint whose connection is not established yet.
+struct UnconnectedEndpoint {
+    node: Arc<ObjectNode>,
+    av: Arc<AvInner>,
+    fi_addr: FiAddr,
+    close_guard: CloseOnDrop,
+}
+
+/// Closes the endpoint when the attempt fails or is dropped.
+struct CloseOnDrop {
+    domain: Arc<DomainInner>,
+    id: EpId,
+    disarmed: bool,
+}
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        if !self.disarmed {
+            self.domain.core.close_endpoint(self.id);
+        }
+    }
+}
+
+impl UnconnectedEndpoint {
+    fn into_endpoint<M: ThreadModel>(
+        mut self,
+        builder: EndpointBuilder<M>,
+        connected: Connected,
+        name: Address,
+        data: Vec<u8>,
+    ) -> Result<ConnectedEndpoint<M>> {
+        self.close_guard.disarmed = true;
+        let opened = (self.close_guard.id, connected.name);
+        let ep = builder.into_endpoint(self.node, opened, self.av, Some(connected.peer_caps))?;
+        Ok(ConnectedEndpoint::new(ep, self.fi_addr, name, data))
+    }
+}
+
+impl<M: ThreadModel> EndpointBuilder<M> {
+    /// Connects to the passive endpoint at this address (`fi_connect`), from an info of type
+    /// [`EpType::Msg`].
+    ///
+    /// The future resolves when the peer has accepted. The event queue reports the result too, as
+    /// [`Connected`](crate::EventKind::Connected) or
+    /// [`ConnectFailed`](crate::EventKind::ConnectFailed), once for each address of a
+    /// [host](ConnectedEndpoint::connect).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{CqBind, EpType, EventKind, Fabric, Hints, discover};
+    ///
+    /// let hints = Hints::new().provider("tcp").ep_type(EpType::Msg);
+    /// let info = discover(&hints)?.swap_remove(0);
+    /// let fabric = Fabric::open(&info)?;
+    /// let (domain, mut eq) = (fabric.domain(&info)?, fabric.event_queue(64)?);
+    /// domain.bind_eq(&eq)?;
+    /// let cq = domain.completion_queue(256)?;
+    ///
+    /// let mut listener = fabric.passive_endpoint(&info)?.bind_eq(&eq)?.listen()?;
+    /// let both = CqBind::TRANSMIT | CqBind::RECV;
+    /// let connect = domain.endpoint(&info)?.bind_cq(&cq, both)?.connect(listener.name());
+    /// let accept = async {
+    ///     let request = listener.accept().await?;
+    ///     let ep = domain.endpoint(request.info())?.bind_cq(&cq, both)?;
+    ///     ep.accept(request, b"welcome")
+    /// };
+    /// let (client, server) = tokio::try_join!(connect, accept)?;
+    /// assert_eq!(client.private_data(), b"welcome");
+    /// server.send("hello").await?;
+    /// assert_eq!(&client.recv().await?[..], b"hello");
+    /// assert!(matches!(eq.read().await.kind, EventKind::ConnectionRequest { .. }));
+    /// assert!(matches!(eq.read().await.kind, EventKind::Connected { .. }));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Connect`], when it is awaited.
+    #[doc(alias = "fi_connect")]
+    pub fn connect(self, to: impl ToAddress) -> Connect<M> {
+        let to = AddressOrHost::parse(&to, self.domain.inner.scheme());
+        Connect::new(Box::new(|_| Ok(self)), to)
+    }
+
+    /// Accepts a connection request (`fi_accept`), from an info of type [`EpType::Msg`], such as
+    /// [that of the request](ConnectionRequest::info). `data` is sent to the peer, up to
+    /// [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
+    ///
+    /// # Errors
+    /// In each case the request has been rejected: [`Error::PeerGone`] when the client has
+    /// disconnected; [`Error::TooLong`]; [`Error::Invalid`] when the request is of another
+    /// provider, or the info of another type; [`Error::Unbound`] when the info asks for a shared
+    /// receive context, and none is bound; [`Error::Closed`], [`Error::Os`].
+    #[doc(alias = "fi_accept")]
+    pub fn accept(
+        self,
+        request: ConnectionRequest,
+        data: impl AsRef<[u8]>,
+    ) -> Result<ConnectedEndpoint<M>> {
+        let (request, peer_supports_tags) = request.into_parts();
+        let options = (data.as_ref(), peer_supports_tags);
+        let attempt =
+            self.open_connected(&request.peer, options, ConnectMode::Accept(request.handle))?;
+        let connected = attempt
+            .close_guard
+            .domain
+            .core
+            .take_connect_result(attempt.close_guard.id);
+        let connected = connected.unwrap_or_else(|| Err(Error::PeerGone(request.peer.clone())))?;
+        attempt.into_endpoint(self, connected, request.peer, request.data)
+    }
+
+    /// Sends a connection request to this address and waits for the answer.
+    async fn try_connect(
+        &self,
+        to: &Address,
+        options: (&[u8], bool),
+        timeout: Duration,
+    ) -> Result<(UnconnectedEndpoint, Connected)> {
+        to.check_peer()?;
+        let attempt = self.open_connected(
+            to,
+            options,
+            ConnectMode::Connect {
+                from: self.address.as_ref(),
+                timeout,
+            },
+        )?;
+        let connected = poll_fn(|cx| {
+            attempt
+                .close_guard
+                .domain
+                .core
+                .poll_connected(attempt.close_guard.id, cx)
+        })
+        .await?;
+        Ok((attempt, connected))
+    }
+
+    /// Opens the endpoint in the engine. `private_data` is sent to the peer; `peer_supports_tags`
+    /// is the application's assertion.
+    fn open_connected(
+        &self,
+        peer: &Address,
+        (data, peer_supports_tags): (&[u8], bool),
+        mode: ConnectMode<'_>,
+    ) -> Result<UnconnectedEndpoint> {
+        if self.info.ep.ep_type != EpType::Msg {
+            let why = format!(
+                "the info has ep_type {:?}, expected Msg (FI_EP_MSG)",
+                self.info.ep.ep_type
+            );
+            return Err(Error::Invalid {
+                what: "endpoint type",
+                why,
+            });
+        }
+        let domain = self.domain.inner.clone();
+        let (av, fi_addr) = AvInner::with_peer(&domain, peer);
+        let (node, bound) = self.bindings(av.id)?;
+        let params = ConnectParams {
+            fi_addr,
+            peer,
+            data,
+            peer_supports_tags,
+            mode,
+        };
+        let id = domain.core.open_connected(&self.info, params, bound)?;
+        Ok(UnconnectedEndpoint {
+            node,
+            av,
+            fi_addr,
+            close_guard: CloseOnDrop {
+                domain,
+                id,
+                disarmed: false,
+            },
+        })
+    }
+}
+
+impl ConnectedEndpoint {
+    /// Connects to the passive endpoint at this address, with its own fabric, domain, completion
+    /// queue and event queue, as [`Endpoint::bind`].
+    ///
+    /// For a host name, as in `tcp://localhost:7000`, its addresses are tried in turn while there
+    /// is no listener or no answer; see [`resolve`](crate::resolve()). The peer is a
+    /// [`PassiveEndpoint`](crate::PassiveEndpoint) or a libfabric program with a `fid_pep`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{ConnectedEndpoint, PassiveEndpoint};
+    ///
+    /// let mut listener = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
+    /// let name = listener.name().clone();
+    /// let server = tokio::spawn(async move {
+    ///     let request = listener.accept().await?;
+    ///     assert_eq!(request.private_data(), b"let me in");
+    ///     request.accept("welcome")
+    /// });
+    /// let client = ConnectedEndpoint::connect(name).private_data("let me in").await?;
+    /// assert_eq!(client.private_data(), b"welcome");
+    /// let server = server.await.expect("the task does not panic")?;
+    /// client.send("hello").await?;
+    /// assert_eq!(&server.recv().await?[..], b"hello");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Connect`] and of [`Endpoint::bind`], when it is awaited; [`Error::NoMatch`] for
+    /// providers without connected endpoints.
+    #[doc(alias = "fi_connect")]
+    pub fn connect(to: impl ToAddress) -> Connect {
+        Endpoint::options().connect(to)
+    }
+}
+
+impl BindOptions {
+    /// Connects to the passive endpoint at this address, as [`ConnectedEndpoint::connect`].
+    ///
+    /// # Errors
+    /// As [`ConnectedEndpoint::connect`].
+    pub fn connect(self, to: impl ToAddress) -> Connect {
+        let to = AddressOrHost::parse(&to, Scheme::Tcp);
+        let open_builder = move |scheme| {
+            let domain = self.open_msg_domain(scheme)?;
+            builder_with_queues(&domain, domain.info())
+        };
+        Connect::new(Box::new(open_builder), to)
+    }
+}
