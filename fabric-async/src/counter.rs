@@ -226,7 +226,7 @@ impl<M: ThreadModel> Clone for Counter<M> {
 impl Drop for CounterInner {
     fn drop(&mut self) {
         self.domain.core.close_counter(self.id);
-        self.node.uncount();
+        self.node.leave_parent();
     }
 }
 

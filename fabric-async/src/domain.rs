@@ -495,7 +495,7 @@ impl<M: ThreadModel> Clone for Domain<M> {
 
 impl Drop for DomainInner {
     fn drop(&mut self) {
-        self.state.node.uncount();
+        self.state.node.leave_parent();
     }
 }
 

@@ -342,9 +342,9 @@ impl EngineContext for DomainState {
         }
     }
 
-    fn has_left(&mut self, op: OpKey) {
+    fn on_payload_sent(&mut self, op: OpKey) {
         if let Some(op) = self.ops.get_mut(op) {
-            op.has_left = true;
+            op.payload_sent = true;
         }
     }
 

@@ -73,9 +73,9 @@ pub struct OpResult {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpPhase {
     /// The operation waits for a credit or behind a fence; the transport has not seen it.
-    Queued,
+    Waiting,
     /// The transport executes the operation.
-    Posted,
+    InTransport,
     /// The operation has ended with its outcome, and its future has not taken the result.
     Done,
 }
@@ -99,7 +99,7 @@ pub(crate) struct OpState {
     /// holds.
     pub(crate) no_transfer: bool,
     /// Whether the bytes were handed over and the operation waits for the peer's ack.
-    pub(crate) has_left: bool,
+    pub(crate) payload_sent: bool,
     pub(crate) buf: AnyBuf,
     pub(crate) waker: Option<Waker>,
 }
@@ -110,13 +110,13 @@ impl OpState {
             generation: 0,
             ep,
             kind,
-            phase: OpPhase::Posted,
+            phase: OpPhase::InTransport,
             outcome: Outcome::ok(Transfer::default()),
             target,
             tx_op: None,
             holds_credit: false,
             no_transfer: false,
-            has_left: false,
+            payload_sent: false,
             buf,
             waker: None,
         }
@@ -131,7 +131,7 @@ const FREE_GENERATION: u32 = 0;
 #[derive(Debug, Default)]
 pub(crate) struct OpTable {
     slots: Vec<OpState>,
-    free: Vec<u32>,
+    free_slots: Vec<u32>,
     generation: u32,
 }
 
@@ -160,12 +160,12 @@ impl OpTable {
         slot.generation = key.generation;
         slot.ep = ep;
         slot.kind = OpKind::Recv;
-        slot.phase = OpPhase::Posted;
+        slot.phase = OpPhase::InTransport;
         slot.target = target;
         slot.tx_op = None;
         slot.holds_credit = true;
         slot.no_transfer = false;
-        slot.has_left = false;
+        slot.payload_sent = false;
         // A free slot has no buffer, so there is nothing to drop; `forget` saves the check.
         let vacant_buf = std::mem::replace(&mut slot.buf, buf);
         debug_assert!(matches!(vacant_buf, AnyBuf::None));
@@ -175,7 +175,7 @@ impl OpTable {
 
     /// Fills a slot with an operation that the transport executes.
     #[inline(always)] // on the small-message path
-    pub(crate) fn insert_send(
+    pub(crate) fn insert_tx(
         &mut self,
         ep: EpId,
         tx_op: &TxOp,
@@ -195,12 +195,12 @@ impl OpTable {
         slot.generation = key.generation;
         slot.ep = ep;
         slot.kind = tx_op.kind;
-        slot.phase = OpPhase::Posted;
+        slot.phase = OpPhase::InTransport;
         slot.target = target;
         slot.tx_op = Some(*tx_op);
         slot.holds_credit = credit;
         slot.no_transfer = false;
-        slot.has_left = false;
+        slot.payload_sent = false;
         // As above: there is nothing to drop.
         let vacant_buf = std::mem::replace(&mut slot.buf, buf);
         debug_assert!(matches!(vacant_buf, AnyBuf::None));
@@ -215,7 +215,7 @@ impl OpTable {
             .checked_add(1)
             .unwrap_or(FREE_GENERATION + 1);
         OpKey {
-            index: self.free.pop().unwrap_or(self.slots.len() as u32),
+            index: self.free_slots.pop().unwrap_or(self.slots.len() as u32),
             generation: self.generation,
         }
     }
@@ -247,7 +247,7 @@ impl OpTable {
             ..OpState::new(slot.ep, slot.kind, slot.target, AnyBuf::None)
         };
         let op = std::mem::replace(slot, vacant);
-        self.free.push(key.index);
+        self.free_slots.push(key.index);
         Some(op)
     }
 
@@ -257,7 +257,7 @@ impl OpTable {
         if let Some(slot) = self.get_mut(key) {
             debug_assert!(slot.waker.is_none() && matches!(slot.buf, AnyBuf::None));
             slot.generation = FREE_GENERATION;
-            self.free.push(key.index);
+            self.free_slots.push(key.index);
         }
     }
 
@@ -271,16 +271,16 @@ impl OpTable {
             "result taken from a slot that holds another operation"
         );
         slot.generation = FREE_GENERATION;
-        self.free.push(key.index);
+        self.free_slots.push(key.index);
         slot
     }
 
     /// Returns whether the transport executes an operation to this peer. Scans all operations, so
     /// it is for fenced operations only.
-    pub(crate) fn has_posted_ops_to(&self, ep: EpId, peer: FiAddr) -> bool {
+    pub(crate) fn has_ops_in_transport_to(&self, ep: EpId, peer: FiAddr) -> bool {
         self.slots.iter().any(|op| {
             op.generation != FREE_GENERATION
-                && op.phase == OpPhase::Posted
+                && op.phase == OpPhase::InTransport
                 && op.ep == ep
                 && op.tx_op.is_some_and(|tx_op| tx_op.peer == peer)
         })
@@ -299,7 +299,7 @@ impl OpTable {
     }
 
     /// Returns the operations that match a predicate.
-    pub(crate) fn keys_of(&self, predicate: impl Fn(&OpState) -> bool) -> Vec<OpKey> {
+    pub(crate) fn keys_where(&self, predicate: impl Fn(&OpState) -> bool) -> Vec<OpKey> {
         let slots = self.slots.iter().zip(0..);
         let matching = slots.filter(|(op, _)| op.generation != FREE_GENERATION && predicate(op));
         matching
@@ -312,7 +312,7 @@ impl OpTable {
 
     /// Returns the operations that report to completion queues.
     pub(crate) fn keys_reporting_to_cqs(&self) -> Vec<OpKey> {
-        self.keys_of(|op| op.target.reserves_cq_entry())
+        self.keys_where(|op| op.target.reserves_cq_entry())
     }
 
     /// Takes all wakers out.
@@ -332,7 +332,7 @@ impl OpTable {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.free_slots.len()
     }
 }
 

@@ -27,7 +27,7 @@ impl EngineState {
             .regions
             .insert(memory, access, key, by_address)?;
         if let Some(region) = self.domain.regions.get(key) {
-            self.transport.region_opened(key, region);
+            self.transport.region_changed(key, region);
         }
         Ok(key)
     }
@@ -63,7 +63,7 @@ impl EngineState {
                 key,
                 why: "is unknown",
             })?;
-        self.transport.region_opened(key, region);
+        self.transport.region_changed(key, region);
         let current = CounterBindings {
             remote_read: current.remote_read.or(counters.remote_read),
             remote_write: current.remote_write.or(counters.remote_write),
@@ -154,8 +154,8 @@ impl DomainHandle {
     }
 
     /// Resumes remote operations that waited for a region whose owner held it.
-    pub fn region_released(&self, key: u64) {
-        self.engine().lock().transport.region_released(key);
+    pub fn region_unlocked(&self, key: u64) {
+        self.engine().lock().transport.region_unlocked(key);
         self.engine().progress();
     }
 }

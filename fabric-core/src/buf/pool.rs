@@ -111,7 +111,7 @@ impl PooledBuf {
     #[doc(hidden)]
     #[must_use]
     pub fn empty(pool: &Arc<BufferPool>) -> Self {
-        Self::in_pool(Some(pool.clone()))
+        Self::empty_in(Some(pool.clone()))
     }
 
     /// Creates a buffer of this pool from a vector, without copying.
@@ -125,7 +125,7 @@ impl PooledBuf {
     }
 
     /// Creates a buffer without memory, of a pool if there is one.
-    pub(super) fn in_pool(pool: Option<Arc<BufferPool>>) -> Self {
+    pub(super) fn empty_in(pool: Option<Arc<BufferPool>>) -> Self {
         Self {
             data: Vec::new(),
             pool,

@@ -60,7 +60,7 @@ enum PacketStep {
     /// No packet is due, or it was declined.
     Idle,
     /// The peer has closed.
-    Departed,
+    PeerClosed,
 }
 
 impl Inbound {
@@ -77,10 +77,10 @@ impl Inbound {
 
     /// Receives the packets that are due, one of each peer in turn.
     pub(super) fn pass(&mut self, engine: &mut dyn EngineContext) -> PassResult {
-        let served = self.rx.own.drain_unexpected(engine);
+        let drained = self.rx.own.drain_unexpected(engine);
         let arrivals = net::begin_pass(self.node);
         let mut pass = PassResult {
-            moved: served | !arrivals.connected.is_empty(),
+            moved: drained | !arrivals.connected.is_empty(),
             delayed: arrivals.delayed,
         };
         for (node, address) in arrivals.connected {
@@ -89,11 +89,11 @@ impl Inbound {
         // The peer behind the last one served is first, declined messages included: so a scarce
         // budget goes round-robin as well.
         let mut ready = VecDeque::from(arrivals.ready);
-        let served_before = ready
+        let turns_before = ready
             .iter()
             .take_while(|&&node| self.last_served.is_some_and(|last| node <= last))
             .count();
-        ready.rotate_left(served_before);
+        ready.rotate_left(turns_before);
         let mut remaining = MAX_PACKETS_PER_PASS;
         while remaining > 0
             && let Some(node) = ready.pop_front()
@@ -105,7 +105,7 @@ impl Inbound {
                     ready.push_back(node);
                     pass.moved = true;
                 }
-                PacketStep::Departed => pass.moved = true,
+                PacketStep::PeerClosed => pass.moved = true,
                 PacketStep::Idle => {}
             }
         }
@@ -134,7 +134,7 @@ impl Inbound {
         })
     }
 
-    pub(super) fn peers(&self) -> usize {
+    pub(super) fn peer_count(&self) -> usize {
         self.peers.len()
     }
 
@@ -224,8 +224,8 @@ impl Inbound {
                 PacketPoll::Packet(packet) => packet,
                 PacketPoll::NotDue => return PacketStep::Idle,
                 PacketPoll::Closed(address) => {
-                    self.peer_departed(engine, node, address);
-                    return PacketStep::Departed;
+                    self.on_peer_closed(engine, node, address);
+                    return PacketStep::PeerClosed;
                 }
             };
         let (ep, Some(peer)) = (self.ep, self.peers.get_mut(&node)) else {
@@ -240,7 +240,7 @@ impl Inbound {
     }
 
     /// Handles a peer that has closed, after all its messages have been received.
-    fn peer_departed(&mut self, engine: &mut dyn EngineContext, node: NodeId, address: Address) {
+    fn on_peer_closed(&mut self, engine: &mut dyn EngineContext, node: NodeId, address: Address) {
         let peer = self.peers.remove(&node);
         let source = peer.as_ref().and_then(|peer| peer.source);
         let source = source.or_else(|| engine.fi_addr_of(self.ep, &address));
@@ -256,7 +256,7 @@ impl Inbound {
         };
         engine.event(self.ep, down);
         if let Some(peer) = &peer {
-            self.rx.peer_departed(peer.key, address.clone());
+            self.rx.peer_disconnected(peer.key, address.clone());
         }
         // Another peer that has connected under this name may have the same handle.
         let replaced = self

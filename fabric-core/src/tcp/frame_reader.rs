@@ -345,7 +345,7 @@ impl FrameReader {
                 else {
                     return Ok(false);
                 };
-                match atomics::execute_frame(
+                match atomics::execute_native(
                     (frame, spec),
                     &iovs(1),
                     operands,
@@ -493,7 +493,7 @@ impl FrameReader {
         engine: &mut dyn EngineContext,
     ) -> bool {
         match (&self.stall, &mut self.body) {
-            (Some(Stall::RegionBusy(memory)), _) => {
+            (Some(Stall::RegionLocked(memory)), _) => {
                 let is_accessible = memory.begin_access();
                 if is_accessible {
                     memory.end_access();

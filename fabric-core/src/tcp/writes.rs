@@ -52,7 +52,7 @@ pub(super) enum WriteProgress {
 #[derive(Debug)]
 pub(super) enum Stall {
     /// The region is locked by its owner.
-    RegionBusy(Arc<dyn RegionMemory>),
+    RegionLocked(Arc<dyn RegionMemory>),
     /// The queue for the owner's notification is full.
     CqFull,
 }
@@ -93,7 +93,7 @@ impl IncomingWrite {
             Err(_) => return Err(ACCESS_VIOLATION),
         };
         if let Some(segment) = segments.iter().find(|segment| !is_accessible(segment)) {
-            return Ok(Err(Stall::RegionBusy(segment.memory.clone())));
+            return Ok(Err(Stall::RegionLocked(segment.memory.clone())));
         }
         let len = usize::try_from(frame.payload).unwrap_or(usize::MAX);
         let (remaining, data, ack_due) = (frame.payload, frame.data, frame.ack_due());
@@ -137,7 +137,7 @@ impl IncomingWrite {
                             return Ok(WriteProgress::Stalled(
                                 used,
                                 None,
-                                Stall::RegionBusy(segment.memory.clone()),
+                                Stall::RegionLocked(segment.memory.clone()),
                             ));
                         }
                         self.on_region_closed(responses)?;

@@ -131,7 +131,7 @@ pub trait EngineContext {
 
     /// Notes that the transport no longer needs the payload of the operation: the kernel or the
     /// peer has it. The operation has not completed; it waits for the peer's response.
-    fn has_left(&mut self, op: OpKey) {
+    fn on_payload_sent(&mut self, op: OpKey) {
         let _ = op;
     }
 

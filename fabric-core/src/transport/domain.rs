@@ -235,7 +235,7 @@ pub trait TransportDomain: Send {
     }
 
     /// Notes that a region was registered with this key, or that its attributes changed.
-    fn region_opened(&mut self, key: u64, region: &Region) {
+    fn region_changed(&mut self, key: u64, region: &Region) {
         let _ = (key, region);
     }
 
@@ -246,7 +246,7 @@ pub trait TransportDomain: Send {
 
     /// Notes that the owner of a served region has unlocked it: accesses that wait for it are to be
     /// retried.
-    fn region_released(&mut self, key: u64) {
+    fn region_unlocked(&mut self, key: u64) {
         let _ = key;
     }
 

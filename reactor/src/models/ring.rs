@@ -97,7 +97,7 @@ fn full_ring_reuses_only_released_lines() {
 /// as a header. The last two records of one line each are where the previous lap had the second
 /// lines of longer records.
 #[test]
-fn multi_line_and_padding_records_keep_their_order() {
+fn multi_line_records_and_fillers_keep_their_order() {
     const LONG: usize = 2 * LINE_LEN - HEADER_LEN;
     const SHORT: usize = 8;
     // Lines 0 to 14, with second lines at 1, 3 and so on; then line 15, and lines 0 and 1 of the

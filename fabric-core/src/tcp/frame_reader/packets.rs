@@ -148,7 +148,7 @@ impl FrameReader {
         let Some(payload) = parsed.complete_atomic_payload()? else {
             return Ok(false);
         };
-        let blocked_on = atomics::execute_packet(
+        let blocked_on = atomics::execute_rxm(
             (&parsed.packet, atomic),
             payload,
             sender.1,

@@ -128,7 +128,7 @@ impl TcpConnection {
         {
             match message {
                 Some((len, tag)) => engine.sent(op, len, tag),
-                None => engine.has_left(op),
+                None => engine.on_payload_sent(op),
             }
         }
     }
