@@ -421,7 +421,7 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     fn connected_peer(&self) -> Result<&ConnectedPeer> {
-        let none = || Error::NotSupported("endpoint is not connection-oriented (FI_EP_MSG)");
+        let none = || Error::NotSupported("this call on endpoints other than FI_EP_MSG");
         self.inner.connected_peer.as_ref().ok_or_else(none)
     }
 }

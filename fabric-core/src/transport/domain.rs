@@ -90,7 +90,7 @@ pub trait TransportDomain: Send {
     fn shutdown(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
         let _ = (engine, ep);
         Err(Error::NotSupported(
-            "endpoint is not connection-oriented (FI_EP_MSG)",
+            "this call on endpoints other than FI_EP_MSG",
         ))
     }
 
@@ -279,7 +279,7 @@ pub trait TransportDomain: Send {
         let _ = (ep, spec);
         engine.complete(
             op,
-            Outcome::failed(Error::NotSupported("receives of several messages")),
+            Outcome::failed(Error::NotSupported("multi-receives (FI_MULTI_RECV)")),
         );
     }
 
