@@ -52,6 +52,7 @@ pub(crate) struct DomainInner {
 /// until these are taken.
 pub(crate) struct DomainCore {
     pub(crate) node: Arc<ObjectNode>,
+    /// The domain in the crate `reactor`: its engine and transport.
     pub(crate) core: reactor::DomainHandle,
     pub(crate) fabric: Fabric,
     pub(crate) info: Info,

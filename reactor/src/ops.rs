@@ -23,7 +23,8 @@ pub enum CompletionTarget {
     CqOnError(u64),
     /// No report; a failure becomes an event.
     Discard,
-    /// The multi-receive with this id: the target of the multi-receive itself and of its parts.
+    /// The multi-receive with this id: the target of the multi-receive itself and of each message
+    /// that it receives.
     MultiRecv(u32),
 }
 
@@ -52,9 +53,9 @@ pub enum CreditMode {
 pub enum PostResult<B> {
     /// The operation has completed, with its buffer.
     Done(Transfer, B),
-    /// The operation is pending, or reports to a queue.
+    /// The operation has not completed; its completion goes to its [`CompletionTarget`] later.
     Pending(OpKey),
-    /// The operation has completed, and its completion is in the queue.
+    /// The operation has completed, and its completion is in the completion queue.
     Reported,
 }
 
@@ -72,7 +73,8 @@ pub struct OpResult {
 /// The progress of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpPhase {
-    /// The operation waits for a credit or behind a fence; the transport has not seen it.
+    /// The operation waits for a credit or behind a fence, or is a flush; the transport has not
+    /// seen it.
     Waiting,
     /// The transport executes the operation.
     InTransport,
@@ -98,7 +100,7 @@ pub(crate) struct OpState {
     /// Whether this is a permit, probe or flush: it transfers nothing and ends when a condition
     /// holds.
     pub(crate) no_transfer: bool,
-    /// Whether the bytes were handed over and the operation waits for the peer's ack.
+    /// Whether the payload was handed over, so that the operation waits only for the peer's ack.
     pub(crate) payload_sent: bool,
     pub(crate) buf: AnyBuf,
     pub(crate) waker: Option<Waker>,
@@ -128,6 +130,10 @@ const FREE_GENERATION: u32 = 0;
 
 /// All operations of a domain. Slots are filled and emptied in place: an operation is large, and
 /// moving it would dominate the cost of a small message.
+///
+/// Three methods empty a slot: [`remove`](Self::remove) moves the whole operation out;
+/// [`free_done`](Self::free_done) returns the slot of a completed operation, whose result is then
+/// taken in place; [`free`](Self::free) is for a slot whose buffer and waker were taken before.
 #[derive(Debug, Default)]
 pub(crate) struct OpTable {
     slots: Vec<OpState>,
@@ -136,6 +142,7 @@ pub(crate) struct OpTable {
 }
 
 impl OpTable {
+    /// Fills a slot with an operation of any kind.
     pub(crate) fn insert(&mut self, op: OpState) -> OpKey {
         let key = self.next_key();
         match self.slots.get_mut(key.index as usize) {
@@ -173,7 +180,7 @@ impl OpTable {
         key
     }
 
-    /// Fills a slot with an operation that the transport executes.
+    /// Fills a slot with a transmit operation that the transport executes.
     #[inline(always)] // on the small-message path
     pub(crate) fn insert_tx(
         &mut self,
@@ -240,6 +247,7 @@ impl OpTable {
         self.get(key).is_some_and(|op| op.phase == OpPhase::Done)
     }
 
+    /// Removes an operation and returns it, with its buffer and its waker.
     pub(crate) fn remove(&mut self, key: OpKey) -> Option<OpState> {
         let slot = self.get_mut(key)?;
         let vacant = OpState {

@@ -32,8 +32,8 @@ impl EngineState {
         Ok(key)
     }
 
-    /// Binds the remote counters of `counters` to a region. A counter that is not given leaves the
-    /// present binding.
+    /// Binds the counters of remote accesses in `counters` to a region. `None` keeps the present
+    /// binding.
     pub(crate) fn bind_region_counters(
         &mut self,
         key: u64,
@@ -109,6 +109,7 @@ impl DomainState {
             self.on_message_consumed(transfer.source);
         }
         if let Some(ep) = self.endpoints.get_mut(ep.0) {
+            // This kind stands for all remote accesses: `EndpointStats::remote_ops` counts them.
             ep.stats.record(OpKind::RemoteWrite, transfer.len);
         }
         let region_counter = self
@@ -123,8 +124,9 @@ impl DomainState {
 }
 
 impl DomainHandle {
-    /// Registers memory of the transport under the requested key or a generated one (`fi_mr_reg`).
-    /// With `by_address`, peers address it by its virtual addresses instead of offsets.
+    /// Registers memory with the transport, under the requested key or a generated one
+    /// (`fi_mr_reg`). With `by_address`, peers address it by its virtual addresses instead of
+    /// offsets.
     ///
     /// # Errors
     /// [`Error::Key`] when the key is in use; [`Error::BadFlags`] without an access right.
@@ -140,7 +142,8 @@ impl DomainHandle {
             .open_region(memory, access, key, by_address)
     }
 
-    /// Binds remote counters to a region (`fi_mr_bind`): remote accesses are counted from now on.
+    /// Binds counters of remote accesses to a region (`fi_mr_bind`): accesses are counted from now
+    /// on.
     ///
     /// # Errors
     /// [`Error::Invalid`] when a counter for the same access is bound already; [`Error::Key`].
@@ -153,7 +156,7 @@ impl DomainHandle {
         self.engine().lock().close_region(key);
     }
 
-    /// Resumes remote operations that waited for a region whose owner held it.
+    /// Resumes remote operations that waited because the region was locked by its owner.
     pub fn region_unlocked(&self, key: u64) {
         self.engine().lock().transport.region_unlocked(key);
         self.engine().progress();

@@ -26,7 +26,7 @@ pub(crate) struct MeasureOutcome {
     pub(crate) messages: u64,
     /// Total time of `messages`.
     pub(crate) elapsed: Duration,
-    /// Memory for each idle peer, in bytes.
+    /// Memory for each connection of `lat --idle`, in bytes.
     pub(crate) idle_bytes: Option<f64>,
 }
 
@@ -141,7 +141,7 @@ pub(crate) fn fill_record(outcomes: &[MeasureOutcome], record: &mut Record) {
         messages as f64 / longest.as_secs_f64()
     };
     samples.fill_record(record);
-    // Rounds of a stream differ in length, so a mean of their means would be weighted wrongly.
+    // Rounds of `bw` and `rate` differ in length: a mean of their means would be weighted wrongly.
     if record.bench != "lat" && messages > 0 {
         record.mean_ns = Some(round_to_tenths(total.as_nanos() as f64 / messages as f64));
     }

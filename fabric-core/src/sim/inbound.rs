@@ -1,5 +1,5 @@
-//! The receiving half of an endpoint: peers are served round-robin, and a declined message waits in
-//! the network.
+//! The receiving half of an endpoint: peers are served round-robin. The first packet of a declined
+//! message waits here, the others wait in the network.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -42,7 +42,8 @@ struct SimPeer {
     initial_addr: Option<FiAddr>,
     /// The message whose packets are arriving.
     partial: Option<PartialId>,
-    /// The first packet of a message that was declined. Later packets of the pair wait behind it.
+    /// The packet that was declined: the first of a message, or an RMA notice. Later packets of
+    /// this peer wait in the network.
     declined: Option<SimPacket>,
 }
 
@@ -86,8 +87,8 @@ impl Inbound {
         for (node, address) in arrivals.connected {
             self.peer_connected(engine, node, address);
         }
-        // The peer behind the last one served is first, declined messages included: so a scarce
-        // budget goes round-robin as well.
+        // The pass starts after the peer that was served last. Peers with a declined message take
+        // part, so the budget for unexpected messages is shared in turn too.
         let mut ready = VecDeque::from(arrivals.ready);
         let turns_before = ready
             .iter()
@@ -138,8 +139,8 @@ impl Inbound {
         self.peers.len()
     }
 
-    /// Returns a message that was received but not consumed to the queue. The handle of its sender
-    /// may have been inserted or removed meanwhile.
+    /// Puts a message that was received and not consumed back into the receive queue. The handle of
+    /// its sender may have been inserted or removed since it was received.
     pub(super) fn requeue_message(
         &mut self,
         engine: &mut dyn EngineContext,
@@ -239,7 +240,8 @@ impl Inbound {
         PacketStep::Moved
     }
 
-    /// Handles a peer that has closed, after all its messages have been received.
+    /// Handles a peer that has closed, after all its packets have been received. A message of which
+    /// packets are missing fails.
     fn on_peer_closed(&mut self, engine: &mut dyn EngineContext, node: NodeId, address: Address) {
         let peer = self.peers.remove(&node);
         let source = peer.as_ref().and_then(|peer| peer.source);
@@ -300,7 +302,7 @@ impl SimPeer {
                 self.partial = (!rx.append(engine, id, &bytes)).then_some(id);
                 None
             }
-            // Only the first packet of a message is ever declined.
+            // Besides RMA notices, only the first packet of a message is ever declined.
             None => packet.header.is_some().then_some(packet),
         }
     }

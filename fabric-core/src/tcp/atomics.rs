@@ -16,7 +16,10 @@ use super::rxm::{
 use super::writes::{Stall, WriteProgress};
 use super::{Frame, ProtocolViolation, RmaIovList, RmaNack};
 
-/// Executes an atomic operation whose payload is complete. Fetched values are queued as a response.
+/// Executes or rejects an atomic operation of the native protocol whose payload is complete. The
+/// fetched values or the nack of a fetching operation are queued as a response; the ack or nack of
+/// another is returned. If the region is locked by its owner, nothing is executed and the stall is
+/// returned.
 pub(super) fn execute_native(
     (frame, atomic): (&Frame, AtomicSpec),
     iovs: &RmaIovList,
@@ -181,7 +184,8 @@ pub(super) fn execute_rxm(
     Ok(None)
 }
 
-/// Returns the remote ranges in bytes, and their total length.
+/// Converts remote ranges, which RXM counts in elements, to bytes; returns them and their total
+/// length.
 fn to_rma_iovs(
     iovs: &RmaIovList,
     spec: AtomicSpec,
@@ -225,7 +229,8 @@ fn check_segments(
     remotes.iter().map(check).collect()
 }
 
-/// Begins an access to all segments, or to none: then returns the region that its owner has locked.
+/// Begins an access to all segments. If a region is locked by its owner, begins none and returns
+/// that region.
 fn begin_access_all(segments: &[AtomicSegment]) -> Option<Arc<dyn RegionMemory>> {
     let locked = segments
         .iter()
