@@ -136,7 +136,7 @@ impl DomainState {
             ep.stats.received.record(transfer.len);
         }
         if !self.shared_rx_peers.is_empty() {
-            self.count_received_at_sharer(ep, transfer.peer(), transfer.len);
+            self.count_message_at_sharer(ep, transfer.peer(), transfer.len);
         }
     }
 

@@ -40,12 +40,12 @@ impl DomainHandle {
         &self,
         ep: EpId,
         tx_op: TxOp,
-        segments: &[RmaIov],
+        iovs: &[RmaIov],
         buf: B,
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        self.with_engine(|locked| locked.write_rma_iov(ep, tx_op, segments, buf, target, credit))
+        self.with_engine(|locked| locked.write_rma_iov(ep, tx_op, iovs, buf, target, credit))
     }
 
     /// Posts a read of several remote segments (`fi_readmsg`); the operation has their total
@@ -57,12 +57,12 @@ impl DomainHandle {
         &self,
         ep: EpId,
         tx_op: TxOp,
-        segments: &[RmaIov],
+        iovs: &[RmaIov],
         buf: B,
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        self.with_engine(|locked| locked.read_rma_iov(ep, tx_op, segments, buf, target, credit))
+        self.with_engine(|locked| locked.read_rma_iov(ep, tx_op, iovs, buf, target, credit))
     }
 
     /// Executes an atomic operation inline, if no operation has to go first and the transport can.
@@ -162,12 +162,12 @@ impl EngineGuard<'_> {
         &mut self,
         ep: EpId,
         tx_op: TxOp,
-        segments: &[RmaIov],
+        iovs: &[RmaIov],
         buf: B,
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let id = self.insert_rma_iov(segments);
+        let id = self.insert_rma_iov(iovs);
         let posted = self.send(
             ep,
             &TxOp {
@@ -186,12 +186,12 @@ impl EngineGuard<'_> {
         &mut self,
         ep: EpId,
         tx_op: TxOp,
-        segments: &[RmaIov],
+        iovs: &[RmaIov],
         buf: B,
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let id = self.insert_rma_iov(segments);
+        let id = self.insert_rma_iov(iovs);
         let posted = self.read(
             ep,
             TxOp {
@@ -205,8 +205,8 @@ impl EngineGuard<'_> {
         self.remove_rma_iov_if_refused(id, posted)
     }
 
-    fn insert_rma_iov(&mut self, segments: &[RmaIov]) -> RmaIovId {
-        RmaIovId(self.domain.rma_iovs.insert(segments.into()) as u32)
+    fn insert_rma_iov(&mut self, iovs: &[RmaIov]) -> RmaIovId {
+        RmaIovId(self.domain.rma_iovs.insert(iovs.into()) as u32)
     }
 
     /// Removes the segments again if the post has failed, since no operation owns them then.

@@ -279,7 +279,7 @@ impl DomainState {
     /// Counts the end of a receive that was posted to a shared context at the endpoint that the
     /// message came to: at its counter, and in its failures.
     #[cold]
-    pub(crate) fn count_at_receiving_endpoint(&mut self, posted_to: EpId, peer: PeerKey, ok: bool) {
+    pub(crate) fn count_recv_at_sharer(&mut self, posted_to: EpId, peer: PeerKey, ok: bool) {
         if let Some(sharer) = self.receiving_endpoint(posted_to, peer) {
             self.count_op(sharer, OpKind::Recv, 0, ok);
         }
@@ -288,7 +288,7 @@ impl DomainState {
     /// Counts a received message at the endpoint that it came to, if its receive was posted to a
     /// shared context.
     #[cold]
-    pub(crate) fn count_received_at_sharer(&mut self, posted_to: EpId, peer: PeerKey, len: usize) {
+    pub(crate) fn count_message_at_sharer(&mut self, posted_to: EpId, peer: PeerKey, len: usize) {
         if let Some(sharer) = self.receiving_endpoint(posted_to, peer)
             && let Some(ep) = self.endpoints.get_mut(sharer.0)
         {

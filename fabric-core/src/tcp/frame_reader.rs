@@ -338,10 +338,10 @@ impl FrameReader {
                 }
             }
             FrameKind::Atomic(spec) => {
-                if frame.payload > MAX_OPERAND_BYTES {
+                if frame.payload_len > MAX_OPERAND_BYTES {
                     return Err(ProtocolViolation("atomic operation with too many operands"));
                 }
-                let Some(operands) = bytes.get(header_len..header_len + frame.payload as usize)
+                let Some(operands) = bytes.get(header_len..header_len + frame.payload_len as usize)
                 else {
                     return Ok(false);
                 };
@@ -368,7 +368,7 @@ impl FrameReader {
                 let is_checked = frame.kind == FrameKind::CheckedReadResponse;
                 let status_len = if is_checked { STATUS_LEN as u64 } else { 0 };
                 let len = frame
-                    .payload
+                    .payload_len
                     .checked_sub(status_len)
                     .ok_or(ProtocolViolation(
                         "read response shorter than its status field",
@@ -515,7 +515,7 @@ impl FrameReader {
 
 /// Returns the envelope of a message for the receive queue, which assigns the arrival number.
 fn frame_envelope(frame: &Frame, (peer, source): SenderId) -> Result<Envelope, ProtocolViolation> {
-    let Some(len) = usize::try_from(frame.payload)
+    let Some(len) = usize::try_from(frame.payload_len)
         .ok()
         .filter(|len| *len <= MAX_MESSAGE)
     else {

@@ -68,7 +68,7 @@ impl IncomingWrite {
         responses: &ResponseQueue,
         engine: &dyn EngineContext,
     ) -> Result<Result<Self, Stall>, ProtocolViolation> {
-        if iovs.total() != Some(frame.payload) {
+        if iovs.total() != Some(frame.payload_len) {
             return Err(ProtocolViolation(
                 "write whose remote ranges do not add up to its payload",
             ));
@@ -95,8 +95,8 @@ impl IncomingWrite {
         if let Some(segment) = segments.iter().find(|segment| !is_accessible(segment)) {
             return Ok(Err(Stall::RegionLocked(segment.memory.clone())));
         }
-        let len = usize::try_from(frame.payload).unwrap_or(usize::MAX);
-        let (remaining, data, ack_due) = (frame.payload, frame.data, frame.ack_due());
+        let len = usize::try_from(frame.payload_len).unwrap_or(usize::MAX);
+        let (remaining, data, ack_due) = (frame.payload_len, frame.data, frame.ack_due());
         Ok(Ok(Self {
             segments,
             segment: 0,

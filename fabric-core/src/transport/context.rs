@@ -151,7 +151,7 @@ pub trait EngineContext {
     fn complete(&mut self, op: OpKey, outcome: Outcome);
 
     /// Completes a send of `len` bytes with this tag successfully.
-    fn sent(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
+    fn complete_send(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
         self.complete(op, Outcome::ok(Transfer::sent(len, tag)));
     }
 

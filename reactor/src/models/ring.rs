@@ -46,26 +46,31 @@ pub(super) fn try_pop(ring: &mut Consumer<LoomRingMemory>, number: u8, len: usiz
     Some(ring.consume(record))
 }
 
-/// Pushes `before` messages and pops `taken` of them, then lets two threads push and pop the rest,
-/// with the lengths `lens`.
-fn check_delivery(lines: usize, lens: &'static [usize], before: usize, taken: usize) {
+/// Pushes `pushed_before` messages and pops `popped_before` of them, then lets two threads push and
+/// pop the rest, with the lengths `lens`.
+fn check_delivery(
+    lines: usize,
+    lens: &'static [usize],
+    pushed_before: usize,
+    popped_before: usize,
+) {
     loom::model(move || {
         let memory = LoomRingMemory::new(lines);
         let (mut producer, mut consumer) = (Producer::new(memory.clone()), Consumer::new(memory));
-        for (number, &len) in lens[..before].iter().enumerate() {
+        for (number, &len) in lens[..pushed_before].iter().enumerate() {
             assert!(try_push(&mut producer, number as u8, len));
         }
-        for (number, &len) in lens[..taken].iter().enumerate() {
+        for (number, &len) in lens[..popped_before].iter().enumerate() {
             assert!(try_pop(&mut consumer, number as u8, len).is_some());
         }
         let sender = thread::spawn(move || {
-            for (number, &len) in lens.iter().enumerate().skip(before) {
+            for (number, &len) in lens.iter().enumerate().skip(pushed_before) {
                 while !try_push(&mut producer, number as u8, len) {
                     thread::yield_now();
                 }
             }
         });
-        for (number, &len) in lens.iter().enumerate().skip(taken) {
+        for (number, &len) in lens.iter().enumerate().skip(popped_before) {
             while try_pop(&mut consumer, number as u8, len).is_none() {
                 thread::yield_now();
             }

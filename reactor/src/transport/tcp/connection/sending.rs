@@ -127,7 +127,7 @@ impl TcpConnection {
             && let Some(Unwritten { op, message, .. }) = self.unwritten.pop_front()
         {
             match message {
-                Some((len, tag)) => engine.sent(op, len, tag),
+                Some((len, tag)) => engine.complete_send(op, len, tag),
                 None => engine.on_payload_sent(op),
             }
         }
