@@ -22,9 +22,10 @@ const WANTS_ACK: u16 = 0x0004;
 const WANTS_COMMIT: u16 = 0x0008;
 /// Flag of a tagged message as libfabric 1.13 to 1.17 sends it over RXM: without a packet header.
 const RAW_TAGGED: u16 = 0x0080;
-/// Operation field of an acknowledgement.
+/// Value of the field `op_data` in an acknowledgement.
 const ACK_OP: u8 = 2;
 
+/// Operation codes of libfabric.
 const MESSAGE: u8 = 0;
 const TAGGED: u8 = 1;
 const READ: u8 = 2;
@@ -59,8 +60,8 @@ pub enum FrameKind {
     Atomic(AtomicSpec),
     /// An RMA or atomic request was not executed.
     Nack(Box<RmaNack>),
-    /// The response to a read request of a same-implementation peer: the bytes, and a status behind
-    /// them.
+    /// The response to a read request of a same-implementation peer: the bytes, followed by a
+    /// status.
     CheckedReadResponse,
 }
 
@@ -75,7 +76,7 @@ pub struct RmaNack {
     pub error: AccessError,
 }
 
-/// Length of the status behind a checked read response, in bytes.
+/// Length of the status that follows the bytes of a checked read response, in bytes.
 pub(super) const STATUS_LEN: usize = 16;
 
 /// The header of a frame.
@@ -257,8 +258,8 @@ impl Frame {
         len
     }
 
-    /// Writes the extension of a frame that is not a message; returns the code of the frame and the
-    /// length of the header.
+    /// Writes the extension (the part of the header after its first 16 bytes) of a frame that is
+    /// not a message; returns the operation code and the length of the header.
     #[cold]
     fn encode_one_sided(
         &self,
@@ -305,7 +306,7 @@ impl Frame {
     /// Parses the header at the start of `bytes`; returns it with its length, or `None` when it is
     /// incomplete.
     ///
-    /// Version and sequence number are ignored: released peers write any value there.
+    /// Version and sequence number are ignored: some releases of libfabric write arbitrary values.
     ///
     /// # Errors
     /// [`ProtocolViolation`] when the header is malformed.
@@ -399,8 +400,8 @@ impl Frame {
     }
 }
 
-/// Parses the extension of a frame that is not a message; returns its type, its CQ data, and the
-/// expected length of the extension.
+/// Parses the header extension of a frame that is not a message; returns its type, its CQ data, and
+/// the expected length of the extension.
 #[cold]
 fn decode_one_sided(
     [code, iov_count]: [u8; 2],

@@ -1,4 +1,5 @@
-//! Models of the ring buffer: pushed records are popped.
+//! Models of the ring buffer: pushed records are popped. The invariants are those listed in
+//! `transport::shm::ring`.
 
 use loom::thread;
 
@@ -131,8 +132,8 @@ fn filler_and_record_wait_for_room_together() {
     );
 }
 
-/// A consumer takes what it finds, once or twice, and closes, while the producer asks for the fate
-/// of its record: a record that was taken never counts as lost, and a record after the close never
+/// A consumer polls once or twice and closes, while the producer queries whether its record was
+/// consumed: a record that was taken never counts as lost, and a record after the close never
 /// counts as taken. The ring is large enough that only the close reports what was taken.
 #[test]
 fn close_tells_whether_the_last_record_was_consumed() {
