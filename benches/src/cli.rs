@@ -523,7 +523,7 @@ impl MeasureArgs {
             threads: self.threads,
             budget: self
                 .iters
-                .map_or(Budget::Seconds(self.seconds), Budget::Iters),
+                .map_or(Budget::Seconds(self.seconds), Budget::Messages),
             single_copy_threshold: self.single_copy_threshold.map(|size| size.0),
             idle: self.idle,
             congestion: self.congestion,

@@ -8,7 +8,7 @@
 //! | [`measure`] | latency, bandwidth and rate: plan, rounds, initiator, responder |
 //! | [`peer_process`] | the second process: started, watched, controlled |
 //! | [`peers`], [`compare`] | other libraries behind one trait; measuring them in turn |
-//! | [`goals`], [`congestion`] | goals, held against other figures; congestion control |
+//! | [`goals`], [`congestion`] | goals compared with other software; congestion control |
 //! | [`soak`] | all operations mixed, with every message accounted for |
 //! | [`samples`], [`cpu`], [`memory`], [`limits`] | histograms; CPU time; memory; descriptors |
 //! | [`record`], [`table`], [`output`], [`progress_bar`] | results as JSON and as rows; output |

@@ -88,7 +88,7 @@ fn assert_refused(args: &[&str], parts: &[&str]) {
 }
 
 #[test]
-fn unknown_names_are_refused_with_the_known_ones() {
+fn unknown_name_error_lists_known_names() {
     assert_refused(
         &["lat", "--op", "sned"],
         &["sned", "send", "tagged", "inject", "atomic"],

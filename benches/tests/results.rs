@@ -204,7 +204,7 @@ fn report_page_escapes_names_and_draws_all_records() {
 }
 
 #[test]
-fn repeated_runs_merge_and_other_modes_get_own_series() {
+fn repeated_runs_merge_and_other_ops_get_own_series() {
     let run = |p50| Record {
         p50_ns: Some(p50),
         ..latency_record()

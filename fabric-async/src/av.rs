@@ -238,7 +238,7 @@ impl<M: ThreadModel> Clone for AddressVector<M> {
 impl Drop for AvInner {
     fn drop(&mut self) {
         self.domain.core.close_av(self.id);
-        self.node.uncount();
+        self.node.leave_parent();
     }
 }
 

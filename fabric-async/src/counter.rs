@@ -141,7 +141,8 @@ pub(crate) struct RegionCounters(Option<Box<[Option<BoundCounter>; 2]>>);
 type BoundCounter = (Arc<CounterInner>, DependencyGuard);
 
 impl RegionCounters {
-    /// Counts remote accesses to the region with this key.
+    /// Binds the counter: remote accesses of the kinds `what` to the region with this key are
+    /// counted from now on.
     pub(crate) fn bind(
         &mut self,
         domain: &DomainInner,
@@ -223,7 +224,7 @@ impl<M: ThreadModel> Clone for Counter<M> {
 impl Drop for CounterInner {
     fn drop(&mut self) {
         self.domain.core.close_counter(self.id);
-        self.node.uncount();
+        self.node.leave_parent();
     }
 }
 

@@ -164,7 +164,7 @@ impl<M: ThreadModel> Stream for CompletionQueue<M> {
 impl Drop for CqInner {
     fn drop(&mut self) {
         self.domain.core.close_cq(self.id);
-        self.node.uncount();
+        self.node.leave_parent();
     }
 }
 

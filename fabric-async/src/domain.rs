@@ -60,6 +60,7 @@ struct EqBinding {
 /// until these are taken.
 pub(crate) struct DomainCore {
     pub(crate) node: Arc<ObjectNode>,
+    /// The domain in the crate `reactor`: its engine and transport.
     pub(crate) core: reactor::DomainHandle,
     pub(crate) fabric: Fabric,
     pub(crate) info: Info,
@@ -516,7 +517,7 @@ impl<M: ThreadModel> Clone for Domain<M> {
 
 impl Drop for DomainInner {
     fn drop(&mut self) {
-        self.state.node.uncount();
+        self.state.node.leave_parent();
     }
 }
 

@@ -155,7 +155,7 @@ impl Stream for EventQueue {
 
 impl Drop for EventQueueInner {
     fn drop(&mut self) {
-        self.node.uncount();
+        self.node.leave_parent();
     }
 }
 

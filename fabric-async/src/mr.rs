@@ -454,7 +454,7 @@ impl<B, M: ThreadModel> Drop for MemoryRegion<B, M> {
         if self.buf.is_some() {
             self.domain.core.close_region(self.remote.key);
         }
-        self.node.uncount();
+        self.node.leave_parent();
     }
 }
 

@@ -186,7 +186,7 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
     fn revoke(&mut self) {
         self.is_open = false;
         self.domain.core.close_region(self.remote.key);
-        self.domain.core.region_released(self.remote.key);
+        self.domain.core.region_unlocked(self.remote.key);
     }
 
     /// Returns the key (`fi_mr_key`).
@@ -208,7 +208,7 @@ impl<B, M: ThreadModel> Drop for RegisteredBuffer<B, M> {
         if self.is_open {
             self.revoke();
         }
-        self.node.uncount();
+        self.node.leave_parent();
     }
 }
 
@@ -242,7 +242,7 @@ impl Drop for RegisteredGuard<'_> {
         if !matches!(self.buf, AnyBuf::None) {
             self.memory.put_back(std::mem::take(&mut self.buf));
         }
-        self.domain.core.region_released(self.key);
+        self.domain.core.region_unlocked(self.key);
     }
 }
 

@@ -172,8 +172,7 @@ impl AtomicOp {
     #[doc(alias = "fi_atomicvalid")]
     #[must_use]
     pub fn is_valid(self, datatype: Datatype, call: AtomicCall) -> bool {
-        let bits = matches!(self, Self::Bor | Self::Band | Self::Bxor | Self::Mswap);
-        if bits && datatype.is_float() {
+        if self.is_bitwise() && datatype.is_float() {
             return false;
         }
         match call {
@@ -181,6 +180,11 @@ impl AtomicOp {
             AtomicCall::Fetch => !self.has_comparand(),
             AtomicCall::Compare => self.has_comparand(),
         }
+    }
+
+    /// Returns whether the operation combines bits, which floating-point types do not allow.
+    fn is_bitwise(self) -> bool {
+        matches!(self, Self::Bor | Self::Band | Self::Bxor | Self::Mswap)
     }
 
     /// Returns whether the operation takes a comparand.
@@ -214,15 +218,17 @@ impl AtomicSpec {
         if self.op.is_valid(self.datatype, self.call) {
             return Ok(());
         }
-        Err(Error::NotSupported(match self.call {
-            AtomicCall::Base => "this atomic operation on this type (see fi_atomicvalid)",
-            AtomicCall::Fetch => {
-                "this fetching atomic operation on this type (see fi_fetch_atomicvalid)"
-            }
-            AtomicCall::Compare => {
-                "this comparing atomic operation on this type (see fi_compare_atomicvalid)"
-            }
-        }))
+        Err(Error::NotSupported(
+            if self.op.is_bitwise() && self.datatype.is_float() {
+                "bitwise operations (FI_BOR, FI_BAND, FI_BXOR, FI_MSWAP) on floating-point types"
+            } else if self.call == AtomicCall::Compare {
+                "operations without a comparand in compare_atomic (see AtomicOp::is_valid)"
+            } else if self.op.has_comparand() {
+                "FI_CSWAP and FI_MSWAP operations without a comparand: call compare_atomic"
+            } else {
+                "FI_ATOMIC_READ in atomic, which returns no value: call fetch_atomic"
+            },
+        ))
     }
 }
 
@@ -243,12 +249,30 @@ mod tests {
         assert!(!AtomicOp::Read.is_valid(Datatype::U8, AtomicCall::Base));
         assert!(!AtomicOp::Bor.is_valid(Datatype::F32, AtomicCall::Fetch));
         assert!(!AtomicOp::Mswap.is_valid(Datatype::F64, AtomicCall::Compare));
-        let spec = AtomicSpec {
-            op: AtomicOp::Bxor,
-            datatype: Datatype::F64,
-            call: AtomicCall::Base,
-        };
-        let refused = spec.check().unwrap_err().to_string();
-        assert!(refused.contains("fi_atomicvalid"), "{refused}");
+    }
+
+    #[test]
+    fn refusal_of_an_atomic_operation_names_the_reason() {
+        for (op, datatype, call, reason) in [
+            (AtomicOp::Bxor, Datatype::F64, AtomicCall::Base, "FI_BXOR"),
+            (AtomicOp::Mswap, Datatype::F32, AtomicCall::Compare, "float"),
+            (AtomicOp::Cswap, Datatype::U8, AtomicCall::Base, "FI_CSWAP"),
+            (AtomicOp::Cswap, Datatype::U8, AtomicCall::Fetch, "FI_CSWAP"),
+            (
+                AtomicOp::Read,
+                Datatype::U8,
+                AtomicCall::Base,
+                "FI_ATOMIC_READ",
+            ),
+            (
+                AtomicOp::Sum,
+                Datatype::U8,
+                AtomicCall::Compare,
+                "compare_atomic",
+            ),
+        ] {
+            let refused = AtomicSpec { op, datatype, call }.check().unwrap_err();
+            assert!(refused.to_string().contains(reason), "{refused}");
+        }
     }
 }

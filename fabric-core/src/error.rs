@@ -51,7 +51,7 @@ pub enum Error {
     /// A counter's error value increased while a task waited for the counter: an operation failed,
     /// or the program called `Counter::add_errors`. The error of a failed operation itself goes to
     /// its future, completion queue or event queue. `FI_EAVAIL`.
-    #[error("counter is {value}, waited for {threshold}; failed: {errors}")]
+    #[error("counter is {value} of the {threshold} waited for; its error value rose to {errors}")]
     CounterError {
         /// The counter's value: successful operations and what `Counter::add` added, since the
         /// counter was opened.
@@ -75,8 +75,8 @@ pub enum Error {
     /// An access begins or ends outside its memory region. `FI_EMSGSIZE`.
     #[error("access of {len} bytes at offset {offset} leaves the region of {limit} bytes")]
     OutOfBounds {
-        /// The offset of the access: in bytes from the start of the region, or a virtual address
-        /// where the region is accessed by such (`FI_MR_VIRT_ADDR`).
+        /// The offset of the access: in bytes from the start of the region, or a virtual address in
+        /// a region that is addressed virtually (`FI_MR_VIRT_ADDR`).
         offset: u64,
         /// The length of the access in bytes.
         len: usize,
@@ -244,7 +244,7 @@ pub enum Error {
     /// `FI_EOPBADSTATE` for a shared receive context.
     #[error("{}", describe_unbound(*.0))]
     Unbound(Class),
-    /// A memory key that is in use, unknown or closed, or whose region does not grant the access.
+    /// A memory key that is in use, unknown or revoked, or whose region does not grant the access.
     /// `FI_ENOKEY`.
     #[error("memory key {key:#x} {why}")]
     Key {
@@ -609,7 +609,7 @@ mod tests {
                     threshold: 12,
                     errors: 3,
                 },
-                vec!["is 9", "for 12", "failed: 3"],
+                vec!["is 9", "the 12 waited for", "rose to 3"],
             ),
             (
                 Error::TooLong {

@@ -81,7 +81,8 @@ pub enum EventKind {
         /// Why the connection ended.
         reason: DownReason,
     },
-    /// This endpoint refused a peer's attempt to connect.
+    /// This endpoint refused a peer's attempt to connect. In the opposite direction, where the peer
+    /// rejects, the connect of this endpoint fails with [`Error::Rejected`].
     Rejected {
         /// The reason.
         error: Error,

@@ -74,7 +74,7 @@ pub struct RxQueue {
     /// The receives in which messages are arriving: few at a time, so a list.
     partial_receives: Vec<PartialReceive>,
     /// Departed peers, whose messages may still be queued or be requeued.
-    departed_peers: VecDeque<(PeerKey, Address)>,
+    disconnected_peers: VecDeque<(PeerKey, Address)>,
     /// Connected peers, and the endpoint of each, where endpoints share the queue; otherwise the
     /// transport's endpoint knows them.
     connected_peers: Vec<(PeerKey, Address, EpId)>,
@@ -153,7 +153,7 @@ impl RxQueue {
             claims: ClaimTable::default(),
             partials: Slab::new(),
             partial_receives: Vec::new(),
-            departed_peers: VecDeque::new(),
+            disconnected_peers: VecDeque::new(),
             connected_peers: Vec::new(),
             declined: Cell::new(false),
             peer_copies: VecDeque::new(),
@@ -404,7 +404,7 @@ impl RxQueue {
     }
 
     /// Requeues a message whose completion the application did not see. `source` is the sender's
-    /// current address handle; the handle of a departed sender is looked up here.
+    /// current address handle; the handle of a disconnected sender is looked up here.
     pub fn requeue_message(
         &mut self,
         engine: &mut dyn EngineContext,

@@ -156,7 +156,7 @@ impl ObjectNode {
             parent.children[self.class as usize].fetch_add(1, Ordering::SeqCst);
             // SYNC: pairs with `close`: either `close` sees the count, or this load sees `closed`.
             if parent.closed.load(Ordering::SeqCst) {
-                self.uncount();
+                self.leave_parent();
                 return Err(Error::Closed(parent.class));
             }
         }
@@ -177,12 +177,12 @@ impl ObjectNode {
             self.closed.store(false, Ordering::SeqCst);
             return Err(Error::Busy(children));
         }
-        self.uncount();
+        self.leave_parent();
         Ok(())
     }
 
     /// Uncounts this object at its parent; for the drop of a handle. Idempotent.
-    pub fn uncount(&self) {
+    pub fn leave_parent(&self) {
         if let Some(parent) = &self.parent
             && self.counted.swap(false, Ordering::AcqRel)
         {
@@ -287,8 +287,8 @@ mod tests {
             "a refused close changes nothing"
         );
         queues[0].close().unwrap();
-        queues[1].uncount();
-        queues[1].uncount();
+        queues[1].leave_parent();
+        queues[1].leave_parent();
         domain.close().unwrap();
         assert_eq!(domain.close(), Err(Error::Closed(Class::Domain)));
     }

@@ -235,7 +235,7 @@ impl MatcherOracle {
 }
 
 /// How often each event happened.
-type EventCounts = BTreeMap<&'static str, usize>;
+type OutcomeCounts = BTreeMap<&'static str, usize>;
 
 /// The matcher, the oracle, and every key ever returned with the id of its object.
 struct MatcherComparison {
@@ -250,7 +250,7 @@ struct MatcherComparison {
     /// Messages that were matched or taken, available for requeueing.
     taken: Vec<(Envelope, MessageBody)>,
     next_receive: u64,
-    counts: EventCounts,
+    counts: OutcomeCounts,
 }
 
 impl MatcherComparison {
@@ -264,7 +264,7 @@ impl MatcherComparison {
             latest_key: BTreeMap::new(),
             taken: Vec::new(),
             next_receive: 0,
-            counts: EventCounts::new(),
+            counts: OutcomeCounts::new(),
         }
     }
 
@@ -525,7 +525,7 @@ impl MatcherComparison {
 
     /// Applies a history and empties both sides at the end, so that remaining objects are compared
     /// too.
-    fn apply_all(mut self, history: Vec<MatcherCall>) -> EventCounts {
+    fn apply_all(mut self, history: Vec<MatcherCall>) -> OutcomeCounts {
         for call in history
             .into_iter()
             .chain([MatcherCall::TakePosted, MatcherCall::TakeUnexpected])
@@ -547,9 +547,9 @@ proptest! {
 
 /// Checks the generator: histories without matches would prove nothing.
 #[test]
-fn random_histories_cover_all_events() {
+fn generated_histories_reach_every_matching_outcome() {
     let mut runner = TestRunner::deterministic();
-    let mut seen = EventCounts::new();
+    let mut seen = OutcomeCounts::new();
     for _ in 0..256 {
         let history = any_history()
             .new_tree(&mut runner)

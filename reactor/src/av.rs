@@ -71,12 +71,12 @@ impl Av {
     /// Returns the address at which the peer of a handle is reached.
     ///
     /// # Errors
-    /// [`Error::StaleAddress`]; [`Error::PeerGone`] for a departed auto-inserted peer whose name
-    /// now belongs to another endpoint.
+    /// [`Error::StaleAddress`]; [`Error::PeerGone`] for a disconnected auto-inserted peer whose
+    /// name now belongs to another endpoint.
     pub(crate) fn peer_address(&self, addr: FiAddr) -> Result<&Address> {
         let address = self.table.get(addr)?;
-        let has_left = |peer: &AutoInsertedPeer| peer.connections == 0;
-        if self.auto_inserted.get(&addr).is_some_and(has_left)
+        let is_disconnected = |peer: &AutoInsertedPeer| peer.connections == 0;
+        if self.auto_inserted.get(&addr).is_some_and(is_disconnected)
             && self
                 .table
                 .find(address)

@@ -22,7 +22,7 @@ impl EngineGuard<'_> {
         };
         let ep = op.ep;
         match op.phase {
-            OpPhase::Queued => {
+            OpPhase::Waiting => {
                 if let Ok(bound) = state.domain.endpoint(ep) {
                     bound.tx_credits.remove(key);
                     bound.update_fast_path();
@@ -33,7 +33,7 @@ impl EngineGuard<'_> {
                 }
                 true
             }
-            OpPhase::Posted => state.cancel(ep, key),
+            OpPhase::InTransport => state.cancel(ep, key),
             OpPhase::Done => false,
         }
     }
@@ -51,19 +51,19 @@ impl EngineGuard<'_> {
         match op.phase {
             // The post was not reported as accepted, and the operation is no atomic, which executes
             // even if its future was dropped.
-            OpPhase::Queued
+            OpPhase::Waiting
                 if !op.holds_credit && op.target == CompletionTarget::Future && !is_atomic =>
             {
                 self.try_cancel(key);
                 self.domain.discard_op(key);
             }
-            OpPhase::Posted if kind == OpKind::Recv => {
+            OpPhase::InTransport if kind == OpKind::Recv => {
                 state.detach_recv(ep, key);
                 state.domain.discard_op(key);
             }
             // A queued operation with a credit is fenced and was accepted, and so was one that
             // reports to a completion queue: both go on without a result.
-            OpPhase::Queued | OpPhase::Posted => {
+            OpPhase::Waiting | OpPhase::InTransport => {
                 let Some(op) = state.domain.ops.get_mut(key) else {
                     return;
                 };

@@ -76,7 +76,8 @@ impl DomainState {
         self.report_to_cq(queue, kind, context, outcome, buf);
     }
 
-    /// Reports an operation to `queue`, the completion queue of its kind at its endpoint.
+    /// Reports an operation to `queue`, the completion queue of its kind at its endpoint. If the
+    /// queue is closed, the buffer is dropped.
     #[inline(always)] // on the small-message path, and an entry is large
     pub(crate) fn report_to_cq(
         &mut self,
@@ -136,7 +137,7 @@ impl DomainState {
             ep.stats.received.record(transfer.len);
         }
         if !self.shared_rx_peers.is_empty() {
-            self.count_received_at_sharer(ep, transfer.peer(), transfer.len);
+            self.count_message_at_sharer(ep, transfer.peer(), transfer.len);
         }
     }
 
@@ -161,7 +162,8 @@ impl DomainState {
         Some(count)
     }
 
-    /// Resumes what waited for room in a completion queue.
+    /// Gives the free entries of a completion queue to multi-receives that wait for one, and
+    /// resumes the progress of messages that were held back because a queue was full.
     pub(crate) fn on_cq_space(&mut self, cq: CqId) {
         if !self.multi_recvs.is_empty() {
             self.reserve_multi_recv_entries(cq);
@@ -249,6 +251,7 @@ impl DomainHandle {
     }
 
     /// Drives the domain until the queue has completions, and moves up to `max` of them out.
+    /// Returns how many; 0 when the queue is closed.
     pub fn poll_cq(
         &self,
         cq: CqId,

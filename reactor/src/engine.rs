@@ -486,11 +486,11 @@ impl EngineState {
     fn grant_credits(&mut self, ep: EpId) {
         loop {
             let DomainState { endpoints, ops, .. } = &mut self.domain;
-            let has_posted = |peer| ops.has_posted_ops_to(ep, peer);
+            let has_in_transport = |peer| ops.has_ops_in_transport_to(ep, peer);
             let Some(ep_state) = endpoints.get_mut(ep.0) else {
                 return;
             };
-            let Some(key) = ep_state.tx_credits.next_ready(has_posted) else {
+            let Some(key) = ep_state.tx_credits.next_ready(has_in_transport) else {
                 // The fast path is unblocked only now: every granted operation is in its
                 // connection's queue.
                 return ep_state.update_fast_path();
@@ -504,7 +504,7 @@ impl EngineState {
             return;
         };
         let had_credit = std::mem::replace(&mut op.holds_credit, true);
-        op.phase = OpPhase::Posted;
+        op.phase = OpPhase::InTransport;
         if op.no_transfer {
             // A permit keeps its credit until it is used or dropped.
             op.phase = OpPhase::Done;

@@ -102,8 +102,8 @@ impl EngineContext for DomainState {
             let (ep, buf) = (op.ep, std::mem::take(&mut op.buf));
             self.ops.free(key);
             if !self.shared_rx_peers.is_empty() {
-                self.count_received_at_sharer(ep, envelope.peer, placed);
-                self.count_at_receiving_endpoint(ep, envelope.peer, true);
+                self.count_message_at_sharer(ep, envelope.peer, placed);
+                self.count_recv_at_sharer(ep, envelope.peer, true);
             }
             let outcome = Outcome::ok(Transfer::received(envelope, placed));
             self.report_to_cq(queue, OpKind::Recv, context, outcome, buf);
@@ -113,7 +113,7 @@ impl EngineContext for DomainState {
             let (ep, waiter) = (op.ep, op.waker.take());
             self.wake_waiter(waiter);
             if !self.shared_rx_peers.is_empty() {
-                self.count_at_receiving_endpoint(ep, envelope.peer, true);
+                self.count_recv_at_sharer(ep, envelope.peer, true);
             }
         }
         if let Some(counter) = counter {
@@ -267,7 +267,7 @@ impl EngineContext for DomainState {
             self.count_op(ep, kind, transfer.len, ok);
             if kind == OpKind::Recv {
                 if !self.shared_rx_peers.is_empty() {
-                    self.count_at_receiving_endpoint(ep, transfer.peer(), ok);
+                    self.count_recv_at_sharer(ep, transfer.peer(), ok);
                 }
                 if ok && !self.is_taken_later(target) {
                     self.count_received(ep, transfer);
@@ -314,7 +314,7 @@ impl EngineContext for DomainState {
         }
     }
 
-    fn sent(&mut self, key: OpKey, len: usize, tag: Option<u64>) {
+    fn complete_send(&mut self, key: OpKey, len: usize, tag: Option<u64>) {
         let outcome = Outcome::ok(Transfer::sent(len, tag));
         let (Some(op), true) = (self.ops.get_mut(key), self.in_flight_buffers.is_empty()) else {
             return self.complete(key, outcome);
@@ -342,9 +342,9 @@ impl EngineContext for DomainState {
         }
     }
 
-    fn has_left(&mut self, op: OpKey) {
+    fn on_payload_sent(&mut self, op: OpKey) {
         if let Some(op) = self.ops.get_mut(op) {
-            op.has_left = true;
+            op.payload_sent = true;
         }
     }
 

@@ -29,7 +29,7 @@ impl OpState {
     /// Returns whether bytes of a transmit operation have still to be handed over.
     fn is_unsent(&self) -> bool {
         let transmits = matches!(self.kind, OpKind::Send | OpKind::Write | OpKind::Atomic);
-        transmits && !self.no_transfer && !self.has_left && self.phase != OpPhase::Done
+        transmits && !self.no_transfer && !self.payload_sent && self.phase != OpPhase::Done
     }
 }
 
@@ -37,7 +37,7 @@ impl DomainState {
     /// Begins a flush of one endpoint or of all endpoints. It completes at once if there is nothing
     /// to wait for.
     fn begin_flush(&mut self, ep: Option<EpId>) -> OpKey {
-        let waits_for = self.ops.keys_of(|op| {
+        let waits_for = self.ops.keys_where(|op| {
             let in_scope = ep.is_none_or(|ep| op.ep == ep);
             in_scope && op.is_unsent()
         });
@@ -48,7 +48,7 @@ impl DomainState {
             AnyBuf::None,
         );
         op.no_transfer = true;
-        op.phase = OpPhase::Queued;
+        op.phase = OpPhase::Waiting;
         let key = self.ops.insert(op);
         self.flushes.push(Flush { key, waits_for });
         self.end_flushes();

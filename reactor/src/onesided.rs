@@ -1,4 +1,5 @@
-//! One-sided operations: reads and atomics on a peer's memory (RMA).
+//! One-sided operations: reads, writes to several remote ranges, and atomics on a peer's memory
+//! (RMA).
 //!
 //! A write is posted like a send, since both transmit a buffer. A read fills a buffer, and an
 //! atomic operation does both.
@@ -31,7 +32,7 @@ impl DomainHandle {
         self.with_engine(|locked| locked.read(ep, tx_op, buf, target, credit))
     }
 
-    /// Posts a write of this buffer to several remote segments (`fi_writemsg`), which together have
+    /// Posts a write of this buffer to several remote ranges (`fi_writemsg`), which together have
     /// the buffer's length.
     ///
     /// # Errors
@@ -40,15 +41,15 @@ impl DomainHandle {
         &self,
         ep: EpId,
         tx_op: TxOp,
-        segments: &[RmaIov],
+        iovs: &[RmaIov],
         buf: B,
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        self.with_engine(|locked| locked.write_rma_iov(ep, tx_op, segments, buf, target, credit))
+        self.with_engine(|locked| locked.write_rma_iov(ep, tx_op, iovs, buf, target, credit))
     }
 
-    /// Posts a read of several remote segments (`fi_readmsg`); the operation has their total
+    /// Posts a read of several remote ranges (`fi_readmsg`); the operation has their total
     /// length.
     ///
     /// # Errors
@@ -57,15 +58,16 @@ impl DomainHandle {
         &self,
         ep: EpId,
         tx_op: TxOp,
-        segments: &[RmaIov],
+        iovs: &[RmaIov],
         buf: B,
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        self.with_engine(|locked| locked.read_rma_iov(ep, tx_op, segments, buf, target, credit))
+        self.with_engine(|locked| locked.read_rma_iov(ep, tx_op, iovs, buf, target, credit))
     }
 
-    /// Executes an atomic operation inline, if no operation has to go first and the transport can.
+    /// Executes an atomic operation inline, if no queued operation precedes it and the transport
+    /// can execute it now.
     ///
     /// # Errors
     /// [`Error::Key`], [`Error::OutOfBounds`] and [`Error::Invalid`] for the remote range, and as
@@ -157,17 +159,17 @@ impl EngineGuard<'_> {
         )
     }
 
-    /// Posts a write of this buffer to several remote segments.
+    /// Posts a write of this buffer to several remote ranges.
     pub(crate) fn write_rma_iov<B: IoBuf>(
         &mut self,
         ep: EpId,
         tx_op: TxOp,
-        segments: &[RmaIov],
+        iovs: &[RmaIov],
         buf: B,
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let id = self.insert_rma_iov(segments);
+        let id = self.insert_rma_iov(iovs);
         let posted = self.send(
             ep,
             &TxOp {
@@ -181,17 +183,17 @@ impl EngineGuard<'_> {
         self.remove_rma_iov_if_refused(id, posted)
     }
 
-    /// Posts a read of several remote segments into this buffer.
+    /// Posts a read of several remote ranges into this buffer.
     pub(crate) fn read_rma_iov<B: IoBufMut>(
         &mut self,
         ep: EpId,
         tx_op: TxOp,
-        segments: &[RmaIov],
+        iovs: &[RmaIov],
         buf: B,
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
-        let id = self.insert_rma_iov(segments);
+        let id = self.insert_rma_iov(iovs);
         let posted = self.read(
             ep,
             TxOp {
@@ -205,11 +207,11 @@ impl EngineGuard<'_> {
         self.remove_rma_iov_if_refused(id, posted)
     }
 
-    fn insert_rma_iov(&mut self, segments: &[RmaIov]) -> RmaIovId {
-        RmaIovId(self.domain.rma_iovs.insert(segments.into()) as u32)
+    fn insert_rma_iov(&mut self, iovs: &[RmaIov]) -> RmaIovId {
+        RmaIovId(self.domain.rma_iovs.insert(iovs.into()) as u32)
     }
 
-    /// Removes the segments again if the post has failed, since no operation owns them then.
+    /// Removes the remote ranges again if the post has failed, since no operation owns them then.
     fn remove_rma_iov_if_refused<B>(
         &mut self,
         id: RmaIovId,
@@ -221,7 +223,8 @@ impl EngineGuard<'_> {
         posted
     }
 
-    /// Executes an atomic operation inline, if no operation has to go first and the transport can.
+    /// Executes an atomic operation inline, if no queued operation precedes it and the transport
+    /// can execute it now.
     pub(crate) fn try_atomic(
         &mut self,
         ep: EpId,

@@ -23,7 +23,8 @@ pub enum CompletionTarget {
     CqOnError(u64),
     /// No report; a failure becomes an event.
     Discard,
-    /// The multi-receive with this id: the target of the multi-receive itself and of its parts.
+    /// The multi-receive with this id: the target of the multi-receive itself and of each message
+    /// that it receives.
     MultiRecv(u32),
 }
 
@@ -52,9 +53,9 @@ pub enum CreditMode {
 pub enum PostResult<B> {
     /// The operation has completed, with its buffer.
     Done(Transfer, B),
-    /// The operation is pending, or reports to a queue.
+    /// The operation has not completed; its completion goes to its [`CompletionTarget`] later.
     Pending(OpKey),
-    /// The operation has completed, and its completion is in the queue.
+    /// The operation has completed, and its completion is in the completion queue.
     Reported,
 }
 
@@ -72,10 +73,11 @@ pub struct OpResult {
 /// The progress of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpPhase {
-    /// The operation waits for a credit or behind a fence; the transport has not seen it.
-    Queued,
+    /// The operation waits for a credit or behind a fence, or is a flush; the transport has not
+    /// seen it.
+    Waiting,
     /// The transport executes the operation.
-    Posted,
+    InTransport,
     /// The operation has ended with its outcome, and its future has not taken the result.
     Done,
 }
@@ -98,8 +100,8 @@ pub(crate) struct OpState {
     /// Whether this is a permit, probe or flush: it transfers nothing and ends when a condition
     /// holds.
     pub(crate) no_transfer: bool,
-    /// Whether the bytes were handed over and the operation waits for the peer's ack.
-    pub(crate) has_left: bool,
+    /// Whether the payload was handed over, so that the operation waits only for the peer's ack.
+    pub(crate) payload_sent: bool,
     pub(crate) buf: AnyBuf,
     pub(crate) waker: Option<Waker>,
 }
@@ -110,13 +112,13 @@ impl OpState {
             generation: 0,
             ep,
             kind,
-            phase: OpPhase::Posted,
+            phase: OpPhase::InTransport,
             outcome: Outcome::ok(Transfer::default()),
             target,
             tx_op: None,
             holds_credit: false,
             no_transfer: false,
-            has_left: false,
+            payload_sent: false,
             buf,
             waker: None,
         }
@@ -128,14 +130,19 @@ const FREE_GENERATION: u32 = 0;
 
 /// All operations of a domain. Slots are filled and emptied in place: an operation is large, and
 /// moving it would dominate the cost of a small message.
+///
+/// Three methods empty a slot: [`remove`](Self::remove) moves the whole operation out;
+/// [`free_done`](Self::free_done) returns the slot of a completed operation, whose result is then
+/// taken in place; [`free`](Self::free) is for a slot whose buffer and waker were taken before.
 #[derive(Debug, Default)]
 pub(crate) struct OpTable {
     slots: Vec<OpState>,
-    free: Vec<u32>,
+    free_slots: Vec<u32>,
     generation: u32,
 }
 
 impl OpTable {
+    /// Fills a slot with an operation of any kind.
     pub(crate) fn insert(&mut self, op: OpState) -> OpKey {
         let key = self.next_key();
         match self.slots.get_mut(key.index as usize) {
@@ -160,12 +167,12 @@ impl OpTable {
         slot.generation = key.generation;
         slot.ep = ep;
         slot.kind = OpKind::Recv;
-        slot.phase = OpPhase::Posted;
+        slot.phase = OpPhase::InTransport;
         slot.target = target;
         slot.tx_op = None;
         slot.holds_credit = true;
         slot.no_transfer = false;
-        slot.has_left = false;
+        slot.payload_sent = false;
         // A free slot has no buffer, so there is nothing to drop; `forget` saves the check.
         let vacant_buf = std::mem::replace(&mut slot.buf, buf);
         debug_assert!(matches!(vacant_buf, AnyBuf::None));
@@ -173,9 +180,9 @@ impl OpTable {
         key
     }
 
-    /// Fills a slot with an operation that the transport executes.
+    /// Fills a slot with a transmit operation that the transport executes.
     #[inline(always)] // on the small-message path
-    pub(crate) fn insert_send(
+    pub(crate) fn insert_tx(
         &mut self,
         ep: EpId,
         tx_op: &TxOp,
@@ -195,12 +202,12 @@ impl OpTable {
         slot.generation = key.generation;
         slot.ep = ep;
         slot.kind = tx_op.kind;
-        slot.phase = OpPhase::Posted;
+        slot.phase = OpPhase::InTransport;
         slot.target = target;
         slot.tx_op = Some(*tx_op);
         slot.holds_credit = credit;
         slot.no_transfer = false;
-        slot.has_left = false;
+        slot.payload_sent = false;
         // As above: there is nothing to drop.
         let vacant_buf = std::mem::replace(&mut slot.buf, buf);
         debug_assert!(matches!(vacant_buf, AnyBuf::None));
@@ -215,7 +222,7 @@ impl OpTable {
             .checked_add(1)
             .unwrap_or(FREE_GENERATION + 1);
         OpKey {
-            index: self.free.pop().unwrap_or(self.slots.len() as u32),
+            index: self.free_slots.pop().unwrap_or(self.slots.len() as u32),
             generation: self.generation,
         }
     }
@@ -240,6 +247,7 @@ impl OpTable {
         self.get(key).is_some_and(|op| op.phase == OpPhase::Done)
     }
 
+    /// Removes an operation and returns it, with its buffer and its waker.
     pub(crate) fn remove(&mut self, key: OpKey) -> Option<OpState> {
         let slot = self.get_mut(key)?;
         let vacant = OpState {
@@ -247,7 +255,7 @@ impl OpTable {
             ..OpState::new(slot.ep, slot.kind, slot.target, AnyBuf::None)
         };
         let op = std::mem::replace(slot, vacant);
-        self.free.push(key.index);
+        self.free_slots.push(key.index);
         Some(op)
     }
 
@@ -257,7 +265,7 @@ impl OpTable {
         if let Some(slot) = self.get_mut(key) {
             debug_assert!(slot.waker.is_none() && matches!(slot.buf, AnyBuf::None));
             slot.generation = FREE_GENERATION;
-            self.free.push(key.index);
+            self.free_slots.push(key.index);
         }
     }
 
@@ -271,16 +279,16 @@ impl OpTable {
             "result taken from a slot that holds another operation"
         );
         slot.generation = FREE_GENERATION;
-        self.free.push(key.index);
+        self.free_slots.push(key.index);
         slot
     }
 
     /// Returns whether the transport executes an operation to this peer. Scans all operations, so
     /// it is for fenced operations only.
-    pub(crate) fn has_posted_ops_to(&self, ep: EpId, peer: FiAddr) -> bool {
+    pub(crate) fn has_ops_in_transport_to(&self, ep: EpId, peer: FiAddr) -> bool {
         self.slots.iter().any(|op| {
             op.generation != FREE_GENERATION
-                && op.phase == OpPhase::Posted
+                && op.phase == OpPhase::InTransport
                 && op.ep == ep
                 && op.tx_op.is_some_and(|tx_op| tx_op.peer == peer)
         })
@@ -299,7 +307,7 @@ impl OpTable {
     }
 
     /// Returns the operations that match a predicate.
-    pub(crate) fn keys_of(&self, predicate: impl Fn(&OpState) -> bool) -> Vec<OpKey> {
+    pub(crate) fn keys_where(&self, predicate: impl Fn(&OpState) -> bool) -> Vec<OpKey> {
         let slots = self.slots.iter().zip(0..);
         let matching = slots.filter(|(op, _)| op.generation != FREE_GENERATION && predicate(op));
         matching
@@ -312,7 +320,7 @@ impl OpTable {
 
     /// Returns the operations that report to completion queues.
     pub(crate) fn keys_reporting_to_cqs(&self) -> Vec<OpKey> {
-        self.keys_of(|op| op.target.reserves_cq_entry())
+        self.keys_where(|op| op.target.reserves_cq_entry())
     }
 
     /// Takes all wakers out.
@@ -332,7 +340,7 @@ impl OpTable {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.free_slots.len()
     }
 }
 

@@ -170,7 +170,7 @@ impl EngineGuard<'_> {
         let key = state
             .domain
             .ops
-            .insert_send(ep, tx_op, target, buf, has_credit);
+            .insert_tx(ep, tx_op, target, buf, has_credit);
         state
             .transport
             .set_batched_op(&mut state.domain, ep, key, tx_op, len);
@@ -237,7 +237,7 @@ impl EngineGuard<'_> {
         op.tx_op = Some(tx_op);
         op.holds_credit = has_credit;
         let key = if blocked_by_fence || !has_credit {
-            op.phase = OpPhase::Queued;
+            op.phase = OpPhase::Waiting;
             let key = state.domain.ops.insert(op);
             state.domain.pending_sends += usize::from(has_credit);
             if let Ok(ep) = state.domain.endpoint(ep) {
@@ -369,7 +369,7 @@ impl DomainState {
     /// Returns whether the operation is fenced and an earlier operation to its peer has not ended.
     #[inline]
     fn is_blocked_by_fence(&self, ep: EpId, tx_op: &TxOp) -> bool {
-        tx_op.fence && self.ops.has_posted_ops_to(ep, tx_op.peer)
+        tx_op.fence && self.ops.has_ops_in_transport_to(ep, tx_op.peer)
     }
 
     /// Counts an operation that was completed by its post.
@@ -498,7 +498,7 @@ impl DomainHandle {
         let mut op = OpState::new(ep, OpKind::Send, CompletionTarget::Future, AnyBuf::None);
         op.no_transfer = true;
         op.tx_op = Some(TxOp::new(OpKind::Send, peer));
-        op.phase = OpPhase::Queued;
+        op.phase = OpPhase::Waiting;
         let free = locked.domain.endpoint(ep)?.tx_credits.try_acquire(peer);
         if free {
             op.holds_credit = true;

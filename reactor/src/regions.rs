@@ -27,13 +27,13 @@ impl EngineState {
             .regions
             .insert(memory, access, key, by_address)?;
         if let Some(region) = self.domain.regions.get(key) {
-            self.transport.region_opened(key, region);
+            self.transport.region_changed(key, region);
         }
         Ok(key)
     }
 
-    /// Binds the remote counters of `counters` to a region. A counter that is not given leaves the
-    /// present binding.
+    /// Binds the counters of remote accesses in `counters` to a region. `None` keeps the present
+    /// binding.
     pub(crate) fn bind_region_counters(
         &mut self,
         key: u64,
@@ -63,7 +63,7 @@ impl EngineState {
                 key,
                 why: "is unknown",
             })?;
-        self.transport.region_opened(key, region);
+        self.transport.region_changed(key, region);
         let current = CounterBindings {
             remote_read: current.remote_read.or(counters.remote_read),
             remote_write: current.remote_write.or(counters.remote_write),
@@ -109,6 +109,7 @@ impl DomainState {
             self.on_message_consumed(transfer.source);
         }
         if let Some(ep) = self.endpoints.get_mut(ep.0) {
+            // This kind stands for all remote accesses: `EndpointStats::remote_ops` counts them.
             ep.stats.record(OpKind::RemoteWrite, transfer.len);
         }
         let region_counter = self
@@ -123,8 +124,9 @@ impl DomainState {
 }
 
 impl DomainHandle {
-    /// Registers memory of the transport under the requested key or a generated one (`fi_mr_reg`).
-    /// With `by_address`, peers address it by its virtual addresses instead of offsets.
+    /// Registers memory with the transport, under the requested key or a generated one
+    /// (`fi_mr_reg`). With `by_address`, peers address it by its virtual addresses instead of
+    /// offsets.
     ///
     /// # Errors
     /// [`Error::Key`] when the key is in use; [`Error::BadFlags`] without an access right.
@@ -140,7 +142,8 @@ impl DomainHandle {
             .open_region(memory, access, key, by_address)
     }
 
-    /// Binds remote counters to a region (`fi_mr_bind`): remote accesses are counted from now on.
+    /// Binds counters of remote accesses to a region (`fi_mr_bind`): accesses are counted from now
+    /// on.
     ///
     /// # Errors
     /// [`Error::Invalid`] when a counter for the same access is bound already; [`Error::Key`].
@@ -153,9 +156,9 @@ impl DomainHandle {
         self.engine().lock().close_region(key);
     }
 
-    /// Resumes remote operations that waited for a region whose owner held it.
-    pub fn region_released(&self, key: u64) {
-        self.engine().lock().transport.region_released(key);
+    /// Resumes remote operations that waited because the region was locked by its owner.
+    pub fn region_unlocked(&self, key: u64) {
+        self.engine().lock().transport.region_unlocked(key);
         self.engine().progress();
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! A shared context has an id among the endpoints and the bindings of one, but no transport
 //! endpoint. A receive posted to it is an operation of that id, with its queue entries, counters
-//! and limits. The transport only knows the `RxQueue` to which its endpoints deliver messages.
-//! Posting, canceling, copying in chunks and sending acks, which an endpoint does for a receive
-//! queue of its own, are done here in each pass.
+//! and limits. An endpoint that shares the context is called a *sharer*. The transport only knows
+//! the `RxQueue` to which its endpoints deliver messages. Posting, canceling, copying in chunks and
+//! sending acks, which an endpoint does for a receive queue of its own, are done here in each pass.
 //!
 //! The engine records at which endpoint each sender is connected, and assigns each sender a key in
 //! the context. So senders are distinguished, and the completion can say which endpoint received.
@@ -37,7 +37,7 @@ use crate::engine::EngineState;
 pub(crate) type SharedRxContexts = Vec<(EpId, SharedRxQueue)>;
 
 impl EngineState {
-    /// Returns the shared receive context with this id, if it is one.
+    /// Returns the shared receive context with this id; `None` if the id is of an endpoint.
     fn shared_rx(&self, id: EpId) -> Option<SharedRxQueue> {
         self.shared_rx_contexts
             .iter()
@@ -276,19 +276,19 @@ impl DomainState {
         sharers.map(|(id, _)| EpId(id)).collect()
     }
 
-    /// Counts the end of a receive that was posted to a shared context at the endpoint that the
-    /// message came to: at its counter, and in its failures.
+    /// Counts the end of a receive that was posted to a shared context, at the sharer where the
+    /// message arrived: in its counter, and in its failures.
     #[cold]
-    pub(crate) fn count_at_receiving_endpoint(&mut self, posted_to: EpId, peer: PeerKey, ok: bool) {
+    pub(crate) fn count_recv_at_sharer(&mut self, posted_to: EpId, peer: PeerKey, ok: bool) {
         if let Some(sharer) = self.receiving_endpoint(posted_to, peer) {
             self.count_op(sharer, OpKind::Recv, 0, ok);
         }
     }
 
-    /// Counts a received message at the endpoint that it came to, if its receive was posted to a
-    /// shared context.
+    /// Counts a received message, in number and bytes, at the sharer where it arrived, if its
+    /// receive was posted to a shared context.
     #[cold]
-    pub(crate) fn count_received_at_sharer(&mut self, posted_to: EpId, peer: PeerKey, len: usize) {
+    pub(crate) fn count_message_at_sharer(&mut self, posted_to: EpId, peer: PeerKey, len: usize) {
         if let Some(sharer) = self.receiving_endpoint(posted_to, peer)
             && let Some(ep) = self.endpoints.get_mut(sharer.0)
         {
@@ -333,8 +333,8 @@ impl DomainHandle {
         id
     }
 
-    /// Returns the object id of the endpoint that received a message which was taken at this
-    /// context; `None` when it is closed.
+    /// Returns the object id of the endpoint at which the message of a receive of this context
+    /// arrived; `None` when that endpoint is closed.
     #[must_use]
     pub fn received_by(&self, context: EpId, transfer: &Transfer) -> Option<u64> {
         let locked = self.engine().lock();

@@ -1,7 +1,8 @@
 //! The `tracing` events of a domain. All are rare; none is emitted per message.
 //!
 //! A subscriber is user code and may use the domain that emits the event, so no event is emitted
-//! under the lock: events are deferred like wake-ups ([`Deferred`](crate::deferred::Deferred)).
+//! under the domain's lock: events are deferred like wake-ups
+//! ([`Deferred`](crate::deferred::Deferred)).
 
 use fabric_core::Address;
 use fabric_core::event::{DownReason, EventKind};
@@ -86,6 +87,7 @@ fn emit_endpoint_event(endpoint: u64, kind: &EventKind) {
         EventKind::Shutdown { peer, reason } => {
             tracing::debug!(target: "fabric::connection", endpoint, %peer, ?reason, "connection shut down");
         }
+        // This side refused a peer. `Error::Rejected` is the opposite: a peer rejected this side.
         EventKind::Rejected { error } => {
             tracing::warn!(target: "fabric::connection", endpoint, %error, "incoming connection rejected");
         }

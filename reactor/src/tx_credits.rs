@@ -121,11 +121,15 @@ impl TxCredits {
 
     /// Removes and returns the next waiter that can have a credit, and takes the credit for it.
     /// Order is kept per peer. A fenced waiter is next when no operation to its peer is under way.
-    pub(crate) fn next_ready(&mut self, has_posted: impl Fn(FiAddr) -> bool) -> Option<OpKey> {
+    pub(crate) fn next_ready(
+        &mut self,
+        has_in_transport: impl Fn(FiAddr) -> bool,
+    ) -> Option<OpKey> {
         if self.free == 0 && self.fences == 0 {
             return None;
         }
-        let index = (0..self.waiters.len()).find(|&index| self.is_ready(index, &has_posted))?;
+        let index =
+            (0..self.waiters.len()).find(|&index| self.is_ready(index, &has_in_transport))?;
         let next = self.waiters.remove(index)?;
         self.fences -= usize::from(next.fence.is_some());
         if !next.fence.is_some_and(|fence| fence.has_credit) {
@@ -134,7 +138,7 @@ impl TxCredits {
         Some(next.op)
     }
 
-    fn is_ready(&self, index: usize, has_posted: &impl Fn(FiAddr) -> bool) -> bool {
+    fn is_ready(&self, index: usize, has_in_transport: &impl Fn(FiAddr) -> bool) -> bool {
         let CreditWaiter { peer, fence, .. } = self.waiters[index];
         let has_credit =
             || self.free > 0 && self.used.get(&peer).copied().unwrap_or(0) < self.per_peer_limit;
@@ -148,7 +152,7 @@ impl TxCredits {
         }
         match fence {
             None => has_credit(),
-            Some(fence) => (fence.has_credit || has_credit()) && !has_posted(peer),
+            Some(fence) => (fence.has_credit || has_credit()) && !has_in_transport(peer),
         }
     }
 

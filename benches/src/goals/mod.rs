@@ -1,9 +1,9 @@
-//! Goals of a provider: metrics of the fabric, each held against another that is measured in the
-//! same minute.
+//! Goals of a provider: metrics of the fabric, each compared with a reference that is measured in
+//! the same minute.
 //!
 //! Every metric is measured several times, in turn with all others, and the median of the runs is
 //! taken. Ratios can be expected to hold on a machine with other cores and other load; times
-//! cannot. `fi_pingpong` prints a mean, and is held against means.
+//! cannot. `fi_pingpong` prints a mean, and is compared with means.
 //!
 //! | file | subject |
 //! |---|---|

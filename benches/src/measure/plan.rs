@@ -54,7 +54,7 @@ pub enum Budget {
     /// After this many seconds.
     Seconds(f64),
     /// After this many messages or round trips.
-    Iters(u64),
+    Messages(u64),
 }
 
 /// Default number of messages in flight in a stream.

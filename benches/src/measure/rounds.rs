@@ -26,7 +26,7 @@ pub(crate) struct MeasureOutcome {
     pub(crate) messages: u64,
     /// Total time of `messages`.
     pub(crate) elapsed: Duration,
-    /// Memory for each idle peer, in bytes.
+    /// Memory for each connection of `lat --idle`, in bytes.
     pub(crate) idle_bytes: Option<f64>,
 }
 
@@ -87,7 +87,7 @@ impl RoundScheduler {
         match (self.budget, self.warm_up_ended) {
             (_, None) => 0.0,
             (Budget::Seconds(seconds), Some(began)) => began.elapsed().as_secs_f64() / seconds,
-            (Budget::Iters(iters), Some(_)) => self.outcome.messages as f64 / iters as f64,
+            (Budget::Messages(iters), Some(_)) => self.outcome.messages as f64 / iters as f64,
         }
     }
 
@@ -112,7 +112,7 @@ impl RoundScheduler {
         self.warm_up_ended.get_or_insert_with(Instant::now);
         let (max_round_seconds, remaining) = match self.budget {
             Budget::Seconds(seconds) => (seconds / 10.0, u64::MAX),
-            Budget::Iters(iters) => (f64::INFINITY, iters.saturating_sub(self.outcome.messages)),
+            Budget::Messages(iters) => (f64::INFINITY, iters.saturating_sub(self.outcome.messages)),
         };
         let per_message = (elapsed.as_secs_f64() / count as f64).max(1e-9);
         self.next_count =
@@ -141,7 +141,7 @@ pub(crate) fn fill_record(outcomes: &[MeasureOutcome], record: &mut Record) {
         messages as f64 / longest.as_secs_f64()
     };
     samples.fill_record(record);
-    // Rounds of a stream differ in length, so a mean of their means would be weighted wrongly.
+    // Rounds of `bw` and `rate` differ in length: a mean of their means would be weighted wrongly.
     if record.bench != "lat" && messages > 0 {
         record.mean_ns = Some(round_to_tenths(total.as_nanos() as f64 / messages as f64));
     }
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn stream_mean_is_per_message_not_per_round() {
-        let mut rounds = RoundScheduler::new(Bench::Bw, Budget::Iters(u64::MAX), 8);
+        let mut rounds = RoundScheduler::new(Bench::Bw, Budget::Messages(u64::MAX), 8);
         for (count, nanos) in [(1, 7), (100, 1000), (300, 9000)] {
             rounds.record_round(count, Duration::from_nanos(nanos), &TimeStamps::new(0));
         }

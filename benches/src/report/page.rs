@@ -49,7 +49,8 @@ pub(super) fn html(latencies: &[Series], figures: &[ReportFigure], records: &[Re
     page
 }
 
-/// Renders the latency of the smallest message of each line of the fabric, in large type.
+/// Renders, in large type, the latency of the smallest message of the first three lines of the
+/// fabric.
 fn headline(latencies: &[Series]) -> String {
     let (mut text, floor) = (String::new(), series::floor_by_size(latencies));
     for line in latencies.iter().filter(|line| line.is_fabric).take(3) {

@@ -355,7 +355,7 @@ impl Drop for OpenEndpoint {
         // receive context hold references.
         let _ = self.inner.node.close();
         self.inner.domain.core.close_endpoint(self.inner.id);
-        self.inner.node.uncount();
+        self.inner.node.leave_parent();
     }
 }
 

@@ -61,19 +61,20 @@
 //! | a send, a write or a read that holds a credit, or needed none | goes on; a failure becomes an event |
 //! | a send, a write or a read that waits for a credit | withdrawn; nothing is sent |
 //! | an atomic operation that was posted | goes on, also if it waits for a credit |
-//! | a future that waits for a queue entry, a counter value, a probe, a permit or a flush | none |
+//! | a future that waits for a queue entry, a counter value, a [probe](Endpoint::probe), a [permit](Endpoint::reserve) or a [flush](Endpoint::flush) | none |
 //!
 //! [`cancellation`](super::cancellation) has the complete table.
 //!
-//! Handles keep objects open. Operations and streams do not, nor do
+//! A handle keeps its object open. These do not:
 //!
+//! * operations and streams;
 //! * a *permit* ([`Permit`]): a transmit credit that was [reserved](Endpoint::reserve) for a later
 //!   send;
 //! * a [`Probe`], which finds a message that arrived before its receive was posted, and a *claimed
 //!   message* ([`Claimed`]): one that a probe has found and reserved for a receive that follows;
 //! * a *window* ([`RemoteWindow`]): memory of a peer that is mapped into this process.
 //!
-//! | dropped handle | effect |
+//! | dropped value | effect |
 //! |---|---|
 //! | the last clone of an [`Endpoint`] or a [`ConnectedEndpoint`] | the endpoint closes: its operations fail with [`Error::Canceled`], which returns their buffers; peers are notified |
 //! | the last [`SharedRxContext`] | closes when the endpoints that share it are closed; its receives end with [`Error::Canceled`] |
@@ -104,7 +105,8 @@
 //! | completions | the capacity of the queue; an entry is reserved by the post | the post is refused |
 //! | events | the capacity of the event queue | further events are discarded, counted, and reported as one [`Overrun`](EventKind::Overrun) |
 //! | ring of `shm` | 128 KiB for each direction and peer | sends are queued and hold a credit until the ring has room |
-//! | loans of `shm` | 256 to one peer; 4 GiB per domain | further loans to the peer are copied; [`Endpoint::loan`] is refused |
+//! | loans of `shm` to one peer | 256 | further loans to the peer are copied |
+//! | memory of loans of `shm` | 4 GiB per domain | [`Endpoint::loan`] is refused |
 //! | unused buffers in the domain's pool | 4 MiB of each size up to 1 MiB | freed |
 //!
 //! [`defaults`](super::defaults) lists all values.
@@ -115,7 +117,7 @@
 //! |---|---|
 //! | the event queue of the endpoint, or of its domain | [`EventKind::PeerDown`] with a [`DownReason`], once |
 //! | pending sends, writes, reads and atomic operations to it | [`Error::PeerGone`], with the buffer |
-//! | receives directed at it ([`from`](RecvRequest::from)) | [`Error::PeerGone`], after the messages that arrived completely |
+//! | receives that accept only its messages ([`from`](RecvRequest::from)) | [`Error::PeerGone`], after the messages that arrived completely |
 //! | receives from any source | nothing: they wait for other senders; a partial message is discarded |
 //! | receives of a [connected endpoint](super::connected_endpoints) | [`Error::PeerGone`] |
 //! | [windows](RemoteWindow) of its memory | [`Error::PeerGone`] |

@@ -356,7 +356,7 @@ async fn next_entry(fixture: &mut EndpointFixture) -> (OpKind, Option<u64>, usiz
     (entry.kind, entry.transfer.data, entry.transfer.len)
 }
 
-pub(crate) async fn write_data_reports_at_target(setup: Setup) {
+pub(crate) async fn write_with_data_completes_at_target_cq(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
     let _progress = b.spawn_progress();
     let mut region = b

@@ -406,7 +406,7 @@ pub(crate) async fn window_on_counted_region_is_refused(setup: Setup) {
 
 /// A write with data makes a completion entry at the target after its bytes, and takes no posted
 /// receive.
-pub(crate) async fn write_data_reports_at_target(setup: Setup) {
+pub(crate) async fn write_with_data_completes_at_target_cq(setup: Setup) {
     let (a, mut b, to_b) = endpoint_pair(&setup).await;
     let region = b.domain.alloc(300_000, READ_WRITE).unwrap();
     let remote = region.remote();

@@ -433,7 +433,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         bad_key_or_range_fails_only_its_op: RMA,
         key_is_valid_until_its_region_closes: RMA,
         close_returns_the_registered_buffer: RMA,
-        write_data_reports_at_target: RMA_SOURCE,
+        write_with_data_completes_at_target_cq: RMA_SOURCE,
         full_cq_stalls_writes_with_data: RMA,
         message_arrives_after_earlier_write: RMA,
         posted_rma_reports_to_transmit_cq: RMA,
@@ -468,7 +468,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         owner_lock_excludes_peers: RMA,
         key_is_valid_until_its_buffer_closes: RMA,
         close_ends_op_in_progress: RMA,
-        write_data_reports_at_target: RMA_SOURCE,
+        write_with_data_completes_at_target_cq: RMA_SOURCE,
         owner_counts_remote_accesses: ATOMIC_RMA_EVENT,
         response_wakes_sleeping_initiator: RMA,
     }

@@ -240,7 +240,7 @@ impl AnyBuf {
                 return None;
             }
         };
-        let empty = PooledBuf::in_pool(pooled.pool().cloned());
+        let empty = PooledBuf::empty_in(pooled.pool().cloned());
         Some(std::mem::replace(pooled, empty))
     }
 }

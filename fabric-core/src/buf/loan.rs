@@ -212,7 +212,7 @@ impl LoanedBuf {
     pub fn pooled_mut(&mut self) -> &mut PooledBuf {
         if let LoanedStorage::InPlace { pool, .. } = &self.0 {
             self.0 = LoanedStorage::Copied {
-                buf: PooledBuf::in_pool(pool.clone()),
+                buf: PooledBuf::empty_in(pool.clone()),
                 accepts_loan: false,
             };
         }

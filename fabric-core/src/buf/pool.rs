@@ -51,9 +51,7 @@ impl BufferPool {
 
     fn try_take_vec(&self, len: usize) -> Result<Vec<u8>> {
         if len > 1 << MAX_CLASS_SHIFT {
-            let mut data = Vec::new();
-            reserve(&mut data, len)?;
-            return Ok(data);
+            return allocate(len);
         }
         let class = len
             .next_power_of_two()
@@ -63,7 +61,10 @@ impl BufferPool {
             .lock()
             .unwrap_or_else(|e| e.into_inner())
             .pop();
-        Ok(kept.unwrap_or_else(|| Vec::with_capacity(1 << (class + MIN_CLASS_SHIFT))))
+        match kept {
+            Some(data) => Ok(data),
+            None => allocate(1 << (class + MIN_CLASS_SHIFT)),
+        }
     }
 
     fn recycle(&self, mut data: Vec<u8>) {
@@ -84,12 +85,16 @@ impl BufferPool {
     }
 }
 
-/// Reserves exactly `len` bytes in an empty vector.
-fn reserve(data: &mut Vec<u8>, len: usize) -> Result<()> {
-    data.try_reserve_exact(len).map_err(|_| Error::OutOfMemory {
-        what: "buffer",
-        len,
-    })
+/// Allocates an empty vector with a capacity of `len` bytes.
+fn allocate(len: usize) -> Result<Vec<u8>> {
+    let mut data = Vec::new();
+    match data.try_reserve_exact(len) {
+        Ok(()) => Ok(data),
+        Err(_) => Err(Error::OutOfMemory {
+            what: "buffer",
+            len,
+        }),
+    }
 }
 
 impl fmt::Debug for BufferPool {
@@ -111,7 +116,7 @@ impl PooledBuf {
     #[doc(hidden)]
     #[must_use]
     pub fn empty(pool: &Arc<BufferPool>) -> Self {
-        Self::in_pool(Some(pool.clone()))
+        Self::empty_in(Some(pool.clone()))
     }
 
     /// Creates a buffer of this pool from a vector, without copying.
@@ -124,8 +129,8 @@ impl PooledBuf {
         }
     }
 
-    /// Creates a buffer without memory, of a pool if there is one.
-    pub(super) fn in_pool(pool: Option<Arc<BufferPool>>) -> Self {
+    /// Creates a buffer without memory; it returns to `pool`, if there is one.
+    pub(super) fn empty_in(pool: Option<Arc<BufferPool>>) -> Self {
         Self {
             data: Vec::new(),
             pool,
@@ -162,8 +167,8 @@ impl PooledBuf {
         self.data.extend_from_slice(bytes);
     }
 
-    /// Reserves capacity for a message of `len` bytes. A buffer that is too small is replaced by an
-    /// empty one.
+    /// Reserves capacity for a message of `len` bytes. A buffer that is too small is replaced by a
+    /// larger one, and its bytes are discarded; one that is large enough keeps its bytes.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] when the allocation fails. The buffer is unchanged then.
@@ -174,11 +179,7 @@ impl PooledBuf {
         }
         let larger = match &self.pool {
             Some(pool) => pool.try_take_vec(len)?,
-            None => {
-                let mut data = Vec::new();
-                reserve(&mut data, len)?;
-                data
-            }
+            None => allocate(len)?,
         };
         let old = mem::replace(&mut self.data, larger);
         if let Some(pool) = &self.pool {
@@ -194,9 +195,9 @@ impl PooledBuf {
         self.data.capacity() >= len
     }
 
-    /// Makes room for `count` bytes behind offset `at`, amortized by doubling. Capacity that
-    /// [`begin_fill`](Self::begin_fill) reserved is enough for its message, so no allocation
-    /// happens then.
+    /// Makes room for `count` bytes after offset `at`, amortized by doubling; bytes from `at` on
+    /// may be discarded. Capacity that [`begin_fill`](Self::begin_fill) reserved is enough for its
+    /// message, so no allocation happens then.
     pub(crate) fn grow(&mut self, at: usize, count: usize) {
         if at + count > self.data.capacity() {
             self.data.truncate(at);

@@ -9,7 +9,7 @@ bitflags! {
     /// In hints: the requirements that the application can fulfill; an empty set agrees to none,
     /// and is no wildcard. In an offer: the requirements of the provider. Buffers and contexts are
     /// owned by the operation in this fabric, so its own providers require none; the names exist so
-    /// that hints for 1.17 can be expressed.
+    /// that hints of libfabric 1.17 can be expressed. Versions below are those of libfabric.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Mode: u64 {
         /// Every operation context is scratch space of four words for the provider.
@@ -27,10 +27,11 @@ bitflags! {
         /// A transfer with remote completion data consumes a posted receive at the target.
         #[doc(alias = "FI_RX_CQ_DATA")]
         const RX_CQ_DATA = 1 << 4;
-        /// The form of [`MrMode::LOCAL`] before 1.5; still accepted in its place.
+        /// The form of [`MrMode::LOCAL`] before libfabric 1.5; still accepted in its place.
         #[doc(alias = "FI_LOCAL_MR")]
         const LOCAL_MR = 1 << 5;
-        /// Completions of selective endpoints carry flags only. Removed in 2.x.
+        /// Completions of endpoints with selective completion (`FI_SELECTIVE_COMPLETION`) carry
+        /// flags only. Removed in 2.x.
         #[doc(alias = "FI_NOTIFY_FLAGS_ONLY")]
         const NOTIFY_FLAGS_ONLY = 1 << 6;
         /// A queue or counter is shared only by endpoints of equal capabilities. A mode of domains,
@@ -55,11 +56,11 @@ bitflags! {
     /// application chooses, and only memory that peers access is registered.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct MrMode: u32 {
-        /// The name before 1.5 of virtual addresses, allocated memory and provider keys together;
-        /// cannot be combined with other bits.
+        /// The name before libfabric 1.5 of virtual addresses, allocated memory and provider keys
+        /// together; cannot be combined with other bits.
         #[doc(alias = "FI_MR_BASIC")]
         const BASIC = 1;
-        /// The name before 1.5 of "no requirements"; cannot be combined with other bits.
+        /// The name before libfabric 1.5 of "no requirements"; cannot be combined with other bits.
         #[doc(alias = "FI_MR_SCALABLE")]
         const SCALABLE = 1 << 1;
         /// Buffers of local operations are registered too.

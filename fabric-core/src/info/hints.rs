@@ -125,23 +125,23 @@ define_hints! {
     mr_iov_limit: usize,
     /// The capabilities that the domain must have.
     domain_caps: Caps,
-    /// Bytes of provider data with an error.
+    /// Maximum length of the provider's data about an error, in bytes.
     max_err_data: usize,
     /// Number of memory regions that will be registered.
     mr_cnt: usize,
     /// The traffic class of the domain. Advice: never refused.
     tclass: TrafficClass,
-    /// Number of keys that one endpoint will use. Since 1.20.
+    /// Number of authorization keys that one endpoint will use. Since libfabric 1.20.
     max_ep_auth_key: usize,
-    /// The largest value a counter must hold. Since 2.5.
+    /// The largest value a counter must hold. Since libfabric 2.5.
     max_cntr_value: u64,
-    /// The largest error value a counter must hold. Since 2.5.
+    /// The largest error value a counter must hold. Since libfabric 2.5.
     max_err_cntr_value: u64,
     /// The endpoint type.
     ep_type: EpType,
     /// The wire protocol.
     protocol: Protocol,
-    /// The least version of the protocol.
+    /// The oldest acceptable version of the protocol.
     protocol_version: u32,
     /// The largest single transfer that must be possible, in bytes. The negotiated info has the
     /// limit of the offer.
@@ -164,8 +164,8 @@ define_hints! {
     /// The capabilities that the transmit context must have; without this hint, those of `caps`
     /// that apply to it.
     tx_caps: Caps,
-    /// Mode bits agreed to for the transmit context; without this hint or with an empty set, those
-    /// of `mode`.
+    /// Mode bits that the application agrees to for the transmit context; without this hint or with
+    /// an empty set, those of `mode`.
     tx_mode: Mode,
     /// Default flags of transmissions.
     tx_op_flags: OpFlags,
@@ -178,15 +178,15 @@ define_hints! {
     tx_size: usize,
     /// Number of buffers that one transmission gathers.
     tx_iov_limit: usize,
-    /// Number of remote segments that one operation accesses.
+    /// Number of remote ranges that one operation accesses.
     rma_iov_limit: usize,
     /// The traffic class of the transmit context. Advice: never refused.
     tx_tclass: TrafficClass,
     /// The capabilities that the receive context must have; without this hint, those of `caps` that
     /// apply to it.
     rx_caps: Caps,
-    /// Mode bits agreed to for the receive context; without this hint or with an empty set, those
-    /// of `mode`.
+    /// Mode bits that the application agrees to for the receive context; without this hint or with
+    /// an empty set, those of `mode`.
     rx_mode: Mode,
     /// Default flags of receives.
     rx_op_flags: OpFlags,
@@ -272,7 +272,7 @@ impl Hints {
     }
 
     /// Sets whether the provider or the application makes progress on control operations and data
-    /// transfers: both fields of 1.17, the one field of 2.x.
+    /// transfers: both fields of libfabric 1.17, the one field of 2.x.
     pub fn progress(self, progress: Progress) -> Self {
         self.control_progress(progress).data_progress(progress)
     }

@@ -96,8 +96,8 @@ impl RxBinding {
     }
 
     /// Records that a peer has disconnected, and that all its messages were delivered.
-    pub fn peer_departed(&mut self, peer: PeerKey, name: Address) {
-        self.with_queue(|rx| rx.peer_departed(peer, name));
+    pub fn peer_disconnected(&mut self, peer: PeerKey, name: Address) {
+        self.with_queue(|rx| rx.peer_disconnected(peer, name));
     }
 
     /// Fails receives directed to this peer, which has disconnected from this endpoint, unless it

@@ -9,16 +9,16 @@ use crate::transport::EngineContext;
 use super::RxQueue;
 use super::partial::PartialMessage;
 
-/// Maximum number of departed peers whose names are kept.
-const MAX_DEPARTED_PEERS: usize = 256;
+/// Maximum number of disconnected peers whose names are kept.
+const MAX_DISCONNECTED_PEERS: usize = 256;
 
 impl RxQueue {
     /// Assigns an inserted handle to the unexpected messages without a source that the peer with
     /// this name has sent.
     ///
-    /// A handle that the program inserted stands for the name, so messages of departed peers with
-    /// that name get it too. An auto-inserted handle stands for one connection. Connected peers are
-    /// looked up only in a queue that endpoints share; otherwise the transport calls
+    /// A handle that the program inserted stands for the name, so messages of disconnected peers
+    /// with that name get it too. An auto-inserted handle stands for one connection. Connected peers
+    /// are looked up only in a queue that endpoints share; otherwise the transport calls
     /// [`assign_source`](Self::assign_source).
     pub fn address_inserted(
         &mut self,
@@ -29,7 +29,9 @@ impl RxQueue {
         let is_auto_inserted = engine.incarnation_of(self.ep, source).is_some();
         let keys: Vec<_> = self
             .known_peers()
-            .filter(|(key, name)| *name == peer && !(is_auto_inserted && self.is_departed(*key)))
+            .filter(|(key, name)| {
+                *name == peer && !(is_auto_inserted && self.is_disconnected(*key))
+            })
             .map(|(key, _)| key)
             .collect();
         if !keys.is_empty() {
@@ -38,20 +40,20 @@ impl RxQueue {
         self.request_rearm_if_work(engine);
     }
 
-    /// Iterates over the departed peers, and over the connected peers of a shared queue.
+    /// Iterates over the disconnected peers, and over the connected peers of a shared queue.
     pub(super) fn known_peers(&self) -> impl Iterator<Item = (PeerKey, &Address)> {
         let present = self
             .connected_peers
             .iter()
             .map(|(key, name, _)| (*key, name));
-        self.departed_peers
+        self.disconnected_peers
             .iter()
             .map(|(key, name)| (*key, name))
             .chain(present)
     }
 
-    fn is_departed(&self, peer: PeerKey) -> bool {
-        self.departed_peers.iter().any(|(key, _)| *key == peer)
+    fn is_disconnected(&self, peer: PeerKey) -> bool {
+        self.disconnected_peers.iter().any(|(key, _)| *key == peer)
     }
 
     /// Assigns a handle to unexpected messages of this peer.
@@ -120,13 +122,13 @@ impl RxQueue {
 
     /// Records that a peer has disconnected, after all its messages were delivered. Its unexpected
     /// messages can still be attributed to it.
-    pub fn peer_departed(&mut self, peer: PeerKey, name: Address) {
+    pub fn peer_disconnected(&mut self, peer: PeerKey, name: Address) {
         self.connected_peers
             .retain(|(present, ..)| *present != peer);
-        if self.departed_peers.len() == MAX_DEPARTED_PEERS {
-            self.departed_peers.pop_front();
+        if self.disconnected_peers.len() == MAX_DISCONNECTED_PEERS {
+            self.disconnected_peers.pop_front();
         }
-        self.departed_peers.push_back((peer, name));
+        self.disconnected_peers.push_back((peer, name));
     }
 
     /// Returns whether a message of this source is queued.

@@ -94,7 +94,7 @@ impl RxQueue {
             for id in partials.map(|(id, _)| id).collect::<Vec<_>>() {
                 self.fail_partial(engine, PartialId(id), error.clone());
             }
-            self.peer_departed(key, name);
+            self.peer_disconnected(key, name);
         }
     }
 }

@@ -159,7 +159,7 @@ impl TransportDomain for SimDomain {
         self.endpoint(ep)?.outbound.direct_region(engine, peer, key)
     }
 
-    fn region_opened(&mut self, key: u64, region: &Region) {
+    fn region_changed(&mut self, key: u64, region: &Region) {
         self.regions
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -173,7 +173,7 @@ impl TransportDomain for SimDomain {
             .remove(&key);
     }
 
-    fn region_released(&mut self, _key: u64) {
+    fn region_unlocked(&mut self, _key: u64) {
         net::wake_all();
     }
 
@@ -323,7 +323,7 @@ impl TransportDomain for SimDomain {
             return TransportStats::default();
         };
         let (peers, unexpected) = (
-            endpoint.inbound.peers(),
+            endpoint.inbound.peer_count(),
             endpoint.inbound.rx.own.unexpected(),
         );
         TransportStats {
@@ -339,7 +339,7 @@ impl TransportDomain for SimDomain {
             .values()
             .fold((0, 0), |(peers, sends), endpoint| {
                 (
-                    peers + endpoint.inbound.peers(),
+                    peers + endpoint.inbound.peer_count(),
                     sends + endpoint.outbound.queued_sends(),
                 )
             });

@@ -1,5 +1,5 @@
-//! The receiving half of an endpoint: peers are served round-robin, and a declined message waits in
-//! the network.
+//! The receiving half of an endpoint: peers are served round-robin. The first packet of a declined
+//! message waits here, the others wait in the network.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -42,7 +42,8 @@ struct SimPeer {
     initial_addr: Option<FiAddr>,
     /// The message whose packets are arriving.
     partial: Option<PartialId>,
-    /// The first packet of a message that was declined. Later packets of the pair wait behind it.
+    /// The packet that was declined: the first of a message, or an RMA notice. Later packets of
+    /// this peer wait in the network.
     declined: Option<SimPacket>,
 }
 
@@ -60,7 +61,7 @@ enum PacketStep {
     /// No packet is due, or it was declined.
     Idle,
     /// The peer has closed.
-    Departed,
+    PeerClosed,
 }
 
 impl Inbound {
@@ -77,23 +78,23 @@ impl Inbound {
 
     /// Receives the packets that are due, one of each peer in turn.
     pub(super) fn pass(&mut self, engine: &mut dyn EngineContext) -> PassResult {
-        let served = self.rx.own.drain_unexpected(engine);
+        let drained = self.rx.own.drain_unexpected(engine);
         let arrivals = net::begin_pass(self.node);
         let mut pass = PassResult {
-            moved: served | !arrivals.connected.is_empty(),
+            moved: drained | !arrivals.connected.is_empty(),
             delayed: arrivals.delayed,
         };
         for (node, address) in arrivals.connected {
             self.peer_connected(engine, node, address);
         }
-        // The peer behind the last one served is first, declined messages included: so a scarce
-        // budget goes round-robin as well.
+        // The pass starts after the peer that was served last. Peers with a declined message take
+        // part, so the budget for unexpected messages is shared in turn too.
         let mut ready = VecDeque::from(arrivals.ready);
-        let served_before = ready
+        let turns_before = ready
             .iter()
             .take_while(|&&node| self.last_served.is_some_and(|last| node <= last))
             .count();
-        ready.rotate_left(served_before);
+        ready.rotate_left(turns_before);
         let mut remaining = MAX_PACKETS_PER_PASS;
         while remaining > 0
             && let Some(node) = ready.pop_front()
@@ -105,7 +106,7 @@ impl Inbound {
                     ready.push_back(node);
                     pass.moved = true;
                 }
-                PacketStep::Departed => pass.moved = true,
+                PacketStep::PeerClosed => pass.moved = true,
                 PacketStep::Idle => {}
             }
         }
@@ -134,12 +135,12 @@ impl Inbound {
         })
     }
 
-    pub(super) fn peers(&self) -> usize {
+    pub(super) fn peer_count(&self) -> usize {
         self.peers.len()
     }
 
-    /// Returns a message that was received but not consumed to the queue. The handle of its sender
-    /// may have been inserted or removed meanwhile.
+    /// Puts a message that was received and not consumed back into the receive queue. The handle of
+    /// its sender may have been inserted or removed since it was received.
     pub(super) fn requeue_message(
         &mut self,
         engine: &mut dyn EngineContext,
@@ -224,8 +225,8 @@ impl Inbound {
                 PacketPoll::Packet(packet) => packet,
                 PacketPoll::NotDue => return PacketStep::Idle,
                 PacketPoll::Closed(address) => {
-                    self.peer_departed(engine, node, address);
-                    return PacketStep::Departed;
+                    self.on_peer_closed(engine, node, address);
+                    return PacketStep::PeerClosed;
                 }
             };
         let (ep, Some(peer)) = (self.ep, self.peers.get_mut(&node)) else {
@@ -239,8 +240,9 @@ impl Inbound {
         PacketStep::Moved
     }
 
-    /// Handles a peer that has closed, after all its messages have been received.
-    fn peer_departed(&mut self, engine: &mut dyn EngineContext, node: NodeId, address: Address) {
+    /// Handles a peer that has closed, after all its packets have been received. A message of which
+    /// packets are missing fails.
+    fn on_peer_closed(&mut self, engine: &mut dyn EngineContext, node: NodeId, address: Address) {
         let peer = self.peers.remove(&node);
         let source = peer.as_ref().and_then(|peer| peer.source);
         let source = source.or_else(|| engine.fi_addr_of(self.ep, &address));
@@ -256,7 +258,7 @@ impl Inbound {
         };
         engine.event(self.ep, down);
         if let Some(peer) = &peer {
-            self.rx.peer_departed(peer.key, address.clone());
+            self.rx.peer_disconnected(peer.key, address.clone());
         }
         // Another peer that has connected under this name may have the same handle.
         let replaced = self
@@ -300,7 +302,7 @@ impl SimPeer {
                 self.partial = (!rx.append(engine, id, &bytes)).then_some(id);
                 None
             }
-            // Only the first packet of a message is ever declined.
+            // Besides RMA notices, only the first packet of a message is ever declined.
             None => packet.header.is_some().then_some(packet),
         }
     }

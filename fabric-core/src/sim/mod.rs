@@ -102,9 +102,11 @@ impl Transport for SimTransport {
             return Err(Error::NotSupported("endpoint types other than FI_EP_RDM"));
         }
         if !CAPS.contains(info.caps) {
-            return Err(Error::NotSupported(
-                "capabilities that the info from discover does not have",
-            ));
+            let why = format!(
+                "{NAME} does not offer the capabilities {:?}; pass an info from discover",
+                info.caps.difference(CAPS)
+            );
+            return Err(Error::Invalid { what: "info", why });
         }
         Ok(Box::new(domain::SimDomain::new(wait)))
     }

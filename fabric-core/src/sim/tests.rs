@@ -155,8 +155,10 @@ fn domain_opens_only_from_an_offer() {
         open(|info| info.ep.ep_type = EpType::Dgram),
         Err(Error::NotSupported(_))
     ));
-    assert!(matches!(
-        open(|info| info.caps |= Caps::TRIGGER),
-        Err(Error::NotSupported(_))
-    ));
+    assert!(
+        open(|info| info.caps |= Caps::TRIGGER)
+            .unwrap_err()
+            .to_string()
+            .contains("TRIGGER")
+    );
 }

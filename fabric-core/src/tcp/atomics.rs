@@ -16,8 +16,11 @@ use super::rxm::{
 use super::writes::{Stall, WriteProgress};
 use super::{Frame, ProtocolViolation, RmaIovList, RmaNack};
 
-/// Executes an atomic operation whose payload is complete. Fetched values are queued as a response.
-pub(super) fn execute_frame(
+/// Executes or rejects an atomic operation of the native protocol whose payload is complete. The
+/// fetched values or the nack of a fetching operation are queued as a response; the ack or nack of
+/// another is returned. If the region is locked by its owner, nothing is executed and the stall is
+/// returned.
+pub(super) fn execute_native(
     (frame, atomic): (&Frame, AtomicSpec),
     iovs: &RmaIovList,
     bytes: &[u8],
@@ -52,8 +55,9 @@ pub(super) fn execute_frame(
             "atomic operation with operands of the wrong length",
         ));
     }
-    let ack_due = frame.ack_due();
-    if fetches == ack_due.is_some() {
+    // A fetching operation is answered by its values, others by an ack.
+    let pending_ack = frame.ack_due();
+    if fetches == pending_ack.is_some() {
         return Err(ProtocolViolation(
             "atomic operation with the wrong acknowledgement flag",
         ));
@@ -71,13 +75,13 @@ pub(super) fn execute_frame(
             }
             return Ok(WriteProgress::Done(
                 operands_len,
-                ack_due.map(|due| due.nack(nack)),
+                pending_ack.map(|ack| ack.nack(nack)),
             ));
         }
     };
     let (memory, rma_events) = (region.memory.clone(), region.rma_events);
     if !memory.begin_access() {
-        return Ok(WriteProgress::Stalled(0, None, Stall::RegionBusy(memory)));
+        return Ok(WriteProgress::Stalled(0, None, Stall::RegionLocked(memory)));
     }
     let mut result = vec![0; if fetches { remote.len } else { 0 }];
     execute_atomic_array(&*memory, offset, &remote, bytes, &mut result);
@@ -93,7 +97,7 @@ pub(super) fn execute_frame(
     if fetches {
         responses.push_fetched(result);
     }
-    Ok(WriteProgress::Done(operands_len, ack_due))
+    Ok(WriteProgress::Done(operands_len, pending_ack))
 }
 
 /// A remote range of an RXM atomic operation, after the access check.
@@ -106,7 +110,7 @@ struct AtomicSegment {
 
 /// Executes or rejects an RXM atomic operation whose packet is complete, and queues the response.
 /// If a region is locked by its owner, nothing is executed and the stall is returned.
-pub(super) fn execute_packet(
+pub(super) fn execute_rxm(
     (packet, atomic): (&RxmPacket, AtomicHeader),
     body: &[u8],
     source: Option<FiAddr>,
@@ -154,7 +158,7 @@ pub(super) fn execute_packet(
         }
     };
     if let Some(memory) = begin_access_all(&segments) {
-        return Ok(Some(Stall::RegionBusy(memory)));
+        return Ok(Some(Stall::RegionLocked(memory)));
     }
     let mut fetched = vec![0; if fetches { total } else { 0 }];
     execute_all(&segments, bytes, &mut fetched);
@@ -180,7 +184,8 @@ pub(super) fn execute_packet(
     Ok(None)
 }
 
-/// Returns the remote ranges in bytes, and their total length.
+/// Converts remote ranges, which RXM counts in elements, to bytes; returns them and their total
+/// length.
 fn to_rma_iovs(
     iovs: &RmaIovList,
     spec: AtomicSpec,
@@ -224,7 +229,8 @@ fn check_segments(
     remotes.iter().map(check).collect()
 }
 
-/// Begins an access to all segments, or to none: then returns the region that its owner has locked.
+/// Begins an access to all segments. If a region is locked by its owner, begins none and returns
+/// that region.
 fn begin_access_all(segments: &[AtomicSegment]) -> Option<Arc<dyn RegionMemory>> {
     let locked = segments
         .iter()

@@ -22,15 +22,21 @@ const WANTS_ACK: u16 = 0x0004;
 const WANTS_COMMIT: u16 = 0x0008;
 /// Flag of a tagged message as libfabric 1.13 to 1.17 sends it over RXM: without a packet header.
 const RAW_TAGGED: u16 = 0x0080;
-/// Operation field of an acknowledgement.
+/// Value of the field `op_data` in an acknowledgement.
 const ACK_OP: u8 = 2;
 
+/// Operation codes of libfabric.
 const MESSAGE: u8 = 0;
 const TAGGED: u8 = 1;
 const READ: u8 = 2;
 const READ_RSP: u8 = 3;
 const WRITE: u8 = 4;
-/// Codes of frames that only peers of this library send each other. libfabric does not use them.
+/// First and last operation code of the rendezvous frames of libfabric from 1.20 on (request, clear
+/// to send, data).
+const RENDEZVOUS_FIRST: u8 = 5;
+const RENDEZVOUS_LAST: u8 = 7;
+/// Operation codes of frames that only peers of this library send each other. libfabric does not
+/// use them.
 const ATOMIC: u8 = 0xf1;
 const NACK: u8 = 0xf2;
 const CHECKED_READ_RSP: u8 = 0xf3;
@@ -54,8 +60,8 @@ pub enum FrameKind {
     Atomic(AtomicSpec),
     /// An RMA or atomic request was not executed.
     Nack(Box<RmaNack>),
-    /// The response to a read request of a same-implementation peer: the bytes, and a status behind
-    /// them.
+    /// The response to a read request of a same-implementation peer: the bytes, followed by a
+    /// status.
     CheckedReadResponse,
 }
 
@@ -70,7 +76,7 @@ pub struct RmaNack {
     pub error: AccessError,
 }
 
-/// Length of the status behind a checked read response, in bytes.
+/// Length of the status that follows the bytes of a checked read response, in bytes.
 pub(super) const STATUS_LEN: usize = 16;
 
 /// The header of a frame.
@@ -82,8 +88,8 @@ pub struct Frame {
     pub data: Option<u64>,
     /// The sender requests an acknowledgement.
     wants_ack: bool,
-    /// Length of the payload behind the header, in bytes.
-    pub payload: u64,
+    /// Length of the payload after the header, in bytes.
+    pub payload_len: u64,
 }
 
 /// An acknowledgement that is due to the peer, or a nack in its place. Only a frame that requests
@@ -102,7 +108,7 @@ impl AckDue {
 impl Frame {
     /// Returns the frame of a message; the tag is a token of a peer that supports tags.
     #[must_use]
-    pub fn message(tag: Option<Supported<u64>>, data: Option<u64>, payload: usize) -> Self {
+    pub fn message(tag: Option<Supported<u64>>, data: Option<u64>, payload_len: usize) -> Self {
         let kind = tag.map_or(FrameKind::Message, |tag| {
             FrameKind::Tagged(tag.into_inner())
         });
@@ -110,7 +116,7 @@ impl Frame {
             kind,
             data,
             wants_ack: false,
-            payload: payload as u64,
+            payload_len: payload_len as u64,
         }
     }
 
@@ -130,40 +136,40 @@ impl Frame {
             kind: FrameKind::Read(iovs.len() as u8),
             data: None,
             wants_ack: false,
-            payload: 0,
+            payload_len: 0,
         }
     }
 
     /// Returns a write to these remote ranges. It requests an acknowledgement, which the peer sends
     /// when the bytes are in place.
     #[must_use]
-    pub fn write(iovs: &RmaIovList, data: Option<u64>, payload: usize) -> Self {
+    pub fn write(iovs: &RmaIovList, data: Option<u64>, payload_len: usize) -> Self {
         let kind = FrameKind::Write(iovs.len() as u8);
         Self {
             kind,
             data,
             wants_ack: true,
-            payload: payload as u64,
+            payload_len: payload_len as u64,
         }
     }
 
     /// Returns an atomic operation for a peer that supports atomics. It requests an acknowledgement
     /// unless it `fetches`.
     #[must_use]
-    pub fn atomic(atomic: Supported<AtomicSpec>, fetches: bool, payload: usize) -> Self {
+    pub fn atomic(atomic: Supported<AtomicSpec>, fetches: bool, payload_len: usize) -> Self {
         let kind = FrameKind::Atomic(atomic.into_inner());
         Self {
             kind,
             data: None,
             wants_ack: !fetches,
-            payload: payload as u64,
+            payload_len: payload_len as u64,
         }
     }
 
-    /// Returns the header of a read response of `len` bytes; if `checks`, a status follows the
-    /// bytes.
-    pub(super) fn read_response(checks: bool, len: u64) -> Self {
-        let (kind, extra) = if checks {
+    /// Returns the header of a read response of `len` bytes. `with_status`: a status follows
+    /// the bytes.
+    pub(super) fn read_response(with_status: bool, len: u64) -> Self {
+        let (kind, extra) = if with_status {
             (FrameKind::CheckedReadResponse, STATUS_LEN as u64)
         } else {
             (FrameKind::ReadResponse, 0)
@@ -172,7 +178,7 @@ impl Frame {
             kind,
             data: None,
             wants_ack: false,
-            payload: len + extra,
+            payload_len: len + extra,
         }
     }
 
@@ -182,7 +188,7 @@ impl Frame {
             kind: FrameKind::Nack(nack.into()),
             data: None,
             wants_ack: false,
-            payload: 0,
+            payload_len: 0,
         }
     }
 
@@ -194,7 +200,7 @@ impl Frame {
             kind,
             data: None,
             wants_ack: false,
-            payload: 0,
+            payload_len: 0,
         }
     }
 
@@ -248,12 +254,12 @@ impl Frame {
         into[5] = iovs.len() as u8;
         into[6] = len as u8;
         into[7] = sequence;
-        into[8..16].copy_from_slice(&order.encode_u64(self.payload + len as u64));
+        into[8..16].copy_from_slice(&order.encode_u64(self.payload_len + len as u64));
         len
     }
 
-    /// Writes the extension of a frame that is not a message; returns the code of the frame and the
-    /// length of the header.
+    /// Writes the extension (the part of the header after its first 16 bytes) of a frame that is
+    /// not a message; returns the operation code and the length of the header.
     #[cold]
     fn encode_one_sided(
         &self,
@@ -300,7 +306,7 @@ impl Frame {
     /// Parses the header at the start of `bytes`; returns it with its length, or `None` when it is
     /// incomplete.
     ///
-    /// Version and sequence number are ignored: released peers write any value there.
+    /// Version and sequence number are ignored: some releases of libfabric write arbitrary values.
     ///
     /// # Errors
     /// [`ProtocolViolation`] when the header is malformed.
@@ -332,7 +338,7 @@ impl Frame {
                 "frame header length outside 16..=120 bytes",
             ));
         }
-        let Some(payload) = total.checked_sub(len as u64) else {
+        let Some(payload_len) = total.checked_sub(len as u64) else {
             return Err(ProtocolViolation("frame shorter than its header"));
         };
         let Some(rest) = bytes.get(BASE_HEADER_LEN..len) else {
@@ -349,23 +355,23 @@ impl Frame {
                 .ok_or(ProtocolViolation("frame header shorter than its fields"))
         };
         let has_data = flags & HAS_DATA != 0;
-        let (mut data, mut extended) = (None, 0);
+        let (mut data, mut extension_len) = (None, 0);
         let code = if is_rxm && code == MESSAGE && flags & RAW_TAGGED != 0 {
             TAGGED
         } else {
             code
         };
         let kind = match (code, op) {
-            (MESSAGE, ACK_OP) if payload > 0 || len > BASE_HEADER_LEN => {
+            (MESSAGE, ACK_OP) if payload_len > 0 || len > BASE_HEADER_LEN => {
                 return Err(ProtocolViolation("acknowledgement with a payload"));
             }
             (MESSAGE, ACK_OP) => FrameKind::Ack,
             (MESSAGE | TAGGED, _) => {
                 if has_data {
-                    (data, extended) = (Some(next()?), 8);
+                    (data, extension_len) = (Some(next()?), 8);
                 }
                 if code == TAGGED {
-                    extended += 8;
+                    extension_len += 8;
                     FrameKind::Tagged(next()?)
                 } else {
                     FrameKind::Message
@@ -373,12 +379,12 @@ impl Frame {
             }
             _ => {
                 let kind;
-                (kind, data, extended) =
-                    decode_one_sided([code, iov_count], has_data, payload, rest, order)?;
+                (kind, data, extension_len) =
+                    decode_one_sided([code, iov_count], has_data, payload_len, rest, order)?;
                 kind
             }
         };
-        if BASE_HEADER_LEN + extended != len {
+        if BASE_HEADER_LEN + extension_len != len {
             return Err(ProtocolViolation("frame header longer than its fields"));
         }
         let wants_ack = flags & (WANTS_ACK | WANTS_COMMIT) != 0;
@@ -387,20 +393,20 @@ impl Frame {
                 kind,
                 data,
                 wants_ack,
-                payload,
+                payload_len,
             },
             len,
         )))
     }
 }
 
-/// Parses the extension of a frame that is not a message; returns its type, its CQ data, and the
-/// expected length of the extension.
+/// Parses the header extension of a frame that is not a message; returns its type, its CQ data, and
+/// the expected length of the extension.
 #[cold]
 fn decode_one_sided(
     [code, iov_count]: [u8; 2],
     has_data: bool,
-    payload: u64,
+    payload_len: u64,
     rest: &[u8],
     order: ByteOrder,
 ) -> Result<(FrameKind, Option<u64>, usize), ProtocolViolation> {
@@ -415,7 +421,7 @@ fn decode_one_sided(
             .ok_or(ProtocolViolation("frame header shorter than its fields"))
     };
     let iovs_len = usize::from(iov_count) * RMA_IOV_LEN;
-    let (kind, data, extended) = match code {
+    let (kind, data, extension_len) = match code {
         READ | WRITE if usize::from(iov_count) > MAX_RMA_IOV => {
             return Err(ProtocolViolation(
                 "RMA request with more than 4 remote ranges",
@@ -425,7 +431,7 @@ fn decode_one_sided(
         WRITE if has_data => (FrameKind::Write(iov_count), Some(next()?), 8 + iovs_len),
         WRITE => (FrameKind::Write(iov_count), None, iovs_len),
         READ_RSP => (FrameKind::ReadResponse, None, 0),
-        5..=7 => {
+        RENDEZVOUS_FIRST..=RENDEZVOUS_LAST => {
             return Err(ProtocolViolation(
                 "rendezvous frame that was not negotiated",
             ));
@@ -450,8 +456,8 @@ fn decode_one_sided(
         CHECKED_READ_RSP => (FrameKind::CheckedReadResponse, None, 0),
         _ => return Err(ProtocolViolation("unknown operation code of a frame")),
     };
-    if payload > 0 && matches!(kind, FrameKind::Read(_) | FrameKind::Nack(_)) {
+    if payload_len > 0 && matches!(kind, FrameKind::Read(_) | FrameKind::Nack(_)) {
         return Err(ProtocolViolation("read request or nack with a payload"));
     }
-    Ok((kind, data, extended))
+    Ok((kind, data, extension_len))
 }

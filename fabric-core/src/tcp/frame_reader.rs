@@ -338,14 +338,14 @@ impl FrameReader {
                 }
             }
             FrameKind::Atomic(spec) => {
-                if frame.payload > MAX_OPERAND_BYTES {
+                if frame.payload_len > MAX_OPERAND_BYTES {
                     return Err(ProtocolViolation("atomic operation with too many operands"));
                 }
-                let Some(operands) = bytes.get(header_len..header_len + frame.payload as usize)
+                let Some(operands) = bytes.get(header_len..header_len + frame.payload_len as usize)
                 else {
                     return Ok(false);
                 };
-                match atomics::execute_frame(
+                match atomics::execute_native(
                     (frame, spec),
                     &iovs(1),
                     operands,
@@ -368,7 +368,7 @@ impl FrameReader {
                 let is_checked = frame.kind == FrameKind::CheckedReadResponse;
                 let status_len = if is_checked { STATUS_LEN as u64 } else { 0 };
                 let len = frame
-                    .payload
+                    .payload_len
                     .checked_sub(status_len)
                     .ok_or(ProtocolViolation(
                         "read response shorter than its status field",
@@ -493,7 +493,7 @@ impl FrameReader {
         engine: &mut dyn EngineContext,
     ) -> bool {
         match (&self.stall, &mut self.body) {
-            (Some(Stall::RegionBusy(memory)), _) => {
+            (Some(Stall::RegionLocked(memory)), _) => {
                 let is_accessible = memory.begin_access();
                 if is_accessible {
                     memory.end_access();
@@ -515,7 +515,7 @@ impl FrameReader {
 
 /// Returns the envelope of a message for the receive queue, which assigns the arrival number.
 fn frame_envelope(frame: &Frame, (peer, source): SenderId) -> Result<Envelope, ProtocolViolation> {
-    let Some(len) = usize::try_from(frame.payload)
+    let Some(len) = usize::try_from(frame.payload_len)
         .ok()
         .filter(|len| *len <= MAX_MESSAGE)
     else {

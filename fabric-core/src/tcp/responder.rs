@@ -127,7 +127,7 @@ pub enum ResponseStatus {
     /// The share of this turn is used up: other frames to the peer go first.
     Yield,
     /// The region is locked by its owner: continue when it is unlocked.
-    RegionBusy,
+    RegionLocked,
 }
 
 impl ResponseQueue {
@@ -342,7 +342,7 @@ impl ResponseQueue {
                             writer.begin_read_response(self.is_same_implementation, total);
                             *self.position.insert(ResponsePosition::default())
                         }
-                        None => return Ok(ResponseStatus::RegionBusy),
+                        None => return Ok(ResponseStatus::RegionLocked),
                     };
                     let progress = position.copy_segments(
                         segments,
@@ -453,7 +453,7 @@ impl ResponsePosition {
                 });
                 segment.memory.end_access();
             } else if segment.memory.is_open() {
-                return Ok(ResponseStatus::RegionBusy);
+                return Ok(ResponseStatus::RegionLocked);
             } else {
                 continue;
             }

@@ -52,7 +52,7 @@ pub(super) enum WriteProgress {
 #[derive(Debug)]
 pub(super) enum Stall {
     /// The region is locked by its owner.
-    RegionBusy(Arc<dyn RegionMemory>),
+    RegionLocked(Arc<dyn RegionMemory>),
     /// The queue for the owner's notification is full.
     CqFull,
 }
@@ -68,7 +68,7 @@ impl IncomingWrite {
         responses: &ResponseQueue,
         engine: &dyn EngineContext,
     ) -> Result<Result<Self, Stall>, ProtocolViolation> {
-        if iovs.total() != Some(frame.payload) {
+        if iovs.total() != Some(frame.payload_len) {
             return Err(ProtocolViolation(
                 "write whose remote ranges do not add up to its payload",
             ));
@@ -93,10 +93,10 @@ impl IncomingWrite {
             Err(_) => return Err(ACCESS_VIOLATION),
         };
         if let Some(segment) = segments.iter().find(|segment| !is_accessible(segment)) {
-            return Ok(Err(Stall::RegionBusy(segment.memory.clone())));
+            return Ok(Err(Stall::RegionLocked(segment.memory.clone())));
         }
-        let len = usize::try_from(frame.payload).unwrap_or(usize::MAX);
-        let (remaining, data, ack_due) = (frame.payload, frame.data, frame.ack_due());
+        let len = usize::try_from(frame.payload_len).unwrap_or(usize::MAX);
+        let (remaining, data, ack_due) = (frame.payload_len, frame.data, frame.ack_due());
         Ok(Ok(Self {
             segments,
             segment: 0,
@@ -137,7 +137,7 @@ impl IncomingWrite {
                             return Ok(WriteProgress::Stalled(
                                 used,
                                 None,
-                                Stall::RegionBusy(segment.memory.clone()),
+                                Stall::RegionLocked(segment.memory.clone()),
                             ));
                         }
                         self.on_region_closed(responses)?;

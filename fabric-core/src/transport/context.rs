@@ -45,7 +45,7 @@ pub trait EngineContext {
     /// Takes the buffer of an operation while the kernel reads its bytes in place, which may last
     /// longer than the operation. Until the buffer is [returned](EngineContext::return_buffer) the
     /// operation has no payload, and its completion is deferred: the owner gets the buffer with it.
-    /// `None` where buffers are not given away.
+    /// `None` if the engine does not give buffers away.
     fn take_buffer(&mut self, op: OpKey) -> Option<AnyBuf> {
         let _ = op;
         None
@@ -114,8 +114,8 @@ pub trait EngineContext {
     fn give_buffered(&mut self, op: OpKey, bytes: PooledBuf) -> usize;
 
     /// Gives the receive the first bytes of a message of `len` bytes that is still arriving;
-    /// returns how many bytes of the message it accepts, and how many it has. Nothing is copied if
-    /// the receive has no buffer of its own.
+    /// returns how many bytes of the message it accepts, and how many are in its buffer. Nothing is
+    /// copied if the receive has no buffer of its own.
     ///
     /// # Errors
     /// Those of [`begin_fill`](EngineContext::begin_fill).
@@ -131,7 +131,7 @@ pub trait EngineContext {
 
     /// Notes that the transport no longer needs the payload of the operation: the kernel or the
     /// peer has it. The operation has not completed; it waits for the peer's response.
-    fn has_left(&mut self, op: OpKey) {
+    fn on_payload_sent(&mut self, op: OpKey) {
         let _ = op;
     }
 
@@ -151,7 +151,7 @@ pub trait EngineContext {
     fn complete(&mut self, op: OpKey, outcome: Outcome);
 
     /// Completes a send of `len` bytes with this tag successfully.
-    fn sent(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
+    fn complete_send(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
         self.complete(op, Outcome::ok(Transfer::sent(len, tag)));
     }
 
@@ -206,7 +206,7 @@ pub trait EngineContext {
     fn fi_addr_of(&self, ep: EpId, address: &Address) -> Option<FiAddr>;
 
     /// Notes that a peer connected; returns its handle, which an auto-insert address vector assigns
-    /// now. With `None` for the incarnation the transport does not know it, and a peer without
+    /// now. If `incarnation` is `None`, the transport does not know it, and a peer without
     /// another connection counts as new.
     fn peer_connected(
         &mut self,

@@ -90,7 +90,7 @@ pub trait TransportDomain: Send {
     fn shutdown(&mut self, engine: &mut dyn EngineContext, ep: EpId) -> Result<()> {
         let _ = (engine, ep);
         Err(Error::NotSupported(
-            "endpoint is not connection-oriented (FI_EP_MSG)",
+            "this call on endpoints other than FI_EP_MSG",
         ))
     }
 
@@ -235,7 +235,7 @@ pub trait TransportDomain: Send {
     }
 
     /// Notes that a region was registered with this key, or that its attributes changed.
-    fn region_opened(&mut self, key: u64, region: &Region) {
+    fn region_changed(&mut self, key: u64, region: &Region) {
         let _ = (key, region);
     }
 
@@ -246,7 +246,7 @@ pub trait TransportDomain: Send {
 
     /// Notes that the owner of a served region has unlocked it: accesses that wait for it are to be
     /// retried.
-    fn region_released(&mut self, key: u64) {
+    fn region_unlocked(&mut self, key: u64) {
         let _ = key;
     }
 
@@ -279,7 +279,7 @@ pub trait TransportDomain: Send {
         let _ = (ep, spec);
         engine.complete(
             op,
-            Outcome::failed(Error::NotSupported("receives of several messages")),
+            Outcome::failed(Error::NotSupported("multi-receives (FI_MULTI_RECV)")),
         );
     }
 

@@ -30,7 +30,7 @@ fn frame_headers_match_libfabric_bytes() {
     assert_eq!(encode(&message, ByteOrder::Little, 0), hex(MESSAGE));
     let fin = decode_whole(&hex(FIN), ByteOrder::Little);
     assert_eq!(
-        (fin.kind.clone(), fin.data, fin.payload),
+        (fin.kind.clone(), fin.data, fin.payload_len),
         (FrameKind::Message, None, 4)
     );
     let ack = Frame::ack(fin.ack_due().expect("the frame requests an ack"));
@@ -142,7 +142,7 @@ fn frame_shorter_than_its_header_is_rejected() {
         "an acknowledgement with a payload"
     );
     let frame = decode_whole(&raw_header(0, 0, 0, 0, 16, u64::MAX), ByteOrder::Little);
-    assert_eq!(frame.payload, u64::MAX - 16);
+    assert_eq!(frame.payload_len, u64::MAX - 16);
 }
 
 /// Released peers write any value there.

@@ -510,7 +510,7 @@ fn access_waits_while_owner_holds_the_buffer() {
         let mut writer = FrameWriter::new(ByteOrder::Little);
         let (sent, status) = target.take_responses(&mut writer, 1 << 16).unwrap();
         assert!(
-            status == ResponseStatus::RegionBusy
+            status == ResponseStatus::RegionLocked
                 && sent.is_empty()
                 && target.reader.responses.is_blocked_on_region()
         );

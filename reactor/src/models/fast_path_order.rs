@@ -3,8 +3,8 @@
 //! Three threads: the first posts a message that has to wait, and announces it; the second sends
 //! another message after the announcement, over the fast path if that is open; the third returns
 //! the credit, so that the first message is granted. The engine and its credits are real. The
-//! connection is a list of the messages that went over it, and its fast path is that of
-//! `transport::shm::connection_table`.
+//! connection is a list of the messages that were sent over it, and its fast path is blocked and
+//! unblocked like that of `transport::shm::connection_table`.
 
 use std::sync::Arc;
 

@@ -138,7 +138,7 @@ fn stale_op_key_never_reaches_a_reused_slot() {
         let mut locked = engine.lock();
         assert!(matches!(
             locked.domain.ops.get(fresh).map(|op| &op.phase),
-            Some(OpPhase::Posted)
+            Some(OpPhase::InTransport)
         ));
         assert!(locked.domain.take_op_result(stale).is_none());
         locked.domain.discard_op(fresh);

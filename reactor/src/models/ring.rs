@@ -1,4 +1,5 @@
-//! Models of the ring buffer: pushed records are popped.
+//! Models of the ring buffer: pushed records are popped. The invariants are those listed in
+//! `transport::shm::ring`.
 
 use loom::thread;
 
@@ -46,26 +47,31 @@ pub(super) fn try_pop(ring: &mut Consumer<LoomRingMemory>, number: u8, len: usiz
     Some(ring.consume(record))
 }
 
-/// Pushes `before` messages and pops `taken` of them, then lets two threads push and pop the rest,
-/// with the lengths `lens`.
-fn check_delivery(lines: usize, lens: &'static [usize], before: usize, taken: usize) {
+/// Pushes `pushed_before` messages and pops `popped_before` of them, then lets two threads push and
+/// pop the rest, with the lengths `lens`.
+fn check_delivery(
+    lines: usize,
+    lens: &'static [usize],
+    pushed_before: usize,
+    popped_before: usize,
+) {
     loom::model(move || {
         let memory = LoomRingMemory::new(lines);
         let (mut producer, mut consumer) = (Producer::new(memory.clone()), Consumer::new(memory));
-        for (number, &len) in lens[..before].iter().enumerate() {
+        for (number, &len) in lens[..pushed_before].iter().enumerate() {
             assert!(try_push(&mut producer, number as u8, len));
         }
-        for (number, &len) in lens[..taken].iter().enumerate() {
+        for (number, &len) in lens[..popped_before].iter().enumerate() {
             assert!(try_pop(&mut consumer, number as u8, len).is_some());
         }
         let sender = thread::spawn(move || {
-            for (number, &len) in lens.iter().enumerate().skip(before) {
+            for (number, &len) in lens.iter().enumerate().skip(pushed_before) {
                 while !try_push(&mut producer, number as u8, len) {
                     thread::yield_now();
                 }
             }
         });
-        for (number, &len) in lens.iter().enumerate().skip(taken) {
+        for (number, &len) in lens.iter().enumerate().skip(popped_before) {
             while try_pop(&mut consumer, number as u8, len).is_none() {
                 thread::yield_now();
             }
@@ -97,7 +103,7 @@ fn full_ring_reuses_only_released_lines() {
 /// as a header. The last two records of one line each are where the previous lap had the second
 /// lines of longer records.
 #[test]
-fn multi_line_and_padding_records_keep_their_order() {
+fn multi_line_records_and_fillers_keep_their_order() {
     const LONG: usize = 2 * LINE_LEN - HEADER_LEN;
     const SHORT: usize = 8;
     // Lines 0 to 14, with second lines at 1, 3 and so on; then line 15, and lines 0 and 1 of the
@@ -126,8 +132,8 @@ fn filler_and_record_wait_for_room_together() {
     );
 }
 
-/// A consumer takes what it finds, once or twice, and closes, while the producer asks for the fate
-/// of its record: a record that was taken never counts as lost, and a record after the close never
+/// A consumer polls once or twice and closes, while the producer queries whether its record was
+/// consumed: a record that was taken never counts as lost, and a record after the close never
 /// counts as taken. The ring is large enough that only the close reports what was taken.
 #[test]
 fn close_tells_whether_the_last_record_was_consumed() {

@@ -230,7 +230,7 @@ impl FrameReader {
     /// Defers a message. Returns false when it is incomplete, or when it exceeds the limit and
     /// blocks the connection.
     fn defer(&mut self, received: &ReceivedFrame<'_>, outcome: &mut ReadOutcome) -> bool {
-        let len = usize::try_from(received.frame.payload)
+        let len = usize::try_from(received.frame.payload_len)
             .unwrap_or(usize::MAX)
             .saturating_add(received.header_len);
         if len > MAX_DEFERRED_FRAME || self.deferred.bytes + len > MAX_DEFERRED_BYTES {

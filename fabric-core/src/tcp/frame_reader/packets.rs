@@ -148,7 +148,7 @@ impl FrameReader {
         let Some(payload) = parsed.complete_atomic_payload()? else {
             return Ok(false);
         };
-        let blocked_on = atomics::execute_packet(
+        let blocked_on = atomics::execute_rxm(
             (&parsed.packet, atomic),
             payload,
             sender.1,
@@ -199,7 +199,7 @@ fn parse_packet<'a>(
     bytes: &'a [u8],
 ) -> Result<Option<ParsedPacket<'a>>, ProtocolViolation> {
     let payload_len = frame
-        .payload
+        .payload_len
         .checked_sub(PACKET_HEADER_LEN as u64)
         .and_then(|payload_len| usize::try_from(payload_len).ok());
     let Some(payload_len) = payload_len.filter(|payload_len| *payload_len <= MAX_MESSAGE) else {

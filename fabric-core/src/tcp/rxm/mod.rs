@@ -7,15 +7,17 @@
 //! | `atomic` | atomic operations and their responses: the codec |
 //! | `rendezvous` | location of a message in the sender's memory: the codec |
 //! | `rendezvous_read` | the receiver reads such a message in pieces |
-//! | `receiver` | messages in segments and rendezvous messages that are arriving |
-//! | `sender` | packet headers of what is sent |
+//! | `receiver` | segmented and rendezvous messages that are arriving |
+//! | `sender` | packet headers of sent messages |
 //!
 //! Connections and frames are those of the native protocol. A message is a packet within a frame. A
 //! short message is one packet. A longer one comes in segments, or is a rendezvous message: a
-//! packet says where it is in the sender's memory, the receiver reads it with RMA reads and reports
-//! when it has it. The sender chooses. Here everything above 16 KiB is a rendezvous message;
-//! segments are accepted and never sent: libfabric 1.17 does not accept them over its tcp provider,
-//! although it does over the other one, and nothing in the handshake tells which it is.
+//! packet says where the message is in the sender's memory, the receiver reads it with RMA reads
+//! and reports the end of the last read. The sender chooses between the two. This library sends
+//! every message above 16 KiB as a rendezvous message. It accepts segments and never sends them:
+//! libfabric
+//! 1.17 accepts them over its provider `net` but not over `tcp`, and nothing in the handshake tells
+//! which of the two the peer uses.
 //!
 //! An atomic operation is a packet, and so is its response. They carry an id that the initiator
 //! chooses. Reads and writes are frames, as in the native protocol.

@@ -12,7 +12,7 @@
 //!
 //! The kernel allows this between processes of one user that may trace each other. Process
 //! namespaces, Yama, system call filters and non-dumpable processes may prevent it, so the
-//! handshake tries it: between hello and accept the receiver reads a random number, the *probe*,
+//! handshake tries it: between hello and accept the receiver reads a random number, the *marker*,
 //! from the sender's memory. Each direction is tried by itself. If it fails, messages go through
 //! the ring.
 //!
@@ -22,7 +22,7 @@
 //! executed another program, or have taken the buffer back because its endpoint closed. So after
 //! each chunk, before it counts:
 //!
-//! 1. the probe, read by the same call behind the chunk, is unchanged: it is the same memory, not
+//! 1. the marker, read by the same call behind the chunk, is unchanged: it is the same memory, not
 //!    that of another program or process;
 //! 2. the process has not ended, according to the pidfd that was taken when it connected. Until
 //!    then its id is not reused;
@@ -70,8 +70,8 @@ use crate::transport::fork_guard::ForkGuard;
 
 pub(crate) use policy::SingleCopyPolicy;
 
-/// Returns the probe that this process lets peers read: its address and value.
-pub(crate) fn local_probe() -> (u64, u64) {
+/// Returns the marker that this process lets peers read: its address and value.
+pub(crate) fn local_marker() -> (u64, u64) {
     static VALUE: OnceLock<u64> = OnceLock::new();
     let value = VALUE.get_or_init(|| RandomState::new().hash_one(std::process::id()) | 1);
     (std::ptr::from_ref(value).expose_provenance() as u64, *value)
@@ -84,8 +84,8 @@ pub(crate) struct CmaPeer {
     pid: i32,
     /// Pidfd of the process; readable once the process has ended.
     pidfd: OwnedFd,
-    /// Address of the process's probe, and its value.
-    probe: (u64, u64),
+    /// Address of the process's marker, and its value.
+    marker: (u64, u64),
     segment: Segment,
     /// Whether the connection is over: no more slots are returned.
     closed: AtomicBool,
@@ -98,7 +98,7 @@ pub(crate) struct CmaPeer {
 }
 
 impl CmaPeer {
-    /// Reads the probe of the process that made this connection; `None` if its memory cannot be
+    /// Reads the marker of the process that made this connection; `None` if its memory cannot be
     /// read.
     pub(crate) fn new(
         peer: &Address,
@@ -106,15 +106,15 @@ impl CmaPeer {
         socket: &ShmSocket,
         segment: &Segment,
     ) -> Option<Self> {
-        let probe = segment.cma_probe();
-        if probe.1 == 0 {
+        let marker = segment.cma_marker();
+        if marker.1 == 0 {
             return None;
         }
         let cma_peer = Self {
             peer: peer.clone(),
             pid,
             pidfd: socket.peer_pidfd(pid)?,
-            probe,
+            marker,
             segment: segment.clone(),
             closed: AtomicBool::new(false),
             slots_returned: AtomicBool::new(false),
@@ -122,12 +122,12 @@ impl CmaPeer {
             messages: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         };
-        cma_peer.read(probe.0, &mut []).is_ok().then_some(cma_peer)
+        cma_peer.read(marker.0, &mut []).is_ok().then_some(cma_peer)
     }
 
     /// Copies from the memory of the process, and verifies that the bytes are the sender's.
     fn read(&self, at: u64, into: &mut [MaybeUninit<u8>]) -> Result<()> {
-        let read = self.read_with_probe(at, into);
+        let read = self.read_with_marker(at, into);
         let gone = || Err(Error::PeerGone(self.peer.clone()));
         // The order matters: the call also fails if the process ends or frees what it offered. A
         // sender that has revoked its offers reports the end of the connection by another message.
@@ -137,7 +137,7 @@ impl CmaPeer {
             return gone();
         }
         match read {
-            Ok(value) if value == self.probe.1 && !has_ended => Ok(()),
+            Ok(value) if value == self.marker.1 && !has_ended => Ok(()),
             Ok(_) | Err(Errno::SRCH) => {
                 let _ = self.down_reason.set(DownReason::Died);
                 gone()
@@ -160,18 +160,23 @@ impl CmaPeer {
         }
     }
 
-    /// Fills `into` with as many calls as needed, and reads the probe with the last one.
-    fn read_with_probe(&self, at: u64, into: &mut [MaybeUninit<u8>]) -> Result<u64, Errno> {
+    /// Fills `into` with as many calls as needed, and reads the marker with the last one.
+    fn read_with_marker(&self, at: u64, into: &mut [MaybeUninit<u8>]) -> Result<u64, Errno> {
         let (mut value, len) = ([0; 8], into.len());
         let mut done = 0;
         while done < len + value.len() {
-            // Bytes of `into` and of the probe that were read already.
-            let (filled, probed) = (done.min(len), done.saturating_sub(len));
+            // Bytes of `into` and of the marker that were read already.
+            let (filled, marker_read) = (done.min(len), done.saturating_sub(len));
             let from = (
                 at.wrapping_add(filled as u64),
-                self.probe.0.wrapping_add(probed as u64),
+                self.marker.0.wrapping_add(marker_read as u64),
             );
-            match read_process_memory(self.pid, from, &mut into[filled..], &mut value[probed..])? {
+            match read_process_memory(
+                self.pid,
+                from,
+                &mut into[filled..],
+                &mut value[marker_read..],
+            )? {
                 0 => return Err(Errno::FAULT),
                 count => done += count,
             }
@@ -217,13 +222,13 @@ impl CmaPeer {
     }
 }
 
-/// Calls `process_vm_readv` once: fills `into` from the first remote address, then `probe` from the
-/// second. Returns how many bytes were read.
+/// Calls `process_vm_readv` once: fills `into` from the first remote address, then `marker` from
+/// the second. Returns how many bytes were read.
 fn read_process_memory(
     pid: i32,
     from: (u64, u64),
     into: &mut [MaybeUninit<u8>],
-    probe: &mut [u8],
+    marker: &mut [u8],
 ) -> Result<usize, Errno> {
     let local = [
         libc::iovec {
@@ -231,8 +236,8 @@ fn read_process_memory(
             iov_len: into.len(),
         },
         libc::iovec {
-            iov_base: probe.as_mut_ptr().cast(),
-            iov_len: probe.len(),
+            iov_base: marker.as_mut_ptr().cast(),
+            iov_len: marker.len(),
         },
     ];
     let remote = [
@@ -242,7 +247,7 @@ fn read_process_memory(
         },
         libc::iovec {
             iov_base: std::ptr::without_provenance_mut(from.1 as usize),
-            iov_len: probe.len(),
+            iov_len: marker.len(),
         },
     ];
     // SAFETY: the kernel writes to the two slices, within their lengths; the other addresses are
@@ -361,20 +366,20 @@ mod tests {
     use super::*;
 
     /// Returns this process, as a peer that it has connected to sees it.
-    fn peer_with_probe(name: &str, probe: (u64, u64)) -> Option<(CmaPeer, Segment)> {
+    fn peer_with_marker(name: &str, marker: (u64, u64)) -> Option<(CmaPeer, Segment)> {
         let at = Address::new(Scheme::Shm, &format!("{name}-{}", std::process::id())).unwrap();
         let listener = ShmListener::open(&at).unwrap();
         let (_connection, _) = ShmSocket::connect(&at).unwrap();
         let socket = listener.accept().unwrap().unwrap();
         let (segment, _memory) = Segment::create(64).unwrap();
-        segment.set_cma_probe(probe.0, probe.1);
+        segment.set_cma_marker(marker.0, marker.1);
         let pid = socket.credentials().unwrap().pid.unwrap();
         Some((CmaPeer::new(&at, pid, &socket, &segment)?, segment))
     }
 
     fn local_peer(name: &str) -> (Arc<CmaPeer>, Segment) {
         let (peer, segment) =
-            peer_with_probe(name, local_probe()).expect("a process may read its own memory");
+            peer_with_marker(name, local_marker()).expect("a process may read its own memory");
         (Arc::new(peer), segment)
     }
 
@@ -461,7 +466,7 @@ mod tests {
 
     #[test]
     fn revoked_message_is_not_read() {
-        let (peer, segment) = peer_with_probe("cma-revoked", local_probe()).unwrap();
+        let (peer, segment) = peer_with_marker("cma-revoked", local_marker()).unwrap();
         segment.revoke_cma();
         assert_reads_zeros(peer, Error::is_peer_unavailable);
     }
@@ -469,7 +474,7 @@ mod tests {
     /// The pid belongs to a process that lives, and is not the one that had it.
     #[test]
     fn memory_of_a_reused_pid_is_not_read() {
-        let (mut peer, _) = peer_with_probe("cma-reused-pid", local_probe()).unwrap();
+        let (mut peer, _) = peer_with_marker("cma-reused-pid", local_marker()).unwrap();
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = rustix::process::Pid::from_child(&child);
         peer.pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
@@ -480,19 +485,19 @@ mod tests {
 
     /// The process has executed another program, so its memory is another.
     #[test]
-    fn memory_without_the_probe_value_is_not_read() {
+    fn memory_without_the_marker_value_is_not_read() {
         let mut value = Box::new(1u64);
         let at = (&raw mut *value).expose_provenance() as u64;
-        let (peer, _) = peer_with_probe("cma-program", (at, 1)).unwrap();
+        let (peer, _) = peer_with_marker("cma-program", (at, 1)).unwrap();
         // SAFETY: the box is alive, and only this thread accesses it.
         unsafe { std::ptr::write_volatile(&raw mut *value, 2) };
         assert_reads_zeros(peer, Error::is_peer_unavailable);
-        let (at, value) = local_probe();
-        assert!(peer_with_probe("cma-false", (at, value ^ 1)).is_none());
-        assert!(peer_with_probe("cma-nowhere", (8, 1)).is_none());
+        let (at, value) = local_marker();
+        assert!(peer_with_marker("cma-false", (at, value ^ 1)).is_none());
+        assert!(peer_with_marker("cma-nowhere", (8, 1)).is_none());
         assert!(
-            peer_with_probe("cma-none", (0, 0)).is_none(),
-            "no probe was published"
+            peer_with_marker("cma-none", (0, 0)).is_none(),
+            "no marker was published"
         );
     }
 

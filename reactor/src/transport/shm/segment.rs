@@ -38,7 +38,7 @@ const PRODUCER_WAITING_AT: usize = 2 * CONTROL_STRIDE;
 const SLOT_RETURNS_AT: usize = 4 * CONTROL_STRIDE;
 pub(crate) const SLOT_RETURN_WORDS: usize = 4;
 /// Probe for cross-memory attach: an address in the sender's memory and the value stored there. The
-/// two words behind it: the receiver has read the probe (`CMA_CAPABLE_AT`), and the sender has
+/// two words behind it: the receiver has read the marker (`CMA_CAPABLE_AT`), and the sender has
 /// revoked the receiver's permission to use what it reads (`CMA_REVOKED_AT`).
 const CMA_PROBE_AT: usize = 5 * CONTROL_STRIDE;
 const CMA_CAPABLE_AT: usize = 6 * CONTROL_STRIDE;
@@ -250,22 +250,22 @@ impl Segment {
         self.control_u64(ACK_BITS_AT + 8 * (word % (MAX_ACKS / 64)))
     }
 
-    /// Publishes the sender's probe, before the hello: its address and the value stored there.
-    pub(crate) fn set_cma_probe(&self, at: u64, value: u64) {
+    /// Publishes the sender's marker, before the hello: its address and the value stored there.
+    pub(crate) fn set_cma_marker(&self, at: u64, value: u64) {
         self.control_u64(CMA_PROBE_AT).store(at, Ordering::Relaxed);
         self.control_u64(CMA_PROBE_AT + 8)
             .store(value, Ordering::Relaxed);
     }
 
-    /// Returns the sender's probe; zeros if the sender does not permit single copy.
-    pub(crate) fn cma_probe(&self) -> (u64, u64) {
+    /// Returns the sender's marker; zeros if the sender does not permit single copy.
+    pub(crate) fn cma_marker(&self) -> (u64, u64) {
         (
             self.control_u64(CMA_PROBE_AT).load(Ordering::Relaxed),
             self.control_u64(CMA_PROBE_AT + 8).load(Ordering::Relaxed),
         )
     }
 
-    /// Records that the receiver has read the probe; set before the accept message is sent.
+    /// Records that the receiver has read the marker; set before the accept message is sent.
     pub(crate) fn set_cma_capable(&self) {
         self.control_u32(CMA_CAPABLE_AT).store(1, Ordering::Relaxed);
     }

@@ -298,7 +298,7 @@ impl ShmSocket {
             // SAFETY: the kernel has just created this descriptor, for this call.
             return Some(unsafe { OwnedFd::from_raw_fd(fd) });
         }
-        // Kernels before 6.5. The id may have been reused by now; the probe of single copy detects
+        // Kernels before 6.5. The id may have been reused by now; the marker of single copy detects
         // that.
         let pid = rustix::process::Pid::from_raw(pid)?;
         rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()

@@ -78,7 +78,7 @@ impl SendBatch {
                 };
                 match &error {
                     Some(error) => engine.complete(op, Outcome::failed(error.clone())),
-                    None => engine.sent(op, len, None),
+                    None => engine.complete_send(op, len, None),
                 }
             }
         }

@@ -105,7 +105,7 @@ impl Senders {
             let sender = self.entries.remove(index);
             self.by_socket_addr.remove(&sender.socket_addr);
             if let Ok(address) = Address::from_socket_addr(Scheme::Udp, sender.socket_addr) {
-                rx.peer_departed(sender.peer_key, address);
+                rx.peer_disconnected(sender.peer_key, address);
             }
             return engine.peer_disconnected(self.ep, sender.addr_at_first_datagram);
         }

@@ -360,7 +360,7 @@ mod tests {
                 .unwrap();
             if sent == TrySend::Batched {
                 let none = AnyBuf::None;
-                let op = self.domain_state.ops.insert_send(
+                let op = self.domain_state.ops.insert_tx(
                     self.ep,
                     &tx_op,
                     CompletionTarget::Future,

@@ -129,7 +129,7 @@ impl ShmEndpoint {
         self.rx
             .with_queue(|rx| peer.fail_partial(rx, engine, gone.clone()));
         self.rx
-            .peer_departed(peer.peer_key, peer.peer_address.clone());
+            .peer_disconnected(peer.peer_key, peer.peer_address.clone());
         peer.unwatch();
         self.counters.doorbells += peer.doorbells;
         self.counters.single_copy_rx += peer.cma_stats().unwrap_or_default();

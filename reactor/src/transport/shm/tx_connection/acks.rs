@@ -30,7 +30,7 @@ impl TxChannel {
         if let Some(message) = self.pending_acks.mark_sent(ack_id) {
             engine.complete(message.op, Outcome::ok(message.transfer));
         } else if let Some(op) = self.pending_acks.op(ack_id) {
-            engine.has_left(op);
+            engine.on_payload_sent(op);
         }
     }
 

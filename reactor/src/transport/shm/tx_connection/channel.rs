@@ -83,8 +83,8 @@ impl TxChannel {
     ) -> Result<Self> {
         let (segment, memory) = Segment::create(RING_LINES)?;
         if !resources.single_copy.is_disabled() {
-            let (at, value) = cma::local_probe();
-            segment.set_cma_probe(at, value);
+            let (at, value) = cma::local_marker();
+            segment.set_cma_marker(at, value);
         }
         Ok(Self {
             hello: Some(Hello {

@@ -63,7 +63,7 @@ impl TxChannel {
             if front.started && !front.cursor.is_validating_ranges(&front.tx_op) {
                 return Err(Error::Key {
                     key: remote.key,
-                    why: "was closed meanwhile",
+                    why: "was revoked during the operation",
                 });
             }
             if self.mapped_regions.needs_query(remote.key)?
@@ -189,7 +189,7 @@ impl TxChannel {
                 self.mapped_regions.remove_served(remote.key);
             }
             return Err(if front.sent > 0 {
-                unknown_key_as_closed(error)
+                unknown_key_as_revoked(error)
             } else {
                 error
             });
@@ -298,16 +298,16 @@ impl TxChannel {
     }
 }
 
-/// Replaces the unknown-key error of an operation that has started: the region was closed
-/// meanwhile.
-fn unknown_key_as_closed(error: Error) -> Error {
+/// Replaces the unknown-key error of an operation that has started: its key was revoked
+/// during the operation.
+fn unknown_key_as_revoked(error: Error) -> Error {
     match error {
         Error::Key {
             key,
             why: "is unknown",
         } => Error::Key {
             key,
-            why: "was closed meanwhile",
+            why: "was revoked during the operation",
         },
         error => error,
     }

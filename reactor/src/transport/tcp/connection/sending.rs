@@ -127,8 +127,8 @@ impl TcpConnection {
             && let Some(Unwritten { op, message, .. }) = self.unwritten.pop_front()
         {
             match message {
-                Some((len, tag)) => engine.sent(op, len, tag),
-                None => engine.has_left(op),
+                Some((len, tag)) => engine.complete_send(op, len, tag),
+                None => engine.on_payload_sent(op),
             }
         }
     }

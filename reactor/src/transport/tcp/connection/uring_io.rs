@@ -298,14 +298,14 @@ impl TcpConnection {
     ) {
         let (previous, all_sent) = self.take_uring_send(queue);
         self.complete_written(engine);
-        let has_left = match previous {
+        let was_sent = match previous {
             UringSend::Owned(..) => all_sent,
             UringSend::Borrowed(_) => queue
                 .front()
                 .is_some_and(|first| first.bytes_sent == Some(engine.payload(first.op).len())),
             UringSend::Idle | UringSend::AwaitingBuffer(_) => false,
         };
-        if has_left && self.writer.is_open() {
+        if was_sent && self.writer.is_open() {
             self.finish_first(queue, engine);
         }
     }

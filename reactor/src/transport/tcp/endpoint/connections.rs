@@ -93,7 +93,7 @@ impl TcpEndpoint {
             connection.process_deferred(rx, engine);
             connection.fail_all(rx, engine, &error);
         });
-        self.rx.peer_departed(connection.peer_key, name.clone());
+        self.rx.peer_disconnected(connection.peer_key, name.clone());
         let source = connection
             .source
             .or_else(|| engine.fi_addr_of(self.id, &name));
