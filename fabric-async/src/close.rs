@@ -1,6 +1,6 @@
 //! The error of a close that was refused.
 
-use std::fmt;
+use std::{fmt, io};
 
 use fabric_core::Error;
 
@@ -31,5 +31,12 @@ impl<H> std::error::Error for CloseError<H> {}
 impl<H> From<CloseError<H>> for Error {
     fn from(refused: CloseError<H>) -> Self {
         refused.error
+    }
+}
+
+/// Converts the error, and drops the handle.
+impl<H> From<CloseError<H>> for io::Error {
+    fn from(refused: CloseError<H>) -> Self {
+        refused.error.into()
     }
 }

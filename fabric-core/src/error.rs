@@ -1,5 +1,7 @@
 //! Errors of the fabric, and the `fi_errno(3)` value of each.
 
+mod io;
+
 use std::fmt;
 
 use crate::address::{Address, FiAddr};
@@ -13,6 +15,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// The text of each variant names the object or value that failed and, where one exists, the limit.
 /// [`Error::errno`] returns the number that libfabric uses for the same condition (`fi_errno(3)`).
+/// It converts into [`std::io::Error`] with the kind that the standard library has for the
+/// condition.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -467,7 +471,7 @@ mod tests {
     }
 
     /// An error of each variant, with the values that its text must name.
-    fn examples() -> Vec<(Error, Vec<&'static str>)> {
+    pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
         let peer = || "tcp://10.0.0.5:7000".parse::<Address>().unwrap();
         let no_match = Error::from(crate::info::NoMatch {
             mismatches: vec![crate::info::Mismatch {

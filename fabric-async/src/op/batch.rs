@@ -92,6 +92,13 @@ impl<R> From<BatchError<R>> for Error {
     }
 }
 
+/// Converts the error, and drops the unposted requests.
+impl<R> From<BatchError<R>> for std::io::Error {
+    fn from(stopped: BatchError<R>) -> Self {
+        stopped.error.into()
+    }
+}
+
 pub(crate) fn post_all<'a, R: Batchable<'a, M>, M: ThreadModel>(
     ep: &'a Endpoint<M>,
     requests: impl IntoIterator<Item = R>,
