@@ -143,6 +143,18 @@ impl AvInner {
         })
     }
 
+    /// Inserts a peer, and returns its handle and whether the peer is new to the vector.
+    pub(crate) fn insert(&self, peer: impl ToAddress) -> Result<(FiAddr, bool)> {
+        self.check_writable()?;
+        let address = self.domain.address(peer)?;
+        let provider = self.domain.fabric.inner.transport.name();
+        if address.scheme().provider() != provider {
+            return Err(Error::WrongScheme { provider, address });
+        }
+        address.check_peer()?;
+        self.domain.core.insert_address(self.id, &address)
+    }
+
     fn check_writable(&self) -> Result<()> {
         self.node.check_open()?;
         if self.is_read_only {
@@ -189,17 +201,7 @@ impl<M: ThreadModel> AddressVector<M> {
     /// when the vector belongs to a connected endpoint; [`Error::Closed`].
     #[doc(alias = "fi_av_insert")]
     pub fn insert(&self, peer: impl ToAddress) -> Result<FiAddr> {
-        self.inner.check_writable()?;
-        let address = self.inner.domain.address(peer)?;
-        let provider = self.inner.domain.fabric.inner.transport.name();
-        if address.scheme().provider() != provider {
-            return Err(Error::WrongScheme { provider, address });
-        }
-        address.check_peer()?;
-        self.inner
-            .domain
-            .core
-            .insert_address(self.inner.id, &address)
+        self.inner.insert(peer).map(|(addr, _)| addr)
     }
 
     /// Removes a peer (`fi_av_remove`): its `FiAddr` is an error from then on, also when the table

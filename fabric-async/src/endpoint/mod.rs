@@ -201,8 +201,7 @@ impl<M: ThreadModel> Endpoint<M> {
 
     async fn insert_and_connect(&self, address: &Address) -> Result<FiAddr> {
         let av = self.address_vector();
-        let known = av.peers().iter().any(|(_, known)| known == address);
-        let peer = av.insert(address)?;
+        let (peer, is_new) = av.inner.insert(address)?;
         let spec = TxOp::new(OpKind::Connect, peer);
         let core = &self.inner.domain.core;
         let connected = match core.send(
@@ -219,7 +218,7 @@ impl<M: ThreadModel> Endpoint<M> {
             Err(failed) => Err(failed),
         };
         if let Err(failed) = connected {
-            if !known {
+            if is_new {
                 // Fails if the address vector removed the handle itself, when the peer connected
                 // and disconnected in the meantime.
                 let _ = av.remove(peer);

@@ -17,9 +17,10 @@
 //! A peer that clears the flag without ringing delays only its own messages, until its connection
 //! is polled. `models/doorbell` checks this.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
+use fabric_core::Address;
 use slab::Slab;
 
 use super::rx_connection::{PendingHandshake, RxConnection};
@@ -58,6 +59,8 @@ impl RxSlot {
 #[derive(Debug, Default)]
 pub(crate) struct RxConnections {
     slots: Slab<RxSlot>,
+    /// Established connections by the address of the peer, which may have several: the indices.
+    by_address: HashMap<Address, Vec<usize>>,
     active: Vec<usize>,
     idle: VecDeque<usize>,
     /// Connections whose handshake is pending, oldest first.
@@ -123,13 +126,21 @@ impl RxConnections {
     /// Adds an established connection.
     pub(crate) fn insert_established(&mut self, mut peer: Box<RxConnection>) -> usize {
         peer.last_active = self.passes;
+        let address = peer.peer_address.clone();
         let at = self.slots.insert(RxSlot::Established(peer));
+        self.by_address.entry(address).or_default().push(at);
         self.active.push(at);
         at
     }
 
     pub(crate) fn remove(&mut self, at: usize) -> Option<RxConnection> {
-        self.slots.get(at)?.established()?;
+        let address = &self.slots.get(at)?.established()?.peer_address;
+        if let Some(connections) = self.by_address.get_mut(address) {
+            connections.retain(|open| *open != at);
+            if connections.is_empty() {
+                self.by_address.remove(address);
+            }
+        }
         self.active.retain(|active| *active != at);
         self.idle.retain(|idle| *idle != at);
         match self.slots.try_remove(at)? {
@@ -145,6 +156,21 @@ impl RxConnections {
     /// Returns all established connections.
     pub(crate) fn peers(&self) -> impl Iterator<Item = &RxConnection> {
         self.slots.iter().filter_map(|(_, slot)| slot.established())
+    }
+
+    /// Calls `act` with every established connection with the peer at this address.
+    pub(crate) fn for_each_at(
+        &mut self,
+        address: &Address,
+        mut act: impl FnMut(&mut RxConnection),
+    ) {
+        let connections = self.by_address.get(address);
+        for &at in connections.map_or(&[][..], Vec::as_slice) {
+            let peer = self.slots.get_mut(at).and_then(RxSlot::established_mut);
+            if let Some(peer) = peer {
+                act(peer);
+            }
+        }
     }
 
     pub(crate) fn peers_mut(&mut self) -> impl Iterator<Item = &mut RxConnection> {

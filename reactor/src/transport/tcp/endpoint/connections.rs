@@ -63,6 +63,7 @@ impl TcpEndpoint {
         let at = self
             .connections
             .insert(ConnectionState::Established(Box::new(connection)));
+        self.peers[peer].established.push(at);
         self.mark_active(at);
         self.arm_timer();
         at
@@ -76,6 +77,7 @@ impl TcpEndpoint {
         };
         self.active_connections.retain(|active| *active != at);
         let (peer, name) = (connection.peer, self.peers[connection.peer].address.clone());
+        self.peers[peer].established.retain(|open| *open != at);
         if self.peers[peer].connection == Some(at) {
             connection.cancel_uring_send(&mut self.peers[peer].tx_queue, host);
         }
@@ -170,7 +172,7 @@ impl TcpEndpoint {
         if peer.fi_addr.is_none()
             && peer.connection.is_none()
             && peer.tx_queue.is_empty()
-            && !self.established().any(|l| l.peer == at)
+            && peer.established.is_empty()
         {
             let peer = self.peers.remove(at);
             self.peer_by_socket_addr.remove(&peer.socket_addr);

@@ -78,9 +78,12 @@ impl TcpEndpoint {
         address: &Address,
     ) {
         let bound = host.incarnation_of(self.id, addr);
-        for (_, state) in &mut self.connections {
-            if let ConnectionState::Established(connection) = state
-                && self.peers[connection.peer].address == *address
+        let peer = address
+            .socket_addr()
+            .and_then(|at| self.peer_by_socket_addr.get(&at));
+        // Only connections with this peer are looked at: adding n peers takes n steps.
+        for &at in peer.map_or(&[][..], |&peer| &self.peers[peer].established) {
+            if let Some(ConnectionState::Established(connection)) = self.connections.get_mut(at)
                 && connection.source.is_none()
                 && (bound.is_none() || bound == connection.incarnation())
             {
