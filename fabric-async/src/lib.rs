@@ -48,6 +48,7 @@
 //! | [`guide::overview`] | posting, dropping, memory bounds and peer death on two pages |
 //! | [`guide::progress`] | which thread moves the bytes, and when none does |
 //! | [`guide::wait_policy`] | spinning, parking, and what each costs |
+//! | [`guide::event_loops`] | waiting with epoll, without Tokio |
 //! | [`guide::batching`] | batches, selective completion |
 //! | [`guide::cancellation`] | what happens when a future is dropped |
 //! | [`guide::memory`] | buffers, pools, loans, buffering limits, trust in peers |
@@ -84,6 +85,7 @@ mod passive;
 mod registered;
 mod resolve;
 mod thread_model;
+mod try_wait;
 mod window;
 
 pub use av::{AddressVector, ToAddress};
@@ -109,6 +111,7 @@ pub use passive::{ConnectionRequest, PassiveEndpoint, PassiveEndpointBuilder};
 pub use registered::{RegisteredBuffer, RegisteredGuard};
 pub use resolve::resolve;
 pub use thread_model::{Shared, ThreadModel};
+pub use try_wait::TryWait;
 pub use window::RemoteWindow;
 
 pub use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicType, AtomicValues, Datatype};
@@ -130,4 +133,4 @@ pub use fabric_core::tree::{Children, Class};
 pub use fabric_core::{
     Address, Error, FiAddr, RejectReason, Resource, Result, Scheme, SocketOptions,
 };
-pub use fabric_reactor::WaitPolicy;
+pub use fabric_reactor::{WaitFd, WaitPolicy};

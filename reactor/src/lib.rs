@@ -11,6 +11,7 @@
 //! | `endpoints`, `av`, `regions`, `multicast` | endpoints, address vectors, memory regions, multicast groups |
 //! | `cm` | passive and connected endpoints |
 //! | `in_flight` | buffers that the kernel still reads |
+//! | `event_loop` | event loops of the program: wait descriptors |
 //! | `wait` | wait policies, and epoll |
 //! | `uring` | io_uring operations |
 //! | `transport` | the registry, and the transports: shm, tcp, udp |
@@ -30,6 +31,7 @@ mod driver;
 mod endpoints;
 mod engine;
 mod engine_context;
+mod event_loop;
 mod flush;
 mod id_map;
 mod in_flight;
@@ -60,7 +62,8 @@ pub use transport::shm::fuzz;
 pub use batch::{MAX_BATCH_BYTES, MAX_BATCH_POSTS, PostBatch};
 pub use domain::{CompletedOp, DomainHandle};
 pub use domain_state::{AvId, Bindings, CounterId, Counters, CqId};
-pub use driver::{TaskDriver, WaitFd};
+pub use driver::TaskDriver;
+pub use event_loop::WaitFd;
 pub use multi_recv::{MultiRecvItem, MultiRecvTarget};
 pub use onesided::check_atomic;
 pub use ops::{CompletionTarget, CreditMode, OpResult, PostResult};

@@ -85,6 +85,9 @@
 //! | `fi_av_insert`, `fi_av_remove`, `fi_av_lookup` | [`AddressVector::insert`], [`AddressVector::remove`], [`AddressVector::lookup`]; [`Endpoint::add_peer`] inserts and connects |
 //! | `fi_av_straddr` | `Display` of [`Address`] |
 //! | `FI_WAIT_NONE`, `FI_WAIT_UNSPEC`, `FI_WAIT_FD` | [`WaitPolicy`] `Spin`, `Adaptive`, `Park` |
+//! | `fi_control` with `FI_GETWAIT` | `wait_fd` of [`CompletionQueue`], [`EventQueue`], [`Counter`], [`Domain`]: a [`WaitFd`] |
+//! | `fi_trywait` | `prepare_wait` of the same, which returns a [`TryWait`]; see [`event_loops`](super::event_loops) |
+//! | `fi_poll_open`, `fi_poll`, `fi_wait_open`, `fi_wait` | `select!`, `SelectAll`, epoll: see [several objects at once](super::event_loops#several-objects-at-once) |
 //! | `FI_SELECTIVE_COMPLETION`, `FI_COMPLETION` | [`CqBind::SELECTIVE_COMPLETION`], [`completion`](SendRequest::completion); only what is `.post()`ed reports to the queue |
 //!
 //! # Differences
@@ -157,7 +160,7 @@
 //! | event queues | `fi_eq_write`, `FI_PEEK`; closing an endpoint leaves its events in the queue | no call |
 //! | completion queues | `fi_cq_signal`, thresholds, affinity, `err_data` and `prov_errno` | no call; `max_err_data` above 0 refused |
 //! | counters | `fi_cntr_set`, `fi_cntr_seterr`, byte counts | no call |
-//! | waiting | wait descriptors (`FI_GETWAIT`), `fi_trywait`, wait and poll sets: wakers instead | no call |
+//! | waiting | wait sets and poll sets as objects: see [several objects at once](super::event_loops#several-objects-at-once) | no call |
 //! | resource management | `FI_RM_DISABLED`, `FI_ENORX`, endpoints that an overrun disables and `fi_enable` re-enables | served as enabled |
 //! | collectives, triggered operations, deferred work | all | `caps` refused |
 //! | security | authentication keys; encryption | `auth_key`, `ep_auth_key` refused |

@@ -65,6 +65,9 @@
 //! # Ok(()) }
 //! ```
 //!
+//! A domain can also be opened [without a driver](DomainBuilder::driven_by_event_loop), for an event
+//! loop of the program that drives it: see [`event_loops`](super::event_loops).
+//!
 //! # The runtime of the driver task
 //!
 //! The runtime where the domain is opened needs I/O (`enable_io` or `enable_all`); otherwise

@@ -518,6 +518,15 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         messages_wake_sleeping_tasks: ANY_EP_TYPE,
         many_simultaneous_peer_closes_are_all_reported: MSG,
     }
+    event_loops {
+        event_loops_drive_their_domains: ANY_EP_TYPE,
+        threads_in_event_loops_share_a_domain: ANY_EP_TYPE,
+        descriptors_wake_threads_beside_a_driver: ANY_EP_TYPE,
+        eq_and_counter_descriptors_wake_a_thread: MSG,
+        futures_complete_in_an_event_loop: ANY_EP_TYPE.event_loop(),
+        passes_of_another_thread_leave_the_descriptor_armed: ANY_EP_TYPE.event_loop(),
+        domain_with_a_driver_has_no_descriptor: ANY_EP_TYPE.auto_progress(),
+    }
     loopback {
         endpoint_sends_messages_to_itself: DIRECTED,
         endpoint_sends_long_messages_to_itself: MSG,
