@@ -268,6 +268,43 @@ impl<M: ThreadModel> Endpoint<M> {
         Domain::from_inner(self.open.domain.clone())
     }
 
+    /// Cancels the oldest operation that was [posted](crate::SendRequest::post) to a queue of this
+    /// endpoint with this context and has not begun (`fi_cancel`). Returns false if there is none.
+    ///
+    /// The canceled operation is reported to its queue, with
+    /// [`Error::Canceled`](crate::Error::Canceled) and its buffer, also with selective completion.
+    /// A receive has begun when a message has matched it, any other operation when its first byte
+    /// is on its way; such an operation completes as if nothing was called. A multi-receive takes
+    /// no more messages, and its release is the entry with the error. To cancel all operations of a
+    /// context, call it until it returns false. The call searches all operations of the domain.
+    ///
+    /// Operations with a future are canceled by [`Operation::cancel`](crate::Operation::cancel).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{Endpoint, Error};
+    /// use futures_util::StreamExt;
+    /// let ep = Endpoint::bind("shm://").await?;
+    /// let mut queue = ep.completions().expect("the first call gets the queue");
+    /// ep.recv_into(Vec::with_capacity(100)).context(1).post()?;
+    ///
+    /// assert!(ep.cancel(1)?);
+    /// let mut canceled = queue.next().await.expect("the queue is open");
+    /// assert_eq!((canceled.context, canceled.error.as_deref()), (1, Some(&Error::Canceled)));
+    /// assert_eq!(canceled.take_buf::<Vec<u8>>().expect("its buffer").capacity(), 100);
+    /// assert!(!ep.cancel(1)?, "no other operation has this context");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Closed`](crate::Error::Closed).
+    #[doc(alias = "fi_cancel")]
+    pub fn cancel(&self, context: u64) -> Result<bool> {
+        self.inner.node.check_open()?;
+        let core = &self.inner.domain.core;
+        Ok(core.cancel_posted(self.inner.id, context))
+    }
+
     /// Waits until every send, write and atomic operation that was posted on this endpoint before,
     /// including injected ones, has left this process: the operation has ended, or the kernel (over
     /// shared memory: the peer's ring) has all its bytes. The end of the process does not lose it

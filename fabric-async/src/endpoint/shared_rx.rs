@@ -168,6 +168,17 @@ impl<M: ThreadModel> SharedRxContext<M> {
         self.ep.domain()
     }
 
+    /// Cancels the oldest receive that was posted to the context's queue with this context value
+    /// and has not matched a message (`fi_cancel`), as [`Endpoint::cancel`]. Returns false if there
+    /// is none.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    #[doc(alias = "fi_cancel")]
+    pub fn cancel(&self, context: u64) -> Result<bool> {
+        self.ep.cancel(context)
+    }
+
     /// Closes the context, for all its clones (`fi_close`), as dropping the last clone does when no
     /// endpoint uses it. Posted receives end with [`Error::Canceled`]; waiting messages are
     /// discarded.

@@ -69,7 +69,7 @@
 //! | `FI_TRANSMIT_COMPLETE`, `FI_MATCH_COMPLETE`, `FI_DELIVERY_COMPLETE` | [completion levels](super::ordering#completion-levels) |
 //! | `fi_join`, `fi_mc_addr`, `FI_MULTICAST` | [`Endpoint::join_multicast`], [`MulticastGroup::fi_addr`]; the address says that it is a group |
 //! | `-FI_EAGAIN` | [`Error::WouldBlock`] of [`Endpoint::try_send`], `.start()`, `.post()` |
-//! | `fi_cancel` | [`Operation::cancel`], or drop |
+//! | `fi_cancel` | [`Operation::cancel`], or drop; [`Endpoint::cancel`] and [`SharedRxContext::cancel`] for what was `.post()`ed, by its context |
 //!
 //! # Completions, events, addresses
 //!
@@ -146,7 +146,6 @@
 //! | | `fi_ep_alias`, `fi_getopt` and `fi_setopt`, `fi_control`, a backlog, taking over a passive endpoint's address (`info.handle`) | no call |
 //! | default flags | `FI_INJECT`, `FI_MULTI_RECV`, `FI_MULTICAST` for all operations | `tx_op_flags`, `rx_op_flags` refused |
 //! | completion levels | `FI_TRANSMIT_COMPLETE`, `FI_MATCH_COMPLETE` over `tcp`, `FI_DELIVERY_COMPLETE` to RXM peers and over `udp`, `FI_COMMIT_COMPLETE` | refused |
-//! | cancel | of operations that were `.post()`ed | no call |
 //! | messages | limits for each class (one `max_msg_size`, one `inject_size`); `FI_TAGGED_DIRECTED_RECV`, `FI_EXACT_DIRECTED_RECV`, `FI_RX_CQ_DATA`, tag formats of MPI and CCL | `caps`, `mode` refused, or no call |
 //! | | tags to connected libfabric peers that do not [announce them](super::connected_endpoints#tags) | [`Error::NotSupported`] |
 //! | one-sided | over `udp`; windows over `tcp` | `caps` refused; [`Error::NotSupported`] |

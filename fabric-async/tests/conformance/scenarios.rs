@@ -192,6 +192,12 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         dropping_a_send_without_credit_sends_nothing: MSG,
         dropped_send_is_delivered: MSG,
         started_send_progresses_without_sender_polling: MSG,
+        oldest_posted_receive_of_a_context_is_cancelled: ANY_EP_TYPE,
+        matched_posted_receive_is_not_cancelled: MSG_TAGGED,
+        posted_sends_are_cancelled_until_they_begin: MSG,
+        cancelled_posts_are_reported_with_selective_completion: ANY_EP_TYPE,
+        posted_multi_recv_is_cancelled_by_context: MULTI_RECV,
+        posted_shared_receive_is_cancelled_by_context: MSG.shared_rx(),
     }
     select_races {
         select_loses_no_message: MSG,
