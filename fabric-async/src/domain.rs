@@ -60,6 +60,7 @@ pub(crate) struct DomainCore {
 }
 
 /// A builder of a domain, with options.
+#[derive(Debug)]
 #[must_use = "nothing is opened before `open`"]
 pub struct DomainBuilder<'a> {
     fabric: &'a Fabric,

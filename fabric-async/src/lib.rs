@@ -65,6 +65,9 @@
 //!
 //! Read [`guide::overview`] first.
 
+#![warn(missing_debug_implementations)]
+
+mod auto_traits;
 mod av;
 mod close;
 mod counter;

@@ -4,12 +4,12 @@
 //! the same steps. A driver that wakes makes passes until nothing has arrived for a while, arms the
 //! doorbells and sleeps.
 
-use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker, ready};
 use std::thread;
 use std::time::Duration;
+use std::{fmt, io};
 
 use fabric_core::info::Progress;
 use fabric_core::transport::WaitSet;
@@ -216,5 +216,13 @@ impl Drop for Engine {
     fn drop(&mut self) {
         // A driver that sleeps on the set wakes up, finds the engine gone and ends.
         self.wait_set.wake();
+    }
+}
+
+impl fmt::Debug for TaskDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TaskDriver")
+            .field("state", &self.state)
+            .finish_non_exhaustive()
     }
 }

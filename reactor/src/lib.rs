@@ -18,6 +18,8 @@
 //! | `id_map`, `sync`, `trace` | objects by id; locks and fences; `tracing` events |
 //! | `models`, `microbench` | loom models; functions for the microbenchmarks |
 
+#![warn(missing_debug_implementations)]
+
 mod av;
 mod batch;
 mod cancel;

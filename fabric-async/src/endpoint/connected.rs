@@ -1,5 +1,6 @@
 //! Connected endpoints (`FI_EP_MSG`).
 
+use std::fmt;
 use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -423,5 +424,14 @@ impl<M: ThreadModel> Endpoint<M> {
     fn connected_peer(&self) -> Result<&ConnectedPeer> {
         let none = || Error::NotSupported("endpoint is not connection-oriented (FI_EP_MSG)");
         self.inner.connected_peer.as_ref().ok_or_else(none)
+    }
+}
+
+impl<M: ThreadModel> fmt::Debug for Connect<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connect")
+            .field("timeout", &self.timeout)
+            .field("private_data_len", &self.private_data.len())
+            .finish_non_exhaustive()
     }
 }

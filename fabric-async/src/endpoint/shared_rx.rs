@@ -373,3 +373,12 @@ pub(super) fn check_shared_rx_info(info: &Info) -> Result<()> {
     let why = "info.ep.rx_ctx_cnt must be SHARED_CONTEXT".into();
     Err(Error::Invalid { what: "info", why })
 }
+
+impl<M: ThreadModel> fmt::Debug for SharedRxContextBuilder<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedRxContextBuilder")
+            .field("domain", &self.domain.inner.node.id())
+            .field("info", &self.info)
+            .finish_non_exhaustive()
+    }
+}

@@ -192,3 +192,11 @@ pub(super) fn check_same_endpoint<M: ThreadModel>(
         why: "a request was created on another endpoint".into(),
     })
 }
+
+impl<S: fmt::Debug, B> fmt::Debug for PreparedRequest<S, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedRequest")
+            .field("spec", &self.spec)
+            .finish_non_exhaustive()
+    }
+}

@@ -22,7 +22,7 @@ pub struct ConnReq {
 
 /// The connection behind a connection request. It belongs to no domain yet. Dropping it rejects the
 /// request without private data.
-pub trait ConnReqHandle: Any + Send {
+pub trait ConnReqHandle: Any + Send + Sync {
     /// Rejects the request with this private data.
     fn reject(self: Box<Self>, data: &[u8]);
 }
@@ -71,4 +71,27 @@ pub struct Connected {
     pub name: Address,
     /// Private data of the peer's acceptance; empty on the accepting side.
     pub data: Vec<u8>,
+}
+
+impl fmt::Debug for ConnectParams<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectParams")
+            .field("peer", &self.peer)
+            .field("data_len", &self.data.len())
+            .field("mode", &self.mode)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ConnectMode<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connect { from, timeout } => f
+                .debug_struct("Connect")
+                .field("from", from)
+                .field("timeout", timeout)
+                .finish(),
+            Self::Accept(_) => f.write_str("Accept"),
+        }
+    }
 }
