@@ -1,7 +1,7 @@
 //! Event loops: waiting with epoll, and driving a domain without Tokio.
 //!
-//! After this chapter you can wait for a queue in an event loop of your own, drive a domain from it,
-//! and wait for several objects at once.
+//! After this chapter you can wait for a queue in an event loop of your own, drive a domain from
+//! it, and wait for several objects at once.
 //!
 //! # Descriptors
 //!
