@@ -27,7 +27,8 @@ pub(crate) fn reserve_cq_entry(cqs: &mut IdMap<CqState>, id: Option<CqId>) -> Re
     if queue.reserve() {
         Ok(())
     } else {
-        Err(Error::WouldBlock(Resource::CompletionEntry))
+        let capacity = queue.capacity();
+        Err(Error::WouldBlock(Resource::CompletionEntry { capacity }))
     }
 }
 

@@ -212,7 +212,7 @@ impl DomainState {
         let ep_state = &self.endpoint(ep)?;
         let limit = ep_state.bindings.rx_size;
         if ep_state.posted_recvs >= limit {
-            return Err(Error::WouldBlock(Resource::ReceiveEntry));
+            return Err(Error::WouldBlock(Resource::ReceiveEntry { limit }));
         }
         if let Some(from) = spec.from {
             self.check_address(ep, from)?;

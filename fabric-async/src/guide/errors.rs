@@ -120,7 +120,7 @@
 //!
 //! | error | `fi_errno` | number | when |
 //! |---|---|---|---|
-//! | [`WouldBlock`](Error::WouldBlock) | `FI_EAGAIN` | 11 | no transmit credit, receive entry, queue entry or memory for a loan; nothing was posted |
+//! | [`WouldBlock`](Error::WouldBlock) | `FI_EAGAIN` | 11 | no transmit credit, receive entry, queue entry or memory for a loan; nothing was posted; the [`Resource`] has the limit and the peer |
 //! | [`OutOfMemory`](Error::OutOfMemory) | `FI_ENOMEM` | 12 | the allocator refused a buffer; the message was lost |
 //! | [`OtherUser`](Error::OtherUser) | `FI_EACCES` | 13 | the peer belongs to another user |
 //! | [`Busy`](Error::Busy) | `FI_EBUSY` | 16 | close with open children |
