@@ -113,7 +113,7 @@
 //!
 //! | C | here, in tasks | here, in an event loop |
 //! |---|---|---|
-//! | `fi_poll(3)`: which of these has something | `tokio::select!` over `next`; `StreamExt::ready_chunks`, or `SelectAll` of `futures-util`, over the queues as streams | `try_next_batch` of each |
+//! | `fi_poll(3)`: which of these has something | `tokio::select!` over `next`; `SelectAll` or `select` of `futures-util`, or `StreamExt::merge` of `tokio-stream`, over the queues as streams | `try_next_batch` of each |
 //! | `fi_poll_add`, `fi_poll_del` | push to a `SelectAll` or `StreamMap`, drop the stream | |
 //! | `fi_wait(3)`: block until one has something | the same, awaited | `prepare_wait` of each, then one epoll |
 //! | `fi_trywait` | nothing: a waker cannot be missed | `prepare_wait` |

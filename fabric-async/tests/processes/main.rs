@@ -5,6 +5,7 @@
 mod blocking_close;
 mod churn;
 mod completion_levels;
+mod event_loops;
 mod forks;
 mod guide;
 mod health;
