@@ -9,7 +9,7 @@ use std::task::ready;
 use fabric_core::flags::{Caps, CounterBind};
 use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Error, Result};
-use fabric_reactor::{CounterId, Counters, WaitFd};
+use fabric_reactor::{CounterId, Counters, WaitFd, WaitObject};
 use tokio::task::coop;
 
 use crate::close::CloseError;
@@ -39,7 +39,7 @@ pub(crate) struct CounterInner {
 
 /// The descriptor of a counter, and the registration of its waker.
 struct CounterWait {
-    fd: WaitFd,
+    object: WaitObject,
     waiter: Option<u64>,
 }
 
@@ -49,9 +49,10 @@ impl CounterInner {
         if let Some(wait) = &mut *wait {
             return Ok(act(wait));
         }
-        let fd = WaitFd::new()?;
-        fd.watch(&self.domain.core)?;
-        Ok(act(wait.insert(CounterWait { fd, waiter: None })))
+        let object = WaitObject::new()?;
+        object.watch(&self.domain.core)?;
+        let waiter = None;
+        Ok(act(wait.insert(CounterWait { object, waiter })))
     }
 }
 
@@ -149,7 +150,7 @@ impl<M: ThreadModel> Counter<M> {
     /// [`Error::Os`] without descriptors.
     #[doc(alias = "FI_GETWAIT")]
     pub fn wait_fd(&self) -> Result<WaitFd> {
-        self.inner.with_wait(|wait| wait.fd.clone())
+        self.inner.with_wait(|wait| wait.object.fd())
     }
 
     /// Makes progress once, and says whether the program, which has read this value and error
@@ -166,7 +167,7 @@ impl<M: ThreadModel> Counter<M> {
         self.inner.node.check_open()?;
         let (core, id) = (&self.inner.domain.core, self.inner.id);
         let may_block = self.inner.with_wait(|wait| {
-            core.prepare_counter_wait(id, (value, errors), &mut wait.waiter, &wait.fd)
+            core.prepare_counter_wait(id, (value, errors), &mut wait.waiter, &wait.object)
         })?;
         Ok(TryWait::from_may_block(may_block))
     }

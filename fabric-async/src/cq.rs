@@ -10,7 +10,7 @@ use std::task::{Context, Poll, ready};
 use fabric_core::completion::Completion;
 use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Error, Result};
-use fabric_reactor::{CqId, WaitFd};
+use fabric_reactor::{CqId, WaitFd, WaitObject};
 use futures_core::Stream;
 use tokio::task::coop;
 
@@ -52,18 +52,18 @@ pub(crate) struct CqInner {
     pub(crate) id: CqId,
     pub(crate) domain: Arc<DomainInner>,
     /// Created by the first call that needs it.
-    wait_fd: OnceLock<WaitFd>,
+    wait: OnceLock<WaitObject>,
 }
 
 impl CqInner {
-    fn wait_fd(&self) -> Result<&WaitFd> {
-        if self.wait_fd.get().is_none() {
-            let fd = WaitFd::new()?;
-            fd.watch(&self.domain.core)?;
+    fn wait_object(&self) -> Result<&WaitObject> {
+        if self.wait.get().is_none() {
+            let wait = WaitObject::new()?;
+            wait.watch(&self.domain.core)?;
             // Another thread may have been first; then this descriptor is closed again.
-            let _ = self.wait_fd.set(fd);
+            let _ = self.wait.set(wait);
         }
-        Ok(self.wait_fd.get().expect("set above, and never unset"))
+        Ok(self.wait.get().expect("set above, and never unset"))
     }
 }
 
@@ -83,7 +83,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
             node,
             id,
             domain: domain.inner.clone(),
-            wait_fd: OnceLock::new(),
+            wait: OnceLock::new(),
         };
         inner.node.publish()?;
         let (batch, spare) = (
@@ -155,7 +155,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
     /// [`Error::Os`] without descriptors.
     #[doc(alias = "FI_GETWAIT")]
     pub fn wait_fd(&self) -> Result<WaitFd> {
-        self.inner.wait_fd().cloned()
+        self.inner.wait_object().map(WaitObject::fd)
     }
 
     /// Makes progress once, and says whether the program may block on the
@@ -172,9 +172,9 @@ impl<M: ThreadModel> CompletionQueue<M> {
     /// [`Error::Os`] without descriptors, if the queue has none yet.
     #[doc(alias = "fi_trywait")]
     pub fn prepare_wait(&mut self) -> Result<TryWait> {
-        let fd = self.inner.wait_fd()?;
+        let wait = self.inner.wait_object()?;
         let may_block =
-            self.buffered.is_empty() && self.inner.domain.core.prepare_cq_wait(self.inner.id, fd);
+            self.buffered.is_empty() && self.inner.domain.core.prepare_cq_wait(self.inner.id, wait);
         Ok(TryWait::from_may_block(may_block))
     }
 

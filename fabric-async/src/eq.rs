@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use fabric_core::event::Event;
 use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Error, Result};
-use fabric_reactor::{EqState, WaitFd};
+use fabric_reactor::{EqState, WaitFd, WaitObject};
 use futures_core::Stream;
 use tokio::task::coop;
 
@@ -45,7 +45,7 @@ pub(crate) struct EventQueueInner {
 
 /// The descriptor of an event queue, and the domains that it watches.
 struct EqWait {
-    fd: WaitFd,
+    object: WaitObject,
     watched: Vec<Weak<DomainInner>>,
 }
 
@@ -104,7 +104,7 @@ impl EventQueue {
     /// [`Error::Os`] without descriptors.
     #[doc(alias = "FI_GETWAIT")]
     pub fn wait_fd(&self) -> Result<WaitFd> {
-        self.inner.with_wait(|wait| wait.fd.clone())
+        self.inner.with_wait(|wait| wait.object.fd())
     }
 
     /// Makes progress once in the domains that report to this queue, and says whether the program
@@ -182,27 +182,27 @@ impl EventQueueInner {
         if let Some(wait) = &mut *wait {
             return Ok(act(wait));
         }
-        let fd = WaitFd::new()?;
+        let object = WaitObject::new()?;
         let watched = Vec::new();
-        Ok(act(wait.insert(EqWait { fd, watched })))
+        Ok(act(wait.insert(EqWait { object, watched })))
     }
 
     /// Returns whether the reader may block on the descriptor.
     fn prepare_wait(&self) -> Result<bool> {
         let domains = self.domains();
-        let fd = self.with_wait(|wait| {
+        let waker = self.with_wait(|wait| {
             wait.watched.retain(|known| known.strong_count() > 0);
             for domain in &domains {
                 let known = Arc::downgrade(domain);
                 if !wait.watched.iter().any(|watched| watched.ptr_eq(&known)) {
-                    wait.fd.watch(&domain.core)?;
+                    wait.object.watch(&domain.core)?;
                     wait.watched.push(known);
                 }
             }
-            wait.fd.reset();
-            Ok::<_, Error>(wait.fd.clone())
+            wait.object.reset();
+            Ok::<_, Error>(wait.object.waker())
         })??;
-        if !self.state.register_if_empty(&fd.waker()) {
+        if !self.state.register_if_empty(&waker) {
             return Ok(false);
         }
         // Every domain is prepared, also after one that has something to do. A pass that reports an

@@ -40,13 +40,23 @@ impl From<Arc<EpollSet>> for WaitFd {
     }
 }
 
-impl WaitFd {
+/// What makes the descriptor of a queue or counter readable.
+#[derive(Clone, Debug)]
+pub struct WaitObject(Arc<EpollSet>);
+
+impl WaitObject {
     /// Creates the descriptor of a queue or counter. [`watch`](Self::watch) adds its domains.
     ///
     /// # Errors
     /// The operating system has no descriptor left.
     pub fn new() -> Result<Self> {
         Ok(Self(Arc::new(EpollSet::new()?)))
+    }
+
+    /// Returns the descriptor.
+    #[must_use]
+    pub fn fd(&self) -> WaitFd {
+        WaitFd(self.0.clone())
     }
 
     /// Makes the descriptor readable also when progress in the domain is due, if an event loop
@@ -122,31 +132,31 @@ impl DomainHandle {
         self.engine().prepare_wait(|_| false, |_| {})
     }
 
-    /// Makes a pass and registers the waker of `fd` unless the completion queue has completions or
-    /// is closed. Returns whether the program may block on `fd`.
+    /// Makes a pass and registers the waker of `wait` unless the completion queue has completions or
+    /// is closed. Returns whether the program may block on the descriptor.
     #[must_use]
-    pub fn prepare_cq_wait(&self, cq: CqId, fd: &WaitFd) -> bool {
-        fd.reset();
-        let waker = fd.waker();
+    pub fn prepare_cq_wait(&self, cq: CqId, wait: &WaitObject) -> bool {
+        wait.reset();
+        let waker = wait.waker();
         self.engine().prepare_wait(
             |domain| domain.cq(cq).is_none_or(|queue| !queue.is_empty()),
             |domain| domain.register_cq_waker(cq, &waker),
         )
     }
 
-    /// Makes a pass and registers the waker of `fd` unless the counts of a counter differ from
+    /// Makes a pass and registers the waker of `wait` unless the counts of a counter differ from
     /// `seen`, its value and error count, or the counter is closed. `waiter` is the registration of
-    /// the previous call. Returns whether the program may block on `fd`.
+    /// the previous call. Returns whether the program may block on the descriptor.
     #[must_use]
     pub fn prepare_counter_wait(
         &self,
         id: CounterId,
         seen: (u64, u64),
         waiter: &mut Option<u64>,
-        fd: &WaitFd,
+        wait: &WaitObject,
     ) -> bool {
-        fd.reset();
-        let waker = fd.waker();
+        wait.reset();
+        let waker = wait.waker();
         self.engine().prepare_wait(
             |domain| {
                 let counter = domain.counters.get(id.0);
