@@ -137,6 +137,18 @@ impl AvInner {
             domain: domain.clone(),
         })
     }
+
+    /// Inserts a peer, and returns its handle and whether the peer is new to the vector.
+    pub(crate) fn insert(&self, peer: impl ToAddress) -> Result<(FiAddr, bool)> {
+        self.node.check_open()?;
+        let address = self.domain.address(peer)?;
+        let provider = self.domain.fabric.inner.transport.name();
+        if address.scheme().provider() != provider {
+            return Err(Error::WrongScheme { provider, address });
+        }
+        address.check_peer()?;
+        self.domain.core.insert_address(self.id, &address)
+    }
 }
 
 impl<M: ThreadModel> AddressVector<M> {
@@ -172,17 +184,7 @@ impl<M: ThreadModel> AddressVector<M> {
     /// [`Error::Invalid`] for an address without a name, or with port 0; [`Error::Closed`].
     #[doc(alias = "fi_av_insert")]
     pub fn insert(&self, peer: impl ToAddress) -> Result<FiAddr> {
-        self.inner.node.check_open()?;
-        let address = self.inner.domain.address(peer)?;
-        let provider = self.inner.domain.fabric.inner.transport.name();
-        if address.scheme().provider() != provider {
-            return Err(Error::WrongScheme { provider, address });
-        }
-        address.check_peer()?;
-        self.inner
-            .domain
-            .core
-            .insert_address(self.inner.id, &address)
+        self.inner.insert(peer).map(|(addr, _)| addr)
     }
 
     /// Removes a peer (`fi_av_remove`): its `FiAddr` is an error from then on, also when the table

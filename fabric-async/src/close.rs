@@ -1,6 +1,6 @@
 //! Closing objects.
 
-use std::fmt;
+use std::{fmt, io};
 
 use fabric_core::Error;
 use fabric_core::tree::ObjectNode;
@@ -55,5 +55,12 @@ impl<H> std::error::Error for CloseError<H> {}
 impl<H> From<CloseError<H>> for Error {
     fn from(refused: CloseError<H>) -> Self {
         refused.error
+    }
+}
+
+/// Converts the error, and drops the handle.
+impl<H> From<CloseError<H>> for io::Error {
+    fn from(refused: CloseError<H>) -> Self {
+        refused.error.into()
     }
 }

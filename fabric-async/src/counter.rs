@@ -3,18 +3,19 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::ready;
 
 use fabric_core::flags::{Caps, CounterBind};
 use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Error, Result};
-use fabric_reactor::{CounterBindings, CounterId};
+use fabric_reactor::{CounterBindings, CounterId, WaitFd, WaitObject};
 use tokio::task::coop;
 
 use crate::close::{CloseError, close_object};
 use crate::domain::{Domain, DomainInner};
 use crate::thread_model::{Shared, ThreadModel};
+use crate::try_wait::TryWait;
 
 /// A counter (`fid_cntr`): the number of operations that succeeded and of those that failed.
 ///
@@ -32,6 +33,27 @@ pub(crate) struct CounterInner {
     pub(crate) node: Arc<ObjectNode>,
     pub(crate) id: CounterId,
     pub(crate) domain: Arc<DomainInner>,
+    /// Created by the first call that needs it.
+    wait: Mutex<Option<CounterWait>>,
+}
+
+/// The descriptor of a counter, and the registration of its waker.
+struct CounterWait {
+    object: WaitObject,
+    waiter: Option<u64>,
+}
+
+impl CounterInner {
+    fn with_wait<T>(&self, act: impl FnOnce(&mut CounterWait) -> T) -> Result<T> {
+        let mut wait = self.wait.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(wait) = &mut *wait {
+            return Ok(act(wait));
+        }
+        let object = WaitObject::new()?;
+        object.watch(&self.domain.core)?;
+        let waiter = None;
+        Ok(act(wait.insert(CounterWait { object, waiter })))
+    }
 }
 
 impl<M: ThreadModel> Counter<M> {
@@ -42,6 +64,7 @@ impl<M: ThreadModel> Counter<M> {
             node,
             id: domain.inner.core.open_counter(),
             domain: domain.inner.clone(),
+            wait: Mutex::new(None),
         };
         inner.node.publish()?;
         Ok(Self {
@@ -118,6 +141,38 @@ impl<M: ThreadModel> Counter<M> {
                 errors,
             }),
         }
+    }
+
+    /// Returns the counter's descriptor for an event loop (`FI_GETWAIT`): the same at each call and
+    /// for all clones, so one thread at a time waits on it.
+    ///
+    /// The first call opens two descriptors. Block on it only after
+    /// [`prepare_wait`](Self::prepare_wait).
+    ///
+    /// # Errors
+    /// [`Error::Os`] without descriptors.
+    #[doc(alias = "FI_GETWAIT")]
+    pub fn wait_fd(&self) -> Result<WaitFd> {
+        self.inner.with_wait(|wait| wait.object.fd())
+    }
+
+    /// Makes progress once, and says whether the program, which has read this value and error
+    /// count, may block on the [descriptor](Self::wait_fd) (`fi_trywait(3)`).
+    ///
+    /// The result is [`TryWait::Poll`] when the counter has changed since then. After
+    /// [`TryWait::Block`] the next change makes the descriptor readable. In other respects as
+    /// [`CompletionQueue::prepare_wait`](crate::CompletionQueue::prepare_wait).
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; [`Error::Os`] without descriptors, if the counter has none yet.
+    #[doc(alias = "fi_trywait")]
+    pub fn prepare_wait(&self, value: u64, errors: u64) -> Result<TryWait> {
+        self.inner.node.check_open()?;
+        let (core, id) = (&self.inner.domain.core, self.inner.id);
+        let may_block = self.inner.with_wait(|wait| {
+            core.prepare_counter_wait(id, (value, errors), &mut wait.waiter, &wait.object)
+        })?;
+        Ok(TryWait::from_may_block(may_block))
     }
 
     /// Closes the counter, for all its clones (`fi_close`): tasks that wait for it get

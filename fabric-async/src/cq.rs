@@ -4,19 +4,20 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::marker::PhantomData;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
 use fabric_core::completion::Completion;
 use fabric_core::tree::{Class, ObjectNode};
 use fabric_core::{Error, Result};
-use fabric_reactor::CqId;
+use fabric_reactor::{CqId, WaitFd, WaitObject};
 use futures_core::Stream;
 use tokio::task::coop;
 
 use crate::close::{CloseError, close_object};
 use crate::domain::{Domain, DomainInner};
 use crate::thread_model::{Shared, ThreadModel};
+use crate::try_wait::TryWait;
 
 /// Largest capacity of a completion queue, in entries.
 const MAX_CQ_CAPACITY: usize = 1 << 20;
@@ -50,6 +51,20 @@ pub(crate) struct CqInner {
     pub(crate) node: Arc<ObjectNode>,
     pub(crate) id: CqId,
     pub(crate) domain: Arc<DomainInner>,
+    /// Created by the first call that needs it.
+    wait: OnceLock<WaitObject>,
+}
+
+impl CqInner {
+    fn wait_object(&self) -> Result<&WaitObject> {
+        if self.wait.get().is_none() {
+            let wait = WaitObject::new()?;
+            wait.watch(&self.domain.core)?;
+            // Another thread may have been first; then this descriptor is closed again.
+            let _ = self.wait.set(wait);
+        }
+        Ok(self.wait.get().expect("set above, and never unset"))
+    }
 }
 
 impl<M: ThreadModel> CompletionQueue<M> {
@@ -68,6 +83,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
             node,
             id,
             domain: domain.inner.clone(),
+            wait: OnceLock::new(),
         };
         inner.node.publish()?;
         let (batch, spare) = (
@@ -128,6 +144,38 @@ impl<M: ThreadModel> CompletionQueue<M> {
                 .domain
                 .core
                 .try_read_cq(self.inner.id, out, max - count)
+    }
+
+    /// Returns the queue's descriptor for an event loop (`FI_GETWAIT`): the same at each call.
+    ///
+    /// The first call opens two descriptors. Block on it only after
+    /// [`prepare_wait`](Self::prepare_wait).
+    ///
+    /// # Errors
+    /// [`Error::Os`] without descriptors.
+    #[doc(alias = "FI_GETWAIT")]
+    pub fn wait_fd(&self) -> Result<WaitFd> {
+        self.inner.wait_object().map(WaitObject::fd)
+    }
+
+    /// Makes progress once, and says whether the program may block on the
+    /// [descriptor](Self::wait_fd) (`fi_trywait(3)`).
+    ///
+    /// After [`TryWait::Block`] the next completion makes the descriptor readable. In a
+    /// domain that [an event loop drives](crate::DomainBuilder::driven_by_event_loop), so does
+    /// everything else that needs progress. The descriptor stays readable until the next call. A
+    /// task that waits for this queue meanwhile is no longer woken.
+    ///
+    /// With [`WaitPolicy::Spin`](crate::WaitPolicy::Spin) the result is always [`TryWait::Poll`].
+    ///
+    /// # Errors
+    /// [`Error::Os`] without descriptors, if the queue has none yet.
+    #[doc(alias = "fi_trywait")]
+    pub fn prepare_wait(&mut self) -> Result<TryWait> {
+        let wait = self.inner.wait_object()?;
+        let may_block =
+            self.buffered.is_empty() && self.inner.domain.core.prepare_cq_wait(self.inner.id, wait);
+        Ok(TryWait::from_may_block(may_block))
     }
 
     /// Closes the queue (`fi_close`). Completions in it are lost.

@@ -8,8 +8,9 @@ use fabric_reactor::transport;
 ///
 /// The result has one info for each offer that satisfies the hints, adjusted to them. A provider
 /// makes each offer twice, with manual and with automatic progress. "Best first" is a fixed order,
-/// nothing is measured: `shm`, `tcp`, `udp`, `sim`, and manual before automatic progress (without a
-/// hint, progress is manual). So the first info is the one to use, and the others are alternatives.
+/// nothing is measured: `shm`, `tcp`, `udp`, and manual before automatic progress (without a hint,
+/// progress is manual). The provider `sim`, which is for tests, is offered only to hints that
+/// [name it](Hints::provider). So the first info is the one to use, and the others are alternatives.
 /// Hints that ask for manual progress yield two equal infos, because an offer of automatic progress
 /// satisfies them too.
 ///
@@ -59,7 +60,39 @@ pub fn discover(hints: &Hints) -> Result<Vec<Info>> {
     }
     let asked = all
         .iter()
-        .filter(|provider| hints.admits_provider(provider.name()));
+        .filter(|provider| hints.admits_provider(provider.name()))
+        .filter(|provider| hints.provider.is_some() || !provider.is_offered_by_name_only());
     let offers: Vec<Info> = asked.flat_map(|provider| provider.offers()).collect();
     Ok(select(hints, &offers)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn providers(hints: &Hints) -> Vec<String> {
+        let mut names: Vec<_> = discover(hints)
+            .expect("a provider satisfies the hints")
+            .into_iter()
+            .map(|info| info.fabric.provider)
+            .collect();
+        names.dedup();
+        names
+    }
+
+    #[test]
+    fn sim_is_offered_only_by_name() {
+        assert_eq!(providers(&Hints::new()), ["shm", "tcp", "udp"]);
+        assert_eq!(providers(&Hints::new().provider("sim")), ["sim"]);
+        assert_eq!(providers(&Hints::new().provider("SIM;tcp")), ["tcp", "sim"]);
+    }
+
+    #[test]
+    fn refusal_without_provider_name_does_not_mention_sim() {
+        let impossible = Hints::new().max_msg_size(usize::MAX);
+        let Err(Error::NoMatch(none)) = discover(&impossible) else {
+            panic!("no provider sends messages of this length");
+        };
+        assert!(none.mismatches.iter().all(|it| it.provider != "sim"));
+    }
 }

@@ -4,8 +4,6 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-#[cfg(doc)]
-use fabric_core::Error;
 use fabric_core::buf::{FlatBuf, IoBufMut};
 use fabric_core::completion::Failed;
 use fabric_core::flags::{Access, MrMode};
@@ -13,9 +11,9 @@ use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
 use fabric_core::transport::SocketIo;
 use fabric_core::tree::{Children, Class, DependencyGuard, ObjectNode};
-use fabric_core::{Address, Result, Scheme, SocketOptions};
+use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
 use fabric_reactor as reactor;
-use fabric_reactor::WaitPolicy;
+use fabric_reactor::{WaitFd, WaitPolicy};
 
 use crate::av::{AddressVector, ToAddress};
 use crate::close::{CloseError, close_object};
@@ -29,6 +27,7 @@ use crate::flush::flush;
 use crate::mr::{Allocated, MemoryRegion};
 use crate::registered::RegisteredBuffer;
 use crate::thread_model::{Shared, ThreadModel};
+use crate::try_wait::TryWait;
 
 /// A domain (`fid_domain`): the scope within which endpoints, queues, address vectors, memory
 /// regions and counters work together, and the unit of progress.
@@ -68,12 +67,14 @@ pub(crate) struct DomainCore {
 }
 
 /// A builder of a domain, with options.
+#[derive(Debug)]
 #[must_use = "nothing is opened before `open`"]
 pub struct DomainBuilder<'a> {
     fabric: &'a Fabric,
     info: &'a Info,
     options: DomainOptions,
     context: u64,
+    driven_by_event_loop: bool,
 }
 
 /// Options of a domain, for all builders that open one.
@@ -130,6 +131,7 @@ impl<'a> DomainBuilder<'a> {
             info,
             options: DomainOptions::default(),
             context: 0,
+            driven_by_event_loop: false,
         }
     }
 
@@ -206,6 +208,19 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
+    /// Opens the domain without a driver: an event loop of the program drives it. This needs manual
+    /// progress, and no Tokio runtime.
+    ///
+    /// The program makes progress with [`Domain::progress`], or by reading a queue, and waits on a
+    /// descriptor after `prepare_wait` of the domain, a queue or a counter returned
+    /// [`TryWait::Block`]. Between these calls nothing of the domain moves: a started send that has
+    /// not left, an acknowledgement of a peer, an accepted connection. A future of the domain is
+    /// woken by the event loop, too. See [`guide::event_loops`](crate::guide::event_loops).
+    pub fn driven_by_event_loop(mut self) -> Self {
+        self.driven_by_event_loop = true;
+        self
+    }
+
     /// Sets the value that [`Domain::context`] returns. Events of the domain do not carry it.
     pub fn context(mut self, context: u64) -> Self {
         self.context = context;
@@ -218,12 +233,13 @@ impl<'a> DomainBuilder<'a> {
     /// [`discover`](crate::discover()) does; let the provider allocate; start the driver; count and
     /// publish the domain. A failure in any step leaves nothing behind.
     ///
-    /// Under manual progress this starts a task on the current Tokio runtime, under automatic
-    /// progress a thread. Both sleep while there is nothing to do, and end with the domain.
+    /// Under manual progress this starts a task on the current Tokio runtime, unless [an event loop
+    /// drives the domain](Self::driven_by_event_loop), under automatic progress a thread. Both sleep
+    /// while there is nothing to do, and end with the domain.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when `info` describes another provider or fabric, or for socket options
-    /// that this machine does not have; [`Error::TooLong`] for socket buffers above the system's
+    /// [`Error::Invalid`] when `info` describes another provider or fabric, for socket options that
+    /// this machine does not have, or for an event loop with automatic progress; [`Error::TooLong`] for socket buffers above the system's
     /// limit; [`Error::NoMatch`] when `info` asks for more than the provider offers;
     /// [`Error::Closed`] when the fabric is closed; [`Error::Runtime`] when progress is manual and
     /// no Tokio runtime with I/O is running here (with `panic = "abort"`, a runtime without I/O
@@ -239,6 +255,13 @@ impl<'a> DomainBuilder<'a> {
     /// Opens the domain as an object of this class: passive endpoints make progress as domains do.
     pub(crate) fn open_as(self, class: Class) -> Result<Arc<DomainInner>> {
         self.fabric.check_info(self.info)?;
+        let has_thread = self.info.domain.data_progress == Progress::Auto;
+        if has_thread && self.driven_by_event_loop {
+            return Err(Error::Invalid {
+                what: "driver",
+                why: "a thread drives a domain with automatic progress, not an event loop".into(),
+            });
+        }
         let provider = self.fabric.inner.transport;
         let node = ObjectNode::new(class, Some(self.fabric.inner.node.clone()));
         let name = format!("{}-{}", provider.name(), node.id());
@@ -254,7 +277,9 @@ impl<'a> DomainBuilder<'a> {
         }
         core.set_socket_io(socket_io)?;
         core.set_socket_options(&socket_options)?;
-        if self.info.domain.data_progress != Progress::Auto {
+        if self.driven_by_event_loop {
+            core.enter_event_loop();
+        } else if !has_thread {
             driver::spawn(&core)?;
         }
         node.publish()?;
@@ -454,6 +479,43 @@ impl<M: ThreadModel> Domain<M> {
     #[allow(clippy::must_use_candidate)] // mostly called for what it does
     pub fn progress(&self) -> bool {
         self.inner.core.progress()
+    }
+
+    /// Returns the domain's descriptor for an event loop (`FI_GETWAIT`): the same at each call.
+    ///
+    /// Block on it only after [`prepare_wait`](Self::prepare_wait).
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] when the domain has a driver: wait on its queues and counters.
+    #[doc(alias = "FI_GETWAIT")]
+    pub fn wait_fd(&self) -> Result<WaitFd> {
+        self.check_event_loop()?;
+        Ok(self.inner.core.wait_fd())
+    }
+
+    /// Makes progress once, and says whether the program may block on the
+    /// [descriptor](Self::wait_fd) (`fi_trywait(3)`).
+    ///
+    /// After [`TryWait::Block`] everything that needs progress makes the descriptor readable: a
+    /// message, an acknowledgement, a new connection, the end of a peer. Completions that are in a
+    /// queue do not: ask the queue. With several threads, what another thread moves does not wake
+    /// this one; it wakes those that wait for the completion.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] when the domain has a driver.
+    #[doc(alias = "fi_trywait")]
+    pub fn prepare_wait(&self) -> Result<TryWait> {
+        self.check_event_loop()?;
+        Ok(TryWait::from_may_block(self.inner.core.prepare_wait()))
+    }
+
+    fn check_event_loop(&self) -> Result<()> {
+        if self.inner.core.is_in_event_loop() {
+            return Ok(());
+        }
+        Err(Error::NotSupported(
+            "waiting for a domain that has a driver (see DomainBuilder::driven_by_event_loop)",
+        ))
     }
 
     /// Waits until everything that was posted before on any endpoint of this domain has left this

@@ -8,13 +8,14 @@ use std::task::{Context, Poll, ready};
 use fabric_core::event::Event;
 use fabric_core::tree::{Class, DependencyGuard, ObjectNode};
 use fabric_core::{Error, Result};
-use fabric_reactor::EqState;
+use fabric_reactor::{EqState, WaitFd, WaitObject};
 use futures_core::Stream;
 use tokio::task::coop;
 
 use crate::close::{CloseError, close_object};
 use crate::domain::DomainInner;
 use crate::fabric::Fabric;
+use crate::try_wait::TryWait;
 
 /// An event queue (`fid_eq`): a stream of events of domains and endpoints that belong to no posted
 /// operation.
@@ -38,7 +39,15 @@ pub(crate) struct EventQueueInner {
     pub(crate) state: Arc<EqState>,
     /// Domains that report to this queue. A task that waits for events drives them.
     domains: Mutex<Vec<Weak<DomainInner>>>,
+    /// Created by the first call that needs it.
+    wait: Mutex<Option<EqWait>>,
     _fabric: Fabric,
+}
+
+/// The descriptor of an event queue, and the domains that it watches.
+struct EqWait {
+    object: WaitObject,
+    watched: Vec<Weak<DomainInner>>,
 }
 
 impl EventQueue {
@@ -58,6 +67,7 @@ impl EventQueue {
                 node,
                 state,
                 domains,
+                wait: Mutex::new(None),
                 _fabric: fabric.clone(),
             }),
         })
@@ -84,6 +94,32 @@ impl EventQueue {
         }
         let _leave = UnregisterOnDrop(self.inner.state.clone());
         std::future::poll_fn(|cx| self.poll_event(cx)).await
+    }
+
+    /// Returns the queue's descriptor for an event loop (`FI_GETWAIT`): the same at each call.
+    ///
+    /// The first call opens two descriptors. Block on it only after
+    /// [`prepare_wait`](Self::prepare_wait).
+    ///
+    /// # Errors
+    /// [`Error::Os`] without descriptors.
+    #[doc(alias = "FI_GETWAIT")]
+    pub fn wait_fd(&self) -> Result<WaitFd> {
+        self.inner.with_wait(|wait| wait.object.fd())
+    }
+
+    /// Makes progress once in the domains that report to this queue, and says whether the program
+    /// may block on the [descriptor](Self::wait_fd) (`fi_trywait(3)`).
+    ///
+    /// After [`TryWait::Block`] the next event makes the descriptor readable; a domain that is bound
+    /// later counts from the next call on. In other respects as
+    /// [`CompletionQueue::prepare_wait`](crate::CompletionQueue::prepare_wait).
+    ///
+    /// # Errors
+    /// [`Error::Os`] without descriptors, if the queue has none yet or watches another domain.
+    #[doc(alias = "fi_trywait")]
+    pub fn prepare_wait(&mut self) -> Result<TryWait> {
+        self.inner.prepare_wait().map(TryWait::from_may_block)
     }
 
     /// Closes the queue (`fi_close`). Events in it are lost.
@@ -137,6 +173,42 @@ impl EventQueueInner {
         let mut domains = self.domains.lock().unwrap_or_else(PoisonError::into_inner);
         domains.retain(|known| known.strong_count() > 0);
         domains.push(Arc::downgrade(domain));
+    }
+
+    fn with_wait<T>(&self, act: impl FnOnce(&mut EqWait) -> T) -> Result<T> {
+        let mut wait = self.wait.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(wait) = &mut *wait {
+            return Ok(act(wait));
+        }
+        let object = WaitObject::new()?;
+        let watched = Vec::new();
+        Ok(act(wait.insert(EqWait { object, watched })))
+    }
+
+    /// Returns whether the reader may block on the descriptor.
+    fn prepare_wait(&self) -> Result<bool> {
+        let domains = self.domains();
+        let waker = self.with_wait(|wait| {
+            wait.watched.retain(|known| known.strong_count() > 0);
+            for domain in &domains {
+                let known = Arc::downgrade(domain);
+                if !wait.watched.iter().any(|watched| watched.ptr_eq(&known)) {
+                    wait.object.watch(&domain.core)?;
+                    wait.watched.push(known);
+                }
+            }
+            wait.object.reset();
+            Ok::<_, Error>(wait.object.waker())
+        })??;
+        if !self.state.register_if_empty(&waker) {
+            return Ok(false);
+        }
+        // Every domain is prepared, also after one that has something to do. A pass that reports an
+        // event unregisters the waker, and the descriptor is readable then.
+        let may_block = domains.iter().fold(true, |may_block, domain| {
+            domain.core.prepare_wait() & may_block
+        });
+        Ok(may_block && self.state.is_empty())
     }
 
     fn domains(&self) -> Vec<Arc<DomainInner>> {

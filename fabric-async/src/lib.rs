@@ -41,6 +41,31 @@
 //! Dropping a future never loses a received message and never frees memory that is in use: see
 //! [`guide::cancellation`].
 //!
+//! # Threads and process-wide state
+//!
+//! The crate creates these, and nothing before the first object that needs it:
+//!
+//! | what | name | created | ends |
+//! |---|---|---|---|
+//! | a task on the current Tokio runtime, per domain | | when a domain with manual progress is opened, unless an [event loop](DomainBuilder::driven_by_event_loop) drives it | with the domain |
+//! | a thread per domain | `fab-`, the provider and the domain's id: `fab-shm-7` | when a domain with [automatic progress](guide::progress) is opened | with the domain |
+//! | up to 8 threads, and a reserve descriptor | `fab-close` | when the first descriptor of an `shm` peer is to be closed, since its close may block | the first stays, the others end when idle |
+//! | a thread | `fab-linger` | when the first `tcp` connection closes with unsent bytes, to send them for up to 5 s | never |
+//! | a thread per domain | `fab-uring-drop` | when a domain with io_uring closes while the kernel reads buffers of zero-copy sends | when the kernel has released them |
+//! | a `pthread_atfork` handler | | with the first domain over `shm`, `tcp` or `udp` | never |
+//! | a filter around the panic hook | | when the first domain with a driver task is opened | never |
+//!
+//! The handler counts forks, so that a forked child announces nothing to peers when it drops its
+//! copies of the parent's objects. Such a child has none of the threads and must not use those
+//! copies: see [fork](guide::errors#fork). It starts `fab-close` anew when it needs it, but not
+//! `fab-linger`: a child that closes `tcp` connections of its own first [flushes](Endpoint::flush).
+//!
+//! The filter hides one panic, by which Tokio reports a runtime without I/O, and passes all others
+//! to the hook that was set before. A hook that the program sets later replaces the filter.
+//!
+//! Host names are resolved on Tokio's blocking threads. The one environment variable is
+//! `FABRIC_SOCKET_IO`: see [parameters](guide::defaults#environment).
+//!
 //! # The guide
 //!
 //! | chapter | subject |
@@ -48,6 +73,7 @@
 //! | [`guide::overview`] | posting, dropping, memory bounds and peer death on two pages |
 //! | [`guide::progress`] | which thread moves the bytes, and when none does |
 //! | [`guide::wait_policy`] | spinning, parking, and what each costs |
+//! | [`guide::event_loops`] | waiting with epoll, without Tokio |
 //! | [`guide::batching`] | batches, selective completion |
 //! | [`guide::cancellation`] | what happens when a future is dropped |
 //! | [`guide::memory`] | buffers, pools, loans, buffering limits, trust in peers |
@@ -64,6 +90,9 @@
 //!
 //! Read [`guide::overview`] first.
 
+#![warn(missing_debug_implementations)]
+
+mod auto_traits;
 mod av;
 mod close;
 mod counter;
@@ -84,6 +113,7 @@ mod passive;
 mod registered;
 mod resolve;
 mod thread_model;
+mod try_wait;
 mod window;
 
 pub use av::{AddressVector, ToAddress};
@@ -110,6 +140,7 @@ pub use passive::{ConnectionRequest, PassiveEndpoint, PassiveEndpointBuilder};
 pub use registered::{RegisteredBuffer, RegisteredGuard};
 pub use resolve::resolve;
 pub use thread_model::{Shared, ThreadModel};
+pub use try_wait::TryWait;
 pub use window::RemoteWindow;
 
 pub use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicType, AtomicValues, Datatype};
@@ -131,4 +162,4 @@ pub use fabric_core::tree::{Children, Class};
 pub use fabric_core::{
     Address, Error, FiAddr, RefusalReason, Resource, Result, Scheme, SocketOptions,
 };
-pub use fabric_reactor::WaitPolicy;
+pub use fabric_reactor::{WaitFd, WaitPolicy};

@@ -448,3 +448,13 @@ impl fmt::Debug for ConnectionRequest {
             .finish_non_exhaustive()
     }
 }
+
+impl fmt::Debug for PassiveEndpointBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PassiveEndpointBuilder")
+            .field("address", &self.address)
+            .field("context", &self.context)
+            .field("info", &self.info)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,5 +1,6 @@
 //! Small messages are sent and received without an allocation in every way to receive them, and a
-//! long message is received into memory that is allocated once.
+//! long message is received into memory that is allocated once. Adding a peer copies no address
+//! vector.
 
 #![allow(unsafe_code)] // a counting allocator
 
@@ -12,6 +13,7 @@ use futures_util::StreamExt;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    static ALLOCATED_BYTES: Cell<u64> = const { Cell::new(0) };
     /// Allocations of at least [`LARGE_ALLOCATION`] bytes.
     static LARGE_ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
@@ -26,6 +28,7 @@ struct CountingAllocator;
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        ALLOCATED_BYTES.with(|bytes| bytes.set(bytes.get() + layout.size() as u64));
         if layout.size() >= LARGE_ALLOCATION {
             LARGE_ALLOCATIONS.with(|count| count.set(count.get() + 1));
         }
@@ -160,6 +163,50 @@ fn long_pooled_receive_allocates_once() {
             allocations.unwrap(),
             1,
             "{name}, single copy from {single_copy_from}: large allocations"
+        );
+    }
+}
+
+/// Counts the bytes that are allocated by adding a peer to an address vector with `others` in it.
+async fn count_add_peer_bytes(name: &str, others: u16) -> Result<u64> {
+    let (a, peer) = (Endpoint::bind(name).await?, Endpoint::bind(name).await?);
+    let scheme = name.split("://").next().expect("split yields a first part");
+    for other in 1..=others {
+        let address = match scheme {
+            "shm" => format!("shm://absent-{other}"),
+            _ => format!("{scheme}://127.1.2.3:{other}"),
+        };
+        a.address_vector().insert(address)?;
+    }
+    // The first peers with high indices make tables grow, which later peers share.
+    for _ in 0..2 {
+        let early = Endpoint::bind(name).await?;
+        a.add_peer(early.name()).await?;
+    }
+    let before = ALLOCATED_BYTES.with(Cell::get);
+    let addr = a.add_peer(peer.name()).await?;
+    let bytes = ALLOCATED_BYTES.with(Cell::get) - before;
+    assert_eq!(a.address_vector().lookup(addr)?, *peer.name());
+    Ok(bytes)
+}
+
+/// Adding n peers takes time in proportion to n, as nothing is allocated for the peers that are in
+/// the vector already. A copy of 20,000 entries would be at least 320,000 bytes.
+#[test]
+fn adding_a_peer_does_not_copy_the_address_vector() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    for name in ["shm://", "tcp://127.0.0.1:0", "udp://127.0.0.1:0"] {
+        let [few, many] = [16, 20_000].map(|others| {
+            runtime
+                .block_on(count_add_peer_bytes(name, others))
+                .unwrap()
+        });
+        assert!(
+            many < few + 100_000,
+            "{name}: {few} bytes with 16 other peers, {many} with 20,000"
         );
     }
 }

@@ -1,6 +1,7 @@
 //! The address vector: a table of peer addresses and their handles.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::address::{Address, FiAddr};
@@ -15,7 +16,8 @@ use crate::error::{Error, Result};
 pub struct AddressTable {
     av_id: u16,
     entries: Vec<AvEntry>,
-    free: Vec<u32>,
+    /// Free indices, the lowest first.
+    free: BinaryHeap<Reverse<u32>>,
     by_address: HashMap<Address, u32>,
 }
 
@@ -35,7 +37,7 @@ impl AddressTable {
         Self {
             av_id,
             entries: Vec::new(),
-            free: Vec::new(),
+            free: BinaryHeap::new(),
             by_address: HashMap::new(),
         }
     }
@@ -46,14 +48,8 @@ impl AddressTable {
             return self.handle(index);
         }
         // The lowest free index is reused first, so that the table stays dense.
-        let lowest = self
-            .free
-            .iter()
-            .enumerate()
-            .min_by_key(|(_, index)| **index)
-            .map(|(at, _)| at);
-        let index = match lowest {
-            Some(at) => self.free.swap_remove(at),
+        let index = match self.free.pop() {
+            Some(Reverse(lowest)) => lowest,
             None => {
                 self.entries.push(AvEntry {
                     generation: 0,
@@ -118,7 +114,7 @@ impl AddressTable {
             .take()
             .ok_or_else(|| Error::StaleAddress(addr))?;
         if next.is_some() {
-            self.free.push(addr.index);
+            self.free.push(Reverse(addr.index));
         }
         Ok(address)
     }

@@ -295,7 +295,7 @@ impl<B: FlatBuf> Deref for Done<B> {
 
 /// A failed operation, with its buffer, so that the operation can be retried.
 ///
-/// `?` converts it into its [`Error`] and drops the buffer.
+/// `?` converts it into its [`Error`], or into a [`std::io::Error`], and drops the buffer.
 pub struct Failed<B> {
     /// The error.
     pub error: Error,

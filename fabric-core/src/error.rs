@@ -1,5 +1,7 @@
 //! Errors of the fabric, and the `fi_errno(3)` value of each.
 
+mod io;
+
 use std::fmt;
 
 use crate::address::{Address, FiAddr};
@@ -13,13 +15,15 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// The text of each variant names the object or value that failed and, where one exists, the limit.
 /// [`Error::errno`] returns the number that libfabric uses for the same condition (`fi_errno(3)`).
+/// It converts into [`std::io::Error`] with the kind that the standard library has for the
+/// condition.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// No transmit credit, receive entry, completion entry or loan memory is free. Nothing was
-    /// queued: retry after progress, or use the awaiting form of the call. `FI_EAGAIN`.
+    /// queued: the text says what to await before the next attempt. `FI_EAGAIN`.
     #[doc(alias = "FI_EAGAIN")]
-    #[error("try again (FI_EAGAIN): no free {0}")]
+    #[error("try again (FI_EAGAIN): no {0}")]
     WouldBlock(Resource),
     /// No provider can satisfy the hints. `FI_ENODATA`.
     #[error("{0}")]
@@ -272,30 +276,72 @@ pub enum Error {
     },
 }
 
-/// The resource that was missing when a post failed with [`Error::WouldBlock`].
+/// The resource that was missing when a post failed with [`Error::WouldBlock`], and its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Resource {
-    /// A transmit credit of the endpoint, or of its connection to one peer.
-    TransmitCredit,
-    /// An entry in the endpoint's queue of posted receives.
-    ReceiveEntry,
-    /// An entry in the completion queue.
-    CompletionEntry,
-    /// Memory for a loan: peers have not returned earlier loans.
-    LoanMemory,
+    /// A transmit credit. One peer can hold a quarter of the endpoint's credits, and a send waits
+    /// behind earlier ones to its peer, also where credits are free. Await the send, or
+    /// `Endpoint::reserve`.
+    TransmitCredit {
+        /// The peer of the send.
+        peer: FiAddr,
+        /// Credits that operations to this peer hold.
+        in_use: usize,
+        /// Credits that operations to one peer can hold.
+        peer_limit: usize,
+        /// Credits of the endpoint that are free.
+        free: usize,
+    },
+    /// An entry in the queue of posted receives of an endpoint or shared receive context. Await the
+    /// receive, or take completions of earlier ones.
+    ReceiveEntry {
+        /// The number of entries, all in use.
+        limit: usize,
+    },
+    /// An entry in the completion queue. Take completions out of the queue.
+    CompletionEntry {
+        /// The number of entries: each holds a completion or is reserved by a pending operation.
+        capacity: usize,
+    },
+    /// Memory for a loan. Peers return it when they drop the messages.
+    LoanMemory {
+        /// Bytes that are lent or to be written.
+        in_use: usize,
+        /// The most bytes that a domain lends.
+        limit: usize,
+    },
 }
 
 impl fmt::Display for Resource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::TransmitCredit => {
-                "transmit credit, of the endpoint or of its connection to the peer"
-            }
-            Self::ReceiveEntry => "entry in the endpoint's receive queue",
-            Self::CompletionEntry => "entry in the completion queue",
-            Self::LoanMemory => "loan memory; peers have not returned earlier loans",
-        })
+        match self {
+            Self::TransmitCredit {
+                peer,
+                in_use,
+                peer_limit,
+                free,
+            } => write!(
+                f,
+                "transmit credit for peer #{peer} (it holds {in_use} of {peer_limit}, {free} of the \
+                 endpoint are free): await the send or Endpoint::reserve"
+            ),
+            Self::ReceiveEntry { limit } => write!(
+                f,
+                "free entry in the receive queue ({limit} in use): await the receive, or take \
+                 completions"
+            ),
+            Self::CompletionEntry { capacity } => write!(
+                f,
+                "free entry in the completion queue ({capacity} reserved or filled): take \
+                 completions"
+            ),
+            Self::LoanMemory { in_use, limit } => write!(
+                f,
+                "loan memory ({in_use} of {limit} bytes in use): wait until peers drop loaned \
+                 messages"
+            ),
+        }
     }
 }
 
@@ -453,7 +499,8 @@ mod tests {
 
     #[test]
     fn errno_values_match_fi_errno() {
-        assert_eq!(Error::WouldBlock(Resource::TransmitCredit).errno(), 11);
+        let full = Resource::ReceiveEntry { limit: 1 };
+        assert_eq!(Error::WouldBlock(full).errno(), 11);
         assert_eq!(Error::Truncated { len: 1, lost: 2 }.errno(), 265);
         assert_eq!(Error::os("mmap", 12).errno(), 12);
         for (class, errno) in [
@@ -550,7 +597,7 @@ mod tests {
     }
 
     /// An error of each variant, with the values that its text must name.
-    fn examples() -> Vec<(Error, Vec<&'static str>)> {
+    pub(super) fn examples() -> Vec<(Error, Vec<&'static str>)> {
         let peer = || "tcp://10.0.0.5:7000".parse::<Address>().unwrap();
         let no_match = Error::from(crate::info::NoMatch {
             mismatches: vec![crate::info::Mismatch {
@@ -577,20 +624,28 @@ mod tests {
         };
         vec![
             (
-                Error::WouldBlock(Resource::TransmitCredit),
-                vec!["transmit credit", "peer"],
+                Error::WouldBlock(Resource::TransmitCredit {
+                    peer: handle,
+                    in_use: 256,
+                    peer_limit: 256,
+                    free: 768,
+                }),
+                vec!["peer #17", "256 of 256", "768", "Endpoint::reserve"],
             ),
             (
-                Error::WouldBlock(Resource::ReceiveEntry),
-                vec!["receive queue"],
+                Error::WouldBlock(Resource::ReceiveEntry { limit: 1024 }),
+                vec!["receive queue", "1024", "take completions"],
             ),
             (
-                Error::WouldBlock(Resource::CompletionEntry),
-                vec!["completion queue"],
+                Error::WouldBlock(Resource::CompletionEntry { capacity: 64 }),
+                vec!["completion queue", "64", "take completions"],
             ),
             (
-                Error::WouldBlock(Resource::LoanMemory),
-                vec!["loan", "peers"],
+                Error::WouldBlock(Resource::LoanMemory {
+                    in_use: 4000,
+                    limit: 4096,
+                }),
+                vec!["loan", "4000 of 4096 bytes", "peers"],
             ),
             (no_match, vec!["tcp", "max_msg_size", "5368709120"]),
             (fabric.close().unwrap_err(), vec!["1 domain"]),

@@ -16,6 +16,8 @@
 //! | [`sim`] | a transport inside one process with seeded delay and reordering |
 //! | [`tcp`] | libfabric's TCP protocols, without sockets |
 
+#![warn(missing_debug_implementations)]
+
 pub mod address;
 pub mod atomic;
 pub mod av;

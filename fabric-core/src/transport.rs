@@ -35,6 +35,12 @@ pub trait Transport: Send + Sync + 'static {
     /// Returns the short name, such as `shm`.
     fn name(&self) -> &'static str;
 
+    /// Returns whether discovery offers the transport only to hints that name it, as with a
+    /// transport for tests.
+    fn is_offered_by_name_only(&self) -> bool {
+        false
+    }
+
     /// Returns the offers of the transport, best first. The engine checks hints against them, and
     /// every info that a domain or an endpoint is opened from: a transport is never asked for more
     /// than one of its offers has.

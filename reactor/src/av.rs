@@ -28,6 +28,8 @@ pub(crate) struct Av {
     auto_insert: bool,
     /// The peers that were inserted because they connected.
     auto_inserted: HashMap<FiAddr, AutoInsertedPeer>,
+    /// The same peers by incarnation and address.
+    by_incarnation: HashMap<(Incarnation, Address), FiAddr>,
     /// The number of auto-inserted peers so far whose incarnation the transport did not know.
     unknown_incarnations: u64,
 }
@@ -59,6 +61,7 @@ impl Av {
             table: AddressTable::new(),
             auto_insert,
             auto_inserted: HashMap::new(),
+            by_incarnation: HashMap::new(),
             unknown_incarnations: 0,
         }
     }
@@ -105,12 +108,11 @@ impl Av {
         }
         // Connections can be accepted in another order than they were made, so this one may come
         // from an endpoint that held the name earlier.
-        let table = &self.table;
-        let mut peers = self.auto_inserted.iter_mut();
-        let earlier = peers.find(|(addr, peer)| {
-            Some(peer.incarnation) == incarnation && table.get(**addr) == Ok(address)
-        });
-        if let Some((&addr, peer)) = earlier {
+        let earlier = incarnation
+            .and_then(|incarnation| self.by_incarnation.get(&(incarnation, address.clone())));
+        if let Some(&addr) = earlier
+            && let Some(peer) = self.auto_inserted.get_mut(&addr)
+        {
             peer.connections += 1;
             return Some(addr);
         }
@@ -133,7 +135,25 @@ impl Av {
             connections: 1,
         };
         self.auto_inserted.insert(addr, peer);
+        self.by_incarnation
+            .insert((incarnation, address.clone()), addr);
         addr
+    }
+
+    /// Removes an address; its handle becomes stale.
+    fn remove(&mut self, addr: FiAddr) -> Result<Address> {
+        self.forget_auto_inserted(addr);
+        self.table.remove(addr)
+    }
+
+    /// Stops treating a handle as auto-inserted. The handle must still be in the table.
+    fn forget_auto_inserted(&mut self, addr: FiAddr) {
+        if let Ok(address) = self.table.get(addr)
+            && let Some(peer) = self.auto_inserted.remove(&addr)
+        {
+            self.by_incarnation
+                .remove(&(peer.incarnation, address.clone()));
+        }
     }
 }
 
@@ -190,7 +210,7 @@ impl DomainState {
     pub(crate) fn forget_auto_inserted(&mut self, av: AvId, addr: FiAddr) {
         self.departing_addrs.remove(&addr);
         if let Some(vector) = self.avs.get_mut(av.0) {
-            vector.auto_inserted.remove(&addr);
+            vector.forget_auto_inserted(addr);
         }
     }
 
@@ -230,8 +250,8 @@ impl EngineState {
 
     /// Removes a handle from its vector and from the endpoints bound to it.
     pub(crate) fn remove_address(&mut self, av: AvId, addr: FiAddr) -> Result<Address> {
-        let address = self.domain.av(av)?.table.remove(addr)?;
-        self.domain.forget_auto_inserted(av, addr);
+        let address = self.domain.av(av)?.remove(addr)?;
+        self.domain.departing_addrs.remove(&addr);
         for ep in self.endpoints_of(av) {
             self.address_removed(ep, addr);
         }
@@ -277,16 +297,19 @@ impl DomainHandle {
         locked.domain.departing_addrs.retain(|_, of| *of != id);
     }
 
-    /// Inserts an address (`fi_av_insert`) and returns its handle.
+    /// Inserts an address (`fi_av_insert`). Returns its handle, and whether the address is new to
+    /// the vector. A call takes the same time whatever the number of addresses in the vector.
     ///
     /// # Errors
     /// [`Error::Closed`].
-    pub fn insert_address(&self, av: AvId, address: &Address) -> Result<FiAddr> {
+    pub fn insert_address(&self, av: AvId, address: &Address) -> Result<(FiAddr, bool)> {
         self.with_engine(|state| {
-            let addr = state.domain.av(av)?.table.insert(address.clone());
+            let table = &mut state.domain.av(av)?.table;
+            let is_new = table.find(address).is_none();
+            let addr = table.insert(address.clone());
             state.domain.forget_auto_inserted(av, addr);
             state.publish_addr(av, addr);
-            Ok(addr)
+            Ok((addr, is_new))
         })
     }
 
@@ -346,8 +369,17 @@ mod tests {
         let mut av = Av::new(true);
         let first = connect(&mut av, Some(Incarnation(1)));
         let second = connect(&mut av, Some(Incarnation(2)));
-        av.table.remove(second).expect("the handle was inserted");
-        av.auto_inserted.remove(&second);
+        av.remove(second).expect("the handle was inserted");
         assert_eq!(connect(&mut av, Some(Incarnation(1))), first);
+    }
+
+    #[test]
+    fn removed_auto_inserted_peer_leaves_no_entry() {
+        let mut av = Av::new(true);
+        for incarnation in [Some(Incarnation(1)), None] {
+            let addr = connect(&mut av, incarnation);
+            av.remove(addr).expect("the handle was inserted");
+            assert!(av.auto_inserted.is_empty() && av.by_incarnation.is_empty());
+        }
     }
 }

@@ -8,6 +8,8 @@
 //! `FI_MORE` is a call, not a flag: a guard that holds records back would have to be dropped, a
 //! call returns.
 
+use std::fmt;
+
 use fabric_core::buf::{IoBuf, IoBufMut};
 use fabric_core::completion::Failed;
 use fabric_core::matching::RecvSpec;
@@ -165,5 +167,14 @@ impl Drop for PostBatch<'_> {
             // There is no caller to return an error to; the end of a peer is an event as well.
             let _ = self.flush();
         }
+    }
+}
+
+impl fmt::Debug for PostBatch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostBatch")
+            .field("ep", &self.ep)
+            .field("posts", &self.posts)
+            .finish_non_exhaustive()
     }
 }

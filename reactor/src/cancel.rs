@@ -2,12 +2,12 @@
 
 use fabric_core::Error;
 use fabric_core::buf::AnyBuf;
-use fabric_core::completion::OpKind;
+use fabric_core::completion::{OpKind, Outcome};
 use fabric_core::event::EventKind;
-use fabric_core::transport::{EngineContext, OpKey};
+use fabric_core::transport::{EngineContext, EpId, OpKey};
 
 use crate::domain::DomainHandle;
-use crate::domain_state::FollowUp;
+use crate::domain_state::{DomainState, FollowUp};
 use crate::engine::EngineGuard;
 use crate::ops::{CompletionTarget, OpPhase};
 
@@ -36,6 +36,24 @@ impl EngineGuard<'_> {
             OpPhase::InTransport => state.cancel(ep, key),
             OpPhase::Done => false,
         }
+    }
+
+    /// Cancels the oldest operation of an endpoint, or shared receive context, that was posted to a
+    /// completion queue with this context and has not begun, and reports it with
+    /// [`Error::Canceled`]. Returns false if there is none.
+    fn cancel_posted(&mut self, ep: EpId, context: u64) -> bool {
+        for key in self.domain.posted_with_context(ep, context) {
+            if self.domain.is_multi_recv(key) {
+                if self.cancel_multi_recv(key) {
+                    return true;
+                }
+            } else if self.try_cancel(key) {
+                let canceled = Outcome::failed(Error::Canceled);
+                self.domain.complete(key, canceled);
+                return true;
+            }
+        }
+        false
     }
 
     /// Withdraws or detaches an operation whose future was dropped. A receive is withdrawn, and a
@@ -109,7 +127,31 @@ impl EngineGuard<'_> {
     }
 }
 
+impl DomainState {
+    /// Returns the operations of an endpoint that report to a queue with this context, the oldest
+    /// first.
+    fn posted_with_context(&self, ep: EpId, context: u64) -> Vec<OpKey> {
+        let mut keys = self.ops.keys_where(|op| {
+            let (CompletionTarget::Cq(other) | CompletionTarget::CqOnError(other)) = op.target
+            else {
+                return false;
+            };
+            op.ep == ep && other == context
+        });
+        keys.extend(self.multi_recvs_with_context(ep, context));
+        self.ops.sort_by_age(&mut keys);
+        keys
+    }
+}
+
 impl DomainHandle {
+    /// Cancels the oldest operation of an endpoint, or shared receive context, that was posted to a
+    /// completion queue with this context and has not begun (`fi_cancel`): its entry has
+    /// [`Error::Canceled`]. Returns false if there is none.
+    pub fn cancel_posted(&self, ep: EpId, context: u64) -> bool {
+        self.with_engine(|locked| locked.cancel_posted(ep, context))
+    }
+
     /// Releases a permit together with its credit, or the permit alone when `used` says that an
     /// operation has taken over the credit.
     pub fn release_permit(&self, key: OpKey, used: bool) {

@@ -27,7 +27,8 @@ pub(crate) fn reserve_cq_entry(cqs: &mut IdMap<CqState>, id: Option<CqId>) -> Re
     if queue.reserve() {
         Ok(())
     } else {
-        Err(Error::WouldBlock(Resource::CompletionEntry))
+        let capacity = queue.capacity();
+        Err(Error::WouldBlock(Resource::CompletionEntry { capacity }))
     }
 }
 
@@ -178,6 +179,22 @@ impl DomainState {
         let previous = queue.waker.replace(waker.clone());
         self.add_waiter(previous);
     }
+
+    /// Registers a waker that is called when the counter's value reaches the threshold or its error
+    /// count differs from `errors_seen`. `waiter` is the registration, new or of an earlier call.
+    pub(crate) fn register_counter_waiter(
+        &mut self,
+        id: CounterId,
+        waiter: &mut Option<u64>,
+        (threshold, errors_seen): (u64, u64),
+        waker: &Waker,
+    ) {
+        if let Some(counter) = self.counters.get_mut(id.0) {
+            let deferred = &mut self.deferred;
+            let is_new = counter.register_waiter(waiter, threshold, errors_seen, waker, deferred);
+            self.waiters += usize::from(is_new);
+        }
+    }
 }
 
 impl EngineGuard<'_> {
@@ -315,15 +332,7 @@ impl DomainHandle {
             None => Some(None),
         };
         self.engine().poll(cx.waker(), ready, |domain, waker| {
-            if let Some(counter) = domain.counters.get_mut(id.0) {
-                domain.waiters += usize::from(counter.register_waiter(
-                    waiter,
-                    threshold,
-                    errors_seen,
-                    waker,
-                    &mut domain.deferred,
-                ));
-            }
+            domain.register_counter_waiter(id, waiter, (threshold, errors_seen), waker);
         })
     }
 

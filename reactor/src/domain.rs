@@ -1,6 +1,7 @@
 //! A domain as fabric-async uses it: opening, configuration, statistics, polling of operations. The
 //! calls on its objects are in the modules of those objects.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
@@ -228,5 +229,23 @@ impl DomainHandle {
     #[must_use]
     pub fn task_driver(&self) -> TaskDriver {
         TaskDriver::new(&self.engine)
+    }
+}
+
+impl fmt::Debug for CompletedOp<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletedOp")
+            .field("key", &self.key)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for DomainHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The state is behind the lock, which the caller may hold.
+        f.debug_struct("DomainHandle")
+            .field("policy", &self.engine.policy)
+            .field("progress_mode", &self.engine.progress_mode)
+            .finish_non_exhaustive()
     }
 }

@@ -4,13 +4,12 @@
 //! the same steps. A driver that wakes makes passes until nothing has arrived for a while, arms the
 //! doorbells and sleeps.
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker, ready};
 use std::thread;
 use std::time::Duration;
+use std::{fmt, io};
 
 use fabric_core::info::Progress;
 use fabric_core::transport::WaitSet;
@@ -18,6 +17,7 @@ use fabric_core::{Error, Result};
 
 use crate::deferred::Deferred;
 use crate::engine::{DriverStatus, Engine};
+use crate::event_loop::WaitFd;
 use crate::sync;
 use crate::trace::TraceEvent;
 use crate::wait::{EpollSet, SpinBudget, WaitPolicy};
@@ -160,15 +160,6 @@ impl Drop for DriverExitGuard {
     }
 }
 
-/// The descriptor on which a driver task sleeps: readable when there may be progress to make.
-pub struct WaitFd(Arc<EpollSet>);
-
-impl AsFd for WaitFd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.fd()
-    }
-}
-
 /// Drives a domain from a task until the domain is closed.
 pub struct TaskDriver {
     wait_set: Arc<EpollSet>,
@@ -192,7 +183,7 @@ impl TaskDriver {
     /// Returns the descriptor on which the driver sleeps.
     #[must_use]
     pub fn wait_fd(&self) -> WaitFd {
-        WaitFd(self.wait_set.clone())
+        WaitFd::from(self.wait_set.clone())
     }
 
     /// Drives the domain; ready when the domain is closed. `readable` polls the descriptor for
@@ -225,5 +216,13 @@ impl Drop for Engine {
     fn drop(&mut self) {
         // A driver that sleeps on the set wakes up, finds the engine gone and ends.
         self.wait_set.wake();
+    }
+}
+
+impl fmt::Debug for TaskDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TaskDriver")
+            .field("state", &self.state)
+            .finish_non_exhaustive()
     }
 }

@@ -28,8 +28,10 @@
 //! one holds: (1) the driver is awake and will make another pass; (2) the domain is *armed*: every
 //! peer rings its doorbell with its next message, and the driver sleeps on the doorbells; (3) the
 //! waiting tasks keep themselves runnable (policy spin, or the driver is gone). With automatic
-//! progress (1) or (2) holds even if no task waits, within one period of the thread's watch. The
-//! invariant is modelled in `models/progress`.
+//! progress (1) or (2) holds even if no task waits, within one period of the thread's watch. Where
+//! an event loop of the program drives the domain (`event_loop`), the domain is armed or its wake-up
+//! eventfd is readable whenever the lock is free, also if no task waits. The invariant is modelled
+//! in `models/progress` and `models/event_loop`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -65,6 +67,8 @@ pub(crate) enum DriverStatus {
     Asleep(Option<Waker>),
     /// The driver thread checks from time to time whether the application still polls.
     Standby,
+    /// An event loop of the program drives the domain, and sleeps on the domain's descriptor.
+    EventLoop,
 }
 
 impl std::fmt::Debug for DriverStatus {
@@ -74,6 +78,7 @@ impl std::fmt::Debug for DriverStatus {
             Self::Awake => "awake",
             Self::Asleep(_) => "asleep",
             Self::Standby => "standby",
+            Self::EventLoop => "event loop",
         })
     }
 }
@@ -230,6 +235,32 @@ impl Engine {
             self.app_polls.load(Ordering::Relaxed).wrapping_add(1),
             Ordering::Relaxed,
         );
+    }
+
+    /// Prepares a wait on a descriptor. Makes a pass and polls the descriptors; unless something is
+    /// ready or has moved then, `register` stores a waker that makes the descriptor readable.
+    /// Returns whether the caller may block: nothing is ready, and what becomes ready later calls
+    /// the waker or, in an event loop, makes the domain's descriptor readable.
+    pub(crate) fn prepare_wait(
+        &self,
+        is_ready: impl FnOnce(&mut DomainState) -> bool,
+        register: impl FnOnce(&mut DomainState),
+    ) -> bool {
+        let mut locked = self.lock();
+        if locked.is_in_event_loop() {
+            // The pass below does what the wake-up was for, and every wake-up from now on is after
+            // this call. The domain is armed or woken again before the lock is released.
+            self.wait_set.drain_wake_eventfd();
+        }
+        locked.disarm_for_poll();
+        let moved = locked.poll_fds() | locked.progress();
+        self.count_app_poll();
+        if is_ready(&mut locked.domain) || (moved && locked.is_in_event_loop()) {
+            locked.unlock();
+            return false;
+        }
+        register(&mut locked.domain);
+        !locked.ensure_driven_for_waiter()
     }
 
     /// Makes one pass and polls the descriptors, without waiting. Returns whether anything moved.
@@ -425,21 +456,29 @@ impl EngineGuard<'_> {
     /// Establishes the invariant for waiting tasks, before a caller that does not wait releases the
     /// lock.
     pub(crate) fn ensure_driven(&mut self) {
-        if !self.armed && self.domain.needs_driver(self.engine.policy) {
+        if !self.armed && (self.is_in_event_loop() || self.domain.needs_driver(self.engine.policy))
+        {
             self.ensure_driver();
         }
+    }
+
+    /// Returns whether an event loop of the program drives the domain.
+    pub(crate) fn is_in_event_loop(&self) -> bool {
+        matches!(self.driver, DriverStatus::EventLoop)
     }
 
     /// Establishes the invariant before a caller that will wait releases the lock. Returns true
     /// when the caller must keep itself runnable.
     pub(crate) fn ensure_driven_for_waiter(&mut self) -> bool {
-        if self.engine.policy == WaitPolicy::Spin {
-            return true;
-        }
-        if !self.armed {
+        let spins = self.engine.policy == WaitPolicy::Spin;
+        if !self.armed && (!spins || self.is_in_event_loop()) {
             self.ensure_driver();
         }
-        matches!(self.driver, DriverStatus::NotRunning)
+        match self.driver {
+            DriverStatus::NotRunning => true,
+            DriverStatus::EventLoop => spins || !self.armed,
+            _ => spins,
+        }
     }
 
     /// Arms again or wakes the driver, after a call left work for a pass or for a peer.
@@ -468,6 +507,12 @@ impl EngineGuard<'_> {
                     self.wake_driver();
                 }
             }
+            DriverStatus::EventLoop => {
+                // The event loop, unlike a driver, makes no pass before it sleeps again.
+                if self.domain.progress_requested || !self.arm() {
+                    self.wake_driver();
+                }
+            }
         }
     }
 
@@ -476,6 +521,10 @@ impl EngineGuard<'_> {
         match std::mem::replace(&mut self.driver, DriverStatus::Awake) {
             DriverStatus::Asleep(Some(waker)) => self.domain.deferred.wake(waker),
             DriverStatus::Asleep(None) | DriverStatus::Standby => self.engine.wait_set.wake(),
+            DriverStatus::EventLoop => {
+                self.driver = DriverStatus::EventLoop;
+                self.engine.wait_set.wake();
+            }
             other => self.driver = other,
         }
     }

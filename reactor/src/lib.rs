@@ -11,11 +11,14 @@
 //! | `endpoints`, `av`, `regions`, `multicast` | endpoints, address vectors, memory regions, multicast groups |
 //! | `cm` | passive and connected endpoints |
 //! | `in_flight` | buffers that the kernel still reads |
+//! | `event_loop` | event loops of the program: wait descriptors |
 //! | `wait` | wait policies, and epoll |
 //! | `uring` | io_uring operations |
 //! | `transport` | the registry, and the transports: shm, tcp, udp |
 //! | `id_map`, `sync`, `trace` | objects by id; locks and fences; `tracing` events |
 //! | `models`, `microbench` | loom models; functions for the microbenchmarks |
+
+#![warn(missing_debug_implementations)]
 
 mod av;
 mod batch;
@@ -30,6 +33,7 @@ mod driver;
 mod endpoints;
 mod engine;
 mod engine_context;
+mod event_loop;
 mod flush;
 mod id_map;
 mod in_flight;
@@ -60,7 +64,8 @@ pub use transport::shm::fuzz;
 pub use batch::{MAX_BATCH_BYTES, MAX_BATCH_POSTS, PostBatch};
 pub use domain::{CompletedOp, DomainHandle};
 pub use domain_state::{AvId, Bindings, CounterBindings, CounterId, CqId};
-pub use driver::{TaskDriver, WaitFd};
+pub use driver::TaskDriver;
+pub use event_loop::{WaitFd, WaitObject};
 pub use multi_recv::{MultiRecvItem, MultiRecvTarget};
 pub use onesided::check_atomic;
 pub use ops::{CompletionTarget, CreditMode, OpResult, PostResult};

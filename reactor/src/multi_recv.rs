@@ -131,14 +131,16 @@ impl EngineGuard<'_> {
     }
 
     /// Closes a multi-receive to further messages. Messages that have arrived are still reported.
-    fn cancel_multi_recv(&mut self, key: OpKey) {
+    /// Returns false if it took no more messages before.
+    pub(crate) fn cancel_multi_recv(&mut self, key: OpKey) -> bool {
         let state = &mut **self;
         let Some(id) = state.domain.multi_recv_id(key) else {
-            return;
+            return false;
         };
         let multi = &mut state.domain.multi_recvs[id as usize];
         let (ep, newly_closed) = (multi.ep, !std::mem::replace(&mut multi.closed, true));
-        if newly_closed && state.cancel(ep, key) {
+        let canceled = newly_closed && state.cancel(ep, key);
+        if canceled {
             let multi = &mut state.domain.multi_recvs[id as usize];
             if let MultiRecvSink::Cq { .. } = multi.sink {
                 multi.error = Some(Error::Canceled);
@@ -146,6 +148,7 @@ impl EngineGuard<'_> {
             state.domain.release_recv_entry(key);
             state.domain.finish_multi_recv(id);
         }
+        canceled
     }
 
     /// Detaches a multi-receive whose stream was dropped: messages that have arrived and were not
@@ -209,7 +212,7 @@ impl DomainState {
         let ep_state = &self.endpoint(ep)?;
         let limit = ep_state.bindings.rx_size;
         if ep_state.posted_recvs >= limit {
-            return Err(Error::WouldBlock(Resource::ReceiveEntry));
+            return Err(Error::WouldBlock(Resource::ReceiveEntry { limit }));
         }
         if let Some(from) = spec.from {
             self.check_address(ep, from)?;
@@ -242,6 +245,26 @@ impl DomainState {
     pub(crate) fn is_stream(&self, id: u32) -> bool {
         let multi = self.multi_recvs.get(id as usize);
         multi.is_some_and(|multi| matches!(multi.sink, MultiRecvSink::Stream { .. }))
+    }
+
+    /// Returns whether this operation is a multi-receive.
+    pub(crate) fn is_multi_recv(&self, key: OpKey) -> bool {
+        let multi = self.multi_recv_id(key);
+        multi.is_some_and(|id| self.multi_recvs[id as usize].is_posted_as(key))
+    }
+
+    /// Returns the multi-receives of an endpoint that report to a queue with this context.
+    pub(crate) fn multi_recvs_with_context(
+        &self,
+        ep: EpId,
+        context: u64,
+    ) -> impl Iterator<Item = OpKey> {
+        let matches = move |multi: &&MultiRecvOp| match multi.sink {
+            MultiRecvSink::Cq { context: other, .. } => multi.ep == ep && other == context,
+            MultiRecvSink::Stream { .. } => false,
+        };
+        let multi_recvs = self.multi_recvs.iter().map(|(_, multi)| multi);
+        multi_recvs.filter(matches).map(|multi| multi.op)
     }
 
     /// Returns the id of the multi-receive that was posted as this operation.
@@ -562,7 +585,9 @@ impl DomainHandle {
     /// Closes a multi-receive to further messages; messages that have arrived are still reported,
     /// and then the end.
     pub fn cancel_multi_recv(&self, key: OpKey) {
-        self.with_engine(|locked| locked.cancel_multi_recv(key));
+        self.with_engine(|locked| {
+            locked.cancel_multi_recv(key);
+        });
     }
 
     /// Detaches a multi-receive whose stream was dropped: messages that were not taken go to other

@@ -5,6 +5,7 @@
 //! reused. The future of an operation holds only the key: dropping the future never frees memory
 //! that a transport may still use.
 
+use std::cmp::Reverse;
 use std::task::Waker;
 
 use fabric_core::buf::AnyBuf;
@@ -316,6 +317,12 @@ impl OpTable {
                 generation: op.generation,
             })
             .collect()
+    }
+
+    /// Sorts operations by the time of their posts, the oldest first.
+    pub(crate) fn sort_by_age(&self, keys: &mut [OpKey]) {
+        // Generations count the posts, and wrap around.
+        keys.sort_unstable_by_key(|key| Reverse(self.generation.wrapping_sub(key.generation)));
     }
 
     /// Returns the operations that report to completion queues.

@@ -228,10 +228,7 @@ impl EngineGuard<'_> {
                 .for_each(|ep| ep.stats.out_of_credit += 1);
         }
         if !has_credit && credit == CreditMode::NoWait {
-            return Err(Failed::new(
-                Error::WouldBlock(Resource::TransmitCredit),
-                buf,
-            ));
+            return Err(Failed::new(state.domain.out_of_credit(ep, tx_op.peer), buf));
         }
         let mut op = OpState::new(ep, tx_op.kind, target, buf.into_any());
         op.tx_op = Some(tx_op);
@@ -352,7 +349,8 @@ impl DomainState {
             return Some(Error::Closed(Class::Endpoint));
         };
         if credit == CreditMode::NoWait && state.posted_recvs >= state.bindings.rx_size {
-            return Some(Error::WouldBlock(Resource::ReceiveEntry));
+            let limit = state.bindings.rx_size;
+            return Some(Error::WouldBlock(Resource::ReceiveEntry { limit }));
         }
         if let Some(Err(error)) = from.map(|from| check_addr(avs, state.bindings.av, from)) {
             return Some(error);
@@ -364,6 +362,15 @@ impl DomainState {
         }
         state.posted_recvs += 1;
         None
+    }
+
+    /// Returns the error of a post to `peer` that got no credit.
+    #[cold]
+    fn out_of_credit(&self, ep: EpId, peer: FiAddr) -> Error {
+        match self.endpoints.get(ep.0) {
+            Some(ep) => Error::WouldBlock(ep.tx_credits.shortage(peer)),
+            None => Error::Closed(Class::Endpoint),
+        }
     }
 
     /// Returns whether the operation is fenced and an earlier operation to its peer has not ended.

@@ -56,6 +56,11 @@ impl CqState {
         self.waker.take()
     }
 
+    /// Returns whether no completion is in the queue.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// Moves up to `max` entries out.
     pub(crate) fn drain_into(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
         let count = self.entries.len();
@@ -208,6 +213,12 @@ impl EqState {
         (lost > 0).then(|| Event::new(0, 0, EventKind::Overrun { lost }))
     }
 
+    /// Returns whether no event is in the queue.
+    pub fn is_empty(&self) -> bool {
+        let state = lock(&self.entries);
+        state.events.is_empty() && state.lost == 0
+    }
+
     /// Returns whether a reader waits. Exact under the lock of a domain, for readers that have
     /// registered before they took that lock.
     pub(crate) fn has_waiting_reader(&self) -> bool {
@@ -227,16 +238,23 @@ impl EqState {
 
     /// Takes the next event, or registers the waker for it.
     pub fn pop_or_register(&self, waker: &Waker) -> Option<Event> {
-        let replaced = {
-            let mut state = lock(&self.entries);
-            if state.events.is_empty() && state.lost == 0 {
-                self.has_waiting_reader.store(true, Ordering::Relaxed);
-                state.waker.replace(waker.clone())
-            } else {
-                None
-            }
-        };
-        drop(replaced);
+        self.register_if_empty(waker);
         self.pop()
+    }
+
+    /// Registers the waker for the next event, unless there is one. Returns whether the waker was
+    /// registered.
+    pub fn register_if_empty(&self, waker: &Waker) -> bool {
+        let mut state = lock(&self.entries);
+        let is_empty = state.events.is_empty() && state.lost == 0;
+        let replaced = if is_empty {
+            self.has_waiting_reader.store(true, Ordering::Relaxed);
+            state.waker.replace(waker.clone())
+        } else {
+            None
+        };
+        drop(state);
+        drop(replaced);
+        is_empty
     }
 }

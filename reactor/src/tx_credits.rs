@@ -7,8 +7,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use fabric_core::FiAddr;
 use fabric_core::transport::OpKey;
+use fabric_core::{FiAddr, Resource};
 
 /// The transmit credits of one endpoint. A slow peer can use up its own share of the credits, but
 /// not all of them.
@@ -68,6 +68,16 @@ impl TxCredits {
     /// peer waits for one.
     pub(crate) fn try_acquire(&mut self, peer: FiAddr) -> bool {
         !self.has_waiter_for(peer) && self.try_grant(peer)
+    }
+
+    /// Describes what a post to this peer lacks.
+    pub(crate) fn shortage(&self, peer: FiAddr) -> Resource {
+        Resource::TransmitCredit {
+            peer,
+            in_use: self.used.get(&peer).copied().unwrap_or(0),
+            peer_limit: self.per_peer_limit,
+            free: self.free,
+        }
     }
 
     /// Releases a credit.

@@ -1,5 +1,6 @@
 //! The builder of endpoints: bind, then enable or connect.
 
+use std::fmt;
 use std::sync::Arc;
 
 use fabric_core::completion::CompletionLevel;
@@ -408,4 +409,15 @@ pub(crate) fn set_once<T>(what: &'static str, slot: &mut Option<T>, value: T) ->
     }
     *slot = Some(value);
     Ok(())
+}
+
+impl<M: ThreadModel> fmt::Debug for EndpointBuilder<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EndpointBuilder")
+            .field("domain", &self.domain.inner.node.id())
+            .field("address", &self.address)
+            .field("context", &self.context)
+            .field("info", &self.info)
+            .finish_non_exhaustive()
+    }
 }

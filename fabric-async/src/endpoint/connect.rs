@@ -1,5 +1,6 @@
 //! Opening connected endpoints (`FI_EP_MSG`): connecting and accepting.
 
+use std::fmt;
 use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -356,5 +357,14 @@ impl BindOptions {
             builder_with_queues(&domain, domain.info())
         };
         Connect::new(Box::new(open_builder), to)
+    }
+}
+
+impl<M: ThreadModel> fmt::Debug for Connect<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connect")
+            .field("timeout", &self.timeout)
+            .field("private_data_len", &self.private_data.len())
+            .finish_non_exhaustive()
     }
 }

@@ -203,8 +203,7 @@ impl<M: ThreadModel> Endpoint<M> {
 
     async fn insert_and_connect(&self, address: &Address) -> Result<FiAddr> {
         let av = self.address_vector();
-        let known = av.peers().iter().any(|(_, known)| known == address);
-        let peer = av.insert(address)?;
+        let (peer, is_new) = av.inner.insert(address)?;
         let spec = TxOp::new(OpKind::Connect, peer);
         let core = &self.inner.domain.core;
         let connected = match core.send(
@@ -221,7 +220,7 @@ impl<M: ThreadModel> Endpoint<M> {
             Err(failed) => Err(failed),
         };
         if let Err(failed) = connected {
-            if !known {
+            if is_new {
                 // Fails if the address vector removed the handle itself, when the peer connected
                 // and disconnected in the meantime.
                 let _ = av.remove(peer);
@@ -271,6 +270,43 @@ impl<M: ThreadModel> Endpoint<M> {
     #[must_use]
     pub fn domain(&self) -> Domain<M> {
         Domain::from_inner(self.open.domain.clone())
+    }
+
+    /// Cancels the oldest operation that was [posted](crate::SendRequest::post) to a queue of this
+    /// endpoint with this context and has not begun (`fi_cancel`). Returns false if there is none.
+    ///
+    /// The canceled operation is reported to its queue, with
+    /// [`Error::Canceled`](crate::Error::Canceled) and its buffer, also with selective completion.
+    /// A receive has begun when a message has matched it, any other operation when its first byte
+    /// is on its way; such an operation completes as if nothing was called. A multi-receive takes
+    /// no more messages, and its release is the entry with the error. To cancel all operations of a
+    /// context, call it until it returns false. The call searches all operations of the domain.
+    ///
+    /// Operations with a future are canceled by [`Operation::cancel`](crate::Operation::cancel).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{Endpoint, Error};
+    /// use futures_util::StreamExt;
+    /// let ep = Endpoint::bind("shm://").await?;
+    /// let mut queue = ep.take_completions().expect("the first call gets the queue");
+    /// ep.recv_into(Vec::with_capacity(100)).context(1).post()?;
+    ///
+    /// assert!(ep.cancel(1)?);
+    /// let mut canceled = queue.next().await.expect("the queue is open");
+    /// assert_eq!((canceled.context, canceled.error.as_deref()), (1, Some(&Error::Canceled)));
+    /// assert_eq!(canceled.take_buf::<Vec<u8>>().expect("its buffer").capacity(), 100);
+    /// assert!(!ep.cancel(1)?, "no other operation has this context");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Closed`](crate::Error::Closed).
+    #[doc(alias = "fi_cancel")]
+    pub fn cancel(&self, context: u64) -> Result<bool> {
+        self.inner.node.check_open()?;
+        let core = &self.inner.domain.core;
+        Ok(core.cancel_posted(self.inner.id, context))
     }
 
     /// Waits until every send, write and non-fetching atomic operation that was posted on this

@@ -167,6 +167,17 @@ impl<M: ThreadModel> SharedRxContext<M> {
         self.ep.domain()
     }
 
+    /// Cancels the oldest receive that was posted to the context's queue with this context value
+    /// and has not matched a message (`fi_cancel`), as [`Endpoint::cancel`]. Returns false if there
+    /// is none.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    #[doc(alias = "fi_cancel")]
+    pub fn cancel(&self, context: u64) -> Result<bool> {
+        self.ep.cancel(context)
+    }
+
     /// Closes the context, for all its clones (`fi_close`), as dropping the last clone does when no
     /// endpoint uses it. Posted receives end with [`Error::Canceled`]; waiting messages are
     /// discarded.
@@ -356,4 +367,13 @@ pub(super) fn check_shared_rx_info(info: &Info) -> Result<()> {
     }
     let why = "info.ep.rx_ctx_cnt must be SHARED_CONTEXT".into();
     Err(Error::Invalid { what: "info", why })
+}
+
+impl<M: ThreadModel> fmt::Debug for SharedRxContextBuilder<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedRxContextBuilder")
+            .field("domain", &self.domain.inner.node.id())
+            .field("info", &self.info)
+            .finish_non_exhaustive()
+    }
 }

@@ -13,7 +13,8 @@
 //! | `.await` | waits behind earlier ones to the same peer |
 //! | [`reserve`](Endpoint::reserve) | waits in the same queue, then holds the credit as a [`Permit`] |
 //!
-//! Sends to one peer never overtake earlier ones that wait, even if they would fit.
+//! Sends to one peer never overtake earlier ones that wait, even if they would fit. The error has
+//! the [`Resource`] with its limit and the peer, and its text says what to await.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -28,7 +29,10 @@
 //!         Err(failed) => break failed,
 //!     }
 //! };
-//! assert_eq!(refused.error, Error::WouldBlock(Resource::TransmitCredit));
+//! let Error::WouldBlock(Resource::TransmitCredit { peer, in_use, .. }) = refused.error else {
+//!     panic!("{}", refused.error)
+//! };
+//! assert_eq!((peer, in_use), (to_b, 256));        // a quarter of the endpoint's credits
 //!
 //! let last = a.send(to_b, refused.buf);           // awaiting it waits for its turn
 //! let receive = async {

@@ -119,6 +119,9 @@
 //! ring. A send that is queued behind a full ring can be cancelled, but is delivered when it is
 //! only dropped. Dropping the future of `cancel` drops the operation.
 //!
+//! What was posted to a queue has no future. [`Endpoint::cancel`] cancels it by its context, and
+//! reports it to the queue with [`Error::Canceled`] and its buffer.
+//!
 //! # Timeouts and tags
 //!
 //! A receive for one reply has the tag of its request. If a timeout drops the receive and the reply

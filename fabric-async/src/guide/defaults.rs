@@ -96,9 +96,16 @@
 //!
 //! # Environment
 //!
-//! No file is read and no Cargo feature changes a behaviour. The only environment variable is
-//! `FABRIC_SOCKET_IO` ([`tcp`](super::tcp#epoll-and-io_uring)), which applies where the code leaves
-//! the choice open.
+//! No configuration file is read and no Cargo feature changes a behaviour. The crates read one
+//! environment variable, when a domain over `tcp` is opened. It applies where the code leaves the
+//! choice open; other parameters are set by calls, in the tables above.
+//!
+//! | variable | values | default | the call for it |
+//! |---|---|---|---|
+//! | `FABRIC_SOCKET_IO` | `epoll`, `io_uring`, `auto`; another value is [`Error::Invalid`] | `auto`, which is `epoll` | [`DomainBuilder::socket_io`], [`BindOptions::socket_io`]; see [`tcp`](super::tcp#epoll-and-io_uring) |
+//!
+//! libfabric's `FI_*` variables have no effect. Variables of the tests, such as `FABRIC_REQUIRE`,
+//! are not read by the crates.
 
 #[cfg(doc)]
 use crate::*;

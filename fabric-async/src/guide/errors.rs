@@ -38,6 +38,25 @@
 //! [`delivery_complete`](SendRequest::delivery_complete) to have a send fail when the peer dies
 //! before it has the message.
 //!
+//! # `io::Error`
+//!
+//! In functions that return [`std::io::Result`], `?` converts [`Error`], [`Failed`], [`CloseError`]
+//! and [`BatchError`]. The kind is the one that the standard library gives to the same condition of
+//! a socket, as in the table below; [`get_ref`](std::io::Error::get_ref) downcasts to the
+//! [`Error`]. [`raw_os_error`](std::io::Error::raw_os_error) is `None` also for [`Error::Os`]: an
+//! `io::Error` holds a number or a source. Use [`Error::errno`].
+//!
+//! | kind | errors |
+//! |---|---|
+//! | `WouldBlock`, `OutOfMemory`, `TimedOut`, `ConnectionRefused` | those of the same name; `NoSuchPeer` and `Rejected` are `ConnectionRefused` |
+//! | `ConnectionReset`, `ConnectionAborted`, `BrokenPipe` | `PeerGone`, `Canceled`, `Closed` |
+//! | `HostUnreachable`, `PermissionDenied`, `ResourceBusy` | `Unreachable`, `OtherUser`, `Busy` |
+//! | `AddrInUse`, `AddrNotAvailable` | `AddressInUse`; `StaleAddress`, `UnknownSource`, `NoSuchHost` |
+//! | `InvalidData` | `Truncated`, `Protocol` |
+//! | `InvalidInput` | `Invalid`, `TooLong`, `TooMany`, `BadAddress`, `WrongScheme`, `BadFlags`, `Unbound`, `Key`, `WrongDomain` |
+//! | `Unsupported`, `NotFound`, `Other` | `NotSupported`, `NoMatch`, `Runtime`; `UnknownProvider`; `CounterError` |
+//! | that of the error number | `Os` |
+//!
 //! # Handles
 //!
 //! Objects form a tree: a fabric has domains and event queues, a domain has the rest. A child keeps
@@ -113,7 +132,7 @@
 //!
 //! | error | `fi_errno` | number | when |
 //! |---|---|---|---|
-//! | [`WouldBlock`](Error::WouldBlock) | `FI_EAGAIN` | 11 | no transmit credit, receive entry, queue entry or memory for a loan; nothing was posted |
+//! | [`WouldBlock`](Error::WouldBlock) | `FI_EAGAIN` | 11 | no transmit credit, receive entry, queue entry or memory for a loan; nothing was posted; the [`Resource`] has the limit and the peer |
 //! | [`OutOfMemory`](Error::OutOfMemory) | `FI_ENOMEM` | 12 | the allocator refused a buffer; the message was lost |
 //! | [`OtherUser`](Error::OtherUser) | `FI_EACCES` | 13 | the peer belongs to another user |
 //! | [`Busy`](Error::Busy) | `FI_EBUSY` | 16 | close with open children |

@@ -72,7 +72,7 @@
 //! | `FI_TRANSMIT_COMPLETE`, `FI_MATCH_COMPLETE`, `FI_DELIVERY_COMPLETE` | [completion levels](super::ordering#completion-levels) |
 //! | `fi_join`, `fi_mc_addr`, `FI_MULTICAST` | [`Endpoint::join_multicast`], [`MulticastGroup::fi_addr`]; the address says that it is a group |
 //! | `-FI_EAGAIN` | [`Error::WouldBlock`] of [`Endpoint::try_send`], `.start()`, `.post()` |
-//! | `fi_cancel` | [`Operation::cancel`], or drop |
+//! | `fi_cancel` | [`Operation::cancel`], or drop; [`Endpoint::cancel`] and [`SharedRxContext::cancel`] for what was `.post()`ed, by its context |
 //!
 //! # Completions, events, addresses
 //!
@@ -88,6 +88,9 @@
 //! | `fi_av_insert`, `fi_av_remove`, `fi_av_lookup` | [`AddressVector::insert`], [`AddressVector::remove`], [`AddressVector::lookup`]; [`Endpoint::add_peer`] inserts and connects |
 //! | `fi_av_straddr` | `Display` of [`Address`] |
 //! | `FI_WAIT_NONE`, `FI_WAIT_UNSPEC`, `FI_WAIT_FD` | [`WaitPolicy`] `Spin`, `Adaptive`, `Park` |
+//! | `fi_control` with `FI_GETWAIT` | `wait_fd` of [`CompletionQueue`], [`EventQueue`], [`Counter`], [`Domain`]: a [`WaitFd`] |
+//! | `fi_trywait` | `prepare_wait` of the same, which returns a [`TryWait`]; see [`event_loops`](super::event_loops) |
+//! | `fi_poll_open`, `fi_poll`, `fi_wait_open`, `fi_wait` | `select!`, `SelectAll`, epoll: see [several objects at once](super::event_loops#several-objects-at-once) |
 //! | `FI_SELECTIVE_COMPLETION`, `FI_COMPLETION` | [`CqBind::SELECTIVE_COMPLETION`], [`completion`](SendRequest::completion); only what is `.post()`ed reports to the queue |
 //!
 //! # Differences
@@ -146,7 +149,6 @@
 //! | | `fi_ep_alias`, `fi_getopt` and `fi_setopt`, `fi_control`, a backlog, taking over a passive endpoint's address (`info.handle`) | no call |
 //! | default flags | `FI_INJECT`, `FI_MULTI_RECV`, `FI_MULTICAST` for all operations | `tx_op_flags`, `rx_op_flags` refused |
 //! | completion levels | `FI_TRANSMIT_COMPLETE`, `FI_MATCH_COMPLETE` over `tcp`, `FI_DELIVERY_COMPLETE` to RXM peers and over `udp`, `FI_COMMIT_COMPLETE` | refused |
-//! | cancel | of operations that were `.post()`ed | no call |
 //! | messages | limits for each class (one `max_msg_size`, one `inject_size`); `FI_TAGGED_DIRECTED_RECV`, `FI_EXACT_DIRECTED_RECV`, `FI_RX_CQ_DATA`, tag formats of MPI and CCL | `caps`, `mode` refused, or no call |
 //! | | tags to connected libfabric peers that do not [announce them](super::connected_endpoints#tags) | [`Error::NotSupported`] |
 //! | one-sided | over `udp`; windows over `tcp` | `caps` refused; [`Error::NotSupported`] |
@@ -160,7 +162,7 @@
 //! | event queues | `fi_eq_write`, `FI_PEEK`; closing an endpoint leaves its events in the queue | no call |
 //! | completion queues | `fi_cq_signal`, thresholds, affinity, `err_data` and `prov_errno` | no call; `max_err_data` above 0 refused |
 //! | counters | `fi_cntr_set`, `fi_cntr_seterr`, byte counts | no call |
-//! | waiting | wait descriptors (`FI_GETWAIT`), `fi_trywait`, wait and poll sets: wakers instead | no call |
+//! | waiting | wait sets and poll sets as objects: see [several objects at once](super::event_loops#several-objects-at-once) | no call |
 //! | resource management | `FI_RM_DISABLED`, `FI_ENORX`, endpoints that an overrun disables and `fi_enable` re-enables | served as enabled |
 //! | collectives, triggered operations, deferred work | all | `caps` refused |
 //! | security | authentication keys; encryption | `auth_key`, `ep_auth_key` refused |

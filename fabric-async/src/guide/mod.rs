@@ -9,6 +9,7 @@
 //! | [`overview`] | posting, dropping, memory bounds and peer death on two pages |
 //! | [`progress`] | which thread moves the bytes, and when none does |
 //! | [`wait_policy`] | spinning, parking, and what each costs |
+//! | [`event_loops`] | waiting with epoll, without Tokio; several objects at once |
 //! | [`batching`] | batches, selective completion |
 //! | [`cancellation`] | what happens when a future is dropped |
 //! | [`memory`] | buffers, pools, loans, buffering limits, trust in peers |
@@ -33,6 +34,7 @@ pub mod client_server;
 pub mod connected_endpoints;
 pub mod defaults;
 pub mod errors;
+pub mod event_loops;
 pub mod from_libfabric;
 pub mod memory;
 pub mod one_sided;

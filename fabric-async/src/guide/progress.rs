@@ -65,6 +65,9 @@
 //! # Ok(()) }
 //! ```
 //!
+//! A domain can also be opened [without a driver](DomainBuilder::driven_by_event_loop), for an
+//! event loop of the program that drives it: see [`event_loops`](super::event_loops).
+//!
 //! # The runtime of the driver task
 //!
 //! The runtime where the domain is opened needs I/O (`enable_io` or `enable_all`); otherwise
@@ -82,8 +85,8 @@
 //!
 //! # Automatic progress
 //!
-//! The domain has a thread, named `fab-` and the provider's name. It receives whether or not a task
-//! waits, and whatever the runtime does. It is in one of three states:
+//! The domain has a thread, named `fab-`, the provider and the domain's id. It receives whether or
+//! not a task waits, and whatever the runtime does. It is in one of three states:
 //!
 //! * **Driving.** It makes passes until there was no news for a while, see
 //!   [`wait_policy`](super::wait_policy).

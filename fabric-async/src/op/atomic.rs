@@ -297,3 +297,5 @@ impl<R: AtomicValues, A: AtomicMode<R>> std::fmt::Debug for AtomicOperation<R, A
         })
     }
 }
+
+impl_request_debug!("AtomicRequest", [R, A, M: ThreadModel], AtomicRequest<'_, R, A, M>);

@@ -92,6 +92,13 @@ impl<R> From<BatchError<R>> for Error {
     }
 }
 
+/// Converts the error, and drops the unposted requests.
+impl<R> From<BatchError<R>> for std::io::Error {
+    fn from(stopped: BatchError<R>) -> Self {
+        stopped.error.into()
+    }
+}
+
 pub(crate) fn post_all<'a, R: Batchable<'a, M>, M: ThreadModel>(
     ep: &'a Endpoint<M>,
     requests: impl IntoIterator<Item = R>,
@@ -184,4 +191,12 @@ pub(super) fn check_same_endpoint<M: ThreadModel>(
         what: "batch",
         why: "a request was created on another endpoint".into(),
     })
+}
+
+impl<S: fmt::Debug, B> fmt::Debug for PreparedRequest<S, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedRequest")
+            .field("spec", &self.spec)
+            .finish_non_exhaustive()
+    }
 }

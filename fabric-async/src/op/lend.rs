@@ -126,3 +126,5 @@ impl fmt::Debug for LendOperation {
         self.0.fmt(f)
     }
 }
+
+impl_request_debug!("LendRequest", [M: ThreadModel], LendRequest<'_, M>);

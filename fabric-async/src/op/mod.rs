@@ -96,6 +96,21 @@ macro_rules! delivery_complete_method {
     };
 }
 
+/// Implements `Debug` for a request: its endpoint and what it asks for, without the buffer, which
+/// may be long or have no `Debug`.
+macro_rules! impl_request_debug {
+    ($name:literal, [$($generics:tt)*], $request:ty) => {
+        impl<$($generics)*> std::fmt::Debug for $request {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct($name)
+                    .field("endpoint", &self.ep.id())
+                    .field("spec", &self.spec)
+                    .finish_non_exhaustive()
+            }
+        }
+    };
+}
+
 mod atomic;
 mod batch;
 mod lend;

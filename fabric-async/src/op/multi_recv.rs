@@ -334,3 +334,5 @@ impl fmt::Debug for PostedMultiRecv {
         f.write_str("PostedMultiRecv")
     }
 }
+
+impl_request_debug!("MultiRecvRequest", [M: ThreadModel], MultiRecvRequest<'_, M>);

@@ -15,7 +15,7 @@ use crate::mr::{RemoteAddr, RemoteSlice};
 use crate::thread_model::{Shared, ThreadModel};
 
 /// The ranges of a request that was created with a list of ranges.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct RmaTargets(Option<Box<[RmaIov]>>);
 
 impl RmaTargets {
@@ -417,3 +417,7 @@ impl<B: IoBufMut, M: ThreadModel> IntoFuture for ReadRequest<'_, B, M> {
             .unwrap_or_else(Operation::post_failed)
     }
 }
+
+impl_request_debug!("WriteRequest", [B, M: ThreadModel], WriteRequest<'_, B, M>);
+
+impl_request_debug!("ReadRequest", [B, M: ThreadModel], ReadRequest<'_, B, M>);

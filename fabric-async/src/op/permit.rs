@@ -126,3 +126,18 @@ impl<M: ThreadModel> fmt::Debug for Permit<M> {
             .finish_non_exhaustive()
     }
 }
+
+impl<M: ThreadModel> fmt::Debug for Reserve<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reserve")
+            .field("endpoint", &self.ep.id())
+            .field("peer", &self.peer)
+            .finish()
+    }
+}
+
+impl<M: ThreadModel> fmt::Debug for ReserveFuture<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ReserveFuture").field(&self.state).finish()
+    }
+}

@@ -360,3 +360,34 @@ impl<B: IoBufMut, M: ThreadModel> IntoFuture for ClaimedRecvRequest<B, M> {
         }
     }
 }
+
+impl_request_debug!("Probe", [M: ThreadModel], Probe<'_, M>);
+
+impl fmt::Debug for ProbeFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProbeFuture")
+            .field("endpoint", &self.ep.node.id())
+            .field("spec", &self.spec)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M: ThreadModel> fmt::Debug for Claim<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Claim").field(&self.probe).finish()
+    }
+}
+
+impl<M: ThreadModel> fmt::Debug for ClaimFuture<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ClaimFuture").field(&self.probe).finish()
+    }
+}
+
+impl<B, M: ThreadModel> fmt::Debug for ClaimedRecvRequest<B, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClaimedRecvRequest")
+            .field("claimed", &self.claimed)
+            .finish_non_exhaustive()
+    }
+}

@@ -211,3 +211,5 @@ impl<B: IoBufMut, M: ThreadModel> IntoFuture for RecvRequest<'_, B, M> {
             .unwrap_or_else(|failed| Operation::post_failed(failed))
     }
 }
+
+impl_request_debug!("RecvRequest", [B, M: ThreadModel], RecvRequest<'_, B, M>);

@@ -262,3 +262,5 @@ impl<B: IoBuf, M: ThreadModel> IntoFuture for SendRequest<'_, B, M> {
         submit(self.ep, &self.spec, self.buf, self.permit, CreditMode::Wait)
     }
 }
+
+impl_request_debug!("SendRequest", [B, M: ThreadModel], SendRequest<'_, B, M>);

@@ -1,6 +1,8 @@
 //! Dropping and cancelling operations: no message is lost or received twice.
 
-use fabric_async::{CancelOutcome, Error};
+use bytes::BytesMut;
+use fabric_async::{CancelOutcome, Class, CompletionQueue, Error, OpKind};
+use futures_util::StreamExt;
 
 use crate::endpoint_fixture::{EndpointConfig, endpoint_pair, endpoint_pair_with, flush};
 use crate::payload::{
@@ -8,6 +10,7 @@ use crate::payload::{
     wait_until_stable, yield_times,
 };
 use crate::setup::Setup;
+use crate::shared_rx_fixture::SharedRxFixture;
 
 pub(crate) async fn dropped_unmatched_receive_takes_no_message(setup: Setup) {
     let (a, b, to_b) = endpoint_pair(&setup).await;
@@ -307,4 +310,158 @@ pub(crate) async fn started_send_progresses_without_sender_polling(setup: Setup)
         assert_bytes(&b.ep.recv().await.unwrap(), pattern(LONG_LEN, 6));
         op.await.unwrap();
     }
+}
+
+/// Takes the next entry of a queue, which must be a cancelled receive, and returns its context and
+/// the capacity of its buffer.
+async fn next_canceled(cq: &mut CompletionQueue) -> (u64, usize) {
+    let mut entry = cq.next().await.unwrap();
+    assert_eq!(entry.error.as_deref(), Some(&Error::Canceled), "{entry:?}");
+    let buf = entry.take_buf::<Vec<u8>>().unwrap();
+    assert!(buf.is_empty(), "nothing was received");
+    (entry.context, buf.capacity())
+}
+
+pub(crate) async fn oldest_posted_receive_of_a_context_is_cancelled(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
+    for (context, len) in [(1, 110), (2, 120), (1, 130)] {
+        b.ep.recv_into(Vec::with_capacity(len))
+            .context(context)
+            .post()
+            .unwrap();
+    }
+    assert!(
+        !b.ep.cancel(3).unwrap(),
+        "nothing was posted with context 3"
+    );
+    assert!(b.ep.cancel(1).unwrap());
+    assert_eq!(next_canceled(&mut b.cq).await, (1, 110));
+    assert_eq!(b.recv_counter.errors(), 1);
+    for context in [2, 1] {
+        a.ep.send(to_b, "goes to the next").await.unwrap();
+        let entry = b.cq.next().await.unwrap();
+        assert_eq!(entry.context, context);
+        assert_eq!(entry.bytes(), b"goes to the next");
+    }
+    assert!(!b.ep.cancel(1).unwrap(), "all of the context have ended");
+    let started = b.ep.recv().start().unwrap();
+    assert!(
+        !b.ep.cancel(0).unwrap(),
+        "a future is not cancelled by context"
+    );
+    a.ep.send(to_b, "for the future").await.unwrap();
+    assert_eq!(&started.await.unwrap()[..], b"for the future");
+    b.ep.clone().close().unwrap();
+    assert_eq!(b.ep.cancel(1), Err(Error::Closed(Class::Endpoint)));
+}
+
+pub(crate) async fn matched_posted_receive_is_not_cancelled(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
+    b.ep.recv_into(vec![0; 20]).context(5).post().unwrap();
+    a.ep.send(to_b, "matched").await.unwrap();
+    flush(&a, &b, to_b).await;
+    assert!(!b.ep.cancel(5).unwrap());
+    let entry = b.cq.next().await.unwrap();
+    assert_eq!((entry.context, entry.bytes()), (5, &b"matched"[..]));
+}
+
+pub(crate) async fn posted_sends_are_cancelled_until_they_begin(setup: Setup) {
+    // No provider lets the peer read messages of this length from the sender's memory, which would
+    // begin all sends at once.
+    const LEN: usize = 7000;
+    let (mut a, b, to_b) = endpoint_pair(&setup).await;
+    let mut done = Vec::new();
+    // Sends are posted until one waits for the receiver.
+    let mut posted = 0;
+    let canceled = loop {
+        let message = numbered_message(posted, LEN);
+        a.ep.send(to_b, message).context(posted).post().unwrap();
+        if a.ep.cancel(posted).unwrap() {
+            break posted;
+        }
+        posted += 1;
+        assert!(
+            posted < 10_000,
+            "a receiver that does not read stops its sender"
+        );
+        a.cq.try_read_batch(&mut done, 64);
+    };
+    assert!(!a.ep.cancel(canceled).unwrap());
+    let mut failed = loop {
+        a.cq.read_batch(&mut done, 64).await;
+        if let Some(at) = done.iter().position(|entry| entry.error.is_some()) {
+            break done.swap_remove(at);
+        }
+    };
+    assert_eq!(failed.error.as_deref(), Some(&Error::Canceled));
+    let buf = failed.take_buf::<Vec<u8>>().unwrap();
+    assert_eq!((failed.context, message_number(&buf)), (canceled, canceled));
+    let progress = a.spawn_progress();
+    for number in 0..canceled {
+        assert_eq!(message_number(&b.ep.recv().await.unwrap()), number);
+    }
+    a.ep.send(to_b, numbered_message(canceled + 1, 8))
+        .await
+        .unwrap();
+    let last = b.ep.recv().await.unwrap();
+    assert_eq!(
+        message_number(&last),
+        canceled + 1,
+        "the canceled one is not sent"
+    );
+    progress.abort();
+}
+
+pub(crate) async fn cancelled_posts_are_reported_with_selective_completion(setup: Setup) {
+    let config = EndpointConfig {
+        selective_completion: true,
+        ..EndpointConfig::default()
+    };
+    let mut b = setup.open_endpoint_with(config).await;
+    b.ep.recv_into(Vec::with_capacity(60))
+        .context(6)
+        .post()
+        .unwrap();
+    assert!(b.ep.cancel(6).unwrap());
+    assert_eq!(next_canceled(&mut b.cq).await, (6, 60));
+}
+
+pub(crate) async fn posted_multi_recv_is_cancelled_by_context(setup: Setup) {
+    let (a, mut b, to_b) = endpoint_pair(&setup).await;
+    let buf = BytesMut::with_capacity(1000);
+    let _posted = b.ep.recv_multi(buf).context(7).post().unwrap();
+    a.ep.send(to_b, "the only message").await.unwrap();
+    assert_eq!(b.cq.next().await.unwrap().bytes(), b"the only message");
+    assert!(b.ep.cancel(7).unwrap());
+    let mut release = b.cq.next().await.unwrap();
+    assert_eq!(
+        (release.context, release.kind),
+        (7, OpKind::MultiRecvRelease)
+    );
+    assert_eq!(release.error.as_deref(), Some(&Error::Canceled));
+    assert!(release.take_buf::<BytesMut>().unwrap().capacity() > 0);
+    assert!(!b.ep.cancel(7).unwrap());
+    a.ep.send(to_b, "not for that one").await.unwrap();
+    assert_eq!(&b.ep.recv().await.unwrap()[..], b"not for that one");
+}
+
+pub(crate) async fn posted_shared_receive_is_cancelled_by_context(setup: Setup) {
+    let mut fixture = SharedRxFixture::open(&setup, 2, EndpointConfig::default()).await;
+    let shared_rx = fixture.shared_rx.clone();
+    for len in [100, 200] {
+        shared_rx
+            .recv_into(Vec::with_capacity(len))
+            .context(4)
+            .post()
+            .unwrap();
+    }
+    assert!(!fixture.endpoints[0].cancel(4).unwrap(), "posted elsewhere");
+    assert!(shared_rx.cancel(4).unwrap());
+    assert_eq!(next_canceled(&mut fixture.cq).await, (4, 100));
+    let client = setup.open_endpoint().await;
+    let server = client.add_peers(&fixture.endpoints).await;
+    client.ep.send(server[1], "for the second").await.unwrap();
+    let entry = fixture.cq.next().await.unwrap();
+    assert_eq!(entry.bytes(), b"for the second");
+    assert!(!shared_rx.cancel(4).unwrap());
 }

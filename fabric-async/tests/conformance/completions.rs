@@ -83,7 +83,10 @@ pub(crate) async fn full_cq_refuses_posts(setup: Setup) {
         let refused = b.ep.recv_into(vec![7; 8]).post().unwrap_err();
         assert_eq!(
             (refused.error, refused.buf),
-            (Error::WouldBlock(Resource::CompletionEntry), vec![7; 8])
+            (
+                Error::WouldBlock(Resource::CompletionEntry { capacity: 4 }),
+                vec![7; 8]
+            )
         );
         for context in 0..4 {
             a.ep.send(to_b, vec![round])
@@ -94,7 +97,10 @@ pub(crate) async fn full_cq_refuses_posts(setup: Setup) {
         let refused = a.ep.send(to_b, vec![8]).post().unwrap_err();
         assert_eq!(
             (refused.error, refused.buf),
-            (Error::WouldBlock(Resource::CompletionEntry), vec![8])
+            (
+                Error::WouldBlock(Resource::CompletionEntry { capacity: 4 }),
+                vec![8]
+            )
         );
         // Futures need no completion queue entry.
         for context in 0..4 {

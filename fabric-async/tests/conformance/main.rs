@@ -42,6 +42,7 @@ mod connected_tagged;
 mod counters;
 mod datagrams;
 mod endpoint_fixture;
+mod event_loops;
 mod events;
 mod fences;
 mod handles;

@@ -515,7 +515,13 @@ pub(crate) async fn full_cq_stalls_multi_recv(setup: Setup) {
         }
         // All entries are used or reserved.
         let refused = b.ep.recv().context(2).post().unwrap_err();
-        assert_eq!(refused.error, Error::WouldBlock(Resource::CompletionEntry));
+        assert!(
+            matches!(
+                refused.error,
+                Error::WouldBlock(Resource::CompletionEntry { .. })
+            ),
+            "{refused}"
+        );
         let mut taken = 0;
         while taken < COUNT {
             let entry = next_entry(&mut b).await;
@@ -538,10 +544,12 @@ pub(crate) async fn full_cq_stalls_multi_recv(setup: Setup) {
                 .unwrap();
         }
         let refused = b.ep.recv_into(vec![0; 8]).tag(99).post().unwrap_err();
-        assert_eq!(
-            refused.error,
-            Error::WouldBlock(Resource::CompletionEntry),
-            "one entry is for the release of the buffer"
+        assert!(
+            matches!(
+                refused.error,
+                Error::WouldBlock(Resource::CompletionEntry { .. })
+            ),
+            "one entry is for the release of the buffer: {refused}"
         );
         for tag in [99, 99] {
             a.ep.send(to_b, "x").tag(tag).await.unwrap();
@@ -821,7 +829,13 @@ pub(crate) async fn invalid_multi_recv_is_refused(setup: Setup) {
     held.extend_from_slice(b"before");
     let one = b.ep.recv().start().unwrap();
     let refused = b.ep.recv_multi(held).start().unwrap_err();
-    assert_eq!(refused.error, Error::WouldBlock(Resource::ReceiveEntry));
+    assert!(
+        matches!(
+            refused.error,
+            Error::WouldBlock(Resource::ReceiveEntry { .. })
+        ),
+        "{refused}"
+    );
     assert_eq!(
         (&refused.buf[..], refused.buf.capacity()),
         (&b"before"[..], 100),

@@ -305,7 +305,10 @@ pub(crate) async fn claimed_message_can_be_received_by_post(setup: Setup) {
     let refused = first.recv_into(vec![0; 64]).post().unwrap_err();
     assert_eq!(
         (refused.error, refused.buf.len()),
-        (Error::WouldBlock(Resource::CompletionEntry), 64)
+        (
+            Error::WouldBlock(Resource::CompletionEntry { capacity: 1 }),
+            64
+        )
     );
     let entry = b.cq.next().await.unwrap();
     assert_eq!(

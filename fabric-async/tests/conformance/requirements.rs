@@ -28,6 +28,8 @@ pub(crate) struct Requirements {
     pub(crate) sockets: bool,
     /// The domain progresses automatically.
     pub(crate) auto_progress: bool,
+    /// An event loop can drive the domain and block: manual progress, and not policy spin.
+    pub(crate) event_loop: bool,
     /// Long messages can be copied once, by cross-memory attach.
     pub(crate) single_copy: bool,
     /// The provider refuses at least one of [`LEVELS`].
@@ -45,6 +47,7 @@ impl Requirements {
             local_comm_only: false,
             sockets: false,
             auto_progress: false,
+            event_loop: false,
             single_copy: false,
             lacks_a_level: false,
         }
@@ -137,6 +140,14 @@ impl Requirements {
     pub(crate) const fn auto_progress(self) -> Self {
         Self {
             auto_progress: true,
+            ..self
+        }
+    }
+
+    /// Requires that an event loop can drive the domain and block.
+    pub(crate) const fn event_loop(self) -> Self {
+        Self {
+            event_loop: true,
             ..self
         }
     }

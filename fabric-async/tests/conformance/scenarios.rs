@@ -204,6 +204,12 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         dropping_a_send_without_credit_sends_nothing: MSG,
         dropped_send_is_delivered: MSG,
         started_send_progresses_without_sender_polling: MSG,
+        oldest_posted_receive_of_a_context_is_cancelled: ANY_EP_TYPE,
+        matched_posted_receive_is_not_cancelled: MSG_TAGGED,
+        posted_sends_are_cancelled_until_they_begin: MSG,
+        cancelled_posts_are_reported_with_selective_completion: ANY_EP_TYPE,
+        posted_multi_recv_is_cancelled_by_context: MULTI_RECV,
+        posted_shared_receive_is_cancelled_by_context: MSG.shared_rx(),
     }
     select_races {
         select_loses_no_message: MSG,
@@ -530,6 +536,15 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         operation_can_move_between_tasks: ANY_EP_TYPE,
         messages_wake_sleeping_tasks: ANY_EP_TYPE,
         many_simultaneous_peer_closes_are_all_reported: MSG,
+    }
+    event_loops {
+        event_loops_drive_their_domains: ANY_EP_TYPE,
+        threads_in_event_loops_share_a_domain: ANY_EP_TYPE,
+        descriptors_wake_threads_beside_a_driver: ANY_EP_TYPE,
+        eq_and_counter_descriptors_wake_a_thread: MSG,
+        futures_complete_in_an_event_loop: ANY_EP_TYPE.event_loop(),
+        passes_of_another_thread_leave_the_descriptor_armed: ANY_EP_TYPE.event_loop(),
+        domain_with_a_driver_has_no_descriptor: ANY_EP_TYPE.auto_progress(),
     }
     loopback {
         endpoint_sends_messages_to_itself: DIRECTED,

@@ -121,7 +121,7 @@ pub(crate) async fn unreported_op_reserves_a_cq_entry(setup: Setup) {
     }
     .with_small_socket_buffers();
     let (mut a, mut b, to_b) = endpoint_pair_with(&setup, config.clone(), config).await;
-    let full = Error::WouldBlock(Resource::CompletionEntry);
+    let full = Error::WouldBlock(Resource::CompletionEntry { capacity: 3 });
     for round in 0..4 {
         let receive = || b.ep.recv().tag(2).post().map_err(|failed| failed.error);
         // Longer than any peer buffers: without a receive the send stays pending.

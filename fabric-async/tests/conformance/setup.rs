@@ -246,12 +246,19 @@ impl Setup {
             && (!needs.local_comm_only || !is_remote)
             && (!needs.sockets || matches!(self.provider, "tcp" | "udp"))
             && (!needs.auto_progress || self.progress == Progress::Auto)
+            && (!needs.event_loop || self.can_block_in_event_loop())
             && (!needs.single_copy || self.provider == "shm"))
     }
 
+    /// Returns whether an event loop can drive domains of this setup and block.
+    fn can_block_in_event_loop(&self) -> bool {
+        self.progress != Progress::Auto && self.wait_policy != WaitPolicy::Spin
+    }
+
     /// Returns what an offer depends on: setups of one value are offered the same.
-    pub(crate) fn offer_key(&self) -> (&'static str, Progress) {
-        (self.provider_chain.unwrap_or(self.provider), self.progress)
+    pub(crate) fn offer_key(&self) -> (&'static str, Progress, WaitPolicy) {
+        let provider = self.provider_chain.unwrap_or(self.provider);
+        (provider, self.progress, self.wait_policy)
     }
 
     /// Returns what the machine lacks for domains of this setup with io_uring, and the error that

@@ -37,7 +37,9 @@ pub(crate) async fn many_endpoints_share_few_posted_receives(setup: Setup) {
     let refused = fixture.shared_rx.recv_into(vec![0; 8]).post().unwrap_err();
     assert_eq!(
         refused.error,
-        Error::WouldBlock(Resource::ReceiveEntry),
+        Error::WouldBlock(Resource::ReceiveEntry {
+            limit: POOL as usize
+        }),
         "all receives are posted by the pool"
     );
     let mut clients = Vec::new();
@@ -429,7 +431,10 @@ pub(crate) async fn posts_report_to_the_shared_context_cq(setup: Setup) {
         .unwrap_err();
     assert_eq!(
         (refused.error, &refused.buf[..]),
-        (Error::WouldBlock(Resource::CompletionEntry), &[7; 3][..])
+        (
+            Error::WouldBlock(Resource::CompletionEntry { capacity: 4 }),
+            &[7; 3][..]
+        )
     );
     for number in 0..4u64 {
         a.ep.send(addrs[number as usize % 2], numbered_message(number, 10))

@@ -7,6 +7,7 @@ mod churn;
 mod completion_levels;
 mod connected_shm;
 mod connected_shm_hostile;
+mod event_loops;
 mod forks;
 mod guide;
 mod health;

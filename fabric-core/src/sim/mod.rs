@@ -82,6 +82,10 @@ impl Transport for SimTransport {
         NAME
     }
 
+    fn is_offered_by_name_only(&self) -> bool {
+        true
+    }
+
     fn offers(&self) -> Vec<Info> {
         base_offer().for_both_progress_models().into()
     }

@@ -23,7 +23,7 @@ pub struct ConnReq {
 
 /// The connection behind a connection request. It belongs to no domain yet. Dropping it rejects the
 /// request without private data.
-pub trait ConnReqHandle: Any + Send {
+pub trait ConnReqHandle: Any + Send + Sync {
     /// Rejects the request with this private data.
     fn reject(self: Box<Self>, data: &[u8]);
 }
@@ -75,4 +75,27 @@ pub struct Connected {
     /// The capabilities among [`Caps::TAGGED`] and [`Caps::ATOMIC`] whose operations may be posted.
     /// A transport that checks each operation against its peer reports both.
     pub peer_caps: Caps,
+}
+
+impl fmt::Debug for ConnectParams<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectParams")
+            .field("peer", &self.peer)
+            .field("data_len", &self.data.len())
+            .field("mode", &self.mode)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ConnectMode<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connect { from, timeout } => f
+                .debug_struct("Connect")
+                .field("from", from)
+                .field("timeout", timeout)
+                .finish(),
+            Self::Accept(_) => f.write_str("Accept"),
+        }
+    }
 }

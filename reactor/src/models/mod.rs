@@ -7,6 +7,7 @@
 //! | `doorbell` | neither end of a ring sleeps while it could make progress |
 //! | `op_slots` | an operation completes once, for its own future, and wakes it without the lock |
 //! | `progress` | while a task waits, the driver is awake or every peer rings its doorbell |
+//! | `event_loop` | while an event loop blocks, it is woken for every arrival and completion |
 //! | `fast_path_order` | a send over the fast path overtakes no operation that waits in the domain |
 //!
 //! `ring_memory`, `mock_transport` and `epoll_set` stand in for what loom cannot see: shared
@@ -18,6 +19,7 @@
 
 mod doorbell;
 mod epoll_set;
+mod event_loop;
 mod fast_path_order;
 mod mock_transport;
 mod op_slots;

@@ -140,7 +140,10 @@ impl LoanAllocator for LoanPool {
                 .map(|chunk| chunk.len())
                 .sum();
             if in_use + size > MAX_LOAN_BYTES {
-                return Err(Error::WouldBlock(Resource::LoanMemory));
+                return Err(Error::WouldBlock(Resource::LoanMemory {
+                    in_use,
+                    limit: MAX_LOAN_BYTES,
+                }));
             }
             // Free chunks of other sizes make room.
             while used(&pool) > MAX_LOAN_BYTES {

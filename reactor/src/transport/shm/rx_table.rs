@@ -17,9 +17,10 @@
 //! not look at idle connections. A peer that clears the flag without ringing the doorbell delays
 //! only its own messages, until its connection is polled. `models/doorbell` checks this.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
+use fabric_core::Address;
 use slab::Slab;
 
 use super::rx_connection::{PendingHandshake, RxConnection};
@@ -58,6 +59,8 @@ impl RxSlot {
 #[derive(Debug, Default)]
 pub(crate) struct RxConnections {
     slots: Slab<RxSlot>,
+    /// Established connections by the address of the peer, which may have several: the indices.
+    by_address: HashMap<Address, Vec<usize>>,
     active: Vec<usize>,
     idle: VecDeque<usize>,
     /// Connections whose handshake is pending, oldest first.
@@ -127,13 +130,28 @@ impl RxConnections {
     /// Adds an established connection.
     pub(crate) fn insert_established(&mut self, mut peer: Box<RxConnection>) -> usize {
         peer.last_active = self.passes;
+        let address = peer.peer_address.clone();
         let connection_index = self.slots.insert(RxSlot::Established(peer));
+        self.by_address
+            .entry(address)
+            .or_default()
+            .push(connection_index);
         self.active.push(connection_index);
         connection_index
     }
 
     pub(crate) fn remove(&mut self, connection_index: usize) -> Option<RxConnection> {
-        self.slots.get(connection_index)?.established()?;
+        let address = &self
+            .slots
+            .get(connection_index)?
+            .established()?
+            .peer_address;
+        if let Some(connections) = self.by_address.get_mut(address) {
+            connections.retain(|open| *open != connection_index);
+            if connections.is_empty() {
+                self.by_address.remove(address);
+            }
+        }
         self.active.retain(|active| *active != connection_index);
         self.idle.retain(|idle| *idle != connection_index);
         match self.slots.try_remove(connection_index)? {
@@ -149,6 +167,21 @@ impl RxConnections {
     /// Returns all established connections.
     pub(crate) fn peers(&self) -> impl Iterator<Item = &RxConnection> {
         self.slots.iter().filter_map(|(_, slot)| slot.established())
+    }
+
+    /// Calls `act` with every established connection with the peer at this address.
+    pub(crate) fn for_each_at(
+        &mut self,
+        address: &Address,
+        mut act: impl FnMut(&mut RxConnection),
+    ) {
+        let connections = self.by_address.get(address);
+        for &at in connections.map_or(&[][..], Vec::as_slice) {
+            let peer = self.slots.get_mut(at).and_then(RxSlot::established_mut);
+            if let Some(peer) = peer {
+                act(peer);
+            }
+        }
     }
 
     pub(crate) fn peers_mut(&mut self) -> impl Iterator<Item = &mut RxConnection> {

@@ -103,14 +103,14 @@ impl ShmEndpoint {
         address: &Address,
     ) {
         let bound = engine.incarnation_of(self.id, addr);
-        for peer in self.rx_connections.peers_mut().filter(|peer| {
-            peer.peer_address == *address
-                && peer.source.is_none()
-                && bound.is_none_or(|bound| bound == peer.identity.into())
-        }) {
-            peer.source = Some(addr);
-            self.rx.own.assign_source(engine, peer.peer_key, addr);
-        }
+        let rx = &mut self.rx.own;
+        self.rx_connections.for_each_at(address, |peer| {
+            let is_of_peer = bound.is_none_or(|bound| bound == peer.identity.into());
+            if peer.source.is_none() && is_of_peer {
+                peer.source = Some(addr);
+                rx.assign_source(engine, peer.peer_key, addr);
+            }
+        });
         if let Some(mut tx) = self.tx_connection(addr) {
             // The application may have inserted the address itself: the handle then stands for any
             // incarnation.

@@ -7,6 +7,7 @@ use fabric_core::{Error, Resource, Result};
 
 use super::QueuedTx;
 use super::channel::TxChannel;
+use crate::transport::shm::record::MAX_ACKS;
 
 impl TxChannel {
     /// Returns the ack to request with the first record of this message, if it needs one.
@@ -18,10 +19,14 @@ impl TxChannel {
         if front.started || !level.needs_ack() {
             return Ok(None);
         }
-        let number = self
-            .pending_acks
-            .vacant_id()
-            .ok_or(Error::WouldBlock(Resource::TransmitCredit))?;
+        let number = self.pending_acks.vacant_id().ok_or_else(|| {
+            Error::WouldBlock(Resource::TransmitCredit {
+                peer: front.tx_op.peer,
+                in_use: MAX_ACKS,
+                peer_limit: MAX_ACKS,
+                free: 0,
+            })
+        })?;
         Ok(Some(AckRequest { number, level }))
     }
 

@@ -64,6 +64,7 @@ impl TcpEndpoint {
         let connection_index = self
             .connections
             .insert(ConnectionState::Established(Box::new(connection)));
+        self.peers[peer].established.push(connection_index);
         self.mark_active(connection_index);
         self.arm_timer();
         connection_index
@@ -83,6 +84,9 @@ impl TcpEndpoint {
         self.active_connections
             .retain(|active| *active != connection_index);
         let (peer, name) = (connection.peer, self.peers[connection.peer].address.clone());
+        self.peers[peer]
+            .established
+            .retain(|open| *open != connection_index);
         if self.peers[peer].connection == Some(connection_index) {
             connection.cancel_uring_send(&mut self.peers[peer].tx_queue, engine);
         }
@@ -190,7 +194,7 @@ impl TcpEndpoint {
         if peer.fi_addr.is_none()
             && peer.connection.is_none()
             && peer.tx_queue.is_empty()
-            && !self.established().any(|l| l.peer == peer_index)
+            && peer.established.is_empty()
         {
             let peer = self.peers.remove(peer_index);
             self.peer_by_socket_addr.remove(&peer.socket_addr);

@@ -102,6 +102,8 @@ struct TcpPeer {
     fi_addr: Option<FiAddr>,
     /// Index of the connection that sends use.
     connection: Option<usize>,
+    /// Indices of all established connections with the peer.
+    established: Vec<usize>,
     tx_queue: VecDeque<QueuedOp>,
     /// Set while the peer refuses because it connects as well: when to retry, and the last delay.
     retry: Option<(Instant, Duration)>,
@@ -121,6 +123,7 @@ impl TcpPeer {
             socket_addr,
             fi_addr: None,
             connection: None,
+            established: Vec::new(),
             tx_queue: VecDeque::new(),
             retry: None,
             retry_deadline: None,

@@ -78,9 +78,13 @@ impl TcpEndpoint {
         address: &Address,
     ) {
         let bound = engine.incarnation_of(self.id, addr);
-        for (_, state) in &mut self.connections {
-            if let ConnectionState::Established(connection) = state
-                && self.peers[connection.peer].address == *address
+        let peer = address
+            .socket_addr()
+            .and_then(|socket_addr| self.peer_by_socket_addr.get(&socket_addr));
+        // Only connections with this peer are looked at: adding n peers takes n steps.
+        for &connection_index in peer.map_or(&[][..], |&peer| &self.peers[peer].established) {
+            if let Some(ConnectionState::Established(connection)) =
+                self.connections.get_mut(connection_index)
                 && connection.source.is_none()
                 && (bound.is_none() || bound == connection.incarnation())
             {

@@ -1,0 +1,143 @@
+//! Event loops: waiting with epoll, and driving a domain without Tokio.
+//!
+//! After this chapter you can wait for a queue in an event loop of your own, drive a domain from
+//! it, and wait for several objects at once.
+//!
+//! # Descriptors
+//!
+//! [`CompletionQueue`], [`EventQueue`], [`Counter`] and [`Domain`] have a descriptor, [`WaitFd`]
+//! (`FI_GETWAIT`), for `poll`, epoll, mio or Tokio's `AsyncFd`. It is level-triggered and can be
+//! watched edge-triggered. `wait_fd` returns it, and it is the same at each call.
+//!
+//! A thread blocks on it only after `prepare_wait` of the same object returned [`TryWait::Block`]
+//! (`fi_trywait(3)`):
+//!
+//! | `prepare_wait` returns | meaning | then |
+//! |---|---|---|
+//! | [`TryWait::Block`] | nothing is ready, and what becomes ready later makes the descriptor readable | block |
+//! | [`TryWait::Poll`] | something is ready, or progress is due | read the object and ask again |
+//!
+//! A thread that watches several objects asks all of them, and blocks if all say `Block`. After it
+//! was woken it asks again: a descriptor stays readable until then. Spurious wake-ups happen.
+//! With [`WaitPolicy::Spin`] the answer is always `Poll`.
+//!
+//! # With a driver
+//!
+//! A domain has a driver, a thread or a task, see [`progress`](super::progress). It makes progress
+//! while the program blocks, so the descriptor of a queue or counter becomes readable when its next
+//! entry or change is there. A driver *task* must be able to run: do not block the only thread of
+//! its runtime. Such a domain has no descriptor of its own.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Endpoint, Progress, TryWait};
+//! use rustix::event::{PollFd, PollFlags, poll};
+//! let a = Endpoint::options().progress(Progress::Auto).bind("shm://").await?;
+//! let b = Endpoint::options().progress(Progress::Auto).bind("shm://").await?;
+//! let to_b = a.add_peer(b.name()).await?;
+//! let mut received = b.take_completions().expect("the first call gets the queue");
+//! b.recv_into(vec![0; 16]).context(7).post()?;
+//!
+//! let thread = std::thread::spawn(move || -> fabric_async::Result<_> {
+//!     let (fd, mut batch) = (received.wait_fd()?, Vec::new());
+//!     while received.try_read_batch(&mut batch, 8) == 0 {
+//!         if received.prepare_wait()? == TryWait::Block {
+//!             let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], None);   // without a timeout
+//!         }
+//!     }
+//!     Ok(batch)
+//! });
+//! a.send(to_b, "wake up").await?;
+//! let batch = thread.join().expect("the thread does not panic")?;
+//! assert_eq!((batch[0].context, batch[0].bytes()), (7, &b"wake up"[..]));
+//! # Ok(()) }
+//! ```
+//!
+//! # Without Tokio
+//!
+//! [`DomainBuilder::driven_by_event_loop`] opens a domain with manual progress and no driver. No
+//! runtime is needed. `prepare_wait` and every read of a queue make progress, and nothing else
+//! does: between two calls no message is taken, no queued send leaves, no connection is accepted.
+//! The descriptor of a queue or counter then also becomes readable when progress is due, so a loop
+//! needs the descriptors of the queues it reads, or that of the domain.
+//!
+//! Several threads may each wait for objects of their own in one such domain. Whichever thread is
+//! woken makes progress for all, and wakes those whose objects became ready.
+//!
+//! Futures work there too: poll them, and when none can go on, block on the domain.
+//!
+//! ```
+//! use fabric_async::{CqBind, Domain, Fabric, Hints, TryWait, discover};
+//! use futures_util::FutureExt;
+//! use rustix::event::{PollFd, PollFlags, poll};
+//! use std::future::Future;
+//! use std::task::{Context, Poll, Waker};
+//!
+//! /// The smallest executor: one future, driven by one domain.
+//! fn block_on<T>(domain: &Domain, future: impl Future<Output = T>) -> fabric_async::Result<T> {
+//!     let (mut future, fd) = (std::pin::pin!(future), domain.wait_fd()?);
+//!     loop {
+//!         let mut cx = Context::from_waker(Waker::noop());
+//!         if let Poll::Ready(output) = future.as_mut().poll(&mut cx) {
+//!             return Ok(output);
+//!         }
+//!         if domain.prepare_wait()? == TryWait::Block {
+//!             let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], None);
+//!         }
+//!     }
+//! }
+//!
+//! fn main() -> fabric_async::Result<()> {                           // no runtime
+//!     let found = discover(&Hints::new().provider("shm")).now_or_never().expect("does not wait")?;
+//!     let info = &found[0];
+//!     let domain = Fabric::open(info)?.domain_builder(info).driven_by_event_loop().open()?;
+//!     let (cq, av) = (domain.completion_queue(8)?, domain.address_vector()?);
+//!     let ep = domain.endpoint(info)?;
+//!     let ep = ep.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?.bind_av(&av)?.enable();
+//!     let ep = block_on(&domain, ep)??;
+//!     let me = av.insert(ep.name())?;
+//!     block_on(&domain, ep.send(me, "to myself").into_future())??;
+//!     let message = block_on(&domain, ep.recv().into_future())??;
+//!     assert_eq!(&message[..], b"to myself");
+//!     Ok(())
+//! }
+//! ```
+//!
+//! The example program `event_loop` does the same with queues and epoll. Not available without
+//! Tokio: host names, [`Endpoint::bind`] with manual progress, and passive endpoints with manual
+//! progress.
+//!
+//! # Several objects at once
+//!
+//! libfabric's wait sets and poll sets (`fi_wait_open`, `fi_poll_open`) have no type here:
+//!
+//! | C | here, in tasks | here, in an event loop |
+//! |---|---|---|
+//! | `fi_poll(3)`: which of these has something | `tokio::select!` over `read`; `SelectAll` or `select` of `futures-util`, or `StreamExt::merge` of `tokio-stream`, over the queues as streams | `try_read_batch` of each |
+//! | `fi_poll_add`, `fi_poll_del` | push to a `SelectAll` or `StreamMap`, drop the stream | |
+//! | `fi_wait(3)`: block until one has something | the same, awaited | `prepare_wait` of each, then one epoll |
+//! | `fi_trywait` | nothing: a waker cannot be missed | `prepare_wait` |
+//! | progress of all objects | each domain makes progress as a whole: waiting for one object drives the others of its domain | the same; [`Domain::progress`] |
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::Endpoint;
+//! use futures_util::StreamExt;
+//! use futures_util::stream::SelectAll;
+//! let (a, b) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+//! let (to_a, to_b) = (a.add_peer(a.name()).await?, a.add_peer(b.name()).await?);
+//! let mut set = SelectAll::new();                                   // a poll set
+//! for (index, ep) in [&a, &b].into_iter().enumerate() {
+//!     ep.recv_into(vec![0; 8]).post()?;
+//!     let queue = ep.take_completions().expect("the first call gets the queue");
+//!     set.push(queue.map(move |done| (index, done)));
+//! }
+//! a.send(to_b, "b").await?;
+//! let (index, done) = set.next().await.expect("queues do not end");
+//! assert_eq!((index, done.bytes()), (1, &b"b"[..]));
+//! # let _ = to_a;
+//! # Ok(()) }
+//! ```
+
+#[cfg(doc)]
+use crate::*;
