@@ -80,7 +80,9 @@ fn passes_of_other_threads_leave_the_event_loop_armed() {
             let engine = engine.clone();
             thread::spawn(move || engine.progress())
         };
-        keys.map(|key| wait_in_event_loop(&engine, key));
+        for key in keys {
+            wait_in_event_loop(&engine, key);
+        }
         peer.join().expect("peer panicked");
         other.join().expect("other thread panicked");
     });
