@@ -15,9 +15,8 @@
 //! packet says where the message is in the sender's memory, the receiver reads it with RMA reads
 //! and reports the end of the last read. The sender chooses between the two. This library sends
 //! every message above 16 KiB as a rendezvous message. It accepts segments and never sends them:
-//! libfabric
-//! 1.17 accepts them over its provider `net` but not over `tcp`, and nothing in the handshake tells
-//! which of the two the peer uses.
+//! libfabric's provider `net` of 1.17 accepts them, `tcp` does not, and nothing in the handshake
+//! tells which of the two the peer uses.
 //!
 //! An atomic operation is a packet, and so is its response. They carry an id that the initiator
 //! chooses. Reads and writes are frames, as in the native protocol.
