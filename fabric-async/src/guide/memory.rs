@@ -27,13 +27,17 @@
 //! | type | send | room of a receive | length afterwards |
 //! |---|---|---|---|
 //! | `Vec<u8>`, `BytesMut` | yes | its *capacity* | that of the message |
-//! | `Box<[u8]>` | yes | its length | unchanged; the message is at the start |
+//! | `Box<[u8]>`, `[u8; N]` | yes | its length | unchanged; the message is at the start |
 //! | [`PooledBuf`] | yes | any message | that of the message |
 //! | `Box<dyn` [`CustomBuf`]`>` | yes | its writable window | set by its methods |
 //! | [`Loan`] | as a copy | cannot receive | |
-//! | `Bytes`, `String`, `&'static str`, `&'static [u8]`, `&'static [u8; N]` | yes | cannot receive | |
+//! | `Bytes`, `Arc<[u8]>`, `String`, `&'static str`, `&'static [u8]`, `&'static [u8; N]` | yes | cannot receive | |
 //! | [`Gather`] | yes | cannot receive | |
 //! | [`Scatter`] | what it has received | sum of its parts | set for each part |
+//!
+//! An array of up to 31 bytes lies in the operation itself: posting it allocates nothing. A longer one
+//! is moved to the heap when its operation has to wait. A `String` cannot be received into, because
+//! a peer may send bytes that are not UTF-8: receive a `Vec<u8>` and convert it.
 //!
 //! [`Done`] dereferences to the received bytes where the type has them in one slice. A message that
 //! is longer than the room fails with [`Error::Truncated`]: its first bytes are in the buffer, the

@@ -34,6 +34,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         unexpected_messages_arrive_whole: MSG,
         every_kind_of_buffer_can_be_sent: MSG,
         every_kind_of_buffer_can_receive: MSG,
+        queued_arrays_arrive_whole: MSG,
         received_buffer_can_be_sent_without_copy: SOURCE,
         bind_convenience_works: DIRECTED,
     }

@@ -5,6 +5,7 @@
 //! usual buffer types are variants of an enum, so that posting one allocates nothing.
 
 mod any;
+mod array;
 mod loan;
 mod payload;
 mod pool;
@@ -13,11 +14,14 @@ mod vectored;
 
 pub(crate) use any::append;
 pub use any::{AnyBuf, CustomBuf};
+pub use array::InlineBuf;
 pub use loan::{Loan, LoanMemory, LoanedBuf, PeerMemory};
 pub use payload::{Payload, VectoredPayload};
 pub use pool::{BufferPool, PooledBuf};
 pub use source::CopySource;
 pub use vectored::{Gather, Scatter};
+
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
@@ -25,9 +29,12 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A buffer whose bytes can be sent: `Vec<u8>`, `Box<[u8]>`, `Bytes`, `BytesMut`, `&'static [u8]`,
-/// `&'static str`, `String`, [`PooledBuf`], [`Loan`], [`LoanedBuf`], or the user's own type with
-/// [`CustomBuf`]; or a vector of buffers: [`Gather`].
+/// A buffer whose bytes can be sent: `Vec<u8>`, `Box<[u8]>`, `Arc<[u8]>`, `[u8; N]`, `Bytes`,
+/// `BytesMut`, `&'static [u8]`, `&'static str`, `String`, [`PooledBuf`], [`Loan`], [`LoanedBuf`], or
+/// the user's own type with [`CustomBuf`]; or a vector of buffers: [`Gather`].
+///
+/// An array of up to 31 bytes is stored in the operation itself, a longer one is moved to the heap
+/// when its operation has to wait.
 ///
 /// Sealed, because its methods run while a domain is locked.
 #[diagnostic::on_unimplemented(
@@ -61,8 +68,11 @@ pub trait FlatBuf: IoBuf {
 /// A buffer that can be received into.
 ///
 /// The capacity of a `Vec<u8>` or `BytesMut` limits the message, and its length becomes that of the
-/// message. The length of a `Box<[u8]>` limits the message, and does not change. A [`PooledBuf`]
-/// grows to the message. A [`Scatter`] is several buffers.
+/// message. The length of a `Box<[u8]>` or `[u8; N]` limits the message, and does not change. A
+/// [`PooledBuf`] grows to the message. A [`Scatter`] is several buffers.
+///
+/// A `String` cannot be received into, because a peer may send bytes that are not UTF-8: receive
+/// into a vector and check it with [`String::from_utf8`]. The bytes of an `Arc<[u8]>` are shared.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be received into",
     note = "an operation owns its buffer until it completes: pass a `Vec<u8>`, `Box<[u8]>` \
@@ -97,6 +107,7 @@ macro_rules! impl_flat_buf {
 impl_flat_buf! {
     Vec<u8> => Vec, |buf| buf;
     Box<[u8]> => Boxed, |buf| buf;
+    Arc<[u8]> => Shared, |buf| buf;
     Bytes => Bytes, |buf| buf;
     BytesMut => BytesMut, |buf| buf;
     &'static [u8] => Static, |buf| buf;
@@ -150,6 +161,12 @@ mod tests {
     fn every_buffer_type_round_trips() {
         round_trip(vec![1u8, 2]);
         round_trip(vec![1u8].into_boxed_slice());
+        round_trip(Arc::<[u8]>::from(&b"ab"[..]));
+        round_trip([0u8; 0]);
+        round_trip([7u8; 3]);
+        round_trip([7u8; InlineBuf::CAPACITY]);
+        round_trip([7u8; InlineBuf::CAPACITY + 1]);
+        round_trip([7u8; 5000]);
         round_trip(Bytes::from_static(b"ab"));
         round_trip(BytesMut::from(&b"ab"[..]));
         round_trip(b"abc".as_slice());
@@ -158,6 +175,9 @@ mod tests {
         round_trip(String::from("abc"));
         assert!(String::from_any(AnyBuf::Vec(vec![1])).is_err());
         assert!(<&[u8; 2]>::from_any(AnyBuf::Static(b"abc")).is_err());
+        assert!(<[u8; 2]>::from_any([1u8; 3].into_any()).is_err());
+        assert!(<[u8; 50]>::from_any([1u8; 51].into_any()).is_err());
+        assert!(<[u8; 3]>::from_any(AnyBuf::Vec(vec![1; 3])).is_err());
     }
 
     #[test]
@@ -175,6 +195,16 @@ mod tests {
         any.write_at(0, &source, 0, 3);
         any.finish(3);
         assert_eq!(any.bytes(), [b'h', b'e', b'l', 9]);
+
+        for mut any in [[9u8; 4].into_any(), [9u8; 400].into_any()] {
+            let len = any.bytes().len();
+            assert_eq!((any.recv_capacity(), any.bytes_mut().len()), (len, len));
+            any.write_at(0, &source, 0, 2);
+            any.write_at(2, &source, 2, 1);
+            any.finish(3);
+            assert_eq!(any.bytes()[..4], [b'h', b'e', b'l', 9]);
+            assert_eq!(any.bytes().len(), len, "an array keeps its length");
+        }
 
         let mut any = vec![7u8; 4].into_any();
         any.finish(0);

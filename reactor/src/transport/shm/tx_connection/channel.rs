@@ -32,6 +32,8 @@ pub(super) const MAX_ACCESS_PER_PASS: usize = 256 * 1024;
 pub(super) const MAX_NOTIFICATION_LEN: usize = 64;
 /// Payload of one record of a longer message.
 pub(super) const FRAGMENT_LEN: usize = 8 * 1024;
+// The peer is given the address of a longer payload, and the bytes of an `InlineBuf` may move.
+const _: () = assert!(FRAGMENT_LEN >= fabric_core::buf::InlineBuf::CAPACITY);
 
 /// The hello of a connection whose peer has not sent `Ready` yet.
 #[derive(Debug)]

@@ -24,6 +24,8 @@ use super::onesided::{CompletionTrigger, build_frame, fail_first};
 /// Longest message that is copied into the write buffer, in bytes; a longer one is sent from its
 /// own buffer.
 pub(super) const MAX_BUFFERED_MESSAGE: usize = 16 << 10;
+// io_uring keeps pointers into longer payloads, and the bytes of an `InlineBuf` may move.
+const _: () = assert!(MAX_BUFFERED_MESSAGE >= fabric_core::buf::InlineBuf::CAPACITY);
 /// Bytes that are collected before they are written in any case.
 pub(super) const WRITE_BUFFER_LIMIT: usize = 64 << 10;
 /// Bytes to one peer in one pass.
