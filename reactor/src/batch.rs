@@ -65,6 +65,7 @@ impl PostBatch<'_> {
             spec.more,
             "batched post without FI_MORE rings a doorbell each"
         );
+        let buf = self.domain.own_payload(buf)?;
         self.posts += 1;
         self.engine
             .send(self.ep, spec, buf, target, CreditMode::NoWait)
@@ -83,6 +84,7 @@ impl PostBatch<'_> {
         buf: B,
         target: CompletionTarget,
     ) -> Result<(), Failed<B>> {
+        let buf = self.domain.own_payload(buf)?;
         self.posts += 1;
         self.engine
             .write_rma_iov(self.ep, spec, rma_iovs, buf, target, CreditMode::NoWait)

@@ -194,6 +194,21 @@ impl DomainHandle {
             .map_or_else(|| loan_allocator.allocate(len), Ok)
     }
 
+    /// Copies the bytes of a received loan if the transport has no loans: it could not borrow them.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](fabric_core::Error::OutOfMemory), with the buffer.
+    #[inline]
+    #[allow(clippy::result_large_err)] // as of every post
+    pub(crate) fn own_payload<B: IoBuf>(&self, mut buf: B) -> Result<B, Failed<B>> {
+        if self.loan_allocator.is_none()
+            && let Err(error) = buf.copy_from_peer()
+        {
+            return Err(Failed::new(error, buf));
+        }
+        Ok(buf)
+    }
+
     /// Polls the descriptors, as
     /// [`FastPathResult::SentPollDue`](fabric_core::transport::FastPathResult::SentPollDue)
     /// requires.

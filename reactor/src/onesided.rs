@@ -45,6 +45,7 @@ impl DomainHandle {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
+        let buf = self.own_payload(buf)?;
         self.with_engine(|locked| locked.write_rma_iov(ep, spec, segments, buf, target, credit))
     }
 

@@ -234,8 +234,7 @@ impl BenchEndpoint {
     /// Receives one message.
     pub(super) async fn recv_one(&mut self, peer: FiAddr, buf: Vec<u8>) -> Result<Vec<u8>> {
         if self.op == BenchOp::Loan {
-            // SAFETY: the other side is this program, which does not write memory that it has lent.
-            let loan = unsafe { self.ep.recv_loan() }.from(peer).await?;
+            let loan = self.ep.recv_loan().from(peer).await?;
             drop(loan);
             return Ok(buf);
         }

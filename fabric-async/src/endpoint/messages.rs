@@ -277,10 +277,11 @@ impl<M: ThreadModel> Endpoint<M> {
     /// let mut frame = ep.loan(8 << 20)?;
     /// frame[..5].copy_from_slice(b"hello");
     /// ep.lend(me, frame).tag(7).await?;
-    /// // SAFETY: the sender, this program, does not write to memory that it has lent.
-    /// let frame = unsafe { ep.recv_loan() }.tag(7).await?;
-    /// assert_eq!((&frame[..5], frame.len()), (&b"hello"[..], 8 << 20));
-    /// assert!(frame.buf.is_in_place());
+    /// let frame = ep.recv_loan().tag(7).await?.into_buf();
+    /// let mut start = [0; 5];
+    /// frame.read_at(0, &mut start);
+    /// assert_eq!((&start, frame.len()), (b"hello", 8 << 20));
+    /// assert!(frame.is_in_place());
     /// # Ok(()) }
     /// ```
     ///
@@ -294,20 +295,13 @@ impl<M: ThreadModel> Endpoint<M> {
     /// memory of the domain's pool. The memory returns to the sender when the [`LoanedBuf`] is
     /// dropped.
     ///
-    /// # Safety
-    /// Peers whose messages this receives must not write to memory that they have lent. Endpoints
-    /// of this crate do not; but a process of the same user can write to its own memory at any
-    /// time. [`recv_into`](Self::recv_into) receives the same messages with one copy and without
-    /// this requirement.
+    /// The bytes are copied out of the buffer, written to a descriptor, or borrowed by
+    /// [`LoanedBuf::as_slice`], which is unsafe because the sender could still write to them.
     ///
     /// # Cancel safety
     /// Safe, as [`Endpoint::recv`].
-    #[allow(unsafe_code)] // has the safety contract of its caller
-    pub unsafe fn recv_loan(&self) -> RecvRequest<'_, LoanedBuf, M> {
-        // SAFETY: this function has the same contract.
-        RecvRequest::new(self, unsafe {
-            LoanedBuf::empty(self.inner.domain.core.pool())
-        })
+    pub fn recv_loan(&self) -> RecvRequest<'_, LoanedBuf, M> {
+        RecvRequest::new(self, LoanedBuf::empty(self.inner.domain.core.pool()))
     }
 
     /// Waits for a transmit credit to this peer, which the returned [`Permit`](crate::Permit)

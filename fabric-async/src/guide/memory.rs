@@ -31,6 +31,7 @@
 //! | [`PooledBuf`] | yes | any message | that of the message |
 //! | `Box<dyn` [`CustomBuf`]`>` | yes | its writable window | set by its methods |
 //! | [`Loan`] | as a copy | cannot receive | |
+//! | [`LoanedBuf`] | yes | any message | that of the message |
 //! | `Bytes`, `Arc<[u8]>`, `String`, `&'static str`, `&'static [u8]`, `&'static [u8; N]` | yes | cannot receive | |
 //! | [`Gather`] | yes | cannot receive | |
 //! | [`Scatter`] | what it has received | sum of its parts | set for each part |
@@ -118,10 +119,39 @@
 //! # Loans
 //!
 //! [`Endpoint::loan`] allocates memory that peers can map. It is written in place and sent with
-//! [`Endpoint::lend`], at a cost that does not depend on its length. [`Endpoint::recv_loan`] reads
+//! [`Endpoint::lend`], at a cost that does not depend on its length. [`Endpoint::recv_loan`] leaves
 //! it in place for as long as the [`LoanedBuf`] lives; any other receive copies it once. Then the
 //! memory returns to the lender and is kept for the next loan of its size (a power of two from 4
 //! KiB). A loan counts 128 bytes towards the budget of unexpected messages.
+//!
+//! The lender could still write to the memory, so a [`LoanedBuf`] is not borrowed by safe code. Its
+//! bytes are copied out, in parts or through the stack, or written to a descriptor by the kernel.
+//! [`LoanedBuf::as_slice`] borrows them; it is `unsafe`, for programs that trust their peers.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::io::Read;
+//! use fabric_async::Endpoint;
+//! let ep = Endpoint::bind("shm://").await?;
+//! let me = ep.add_peer(ep.name()).await?;
+//! let mut frame = ep.loan(10_000)?;
+//! frame.fill(3);
+//! ep.lend(me, frame).await?;
+//! let frame = ep.recv_loan().await?.into_buf();
+//!
+//! let mut header = [0; 4];
+//! assert_eq!(frame.read_at(0, &mut header), 4);
+//! let mut sum = 0;
+//! frame.for_each_chunk(|chunk| sum += chunk.iter().map(|byte| u64::from(*byte)).sum::<u64>());
+//! assert_eq!((header, sum), ([3; 4], 30_000));
+//!
+//! let (mut reader, writer) = std::os::unix::net::UnixStream::pair()?;
+//! let written = frame.write_to(&writer, 4)?;               // what is behind the header, or less
+//! let mut copy = vec![0; written];
+//! reader.read_exact(&mut copy)?;
+//! assert!(written > 0 && copy.iter().all(|byte| *byte == 3));
+//! # Ok(()) }
+//! ```
 //!
 //! * Each loan is a file descriptor of the lender.
 //! * One peer may hold 256 loans; further ones are copied. A domain has at most 4 GiB of loans;

@@ -268,6 +268,8 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         reused_loan_buffer_receives_a_copy: MSG,
         more_loans_than_mappings_reach_one_peer: MSG,
         long_loans_are_copied_in_chunks: MSG,
+        received_loans_are_sent_on: MSG,
+        received_loans_are_written_to_regions: RMA,
     }
     vectors {
         every_length_is_gathered_and_scattered: MSG,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
-use super::{CopySource, Gather, InlineBuf, Loan, LoanedBuf, Payload, PooledBuf, Scatter};
+use super::{CopySource, Gather, InlineBuf, IoBuf, Loan, LoanedBuf, Payload, PooledBuf, Scatter};
 use crate::error::Result;
 
 /// A buffer type of the user: pinned, from an arena, on a device.
@@ -74,7 +74,7 @@ pub enum AnyBuf {
 
 impl AnyBuf {
     /// Returns the bytes to send, or the bytes received; none for a vector of buffers, whose bytes
-    /// are not contiguous.
+    /// are not contiguous, and for a message in its sender's memory, which may change.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         match self {
@@ -90,7 +90,7 @@ impl AnyBuf {
             Self::String(buf) => buf.as_bytes(),
             Self::Pooled(buf) => buf,
             Self::Loan(buf) => buf,
-            Self::Loaned(buf) => buf,
+            Self::Loaned(buf) => buf.copied_bytes(),
             Self::Custom(buf) => buf.bytes(),
         }
     }
@@ -102,6 +102,7 @@ impl AnyBuf {
         match self {
             Self::Gather(parts) => parts.payload(),
             Self::Scatter(parts) => parts.payload(),
+            Self::Loaned(buf) => buf.payload(),
             buf => Payload::Contiguous(buf.bytes()),
         }
     }

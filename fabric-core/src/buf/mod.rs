@@ -7,6 +7,7 @@
 mod any;
 mod array;
 mod loan;
+mod loaned;
 mod payload;
 mod pool;
 mod source;
@@ -15,8 +16,9 @@ mod vectored;
 pub(crate) use any::append;
 pub use any::{AnyBuf, CustomBuf};
 pub use array::InlineBuf;
-pub use loan::{Loan, LoanMemory, LoanedBuf, PeerMemory};
-pub use payload::{Payload, VectoredPayload};
+pub use loan::{Loan, LoanMemory};
+pub use loaned::{LoanedBuf, PeerMemory};
+pub use payload::{LentPayload, Payload, VectoredPayload};
 pub use pool::{BufferPool, PooledBuf};
 pub use source::CopySource;
 pub use vectored::{Gather, Scatter};
@@ -52,6 +54,15 @@ pub trait IoBuf: sealed::Sealed + Send + Sized + 'static {
     }
     /// Converts the buffer into the form that operations own.
     fn into_any(self) -> AnyBuf;
+    /// Copies the bytes of a received loan to memory of this process, for a transport that has no
+    /// loans.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    #[doc(hidden)]
+    fn copy_from_peer(&mut self) -> crate::Result<()> {
+        Ok(())
+    }
     /// Converts the buffer back from an operation.
     ///
     /// # Errors
@@ -59,7 +70,8 @@ pub trait IoBuf: sealed::Sealed + Send + Sized + 'static {
     fn from_any(any: AnyBuf) -> Result<Self, AnyBuf>;
 }
 
-/// A buffer with contiguous bytes: any but a [`Gather`] or [`Scatter`].
+/// A buffer with contiguous bytes that can be borrowed: any but a [`Gather`], a [`Scatter`] or a
+/// [`LoanedBuf`].
 pub trait FlatBuf: IoBuf {
     /// Returns the bytes to send, or the bytes received.
     fn bytes(&self) -> &[u8];
@@ -115,7 +127,6 @@ impl_flat_buf! {
     String => String, |buf| buf.as_bytes();
     PooledBuf => Pooled, |buf| buf;
     Loan => Loan, |buf| buf;
-    LoanedBuf => Loaned, |buf| buf;
     Box<dyn CustomBuf> => Custom, |buf| CustomBuf::bytes(&**buf);
 }
 
@@ -123,7 +134,6 @@ impl IoBufMut for Vec<u8> {}
 impl IoBufMut for Box<[u8]> {}
 impl IoBufMut for BytesMut {}
 impl IoBufMut for PooledBuf {}
-impl IoBufMut for LoanedBuf {}
 impl IoBufMut for Box<dyn CustomBuf> {}
 
 impl<const N: usize> sealed::Sealed for &'static [u8; N] {}
@@ -149,7 +159,72 @@ impl<const N: usize> IoBuf for &'static [u8; N] {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::MaybeUninit;
+
     use super::*;
+
+    /// Memory that can be copied from but not borrowed.
+    struct CopyOnly(Vec<u8>);
+
+    impl CopySource for CopyOnly {
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+        fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
+            (&self.0[..]).copy_to(from, dst)
+        }
+        fn copy_to_init(&self, from: usize, dst: &mut [u8]) {
+            (&self.0[..]).copy_to_init(from, dst);
+        }
+        fn peer_memory(&self) -> Option<Arc<dyn PeerMemory>> {
+            Some(Arc::new(Self(self.0.clone())))
+        }
+    }
+
+    impl PeerMemory for CopyOnly {
+        #[allow(unsafe_code)] // not called
+        unsafe fn bytes(&self) -> &[u8] {
+            unreachable!("the memory of a peer was borrowed")
+        }
+    }
+
+    #[test]
+    fn loaned_bytes_are_copied_without_a_borrow() {
+        let bytes: Vec<u8> = (0..10_000).map(|at| at as u8).collect();
+        let mut any = LoanedBuf::empty(&BufferPool::new()).into_any();
+        assert_eq!(any.receive(&CopyOnly(bytes.clone())).unwrap(), 10_000);
+        any.finish(9_999);
+        let payload = any.payload();
+        assert!(payload.peer_memory().is_some() && payload.as_contiguous().is_none());
+        assert!(payload.slice(1, 3).peer_memory().is_none());
+        assert_eq!(
+            (payload.len(), payload.to_vec()),
+            (9_999, bytes[..9_999].to_vec())
+        );
+        assert_eq!(
+            payload.slice(4090, 5000).slice(1, 4000).to_vec(),
+            bytes[4091..8091]
+        );
+
+        let mut buf = LoanedBuf::from_any(any).unwrap();
+        for in_place in [true, false] {
+            assert_eq!((buf.is_in_place(), buf.len()), (in_place, 9_999));
+            let mut out = [0; 100];
+            assert_eq!(buf.read_at(4000, &mut out), 100);
+            assert_eq!(out, bytes[4000..4100]);
+            assert_eq!(buf.read_at(9_990, &mut out), 9);
+            assert_eq!(out[..9], bytes[9_990..9_999]);
+            assert_eq!(buf.read_at(usize::MAX, &mut out), 0);
+            let mut chunks = Vec::new();
+            buf.for_each_chunk(|chunk| chunks.push(chunk.to_vec()));
+            assert!(chunks.iter().all(|chunk| chunk.len() <= 4096));
+            assert_eq!(
+                (chunks.concat(), buf.to_vec()),
+                (bytes[..9_999].to_vec(), chunks.concat())
+            );
+            buf.copy_from_peer().unwrap();
+        }
+    }
 
     fn round_trip<B: FlatBuf + PartialEq + std::fmt::Debug + Clone>(buf: B) {
         let any = buf.clone().into_any();

@@ -1,5 +1,4 @@
 //! Victims that die with memory of the survivor, or with memory that the survivor uses.
-#![allow(unsafe_code)] // recv_loan
 
 use fabric_async::{Access, AtomicOp, Endpoint, FiAddr, RemoteRegion};
 
@@ -27,8 +26,7 @@ pub(super) async fn holding_loans(name: &str) -> ! {
     ep.send(peer, "here").tag(1).await.unwrap();
     let mut held = Vec::new();
     for _ in 0..LOANS {
-        // SAFETY: the survivor does not write loans after lending them.
-        held.push(unsafe { ep.recv_loan() }.from(peer).await.unwrap());
+        held.push(ep.recv_loan().from(peer).await.unwrap());
     }
     super::kill_self()
 }
@@ -110,13 +108,12 @@ pub(super) mod survives {
     pub(crate) async fn with_lent_loans(survivor: &mut Survivor, victim: TestPeer) {
         let mut held = Vec::new();
         for _ in 0..LOANS {
-            // SAFETY: the victim does not write loans after lending them.
-            held.push(unsafe { survivor.ep.recv_loan() }.tag(1).await.unwrap());
+            held.push(survivor.ep.recv_loan().tag(1).await.unwrap());
         }
         survivor.wait_peer_died(victim).await;
         assert!(
             held.iter()
-                .all(|frame| frame.len() == LOAN_LEN && frame.iter().all(|byte| *byte == 5))
+                .all(|frame| frame.is_in_place() && frame.to_vec() == [5; LOAN_LEN])
         );
     }
 

@@ -5,6 +5,7 @@
 //! collects the bits when it next needs a chunk or a slot.
 
 use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -105,11 +106,14 @@ impl CopySource for LoanGuard {
 }
 
 impl PeerMemory for LoanGuard {
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the receiver of a `Lent` has promised that its senders do not write lent memory
-        // (`Endpoint::recv_loan` is unsafe for that reason); a sender of this implementation does
-        // not until the slot is returned.
+    unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: the caller guarantees that the sender does not write; a sender of this
+        // implementation does not until the slot is returned.
         unsafe { self.loan.mapping.slice(self.len) }
+    }
+
+    fn write_to(&self, fd: BorrowedFd<'_>, from: usize, len: usize) -> std::io::Result<usize> {
+        self.loan.mapping.range(0, self.len).write_to(fd, from, len)
     }
 }
 

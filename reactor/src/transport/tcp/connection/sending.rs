@@ -340,7 +340,7 @@ impl TcpConnection {
         let mut parts = [IoSlice::new(&[]); MAX_IOVECS];
         parts[0] = IoSlice::new(pending);
         let mut count = 1;
-        payload.for_each(|_, piece| {
+        payload.for_each_borrowed(|piece| {
             if let Some(part) = parts.get_mut(count) {
                 *part = IoSlice::new(piece);
                 count += 1;

@@ -218,7 +218,7 @@ impl TcpConnection {
         let collected = self.writer.take_pending().into_boxed_slice();
         let mut parts: [&[u8]; MAX_IOVECS] = [&[]; MAX_IOVECS];
         let mut count = 0;
-        payload.for_each(|_, piece| {
+        payload.for_each_borrowed(|piece| {
             if let Some(part) = parts.get_mut(count) {
                 *part = piece;
                 count += 1;
