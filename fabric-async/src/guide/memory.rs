@@ -31,14 +31,14 @@
 //! | [`PooledBuf`] | yes | any message | that of the message |
 //! | `Box<dyn` [`CustomBuf`]`>` | yes | its writable window | set by its methods |
 //! | [`Loan`] | as a copy | cannot receive | |
-//! | [`LoanedBuf`] | yes | any message | that of the message |
+//! | [`LoanedBuf`] | yes, without a copy where it can be lent | any message | that of the message |
 //! | `Bytes`, `Arc<[u8]>`, `String`, `&'static str`, `&'static [u8]`, `&'static [u8; N]` | yes | cannot receive | |
 //! | [`Gather`] | yes | cannot receive | |
 //! | [`Scatter`] | what it has received | sum of its parts | set for each part |
 //!
-//! An array of up to 31 bytes lies in the operation itself: posting it allocates nothing. A longer one
-//! is moved to the heap when its operation has to wait. A `String` cannot be received into, because
-//! a peer may send bytes that are not UTF-8: receive a `Vec<u8>` and convert it.
+//! An array of up to 31 bytes lies in the operation itself: posting it allocates nothing. A longer
+//! one is moved to the heap when its operation has to wait. A `String` cannot be received into,
+//! because a peer may send bytes that are not UTF-8: receive a `Vec<u8>` and convert it.
 //!
 //! [`Done`] dereferences to the received bytes where the type has them in one slice. A message that
 //! is longer than the room fails with [`Error::Truncated`]: its first bytes are in the buffer, the
@@ -153,12 +153,42 @@
 //! # Ok(()) }
 //! ```
 //!
-//! * Each loan is a file descriptor of the lender.
+//! A received loan that is sent on stays a loan, along a chain of any length and back to the
+//! lender: the next receiver maps the same memory, and it returns to the lender when the last of
+//! those that hold it drops it. The send returns the [`LoanedBuf`], so one loan can be sent to
+//! several peers.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::Endpoint;
+//! let (source, filter) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+//! let sink = Endpoint::bind("shm://").await?;
+//! let (to_filter, to_sink) =
+//!     (source.add_peer(filter.name()).await?, filter.add_peer(sink.name()).await?);
+//! let mut frame = source.loan(8 << 20)?;
+//! frame[0] = 7;
+//! source.lend(to_filter, frame).await?;
+//! let frame = filter.recv_loan().await?.into_buf();
+//! filter.send(to_sink, frame).await?;                      // returns the loan, dropped here
+//! let frame = sink.recv_loan().await?;
+//! assert!(frame.is_in_place() && frame.len() == 8 << 20);
+//! assert_eq!((filter.stats().loaned, filter.stats().segmented.bytes), (1, 0));
+//! # Ok(()) }
+//! ```
+//!
+//! * Each loan is a file descriptor of the lender. A process keeps the descriptors of up to 256
+//!   received loans, and of no more than a quarter of its limit (`RLIMIT_NOFILE`), to send them on;
+//!   further ones are copied when they are sent on, and so are loans that were received in another
+//!   domain, or are sent by a provider without loans.
 //! * One peer may hold 256 loans; further ones are copied. A domain has at most 4 GiB of loans;
 //!   beyond that [`Endpoint::loan`] fails with [`Error::WouldBlock`]. Have the reader acknowledge
 //!   loans to bound a pipeline.
 //! * The loans of a peer whose connection ended are given up, since it may still read them. What a
-//!   receiver holds stays readable.
+//!   receiver holds stays readable. The same holds along a chain: a loan that was lost further down
+//!   is given up by its lender when it returns, and when a process dies that has sent loans on, its
+//!   lender gives them up while their receivers go on reading.
+//! * A process that has sent a loan on must make progress for the loan to return; its domain does
+//!   so by itself, unless its runtime is blocked.
 //! * A peer keeps borrowed memory mapped, and can see what is written there later, also for other
 //!   peers of the same user.
 //!
@@ -245,6 +275,7 @@
 //!   unless [single copy](#single-copy) is off;
 //! * change the bytes of its own messages while they are copied;
 //! * use up the budget for unexpected messages, and descriptors, one connection after another;
+//! * keep the memory of loans that it reports as lost, or whose connection it ends;
 //! * give a false name when it connects: a source is not a proof of identity. Its connection is its
 //!   own.
 //!

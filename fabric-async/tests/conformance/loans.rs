@@ -1,6 +1,6 @@
 //! Messages that are lent instead of copied (`lend`, `recv_loan`).
 
-use fabric_async::{Access, Error, EventKind, OpKind};
+use fabric_async::{Access, Error, EventKind, Loan, OpKind};
 
 use std::task::Poll;
 
@@ -280,6 +280,104 @@ pub(crate) async fn received_loans_are_sent_on(setup: Setup) {
         let mut out = Vec::new();
         let (got, _) = tokio::join!(a.ep.recv_loan(), b.cq.next_batch(&mut out, 1));
         assert!(got.unwrap().to_vec() == expected, "{len} bytes, in a batch");
+    }
+}
+
+/// A loan that is sent from endpoint to endpoint, and back to its owner, is never copied.
+pub(crate) async fn relayed_loans_are_not_copied(setup: Setup) {
+    const LEN: usize = 300_000;
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let c = setup.open_endpoint().await;
+    let (to_c, to_a) = (b.add_peer(&c).await, c.add_peer(&a).await);
+    for which in 0..400 {
+        let (loan, ()) = tokio::join!(b.ep.recv_loan(), send_loan(&a, to_b, LEN, which));
+        let loan = loan.unwrap().into_buf();
+        let (sent, got) = tokio::join!(b.ep.send(to_c, loan), c.ep.recv_loan());
+        let (sent, got) = (sent.unwrap().into_buf(), got.unwrap().into_buf());
+        assert!(sent.is_in_place() && got.is_in_place());
+        // Both hold the same memory.
+        assert!(sent.to_vec() == pattern(LEN, which) && got.to_vec() == pattern(LEN, which));
+        drop(sent);
+        let (sent, back) = tokio::join!(c.ep.send(to_a, got).tag(1), a.ep.recv_loan().tag(1));
+        drop(sent.unwrap());
+        let back = back.unwrap();
+        assert!(back.is_in_place() && back.to_vec() == pattern(LEN, which));
+    }
+    for (ep, what) in [(&a, "first"), (&b, "second"), (&c, "third")] {
+        let stats = ep.ep.stats();
+        let copies = [stats.segmented, stats.single_copy_tx, stats.single_copy_rx];
+        let copied: u64 = copies.iter().map(|copies| copies.bytes).sum();
+        assert_eq!((stats.loaned, copied), (400, 0), "{what}");
+    }
+}
+
+/// The memory of a loan that was passed on returns to its owner when the last holder drops it, in
+/// whatever order.
+pub(crate) async fn relayed_loan_is_returned_by_its_last_holder(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let c = setup.open_endpoint().await;
+    let to_c = b.add_peer(&c).await;
+    for (round, relay_holds_longer) in [(1, false), (2, true), (3, false)] {
+        let mut loan = a.ep.loan(10_000).unwrap();
+        loan.fill(round);
+        a.ep.lend(to_b, loan).await.unwrap();
+        let first = b.ep.recv_loan().await.unwrap().into_buf();
+        let (sent, second) = tokio::join!(b.ep.send(to_c, first), c.ep.recv_loan());
+        let (first, second) = (sent.unwrap().into_buf(), second.unwrap().into_buf());
+        let (other, last) = if relay_holds_longer {
+            (second, first)
+        } else {
+            (first, second)
+        };
+        drop(other);
+        let fresh = a.ep.loan(10_000).unwrap();
+        assert_ne!(fresh[0], round, "memory that is held was lent again");
+        wait_until_stable(|| 0).await;
+        let fresh = [fresh, a.ep.loan(10_000).unwrap()];
+        assert!(fresh.iter().all(|loan| loan[0] != round));
+        assert!(last.is_in_place() && last.to_vec() == [round; 10_000]);
+        drop(last);
+        wait_for_reuse(&a, |loan| loan[0] == round).await;
+        drop(fresh);
+    }
+}
+
+/// Waits until a loan is in memory that was lent before.
+async fn wait_for_reuse(a: &EndpointFixture, is_reused: impl Fn(&Loan) -> bool) {
+    let mut others = Vec::new();
+    loop {
+        let loan = a.ep.loan(10_000).unwrap();
+        if is_reused(&loan) {
+            return;
+        }
+        others.push(loan);
+        wait_until_stable(|| 0).await;
+    }
+}
+
+/// The memory of a relayed loan whose last holder disconnected is not reused: it may still be read.
+pub(crate) async fn lost_relayed_loan_is_not_reused(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let mut held = Vec::new();
+    for round in 1..=3 {
+        let c = setup.open_endpoint().await;
+        let to_c = b.add_peer(&c).await;
+        let mut loan = a.ep.loan(10_000).unwrap();
+        loan.fill(round);
+        a.ep.lend(to_b, loan).await.unwrap();
+        let first = b.ep.recv_loan().await.unwrap().into_buf();
+        let (sent, second) = tokio::join!(b.ep.send(to_c, first), c.ep.recv_loan());
+        drop(sent.unwrap());
+        held.push(second.unwrap().into_buf());
+        drop(c);
+    }
+    wait_until_stable(|| 0).await;
+    for _ in 0..10 {
+        a.ep.loan(10_000).unwrap().fill(9);
+        wait_until_stable(|| 0).await;
+    }
+    for (at, loan) in held.iter().enumerate() {
+        assert!(loan.is_in_place() && loan.to_vec() == [at as u8 + 1; 10_000]);
     }
 }
 

@@ -30,6 +30,8 @@ pub(crate) struct Requirements {
     pub(crate) auto_progress: bool,
     /// Long messages can be copied once, by cross-memory attach.
     pub(crate) single_copy: bool,
+    /// Loans are not copied.
+    pub(crate) loans: bool,
     /// The provider refuses at least one of [`LEVELS`].
     pub(crate) lacks_a_level: bool,
 }
@@ -46,6 +48,7 @@ impl Requirements {
             sockets: false,
             auto_progress: false,
             single_copy: false,
+            loans: false,
             lacks_a_level: false,
         }
     }
@@ -137,6 +140,14 @@ impl Requirements {
     pub(crate) const fn auto_progress(self) -> Self {
         Self {
             auto_progress: true,
+            ..self
+        }
+    }
+
+    /// Requires that loans are not copied.
+    pub(crate) const fn loans(self) -> Self {
+        Self {
+            loans: true,
             ..self
         }
     }

@@ -269,6 +269,9 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         more_loans_than_mappings_reach_one_peer: MSG,
         long_loans_are_copied_in_chunks: MSG,
         received_loans_are_sent_on: MSG,
+        relayed_loans_are_not_copied: MSG_TAGGED.loans(),
+        relayed_loan_is_returned_by_its_last_holder: MSG.loans(),
+        lost_relayed_loan_is_not_reused: MSG.loans(),
         received_loans_are_written_to_regions: RMA,
     }
     vectors {

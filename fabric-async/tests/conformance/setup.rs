@@ -248,7 +248,7 @@ impl Setup {
             && (!needs.local_comm_only || !is_remote)
             && (!needs.sockets || matches!(self.provider, "tcp" | "udp"))
             && (!needs.auto_progress || self.progress == Progress::Auto)
-            && (!needs.single_copy || self.provider == "shm"))
+            && (!(needs.single_copy || needs.loans) || self.provider == "shm"))
     }
 
     /// Returns what an offer depends on: setups of one value are offered the same.

@@ -2,7 +2,8 @@
 //!
 //! The sender could still write to the memory, so no reference to it is made but by
 //! [`LoanedBuf::as_slice`], which is unsafe: bytes are copied out, or written to a descriptor by the
-//! kernel. A transport that sends a [`LoanedBuf`] gets a [`Payload::Lent`] and copies it.
+//! kernel. A transport that sends a [`LoanedBuf`] gets a [`Payload::Lent`] and passes the memory on,
+//! or copies it.
 
 use std::any::Any;
 use std::fmt;
@@ -22,6 +23,8 @@ use crate::error::Result;
 /// [`for_each_chunk`](Self::for_each_chunk) copy bytes out, and [`write_to`](Self::write_to) has the
 /// kernel copy them. A program that trusts its peers borrows the memory with
 /// [`as_slice`](Self::as_slice).
+///
+/// A loan that is sent on over shared memory, in the domain that received it, stays a loan.
 pub struct LoanedBuf(LoanedStorage);
 
 /// Where the message is. No larger than any other variant of `AnyBuf`, which is moved with every

@@ -1,15 +1,16 @@
 //! Loans: memory that the sender writes in place and the receiver reads in place.
 //!
 //! A chunk is shared memory that peers can only read. Its writer owns it until it is lent; then the
-//! receiver holds it, and returns it by a bit in the segment of the connection. A returned chunk is
-//! reused, also for other peers. A chunk that a peer held when its connection ended is never
-//! reused: it may still be read. The kernel frees the memory when the last process has unmapped it.
+//! receiver holds it, may pass it on to further peers, and returns it by a bit in the segment of the
+//! connection when nobody holds it any more. A returned chunk is reused, also for other peers. A
+//! chunk that a peer held when its connection ended, here or further down a chain, is never reused:
+//! it may still be read. The kernel frees the memory when the last process has unmapped it.
 //!
 //! This module holds the chunks of a domain and their writers; `outstanding` records what a peer
 //! holds, `received` what peers lend to this side.
 //!
-//! Decision: a loan is memory that peers can only read, one chunk for each message, passed on once
-//! and reused after it was returned. Its writer has a real slice, because no other process can
+//! Decision: a loan is memory that peers can only read, one chunk for each message, and reused after
+//! it was returned. Its writer has a real slice, because no other process can
 //! write; a reader that uses it in place has promised, in an unsafe call, that its senders keep to
 //! that. The reader returns it by a bit in the segment, so neither side waits for the other.
 //! `take_free` takes a free chunk without the domain's lock; only if none is free are returned
@@ -39,7 +40,7 @@ use fabric_core::{Error, Resource, Result};
 
 use super::shared_memory::SharedMemory;
 
-pub(crate) use outstanding::{CmaOffer, OutstandingLoans};
+pub(crate) use outstanding::{CmaOffer, OutstandingLoans, PreparedLoan};
 pub(crate) use received::{LoanGuard, LoanMapping, ReceivedLoans, ReturnOnDrop};
 
 /// The smallest chunk. Chunk sizes are powers of two.
@@ -77,7 +78,7 @@ pub(crate) struct LoanPool(Arc<Mutex<LoanPoolState>>);
 struct LoanPoolState {
     chunks: Vec<Arc<LoanChunk>>,
     last_key: u64,
-    /// Number of chunks that were given up.
+    /// Number of chunks that were given up, here or by their owners.
     retired: u64,
 }
 
@@ -93,6 +94,23 @@ impl LoanPool {
         let state = chunk.state.load(Ordering::Relaxed);
         let same = chunk.memory.mapping().is_prefix(payload);
         (same && state % GENERATION == HELD).then(|| (chunk.clone(), state))
+    }
+
+    /// Returns a new key for a chunk that peers are granted.
+    fn new_key(&self) -> u64 {
+        let mut pool = self.lock();
+        pool.last_key += 1;
+        pool.last_key
+    }
+
+    /// Returns whether both are the pool of one domain.
+    fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Notes that a chunk of another process is gone, which peers may have been granted.
+    fn note_retired(&self) {
+        self.lock().retired += 1;
     }
 
     /// Gives up a chunk: it is not used again.

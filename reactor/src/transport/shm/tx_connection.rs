@@ -101,6 +101,8 @@ struct QueuedTx {
     started: bool,
     /// Whether the message was offered to the peer, which copies it.
     cma_offered: bool,
+    /// Whether the message was sent as a loan.
+    lent: bool,
     /// Id of the requested ack, once the first record was sent.
     ack_id: Option<u32>,
     /// Position among the remote ranges, if the operation has several.
@@ -187,10 +189,12 @@ impl TxConnection {
         match spec.kind {
             // The send completes when the peer acknowledges it.
             OpKind::Send if spec.level.needs_ack() => Ok(PushOutcome::WouldBlock),
+            // The connection waits for the return of a loan that is passed on: in the queue.
+            OpKind::Send if payload.peer_memory().is_some() => Ok(PushOutcome::WouldBlock),
             OpKind::Send => {
                 let loaned = spec
                     .loan
-                    .and_then(|key| channel.send_loan(spec, key, payload.as_contiguous()?, None));
+                    .and_then(|_| channel.send_loan(spec, payload, None));
                 Ok(loaned.unwrap_or_else(|| channel.push_message(spec, payload)))
             }
             OpKind::Write if spec.rma_iov_id.is_some() => Ok(PushOutcome::WouldBlock),
@@ -283,7 +287,7 @@ impl TxConnection {
             more: false,
             ..spec
         };
-        let (started, cma_offered) = (false, false);
+        let (started, cma_offered, lent) = (false, false, false);
         self.queue.push_back(QueuedTx {
             op,
             spec,
@@ -291,6 +295,7 @@ impl TxConnection {
             total: None,
             started,
             cma_offered,
+            lent,
             ack_id: None,
             cursor: IovCursor::default(),
         });
@@ -375,7 +380,8 @@ impl TxConnection {
             } else if pushed == PushOutcome::Done && front.is_done() {
                 let transfer = Transfer::sent(front.sent, front.spec.tag);
                 let (op, ack_id) = (front.op, front.ack_id);
-                if front.spec.remote.is_none() && front.sent > FRAGMENT_LEN && front.started {
+                let is_message = front.spec.remote.is_none() && !front.lent;
+                if is_message && front.sent > FRAGMENT_LEN && front.started {
                     channel.counters.segmented.record(front.sent);
                 }
                 self.queue.pop_front();
@@ -388,6 +394,10 @@ impl TxConnection {
             } else if pushed == PushOutcome::WouldBlock {
                 break;
             }
+        }
+        if channel.outstanding.has_relays() {
+            // No task of this process waits for the return, but the owner of the memory does.
+            host.request_progress();
         }
         if progressed {
             QueueProgress::Moved
@@ -461,7 +471,10 @@ impl TxConnection {
 
     /// Collects the slots that the peer has returned.
     pub(crate) fn collect_returned(&mut self) {
-        if let TxConnectionState::Established(channel) = &mut self.state {
+        if let TxConnectionState::Established(channel) = &mut self.state
+            // Slots are returned to the parent of a forked child.
+            && channel.socket.in_original_process()
+        {
             channel.outstanding.collect_returned(channel.ring.memory());
         }
     }

@@ -195,9 +195,10 @@ impl TxChannel {
         let payload = host.payload(front.op);
         front.total = Some(payload.len());
         let ack = self.ack_for(front)?;
-        let loan = front.spec.loan.filter(|_| !front.started);
-        let loan_outcome =
-            loan.and_then(|key| self.send_loan(&front.spec, key, payload.as_contiguous()?, ack));
+        let may_be_loan = front.spec.loan.is_some() || payload.peer_memory().is_some();
+        let loan_outcome = (may_be_loan && !front.started)
+            .then(|| self.send_loan(&front.spec, payload, ack))
+            .flatten();
         let may_use_cma = loan_outcome.is_none()
             && self.single_copy.applies_to(
                 payload.len(),
@@ -210,6 +211,7 @@ impl TxChannel {
             .filter(|_| may_use_cma)
             .and_then(|bytes| self.send_cma_offer(front, bytes, ack));
         let (pushed, count) = if let Some(pushed) = loan_outcome {
+            front.lent = pushed == PushOutcome::Done;
             (pushed, payload.len())
         } else if let Some(pushed) = cma_outcome {
             front.cma_offered = pushed == PushOutcome::Done;
