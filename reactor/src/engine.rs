@@ -6,8 +6,8 @@
 //! One mutex guards slots, matching, queues and what arrives over the domain. Critical sections are
 //! bounded (a pass moves a bounded number of bytes), with two exceptions: an unread loan that is
 //! taken back is copied whole, and `process_vm_readv` waits for slow memory of the sender. Wakers
-//! are called and buffers dropped after unlocking (`Deferred`). User code that runs under the lock is
-//! the clone of a waker and the methods of a `CustomBuf`.
+//! are called and buffers dropped after unlocking (`Deferred`). User code that runs under the lock
+//! is the clone of a waker and the methods of a `CustomBuf`.
 //!
 //! Lock order: the domain first. A connection over shared memory has a lock of its own, taken alone
 //! or under the domain's, never before it. A shared receive queue's lock is taken only under the
@@ -371,7 +371,7 @@ impl EngineGuard<'_> {
     }
 
     /// Runs the follow-ups of transport calls, such as granting credits and announcing addresses,
-    /// and completes flushes.
+    /// completes flushes, and wakes those that wait for loans.
     #[inline]
     pub(crate) fn run_follow_ups(&mut self) {
         if !self.domain.follow_ups.is_empty() {
@@ -379,6 +379,9 @@ impl EngineGuard<'_> {
         }
         if !self.domain.flushes.is_empty() {
             self.domain.end_flushes();
+        }
+        if !self.domain.loan_waiters.is_empty() {
+            self.domain.wake_loan_waiter();
         }
     }
 

@@ -33,6 +33,7 @@ mod engine_context;
 mod flush;
 mod id_map;
 mod in_flight;
+mod loans;
 #[cfg(all(feature = "microbench", not(loom)))]
 #[doc(hidden)]
 pub mod microbench;

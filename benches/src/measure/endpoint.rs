@@ -209,13 +209,7 @@ impl BenchEndpoint {
         match (self.op, self.api) {
             (BenchOp::Inject, _) => self.inject(peer, &buf).await.map(|()| buf),
             (BenchOp::Loan, _) => {
-                let loan = loop {
-                    match self.ep.loan(buf.len()) {
-                        Ok(loan) => break loan,
-                        Err(FabricError::WouldBlock(_)) => tokio::task::yield_now().await,
-                        Err(error) => return Err(error.into()),
-                    }
-                };
+                let loan = self.ep.loan(buf.len()).await?;
                 self.ep
                     .lend(peer, loan)
                     .await

@@ -249,13 +249,31 @@ impl<M: ThreadModel> Endpoint<M> {
     /// in place and [lending](Self::lend) it to a peer, which reads it there. The cost does not
     /// depend on the length.
     ///
+    /// When the domain has lent as much as its [limit](crate::DomainBuilder::loan_limit) allows,
+    /// this waits until peers return loans, or until a peer that holds some is gone. Those that
+    /// wait get memory in the order in which they have begun to wait, a long loan before a short
+    /// one behind it.
+    ///
     /// # Errors
-    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when peers have not returned too many loaned
-    /// bytes; [`Error::TooLong`](crate::Error::TooLong) above 4 GiB;
-    /// [`Error::Closed`](crate::Error::Closed); [`Error::Os`](crate::Error::Os) without the memory.
-    pub fn loan(&self, len: usize) -> Result<Loan> {
+    /// [`Error::TooLong`](crate::Error::TooLong) above the limit;
+    /// [`Error::Closed`](crate::Error::Closed); [`Error::Os`](crate::Error::Os) when the machine
+    /// lacks the memory, or the process descriptors.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives up its place in the queue.
+    pub async fn loan(&self, len: usize) -> Result<Loan> {
         self.inner.node.check_open()?;
-        self.inner.domain.core.alloc_loan(len)
+        crate::loan::loan(&self.inner.domain, len).await
+    }
+
+    /// Allocates memory for a loan as [`loan`](Self::loan), without waiting.
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when the limit is reached, or somebody waits
+    /// for memory; those of [`loan`](Self::loan).
+    pub fn try_loan(&self, len: usize) -> Result<Loan> {
+        self.inner.node.check_open()?;
+        self.inner.domain.core.try_loan(len)
     }
 
     /// Returns a request to send a message by lending its memory instead of copying it, to be
@@ -274,7 +292,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # use fabric_async::Endpoint;
     /// let ep = Endpoint::bind("shm://").await?;
     /// let me = ep.add_peer(ep.name()).await?;
-    /// let mut frame = ep.loan(8 << 20)?;
+    /// let mut frame = ep.loan(8 << 20).await?;
     /// frame[..5].copy_from_slice(b"hello");
     /// ep.lend(me, frame).tag(7).await?;
     /// let frame = ep.recv_loan().tag(7).await?.into_buf();

@@ -134,7 +134,7 @@
 //! use fabric_async::Endpoint;
 //! let ep = Endpoint::bind("shm://").await?;
 //! let me = ep.add_peer(ep.name()).await?;
-//! let mut frame = ep.loan(10_000)?;
+//! let mut frame = ep.loan(10_000).await?;
 //! frame.fill(3);
 //! ep.lend(me, frame).await?;
 //! let frame = ep.recv_loan().await?.into_buf();
@@ -165,7 +165,7 @@
 //! let sink = Endpoint::bind("shm://").await?;
 //! let (to_filter, to_sink) =
 //!     (source.add_peer(filter.name()).await?, filter.add_peer(sink.name()).await?);
-//! let mut frame = source.loan(8 << 20)?;
+//! let mut frame = source.loan(8 << 20).await?;
 //! frame[0] = 7;
 //! source.lend(to_filter, frame).await?;
 //! let frame = filter.recv_loan().await?.into_buf();
@@ -180,9 +180,11 @@
 //!   received loans, and of no more than a quarter of its limit (`RLIMIT_NOFILE`), to send them on;
 //!   further ones are copied when they are sent on, and so are loans that were received in another
 //!   domain, or are sent by a provider without loans.
-//! * One peer may hold 256 loans; further ones are copied. A domain has at most 4 GiB of loans;
-//!   beyond that [`Endpoint::loan`] fails with [`Error::WouldBlock`]. Have the reader acknowledge
-//!   loans to bound a pipeline.
+//! * One peer may hold 256 loans; further ones are copied. A domain has at most 4 GiB of loans, or
+//!   [`loan_limit`](DomainBuilder::loan_limit); beyond that [`Endpoint::loan`] waits until loans
+//!   return, and [`Endpoint::try_loan`] fails with [`Error::WouldBlock`]. So the limit bounds a
+//!   pipeline. Loans are given out in the order of the requests; a request above the limit fails at
+//!   once.
 //! * The loans of a peer whose connection ended are given up, since it may still read them. What a
 //!   receiver holds stays readable. The same holds along a chain: a loan that was lost further down
 //!   is given up by its lender when it returns, and when a process dies that has sent loans on, its

@@ -140,6 +140,7 @@ pub(crate) fn run_role() {
         "connect_repeatedly" => run(churn::connect_repeatedly(&name)),
         "memory_corruptor" => run(memory_corruptor::run_peer(&name)),
         "loan_sender" => run(loan_sender(&name)),
+        "loan_holder" => run(crate::loan_waits::hold_loans(&name)),
         "silent_receiver" => run(silent_receiver(&name)),
         "late_receiver" => run(crate::completion_levels::late_receiver(&name)),
         "send_and_exit" => run(crate::sends_before_exit::send_and_exit(&name)),
@@ -259,7 +260,7 @@ async fn loan_sender(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
     let peer = ep.add_peer(name).await.expect("add_peer");
     for number in 0u64.. {
-        let Ok(mut frame) = ep.loan(LOAN_LEN) else {
+        let Ok(mut frame) = ep.try_loan(LOAN_LEN) else {
             return;
         };
         frame.fill(number as u8);

@@ -1,9 +1,9 @@
 //! [`AnyBuf`]: one type for every buffer that an operation can own.
 //!
 //! Decision: buffers are an enum, not a trait object. `AnyBuf` holds the usual types without
-//! allocation and other types boxed. Transports reach the bytes of queued operations
-//! through the engine, under the lock. A vector of buffers is a buffer too: `Gather` and `Scatter` are two
-//! more variants, which a ring or a mapped region reads piece by piece.
+//! allocation and other types boxed. Transports reach the bytes of queued operations through the
+//! engine, under the lock. A vector of buffers is a buffer too: `Gather` and `Scatter` are two more
+//! variants, which a ring or a mapped region reads piece by piece.
 #![allow(unsafe_code)] // sets the length of a filled vector; the contract of `CustomBuf`
 
 use std::any::Any;

@@ -1,9 +1,9 @@
 //! Loans for the receiver: a message in memory of its sender.
 //!
 //! The sender could still write to the memory, so no reference to it is made but by
-//! [`LoanedBuf::as_slice`], which is unsafe: bytes are copied out, or written to a descriptor by the
-//! kernel. A transport that sends a [`LoanedBuf`] gets a [`Payload::Lent`] and passes the memory on,
-//! or copies it.
+//! [`LoanedBuf::as_slice`], which is unsafe: bytes are copied out, or written to a descriptor by
+//! the kernel. A transport that sends a [`LoanedBuf`] gets a [`Payload::Lent`] and passes the
+//! memory on, or copies it.
 
 use std::any::Any;
 use std::fmt;
@@ -20,8 +20,8 @@ use crate::error::Result;
 ///
 /// Another process may write to the memory of a loan, whatever it has agreed to, so it is not
 /// borrowed by safe code: [`read_at`](Self::read_at), [`to_vec`](Self::to_vec) and
-/// [`for_each_chunk`](Self::for_each_chunk) copy bytes out, and [`write_to`](Self::write_to) has the
-/// kernel copy them. A program that trusts its peers borrows the memory with
+/// [`for_each_chunk`](Self::for_each_chunk) copy bytes out, and [`write_to`](Self::write_to) has
+/// the kernel copy them. A program that trusts its peers borrows the memory with
 /// [`as_slice`](Self::as_slice).
 ///
 /// A loan that is sent on over shared memory, in the domain that received it, stays a loan.

@@ -32,8 +32,8 @@ mod sealed {
 }
 
 /// A buffer whose bytes can be sent: `Vec<u8>`, `Box<[u8]>`, `Arc<[u8]>`, `[u8; N]`, `Bytes`,
-/// `BytesMut`, `&'static [u8]`, `&'static str`, `String`, [`PooledBuf`], [`Loan`], [`LoanedBuf`], or
-/// the user's own type with [`CustomBuf`]; or a vector of buffers: [`Gather`].
+/// `BytesMut`, `&'static [u8]`, `&'static str`, `String`, [`PooledBuf`], [`Loan`], [`LoanedBuf`],
+/// or the user's own type with [`CustomBuf`]; or a vector of buffers: [`Gather`].
 ///
 /// An array of up to 31 bytes is stored in the operation itself, a longer one is moved to the heap
 /// when its operation has to wait.

@@ -24,9 +24,23 @@ pub trait LoanAllocator: Send + Sync {
     /// Allocates fresh memory.
     ///
     /// # Errors
-    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when the limit of loans is reached; the
-    /// error of the operating system.
+    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when the limit of loans is reached;
+    /// [`Error::TooLong`](crate::Error::TooLong) when the limit is shorter than the loan; the error
+    /// of the operating system.
     fn allocate(&self, len: usize) -> Result<Loan>;
+
+    /// Sets the limit: the bytes that are lent, held or free at the same time.
+    fn set_limit(&self, bytes: usize);
+
+    /// Returns how many times memory has become free.
+    fn times_freed(&self) -> u64;
+
+    /// Sets whether somebody waits for memory. From then on the wait set is woken when memory
+    /// becomes free without a pass of this domain.
+    fn set_awaited(&self, awaited: bool);
+
+    /// Returns whether somebody waits for memory.
+    fn is_awaited(&self) -> bool;
 }
 
 /// Path to the peers of one endpoint for operations that can be done at once. Called without the

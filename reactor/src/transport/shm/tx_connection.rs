@@ -189,8 +189,13 @@ impl TxConnection {
         match spec.kind {
             // The send completes when the peer acknowledges it.
             OpKind::Send if spec.level.needs_ack() => Ok(PushOutcome::WouldBlock),
-            // The connection waits for the return of a loan that is passed on: in the queue.
-            OpKind::Send if payload.peer_memory().is_some() => Ok(PushOutcome::WouldBlock),
+            // The connection waits for the return of the loan: in the queue.
+            OpKind::Send
+                if payload.peer_memory().is_some()
+                    || spec.loan.is_some() && channel.outstanding.is_pool_awaited() =>
+            {
+                Ok(PushOutcome::WouldBlock)
+            }
             OpKind::Send => {
                 let loaned = spec
                     .loan

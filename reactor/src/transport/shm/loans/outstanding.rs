@@ -8,12 +8,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
 use fabric_core::buf::PeerMemory;
-use fabric_core::transport::OpKey;
+use fabric_core::transport::{LoanAllocator, OpKey};
 
 use super::super::segment::{SLOT_RETURN_WORDS, Segment};
 use super::{
-    FREE, HELD, LENT, LoanChunk, LoanGuard, LoanMapping, LoanPool, MAX_MAPPED_BY_PEER,
-    SLOTS_PER_PEER,
+    HELD, LENT, LoanChunk, LoanGuard, LoanMapping, LoanPool, MAX_MAPPED_BY_PEER, SLOTS_PER_PEER,
 };
 
 /// The content of a slot: what the peer holds.
@@ -133,8 +132,8 @@ impl OutstandingLoans {
         Some(PreparedLoan { chunk, slot })
     }
 
-    /// Finds the chunk of a received loan and a slot for it. `None` if the loan cannot be passed on,
-    /// or was received in another domain, or the peer holds too many.
+    /// Finds the chunk of a received loan and a slot for it. `None` if the loan cannot be passed
+    /// on, or was received in another domain, or the peer holds too many.
     pub(crate) fn prepare_relay(
         &mut self,
         memory: &Arc<dyn PeerMemory>,
@@ -179,6 +178,23 @@ impl OutstandingLoans {
     /// Returns whether the peer holds loans of other peers, which wait for their return.
     pub(crate) fn has_relays(&self) -> bool {
         self.relays > 0
+    }
+
+    /// Returns whether the peer holds loans whose return somebody waits for: those of other peers,
+    /// and those of this domain if it waits for memory.
+    pub(crate) fn has_awaited_loans(&self) -> bool {
+        self.relays > 0
+            || self.is_pool_awaited()
+                && self
+                    .slots
+                    .iter()
+                    .flatten()
+                    .any(|slot| matches!(slot, OutstandingSlot::Loan(_)))
+    }
+
+    /// Returns whether the domain waits for memory.
+    pub(crate) fn is_pool_awaited(&self) -> bool {
+        self.pool.is_awaited()
     }
 
     /// Returns whether the peer has returned offers that were not completed yet.
@@ -292,9 +308,7 @@ impl OutstandingLoans {
                         self.relays -= usize::from(matches!(chunk, LentChunk::Relayed(..)));
                         match chunk {
                             chunk if lost => self.give_up(&chunk),
-                            LentChunk::Own(chunk, state) => {
-                                chunk.transition(state, state - LENT + FREE);
-                            }
+                            LentChunk::Own(chunk, state) => chunk.free(state),
                             LentChunk::Relayed(..) => {}
                         }
                     }
@@ -336,11 +350,9 @@ impl Drop for OutstandingLoans {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::*;
     use fabric_core::Error;
     use fabric_core::buf::Loan;
-    use fabric_core::transport::LoanAllocator;
-
-    use super::*;
 
     fn loan_key(loan: &Loan) -> u64 {
         loan.key().unwrap()

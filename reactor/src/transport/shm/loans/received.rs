@@ -12,8 +12,8 @@
 //! [`LoanGuard`], as the receiver's `LoanedBuf` does: the slot is returned when the last of them is
 //! dropped. So a chain of any length returns hop by hop, from its end.
 //!
-//! If the next peer's connection ends while the peer holds the loan, the peer may still read it. The
-//! slot is then returned as *lost*, and the owner of the memory gives the chunk up instead of
+//! If the next peer's connection ends while the peer holds the loan, the peer may still read it.
+//! The slot is then returned as *lost*, and the owner of the memory gives the chunk up instead of
 //! reusing it, as it does with the chunks of a peer whose connection to it ends.
 
 use std::mem::MaybeUninit;

@@ -1,8 +1,9 @@
 //! Messages announced by location: loans, and single-copy messages.
 //!
 //! `send_loan` passes the chunk's descriptor on the socket the first time the peer gets it, and
-//! puts its name and a slot into a record. The chunk of a received loan is passed on in the same way. `send_cma_offer` puts the address of the payload and a
-//! slot into a record and keeps the operation with its buffer in `OutstandingLoans`.
+//! puts its name and a slot into a record. The chunk of a received loan is passed on in the same
+//! way. `send_cma_offer` puts the address of the payload and a slot into a record and keeps the
+//! operation with its buffer in `OutstandingLoans`.
 
 use fabric_core::Error;
 use fabric_core::buf::Payload;
