@@ -11,6 +11,7 @@ mod health;
 mod hostile;
 mod kill;
 mod leak_check;
+mod loan_relays;
 mod loan_waits;
 mod loans;
 mod memory_corruption;

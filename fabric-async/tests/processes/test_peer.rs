@@ -140,6 +140,8 @@ pub(crate) fn run_role() {
         "connect_repeatedly" => run(churn::connect_repeatedly(&name)),
         "memory_corruptor" => run(memory_corruptor::run_peer(&name)),
         "loan_sender" => run(loan_sender(&name)),
+        "loan_relay" => run(crate::loan_relays::relay(&name)),
+        "loan_sink" => run(crate::loan_relays::sink(&name)),
         "loan_holder" => run(crate::loan_waits::hold_loans(&name)),
         "silent_receiver" => run(silent_receiver(&name)),
         "late_receiver" => run(crate::completion_levels::late_receiver(&name)),
