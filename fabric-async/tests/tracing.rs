@@ -131,6 +131,7 @@ async fn check_all_events(progress: Progress) {
         .lend(peer, server.try_loan(5000).unwrap())
         .await
         .unwrap();
+    let held = client.recv_loan().await.unwrap();
     drop(client);
     wait_for_event(&["message=peer closed", &number]).await;
     wait_for_event(&[
@@ -139,6 +140,7 @@ async fn check_all_events(progress: Progress) {
         "loans=1",
     ])
     .await;
+    drop(held);
 
     // A raw connection whose hello is too short.
     let (socket, address) = {
