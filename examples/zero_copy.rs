@@ -42,7 +42,7 @@ async fn run_renderer() -> Result<()> {
     let peer = ep.recv().await?.source()?;
 
     let lent = run_frames(&ep, peer, async |number| {
-        let mut frame = ep.loan(FRAME)?;
+        let mut frame = ep.loan(FRAME).await?;
         draw(&mut frame, number);
         Ok(ep.lend(peer, frame).await?)
     });
@@ -88,16 +88,17 @@ async fn run_screen(name: &str) -> Result<()> {
     let renderer = ep.add_peer(name).await?;
     ep.send(renderer, "ready").await?;
     for number in 0..2 * FRAMES {
-        // SAFETY: the renderer does not write to a frame that it has lent.
-        let frame = unsafe { ep.recv_loan() }.from(renderer).await?;
+        let frame = ep.recv_loan().from(renderer).await?;
         assert_eq!(
-            frame.buf.is_in_place(),
+            frame.is_in_place(),
             number < FRAMES,
             "the first half of the frames is lent"
         );
+        // SAFETY: the renderer does not write to a frame that it has lent.
+        let pixels = unsafe { frame.as_slice() };
         assert!(
-            frame.len() == FRAME
-                && frame
+            pixels.len() == FRAME
+                && pixels
                     .iter()
                     .step_by(STEP)
                     .all(|pixel| *pixel == (number % FRAMES) as u8)

@@ -82,6 +82,7 @@ pub struct DomainBuilder<'a> {
 pub(crate) struct DomainOptions {
     pub(crate) wait_policy: WaitPolicy,
     pub(crate) single_copy_threshold: Option<usize>,
+    pub(crate) loan_limit: Option<usize>,
     pub(crate) socket_io: SocketIo,
     pub(crate) socket_options: SocketOptions,
 }
@@ -170,6 +171,27 @@ impl<'a> DomainBuilder<'a> {
     /// ```
     pub fn single_copy_threshold(mut self, len: usize) -> Self {
         self.options.single_copy_threshold = Some(len);
+        self
+    }
+
+    /// Sets how many bytes of memory for [loans](crate::Endpoint::loan) the domain has at most:
+    /// held, lent, or free for the next loan. 4 GiB by default, which is the most; at least 4 KiB.
+    /// A loan takes a power of two, or the whole limit. Providers without shared memory copy loans
+    /// and have no limit but that of one loan, 4 GiB.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{Endpoint, Error};
+    /// let ep = Endpoint::options().loan_limit(1 << 20).bind("shm://").await?;
+    /// let (first, _second) = (ep.loan(500_000).await?, ep.loan(500_000).await?);
+    /// assert!(matches!(ep.try_loan(1), Err(Error::WouldBlock(_))));
+    /// assert!(matches!(ep.loan(2 << 20).await, Err(Error::TooLong { .. })));
+    /// let (third, ()) = tokio::join!(ep.loan(1), async { drop(first) });
+    /// assert_eq!(third?.len(), 1);
+    /// # Ok(()) }
+    /// ```
+    pub fn loan_limit(mut self, bytes: usize) -> Self {
+        self.options.loan_limit = Some(bytes);
         self
     }
 
@@ -268,12 +290,16 @@ impl<'a> DomainBuilder<'a> {
         let DomainOptions {
             wait_policy,
             single_copy_threshold: single_copy_from,
+            loan_limit,
             socket_io,
             socket_options,
         } = self.options;
         let core = reactor::DomainHandle::open(provider, self.info, wait_policy, &name)?;
         if let Some(len) = single_copy_from {
             core.set_single_copy_threshold(len);
+        }
+        if let Some(bytes) = loan_limit {
+            core.set_loan_limit(bytes);
         }
         core.set_socket_io(socket_io)?;
         core.set_socket_options(&socket_options)?;

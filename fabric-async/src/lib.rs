@@ -106,6 +106,7 @@ mod fabric;
 mod flush;
 pub mod guide;
 mod io_driver;
+mod loan;
 mod mr;
 mod multicast;
 mod op;

@@ -127,7 +127,11 @@ async fn check_all_events(progress: Progress) {
         message_events <= 2,
         "{message_events} events of a hundred messages"
     );
-    server.lend(peer, server.loan(5000).unwrap()).await.unwrap();
+    server
+        .lend(peer, server.try_loan(5000).unwrap())
+        .await
+        .unwrap();
+    let held = client.recv_loan().await.unwrap();
     drop(client);
     wait_for_event(&["message=peer closed its endpoint", &number]).await;
     wait_for_event(&[
@@ -136,6 +140,7 @@ async fn check_all_events(progress: Progress) {
         "loans=1",
     ])
     .await;
+    drop(held);
 
     // A raw connection whose hello is too short.
     let (socket, address) = {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::address::FiAddr;
 use crate::atomic::{AtomicType, bits_at};
-use crate::buf::{AnyBuf, FlatBuf, IoBuf, PooledBuf};
+use crate::buf::{AnyBuf, FlatBuf, IoBuf, LoanedBuf, PooledBuf};
 use crate::error::{Error, Result};
 use crate::flags::OpFlags;
 use crate::matching::{Envelope, PeerKey};
@@ -290,6 +290,15 @@ impl<B: FlatBuf> Deref for Done<B> {
 
     fn deref(&self) -> &[u8] {
         &self.buf.bytes()[..self.transfer.len]
+    }
+}
+
+/// Dereferences to the received message, whose bytes are [copied out](LoanedBuf::read_at).
+impl Deref for Done<LoanedBuf> {
+    type Target = LoanedBuf;
+
+    fn deref(&self) -> &LoanedBuf {
+        &self.buf
     }
 }
 

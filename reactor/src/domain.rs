@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
-use fabric_core::buf::{BufferPool, IoBuf, Loan};
+use fabric_core::buf::{BufferPool, IoBuf};
 use fabric_core::completion::{Done, Failed};
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
@@ -177,22 +177,24 @@ impl DomainHandle {
         stats
     }
 
-    /// Allocates memory that can be written and then lent to a peer.
+    /// Returns the allocator of loans, if the transport has memory for them.
+    pub(crate) fn loan_allocator(&self) -> Option<&Arc<dyn LoanAllocator>> {
+        self.loan_allocator.as_ref()
+    }
+
+    /// Copies the bytes of a received loan if the transport has no loans: it could not borrow them.
     ///
     /// # Errors
-    /// [`Error::WouldBlock`](fabric_core::Error::WouldBlock) when peers hold too many loans; what
-    /// the operating system refuses.
-    pub fn alloc_loan(&self, len: usize) -> Result<Loan> {
-        let Some(loan_allocator) = &self.loan_allocator else {
-            return Loan::from_heap(len);
-        };
-        if let Some(loan) = loan_allocator.take_free(len) {
-            return Ok(loan);
+    /// [`Error::OutOfMemory`](fabric_core::Error::OutOfMemory), with the buffer.
+    #[inline]
+    #[allow(clippy::result_large_err)] // as of every post
+    pub(crate) fn own_payload<B: IoBuf>(&self, mut buf: B) -> Result<B, Failed<B>> {
+        if self.loan_allocator.is_none()
+            && let Err(error) = buf.copy_from_peer()
+        {
+            return Err(Failed::new(error, buf));
         }
-        self.engine.lock().transport.collect_loans();
-        loan_allocator
-            .take_free(len)
-            .map_or_else(|| loan_allocator.allocate(len), Ok)
+        Ok(buf)
     }
 
     /// Polls the descriptors, as

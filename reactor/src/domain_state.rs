@@ -24,6 +24,7 @@ use crate::deferred::Deferred;
 use crate::flush::Flush;
 use crate::id_map::IdMap;
 use crate::in_flight::InFlightBuffer;
+use crate::loans::LoanWaiters;
 use crate::multi_recv::MultiRecvOp;
 use crate::ops::{OpPhase, OpResult, OpState, OpTable};
 use crate::queues::{CounterState, CqState, EqState};
@@ -215,6 +216,8 @@ pub(crate) struct DomainState {
     pub(crate) batched_eps: Vec<EpId>,
     /// Flushes under way: tasks that wait until everything posted has left.
     pub(crate) flushes: Vec<Flush>,
+    /// Those that wait for memory of loans.
+    pub(crate) loan_waiters: LoanWaiters,
     /// Auto-inserted addresses without a connection whose messages have still to be consumed, with
     /// their address vectors.
     pub(crate) departing_addrs: HashMap<FiAddr, AvId>,
@@ -267,6 +270,7 @@ impl DomainState {
             follow_ups: Vec::new(),
             batched_eps: Vec::new(),
             flushes: Vec::new(),
+            loan_waiters: LoanWaiters::default(),
             departing_addrs: HashMap::new(),
         }
     }

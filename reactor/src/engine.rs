@@ -402,7 +402,7 @@ impl EngineGuard<'_> {
     }
 
     /// Runs the follow-ups of transport calls, such as granting credits and announcing addresses,
-    /// and completes flushes.
+    /// completes flushes, and wakes those that wait for loans.
     #[inline]
     pub(crate) fn run_follow_ups(&mut self) {
         if !self.domain.follow_ups.is_empty() {
@@ -410,6 +410,9 @@ impl EngineGuard<'_> {
         }
         if !self.domain.flushes.is_empty() {
             self.domain.end_flushes();
+        }
+        if !self.domain.loan_waiters.is_empty() {
+            self.domain.wake_loan_waiter();
         }
     }
 

@@ -37,6 +37,7 @@ mod event_loop;
 mod flush;
 mod id_map;
 mod in_flight;
+mod loans;
 #[cfg(all(feature = "microbench", not(loom)))]
 #[doc(hidden)]
 pub mod microbench;

@@ -46,6 +46,7 @@ impl DomainHandle {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
+        let buf = self.own_payload(buf)?;
         self.with_engine(|locked| locked.write_rma_iov(ep, tx_op, iovs, buf, target, credit))
     }
 

@@ -458,6 +458,7 @@ impl DomainHandle {
         target: CompletionTarget,
         credit: CreditMode,
     ) -> Result<PostResult<B>, Failed<B>> {
+        let buf = self.own_payload(buf)?;
         // Not through `with_engine`: the result is large, and a closure's result is moved once
         // more.
         let mut locked = self.engine().lock();

@@ -208,13 +208,7 @@ impl BenchEndpoint {
         match (self.op, self.api) {
             (BenchOp::Inject, _) => self.inject(peer, &buf).await.map(|()| buf),
             (BenchOp::Loan, _) => {
-                let loan = loop {
-                    match self.ep.loan(buf.len()) {
-                        Ok(loan) => break loan,
-                        Err(FabricError::WouldBlock(_)) => tokio::task::yield_now().await,
-                        Err(error) => return Err(error.into()),
-                    }
-                };
+                let loan = self.ep.loan(buf.len()).await?;
                 self.ep
                     .lend(peer, loan)
                     .await
@@ -233,8 +227,7 @@ impl BenchEndpoint {
     /// Receives one message.
     pub(super) async fn recv_one(&mut self, peer: FiAddr, buf: Vec<u8>) -> Result<Vec<u8>> {
         if self.op == BenchOp::Loan {
-            // SAFETY: the other side is this program, which does not write memory that it has lent.
-            let loan = unsafe { self.ep.recv_loan() }.from(peer).await?;
+            let loan = self.ep.recv_loan().from(peer).await?;
             drop(loan);
             return Ok(buf);
         }

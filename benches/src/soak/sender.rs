@@ -88,12 +88,7 @@ impl SoakSender {
         let (ep, peer) = (&self.ep, self.peer);
         match kind {
             0 => {
-                let mut loan = loop {
-                    match ep.loan(len) {
-                        Err(FabricError::WouldBlock(_)) => tokio::task::yield_now().await,
-                        other => break other?,
-                    }
-                };
+                let mut loan = ep.loan(len).await?;
                 ledger::write_message(number, &mut loan);
                 ep.lend(peer, loan).await.map_err(|failed| failed.error)?;
             }

@@ -110,6 +110,13 @@ impl BindOptions {
         self
     }
 
+    /// Sets how many bytes of memory for loans the domain has at most, as
+    /// [`DomainBuilder::loan_limit`](crate::DomainBuilder::loan_limit).
+    pub fn loan_limit(mut self, bytes: usize) -> Self {
+        self.options.loan_limit = Some(bytes);
+        self
+    }
+
     /// Sets how sockets are polled, as
     /// [`DomainBuilder::socket_io`](crate::DomainBuilder::socket_io).
     pub fn socket_io(mut self, io: SocketIo) -> Self {

@@ -314,8 +314,19 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
     ///
     /// # Errors
     /// As [`Endpoint::loan`].
-    pub fn loan(&self, len: usize) -> Result<Loan> {
-        self.ep.loan(len)
+    ///
+    /// # Cancel safety
+    /// As [`Endpoint::loan`].
+    pub async fn loan(&self, len: usize) -> Result<Loan> {
+        self.ep.loan(len).await
+    }
+
+    /// Allocates memory for a loan without waiting, as [`Endpoint::try_loan`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::try_loan`].
+    pub fn try_loan(&self, len: usize) -> Result<Loan> {
+        self.ep.try_loan(len)
     }
 
     /// Returns a request to send a message by lending its memory, as [`Endpoint::lend`].
@@ -328,15 +339,10 @@ impl<M: ThreadModel> ConnectedEndpoint<M> {
 
     /// Returns a request to receive a message in place, as [`Endpoint::recv_loan`].
     ///
-    /// # Safety
-    /// That of [`Endpoint::recv_loan`].
-    ///
     /// # Cancel safety
     /// Safe, as [`recv`](Self::recv).
-    #[allow(unsafe_code)] // has the safety contract of its caller
-    pub unsafe fn recv_loan(&self) -> RecvRequest<'_, LoanedBuf, M> {
-        // SAFETY: this function has the same contract.
-        unsafe { self.ep.recv_loan() }
+    pub fn recv_loan(&self) -> RecvRequest<'_, LoanedBuf, M> {
+        self.ep.recv_loan()
     }
 
     /// Waits for a transmit credit, which the returned [`Permit`](crate::Permit) holds, as

@@ -250,13 +250,31 @@ impl<M: ThreadModel> Endpoint<M> {
     /// in place and [lending](Self::lend) it to a peer, which reads it there. The cost does not
     /// depend on the length.
     ///
+    /// When the domain has lent as much as its [limit](crate::DomainBuilder::loan_limit) allows,
+    /// this waits until peers return loans, or until a peer that holds some is gone. Those that
+    /// wait get memory in the order in which they have begun to wait, a long loan before a short
+    /// one behind it.
+    ///
     /// # Errors
-    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when peers have not returned too many loaned
-    /// bytes; [`Error::TooLong`](crate::Error::TooLong) above 4 GiB;
-    /// [`Error::Closed`](crate::Error::Closed); [`Error::Os`](crate::Error::Os) without the memory.
-    pub fn loan(&self, len: usize) -> Result<Loan> {
+    /// [`Error::TooLong`](crate::Error::TooLong) above the limit;
+    /// [`Error::Closed`](crate::Error::Closed); [`Error::Os`](crate::Error::Os) when the machine
+    /// lacks the memory, or the process descriptors.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives up its place in the queue.
+    pub async fn loan(&self, len: usize) -> Result<Loan> {
         self.inner.node.check_open()?;
-        self.inner.domain.core.alloc_loan(len)
+        crate::loan::loan(&self.inner.domain, len).await
+    }
+
+    /// Allocates memory for a loan as [`loan`](Self::loan), without waiting.
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when the limit is reached, or somebody waits
+    /// for memory; those of [`loan`](Self::loan).
+    pub fn try_loan(&self, len: usize) -> Result<Loan> {
+        self.inner.node.check_open()?;
+        self.inner.domain.core.try_loan(len)
     }
 
     /// Returns a request to send a message by lending its memory instead of copying it, to be
@@ -275,13 +293,14 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # use fabric_async::Endpoint;
     /// let ep = Endpoint::bind("shm://").await?;
     /// let me = ep.add_peer(ep.name()).await?;
-    /// let mut frame = ep.loan(8 << 20)?;
+    /// let mut frame = ep.loan(8 << 20).await?;
     /// frame[..5].copy_from_slice(b"hello");
     /// ep.lend(me, frame).tag(7).await?;
-    /// // SAFETY: the sender, this program, does not write to memory that it has lent.
-    /// let frame = unsafe { ep.recv_loan() }.tag(7).await?;
-    /// assert_eq!((&frame[..5], frame.len()), (&b"hello"[..], 8 << 20));
-    /// assert!(frame.buf.is_in_place());
+    /// let frame = ep.recv_loan().tag(7).await?.into_buf();
+    /// let mut start = [0; 5];
+    /// frame.read_at(0, &mut start);
+    /// assert_eq!((&start, frame.len()), (b"hello", 8 << 20));
+    /// assert!(frame.is_in_place());
     /// # Ok(()) }
     /// ```
     ///
@@ -295,20 +314,13 @@ impl<M: ThreadModel> Endpoint<M> {
     /// memory of the domain's pool. The memory returns to the sender when the [`LoanedBuf`] is
     /// dropped.
     ///
-    /// # Safety
-    /// Peers whose messages this receives must not write to memory that they have lent. Endpoints
-    /// of this crate do not; but a process of the same user can write to its own memory at any
-    /// time. [`recv_into`](Self::recv_into) receives the same messages with one copy and without
-    /// this requirement.
+    /// The bytes are copied out of the buffer, written to a descriptor, or borrowed by
+    /// [`LoanedBuf::as_slice`], which is unsafe because the sender could still write to them.
     ///
     /// # Cancel safety
     /// Safe, as [`Endpoint::recv`].
-    #[allow(unsafe_code)] // has the safety contract of its caller
-    pub unsafe fn recv_loan(&self) -> RecvRequest<'_, LoanedBuf, M> {
-        // SAFETY: this function has the same contract.
-        RecvRequest::new(self, unsafe {
-            LoanedBuf::empty(self.inner.domain.core.pool())
-        })
+    pub fn recv_loan(&self) -> RecvRequest<'_, LoanedBuf, M> {
+        RecvRequest::new(self, LoanedBuf::empty(self.inner.domain.core.pool()))
     }
 
     /// Waits for a transmit credit to this peer, which the returned [`Permit`](crate::Permit)

@@ -94,13 +94,8 @@ impl<M: ThreadModel> SharedRxContext<M> {
     }
 
     /// Returns a request to receive a message in place, as [`Endpoint::recv_loan`].
-    ///
-    /// # Safety
-    /// That of [`Endpoint::recv_loan`].
-    #[allow(unsafe_code)] // has the safety contract of its caller
-    pub unsafe fn recv_loan(&self) -> RecvRequest<'_, LoanedBuf, M> {
-        // SAFETY: this function has the same contract.
-        unsafe { self.ep.recv_loan() }
+    pub fn recv_loan(&self) -> RecvRequest<'_, LoanedBuf, M> {
+        self.ep.recv_loan()
     }
 
     /// Returns a probe for messages, as [`Endpoint::probe`].

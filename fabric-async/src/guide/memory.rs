@@ -27,13 +27,18 @@
 //! | type | send | room of a receive | length afterwards |
 //! |---|---|---|---|
 //! | `Vec<u8>`, `BytesMut` | yes | its *capacity* | that of the message |
-//! | `Box<[u8]>` | yes | its length | unchanged; the message is at the start |
+//! | `Box<[u8]>`, `[u8; N]` | yes | its length | unchanged; the message is at the start |
 //! | [`PooledBuf`] | yes | any message | that of the message |
 //! | `Box<dyn` [`CustomBuf`]`>` | yes | its writable window | set by its methods |
 //! | [`Loan`] | as a copy | cannot receive | |
-//! | `Bytes`, `String`, `&'static str`, `&'static [u8]`, `&'static [u8; N]` | yes | cannot receive | |
+//! | [`LoanedBuf`] | yes, without a copy where it can be lent | any message | that of the message |
+//! | `Bytes`, `Arc<[u8]>`, `String`, `&'static str`, `&'static [u8]`, `&'static [u8; N]` | yes | cannot receive | |
 //! | [`Gather`] | yes | cannot receive | |
 //! | [`Scatter`] | what it has received | sum of its parts | set for each part |
+//!
+//! An array of up to 31 bytes lies in the operation itself: posting it allocates nothing. A longer
+//! one is moved to the heap when its operation has to wait. A `String` cannot be received into,
+//! because a peer may send bytes that are not UTF-8: receive a `Vec<u8>` and convert it.
 //!
 //! [`Done`] dereferences to the received bytes where the type has them in one slice. A message that
 //! is longer than the room fails with [`Error::Truncated`]: its first bytes are in the buffer, the
@@ -114,17 +119,78 @@
 //! # Loans
 //!
 //! [`Endpoint::loan`] allocates memory that peers can map. It is written in place and sent with
-//! [`Endpoint::lend`], at a cost that does not depend on its length. [`Endpoint::recv_loan`] reads
+//! [`Endpoint::lend`], at a cost that does not depend on its length. [`Endpoint::recv_loan`] leaves
 //! it in place for as long as the [`LoanedBuf`] lives; any other receive copies it once. Then the
 //! memory returns to the lender and is kept for the next loan of its size (a power of two from 4
 //! KiB). A loan counts 128 bytes towards the budget of unexpected messages.
 //!
-//! * Each loan is a file descriptor of the lender.
-//! * One peer may hold 256 loans; further ones are copied. A domain has at most 4 GiB of loans;
-//!   beyond that [`Endpoint::loan`] fails with [`Error::WouldBlock`]. Have the reader acknowledge
-//!   loans to bound a pipeline.
+//! The lender could still write to the memory, so a [`LoanedBuf`] is not borrowed by safe code. Its
+//! bytes are copied out, in parts or through the stack, or written to a descriptor by the kernel.
+//! [`LoanedBuf::as_slice`] borrows them; it is `unsafe`, for programs that trust their peers.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::io::Read;
+//! use fabric_async::Endpoint;
+//! let ep = Endpoint::bind("shm://").await?;
+//! let me = ep.add_peer(ep.name()).await?;
+//! let mut frame = ep.loan(10_000).await?;
+//! frame.fill(3);
+//! ep.lend(me, frame).await?;
+//! let frame = ep.recv_loan().await?.into_buf();
+//!
+//! let mut header = [0; 4];
+//! assert_eq!(frame.read_at(0, &mut header), 4);
+//! let mut sum = 0;
+//! frame.for_each_chunk(|chunk| sum += chunk.iter().map(|byte| u64::from(*byte)).sum::<u64>());
+//! assert_eq!((header, sum), ([3; 4], 30_000));
+//!
+//! let (mut reader, writer) = std::os::unix::net::UnixStream::pair()?;
+//! let written = frame.write_to(&writer, 4)?;               // what is behind the header, or less
+//! let mut copy = vec![0; written];
+//! reader.read_exact(&mut copy)?;
+//! assert!(written > 0 && copy.iter().all(|byte| *byte == 3));
+//! # Ok(()) }
+//! ```
+//!
+//! A received loan that is sent on stays a loan, along a chain of any length and back to the
+//! lender: the next receiver maps the same memory, and it returns to the lender when the last of
+//! those that hold it drops it. The send returns the [`LoanedBuf`], so one loan can be sent to
+//! several peers.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::Endpoint;
+//! let (source, filter) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+//! let sink = Endpoint::bind("shm://").await?;
+//! let (to_filter, to_sink) =
+//!     (source.add_peer(filter.name()).await?, filter.add_peer(sink.name()).await?);
+//! let mut frame = source.loan(8 << 20).await?;
+//! frame[0] = 7;
+//! source.lend(to_filter, frame).await?;
+//! let frame = filter.recv_loan().await?.into_buf();
+//! filter.send(to_sink, frame).await?;                      // returns the loan, dropped here
+//! let frame = sink.recv_loan().await?;
+//! assert!(frame.is_in_place() && frame.len() == 8 << 20);
+//! assert_eq!((filter.stats().loaned, filter.stats().segmented.bytes), (1, 0));
+//! # Ok(()) }
+//! ```
+//!
+//! * Each loan is a file descriptor of the lender. A process keeps the descriptors of up to 256
+//!   received loans, and of no more than a quarter of its limit (`RLIMIT_NOFILE`), to send them on;
+//!   further ones are copied when they are sent on, and so are loans that were received in another
+//!   domain, or are sent by a provider without loans.
+//! * One peer may hold 256 loans; further ones are copied. A domain has at most 4 GiB of loans, or
+//!   [`loan_limit`](DomainBuilder::loan_limit); beyond that [`Endpoint::loan`] waits until loans
+//!   return, and [`Endpoint::try_loan`] fails with [`Error::WouldBlock`]. So the limit bounds a
+//!   pipeline. Loans are given out in the order of the requests; a request above the limit fails at
+//!   once.
 //! * The loans of a peer whose connection ended are given up, since it may still read them. What a
-//!   receiver holds stays readable.
+//!   receiver holds stays readable. The same holds along a chain: a loan that was lost further down
+//!   is given up by its lender when it returns, and when a process dies that has sent loans on, its
+//!   lender gives them up while their receivers go on reading.
+//! * A process that has sent a loan on must make progress for the loan to return; its domain does
+//!   so by itself, unless its runtime is blocked.
 //! * A peer keeps borrowed memory mapped, and can see what is written there later, also for other
 //!   peers of the same user.
 //!
@@ -211,6 +277,7 @@
 //!   unless [single copy](#single-copy) is off;
 //! * change the bytes of its own messages while they are copied;
 //! * use up the budget for unexpected messages, and descriptors, one connection after another;
+//! * keep the memory of loans that it reports as lost, or whose connection it ends;
 //! * give a false name when it connects: a source is not a proof of identity. Its connection is its
 //!   own.
 //!

@@ -1,5 +1,7 @@
 //! Messages of every length, in every kind of buffer.
 
+use std::sync::Arc;
+
 use bytes::{Bytes, BytesMut};
 use fabric_async::{Endpoint, FiAddr, FlatBuf, IoBufMut};
 
@@ -115,6 +117,9 @@ pub(crate) async fn every_kind_of_buffer_can_be_sent(setup: Setup) {
         let at = shared.as_ptr();
         assert_eq!(send(a, b, to_b, shared).await.as_ptr(), at);
         send(a, b, to_b, BytesMut::from(bytes)).await;
+        let shared: Arc<[u8]> = bytes.into();
+        let back = send(a, b, to_b, shared.clone()).await;
+        assert!(Arc::ptr_eq(&back, &shared));
         assert_eq!(send(a, b, to_b, bytes).await.as_ptr(), bytes.as_ptr());
         let text: String = bytes
             .iter()
@@ -126,6 +131,29 @@ pub(crate) async fn every_kind_of_buffer_can_be_sent(setup: Setup) {
     }
     assert_eq!(send(a, b, to_b, "hello, fabric").await, "hello, fabric");
     assert_eq!(send(a, b, to_b, b"array").await, b"array");
+    assert_eq!(send(a, b, to_b, [7; 0]).await, [7; 0]);
+    assert_eq!(send(a, b, to_b, [7; 31]).await, [7; 31]);
+    assert_eq!(send(a, b, to_b, [7; 32]).await, [7; 32]);
+    assert_eq!(send(a, b, to_b, [7; 9000]).await, [7; 9000]);
+}
+
+/// Short arrays stay intact while their operations wait in a queue that grows and so moves them.
+pub(crate) async fn queued_arrays_arrive_whole(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let sends: Vec<_> = (0..50u8)
+        .map(|number| a.ep.send(to_b, [number; 20]).start().unwrap())
+        .collect();
+    let receives: Vec<_> = (0..50u8)
+        .map(|_| b.ep.recv_into([0xff; 24]).start().unwrap())
+        .collect();
+    for (number, receive) in receives.into_iter().enumerate() {
+        let got = receive.await.unwrap();
+        assert_eq!((got.len(), &got[..]), (20, &[number as u8; 20][..]));
+        assert_eq!(got.into_buf()[20..], [0xff; 4], "an array keeps its length");
+    }
+    for (number, send) in sends.into_iter().enumerate() {
+        assert_eq!(send.await.unwrap().into_buf(), [number as u8; 20]);
+    }
 }
 
 pub(crate) async fn every_kind_of_buffer_can_receive(setup: Setup) {

@@ -32,6 +32,8 @@ pub(crate) struct Requirements {
     pub(crate) event_loop: bool,
     /// Long messages can be copied once, by cross-memory attach.
     pub(crate) single_copy: bool,
+    /// Loans are not copied.
+    pub(crate) loans: bool,
     /// The provider refuses at least one of [`LEVELS`].
     pub(crate) lacks_a_level: bool,
 }
@@ -49,6 +51,7 @@ impl Requirements {
             auto_progress: false,
             event_loop: false,
             single_copy: false,
+            loans: false,
             lacks_a_level: false,
         }
     }
@@ -148,6 +151,14 @@ impl Requirements {
     pub(crate) const fn event_loop(self) -> Self {
         Self {
             event_loop: true,
+            ..self
+        }
+    }
+
+    /// Requires that loans are not copied.
+    pub(crate) const fn loans(self) -> Self {
+        Self {
+            loans: true,
             ..self
         }
     }

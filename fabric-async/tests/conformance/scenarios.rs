@@ -34,6 +34,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         unexpected_messages_arrive_whole: MSG,
         every_kind_of_buffer_can_be_sent: MSG,
         every_kind_of_buffer_can_receive: MSG,
+        queued_arrays_arrive_whole: MSG,
         received_buffer_can_be_sent_without_copy: SOURCE,
         bind_opens_a_working_endpoint: DIRECTED,
     }
@@ -285,6 +286,11 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         reused_loan_buffer_receives_a_copy: MSG,
         more_loans_than_mappings_reach_one_peer: MSG,
         long_loans_are_copied_in_chunks: MSG,
+        received_loans_are_sent_on: MSG,
+        relayed_loans_are_not_copied: MSG_TAGGED.loans(),
+        relayed_loan_is_returned_by_its_last_holder: MSG.loans(),
+        lost_relayed_loan_is_not_reused: MSG.loans(),
+        received_loans_are_written_to_regions: RMA,
     }
     vectors {
         every_length_is_gathered_and_scattered: MSG,

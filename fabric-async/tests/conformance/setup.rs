@@ -247,7 +247,7 @@ impl Setup {
             && (!needs.sockets || matches!(self.provider, "tcp" | "udp"))
             && (!needs.auto_progress || self.progress == Progress::Auto)
             && (!needs.event_loop || self.can_block_in_event_loop())
-            && (!needs.single_copy || self.provider == "shm"))
+            && (!(needs.single_copy || needs.loans) || self.provider == "shm"))
     }
 
     /// Returns whether an event loop can drive domains of this setup and block.

@@ -26,7 +26,7 @@ pub(crate) async fn messages_are_counted_on_both_sides(setup: Setup) {
     }
     a.ep.inject(to_b, b"four").unwrap();
     a.ep.send(to_b, "posted").post().unwrap();
-    let mut loan = a.ep.loan(5000).unwrap();
+    let mut loan = a.ep.try_loan(5000).unwrap();
     loan.fill(1);
     a.ep.lend(to_b, loan).await.unwrap();
     for _ in 0..3 {
@@ -131,7 +131,6 @@ pub(crate) async fn domain_stats_report_ops_in_progress(setup: Setup) {
     );
 }
 
-#[allow(unsafe_code)] // `recv_loan`: the sender does not write to lent memory
 /// A message is counted once, when the program gets it, by every path to a receive and back from
 /// one.
 pub(crate) async fn each_message_is_counted_once(setup: Setup) {
@@ -173,15 +172,13 @@ pub(crate) async fn each_message_is_counted_once(setup: Setup) {
     b.ep.probe().claim().await.unwrap().recv().await.unwrap();
     compare(&a, &b);
     // A loan.
-    let mut loan = a.ep.loan(5000).unwrap();
+    let mut loan = a.ep.try_loan(5000).unwrap();
     loan.fill(1);
     a.ep.lend(to_b, loan).await.unwrap();
-    // SAFETY: the peers do not write to memory that they have lent.
-    let lent = unsafe { b.ep.recv_loan() }.start().unwrap();
+    let lent = b.ep.recv_loan().start().unwrap();
     flush(&a, &b, to_b).await;
     drop(lent);
-    // SAFETY: as above.
-    unsafe { b.ep.recv_loan() }.await.unwrap();
+    b.ep.recv_loan().await.unwrap();
     compare(&a, &b);
     // Posted to a queue.
     b.ep.recv_into(vec![0; 8]).post().unwrap();

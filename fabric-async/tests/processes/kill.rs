@@ -195,7 +195,6 @@ fn kill_and_wait(victim: &mut TestPeer) {
 /// Receives from any source stay posted when the sender of the message that is arriving is killed,
 /// and get the next message whole.
 #[test]
-#[allow(unsafe_code)] // recv_loan
 fn any_source_receives_stay_posted_when_sender_is_killed() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
@@ -219,12 +218,11 @@ fn any_source_receives_stay_posted_when_sender_is_killed() {
         assert_eq!((&own[..], own.buf.capacity()), (&b"next"[..], 2 << 20));
 
         let whole = ep.recv().start().unwrap();
-        // SAFETY: no peer lends here.
-        let loan = unsafe { ep.recv_loan() }.start().unwrap();
+        let loan = ep.recv_loan().start().unwrap();
         kill_partial_sender(&ep, &mut events).await;
         whole.await.unwrap();
         bystander.send(to_ep, "next").await.unwrap();
-        assert_eq!(&loan.await.unwrap()[..], b"next");
+        assert_eq!(loan.await.unwrap().to_vec(), b"next");
 
         let whole = ep.recv().start().unwrap();
         ep.recv_into(vec![1; 64]).context(5).post().unwrap();

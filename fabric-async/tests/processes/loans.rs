@@ -1,7 +1,6 @@
 //! Loans between processes that are killed or send malformed loans.
-#![allow(unsafe_code)] // recv_loan
 
-use fabric_async::{DownReason, Endpoint, Error};
+use fabric_async::{DownReason, Endpoint, Error, LoanedBuf};
 use rustix::fs::SealFlags;
 
 use crate::health::{
@@ -28,7 +27,7 @@ fn killed_loan_receiver_loses_only_its_loans() {
             let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
             let killer = kill_within_two_ms(victim, round);
             let error = loop {
-                let mut frame = match ep.loan(SHORT_LOAN_LEN) {
+                let mut frame = match ep.try_loan(SHORT_LOAN_LEN) {
                     Ok(frame) => frame,
                     Err(error) => break error,
                 };
@@ -56,19 +55,13 @@ fn received_loans_stay_readable_after_sender_is_killed() {
         let mut held = Vec::new();
         for round in 0..ROUNDS {
             let victim = TestPeer::start("loan_sender", &ep.name().to_string());
-            // SAFETY: the lender does not write what it has lent.
-            let first = unsafe { ep.recv_loan() }.tag(1).await.unwrap();
+            let first = ep.recv_loan().tag(1).await.unwrap();
             let peer = first.source().unwrap();
             held.push(first);
             let killer = kill_within_two_ms(victim, round);
             let error = loop {
-                // SAFETY: as above.
-                match unsafe { ep.recv_loan() }.tag(1).from(peer).await {
-                    Ok(frame) => {
-                        assert!(
-                            frame.len() == LOAN_LEN && frame.iter().all(|byte| *byte == frame[0])
-                        );
-                    }
+                match ep.recv_loan().tag(1).from(peer).await {
+                    Ok(frame) => assert_uniform(&frame),
                     Err(failed) => break failed.error,
                 }
             };
@@ -76,14 +69,17 @@ fn received_loans_stay_readable_after_sender_is_killed() {
             killer.join().unwrap();
         }
         for frame in &held {
-            assert!(
-                frame.buf.is_in_place()
-                    && frame.len() == LOAN_LEN
-                    && frame.iter().all(|byte| *byte == frame[0])
-            );
+            assert!(frame.is_in_place());
+            assert_uniform(frame);
         }
         assert_still_works(&ep).await;
     });
+}
+
+/// Asserts that all bytes of a loan are the same.
+fn assert_uniform(frame: &LoanedBuf) {
+    let bytes = frame.to_vec();
+    assert!(bytes.len() == LOAN_LEN && bytes.iter().all(|byte| *byte == bytes[0]));
 }
 
 /// Loans of memory that was not granted, with lengths outside of it, and without a valid slot to
@@ -150,9 +146,12 @@ fn invalid_loans_end_only_that_connection() {
         }
         // A valid loan still works.
         let to_self = ep.add_peer(ep.name()).await.unwrap();
-        ep.lend(to_self, ep.loan(10).unwrap()).tag(5).await.unwrap();
+        ep.lend(to_self, ep.try_loan(10).unwrap())
+            .tag(5)
+            .await
+            .unwrap();
         assert_eq!(&ep.recv().tag(5).await.unwrap()[..], [0; 10]);
-        let refused = ep.loan(usize::MAX).map(drop);
+        let refused = ep.try_loan(usize::MAX).map(drop);
         assert!(matches!(refused, Err(Error::TooLong { .. })));
         assert_still_works(&ep).await;
     });

@@ -14,6 +14,8 @@ mod health;
 mod hostile;
 mod kill;
 mod leak_check;
+mod loan_relays;
+mod loan_waits;
 mod loans;
 mod memory_corruption;
 mod memory_corruptor;

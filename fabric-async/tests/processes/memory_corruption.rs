@@ -90,7 +90,7 @@ impl HonestPeers {
             ep.recv().tag(4).from(self.echo).await.unwrap()[..],
             message[..]
         );
-        let mut loan = ep.loan(len).unwrap();
+        let mut loan = ep.try_loan(len).unwrap();
         loan.copy_from_slice(&message);
         ep.lend(self.echo, loan).await.unwrap();
         assert_eq!(
@@ -155,7 +155,7 @@ fn spawn_all_ops(
             .await
             .is_ok()
         {
-            let mut loan = ep.loan(1 + random.below(60_000) as usize).unwrap();
+            let mut loan = ep.try_loan(1 + random.below(60_000) as usize).unwrap();
             loan.fill(2);
             let _ = ep.lend(peer, loan).await;
             let _ = ep

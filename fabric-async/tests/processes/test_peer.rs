@@ -140,6 +140,9 @@ pub(crate) fn run_role() {
         "connect_repeatedly" => run(churn::connect_repeatedly(&name)),
         "memory_corruptor" => run(memory_corruptor::run_peer(&name)),
         "loan_sender" => run(loan_sender(&name)),
+        "loan_relay" => run(crate::loan_relays::relay(&name)),
+        "loan_sink" => run(crate::loan_relays::sink(&name)),
+        "loan_holder" => run(crate::loan_waits::hold_loans(&name)),
         "silent_receiver" => run(silent_receiver(&name)),
         "late_receiver" => run(crate::completion_levels::late_receiver(&name)),
         "send_and_exit" => run(crate::sends_before_exit::send_and_exit(&name)),
@@ -241,15 +244,14 @@ async fn rma_writer(name: &str) {
 }
 
 /// Holds some of the loans that it receives, forever.
-#[allow(unsafe_code)] // recv_loan
 async fn loan_receiver(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
     let peer = ep.add_peer(name).await.expect("add_peer");
     ep.send(peer, "ready").tag(1).await.expect("send");
     let mut held = std::collections::VecDeque::new();
-    // SAFETY: the lender does not write loans after lending them.
-    while let Ok(frame) = unsafe { ep.recv_loan() }.from(peer).await {
-        assert!(frame.len() == SHORT_LOAN_LEN && frame.iter().all(|byte| *byte == frame[0]));
+    while let Ok(frame) = ep.recv_loan().from(peer).await {
+        let bytes = frame.to_vec();
+        assert!(bytes.len() == SHORT_LOAN_LEN && bytes.iter().all(|byte| *byte == bytes[0]));
         held.push_back(frame);
         if held.len() > 5 {
             held.pop_front();
@@ -262,7 +264,7 @@ async fn loan_sender(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
     let peer = ep.add_peer(name).await.expect("add_peer");
     for number in 0u64.. {
-        let Ok(mut frame) = ep.loan(LOAN_LEN) else {
+        let Ok(mut frame) = ep.try_loan(LOAN_LEN) else {
             return;
         };
         frame.fill(number as u8);

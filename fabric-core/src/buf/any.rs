@@ -9,10 +9,11 @@
 use std::any::Any;
 use std::fmt;
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
-use super::{CopySource, Gather, Loan, LoanedBuf, Payload, PooledBuf, Scatter};
+use super::{CopySource, Gather, InlineBuf, IoBuf, Loan, LoanedBuf, Payload, PooledBuf, Scatter};
 use crate::error::Result;
 
 /// A buffer type of the user: pinned, from an arena, on a device.
@@ -41,8 +42,12 @@ pub enum AnyBuf {
     None,
     /// `Vec<u8>`.
     Vec(Vec<u8>),
-    /// `Box<[u8]>`.
+    /// `Box<[u8]>`, or an array that is too long to be stored inline.
     Boxed(Box<[u8]>),
+    /// An array of up to [`InlineBuf::CAPACITY`] bytes.
+    Inline(InlineBuf),
+    /// `Arc<[u8]>`; can be sent only.
+    Shared(Arc<[u8]>),
     /// `bytes::Bytes`; can be sent only.
     Bytes(Bytes),
     /// `bytes::BytesMut`.
@@ -69,13 +74,15 @@ pub enum AnyBuf {
 
 impl AnyBuf {
     /// Returns the bytes to send, or the bytes received; none for a vector of buffers, whose bytes
-    /// are not contiguous.
+    /// are not contiguous, and for a message in its sender's memory, which may change.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::None | Self::Gather(_) | Self::Scatter(_) => &[],
             Self::Vec(buf) => buf,
             Self::Boxed(buf) => buf,
+            Self::Inline(buf) => buf.as_slice(),
+            Self::Shared(buf) => buf,
             Self::Bytes(buf) => buf,
             Self::BytesMut(buf) => buf,
             Self::Static(buf) => buf,
@@ -83,7 +90,7 @@ impl AnyBuf {
             Self::String(buf) => buf.as_bytes(),
             Self::Pooled(buf) => buf,
             Self::Loan(buf) => buf,
-            Self::Loaned(buf) => buf,
+            Self::Loaned(buf) => buf.copied_bytes(),
             Self::Custom(buf) => buf.bytes(),
         }
     }
@@ -95,6 +102,7 @@ impl AnyBuf {
         match self {
             Self::Gather(parts) => parts.payload(),
             Self::Scatter(parts) => parts.payload(),
+            Self::Loaned(buf) => buf.payload(),
             buf => Payload::Contiguous(buf.bytes()),
         }
     }
@@ -105,6 +113,7 @@ impl AnyBuf {
         match self {
             Self::Vec(buf) => buf,
             Self::Boxed(buf) => buf,
+            Self::Inline(buf) => buf.as_mut_slice(),
             Self::BytesMut(buf) => buf,
             Self::Pooled(buf) => buf.vec_mut(),
             Self::Custom(buf) => {
@@ -124,6 +133,7 @@ impl AnyBuf {
         match self {
             Self::Vec(buf) => buf.capacity(),
             Self::Boxed(buf) => buf.len(),
+            Self::Inline(buf) => buf.as_slice().len(),
             Self::BytesMut(buf) => buf.capacity(),
             Self::Pooled(_) | Self::Loaned(_) => usize::MAX,
             Self::Scatter(parts) => parts.recv_capacity(),
@@ -172,6 +182,7 @@ impl AnyBuf {
                 unsafe { buf.set_len(at + count) };
             }
             Self::Boxed(buf) => source.copy_to_init(from, &mut buf[at..at + count]),
+            Self::Inline(buf) => source.copy_to_init(from, &mut buf.as_mut_slice()[at..at + count]),
             Self::Scatter(parts) => parts.write_at(at, source, from, count),
             Self::Custom(buf) => {
                 if let Some(writable) = buf.writable() {
@@ -251,6 +262,8 @@ impl fmt::Debug for AnyBuf {
             Self::None => "None",
             Self::Vec(_) => "Vec",
             Self::Boxed(_) => "Boxed",
+            Self::Inline(_) => "Inline",
+            Self::Shared(_) => "Shared",
             Self::Bytes(_) => "Bytes",
             Self::BytesMut(_) => "BytesMut",
             Self::Static(_) => "Static",

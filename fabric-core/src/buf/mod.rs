@@ -5,7 +5,9 @@
 //! usual buffer types are variants of an enum, so that posting one allocates nothing.
 
 mod any;
+mod array;
 mod loan;
+mod loaned;
 mod payload;
 mod pool;
 mod source;
@@ -13,11 +15,15 @@ mod vectored;
 
 pub(crate) use any::append;
 pub use any::{AnyBuf, CustomBuf};
-pub use loan::{Loan, LoanMemory, LoanedBuf, PeerMemory};
-pub use payload::{Payload, VectoredPayload};
+pub use array::InlineBuf;
+pub use loan::{Loan, LoanMemory};
+pub use loaned::{LoanedBuf, PeerMemory};
+pub use payload::{LentPayload, Payload, VectoredPayload};
 pub use pool::{BufferPool, PooledBuf};
 pub use source::CopySource;
 pub use vectored::{Gather, Scatter};
+
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
@@ -25,9 +31,12 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A buffer whose bytes can be sent: `Vec<u8>`, `Box<[u8]>`, `Bytes`, `BytesMut`, `&'static [u8]`,
-/// `&'static str`, `String`, [`PooledBuf`], [`Loan`], [`LoanedBuf`], or the user's own type with
-/// [`CustomBuf`]; or a vector of buffers: [`Gather`].
+/// A buffer whose bytes can be sent: `Vec<u8>`, `Box<[u8]>`, `Arc<[u8]>`, `[u8; N]`, `Bytes`,
+/// `BytesMut`, `&'static [u8]`, `&'static str`, `String`, [`PooledBuf`], [`Loan`], [`LoanedBuf`],
+/// or the user's own type with [`CustomBuf`]; or a vector of buffers: [`Gather`].
+///
+/// An array of up to 31 bytes is stored in the operation itself, a longer one is moved to the heap
+/// when its operation has to wait.
 ///
 /// Sealed, because its methods run while a domain is locked.
 #[diagnostic::on_unimplemented(
@@ -45,6 +54,15 @@ pub trait IoBuf: sealed::Sealed + Send + Unpin + Sized + 'static {
     }
     /// Converts the buffer into the form that operations own.
     fn into_any(self) -> AnyBuf;
+    /// Copies the bytes of a received loan to memory of this process, for a transport that has no
+    /// loans.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    #[doc(hidden)]
+    fn copy_from_peer(&mut self) -> crate::Result<()> {
+        Ok(())
+    }
     /// Converts the buffer back from an operation.
     ///
     /// # Errors
@@ -52,7 +70,8 @@ pub trait IoBuf: sealed::Sealed + Send + Unpin + Sized + 'static {
     fn from_any(any: AnyBuf) -> Result<Self, AnyBuf>;
 }
 
-/// A buffer with contiguous bytes: any but a [`Gather`] or [`Scatter`].
+/// A buffer with contiguous bytes that can be borrowed: any but a [`Gather`], a [`Scatter`] or a
+/// [`LoanedBuf`].
 pub trait FlatBuf: IoBuf {
     /// Returns the bytes to send, or the bytes received.
     fn bytes(&self) -> &[u8];
@@ -61,8 +80,11 @@ pub trait FlatBuf: IoBuf {
 /// A buffer that can be received into.
 ///
 /// The capacity of a `Vec<u8>` or `BytesMut` limits the message, and its length becomes that of the
-/// message. The length of a `Box<[u8]>` limits the message, and does not change. A [`PooledBuf`]
-/// grows to the message. A [`Scatter`] is several buffers.
+/// message. The length of a `Box<[u8]>` or `[u8; N]` limits the message, and does not change. A
+/// [`PooledBuf`] grows to the message. A [`Scatter`] is several buffers.
+///
+/// A `String` cannot be received into, because a peer may send bytes that are not UTF-8: receive
+/// into a vector and check it with [`String::from_utf8`]. The bytes of an `Arc<[u8]>` are shared.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be received into",
     note = "an operation owns its buffer until it completes: pass a `Vec<u8>`, `Box<[u8]>` \
@@ -97,6 +119,7 @@ macro_rules! impl_flat_buf {
 impl_flat_buf! {
     Vec<u8> => Vec, |buf| buf;
     Box<[u8]> => Boxed, |buf| buf;
+    Arc<[u8]> => Shared, |buf| buf;
     Bytes => Bytes, |buf| buf;
     BytesMut => BytesMut, |buf| buf;
     &'static [u8] => Static, |buf| buf;
@@ -104,7 +127,6 @@ impl_flat_buf! {
     String => String, |buf| buf.as_bytes();
     PooledBuf => Pooled, |buf| buf;
     Loan => Loan, |buf| buf;
-    LoanedBuf => Loaned, |buf| buf;
     Box<dyn CustomBuf> => Custom, |buf| CustomBuf::bytes(&**buf);
 }
 
@@ -112,7 +134,6 @@ impl IoBufMut for Vec<u8> {}
 impl IoBufMut for Box<[u8]> {}
 impl IoBufMut for BytesMut {}
 impl IoBufMut for PooledBuf {}
-impl IoBufMut for LoanedBuf {}
 impl IoBufMut for Box<dyn CustomBuf> {}
 
 impl<const N: usize> sealed::Sealed for &'static [u8; N] {}
@@ -138,7 +159,72 @@ impl<const N: usize> IoBuf for &'static [u8; N] {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::MaybeUninit;
+
     use super::*;
+
+    /// Memory that can be copied from but not borrowed.
+    struct CopyOnly(Vec<u8>);
+
+    impl CopySource for CopyOnly {
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+        fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
+            (&self.0[..]).copy_to(from, dst)
+        }
+        fn copy_to_init(&self, from: usize, dst: &mut [u8]) {
+            (&self.0[..]).copy_to_init(from, dst);
+        }
+        fn peer_memory(&self) -> Option<Arc<dyn PeerMemory>> {
+            Some(Arc::new(Self(self.0.clone())))
+        }
+    }
+
+    impl PeerMemory for CopyOnly {
+        #[allow(unsafe_code)] // not called
+        unsafe fn bytes(&self) -> &[u8] {
+            unreachable!("the memory of a peer was borrowed")
+        }
+    }
+
+    #[test]
+    fn loaned_bytes_are_copied_without_a_borrow() {
+        let bytes: Vec<u8> = (0..10_000).map(|at| at as u8).collect();
+        let mut any = LoanedBuf::empty(&BufferPool::new()).into_any();
+        assert_eq!(any.receive(&CopyOnly(bytes.clone())).unwrap(), 10_000);
+        any.finish(9_999);
+        let payload = any.payload();
+        assert!(payload.peer_memory().is_some() && payload.as_contiguous().is_none());
+        assert!(payload.slice(1, 3).peer_memory().is_none());
+        assert_eq!(
+            (payload.len(), payload.to_vec()),
+            (9_999, bytes[..9_999].to_vec())
+        );
+        assert_eq!(
+            payload.slice(4090, 5000).slice(1, 4000).to_vec(),
+            bytes[4091..8091]
+        );
+
+        let mut buf = LoanedBuf::from_any(any).unwrap();
+        for in_place in [true, false] {
+            assert_eq!((buf.is_in_place(), buf.len()), (in_place, 9_999));
+            let mut out = [0; 100];
+            assert_eq!(buf.read_at(4000, &mut out), 100);
+            assert_eq!(out, bytes[4000..4100]);
+            assert_eq!(buf.read_at(9_990, &mut out), 9);
+            assert_eq!(out[..9], bytes[9_990..9_999]);
+            assert_eq!(buf.read_at(usize::MAX, &mut out), 0);
+            let mut chunks = Vec::new();
+            buf.for_each_chunk(|chunk| chunks.push(chunk.to_vec()));
+            assert!(chunks.iter().all(|chunk| chunk.len() <= 4096));
+            assert_eq!(
+                (chunks.concat(), buf.to_vec()),
+                (bytes[..9_999].to_vec(), chunks.concat())
+            );
+            buf.copy_from_peer().unwrap();
+        }
+    }
 
     fn round_trip<B: FlatBuf + PartialEq + std::fmt::Debug + Clone>(buf: B) {
         let any = buf.clone().into_any();
@@ -150,6 +236,12 @@ mod tests {
     fn every_buffer_type_round_trips() {
         round_trip(vec![1u8, 2]);
         round_trip(vec![1u8].into_boxed_slice());
+        round_trip(Arc::<[u8]>::from(&b"ab"[..]));
+        round_trip([0u8; 0]);
+        round_trip([7u8; 3]);
+        round_trip([7u8; InlineBuf::CAPACITY]);
+        round_trip([7u8; InlineBuf::CAPACITY + 1]);
+        round_trip([7u8; 5000]);
         round_trip(Bytes::from_static(b"ab"));
         round_trip(BytesMut::from(&b"ab"[..]));
         round_trip(b"abc".as_slice());
@@ -158,6 +250,9 @@ mod tests {
         round_trip(String::from("abc"));
         assert!(String::from_any(AnyBuf::Vec(vec![1])).is_err());
         assert!(<&[u8; 2]>::from_any(AnyBuf::Static(b"abc")).is_err());
+        assert!(<[u8; 2]>::from_any([1u8; 3].into_any()).is_err());
+        assert!(<[u8; 50]>::from_any([1u8; 51].into_any()).is_err());
+        assert!(<[u8; 3]>::from_any(AnyBuf::Vec(vec![1; 3])).is_err());
     }
 
     #[test]
@@ -175,6 +270,16 @@ mod tests {
         any.write_at(0, &source, 0, 3);
         any.finish(3);
         assert_eq!(any.bytes(), [b'h', b'e', b'l', 9]);
+
+        for mut any in [[9u8; 4].into_any(), [9u8; 400].into_any()] {
+            let len = any.bytes().len();
+            assert_eq!((any.recv_capacity(), any.bytes_mut().len()), (len, len));
+            any.write_at(0, &source, 0, 2);
+            any.write_at(2, &source, 2, 1);
+            any.finish(3);
+            assert_eq!(any.bytes()[..4], [b'h', b'e', b'l', 9]);
+            assert_eq!(any.bytes().len(), len, "an array keeps its length");
+        }
 
         let mut any = vec![7u8; 4].into_any();
         any.finish(0);

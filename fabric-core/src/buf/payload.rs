@@ -1,14 +1,76 @@
-//! The bytes of an operation's buffer, contiguous or in several pieces.
+//! The bytes of an operation's buffer: contiguous, in several pieces, or in memory of a peer.
 
-use super::AnyBuf;
+use std::fmt;
+use std::sync::Arc;
 
-/// Borrowed bytes of a buffer, or of part of it. A vector of buffers has several pieces.
+use super::{AnyBuf, PeerMemory};
+
+/// Bytes of a peer's memory that are copied to the stack at a time.
+pub(super) const LENT_CHUNK_LEN: usize = 4096;
+
+/// Borrowed bytes of a buffer, or of part of it. A vector of buffers has several pieces. The bytes
+/// of a received loan can be copied but not borrowed.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
     /// One contiguous slice.
     Contiguous(&'a [u8]),
     /// The pieces of several buffers.
     Vectored(VectoredPayload<'a>),
+    /// Bytes in memory of a peer.
+    Lent(LentPayload<'a>),
+}
+
+/// A range of a received loan.
+#[derive(Clone, Copy)]
+pub struct LentPayload<'a> {
+    memory: &'a Arc<dyn PeerMemory>,
+    from: usize,
+    len: usize,
+}
+
+impl<'a> LentPayload<'a> {
+    /// Returns the first `len` bytes of this memory.
+    pub(super) fn new(memory: &'a Arc<dyn PeerMemory>, len: usize) -> Self {
+        Self {
+            memory,
+            from: 0,
+            len,
+        }
+    }
+
+    /// Returns the memory, if the range begins where the memory does.
+    #[must_use]
+    pub fn whole_memory(self) -> Option<&'a Arc<dyn PeerMemory>> {
+        (self.from == 0).then_some(self.memory)
+    }
+}
+
+impl fmt::Debug for LentPayload<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LentPayload")
+            .field("from", &self.from)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Calls `act` with `len` bytes of a peer's memory from offset `from` on, copied to the stack in
+/// chunks, and with the offset of each chunk from the first byte.
+#[cold]
+pub(super) fn copy_in_chunks(
+    memory: &dyn PeerMemory,
+    from: usize,
+    len: usize,
+    mut act: impl FnMut(usize, &[u8]),
+) {
+    let mut chunk = [0; LENT_CHUNK_LEN];
+    let mut at = 0;
+    while at < len {
+        let chunk = &mut chunk[..(len - at).min(LENT_CHUNK_LEN)];
+        memory.copy_to_init(from + at, chunk);
+        act(at, chunk);
+        at += chunk.len();
+    }
 }
 
 /// A range of the bytes of several buffers.
@@ -36,6 +98,7 @@ impl<'a> Payload<'a> {
         match self {
             Self::Contiguous(bytes) => bytes.len(),
             Self::Vectored(pieces) => pieces.len,
+            Self::Lent(lent) => lent.len,
         }
     }
 
@@ -50,7 +113,16 @@ impl<'a> Payload<'a> {
     pub fn as_contiguous(self) -> Option<&'a [u8]> {
         match self {
             Self::Contiguous(bytes) => Some(bytes),
-            Self::Vectored(_) => None,
+            Self::Vectored(_) | Self::Lent(_) => None,
+        }
+    }
+
+    /// Returns the memory of a peer in which all bytes are, from its first byte on.
+    #[must_use]
+    pub fn peer_memory(self) -> Option<&'a Arc<dyn PeerMemory>> {
+        match self {
+            Self::Lent(lent) => lent.whole_memory(),
+            Self::Contiguous(_) | Self::Vectored(_) => None,
         }
     }
 
@@ -73,15 +145,42 @@ impl<'a> Payload<'a> {
                     ..pieces
                 })
             }
+            Self::Lent(lent) => {
+                assert!(
+                    from <= lent.len && count <= lent.len - from,
+                    "the range exceeds the payload"
+                );
+                Self::Lent(LentPayload {
+                    from: lent.from + from,
+                    len: count,
+                    ..lent
+                })
+            }
         }
     }
 
-    /// Calls `act` with every non-empty piece in order, and with its offset.
+    /// Calls `act` with every non-empty piece in order, and with its offset. Bytes in memory of a
+    /// peer are copied, in chunks.
     #[inline(always)] // so that the loop body for a contiguous payload is inlined
-    pub fn for_each(self, mut act: impl FnMut(usize, &'a [u8])) {
+    pub fn for_each(self, mut act: impl FnMut(usize, &[u8])) {
         match self {
             Self::Contiguous(bytes) => act(0, bytes),
             Self::Vectored(pieces) => pieces.for_each(act),
+            Self::Lent(lent) => copy_in_chunks(&**lent.memory, lent.from, lent.len, act),
+        }
+    }
+
+    /// Calls `act` with every non-empty piece in order. The pieces stay borrowed, for a system call
+    /// with all of them.
+    ///
+    /// # Panics
+    /// When the bytes are in memory of a peer, of which a piece cannot be borrowed: the engine
+    /// [copies](super::IoBuf::copy_from_peer) them for a transport that has no loans.
+    pub fn for_each_borrowed(self, mut act: impl FnMut(&'a [u8])) {
+        match self {
+            Self::Contiguous(bytes) => act(bytes),
+            Self::Vectored(pieces) => pieces.for_each(|_, piece| act(piece)),
+            Self::Lent(_) => panic!("bytes in memory of a peer cannot be borrowed"),
         }
     }
 

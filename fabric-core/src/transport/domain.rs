@@ -208,6 +208,10 @@ pub trait TransportDomain: Send {
     /// Collects loans that peers have returned.
     fn collect_loans(&mut self) {}
 
+    /// Watches the loans that peers hold, as long as somebody
+    /// [waits](LoanAllocator::set_awaited) for memory: peers ring when they return one.
+    fn watch_loans(&mut self) {}
+
     /// Sets the minimum length in bytes of messages that are copied once, directly between the
     /// processes, where possible; `usize::MAX` turns single copy off in both directions. Called
     /// before endpoints are opened; transports without single copy ignore it.

@@ -1,7 +1,7 @@
 //! Operations that bypass the lock of a domain: called without it, from any thread at any time.
 
 use crate::buf::{Loan, Payload};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 use super::TxOp;
 
@@ -24,9 +24,27 @@ pub trait LoanAllocator: Send + Sync {
     /// Allocates fresh memory.
     ///
     /// # Errors
-    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when the limit of loans is reached; the
-    /// error of the operating system.
+    /// [`Error::WouldBlock`](crate::Error::WouldBlock) when the limit of loans is reached;
+    /// [`Error::TooLong`](crate::Error::TooLong) when the limit is shorter than the loan; the error
+    /// of the operating system.
     fn allocate(&self, len: usize) -> Result<Loan>;
+
+    /// Sets the limit: the bytes that are lent, held or free at the same time.
+    fn set_limit(&self, bytes: usize);
+
+    /// Returns how many times memory has become free.
+    fn times_freed(&self) -> u64;
+
+    /// Sets whether somebody waits for memory. From then on the wait set is woken when memory
+    /// becomes free without a pass of this domain.
+    fn set_awaited(&self, awaited: bool);
+
+    /// Returns whether somebody waits for memory.
+    fn is_awaited(&self) -> bool;
+
+    /// Returns the error of an allocation that would have to wait, with the bytes in use and the
+    /// limit.
+    fn would_block(&self) -> Error;
 }
 
 /// Sends inline to the peers of one endpoint. The methods are called without the lock of the

@@ -56,7 +56,7 @@ impl SendMsg {
         let payload = unsafe { &*buf }
             .as_ref()
             .map_or(Payload::Contiguous(&[]), |(_, buf)| buf.payload());
-        message.with_iovecs(|add| payload.for_each(|_, part| add(part)))
+        message.with_iovecs(|add| payload.for_each_borrowed(add))
     }
 
     fn without_iovecs(owned: Box<[u8]>, buffer: Option<(OpKey, AnyBuf)>) -> Box<Self> {

@@ -1,5 +1,4 @@
 //! Victims that die with memory of the survivor, or with memory that the survivor uses.
-#![allow(unsafe_code)] // recv_loan
 
 use fabric_async::{Access, AtomicOp, Endpoint, FiAddr, RemoteRegion};
 
@@ -27,8 +26,7 @@ pub(super) async fn holding_loans(name: &str) -> ! {
     ep.send(peer, "here").tag(1).await.unwrap();
     let mut held = Vec::new();
     for _ in 0..LOANS {
-        // SAFETY: the survivor does not write loans after lending them.
-        held.push(unsafe { ep.recv_loan() }.from(peer).await.unwrap());
+        held.push(ep.recv_loan().from(peer).await.unwrap());
     }
     super::kill_self()
 }
@@ -37,11 +35,11 @@ pub(super) async fn holding_loans(name: &str) -> ! {
 pub(super) async fn with_lent_loans(name: &str) -> ! {
     let (ep, peer) = bind_and_add_peer(name).await;
     for _ in 0..LOANS {
-        let mut frame = ep.loan(LOAN_LEN).unwrap();
+        let mut frame = ep.try_loan(LOAN_LEN).unwrap();
         frame.fill(5);
         ep.lend(peer, frame).tag(1).await.unwrap();
     }
-    let _unsent = ep.loan(LOAN_LEN).unwrap();
+    let _unsent = ep.try_loan(LOAN_LEN).unwrap();
     super::kill_self()
 }
 
@@ -98,11 +96,11 @@ pub(super) mod survives {
         let ep = survivor.ep.clone();
         let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
         for _ in 0..LOANS {
-            ep.lend(peer, ep.loan(LOAN_LEN).unwrap()).await.unwrap();
+            ep.lend(peer, ep.try_loan(LOAN_LEN).unwrap()).await.unwrap();
         }
         survivor.wait_peer_died(victim).await;
         // The memory of the lost loans is not lent again.
-        let mut fresh = ep.loan(LOAN_LEN).unwrap();
+        let mut fresh = ep.try_loan(LOAN_LEN).unwrap();
         assert!(fresh.iter().all(|byte| *byte == 0));
         fresh.fill(9);
     }
@@ -110,13 +108,12 @@ pub(super) mod survives {
     pub(crate) async fn with_lent_loans(survivor: &mut Survivor, victim: TestPeer) {
         let mut held = Vec::new();
         for _ in 0..LOANS {
-            // SAFETY: the victim does not write loans after lending them.
-            held.push(unsafe { survivor.ep.recv_loan() }.tag(1).await.unwrap());
+            held.push(survivor.ep.recv_loan().tag(1).await.unwrap());
         }
         survivor.wait_peer_died(victim).await;
         assert!(
             held.iter()
-                .all(|frame| frame.len() == LOAN_LEN && frame.iter().all(|byte| *byte == 5))
+                .all(|frame| frame.is_in_place() && frame.to_vec() == [5; LOAN_LEN])
         );
     }
 

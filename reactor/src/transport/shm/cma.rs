@@ -325,7 +325,7 @@ impl CopySource for CmaTransfer {
 }
 
 impl PeerMemory for CmaTransfer {
-    fn bytes(&self) -> &[u8] {
+    unsafe fn bytes(&self) -> &[u8] {
         &[]
     }
 

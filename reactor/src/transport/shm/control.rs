@@ -16,7 +16,7 @@
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use fabric_core::flags::Access;
 use fabric_core::{Address, Error, RefusalReason, Result, Scheme};
@@ -267,7 +267,7 @@ pub(crate) fn send_control(socket: &ShmSocket, message: ControlMessage) {
 
 /// Sends a control message, without blocking. Returns false if the socket is full, and true if the
 /// peer has ended.
-pub(crate) fn try_send_control(socket: &ShmSocket, message: ControlMessage) -> bool {
+pub(crate) fn try_send_control(socket: impl AsFd, message: ControlMessage) -> bool {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     !matches!(
         rustix::net::send(socket, &encode_control(message), flags),

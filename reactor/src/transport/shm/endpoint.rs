@@ -165,7 +165,7 @@ impl ShmEndpoint {
                 is_rma_target: caps.is_rma_target(),
                 rma_events: caps.contains(Caps::RMA_EVENT),
                 cma_enabled: !tx_resources.single_copy.is_disabled(),
-                received_loans: ReceivedLoans::default(),
+                received_loans: ReceivedLoans::new(tx_resources.loan_pool.clone()),
             },
             tx_resources,
             counters: TxStats::default(),

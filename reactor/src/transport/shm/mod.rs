@@ -132,6 +132,7 @@ impl Transport for ShmTransport {
         wait: Arc<dyn WaitSet>,
     ) -> Result<Box<dyn TransportDomain>> {
         Ok(Box::new(ShmDomain {
+            loan_pool: LoanPool::new(&wait),
             wait_set: wait,
             endpoints: Vec::new(),
             passive: Vec::new(),
@@ -139,7 +140,6 @@ impl Transport for ShmTransport {
             active: Vec::new(),
             idle_cursor: 0,
             fork_guard: ForkGuard::current_process(),
-            loan_pool: LoanPool::default(),
             single_copy: None,
         }))
     }
@@ -423,6 +423,15 @@ impl TransportDomain for ShmDomain {
         self.endpoints
             .iter_mut()
             .for_each(ShmEndpoint::collect_returned_loans);
+    }
+
+    fn watch_loans(&mut self) {
+        for position in 0..self.endpoints.len() {
+            self.endpoints[position].watch_loans();
+            if !self.endpoints[position].is_quiescent() {
+                self.mark_active(position);
+            }
+        }
     }
 
     fn set_single_copy_threshold(&mut self, len: usize) {

@@ -61,6 +61,14 @@ pub(crate) trait RingMemory {
     unsafe fn write(&self, at: usize, bytes: &[u8]);
 }
 
+/// Clears `producer_waiting`. Returns whether the producer sleeps and must be woken.
+pub(crate) fn take_producer_waiting<M: RingMemory>(memory: &M) -> bool {
+    // SYNC: pairs with the fence in `Producer::arm`.
+    full_fence();
+    memory.producer_waiting().load(Ordering::Relaxed) != 0
+        && memory.producer_waiting().swap(0, Ordering::Relaxed) != 0
+}
+
 /// The geometry of a ring: what both ends derive from the number of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingGeometry {
@@ -301,7 +309,7 @@ impl<M: RingMemory> Producer<M> {
     /// has made the condition true. Returns true if it is safe to sleep.
     pub(crate) fn arm(&mut self, is_ready: impl FnOnce(&mut Self) -> bool) -> bool {
         self.memory.producer_waiting().swap(1, Ordering::Relaxed);
-        // SYNC: pairs with the fence in `Consumer::take_producer_waiting`.
+        // SYNC: pairs with the fence in `take_producer_waiting`.
         full_fence();
         let is_ready = is_ready(self);
         if is_ready {
@@ -556,10 +564,7 @@ impl<M: RingMemory> Consumer<M> {
 
     /// Clears `producer_waiting`. Returns whether the producer sleeps and must be woken.
     pub(crate) fn take_producer_waiting(&self) -> bool {
-        // SYNC: pairs with the fence in `Producer::arm`.
-        full_fence();
-        self.memory.producer_waiting().load(Ordering::Relaxed) != 0
-            && self.memory.producer_waiting().swap(0, Ordering::Relaxed) != 0
+        take_producer_waiting(&self.memory)
     }
 
     /// Sets `consumer_waiting` before the consumer sleeps. Returns true if the ring is empty.

@@ -37,6 +37,8 @@ const PRODUCER_WAITING_AT: usize = 2 * CONTROL_STRIDE;
 /// Bits of the slots (loans and single-copy buffers) that the receiver returns, in words of 64.
 const SLOT_RETURNS_AT: usize = 4 * CONTROL_STRIDE;
 pub(crate) const SLOT_RETURN_WORDS: usize = 4;
+/// Bits of the returned slots whose memory somebody may still read, in as many words.
+const SLOT_LOSSES_AT: usize = SLOT_RETURNS_AT + 8 * SLOT_RETURN_WORDS;
 /// Probe for cross-memory attach: an address in the sender's memory and the value stored there. The
 /// two words behind it: the receiver has read the marker (`CMA_CAPABLE_AT`), and the sender has
 /// revoked the receiver's permission to use what it reads (`CMA_REVOKED_AT`).
@@ -195,6 +197,25 @@ impl Segment {
         // memory.
         self.slot_return_word(slot / 64)
             .fetch_or(1 << (slot % 64), Ordering::Release);
+    }
+
+    /// Marks a slot as lost, before it is returned: its memory may still be read.
+    pub(crate) fn mark_slot_lost(&self, slot: usize) {
+        // SYNC: published by the release in `return_slot`.
+        self.slot_loss_word(slot)
+            .fetch_or(1 << (slot % 64), Ordering::Relaxed);
+    }
+
+    /// Returns whether a slot that was returned is lost, and clears the mark.
+    pub(crate) fn take_slot_lost(&self, slot: usize) -> bool {
+        let bit = 1 << (slot % 64);
+        // SYNC: the acquire in `take_returned_slots` was before.
+        self.slot_loss_word(slot).load(Ordering::Relaxed) & bit != 0
+            && self.slot_loss_word(slot).fetch_and(!bit, Ordering::Relaxed) & bit != 0
+    }
+
+    fn slot_loss_word(&self, slot: usize) -> &AtomicU64 {
+        self.control_u64(SLOT_LOSSES_AT + 8 * (slot / 64 % SLOT_RETURN_WORDS))
     }
 
     /// Takes the slots of this word that were returned since the last call, a bit each.

@@ -21,7 +21,7 @@
 //! by `loans`, which has an argument of its own.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use fabric_core::atomic::{AtomicCell, AtomicOp, Datatype};
@@ -414,6 +414,26 @@ pub(crate) struct MappedRange<'a> {
     mapping: &'a SharedMapping,
     start: usize,
     len: usize,
+}
+
+impl MappedRange<'_> {
+    /// Writes `len` bytes from offset `from` on to a descriptor, with one `write(2)`.
+    pub(crate) fn write_to(
+        &self,
+        fd: BorrowedFd<'_>,
+        from: usize,
+        len: usize,
+    ) -> std::io::Result<usize> {
+        assert!(
+            from <= self.len && len <= self.len - from,
+            "access beyond the range"
+        );
+        let start = self.mapping.ptr_at(self.start + from, len);
+        // SAFETY: `len` mapped bytes, which the kernel reads; this process makes no reference to
+        // them.
+        let written = unsafe { libc::write(fd.as_raw_fd(), start.as_ptr().cast(), len) };
+        usize::try_from(written).map_err(|_| std::io::Error::last_os_error())
+    }
 }
 
 impl CopySource for MappedRange<'_> {

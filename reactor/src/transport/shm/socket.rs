@@ -20,7 +20,7 @@
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use fabric_core::transport::WaitSet;
 use fabric_core::{Address, Error, RefusalReason, Result, Scheme};
@@ -59,11 +59,15 @@ pub(crate) struct ShmListener {
 /// A connected Unix socket.
 pub(crate) struct ShmSocket {
     /// Present until drop.
-    fd: Option<OwnedFd>,
+    fd: Option<Arc<OwnedFd>>,
     /// The wait set that watches the socket.
     wait_set: Option<Arc<dyn WaitSet>>,
     fork_guard: ForkGuard,
 }
+
+/// A handle to send by a socket from any thread, as long as the socket is open.
+#[derive(Clone, Debug)]
+pub(crate) struct SocketHandle(Weak<OwnedFd>);
 
 /// Credentials of the peer, as the kernel reports them (`SO_PEERCRED`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,7 +153,7 @@ impl Drop for ShmListener {
 impl ShmSocket {
     pub(crate) fn new(fd: OwnedFd) -> Self {
         Self {
-            fd: Some(fd),
+            fd: Some(Arc::new(fd)),
             wait_set: None,
             fork_guard: ForkGuard::current_process(),
         }
@@ -221,6 +225,11 @@ impl ShmSocket {
         }
         socket.admit_rights();
         Ok((socket, theirs))
+    }
+
+    /// Returns a handle that does not keep the socket open.
+    pub(crate) fn handle(&self) -> SocketHandle {
+        SocketHandle(self.fd.as_ref().map_or_else(Weak::new, Arc::downgrade))
     }
 
     /// Lets the peer, whose user was checked, send descriptors from now on.
@@ -466,10 +475,23 @@ impl Drop for ShmSocket {
         self.unwatch();
         // The shutdown tells the peer now, whenever the descriptor is closed.
         let is_drained = self.is_drained();
-        let fd = self.fd.take();
+        // A thread that sends by a handle just now closes the descriptor instead.
+        let fd = self.fd.take().and_then(Arc::into_inner);
         if !is_drained {
             closer::discard(fd.into_iter().collect());
         }
+    }
+}
+
+impl SocketHandle {
+    /// Calls `act` with the socket if it is open.
+    pub(crate) fn with_socket(&self, act: impl FnOnce(BorrowedFd<'_>)) {
+        let Some(fd) = self.0.upgrade() else {
+            return;
+        };
+        act(fd.as_fd());
+        // The socket may have been dropped meanwhile, with descriptors that nobody received.
+        closer::discard(Arc::into_inner(fd).into_iter().collect());
     }
 }
 

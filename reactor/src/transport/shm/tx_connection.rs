@@ -101,6 +101,8 @@ struct QueuedTx {
     started: bool,
     /// Whether the message was offered to the peer, which copies it.
     cma_offered: bool,
+    /// Whether the message was sent as a loan.
+    lent: bool,
     /// Id of the requested ack, once the first record was sent.
     ack_id: Option<u32>,
     /// Position among the remote ranges, if the operation has several.
@@ -187,10 +189,17 @@ impl TxConnection {
         match tx_op.kind {
             // The send completes when the peer acknowledges it.
             OpKind::Send if tx_op.level.needs_ack() => Ok(PushOutcome::WouldBlock),
+            // The connection waits for the return of the loan: in the queue.
+            OpKind::Send
+                if payload.peer_memory().is_some()
+                    || tx_op.loan.is_some() && channel.outstanding.is_pool_awaited() =>
+            {
+                Ok(PushOutcome::WouldBlock)
+            }
             OpKind::Send => {
                 let loaned = tx_op
                     .loan
-                    .and_then(|key| channel.send_loan(tx_op, key, payload.as_contiguous()?, None));
+                    .and_then(|_| channel.send_loan(tx_op, payload, None));
                 Ok(loaned.unwrap_or_else(|| channel.push_message(tx_op, payload)))
             }
             OpKind::Write if tx_op.rma_iov_id.is_some() => Ok(PushOutcome::WouldBlock),
@@ -283,7 +292,7 @@ impl TxConnection {
             more: false,
             ..tx_op
         };
-        let (started, cma_offered) = (false, false);
+        let (started, cma_offered, lent) = (false, false, false);
         self.queue.push_back(QueuedTx {
             op,
             tx_op,
@@ -291,6 +300,7 @@ impl TxConnection {
             total: None,
             started,
             cma_offered,
+            lent,
             ack_id: None,
             cursor: IovCursor::default(),
         });
@@ -375,7 +385,8 @@ impl TxConnection {
             } else if pushed == PushOutcome::Pushed && front.is_done() {
                 let transfer = Transfer::sent(front.sent, front.tx_op.tag);
                 let (op, ack_id) = (front.op, front.ack_id);
-                if front.tx_op.remote.is_none() && front.sent > FRAGMENT_LEN && front.started {
+                let is_message = front.tx_op.remote.is_none() && !front.lent;
+                if is_message && front.sent > FRAGMENT_LEN && front.started {
                     channel.counters.segmented.record(front.sent);
                 }
                 self.queue.pop_front();
@@ -388,6 +399,10 @@ impl TxConnection {
             } else if pushed == PushOutcome::WouldBlock {
                 break;
             }
+        }
+        if channel.outstanding.has_relays() {
+            // No task of this process waits for the return, but the owner of the memory does.
+            engine.request_progress();
         }
         if progressed {
             QueueProgress::Moved
@@ -461,7 +476,10 @@ impl TxConnection {
 
     /// Collects the slots that the peer has returned.
     pub(crate) fn collect_returned(&mut self) {
-        if let TxConnectionState::Established(channel) = &mut self.state {
+        if let TxConnectionState::Established(channel) = &mut self.state
+            // Slots are returned to the parent of a forked child.
+            && channel.socket.in_original_process()
+        {
             channel.outstanding.collect_returned(channel.ring.memory());
         }
     }

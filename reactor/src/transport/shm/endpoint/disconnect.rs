@@ -158,6 +158,8 @@ pub(super) fn end_tx_connection(
     engine: &mut dyn EngineContext,
     error: &Error,
 ) {
+    // What the peer has returned is not lost.
+    tx.collect_returned();
     let lent = tx.outstanding_loans();
     if lent > 0 {
         engine.loans_lost(ep, &tx.peer_address, lent);

@@ -116,6 +116,15 @@ impl ShmEndpoint {
         self.for_each_tx(TxConnection::collect_returned);
     }
 
+    /// Polls the connections of peers that hold loans, which somebody waits for.
+    pub(crate) fn watch_loans(&mut self) {
+        for &at in &self.tx_indices {
+            if !self.tx_queued.contains(&at) && !self.is_tx_idle(at) {
+                self.tx_queued.push(at);
+            }
+        }
+    }
+
     /// Connects to the peer at this index, unless a connection exists.
     fn connect(&mut self, engine: &dyn EngineContext, peer_index: usize) -> Result<()> {
         let token = ShmToken::Tx(peer_index as u32).pack(self.id);

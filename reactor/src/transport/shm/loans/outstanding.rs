@@ -2,19 +2,23 @@
 //! messages. Both are returned by the number of a slot.
 #![deny(unsafe_code)]
 
+use std::any::Any;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Weak};
 
-use fabric_core::transport::OpKey;
+use fabric_core::buf::PeerMemory;
+use fabric_core::transport::{LoanAllocator, OpKey};
 
 use super::super::segment::{SLOT_RETURN_WORDS, Segment};
-use super::{FREE, HELD, LENT, LoanChunk, LoanPool, MAX_MAPPED_BY_PEER, SLOTS_PER_PEER};
+use super::{
+    HELD, LENT, LoanChunk, LoanGuard, LoanMapping, LoanPool, MAX_MAPPED_BY_PEER, SLOTS_PER_PEER,
+};
 
 /// The content of a slot: what the peer holds.
 #[derive(Debug)]
 enum OutstandingSlot {
-    /// A chunk, and its state while it is lent.
-    Loan(Arc<LoanChunk>, u64),
+    Loan(LentChunk),
     /// A message that the peer is to copy.
     Cma(CmaOffer),
 }
@@ -29,11 +33,60 @@ pub(crate) struct CmaOffer {
     pub(crate) ack_id: Option<u32>,
 }
 
-/// A chunk that is about to be lent.
+/// A lent chunk.
+enum LentChunk {
+    /// A chunk of this domain, and its state while it is lent.
+    Own(Arc<LoanChunk>, u64),
+    /// A received loan that is passed on, and the key of its chunk towards peers.
+    Relayed(Arc<LoanGuard>, u64),
+}
+
+/// A loan that is about to be sent. The state of an own chunk is still that of a held one.
 pub(crate) struct PreparedLoan {
-    pub(crate) chunk: Arc<LoanChunk>,
-    state: u64,
+    chunk: LentChunk,
     pub(crate) slot: usize,
+}
+
+/// A chunk that was granted to the peer.
+#[derive(Debug)]
+struct MappedChunk {
+    key: u64,
+    /// The mapping, if the chunk is of another peer.
+    relayed: Option<Weak<LoanMapping>>,
+}
+
+impl LentChunk {
+    /// Returns the key under which the peer is granted the chunk.
+    fn key(&self) -> u64 {
+        match self {
+            Self::Own(chunk, _) => chunk.key,
+            Self::Relayed(_, key) => *key,
+        }
+    }
+}
+
+impl std::fmt::Debug for LentChunk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LentChunk({})", self.key())
+    }
+}
+
+impl PreparedLoan {
+    /// Returns the key under which the peer is granted the chunk.
+    pub(crate) fn key(&self) -> u64 {
+        self.chunk.key()
+    }
+
+    /// Returns the length of the chunk and its descriptor.
+    pub(crate) fn memory(&self) -> Option<(usize, BorrowedFd<'_>)> {
+        match &self.chunk {
+            LentChunk::Own(chunk, _) => Some((chunk.len(), chunk.memory().fd())),
+            LentChunk::Relayed(guard, _) => {
+                let mapping = guard.mapping();
+                Some((mapping.len(), mapping.relay()?.1))
+            }
+        }
+    }
 }
 
 /// What one peer holds, by slot.
@@ -44,8 +97,10 @@ pub(crate) struct OutstandingLoans {
     /// Number of slots with offers, and offers that were returned but not completed yet.
     cma_offers: usize,
     completed_cma: VecDeque<CmaOffer>,
-    /// Keys of the chunks that were granted to the peer, sorted.
-    mapped_chunks: Vec<u64>,
+    /// Number of slots with loans of other peers.
+    relays: usize,
+    /// The chunks that were granted to the peer, sorted by key.
+    mapped_chunks: Vec<MappedChunk>,
     /// `retired` of the pool when it was last compared.
     seen_retired: u64,
 }
@@ -57,6 +112,7 @@ impl OutstandingLoans {
             slots: Vec::new(),
             cma_offers: 0,
             completed_cma: VecDeque::new(),
+            relays: 0,
             mapped_chunks: Vec::new(),
             seen_retired: 0,
         }
@@ -72,7 +128,26 @@ impl OutstandingLoans {
     ) -> Option<PreparedLoan> {
         let (chunk, state) = self.pool.find_held(key, payload)?;
         let slot = self.free_slot(segment)?;
-        Some(PreparedLoan { chunk, state, slot })
+        let chunk = LentChunk::Own(chunk, state);
+        Some(PreparedLoan { chunk, slot })
+    }
+
+    /// Finds the chunk of a received loan and a slot for it. `None` if the loan cannot be passed
+    /// on, or was received in another domain, or the peer holds too many.
+    pub(crate) fn prepare_relay(
+        &mut self,
+        memory: &Arc<dyn PeerMemory>,
+        segment: &Segment,
+    ) -> Option<PreparedLoan> {
+        let memory: Arc<dyn Any + Send + Sync> = memory.clone();
+        let guard = memory.downcast::<LoanGuard>().ok()?;
+        if !guard.mapping().is_of(&self.pool) {
+            return None;
+        }
+        let (key, _) = guard.mapping().relay()?;
+        let slot = self.free_slot(segment)?;
+        let chunk = LentChunk::Relayed(guard, key);
+        Some(PreparedLoan { chunk, slot })
     }
 
     /// Returns a free slot; `None` if the peer holds too many.
@@ -100,6 +175,28 @@ impl OutstandingLoans {
         self.cma_offers > 0 || !self.completed_cma.is_empty()
     }
 
+    /// Returns whether the peer holds loans of other peers, which wait for their return.
+    pub(crate) fn has_relays(&self) -> bool {
+        self.relays > 0
+    }
+
+    /// Returns whether the peer holds loans whose return somebody waits for: those of other peers,
+    /// and those of this domain if it waits for memory.
+    pub(crate) fn has_awaited_loans(&self) -> bool {
+        self.relays > 0
+            || self.is_pool_awaited()
+                && self
+                    .slots
+                    .iter()
+                    .flatten()
+                    .any(|slot| matches!(slot, OutstandingSlot::Loan(_)))
+    }
+
+    /// Returns whether the domain waits for memory.
+    pub(crate) fn is_pool_awaited(&self) -> bool {
+        self.pool.is_awaited()
+    }
+
     /// Returns whether the peer has returned offers that were not completed yet.
     pub(crate) fn has_completed_cma(&self) -> bool {
         !self.completed_cma.is_empty()
@@ -123,14 +220,24 @@ impl OutstandingLoans {
         })
     }
 
-    /// Returns whether the chunk was granted to the peer.
-    pub(crate) fn is_mapped(&self, key: u64) -> bool {
-        self.mapped_chunks.binary_search(&key).is_ok()
+    fn find_mapped(&self, key: u64) -> Result<usize, usize> {
+        self.mapped_chunks
+            .binary_search_by_key(&key, |chunk| chunk.key)
     }
 
-    pub(crate) fn mark_mapped(&mut self, key: u64) {
-        if let Err(at) = self.mapped_chunks.binary_search(&key) {
-            self.mapped_chunks.insert(at, key);
+    /// Returns whether the chunk was granted to the peer.
+    pub(crate) fn is_mapped(&self, prepared: &PreparedLoan) -> bool {
+        self.find_mapped(prepared.key()).is_ok()
+    }
+
+    pub(crate) fn mark_mapped(&mut self, prepared: &PreparedLoan) {
+        let key = prepared.key();
+        let relayed = match &prepared.chunk {
+            LentChunk::Relayed(guard, _) => Some(Arc::downgrade(guard.mapping())),
+            LentChunk::Own(..) => None,
+        };
+        if let Err(at) = self.find_mapped(key) {
+            self.mapped_chunks.insert(at, MappedChunk { key, relayed });
         }
     }
 
@@ -140,53 +247,70 @@ impl OutstandingLoans {
         let is_chunk = |slot: &OutstandingSlot, key| {
             matches!(
                 slot,
-                OutstandingSlot::Loan(chunk, _) if chunk.key == key
+                OutstandingSlot::Loan(chunk) if chunk.key() == key
             )
         };
         let is_lent = |key: u64| self.slots.iter().flatten().any(|slot| is_chunk(slot, key));
         let idle = self
             .mapped_chunks
             .iter()
-            .copied()
-            .filter(|key| !is_lent(*key));
+            .filter(|chunk| !is_lent(chunk.key));
         if self.mapped_chunks.len() >= MAX_MAPPED_BY_PEER {
-            return idle.collect();
+            return idle.map(|chunk| chunk.key).collect();
         }
         // A retired chunk is freed once the peer has unmapped it.
         let pool = self.pool.lock();
         if std::mem::replace(&mut self.seen_retired, pool.retired) == pool.retired {
             return Vec::new();
         }
-        idle.filter(|key| pool.chunks.iter().all(|chunk| chunk.key != *key))
+        let exists = |chunk: &MappedChunk| match &chunk.relayed {
+            Some(mapping) => mapping.strong_count() > 0,
+            None => pool.chunks.iter().any(|own| own.key == chunk.key),
+        };
+        idle.filter(|chunk| !exists(chunk))
+            .map(|chunk| chunk.key)
             .collect()
     }
 
     /// Records that the peer need not keep the chunk mapped.
     pub(crate) fn mark_unmapped(&mut self, key: u64) {
-        if let Ok(at) = self.mapped_chunks.binary_search(&key) {
+        if let Ok(at) = self.find_mapped(key) {
             self.mapped_chunks.remove(at);
         }
     }
 
-    /// Lends the prepared chunk to the peer.
-    pub(crate) fn lend(&mut self, prepared: PreparedLoan) {
-        let PreparedLoan { chunk, state, slot } = prepared;
-        let lent = state - HELD + LENT;
-        chunk.transition(state, lent);
-        self.slots[slot] = Some(OutstandingSlot::Loan(chunk, lent));
+    /// Lends the prepared loan to the peer.
+    pub(crate) fn lend(&mut self, PreparedLoan { mut chunk, slot }: PreparedLoan) {
+        match &mut chunk {
+            LentChunk::Own(chunk, state) => {
+                let lent = *state - HELD + LENT;
+                chunk.transition(*state, lent);
+                *state = lent;
+            }
+            LentChunk::Relayed(..) => self.relays += 1,
+        }
+        self.slots[slot] = Some(OutstandingSlot::Loan(chunk));
     }
 
-    /// Collects the slots that the peer has returned.
-    pub(crate) fn collect_returned(&mut self, segment: &Segment) {
+    /// Collects the slots that the peer has returned. Returns whether loans of other peers were
+    /// among them.
+    pub(crate) fn collect_returned(&mut self, segment: &Segment) -> bool {
+        let relays = self.relays;
         // All words are read: a bit of a slot that was never used must not keep the domain awake.
         for word in 0..SLOT_RETURN_WORDS {
             let mut bits = segment.take_returned_slots(word);
             while bits != 0 {
                 let slot = 64 * word + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
+                let lost = segment.take_slot_lost(slot);
                 match self.slots.get_mut(slot).and_then(Option::take) {
-                    Some(OutstandingSlot::Loan(chunk, state)) => {
-                        chunk.transition(state, state - LENT + FREE);
+                    Some(OutstandingSlot::Loan(chunk)) => {
+                        self.relays -= usize::from(matches!(chunk, LentChunk::Relayed(..)));
+                        match chunk {
+                            chunk if lost => self.give_up(&chunk),
+                            LentChunk::Own(chunk, state) => chunk.free(state),
+                            LentChunk::Relayed(..) => {}
+                        }
                     }
                     Some(OutstandingSlot::Cma(offer)) => {
                         self.cma_offers -= 1;
@@ -196,6 +320,15 @@ impl OutstandingLoans {
                     None => {}
                 }
             }
+        }
+        self.relays < relays
+    }
+
+    /// Gives up a chunk that somebody may still read: it is not used again, here or by its owner.
+    fn give_up(&self, chunk: &LentChunk) {
+        match chunk {
+            LentChunk::Own(chunk, _) => self.pool.retire(chunk.key),
+            LentChunk::Relayed(guard, _) => guard.mark_lost(),
         }
     }
 
@@ -208,8 +341,8 @@ impl OutstandingLoans {
 impl Drop for OutstandingLoans {
     fn drop(&mut self) {
         for slot in self.slots.iter().flatten() {
-            if let OutstandingSlot::Loan(chunk, _) = slot {
-                self.pool.retire(chunk.key);
+            if let OutstandingSlot::Loan(chunk) = slot {
+                self.give_up(chunk);
             }
         }
     }
@@ -217,11 +350,9 @@ impl Drop for OutstandingLoans {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::*;
     use fabric_core::Error;
     use fabric_core::buf::Loan;
-    use fabric_core::transport::LoanAllocator;
-
-    use super::*;
 
     fn loan_key(loan: &Loan) -> u64 {
         loan.key().unwrap()
@@ -248,8 +379,8 @@ mod tests {
         let loan = loans.take_free(10).unwrap();
         let prepared = peer.prepare(key, &loan, &segment).unwrap();
         let slot = prepared.slot;
-        assert!(!peer.is_mapped(key));
-        peer.mark_mapped(key);
+        assert!(!peer.is_mapped(&prepared));
+        peer.mark_mapped(&prepared);
         peer.lend(prepared);
         assert!(
             loans.take_free(10).is_none() && peer.prepare(key, &loan, &segment).is_none(),
@@ -318,7 +449,7 @@ mod tests {
                 .unwrap_or_else(|| loans.allocate(1).unwrap());
             let prepared = peer.prepare(loan_key(&loan), &loan, &segment)?;
             let slot = prepared.slot;
-            peer.mark_mapped(loan_key(&loan));
+            peer.mark_mapped(&prepared);
             peer.lend(prepared);
             Some(slot)
         };
@@ -333,7 +464,12 @@ mod tests {
         surplus.into_iter().for_each(|key| peer.mark_unmapped(key));
         assert!(peer.unneeded_mappings().is_empty());
         let mut another = OutstandingLoans::new(loans.clone());
-        (0..3).for_each(|key| another.mark_mapped(1000 + key));
+        (0..3).for_each(|key| {
+            another.mapped_chunks.push(MappedChunk {
+                key: 1000 + key,
+                relayed: None,
+            });
+        });
         assert!(
             another.unneeded_mappings().is_empty(),
             "few mappings, and no chunk was retired"

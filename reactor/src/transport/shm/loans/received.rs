@@ -1,38 +1,85 @@
 //! Loans that peers sent to an endpoint.
 //!
 //! `recv_loan` takes a loan in place. Other receives copy it, above 256 KiB in chunks. An
-//! unexpected loan waits where it is. Dropping it sets the slot's bit in the segment; the sender
-//! collects the bits when it next needs a chunk or a slot.
+//! unexpected loan waits where it is. Dropping it sets the slot's bit in the segment. A sender that
+//! waits for loans is woken; others collect the bits when they next need a chunk or a slot.
+//!
+//! # Relays
+//!
+//! A loan that is sent on stays a loan. The descriptor of a chunk is kept for that, for as many
+//! chunks as [`max_relay_fds`] says; the others are copied when they are sent on. The relaying side
+//! grants the chunk to the next peer under a key of its own, and its `OutstandingLoans` hold the
+//! [`LoanGuard`], as the receiver's `LoanedBuf` does: the slot is returned when the last of them is
+//! dropped. So a chain of any length returns hop by hop, from its end.
+//!
+//! If the next peer's connection ends while the peer holds the loan, the peer may still read it.
+//! The slot is then returned as *lost*, and the owner of the memory gives the chunk up instead of
+//! reusing it, as it does with the chunks of a peer whose connection to it ends.
 
 use std::mem::MaybeUninit;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use fabric_core::buf::{CopySource, PeerMemory};
 
+use super::super::control::{self, ControlMessage};
+use super::super::ring::take_producer_waiting;
 use super::super::segment::Segment;
 use super::super::shared_memory::SharedMapping;
-use super::SLOTS_PER_PEER;
+use super::super::socket::SocketHandle;
+use super::{LoanPool, SLOTS_PER_PEER};
 use crate::transport::fork_guard::ForkGuard;
 
 /// Number of chunks that peers have granted to an endpoint and that are mapped, including those of
 /// messages that are waiting or held.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ReceivedLoans(Arc<AtomicUsize>);
+#[derive(Clone, Debug)]
+pub(crate) struct ReceivedLoans {
+    mapped: Arc<AtomicUsize>,
+    pool: LoanPool,
+}
 
 /// Maximum number of mapped chunks.
 const MAX_RECEIVED: usize = 32_768;
+/// Maximum number of descriptors that a process keeps to send received loans on.
+const MAX_RELAY_FDS: usize = 256;
+
+/// Number of descriptors that this process keeps to send received loans on.
+static RELAY_FDS: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns how many descriptors this process keeps to send received loans on: at most a quarter of
+/// those that it may have.
+fn max_relay_fds() -> usize {
+    static LIMIT: OnceLock<usize> = OnceLock::new();
+    *LIMIT.get_or_init(|| {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        limit.map_or(MAX_RELAY_FDS, |limit| {
+            MAX_RELAY_FDS.min(usize::try_from(limit / 4).unwrap_or(MAX_RELAY_FDS))
+        })
+    })
+}
 
 impl ReceivedLoans {
-    /// Counts a chunk that a peer has granted; `None` if there are too many.
-    pub(crate) fn add_mapping(&self, mapping: SharedMapping) -> Option<Arc<LoanMapping>> {
-        if self.0.fetch_add(1, Ordering::Relaxed) >= MAX_RECEIVED {
-            self.0.fetch_sub(1, Ordering::Relaxed);
+    pub(crate) fn new(pool: LoanPool) -> Self {
+        let mapped = Arc::default();
+        Self { mapped, pool }
+    }
+
+    /// Counts a chunk that a peer has granted; `None` if there are too many. The descriptor is kept
+    /// if this process has not kept too many.
+    pub(crate) fn add_mapping(
+        &self,
+        mapping: SharedMapping,
+        fd: OwnedFd,
+    ) -> Option<Arc<LoanMapping>> {
+        if self.mapped.fetch_add(1, Ordering::Relaxed) >= MAX_RECEIVED {
+            self.mapped.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
         Some(Arc::new(LoanMapping {
             mapping,
-            counter: self.clone(),
+            relay: RelaySource::new(fd, &self.pool),
+            received: self.clone(),
         }))
     }
 }
@@ -41,12 +88,61 @@ impl ReceivedLoans {
 #[derive(Debug)]
 pub(crate) struct LoanMapping {
     mapping: SharedMapping,
-    counter: ReceivedLoans,
+    /// What is needed to grant the chunk to another peer.
+    relay: Option<RelaySource>,
+    received: ReceivedLoans,
+}
+
+/// The kept descriptor of a received chunk, counted while it is open, and the chunk's key towards
+/// other peers.
+#[derive(Debug)]
+struct RelaySource {
+    fd: OwnedFd,
+    key: u64,
+}
+
+impl RelaySource {
+    /// Keeps a descriptor, unless there are too many.
+    fn new(fd: OwnedFd, pool: &LoanPool) -> Option<Self> {
+        if RELAY_FDS.fetch_add(1, Ordering::Relaxed) >= max_relay_fds() {
+            RELAY_FDS.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        let key = pool.new_key();
+        Some(Self { fd, key })
+    }
+}
+
+impl Drop for RelaySource {
+    fn drop(&mut self) {
+        RELAY_FDS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl LoanMapping {
+    pub(crate) fn len(&self) -> usize {
+        self.mapping.len()
+    }
+
+    /// Returns the key and the descriptor by which another peer is granted the chunk; `None` if the
+    /// descriptor was not kept.
+    pub(super) fn relay(&self) -> Option<(u64, BorrowedFd<'_>)> {
+        let relay = self.relay.as_ref()?;
+        Some((relay.key, relay.fd.as_fd()))
+    }
+
+    /// Returns whether the chunk was received in the domain of this pool.
+    pub(super) fn is_of(&self, pool: &LoanPool) -> bool {
+        self.received.pool.is_same(pool)
+    }
 }
 
 impl Drop for LoanMapping {
     fn drop(&mut self) {
-        self.counter.0.fetch_sub(1, Ordering::Relaxed);
+        self.received.mapped.fetch_sub(1, Ordering::Relaxed);
+        if self.relay.is_some() {
+            self.received.pool.note_retired();
+        }
     }
 }
 
@@ -54,9 +150,13 @@ impl Drop for LoanMapping {
 pub(crate) struct LoanGuard {
     loan: Arc<LoanMapping>,
     len: usize,
-    /// Segment and slot by which the chunk is returned.
+    /// Segment and slot by which the chunk is returned, and the socket by which the sender is
+    /// woken.
     segment: Segment,
     slot: usize,
+    socket: SocketHandle,
+    /// Whether somebody to whom the loan was passed on may read it after it was returned.
+    lost: AtomicBool,
     fork_guard: ForkGuard,
 }
 
@@ -65,16 +165,28 @@ impl LoanGuard {
     pub(crate) fn new(
         mapping: Arc<LoanMapping>,
         len: usize,
-        segment: Segment,
-        slot: usize,
+        (segment, slot): (Segment, usize),
+        socket: SocketHandle,
     ) -> Option<Self> {
         (len <= mapping.mapping.len() && slot < SLOTS_PER_PEER).then_some(Self {
             loan: mapping,
             len,
             segment,
             slot,
+            socket,
+            lost: AtomicBool::new(false),
             fork_guard: ForkGuard::current_process(),
         })
+    }
+
+    /// Returns the chunk that the message is in.
+    pub(super) fn mapping(&self) -> &Arc<LoanMapping> {
+        &self.loan
+    }
+
+    /// Notes that somebody to whom the loan was passed on may read it after it was returned.
+    pub(super) fn mark_lost(&self) {
+        self.lost.store(true, Ordering::Relaxed);
     }
 }
 
@@ -105,18 +217,30 @@ impl CopySource for LoanGuard {
 }
 
 impl PeerMemory for LoanGuard {
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the receiver of a `Lent` has promised that its senders do not write lent memory
-        // (`Endpoint::recv_loan` is unsafe for that reason); a sender of this implementation does
-        // not until the slot is returned.
+    unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: the caller guarantees that the sender does not write; a sender of this
+        // implementation does not until the slot is returned.
         unsafe { self.loan.mapping.slice(self.len) }
+    }
+
+    fn write_to(&self, fd: BorrowedFd<'_>, from: usize, len: usize) -> std::io::Result<usize> {
+        self.loan.mapping.range(0, self.len).write_to(fd, from, len)
     }
 }
 
 impl Drop for LoanGuard {
     fn drop(&mut self) {
-        if self.slot < SLOTS_PER_PEER && self.fork_guard.in_original_process() {
-            self.segment.return_slot(self.slot);
+        if self.slot >= SLOTS_PER_PEER || !self.fork_guard.in_original_process() {
+            return;
+        }
+        if *self.lost.get_mut() {
+            self.segment.mark_slot_lost(self.slot);
+        }
+        self.segment.return_slot(self.slot);
+        if take_producer_waiting(&self.segment) {
+            self.socket.with_socket(|socket| {
+                control::try_send_control(socket, ControlMessage::Doorbell);
+            });
         }
     }
 }
@@ -130,17 +254,25 @@ mod tests {
 
     #[test]
     fn loan_mappings_of_a_peer_are_bounded() {
-        let received = ReceivedLoans::default();
-        let mapping = || {
+        let received = ReceivedLoans::new(LoanPool::default());
+        let add_mapping = || {
             let memory = SharedMemory::create(1, Access::REMOTE_READ).unwrap();
-            SharedMapping::map_from_peer(&memory.fd().try_clone_to_owned().unwrap(), 1, false)
-                .unwrap()
+            let fd = memory.fd().try_clone_to_owned().unwrap();
+            let mapping = SharedMapping::map_from_peer(&fd, 1, false).unwrap();
+            received.add_mapping(mapping, fd)
         };
-        let mut held: Vec<_> = (0..MAX_RECEIVED)
-            .map(|_| received.add_mapping(mapping()))
-            .collect();
-        assert!(held.iter().all(Option::is_some) && received.add_mapping(mapping()).is_none());
+        let mut held: Vec<_> = (0..MAX_RECEIVED).map(|_| add_mapping()).collect();
+        assert!(held.iter().all(Option::is_some) && add_mapping().is_none());
+        let kept = held
+            .iter()
+            .flatten()
+            .filter(|mapping| mapping.relay.is_some())
+            .count();
+        assert!(
+            (1..=max_relay_fds()).contains(&kept),
+            "{kept} descriptors are kept"
+        );
         held.pop();
-        assert!(received.add_mapping(mapping()).is_some());
+        assert!(add_mapping().is_some());
     }
 }

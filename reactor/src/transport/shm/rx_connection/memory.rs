@@ -70,14 +70,14 @@ impl RxConnection {
         } else {
             SharedMapping::map_from_peer(&grant.memory, grant.len, false)
         };
-        socket::close_in_background(vec![grant.memory]);
-        if self.loan_mappings.len() >= loans::MAX_LOAN_MAPPINGS {
-            return Err("too many loan mappings");
+        if self.loan_mappings.len() >= loans::MAX_LOAN_MAPPINGS || mapping.is_err() {
+            socket::close_in_background(vec![grant.memory]);
+            return Err(mapping.err().unwrap_or("too many loan mappings"));
         }
         let mapping = self
             .local
             .received_loans
-            .add_mapping(mapping?)
+            .add_mapping(mapping?, grant.memory)
             .ok_or("too many loan mappings")?;
         match self
             .loan_mappings
@@ -127,7 +127,8 @@ impl RxConnection {
         let mapping =
             find(&self.loan_mappings).ok_or(ShmProtocolViolation("loan in unknown memory"))?;
         let segment = self.ring.memory().clone();
-        let guard = LoanGuard::new(mapping, envelope.len, segment, slot)
+        let socket = self.socket.handle();
+        let guard = LoanGuard::new(mapping, envelope.len, (segment, slot), socket)
             .ok_or(ShmProtocolViolation("loan out of bounds"))?;
         Ok(deliver_in_place(rx, engine, envelope, guard))
     }

@@ -22,7 +22,7 @@ impl TxChannel {
             None => None,
         };
         let (awaits_slots, awaits_acks) = (
-            self.outstanding.has_cma_offers(),
+            self.outstanding.has_cma_offers() || self.outstanding.has_awaited_loans(),
             !self.pending_acks.is_empty(),
         );
         let bounce_buffer = self.rma_bounce.as_ref().filter(|_| awaits_response);
@@ -61,8 +61,11 @@ impl TxChannel {
         Some(if notifies { MAX_NOTIFICATION_LEN } else { 0 })
     }
 
-    /// Returns whether some sent operation waits for a returned slot or an ack.
+    /// Returns whether some sent operation waits for an ack or for a returned slot, or somebody for
+    /// the return of a loan.
     pub(super) fn awaits_peer(&self) -> bool {
-        self.outstanding.has_cma_offers() || !self.pending_acks.is_empty()
+        self.outstanding.has_cma_offers()
+            || self.outstanding.has_awaited_loans()
+            || !self.pending_acks.is_empty()
     }
 }

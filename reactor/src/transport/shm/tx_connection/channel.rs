@@ -33,6 +33,8 @@ pub(super) const MAX_ACCESS_PER_PASS: usize = 256 * 1024;
 pub(super) const MAX_NOTIFICATION_LEN: usize = 64;
 /// Payload of one record of a longer message.
 pub(super) const FRAGMENT_LEN: usize = 8 * 1024;
+// The peer is given the address of a longer payload, and the bytes of an `InlineBuf` may move.
+const _: () = assert!(FRAGMENT_LEN >= fabric_core::buf::InlineBuf::CAPACITY);
 
 /// The hello of a connection whose peer has not sent `Ready` yet.
 #[derive(Debug)]
@@ -212,9 +214,10 @@ impl TxChannel {
         let payload = engine.payload(front.op);
         front.total = Some(payload.len());
         let ack = self.ack_for(front)?;
-        let loan = front.tx_op.loan.filter(|_| !front.started);
-        let loan_outcome =
-            loan.and_then(|key| self.send_loan(&front.tx_op, key, payload.as_contiguous()?, ack));
+        let may_be_loan = front.tx_op.loan.is_some() || payload.peer_memory().is_some();
+        let loan_outcome = (may_be_loan && !front.started)
+            .then(|| self.send_loan(&front.tx_op, payload, ack))
+            .flatten();
         let may_use_cma = loan_outcome.is_none()
             && self.single_copy.applies_to(
                 payload.len(),
@@ -227,6 +230,7 @@ impl TxChannel {
             .filter(|_| may_use_cma)
             .and_then(|bytes| self.send_cma_offer(front, bytes, ack));
         let (pushed, count) = if let Some(pushed) = loan_outcome {
+            front.lent = pushed == PushOutcome::Pushed;
             (pushed, payload.len())
         } else if let Some(pushed) = cma_outcome {
             front.cma_offered = pushed == PushOutcome::Pushed;

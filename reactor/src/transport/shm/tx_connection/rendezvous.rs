@@ -1,66 +1,50 @@
 //! Messages announced by location: loans, and single-copy messages.
 //!
 //! `send_loan` passes the chunk's descriptor on the socket the first time the peer gets it, and
-//! puts its name and a slot into a record. `send_cma_offer` puts the address of the payload and a
-//! slot into a record and keeps the operation with its buffer in `OutstandingLoans`.
+//! puts its name and a slot into a record. The chunk of a received loan is passed on in the same
+//! way. `send_cma_offer` puts the address of the payload and a slot into a record and keeps the
+//! operation with its buffer in `OutstandingLoans`.
 
 use fabric_core::Error;
 use fabric_core::buf::Payload;
 use fabric_core::completion::{Outcome, Transfer};
 use fabric_core::flags::Access;
 use fabric_core::matching::AckRequest;
-use fabric_core::mr::RegionMemory;
 use fabric_core::transport::{EngineContext, TxOp};
 use rustix::io::Errno;
 
 use super::super::control::{self, ControlMessage, MemoryGrant};
-use super::super::loans::CmaOffer;
+use super::super::loans::{CmaOffer, PreparedLoan};
 use super::super::record::{CMA_MESSAGE, LOAN, LOCATION_LEN, encode_total};
 use super::channel::{MAX_NOTIFICATION_LEN, TxChannel, record_flags};
 use super::{PushOutcome, QueuedTx};
 
 impl TxChannel {
-    /// Lends a message to the peer: grants the chunk if it was not granted before, and sends a
-    /// record with its location. `None` if the message must be copied: the peer holds too many
-    /// loans, or the memory is not a chunk of this domain.
+    /// Lends a message to the peer: a loan of this domain with this key, or one that was received.
+    /// `None` if the message must be copied: it is neither, the peer holds too many loans, or the
+    /// chunk cannot be granted.
     #[cold]
     pub(super) fn send_loan(
         &mut self,
         tx_op: &TxOp,
-        key: u64,
-        payload: &[u8],
+        payload: Payload<'_>,
         ack: Option<AckRequest>,
     ) -> Option<PushOutcome> {
-        if !self.ring.fits(MAX_NOTIFICATION_LEN + LOCATION_LEN) {
+        let is_loan = tx_op.loan.is_some() || payload.peer_memory().is_some();
+        if is_loan && !self.ring.fits(MAX_NOTIFICATION_LEN + LOCATION_LEN) {
             return Some(PushOutcome::WouldBlock);
         }
-        let prepared = self.outstanding.prepare(key, payload, self.ring.memory())?;
-        if !self.outstanding.is_mapped(key) {
-            for unneeded in self.outstanding.unneeded_mappings() {
-                if !control::try_send_control(&self.socket, ControlMessage::UnmapLoan(unneeded)) {
-                    return None;
-                }
-                self.outstanding.mark_unmapped(unneeded);
-            }
-            let memory = prepared.chunk.memory();
-            let (size, access) = (RegionMemory::len(memory), Access::REMOTE_READ);
-            let grant = MemoryGrant {
-                key,
-                len: size,
-                access,
-                base: 0,
-                rma_events: false,
-                memory: memory.fd(),
-            };
-            match control::send_grant(&self.socket, &grant) {
-                // The end of the peer is noticed by the socket.
-                Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
-                    self.outstanding.mark_mapped(key)
-                }
-                Err(_) => return None,
-            }
+        let segment = self.ring.memory();
+        let prepared = match payload.peer_memory() {
+            Some(memory) => self.outstanding.prepare_relay(memory, segment)?,
+            None => self
+                .outstanding
+                .prepare(tx_op.loan?, payload.as_contiguous()?, segment)?,
+        };
+        if !self.outstanding.is_mapped(&prepared) {
+            self.grant(&prepared)?;
         }
-        let location = encode_location(key, prepared.slot);
+        let location = encode_location(prepared.key(), prepared.slot);
         let total = encode_total(payload.len(), ack);
         let pushed = self.push_record(
             LOAN,
@@ -74,6 +58,34 @@ impl TxChannel {
             self.counters.loaned += 1;
         }
         Some(pushed)
+    }
+
+    /// Grants the chunk of a loan to the peer, after it was told which chunks it need not keep
+    /// mapped. `None` if the socket has no room, or too many descriptors are in flight.
+    fn grant(&mut self, prepared: &PreparedLoan) -> Option<()> {
+        for unneeded in self.outstanding.unneeded_mappings() {
+            if !control::try_send_control(&self.socket, ControlMessage::UnmapLoan(unneeded)) {
+                return None;
+            }
+            self.outstanding.mark_unmapped(unneeded);
+        }
+        let (len, memory) = prepared.memory()?;
+        let grant = MemoryGrant {
+            key: prepared.key(),
+            len,
+            access: Access::REMOTE_READ,
+            base: 0,
+            rma_events: false,
+            memory,
+        };
+        match control::send_grant(&self.socket, &grant) {
+            // The end of the peer is noticed by the socket.
+            Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
+                self.outstanding.mark_mapped(prepared);
+                Some(())
+            }
+            Err(_) => None,
+        }
     }
 
     /// Offers a message to the peer, which copies it, and sends a record with its location. `None`
@@ -113,10 +125,10 @@ impl TxChannel {
         Some(pushed)
     }
 
-    /// Completes the offers that the peer has returned. Returns whether there were any.
+    /// Completes the offers that the peer has returned, and returns loans of other peers. Returns
+    /// whether there were any.
     pub(super) fn complete_cma(&mut self, engine: &mut dyn EngineContext) -> bool {
-        self.outstanding.collect_returned(self.ring.memory());
-        let mut any = false;
+        let mut any = self.outstanding.collect_returned(self.ring.memory());
         while let Some(CmaOffer {
             op,
             len,

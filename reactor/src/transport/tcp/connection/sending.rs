@@ -25,6 +25,8 @@ use super::onesided::{CompletionTrigger, build_frame, fail_first};
 /// Longest message that is copied into the write buffer, in bytes; a longer one is sent from its
 /// own buffer.
 pub(super) const MAX_BUFFERED_MESSAGE: usize = 16 << 10;
+// io_uring keeps pointers into longer payloads, and the bytes of an `InlineBuf` may move.
+const _: () = assert!(MAX_BUFFERED_MESSAGE >= fabric_core::buf::InlineBuf::CAPACITY);
 /// Bytes of batched messages from which they are written without waiting for the next pass.
 pub(super) const WRITE_BUFFER_LIMIT: usize = 64 << 10;
 /// Bytes to one peer in one pass.
@@ -340,7 +342,7 @@ impl TcpConnection {
         let mut parts = [IoSlice::new(&[]); MAX_IOVECS];
         parts[0] = IoSlice::new(pending);
         let mut count = 1;
-        payload.for_each(|_, piece| {
+        payload.for_each_borrowed(|piece| {
             if let Some(part) = parts.get_mut(count) {
                 *part = IoSlice::new(piece);
                 count += 1;

@@ -218,7 +218,7 @@ impl TcpConnection {
         let pending = self.writer.take_pending().into_boxed_slice();
         let mut parts: [&[u8]; MAX_IOVECS] = [&[]; MAX_IOVECS];
         let mut count = 0;
-        payload.for_each(|_, piece| {
+        payload.for_each_borrowed(|piece| {
             if let Some(part) = parts.get_mut(count) {
                 *part = piece;
                 count += 1;
@@ -226,10 +226,10 @@ impl TcpConnection {
         });
         let mut uring = io.uring.lock();
         // SAFETY: the parts are in the buffer of an operation, which stays where it is until the
-        // operation is completed. An operation is completed only after `cancel_send` has returned
-        // or the send's completion was handled: `progress_queue` does nothing while io_uring is
-        // sending, `TcpEndpoint::fail_sends` and `into_socket` cancel the send, and an operation
-        // that has begun is not cancelled.
+        // operation is completed: a payload this long is not that of an `InlineBuf`. An operation
+        // is completed only after `cancel_send` has returned or the send's completion was handled:
+        // `progress_queue` does nothing while io_uring is sending, `TcpEndpoint::fail_sends` and
+        // `into_socket` cancel the send, and an operation that has begun is not cancelled.
         match unsafe { uring.send(self.socket.shared_fd(), io.owner, pending, &parts[..count]) } {
             Ok(op_id) => io.send_state = UringSend::Borrowed(op_id),
             Err(pending) => {

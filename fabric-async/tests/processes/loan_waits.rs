@@ -1,0 +1,179 @@
+//! Tasks that wait for memory of loans until others return some.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::pin;
+use std::task::Poll;
+
+use fabric_async::{Endpoint, Error, FiAddr, Progress, WaitPolicy};
+
+use crate::health::assert_still_works;
+use crate::run;
+use crate::test_peer::TestPeer;
+
+const LEN: usize = 4096;
+
+async fn bind_with_limit(limit: usize) -> Endpoint {
+    let options = Endpoint::options().loan_limit(limit);
+    options.bind("shm://").await.unwrap()
+}
+
+/// Polls a future some times; it must not be ready.
+async fn assert_pending<F: Future>(mut future: std::pin::Pin<&mut F>) {
+    for _ in 0..20 {
+        let polled = std::future::poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await;
+        assert!(polled.is_pending());
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A long loan is not overtaken by short ones that were asked for later, also not by `try_loan`.
+#[test]
+fn loans_are_given_out_in_the_order_of_requests() {
+    run(async {
+        let ep = bind_with_limit(2 * LEN).await;
+        let (first, second) = (ep.loan(LEN).await.unwrap(), ep.loan(LEN).await.unwrap());
+        let order = RefCell::new(Vec::new());
+        let wait = |len| {
+            let (ep, order) = (&ep, &order);
+            async move {
+                drop(ep.loan(len).await.unwrap());
+                order.borrow_mut().push(len);
+            }
+        };
+        let (mut long, mut short, mut third) =
+            (pin!(wait(2 * LEN)), pin!(wait(LEN)), pin!(wait(1)));
+        assert_pending(long.as_mut()).await;
+        assert_pending(short.as_mut()).await;
+        assert_pending(third.as_mut()).await;
+        drop(first);
+        assert_pending(short.as_mut()).await;
+        let refused = ep.try_loan(1).unwrap_err();
+        assert!(matches!(refused, Error::WouldBlock(_)), "{refused}");
+        drop(second);
+        tokio::join!(third, short, long);
+        assert_eq!(*order.borrow(), [2 * LEN, LEN, 1]);
+        ep.try_loan(2 * LEN).unwrap();
+    });
+}
+
+/// A dropped request gives its turn to the next one, also after it was woken.
+#[test]
+fn dropped_loan_request_passes_its_turn_on() {
+    run(async {
+        let ep = bind_with_limit(LEN).await;
+        for woken in [false, true] {
+            let held = ep.loan(LEN).await.unwrap();
+            let mut next = Box::pin(ep.loan(LEN));
+            let mut first = Box::pin(ep.loan(LEN));
+            assert_pending(first.as_mut()).await;
+            assert_pending(next.as_mut()).await;
+            if woken {
+                drop(held);
+                ep.domain().progress();
+                drop(first);
+            } else {
+                drop(first);
+                drop(held);
+            }
+            drop(next.await.unwrap());
+            ep.try_loan(LEN).unwrap();
+        }
+    });
+}
+
+#[test]
+fn loan_longer_than_the_limit_fails_at_once() {
+    run(async {
+        let ep = bind_with_limit(10_000).await;
+        let held = ep.loan(10_000).await.unwrap();
+        for len in [10_001, usize::MAX] {
+            let error = ep.loan(len).await.unwrap_err();
+            assert!(
+                matches!(error, Error::TooLong { limit: 10_000, .. }),
+                "{error}"
+            );
+        }
+        assert!(matches!(ep.try_loan(1), Err(Error::WouldBlock(_))));
+        drop(held);
+        // A limit that is no power of two can be used whole.
+        assert_eq!(ep.try_loan(9_000).unwrap().len(), 9_000);
+    });
+}
+
+/// A peer that returns a loan wakes the task that waits, whatever the domain sleeps on. The loan
+/// may have been lent while the task waited.
+#[test]
+fn returned_loan_wakes_waiting_task() {
+    for (policy, progress) in [
+        (WaitPolicy::Adaptive, Progress::Manual),
+        (WaitPolicy::Park, Progress::Manual),
+        (WaitPolicy::Spin, Progress::Manual),
+        (WaitPolicy::Park, Progress::Auto),
+        (WaitPolicy::Adaptive, Progress::Auto),
+    ] {
+        run(async {
+            let options = Endpoint::options().loan_limit(2 * LEN);
+            let options = options.wait_policy(policy).progress(progress);
+            let ep = options.bind("shm://").await.unwrap();
+            let peer = Endpoint::bind("shm://").await.unwrap();
+            let to_peer = ep.add_peer(peer.name()).await.unwrap();
+            for round in 0..50 {
+                ep.lend(to_peer, ep.loan(LEN).await.unwrap()).await.unwrap();
+                let early = peer.recv_loan().await.unwrap();
+                let late = ep.loan(LEN).await.unwrap();
+                let mut waiting = Box::pin(ep.loan(2 * LEN));
+                assert_pending(waiting.as_mut()).await;
+                ep.lend(to_peer, late).await.unwrap();
+                let late = peer.recv_loan().await.unwrap();
+                let returned = std::thread::spawn(move || {
+                    if round % 2 == 0 {
+                        std::thread::sleep(std::time::Duration::from_millis(1));
+                    }
+                    drop(early);
+                    drop(late);
+                });
+                waiting.await.unwrap();
+                returned.join().unwrap();
+            }
+        });
+    }
+}
+
+/// The death of a process that holds loans wakes the task that waits for them.
+#[test]
+fn death_of_loan_holder_wakes_waiting_task() {
+    run(async {
+        let ep = bind_with_limit(2 * LEN).await;
+        for _ in 0..10 {
+            let mut holder = TestPeer::start("loan_holder", &ep.name().to_string());
+            let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
+            lend_all(&ep, peer).await;
+            let mut waiting = Box::pin(ep.loan(LEN));
+            assert_pending(waiting.as_mut()).await;
+            holder.0.kill().unwrap();
+            waiting.await.unwrap();
+            holder.0.wait().unwrap();
+        }
+        assert_still_works(&ep).await;
+    });
+}
+
+async fn lend_all(ep: &Endpoint, peer: FiAddr) {
+    for _ in 0..2 {
+        ep.lend(peer, ep.loan(LEN).await.unwrap()).await.unwrap();
+        ep.recv().tag(2).from(peer).await.unwrap();
+    }
+}
+
+/// Holds every loan that it receives, and acknowledges it.
+pub(crate) async fn hold_loans(name: &str) {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    let peer = ep.add_peer(name).await.expect("add_peer");
+    ep.send(peer, "ready").tag(1).await.expect("send");
+    let mut held = Vec::new();
+    while let Ok(frame) = ep.recv_loan().from(peer).await {
+        held.push(frame);
+        ep.send(peer, "held").tag(2).await.expect("send");
+    }
+}
