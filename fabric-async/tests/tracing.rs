@@ -127,7 +127,7 @@ async fn check_all_events(progress: Progress) {
         message_events <= 2,
         "{message_events} events of a hundred messages"
     );
-    server.lend(peer, server.loan(5000).unwrap()).await.unwrap();
+    server.send(peer, server.loan(5000).unwrap()).await.unwrap();
     drop(client);
     wait_for_event(&["message=peer closed", &number]).await;
     wait_for_event(&[

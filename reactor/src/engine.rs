@@ -6,8 +6,8 @@
 //! One mutex guards slots, matching, queues and what arrives over the domain. Critical sections are
 //! bounded (a pass moves a bounded number of bytes), with two exceptions: an unread loan that is
 //! taken back is copied whole, and `process_vm_readv` waits for slow memory of the sender. Wakers
-//! are called and buffers dropped after unlocking (`Deferred`). User code that runs under the lock is
-//! the clone of a waker and the methods of a `CustomBuf`.
+//! are called and buffers dropped after unlocking (`Deferred`). User code that runs under the lock
+//! is the clone of a waker and the methods of a `CustomBuf`.
 //!
 //! Lock order: the domain first. A connection over shared memory has a lock of its own, taken alone
 //! or under the domain's, never before it. A shared receive queue's lock is taken only under the
@@ -177,12 +177,23 @@ impl Engine {
     pub(crate) fn drive(
         &self,
         waker: &Waker,
-        mut is_ready: impl FnMut(&mut DomainState) -> bool,
+        is_ready: impl FnMut(&mut DomainState) -> bool,
         register: impl FnOnce(&mut DomainState, &Waker),
     ) -> Poll<EngineGuard<'_>> {
+        self.drive_locked(self.lock(), waker, is_ready, register)
+    }
+
+    /// Drives the domain as [`drive`](Self::drive), for a caller that has locked it.
+    #[inline(always)] // on the small-message path
+    pub(crate) fn drive_locked<'a>(
+        &'a self,
+        mut locked: EngineGuard<'a>,
+        waker: &Waker,
+        mut is_ready: impl FnMut(&mut DomainState) -> bool,
+        register: impl FnOnce(&mut DomainState, &Waker),
+    ) -> Poll<EngineGuard<'a>> {
         let mut attempts = 0;
         loop {
-            let mut locked = self.lock();
             if is_ready(&mut locked.domain) {
                 return Poll::Ready(locked);
             }
@@ -221,6 +232,7 @@ impl Engine {
             // during a pause instruction is noticed that much later.
             drop(locked);
             attempts += 1;
+            locked = self.lock();
         }
     }
 

@@ -105,7 +105,7 @@ pub(super) struct Dependencies {
 }
 
 /// An endpoint, open or closed. Operations refer to it.
-pub(crate) struct EndpointInner {
+pub struct EndpointInner {
     pub(crate) node: Arc<ObjectNode>,
     pub(crate) id: EpId,
     pub(crate) domain: Arc<DomainCore>,
@@ -213,7 +213,9 @@ impl<M: ThreadModel> Endpoint<M> {
             CreditMode::Wait,
         ) {
             Ok(PostResult::Pending(key)) => {
-                Operation::posted(self.inner.clone(), key).await.map(drop)
+                Operation::<Vec<u8>>::posted(self.inner.clone(), key, false)
+                    .await
+                    .map(drop)
             }
             Ok(_) => Ok(()),
             Err(failed) => Err(failed),
@@ -274,13 +276,14 @@ impl<M: ThreadModel> Endpoint<M> {
     /// shared memory: the peer's ring) has all its bytes. The end of the process does not lose it
     /// then.
     ///
-    /// Use this for operations that are not awaited: those that were [injected](Self::inject),
-    /// [posted](crate::SendRequest::post), or [started](crate::SendRequest::start) and dropped. An
-    /// awaited send has left the process when its future resolves.
+    /// Use this for operations that are not awaited: those that were
+    /// [injected](crate::Request::inject), [posted](crate::Request::post), or
+    /// [started](crate::Request::start) and dropped. An awaited send has left the process when its
+    /// future resolves.
     ///
     /// The result says nothing about the success of operations: their completions and events do.
     /// Flush does not wait for an acknowledgement of the peer, as
-    /// [`delivery_complete`](crate::SendRequest::delivery_complete) does. But where the peer reads
+    /// [`delivery_complete`](crate::Request::delivery_complete) does. But where the peer reads
     /// a long message from this process, the flush waits until the peer has it: over `shm` where
     /// messages are [copied once](crate::guide::memory#single-copy), over `tcp` for RXM messages
     /// above 16 KiB and for [zero-copy sends](crate::SocketOptions::zero_copy_threshold). Reads are

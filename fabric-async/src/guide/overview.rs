@@ -7,16 +7,21 @@
 //! # When an operation is posted
 //!
 //! [`Endpoint::send`], [`Endpoint::recv`] and the other operations return a *request*. A request
-//! does nothing until it is posted. Operations to one peer keep the order in which they were posted.
+//! does nothing until it is posted. Operations to one peer keep the order in which they were
+//! posted.
 //!
 //! | call | posted | completion goes to | if no transmit credit or queue entry is free |
 //! |---|---|---|---|
-//! | `request.await` | when it is awaited; `select!` and `timeout` post it on entry | the future | waits, in order |
-//! | `request.into_future()` | by this call | the future | waits, in order |
+//! | `request.await`, `select!`, `join!`, `timeout`, `request.into_future()` | by the first poll of the future | the future | waits, in posting order |
 //! | `request.start()?` | by this call | the returned [`Operation`] | [`Error::WouldBlock`] |
-//! | `request.post()?` | by this call | the [`CompletionQueue`], with the [`context`](SendRequest::context) | [`Error::WouldBlock`] |
-//! | [`Endpoint::try_send`] | by this call | the returned [`Operation`] | [`Error::WouldBlock`] |
-//! | [`Endpoint::inject`] | by this call; the bytes are copied | no one; a later failure is an event | [`Error::WouldBlock`] |
+//! | `request.post()?` | by this call | the [`CompletionQueue`], with the [`context`](Request::context) | [`Error::WouldBlock`] |
+//! | `request.inject()?` ([`Request::inject`]) | by this call; the bytes are copied | no one; a later failure is an event | [`Error::WouldBlock`] |
+//!
+//! Posting order is the order of these calls and first polls. `join!` polls its futures in the
+//! order in which they are written, `select!` in random order unless it is `biased`. A future that
+//! was never polled has posted nothing: a branch of `select!` that `if` disables, or a future that
+//! is dropped first. Neither has a poll for which the task had no [cooperative
+//! budget](tokio::task::coop) left; the task is polled again at once.
 //!
 //! A posted operation reports to exactly one place; bound counters are incremented as well.
 //!
@@ -49,10 +54,10 @@
 //!
 //! | dropped future | effect |
 //! |---|---|
-//! | a request that was not posted | none |
+//! | a request, or a future that was not polled | none; nothing was posted |
 //! | a receive without a message | withdrawn; its buffer is dropped |
 //! | a receive that a message has matched | the message goes to the next receive that accepts it |
-//! | a send, a write, an atomic operation that was posted | goes on; a failure becomes an event |
+//! | a send, a write, an atomic operation that was posted | goes on; a failure becomes an event; with [`cancel_on_drop`](Request::cancel_on_drop) it is withdrawn if it has not begun |
 //! | a send that waits for a credit | withdrawn; nothing is sent |
 //! | a future that waits for a queue entry, a counter value, a probe, a permit or a flush | none |
 //!
@@ -83,7 +88,7 @@
 //! | what | bound | beyond it |
 //! |---|---|---|
 //! | unexpected messages (no receive is posted) | 16 MiB per endpoint; 4 MiB with `sim` and `udp` | the sender is held back; `udp` discards and counts |
-//! | sends that wait for a full ring or socket | `info.tx.size` credits, 1024; at most a quarter of them for one peer | `.await` waits, other calls are refused |
+//! | sends that wait for a full ring or socket, also after their future was dropped without [`cancel_on_drop`](Request::cancel_on_drop) | `info.tx.size` credits, 1024; at most a quarter of them for one peer | `.await` waits, other calls are refused |
 //! | sends that `.await` a credit | none: each is a future that you hold | |
 //! | posted receives | `info.rx.size`, 1024 | refused |
 //! | completions | the capacity of the queue; an entry is reserved by the post | the post is refused |
@@ -100,7 +105,7 @@
 //! |---|---|
 //! | the event queue of the endpoint, or of its domain | [`EventKind::PeerDown`] with a [`DownReason`], once |
 //! | sends, writes, reads and atomic operations to it that are under way | [`Error::PeerGone`], with the buffer |
-//! | receives directed at it ([`from`](RecvRequest::from)) | [`Error::PeerGone`], after the messages that arrived completely |
+//! | receives directed at it ([`from`](Request::from)) | [`Error::PeerGone`], after the messages that arrived completely |
 //! | receives from any source | nothing: they wait for other senders; a partial message is discarded |
 //! | receives of a [connected endpoint](super::connected_endpoints) | [`Error::PeerGone`] |
 //! | [windows](RemoteWindow) of its memory | [`Error::PeerGone`] |

@@ -114,13 +114,13 @@
 //! peer had not read is lost when it dies, and, as with any TCP socket, when this process ends
 //! without having read what the peer sent.
 //!
-//! Short messages that are posted before the first is awaited (`start`, `post`, `post_all`,
-//! `join!`) are collected. The next poll that is not ready, or the driver, hands them to the kernel
-//! in one system call, and they complete. Messages that are awaited one by one take a call each. An
-//! [injected](Endpoint::inject) message reports nothing: [flush](super::batching#flush) before the
+//! Short messages that are posted before the first is awaited (`start`, `post`, `post_all`) are
+//! collected. The next poll that is not ready, or the driver, hands them to the kernel in one
+//! system call, and they complete. Messages that are awaited one by one take a call each. An
+//! [injected](Request::inject) message reports nothing: [flush](super::batching#flush) before the
 //! process ends.
 //!
-//! [`delivery_complete`](SendRequest::delivery_complete) waits for the peer's acknowledgement: the
+//! [`delivery_complete`](Request::delivery_complete) waits for the peer's acknowledgement: the
 //! message is at the peer's endpoint, though perhaps not in a receive, as in libfabric.
 //! `FI_MATCH_COMPLETE` is not offered.
 //!

@@ -282,7 +282,8 @@ pub(crate) async fn many_clients_connect_to_one_passive_endpoint(setup: Setup) {
             .await
             .unwrap();
         passive
-            .inject(passive.peer().unwrap(), &number.to_le_bytes())
+            .send(passive.peer().unwrap(), &number.to_le_bytes())
+            .inject()
             .unwrap();
     }
     for (number, (active, (_, passive))) in active.iter().zip(&passive).enumerate().rev() {

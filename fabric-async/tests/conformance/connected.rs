@@ -92,8 +92,8 @@ pub(crate) async fn every_length_arrives_in_both_directions(setup: Setup) {
 pub(crate) async fn every_buffer_type_and_send_call_works(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
     let to_b = a.ep.peer().unwrap();
-    a.ep.inject(to_b, b"injected").unwrap();
-    a.ep.inject_data(to_b, b"with data", 7).unwrap();
+    a.ep.send(to_b, b"injected").inject().unwrap();
+    a.ep.send(to_b, b"with data").data(7).inject().unwrap();
     a.ep.send(to_b, "more data").data(u64::MAX).await.unwrap();
     let gather = Gather::from((
         pattern(100, 1).to_vec(),
@@ -102,7 +102,7 @@ pub(crate) async fn every_buffer_type_and_send_call_works(setup: Setup) {
     let gathered = a.ep.send(to_b, gather).start().unwrap();
     let mut loan = a.ep.loan(1000).unwrap();
     loan.copy_from_slice(pattern(1000, 3));
-    let lent = a.ep.lend(to_b, loan).start().unwrap();
+    let lent = a.ep.send(to_b, loan).start().unwrap();
     let all = (0..10u8).map(|number| (to_b, vec![number; 9]));
     for (peer, buf) in all {
         a.ep.send(peer, buf).fence().await.unwrap();
@@ -246,7 +246,10 @@ pub(crate) async fn shutdown_or_close_of_either_side_disconnects(setup: Setup) {
                 ending.ep.send(to_other, "more").await.unwrap_err().error,
                 closed
             );
-            assert_eq!(ending.ep.inject(to_other, b"more").unwrap_err(), closed);
+            assert_eq!(
+                ending.ep.send(to_other, b"more").inject().unwrap_err(),
+                closed
+            );
             assert_eq!(ending.ep.recv().await.unwrap_err().error, closed);
             ending.ep.shutdown().unwrap();
         } else {
@@ -277,7 +280,11 @@ pub(crate) async fn shutdown_or_close_of_either_side_disconnects(setup: Setup) {
             gone
         );
         assert_eq!(
-            other.ep.inject(to_ending, b"not received").unwrap_err(),
+            other
+                .ep
+                .send(to_ending, b"not received")
+                .inject()
+                .unwrap_err(),
             gone
         );
         assert_eq!(other.ep.recv().await.unwrap_err().error, gone);
@@ -457,7 +464,9 @@ pub(crate) async fn peer_close_fails_all_pending_ops(setup: Setup) {
 pub(crate) async fn multi_recv_takes_messages_after_peer_close(setup: Setup) {
     let (a, mut b) = connected_pair(&setup).await;
     for number in 0..100u8 {
-        a.ep.inject(a.ep.peer().unwrap(), &[number; 10]).unwrap();
+        a.ep.send(a.ep.peer().unwrap(), &[number; 10])
+            .inject()
+            .unwrap();
     }
     a.ep.close().unwrap();
     shutdown_reason(&mut b).await;
@@ -514,11 +523,13 @@ pub(crate) async fn dropped_receives_lose_no_message(setup: Setup) {
 pub(crate) async fn close_delivers_injected_messages(setup: Setup) {
     let (a, b) = connected_pair(&setup).await;
     for number in 0..200u8 {
-        a.ep.inject(a.ep.peer().unwrap(), &[number; 4000]).unwrap();
+        a.ep.send(a.ep.peer().unwrap(), &[number; 4000])
+            .inject()
+            .unwrap();
     }
     // The closing endpoint has an unread message too. Closing its socket must not reset the
     // connection and destroy what was sent.
-    b.ep.inject(b.ep.peer().unwrap(), b"unread").unwrap();
+    b.ep.send(b.ep.peer().unwrap(), b"unread").inject().unwrap();
     a.ep.shutdown().unwrap();
     drop(a);
     for number in 0..200u8 {
@@ -554,7 +565,7 @@ pub(crate) async fn every_length_is_written_and_read(setup: Setup) {
         assert_bytes(&back, pattern(len, 1));
     }
     // Messages and RMA operations keep their order.
-    a.ep.inject_write(to_b, remote.at(0), b"before").unwrap();
+    a.ep.write(to_b, remote.at(0), b"before").inject().unwrap();
     send_to_peer(&a, b"look").await;
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"look");
     let mut there = [0; 6];
@@ -676,7 +687,7 @@ pub(crate) async fn unsupported_calls_are_refused(setup: Setup) {
     unsupported(ep.recv().from(to_b).await.unwrap_err().error);
     unsupported(ep.recv().tag(1).await.unwrap_err().error);
     unsupported(ep.send(to_b, "").tag(1).await.unwrap_err().error);
-    unsupported(ep.inject_tagged(to_b, 1, b"").unwrap_err());
+    unsupported(ep.send(to_b, b"").tag(1).inject().unwrap_err());
     unsupported(ep.send(to_b, "").match_complete().await.unwrap_err().error);
     unsupported(ep.add_peer(b.ep.name()).await.unwrap_err());
     unsupported(ep.address_vector().insert(b.ep.name()).unwrap_err());

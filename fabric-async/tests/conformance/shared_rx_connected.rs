@@ -99,7 +99,8 @@ pub(crate) async fn many_connections_share_few_posted_receives(setup: Setup) {
         next[at] += 1;
         assert_eq!(request.source(), ends[at].peer());
         ends[at]
-            .inject(request.source().unwrap(), &number.to_le_bytes())
+            .send(request.source().unwrap(), &number.to_le_bytes())
+            .inject()
             .unwrap();
         there
             .shared_rx()

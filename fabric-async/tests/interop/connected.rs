@@ -316,7 +316,9 @@ async fn assert_tags_refused(ep: &Endpoint) {
         .error;
     assert!(matches!(error, Error::NotSupported(_)), "{error}");
     let error = ep
-        .inject_tagged(ep.peer().unwrap(), 1, b"a tag")
+        .send(ep.peer().unwrap(), b"a tag")
+        .tag(1)
+        .inject()
         .unwrap_err();
     assert!(matches!(error, Error::NotSupported(_)), "{error}");
 }

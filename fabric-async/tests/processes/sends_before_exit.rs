@@ -161,7 +161,7 @@ async fn send_all(ep: &Endpoint, peer: FiAddr, mode: &str, lengths: &[usize]) {
             ep.flush().await.expect("flush of the endpoint");
         }
         "injected" => {
-            messages.for_each(|message| ep.inject(peer, &message).expect("transmit credit"));
+            messages.for_each(|message| ep.send(peer, &message).inject().expect("transmit credit"));
             ep.domain().flush().await.expect("flush of the domain");
         }
         "batched" => {
