@@ -164,8 +164,6 @@ impl<M: ThreadModel> Stream for CompletionQueue<M> {
     }
 }
 
-impl<M: ThreadModel> Unpin for CompletionQueue<M> {}
-
 impl Drop for CqInner {
     fn drop(&mut self) {
         self.domain.core.close_cq(self.id);

@@ -48,7 +48,7 @@ pub enum MultiRecvItem {
 
 /// A multi-receive.
 #[derive(Debug)]
-pub(crate) struct MultiRecvState {
+pub(crate) struct MultiRecvEntry {
     /// The operation that is posted for it.
     op: OpKey,
     ep: EpId,
@@ -113,7 +113,7 @@ impl EngineGuard<'_> {
             .domain
             .ops
             .insert_recv(ep, CompletionTarget::MultiRecv(id), AnyBuf::None);
-        entry.insert(MultiRecvState {
+        entry.insert(MultiRecvEntry {
             op: key,
             ep,
             sink,
@@ -172,8 +172,8 @@ impl EngineGuard<'_> {
     /// Detaches the multi-receives that report to this queue.
     pub(crate) fn detach_multi_recvs_of_cq(&mut self, cq: CqId) {
         let domain = &self.domain;
-        let uses_queue = |multi: &MultiRecvState| matches!(multi.sink, MultiRecvSink::Cq { .. });
-        let reports_to = |multi: &MultiRecvState| {
+        let uses_queue = |multi: &MultiRecvEntry| matches!(multi.sink, MultiRecvSink::Cq { .. });
+        let reports_to = |multi: &MultiRecvEntry| {
             uses_queue(multi) && domain.cq_of(multi.ep, OpKind::Recv) == Some(cq)
         };
         let keys: Vec<_> = domain
@@ -487,7 +487,7 @@ impl DomainState {
     }
 }
 
-impl MultiRecvState {
+impl MultiRecvEntry {
     /// Returns whether messages that were held back can resume, after a part was removed.
     fn resumes(&mut self) -> bool {
         let MultiRecvSink::Stream { limit, full } = &mut self.sink else {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use fabric_core::buf::{AnyBuf, BufferPool, IoBuf, IoBufMut, Payload};
+use fabric_core::buf::{AnyBuf, BufferPool, IoBuf, IoBufMut, Loan, Payload};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
 use fabric_core::transport::{EpId, OpKey, TransportDomain, TrySend, TxOp};
@@ -135,7 +135,7 @@ impl EngineGuard<'_> {
         match target {
             CompletionTarget::Future => PostResult::Done(transfer, buf),
             CompletionTarget::Cq(context) => {
-                let buf = domain.completion_buffer(spec, buf.into_any());
+                let buf = domain.completion_buffer(spec.kind, buf.into_any());
                 let queue = domain.cq_of(ep, spec.kind);
                 domain.report_to_cq(queue, spec.kind, context, Outcome::ok(transfer), buf);
                 PostResult::Reported
@@ -394,22 +394,21 @@ impl DomainState {
         }
     }
 
-    /// Returns the buffer for the completion of an operation: none for a loan, which belongs to the
-    /// peer now.
+    /// Returns the buffer for the completion of a successful operation: an empty loan for a loan
+    /// that was sent, since its memory belongs to the peer now.
     #[inline(always)] // on the small-message path
-    pub(crate) fn completion_buffer(&mut self, spec: &TxOp, buf: AnyBuf) -> AnyBuf {
-        if spec.loan.is_none() {
-            buf
-        } else {
+    pub(crate) fn completion_buffer(&mut self, kind: OpKind, buf: AnyBuf) -> AnyBuf {
+        if kind == OpKind::Send && matches!(buf, AnyBuf::Loan(_)) {
             self.discard_loan(buf)
+        } else {
+            buf
         }
     }
 
-    /// Drops a loan that belongs to the peer now.
     #[cold]
-    pub(crate) fn discard_loan(&mut self, loan: AnyBuf) -> AnyBuf {
+    fn discard_loan(&mut self, loan: AnyBuf) -> AnyBuf {
         self.deferred.drop_buffer(loan);
-        AnyBuf::None
+        AnyBuf::Loan(Loan::empty())
     }
 
     /// Takes a credit again that was just released.

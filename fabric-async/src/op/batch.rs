@@ -90,7 +90,8 @@ pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
 ) -> Result<usize, BatchError<Request<'a, O, B, M>>> {
     let mut requests = requests.into_iter();
     let mut posted = 0;
-    let mut chunk = Vec::with_capacity(MAX_BATCH_POSTS);
+    // A short batch allocates no more than it needs.
+    let mut chunk = Vec::with_capacity(requests.size_hint().0.clamp(1, MAX_BATCH_POSTS));
     loop {
         // The iterator is code of the application, and runs without the domain's lock.
         let (mut refused, mut bytes) = (None, 0);

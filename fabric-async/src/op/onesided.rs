@@ -227,19 +227,22 @@ impl BytesOp for WriteOp {}
 
 impl InjectOp for WriteOp {
     #[inline(always)] // on the small-message path
-    fn to_injected(&self, len: usize) -> Result<TxOp> {
+    fn check_injected(&self, len: usize) -> Result<()> {
         check_injected_level(&self.options)?;
-        if let Target::List(_) = self.to {
-            return Err(Error::Invalid {
+        match &self.to {
+            Target::Addr(_) => Ok(()),
+            Target::Slice(slice) if slice.len == len => Ok(()),
+            Target::Slice(slice) => Err(length_error(len, slice.len)),
+            Target::List(_) => Err(Error::Invalid {
                 what: "inject",
                 why: "a list of remote ranges cannot be injected".into(),
-            });
+            }),
         }
-        let spec = self.to_tx(len);
-        match spec.remote {
-            Some(remote) if remote.len != len => Err(length_error(len, remote.len)),
-            _ => Ok(spec),
-        }
+    }
+
+    #[inline(always)] // on the small-message path
+    fn to_injected(&self, len: usize) -> TxOp {
+        self.to_tx(len)
     }
 }
 
@@ -286,7 +289,12 @@ impl<B: IoBuf> BufferOp<B> for WriteOp {
 impl<B: IoBuf> BatchOp<B> for WriteOp {
     fn check(&self, ep: &EndpointInner, buf: &B) -> Result<()> {
         let len = buf.payload().len();
-        ep.check_send(&self.to_tx(len))?;
+        ep.check_tx(
+            OpKind::Write,
+            self.options.fence,
+            self.data.is_some(),
+            false,
+        )?;
         ep.check_tx_iov(buf)?;
         self.check_target(ep, len)
     }

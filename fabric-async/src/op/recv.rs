@@ -88,11 +88,13 @@ impl<B: IoBufMut> BufferOp<B> for RecvOp {
 }
 
 impl<B: IoBufMut> BatchOp<B> for RecvOp {
+    #[inline]
     fn check(&self, ep: &EndpointInner, buf: &B) -> Result<()> {
         ep.check_recv(&self.spec)?;
         ep.check_rx_iov(buf)
     }
 
+    #[inline]
     fn copied_len(&self, _buf: &B) -> usize {
         // The lengths of waiting messages are not known before the post.
         0

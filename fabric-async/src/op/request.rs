@@ -88,19 +88,19 @@ pub struct Request<'a, O: Op, B, M: ThreadModel = Shared> {
 }
 
 impl<'a, O: Op<Ep<'a> = &'a Arc<EndpointInner>>, B, M: ThreadModel> Request<'a, O, B, M> {
-    #[inline]
+    #[inline(always)] // the request is large
     pub(crate) fn new(ep: &'a Endpoint<M>, op: O, buf: B) -> Self {
         Self::with_ep(&ep.inner, op, buf)
     }
 }
 
 impl<'a, O: Op, B, M: ThreadModel> Request<'a, O, B, M> {
-    #[inline]
+    #[inline(always)] // the request is large
     pub(super) fn with_ep(ep: O::Ep<'a>, op: O, buf: B) -> Self {
         Self::from_parts(ep, op, buf, CompletionOptions::default())
     }
 
-    #[inline]
+    #[inline(always)] // the request is large
     pub(super) fn from_parts(ep: O::Ep<'a>, op: O, buf: B, report: CompletionOptions) -> Self {
         Self {
             ep,
@@ -111,7 +111,7 @@ impl<'a, O: Op, B, M: ThreadModel> Request<'a, O, B, M> {
         }
     }
 
-    #[inline]
+    #[inline(always)] // the request is large
     pub(super) fn into_parts(self) -> (O, B, CompletionOptions) {
         (self.op, self.buf, self.report)
     }
@@ -399,7 +399,8 @@ impl<O: InjectOp, B: AsRef<[u8]>, M: ThreadModel> Request<'_, O, B, M> {
     pub fn inject(self) -> Result<()> {
         let ep: &EndpointInner = self.ep.borrow();
         let bytes = self.buf.as_ref();
-        let spec = self.op.to_injected(bytes.len())?;
+        self.op.check_injected(bytes.len())?;
+        let spec = self.op.to_injected(bytes.len());
         ep.check_send(&spec)?;
         let payload = Payload::Contiguous(bytes);
         if bytes.len() <= ep.info.tx.inject_size

@@ -82,14 +82,18 @@ impl BytesOp for SendOp {}
 
 impl InjectOp for SendOp {
     #[inline(always)] // on the small-message path
-    fn to_injected(&self, _len: usize) -> Result<TxOp> {
-        check_injected_level(&self.options)?;
-        Ok(TxOp {
+    fn check_injected(&self, _len: usize) -> Result<()> {
+        check_injected_level(&self.options)
+    }
+
+    #[inline(always)] // on the small-message path
+    fn to_injected(&self, _len: usize) -> TxOp {
+        TxOp {
             tag: self.tag,
             data: self.data,
             fence: self.options.fence,
             ..TxOp::new(OpKind::Send, self.peer)
-        })
+        }
     }
 }
 
@@ -98,10 +102,15 @@ impl InjectOp for SendOp {
 pub(super) fn check_injected_level(options: &TxOptions) -> Result<()> {
     match options.level {
         None | Some(CompletionLevel::Transmitted) => Ok(()),
-        Some(_) => Err(Error::Invalid {
-            what: "inject",
-            why: "injected bytes have no completion, and so no completion level".into(),
-        }),
+        Some(_) => Err(level_error()),
+    }
+}
+
+#[cold]
+fn level_error() -> Error {
+    Error::Invalid {
+        what: "inject",
+        why: "injected bytes have no completion, and so no completion level".into(),
     }
 }
 
@@ -155,6 +164,7 @@ pub(super) fn try_fast_path<B: IoBuf>(
 }
 
 /// Checks and posts a message or a write.
+#[inline(always)] // the operation is large
 pub(super) fn post_payload<B: IoBuf>(
     ep: &EndpointInner,
     spec: TxOp,
@@ -169,11 +179,16 @@ pub(super) fn post_payload<B: IoBuf>(
 }
 
 impl<B: IoBuf> BatchOp<B> for SendOp {
+    #[inline]
     fn check(&self, ep: &EndpointInner, buf: &B) -> Result<()> {
-        ep.check_send(&self.to_tx(ep, None))?;
+        let Self {
+            tag, data, options, ..
+        } = self;
+        ep.check_tx(OpKind::Send, options.fence, data.is_some(), tag.is_some())?;
         ep.check_tx_iov(buf)
     }
 
+    #[inline]
     fn copied_len(&self, buf: &B) -> usize {
         buf.payload().len()
     }

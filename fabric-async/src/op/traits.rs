@@ -76,9 +76,12 @@ pub trait SelectiveOp: QueuedOp {}
 
 /// An operation that takes borrowed bytes: it has [`inject`](crate::Request::inject).
 pub trait InjectOp: Op {
+    /// Checks that `len` bytes can be injected.
+    #[doc(hidden)]
+    fn check_injected(&self, len: usize) -> Result<()>;
     /// Returns the operation for injecting `len` bytes.
     #[doc(hidden)]
-    fn to_injected(&self, len: usize) -> Result<TxOp>;
+    fn to_injected(&self, len: usize) -> TxOp;
 }
 
 /// An operation that moves the bytes of a buffer: all but atomic operations, multi-receives, probes

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // `recv_loan`: the senders of these scenarios do not write to lent memory
 
 use fabric_async::ops::RecvOp;
-use fabric_async::{Endpoint, Error, EventKind, LoanedBuf, OpKind, Request};
+use fabric_async::{Endpoint, Error, EventKind, Loan, LoanedBuf, OpKind, Request};
 
 use std::task::Poll;
 
@@ -145,6 +145,12 @@ pub(crate) async fn loans_follow_message_semantics(setup: Setup) {
     assert_eq!(
         (out[0].context, out[0].kind, out[0].transfer.len),
         (5, OpKind::Send, 6)
+    );
+    let sent = out.remove(0).into_result::<Loan>().unwrap();
+    assert_eq!(
+        (sent.len(), sent.buf.len()),
+        (6, 0),
+        "the peer has the memory"
     );
     let loan = a.ep.loan(8).unwrap();
     let stale = b.av.insert(a.ep.name()).unwrap();

@@ -217,3 +217,37 @@ pub(crate) async fn unpolled_claimed_receive_releases_its_message(setup: Setup) 
     drop(claimed.recv().into_future());
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"released");
 }
+
+pub(crate) async fn senseless_injects_are_refused(setup: Setup) {
+    let (a, b, to_b) = endpoint_pair(&setup).await;
+    let region = b
+        .domain
+        .alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)
+        .unwrap();
+    let remote = region.remote();
+    let before = posted(&a);
+    let injects = [
+        a.ep.send(to_b, b"x").delivery_complete().inject(),
+        a.ep.send(to_b, b"x").match_complete().inject(),
+        a.ep.write(to_b, remote.at(0), b"x")
+            .delivery_complete()
+            .inject(),
+        a.ep.write(to_b, [remote.slice(0..1)], b"x").inject(),
+        a.ep.write(to_b, remote.slice(0..2), b"x").inject(),
+    ];
+    for refused in injects {
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+    }
+    let refused =
+        a.ep.write(to_b, remote.slice(0..2), vec![1])
+            .await
+            .unwrap_err();
+    assert!(
+        matches!(refused.error, Error::Invalid { what: "write", .. }),
+        "{}",
+        refused.error
+    );
+    assert_eq!(refused.buf, [1]);
+    assert_eq!(posted(&a), before);
+}

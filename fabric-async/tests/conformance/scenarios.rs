@@ -46,6 +46,7 @@ pub(crate) const SCENARIOS: &[Scenario] = scenarios! {
         cancel_on_drop_withdraws_what_has_not_begun: MSG,
         permit_of_another_endpoint_is_refused: ANY_EP_TYPE,
         unpolled_claimed_receive_releases_its_message: MSG_TAGGED,
+        senseless_injects_are_refused: RMA,
     }
     message_metadata {
         message_carries_data_tag_and_source: DIRECTED,
