@@ -106,7 +106,9 @@ pub(crate) fn post_all<'a, O: BatchOp<B>, B: IoBuf, M: ThreadModel>(
                 break;
             }
             bytes += request.op.copied_len(&request.buf);
-            let (op, buf, report) = request.into_parts();
+            let Request {
+                op, buf, report, ..
+            } = request;
             chunk.push(QueuedRequest {
                 op,
                 buf: Some(buf),

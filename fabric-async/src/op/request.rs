@@ -110,11 +110,6 @@ impl<'a, O: Op, B, M: ThreadModel> Request<'a, O, B, M> {
             model: PhantomData,
         }
     }
-
-    #[inline(always)] // the request is large
-    pub(super) fn into_parts(self) -> (O, B, CompletionOptions) {
-        (self.op, self.buf, self.report)
-    }
 }
 
 /// # Messages

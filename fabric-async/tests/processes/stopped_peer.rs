@@ -97,7 +97,7 @@ struct LiveBuffer {
 }
 
 impl LiveBuffer {
-    fn new(live: &Arc<AtomicUsize>, len: usize) -> Bytes {
+    fn allocate(live: &Arc<AtomicUsize>, len: usize) -> Bytes {
         live.fetch_add(1, Ordering::Relaxed);
         Bytes::from_owner(Self {
             bytes: vec![0; len],
@@ -132,7 +132,7 @@ fn timed_out_sends_with_cancel_on_drop_free_their_buffers() {
             kill_process(Pid::from_child(&stopped_process.0), Signal::STOP).unwrap();
             let live = Arc::new(AtomicUsize::new(0));
             for _ in 0..400 {
-                let send = ep.send(stopped, LiveBuffer::new(&live, 4 << 20));
+                let send = ep.send(stopped, LiveBuffer::allocate(&live, 4 << 20));
                 let sent = timeout(Duration::from_millis(1), send.cancel_on_drop()).await;
                 assert!(sent.is_err(), "a stopped peer receives no message of 4 MiB");
             }
